@@ -1,0 +1,36 @@
+"""Where the parts of Roost lie: in a checkout beside each other, in an installed wheel inside the package."""
+
+from pathlib import Path
+
+BPFFS = Path("/sys/fs/bpf")
+"""Mount point of the BPF file system, below which the pins of every appliance lie."""
+
+
+def checkout() -> Path | None:
+    """The source tree that this code runs from; None when it was installed as a wheel."""
+    root = Path(__file__).resolve().parent.parent
+    return root if (root / "ebpf" / "record.h").is_file() else None
+
+
+def bpf_objects() -> Path:
+    """The directory of the compiled *.bpf.o files (it need not exist yet: see `roost doctor`)."""
+    root = checkout()
+    return root / "build" / "bpf" if root else Path(__file__).resolve().parent / "bpf"
+
+
+def bpf_sources() -> list[Path]:
+    """The BPF programs' sources; empty when there is no checkout."""
+    root = checkout()
+    return sorted((root / "ebpf").glob("*.bpf.c")) if root else []
+
+
+def package_list() -> Path | None:
+    """The list of Debian packages that the launcher installs; None without a checkout."""
+    root = checkout()
+    return root / "vagrant" / "packages.txt" if root else None
+
+
+def bpffs_is_mounted(mounts: Path = Path("/proc/self/mounts")) -> bool:
+    """Whether a bpffs is mounted on BPFFS in this mount namespace."""
+    fields = (line.split() for line in mounts.read_text().splitlines())
+    return any(f[1] == str(BPFFS) and f[2] == "bpf" for f in fields)

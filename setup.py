@@ -1,0 +1,25 @@
+"""The part of the build that pyproject.toml cannot say: the cffi extension and the compiled BPF programs.
+
+python setup.py build_ext --inplace     the extension beside its sources, as ./roost does
+pip wheel .                             a wheel that also carries the BPF objects (appliance/bpf/)
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+
+class BuildPyAndBpf(build_py):
+    """Compile ebpf/*.bpf.c into the wheel, where appliance.paths looks for them when there is no checkout."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            out = Path(self.build_lib) / "appliance" / "bpf"
+            subprocess.run([sys.executable, "ebpf/build.py", "--out", str(out)], check=True)
+
+
+setup(cffi_modules=["cext/build_engine.py:ffibuilder"], cmdclass={"build_py": BuildPyAndBpf})
