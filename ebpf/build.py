@@ -1,0 +1,73 @@
+"""Compile ebpf/*.bpf.c, one object for each program file.
+
+    python ebpf/build.py [--out DIR]        default: build/bpf below the checkout
+
+An object replaces its predecessor in one rename, so a daemon that starts meanwhile loads the old one or the new one,
+never half of one. Objects whose source is gone are removed: the engine must not load a program nobody can read.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def compiler_command(source: Path, target: Path) -> list[str]:
+    """The clang call for one program.
+
+    The multiarch directory holds asm/types.h, which -target bpf does not know. v3 is the first instruction set with
+    32-bit atomics that return a value (kernel 5.12); clang 14 would choose v2.
+    """
+    return [
+        "clang",
+        "-O2",
+        "-g",
+        "-target",
+        "bpf",
+        "-mcpu=v3",
+        "-Wall",
+        "-Werror",
+        "-fno-crash-diagnostics",
+        f"-I/usr/include/{os.uname().machine}-linux-gnu",
+        f"-I{HERE}",
+        "-c",
+        str(source),
+        "-o",
+        str(target),
+    ]
+
+
+def build(out: Path) -> int:
+    """Compile every program into `out`; the number of programs that failed to compile (their errors are on stderr)."""
+    out.mkdir(parents=True, exist_ok=True)
+    sources = sorted(HERE.glob("*.bpf.c"))
+    failed = 0
+    for source in sources:
+        target = out / f"{source.name.removesuffix('.c')}.o"
+        fresh = target.with_suffix(".o.new")
+        if subprocess.run(compiler_command(source, fresh), check=False).returncode == 0:
+            fresh.replace(target)
+        else:
+            fresh.unlink(missing_ok=True)
+            failed += 1
+    wanted = {f"{source.name.removesuffix('.c')}.o" for source in sources}
+    for stale in out.glob("*.bpf.o"):
+        if stale.name not in wanted:
+            stale.unlink()
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compile the BPF programs of Roost.")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "build" / "bpf", help="directory for the objects")
+    failed = build(parser.parse_args().out)
+    if failed:
+        print(f"{failed} BPF program(s) did not compile", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

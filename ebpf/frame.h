@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * What passes between the BPF programs and the engine: frames held for it (ring buffer), frames and packets it sends
+ * (the outbox of live-frame BPF_PROG_RUN), and the counters.
+ */
+#ifndef ROOST_FRAME_H
+#define ROOST_FRAME_H
+
+#include "record.h"
+
+/* Why a frame was handed to the engine. */
+enum roost_why {
+    ROOST_WHY_HOLD = 1, /* the connection was being moved when it came */
+    ROOST_WHY_WAKE = 2, /* judged WAKE */
+    ROOST_WHY_GUARD = 3 /* no frame: the stack answered one with an RST that the guard stopped (fragments, exotic
+                           headers); the RST's numbers prove that its cause was genuine. The client retransmits. */
+};
+
+#define ROOST_FRAME_SMALL 320
+#define ROOST_FRAME_MAX 2048 /* longer frames wake without being replayed: their sender retransmits */
+
+struct roost_frame {
+    struct roost_key key;
+    __u32 ifindex;
+    __u32 queue;
+    __u16 length; /* bytes in data; 0 = no frame */
+    __u8 why;
+    __u8 l3; /* offset of the IP header in data */
+    __u8 data[];
+};
+
+/* One frame or packet for the outbox. Towards the stack: a whole frame. Towards the wire: data has 14 free bytes for
+ * the Ethernet header, which the program fills from the routing table; failed says that it could not. */
+struct roost_outbox_item {
+    __u32 length;
+    __u32 failed;
+    __u8 data[ROOST_FRAME_MAX];
+};
+#define ROOST_OUTBOX_ITEMS 64
+
+enum roost_counter { /* names: cext/stats.c */
+    ROOST_N_ANSWERED,
+    ROOST_N_HEARD,
+    ROOST_N_CHALLENGED,
+    ROOST_N_CHALLENGE_LIMITED,
+    ROOST_N_WOKEN,
+    ROOST_N_HELD,
+    ROOST_N_DROPPED,
+    ROOST_N_BAD_CHECKSUM,
+    ROOST_N_MALFORMED,
+    ROOST_N_RING_FULL,
+    ROOST_N_OVERSIZE,
+    ROOST_N_RST_GUARDED,
+    ROOST_N_GUARD_WOKEN,
+    ROOST_N_COUNT,
+};
+
+#endif

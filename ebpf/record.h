@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * The record of an inactive connection: the ONE definition, shared by the BPF programs, the C engine and (through
+ * cffi) the Python control plane.
+ *
+ * An inactive connection is split by who needs what:
+ *
+ *     table slot  = key + struct roost_ka    what answering and sending a keep-alive needs   (IDLE and SLEEP)
+ *     rest slot   = struct roost_rest        what only rebuilding the socket needs           (IDLE alone;
+ *                                            for SLEEP it is a row of the database)
+ *
+ * IPv4 slot 48 bytes, IPv6 slot 72 bytes, rest slot 32 bytes.
+ *
+ * Who writes what: the engine thread is the only writer of the table, and of every field, except for those marked X,
+ * which XDP alone writes while the connection is inactive (single aligned stores; a lost update costs nothing).
+ * Numbers are in host byte order, addresses and ports in network byte order.
+ */
+#ifndef ROOST_RECORD_H
+#define ROOST_RECORD_H
+
+#include <linux/types.h>
+
+#define ROOST_NO_REST 0xffffffffu
+
+/* Phase of a table slot: the low byte of roost_ka.ctl. The connection states of control/states.py are IDLE and SLEEP;
+ * the other phases exist only while the engine moves a connection, and every one of them makes XDP hold packets. */
+enum roost_phase {
+    ROOST_FREE = 0,
+    ROOST_FREEZING = 1, /* the socket still lives; packets are held until the snapshot is taken or given up */
+    ROOST_IDLE = 2,     /* full record in memory */
+    ROOST_SLEEP = 3,    /* rest of the record in the database */
+    ROOST_WAKING = 4,   /* record intact, socket being rebuilt (or the database being asked) */
+    ROOST_THAWED = 5,   /* the rebuilt socket lives; held packets are being replayed; never adopted after a crash */
+};
+
+/* Flags: the third byte of roost_ka.ctl. */
+enum roost_flag {
+    ROOST_F_TIMESTAMPS = 1, /* RFC 7323 timestamps negotiated */
+    ROOST_F_SACK = 2,       /* RFC 2018 */
+    ROOST_F_WSCALE = 4,     /* RFC 7323 window scaling negotiated */
+};
+
+/* ctl = phase | version << 8 | flags << 16 | scales << 24; scales = rcv_wscale << 4 | snd_wscale. One 32-bit word, so
+ * that a reader sees one moment of it; version changes each time a slot gets a new owner. */
+#define ROOST_PHASE(ctl) (0xffu & (ctl))
+#define ROOST_VERSION(ctl) (((ctl) >> 8) & 0xffu)
+#define ROOST_FLAGS(ctl) (((ctl) >> 16) & 0xffu)
+#define ROOST_SND_WSCALE(ctl) (((ctl) >> 24) & 0xfu)
+#define ROOST_RCV_WSCALE(ctl) (((ctl) >> 28) & 0xfu)
+
+struct roost_ka { /* 36 bytes */
+    __u32 ctl;
+    __u32 snd_nxt;          /* our next sequence number; everything before it is acknowledged */
+    __u32 rcv_nxt;          /* the next one we expect */
+    __u32 ts_offset;        /* our TSval = CLOCK_MONOTONIC in ms + ts_offset */
+    __u32 ts_recent;        /* X: the newest TSval heard while inactive, 0 = none yet */
+    __u32 heard_s;          /* X: CLOCK_MONOTONIC seconds of the last valid segment heard */
+    __u16 window;           /* our advertised window as it goes on the wire (already scaled down) */
+    __u16 service;          /* index of the service it came in by */
+    __u16 probe_interval_s; /* the appliance probes the client this long after hearing it; 0 = never */
+    __u8 probe_sent;        /* probes sent since the client was last heard */
+    __u8 challenge_tick;    /* X: CLOCK_MONOTONIC ms / 512 of the last challenge ACK, low byte */
+    __u32 rest;             /* index of the rest slot, ROOST_NO_REST in SLEEP */
+};
+
+struct roost_rest { /* 32 bytes; id 0 marks a free slot, whose snd_wnd then is the next free index */
+    __u64 id;           /* the connection's number, never used again */
+    __u64 active_ms;    /* CLOCK_MONOTONIC ms of the last payload byte, either direction */
+    __u32 snd_wnd;      /* the client's last advertised window, bytes */
+    __u32 max_window;   /* the largest it ever advertised, bytes */
+    __u32 sleep_due_s;  /* CLOCK_MONOTONIC seconds when SLEEP is due, 0 = never */
+    __u16 mss;          /* the client's MSS option (mss_clamp), bytes */
+    __u16 reserved;
+};
+
+/* 4-tuple as the engine and the control plane see it: IPv4 addresses are IPv4-mapped (::ffff:a.b.c.d). */
+struct roost_key { /* 36 bytes */
+    __u8 client[16];
+    __u8 local[16];
+    __be16 client_port;
+    __be16 local_port;
+};
+
+/* 4-tuple as it stands in the IPv4 table. */
+struct roost_key4 { /* 12 bytes */
+    __be32 client;
+    __be32 local;
+    __be16 client_port;
+    __be16 local_port;
+};
+
+#endif
