@@ -1,0 +1,463 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine as Python sees it: batches of commands in, batches of events out (cext/engine.h).
+
+This is the only importer of the C extension, apart from unit tests. Every call releases the GIL. Addresses are IPv6
+bytes everywhere, IPv4 ones IPv4-mapped, as in ebpf/record.h.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from cext import _engine
+
+ffi: Any = _engine.ffi
+lib: Any = _engine.lib
+
+ERR_LEN = 512
+NO_REST: int = 0xFFFFFFFF
+
+
+class EngineError(Exception):
+    """The engine could not do it; the message says what happened, to which object, and what to do."""
+
+
+class Op(IntEnum):
+    """Commands (enum roost_op)."""
+
+    STANDBY = lib.ROOST_OP_STANDBY
+    IDLE = lib.ROOST_OP_IDLE
+    SLEEP = lib.ROOST_OP_SLEEP
+    WAKE = lib.ROOST_OP_WAKE
+    CLOSE = lib.ROOST_OP_CLOSE
+    ATTACH = lib.ROOST_OP_ATTACH
+    RESTORE = lib.ROOST_OP_RESTORE
+    FREEZE_HELD = lib.ROOST_OP_FREEZE_HELD
+    INSERT = lib.ROOST_OP_INSERT
+    PRESSURE = lib.ROOST_OP_PRESSURE
+
+
+class EventType(IntEnum):
+    """Events (enum roost_event_type)."""
+
+    TRANSITION = lib.ROOST_EV_TRANSITION
+    QUIET = lib.ROOST_EV_QUIET
+    SLEEP_DUE = lib.ROOST_EV_SLEEP_DUE
+    NEED_RECORD = lib.ROOST_EV_NEED_RECORD
+    REFUSED = lib.ROOST_EV_REFUSED
+    PRESSURE = lib.ROOST_EV_PRESSURE
+    FATAL = lib.ROOST_EV_FATAL
+
+
+def pack_address(text: str) -> bytes:
+    """16 bytes of an IP address, IPv4-mapped for IPv4. ValueError when it is none."""
+    address = ipaddress.ip_address(text)
+    if isinstance(address, ipaddress.IPv4Address):
+        return bytes(10) + b"\xff\xff" + address.packed
+    return address.packed
+
+
+def _text(address: bytes, port: int) -> str:
+    ip = ipaddress.IPv6Address(address)
+    mapped = ip.ipv4_mapped
+    return f"{mapped}:{port}" if mapped else f"[{ip}]:{port}"
+
+
+_KEY = struct.Struct("=16s16s2s2s")
+_KA = struct.Struct("=IIIIIIHHHBBI")
+_REST = struct.Struct("=QQIIIHH")
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A 4-tuple; addresses are 16 bytes, ports in host order."""
+
+    client: bytes
+    client_port: int
+    local: bytes
+    local_port: int
+
+    @classmethod
+    def of(cls, client_ip: str, client_port: int, local_ip: str, local_port: int) -> Key:
+        """From texts; ValueError when an address is none."""
+        return cls(pack_address(client_ip), client_port, pack_address(local_ip), local_port)
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> Key:
+        """From the 36 bytes of struct roost_key."""
+        client, local, client_port, local_port = _KEY.unpack(raw)
+        return cls(client, int.from_bytes(client_port, "big"), local, int.from_bytes(local_port, "big"))
+
+    def pack(self) -> bytes:
+        """The 36 bytes of struct roost_key."""
+        return _KEY.pack(
+            self.client, self.local, self.client_port.to_bytes(2, "big"), self.local_port.to_bytes(2, "big")
+        )
+
+    @property
+    def client_text(self) -> str:
+        """"192.0.2.7:40123" or "[2001:db8::1]:443"."""
+        return _text(self.client, self.client_port)
+
+    @property
+    def local_text(self) -> str:
+        """The appliance's side, written like client_text."""
+        return _text(self.local, self.local_port)
+
+
+@dataclass(slots=True)
+class Record:
+    """A connection's record: key, and the raw bytes of struct roost_ka (36) and struct roost_rest (32)."""
+
+    key_raw: bytes
+    ka: bytes
+    rest: bytes
+
+    @property
+    def key(self) -> Key:
+        """The 4-tuple."""
+        return Key.unpack(self.key_raw)
+
+    @property
+    def snd_nxt(self) -> int:
+        """Our next sequence number."""
+        return int(_KA.unpack(self.ka)[1])
+
+    @property
+    def rcv_nxt(self) -> int:
+        """The sequence number expected from the client."""
+        return int(_KA.unpack(self.ka)[2])
+
+    @property
+    def ts_offset(self) -> int:
+        """TSval minus CLOCK_MONOTONIC in ms, modulo 2^32."""
+        return int(_KA.unpack(self.ka)[3])
+
+    @property
+    def heard_s(self) -> int:
+        """CLOCK_MONOTONIC seconds when the client was last heard."""
+        return int(_KA.unpack(self.ka)[5])
+
+    @property
+    def service(self) -> int:
+        """Index of the service."""
+        return int(_KA.unpack(self.ka)[7])
+
+    @property
+    def id(self) -> int:
+        """The connection's number; 0 when the record has none at hand (SLEEP)."""
+        return int(_REST.unpack(self.rest)[0])
+
+    @property
+    def active_ms(self) -> int:
+        """CLOCK_MONOTONIC ms of the last payload byte."""
+        return int(_REST.unpack(self.rest)[1])
+
+    @property
+    def sleep_due_s(self) -> int:
+        """CLOCK_MONOTONIC seconds when SLEEP is due, 0 = never."""
+        return int(_REST.unpack(self.rest)[4])
+
+    def shifted(self, ms: int) -> Record:
+        """The same record on a CLOCK_MONOTONIC that is ms ahead of the one it was made on (after a reboot: the clock
+        of the new boot minus what the old one would show now, mostly negative)."""
+        ka = list(_KA.unpack(self.ka))
+        ka[3] = (ka[3] - ms) % 2**32
+        ka[5] = max(0, ka[5] + ms // 1000)
+        rest = list(_REST.unpack(self.rest))
+        rest[1] = max(0, rest[1] + ms)
+        if rest[4]:
+            rest[4] = max(1, rest[4] + ms // 1000)
+        return Record(self.key_raw, _KA.pack(*ka), _REST.pack(*rest))
+
+
+@dataclass(slots=True)
+class Command:
+    """One command (struct roost_command)."""
+
+    op: Op
+    cause: int = 0
+    id: int = 0
+    key: Key | bytes | None = None
+    record: Record | None = None
+    fd: int = -1
+    error: int = 0
+    count: int = 0
+    token: int = 0
+    preamble: bytes = b""
+    early: bytes = b""
+
+
+@dataclass(slots=True)
+class Event:
+    """One event (struct roost_event)."""
+
+    type: int
+    from_state: int
+    to_state: int
+    cause: int
+    op: int
+    error: int
+    count: int
+    id: int
+    token: int
+    at_ms: int
+    rx_bytes: int
+    tx_bytes: int
+    gap_ms: int
+    record: Record
+
+    @property
+    def service(self) -> int:
+        """Index of the service the connection came in by."""
+        return self.record.service
+
+
+@dataclass(slots=True)
+class EngineOptions:
+    """Sizes and places (struct roost_options)."""
+
+    pin_dir: str
+    bpf_dir: str
+    ipv4_slots: int = 131072
+    ipv6_slots: int = 16384
+    idle_slots: int = 131072
+    ring_bytes: int = 4 << 20
+    max_awake: int = 8192
+    next_id: int = 1
+
+
+@dataclass(slots=True)
+class ServiceSpec:
+    """A service and its policy (struct roost_service); times in the units of the names, 0 = never."""
+
+    index: int
+    listen: str
+    listen_port: int
+    server: str
+    server_port: int
+    standby_quiet_ms: int = 0
+    idle_quiet_ms: int = 0
+    sleep_quiet_ms: int = 0
+    connect_timeout_ms: int = 10000
+    probe_interval_s: int = 0
+    probe_retry_s: int = 10
+    probe_count: int = 3
+    close_with_server: bool = False
+
+
+
+
+def _check_layout() -> None:
+    sizes = {
+        "struct roost_key": _KEY.size,
+        "struct roost_ka": _KA.size,
+        "struct roost_rest": _REST.size,
+    }
+    for name, size in sizes.items():
+        if ffi.sizeof(name) != size:
+            raise EngineError(f"{name} is {ffi.sizeof(name)} bytes, expected {size}: rebuild the extension")
+
+
+_check_layout()
+
+
+def _event_struct() -> struct.Struct:
+    """The struct of struct roost_event, with the padding its compiler chose."""
+    offset = {
+        name: ffi.offsetof("struct roost_event", name)
+        for name in ("type", "error", "count", "id", "gap_ms", "record")
+    }
+    if (offset["error"], offset["count"], offset["id"], offset["gap_ms"]) != (8, 12, 16, 56):
+        raise EngineError("struct roost_event has an unknown layout: rebuild the extension")
+    record = offset["record"]
+    parts = [ffi.offsetof("struct roost_record", name) for name in ("key", "ka", "rest")]
+    total = ffi.sizeof("struct roost_event")
+    text = f"=BBBBBxxxiIQQQQQQ{record - 64}x36s{parts[1] - 36}x36s{parts[2] - parts[1] - 36}x32s"
+    text += f"{total - record - parts[2] - 32}x"
+    return struct.Struct(text)
+
+
+_EVENT = _event_struct()
+
+
+@dataclass(slots=True)
+class _Buffers:
+    events: Any = None
+    capacity: int = 0
+    err: Any = field(default_factory=lambda: ffi.new("char[]", ERR_LEN))
+
+
+class Engine:
+    """One engine: opens or adopts the pinned objects when made.
+
+    submit, find, list, stats and wake may be called from any thread; events from one.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._buffers = _Buffers()
+        pin_dir = ffi.new("char[]", options.pin_dir.encode())
+        bpf_dir = ffi.new("char[]", options.bpf_dir.encode())
+        raw = ffi.new("struct roost_options *")
+        raw.pin_dir, raw.bpf_dir = pin_dir, bpf_dir
+        for name in ("ipv4_slots", "ipv6_slots", "idle_slots", "ring_bytes", "max_awake", "next_id"):
+            setattr(raw, name, getattr(options, name))
+        self._raw = lib.roost_open(raw, self._buffers.err, ERR_LEN)
+        if not self._raw:
+            raise EngineError(self._message())
+
+    def _message(self) -> str:
+        return str(ffi.string(self._buffers.err).decode(errors="replace"))
+
+    def _check(self, result: int) -> int:
+        if result < 0:
+            raise EngineError(self._message() or os.strerror(-result))
+        return result
+
+    def attach(self, ifname: str, mode: str = "auto") -> str:
+        """Attaches to an interface; "native" or "generic"."""
+        self._buffers.err[0] = b"\0"
+        result = self._check(lib.roost_attach(self._raw, ifname.encode(), mode.encode(), self._buffers.err, ERR_LEN))
+        return "native" if result == 1 else "generic"
+
+    @staticmethod
+    def _service(spec: ServiceSpec) -> Any:
+        raw = ffi.new("struct roost_service *")
+        for name in (
+            "index",
+            "listen_port",
+            "server_port",
+            "standby_quiet_ms",
+            "idle_quiet_ms",
+            "sleep_quiet_ms",
+            "connect_timeout_ms",
+            "probe_interval_s",
+            "probe_retry_s",
+            "probe_count",
+        ):
+            setattr(raw, name, getattr(spec, name))
+        raw.close_with_server = int(spec.close_with_server)
+        ffi.memmove(raw.listen, pack_address(spec.listen), 16)
+        ffi.memmove(raw.server, pack_address(spec.server), 16)
+        return raw
+
+    def add_service(self, spec: ServiceSpec) -> None:
+        """Listens for a service."""
+        self._buffers.err[0] = b"\0"
+        try:
+            self._check(lib.roost_service_add(self._raw, self._service(spec), self._buffers.err, ERR_LEN))
+        except EngineError as error:
+            raise EngineError(f"service at {spec.listen}: {error}") from None
+
+    def update_service(self, spec: ServiceSpec) -> None:
+        """Changes the policy of a service that is there."""
+        result = lib.roost_service_update(self._raw, self._service(spec))
+        if result < 0:
+            raise EngineError(f"there is no service with index {spec.index}")
+
+    def start(self) -> None:
+        """Starts the engine thread."""
+        self._buffers.err[0] = b"\0"
+        self._check(lib.roost_start(self._raw, self._buffers.err, ERR_LEN))
+
+    def submit(self, commands: Sequence[Command]) -> None:
+        """Puts a batch of commands in; they are carried out in order. The answers are events."""
+        if not commands:
+            return
+        raw = ffi.new("struct roost_command[]", len(commands))
+        keep = []
+        for place, command in zip(raw, commands, strict=True):
+            place.op, place.cause, place.fd, place.error = int(command.op), command.cause, command.fd, command.error
+            place.count, place.id, place.token = command.count, command.id, command.token
+            if command.record is not None:
+                ffi.memmove(ffi.addressof(place.record, "key"), command.record.key_raw, 36)
+                ffi.memmove(ffi.addressof(place.record, "ka"), command.record.ka, 36)
+                ffi.memmove(ffi.addressof(place.record, "rest"), command.record.rest, 32)
+            if command.key is not None:
+                packed = command.key if isinstance(command.key, bytes) else command.key.pack()
+                ffi.memmove(ffi.addressof(place.record, "key"), packed, 36)
+            if command.preamble:
+                if len(command.preamble) > 64:
+                    raise EngineError(f"a preamble of {len(command.preamble)} bytes: at most 64")
+                ffi.memmove(place.preamble, command.preamble, len(command.preamble))
+                place.preamble_len = len(command.preamble)
+            if command.early:
+                early = ffi.from_buffer("uint8_t[]", command.early)
+                keep.append(early)
+                place.early, place.early_len = early, len(command.early)
+        result = lib.roost_submit(self._raw, raw, len(commands))
+        if result < 0:
+            raise EngineError(f"the engine did not take {len(commands)} commands: {os.strerror(-result)}")
+
+    @staticmethod
+    def _unpack(raw: Any, count: int) -> list[Event]:
+        view = ffi.buffer(raw, count * _EVENT.size)
+        return [Event(*(*row[:13], Record(*row[13:]))) for row in _EVENT.iter_unpack(view)]
+
+    def events(self, max_events: int = 4096, timeout_ms: int = 200) -> list[Event]:
+        """Waits up to timeout_ms for events, or until wake(); takes at most max_events."""
+        if self._buffers.capacity < max_events:
+            self._buffers.events = ffi.new("struct roost_event[]", max_events)
+            self._buffers.capacity = max_events
+        count = lib.roost_events(self._raw, self._buffers.events, max_events, timeout_ms)
+        return self._unpack(self._buffers.events, count) if count else []
+
+    def wake(self) -> None:
+        """Makes a waiting events() return."""
+        lib.roost_wake_events(self._raw)
+
+    def list(self) -> Iterator[Event]:
+        """Everything that exists, awake first; to_state is the state, id 0 for SLEEP (the store knows it). What moves
+        meanwhile may be missed or come twice."""
+        cursor = ffi.new("uint64_t *", 0)
+        raw = ffi.new("struct roost_event[]", 4096)
+        while True:
+            count = lib.roost_list(self._raw, cursor, raw, 4096)
+            yield from self._unpack(raw, count)
+            if cursor[0] == 0:
+                return
+
+    def find(self, key: Key) -> Event | None:
+        """The connection of a 4-tuple, or None; to_state is its state."""
+        raw_key, raw = ffi.new("struct roost_key *"), ffi.new("struct roost_event *")
+        ffi.memmove(raw_key, key.pack(), 36)
+        return self._unpack(raw, 1)[0] if lib.roost_find(self._raw, raw_key, raw) else None
+
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges by name."""
+        raw = ffi.new("struct roost_stats *")
+        lib.roost_stats_read(self._raw, raw)
+        result: dict[str, int] = {}
+        index = 0
+        while name := lib.roost_stat_name(index):
+            result[ffi.string(name).decode()] = raw.value[index]
+            index += 1
+        return result
+
+    def memory(self) -> int:
+        """Bytes of kernel memory in our maps and programs, as the kernel accounts them."""
+        return int(lib.roost_memory(self._raw))
+
+    def stop(self) -> None:
+        """Stops the engine thread; sockets stay until close()."""
+        lib.roost_stop(self._raw)
+
+    def close(self) -> None:
+        """Frees the engine. Awake connections are closed; sleeping ones stay in the pinned table."""
+        if self._raw:
+            lib.roost_close(self._raw)
+            self._raw = None
+
+
+def unpin(pin_dir: str) -> None:
+    """Detaches and removes everything pinned below pin_dir: the sleeping connections there are let go."""
+    err = ffi.new("char[]", ERR_LEN)
+    result = lib.roost_unpin(pin_dir.encode(), err, ERR_LEN)
+    if result < 0:
+        raise EngineError(ffi.string(err).decode(errors="replace") or os.strerror(-result))

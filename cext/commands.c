@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What the control plane asks for, and what it is told. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+#define COMMANDS_A_TURN 4096
+
+uint64_t roost_realtime_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+void roost_refuse(struct roost_engine *e, uint8_t op, uint64_t token, uint64_t id, const struct roost_key *key,
+                  int error) {
+    struct roost_event event;
+    memset(&event, 0, sizeof(event));
+    event.type = ROOST_EV_REFUSED;
+    event.op = op;
+    event.error = error;
+    event.token = token;
+    event.id = id;
+    event.at_ms = roost_realtime_ms();
+    event.record.key = *key;
+    roost_mailbox_post(&e->box, &event);
+}
+
+void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, struct roost_event *event) {
+    memset(event, 0, sizeof(*event));
+    event->from_state = event->to_state = c->state;
+    event->id = c->id;
+    event->at_ms = roost_realtime_ms();
+    event->rx_bytes = c->rx;
+    event->tx_bytes = c->tx;
+    event->gap_ms = e->now_ms > c->active_ms ? e->now_ms - c->active_ms : 0;
+    event->record.key = c->key;
+    event->record.ka.service = c->service;
+    event->record.rest.id = c->id;
+    event->record.rest.active_ms = c->active_ms;
+}
+
+/* The awake connection a command means, or NULL. */
+static struct roost_conn *target(struct roost_engine *e, const struct roost_command *command) {
+    return command->id ? roost_conn_by_id(e, command->id) : roost_conn_by_key(e, &command->record.key);
+}
+
+static int op_standby(struct roost_engine *e, const struct roost_command *command) {
+    struct roost_conn *c = target(e, command);
+    if (!c)
+        return ENOENT;
+    if (c->phase != ROOST_LIVE || c->state == ROOST_ST_STANDBY)
+        return EALREADY;
+    c->token = command->token;
+    return -roost_link_end(e, c, (enum roost_cause)command->cause);
+}
+
+static int op_idle(struct roost_engine *e, const struct roost_command *command, bool keep_link) {
+    struct roost_conn *c = target(e, command);
+    if (!c)
+        return ENOENT;
+    c->token = command->token;
+    int error = roost_freeze(e, c, keep_link, (enum roost_cause)command->cause);
+    if (error == -EAGAIN || error == -EBUSY || error == -ENOSPC) {
+        c->told_quiet_ms = e->now_ms;
+        roost_conn_set_timer(e, c);
+    }
+    return -error;
+}
+
+static int op_sleep(struct roost_engine *e, const struct roost_command *command) {
+    struct roost_ka *slot = roost_table_find(&e->table, &command->record.key);
+    if (!slot || ROOST_PHASE(slot->ctl) != ROOST_IDLE || roost_conn_by_key(e, &command->record.key))
+        return EAGAIN; /* it woke meanwhile */
+    struct roost_rest *rest = &e->table.rest[slot->rest];
+    if (rest->id != command->id)
+        return EAGAIN;
+    struct roost_event event;
+    memset(&event, 0, sizeof(event));
+    event.type = ROOST_EV_TRANSITION;
+    event.from_state = ROOST_ST_IDLE;
+    event.to_state = ROOST_ST_SLEEP;
+    event.cause = command->cause;
+    event.id = command->id;
+    event.token = command->token;
+    event.at_ms = roost_realtime_ms();
+    event.gap_ms = e->now_ms - rest->active_ms;
+    event.record.key = command->record.key;
+    event.record.ka = *slot;
+    event.record.rest = *rest;
+    roost_table_set_phase(slot, ROOST_SLEEP);
+    uint32_t index = slot->rest;
+    slot->rest = ROOST_NO_REST;
+    roost_table_rest_release(&e->table, index);
+    roost_mailbox_post(&e->box, &event);
+    return 0;
+}
+
+static int op_wake(struct roost_engine *e, const struct roost_command *command, bool then_close) {
+    struct roost_conn *c = target(e, command);
+    int error = 0;
+    if (c && then_close && c->phase == ROOST_LIVE) {
+        c->token = command->token;
+        roost_conn_close(e, c, (enum roost_cause)command->cause, true);
+        return 0;
+    }
+    if (c && c->phase == ROOST_LIVE)
+        return EALREADY;
+    if (!c)
+        c = roost_wake(e, &command->record.key, (enum roost_cause)command->cause, &error);
+    if (!c)
+        return error;
+    c->token = command->token;
+    c->want_close |= then_close;
+    if (c->phase == ROOST_HELD_LINK) {
+        c->wake_cause = command->cause;
+        c->phase = ROOST_THAWING;
+        roost_table_set_phase(c->slot, ROOST_WAKING);
+        roost_wake_queue(e, c);
+    }
+    return 0;
+}
+
+static int op_attach(struct roost_engine *e, struct roost_command *command) {
+    int error = 0;
+    struct roost_conn *c = roost_conn_by_key(e, &command->record.key);
+    if (!c)
+        c = roost_wake(e, &command->record.key, ROOST_C_SERVER_ATTACH, &error);
+    if (!c)
+        return error;
+    if (c->attach_fd >= 0 || c->want_close || c->client.eof || c->phase == ROOST_HELD_LINK ||
+        c->link == ROOST_CONNECTING || c->link == ROOST_LINKED)
+        return EBUSY;
+    c->attach_fd = command->fd;
+    c->token = command->token;
+    c->want_freeze = false;
+    c->preamble = malloc(command->preamble_len ? command->preamble_len : 1);
+    if (c->preamble) {
+        memcpy(c->preamble, command->preamble, command->preamble_len);
+        c->preamble_len = command->preamble_len;
+    }
+    c->early = (uint8_t *)command->early;
+    c->early_len = command->early_len;
+    command->early = NULL; /* the connection's now */
+    if (c->phase == ROOST_LIVE && c->link == ROOST_UNLINKED)
+        roost_link_attach(e, c);
+    return 0;
+}
+
+static int op_insert(struct roost_engine *e, const struct roost_command *command) {
+    if (roost_table_find(&e->table, &command->record.key) || roost_conn_by_key(e, &command->record.key))
+        return EEXIST;
+    struct roost_ka ka = command->record.ka;
+    ka.ctl = (ka.ctl & ~0xffu) | ROOST_SLEEP;
+    ka.rest = ROOST_NO_REST;
+    ka.probe_sent = 0;
+    return roost_table_insert(&e->table, &command->record.key, &ka) ? 0 : ENOSPC;
+}
+
+static int op_pressure(struct roost_engine *e, const struct roost_command *command) {
+    struct roost_conn *c = e->oldest;
+    for (uint32_t done = 0; c && done < command->count;) {
+        struct roost_conn *next = c->newer; /* freezing may drop c from the list */
+        if (c->phase == ROOST_LIVE && !c->want_freeze && !roost_freeze(e, c, false, (enum roost_cause)command->cause))
+            done++;
+        c = next;
+    }
+    return 0;
+}
+
+static int carry_out(struct roost_engine *e, struct roost_command *command) {
+    switch (command->op) {
+    case ROOST_OP_STANDBY:
+        return op_standby(e, command);
+    case ROOST_OP_IDLE:
+        return op_idle(e, command, false);
+    case ROOST_OP_FREEZE_HELD:
+        return op_idle(e, command, true);
+    case ROOST_OP_SLEEP:
+        return op_sleep(e, command);
+    case ROOST_OP_WAKE:
+        return op_wake(e, command, false);
+    case ROOST_OP_CLOSE:
+        return op_wake(e, command, true);
+    case ROOST_OP_ATTACH:
+        return op_attach(e, command);
+    case ROOST_OP_RESTORE:
+        roost_restore(e, command);
+        return 0;
+    case ROOST_OP_INSERT:
+        return op_insert(e, command);
+    case ROOST_OP_PRESSURE:
+        return op_pressure(e, command);
+    default:
+        return EINVAL;
+    }
+}
+
+void roost_commands_turn(struct roost_engine *e) {
+    struct roost_command command;
+    for (int i = 0; i < COMMANDS_A_TURN && roost_mailbox_next(&e->box, &command); i++) {
+        int error = carry_out(e, &command);
+        if (error) {
+            roost_refuse(e, command.op, command.token, command.id, &command.record.key, error);
+            if (command.op == ROOST_OP_ATTACH && command.fd >= 0)
+                close(command.fd);
+        }
+        free((void *)command.early);
+    }
+}

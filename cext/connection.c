@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The awake connections: found by id and by key, in order of activity, ended here. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "internal.h"
+#include "repair.h"
+
+static uint32_t slot_of_id(const struct roost_engine *e, uint64_t id) {
+    return (uint32_t)((id * 0x9e3779b97f4a7c15ULL) >> 32) & (e->hash_size - 1);
+}
+
+static uint32_t slot_of_key(const struct roost_engine *e, const struct roost_key *key) {
+    return (uint32_t)roost_hash6(&e->table.config, key) & (e->hash_size - 1);
+}
+
+int roost_conns_init(struct roost_engine *e, uint32_t expected) {
+    e->hash_size = 1024;
+    while (e->hash_size < expected)
+        e->hash_size *= 2;
+    e->by_id = calloc(e->hash_size, sizeof(*e->by_id));
+    e->by_key = calloc(e->hash_size, sizeof(*e->by_key));
+    return e->by_id && e->by_key ? 0 : -ENOMEM;
+}
+
+struct roost_conn *roost_conn_by_id(struct roost_engine *e, uint64_t id) {
+    struct roost_conn *c = e->by_id[slot_of_id(e, id)];
+    while (c && c->id != id)
+        c = c->next_by_id;
+    return c;
+}
+
+struct roost_conn *roost_conn_by_key(struct roost_engine *e, const struct roost_key *key) {
+    struct roost_conn *c = e->by_key[slot_of_key(e, key)];
+    while (c && memcmp(&c->key, key, sizeof(*key)))
+        c = c->next_by_key;
+    return c;
+}
+
+static void into_order(struct roost_engine *e, struct roost_conn *c) {
+    c->older = e->newest;
+    c->newer = NULL;
+    if (e->newest)
+        e->newest->newer = c;
+    else
+        e->oldest = c;
+    e->newest = c;
+}
+
+static void out_of_order(struct roost_engine *e, struct roost_conn *c) {
+    if (c->older)
+        c->older->newer = c->newer;
+    else
+        e->oldest = c->newer;
+    if (c->newer)
+        c->newer->older = c->older;
+    else
+        e->newest = c->older;
+}
+
+void roost_conn_touch(struct roost_engine *e, struct roost_conn *c) {
+    c->active_ms = e->now_ms;
+    if (e->newest == c)
+        return;
+    out_of_order(e, c);
+    into_order(e, c);
+}
+
+static void out_of_ids(struct roost_engine *e, struct roost_conn *c) {
+    struct roost_conn **at = &e->by_id[slot_of_id(e, c->id)];
+    while (*at != c)
+        at = &(*at)->next_by_id;
+    *at = c->next_by_id;
+}
+
+void roost_conn_set_id(struct roost_engine *e, struct roost_conn *c, uint64_t id) {
+    out_of_ids(e, c);
+    c->id = id;
+    struct roost_conn **head = &e->by_id[slot_of_id(e, id)];
+    c->next_by_id = *head;
+    *head = c;
+}
+
+struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key *key, uint64_t id, uint16_t service) {
+    struct roost_conn *c = calloc(1, sizeof(*c));
+    if (!c)
+        return NULL;
+    c->key = *key;
+    c->id = id;
+    c->service = service;
+    c->client.fd = c->server.fd = c->attach_fd = -1;
+    c->active_ms = c->since_ms = e->now_ms;
+    c->held_tail = &c->held;
+    struct roost_conn **head = &e->by_id[slot_of_id(e, id)];
+    c->next_by_id = *head;
+    *head = c;
+    head = &e->by_key[slot_of_key(e, key)];
+    c->next_by_key = *head;
+    *head = c;
+    into_order(e, c);
+    e->awake++;
+    return c;
+}
+
+void roost_conn_forget(struct roost_engine *e, struct roost_conn *c) {
+    if (c->dead)
+        return;
+    out_of_ids(e, c);
+    struct roost_conn **at = &e->by_key[slot_of_key(e, &c->key)];
+    while (*at != c)
+        at = &(*at)->next_by_key;
+    *at = c->next_by_key;
+    out_of_order(e, c);
+    roost_wheel_cancel(&e->wheel, &c->timer);
+    e->awake--;
+    c->dead = true;
+    c->next_dead = e->dead;
+    e->dead = c;
+}
+
+/* Events of this turn may still name a dead connection, and so may a queue (queued counts those): memory goes at the
+ * end of a turn, when nothing names it any more. */
+void roost_conns_free_dead(struct roost_engine *e) {
+    struct roost_conn **at = &e->dead;
+    while (*at) {
+        struct roost_conn *c = *at;
+        if (c->queued) {
+            at = &c->next_dead;
+            continue;
+        }
+        *at = c->next_dead;
+        while (c->held) {
+            struct roost_held *h = c->held;
+            c->held = h->next;
+            free(h);
+        }
+        free(c->client.pending);
+        free(c->server.pending);
+        free(c->preamble);
+        free(c->early);
+        free(c);
+    }
+}
+
+const struct roost_service *roost_service_of(struct roost_engine *e, uint16_t index) {
+    static const struct roost_service none;
+    size_t at = index;
+    if (at >= sizeof(e->by_index) / sizeof(e->by_index[0]) || !e->by_index[at])
+        return &none; /* a service that is not configured any more: its connections go on sleeping */
+    return &e->by_index[at]->service;
+}
+
+void roost_conn_run(struct roost_engine *e, struct roost_conn *c) {
+    if (c->ready || c->dead)
+        return;
+    c->ready = true;
+    c->queued++;
+    c->next_ready = NULL;
+    *e->ready_tail = c;
+    e->ready_tail = &c->next_ready;
+}
+
+/* The next moment at which something must be looked at. */
+void roost_conn_set_timer(struct roost_engine *e, struct roost_conn *c) {
+    const struct roost_service *s = roost_service_of(e, c->service);
+    uint64_t due = 0;
+    if (c->link == ROOST_CONNECTING || c->link == ROOST_UNLINKING) {
+        due = c->link == ROOST_CONNECTING && c->retry_ms ? c->retry_ms : c->link_deadline_ms;
+    } else if (c->phase == ROOST_LIVE) {
+        uint64_t quiet = c->state == ROOST_ST_ACTIVE ? s->standby_quiet_ms : s->idle_quiet_ms;
+        if (quiet) {
+            due = (c->told_quiet_ms > c->active_ms ? c->told_quiet_ms : c->active_ms) + quiet;
+        }
+    }
+    if (due)
+        roost_wheel_set(&e->wheel, &c->timer, due);
+    else
+        roost_wheel_cancel(&e->wheel, &c->timer);
+}
+
+void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum roost_state to, enum roost_cause cause) {
+    struct roost_event event;
+    roost_event_of_conn(e, c, &event);
+    event.type = ROOST_EV_TRANSITION;
+    event.from_state = c->state;
+    event.to_state = (uint8_t)to;
+    event.cause = (uint8_t)cause;
+    event.token = c->token;
+    roost_mailbox_post(&e->box, &event);
+    c->state = (uint8_t)to;
+    c->since_ms = e->now_ms;
+    c->rx = c->tx = 0;
+    c->token = 0;
+    c->told_quiet_ms = 0;
+}
+
+void roost_reset_fd(int fd) {
+    struct linger now = {.l_onoff = 1, .l_linger = 0};
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+    close(fd);
+}
+
+static void close_leg(struct roost_leg *leg, bool reset) {
+    if (leg->fd < 0)
+        return;
+    if (reset)
+        roost_reset_fd(leg->fd);
+    else
+        close(leg->fd);
+    leg->fd = -1;
+}
+
+void roost_conn_close(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset) {
+    if (c->dead)
+        return;
+    if (c->slot) { /* held packets are for a socket that goes: the stack answers them */
+        roost_hold_release(e, c);
+    }
+    if (c->attach_fd >= 0) {
+        close(c->attach_fd);
+        c->attach_fd = -1;
+        roost_refuse(e, ROOST_OP_ATTACH, c->token, c->id, &c->key, ECONNRESET);
+        c->token = 0;
+    }
+    close_leg(&c->client, reset);
+    close_leg(&c->server, reset);
+    roost_conn_transition(e, c, ROOST_ST_CLOSED, cause);
+    e->stat[ROOST_E_CLOSED]++;
+    roost_conn_forget(e, c);
+}
+
+int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool server) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET};
+    event.data.u64 = (uint64_t)(uintptr_t)c | (server ? 1 : 0);
+    return epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
+}

@@ -1,0 +1,457 @@
+// SPDX-License-Identifier: Apache-2.0
+#define _GNU_SOURCE
+#include "datapath.h"
+
+#include <bpf/bpf.h>
+#include <dirent.h>
+#include <errno.h>
+#include <linux/if_ether.h>
+#include <linux/if_link.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define BPFFS_MAGIC 0xcafe4a11
+
+enum { CONFIG, TABLE4, TABLE6, RING, COUNTERS, CHALLENGES, REST };
+static const char *const map_name[ROOST_PINNED_MAPS] = {"config", "table4", "table6", "ring",
+                                                        "counters", "challenges", "rest"};
+
+static int complain(char *err, size_t err_len, int error, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(err, err_len, format, args);
+    va_end(args);
+    return error < 0 ? error : -error;
+}
+
+static int quiet(enum libbpf_print_level level, const char *format, va_list args) {
+    static int debug = -1;
+    if (debug < 0)
+        debug = getenv("ROOST_DEBUG_BPF") != NULL;
+    return debug && level != LIBBPF_DEBUG ? vfprintf(stderr, format, args) : 0;
+}
+
+static void pin_path(const struct roost_datapath *d, const char *name, char *path, size_t size) {
+    snprintf(path, size, "%s/%s", d->pin_dir, name);
+}
+
+static int make_pin_dir(const char *pin_dir, char *err, size_t err_len) {
+    char path[256];
+    struct statfs fs;
+    snprintf(path, sizeof(path), "%s", pin_dir);
+    for (char *at = path + 1;; at++) {
+        if (*at && *at != '/')
+            continue;
+        char saved = *at;
+        *at = 0;
+        if (mkdir(path, 0700) && errno != EEXIST)
+            return complain(err, err_len, errno, "cannot make the pin directory %s: %s", path, strerror(errno));
+        *at = saved;
+        if (!saved)
+            break;
+    }
+    if (statfs(pin_dir, &fs) || (unsigned long)fs.f_type != BPFFS_MAGIC)
+        return complain(err, err_len, ENODEV, "%s is not on a bpf file system: mount -t bpf bpf /sys/fs/bpf", pin_dir);
+    return 0;
+}
+
+/* Takes the pinned map of that name instead of a new one. 1 adopted, 0 none there, or -errno. */
+static int adopt_map(struct roost_datapath *d, struct bpf_map *map, char *err, size_t err_len) {
+    char path[320];
+    struct bpf_map_info info = {0};
+    __u32 size = sizeof(info);
+    pin_path(d, bpf_map__name(map), path, sizeof(path));
+    int fd = bpf_obj_get(path);
+    if (fd < 0)
+        return errno == ENOENT ? 0 : complain(err, err_len, errno, "cannot open %s: %s", path, strerror(errno));
+    int e = bpf_obj_get_info_by_fd(fd, &info, &size) ? -errno : 0;
+    if (!e && (info.type != bpf_map__type(map) || info.value_size != bpf_map__value_size(map)))
+        e = complain(err, err_len, EINVAL,
+                     "%s was made by another version of Roost and its layout does not fit; let the connections go with "
+                     "`roost up --unpin`, or run the version that made it", path);
+    if (!e && bpf_map__set_max_entries(map, info.max_entries))
+        e = -errno;
+    if (!e && bpf_map__reuse_fd(map, fd))
+        e = -errno;
+    close(fd);
+    return e ? e : 1;
+}
+
+static int is_pinned_map(const char *name) {
+    for (int i = 0; i < ROOST_PINNED_MAPS; i++)
+        if (!strcmp(map_name[i], name))
+            return i;
+    return -1;
+}
+
+static uint32_t buckets_for(uint32_t slots) {
+    return slots ? (slots + ROOST_BUCKET_SLOTS - 1) / ROOST_BUCKET_SLOTS : 1;
+}
+
+/* Opens, shares maps by their pins, loads, pins what is new. */
+static int load(struct roost_datapath *d, const char *bpf_dir, const char *file, const struct roost_sizes *sizes,
+                struct bpf_object **object, char *err, size_t err_len) {
+    char path[512];
+    struct bpf_map *map;
+    int e;
+    snprintf(path, sizeof(path), "%s/%s.bpf.o", bpf_dir, file);
+    struct bpf_object *o = bpf_object__open_file(path, NULL);
+    if (!o)
+        return complain(err, err_len, errno, "cannot open the BPF object %s: %s (was `roost` set up?)", path,
+                        strerror(errno));
+    *object = o;
+    bpf_object__for_each_map(map, o) {
+        const char *name = bpf_map__name(map);
+        if (is_pinned_map(name) < 0)
+            continue;
+        if ((e = adopt_map(d, map, err, err_len)) < 0)
+            return e;
+        if (e)
+            continue;
+        if (!strcmp(name, "table4"))
+            bpf_map__set_max_entries(map, buckets_for(sizes->ipv4_slots));
+        else if (!strcmp(name, "table6"))
+            bpf_map__set_max_entries(map, buckets_for(sizes->ipv6_slots));
+        else if (!strcmp(name, "ring"))
+            bpf_map__set_max_entries(map, sizes->ring_bytes);
+    }
+    if ((e = bpf_object__load(o))) {
+        if (e == -EPERM)
+            return complain(err, err_len, e, "the kernel refuses to load BPF programs: run as root (CAP_BPF, "
+                                             "CAP_NET_ADMIN)");
+        return complain(err, err_len, e, "cannot load %s: %s (ROOST_DEBUG_BPF=1 shows the verifier's log)", path,
+                        strerror(-e));
+    }
+    bpf_object__for_each_map(map, o) {
+        char pin[320];
+        int which = is_pinned_map(bpf_map__name(map));
+        if (which < 0)
+            continue;
+        pin_path(d, bpf_map__name(map), pin, sizeof(pin));
+        if (access(pin, F_OK) && (e = bpf_map__pin(map, pin)))
+            return complain(err, err_len, e, "cannot pin %s: %s", pin, strerror(-e));
+        d->map_fd[which] = bpf_map__fd(map);
+    }
+    return 0;
+}
+
+static void *map_memory(struct roost_datapath *d, int fd, size_t size, char *err, size_t err_len) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size = (size + page - 1) / page * page;
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED) {
+        complain(err, err_len, errno, "cannot map a table of %zu bytes: %s", size, strerror(errno));
+        return NULL;
+    }
+    d->mapped[d->maps_mapped].address = memory;
+    d->mapped[d->maps_mapped++].size = size;
+    return memory;
+}
+
+static uint32_t entries(int fd) {
+    struct bpf_map_info info = {0};
+    __u32 size = sizeof(info);
+    return bpf_obj_get_info_by_fd(fd, &info, &size) ? 0 : info.max_entries;
+}
+
+static int open_rest(struct roost_datapath *d, uint32_t slots, char *err, size_t err_len) {
+    char path[320];
+    pin_path(d, "rest", path, sizeof(path));
+    int fd = bpf_obj_get(path);
+    if (fd < 0) {
+        LIBBPF_OPTS(bpf_map_create_opts, options, .map_flags = BPF_F_MMAPABLE);
+        fd = bpf_map_create(BPF_MAP_TYPE_ARRAY, "rest", sizeof(__u32), sizeof(struct roost_rest), slots ? slots : 1,
+                            &options);
+        if (fd < 0)
+            return complain(err, err_len, errno, "cannot make the table of %u idle records: %s", slots,
+                            strerror(errno));
+        if (bpf_obj_pin(fd, path))
+            return complain(err, err_len, errno, "cannot pin %s: %s", path, strerror(errno));
+    }
+    d->map_fd[REST] = fd;
+    return 0;
+}
+
+static int share_config(struct roost_datapath *d, struct roost_table *t, char *err, size_t err_len) {
+    __u32 zero = 0;
+    if (bpf_map_lookup_elem(d->map_fd[CONFIG], &zero, &t->config))
+        return complain(err, err_len, errno, "cannot read the config map: %s", strerror(errno));
+    d->adopted = t->config.buckets4 != 0;
+    if (!d->adopted) {
+        if (getrandom(t->config.seed, sizeof(t->config.seed), 0) != sizeof(t->config.seed))
+            return complain(err, err_len, EIO, "no random seed from the kernel");
+        t->config.buckets4 = entries(d->map_fd[TABLE4]);
+        t->config.buckets6 = entries(d->map_fd[TABLE6]);
+        if (bpf_map_update_elem(d->map_fd[CONFIG], &zero, &t->config, 0))
+            return complain(err, err_len, errno, "cannot write the config map: %s", strerror(errno));
+    }
+    return 0;
+}
+
+int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const char *pin_dir, const char *bpf_dir,
+                        const struct roost_sizes *sizes, ring_buffer_sample_fn on_frame, void *context, char *err,
+                        size_t err_len) {
+    int e;
+    memset(d, 0, sizeof(*d));
+    for (int i = 0; i < ROOST_PINNED_MAPS; i++)
+        d->map_fd[i] = -1;
+    d->raw4 = d->raw6 = d->closed_fd = -1;
+    snprintf(d->pin_dir, sizeof(d->pin_dir), "%s", pin_dir);
+    libbpf_set_print(quiet);
+    if ((e = make_pin_dir(pin_dir, err, err_len)) ||
+        (e = load(d, bpf_dir, "inactive", sizes, &d->inactive, err, err_len)) ||
+        (e = load(d, bpf_dir, "guard", sizes, &d->guard, err, err_len)) ||
+        (e = load(d, bpf_dir, "outbox", sizes, &d->outbox, err, err_len)) ||
+        (e = load(d, bpf_dir, "closed", sizes, &d->closed, err, err_len)) ||
+        (e = open_rest(d, sizes->idle_slots, err, err_len)) || (e = share_config(d, t, err, err_len)))
+        return e;
+    d->closed_fd = bpf_program__fd(bpf_object__find_program_by_name(d->closed, "roost_closed"));
+
+    t->rest_slots = entries(d->map_fd[REST]);
+    t->bucket4 = map_memory(d, d->map_fd[TABLE4], t->config.buckets4 * sizeof(*t->bucket4), err, err_len);
+    t->bucket6 = map_memory(d, d->map_fd[TABLE6],
+                            t->config.buckets6 * ((sizeof(*t->bucket6) + 7) / 8 * 8), err, err_len);
+    t->rest = map_memory(d, d->map_fd[REST], (size_t)t->rest_slots * sizeof(*t->rest), err, err_len);
+    d->out = map_memory(d, bpf_object__find_map_fd_by_name(d->outbox, "outbox"),
+                        ROOST_OUTBOX_ITEMS * sizeof(*d->out), err, err_len);
+    d->cursor = map_memory(d, bpf_object__find_map_fd_by_name(d->outbox, "cursor"), sizeof(*d->cursor), err, err_len);
+    if (!t->bucket4 || !t->bucket6 || !t->rest || !d->out || !d->cursor)
+        return -ENOMEM;
+    d->ring = ring_buffer__new(d->map_fd[RING], on_frame, context, NULL);
+    if (!d->ring)
+        return complain(err, err_len, errno, "cannot open the ring buffer: %s", strerror(errno));
+    d->raw4 = socket(AF_INET, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_RAW);
+    d->raw6 = socket(AF_INET6, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_RAW);
+    if (d->raw4 < 0)
+        return complain(err, err_len, errno, "cannot open a raw socket (CAP_NET_RAW): %s", strerror(errno));
+    return 0;
+}
+
+void roost_datapath_close(struct roost_datapath *d) {
+    ring_buffer__free(d->ring);
+    for (int i = 0; i < d->maps_mapped; i++)
+        munmap(d->mapped[i].address, d->mapped[i].size);
+    bpf_object__close(d->inactive);
+    bpf_object__close(d->guard);
+    bpf_object__close(d->outbox);
+    bpf_object__close(d->closed);
+    if (d->map_fd[REST] >= 0)
+        close(d->map_fd[REST]);
+    if (d->raw4 >= 0)
+        close(d->raw4);
+    if (d->raw6 >= 0)
+        close(d->raw6);
+}
+
+/* Attaches or takes over the pinned link. */
+static int attach_xdp(struct roost_datapath *d, struct roost_interface *i, __u32 flags) {
+    char name[32], path[320];
+    struct bpf_link_info info = {0};
+    __u32 size = sizeof(info);
+    int program = bpf_program__fd(bpf_object__find_program_by_name(d->inactive, "roost_inactive"));
+    snprintf(name, sizeof(name), "xdp-%s", i->name);
+    pin_path(d, name, path, sizeof(path));
+    int link = bpf_obj_get(path);
+    if (link >= 0) {
+        /* An earlier daemon's: change its program in place, no packet passes in between. An interface that was made
+         * anew since then has left the link behind. */
+        int e = bpf_obj_get_info_by_fd(link, &info, &size) || info.xdp.ifindex != i->index ? -ESTALE
+                : bpf_link_update(link, program, NULL)                                      ? -errno
+                                                                                            : 0;
+        close(link);
+        if (e != -ESTALE)
+            return e;
+        if (unlink(path))
+            return -errno;
+    }
+    LIBBPF_OPTS(bpf_link_create_opts, options, .flags = flags);
+    link = bpf_link_create(program, (int)i->index, BPF_XDP, &options);
+    if (link < 0)
+        return -errno;
+    int e = bpf_obj_pin(link, path) ? -errno : 0;
+    close(link);
+    return e;
+}
+
+static int attach_guard(struct roost_datapath *d, const struct roost_interface *i) {
+    LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)i->index, .attach_point = BPF_TC_EGRESS);
+    LIBBPF_OPTS(bpf_tc_opts, filter, .handle = 1, .priority = 1, .flags = BPF_TC_F_REPLACE,
+                .prog_fd = bpf_program__fd(bpf_object__find_program_by_name(d->guard, "roost_guard")));
+    int e = bpf_tc_hook_create(&hook);
+    if (e && e != -EEXIST)
+        return e;
+    return bpf_tc_attach(&hook, &filter);
+}
+
+int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const char *mode, char *err, size_t err_len) {
+    if (d->interfaces == ROOST_MAX_INTERFACES)
+        return complain(err, err_len, ENOSPC, "more than %d interfaces", ROOST_MAX_INTERFACES);
+    struct roost_interface *i = &d->interface[d->interfaces];
+    memset(i, 0, sizeof(*i));
+    if (strlen(ifname) >= sizeof(i->name) || !(i->index = if_nametoindex(ifname)))
+        return complain(err, err_len, ENODEV, "there is no interface %s; `ip link` lists those there are", ifname);
+    memcpy(i->name, ifname, strlen(ifname));
+    int e = -EOPNOTSUPP;
+    if (strcmp(mode, "generic"))
+        e = attach_xdp(d, i, XDP_FLAGS_DRV_MODE);
+    if (e == -EOPNOTSUPP && !strcmp(mode, "native"))
+        return complain(err, err_len, e, "the driver of %s has no native XDP; set xdp_mode = \"auto\" or \"generic\"",
+                        ifname);
+    if (e && strcmp(mode, "native") && e != -EBUSY && e != -EEXIST)
+        e = attach_xdp(d, i, XDP_FLAGS_SKB_MODE);
+    if (e == -EBUSY || e == -EEXIST)
+        return complain(err, err_len, e, "another XDP program is attached to %s: `ip link show %s` names it; detach it "
+                                         "with `ip link set %s xdp off`", ifname, ifname, ifname);
+    if (e)
+        return complain(err, err_len, e, "cannot attach XDP to %s: %s", ifname, strerror(-e));
+    if ((e = attach_guard(d, i)))
+        return complain(err, err_len, e, "cannot attach the egress guard to %s: %s (tc clsact and cls_bpf needed)",
+                        ifname, strerror(-e));
+    LIBBPF_OPTS(bpf_xdp_query_opts, query);
+    if (!bpf_xdp_query((int)i->index, 0, &query))
+        i->generic = query.attach_mode == XDP_ATTACHED_SKB;
+    d->interfaces++;
+    return i->generic ? 2 : 1;
+}
+
+int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len) {
+    struct statfs fs;
+    DIR *dir = opendir(pin_dir);
+    if (!dir)
+        return errno == ENOENT ? 0 : complain(err, err_len, errno, "cannot open %s: %s", pin_dir, strerror(errno));
+    if (statfs(pin_dir, &fs) || (unsigned long)fs.f_type != BPFFS_MAGIC) {
+        closedir(dir);
+        return complain(err, err_len, EINVAL, "%s is not on a bpf file system: nothing was removed", pin_dir);
+    }
+    struct dirent *entry;
+    int e = 0;
+    while ((entry = readdir(dir))) {
+        if (entry->d_name[0] == '.')
+            continue;
+        if (!strncmp(entry->d_name, "xdp-", 4)) {
+            LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)if_nametoindex(entry->d_name + 4),
+                        .attach_point = BPF_TC_EGRESS);
+            LIBBPF_OPTS(bpf_tc_opts, filter, .handle = 1, .priority = 1);
+            if (hook.ifindex)
+                bpf_tc_detach(&hook, &filter); /* none there: nothing to do */
+        }
+        if (unlinkat(dirfd(dir), entry->d_name, 0))
+            e = complain(err, err_len, errno, "cannot remove %s/%s: %s", pin_dir, entry->d_name, strerror(errno));
+    }
+    closedir(dir);
+    if (!e && rmdir(pin_dir))
+        e = complain(err, err_len, errno, "cannot remove %s: %s", pin_dir, strerror(errno));
+    return e;
+}
+
+int roost_datapath_ring_fd(const struct roost_datapath *d) { return ring_buffer__epoll_fd(d->ring); }
+
+int roost_datapath_drain(struct roost_datapath *d) { return ring_buffer__consume(d->ring); }
+
+bool roost_datapath_generic(const struct roost_datapath *d, uint32_t ifindex) {
+    for (int i = 0; i < d->interfaces; i++)
+        if (d->interface[i].index == ifindex)
+            return d->interface[i].generic;
+    return false;
+}
+
+/* One live-frame run over the first count items. The frame that the kernel starts from is as large as any: the
+ * program cuts it. */
+static int run(struct roost_datapath *d, const char *program, uint32_t count, uint32_t ifindex, uint32_t queue) {
+    static const uint8_t blank[ROOST_FRAME_MAX];
+    struct xdp_md context = {.data_end = sizeof(blank), .ingress_ifindex = ifindex, .rx_queue_index = queue};
+    LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = blank, .data_size_in = sizeof(blank), .ctx_in = &context,
+                .ctx_size_in = sizeof(context), .repeat = (int)count, .batch_size = count,
+                .flags = BPF_F_TEST_XDP_LIVE_FRAMES);
+    for (uint32_t i = 0; i < count; i++)
+        d->out[i].failed = 1;
+    __atomic_store_n(d->cursor, 0, __ATOMIC_SEQ_CST);
+    int fd = bpf_program__fd(bpf_object__find_program_by_name(d->outbox, program));
+    return bpf_prog_test_run_opts(fd, &options) ? -errno : 0;
+}
+
+int roost_datapath_replay(struct roost_datapath *d, uint32_t count, uint32_t ifindex, uint32_t queue) {
+    int e = run(d, "roost_replay", count, ifindex, queue);
+    if (e)
+        d->replay_failed += count;
+    return e;
+}
+
+static bool send_raw(struct roost_datapath *d, const struct roost_outbox_item *item) {
+    const uint8_t *packet = item->data + ETH_HLEN;
+    size_t length = item->length - ETH_HLEN;
+    ssize_t sent;
+    if (packet[0] >> 4 == 4) {
+        struct sockaddr_in to = {.sin_family = AF_INET};
+        memcpy(&to.sin_addr, packet + 16, 4);
+        sent = sendto(d->raw4, packet, length, 0, (struct sockaddr *)&to, sizeof(to));
+    } else {
+        struct sockaddr_in6 to = {.sin6_family = AF_INET6};
+        memcpy(&to.sin6_addr, packet + 24, 16);
+        sent = sendto(d->raw6, packet, length, 0, (struct sockaddr *)&to, sizeof(to));
+    }
+    d->probe_raw++;
+    return sent == (ssize_t)length;
+}
+
+uint32_t roost_datapath_probe(struct roost_datapath *d, uint32_t count) {
+    uint32_t lost = 0;
+    bool live = d->interfaces && !d->interface[0].generic;
+    if (live && run(d, "roost_probe", count, d->interface[0].index, 0))
+        live = false;
+    for (uint32_t i = 0; i < count; i++)
+        if ((!live || d->out[i].failed) && !send_raw(d, &d->out[i]))
+            lost++;
+    return lost;
+}
+
+void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values) {
+    int cpus = libbpf_num_possible_cpus();
+    uint64_t *each = calloc((size_t)(cpus > 0 ? cpus : 1), sizeof(*each));
+    for (__u32 i = 0; i < ROOST_N_COUNT; i++) {
+        values[i] = 0;
+        if (!each || bpf_map_lookup_elem(d->map_fd[COUNTERS], &i, each))
+            continue;
+        for (int c = 0; c < cpus; c++)
+            values[i] += each[c];
+    }
+    free(each);
+}
+
+static uint64_t memlock(int fd) {
+    char path[64], line[256];
+    unsigned long long bytes = 0;
+    snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
+    FILE *f = fopen(path, "r");
+    if (!f)
+        return 0;
+    while (fgets(line, sizeof(line), f))
+        if (sscanf(line, "memlock: %llu", &bytes) == 1)
+            break;
+    fclose(f);
+    return bytes;
+}
+
+uint64_t roost_datapath_memory(const struct roost_datapath *d) {
+    uint64_t bytes = 0;
+    const struct bpf_object *objects[] = {d->inactive, d->guard, d->outbox, d->closed};
+    for (int i = 0; i < ROOST_PINNED_MAPS; i++)
+        bytes += memlock(d->map_fd[i]);
+    bytes += memlock(bpf_object__find_map_fd_by_name(d->outbox, "outbox"));
+    bytes += memlock(bpf_object__find_map_fd_by_name(d->outbox, "cursor"));
+    for (size_t i = 0; i < sizeof(objects) / sizeof(objects[0]); i++) {
+        struct bpf_program *program;
+        bpf_object__for_each_program(program, objects[i]) bytes += memlock(bpf_program__fd(program));
+    }
+    return bytes;
+}

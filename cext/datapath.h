@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The BPF side of the box: loads the programs, pins maps and links, adopts what an earlier daemon left, attaches to
+ * interfaces, and is the way in (ring) and out (outbox) for single frames.
+ *
+ * Below pin_dir:  config table4 table6 ring counters challenges rest     the maps
+ *                 xdp-IFNAME                                           the XDP link of each interface
+ * The tc filters need no pin: they belong to the interface (handle 1, priority 1, clsact egress).
+ */
+#ifndef ROOST_CEXT_DATAPATH_H
+#define ROOST_CEXT_DATAPATH_H
+
+#include <bpf/libbpf.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../ebpf/frame.h"
+#include "table.h"
+
+#define ROOST_MAX_INTERFACES 8
+#define ROOST_PINNED_MAPS 7
+
+struct roost_interface {
+    char name[16];
+    uint32_t index;
+    bool generic;
+};
+
+struct roost_datapath {
+    char pin_dir[256];
+    struct bpf_object *inactive, *guard, *outbox, *closed;
+    struct ring_buffer *ring;
+    int map_fd[ROOST_PINNED_MAPS];
+    int closed_fd;     /* socket filter */
+    bool adopted;      /* the table was there before us */
+    struct roost_interface interface[ROOST_MAX_INTERFACES];
+    int interfaces;
+    struct roost_outbox_item *out; /* memory-mapped */
+    uint32_t *cursor;
+    int raw4, raw6; /* raw sockets: probes where no XDP driver or no neighbour is there (the kernel resolves it) */
+    uint64_t replay_failed, probe_raw;
+    struct {
+        void *address;
+        size_t size;
+    } mapped[8];
+    int maps_mapped;
+};
+
+struct roost_sizes {
+    uint32_t ipv4_slots, ipv6_slots, idle_slots, ring_bytes;
+};
+
+/* 0 or -errno with a sentence in err. table gets its memory. on_frame is called by roost_datapath_drain. */
+int roost_datapath_open(struct roost_datapath *d, struct roost_table *table, const char *pin_dir, const char *bpf_dir,
+                        const struct roost_sizes *sizes, ring_buffer_sample_fn on_frame, void *context, char *err,
+                        size_t err_len);
+void roost_datapath_close(struct roost_datapath *d);
+
+/* 1 native, 2 generic, or -errno with a sentence in err. mode: auto, native, generic. */
+int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const char *mode, char *err, size_t err_len);
+int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len);
+
+int roost_datapath_ring_fd(const struct roost_datapath *d);
+int roost_datapath_drain(struct roost_datapath *d); /* frames handled, or -errno */
+
+bool roost_datapath_generic(const struct roost_datapath *d, uint32_t ifindex);
+
+/* Gives count (<= ROOST_OUTBOX_ITEMS) whole frames, put into d->out by the caller, to the stack as received by
+ * ifindex. 0 or -errno. */
+int roost_datapath_replay(struct roost_datapath *d, uint32_t count, uint32_t ifindex, uint32_t queue);
+
+/* Sends count probes. Each item of d->out is 14 free bytes and an IP packet. Returns how many could not be sent. */
+uint32_t roost_datapath_probe(struct roost_datapath *d, uint32_t count);
+
+void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values /* ROOST_N_COUNT */);
+uint64_t roost_datapath_memory(const struct roost_datapath *d); /* bytes, from bpf fdinfo */
+
+#endif

@@ -1,0 +1,535 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The engine thread: one epoll loop over listeners, legs, the ring of held frames and the mailbox. A turn:
+ *
+ *     what epoll says -> commands -> frames and thaws -> relay -> freezes -> timers -> sweep -> free the dead
+ *
+ * Thaws come before relay and freezes after it, so that a burst of work that can wait never stands in front of a
+ * connection that wakes.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "internal.h"
+#include "repair.h"
+
+#define EVENTS_A_TURN 512
+#define ACCEPTS_A_TURN 128
+#define ACCEPT_PAUSE_MS 50
+
+/* What epoll's data names: these, or a connection (an address, the lowest bit set for its server leg). */
+enum { TAG_WAKE = 1, TAG_RING = 2, TAG_GRACE = 3, TAG_LISTENER = 16, TAG_END = TAG_LISTENER + ROOST_MAX_SERVICES };
+
+static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+
+void roost_lock(struct roost_engine *e) {
+    __atomic_add_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
+    pthread_mutex_lock(&e->lock);
+    __atomic_sub_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
+}
+
+void roost_unlock(struct roost_engine *e) { pthread_mutex_unlock(&e->lock); }
+
+static int watch_plain(struct roost_engine *e, int fd, uint64_t tag) {
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = tag};
+    return epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
+}
+
+/* ---- accepting ---- */
+
+static void key_side(const struct sockaddr_storage *address, uint8_t ip[16], __be16 *port) {
+    if (address->ss_family == AF_INET) {
+        const struct sockaddr_in *a = (const struct sockaddr_in *)address;
+        memcpy(ip, mapped, 12);
+        memcpy(ip + 12, &a->sin_addr, 4);
+        *port = a->sin_port;
+    } else {
+        const struct sockaddr_in6 *a = (const struct sockaddr_in6 *)address;
+        memcpy(ip, &a->sin6_addr, 16);
+        *port = a->sin6_port;
+    }
+}
+
+static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd, const struct sockaddr_storage *peer) {
+    struct sockaddr_storage self;
+    socklen_t size = sizeof(self);
+    struct roost_key key;
+    int one = 1;
+    if (getsockname(fd, (struct sockaddr *)&self, &size)) {
+        close(fd);
+        return;
+    }
+    key_side(peer, key.client, &key.client_port);
+    key_side(&self, key.local, &key.local_port);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    struct roost_conn *c = roost_conn_new(e, &key, e->next_id++, l->service.index);
+    if (!c || roost_watch(e, fd, c, false)) {
+        roost_reset_fd(fd);
+        if (c)
+            roost_conn_forget(e, c);
+        return;
+    }
+    c->client.fd = fd;
+    c->client.readable = c->client.writable = true;
+    e->stat[ROOST_E_ACCEPTED]++;
+    roost_link_start(e, c, ROOST_C_CLIENT_CONNECT);
+}
+
+static void tell_pressure(struct roost_engine *e) {
+    struct roost_event event;
+    memset(&event, 0, sizeof(event));
+    event.type = ROOST_EV_PRESSURE;
+    event.count = (uint32_t)e->awake;
+    event.at_ms = roost_realtime_ms();
+    roost_mailbox_post(&e->box, &event);
+    e->pressure_told = true;
+}
+
+/* No room: new clients wait in the listen queue, which costs them nothing but time. */
+static void pause_accepting(struct roost_engine *e) {
+    for (int i = 0; i < e->listeners; i++)
+        if (!e->listener[i].paused && !epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, e->listener[i].fd, NULL))
+            e->listener[i].paused = true;
+    e->accept_resume_ms = e->now_ms + ACCEPT_PAUSE_MS;
+    e->stat[ROOST_E_ACCEPT_PAUSED]++;
+    tell_pressure(e);
+}
+
+static void resume_accepting(struct roost_engine *e) {
+    if (!e->accept_resume_ms || e->now_ms < e->accept_resume_ms)
+        return;
+    e->accept_resume_ms = 0;
+    for (int i = 0; i < e->listeners; i++)
+        if (e->listener[i].paused && !watch_plain(e, e->listener[i].fd, TAG_LISTENER + (uint64_t)i))
+            e->listener[i].paused = false;
+}
+
+static void accept_clients(struct roost_engine *e, struct roost_listener *l) {
+    for (int i = 0; i < ACCEPTS_A_TURN && !l->paused; i++) {
+        struct sockaddr_storage peer;
+        socklen_t size = sizeof(peer);
+        if (e->awake >= e->max_awake || roost_mailbox_crowded(&e->box)) {
+            pause_accepting(e);
+            return;
+        }
+        int fd = accept4(l->fd, (struct sockaddr *)&peer, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd >= 0)
+            accept_one(e, l, fd, &peer);
+        else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+            pause_accepting(e);
+        else if (errno == EAGAIN)
+            return;
+        /* else: that client has gone already (ECONNABORTED and the like) */
+    }
+    if (!e->pressure_told && e->awake > e->max_awake - e->max_awake / 8)
+        tell_pressure(e);
+}
+
+/* ---- one turn ---- */
+
+static void leg_event(struct roost_engine *e, struct roost_conn *c, bool server, uint32_t events) {
+    if (c->dead)
+        return;
+    struct roost_leg *leg = server ? &c->server : &c->client;
+    if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+        leg->readable = true;
+    if (events & EPOLLOUT)
+        leg->writable = true;
+    if (server && c->link == ROOST_CONNECTING) {
+        if (events & (EPOLLOUT | EPOLLHUP | EPOLLERR))
+            roost_link_connected(e, c);
+        return;
+    }
+    if (c->phase == ROOST_LIVE) {
+        roost_conn_run(e, c);
+    } else if (server && c->phase == ROOST_HELD_LINK && leg->readable) {
+        c->wake_cause = ROOST_C_SERVER_ATTACH;
+        c->phase = ROOST_THAWING;
+        roost_table_set_phase(c->slot, ROOST_WAKING);
+        roost_wake_queue(e, c);
+    }
+}
+
+static void dispatch(struct roost_engine *e, const struct epoll_event *event) {
+    uint64_t tag = event->data.u64, drained;
+    if (tag >= TAG_END)
+        leg_event(e, (struct roost_conn *)(uintptr_t)(tag & ~1ULL), tag & 1, event->events);
+    else if (tag >= TAG_LISTENER)
+        accept_clients(e, &e->listener[tag - TAG_LISTENER]);
+    else if (tag == TAG_RING)
+        roost_datapath_drain(&e->path);
+    else if (tag == TAG_GRACE)
+        roost_grace_done(e);
+    else if (read(e->wake_fd, &drained, sizeof(drained)) < 0)
+        return; /* somebody was faster */
+}
+
+static void relay_turn(struct roost_engine *e) {
+    struct roost_conn *c = e->ready;
+    e->ready = NULL;
+    e->ready_tail = &e->ready;
+    while (c) {
+        struct roost_conn *next = c->next_ready;
+        c->ready = false;
+        c->queued--;
+        if (!c->dead)
+            roost_relay(e, c);
+        c = next;
+    }
+}
+
+/* A connection's timer: quiet long enough, or its link needs attention. */
+void roost_conn_timer(struct roost_engine *e, struct roost_conn *c) {
+    if (c->link == ROOST_CONNECTING || c->link == ROOST_UNLINKING) {
+        roost_link_timer(e, c);
+        return;
+    }
+    if (c->phase != ROOST_LIVE)
+        return;
+    const struct roost_service *s = roost_service_of(e, c->service);
+    uint64_t quiet = c->state == ROOST_ST_ACTIVE ? s->standby_quiet_ms : s->idle_quiet_ms;
+    uint64_t since = c->told_quiet_ms > c->active_ms ? c->told_quiet_ms : c->active_ms;
+    if (quiet && e->now_ms >= since + quiet && !roost_mailbox_crowded(&e->box)) {
+        struct roost_event event;
+        roost_event_of_conn(e, c, &event);
+        event.type = ROOST_EV_QUIET;
+        roost_mailbox_post(&e->box, &event);
+        c->told_quiet_ms = e->now_ms; /* told again should nothing come of it */
+    }
+    roost_conn_set_timer(e, c);
+}
+
+static void timers_turn(struct roost_engine *e) {
+    struct roost_timer *due = roost_wheel_advance(&e->wheel, e->now_ms);
+    while (due) {
+        struct roost_timer *next = due->next;
+        due->next = NULL;
+        struct roost_conn *c = (struct roost_conn *)due; /* the timer is its first member */
+        if (!c->dead)
+            roost_conn_timer(e, c);
+        due = next;
+    }
+}
+
+static int timeout_ms(const struct roost_engine *e) {
+    if (e->ready || e->graced || e->waking || e->stray || __atomic_load_n(&e->box.first_command, __ATOMIC_RELAXED))
+        return 0;
+    if (e->wheel.armed || e->accept_resume_ms)
+        return ROOST_WHEEL_TICK_MS;
+    return 50;
+}
+
+static void turn(struct roost_engine *e, const struct epoll_event *events, int count) {
+    e->now_ms = roost_monotonic_ms();
+    for (int i = 0; i < count; i++)
+        dispatch(e, &events[i]);
+    roost_commands_turn(e);
+    roost_thaw_turn(e);
+    relay_turn(e);
+    roost_freeze_turn(e);
+    timers_turn(e);
+    roost_sweep_turn(e);
+    resume_accepting(e);
+    if (e->pressure_told && e->awake <= e->max_awake - e->max_awake / 4)
+        e->pressure_told = false;
+    roost_conns_free_dead(e);
+}
+
+static void *engine_thread(void *context) {
+    struct roost_engine *e = context;
+    struct epoll_event events[EVENTS_A_TURN];
+    pthread_mutex_lock(&e->lock);
+    while (!e->stopping) {
+        int wait = timeout_ms(e);
+        pthread_mutex_unlock(&e->lock);
+        while (__atomic_load_n(&e->lock_waiters, __ATOMIC_SEQ_CST)) /* a mutex alone would let us win every time */
+            sched_yield();
+        int count = epoll_wait(e->epoll_fd, events, EVENTS_A_TURN, wait);
+        int error = errno;
+        pthread_mutex_lock(&e->lock);
+        if (count < 0 && error != EINTR) {
+            struct roost_event event;
+            memset(&event, 0, sizeof(event));
+            event.type = ROOST_EV_FATAL;
+            event.error = error;
+            roost_mailbox_post(&e->box, &event);
+            break;
+        }
+        turn(e, events, count > 0 ? count : 0);
+    }
+    pthread_mutex_unlock(&e->lock);
+    return NULL;
+}
+
+/* ---- the C face ---- */
+
+static int listen_on(const struct roost_service *s, char *err, uint32_t err_len) {
+    int one = 1, fd, e;
+    bool v4 = !memcmp(s->listen, mapped, 12);
+    struct sockaddr_in a4 = {.sin_family = AF_INET, .sin_port = htons(s->listen_port)};
+    struct sockaddr_in6 a6 = {.sin6_family = AF_INET6, .sin6_port = htons(s->listen_port)};
+    memcpy(&a4.sin_addr, s->listen + 12, 4);
+    memcpy(&a6.sin6_addr, s->listen, 16);
+    fd = socket(v4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -errno;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    if (!v4)
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one));
+    e = v4 ? bind(fd, (struct sockaddr *)&a4, sizeof(a4)) : bind(fd, (struct sockaddr *)&a6, sizeof(a6));
+    if (!e)
+        e = listen(fd, 65535);
+    if (!e)
+        return fd;
+    e = -errno;
+    close(fd);
+    snprintf(err, err_len, "cannot listen on port %u: %s", s->listen_port, strerror(-e));
+    return e;
+}
+
+int roost_service_add(roost_engine *e, const struct roost_service *service, char *err, uint32_t err_len) {
+    size_t places = sizeof(e->by_index) / sizeof(e->by_index[0]);
+    if (e->listeners == ROOST_MAX_SERVICES || service->index == 0 || service->index >= places) {
+        snprintf(err, err_len, "no place for service %u: at most %zu", service->index, places - 1);
+        return -ENOSPC;
+    }
+    int fd = listen_on(service, err, err_len);
+    if (fd < 0)
+        return fd;
+    roost_lock(e);
+    struct roost_listener *l = &e->listener[e->listeners];
+    l->service = *service;
+    l->fd = fd;
+    int error = watch_plain(e, fd, TAG_LISTENER + (uint64_t)e->listeners);
+    if (!error) {
+        e->listeners++;
+        if (!e->by_index[service->index])
+            e->by_index[service->index] = l;
+    } else {
+        close(fd);
+    }
+    roost_unlock(e);
+    return error;
+}
+
+int roost_service_update(roost_engine *e, const struct roost_service *service) {
+    int found = 0;
+    roost_lock(e);
+    for (int i = 0; i < e->listeners; i++) {
+        struct roost_service *s = &e->listener[i].service;
+        if (s->index != service->index)
+            continue;
+        struct roost_service fresh = *service;
+        memcpy(fresh.listen, s->listen, sizeof(fresh.listen));
+        fresh.listen_port = s->listen_port;
+        *s = fresh;
+        found++;
+    }
+    roost_unlock(e);
+    return found ? 0 : -ENOENT;
+}
+
+roost_engine *roost_open(const struct roost_options *options, char *err, uint32_t err_len) {
+    struct roost_engine *e = calloc(1, sizeof(*e));
+    uint64_t max_id;
+    err[0] = 0;
+    if (!e) {
+        snprintf(err, err_len, "out of memory");
+        return NULL;
+    }
+    struct roost_sizes sizes = {options->ipv4_slots, options->ipv6_slots, options->idle_slots, options->ring_bytes};
+    pthread_mutex_init(&e->lock, NULL);
+    roost_mailbox_init(&e->box);
+    e->ready_tail = &e->ready;
+    e->waking_tail = &e->waking;
+    e->stray_tail = &e->stray;
+    e->now_ms = roost_monotonic_ms();
+    roost_wheel_init(&e->wheel, e->now_ms);
+    e->max_awake = options->max_awake ? options->max_awake : 8192;
+    e->epoll_fd = e->wake_fd = -1;
+    int error = roost_datapath_open(&e->path, &e->table, options->pin_dir, options->bpf_dir, &sizes, roost_on_frame, e,
+                                    err, err_len);
+    if (!error) {
+        roost_table_adopt(&e->table, &max_id);
+        e->next_id = options->next_id > max_id ? options->next_id : max_id + 1;
+        error = roost_conns_init(e, options->max_awake);
+    }
+    if (!error) {
+        e->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+        e->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        if (e->epoll_fd < 0 || e->wake_fd < 0 || (error = watch_plain(e, e->wake_fd, TAG_WAKE)) ||
+            (error = watch_plain(e, roost_datapath_ring_fd(&e->path), TAG_RING)))
+            error = error ? error : -errno;
+    }
+    if (!error)
+        return e;
+    if (!err[0])
+        snprintf(err, err_len, "cannot start the engine: %s", strerror(-error));
+    roost_close(e);
+    return NULL;
+}
+
+int roost_attach(roost_engine *e, const char *ifname, const char *mode, char *err, uint32_t err_len) {
+    roost_lock(e);
+    int result = roost_datapath_attach(&e->path, ifname, mode, err, err_len);
+    roost_unlock(e);
+    return result;
+}
+
+int roost_start(roost_engine *e, char *err, uint32_t err_len) {
+    sigset_t all, old;
+    int error = roost_grace_start(e);
+    if (!error)
+        error = watch_plain(e, e->grace.event_fd, TAG_GRACE);
+    if (!error) {
+        sigfillset(&all); /* signals are Python's */
+        pthread_sigmask(SIG_SETMASK, &all, &old);
+        error = -pthread_create(&e->thread, NULL, engine_thread, e);
+        pthread_sigmask(SIG_SETMASK, &old, NULL);
+    }
+    if (error)
+        snprintf(err, err_len, "cannot start the engine thread: %s", strerror(-error));
+    else
+        e->started = true;
+    return error;
+}
+
+static void kick(struct roost_engine *e) {
+    uint64_t one = 1;
+    if (write(e->wake_fd, &one, sizeof(one)) < 0)
+        return; /* full: it is awake */
+}
+
+int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t count) {
+    int error = roost_mailbox_submit(&e->box, commands, count);
+    kick(e);
+    return error;
+}
+
+int roost_events(roost_engine *e, struct roost_event *events, uint32_t max, uint32_t timeout) {
+    return roost_mailbox_take(&e->box, events, max, timeout);
+}
+
+int roost_wake_events(roost_engine *e) {
+    roost_mailbox_poke(&e->box);
+    return 0;
+}
+
+static void event_of_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot,
+                          struct roost_event *event) {
+    memset(event, 0, sizeof(*event));
+    event->record.key = *key;
+    event->record.ka = *slot;
+    event->from_state = event->to_state = slot->rest == ROOST_NO_REST ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
+    if (slot->rest != ROOST_NO_REST) {
+        event->record.rest = e->table.rest[slot->rest];
+        event->id = event->record.rest.id;
+        event->gap_ms = roost_monotonic_ms() - event->record.rest.active_ms;
+    }
+}
+
+/* Cursor: hash buckets of the awake first, then positions of the table. Connections that move while the list is taken
+ * may be missed or seen twice. */
+int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, uint32_t max) {
+    uint32_t count = 0;
+    roost_lock(e);
+    uint64_t positions = roost_table_positions(&e->table), scanned = 0;
+    while (*cursor < e->hash_size + positions && scanned++ < 65536) {
+        if (*cursor < e->hash_size) {
+            uint32_t here = 0;
+            for (struct roost_conn *c = e->by_key[*cursor]; c; c = c->next_by_key)
+                here++;
+            if (count + here > max)
+                break;
+            for (struct roost_conn *c = e->by_key[*cursor]; c; c = c->next_by_key)
+                roost_event_of_conn(e, c, &events[count++]);
+        } else {
+            struct roost_key key;
+            struct roost_ka *slot = roost_table_at(&e->table, *cursor - e->hash_size, &key);
+            if (slot && (ROOST_PHASE(slot->ctl) == ROOST_IDLE || ROOST_PHASE(slot->ctl) == ROOST_SLEEP) &&
+                !roost_conn_by_key(e, &key)) {
+                if (count == max)
+                    break;
+                event_of_slot(e, &key, slot, &events[count++]);
+            }
+        }
+        ++*cursor;
+    }
+    if (*cursor >= e->hash_size + positions)
+        *cursor = 0;
+    roost_unlock(e);
+    return (int)count;
+}
+
+int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event) {
+    int found = 1;
+    roost_lock(e);
+    struct roost_conn *c = roost_conn_by_key(e, key);
+    struct roost_ka *slot = c ? NULL : roost_table_find(&e->table, key);
+    if (c)
+        roost_event_of_conn(e, c, event);
+    else if (slot)
+        event_of_slot(e, key, slot, event);
+    else
+        found = 0;
+    roost_unlock(e);
+    return found;
+}
+
+uint64_t roost_memory(roost_engine *e) { return roost_datapath_memory(&e->path); }
+
+void roost_stop(roost_engine *e) {
+    if (!e->started)
+        return;
+    roost_lock(e);
+    e->stopping = true;
+    roost_unlock(e);
+    kick(e);
+    pthread_join(e->thread, NULL);
+    roost_grace_stop(e);
+    e->started = false;
+}
+
+int roost_unpin(const char *pin_dir, char *err, uint32_t err_len) { return roost_datapath_unpin(pin_dir, err, err_len); }
+
+void roost_close(roost_engine *e) {
+    if (!e)
+        return;
+    roost_stop(e);
+    for (int i = 0; i < e->listeners; i++)
+        close(e->listener[i].fd);
+    while (e->oldest) {
+        struct roost_conn *c = e->oldest;
+        /* A connection on its way to sleep or to wake leaves its slot to the next daemon, which knows what to do. */
+        if (c->client.fd >= 0)
+            close(c->client.fd);
+        if (c->server.fd >= 0)
+            close(c->server.fd);
+        if (c->attach_fd >= 0)
+            close(c->attach_fd);
+        c->queued = 0;
+        roost_conn_forget(e, c);
+    }
+    roost_conns_free_dead(e);
+    roost_datapath_close(&e->path);
+    roost_mailbox_destroy(&e->box);
+    if (e->epoll_fd >= 0)
+        close(e->epoll_fd);
+    if (e->wake_fd >= 0)
+        close(e->wake_fd);
+    free(e->by_id);
+    free(e->by_key);
+    pthread_mutex_destroy(&e->lock);
+    free(e);
+}

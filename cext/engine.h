@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The C face of the engine: all that Python may call, and nothing else (cext/build_engine.py hands this file to cffi;
+ * appliance/engine.py is its only importer). Keep it to plain declarations that cffi can parse.
+ *
+ * One engine thread owns every socket, the timers and the table. Python puts batches of commands in and takes batches
+ * of events out; both calls release the GIL. Python never sees a byte of payload.
+ *
+ * Transitions. The engine carries transitions out and reports each with ONE event of type ROOST_EV_TRANSITION (from,
+ * to, cause: the codes below are those of control/states.py). Some it makes by itself (client-connect, client-data,
+ * client-close, server-close, probe-timeout, server-attach); the rest it makes when commanded. A command that could
+ * not be carried out is answered with ROOST_EV_REFUSED carrying the command's token, op and an error.
+ */
+
+#ifndef ROOST_CEXT_ENGINE_H
+#define ROOST_CEXT_ENGINE_H
+
+#include <stdint.h>
+
+#include "../ebpf/record.h"
+
+/* States and causes: the numbers of control/states.py (a unit test holds them together). */
+enum roost_state { ROOST_ST_NONE = 0, ROOST_ST_ACTIVE = 1, ROOST_ST_STANDBY = 2, ROOST_ST_IDLE = 3, ROOST_ST_SLEEP = 4,
+                   ROOST_ST_CLOSED = 5 };
+enum roost_cause { ROOST_C_NONE = 0, ROOST_C_CLIENT_CONNECT = 1, ROOST_C_CLIENT_DATA = 2, ROOST_C_CLIENT_CLOSE = 3,
+                   ROOST_C_SERVER_ATTACH = 4, ROOST_C_SERVER_CLOSE = 5, ROOST_C_QUIET = 6, ROOST_C_PRESSURE = 7,
+                   ROOST_C_COMMAND = 8, ROOST_C_PROBE_TIMEOUT = 9, ROOST_C_RESTORE = 10, ROOST_C_SHUTDOWN = 11 };
+
+enum roost_op {
+    ROOST_OP_STANDBY = 1, /* id: close the server link, keep the client socket (ACTIVE -> STANDBY) */
+    ROOST_OP_IDLE = 2,    /* id: freeze (STANDBY -> IDLE; an ACTIVE one goes through STANDBY first) */
+    ROOST_OP_SLEEP = 3,   /* key + id of an IDLE connection whose row IS committed: IDLE -> SLEEP */
+    ROOST_OP_WAKE = 4,    /* key (or id if awake): thaw and leave in STANDBY. From SLEEP: ROOST_EV_NEED_RECORD follows */
+    ROOST_OP_CLOSE = 5,   /* key or id: close towards the client (RST) and the server, whatever the state */
+    ROOST_OP_ATTACH = 6,  /* key + fd: link this connected server socket to the client, waking it. The engine owns fd
+                             from then on; preamble is written to the server first, early to the client first */
+    ROOST_OP_RESTORE = 7, /* key + record: the record ROOST_EV_NEED_RECORD asked for; error != 0: there is none */
+    ROOST_OP_FREEZE_HELD = 8, /* id: freeze the client leg alone, keep the server link; server data thaws it (chaos) */
+    ROOST_OP_INSERT = 9,  /* key + record: put a SLEEP record from the store into the table (after a reboot) */
+    ROOST_OP_PRESSURE = 10 /* count: freeze the count least recently active STANDBY/ACTIVE connections */
+};
+
+enum roost_event_type {
+    ROOST_EV_TRANSITION = 1,  /* from, to, cause, key, id, service, rx/tx bytes and gap since the last transition */
+    ROOST_EV_QUIET = 2,       /* id: ACTIVE or STANDBY (from) has been quiet as long as its service allows */
+    ROOST_EV_SLEEP_DUE = 3,   /* key + id + record: an IDLE connection is due for SLEEP; commit, then ROOST_OP_SLEEP */
+    ROOST_EV_NEED_RECORD = 4, /* key: a SLEEP connection must wake; answer with ROOST_OP_RESTORE */
+    ROOST_EV_REFUSED = 5,     /* op, token, key, id, error (errno): the command was not carried out; why: see error */
+    ROOST_EV_PRESSURE = 6,    /* count of awake connections; the descriptor high-water mark is passed */
+    ROOST_EV_FATAL = 7        /* error (errno): the engine thread stopped */
+};
+
+struct roost_record { /* all of an inactive connection: what the store keeps for SLEEP */
+    struct roost_key key;
+    struct roost_ka ka;
+    struct roost_rest rest;
+};
+
+struct roost_service {
+    uint16_t index;            /* 1.. ; index of the service in the configuration */
+    uint8_t listen[16];        /* address, IPv4-mapped for IPv4; all zeros or ::ffff:0.0.0.0 = every local address */
+    uint16_t listen_port;      /* host byte order */
+    uint8_t server[16];
+    uint16_t server_port;
+    uint32_t standby_quiet_ms; /* ACTIVE this long without payload -> ROOST_EV_QUIET; 0 = never */
+    uint32_t idle_quiet_ms;    /* STANDBY this long (since the last payload byte) -> ROOST_EV_QUIET; 0 = never */
+    uint32_t sleep_quiet_ms;   /* IDLE this long (since the last payload byte) -> ROOST_EV_SLEEP_DUE; 0 = never */
+    uint32_t connect_timeout_ms; /* how long a link to the server is tried before the client is reset */
+    uint16_t probe_interval_s; /* 0 = the appliance sends no probes */
+    uint16_t probe_retry_s;    /* between unanswered probes */
+    uint8_t probe_count;       /* dead after this many unanswered */
+    uint8_t close_with_server; /* 1: a server's FIN is passed on to the client; 0: the client goes to STANDBY */
+};
+
+struct roost_options {
+    const char *pin_dir;   /* below a bpffs; made if missing */
+    const char *bpf_dir;   /* where the compiled *.bpf.o lie */
+    uint32_t ipv4_slots;   /* capacity of the tables; an adopted table keeps the size it was made with */
+    uint32_t ipv6_slots;
+    uint32_t idle_slots;   /* rest slots */
+    uint32_t ring_bytes;   /* a power of two */
+    uint32_t max_awake;    /* client connections with a socket; above 7/8 of it: ROOST_EV_PRESSURE */
+    uint64_t next_id;      /* first number to give (the engine also looks at the adopted table) */
+};
+
+struct roost_command {
+    uint8_t op;
+    uint8_t cause;
+    int32_t fd;
+    int32_t error;
+    uint32_t count;
+    uint64_t id;
+    uint64_t token; /* comes back in ROOST_EV_REFUSED and in the transition event the command caused */
+    struct roost_record record; /* record.key is the key of the command */
+    char preamble[64];
+    uint32_t preamble_len;
+    const uint8_t *early; /* copied by roost_submit */
+    uint32_t early_len;
+};
+
+struct roost_event {
+    uint8_t type;
+    uint8_t from_state;
+    uint8_t to_state;
+    uint8_t cause;
+    uint8_t op;
+    int32_t error;
+    uint32_t count;
+    uint64_t id;
+    uint64_t token;
+    uint64_t at_ms;    /* CLOCK_REALTIME ms */
+    uint64_t rx_bytes; /* payload from the client since its last transition */
+    uint64_t tx_bytes; /* payload to the client since its last transition */
+    uint64_t gap_ms;   /* since the last payload byte, either direction */
+    struct roost_record record; /* key always; ka and rest where the type says so */
+};
+
+/* Per-verdict counters of the BPF programs and counters of the engine, by name (see roost_stat_name). */
+struct roost_stats {
+    uint64_t value[64];
+};
+
+typedef struct roost_engine roost_engine;
+
+/* All return 0 or a count, or -errno with a sentence for people in err (err_len bytes). */
+roost_engine *roost_open(const struct roost_options *options, char *err, uint32_t err_len);
+int roost_attach(roost_engine *e, const char *ifname, const char *mode /* auto native generic */, char *err,
+                 uint32_t err_len); /* returns 1 native, 2 generic */
+int roost_service_add(roost_engine *e, const struct roost_service *service, char *err, uint32_t err_len);
+int roost_service_update(roost_engine *e, const struct roost_service *service); /* policy fields only */
+int roost_start(roost_engine *e, char *err, uint32_t err_len);
+int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t count);
+int roost_events(roost_engine *e, struct roost_event *events, uint32_t max, uint32_t timeout_ms);
+int roost_wake_events(roost_engine *e); /* make a waiting roost_events return */
+/* Snapshot of what exists: awake connections, then table slots. *cursor starts at 0 and is 0 again at the end.
+ * state in events[].to_state; id 0 for SLEEP (the store knows it); gap_ms since the last payload byte. */
+int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, uint32_t max);
+int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event); /* 1 found, 0 not */
+int roost_stats_read(roost_engine *e, struct roost_stats *stats);
+const char *roost_stat_name(uint32_t index); /* NULL past the last one */
+uint64_t roost_memory(roost_engine *e);      /* bytes of kernel memory in our maps (as bpf fdinfo says) */
+void roost_stop(roost_engine *e);            /* stop the thread; open sockets are closed */
+int roost_unpin(const char *pin_dir, char *err, uint32_t err_len); /* detach and remove everything pinned there */
+void roost_close(roost_engine *e);           /* free; pinned objects stay */
+
+#endif

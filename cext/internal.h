@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the parts of the engine share. Everything here belongs to the engine thread; others may look at it only while
+ * they hold engine->lock.
+ *
+ *     engine.c      the thread, its loop, the C face          links.c   server links: connect, retry, unlink
+ *     commands.c    what the control plane asks for           relay.c   bytes between the two legs
+ *     freeze.c      socket -> record                          thaw.c    record -> socket
+ *     sweep.c       what sleeping connections need by time    connection.c  the awake ones, by id and by key
+ *     mailbox.c     batches in, batches out
+ */
+#ifndef ROOST_CEXT_INTERNAL_H
+#define ROOST_CEXT_INTERNAL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "../ebpf/frame.h"
+#include "datapath.h"
+#include "mailbox.h"
+#include "table.h"
+#include "wheel.h"
+
+#include "engine.h"
+
+#define ROOST_MAX_SERVICES 1024
+#define ROOST_SCRATCH (256 * 1024)
+#define ROOST_PENDING_MAX (64 * 1024) /* most that is ever buffered for a slow reader, per direction */
+
+struct roost_held { /* a frame that waits for its connection */
+    struct roost_held *next;
+    uint32_t ifindex, queue;
+    uint32_t length;
+    uint8_t data[];
+};
+
+struct roost_pending { /* read from one leg, not yet taken by the other */
+    uint32_t from, to;
+    uint8_t data[];
+};
+
+struct roost_leg {
+    int fd; /* -1: none */
+    bool readable, writable;
+    bool eof;  /* the peer's FIN was read */
+    bool shut; /* we sent ours */
+    struct roost_pending *pending; /* to be written to this leg */
+};
+
+enum roost_conn_phase {
+    ROOST_LIVE = 0,    /* the client socket is ours */
+    ROOST_MARKED,      /* FREEZING slot in the table; waiting for the grace period */
+    ROOST_HELD_LINK,   /* client leg frozen (IDLE slot), server link kept */
+    ROOST_ASKED,       /* SLEEP: the store was asked for the record */
+    ROOST_THAWING,     /* IDLE: in the waking queue */
+};
+
+enum roost_link { ROOST_UNLINKED = 0, ROOST_CONNECTING, ROOST_LINKED, ROOST_UNLINKING };
+
+struct roost_conn {
+    struct roost_timer timer; /* first: the wheel hands back its address */
+    struct roost_key key;
+    uint64_t id;
+    struct roost_conn *next_by_id, *next_by_key;
+    struct roost_conn *older, *newer; /* all awake connections */
+    struct roost_conn *next_ready;    /* run queue of the relay */
+    struct roost_leg client, server;
+    uint64_t active_ms; /* last payload byte */
+    uint64_t since_ms;  /* last transition */
+    uint64_t rx, tx;    /* since the last transition */
+    uint64_t link_deadline_ms, retry_ms;
+    uint64_t told_quiet_ms; /* active_ms for which QUIET was told */
+    uint64_t token;         /* of the command that waits for this connection */
+    struct roost_held *held, **held_tail;
+    int attach_fd; /* a server that waits until the connection is awake; -1 none */
+    char *preamble;
+    uint32_t preamble_len;
+    uint8_t *early;
+    uint32_t early_len;
+    uint16_t service;
+    uint8_t state; /* enum roost_state as told to the control plane */
+    uint8_t phase, link;
+    uint8_t wake_cause;
+    uint8_t freeze_cause, unlink_cause;
+    bool attached;     /* the link is a server's own (attach): not to be reconnected */
+    bool want_freeze;  /* freeze as soon as it is unlinked */
+    bool keep_link;    /* of this freeze */
+    bool want_close;
+    bool ready;        /* in the run queue */
+    bool dead;         /* freed at the end of the turn */
+    uint8_t queued;    /* queues it stands in: not to be freed */
+    struct roost_conn *next_frozen; /* grace batches */
+    struct roost_conn *next_waking; /* to be thawed in the next turn */
+    struct roost_conn *next_dead;
+    bool waking;
+    struct roost_ka *slot;          /* in MARKED, HELD_LINK, ASKED */
+};
+
+struct roost_grace {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    int event_fd;
+    bool wanted, stop, running;
+};
+
+struct roost_listener {
+    struct roost_service service;
+    int fd;
+    bool paused;
+};
+
+enum roost_engine_counter {
+    ROOST_E_ACCEPTED, ROOST_E_CLOSED, ROOST_E_FROZEN, ROOST_E_FREEZE_CANCELLED, ROOST_E_THAWED, ROOST_E_THAW_FAILED,
+    ROOST_E_REPLAYED, ROOST_E_STRAY_REPLAYED, ROOST_E_FRAME_BAD, ROOST_E_LINKED, ROOST_E_LINK_FAILED, ROOST_E_PROBES,
+    ROOST_E_PROBE_LOST, ROOST_E_PROBE_DEAD, ROOST_E_TABLE_FULL, ROOST_E_ACCEPT_PAUSED, ROOST_E_FREEZE_NS,
+    ROOST_E_THAW_NS, ROOST_E_BYTES_IN, ROOST_E_BYTES_OUT, ROOST_E_COUNT
+};
+
+struct roost_engine {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    int lock_waiters;
+    bool started, stopping;
+    int epoll_fd, wake_fd;
+    struct roost_mailbox box;
+    struct roost_datapath path;
+    struct roost_table table;
+    struct roost_wheel wheel;
+    struct roost_grace grace;
+    struct roost_listener listener[ROOST_MAX_SERVICES];
+    int listeners;
+    struct roost_listener *by_index[ROOST_MAX_SERVICES]; /* by the index of the service */
+    struct roost_conn **by_id, **by_key;
+    uint32_t hash_size;
+    struct roost_conn *oldest, *newest;
+    uint64_t awake, max_awake;
+    bool pressure_told;
+    uint64_t next_id;
+    uint64_t now_ms;
+    uint64_t accept_resume_ms;
+    struct roost_conn *ready, **ready_tail;
+    struct roost_conn *gathering, *in_grace, *graced; /* freeze batches */
+    struct roost_conn *dead;
+    struct roost_conn *waking, **waking_tail; /* their records are at hand */
+    struct roost_held *stray, **stray_tail;   /* frames of connections that need no thaw: to the stack */
+    uint64_t sweep_at, sweep_ms;
+    uint64_t stat[ROOST_E_COUNT];
+    uint8_t scratch[ROOST_SCRATCH];
+};
+
+/* engine.c. The lock is fair to others than the engine thread. */
+void roost_lock(struct roost_engine *e);
+void roost_unlock(struct roost_engine *e);
+void roost_conn_timer(struct roost_engine *e, struct roost_conn *c);
+
+/* connection.c */
+int roost_conns_init(struct roost_engine *e, uint32_t expected);
+struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key *key, uint64_t id, uint16_t service);
+struct roost_conn *roost_conn_by_id(struct roost_engine *e, uint64_t id);
+struct roost_conn *roost_conn_by_key(struct roost_engine *e, const struct roost_key *key);
+void roost_conn_touch(struct roost_engine *e, struct roost_conn *c); /* payload moved: now the most recently active */
+void roost_conn_set_id(struct roost_engine *e, struct roost_conn *c, uint64_t id);
+void roost_conn_forget(struct roost_engine *e, struct roost_conn *c); /* out of every index; freed after this turn */
+void roost_conn_set_timer(struct roost_engine *e, struct roost_conn *c);
+void roost_conns_free_dead(struct roost_engine *e);
+void roost_conn_run(struct roost_engine *e, struct roost_conn *c); /* into the run queue */
+const struct roost_service *roost_service_of(struct roost_engine *e, uint16_t index);
+void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum roost_state to, enum roost_cause cause);
+/* Ends an awake connection: CLOSED. reset: towards both ends by RST, else by the close that is already under way. */
+void roost_conn_close(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset);
+int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool server);
+void roost_reset_fd(int fd); /* close with RST */
+
+/* links.c */
+void roost_link_start(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);
+void roost_link_attach(struct roost_engine *e, struct roost_conn *c);
+void roost_link_connected(struct roost_engine *e, struct roost_conn *c);
+void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause); /* -> STANDBY */
+int roost_link_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);   /* orderly, -> STANDBY */
+void roost_link_timer(struct roost_engine *e, struct roost_conn *c);
+
+/* relay.c */
+void roost_relay(struct roost_engine *e, struct roost_conn *c);
+int roost_leg_flush(struct roost_leg *leg); /* 0 nothing pending any more, -EAGAIN, or -errno */
+int roost_leg_queue(struct roost_leg *leg, const uint8_t *data, uint32_t length);
+
+/* freeze.c */
+int roost_grace_start(struct roost_engine *e);
+void roost_grace_stop(struct roost_engine *e);
+int roost_freeze(struct roost_engine *e, struct roost_conn *c, bool keep_link, enum roost_cause cause);
+void roost_freeze_turn(struct roost_engine *e);
+void roost_grace_done(struct roost_engine *e);
+
+/* thaw.c */
+int roost_on_frame(void *context, void *data, size_t size);
+void roost_thaw_turn(struct roost_engine *e);
+/* Wakes a connection of the table for the control plane or a server: thawed in this turn's roost_thaw_turn when IDLE,
+ * after the store answered when SLEEP. NULL with *error when there is none. */
+struct roost_conn *roost_wake(struct roost_engine *e, const struct roost_key *key, enum roost_cause cause, int *error);
+void roost_wake_queue(struct roost_engine *e, struct roost_conn *c);
+void roost_restore(struct roost_engine *e, const struct roost_command *command);
+void roost_hold_release(struct roost_engine *e, struct roost_conn *c); /* replays what was held, removes the slot */
+void roost_awake(struct roost_engine *e, struct roost_conn *c);        /* go on after a thaw or a cancelled freeze */
+void roost_look(struct roost_engine *e, struct roost_conn *c, enum roost_cause otherwise); /* what does it want? */
+
+/* commands.c */
+uint64_t roost_realtime_ms(void);
+void roost_commands_turn(struct roost_engine *e);
+void roost_refuse(struct roost_engine *e, uint8_t op, uint64_t token, uint64_t id, const struct roost_key *key,
+                  int error);
+void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, struct roost_event *event);
+
+/* sweep.c */
+void roost_sweep_turn(struct roost_engine *e);
+
+#endif

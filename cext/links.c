@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The server side of a connection: linked when the client speaks (or a server attaches), unlinked when it is quiet.
+ *
+ *     UNLINKED -> CONNECTING -> LINKED -> UNLINKING -> UNLINKED
+ *
+ * UNLINKING: our FIN is sent, the server's awaited for a while. What it still sends goes to the client; what the client
+ * sends waits in its socket for the next link.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+#define RETRY_MS 200
+#define UNLINK_MS 1000
+
+static void fresh_leg(struct roost_leg *leg, int fd) {
+    free(leg->pending);
+    memset(leg, 0, sizeof(*leg));
+    leg->fd = fd;
+}
+
+static int connect_to(const struct roost_service *s) {
+    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons(s->server_port)};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons(s->server_port)};
+    bool is_v4 = !memcmp(s->server, mapped, 12);
+    int one = 1, fd = socket(is_v4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -errno;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    memcpy(&v4.sin_addr, s->server + 12, 4);
+    memcpy(&v6.sin6_addr, s->server, 16);
+    int e = is_v4 ? connect(fd, (struct sockaddr *)&v4, sizeof(v4)) : connect(fd, (struct sockaddr *)&v6, sizeof(v6));
+    if (e && errno != EINPROGRESS) {
+        e = -errno;
+        close(fd);
+        return e;
+    }
+    return fd;
+}
+
+static void attempt(struct roost_engine *e, struct roost_conn *c) {
+    int fd = connect_to(roost_service_of(e, c->service));
+    c->retry_ms = 0;
+    if (fd >= 0) {
+        fresh_leg(&c->server, fd);
+        if (roost_watch(e, fd, c, true)) {
+            close(fd);
+            c->server.fd = fd = -1;
+        }
+    }
+    if (fd < 0)
+        c->retry_ms = e->now_ms + RETRY_MS;
+    roost_conn_set_timer(e, c);
+}
+
+void roost_link_start(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
+    const struct roost_service *s = roost_service_of(e, c->service);
+    if (c->state != ROOST_ST_ACTIVE)
+        roost_conn_transition(e, c, ROOST_ST_ACTIVE, cause);
+    c->link = ROOST_CONNECTING;
+    c->link_deadline_ms = e->now_ms + (s->connect_timeout_ms ? s->connect_timeout_ms : 10000);
+    attempt(e, c);
+}
+
+void roost_link_connected(struct roost_engine *e, struct roost_conn *c) {
+    struct sockaddr_storage peer;
+    socklen_t size = sizeof(peer);
+    int error = 0;
+    socklen_t error_size = sizeof(error);
+    if (c->server.fd < 0)
+        return;
+    /* Not SO_ERROR alone: an event of an earlier attempt's socket may have brought us here. */
+    if (getpeername(c->server.fd, (struct sockaddr *)&peer, &size)) {
+        getsockopt(c->server.fd, SOL_SOCKET, SO_ERROR, &error, &error_size);
+        if (!error)
+            return;
+        close(c->server.fd);
+        c->server.fd = -1;
+        c->retry_ms = e->now_ms + RETRY_MS;
+        roost_conn_set_timer(e, c);
+        return;
+    }
+    c->link = ROOST_LINKED;
+    c->server.readable = c->server.writable = true;
+    e->stat[ROOST_E_LINKED]++;
+    roost_conn_touch(e, c);
+    roost_conn_set_timer(e, c);
+    roost_conn_run(e, c);
+}
+
+void roost_link_attach(struct roost_engine *e, struct roost_conn *c) {
+    int fd = c->attach_fd, one = 1;
+    c->attach_fd = -1;
+    fresh_leg(&c->server, fd);
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    if ((c->preamble_len && roost_leg_queue(&c->server, (uint8_t *)c->preamble, c->preamble_len)) ||
+        (c->early_len && roost_leg_queue(&c->client, c->early, c->early_len)) || roost_watch(e, fd, c, true)) {
+        close(fd);
+        c->server.fd = -1;
+        roost_refuse(e, ROOST_OP_ATTACH, c->token, c->id, &c->key, ENOMEM);
+        c->token = 0;
+        roost_look(e, c, ROOST_C_SERVER_ATTACH);
+        return;
+    }
+    if (c->early_len) {
+        c->tx += c->early_len;
+        roost_conn_touch(e, c);
+    }
+    free(c->preamble);
+    free(c->early);
+    c->preamble = NULL;
+    c->early = NULL;
+    c->preamble_len = c->early_len = 0;
+    c->link = ROOST_LINKED;
+    c->attached = true;
+    c->server.readable = c->server.writable = true;
+    e->stat[ROOST_E_LINKED]++;
+    roost_conn_touch(e, c);
+    roost_conn_transition(e, c, ROOST_ST_ACTIVE, ROOST_C_SERVER_ATTACH);
+    roost_conn_set_timer(e, c);
+    roost_conn_run(e, c);
+}
+
+void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
+    if (c->server.fd >= 0)
+        close(c->server.fd);
+    fresh_leg(&c->server, -1);
+    c->link = ROOST_UNLINKED;
+    c->attached = false;
+    c->retry_ms = 0;
+    if (c->state != ROOST_ST_STANDBY)
+        roost_conn_transition(e, c, ROOST_ST_STANDBY, cause);
+    if (c->attach_fd >= 0) {
+        roost_link_attach(e, c);
+        return;
+    }
+    roost_conn_set_timer(e, c);
+    if (c->client.readable)
+        roost_conn_run(e, c);
+    if (c->want_freeze) {
+        c->want_freeze = false;
+        int error = roost_freeze(e, c, false, (enum roost_cause)c->freeze_cause);
+        if (error)
+            roost_refuse(e, ROOST_OP_IDLE, c->token, c->id, &c->key, -error);
+    }
+}
+
+int roost_link_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
+    if (c->link == ROOST_UNLINKED)
+        return 0;
+    if (c->client.eof || c->server.pending || c->client.pending)
+        return -EBUSY; /* in the middle of something: bytes wait, or the end has begun */
+    if (c->link == ROOST_CONNECTING) {
+        if (c->rx == 0 && !c->client.readable) {
+            roost_link_drop(e, c, cause);
+            return 0;
+        }
+        return -EBUSY; /* the client spoke and waits for this very link */
+    }
+    if (c->link == ROOST_UNLINKING)
+        return 0;
+    shutdown(c->server.fd, SHUT_WR);
+    c->server.shut = true;
+    c->link = ROOST_UNLINKING;
+    c->unlink_cause = (uint8_t)cause;
+    c->link_deadline_ms = e->now_ms + UNLINK_MS;
+    roost_conn_set_timer(e, c);
+    roost_conn_run(e, c);
+    return 0;
+}
+
+void roost_link_timer(struct roost_engine *e, struct roost_conn *c) {
+    if (c->link == ROOST_CONNECTING) {
+        if (e->now_ms >= c->link_deadline_ms) {
+            e->stat[ROOST_E_LINK_FAILED]++;
+            roost_conn_close(e, c, ROOST_C_SERVER_CLOSE, true);
+        } else if (c->retry_ms && e->now_ms >= c->retry_ms) {
+            attempt(e, c);
+        } else {
+            roost_conn_set_timer(e, c);
+        }
+    } else if (c->link == ROOST_UNLINKING) {
+        if (e->now_ms >= c->link_deadline_ms)
+            roost_link_drop(e, c, (enum roost_cause)c->unlink_cause); /* what it sends from now on it learns by RST */
+        else
+            roost_conn_set_timer(e, c);
+    }
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "mailbox.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define EVENTS_A_BLOCK 256
+#define COMMANDS_A_BLOCK 128
+
+struct roost_event_block {
+    struct roost_event_block *next;
+    uint32_t from, to;
+    struct roost_event event[EVENTS_A_BLOCK];
+};
+
+struct roost_command_block {
+    struct roost_command_block *next;
+    uint32_t from, to;
+    struct roost_command command[COMMANDS_A_BLOCK];
+};
+
+void roost_mailbox_init(struct roost_mailbox *m) {
+    pthread_condattr_t attributes;
+    memset(m, 0, sizeof(*m));
+    pthread_mutex_init(&m->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&m->ready, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+void roost_mailbox_destroy(struct roost_mailbox *m) {
+    struct roost_command command;
+    while (roost_mailbox_next(m, &command))
+        free((void *)command.early);
+    while (m->first_event) {
+        struct roost_event_block *block = m->first_event;
+        m->first_event = block->next;
+        free(block);
+    }
+    pthread_mutex_destroy(&m->lock);
+    pthread_cond_destroy(&m->ready);
+}
+
+void roost_mailbox_post(struct roost_mailbox *m, const struct roost_event *event) {
+    pthread_mutex_lock(&m->lock);
+    struct roost_event_block *block = m->last_event;
+    if (!block || block->to == EVENTS_A_BLOCK) {
+        block = malloc(sizeof(*block));
+        if (!block) {
+            m->lost++;
+            pthread_mutex_unlock(&m->lock);
+            return;
+        }
+        block->next = NULL;
+        block->from = block->to = 0;
+        if (m->last_event)
+            m->last_event->next = block;
+        else
+            m->first_event = block;
+        m->last_event = block;
+    }
+    block->event[block->to++] = *event;
+    m->events++;
+    bool sleeping = m->sleeping;
+    pthread_mutex_unlock(&m->lock);
+    if (sleeping)
+        pthread_cond_signal(&m->ready);
+}
+
+int roost_mailbox_take(struct roost_mailbox *m, struct roost_event *events, uint32_t max, uint32_t timeout_ms) {
+    uint32_t taken = 0;
+    pthread_mutex_lock(&m->lock);
+    if (!m->first_event && !m->poked && timeout_ms) {
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_sec += timeout_ms / 1000;
+        until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
+        if (until.tv_nsec >= 1000000000) {
+            until.tv_sec++;
+            until.tv_nsec -= 1000000000;
+        }
+        m->sleeping = true;
+        while (!m->first_event && !m->poked)
+            if (pthread_cond_timedwait(&m->ready, &m->lock, &until) == ETIMEDOUT)
+                break;
+        m->sleeping = false;
+    }
+    m->poked = false;
+    while (taken < max && m->first_event) {
+        struct roost_event_block *block = m->first_event;
+        uint32_t count = block->to - block->from;
+        if (count > max - taken)
+            count = max - taken;
+        memcpy(events + taken, block->event + block->from, count * sizeof(*events));
+        block->from += count;
+        taken += count;
+        if (block->from == block->to) {
+            m->first_event = block->next;
+            if (!m->first_event)
+                m->last_event = NULL;
+            free(block);
+        }
+    }
+    m->events -= taken;
+    pthread_mutex_unlock(&m->lock);
+    return (int)taken;
+}
+
+void roost_mailbox_poke(struct roost_mailbox *m) {
+    pthread_mutex_lock(&m->lock);
+    m->poked = true;
+    pthread_mutex_unlock(&m->lock);
+    pthread_cond_signal(&m->ready);
+}
+
+bool roost_mailbox_crowded(struct roost_mailbox *m) {
+    return __atomic_load_n(&m->events, __ATOMIC_RELAXED) > ROOST_CROWDED;
+}
+
+static int submit_one(struct roost_mailbox *m, const struct roost_command *command) {
+    struct roost_command_block *block = m->last_command;
+    uint8_t *early = NULL;
+    if (command->early_len) {
+        early = malloc(command->early_len);
+        if (!early)
+            return -ENOMEM;
+        memcpy(early, command->early, command->early_len);
+    }
+    if (!block || block->to == COMMANDS_A_BLOCK) {
+        block = malloc(sizeof(*block));
+        if (!block) {
+            free(early);
+            return -ENOMEM;
+        }
+        block->next = NULL;
+        block->from = block->to = 0;
+        if (m->last_command)
+            m->last_command->next = block;
+        else
+            m->first_command = block;
+        m->last_command = block;
+    }
+    block->command[block->to] = *command;
+    block->command[block->to++].early = early;
+    return 0;
+}
+
+int roost_mailbox_submit(struct roost_mailbox *m, const struct roost_command *commands, uint32_t count) {
+    int e = 0;
+    pthread_mutex_lock(&m->lock);
+    for (uint32_t i = 0; i < count && !e; i++)
+        e = submit_one(m, &commands[i]);
+    pthread_mutex_unlock(&m->lock);
+    return e;
+}
+
+bool roost_mailbox_next(struct roost_mailbox *m, struct roost_command *command) {
+    pthread_mutex_lock(&m->lock);
+    struct roost_command_block *block = m->first_command;
+    if (block) {
+        *command = block->command[block->from++];
+        if (block->from == block->to) {
+            m->first_command = block->next;
+            if (!m->first_command)
+                m->last_command = NULL;
+            free(block);
+        }
+    }
+    pthread_mutex_unlock(&m->lock);
+    return block != NULL;
+}

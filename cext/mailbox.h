@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Between the engine thread and the control plane: batches of commands in, batches of events out. Both queues are
+ * chains of blocks, so that a burst costs memory only while it lasts. Events are never thrown away; instead the engine
+ * looks at roost_mailbox_crowded and stops making work that can wait.
+ */
+#ifndef ROOST_CEXT_MAILBOX_H
+#define ROOST_CEXT_MAILBOX_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine.h"
+
+#define ROOST_CROWDED 32768 /* events waiting */
+
+struct roost_event_block;
+struct roost_command_block;
+
+struct roost_mailbox {
+    pthread_mutex_t lock;
+    pthread_cond_t ready;
+    struct roost_event_block *first_event, *last_event;
+    struct roost_command_block *first_command, *last_command;
+    uint64_t events, lost; /* lost: no memory for them; counted, told in the statistics */
+    bool poked, sleeping;
+};
+
+void roost_mailbox_init(struct roost_mailbox *m);
+void roost_mailbox_destroy(struct roost_mailbox *m);
+void roost_mailbox_post(struct roost_mailbox *m, const struct roost_event *event);
+int roost_mailbox_take(struct roost_mailbox *m, struct roost_event *events, uint32_t max, uint32_t timeout_ms);
+void roost_mailbox_poke(struct roost_mailbox *m);
+bool roost_mailbox_crowded(struct roost_mailbox *m);
+/* 0 or -ENOMEM; early data is copied. */
+int roost_mailbox_submit(struct roost_mailbox *m, const struct roost_command *commands, uint32_t count);
+/* Next command, or false. command->early, if any, belongs to the caller (free). */
+bool roost_mailbox_next(struct roost_mailbox *m, struct roost_command *command);
+
+#endif

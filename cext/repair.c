@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#define _GNU_SOURCE
+#include "repair.h"
+
+#include <errno.h>
+#include <linux/sock_diag.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <stdbool.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "table.h"
+
+#ifndef TCPI_OPT_USEC_TS
+#define TCPI_OPT_USEC_TS 64
+#endif
+#define TCP_ESTABLISHED_STATE 1
+
+uint64_t roost_monotonic_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+static int set(int fd, int option, int value) {
+    return setsockopt(fd, IPPROTO_TCP, option, &value, sizeof(value)) ? -errno : 0;
+}
+
+static int get(int fd, int option, void *value, socklen_t size) {
+    return getsockopt(fd, IPPROTO_TCP, option, value, &size) ? -errno : 0;
+}
+
+static int queue_seq(int fd, int queue, uint32_t *seq) {
+    int e = set(fd, TCP_REPAIR_QUEUE, queue);
+    return e ? e : get(fd, TCP_QUEUE_SEQ, seq, sizeof(*seq));
+}
+
+static int set_queue_seq(int fd, int queue, uint32_t seq) {
+    int e = set(fd, TCP_REPAIR_QUEUE, queue);
+    if (e)
+        return e;
+    return setsockopt(fd, IPPROTO_TCP, TCP_QUEUE_SEQ, &seq, sizeof(seq)) ? -errno : 0;
+}
+
+void roost_repair_undo(int fd, int closed_filter) {
+    int none = 0;
+    set(fd, TCP_REPAIR, TCP_REPAIR_OFF_NO_WP); /* plain OFF would send a window probe */
+    if (closed_filter >= 0)
+        setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof(none));
+}
+
+/* 0 when every queue is empty. SK_MEMINFO_RMEM_ALLOC covers the receive and the out-of-order queue, WMEM_QUEUED what
+ * is not sent and what is not acknowledged. */
+static int queues_empty(int fd) {
+    uint32_t memory[SK_MEMINFO_VARS];
+    socklen_t size = sizeof(memory);
+    if (getsockopt(fd, SOL_SOCKET, SO_MEMINFO, memory, &size))
+        return -errno;
+    return memory[SK_MEMINFO_RMEM_ALLOC] || memory[SK_MEMINFO_WMEM_QUEUED] || memory[SK_MEMINFO_BACKLOG] ? -EAGAIN : 0;
+}
+
+static int take(int fd, struct roost_ka *ka, struct roost_rest *rest) {
+    struct tcp_info info;
+    struct tcp_repair_window window;
+    uint32_t snd, rcv, timestamp = 0;
+    int mss, e;
+
+    memset(&info, 0, sizeof(info));
+    if ((e = get(fd, TCP_INFO, &info, sizeof(info))))
+        return e;
+    if (info.tcpi_state != TCP_ESTABLISHED_STATE)
+        return -ENOTCONN;
+    if (info.tcpi_options & TCPI_OPT_USEC_TS)
+        return -EOPNOTSUPP;
+    if ((e = queues_empty(fd)) || (e = queue_seq(fd, TCP_SEND_QUEUE, &snd)) ||
+        (e = queue_seq(fd, TCP_RECV_QUEUE, &rcv)) || (e = get(fd, TCP_REPAIR_WINDOW, &window, sizeof(window))))
+        return e;
+    if (window.rcv_wup != rcv) {
+        /* An acknowledgement is due (delayed ACK). Send it now: nobody would once the socket is gone. */
+        if ((e = set(fd, TCP_QUICKACK, 1)) || (e = get(fd, TCP_REPAIR_WINDOW, &window, sizeof(window))))
+            return e;
+        if (window.rcv_wup != rcv)
+            return -EAGAIN;
+    }
+    if (!window.snd_wnd)
+        return -EAGAIN;
+    if ((e = get(fd, TCP_MAXSEG, &mss, sizeof(mss))))
+        return e;
+
+    uint32_t flags = 0, snd_wscale = 0, rcv_wscale = 0;
+    if (info.tcpi_options & TCPI_OPT_TIMESTAMPS) {
+        flags |= ROOST_F_TIMESTAMPS;
+        if ((e = get(fd, TCP_TIMESTAMP, &timestamp, sizeof(timestamp))))
+            return e;
+    }
+    if (info.tcpi_options & TCPI_OPT_SACK)
+        flags |= ROOST_F_SACK;
+    if (info.tcpi_options & TCPI_OPT_WSCALE) {
+        flags |= ROOST_F_WSCALE;
+        snd_wscale = info.tcpi_snd_wscale;
+        rcv_wscale = info.tcpi_rcv_wscale;
+    }
+    uint32_t on_wire = window.rcv_wnd >> rcv_wscale;
+    memset(ka, 0, sizeof(*ka));
+    memset(rest, 0, sizeof(*rest));
+    ka->ctl = flags << 16 | snd_wscale << 24 | rcv_wscale << 28;
+    ka->snd_nxt = snd;
+    ka->rcv_nxt = rcv;
+    /* Kernels since 6.7 clear the lowest bit of what they tell (it marks the unit), so the true clock may be 1 ms
+     * ahead; the clock may be read 1 ms late here. Round up: a TSval must never go back (RFC 7323 5.3). */
+    ka->ts_offset = timestamp ? timestamp + 1 - (uint32_t)roost_monotonic_ms() + 1 : 0;
+    ka->window = on_wire > 0xffff ? 0xffff : (uint16_t)on_wire;
+    ka->rest = ROOST_NO_REST;
+    rest->snd_wnd = window.snd_wnd;
+    rest->max_window = window.max_window;
+    rest->mss = mss > 0xffff ? 0xffff : (uint16_t)mss;
+    return 0;
+}
+
+int roost_repair_snapshot(int fd, int closed_filter, struct roost_ka *ka, struct roost_rest *rest) {
+    int e = queues_empty(fd);
+    if (e || (e = set(fd, TCP_REPAIR, 1)))
+        return e;
+    if (closed_filter >= 0 &&
+        setsockopt(fd, SOL_SOCKET, SO_ATTACH_BPF, &closed_filter, sizeof(closed_filter))) {
+        e = -errno;
+        set(fd, TCP_REPAIR, TCP_REPAIR_OFF_NO_WP);
+        return e;
+    }
+    if ((e = take(fd, ka, rest)))
+        roost_repair_undo(fd, closed_filter);
+    return e;
+}
+
+static socklen_t address_of(const uint8_t ip[16], uint16_t port_be, bool v4, struct sockaddr_storage *storage) {
+    memset(storage, 0, sizeof(*storage));
+    if (v4) {
+        struct sockaddr_in *a = (struct sockaddr_in *)storage;
+        a->sin_family = AF_INET;
+        a->sin_port = port_be;
+        memcpy(&a->sin_addr, ip + 12, 4);
+        return sizeof(*a);
+    }
+    struct sockaddr_in6 *a = (struct sockaddr_in6 *)storage;
+    a->sin6_family = AF_INET6;
+    a->sin6_port = port_be;
+    memcpy(&a->sin6_addr, ip, 16);
+    return sizeof(*a);
+}
+
+static int rebuild(int fd, const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest,
+                   bool v4) {
+    struct sockaddr_storage address;
+    struct tcp_repair_opt options[4];
+    uint32_t flags = ROOST_FLAGS(ka->ctl);
+    int e, n = 0, one = 1;
+
+    /* Repair mode comes before bind: it is what lets the socket bind beside the listener. */
+    if ((e = set(fd, TCP_REPAIR, 1)))
+        return e;
+    socklen_t size = address_of(key->local, key->local_port, v4, &address);
+    if (bind(fd, (struct sockaddr *)&address, size))
+        return -errno;
+    if ((e = set_queue_seq(fd, TCP_SEND_QUEUE, ka->snd_nxt)) || (e = set_queue_seq(fd, TCP_RECV_QUEUE, ka->rcv_nxt)))
+        return e;
+    size = address_of(key->client, key->client_port, v4, &address);
+    if (connect(fd, (struct sockaddr *)&address, size))
+        return -errno;
+
+    options[n].opt_code = 2; /* MSS */
+    options[n++].opt_val = rest->mss;
+    if (flags & ROOST_F_WSCALE) {
+        options[n].opt_code = 3;
+        options[n++].opt_val = ROOST_SND_WSCALE(ka->ctl) | ROOST_RCV_WSCALE(ka->ctl) << 16;
+    }
+    if (flags & ROOST_F_SACK) {
+        options[n].opt_code = 4;
+        options[n++].opt_val = 0;
+    }
+    if (flags & ROOST_F_TIMESTAMPS) {
+        options[n].opt_code = 8;
+        options[n++].opt_val = 0;
+    }
+    if (setsockopt(fd, IPPROTO_TCP, TCP_REPAIR_OPTIONS, options, (socklen_t)n * sizeof(options[0])))
+        return -errno;
+    if (flags & ROOST_F_TIMESTAMPS) {
+        /* The clock has gone on while the socket was away: with the frozen value PAWS at the client would drop all we
+         * send for as long as the connection slept. Rounded up to even: the lowest bit marks the unit. */
+        uint32_t timestamp = ((uint32_t)roost_monotonic_ms() + ka->ts_offset + 1) & ~1u;
+        if (setsockopt(fd, IPPROTO_TCP, TCP_TIMESTAMP, &timestamp, sizeof(timestamp)))
+            return -errno;
+    }
+    struct tcp_repair_window window = {
+        .snd_wl1 = ka->rcv_nxt - 1, /* any segment from now on may update the window */
+        .snd_wnd = rest->snd_wnd,
+        .max_window = rest->max_window,
+        .rcv_wnd = (uint32_t)ka->window << ROOST_RCV_WSCALE(ka->ctl),
+        .rcv_wup = ka->rcv_nxt,
+    };
+    if (setsockopt(fd, IPPROTO_TCP, TCP_REPAIR_WINDOW, &window, sizeof(window)))
+        return -errno;
+    if ((e = set(fd, TCP_NODELAY, 1)) || (e = set(fd, TCP_REPAIR, TCP_REPAIR_OFF_NO_WP)))
+        return e;
+    /* Not before: in repair mode it would undo the forced reuse. Without it the listener's port could not be bound
+     * again while this connection is in TIME-WAIT. */
+    if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)))
+        return -errno;
+    return 0;
+}
+
+int roost_repair_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest) {
+    bool v4 = roost_key_is_v4(key);
+    int fd = socket(v4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -errno;
+    int e = rebuild(fd, key, ka, rest, v4);
+    if (!e)
+        return fd;
+    close(fd); /* in repair mode, or never connected: silent */
+    return e;
+}

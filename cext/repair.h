@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Socket <-> record, by TCP_REPAIR.
+ *
+ *        acknowledged      in flight      not sent                 read by us        not read
+ *     ----------------|---------------|------------            ----------------|------------|------ - -
+ *                  snd_una         snd_nxt      write_seq                               rcv_nxt
+ *
+ * A connection is frozen only when all of it is acknowledged and read: snd_una = snd_nxt = write_seq, nothing in the
+ * receive, out-of-order or backlog queues. Then two sequence numbers, the windows, the negotiated options and the
+ * timestamp clock are the whole connection.
+ */
+#ifndef ROOST_CEXT_REPAIR_H
+#define ROOST_CEXT_REPAIR_H
+
+#include <stdint.h>
+
+#include "../ebpf/record.h"
+
+/* Fills ka (all but service, probes and rest) and rest (all but id, active_ms and sleep_due_s) from a connected
+ * socket, which is left in repair mode behind a filter that lets nothing in: close it, or give up with
+ * roost_repair_undo. closed_filter: fd of ebpf/closed.bpf.c, or -1.
+ * 0, or -EAGAIN (something in a queue, or window closed: try later), -ENOTCONN (not ESTABLISHED any more),
+ * -EOPNOTSUPP (microsecond timestamps), or -errno; on error the socket is as it was. */
+int roost_repair_snapshot(int fd, int closed_filter, struct roost_ka *ka, struct roost_rest *rest);
+void roost_repair_undo(int fd, int closed_filter);
+
+/* A new non-blocking connected socket from a record, out of repair mode, or -errno. */
+int roost_repair_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest);
+
+/* CLOCK_MONOTONIC in ms: the clock behind TCP timestamps and every *_ms and *_s field of the record. */
+uint64_t roost_monotonic_ms(void);
+
+#endif

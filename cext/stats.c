@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The names of the counters, in the order of enum roost_counter, enum roost_engine_counter and roost_stats_read. */
+#include "internal.h"
+
+static const char *const bpf_names[ROOST_N_COUNT] = {
+    [ROOST_N_ANSWERED] = "keepalives_answered",
+    [ROOST_N_HEARD] = "acks_heard",
+    [ROOST_N_CHALLENGED] = "challenge_acks",
+    [ROOST_N_CHALLENGE_LIMITED] = "challenge_acks_limited",
+    [ROOST_N_WOKEN] = "frames_woke",
+    [ROOST_N_HELD] = "frames_held",
+    [ROOST_N_DROPPED] = "segments_dropped",
+    [ROOST_N_BAD_CHECKSUM] = "bad_checksum",
+    [ROOST_N_MALFORMED] = "malformed",
+    [ROOST_N_RING_FULL] = "ring_full",
+    [ROOST_N_OVERSIZE] = "frames_oversize",
+    [ROOST_N_RST_GUARDED] = "rst_guarded",
+    [ROOST_N_GUARD_WOKEN] = "guard_woke",
+};
+
+static const char *const engine_names[ROOST_E_COUNT] = {
+    [ROOST_E_ACCEPTED] = "accepted",
+    [ROOST_E_CLOSED] = "closed",
+    [ROOST_E_FROZEN] = "frozen",
+    [ROOST_E_FREEZE_CANCELLED] = "freeze_cancelled",
+    [ROOST_E_THAWED] = "thawed",
+    [ROOST_E_THAW_FAILED] = "thaw_failed",
+    [ROOST_E_REPLAYED] = "frames_replayed",
+    [ROOST_E_STRAY_REPLAYED] = "frames_stray",
+    [ROOST_E_FRAME_BAD] = "frames_bad",
+    [ROOST_E_LINKED] = "linked",
+    [ROOST_E_LINK_FAILED] = "link_failed",
+    [ROOST_E_PROBES] = "probes_sent",
+    [ROOST_E_PROBE_LOST] = "probes_unsent",
+    [ROOST_E_PROBE_DEAD] = "probe_dead",
+    [ROOST_E_TABLE_FULL] = "table_full",
+    [ROOST_E_ACCEPT_PAUSED] = "accept_paused",
+    [ROOST_E_FREEZE_NS] = "freeze_ns",
+    [ROOST_E_THAW_NS] = "thaw_ns",
+    [ROOST_E_BYTES_IN] = "bytes_from_clients",
+    [ROOST_E_BYTES_OUT] = "bytes_to_clients",
+};
+
+static const char *const gauge_names[] = {"awake",        "table_ipv4",    "table_ipv6",    "idle_records",
+                                          "table_refused", "events_waiting", "events_lost",  "replay_failed",
+                                          "probes_raw",    "ipv4_slots",     "ipv6_slots",   "idle_slots"};
+#define GAUGES (sizeof(gauge_names) / sizeof(gauge_names[0]))
+
+_Static_assert(ROOST_N_COUNT + ROOST_E_COUNT + GAUGES <= 64, "struct roost_stats has 64 places");
+
+const char *roost_stat_name(uint32_t index) {
+    if (index < ROOST_N_COUNT)
+        return bpf_names[index];
+    index -= ROOST_N_COUNT;
+    if (index < ROOST_E_COUNT)
+        return engine_names[index];
+    index -= ROOST_E_COUNT;
+    return index < GAUGES ? gauge_names[index] : NULL;
+}
+
+int roost_stats_read(roost_engine *e, struct roost_stats *stats) {
+    uint64_t *value = stats->value;
+    roost_datapath_counters(&e->path, value);
+    value += ROOST_N_COUNT;
+    roost_lock(e);
+    for (int i = 0; i < ROOST_E_COUNT; i++)
+        *value++ = e->stat[i];
+    *value++ = e->awake;
+    *value++ = e->table.used4;
+    *value++ = e->table.used6;
+    *value++ = e->table.rest_used;
+    *value++ = e->table.refused;
+    *value++ = e->box.events;
+    *value++ = e->box.lost;
+    *value++ = e->path.replay_failed;
+    *value++ = e->path.probe_raw;
+    *value++ = (uint64_t)e->table.config.buckets4 * ROOST_BUCKET_SLOTS;
+    *value++ = (uint64_t)e->table.config.buckets6 * ROOST_BUCKET_SLOTS;
+    *value++ = e->table.rest_slots;
+    roost_unlock(e);
+    return 0;
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What inactive connections need by time: keep-alive probes of the appliance's own, the death of those that do not
+ * answer, and SLEEP when IDLE has lasted. The table is walked a slice at a time, all of it once a second; nothing is
+ * kept per connection but what the record has.
+ */
+#include <errno.h>
+#include <linux/if_ether.h>
+#include <string.h>
+
+#include "internal.h"
+#include "segment.h"
+
+#define SLICE_MS 50
+#define SLICES (1000 / SLICE_MS)
+#define SLEEP_RETRY_S 30 /* asked again, should the store not have managed */
+
+static void send_probes(struct roost_engine *e, uint32_t *count) {
+    if (!*count)
+        return;
+    e->stat[ROOST_E_PROBES] += *count;
+    e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probe(&e->path, *count);
+    *count = 0;
+}
+
+static void dead(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
+    struct roost_event event;
+    memset(&event, 0, sizeof(event));
+    event.type = ROOST_EV_TRANSITION;
+    event.from_state = ROOST_PHASE(slot->ctl) == ROOST_SLEEP ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
+    event.to_state = ROOST_ST_CLOSED;
+    event.cause = ROOST_C_PROBE_TIMEOUT;
+    event.at_ms = roost_realtime_ms();
+    event.record.key = *key;
+    event.record.ka = *slot;
+    if (slot->rest != ROOST_NO_REST) {
+        event.record.rest = e->table.rest[slot->rest];
+        event.id = event.record.rest.id;
+        event.gap_ms = e->now_ms - event.record.rest.active_ms;
+    }
+    roost_mailbox_post(&e->box, &event);
+    roost_table_remove(&e->table, slot);
+    e->stat[ROOST_E_PROBE_DEAD]++;
+}
+
+/* True when a probe was put into the outbox. */
+static bool probe(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot, uint32_t now_s,
+                  uint32_t at) {
+    const struct roost_service *s = roost_service_of(e, slot->service);
+    uint32_t quiet_s = now_s - slot->heard_s;
+    if ((int32_t)quiet_s < 0 || quiet_s < slot->probe_interval_s) {
+        slot->probe_sent = 0; /* heard since */
+        return false;
+    }
+    uint32_t retry_s = s->probe_retry_s ? s->probe_retry_s : slot->probe_interval_s;
+    if (quiet_s < slot->probe_interval_s + slot->probe_sent * retry_s)
+        return false;
+    if (slot->probe_sent >= (s->probe_count ? s->probe_count : 3)) {
+        dead(e, key, slot);
+        return false;
+    }
+    slot->probe_sent++;
+    struct roost_outbox_item *item = &e->path.out[at];
+    item->length = ETH_HLEN + (uint32_t)roost_segment_probe(key, slot, e->now_ms, item->data + ETH_HLEN);
+    return true;
+}
+
+static void sleep_due(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot, uint32_t now_s) {
+    struct roost_rest *rest = &e->table.rest[slot->rest];
+    if (!rest->sleep_due_s || (int32_t)(now_s - rest->sleep_due_s) < 0 || roost_mailbox_crowded(&e->box))
+        return;
+    struct roost_event event;
+    memset(&event, 0, sizeof(event));
+    event.type = ROOST_EV_SLEEP_DUE;
+    event.from_state = ROOST_ST_IDLE;
+    event.id = rest->id;
+    event.at_ms = roost_realtime_ms();
+    event.gap_ms = e->now_ms - rest->active_ms;
+    event.record.key = *key;
+    event.record.ka = *slot;
+    event.record.rest = *rest;
+    roost_mailbox_post(&e->box, &event);
+    rest->sleep_due_s = now_s + SLEEP_RETRY_S;
+}
+
+void roost_sweep_turn(struct roost_engine *e) {
+    if (e->now_ms < e->sweep_ms)
+        return;
+    e->sweep_ms = e->now_ms + SLICE_MS;
+    uint64_t positions = roost_table_positions(&e->table);
+    uint64_t end = e->sweep_at + (positions + SLICES - 1) / SLICES;
+    uint32_t now_s = (uint32_t)(e->now_ms / 1000), count = 0;
+    if (end > positions)
+        end = positions;
+    for (uint64_t p = e->sweep_at; p < end; p++) {
+        struct roost_key key;
+        struct roost_ka *slot = roost_table_at(&e->table, p, &key);
+        if (!slot)
+            continue;
+        uint32_t phase = ROOST_PHASE(slot->ctl);
+        if (phase != ROOST_IDLE && phase != ROOST_SLEEP)
+            continue;
+        if (phase == ROOST_IDLE)
+            sleep_due(e, &key, slot, now_s);
+        if (slot->probe_interval_s && probe(e, &key, slot, now_s, count) && ++count == ROOST_OUTBOX_ITEMS)
+            send_probes(e, &count);
+    }
+    send_probes(e, &count);
+    e->sweep_at = end == positions ? 0 : end;
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The engine's side of the inactive table (ebpf/table.h says how it is laid out) and of the rest slots. One thread
+ * writes; XDP reads at any moment. A pointer to a slot stays good until the slot is removed: nothing moves.
+ */
+#ifndef ROOST_CEXT_TABLE_H
+#define ROOST_CEXT_TABLE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "../ebpf/table.h"
+
+struct roost_table {
+    struct roost_config config;
+    struct roost_bucket4 *bucket4; /* memory-mapped BPF arrays, or plain memory in unit tests */
+    struct roost_bucket6 *bucket6;
+    struct roost_rest *rest;
+    uint32_t rest_slots;
+    uint32_t rest_free;  /* first free rest slot, ROOST_NO_REST = none */
+    uint32_t rest_fresh; /* slots from here on have never been used: they are not linked into the free list, so that
+                            their pages stay untouched */
+    uint64_t used4, used6, rest_used;
+    uint64_t refused; /* inserts refused because both buckets were full */
+    uint8_t version;
+};
+
+bool roost_key_is_v4(const struct roost_key *key);
+
+/* Counts what an adopted table holds and finds the free rest slots. Slots that no process can own any more (FREEZING,
+ * THAWED) are removed, WAKING ones go back to IDLE or SLEEP. Returns how many were removed; *max_id: the largest id. */
+uint64_t roost_table_adopt(struct roost_table *t, uint64_t *max_id);
+
+struct roost_ka *roost_table_find(struct roost_table *t, const struct roost_key *key);
+
+/* A new slot holding *ka with a version of its own; NULL when both buckets are full. The key must not be there. */
+struct roost_ka *roost_table_insert(struct roost_table *t, const struct roost_key *key, const struct roost_ka *ka);
+
+/* Removes the slot, and its rest slot if it has one. */
+void roost_table_remove(struct roost_table *t, struct roost_ka *slot);
+
+/* Sets the phase, after every write to the other fields has become visible. */
+void roost_table_set_phase(struct roost_ka *slot, enum roost_phase phase);
+
+/* Fills all of a FREEZING slot and publishes it under the given phase. */
+void roost_table_publish(struct roost_ka *slot, const struct roost_ka *ka, enum roost_phase phase);
+
+/* A rest slot's index, or ROOST_NO_REST when all are in use. */
+uint32_t roost_table_rest_alloc(struct roost_table *t);
+void roost_table_rest_release(struct roost_table *t, uint32_t index);
+
+/* All slot positions, used or not, count from 0 to roost_table_positions; NULL = not in use. */
+uint64_t roost_table_positions(const struct roost_table *t);
+struct roost_ka *roost_table_at(struct roost_table *t, uint64_t position, struct roost_key *key);
+
+#endif

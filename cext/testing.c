@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "testing.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../ebpf/judge.h"
+#include "repair.h"
+#include "segment.h"
+#include "table.h"
+#include "wheel.h"
+
+struct roost_table_handle {
+    struct roost_table table;
+};
+
+struct roost_table_handle *roost_testing_table(uint32_t slots4, uint32_t slots6, uint32_t rest_slots) {
+    struct roost_table_handle *h = calloc(1, sizeof(*h));
+    if (!h)
+        return NULL;
+    struct roost_table *t = &h->table;
+    t->config.seed[0] = 1;
+    t->config.seed[1] = 2;
+    t->config.buckets4 = (slots4 + ROOST_BUCKET_SLOTS - 1) / ROOST_BUCKET_SLOTS;
+    t->config.buckets6 = (slots6 + ROOST_BUCKET_SLOTS - 1) / ROOST_BUCKET_SLOTS;
+    t->bucket4 = calloc(t->config.buckets4 + 1, sizeof(*t->bucket4));
+    t->bucket6 = calloc(t->config.buckets6 + 1, sizeof(*t->bucket6));
+    t->rest = calloc((size_t)rest_slots + 1, sizeof(*t->rest));
+    t->rest_slots = rest_slots;
+    t->rest_free = ROOST_NO_REST;
+    if (t->bucket4 && t->bucket6 && t->rest)
+        return h;
+    roost_testing_table_free(h);
+    return NULL;
+}
+
+void roost_testing_table_free(struct roost_table_handle *h) {
+    free(h->table.bucket4);
+    free(h->table.bucket6);
+    free(h->table.rest);
+    free(h);
+}
+
+struct roost_ka *roost_testing_insert(struct roost_table_handle *h, const struct roost_key *key,
+                                      const struct roost_ka *ka) {
+    return roost_table_insert(&h->table, key, ka);
+}
+
+struct roost_ka *roost_testing_find(struct roost_table_handle *h, const struct roost_key *key) {
+    return roost_table_find(&h->table, key);
+}
+
+void roost_testing_remove(struct roost_table_handle *h, struct roost_ka *slot) { roost_table_remove(&h->table, slot); }
+
+uint32_t roost_testing_rest_alloc(struct roost_table_handle *h) { return roost_table_rest_alloc(&h->table); }
+
+struct roost_rest *roost_testing_rest(struct roost_table_handle *h, uint32_t index) { return &h->table.rest[index]; }
+
+uint64_t roost_testing_adopt(struct roost_table_handle *h, uint64_t *max_id) {
+    return roost_table_adopt(&h->table, max_id);
+}
+
+uint64_t roost_testing_used(struct roost_table_handle *h, uint64_t *used6, uint64_t *rest_used, uint64_t *refused) {
+    *used6 = h->table.used6;
+    *rest_used = h->table.rest_used;
+    *refused = h->table.refused;
+    return h->table.used4;
+}
+
+int roost_testing_judge(const struct roost_ka *ka, uint32_t seq, uint32_t ack, uint32_t payload, uint32_t flags,
+                        int has_ts) {
+    struct roost_segment s = {
+        .seq = seq, .ack = ack, .payload = payload, .flags = (uint8_t)flags, .has_ts = (uint8_t)has_ts};
+    return (int)roost_judge(ka, &s);
+}
+
+int roost_testing_checksums_good(const uint8_t *frame, uint32_t length, uint32_t l3) {
+    return roost_segment_checksums_good(frame, length, l3);
+}
+
+int roost_testing_parse(const uint8_t *frame, uint32_t length, uint32_t l3, uint32_t *seq_ack_payload_tsval,
+                        uint32_t *flags, int *has_ts) {
+    struct roost_segment s;
+    if (!roost_segment_parse(frame, length, l3, &s))
+        return 0;
+    seq_ack_payload_tsval[0] = s.seq;
+    seq_ack_payload_tsval[1] = s.ack;
+    seq_ack_payload_tsval[2] = s.payload;
+    seq_ack_payload_tsval[3] = s.tsval;
+    *flags = s.flags;
+    *has_ts = s.has_ts;
+    return 1;
+}
+
+uint32_t roost_testing_probe(const struct roost_key *key, const struct roost_ka *ka, uint64_t now_ms, uint8_t *packet) {
+    return (uint32_t)roost_segment_probe(key, ka, now_ms, packet);
+}
+
+int roost_testing_snapshot(int fd, struct roost_ka *ka, struct roost_rest *rest) {
+    return roost_repair_snapshot(fd, -1, ka, rest);
+}
+
+void roost_testing_undo(int fd) { roost_repair_undo(fd, -1); }
+
+int roost_testing_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest) {
+    return roost_repair_rebuild(key, ka, rest);
+}
+
+int roost_testing_wheel(uint64_t start_ms, const uint64_t *due_ms, uint32_t count, uint64_t now_ms, uint8_t *fired) {
+    struct roost_wheel *w = malloc(sizeof(*w));
+    struct roost_timer *timers = calloc(count ? count : 1, sizeof(*timers));
+    int total = -ENOMEM;
+    if (w && timers) {
+        roost_wheel_init(w, start_ms);
+        for (uint32_t i = 0; i < count; i++)
+            roost_wheel_set(w, &timers[i], due_ms[i]);
+        total = 0;
+        for (struct roost_timer *t = roost_wheel_advance(w, now_ms); t; t = t->next, total++)
+            fired[t - timers] = 1;
+    }
+    free(timers);
+    free(w);
+    return total;
+}

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Thawing: frames out of the ring, sockets out of records, frames back into the stack.
+ *
+ * A frame that wakes makes an awake connection at once, so that every later frame of it queues up behind; the
+ * sockets are then rebuilt in batches. Per batch: rebuild all, replay what is held, remove the slots (from then on
+ * packets go straight to the stack), and replay what was held in between. The kernel judges every frame as received
+ * from the wire. With generic XDP a replayed frame meets our own program again, so there the slot goes first.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <linux/if_ether.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "internal.h"
+#include "repair.h"
+#include "segment.h"
+
+#define THAWS_A_BATCH 64
+
+static struct roost_held *hold(const struct roost_frame *f) {
+    struct roost_held *h = malloc(sizeof(*h) + f->length);
+    if (!h)
+        return NULL; /* its sender retransmits */
+    h->next = NULL;
+    h->ifindex = f->ifindex;
+    h->queue = f->queue;
+    h->length = f->length;
+    memcpy(h->data, f->data, f->length);
+    return h;
+}
+
+static void hold_for(struct roost_conn *c, const struct roost_frame *f) {
+    struct roost_held *h = f->length ? hold(f) : NULL;
+    if (h) {
+        *c->held_tail = h;
+        c->held_tail = &h->next;
+    }
+}
+
+static void stray(struct roost_engine *e, const struct roost_frame *f) {
+    struct roost_held *h = f->length ? hold(f) : NULL;
+    if (h) {
+        *e->stray_tail = h;
+        e->stray_tail = &h->next;
+    }
+}
+
+void roost_wake_queue(struct roost_engine *e, struct roost_conn *c) {
+    if (c->waking)
+        return;
+    c->waking = true;
+    c->queued++;
+    c->next_waking = NULL;
+    *e->waking_tail = c;
+    e->waking_tail = &c->next_waking;
+}
+
+/* An inactive connection becomes an awake one; its slot stays, as WAKING, until its socket is there. */
+static struct roost_conn *rouse(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot,
+                                enum roost_cause cause) {
+    bool sleeping = ROOST_PHASE(slot->ctl) == ROOST_SLEEP;
+    const struct roost_rest *rest = sleeping ? NULL : &e->table.rest[slot->rest];
+    struct roost_conn *c = roost_conn_new(e, key, rest ? rest->id : 0, slot->service);
+    if (!c)
+        return NULL;
+    if (rest)
+        c->active_ms = rest->active_ms;
+    c->state = sleeping ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
+    c->phase = sleeping ? ROOST_ASKED : ROOST_THAWING;
+    c->wake_cause = (uint8_t)cause;
+    c->slot = slot;
+    roost_table_set_phase(slot, ROOST_WAKING);
+    if (sleeping) {
+        struct roost_event event;
+        roost_event_of_conn(e, c, &event);
+        event.type = ROOST_EV_NEED_RECORD;
+        roost_mailbox_post(&e->box, &event);
+    } else {
+        roost_wake_queue(e, c);
+    }
+    return c;
+}
+
+struct roost_conn *roost_wake(struct roost_engine *e, const struct roost_key *key, enum roost_cause cause, int *error) {
+    struct roost_ka *slot = roost_table_find(&e->table, key);
+    if (!slot) {
+        *error = ENOENT;
+        return NULL;
+    }
+    struct roost_conn *c = rouse(e, key, slot, cause);
+    *error = c ? 0 : ENOMEM;
+    return c;
+}
+
+static void answer_held_probe(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot) {
+    struct roost_outbox_item *item = &e->path.out[0];
+    item->length = ETH_HLEN + (uint32_t)roost_segment_ack(key, slot, e->now_ms, slot->snd_nxt, item->data + ETH_HLEN);
+    roost_datapath_probe(&e->path, 1);
+}
+
+/* A frame of an inactive connection that was held because the slot was being moved just then: judged again now that it
+ * has been. */
+static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, const struct roost_ka *slot) {
+    struct roost_segment segment;
+    if (f->why == ROOST_WHY_GUARD)
+        return true;
+    if (f->why == ROOST_WHY_WAKE && !f->length) /* too long to be held, but judged */
+        return true;
+    if (!roost_segment_checksums_good(f->data, f->length, f->l3) ||
+        !roost_segment_parse(f->data, f->length, f->l3, &segment)) {
+        e->stat[ROOST_E_FRAME_BAD]++;
+        return false;
+    }
+    switch (roost_judge(slot, &segment)) {
+    case ROOST_V_WAKE:
+        return true;
+    case ROOST_V_ANSWER:
+        answer_held_probe(e, &f->key, slot);
+        return false;
+    default:
+        return false;
+    }
+}
+
+int roost_on_frame(void *context, void *data, size_t size) {
+    struct roost_engine *e = context;
+    const struct roost_frame *f = data;
+    if (size < sizeof(*f))
+        return 0;
+    struct roost_conn *c = roost_conn_by_key(e, &f->key);
+    struct roost_ka *slot;
+    if (c) {
+        if (c->phase == ROOST_LIVE) {
+            stray(e, f);
+        } else if (c->phase != ROOST_HELD_LINK) {
+            hold_for(c, f);
+        } else if (wakes_now(e, f, c->slot)) {
+            hold_for(c, f);
+            c->wake_cause = ROOST_C_CLIENT_DATA;
+            c->phase = ROOST_THAWING;
+            roost_table_set_phase(c->slot, ROOST_WAKING);
+            roost_wake_queue(e, c);
+        }
+    } else if ((slot = roost_table_find(&e->table, &f->key))) {
+        if (wakes_now(e, f, slot)) {
+            c = rouse(e, &f->key, slot, ROOST_C_CLIENT_DATA);
+            if (c)
+                hold_for(c, f);
+        }
+    } else {
+        stray(e, f);
+    }
+    return 0;
+}
+
+/* The outbox being filled for one interface. */
+struct batch {
+    uint32_t count, ifindex, queue;
+};
+
+static void flush(struct roost_engine *e, struct batch *b) {
+    if (b->count && !roost_datapath_replay(&e->path, b->count, b->ifindex, b->queue))
+        e->stat[ROOST_E_REPLAYED] += b->count;
+    b->count = 0;
+}
+
+static void replay(struct roost_engine *e, struct batch *b, struct roost_held **list) {
+    while (*list) {
+        struct roost_held *h = *list;
+        if (b->count == ROOST_OUTBOX_ITEMS || (b->count && (b->ifindex != h->ifindex || b->queue != h->queue)))
+            flush(e, b);
+        b->ifindex = h->ifindex;
+        b->queue = h->queue;
+        struct roost_outbox_item *item = &e->path.out[b->count++];
+        item->length = h->length;
+        memcpy(item->data, h->data, h->length);
+        *list = h->next;
+        free(h);
+    }
+}
+
+static void replay_held(struct roost_engine *e, struct roost_conn **conns, int count) {
+    struct batch b = {0};
+    for (int i = 0; i < count; i++) {
+        replay(e, &b, &conns[i]->held);
+        conns[i]->held_tail = &conns[i]->held;
+    }
+    flush(e, &b);
+}
+
+static void remove_slots(struct roost_engine *e, struct roost_conn **conns, int count) {
+    for (int i = 0; i < count; i++)
+        if (conns[i]->slot) {
+            roost_table_remove(&e->table, conns[i]->slot);
+            conns[i]->slot = NULL;
+        }
+}
+
+static void release(struct roost_engine *e, struct roost_conn **conns, int count) {
+    bool generic = false;
+    for (int i = 0; i < e->path.interfaces; i++)
+        generic |= e->path.interface[i].generic;
+    if (generic)
+        remove_slots(e, conns, count);
+    replay_held(e, conns, count);
+    remove_slots(e, conns, count);
+    roost_datapath_drain(&e->path);
+    replay_held(e, conns, count);
+    for (int i = 0; i < count; i++)
+        conns[i]->phase = ROOST_LIVE;
+}
+
+void roost_hold_release(struct roost_engine *e, struct roost_conn *c) { release(e, &c, 1); }
+
+/* What does the client want, now that the socket is there? Data: a server; its end: ours, too. */
+void roost_look(struct roost_engine *e, struct roost_conn *c, enum roost_cause otherwise) {
+    uint8_t byte;
+    ssize_t n = recv(c->client.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (n > 0) {
+        roost_link_start(e, c, ROOST_C_CLIENT_DATA);
+        return;
+    }
+    if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
+        roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, n != 0);
+        return;
+    }
+    c->client.readable = false;
+    if (otherwise != ROOST_C_NONE && c->state != ROOST_ST_STANDBY)
+        roost_conn_transition(e, c, ROOST_ST_STANDBY, otherwise);
+    roost_conn_set_timer(e, c);
+}
+
+void roost_awake(struct roost_engine *e, struct roost_conn *c) {
+    if (c->dead)
+        return;
+    if (c->want_close) {
+        roost_conn_close(e, c, ROOST_C_COMMAND, true);
+    } else if (c->link == ROOST_LINKED) { /* its server link was kept */
+        if (c->state != ROOST_ST_ACTIVE)
+            roost_conn_transition(e, c, ROOST_ST_ACTIVE, (enum roost_cause)c->wake_cause);
+        roost_conn_set_timer(e, c);
+        roost_conn_run(e, c);
+    } else if (c->attach_fd >= 0) {
+        roost_link_attach(e, c);
+    } else {
+        roost_look(e, c, (enum roost_cause)c->wake_cause);
+    }
+}
+
+/* The rebuilt socket, watched; the slot then only holds packets. False: it stays asleep. */
+static bool thaw(struct roost_engine *e, struct roost_conn *c) {
+    const struct roost_rest *rest = &e->table.rest[c->slot->rest];
+    int fd = roost_repair_rebuild(&c->key, c->slot, rest);
+    if (fd >= 0) {
+        roost_table_set_phase(c->slot, ROOST_THAWED);
+        c->client.fd = fd;
+        c->client.readable = c->client.writable = true;
+        c->client.eof = c->client.shut = false;
+        if (!roost_watch(e, fd, c, false)) {
+            e->stat[ROOST_E_THAWED]++;
+            return true;
+        }
+        close(fd); /* out of memory for epoll; the client learns it by FIN */
+        c->client.fd = -1;
+        fd = -ENOMEM;
+        roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
+        return false;
+    }
+    e->stat[ROOST_E_THAW_FAILED]++;
+    roost_table_set_phase(c->slot, ROOST_IDLE); /* its client retransmits and so asks again */
+    roost_refuse(e, c->attach_fd >= 0 ? ROOST_OP_ATTACH : ROOST_OP_WAKE, c->token, c->id, &c->key, -fd);
+    if (c->attach_fd >= 0)
+        close(c->attach_fd);
+    if (c->link == ROOST_LINKED) {
+        c->phase = ROOST_HELD_LINK;
+        return false;
+    }
+    if (c->state == ROOST_ST_SLEEP) { /* its record is in memory now */
+        roost_conn_transition(e, c, ROOST_ST_IDLE, (enum roost_cause)c->wake_cause);
+    }
+    c->slot = NULL;
+    roost_conn_forget(e, c);
+    return false;
+}
+
+void roost_thaw_turn(struct roost_engine *e) {
+    struct roost_conn *batch[THAWS_A_BATCH];
+    struct timespec from, to;
+    while (e->waking) {
+        int count = 0;
+        clock_gettime(CLOCK_MONOTONIC, &from);
+        while (e->waking && count < THAWS_A_BATCH) {
+            struct roost_conn *c = e->waking;
+            e->waking = c->next_waking;
+            if (!e->waking)
+                e->waking_tail = &e->waking;
+            c->waking = false;
+            c->queued--;
+            if (!c->dead && c->slot && thaw(e, c))
+                batch[count++] = c;
+        }
+        release(e, batch, count);
+        clock_gettime(CLOCK_MONOTONIC, &to);
+        e->stat[ROOST_E_THAW_NS] +=
+            (uint64_t)(to.tv_sec - from.tv_sec) * 1000000000 + (uint64_t)(to.tv_nsec - from.tv_nsec);
+        for (int i = 0; i < count; i++)
+            roost_awake(e, batch[i]);
+    }
+    struct batch b = {0};
+    if (e->stray) {
+        for (const struct roost_held *h = e->stray; h; h = h->next)
+            e->stat[ROOST_E_STRAY_REPLAYED]++;
+        replay(e, &b, &e->stray);
+        e->stray_tail = &e->stray;
+        flush(e, &b);
+    }
+}
+
+/* The store's answer to ROOST_EV_NEED_RECORD. */
+void roost_restore(struct roost_engine *e, const struct roost_command *command) {
+    struct roost_conn *c = roost_conn_by_key(e, &command->record.key);
+    if (!c || c->phase != ROOST_ASKED)
+        return;
+    struct roost_rest rest = command->record.rest;
+    bool usable = !command->error && rest.id && command->record.ka.snd_nxt == c->slot->snd_nxt &&
+                  command->record.ka.rcv_nxt == c->slot->rcv_nxt;
+    if (!usable) {
+        /* The record is lost. What is left is enough to tell the client: a socket good for one RST. */
+        memset(&rest, 0, sizeof(rest));
+        rest.snd_wnd = rest.max_window = 1460;
+        rest.mss = 536;
+        c->want_close = true;
+    }
+    uint32_t index = roost_table_rest_alloc(&e->table);
+    if (index == ROOST_NO_REST) { /* none free: back to sleep; the client retransmits */
+        roost_refuse(e, ROOST_OP_RESTORE, c->token, c->id, &c->key, ENOSPC);
+        roost_table_set_phase(c->slot, ROOST_SLEEP);
+        if (c->attach_fd >= 0)
+            close(c->attach_fd);
+        c->slot = NULL;
+        roost_conn_forget(e, c);
+        return;
+    }
+    if (usable) {
+        roost_conn_set_id(e, c, rest.id);
+        c->active_ms = rest.active_ms;
+    }
+    e->table.rest[index] = rest;
+    c->slot->rest = index;
+    c->phase = ROOST_THAWING;
+    roost_wake_queue(e, c);
+}
