@@ -188,13 +188,15 @@ static int share_config(struct roost_datapath *d, struct roost_table *t, char *e
         return complain(err, err_len, errno, "cannot read the config map: %s", strerror(errno));
     d->adopted = t->config.buckets4 != 0;
     if (!d->adopted) {
-        if (getrandom(t->config.seed, sizeof(t->config.seed), 0) != sizeof(t->config.seed))
+        if (getrandom(t->config.seed, sizeof(t->config.seed), 0) != sizeof(t->config.seed) ||
+            getrandom(t->config.secret, sizeof(t->config.secret), 0) != sizeof(t->config.secret))
             return complain(err, err_len, EIO, "no random seed from the kernel");
         t->config.buckets4 = entries(d->map_fd[TABLE4]);
         t->config.buckets6 = entries(d->map_fd[TABLE6]);
         if (bpf_map_update_elem(d->map_fd[CONFIG], &zero, &t->config, 0))
             return complain(err, err_len, errno, "cannot write the config map: %s", strerror(errno));
     }
+    memcpy(d->secret, t->config.secret, sizeof(d->secret));
     return 0;
 }
 
@@ -211,7 +213,6 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     if ((e = make_pin_dir(pin_dir, err, err_len)) ||
         (e = load(d, bpf_dir, "inactive", sizes, &d->inactive, err, err_len)) ||
         (e = load(d, bpf_dir, "guard", sizes, &d->guard, err, err_len)) ||
-        (e = load(d, bpf_dir, "outbox", sizes, &d->outbox, err, err_len)) ||
         (e = load(d, bpf_dir, "closed", sizes, &d->closed, err, err_len)) ||
         (e = open_rest(d, sizes->idle_slots, err, err_len)) || (e = share_config(d, t, err, err_len)))
         return e;
@@ -222,9 +223,9 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     t->bucket6 = map_memory(d, d->map_fd[TABLE6],
                             t->config.buckets6 * ((sizeof(*t->bucket6) + 7) / 8 * 8), err, err_len);
     t->rest = map_memory(d, d->map_fd[REST], (size_t)t->rest_slots * sizeof(*t->rest), err, err_len);
-    d->out = map_memory(d, bpf_object__find_map_fd_by_name(d->outbox, "outbox"),
+    d->out = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "outbox"),
                         ROOST_OUTBOX_ITEMS * sizeof(*d->out), err, err_len);
-    d->cursor = map_memory(d, bpf_object__find_map_fd_by_name(d->outbox, "cursor"), sizeof(*d->cursor), err, err_len);
+    d->cursor = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "cursor"), sizeof(*d->cursor), err, err_len);
     if (!t->bucket4 || !t->bucket6 || !t->rest || !d->out || !d->cursor)
         return -ENOMEM;
     d->ring = ring_buffer__new(d->map_fd[RING], on_frame, context, NULL);
@@ -243,7 +244,6 @@ void roost_datapath_close(struct roost_datapath *d) {
         munmap(d->mapped[i].address, d->mapped[i].size);
     bpf_object__close(d->inactive);
     bpf_object__close(d->guard);
-    bpf_object__close(d->outbox);
     bpf_object__close(d->closed);
     if (d->map_fd[REST] >= 0)
         close(d->map_fd[REST]);
@@ -367,21 +367,25 @@ bool roost_datapath_generic(const struct roost_datapath *d, uint32_t ifindex) {
 
 /* One live-frame run over the first count items. The frame that the kernel starts from is as large as any: the
  * program cuts it. */
-static int run(struct roost_datapath *d, const char *program, uint32_t count, uint32_t ifindex, uint32_t queue) {
-    static const uint8_t blank[ROOST_FRAME_MAX];
-    struct xdp_md context = {.data_end = sizeof(blank), .ingress_ifindex = ifindex, .rx_queue_index = queue};
-    LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = blank, .data_size_in = sizeof(blank), .ctx_in = &context,
+static int run(struct roost_datapath *d, bool to_wire, uint32_t count, uint32_t ifindex, uint32_t queue) {
+    union {
+        struct roost_errand errand;
+        uint8_t bytes[ROOST_FRAME_MAX];
+    } frame = {.errand = {.ethertype = htons(ROOST_ERRAND_ETHERTYPE), .to_wire = to_wire}};
+    struct xdp_md context = {.data_end = sizeof(frame), .ingress_ifindex = ifindex, .rx_queue_index = queue};
+    LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = &frame, .data_size_in = sizeof(frame), .ctx_in = &context,
                 .ctx_size_in = sizeof(context), .repeat = (int)count, .batch_size = count,
                 .flags = BPF_F_TEST_XDP_LIVE_FRAMES);
+    memcpy(frame.errand.secret, d->secret, sizeof(d->secret));
     for (uint32_t i = 0; i < count; i++)
         d->out[i].failed = 1;
     __atomic_store_n(d->cursor, 0, __ATOMIC_SEQ_CST);
-    int fd = bpf_program__fd(bpf_object__find_program_by_name(d->outbox, program));
+    int fd = bpf_program__fd(bpf_object__find_program_by_name(d->inactive, "roost_inactive"));
     return bpf_prog_test_run_opts(fd, &options) ? -errno : 0;
 }
 
 int roost_datapath_replay(struct roost_datapath *d, uint32_t count, uint32_t ifindex, uint32_t queue) {
-    int e = run(d, "roost_replay", count, ifindex, queue);
+    int e = run(d, false, count, ifindex, queue);
     if (e)
         d->replay_failed += count;
     return e;
@@ -407,7 +411,7 @@ static bool send_raw(struct roost_datapath *d, const struct roost_outbox_item *i
 uint32_t roost_datapath_probe(struct roost_datapath *d, uint32_t count) {
     uint32_t lost = 0;
     bool live = d->interfaces && !d->interface[0].generic;
-    if (live && run(d, "roost_probe", count, d->interface[0].index, 0))
+    if (live && run(d, true, count, d->interface[0].index, 0))
         live = false;
     for (uint32_t i = 0; i < count; i++)
         if ((!live || d->out[i].failed) && !send_raw(d, &d->out[i]))
@@ -444,11 +448,11 @@ static uint64_t memlock(int fd) {
 
 uint64_t roost_datapath_memory(const struct roost_datapath *d) {
     uint64_t bytes = 0;
-    const struct bpf_object *objects[] = {d->inactive, d->guard, d->outbox, d->closed};
+    const struct bpf_object *objects[] = {d->inactive, d->guard, d->closed};
     for (int i = 0; i < ROOST_PINNED_MAPS; i++)
         bytes += memlock(d->map_fd[i]);
-    bytes += memlock(bpf_object__find_map_fd_by_name(d->outbox, "outbox"));
-    bytes += memlock(bpf_object__find_map_fd_by_name(d->outbox, "cursor"));
+    bytes += memlock(bpf_object__find_map_fd_by_name(d->inactive, "outbox"));
+    bytes += memlock(bpf_object__find_map_fd_by_name(d->inactive, "cursor"));
     for (size_t i = 0; i < sizeof(objects) / sizeof(objects[0]); i++) {
         struct bpf_program *program;
         bpf_object__for_each_program(program, objects[i]) bytes += memlock(bpf_program__fd(program));

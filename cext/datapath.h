@@ -28,10 +28,11 @@ struct roost_interface {
 
 struct roost_datapath {
     char pin_dir[256];
-    struct bpf_object *inactive, *guard, *outbox, *closed;
+    struct bpf_object *inactive, *guard, *closed;
     struct ring_buffer *ring;
     int map_fd[ROOST_PINNED_MAPS];
     int closed_fd;     /* socket filter */
+    uint64_t secret[2];
     bool adopted;      /* the table was there before us */
     struct roost_interface interface[ROOST_MAX_INTERFACES];
     int interfaces;

@@ -172,10 +172,9 @@ static int rebuild(int fd, const struct roost_key *key, const struct roost_ka *k
 
     options[n].opt_code = 2; /* MSS */
     options[n++].opt_val = rest->mss;
-    if (flags & ROOST_F_WSCALE) {
-        options[n].opt_code = 3;
-        options[n++].opt_val = ROOST_SND_WSCALE(ka->ctl) | ROOST_RCV_WSCALE(ka->ctl) << 16;
-    }
+    /* Scales of 0 where none were negotiated: connect() chose one, and would shrink every window we advertise by it. */
+    options[n].opt_code = 3;
+    options[n++].opt_val = ROOST_SND_WSCALE(ka->ctl) | ROOST_RCV_WSCALE(ka->ctl) << 16;
     if (flags & ROOST_F_SACK) {
         options[n].opt_code = 4;
         options[n++].opt_val = 0;

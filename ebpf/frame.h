@@ -38,6 +38,16 @@ struct roost_outbox_item {
 };
 #define ROOST_OUTBOX_ITEMS 64
 
+/* The frame that a run of the outbox starts from; secret is that of struct roost_config. */
+#define ROOST_ERRAND_ETHERTYPE 0x88b5 /* IEEE 802 local experimental */
+struct roost_errand {
+    __u8 mac[12];
+    __be16 ethertype;
+    __u8 to_wire;
+    __u8 pad;
+    __u64 secret[2];
+};
+
 enum roost_counter { /* names: cext/stats.c */
     ROOST_N_ANSWERED,
     ROOST_N_HEARD,

@@ -5,6 +5,7 @@
  * (fragments, more than one VLAN tag, exotic extension headers) is stopped and noticed by guard.bpf.c.
  */
 #include "maps.h"
+#include "outbox.h"
 #include "packet.h"
 #include "judge.h"
 
@@ -168,13 +169,12 @@ full:
 SEC("xdp")
 int roost_inactive(struct xdp_md *ctx) {
     struct packet p = {};
-    if (!parse(ctx, &p))
-        return XDP_PASS;
-
     __u32 zero = 0;
     const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
     if (!cfg)
         return XDP_PASS;
+    if (!parse(ctx, &p))
+        return p.not_ip ? outbox_or_pass(ctx, cfg) : XDP_PASS;
     struct roost_ka *slot;
     if (p.v6) {
         slot = find6(cfg, &p.key);

@@ -26,6 +26,7 @@ struct packet {
     __u32 l4;             /* offset of the TCP header */
     __u32 l4_length;      /* TCP header and payload, bytes, as IP says */
     __u8 v6;
+    __u8 not_ip;
 };
 
 static __always_inline __u16 fold(__s64 sum) {
@@ -110,6 +111,7 @@ static __always_inline int parse(struct xdp_md *ctx, struct packet *p) {
         p->l4 = p->l3 + 40 + skipped;
         p->l4_length = length - skipped;
     } else {
+        p->not_ip = 1;
         return 0;
     }
     struct tcphdr *tcp = at;

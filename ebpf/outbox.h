@@ -1,10 +1,17 @@
-// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * The engine's way to send, by live-frame BPF_PROG_RUN: each run takes the next item of the outbox.
- * roost_replay gives it to the stack, as received by the interface that the run names (a held frame, coming home).
- * roost_probe gives it to the wire, by the routing table (a keep-alive probe made from a record).
- * One program a direction; both are run by the engine thread alone, so the cursor needs no atomics.
+ * To the stack: as received by the interface that the run names (a held frame, coming home).
+ * To the wire: by the routing table (a keep-alive probe made from a record).
+ *
+ * The engine runs the very program that is attached to its interfaces, on a frame of an experimental EtherType that
+ * carries a secret. A program of its own would be tidier, but BPF_PROG_RUN with more than one repetition puts the
+ * program into the kernel's XDP dispatcher and takes it out again, with two RCU grace periods (30 ms measured) each
+ * time, unless it is there already because it is attached.
  */
+#ifndef ROOST_OUTBOX_H
+#define ROOST_OUTBOX_H
+
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/ip.h>
@@ -14,8 +21,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "frame.h"
-
-char _license[] SEC("license") = "GPL";
+#include "table.h"
 
 #ifndef AF_INET
 #define AF_INET 2
@@ -58,8 +64,7 @@ static __always_inline struct roost_outbox_item *next_item(struct xdp_md *ctx) {
     return item;
 }
 
-SEC("xdp")
-int roost_replay(struct xdp_md *ctx) {
+static __always_inline int to_stack(struct xdp_md *ctx) {
     struct roost_outbox_item *item = next_item(ctx);
     if (!item)
         return XDP_DROP;
@@ -67,8 +72,7 @@ int roost_replay(struct xdp_md *ctx) {
     return XDP_PASS;
 }
 
-SEC("xdp")
-int roost_probe(struct xdp_md *ctx) {
+static __always_inline int to_wire(struct xdp_md *ctx) {
     struct roost_outbox_item *item = next_item(ctx);
     if (!item)
         return XDP_DROP;
@@ -106,3 +110,14 @@ int roost_probe(struct xdp_md *ctx) {
     item->failed = 0;
     return bpf_redirect(fib.ifindex, 0);
 }
+
+/* A frame that is not IP: the engine's own, or none of our business. */
+static __always_inline int outbox_or_pass(struct xdp_md *ctx, const struct roost_config *cfg) {
+    struct roost_errand errand;
+    if (bpf_xdp_load_bytes(ctx, 0, &errand, sizeof(errand)) || errand.ethertype != bpf_htons(ROOST_ERRAND_ETHERTYPE) ||
+        errand.secret[0] != cfg->secret[0] || errand.secret[1] != cfg->secret[1])
+        return XDP_PASS;
+    return errand.to_wire ? to_wire(ctx) : to_stack(ctx);
+}
+
+#endif

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Roost's daemon, run in the lab's appliance."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from appliance.lab import leftovers
+from appliance.lab.processes import Process, python_environment
+
+Start = Callable[..., Process]  # Lab.run, bound to the appliance's namespace
+
+
+class DaemonError(Exception):
+    """The daemon did not come up, or its control socket refused something."""
+
+
+class DaemonHandle:
+    """One configured daemon, which may be ended and started again any number of times."""
+
+    def __init__(self, start: Start, config: Path) -> None:
+        settings = tomllib.loads(config.read_text())
+        paths = settings.get("paths", {})
+        for key in ("control_socket", "pin_dir"):
+            if key not in paths:
+                raise DaemonError(f"{config}: a daemon of the lab needs [paths] {key}: it must not meet another's")
+        self.config = config
+        self.control_socket = Path(paths["control_socket"])
+        self.pin_dir = Path(paths["pin_dir"])
+        self.log = config.with_suffix(".log")
+        self._start = start
+        self._process: Process | None = None
+        self._http: httpx.Client | None = None
+
+    @property
+    def process(self) -> Process:
+        if self._process is None:
+            raise DaemonError("the daemon was not started")
+        return self._process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.running
+
+    def start(self, timeout_s: float = 30.0) -> None:
+        """Start it, and wait until its control socket answers."""
+        if self.running:
+            raise DaemonError("the daemon is running already")
+        with self.log.open("ab") as log:
+            self._process = self._start([sys.executable, "-m", "control.cli.main", "up", "-c", str(self.config)],
+                                        stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                        env=python_environment())  # fmt: skip
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if not self._process.running:
+                raise DaemonError(f"the daemon ended (exit code {self._process.wait()}):\n{self.log_tail()}")
+            try:
+                self.status()
+                return
+            except httpx.TransportError as problem:
+                if time.monotonic() > deadline:
+                    raise DaemonError(f"no answer on {self.control_socket} within {timeout_s} s ({problem}):\n"
+                                      f"{self.log_tail()}") from None  # fmt: skip
+            time.sleep(0.02)
+
+    def log_tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def kill(self) -> int:
+        """SIGKILL: a crash."""
+        return self.process.kill()
+
+    def terminate(self, timeout_s: float = 60.0) -> int:
+        """SIGTERM: a shutdown, which freezes what it can. The exit code."""
+        return self.process.terminate(timeout_s)
+
+    def restart(self, timeout_s: float = 60.0) -> None:
+        """SIGTERM, and start again."""
+        if self.running:
+            self.terminate(timeout_s)
+        self.start()
+
+    def rss_mb(self) -> float:
+        return self.process.rss_mb()
+
+    def cpu_s(self) -> float:
+        return self.process.cpu_s()
+
+    def http(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """A request on the control socket, e.g. http("POST", "/v1/connections/7/wake"); any status is returned."""
+        if self._http is None:
+            self._http = httpx.Client(transport=httpx.HTTPTransport(uds=str(self.control_socket)),
+                                      base_url="http://roost", timeout=60)  # fmt: skip
+        try:
+            return self._http.request(method, path, **options)
+        except httpx.TransportError:
+            self._http.close()  # a kept connection of a daemon that is gone; the next request begins anew
+            self._http = None
+            raise
+
+    def get(self, path: str, **params: Any) -> Any:
+        """JSON of a GET; DaemonError with the answer's text unless it is 200."""
+        answer = self.http("GET", path, params=params)
+        if answer.status_code != 200:
+            raise DaemonError(f"GET {path}: {answer.status_code} {answer.text}")
+        return answer.json()
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = self.get("/v1/status")
+        return status
+
+    def connections(self, **filters: Any) -> list[dict[str, Any]]:
+        """GET /v1/connections, one JSON object a line, e.g. connections(state="IDLE")."""
+        answer = self.http("GET", "/v1/connections", params=filters)
+        if answer.status_code != 200:
+            raise DaemonError(f"GET /v1/connections: {answer.status_code} {answer.text}")
+        return [json.loads(line) for line in answer.text.splitlines()]
+
+    def act(self, connection: str | int, action: str) -> dict[str, Any]:
+        """POST /v1/connections/{id or address:port}/{standby, idle, sleep, wake or close}."""
+        answer = self.http("POST", f"/v1/connections/{connection}/{action}")
+        if answer.status_code != 200:
+            raise DaemonError(f"{action} {connection}: {answer.status_code} {answer.text}")
+        done: dict[str, Any] = answer.json()
+        return done
+
+    def close(self) -> None:
+        """Kill it if it runs, and take away what it pinned."""
+        if self._process is not None:
+            self._process.close()
+        if self._http is not None:
+            self._http.close()
+            self._http = None
+        leftovers.unpin(self.pin_dir)
+
+
+def toml(data: Mapping[str, Any]) -> str:
+    """A mapping of scalars, lists of scalars, tables and lists of tables, as TOML."""
+    return "\n".join(_table(data, ())) + "\n"
+
+
+def _table(data: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+    plain = {k: v for k, v in data.items() if not isinstance(v, Mapping) and not _is_tables(v)}
+    lines = [f"{key} = {_value(value)}" for key, value in plain.items()]
+    for key, value in data.items():
+        name = ".".join((*path, key))
+        if isinstance(value, Mapping):
+            lines += [f"[{name}]", *_table(value, (*path, key))]
+        elif _is_tables(value):
+            for entry in value:
+                lines += [f"[[{name}]]", *_table(entry, (*path, key))]
+    return lines
+
+
+def _is_tables(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(v, Mapping) for v in value)
+
+
+def _value(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str() | Path():
+            escaped = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+            return f'"{escaped}"'
+        case list() | tuple():
+            return "[" + ", ".join(map(_value, value)) + "]"
+    raise TypeError(f"{value!r} cannot be written as TOML")

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs at the lab's ends, as the lab's user drives them: swarms of clients, and the two ends of chaos."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from appliance.lab.processes import Peer, PeerError, descriptor_limit
+
+PER_PROCESS = 18_000  # clients; below the descriptor limit of 20,000 that machines of the project's kind have
+
+
+@dataclass
+class Connected:
+    connected: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+
+@dataclass
+class Said:
+    answered: int = 0
+    rtt_us: list[int] = field(default_factory=list)
+    failed: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class SwarmStats:
+    open: int = 0
+    dead: Counter[str] = field(default_factory=Counter)
+    deaths: list[list[str]] = field(default_factory=list)
+    asked: int = 0
+    answers: int = 0
+
+
+@dataclass
+class Hearing:
+    open: int = 0
+    silent: int = 0
+    unanswered_probes: int = 0
+    max_silence_ms: int = 0
+    retransmits: int = 0
+
+
+class SwarmGroup:
+    """Any number of clients, in as many processes as they need. See appliance.peers.swarm for the options."""
+
+    def __init__(self, new_peer: Callable[[], Peer], addresses: Sequence[str]) -> None:
+        self._new_peer = new_peer
+        self.addresses = list(addresses)
+        self._first = 0
+        self._per_process = min(PER_PROCESS, descriptor_limit() - 500)
+        self._room: list[int] = []
+        self.peers: list[Peer] = []
+
+    def connect(self, count: int, server: tuple[str, int], timeout_s: float = 600.0, **options: Any) -> Connected:
+        """Connect `count` more clients and wait for their welcome. in_flight and rate hold for all together."""
+        while sum(self._room) < count:
+            self.peers.append(self._new_peer())
+            self._room.append(self._per_process)
+        shares = _shares(count, self._room)
+        used = sum(share > 0 for share in shares)
+        for key, least in (("in_flight", 1), ("rate", 0.001)):
+            if options.get(key):
+                options[key] = max(least, options[key] / used)
+        sent = []
+        for index, share in enumerate(shares):
+            if share:
+                sent.append((self.peers[index], self.peers[index].send(
+                    "connect", count=share, first=self._first, server=server, addresses=self.addresses,
+                    **options)))  # fmt: skip
+                self._first += share
+                self._room[index] -= share
+        total = Connected()
+        for peer, token in sent:
+            answer = peer.receive(token, timeout_s)
+            total.connected += answer["connected"]
+            total.failed.update(answer["failed"])
+            total.seconds = max(total.seconds, answer["seconds"])
+        return total
+
+    def say(self, n: int, concurrency: int = 64, size: int = 16, timeout_s: float = 30.0) -> Said:
+        """n random clients speak, `concurrency` of each process at a time, and check their answers.
+
+        With concurrency=1 the processes take turns, so that really one client speaks at a time.
+        """
+        open_ = [int(self._one(peer, "stats")["open"]) for peer in self.peers]
+        total = Said()
+        under_way: list[tuple[Peer, int]] = []
+        for peer, share in zip(self.peers, _shares(min(n, sum(open_)), open_), strict=True):
+            if not share:
+                continue
+            token = peer.send("say", n=share, concurrency=concurrency, size=size, timeout_s=timeout_s)
+            under_way.append((peer, token))
+            if concurrency == 1:
+                self._add_said(total, under_way, timeout_s * (share + 1))
+        self._add_said(total, under_way, timeout_s * (n + 1))
+        return total
+
+    @staticmethod
+    def _add_said(total: Said, under_way: list[tuple[Peer, int]], timeout_s: float) -> None:
+        for peer, token in under_way:
+            answer = peer.receive(token, timeout_s)
+            total.answered += answer["answered"]
+            total.rtt_us += answer["rtt_us"]
+            total.failed.update(answer["failed"])
+        under_way.clear()
+
+    def stats(self) -> SwarmStats:
+        total = SwarmStats()
+        for answer in self._all("stats"):
+            total.open += answer["open"]
+            total.dead.update(answer["dead"])
+            total.deaths += answer["deaths"]
+            total.asked += answer["asked"]
+            total.answers += answer["answers"]
+        return total
+
+    def hearing(self, silence_ms: int = 1 << 32) -> Hearing:
+        """Whether the clients' kernels still hear their peer (`silent`: no ACK for longer); some 5 µs a client."""
+        total = Hearing()
+        for answer in self._all("hearing", silence_ms=silence_ms):
+            total.silent += answer["silent"]
+            total.open += answer["open"]
+            total.unanswered_probes += answer["unanswered_probes"]
+            total.max_silence_ms = max(total.max_silence_ms, answer["max_silence_ms"])
+            total.retransmits += answer["retransmits"]
+        return total
+
+    def clients(self, n: int) -> list[tuple[str, str]]:
+        """(name, own address "a.b.c.d:port") of n random open clients; the address before any translation."""
+        open_ = [int(answer["open"]) for answer in self._all("stats")]
+        found: list[tuple[str, str]] = []
+        for peer, share in zip(self.peers, _shares(min(n, sum(open_)), open_), strict=True):
+            if share:
+                found += [(name, address) for name, address in self._one(peer, "clients", n=share)["clients"]]
+        return found
+
+    def leave(self, n: int) -> int:
+        """n random clients close their connections; how many did."""
+        open_ = [int(answer["open"]) for answer in self._all("stats")]
+        left = 0
+        for peer, share in zip(self.peers, _shares(min(n, sum(open_)), open_), strict=True):
+            if share:
+                left += int(self._one(peer, "close", n=share)["closed"])
+        return left
+
+    def close(self) -> None:
+        for peer in self.peers:
+            peer.close()
+        self.peers.clear()
+        self._room.clear()
+
+    @staticmethod
+    def _one(peer: Peer, do: str, **fields: Any) -> dict[str, Any]:
+        return peer.request(do, **fields)
+
+    def _all(self, do: str, **fields: Any) -> list[dict[str, Any]]:
+        sent = [(peer, peer.send(do, **fields)) for peer in self.peers]
+        return [peer.receive(token) for peer, token in sent]
+
+
+@dataclass
+class ChaosResult:
+    """Both directions together. All but connections, sent_bytes and received_bytes must be 0 or empty."""
+
+    connections: int
+    sent_bytes: int
+    received_bytes: int
+    lost_bytes: int
+    duplicated_bytes: int
+    reordered: int
+    corrupted_bytes: int
+    unexpected_resets: Counter[str]
+
+    @property
+    def clean(self) -> bool:
+        bad = self.lost_bytes + self.duplicated_bytes + self.reordered + self.corrupted_bytes
+        return bad == 0 and not self.unexpected_resets
+
+
+class ChaosPair:
+    """A client end and a server end. Connect the groups, start, wait, finish."""
+
+    def __init__(self, client: Peer, server: Peer, addresses: dict[int, list[str]]) -> None:
+        self.client, self.server = client, server
+        self._addresses = addresses
+        self._first = 0
+
+    def connect(self, count: int, server: tuple[str, int], *, mss: int = 0, timestamps: bool = True, sack: bool = True,
+                window_scaling: bool = True) -> None:  # fmt: skip
+        """A group of clients with the same options; raises PeerError if one cannot connect."""
+        answer = self.client.request(
+            "connect", server=server, count=count, first=self._first, mss=mss, timestamps=timestamps, sack=sack,
+            window_scaling=window_scaling, addresses=self._addresses[6 if ":" in server[0] else 4])  # fmt: skip
+        self._first += count
+        if answer["connected"] != count:
+            raise PeerError(f"chaos client: {answer['connected']} of {count} connected; failed: {answer['failed']}")
+
+    def start(self, pause_ms: float = 100.0, lazy: float = 0.05) -> None:
+        for peer in (self.server, self.client):
+            peer.request("start", pause_ms=pause_ms, lazy=lazy)
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """{"client": {...}, "server": {...}}; see appliance.peers.chaos."""
+        return {"client": self.client.request("stats"), "server": self.server.request("stats")}
+
+    def finish(self, timeout_s: float = 30.0) -> ChaosResult:
+        """Stop both ends, let every byte arrive, and compare what was sent with what was received."""
+        ends = (self.client, self.server)
+        tokens = [peer.send("stop", timeout_s=timeout_s) for peer in ends]
+        stopped = [peer.receive(token, timeout_s + 30)["connections"] for peer, token in zip(ends, tokens, strict=True)]
+        sent = [{number: link["sent"] for number, link in report.items()} for report in stopped]
+        settled = [self.client.request("settle", sent=sent[1]), self.server.request("settle", sent=sent[0])]
+        return ChaosResult(
+            connections=len(stopped[0]),
+            sent_bytes=sum(sum(by_number.values()) for by_number in sent),
+            received_bytes=sum(s["received_bytes"] for s in settled),
+            lost_bytes=sum(s["lost_bytes"] for s in settled),
+            duplicated_bytes=sum(s["duplicated_bytes"] for s in settled),
+            reordered=sum(s["reordered"] for s in settled),
+            corrupted_bytes=sum(s["corrupted_bytes"] for s in settled),
+            unexpected_resets=sum((Counter(s["unexpected_resets"]) for s in settled), Counter[str]()),
+        )
+
+    def close(self) -> None:
+        self.client.close()
+        self.server.close()
+
+
+def _shares(count: int, room: Sequence[int]) -> list[int]:
+    """Split count in proportion to the room; nobody gets more than there is room for."""
+    total = sum(room)
+    if not total:
+        return [0] * len(room)
+    shares = [count * part // total for part in room]
+    rest = count - sum(shares)
+    for index, part in enumerate(room):
+        extra = min(rest, part - shares[index])
+        shares[index] += extra
+        rest -= extra
+    return shares

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lab: clients, a NAT, the appliance and a server on one machine, for the demo, the tests and the benches."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from appliance.lab import leftovers, topology
+from appliance.lab.daemon import DaemonHandle, toml
+from appliance.lab.groups import ChaosPair, SwarmGroup
+from appliance.lab.namespaces import Namespace
+from appliance.lab.processes import Peer, Process, Spawner
+
+_PORTS_AN_ADDRESS = 16_000  # of some 64,000: choosing a port stays cheap for the kernel
+
+
+class Lab:
+    """A network of four namespaces: wan (clients), nat, box (the appliance), lan (server); see topology.py.
+
+    `clients` is how many are meant to come (it decides how many addresses they have, and the size of conntrack). With
+    nat=False client addresses are seen as they are. Any number of labs can exist side by side; a lab whose process
+    dies, however it dies, leaves no namespace, link or process, and the next lab removes its files and pins.
+
+    A capture on an interface with GRO shows arriving frames merged, with checksums that are not whole. exact_frames
+    makes every frame outside the appliance pass as it was sent, at some cost: for captures that are to be dissected.
+    """
+
+    def __init__(self, clients: int = 1000, nat: bool = True, addresses: int | None = None,
+                 public_addresses: int | None = None, exact_frames: bool = False) -> None:  # fmt: skip
+        self.nat = nat
+        self.addresses = addresses or max(1, math.ceil(clients / _PORTS_AN_ADDRESS))
+        self.public_addresses = public_addresses or self.addresses
+        if nat and clients > 60_000 * self.public_addresses:
+            raise ValueError(f"{clients} clients do not fit behind {self.public_addresses} public address(es) of some "
+                             "60,000 ports each: give public_addresses")  # fmt: skip
+        self._clients = clients
+        self._exact_frames = exact_frames
+        self._stack = ExitStack()
+        self._spaces: dict[str, Namespace] = {}
+        self._daemons = 0
+
+    def __enter__(self) -> Self:
+        leftovers.reap()
+        self.name = leftovers.new_name()
+        with ExitStack() as stack:  # undone if building fails half-way
+            self.workspace = leftovers.workspace(self.name)
+            self.workspace.mkdir(mode=0o700)
+            stack.callback(shutil.rmtree, self.workspace)
+            for name in ("wan", "nat", "box", "lan"):
+                space = self._spaces[name] = Namespace(name)
+                stack.callback(space.close)
+            self._spawner = Spawner()
+            stack.callback(self._spawner.close)
+            if self.nat:
+                topology.need_conntrack(self._clients * 5 // 4)
+            topology.build(self._spaces, self.nat, self.addresses, self.public_addresses)
+            if self._exact_frames:
+                topology.pass_frames_unmerged(self._spaces)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:  # fmt: skip
+        self._stack.close()
+
+    # The network
+
+    def space(self, name: str) -> Namespace:
+        """The namespace "wan", "nat", "box" or "lan"."""
+        return self._spaces[name]
+
+    def enter(self, name: str) -> AbstractContextManager[None]:
+        """Move the calling thread (only) into a namespace for the length of a `with` block. Sockets made there stay
+        there, and can be used from anywhere."""
+        return self._spaces[name].entered()
+
+    def address(self, space: str, ifname: str, family: int = 4) -> str:
+        return topology.ADDRESSES[space, ifname, family]
+
+    def client_addresses(self, family: int = 4, count: int | None = None) -> list[str]:
+        """Addresses that client sockets in "wan" can bind to; as many as the lab was made with, or `count`."""
+        return [topology.client_address(index, family) for index in range(count or self.addresses)]
+
+    def sysctl(self, space: str, key: str, value: object) -> None:
+        self._spaces[space].sysctl(key, value)
+
+    def nft(self, space: str, rules: str) -> str:
+        """Feed rules to nft in a namespace, e.g. to make a client vanish."""
+        return topology.nft(self._spaces[space], rules)
+
+    # Processes
+
+    def run(self, space: str, argv: Sequence[str], **popen: Any) -> Process:
+        """Start a process in a namespace. It is ended by its id when the lab closes."""
+        process = self._spawner.start(self._spaces[space], argv, f"{Path(argv[0]).name} in {space}", **popen)
+        self._stack.callback(process.close)
+        return process
+
+    def peer(self, space: str, module: str, *options: str) -> Peer:
+        """Start a program of appliance.peers in a namespace."""
+        argv = Peer.argv(module, *options)
+        process = self._spawner.start(self._spaces[space], argv, f"peer {module} in {space}", **Peer.popen_options())
+        self._stack.callback(process.close)
+        return Peer(process)
+
+    def capture(self, space: str, ifname: str, path: Path, expression: str = "") -> Process:
+        """Capture frames into a pcap file until .terminate(); returns once the capture has begun."""
+        options = ["--immediate-mode", "-U", "-Z", "root", "-s", "0", "-B", "16384"]
+        # -Z root: a change of user would clear the death signal, and tcpdump would outlive the lab
+        process = self.run(
+            space, ["tcpdump", *options, "-i", ifname, "-w", str(path), *expression.split()], stderr=subprocess.PIPE
+        )
+        assert process.popen.stderr is not None
+        heard = b""
+        while b"listening on" not in heard:
+            line = process.popen.stderr.readline()
+            if not line:
+                raise RuntimeError(f"tcpdump did not begin on {ifname} in {space}: {heard.decode(errors='replace')}")
+            heard += line
+        return process
+
+    # The two ends
+
+    def server(self, port: int = 8000, idle_close_s: float | None = None) -> Peer:
+        """The LAN server (appliance.peers.server), on both families; it listens when this returns."""
+        options = [word for family in (4, 6) for word in ("--listen", self.address("lan", "eth0", family), str(port))]
+        if idle_close_s is not None:
+            options += ["--idle-close", str(idle_close_s)]
+        peer = self.peer("lan", "server", *options)
+        peer.request("stats")  # answered from the loop: the listening sockets are there
+        return peer
+
+    def swarm(self, family: int = 4, addresses: Sequence[str] | None = None) -> SwarmGroup:
+        """Clients to come; each process of the group is started when it is needed."""
+        group = SwarmGroup(lambda: self.peer("wan", "swarm"), addresses or self.client_addresses(family))
+        self._stack.callback(group.close)
+        return group
+
+    def asker(self) -> Peer:
+        """A server that wants to reach clients (appliance.peers.asker)."""
+        return self.peer("lan", "asker")
+
+    def chaos(self, port: int = 9000) -> ChaosPair:
+        listens = [word for family in (4, 6) for word in ("--listen", self.address("lan", "eth0", family), str(port))]
+        server = self.peer("lan", "chaos", "server", *listens)
+        server.request("stats")
+        addresses = {family: self.client_addresses(family) for family in (4, 6)}
+        return ChaosPair(self.peer("wan", "chaos", "client"), server, addresses)
+
+    # The appliance
+
+    def config(self, port: int = 8000, server_port: int | None = None, attach_port: int = 3128,
+               policy: dict[str, Any] | None = None, table: dict[str, Any] | None = None,
+               service: dict[str, Any] | None = None) -> dict[str, Any]:  # fmt: skip
+        """A configuration for this lab: one service for each family, and attach; `service` goes into both services."""
+        services = [
+            {"name": f"lab{family}", "listen": endpoint(self.address("box", "wan0", family), port),
+             "server": endpoint(self.address("lan", "eth0", family), server_port or port), **(service or {})}
+            for family in (4, 6)
+        ]  # fmt: skip
+        return {"policy": policy or {}, "table": table or {}, "service": services,
+                "attach": {"listen": [endpoint(self.address("box", "lan0", 4), attach_port)]}}  # fmt: skip
+
+    def daemon(self, config: dict[str, Any] | Path, start: bool = True) -> DaemonHandle:
+        """Roost in the appliance, answering. Paths, instance and interfaces that a dict leaves out are made unique."""
+        if isinstance(config, Path):
+            path = config
+        else:
+            self._daemons += 1
+            suffix = "" if self._daemons == 1 else f"-{self._daemons}"
+            pid_and_more = self.name.removeprefix("roost-")
+            paths = {"pin_dir": leftovers.BPFFS / f"{self.name}{suffix}",
+                     "database": self.workspace / f"roost{suffix}.db",
+                     "control_socket": self.workspace / f"roost{suffix}.sock"}  # fmt: skip
+            path = self.workspace / f"roost{suffix}.toml"
+            path.write_text(toml({
+                **config,
+                "instance": config.get("instance", f"{pid_and_more}{suffix}"[:31]),
+                "paths": {**paths, **config.get("paths", {})},
+                "network": {"interfaces": ["wan0"], **config.get("network", {})},
+            }))  # fmt: skip
+        handle = DaemonHandle(lambda argv, **popen: self.run("box", argv, **popen), path)
+        self._stack.callback(handle.close)
+        if start:
+            handle.start()
+        return handle
+
+
+def endpoint(address: str, port: int) -> str:
+    """ "192.0.2.1:80" or "[2001:db8::1]:80" """
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str, every_s: float = 0.05) -> None:
+    """Poll until the condition holds; TimeoutError with `what` if it never does."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {timeout_s} s")
+        time.sleep(every_s)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a lab leaves outside its namespaces: a working directory and pins in bpffs. Both carry the owner's process id
+and start time, so that the next lab can tell a dead owner's from a living one's and remove them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Final
+
+BPFFS: Final = Path("/sys/fs/bpf")
+_NAME: Final = re.compile(r"roost-lab-(\d+)-(\d+)-\d+(?:-\d+)?")  # the last: a second daemon of one lab
+_numbers = itertools.count(1)
+
+
+def _start_time(pid: int) -> int | None:
+    """Clock ticks after boot at which the process started; None if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()  # the command name in brackets may hold anything
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def new_name() -> str:
+    """roost-lab-PID-START-NUMBER: unique among all labs of the machine."""
+    pid = os.getpid()
+    return f"roost-lab-{pid}-{_start_time(pid)}-{next(_numbers)}"
+
+
+def workspace(name: str) -> Path:
+    return Path(tempfile.gettempdir()) / name
+
+
+def unpin(pin_dir: Path) -> None:
+    """Detach and remove what a lab's daemon pinned. Imported late: a lab needs no compiled engine until it has one."""
+    if pin_dir.exists():
+        from appliance.engine import unpin as engine_unpin
+
+        engine_unpin(str(pin_dir))
+        if pin_dir.exists():
+            pin_dir.rmdir()
+
+
+def reap() -> list[str]:
+    """Remove what dead owners left; the names removed."""
+    removed = []
+    for directory in (Path(tempfile.gettempdir()), BPFFS):
+        if not directory.is_dir():
+            continue
+        for entry in directory.iterdir():
+            match = _NAME.fullmatch(entry.name)
+            if match is None or _start_time(int(match[1])) == int(match[2]):
+                continue
+            if directory == BPFFS:
+                unpin(entry)
+            else:
+                shutil.rmtree(entry, ignore_errors=True)  # two new labs may reap the same remains at once
+            removed.append(entry.name)
+    return removed

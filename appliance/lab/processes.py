@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes inside a lab's namespaces: started, ended by id, and never left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import appliance
+from appliance.lab.namespaces import Namespace, move_thread
+
+_PR_SET_PDEATHSIG: Final = 1
+# Where the packages lie, for `python -m`. (appliance may be a namespace package: __path__ then, not __file__.)
+ROOT: Final = Path(next(iter(appliance.__path__))).resolve().parent
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Process:
+    """A process of the lab. It is ended by its id when the lab closes, and by the kernel when the lab's owner dies."""
+
+    def __init__(self, popen: subprocess.Popen[Any], what: str) -> None:
+        self.popen = popen
+        self.what = what
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def running(self) -> bool:
+        return self.popen.poll() is None
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        return self.popen.wait(timeout_s)
+
+    def kill(self) -> int:
+        """SIGKILL, and wait."""
+        if self.running:
+            self.popen.kill()
+        return self.popen.wait()
+
+    def terminate(self, timeout_s: float = 20.0) -> int:
+        """SIGTERM, wait; a process that does not end in time is killed and that is an error."""
+        if self.running:
+            self.popen.terminate()
+        try:
+            return self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise TimeoutError(f"{self.what} did not end within {timeout_s} s of SIGTERM and was killed") from None
+
+    def rss_mb(self) -> float:
+        """Resident memory now, in 10^6 bytes."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024 / 1e6
+        raise ProcessLookupError(f"{self.what} has no memory: it ended")
+
+    def cpu_s(self) -> float:
+        """Processor time used so far, all threads."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def close(self) -> None:
+        self.kill()
+        for stream in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
+            if stream is not None:
+                with suppress(BrokenPipeError):  # unsent commands of a process that we have just killed
+                    stream.close()
+
+
+class Spawner:
+    """Starts processes from one thread that lives as long as the lab.
+
+    The kernel sends PR_SET_PDEATHSIG when the *thread* that forked ends, so that a process started from a short-lived
+    worker thread would be killed with it.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "lab-spawner")
+        self._owner = os.getpid()
+
+    def start(self, space: Namespace, argv: Sequence[str], what: str, **popen: Any) -> Process:
+        return self._thread.submit(self._start, space, list(argv), what, popen).result()
+
+    def _start(self, space: Namespace, argv: list[str], what: str, popen: dict[str, Any]) -> Process:
+        owner = self._owner
+        own_preexec = popen.pop("preexec_fn", None)
+
+        def in_child() -> None:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != owner:
+                os._exit(127)  # the owner died between the fork and the line above
+            if own_preexec is not None:
+                own_preexec()
+
+        move_thread(space.fd)
+        return Process(subprocess.Popen(argv, preexec_fn=in_child, **popen), what)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+def python_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment in which `python -m appliance...` and `-m control...` find their packages."""
+    inherited = os.environ.get("PYTHONPATH")
+    path = str(ROOT) if not inherited else f"{ROOT}{os.pathsep}{inherited}"
+    return {**os.environ, "PYTHONPATH": path, **(extra or {})}
+
+
+class PeerError(Exception):
+    """A program at one of the lab's ends refused a command, ended, or did not answer in time."""
+
+
+class Peer:
+    """A program of appliance.peers: one JSON command a line in, one JSON answer a line out, several under way."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self._tokens = itertools.count(1)
+        self._answers: dict[int, dict[str, Any]] = {}
+        self.events: deque[dict[str, Any]] = deque(maxlen=10_000)  # lines that answer no command
+        self._input = b""
+
+    @staticmethod
+    def popen_options() -> dict[str, Any]:
+        return {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": python_environment(), "bufsize": 0}
+
+    @staticmethod
+    def argv(module: str, *options: str) -> list[str]:
+        return [sys.executable, "-m", f"appliance.peers.{module}", *options]
+
+    def send(self, do: str, **fields: Any) -> int:
+        """Send a command; the token with which to ask for its answer."""
+        token = next(self._tokens)
+        stdin = self.process.popen.stdin
+        assert stdin is not None
+        line = json.dumps({"do": do, "token": token, **fields}).encode() + b"\n"
+        try:
+            while line:
+                line = line[stdin.write(line) :]  # unbuffered: a write may be partial
+        except BrokenPipeError:
+            raise PeerError(f"{self.process.what} ended (exit code {self.process.popen.poll()})") from None
+        return token
+
+    def receive(self, token: int, timeout_s: float = 60.0) -> dict[str, Any]:
+        """The answer to a command, once it is there."""
+        deadline = time.monotonic() + timeout_s
+        while token not in self._answers:
+            self._read(deadline)
+        answer = self._answers.pop(token)
+        if "error" in answer:
+            raise PeerError(f"{self.process.what}: {answer['error']}")
+        return answer
+
+    def request(self, do: str, timeout_s: float = 60.0, **fields: Any) -> dict[str, Any]:
+        return self.receive(self.send(do, **fields), timeout_s)
+
+    def _read(self, deadline: float) -> None:
+        stdout = self.process.popen.stdout
+        assert stdout is not None
+        poll = select.poll()  # select(2) knows no descriptor past 1023
+        poll.register(stdout, select.POLLIN)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise PeerError(f"{self.process.what} did not answer in time")
+        data = os.read(stdout.fileno(), 1 << 16)
+        if not data:
+            code = self.process.wait(10)
+            raise PeerError(f"{self.process.what} ended (exit code {code}); its standard error says why")
+        *lines, self._input = (self._input + data).split(b"\n")
+        for line in lines:
+            answer: dict[str, Any] = json.loads(line)
+            if "re" in answer:
+                self._answers[int(answer.pop("re"))] = answer
+            else:
+                self.events.append(answer)
+
+    def close(self) -> None:
+        self.process.close()
+
+
+def descriptor_limit() -> int:
+    """How many descriptors one process of the lab can hold."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lab's network: who has which link, address and route.
+
+       wan ─────────────────── nat ──────────────────── box ────────────────── lan
+       eth0               inside  outside           wan0   lan0               eth0
+    10.10.0.2/24     10.10.0.1/24  198.18.0.2/24  198.18.0.1/24  10.3.0.1/24   10.3.0.2/24
+    fd00:10::2       fd00:10::1    fd00:18::2     fd00:18::1     fd00:3::1     fd00:3::2
+
+    clients 10.64.0.0/10, fd00:64::/64        public 198.19.0.0/16 (nat=True)
+
+The clients' addresses are not configured one by one: the whole ranges are local to `wan` (a `local` route, as for
+anycast), and `nat` routes them there, so that a million client addresses cost nothing and no neighbour entry.
+IPv4 clients are translated to the public range, which exists in the translation alone; IPv6 is routed as it is.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import subprocess
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from pyroute2 import IPRoute
+
+from appliance.lab.namespaces import XDP_PASS, Namespace, load_xdp, move_thread
+
+ADDRESSES: Final[dict[tuple[str, str, int], str]] = {
+    ("wan", "eth0", 4): "10.10.0.2",
+    ("wan", "eth0", 6): "fd00:10::2",
+    ("nat", "inside", 4): "10.10.0.1",
+    ("nat", "inside", 6): "fd00:10::1",
+    ("nat", "outside", 4): "198.18.0.2",
+    ("nat", "outside", 6): "fd00:18::2",
+    ("box", "wan0", 4): "198.18.0.1",
+    ("box", "wan0", 6): "fd00:18::1",
+    ("box", "lan0", 4): "10.3.0.1",
+    ("box", "lan0", 6): "fd00:3::1",
+    ("lan", "eth0", 4): "10.3.0.2",
+    ("lan", "eth0", 6): "fd00:3::2",
+}
+CLIENTS: Final = {4: ipaddress.ip_network("10.64.0.0/10"), 6: ipaddress.ip_network("fd00:64::/64")}
+PUBLIC: Final = ipaddress.ip_network("198.19.0.0/16")
+
+_End = tuple[str, str]  # namespace, interface
+_LINKS: Final[tuple[tuple[_End, _End], ...]] = (
+    (("wan", "eth0"), ("nat", "inside")),
+    (("nat", "outside"), ("box", "wan0")),
+    (("box", "lan0"), ("lan", "eth0")),
+)
+_FACING_THE_BOX: Final = (("nat", "outside"), ("lan", "eth0"))
+_PREFIX: Final = {4: 24, 6: 64}
+_FAMILY: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
+_LOCAL_TABLE: Final = 255
+_BURST: Final = 200_000  # frames
+_HOST_SCOPE: Final = 254
+_NO_DAD: Final = 2  # IFA_F_NODAD: addresses are usable at once
+
+
+def client_address(index: int, family: int) -> str:
+    return str(CLIENTS[family][1 + index])
+
+
+def public_address(index: int) -> str:
+    return str(PUBLIC[1 + index])
+
+
+def build(spaces: dict[str, Namespace], nat: bool, client_addresses: int, public_addresses: int) -> None:
+    """Links, addresses, routes, offloads, sysctls and the translation."""
+    for space in spaces.values():
+        _quiet_defaults(space)  # before there are interfaces: they take these settings over when they are made
+    for (near, near_if), (far, far_if) in _LINKS:
+        with spaces[near].entered(), IPRoute() as ip:
+            ip.link("add", ifname=near_if, kind="veth", peer={"ifname": far_if, "net_ns_fd": spaces[far].fd})
+    for name, space in spaces.items():
+        interfaces = [ifname for ends in _LINKS for node, ifname in ends if node == name]
+        with space.entered(), IPRoute() as ip:
+            for ifname in ["lo", *interfaces]:
+                index = ip.link_lookup(ifname=ifname)[0]
+                ip.link("set", index=index, state="up")
+                for family in (4, 6):
+                    if (name, ifname, family) in ADDRESSES:
+                        ip.addr("add", index=index, address=ADDRESSES[name, ifname, family],
+                                prefixlen=_PREFIX[family], family=_FAMILY[family], flags=_NO_DAD)  # fmt: skip
+        for ifname in interfaces:
+            # tx: whole checksums in every frame; veth otherwise hands on frames whose checksum is still to be
+            # computed, which an XDP program that answers them would copy, and a dissector would report.
+            # gro: switches NAPI on, which _hold_bursts needs at the receiving end.
+            space.offload(ifname, tx=False, tso=False, gso=False, gro=True)
+            _hold_bursts(space, ifname)
+    # What an XDP program of the appliance sends with XDP_TX is delayed until some other frame comes (300 ms and more
+    # were measured) unless the other end has an XDP program, too: veth_xdp_flush() wakes no other; GRO is not enough.
+    _pass_program(spaces, _FACING_THE_BOX)
+    _neighbours(spaces)
+    _routes(spaces, nat)
+    _sysctls(spaces)
+    if nat:
+        _translate(spaces["nat"], client_addresses, public_addresses)
+
+
+def _quiet_defaults(space: Namespace) -> None:
+    """No duplicate address detection, which would hold IPv6 back for seconds, and no routers but ours."""
+    for scope in ("all", "default"):
+        space.sysctl(f"net.ipv6.conf.{scope}.accept_dad", 0)
+        space.sysctl(f"net.ipv6.conf.{scope}.router_solicitations", 0)
+        space.sysctl(f"net.ipv4.conf.{scope}.rp_filter", 0)
+        space.sysctl(f"net.ipv4.conf.{scope}.send_redirects", 0)
+
+
+def _pass_program(spaces: dict[str, Namespace], ends: Iterable[tuple[str, str]]) -> None:
+    program = load_xdp(XDP_PASS)
+    try:
+        for node, ifname in ends:
+            with spaces[node].entered(), IPRoute() as ip:
+                ip.link("set", index=ip.link_lookup(ifname=ifname)[0], xdp_fd=program)
+    finally:
+        os.close(program)  # the interfaces hold it
+
+
+def pass_frames_unmerged(spaces: dict[str, Namespace]) -> None:
+    """Switch GRO off outside the appliance, and keep NAPI on by an XDP program that passes everything."""
+    ends = [end for link in _LINKS for end in link if end[0] != "box"]
+    _pass_program(spaces, [end for end in ends if end not in _FACING_THE_BOX])
+    for node, ifname in ends:
+        spaces[node].offload(ifname, gro=False)
+
+
+def _hold_bursts(space: Namespace, ifname: str) -> None:
+    """Queue what the other end cannot take yet, instead of dropping it.
+
+    The kernel's timer wheel fires keep-alives in lumps: at an interval of 30 s its buckets are 2 s wide, so that of
+    100,000 clients some 7,000 send a probe in one softirq. A veth's ring holds 256 frames; with a qdisc (and NAPI at
+    the other end) a full ring stops the queue, where without one it drops the frame.
+    """
+    with space.entered(), IPRoute() as ip:
+        ip.tc("add", "pfifo", ip.link_lookup(ifname=ifname)[0], limit=_BURST)
+
+
+def _neighbours(spaces: dict[str, Namespace]) -> None:
+    """Each end of a link knows the other for good. Asking would work, but not in the first second: an interface has no
+    link-local address to ask from before the kernel has told itself, once a second at most, that its carrier is there.
+    """
+    for ends in _LINKS:
+        for (node, ifname), (other, other_if) in (ends, ends[::-1]):
+            with spaces[other].entered(), IPRoute() as ip:
+                lladdr = ip.link("get", ifname=other_if)[0].get("address")
+            with spaces[node].entered(), IPRoute() as ip:
+                index = ip.link_lookup(ifname=ifname)[0]
+                for family in (4, 6):
+                    ip.neigh("replace", dst=ADDRESSES[other, other_if, family], family=_FAMILY[family], lladdr=lladdr,
+                             ifindex=index, state="permanent")  # fmt: skip
+
+
+def _routes(spaces: dict[str, Namespace], nat: bool) -> None:
+    def add(node: str, destination: str, via: tuple[str, str], **more: Any) -> None:
+        family = 6 if ":" in destination or destination == "default6" else 4
+        target = destination.removesuffix("6") if destination.startswith("default") else destination
+        with spaces[node].entered(), IPRoute() as ip:
+            if via[0]:
+                more["gateway"] = ADDRESSES[via[0], via[1], family]
+            if "ifname" in more:
+                more["oif"] = ip.link_lookup(ifname=more.pop("ifname"))[0]
+            ip.route("add", dst=target, family=_FAMILY[family], **more)
+
+    nowhere = ("", "")
+    for suffix, family in (("", 4), ("6", 6)):
+        add("wan", str(CLIENTS[family]), nowhere, type="local", table=_LOCAL_TABLE,
+            scope=_HOST_SCOPE, ifname="lo")  # fmt: skip
+        add("wan", "default" + suffix, ("nat", "inside"))
+        add("nat", str(CLIENTS[family]), ("wan", "eth0"))
+        add("nat", "default" + suffix, ("box", "wan0"))
+        add("lan", "default" + suffix, ("box", "lan0"))
+    add("box", "fd00:10::/64", ("nat", "outside"))
+    add("box", str(CLIENTS[6]), ("nat", "outside"))
+    if nat:
+        add("box", str(PUBLIC), ("nat", "outside"))
+        # What no translation claims ends here, as it would at a carrier's NAT, and does not come back to the box.
+        add("nat", str(PUBLIC), nowhere, type="blackhole")
+    else:
+        add("box", str(CLIENTS[4]), ("nat", "outside"))
+        add("box", "10.10.0.0/24", ("nat", "outside"))
+
+
+def _sysctls(spaces: dict[str, Namespace]) -> None:
+    for space in spaces.values():
+        space.sysctl("net.core.somaxconn", 65535)
+        space.sysctl("net.ipv4.tcp_max_syn_backlog", 65535)
+        space.sysctl("net.ipv4.ip_local_port_range", "1024 65535")
+        space.sysctl("net.ipv4.icmp_ratelimit", 0)
+    # bind() to an address of the clients' range: a `local` route is enough for IPv4, but not for IPv6.
+    spaces["wan"].sysctl("net.ipv6.ip_nonlocal_bind", 1)
+    for router in ("nat", "box"):
+        spaces[router].sysctl("net.ipv4.ip_forward", 1)
+        spaces[router].sysctl("net.ipv6.conf.all.forwarding", 1)
+
+
+def _translate(nat: Namespace, client_addresses: int, public_addresses: int) -> None:
+    """Client address i is translated to public address i modulo their number; any other to one out of all."""
+    pairs = ", ".join(f"{client_address(i, 4)} : {public_address(i % public_addresses)}"
+                      for i in range(client_addresses))  # fmt: skip
+    everyone = public_address(0)
+    if public_addresses > 1:
+        everyone += "-" + public_address(public_addresses - 1)
+    nft(nat, f"""
+        table ip roost_lab {{
+            chain postrouting {{
+                type nat hook postrouting priority srcnat;
+                oifname "outside" ip saddr {CLIENTS[4]} snat to ip saddr map {{ {pairs} }}
+                oifname "outside" snat to {everyone}
+            }}
+            chain forward {{
+                type filter hook forward priority filter;
+                ct state invalid counter drop
+            }}
+        }}
+    """)  # fmt: skip
+    # A carrier's NAT forgets after minutes, but a lab's client must be lost because of Roost or not at all.
+    nat.sysctl("net.netfilter.nf_conntrack_tcp_timeout_established", 432000)
+    nat.sysctl("net.netfilter.nf_conntrack_tcp_timeout_unacknowledged", 432000)
+    nat.sysctl("net.netfilter.nf_conntrack_tcp_timeout_max_retrans", 432000)
+    nat.sysctl("net.netfilter.nf_conntrack_tcp_be_liberal", 0)
+
+
+def need_conntrack(entries: int) -> None:
+    """Raise the machine's conntrack limit if it is too small; it is one number for all namespaces."""
+    path = "/proc/sys/net/netfilter/nf_conntrack_max"
+    with open(path) as file:
+        present = int(file.read())
+    if present < entries:
+        with open(path, "w") as file:
+            file.write(str(entries))
+
+
+def nft(space: Namespace, rules: str, arguments: Sequence[str] = ()) -> str:
+    """Feed rules to nft inside a namespace; its output."""
+    done = subprocess.run(["nft", *arguments, "-f", "-"], input=rules, text=True, capture_output=True,
+                          preexec_fn=lambda: move_thread(space.fd))  # fmt: skip
+    if done.returncode != 0:
+        raise RuntimeError(f"nft refused the rules of the lab's namespace {space.name}: {done.stderr.strip()}")
+    return done.stdout

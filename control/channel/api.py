@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The local API over HTTP on a unix socket: a thin face of operations.Operations.
+
+    GET  /v1/status
+    GET  /v1/connections?state=&client=&limit=      one JSON object a line (NDJSON), streamed
+    GET  /v1/connections/{id}                       id: number, or client-address:port
+    POST /v1/connections/{id}/{action}              standby idle sleep wake close
+    GET  /v1/events?last=                           server-sent events: transitions as they happen
+    GET  /v1/history?limit=                         the last transitions
+
+Errors are ``{"error": "a sentence"}`` with a status of the 4xx or 5xx kind. Who may open the socket may do everything:
+its file permissions are the access control.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import uvicorn
+from fastapi import FastAPI, Query, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+from sqlalchemy.exc import SQLAlchemyError
+
+from appliance.engine import Event
+from control.channel.operations import OperationError, Operations
+from control.monitor import Monitor
+from control.states import State
+
+log = logging.getLogger("roost.channel")
+
+EVENTS_BOUND: Final = 20_000
+"""Transitions that wait for a slow reader of /v1/events; what comes then is dropped for that reader, and it is told."""
+
+HEARTBEAT_S: Final = 5.0
+
+
+class StateName(StrEnum):
+    """States a connection can be found in."""
+
+    ACTIVE = "ACTIVE"
+    STANDBY = "STANDBY"
+    IDLE = "IDLE"
+    SLEEP = "SLEEP"
+
+
+class Action(StrEnum):
+    """What can be done to one connection."""
+
+    standby = "standby"
+    idle = "idle"
+    sleep = "sleep"
+    wake = "wake"
+    close = "close"
+
+
+def make_app(operations: Operations, monitor: Monitor) -> FastAPI:
+    """The application; it holds no state of its own."""
+    app = FastAPI(title="Roost", docs_url=None, redoc_url=None)
+
+    @app.exception_handler(OperationError)
+    async def _cannot(_request: Request, error: OperationError) -> JSONResponse:
+        return JSONResponse({"error": str(error)}, status_code=error.status)
+
+    @app.exception_handler(SQLAlchemyError)
+    async def _no_store(_request: Request, error: SQLAlchemyError) -> JSONResponse:
+        return JSONResponse({"error": f"store: {getattr(error, 'orig', None) or error}"}, status_code=503)
+
+    @app.get("/v1/status")
+    def status() -> dict[str, Any]:
+        return operations.status()
+
+    @app.get("/v1/connections")
+    def connections(
+        state: StateName | None = None, client: str = "", limit: Annotated[int | None, Query(ge=0)] = None
+    ) -> StreamingResponse:
+        chunks = operations.connections(State[state.name] if state else None, client, limit)
+        return StreamingResponse(_ndjson(chunks), media_type="application/x-ndjson")
+
+    @app.get("/v1/connections/{name}")
+    def show(name: str) -> dict[str, Any]:
+        return operations.show(name)
+
+    @app.post("/v1/connections/{name}/{action}")
+    async def act(name: str, action: Action) -> dict[str, Any]:
+        return await operations.act(name, action.value)
+
+    @app.get("/v1/history")
+    def recent(limit: Annotated[int, Query(ge=0, le=100_000)] = 100) -> list[dict[str, Any]]:
+        return operations.recent(limit)
+
+    @app.get("/v1/events")
+    async def events(last: Annotated[int, Query(ge=0, le=10_000)] = 0) -> StreamingResponse:
+        past = await asyncio.to_thread(operations.recent, last) if last else []
+        return StreamingResponse(_live(operations, monitor, past), media_type="text/event-stream")
+
+    return app
+
+
+def _ndjson(chunks: Iterator[list[dict[str, Any]]]) -> Iterator[bytes]:
+    for chunk in chunks:
+        yield b"".join(json.dumps(row).encode() + b"\n" for row in chunk)
+
+
+def _sse(kind: str, data: dict[str, Any]) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
+
+
+async def _live(operations: Operations, monitor: Monitor, past: list[dict[str, Any]]) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    waiting: list[Event] = []
+    dropped = 0
+    ready = asyncio.Event()
+
+    def take(batch: list[Event]) -> None:
+        nonlocal dropped
+        room = max(EVENTS_BOUND - len(waiting), 0)
+        waiting.extend(batch[:room])
+        dropped += max(len(batch) - room, 0)
+        ready.set()
+
+    def hear(batch: list[Event]) -> None:  # in the monitor's thread
+        # RuntimeError: the loop is closed; the daemon is at its end and the listener is removed right after.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(take, batch)
+
+    end = monitor.listen(hear)
+    try:
+        yield b": roost transitions\n\n" + b"".join(_sse("transition", row) for row in past)
+        while True:
+            try:
+                await asyncio.wait_for(ready.wait(), HEARTBEAT_S)
+            except TimeoutError:
+                yield b": still here\n\n"
+                continue
+            ready.clear()
+            batch, waiting[:] = list(waiting), []
+            yield b"".join(_sse("transition", operations.transition_event(event)) for event in batch)
+            if dropped:
+                yield _sse("dropped", {"count": dropped})
+                dropped = 0
+    finally:
+        end()
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The daemon's signals are the daemon's: SIGTERM freezes connections first."""
+        yield
+
+
+def bind_unix(path: str) -> socket.socket:
+    """A listening unix socket that root alone may open. The daemon holds the instance's lock, so a file that is in the
+    way was left by a dead one."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(before)
+    listener.listen(128)
+    return listener
+
+
+def make_server(app: FastAPI) -> uvicorn.Server:
+    """A server to be run in the daemon's event loop: ``await server.serve(sockets=[...])``."""
+    settings = uvicorn.Config(
+        app, loop="asyncio", http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
+        timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    return _Server(settings)

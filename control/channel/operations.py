@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be asked of a running daemon, apart from the way it is asked: look, find, move one connection.
+
+A connection is named by its number, or by ``client-address:port``. Where it is found depends on its state: awake and
+IDLE ones by the engine, the numbers of SLEEP ones by the store alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from errno import ECONNRESET, ETIMEDOUT
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from appliance.engine import Command, Event, Key, Op
+from appliance.frontends.connect import parse_target
+from control.config import Service, parse_endpoint
+from control.monitor import EnginePort, Monitor, Outcome
+from control.states import AWAKE, INACTIVE, Cause, State
+from control.store.store import Store
+
+COMMAND_TIMEOUT_S: Final = 10.0
+CHUNK: Final = 500
+_KA: Final = struct.Struct("=IIIIIIHHHBBI")
+_REST: Final = struct.Struct("=QQIIIHH")
+
+
+class OperationError(Exception):
+    """It cannot be done; status is the HTTP status that says so best."""
+
+    def __init__(self, status: int, message: str) -> None:
+        self.status = status
+        super().__init__(message)
+
+
+class StatsPort(EnginePort, Protocol):
+    """The engine, with its counters."""
+
+    def stats(self) -> dict[str, int]: ...
+    def memory(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A connection that was found; id 0 when nobody knows it (SLEEP without a database)."""
+
+    id: int
+    state: State
+    event: Event
+
+    @property
+    def key(self) -> Key:
+        return self.event.record.key
+
+
+def local_addresses(proc: Path = Path("/proc/thread-self/net")) -> list[str]:
+    """The addresses of this network namespace, for services that listen on all of them.
+
+    From /proc, not by netlink: this is asked for inside of the event loop, where pyroute2 cannot open its socket, and
+    pyroute2 alone would cost the daemon 10 MB."""
+    found: set[str] = set()
+    address = ""
+    for line in (proc / "fib_trie").read_text(encoding="ascii").splitlines():
+        words = line.split()
+        if words[:1] == ["|--"]:
+            address = words[1]
+        elif words == ["/32", "host", "LOCAL"]:
+            found.add(address)
+    inet6 = proc / "if_inet6"
+    if inet6.exists():  # not there when IPv6 is switched off
+        for line in inet6.read_text(encoding="ascii").splitlines():
+            found.add(str(ipaddress.IPv6Address(bytes.fromhex(line.split()[0]))))
+    return sorted(found)
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Operations:
+    """Everything the local API and the attach frontend do. `find`, `connections` and `show` may block for as long as
+    the engine and the database take: call them from a thread that may."""
+
+    def __init__(
+        self, engine: StatsPort, store: Store, monitor: Monitor, services: Mapping[int, Service], facts: dict[str, Any]
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._monitor = monitor
+        self._services = services
+        self._facts = facts
+        self._began = time.monotonic()
+        self._addresses: tuple[float, list[str]] = (0.0, [])
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def service_name(self, index: int) -> str:
+        service = self._services.get(index)
+        return service.name if service else f"#{index}"
+
+    def status(self) -> dict[str, Any]:
+        """The whole state of the daemon as plain data."""
+        states = {state.label: max(self._monitor.states[state], 0) for state in State if state not in (0, 5)}
+        store = self._store.status
+        inactive = states["IDLE"] + states["SLEEP"]
+        memory = self._engine.memory()
+        counters = self._monitor.counters
+        return {
+            **self._facts,
+            "uptime_s": round(time.monotonic() - self._began, 3),
+            "connections": states,
+            "awake": states["ACTIVE"] + states["STANDBY"],
+            "memory": {
+                "maps_bytes": memory,
+                "daemon_rss_bytes": rss_bytes(),
+                "maps_bytes_per_inactive": round(memory / inactive, 1) if inactive else None,
+            },
+            "store": {
+                "state": store.text,
+                "pending_sleep": store.pending_sleep,
+                "pending_history": store.pending_history,
+                "dropped_history": store.dropped_history,
+                "written_history": store.written_history,
+                "last_commit_ms": round(store.last_commit_ms, 3),
+            },
+            "control": {name: getattr(counters, name) for name in counters.__dataclass_fields__},
+            "counters": self._engine.stats(),
+        }
+
+    def connections(
+        self, state: State | None = None, client: str = "", limit: int | None = None
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Chunks of connections: of one state if given, whose ``address:port`` begins with `client`."""
+        left = limit if limit is not None else -1
+        chunk: list[Event] = []
+        for event in self._engine.list():
+            if left == 0:
+                break
+            if state is not None and event.to_state != state:
+                continue
+            if client and not event.record.key.client_text.startswith(client):
+                continue
+            chunk.append(event)
+            left -= 1
+            if len(chunk) == CHUNK:
+                yield self._rows(chunk)
+                chunk = []
+        if chunk:
+            yield self._rows(chunk)
+
+    def _rows(self, events: list[Event]) -> list[dict[str, Any]]:
+        asleep = [event.record.key_raw for event in events if event.to_state == State.SLEEP]
+        ids = self._ids_of(asleep)
+        return [self._row(event, event.id or ids.get(event.record.key_raw, 0)) for event in events]
+
+    def _ids_of(self, keys: list[bytes]) -> dict[bytes, int]:
+        # Without the database the table can still be shown; status says that the database is missing.
+        if not keys or self._store.status.error:
+            return {}
+        return self._store.sleeping_ids(keys)
+
+    def _row(self, event: Event, number: int) -> dict[str, Any]:
+        key = event.record.key
+        return {
+            "id": number or event.record.id or None,
+            "state": State(event.to_state).label,
+            "client": key.client_text,
+            "local": key.local_text,
+            "service": self.service_name(event.record.service),
+            "quiet_s": round(event.gap_ms / 1000, 3) if event.to_state != State.SLEEP or event.gap_ms else None,
+        }
+
+    def show(self, name: str) -> dict[str, Any]:
+        """Everything known about one connection."""
+        located = self.locate(name)
+        shown = self._row(located.event, located.id)
+        record = located.event.record
+        rest = record.rest
+        if located.state in INACTIVE and len(record.ka) == _KA.size:
+            ka = _KA.unpack(record.ka)
+            shown["keep_alive"] = {
+                "snd_nxt": ka[1],
+                "rcv_nxt": ka[2],
+                "ts_offset": ka[3],
+                "ts_recent": ka[4],
+                "heard_s_ago": max(int(time.monotonic()) - ka[5], 0),
+                "window": ka[6],
+                "probe_interval_s": ka[8],
+                "probes_unanswered": ka[9],
+            }
+        if located.state is State.SLEEP and not self._store.status.error:
+            row = self._store.sleeping_by_id(located.id) if located.id else None
+            if row is not None:
+                rest = row.rest
+                shown["slept_at_ms"] = row.slept_at
+        if located.state in INACTIVE and len(rest) == _REST.size and any(rest):
+            values = _REST.unpack(rest)
+            shown["record"] = {"snd_wnd": values[2], "max_window": values[3], "mss": values[5]}
+            shown["quiet_s"] = round(max(time.monotonic() * 1000 - values[1], 0) / 1000, 3)
+        if located.id and not self._store.status.error:
+            shown["history"] = [self.transition_row(row) for row in self._store.history_of(located.id)]
+        return shown
+
+    def recent(self, limit: int) -> list[dict[str, Any]]:
+        """The last transitions in the history, oldest first."""
+        return [self.transition_row(row) for row in self._store.recent_history(limit)]
+
+    def transition_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row of history as people and programs read it."""
+        return {
+            "at_ms": row["at"],
+            "id": row["id"],
+            "client": row["client"],
+            "service": self.service_name(row["service"]),
+            "from": State(row["from"]).label,
+            "to": State(row["to"]).label,
+            "cause": Cause(row["cause"]).label,
+            "rx_bytes": row["rx_bytes"],
+            "tx_bytes": row["tx_bytes"],
+            "gap_ms": row["gap_ms"],
+        }
+
+    def transition_event(self, event: Event) -> dict[str, Any]:
+        """A transition as it happens, in the form of `transition_row`."""
+        row = {"at": event.at_ms, "id": event.id, "client": event.record.key.client_text}
+        row |= {"service": event.record.service, "from": event.from_state, "to": event.to_state, "cause": event.cause}
+        row |= {"rx_bytes": event.rx_bytes, "tx_bytes": event.tx_bytes, "gap_ms": event.gap_ms}
+        return self.transition_row(row)
+
+    # -- finding ------------------------------------------------------------------------------------------------------
+
+    def find(self, address: str, port: int) -> Key | None:
+        """The 4-tuple of the client with this address and port, through whichever service it came."""
+        found = self._find(address, port)
+        return found.record.key if found else None
+
+    def _find(self, address: str, port: int) -> Event | None:
+        version = ipaddress.ip_address(address).version
+        for service in self._services.values():
+            listen, listen_port = parse_endpoint(service.listen)
+            where = ipaddress.ip_address(listen)
+            if where.is_unspecified:
+                candidates = [a for a in self._local_addresses() if ipaddress.ip_address(a).version == version]
+            else:
+                candidates = [listen] if where.version == version else []
+            for candidate in candidates:
+                if (event := self._engine.find(Key.of(address, port, candidate, listen_port))) is not None:
+                    return event
+        return None
+
+    def _local_addresses(self) -> list[str]:
+        now = time.monotonic()
+        if now - self._addresses[0] > 5.0 or not self._addresses[1]:
+            self._addresses = (now, local_addresses())
+        return self._addresses[1]
+
+    def locate(self, name: str) -> Located:
+        """The connection with this number or ``client-address:port``."""
+        event: Event | None = None
+        number = 0
+        if name.isascii() and name.isdigit():
+            number = int(name)
+            healthy = not self._store.status.error
+            row = self._store.sleeping_by_id(number) if healthy and 0 < number < 2**63 else None
+            if row is not None:
+                event = self._engine.find(Key.unpack(row.key))
+                # The row may be about to be removed, and its 4-tuple another connection's by now.
+                if event is not None and event.id not in (0, number):
+                    event = None
+            if event is None and number:
+                event = next((one for one in self._engine.list() if number in (one.id, one.record.id)), None)
+        else:
+            try:
+                address, port = parse_target(name)
+            except ValueError:
+                message = f'"{name}" is neither the number of a connection nor client-address:port'
+                raise OperationError(400, message) from None
+            event = self._find(address, port)
+        if event is None:
+            raise OperationError(404, f'no connection "{name}"')
+        key = event.record.key_raw
+        number = number or event.id or event.record.id or self._ids_of([key]).get(key, 0)
+        return Located(number, State(event.to_state), event)
+
+    # -- moving -------------------------------------------------------------------------------------------------------
+
+    async def act(self, name: str, action: str) -> dict[str, Any]:
+        """Carry out standby, idle, sleep, wake or close; returns where the connection is then."""
+        located = await asyncio.to_thread(self.locate, name)
+        state = located.state
+        target = {"standby": State.STANDBY, "idle": State.IDLE, "sleep": State.SLEEP, "wake": State.STANDBY}.get(
+            action, State.CLOSED
+        )
+        before = state.label
+        if state is target or (action == "wake" and state in AWAKE):
+            return {"id": located.id, "client": located.key.client_text, "before": before, "state": before}
+        if action in ("standby", "idle") and state in INACTIVE:
+            raise OperationError(409, f"the connection is {before}; wake it first")
+        if action == "sleep":
+            outcome = await self._sleep(located)
+        else:
+            op = {"standby": Op.STANDBY, "idle": Op.IDLE, "wake": Op.WAKE, "close": Op.CLOSE}[action]
+            outcome = await self._command(op, located, target)
+        if outcome.error:
+            raise _refused(action, before, outcome.error)
+        after = State(outcome.state).label
+        return {"id": located.id or outcome.id, "client": located.key.client_text, "before": before, "state": after}
+
+    async def _command(self, op: Op, located: Located, target: State) -> Outcome:
+        command = Command(op=op, cause=Cause.COMMAND, id=located.id if located.state in AWAKE else 0, key=located.key)
+        return await asyncio.wrap_future(self._monitor.command(command, [target], COMMAND_TIMEOUT_S))
+
+    async def _sleep(self, located: Located) -> Outcome:
+        if not self._store.sleep_allowed:
+            raise OperationError(503, f"nothing can SLEEP now: store: {self._store.status.text}")
+        if located.state in AWAKE:
+            outcome = await self._command(Op.IDLE, located, State.IDLE)
+            if outcome.error:
+                return outcome
+        event = await asyncio.to_thread(self._engine.find, located.key)
+        if event is None or event.to_state != State.IDLE or not event.record.id:
+            raise OperationError(409, "the connection was woken in the meantime")
+        return await asyncio.wrap_future(self._monitor.sleep(event.record, COMMAND_TIMEOUT_S))
+
+    async def attach(self, key: Key, fd: int, preamble: bytes, early: bytes, timeout_s: float) -> int:
+        """Link a server's socket to a client, waking it; 0 or an errno. The engine owns fd from here on."""
+        command = Command(op=Op.ATTACH, cause=Cause.SERVER_ATTACH, key=key, fd=fd, preamble=preamble, early=early)
+        outcome = await asyncio.wrap_future(self._monitor.command(command, [State.ACTIVE], timeout_s))
+        if not outcome.error and outcome.state != State.ACTIVE:
+            return ECONNRESET  # CLOSED on the way up
+        return outcome.error
+
+
+def _refused(action: str, before: str, error: int) -> OperationError:
+    if error == ETIMEDOUT:
+        return OperationError(504, f"{action}: no answer in {COMMAND_TIMEOUT_S:.0f} s; the connection was {before}")
+    return OperationError(409, f"{action}: refused while {before}: {os.strerror(error)}")

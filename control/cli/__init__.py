@@ -1,0 +1,1 @@
+"""The operator's commands, one a file; main.py finds them."""

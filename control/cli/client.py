@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the commands reach the daemon: HTTP on its unix socket, with nothing to import but the standard library."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_SOCKET = "/run/roost/main.sock"
+
+
+def daemon_options(function: F) -> F:
+    """--config, --socket: where the daemon is."""
+    function = click.option("--socket", "socket_path", metavar="PATH", help="The daemon's control socket.")(function)
+    return click.option(
+        "-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG",
+        help="The daemon's configuration, to find its socket (or set ROOST_CONFIG).",
+    )(function)  # fmt: skip
+
+
+def json_option(function: F) -> F:
+    """--json: for programs."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float | None) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class Client:
+    """One daemon. Every failure is a click.ClickException with a sentence."""
+
+    def __init__(self, socket_path: str, timeout_s: float | None = 60.0) -> None:
+        self._path = socket_path
+        self._timeout = timeout_s
+
+    @classmethod
+    def find(cls, config_path: str | None, socket_path: str | None) -> Client:
+        """By --socket, else by the configuration, else the default instance's."""
+        if socket_path:
+            return cls(socket_path)
+        if config_path:
+            from control.config import load
+
+            return cls(load(config_path).control_socket)
+        return cls(DEFAULT_SOCKET)
+
+    def _open(self, method: str, path: str, timeout: float | None) -> http.client.HTTPResponse:
+        connection = _UnixConnection(self._path, timeout)
+        try:
+            connection.request(method, path)
+            response = connection.getresponse()
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise click.ClickException(
+                f"no daemon answers at {self._path}. Start it with `roost up -c FILE`, or say where it is with -c or "
+                "--socket."
+            ) from None
+        except PermissionError:
+            raise click.ClickException(f"{self._path}: permission denied. Run this as root.") from None
+        except TimeoutError:
+            raise click.ClickException(f"the daemon at {self._path} does not answer in {timeout:.0f} s.") from None
+        except (OSError, http.client.HTTPException) as error:
+            raise click.ClickException(f"the daemon at {self._path} ended the connection: {error}") from None
+        if response.status >= 400:
+            raise click.ClickException(_reason(response))
+        return response
+
+    def get(self, path: str, **query: object) -> Any:
+        """The JSON at `path`; query values that are None or "" are left out."""
+        with self._open("GET", _with_query(path, query), self._timeout) as response:
+            return json.load(response)
+
+    def post(self, path: str) -> Any:
+        """The JSON that `path` answers with."""
+        with self._open("POST", path, self._timeout) as response:
+            return json.load(response)
+
+    def lines(self, path: str, **query: object) -> Iterator[dict[str, Any]]:
+        """The objects of an NDJSON answer, as they come."""
+        with self._open("GET", _with_query(path, query), self._timeout) as response:
+            for line in response:
+                yield json.loads(line)
+
+    def events(self, path: str, **query: object) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(kind, data) of server-sent events, until the daemon ends."""
+        kind = "message"
+        # The daemon says something every 5 s; three times that without a word and it hangs.
+        with self._open("GET", _with_query(path, query), 20.0) as response:
+            for raw in response:
+                line = raw.decode().rstrip("\n")
+                if line.startswith("event: "):
+                    kind = line[7:]
+                elif line.startswith("data: "):
+                    yield kind, json.loads(line[6:])
+
+
+def _with_query(path: str, query: dict[str, object]) -> str:
+    given = {key: value for key, value in query.items() if value not in (None, "")}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def _reason(response: http.client.HTTPResponse) -> str:
+    body = response.read()
+    try:
+        data = json.loads(body)
+    except ValueError:
+        return f"the daemon answered {response.status} {response.reason}"
+    if isinstance(data, dict) and isinstance(data.get("error"), str):
+        return str(data["error"])
+    return f"the daemon answered {response.status}: {body.decode(errors='replace')[:300]}"
+
+
+def connection_path(name: str) -> str:
+    """The API's path of one connection."""
+    return f"/v1/connections/{quote(name, safe='')}"
+
+
+def print_json(data: object) -> None:
+    """JSON for programs, one object."""
+    click.echo(json.dumps(data, indent=2 if os.isatty(1) else None))
+
+
+def act(name: str, action: str, config_path: str | None, socket_path: str | None, as_json: bool) -> None:
+    """Do one thing to one connection and say what became of it: standby, idle, sleep, wake and close share this."""
+    result = Client.find(config_path, socket_path).post(f"{connection_path(name)}/{action}")
+    if as_json:
+        print_json(result)
+    elif result["before"] == result["state"]:
+        click.echo(f"{result['id']} {result['client']}: is {result['state']} already")
+    else:
+        click.echo(f"{result['id']} {result['client']}: {result['before']} -> {result['state']}")
+
+
+def action_command(action: str, help_text: str) -> click.Command:
+    """The click command for one action."""
+
+    @click.command(action, help=f"{help_text}\n\n\b\nExample:\n  roost {action} 4711\n  roost {action} 192.0.2.7:40123")
+    @click.argument("connection", metavar="ID")
+    @daemon_options
+    @json_option
+    def command(connection: str, config_path: str | None, socket_path: str | None, as_json: bool) -> None:
+        act(connection, action, config_path, socket_path, as_json)
+
+    return command

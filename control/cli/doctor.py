@@ -1,0 +1,72 @@
+"""roost doctor: what this machine must offer, present or missing, with the fix."""
+
+import json
+import sys
+from dataclasses import asdict
+from itertools import groupby
+
+import click
+
+from appliance.doctor import Need, Outcome, examine, is_fit, machine
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
+@click.option("--missing", "missing_only", is_flag=True, help="Show only what is missing.")
+def command(as_json: bool, missing_only: bool) -> None:
+    """Check every kernel feature, limit and package that Roost needs; nothing is changed.
+
+    Each thing is tried, not looked up. The exit code is 0 when the appliance can run here, 1 when something required
+    is missing. Things marked "lab" are for demo, tests and benches; things marked "advised" make Roost work better.
+
+    \b
+    Example:
+      sudo ./roost doctor --missing
+    """
+    outcomes = examine()
+    fit = is_fit(outcomes)
+    shown = [each for each in outcomes if not (missing_only and each.present)]
+    if as_json:
+        report = {
+            "fit": fit,
+            "lab_fit": is_fit(outcomes, Need.REQUIRED, Need.LAB),
+            "machine": machine(),
+            "checks": [asdict(each) for each in shown],
+        }
+        click.echo(json.dumps(report, indent=2))
+    else:
+        print_table(shown)
+        click.echo(f"\n{summary(outcomes)}")
+    sys.exit(0 if fit else 1)
+
+
+def print_table(outcomes: list[Outcome]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for _ in range(4):
+        table.add_column(overflow="fold")
+    for group, members in groupby(outcomes, key=lambda each: each.group):
+        table.add_row(f"[bold]{group}[/]")
+        rows = list(members)
+        if group == "packages" and all(each.present for each in rows):
+            table.add_row("[green]ok[/]", f"{len(rows)} packages", "", "installed")
+            continue
+        for each in rows:
+            colour = "green" if each.present else "red" if each.need is Need.REQUIRED else "yellow"
+            mark = f"[{colour}]{'ok' if each.present else 'missing'}[/]"
+            found = escape(each.detail) + (f"\n[bold]fix:[/] {escape(each.fix)}" if each.fix else "")
+            table.add_row(mark, escape(each.name), each.need.value, found)
+    console.print(table)
+
+
+def summary(outcomes: list[Outcome]) -> str:
+    missing = {need: [each.name for each in outcomes if each.need is need and not each.present] for need in Need}
+    if missing[Need.REQUIRED]:
+        return f"Roost cannot run here yet; missing: {', '.join(missing[Need.REQUIRED])}."
+    if missing[Need.LAB]:
+        return f"The appliance can run here; demo, tests and benches need: {', '.join(missing[Need.LAB])}."
+    return "Everything that Roost needs is here."

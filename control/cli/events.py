@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`roost events`."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import click
+
+from control.cli.client import Client, daemon_options, json_option
+
+
+@click.command("events")
+@click.option("-f", "--follow", is_flag=True, help="Go on with transitions as they happen.")
+@click.option("-n", "--last", type=click.IntRange(0, 10_000), default=20, show_default=True, help="Past ones to show.")
+@daemon_options
+@json_option
+def command(follow: bool, last: int, config_path: str | None, socket_path: str | None, as_json: bool) -> None:
+    """The transitions of connections, as they happened and as they happen. With --json one object a line.
+
+    \b
+    Example:
+      roost events --follow
+      roost events -n 1000 --json | jq -r .cause | sort | uniq -c
+    """
+    daemon = Client.find(config_path, socket_path)
+    if not follow:
+        for row in daemon.get("/v1/history", limit=last):
+            _print(row, as_json)
+        return
+    try:
+        for kind, row in daemon.events("/v1/events", last=last or None):
+            if kind == "dropped":
+                click.echo(
+                    f"{row['count']:,} transitions were left out: they came faster than they were read", err=True
+                )
+            else:
+                _print(row, as_json)
+    except KeyboardInterrupt:
+        return
+    except TimeoutError:
+        raise click.ClickException("the daemon fell silent") from None
+    raise click.ClickException("the daemon ended")
+
+
+def _print(row: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(row))
+        return
+    seconds, ms = divmod(row["at_ms"], 1000)
+    at = f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{ms:03d}"
+    click.echo(
+        f"{at} {row['id']:>8} {row['client']:<22} {row['from']:>7} -> {row['to']:<7} {row['cause']:<14} "
+        f"{row['service']}  rx {row['rx_bytes']:,} B, tx {row['tx_bytes']:,} B, quiet {row['gap_ms'] / 1000:.1f} s"
+    )

@@ -1,0 +1,102 @@
+"""The `roost` command: finds the subcommands, and turns errors into sentences.
+
+Every command lives in a module of its own, control/cli/NAME.py, which exposes a click command named `command`. It is
+imported only when it is called: `roost --help` and `roost status` must not pay for FastAPI or SQLAlchemy.
+"""
+
+import importlib
+import os
+import sys
+
+import click
+
+from appliance import __version__
+
+COMMANDS = {
+    "up": "Run the appliance.",
+    "status": "How many connections are in which state, and what the packets met.",
+    "connections": "List connections.",
+    "show": "Everything known about one connection.",
+    "standby": "Close a connection's server link; keep its socket.",
+    "idle": "Take a connection out of the kernel.",
+    "sleep": "Move a connection's record to the database.",
+    "wake": "Put a connection back into the kernel.",
+    "close": "Close a connection, whatever its state.",
+    "events": "The transitions, as they happened and as they happen.",
+    "doctor": "What this machine must offer, present or missing, with the fix.",
+    "demo": "25,000 real clients fall asleep, are woken, survive a crash.",
+    "test": "Lint, then every test.",
+    "bench": "Measure.",
+    "lint": "Check the sources: ruff, mypy, clang-format, cppcheck, shellcheck.",
+}
+"""Name and one line of help of each command, in the order `roost --help` shows them."""
+
+FIXES = {
+    "appliance.engine.EngineError": "",
+    "appliance.lab.daemon.DaemonError": "",
+    "appliance.lab.processes.PeerError": "",
+    "control.config.ConfigError": "",
+    "control.daemon.DaemonError": "",
+    "control.store.store.StoreError": "",
+    "builtins.PermissionError": "Run it as root: sudo ./roost ...",
+    "sqlalchemy.exc.OperationalError": "The database cannot be used: is its disk full, does another process lock it?",
+}
+"""Errors that are the situation's fault, not the code's: class name -> what to do (empty: the message says it itself).
+
+By name, so that naming a class here does not import its library."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        loaded = importlib.import_module(f"control.cli.{cmd_name}").command
+        if not isinstance(loaded, click.Command):
+            raise TypeError(f"control/cli/{cmd_name}.py: 'command' is not a click command")
+        return loaded
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="roost")
+def cli() -> None:
+    """Roost keeps millions of quiet TCP connections asleep and wakes them without a trace.
+
+    \b
+    sudo ./roost demo               see it at work, nothing configured
+    sudo ./roost up -c roost.toml   run the appliance
+    ./roost COMMAND --help          each command, with an example
+    """
+
+
+def explain(error: BaseException) -> str | None:
+    """One or two lines for a person, or None when the error is a defect of ours and the traceback is wanted."""
+    for kind in type(error).__mro__:
+        fix = FIXES.get(f"{kind.__module__}.{kind.__qualname__}")
+        if fix is not None:
+            return f"Error: {error}\n{fix}".rstrip()
+    return None
+
+
+def main() -> None:
+    """Entry point: 0 done, 1 could not be done (a sentence on stderr says why), 2 wrong usage."""
+    try:
+        cli.main(prog_name="roost")
+    except Exception as error:
+        message = explain(error)
+        if message is None or os.environ.get("ROOST_DEBUG") == "1":
+            raise
+        click.echo(message, err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`roost show ID`."""
+
+from __future__ import annotations
+
+import time
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from control.cli.client import Client, connection_path, daemon_options, json_option, print_json
+
+
+@click.command("show")
+@click.argument("connection", metavar="ID")
+@daemon_options
+@json_option
+def command(connection: str, config_path: str | None, socket_path: str | None, as_json: bool) -> None:
+    """Everything known about one connection: ID is its number or client-address:port.
+
+    \b
+    Example:
+      roost show 4711
+      roost show [2001:db8::7]:40123
+    """
+    shown = Client.find(config_path, socket_path).get(connection_path(connection))
+    if as_json:
+        print_json(shown)
+        return
+    console = Console(highlight=False, markup=False)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in shown.items():
+        if isinstance(value, dict):
+            for inner, number in value.items():
+                table.add_row(f"{name}.{inner}", str(number))
+        elif name != "history":
+            table.add_row(name, "" if value is None else str(value))
+    console.print(table)
+    if shown.get("history"):
+        past = Table(box=None, pad_edge=False, title="history", title_justify="left")
+        for title in ("at", "from", "to", "cause", "from client", "to client", "quiet before"):
+            past.add_column(title)
+        for row in shown["history"]:
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at_ms"] / 1000))
+            sizes = (f"{row['rx_bytes']:,} B", f"{row['tx_bytes']:,} B", f"{row['gap_ms'] / 1000:,.1f} s")
+            past.add_row(at, row["from"], row["to"], row["cause"], *sizes)
+        console.print(past)

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`roost status`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from control.cli.client import Client, daemon_options, json_option, print_json
+
+
+@click.command("status")
+@daemon_options
+@json_option
+def command(config_path: str | None, socket_path: str | None, as_json: bool) -> None:
+    """How many connections are in which state, what they cost, and what the packets met.
+
+    \b
+    Example:
+      roost status -c roost.toml
+      roost status --json | jq .connections.SLEEP
+    """
+    status = Client.find(config_path, socket_path).get("/v1/status")
+    if as_json:
+        print_json(status)
+    else:
+        _show(status, Console(highlight=False))
+
+
+def _show(status: dict[str, Any], console: Console) -> None:
+    memory, store = status["memory"], status["store"]
+    console.print(
+        f"[bold]{escape(status['instance'])}[/]  roost {status['version']}, pid {status['pid']}, "
+        f"up {_span(status['uptime_s'])}"
+    )
+    states = Table(box=None, pad_edge=False)
+    for name in status["connections"]:
+        states.add_column(name, justify="right")
+    states.add_row(*(f"{number:,}" for number in status["connections"].values()))
+    console.print(states)
+    console.print(f"awake {status['awake']:,} of {status['max_awake']:,}")
+    each = memory["maps_bytes_per_inactive"]
+    console.print(
+        f"memory: tables {memory['maps_bytes'] / 1e6:.1f} MB"
+        + (f" ({each:,.0f} B for each inactive connection)" if each else "")
+        + f", daemon {memory['daemon_rss_bytes'] / 1e6:.0f} MB"
+    )
+    colour = "green" if store["state"] == "ok" else "red"
+    console.print(f"store: [{colour}]{escape(store['state'])}[/]", end="")
+    console.print(f"  (waiting: {store['pending_sleep']:,} to sleep, {store['pending_history']:,} of history)", end="")
+    dropped = store["dropped_history"]
+    console.print(f"  [red]{dropped:,} rows of history were dropped[/]" if dropped else "")
+    for name, mode in status["interfaces"].items():
+        console.print(f"interface {escape(name)}: XDP {mode}")
+    for service in status["services"]:
+        console.print(f"service {escape(service['name'])}: {escape(service['listen'])} -> {escape(service['server'])}")
+    for address, port in status.get("attach", []):
+        console.print(f"attach: HTTP CONNECT at {escape(f'[{address}]' if ':' in address else address)}:{port}")
+    counters = Table(box=None, pad_edge=False)
+    counters.add_column("counter")
+    counters.add_column("", justify="right")
+    for name, value in {**status["counters"], **status["control"]}.items():
+        if value:
+            counters.add_row(name, f"{value:,}")
+    console.print(counters)
+
+
+def _span(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = ((days, "d"), (hours, "h"), (minutes, "m"), (rest, "s"))
+    shown = [f"{number}{unit}" for number, unit in parts if number]
+    return " ".join(shown[:2]) or "0s"

@@ -1,0 +1,449 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration: one TOML file, read once at start and again on SIGHUP.
+
+Every key is a field below with its description and default; docs/configuration.md is generated from them
+(``python -m control.config > docs/configuration.md``; a unit test holds the two together). A wrong key or value is
+answered with the file, the key and what was probably meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails, PydanticUndefined
+
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_MAX_S = (2**32 - 1) / 1000  # the engine counts in milliseconds, 32 bits wide
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the message names file and key, one problem a line."""
+
+
+def parse_duration(value: object) -> float:
+    """Seconds out of ``"90s"``, ``"1h30m"``, ``"250ms"``, ``2.5`` (seconds), ``0`` or ``"never"`` (both 0.0)."""
+    seconds: float
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError('a duration is seconds, or text such as "90s", "5m", "1h30m", "never"')
+    if isinstance(value, str):
+        text = value.strip()
+        if text == "never":
+            return 0.0
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            seconds = float(text)
+        else:
+            position, seconds = 0, 0.0
+            while position < len(text):
+                if (part := _PART.match(text, position)) is None:
+                    raise ValueError(f'"{value}" is no duration; write "90s", "5m", "1h30m", 2.5 (seconds) or "never"')
+                seconds += float(part[1]) * _UNIT_S[part[2]]
+                position = part.end()
+            if not text:
+                raise ValueError('an empty text is no duration; write "never" for none')
+    else:
+        seconds = float(value)
+    if not 0 <= seconds <= _MAX_S:
+        raise ValueError(f"a duration lies between 0 and {_MAX_S / 86400:.0f} days")
+    return seconds
+
+
+def _whole_seconds(value: object) -> float:
+    seconds = parse_duration(value)
+    if seconds != int(seconds) or seconds > 65535:
+        raise ValueError("this duration is counted in whole seconds, at most 65535")
+    return seconds
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+WholeSeconds = Annotated[float, BeforeValidator(_whole_seconds)]
+
+
+def parse_endpoint(text: str) -> tuple[str, int]:
+    """(address, port) out of ``192.0.2.1:80`` or ``[2001:db8::1]:80``; names are refused."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    try:
+        if not colon or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+            raise ValueError
+        address = ipaddress.ip_address(host[1:-1] if bracketed else host)
+        if bracketed != (address.version == 6):
+            raise ValueError
+    except ValueError:
+        raise ValueError(f'"{text}" is no address and port; write "192.0.2.1:80" or "[2001:db8::1]:80"') from None
+    return str(address), int(port)
+
+
+def _endpoint(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError('an address and port is text: "192.0.2.1:80" or "[2001:db8::1]:80"')
+    parse_endpoint(value)
+    return value
+
+
+Endpoint = Annotated[str, BeforeValidator(_endpoint)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Paths(_Section):
+    """Where things lie. `<instance>` stands for the value of `instance`."""
+
+    pin_dir: str = Field(
+        "",
+        description="directory of the pinned programs and tables, below a bpffs; "
+        "default `/sys/fs/bpf/roost/<instance>`",
+    )
+    bpf_dir: str = Field("", description="directory of the compiled BPF objects; default: where `roost` built them")
+    database: str = Field(
+        "",
+        description="path of the SQLite file, or an SQLAlchemy URL such as "
+        "`postgresql+psycopg://roost@db/roost`; default `/var/lib/roost/<instance>.db`",
+    )
+    control_socket: str = Field("", description="the daemon's local API; default `/run/roost/<instance>.sock`")
+
+
+class Network(_Section):
+    """Interfaces that clients are heard on."""
+
+    interfaces: tuple[str, ...] = Field(
+        (),
+        description="interfaces the XDP program is attached to; every interface "
+        "that a client's packets arrive on belongs here",
+    )
+    xdp_mode: Literal["auto", "native", "generic"] = Field(
+        "auto", description="`native` needs the driver's support; `auto` falls back to `generic` with a warning"
+    )
+
+
+class Table(_Section):
+    """Sizes of the pinned tables. A table that already exists keeps the size it was made with."""
+
+    ipv4: int = Field(262_144, ge=1, le=1 << 26, description="inactive IPv4 connections (IDLE and SLEEP)")
+    ipv6: int = Field(65_536, ge=1, le=1 << 26, description="inactive IPv6 connections (IDLE and SLEEP)")
+    idle: int = Field(262_144, ge=1, le=1 << 26, description="IDLE connections, both families together")
+    ring_kb: int = Field(
+        4096, ge=64, le=1 << 20, description="ring buffer for the packets that wake connections, KiB, a power of two"
+    )
+    max_awake: int = Field(
+        0,
+        ge=0,
+        le=10_000_000,
+        description="client connections with a socket; passing 7/8 of it "
+        "freezes the least recently active down to 3/4. 0 = what the descriptor limit allows",
+    )
+
+    @field_validator("ring_kb")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError("must be a power of two")
+        return value
+
+
+class Policy(_Section):
+    """Defaults for every service; a `[[service]]` may override each key. A connection falls quiet with its last payload
+    byte in either direction: keep-alives are not activity."""
+
+    active_quiet: Duration = Field(60.0, description="ACTIVE to STANDBY after this long without payload")
+    standby_quiet: Duration = Field(120.0, description="STANDBY to IDLE, counted from the last payload byte")
+    idle_quiet: Duration = Field(3600.0, description="IDLE to SLEEP, counted from the last payload byte")
+    probe_interval: WholeSeconds = Field(0.0, description="probe an inactive client that was not heard for this long")
+    probe_retry: WholeSeconds = Field(10.0, description="between unanswered probes")
+    probe_count: int = Field(4, ge=1, le=255, description="the client is dead after this many unanswered probes")
+    connect_timeout: Duration = Field(
+        10.0, description="how long a link to the server is tried before the client is reset"
+    )
+    on_server_close: Literal["standby", "close"] = Field(
+        "standby", description="what becomes of the client when the server closes its connection"
+    )
+
+    @field_validator("probe_retry", "connect_timeout")
+    @classmethod
+    def _not_never(cls, value: float) -> float:
+        if value == 0:
+            raise ValueError('must not be 0 or "never"')
+        return value
+
+
+class Attach(_Section):
+    """How servers reach clients: HTTP CONNECT to `client-address:client-port`."""
+
+    listen: tuple[Endpoint, ...] = Field(
+        (),
+        description="addresses and ports for HTTP CONNECT; reachable from servers "
+        "alone, since whoever reaches them reaches every client",
+    )
+    timeout: Duration = Field(10.0, gt=0, description="how long a sleeping client may take to be woken")
+
+
+class History(_Section):
+    """The history of transitions, and the writing of the store."""
+
+    keep_days: float = Field(30.0, ge=0, le=36500, description="rows of history older than this are removed; 0 = never")
+    batch: int = Field(2000, ge=1, le=100_000, description="rows written in one transaction at most")
+
+
+class Service(_Section):
+    """One for each address that clients connect to; any key of `[policy]` may stand here too."""
+
+    name: str = Field(
+        description="its name: letters, digits, `.`, `_`, `-`; sleeping connections are tied to it",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
+    )
+    listen: Endpoint = Field(description="address and port for clients; `0.0.0.0` or `[::]` for every local address")
+    server: Endpoint = Field(description="address and port of the server")
+    active_quiet: Duration | None = None
+    standby_quiet: Duration | None = None
+    idle_quiet: Duration | None = None
+    probe_interval: WholeSeconds | None = None
+    probe_retry: WholeSeconds | None = None
+    probe_count: int | None = Field(None, ge=1, le=255)
+    connect_timeout: Duration | None = None
+    on_server_close: Literal["standby", "close"] | None = None
+
+    @field_validator("probe_retry", "connect_timeout")
+    @classmethod
+    def _not_never(cls, value: float | None) -> float | None:
+        if value == 0:
+            raise ValueError('must not be 0 or "never"')
+        return value
+
+    def policy(self, defaults: Policy) -> Policy:
+        """The policy in force for this service: its own keys over the defaults."""
+        own = {key: value for key in Policy.model_fields if (value := getattr(self, key)) is not None}
+        return defaults.model_copy(update=own)
+
+
+class Config(_Section):
+    """The whole file."""
+
+    instance: str = Field(
+        "main",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,30}$",
+        description="name of this daemon: several may run on one machine",
+    )
+    paths: Paths = Field(default_factory=Paths)
+    network: Network = Field(default_factory=Network)
+    table: Table = Field(default_factory=Table)
+    policy: Policy = Field(default_factory=Policy)
+    attach: Attach = Field(default_factory=Attach)
+    history: History = Field(default_factory=History)
+    service: tuple[Service, ...] = Field((), description="services")
+
+    @model_validator(mode="after")
+    def _services_differ(self) -> Config:
+        for key in ("name", "listen"):
+            seen: set[str] = set()
+            for service in self.service:
+                value = getattr(service, key)
+                if value in seen:
+                    raise ValueError(f'two [[service]] have the {key} "{value}"')
+                seen.add(value)
+        return self
+
+    @property
+    def pin_dir(self) -> str:
+        return self.paths.pin_dir or f"/sys/fs/bpf/roost/{self.instance}"
+
+    @property
+    def database_url(self) -> str:
+        """An SQLAlchemy URL."""
+        database = self.paths.database or f"/var/lib/roost/{self.instance}.db"
+        return database if "://" in database else f"sqlite:///{Path(database).absolute()}"
+
+    @property
+    def control_socket(self) -> str:
+        return self.paths.control_socket or f"/run/roost/{self.instance}.sock"
+
+
+def parse(text: str, source: str = "configuration") -> Config:
+    """The configuration in `text`; raises ConfigError, whose message begins with `source`."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source}: not TOML: {error}") from None
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{source}: {_explain(detail, data)}" for detail in error.errors())) from None
+
+
+def load(path: str | Path) -> Config:
+    """The configuration in the file at `path`; raises ConfigError."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read it: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
+    return parse(text, str(path))
+
+
+def _where(location: tuple[int | str, ...], data: dict[str, Any]) -> str:
+    if not location:
+        return "at the top level"
+    if location[0] == "service" and len(location) > 1 and isinstance(location[1], int):
+        name = data["service"][location[1]]
+        name = name.get("name") if isinstance(name, dict) else None
+        return f'[[service]] "{name}"' if name else f"[[service]] number {location[1] + 1}"
+    return f"[{location[0]}]"
+
+
+def _explain(detail: ErrorDetails, data: dict[str, Any]) -> str:
+    """One sentence for a person out of one pydantic error."""
+    location = detail["loc"]
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        model = _SECTIONS.get(str(location[0]), Config) if len(location) > 1 else Config
+        key = str(location[-1])
+        close = difflib.get_close_matches(key, list(model.model_fields), n=1, cutoff=0.5)
+        if not close:  # "qiet" is far from "active_quiet" as a whole, near to its last word
+            words = {word: name for name in model.model_fields for word in (name, *name.split("_"))}
+            close = [words[word] for word in difflib.get_close_matches(key, list(words), n=1, cutoff=0.6)]
+        hint = f"; did you mean `{close[0]}`?" if close else f"; known keys: {', '.join(model.model_fields)}"
+        return f"unknown key `{key}` {_in(location[:-1], data)}{hint}"
+    if not location:
+        return message
+    if detail["type"] == "missing":
+        return f"{_where(location[:-1], data)}: the key `{location[-1]}` is missing"
+    names = [str(part) for part in location if isinstance(part, str)]
+    key = names[-1] if len(names) > 1 or location[0] not in _SECTIONS else str(location[0])
+    given = detail.get("input")
+    shown = f" (it is {given!r})" if isinstance(given, str | int | float) and str(given) not in message else ""
+    place = _where(location[:-1] if len(location) > 1 else (), data)
+    return f"`{key}` {'in ' + place if place[0] == '[' else place}: {message}{shown}"
+
+
+def _in(location: tuple[int | str, ...], data: dict[str, Any]) -> str:
+    place = _where(location, data)
+    return f"in {place}" if place[0] == "[" else place
+
+
+_SECTIONS: dict[str, type[_Section]] = {
+    "paths": Paths,
+    "network": Network,
+    "table": Table,
+    "policy": Policy,
+    "attach": Attach,
+    "history": History,
+    "service": Service,
+}
+
+
+def _shown_default(default: object) -> str:
+    if default is PydanticUndefined:
+        return "required"
+    if default in ("", ()):
+        return "" if default == "" else "`[]`"
+    if isinstance(default, str):
+        return f'`"{default}"`'
+    return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+
+
+def _shown_type(annotation: object, metadata: list[Any]) -> str:
+    if any(isinstance(item, BeforeValidator) and item.func in (parse_duration, _whole_seconds) for item in metadata):
+        return "duration"
+    if any(isinstance(item, BeforeValidator) and item.func is _endpoint for item in metadata):
+        return "address:port"
+    if get_origin(annotation) is Literal:
+        return " or ".join(f'`"{value}"`' for value in get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return "list of " + ("addresses" if get_args(annotation)[0] is not str else "names")
+    if get_origin(annotation) is Union:
+        return _shown_type(get_args(annotation)[0], metadata)
+    return {str: "text", int: "number", float: "number"}.get(annotation, "")  # type: ignore[call-overload, no-any-return]
+
+
+def _render_keys(model: type[_Section], skip: tuple[str, ...] = ()) -> list[str]:
+    lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    for name, field in model.model_fields.items():
+        if name in skip:
+            continue
+        default = _shown_default(field.default)
+        lines.append(
+            f"| `{name}` | {_shown_type(field.annotation, field.metadata)} | {default} | {field.description} |"
+        )
+    return lines
+
+
+EXAMPLE = """\
+instance = "main"
+
+[network]
+interfaces = ["eth0"]
+
+[policy]
+active_quiet = "30s"      # the server link is closed
+standby_quiet = "1m"      # the socket leaves the kernel
+idle_quiet = "1h"         # the record goes to the database
+probe_interval = "20m"    # for networks that forget quiet connections
+
+[attach]
+listen = ["10.0.0.1:3128"]
+
+[[service]]
+name = "telemetry"
+listen = "0.0.0.0:7000"
+server = "10.0.0.5:7000"
+
+[[service]]
+name = "updates"
+listen = "[::]:7001"
+server = "10.0.0.6:7001"
+idle_quiet = "never"      # always awake within microseconds
+"""
+
+
+def render_reference() -> str:
+    """docs/configuration.md, whole."""
+    lines = [
+        "# Configuration",
+        "",
+        "<!-- Generated by `python -m control.config > docs/configuration.md`; change control/config.py instead. -->",
+        "",
+        "One TOML file, given to `roost up -c FILE`. On SIGHUP it is read again: the keys of `[policy]` and those of",
+        "`[[service]]` that override them take effect at once; a change of any other key is reported and waits for a",
+        "restart (sleeping clients do not notice a restart).",
+        "",
+        'A *duration* is a number of seconds (`2.5`) or text: `"250ms"`, `"90s"`, `"5m"`, `"1h30m"`, `"2d"`.',
+        '`0` and `"never"` switch it off.',
+        "",
+        "```toml",
+        *EXAMPLE.splitlines(),
+        "```",
+        "",
+        "## Top level",
+        "",
+        *_render_keys(Config, skip=tuple(_SECTIONS)),
+    ]
+    for name, model in _SECTIONS.items():
+        title = f"[[{name}]]" if model is Service else f"[{name}]"
+        skip = tuple(Policy.model_fields) if model is Service else ()
+        lines += ["", f"## {title}", "", " ".join((model.__doc__ or "").split()), "", *_render_keys(model, skip)]
+        if model is Service:
+            lines += ["", "Overrides: " + ", ".join(f"`{key}`" for key in skip) + "."]
+    lines += [
+        "",
+        "## The store",
+        "",
+        "A connection counts as SLEEP only when its row is committed (SQLite: WAL, `synchronous=FULL` for transactions",
+        "that carry such rows, `NORMAL` for history alone). When the database cannot be written (locked, corrupt, disk",
+        "full), connections stay IDLE, `roost status` shows `store: error` with the reason, and writing is tried again",
+        "with back-off; the data path goes on. History waits in memory meanwhile, up to a bound; what does not fit is",
+        "dropped, counted, and said. Services are known by their name: they may be reordered, and sleeping connections",
+        "keep theirs.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(render_reference(), end="")

@@ -1,0 +1,465 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon: wires engine, store, monitor, attach frontend and local API; adopts what a predecessor left asleep.
+
+Threads: the engine's own (C), the monitor (events and decisions), the store's writer, and the main thread with an event
+loop for the local API, the attach frontend and the signals.
+
+    SIGTERM, SIGINT   freeze what can be frozen, flush, exit; a second one exits at once
+    SIGHUP            read the configuration again, take over the policy
+
+Order at start: lock, store, engine (adopts the pinned table), reconcile *before* the engine runs, since until then
+nothing moves and what the table and the store say can be compared; then the engine, then the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from appliance import __version__
+from appliance.engine import Command, Engine, EngineOptions, Key, Op, Record
+from appliance.frontends.connect import ConnectFrontend, parse_target
+from appliance.paths import bpf_objects
+from control import config as configuration
+from control.channel.operations import Operations
+from control.config import Config, ConfigError, Service, parse_endpoint
+from control.monitor import BATCH, EnginePort, Monitor, history_row
+from control.policy import needs_restart, service_spec
+from control.states import AWAKE, LEGAL, Cause, State
+from control.store.store import SleepingRow, Store, boot_id, wall_offset_ms
+
+log = logging.getLogger("roost.daemon")
+
+FREEZE_S: Final = 8.0
+"""How long SIGTERM waits for connections with bytes in flight to become quiet enough to be frozen."""
+
+SWITCH_INTERVAL_S: Final = 0.0002
+"""A client that wakes from SLEEP needs the interpreter some four times. With Python's 5 ms each of them could wait that
+long for the store's writer; this keeps the whole within the 10 ms that a wake-up may take."""
+
+SPARE_DESCRIPTORS: Final = 512
+
+
+class DaemonError(Exception):
+    """The daemon cannot start; the message says why and what to do."""
+
+
+# -- one daemon for each set of pins --------------------------------------------------------------------------------
+
+
+class InstanceLock:
+    """Held by the daemon of an instance for as long as it lives. The kernel lets go of it with the process, so a lock
+    file that was left behind means nothing."""
+
+    def __init__(self, config: Config) -> None:
+        path = Path(config.control_socket + ".lock")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: TextIO = path.open("a+", encoding="ascii")
+        except OSError as error:
+            raise DaemonError(f"cannot make the lock {path}: {error.strerror}") from None
+        self._pins = -1
+        if not _lock(self._file.fileno()):
+            self._file.seek(0)
+            holder = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise DaemonError(f'instance "{config.instance}" is running already (pid {holder}, lock {path})')
+        self._file.truncate(0)
+        self._file.write(f"{os.getpid()}\n")
+        self._file.flush()
+        # The pins themselves too: another instance may have been given the same pin_dir. Without a bpffs there is no
+        # such directory yet, and nobody to share it with; the engine says what is missing.
+        with contextlib.suppress(OSError):
+            os.makedirs(config.pin_dir, exist_ok=True)  # noqa: PTH103
+            self._pins = os.open(config.pin_dir, os.O_RDONLY | os.O_DIRECTORY)
+        if self._pins >= 0 and not _lock(self._pins):
+            self.release()
+            raise DaemonError(f"another daemon uses the pins in {config.pin_dir}; give this instance its own pin_dir")
+
+    def release(self) -> None:
+        if self._pins >= 0:
+            os.close(self._pins)
+            self._pins = -1
+        self._file.close()
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# -- what a predecessor left ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Inventory:
+    """What table and store say when the daemon begins."""
+
+    states: list[int] = field(default_factory=lambda: [0] * len(State))
+    idle_ids: array[int] = field(default_factory=lambda: array("Q"))
+    sleep_ids: array[int] = field(default_factory=lambda: array("Q"))
+    without_row: list[bytes] = field(default_factory=list)
+    """SLEEP in the table, unknown to the store: nobody can rebuild them."""
+    without_slot: int = 0
+    """Rows of this boot whose connection is gone; forgotten, and CLOSED in the history."""
+    other_boot: int = 0
+    """Rows from before a reboot: to be put back into the table."""
+
+
+def take_inventory(engine: EnginePort, store: Store, boot: str) -> Inventory:
+    """Compare the adopted table with the store, and forget rows that mean nothing. The engine must not run yet."""
+    found = Inventory()
+    readable = not store.status.error
+    asleep: list[bytes] = []
+
+    def look_up() -> None:
+        known = store.sleeping_ids(asleep)
+        found.without_row += [key for key in asleep if key not in known]
+        asleep.clear()
+
+    for event in engine.list():
+        found.states[event.to_state] += 1
+        if event.to_state == State.IDLE:
+            found.idle_ids.append(event.id or event.record.id)
+        elif event.to_state == State.SLEEP and readable:
+            asleep.append(event.record.key_raw)
+            if len(asleep) == 500:
+                look_up()
+    if not readable:
+        log.warning("the store cannot be read: what sleeps is adopted unseen")
+        return found
+    look_up()
+    after = b""
+    while page := store.sleeping_rows(after):
+        after = page[-1].key
+        rows: list[bytes] = []
+        deletes: list[tuple[bytes, int]] = []
+        for row in page:
+            event_of = engine.find(Key.unpack(row.key))
+            if row.boot_id != boot and event_of is None:
+                found.other_boot += 1
+            elif event_of is None:
+                found.without_slot += 1
+                rows.append(history_row(_record(row), State.SLEEP, State.CLOSED))
+                deletes.append((row.key, row.id))
+            elif event_of.to_state == State.SLEEP:
+                found.sleep_ids.append(row.id)
+            else:
+                deletes.append((row.key, row.id))  # committed, but SLEEP never became true
+        store.add(rows, deletes=deletes)
+    return found
+
+
+def _record(row: SleepingRow) -> Record:
+    return Record(row.key, row.ka, row.rest)
+
+
+def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:
+    """Write the transitions that a killed predecessor made or suffered and could not write; returns how many.
+
+    Its last word about each connection stands in history[first..last]; the inventory says what was really found."""
+    idle, asleep = (array("Q", sorted(ids)) for ids in (found.idle_ids, found.sleep_ids))
+    rows: list[bytes] = []
+    written = 0
+    for number, client, service, last_state in store.last_states(first, last):
+        actual = State.IDLE if _holds(idle, number) else State.SLEEP if _holds(asleep, number) else State.CLOSED
+        if actual == last_state:
+            continue
+        steps = _steps(State(last_state), actual)
+        address, port = parse_target(client)
+        # The history knows no local address; the row's key is only asked for the client's.
+        record = Record(Key.of(address, port, "::", 0).pack(), _ka_of_service(service), bytes(32))
+        rows += [history_row(record, a, b, Cause.RESTORE, number) for a, b in steps]
+        written += len(steps)
+        if len(rows) >= BATCH:
+            store.add(rows)
+            rows = []
+    store.add(rows)
+    return written
+
+
+def _ka_of_service(service: int) -> bytes:
+    return bytes(26) + service.to_bytes(2, sys.byteorder) + bytes(8)
+
+
+def _holds(ids: array[int], number: int) -> bool:
+    at = bisect_left(ids, number)
+    return at < len(ids) and ids[at] == number
+
+
+def _steps(source: State, target: State) -> list[tuple[State, State]]:
+    """The legal way from what the history says to what is, by `restore`."""
+    if (source, target, Cause.RESTORE) in LEGAL:
+        return [(source, target)]
+    if target is State.SLEEP:
+        return [(source, State.IDLE), (State.IDLE, State.SLEEP)]
+    # It woke and was frozen again unrecorded. The history cannot say when; it says nothing rather than something false.
+    return []
+
+
+# -- the daemon -------------------------------------------------------------------------------------------------------
+
+
+class Daemon:
+    """One instance. `run` returns the exit status: 0 asleep in good order, 1 with a reason in the log."""
+
+    def __init__(self, path: str, config: Config, engine_type: Callable[[EngineOptions], Engine] = Engine) -> None:
+        self._path = path
+        self._config = config
+        self._engine_type = engine_type
+        self._fatal = ""
+        self._terminate = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self) -> int:
+        """Start, serve until told to end, end."""
+        config = self._config
+        if not config.service:
+            raise DaemonError(f"{self._path}: there is no [[service]]; at least one is needed")
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        max_awake = config.table.max_awake or _descriptor_share()
+        lock = InstanceLock(config)
+        try:
+            self._monitor: Monitor
+            self._store = Store(
+                config.database_url,
+                lambda slept: self._monitor.slept(slept),
+                keep_days=config.history.keep_days,
+                batch=config.history.batch,
+            )
+            if error := self._store.open():
+                log.error("SLEEP is off until the database can be used: %s", error)
+            names = [service.name for service in config.service]
+            self._indexes = self._store.service_indexes(names)
+            self._services = {self._indexes[service.name]: service for service in config.service}
+            self._engine = self._engine_type(self._options(max_awake))
+            try:
+                return self._run_engine(max_awake)
+            finally:
+                self._engine.close()
+        finally:
+            lock.release()
+
+    def _options(self, max_awake: int) -> EngineOptions:
+        config = self._config
+        return EngineOptions(
+            pin_dir=config.pin_dir,
+            bpf_dir=config.paths.bpf_dir or str(bpf_objects()),
+            ipv4_slots=config.table.ipv4,
+            ipv6_slots=config.table.ipv6,
+            idle_slots=config.table.idle,
+            ring_bytes=config.table.ring_kb * 1024,
+            max_awake=max_awake,
+            next_id=self._store.next_id(),
+        )
+
+    def _run_engine(self, max_awake: int) -> int:
+        config, engine, store = self._config, self._engine, self._store
+        interfaces: dict[str, str] = {}
+        for name in config.network.interfaces:
+            interfaces[name] = engine.attach(name, config.network.xdp_mode)
+            if interfaces[name] == "generic" and config.network.xdp_mode == "auto":
+                log.warning("%s: the driver has no native XDP; generic XDP is used, which is slower", name)
+        if not interfaces:
+            log.warning("no [network] interfaces: connections cannot be kept asleep")
+        for index, service in self._services.items():
+            engine.add_service(service_spec(service, index, config.policy))
+
+        self._monitor = Monitor(engine, store, max_awake, self._on_fatal)
+        found = take_inventory(engine, store, boot_id())
+        self._monitor.states = list(found.states)
+        span = (0, 0) if store.status.error else store.begin_run()
+        store.start()
+        engine.start()
+        monitor = threading.Thread(target=self._monitor.run, name="roost-monitor", daemon=True)
+        monitor.start()
+        reconciler = threading.Thread(target=self._reconcile, args=(found, *span), name="roost-reconcile", daemon=True)
+        reconciler.start()
+        facts: dict[str, Any] = {
+            "instance": config.instance,
+            "version": __version__,
+            "pid": os.getpid(),
+            "max_awake": max_awake,
+            "interfaces": interfaces,
+            "pin_dir": config.pin_dir,
+            "database": config.database_url.rpartition("@")[2],
+            "services": [
+                {"name": s.name, "index": index, "listen": s.listen, "server": s.server}
+                for index, s in self._services.items()
+            ],
+        }
+        operations = Operations(engine, store, self._monitor, self._services, facts)
+        try:
+            asyncio.run(self._serve(operations, facts))
+        finally:
+            if not self._fatal:
+                self._freeze_all()
+            engine.stop()
+            self._monitor.stop()
+            monitor.join(5)
+            self._monitor.drain()
+            store.close()
+        if self._fatal:
+            log.critical("the daemon ends: %s", self._fatal)
+            return 1
+        asleep = self._monitor.states[State.IDLE] + self._monitor.states[State.SLEEP]
+        log.info("ended; %d connections stay asleep", max(asleep, 0))
+        return 0
+
+    def _reconcile(self, found: Inventory, first: int, last: int) -> None:
+        """Carry out what the inventory asks for, while clients are served already."""
+        try:
+            inactive = found.states[State.IDLE] + found.states[State.SLEEP]
+            if inactive:
+                log.info("adopted %d IDLE, %d SLEEP connections", found.states[State.IDLE], found.states[State.SLEEP])
+            for start in range(0, len(found.without_row), BATCH):
+                keys = found.without_row[start : start + BATCH]
+                self._engine.submit([Command(op=Op.CLOSE, cause=Cause.RESTORE, key=key) for key in keys])
+            if found.without_row:
+                log.error("%d sleeping connections have no record in the store; closed", len(found.without_row))
+            if found.without_slot:
+                log.warning("%d records belong to connections that are gone; forgotten", found.without_slot)
+            if last and (missing := catch_up(self._store, found, first, last)):
+                log.warning("history: added %d transitions that the last daemon could not write", missing)
+            if found.other_boot:
+                log.info("after a reboot: put back %d sleeping connections", self._put_back())
+        except Exception as error:
+            log.exception("reconciling with the store failed")
+            self._on_fatal(f"reconciling with the store: {error}")
+
+    def _put_back(self) -> int:
+        boot, offset = boot_id(), wall_offset_ms()
+        put = 0
+        after = b""
+        while page := self._store.sleeping_rows(after):
+            after = page[-1].key
+            # wall_offset_ms is wall clock minus CLOCK_MONOTONIC: the difference of two says how far apart two boots'
+            # clocks are. The timestamp clock that the client sees (TSval) so runs on over the time of the reboot.
+            records = [_record(row).shifted(row.wall_offset_ms - offset) for row in page if row.boot_id != boot]
+            self._monitor.insert(records)
+            put += len(records)
+            while self._monitor.inserting and not self._terminate.is_set():
+                time.sleep(0.01)  # one page at a time: a million records must not stand in memory
+        return put
+
+    def _on_fatal(self, reason: str) -> None:
+        self._fatal = self._fatal or reason
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the end has begun already
+                self._loop.call_soon_threadsafe(self._terminate.set)
+
+    # -- serving ------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, operations: Operations, facts: dict[str, Any]) -> None:
+        from control.channel.api import bind_unix, make_app, make_server
+
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_terminate, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        if self._fatal:
+            return
+        frontend = ConnectFrontend(operations, self._config.attach.timeout)
+        try:
+            facts["attach"] = [list(frontend.listen(*parse_endpoint(text))) for text in self._config.attach.listen]
+            listener = bind_unix(self._config.control_socket)
+        except OSError as error:
+            self._fatal = f"{error.strerror or error} (control socket {self._config.control_socket})"
+            await frontend.close()
+            return
+        server = make_server(make_app(operations, self._monitor))
+        api = loop.create_task(server.serve(sockets=[listener]))
+        log.info("ready: %s", ", ".join(f"{s.name} {s.listen} -> {s.server}" for s in self._services.values()))
+        try:
+            ended = loop.create_task(self._terminate.wait())
+            await asyncio.wait({api, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if api.done() and not self._terminate.is_set():
+                self._fatal = f"the local API ended: {api.exception()}"
+        finally:
+            await frontend.close()
+            server.should_exit = True
+            await asyncio.wait({api}, timeout=3)
+            Path(self._config.control_socket).unlink(missing_ok=True)
+
+    def _on_terminate(self, number: int) -> None:
+        log.info("%s: freezing what can be frozen; once more ends at once", signal.Signals(number).name)
+        self._terminate.set()
+        for again in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(again)
+            signal.signal(again, signal.SIG_DFL)
+
+    def _reload(self) -> None:
+        try:
+            new = configuration.load(self._path)
+        except ConfigError as error:
+            log.error("SIGHUP: the configuration stays as it is: %s", error)
+            return
+        if waiting := needs_restart(self._config, new):
+            log.warning("SIGHUP: these wait for a restart: %s", ", ".join(waiting))
+        by_name = {service.name: service for service in new.service}
+        for index, old in list(self._services.items()):
+            if (service := by_name.get(old.name)) is not None:
+                kept: Service = service.model_copy(update={"listen": old.listen, "server": old.server})
+                self._engine.update_service(service_spec(kept, index, new.policy))
+                self._services[index] = kept
+        log.info("SIGHUP: policy taken over from %s", self._path)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def _freeze_all(self) -> None:
+        """Take every awake connection out of the kernel, as far as FREEZE_S allows."""
+        deadline = time.monotonic() + FREEZE_S
+        left = 0
+        while True:
+            awake = [event.id for event in self._engine.list() if event.to_state in AWAKE]
+            left = len(awake)
+            if not left or time.monotonic() > deadline or self._fatal:
+                break
+            for start in range(0, left, BATCH):
+                self._engine.submit(
+                    [Command(op=Op.IDLE, cause=Cause.SHUTDOWN, id=one) for one in awake[start : start + BATCH]]
+                )
+            # Those with bytes in flight are refused and asked again; the pause also keeps freezes in large batches.
+            pause = time.monotonic() + 0.5
+            while (
+                time.monotonic() < min(pause, deadline)
+                and self._monitor.states[State.ACTIVE] + self._monitor.states[State.STANDBY] > 0
+            ):
+                time.sleep(0.02)
+        if left:
+            log.warning("%d connections could not be frozen and are closed", left)
+            close = [Command(op=Op.CLOSE, cause=Cause.SHUTDOWN, id=number) for number in awake]
+            self._engine.submit(close)
+            end = time.monotonic() + 1.0
+            while time.monotonic() < end and any(event.to_state in AWAKE for event in self._engine.list()):
+                time.sleep(0.05)
+
+
+def _descriptor_share() -> int:
+    """Client connections that the descriptor limit allows awake, each with its server link; raises the soft limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return max((min(hard, 2_000_000) - SPARE_DESCRIPTORS) // 2, 64)
+
+
+def run(path: str) -> int:
+    """Load the configuration at `path` and run its daemon in the foreground; returns the exit status."""
+    return Daemon(path, configuration.load(path)).run()

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop between engine and store: batches of events in, batches of commands out.
+
+Nothing is kept here for a connection that is IDLE or SLEEP, and nothing for an awake one either: what the decision
+needs stands in the event. What one batch costs is a few microseconds for each event, and the order inside of a batch
+is by who waits:
+
+    1. NEED_RECORD   a client or a server waits for the rebuilt socket: read the rows, answer, submit at once
+    2. QUIET, SLEEP_DUE, PRESSURE   decisions
+    3. TRANSITION    history, counters, whoever waits for a token
+
+A batch is small (BATCH), so that a record which is needed while a burst is worked off waits for one batch alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from errno import EIO, ENOENT, ETIMEDOUT
+from itertools import count
+from typing import Final, Protocol
+
+from appliance.engine import Command, Event, EventType, Key, Op, Record
+from control import policy
+from control.states import LEGAL, Cause, IllegalTransition, State
+from control.store.schema import HISTORY
+from control.store.store import Store, StoreError
+
+log = logging.getLogger("roost.monitor")
+
+BATCH: Final = 512
+POLL_MS: Final = 200
+READ_PATIENCE_S: Final = 5.0
+"""How long a client that wants to wake waits for a database that cannot be read, before it is given up."""
+
+GENERATION: Final = 1 << 63
+"""Bit of the tokens of ROOST_OP_SLEEP: the rest of it is the generation of the row that was committed."""
+
+
+class EnginePort(Protocol):
+    """What the monitor needs of appliance.engine.Engine; the tests bring a fake one."""
+
+    def submit(self, commands: Sequence[Command]) -> None: ...
+    def events(self, max_events: int = 4096, timeout_ms: int = 200) -> list[Event]: ...
+    def wake(self) -> None: ...
+    def list(self) -> Iterator[Event]: ...
+    def find(self, key: Key) -> Event | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a command ended: error is 0 or an errno; state is where the connection is then."""
+
+    error: int
+    state: int = int(State.NONE)
+    id: int = 0
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counted since the daemon's start."""
+
+    transitions: int = 0
+    illegal: int = 0
+    refused: int = 0
+    restored: int = 0
+    lost_records: int = 0
+    sleep_deferred: int = 0
+    batches: int = 0
+
+
+@dataclass(slots=True)
+class _Waiter:
+    future: Future[Outcome]
+    states: frozenset[int]
+    deadline: float
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What one batch of events adds up to."""
+
+    commands: list[Command] = field(default_factory=list)
+    rows: list[bytes] = field(default_factory=list)
+    upserts: list[tuple[bytes, bytes]] = field(default_factory=list)
+    deletes: list[tuple[bytes, int]] = field(default_factory=list)
+    stale: list[tuple[bytes, int]] = field(default_factory=list)
+    transitions: list[Event] = field(default_factory=list)
+
+
+class Monitor:
+    """The loop. `run` belongs to one thread; everything else may be called from any."""
+
+    def __init__(
+        self, engine: EnginePort, store: Store, max_awake: int, on_fatal: Callable[[str], None] = lambda reason: None
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._max_awake = max_awake
+        self._on_fatal = on_fatal
+        self.counters = Counters()
+        self.states = [0] * len(State)
+        """How many connections are in each state, by its number."""
+        self._tokens = count(1)
+        self._waiters: dict[int, _Waiter] = {}
+        self._waiters_lock = threading.Lock()
+        self._sleep_tokens: dict[bytes, int] = {}
+        self._inserting: dict[bytes, Record] = {}
+        self._listeners: tuple[Callable[[list[Event]], None], ...] = ()
+        self._unread: dict[bytes, tuple[Event, float]] = {}
+        self._stopping = False
+        self._next_expiry = 0.0
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Work until `stop`, or until the engine ends."""
+        try:
+            while not self._stopping:
+                self.turn(self._engine.events(BATCH, POLL_MS))
+        except Exception as error:
+            log.exception("the monitor ended")
+            self._on_fatal(f"monitor: {type(error).__name__}: {error}")
+
+    def stop(self) -> None:
+        """Let `run` return."""
+        self._stopping = True
+        self._engine.wake()
+
+    def drain(self) -> None:
+        """Take what the stopped engine still has to say. Only when `run` has returned."""
+        while events := self._engine.events(BATCH, 0):
+            self.turn(events)
+
+    def turn(self, events: Sequence[Event]) -> None:
+        """Work off one batch (it may be empty: clocks are looked at)."""
+        now = time.monotonic()
+        needed = [event for event in events if event.type == EventType.NEED_RECORD]
+        if self._unread:
+            needed += [event for event, _ in self._unread.values()]
+        if needed:
+            self._restore(needed, now)
+        turn = _Turn()
+        for event in events:
+            kind = event.type
+            if kind == EventType.TRANSITION:
+                self._transition(event, turn)
+            elif kind == EventType.QUIET:
+                if (op := policy.when_quiet(event.from_state)) is not None:
+                    turn.commands.append(Command(op=op, cause=Cause.QUIET, id=event.id))
+            elif kind == EventType.SLEEP_DUE:
+                self._sleep_due(event.record, turn)
+            elif kind == EventType.REFUSED:
+                self._refused(event, turn)
+            elif kind == EventType.PRESSURE:
+                relief = policy.relief(event.count, self._max_awake)
+                turn.commands.append(Command(op=Op.PRESSURE, cause=Cause.PRESSURE, count=relief))
+            elif kind == EventType.FATAL:
+                reason = f"engine: {os.strerror(event.error)}"
+                log.critical("%s", reason)
+                self._stopping = True
+                self._on_fatal(reason)
+        if turn.commands:
+            self._engine.submit(turn.commands)
+        if turn.rows or turn.upserts or turn.deletes or turn.stale:
+            self._store.add(turn.rows, turn.upserts, turn.deletes, turn.stale)
+        if turn.transitions:
+            self._tell(turn.transitions)
+        self.counters.batches += 1
+        if now >= self._next_expiry:
+            self._next_expiry = now + 0.2
+            self._expire(now)
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def _restore(self, needed: list[Event], now: float) -> None:
+        keys = [event.record.key_raw for event in needed]
+        commands: list[Command] = []
+        try:
+            rows = self._store.read(keys)
+        except StoreError as error:
+            # Perhaps locked for a moment: the client's packet is held meanwhile, so patience costs it nothing.
+            for event in needed:
+                key = event.record.key_raw
+                deadline = self._unread.get(key, (event, now + READ_PATIENCE_S))[1]
+                if now < deadline:
+                    self._unread[key] = (event, deadline)
+                    continue
+                self._unread.pop(key, None)
+                self.counters.lost_records += 1
+                log.error("%s cannot wake: %s", event.record.key.client_text, error)
+                commands.append(_restore_command(event, None, EIO))
+        else:
+            self._unread.clear()
+            for event, packed in zip(needed, keys, strict=True):
+                row = rows.get(packed)
+                if row is None:
+                    self.counters.lost_records += 1
+                    log.error("%s cannot wake: the store has no record of it", event.record.key.client_text)
+                    commands.append(_restore_command(event, None, ENOENT))
+                else:
+                    self.counters.restored += 1
+                    commands.append(_restore_command(event, Record(packed, row[0], row[1]), 0))
+        if commands:
+            self._engine.submit(commands)
+
+    def _transition(self, event: Event, turn: _Turn) -> None:
+        source, target = event.from_state, event.to_state
+        if (source, target, event.cause) not in LEGAL:
+            self.counters.illegal += 1
+            log.error("connection %d: %s", event.id, IllegalTransition(source, target, event.cause))
+        self.counters.transitions += 1
+        self.states[source] -= 1
+        self.states[target] += 1
+        record = event.record
+        packed = record.key_raw
+        turn.rows.append(
+            HISTORY.pack(
+                event.id,
+                event.at_ms,
+                packed,
+                record.service,
+                source,
+                target,
+                event.cause,
+                event.rx_bytes,
+                event.tx_bytes,
+                event.gap_ms,
+            )
+        )
+        if source == State.SLEEP:
+            turn.deletes.append((packed, event.id))
+        if self._listeners:
+            turn.transitions.append(event)
+        if event.token:
+            self._resolve(event.token, Outcome(0, target, event.id), target)
+
+    def _sleep_due(self, record: Record, turn: _Turn) -> None:
+        if not self._store.sleep_allowed:
+            self.counters.sleep_deferred += 1  # the engine says it again later
+            return
+        turn.upserts.append((record.key_raw, record.ka + record.rest))
+
+    def _refused(self, event: Event, turn: _Turn) -> None:
+        self.counters.refused += 1
+        key = event.record.key_raw
+        if event.op == Op.SLEEP:
+            # It woke between the commit and the command, and the row is of no use; or SLEEP_DUE was said twice and it
+            # sleeps already, by this very row. Which of the two, the engine knows. Should it wake, freeze and sleep
+            # again before the row is removed, then by a row of a later generation, which stays.
+            now = self._engine.find(event.record.key)
+            if now is None or now.to_state != State.SLEEP:
+                turn.stale.append((key, event.token & ~GENERATION))
+        elif event.op == Op.INSERT:
+            # After a reboot: the client has connected again from the same port, so the old connection is gone; or the
+            # table is full, and nobody answers for it.
+            log.warning("%s: not put back: %s", event.record.key.client_text, os.strerror(event.error))
+            turn.rows.append(history_row(event.record, State.SLEEP, State.CLOSED, number=event.id))
+            turn.deletes.append((key, event.id))
+        if event.token:
+            self._resolve(event.token, Outcome(event.error or EIO, event.from_state, event.id), None)
+
+    def slept(self, committed: list[tuple[bytes, int, int]]) -> None:
+        """The rows of these (key, id, generation) are committed: only now may the engine forget the records. Store's
+        callback."""
+        commands = []
+        for packed, number, generation in committed:
+            if self._inserting and (record := self._inserting.pop(packed, None)) is not None:
+                insert = Command(op=Op.INSERT, cause=Cause.RESTORE, id=number, key=packed, record=record)
+                commands.append(insert)
+                continue
+            token, cause = GENERATION | generation, Cause.QUIET
+            if self._sleep_tokens and (asked := self._sleep_tokens.pop(packed, None)) is not None:
+                cause = Cause.COMMAND
+                with self._waiters_lock:
+                    if (waiter := self._waiters.pop(asked, None)) is not None:
+                        self._waiters[token] = waiter
+            commands.append(Command(op=Op.SLEEP, cause=cause, id=number, key=packed, token=token))
+        for start in range(0, len(commands), BATCH):
+            self._engine.submit(commands[start : start + BATCH])
+
+    def insert(self, records: Sequence[Record]) -> None:
+        """Put sleeping records back into the table after a reboot: their rows are rewritten for this boot first."""
+        packed = [(record.key_raw, record) for record in records]
+        self._inserting.update(packed)
+        self._store.add(upserts=[(key, record.ka + record.rest) for key, record in packed])
+
+    @property
+    def inserting(self) -> int:
+        """How many records of `insert` wait for their rows."""
+        return len(self._inserting)
+
+    # -- commands with an answer --------------------------------------------------------------------------------------
+
+    def command(self, command: Command, states: Iterable[State], timeout_s: float) -> Future[Outcome]:
+        """Submit a command; the future is done when its connection reaches one of `states`, or it is refused, or
+        after timeout_s (ETIMEDOUT)."""
+        waiter = self._expect(states, timeout_s)
+        command.token = waiter[0]
+        self._engine.submit([command])
+        return waiter[1]
+
+    def sleep(self, record: Record, timeout_s: float) -> Future[Outcome]:
+        """Put an IDLE connection to sleep by command: its row is written first."""
+        token, future = self._expect([State.SLEEP], timeout_s)
+        packed = record.key_raw
+        self._sleep_tokens[packed] = token
+        self._store.add(upserts=[(packed, record.ka + record.rest)])
+        return future
+
+    def _expect(self, states: Iterable[State], timeout_s: float) -> tuple[int, Future[Outcome]]:
+        future: Future[Outcome] = Future()
+        with self._waiters_lock:
+            token = next(self._tokens)
+            wanted = frozenset(int(state) for state in states)
+            self._waiters[token] = _Waiter(future, wanted, time.monotonic() + timeout_s)
+        return token, future
+
+    def _resolve(self, token: int, outcome: Outcome, state: int | None) -> None:
+        with self._waiters_lock:
+            waiter = self._waiters.get(token)
+            # Going down takes several transitions; the one that was asked for is the answer, CLOSED always is one.
+            if waiter is None or (state is not None and state not in waiter.states and state != State.CLOSED):
+                return
+            del self._waiters[token]
+        if waiter.future.set_running_or_notify_cancel():
+            waiter.future.set_result(outcome)
+
+    def _expire(self, now: float) -> None:
+        with self._waiters_lock:
+            late = [token for token, waiter in self._waiters.items() if waiter.deadline <= now]
+            waiters = [self._waiters.pop(token) for token in late]
+        gone = set(late)
+        for packed in [packed for packed, token in list(self._sleep_tokens.items()) if token in gone]:
+            self._sleep_tokens.pop(packed, None)
+        for waiter in waiters:
+            if waiter.future.set_running_or_notify_cancel():
+                waiter.future.set_result(Outcome(ETIMEDOUT))
+
+    # -- listeners ----------------------------------------------------------------------------------------------------
+
+    def listen(self, listener: Callable[[list[Event]], None]) -> Callable[[], None]:
+        """Call `listener` with each batch of transitions, in the monitor's thread; returns how to end it."""
+        self._listeners += (listener,)
+
+        def end() -> None:
+            self._listeners = tuple(one for one in self._listeners if one is not listener)
+
+        return end
+
+    def _tell(self, transitions: list[Event]) -> None:
+        for listener in self._listeners:
+            try:
+                listener(transitions)
+            except Exception:  # a listener's defect must not stop the loop that wakes clients
+                log.exception("a listener failed")
+
+
+def _restore_command(event: Event, record: Record | None, error: int) -> Command:
+    return Command(
+        op=Op.RESTORE,
+        cause=event.cause,
+        key=event.record.key_raw,
+        record=record,
+        error=error,
+        id=record.id if record else event.id,
+        token=event.token,
+    )
+
+
+def history_row(
+    record: Record, source: State, target: State, cause: Cause = Cause.RESTORE, number: int | None = None
+) -> bytes:
+    """A packed row of history for a transition that the engine has not reported."""
+    identity = record.id if number is None else number
+    at_ms = time.time_ns() // 1_000_000
+    return HISTORY.pack(identity, at_ms, record.key_raw, record.service, source, target, cause, 0, 0, 0)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decisions: what becomes of a connection that falls quiet, and of many when resources run short.
+
+Pure functions of the configuration and of one event; the timers run in the engine, which asks when they are due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from appliance.engine import Op, ServiceSpec
+from control.config import Config, Policy, Service, parse_endpoint
+from control.states import State
+
+_WHEN_QUIET: Mapping[int, Op] = {
+    # One step down at a time: the engine asks again when the next timer is due.
+    State.ACTIVE: Op.STANDBY,
+    State.STANDBY: Op.IDLE,
+}
+
+
+def when_quiet(state: int) -> Op | None:
+    """What to do with a connection that has been quiet in `state` as long as its service allows; None: nothing."""
+    return _WHEN_QUIET.get(state)
+
+
+def relief(awake: int, max_awake: int) -> int:
+    """How many connections to freeze under pressure, so that 3/4 of the allowed ones stay awake."""
+    return max(awake - max_awake * 3 // 4, 1) if max_awake else 0
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def service_spec(service: Service, index: int, defaults: Policy) -> ServiceSpec:
+    """The engine's form of a service and of the policy in force for it."""
+    policy = service.policy(defaults)
+    listen, listen_port = parse_endpoint(service.listen)
+    server, server_port = parse_endpoint(service.server)
+    return ServiceSpec(
+        index=index,
+        listen=listen,
+        listen_port=listen_port,
+        server=server,
+        server_port=server_port,
+        standby_quiet_ms=_ms(policy.active_quiet),
+        idle_quiet_ms=_ms(policy.standby_quiet),
+        sleep_quiet_ms=_ms(policy.idle_quiet),
+        connect_timeout_ms=_ms(policy.connect_timeout),
+        probe_interval_s=round(policy.probe_interval),
+        probe_retry_s=round(policy.probe_retry),
+        probe_count=policy.probe_count,
+        close_with_server=policy.on_server_close == "close",
+    )
+
+
+def needs_restart(old: Config, new: Config) -> list[str]:
+    """The changed keys that a running daemon does not take over; everything but the policy waits for a restart."""
+    changed = [
+        section
+        for section in ("instance", "paths", "network", "table", "attach", "history")
+        if getattr(old, section) != getattr(new, section)
+    ]
+    before = {service.name: (service.listen, service.server) for service in old.service}
+    after = {service.name: (service.listen, service.server) for service in new.service}
+    return changed + [f'[[service]] "{name}"' for name in sorted(before | after) if before.get(name) != after.get(name)]

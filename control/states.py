@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state machine of a client connection. Everything that decides whether a transition is legal lives here.
+
+Theory of operation
+===================
+
+A client connection is one TCP connection between a client and the appliance, whatever the appliance keeps of it:
+
+    ACTIVE    a kernel socket, linked to a server connection
+    STANDBY   a kernel socket, no link
+    IDLE      no socket; the full record is in memory
+    SLEEP     no socket; a keep-alive's worth is in memory, the rest is a committed row of the store
+    CLOSED    a row of history
+
+NONE is where a connection comes from; it is no state that a connection can be found in.
+
+A transition is (from, to, cause). A cause says *who wanted it*, not how it was done: freezing by timer and freezing by
+an operator are the same work with the causes ``quiet`` and ``command``. The engine (cext/) carries transitions out and
+reports each one once; the control plane checks the report against the table below before it writes history. An illegal
+report is a bug, so it is written to history all the same (what happened, happened), logged and counted.
+
+Going down is one step at a time, ACTIVE -> STANDBY -> IDLE -> SLEEP, since each step releases what the next one must
+not find: the server link, the socket, the record. Going up skips steps: nobody waits in IDLE on the way from SLEEP to
+ACTIVE, because a connection whose record has been read back is rebuilt at once. So SLEEP -> IDLE does not exist.
+
+Three causes belong to the life of the daemon, not of the connection:
+
+``shutdown``  the daemon ends. What can be frozen goes down to IDLE; what cannot (bytes in flight) is CLOSED.
+``restore``   the daemon begins, and finds the world other than the history says. After a reboot a row of the store is
+              put back into the (new, empty) table: NONE -> SLEEP. A connection that was awake when the predecessor was
+              killed is gone: ACTIVE or STANDBY -> CLOSED. A slot without its row, or a row without its slot, is a
+              connection that nobody can rebuild: IDLE or SLEEP -> CLOSED. Last, a predecessor can be killed between
+              carrying a transition out and writing it down; the successor writes the missing step, and for that alone
+              awake -> IDLE and IDLE -> SLEEP have ``restore`` as a cause.
+``pressure``  descriptors, memory or CPU run short; the least recently active connections go down one step early.
+
+Keep-alives are not activity: answering or sending one is no transition and has no cause. Only their absence has:
+``probe-timeout``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Final
+
+
+class State(IntEnum):
+    """States of a client connection; the numbers of ``enum roost_state`` in cext/engine.h."""
+
+    NONE = 0
+    ACTIVE = 1
+    STANDBY = 2
+    IDLE = 3
+    SLEEP = 4
+    CLOSED = 5
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+
+class Cause(IntEnum):
+    """Causes of transitions; the numbers of ``enum roost_cause`` in cext/engine.h."""
+
+    NONE = 0
+    CLIENT_CONNECT = 1
+    CLIENT_DATA = 2
+    CLIENT_CLOSE = 3
+    SERVER_ATTACH = 4
+    SERVER_CLOSE = 5
+    QUIET = 6
+    PRESSURE = 7
+    COMMAND = 8
+    PROBE_TIMEOUT = 9
+    RESTORE = 10
+    SHUTDOWN = 11
+
+    @property
+    def label(self) -> str:
+        """The name people and programs see: ``client-data``."""
+        return self.name.lower().replace("_", "-")
+
+
+AWAKE: Final = frozenset({State.ACTIVE, State.STANDBY})
+"""States with a kernel socket."""
+
+INACTIVE: Final = frozenset({State.IDLE, State.SLEEP})
+"""States without one."""
+
+_S, _C = State, Cause
+
+TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProxyType(
+    {
+        # A connection appears.
+        (_S.NONE, _C.CLIENT_CONNECT): frozenset({_S.ACTIVE}),
+        (_S.NONE, _C.RESTORE): frozenset({_S.SLEEP}),
+        # ACTIVE: linked. An operator may freeze both legs together (IDLE), which keeps the server's socket open.
+        (_S.ACTIVE, _C.CLIENT_CLOSE): frozenset({_S.CLOSED}),
+        (_S.ACTIVE, _C.SERVER_CLOSE): frozenset({_S.STANDBY, _S.CLOSED}),
+        (_S.ACTIVE, _C.QUIET): frozenset({_S.STANDBY}),
+        (_S.ACTIVE, _C.PRESSURE): frozenset({_S.STANDBY}),
+        (_S.ACTIVE, _C.COMMAND): frozenset({_S.STANDBY, _S.IDLE, _S.CLOSED}),
+        (_S.ACTIVE, _C.PROBE_TIMEOUT): frozenset({_S.CLOSED}),
+        (_S.ACTIVE, _C.RESTORE): frozenset({_S.IDLE, _S.CLOSED}),
+        (_S.ACTIVE, _C.SHUTDOWN): frozenset({_S.STANDBY, _S.CLOSED}),
+        # STANDBY: a socket that waits. server-close here: the link that the client's data asked for was not to be had.
+        (_S.STANDBY, _C.CLIENT_DATA): frozenset({_S.ACTIVE}),
+        (_S.STANDBY, _C.CLIENT_CLOSE): frozenset({_S.CLOSED}),
+        (_S.STANDBY, _C.SERVER_ATTACH): frozenset({_S.ACTIVE}),
+        (_S.STANDBY, _C.SERVER_CLOSE): frozenset({_S.CLOSED}),
+        (_S.STANDBY, _C.QUIET): frozenset({_S.IDLE}),
+        (_S.STANDBY, _C.PRESSURE): frozenset({_S.IDLE}),
+        (_S.STANDBY, _C.COMMAND): frozenset({_S.IDLE, _S.CLOSED}),
+        (_S.STANDBY, _C.PROBE_TIMEOUT): frozenset({_S.CLOSED}),
+        (_S.STANDBY, _C.RESTORE): frozenset({_S.IDLE, _S.CLOSED}),
+        (_S.STANDBY, _C.SHUTDOWN): frozenset({_S.IDLE, _S.CLOSED}),
+        # IDLE: a record in memory. Woken by a command it waits in STANDBY, or in ACTIVE if its server leg was kept.
+        (_S.IDLE, _C.CLIENT_DATA): frozenset({_S.ACTIVE, _S.STANDBY}),
+        (_S.IDLE, _C.CLIENT_CLOSE): frozenset({_S.CLOSED}),
+        (_S.IDLE, _C.SERVER_ATTACH): frozenset({_S.ACTIVE}),
+        (_S.IDLE, _C.SERVER_CLOSE): frozenset({_S.CLOSED}),
+        (_S.IDLE, _C.QUIET): frozenset({_S.SLEEP}),
+        (_S.IDLE, _C.PRESSURE): frozenset({_S.SLEEP}),
+        (_S.IDLE, _C.COMMAND): frozenset({_S.ACTIVE, _S.STANDBY, _S.SLEEP, _S.CLOSED}),
+        (_S.IDLE, _C.PROBE_TIMEOUT): frozenset({_S.CLOSED}),
+        (_S.IDLE, _C.RESTORE): frozenset({_S.SLEEP, _S.CLOSED}),
+        # SLEEP: a row of the store.
+        (_S.SLEEP, _C.CLIENT_DATA): frozenset({_S.ACTIVE, _S.STANDBY}),
+        (_S.SLEEP, _C.CLIENT_CLOSE): frozenset({_S.CLOSED}),
+        (_S.SLEEP, _C.SERVER_ATTACH): frozenset({_S.ACTIVE}),
+        (_S.SLEEP, _C.SERVER_CLOSE): frozenset({_S.CLOSED}),
+        (_S.SLEEP, _C.COMMAND): frozenset({_S.STANDBY, _S.CLOSED}),
+        (_S.SLEEP, _C.PROBE_TIMEOUT): frozenset({_S.CLOSED}),
+        (_S.SLEEP, _C.RESTORE): frozenset({_S.CLOSED}),
+        # CLOSED is the end: no entry.
+    }
+)
+
+LEGAL: Final[frozenset[tuple[int, int, int]]] = frozenset(
+    (int(source), int(target), int(cause)) for (source, cause), targets in TRANSITIONS.items() for target in targets
+)
+"""The same table as (from, to, cause) triples of plain numbers: one hash lookup for each event on the hot path."""
+
+
+class IllegalTransition(Exception):
+    """A transition that the table does not have."""
+
+    def __init__(self, source: int, target: int, cause: int) -> None:
+        self.source, self.target, self.cause = source, target, cause
+        super().__init__(
+            f"illegal transition {_name(State, source)} -> {_name(State, target)} by {_name(Cause, cause)}"
+        )
+
+
+def _name(kind: type[State] | type[Cause], number: int) -> str:
+    try:
+        return kind(number).label
+    except ValueError:
+        return f"{kind.__name__.lower()} {number}"
+
+
+def check(source: int, target: int, cause: int) -> None:
+    """Return if the transition is legal; raise IllegalTransition if it is not (or if a number is no state or cause)."""
+    if (source, target, cause) not in LEGAL:
+        raise IllegalTransition(source, target, cause)
+
+
+def causes(source: State, target: State) -> list[Cause]:
+    """The causes that lead from source to target, in the order of their numbers."""
+    return [cause for cause in Cause if target in TRANSITIONS.get((source, cause), frozenset())]
+
+
+def render_markdown() -> str:
+    """The table for docs/: one row for each pair of states that has a legal transition."""
+    rows = [
+        f"| {source.label} | {target.label} | {', '.join(f'`{cause.label}`' for cause in found)} |"
+        for source in State
+        for target in State
+        if (found := causes(source, target))
+    ]
+    return "\n".join(["| from | to | causes |", "|---|---|---|", *rows]) + "\n"
+
+
+def render_mermaid() -> str:
+    """The table as a Mermaid state diagram for docs/; NONE and CLOSED are its start and end."""
+    lines = ["stateDiagram-v2"]
+    for source in State:
+        for target in State:
+            if found := causes(source, target):
+                left = "[*]" if source is State.NONE else source.label
+                right = "[*]" if target is State.CLOSED else target.label
+                lines.append(f"    {left} --> {right}: {', '.join(c.label for c in found)}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of the store, and the byte forms that rows have while they wait in memory.
+
+Portable SQLAlchemy Core: SQLite by default, PostgreSQL by URL. Times are milliseconds of the wall clock, states and
+causes the numbers of control/states.py, services the numbers of the table ``services``.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+from typing import Final
+
+from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, SmallInteger, String, Table
+
+SCHEMA_VERSION: Final = 1
+
+KEY: Final = struct.Struct("!16s16sHH")
+"""A 4-tuple as bytes: client address, local address (IPv4-mapped), client port, local port: struct roost_key."""
+
+KA_BYTES: Final = 36
+REST_BYTES: Final = 32
+
+HISTORY: Final = struct.Struct("=QQ36sHBBBQQQ")
+"""A row of history that waits to be written: id, at_ms, key, service, from, to, cause, rx, tx, gap. Packed, since a
+burst of 100,000 of them must cost 12 MB and not the 40 MB of tuples."""
+
+metadata = MetaData()
+
+# SQLite numbers rows by itself only in a column of the exact type INTEGER.
+_ROW_NUMBER = BigInteger().with_variant(Integer, "sqlite")
+
+sleeping = Table(
+    "sleeping",
+    metadata,
+    Column("key", LargeBinary(KEY.size), primary_key=True),
+    Column("id", BigInteger, nullable=False, index=True),
+    Column("generation", BigInteger, nullable=False, comment="differs each time a row is written"),
+    Column("client", String(47), nullable=False, comment="address:port, for people"),
+    Column("local", String(47), nullable=False, comment="address:port, for people"),
+    Column("service", Integer, nullable=False),
+    Column("slept_at", BigInteger, nullable=False, comment="wall clock, ms"),
+    Column("boot_id", String(36), nullable=False, comment="of the machine when the row was written"),
+    Column("wall_offset_ms", BigInteger, nullable=False, comment="wall clock minus CLOCK_MONOTONIC at that time, ms"),
+    Column("ka", LargeBinary(KA_BYTES), nullable=False, comment="struct roost_ka of ebpf/record.h"),
+    Column("rest", LargeBinary(REST_BYTES), nullable=False, comment="struct roost_rest of ebpf/record.h"),
+    sqlite_with_rowid=False,
+)
+
+history = Table(
+    "history",
+    metadata,
+    Column("seq", _ROW_NUMBER, primary_key=True, autoincrement=True),
+    Column("id", BigInteger, nullable=False, index=True),
+    Column("at", BigInteger, nullable=False, index=True, comment="wall clock, ms"),
+    Column("client", String(47), nullable=False),
+    Column("service", Integer, nullable=False),
+    Column("from", SmallInteger, nullable=False),
+    Column("to", SmallInteger, nullable=False),
+    Column("cause", SmallInteger, nullable=False),
+    Column("rx_bytes", BigInteger, nullable=False, comment="from the client since its last transition"),
+    Column("tx_bytes", BigInteger, nullable=False, comment="to the client since its last transition"),
+    Column("gap_ms", BigInteger, nullable=False, comment="since the last payload byte"),
+)
+
+services = Table(
+    "services",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("index", Integer, nullable=False, unique=True),
+)
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("key", String(63), primary_key=True),
+    Column("value", BigInteger, nullable=False),
+)
+
+
+_MAPPED: Final = b"\0" * 10 + b"\xff\xff"
+
+
+def address_text(address: bytes, port: int) -> str:
+    """``192.0.2.7:40123`` or ``[2001:db8::1]:443``."""
+    if address.startswith(_MAPPED):
+        a, b, c, d = address[12:]
+        return f"{a}.{b}.{c}.{d}:{port}"
+    return f"[{ipaddress.IPv6Address(address)}]:{port}"

@@ -1,0 +1,620 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading and writing the store while connections come and go.
+
+One thread writes. What is to be written waits in two places, both bounded in memory:
+
+    ops       key -> what `sleeping` shall say about it: a packed record (upsert) or a number (delete). A dict, so that
+              the last word about a 4-tuple replaces the ones before it; never more entries than the table has slots
+    history   packed rows (schema.HISTORY), in order. Past the bound new rows are dropped, counted and reported
+
+The writer takes a batch of both, writes it in one transaction, and only after the commit hands the keys of the upserts
+to ``on_slept``: nothing counts as SLEEP before its row is committed. When a write fails the batch goes back, the
+error stands in the status, and the writer tries again with back-off; SLEEP stops by itself, since ``on_slept`` is not
+called, and ``sleep_allowed`` tells the monitor to queue no more.
+
+Reading has connections of its own: with SQLite's WAL a reader waits for no writer, so waking a client costs one
+SELECT however long the write in progress takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection, Engine, Row, make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from control.states import State
+from control.store.schema import (
+    HISTORY,
+    KA_BYTES,
+    KEY,
+    SCHEMA_VERSION,
+    address_text,
+    history,
+    meta,
+    metadata,
+    services,
+    sleeping,
+)
+
+log = logging.getLogger("roost.store")
+
+GATHER_S: Final = 0.02
+"""How long the writer waits for more before it takes a batch: a commit costs an fsync, whatever it carries."""
+
+BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+SLEEP_BOUND: Final = 50_000
+"""Records that wait to be put to sleep; what comes then stays IDLE until there is room (13 MB is what they cost)."""
+
+PRUNE_EVERY_S: Final = 3600.0
+PRUNE_ROWS: Final = 5000
+READ_CHUNK: Final = 500
+ID_GAP: Final = 100_000
+"""Left between the numbers of two runs of the daemon: a killed one may have given numbers that were never written."""
+
+_SERVICE: Final = struct.Struct("=H")
+_SERVICE_AT: Final = 26  # offset of roost_ka.service
+_ID: Final = struct.Struct("=Q")  # roost_rest.id stands first
+
+
+class StoreError(Exception):
+    """The database cannot be read or written; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class SleepingRow:
+    """A row of `sleeping`; ka and rest are the C structs of ebpf/record.h as they are."""
+
+    key: bytes
+    id: int
+    client: str
+    service: int
+    slept_at: int
+    boot_id: str
+    wall_offset_ms: int
+    ka: bytes
+    rest: bytes
+
+
+@dataclass(slots=True)
+class StoreStatus:
+    """What `roost status` says about the store."""
+
+    error: str = ""
+    pending_sleep: int = 0
+    pending_history: int = 0
+    dropped_history: int = 0
+    written_history: int = 0
+    last_commit_ms: float = 0.0
+
+    @property
+    def text(self) -> str:
+        return f"error: {self.error}" if self.error else "ok"
+
+
+@dataclass(slots=True)
+class _Batch:
+    ops: dict[bytes, bytes | int] = field(default_factory=dict)
+    rows: list[bytes] = field(default_factory=list)
+    stale: list[tuple[bytes, int]] = field(default_factory=list)
+
+
+def boot_id() -> str:
+    """The kernel's name for this boot of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def wall_offset_ms() -> int:
+    """Wall clock minus CLOCK_MONOTONIC, milliseconds."""
+    return (time.time_ns() - time.monotonic_ns()) // 1_000_000
+
+
+class Store:
+    """The database of one daemon. `add`, `status` and the reads may be called from any thread, `read` from one only."""
+
+    def __init__(
+        self,
+        url: str,
+        on_slept: Callable[[list[tuple[bytes, int, int]]], None],
+        *,
+        keep_days: float = 30.0,
+        batch: int = 5000,
+        history_bound: int = 200_000,
+    ) -> None:
+        self._url = make_url(url)
+        self._on_slept = on_slept
+        self._keep_days = keep_days
+        self._batch = batch
+        self._history_bound = history_bound
+        self._ops: dict[bytes, bytes | int] = {}
+        self._stale: list[tuple[bytes, int]] = []
+        self._generation = time.time_ns()
+        self._rows: deque[bytes] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._status = StoreStatus()
+        self._prepared = False
+        self._wanted_services: dict[str, int] = {}
+        self._boot_id = boot_id()
+        self._max_id = 0
+        self._next_prune = time.monotonic() + 60.0
+        self._writer_engine = _engine(self._url, timeout_s=2.0, writer=True)
+        self._reader_engine = _engine(self._url, timeout_s=0.25, writer=False)
+        self._restore: Connection | None = None
+        self._thread: threading.Thread | None = None
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def open(self) -> str:
+        """Make or check the tables; returns "" or why it failed. Either way the store may be used: it tries again."""
+        try:
+            self._prepare()
+        except Exception as error:
+            self._note_failure(error)
+        return self._status.error
+
+    def start(self) -> None:
+        """Start the writer."""
+        self._thread = threading.Thread(target=self._run, name="roost-store", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout_s: float = 10.0) -> int:
+        """Write what is pending and stop; returns how many rows could not be written."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        with self._wake:
+            left = len(self._ops) + len(self._rows)
+        if left:
+            log.error("store: %d rows could not be written before the end: %s", left, self._status.error or "no time")
+        if self._restore is not None:
+            self._restore.close()
+        self._reader_engine.dispose()
+        self._writer_engine.dispose()
+        return left
+
+    def _prepare(self) -> None:
+        if self._url.get_backend_name() == "sqlite" and self._url.database:
+            Path(self._url.database).parent.mkdir(parents=True, exist_ok=True)
+        metadata.create_all(self._writer_engine)
+        with self._writer_engine.begin() as connection:
+            version = _meta(connection, "schema")
+            if version is None:
+                _set_meta(connection, "schema", SCHEMA_VERSION)
+            elif version != SCHEMA_VERSION:
+                raise StoreError(f"the database has schema {version}, this roost writes {SCHEMA_VERSION}")
+            self._max_id = max(self._max_id, _meta(connection, "max_id") or 0)
+            self._agree_on_services(connection)
+        self._prepared = True
+        self._status.error = ""
+
+    # -- services -----------------------------------------------------------------------------------------------------
+
+    def service_indexes(self, names: Sequence[str]) -> dict[str, int]:
+        """A number for each service name, the same one in every run: sleeping records carry it.
+
+        Without the database the order of the configuration decides, and SLEEP stays off until the database is back and
+        agrees: rows must not be tied to another service than the one that wrote them."""
+        taken: dict[str, int] = {}
+        if self._prepared:
+            try:
+                with self._writer_engine.begin() as connection:
+                    taken = {row.name: row[1] for row in connection.execute(sa.select(services))}
+            except SQLAlchemyError as error:
+                self._note_failure(error)
+        for name in names:
+            if name not in taken:
+                taken[name] = max(taken.values(), default=0) + 1
+        self._wanted_services = {name: taken[name] for name in names}
+        if self._prepared:
+            try:
+                with self._writer_engine.begin() as connection:
+                    self._agree_on_services(connection)
+            except (SQLAlchemyError, StoreError) as error:
+                self._note_failure(error)
+        return self._wanted_services
+
+    def _agree_on_services(self, connection: Connection) -> None:
+        known = {row.name: row[1] for row in connection.execute(sa.select(services))}
+        by_index = {index: name for name, index in known.items()}
+        for name, index in self._wanted_services.items():
+            if known.get(name, index) != index or by_index.get(index, name) != name:
+                raise StoreError(
+                    f'the database came back and numbers the service "{name}" otherwise than this run; '
+                    "restart the daemon to let connections SLEEP again"
+                )
+            if name not in known:
+                connection.execute(sa.insert(services).values({"name": name, "index": index}))
+
+    def service_names(self) -> dict[int, str]:
+        """Number -> name, of every service the store ever knew."""
+        with self._reading() as connection:
+            return {row[1]: row.name for row in connection.execute(sa.select(services))}
+
+    # -- what the daemon must know at start ---------------------------------------------------------------------------
+
+    def next_id(self) -> int:
+        """A number larger than any connection's that this store has seen; from the clock when it cannot say."""
+        if not self._prepared:
+            return time.time_ns() // 1_000_000  # ms since 1970: past every number that counting ever gave
+        with self._reading() as connection:
+            found = [self._max_id]
+            found += [connection.scalar(sa.select(sa.func.max(table.c.id))) or 0 for table in (sleeping, history)]
+        return max(found) + (ID_GAP if max(found) else 1)
+
+    def begin_run(self) -> tuple[int, int]:
+        """(first, last) row number of the predecessor's history, and mark where this run's begins."""
+        with self._writer_engine.begin() as connection:
+            last = connection.scalar(sa.select(sa.func.max(history.c.seq))) or 0
+            first = _meta(connection, "run_first") or 0
+            _set_meta(connection, "run_first", last + 1)
+        return first, last
+
+    def last_states(self, first: int, last: int) -> Iterator[tuple[int, str, int, int]]:
+        """(id, client, service, state) of each connection whose last row among history[first..last] is not CLOSED."""
+        newest = (
+            sa.select(sa.func.max(history.c.seq).label("seq"))
+            .where(history.c.seq >= first, history.c.seq <= last)
+            .group_by(history.c.id)
+            .subquery()
+        )
+        query = (
+            sa.select(history.c.id, history.c.client, history.c.service, history.c.to)
+            .join(newest, history.c.seq == newest.c.seq)
+            .where(history.c.to != int(State.CLOSED))
+        )
+        with self._reading() as connection:
+            for row in connection.execution_options(yield_per=1000).execute(query):
+                yield row[0], row[1], row[2], row[3]
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    @property
+    def sleep_allowed(self) -> bool:
+        """False while the database cannot be written, or not as fast as connections want to sleep."""
+        return not self._status.error and len(self._ops) < SLEEP_BOUND
+
+    def add(
+        self,
+        rows: Sequence[bytes] = (),
+        upserts: Iterable[tuple[bytes, bytes]] = (),
+        deletes: Iterable[tuple[bytes, int]] = (),
+        stale: Iterable[tuple[bytes, int]] = (),
+    ) -> None:
+        """Queue history rows (schema.HISTORY), records to be put to sleep (key, ka + rest) and records to be
+        forgotten (key, id; id 0: whichever it is). stale (key, generation): rows that were committed in vain; rows of
+        another generation stay. Never blocks on the database."""
+        with self._wake:
+            ops = self._ops
+            for key, record in upserts:
+                ops[key] = record
+            for key, number in deletes:
+                waiting = ops.get(key)
+                if isinstance(waiting, bytes) and number and _ID.unpack_from(waiting, KA_BYTES)[0] != number:
+                    continue  # a newer connection with the same 4-tuple: its row replaces the old one anyhow
+                ops[key] = number if waiting is None else 0
+            self._stale.extend(stale)
+            room = self._history_bound - len(self._rows)
+            if len(rows) > room:
+                if not self._status.dropped_history:
+                    log.error("store: history is full (%d rows wait); rows are being dropped", len(self._rows))
+                self._status.dropped_history += len(rows) - max(room, 0)
+                rows = rows[: max(room, 0)]
+            self._rows.extend(rows)
+            self._wake.notify()
+
+    @property
+    def status(self) -> StoreStatus:
+        with self._wake:
+            self._status.pending_sleep = len(self._ops)
+            self._status.pending_history = len(self._rows)
+            return self._status
+
+    def _run(self) -> None:
+        failures = 0
+        while True:
+            with self._wake:
+                if not (self._ops or self._rows or self._stale or self._closing or self._status.error):
+                    self._wake.wait(timeout=5.0)
+                closing = self._closing
+                pause = BACKOFF_S[min(failures, len(BACKOFF_S)) - 1] if failures else GATHER_S
+                if not closing:
+                    # Plain waits would end at every add(): gathering and backing off are about time, not about work.
+                    deadline = time.monotonic() + pause
+                    while (left := deadline - time.monotonic()) > 0 and not self._closing:
+                        self._wake.wait(left)
+                batch = self._take()
+            try:
+                if not self._prepared:
+                    self._prepare()
+                # After an error even an empty batch is written: only a commit proves that the database is back.
+                slept = self._write(batch) if batch.ops or batch.rows or batch.stale or self._status.error else []
+                if time.monotonic() >= self._next_prune:
+                    self._prune()
+            except Exception as error:
+                # Not only SQLAlchemyError: whatever a driver raises, the rows must not be lost and must be tried again.
+                self._put_back(batch)
+                self._note_failure(error)
+                failures += 1
+                if closing:
+                    return
+                continue
+            if failures:
+                log.warning("store: writing again")
+            failures = 0
+            with self._wake:
+                self._status.error = ""
+                done = self._closing and not (self._ops or self._rows or self._stale)
+            if slept:
+                self._on_slept(slept)
+            if done:
+                return
+
+    def _take(self) -> _Batch:
+        """A batch off the queues; the caller holds the lock."""
+        batch = _Batch()
+        if len(self._ops) <= self._batch:
+            batch.ops, self._ops = self._ops, {}
+        else:
+            for key in list(islice(self._ops, self._batch)):
+                batch.ops[key] = self._ops.pop(key)
+        batch.stale, self._stale = self._stale, []
+        for _ in range(min(self._batch, len(self._rows))):
+            batch.rows.append(self._rows.popleft())
+        return batch
+
+    def _put_back(self, batch: _Batch) -> None:
+        with self._wake:
+            for key, op in batch.ops.items():
+                newer = self._ops.get(key)
+                if newer is None:
+                    self._ops[key] = op
+                elif isinstance(newer, int):
+                    self._ops[key] = 0  # a delete that follows anything else forgets whichever row there is
+            self._stale[:0] = batch.stale
+            self._rows.extendleft(reversed(batch.rows))
+
+    def _write(self, batch: _Batch) -> list[tuple[bytes, int, int]]:
+        """One transaction; returns (key, id, generation) of the rows that are now committed in `sleeping`."""
+        began = time.monotonic()
+        records: list[dict[str, Any]] = []
+        forgotten: list[dict[str, Any]] = []
+        any_id: list[bytes] = []
+        slept: list[tuple[bytes, int, int]] = []
+        now_ms, offset = time.time_ns() // 1_000_000, wall_offset_ms()
+        for key, op in batch.ops.items():
+            if isinstance(op, bytes):
+                client, local, client_port, local_port = KEY.unpack(key)
+                number = _ID.unpack_from(op, KA_BYTES)[0]
+                self._generation += 1
+                slept.append((key, number, self._generation))
+                records.append(
+                    {
+                        "key": key,
+                        "id": number,
+                        "generation": self._generation,
+                        "client": address_text(client, client_port),
+                        "local": address_text(local, local_port),
+                        "service": _SERVICE.unpack_from(op, _SERVICE_AT)[0],
+                        "slept_at": now_ms,
+                        "boot_id": self._boot_id,
+                        "wall_offset_ms": offset,
+                        "ka": op[:KA_BYTES],
+                        "rest": op[KA_BYTES:],
+                    }
+                )
+            elif op:
+                forgotten.append({"k": key, "i": op})
+            else:
+                any_id.append(key)
+        with self._writer_engine.connect() as connection:
+            if connection.dialect.name == "sqlite":
+                # Outside of a transaction, where SQLite allows it. A lost row of history is a gap in a report; a lost
+                # row of `sleeping` is a client that nobody can wake, so the log is synced before SLEEP is believed.
+                connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if records else 'NORMAL'}")
+                connection.commit()
+            with connection.begin():
+                if batch.rows:
+                    connection.execute(sa.insert(history), self._history_values(connection, batch))
+                if batch.stale:
+                    connection.execute(_FORGET_STALE, [{"k": key, "g": generation} for key, generation in batch.stale])
+                if any_id:
+                    for chunk in _chunks(any_id):
+                        connection.execute(sa.delete(sleeping).where(sleeping.c.key.in_(chunk)))
+                if forgotten:
+                    connection.execute(_FORGET, forgotten)
+                if records:
+                    connection.execute(_upsert(connection), records)
+                    self._max_id = max(self._max_id, max(number for _, number, _ in slept))
+                _set_meta(connection, "max_id", self._max_id)
+        self._status.written_history += len(batch.rows)
+        self._status.last_commit_ms = (time.monotonic() - began) * 1000
+        return slept
+
+    def _history_values(self, connection: Connection, batch: _Batch) -> list[dict[str, Any]]:
+        unpacked = [HISTORY.unpack(row) for row in batch.rows]
+        # The engine does not know the number of a SLEEP connection that it closes without reading its record.
+        nameless = [row[2] for row in unpacked if not row[0]]
+        ids: dict[bytes, int] = {}
+        for chunk in _chunks(nameless):
+            query = sa.select(sleeping.c.key, sleeping.c.id).where(sleeping.c.key.in_(chunk))
+            ids.update((row[0], row[1]) for row in connection.execute(query))
+        values = []
+        for number, at, key, service, source, target, cause, rx, tx, gap in unpacked:
+            client, _local, port, _local_port = KEY.unpack(key)
+            number = number or ids.get(key, 0)
+            self._max_id = max(self._max_id, number)
+            values.append(
+                {
+                    "id": number,
+                    "at": at,
+                    "client": address_text(client, port),
+                    "service": service,
+                    "from": source,
+                    "to": target,
+                    "cause": cause,
+                    "rx_bytes": rx,
+                    "tx_bytes": tx,
+                    "gap_ms": gap,
+                }
+            )
+        return values
+
+    def _prune(self) -> None:
+        """Remove history past its days, some rows a transaction: waiting SLEEP rows must get in between."""
+        if self._keep_days <= 0:
+            self._next_prune = time.monotonic() + PRUNE_EVERY_S
+            return
+        cutoff = int((time.time() - self._keep_days * 86400) * 1000)
+        old = sa.select(history.c.seq).where(history.c.at < cutoff).order_by(history.c.at).limit(PRUNE_ROWS)
+        with self._writer_engine.begin() as connection:
+            removed = connection.execute(sa.delete(history).where(history.c.seq.in_(old))).rowcount
+        if removed < PRUNE_ROWS:
+            self._next_prune = time.monotonic() + PRUNE_EVERY_S
+
+    def prune_now(self) -> None:
+        """Let the writer look for rows past their days at its next turn."""
+        self._next_prune = 0.0
+        with self._wake:
+            self._wake.notify()
+
+    def _note_failure(self, error: Exception) -> None:
+        reason = str(getattr(error, "orig", None) or error) or type(error).__name__
+        with self._wake:
+            if self._status.error != reason:
+                log.error("store: %s: %s", self._url.render_as_string(hide_password=True), reason)
+            self._status.error = reason
+        # The file may be replaced, the server restarted: the next attempt begins with a new connection and looks at
+        # the tables again.
+        self._prepared = False
+        self._writer_engine.dispose()
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def _reading(self) -> Connection:
+        return self._reader_engine.connect()
+
+    def read(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes]]:
+        """key -> (ka, rest) of those that are there. For the monitor alone: it has a connection to itself, since a
+        client waits for the answer. Raises StoreError when the database cannot be read."""
+        found: dict[bytes, tuple[bytes, bytes]] = {}
+        try:
+            if self._restore is None:
+                self._restore = self._reader_engine.connect()
+            for chunk in _chunks(keys):
+                for row in self._restore.execute(_READ, {"keys": chunk}):
+                    found[row[0]] = (row[1], row[2])
+        except SQLAlchemyError as error:
+            if self._restore is not None:
+                self._restore.invalidate()
+                self._restore.close()
+                self._restore = None
+            raise StoreError(f"cannot read sleeping records: {getattr(error, 'orig', None) or error}") from error
+        return found
+
+    def sleeping_rows(self, after: bytes = b"", limit: int = 1000) -> list[SleepingRow]:
+        """Up to `limit` rows in the order of their keys, those after the key `after`: page through all of them."""
+        query = sa.select(*_ROW).where(sleeping.c.key > after).order_by(sleeping.c.key).limit(limit)
+        with self._reading() as connection:
+            return [_row(row) for row in connection.execute(query)]
+
+    def sleeping_by_id(self, number: int) -> SleepingRow | None:
+        """The sleeping connection with this number."""
+        with self._reading() as connection:
+            row = connection.execute(sa.select(*_ROW).where(sleeping.c.id == number)).first()
+        return _row(row) if row else None
+
+    def sleeping_ids(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        """key -> number of those that are there."""
+        found: dict[bytes, int] = {}
+        with self._reading() as connection:
+            for chunk in _chunks(keys):
+                query = sa.select(sleeping.c.key, sleeping.c.id).where(sleeping.c.key.in_(chunk))
+                found.update((row[0], row[1]) for row in connection.execute(query))
+        return found
+
+    def history_of(self, number: int, limit: int = 100) -> list[dict[str, Any]]:
+        """The last `limit` transitions of a connection, oldest first; columns of `history`."""
+        return self._history(sa.select(history).where(history.c.id == number), limit)
+
+    def recent_history(self, limit: int = 100) -> list[dict[str, Any]]:
+        """The last `limit` transitions of all, oldest first."""
+        return self._history(sa.select(history), limit)
+
+    def _history(self, query: sa.Select[Any], limit: int) -> list[dict[str, Any]]:
+        with self._reading() as connection:
+            rows = connection.execute(query.order_by(history.c.seq.desc()).limit(limit)).mappings().all()
+        return [dict(row) for row in reversed(rows)]
+
+
+_ROW = [sleeping.c[f] for f in SleepingRow.__dataclass_fields__]
+_READ = sa.select(sleeping.c.key, sleeping.c.ka, sleeping.c.rest).where(
+    sleeping.c.key.in_(sa.bindparam("keys", expanding=True))
+)
+_FORGET = sa.delete(sleeping).where(sleeping.c.key == sa.bindparam("k"), sleeping.c.id == sa.bindparam("i"))
+
+_FORGET_STALE = sa.delete(sleeping).where(
+    sleeping.c.key == sa.bindparam("k"), sleeping.c.generation == sa.bindparam("g")
+)
+
+
+def _row(row: Row[Any]) -> SleepingRow:
+    return SleepingRow(**row._mapping)
+
+
+def _chunks(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    for start in range(0, len(keys), READ_CHUNK):
+        yield keys[start : start + READ_CHUNK]
+
+
+def _upsert(connection: Connection) -> sa.Insert:
+    """INSERT ... ON CONFLICT DO UPDATE, which SQLite and PostgreSQL spell alike but SQLAlchemy keeps apart."""
+    changed = [column.name for column in sleeping.columns if column.name != "key"]
+    if connection.dialect.name == "sqlite":
+        lite = sqlite.insert(sleeping)
+        return lite.on_conflict_do_update(index_elements=["key"], set_={c: lite.excluded[c] for c in changed})
+    if connection.dialect.name == "postgresql":
+        post = postgresql.insert(sleeping)
+        return post.on_conflict_do_update(index_elements=["key"], set_={c: post.excluded[c] for c in changed})
+    raise StoreError(f"roost keeps its store in SQLite or PostgreSQL, not in {connection.dialect.name}")
+
+
+def _meta(connection: Connection, key: str) -> int | None:
+    return connection.scalar(sa.select(meta.c.value).where(meta.c.key == key))
+
+
+def _set_meta(connection: Connection, key: str, value: int) -> None:
+    if not connection.execute(sa.update(meta).where(meta.c.key == key).values(value=value)).rowcount:
+        connection.execute(sa.insert(meta).values(key=key, value=value))
+
+
+def _engine(url: sa.URL, timeout_s: float, writer: bool) -> Engine:
+    if url.get_backend_name() != "sqlite":
+        return sa.create_engine(url, isolation_level="READ COMMITTED" if writer else "AUTOCOMMIT", pool_pre_ping=True)
+    arguments: dict[str, Any] = {}
+    if not writer:
+        # Autocommit: a transaction left open would go on seeing yesterday's rows. mode=rw: never make the file, since
+        # an empty one, made by a look at it, would hide that it is missing.
+        arguments["isolation_level"] = "AUTOCOMMIT"
+        url = url.set(database=f"file:{quote(url.database or '')}", query={**url.query, "mode": "rw", "uri": "true"})
+    engine = sa.create_engine(url, connect_args={"timeout": timeout_s, "check_same_thread": False}, **arguments)
+
+    @sa.event.listens_for(engine, "connect")
+    def _on_connect(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA journal_mode=WAL" if writer else "PRAGMA query_only=ON")
+
+    return engine

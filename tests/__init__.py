@@ -1,0 +1,1 @@
+"""The tests, one directory a layer (see conftest.py)."""

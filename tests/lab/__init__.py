@@ -1,0 +1,1 @@
+"""Layer 2: real clients, appliance and servers in network namespaces; root."""

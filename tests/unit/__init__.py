@@ -1,0 +1,1 @@
+"""Layer 1: no privilege, no network."""

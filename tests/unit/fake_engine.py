@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine without a kernel: connections are rows of a dict, commands change their state as cext/engine.h says.
+
+Tests put events in (`connect`, `quiet`, ...), take commands out (`commands`), or let `submit` carry them out.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from errno import EBUSY, EEXIST, ENOENT
+
+from appliance.engine import Command, EngineOptions, Event, EventType, Key, Op, Record, ServiceSpec
+from control.states import AWAKE, Cause, State
+
+KA = struct.Struct("=IIIIIIHHHBBI")
+REST = struct.Struct("=QQIIIHH")
+
+
+def key(number: int = 1, port: int = 40000) -> Key:
+    return Key.of(f"192.0.{number >> 8 & 255}.{number & 255}", port, "10.0.0.1", 7000)
+
+
+def record(
+    k: Key, identity: int, service: int = 1, *, sleep_due_s: int = 0, active_ms: int = 0, ts_offset: int = 0
+) -> Record:
+    ka = KA.pack(State.IDLE, 1000, 2000, ts_offset, 0, int(time.monotonic()), 512, service, 0, 0, 0, 0)
+    return Record(k.pack(), ka, REST.pack(identity, active_ms, 65535, 65535, sleep_due_s, 1460, 0))
+
+
+def event(kind: EventType, k: Key, identity: int = 0, **fields: int) -> Event:
+    values = dict.fromkeys(
+        ("from_state", "to_state", "cause", "op", "error", "count", "token", "rx_bytes", "tx_bytes", "gap_ms"), 0
+    )
+    values["at_ms"] = time.time_ns() // 1_000_000
+    values.update(fields)
+    return Event(type=kind, id=identity, record=record(k, identity), **values)
+
+
+@dataclass
+class Connection:
+    key: Key
+    id: int
+    state: State
+    record: Record
+
+
+@dataclass
+class FakeEngine:
+    """carry_out: commands change connections and are answered, as the engine does it; else they are only noted."""
+
+    carry_out: bool = True
+    options: EngineOptions | None = None
+    commands: list[Command] = field(default_factory=list)
+    connections: dict[Key, Connection] = field(default_factory=dict)
+    pending: deque[Event] = field(default_factory=deque)
+    started: bool = False
+    closed: bool = False
+    services: list[ServiceSpec] = field(default_factory=list)
+    updates: list[ServiceSpec] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._ready = threading.Condition()
+
+    # -- what tests do ----
+
+    def add(self, k: Key, identity: int, state: State) -> Connection:
+        self.connections[k] = Connection(k, identity, state, record(k, identity))
+        return self.connections[k]
+
+    def say(self, *events: Event) -> None:
+        with self._ready:
+            self.pending.extend(events)
+            self._ready.notify_all()
+
+    def move(self, c: Connection, to: State, cause: Cause, token: int = 0) -> None:
+        source, c.state = c.state, to
+        if to is State.CLOSED:
+            self.connections.pop(c.key, None)
+        self.say(event(EventType.TRANSITION, c.key, c.id, from_state=source, to_state=to, cause=cause, token=token))
+
+    def ops(self) -> list[Op]:
+        return [command.op for command in self.commands]
+
+    # -- the engine's face ----
+
+    def attach(self, ifname: str, mode: str = "auto") -> str:
+        return "native" if mode == "native" else "generic"
+
+    def add_service(self, s: ServiceSpec) -> None:
+        self.services.append(s)
+
+    def update_service(self, s: ServiceSpec) -> None:
+        self.updates.append(s)
+
+    def start(self) -> None:
+        self.started = True
+
+    def submit(self, commands: Sequence[Command]) -> None:
+        self.commands.extend(commands)
+        if self.carry_out:
+            for command in commands:
+                self._do(command)
+
+    def events(self, max_events: int = 4096, timeout_ms: int = 200) -> list[Event]:
+        with self._ready:
+            if not self.pending:
+                self._ready.wait(timeout_ms / 1000)
+            return [self.pending.popleft() for _ in range(min(max_events, len(self.pending)))]
+
+    def wake(self) -> None:
+        with self._ready:
+            self._ready.notify_all()
+
+    def list(self) -> Iterator[Event]:
+        for c in tuple(self.connections.values()):
+            yield self._as_event(c)
+
+    def find(self, key: Key) -> Event | None:
+        c = self.connections.get(key)
+        return self._as_event(c) if c else None
+
+    def stats(self) -> dict[str, int]:
+        return {"keepalives_answered": 7}
+
+    def memory(self) -> int:
+        return 160 * 1000
+
+    def stop(self) -> None:
+        self.started = False
+        for c in tuple(self.connections.values()):
+            if c.state in AWAKE:
+                self.move(c, State.CLOSED, Cause.SHUTDOWN)
+
+    def close(self) -> None:
+        self.closed = True
+
+    # -- how commands are carried out ----
+
+    def _as_event(self, c: Connection) -> Event:
+        found = event(EventType.TRANSITION, c.key, 0 if c.state is State.SLEEP else c.id, to_state=c.state)
+        found.record = c.record if c.state is not State.SLEEP else Record(c.key.pack(), c.record.ka, bytes(REST.size))
+        return found
+
+    def _refuse(self, command: Command, k: Key, error: int) -> None:
+        self.say(
+            event(
+                EventType.REFUSED, k, command.id, op=command.op, error=error, token=command.token, cause=command.cause
+            )
+        )
+
+    def _do(self, command: Command) -> None:
+        if command.op is Op.PRESSURE:
+            return
+        where = Key.unpack(command.key) if isinstance(command.key, bytes) else command.key
+        c = self.connections.get(where) if where else None
+        if c is None and command.id:
+            c = next((one for one in self.connections.values() if one.id == command.id), None)
+        cause, token = Cause(command.cause), command.token
+        if command.op is Op.INSERT:
+            assert where is not None
+            assert command.record is not None
+            if c is not None:
+                self._refuse(command, where, EEXIST)
+                return
+            c = Connection(where, command.record.id, State.NONE, command.record)
+            self.connections[c.key] = c
+            self.move(c, State.SLEEP, cause)
+            return
+        if c is None:
+            self._refuse(command, where or key(0), ENOENT)
+        elif command.op is Op.STANDBY and c.state is State.ACTIVE:
+            self.move(c, State.STANDBY, cause, token)
+        elif command.op is Op.IDLE and c.state in AWAKE:
+            if c.state is State.ACTIVE:
+                self.move(c, State.STANDBY, cause, token)
+            self.move(c, State.IDLE, cause, token)
+        elif command.op is Op.SLEEP and c.state is State.IDLE and c.id == command.id:
+            self.move(c, State.SLEEP, cause, token)
+        elif command.op is Op.WAKE and c.state is State.IDLE:
+            self.move(c, State.STANDBY, cause, token)
+        elif command.op in (Op.WAKE, Op.ATTACH) and c.state is State.SLEEP:
+            self.say(event(EventType.NEED_RECORD, c.key, op=command.op, cause=cause, token=token))
+        elif command.op is Op.ATTACH and c.state is not State.ACTIVE:
+            self.move(c, State.ACTIVE, cause, token)
+        elif command.op is Op.CLOSE:
+            self.move(c, State.CLOSED, cause, token)
+        elif command.op is Op.RESTORE:
+            if command.error:
+                self.move(c, State.CLOSED, Cause.RESTORE, token)
+            else:
+                target = State.ACTIVE if cause is Cause.SERVER_ATTACH else State.STANDBY
+                self.move(c, target, cause or Cause.CLIENT_DATA, token)
+        else:
+            self._refuse(command, c.key, EBUSY)

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration: defaults, overrides, and errors a person can act on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from control import config as configuration
+from control.config import EXAMPLE, Config, ConfigError, Policy, load, parse, parse_duration, parse_endpoint
+from control.policy import needs_restart, service_spec
+
+SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:6"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[policy]\nqiet = 3", "f.toml: unknown key `qiet` in [policy]; did you mean `"),
+        ("[policy]\nactive_quite = 3", "f.toml: unknown key `active_quite` in [policy]; did you mean `active_quiet`?"),
+        ('instace = "x"', "unknown key `instace` at the top level; did you mean `instance`?"),
+        ("zzz = 1", "unknown key `zzz` at the top level; known keys: instance, paths"),
+        (SERVICE + "idle_quite = 3", 'unknown key `idle_quite` in [[service]] "a"; did you mean `idle_quiet`?'),
+        ('[policy]\nactive_quiet = "5x"', '`active_quiet` in [policy]: "5x" is no duration; write "90s"'),
+        ("[policy]\nactive_quiet = -1", "`active_quiet` in [policy]: a duration lies between 0 and"),
+        ("[policy]\nactive_quiet = true", "`active_quiet` in [policy]: a duration is seconds, or text"),
+        ("[policy]\nprobe_interval = 1.5", "`probe_interval` in [policy]: this duration is counted in whole seconds"),
+        ('[policy]\nconnect_timeout = "never"', '`connect_timeout` in [policy]: must not be 0 or "never"'),
+        (
+            "[policy]\nprobe_count = 0",
+            "`probe_count` in [policy]: Input should be greater than or equal to 1 (it is 0)",
+        ),
+        ("[table]\nring_kb = 100", "`ring_kb` in [table]: must be a power of two (it is 100)"),
+        ('[network]\nxdp_mode = "fast"', "`xdp_mode` in [network]: Input should be 'auto', 'native' or 'generic'"),
+        ('[[service]]\nname = "a"\nlisten = "192.0.2.1:5"', '[[service]] "a": the key `server` is missing'),
+        ("[[service]]\nlisten = 5", "[[service]] number 1: the key `name` is missing"),
+        (SERVICE.replace("192.0.2.1:5", "host:5"), '`listen` in [[service]] "a": "host:5" is no address and port'),
+        (SERVICE.replace("192.0.2.1:5", "::1:5"), '"::1:5" is no address and port; write "192.0.2.1:80" or "[2001'),
+        (SERVICE + SERVICE, 'two [[service]] have the name "a"'),
+        (SERVICE + SERVICE.replace('"a"', '"b"'), 'two [[service]] have the listen "192.0.2.1:5"'),
+        ("x = [", "f.toml: not TOML: "),
+        ("policy = 4", "`policy` at the top level: "),
+    ],
+)
+def test_a_wrong_file_is_answered_with_file_key_and_fix(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "f.toml")
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("f.toml: ")
+
+
+def test_every_problem_is_named_one_a_line() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse("zzz = 1\n[policy]\nprobe_count = 0\nyyy = 2", "f.toml")
+    assert len(str(caught.value).splitlines()) == 3
+
+
+def test_a_missing_or_binary_file_is_said_plainly(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read it: No such file"):
+        load(tmp_path / "absent.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load(tmp_path / "binary.toml")
+
+
+@pytest.mark.parametrize(
+    ("given_value", "seconds"),
+    [
+        *[("90s", 90), ("5m", 300), ("1h", 3600), ("1h30m", 5400), ("250ms", 0.25), ("2 d", 172800)],
+        *[(2.5, 2.5), (0, 0), ("never", 0), ("7", 7), ("1.5h", 5400)],
+    ],
+)
+def test_durations(given_value: object, seconds: float) -> None:
+    assert parse_duration(given_value) == seconds
+
+
+@given(st.text(max_size=12))
+def test_any_text_is_a_duration_or_a_sentence(text: str) -> None:
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        problem = str(error)
+        seconds = 0.0
+    else:
+        problem = "duration"
+    assert "duration" in problem
+    assert seconds >= 0
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_an_endpoint_or_a_sentence(text: str) -> None:
+    try:
+        port, problem = parse_endpoint(text)[1], ""
+    except ValueError as error:
+        port, problem = 1, str(error)
+    assert 1 <= port <= 65535
+    assert not problem or "no address and port" in problem
+
+
+def test_the_instance_decides_the_default_paths() -> None:
+    config = parse('instance = "east"')
+    assert config.pin_dir == "/sys/fs/bpf/roost/east"
+    assert config.database_url == "sqlite:////var/lib/roost/east.db"
+    assert config.control_socket == "/run/roost/east.sock"
+    assert parse('[paths]\ndatabase = "postgresql://h/d"').database_url == "postgresql://h/d"
+
+
+def test_a_service_overrides_the_global_policy_key_by_key() -> None:
+    text = "[policy]\nactive_quiet = 1\nidle_quiet = 9\n" + SERVICE
+    config = parse(text + 'idle_quiet = "never"\non_server_close = "close"')
+    spec = service_spec(config.service[0], 3, config.policy)
+    assert (spec.index, spec.standby_quiet_ms, spec.sleep_quiet_ms, bool(spec.close_with_server)) == (3, 1000, 0, True)
+    assert (spec.listen, spec.listen_port, spec.server, spec.server_port) == ("192.0.2.1", 5, "192.0.2.2", 6)
+
+
+def test_the_example_is_valid_and_the_documentation_is_generated_from_the_code() -> None:
+    assert len(parse(EXAMPLE).service) == 2
+    written = Path(__file__).parents[2] / "docs" / "configuration.md"
+    reference = configuration.render_reference()
+    assert written.read_text(encoding="utf-8") == reference, "run: python -m control.config > docs/configuration.md"
+    models: list[type[BaseModel]] = [Config, *configuration._SECTIONS.values()]
+    for model in models:
+        for name, key in model.model_fields.items():
+            assert name in reference
+            overrides = model is configuration.Service and name in Policy.model_fields
+            assert key.description or overrides or name in configuration._SECTIONS
+
+
+def test_a_service_can_override_every_policy_key() -> None:
+    assert set(Policy.model_fields) <= set(configuration.Service.model_fields)
+
+
+def test_only_policy_changes_are_taken_over_by_a_running_daemon() -> None:
+    old = parse(SERVICE)
+    assert needs_restart(old, parse(SERVICE + "active_quiet = 5\n[policy]\nidle_quiet = 7")) == []
+    moved = parse("[table]\nipv4 = 5\n" + SERVICE.replace(":6", ":7"))
+    assert needs_restart(old, moved) == ["table", '[[service]] "a"']

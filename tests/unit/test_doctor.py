@@ -1,0 +1,134 @@
+"""roost doctor: what it concludes from what it finds."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from appliance import doctor, kernel_probe, paths
+from appliance.doctor import Need, Outcome
+from control.cli import doctor as doctor_command
+
+
+def make(need: Need, present: bool, name: str = "thing") -> Outcome:
+    return Outcome("group", name, need, present, "found", "" if present else "mend it")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, outcomes: list[Outcome], *args: str) -> tuple[int, str]:
+    monkeypatch.setattr(doctor_command, "examine", lambda: outcomes)
+    result = CliRunner().invoke(doctor_command.command, list(args))
+    return result.exit_code, result.output
+
+
+def test_a_missing_required_thing_fails_and_names_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, output = run(monkeypatch, [make(Need.REQUIRED, False, "TCP_REPAIR"), make(Need.REQUIRED, True)])
+    assert code == 1
+    assert "TCP_REPAIR" in output
+    assert "mend it" in output
+
+
+@pytest.mark.parametrize("need", [Need.LAB, Need.ADVISED])
+def test_what_the_appliance_does_not_need_does_not_fail(monkeypatch: pytest.MonkeyPatch, need: Need) -> None:
+    code, output = run(monkeypatch, [make(need, False), make(Need.REQUIRED, True)])
+    assert code == 0
+    assert "mend it" in output
+
+
+def test_json_tells_the_appliance_from_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, output = run(monkeypatch, [make(Need.LAB, False), make(Need.REQUIRED, True)], "--json")
+    report = json.loads(output)
+    assert code == 0
+    assert (report["fit"], report["lab_fit"]) == (True, False)
+    assert report["checks"][0] == {
+        "group": "group",
+        "name": "thing",
+        "need": "lab",
+        "present": False,
+        "detail": "found",
+        "fix": "mend it",
+    }
+
+
+def test_missing_hides_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = [make(Need.REQUIRED, True, "here"), make(Need.LAB, False, "absent")]
+    _, output = run(monkeypatch, outcomes, "--missing", "--json")
+    assert [each["name"] for each in json.loads(output)["checks"]] == ["absent"]
+
+
+@pytest.mark.parametrize(
+    ("release", "version"),
+    [("6.1.0-18-amd64", (6, 1)), ("5.18-rc3", (5, 18)), ("6.18.44-cloud", (6, 18)), ("strange", (0, 0)), ("7", (0, 0))],
+)
+def test_a_kernel_release_is_read(release: str, version: tuple[int, int]) -> None:
+    assert doctor.kernel_release(release) == version
+
+
+def test_packages_are_read_without_comments(tmp_path: Path) -> None:
+    text = "# a comment\n\nclang   build\nnftables lab # for NAT\n"
+    assert doctor.read_package_list(text) == {"clang": "build", "nftables": "lab"}
+
+
+def test_every_listed_package_has_a_known_use() -> None:
+    package_list = paths.package_list()
+    assert package_list is not None
+    listed = doctor.read_package_list(package_list.read_text())
+    assert listed
+    assert set(listed.values()) <= set(doctor.PACKAGE_NEEDS)
+
+
+def test_a_package_that_is_not_installed_is_not_counted() -> None:
+    assert doctor.installed_packages(["dpkg", "no-such-package-anywhere"]) == {"dpkg"}
+
+
+def test_capabilities_are_read_from_the_effective_set() -> None:
+    assert doctor.effective_capabilities("CapPrm:\tffff\nCapEff:\t0000000000003000\n") == 0x3000
+    assert doctor.effective_capabilities("Name:\tx\n") == 0
+
+
+def test_ecn_is_advised_against_because_a_woken_socket_forgets_it(tmp_path: Path) -> None:
+    (tmp_path / "net/ipv4").mkdir(parents=True)
+    (tmp_path / "net/core").mkdir(parents=True)
+    (tmp_path / "net/core/bpf_jit_enable").write_text("1\n")
+    for value, present in (("0\n", True), ("2\n", False)):
+        (tmp_path / "net/ipv4/tcp_ecn").write_text(value)
+        found = {each.name: each for each in doctor.check_sysctls(tmp_path)}
+        assert found["TCP without ECN"].present is present
+        assert found["BPF compiled to machine code"].present
+
+
+def test_bpffs_counts_only_where_the_pins_go(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text("bpffs /mnt/other bpf rw 0 0\nsysfs /sys sysfs rw 0 0\n")
+    assert not paths.bpffs_is_mounted(mounts)
+    mounts.write_text("bpffs /sys/fs/bpf bpf rw 0 0\n")
+    assert paths.bpffs_is_mounted(mounts)
+
+
+def test_a_missing_bpf_object_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(paths, "bpf_objects", lambda: tmp_path)
+    monkeypatch.setattr(paths, "bpf_sources", lambda: [Path("inactive.bpf.c"), Path("guard.bpf.c")])
+    (tmp_path / "guard.bpf.o").write_bytes(b"")
+    objects = next(each for each in doctor.check_build() if each.name == "BPF objects")
+    assert not objects.present
+    assert "inactive.bpf.o" in objects.detail
+    assert "guard.bpf.o" not in objects.detail
+
+
+def test_a_probe_that_could_not_be_tried_counts_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_probe, "in_a_namespace", lambda: {"namespace": "Operation not permitted"})
+    found = list(doctor.check_namespace())
+    assert len(found) == len(doctor.NAMESPACE_CHECKS)
+    assert not any(each.present for each in found)
+    assert all("Operation not permitted" in each.detail for each in found)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the kernel answers these probes to root only")
+def test_every_probe_gets_an_answer_from_this_kernel_and_leaves_no_namespace() -> None:
+    before = sorted(os.listdir("/run/netns")) if Path("/run/netns").exists() else []  # noqa: PTH208
+    outcomes = list(doctor.check_kernel())
+    assert {each.name for each in outcomes} >= {"TCP_REPAIR", "membarrier GLOBAL", "native XDP on veth"}
+    assert all(each.fix for each in outcomes if not each.present)
+    after = sorted(os.listdir("/run/netns")) if Path("/run/netns").exists() else []  # noqa: PTH208
+    assert after == before

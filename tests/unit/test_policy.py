@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decisions: one step down when quiet, and how many to freeze under pressure."""
+
+from __future__ import annotations
+
+import pytest
+
+from appliance.engine import Op
+from control.policy import relief, when_quiet
+from control.states import State
+
+
+def test_a_quiet_connection_goes_down_one_step() -> None:
+    assert when_quiet(State.ACTIVE) is Op.STANDBY
+    assert when_quiet(State.STANDBY) is Op.IDLE
+
+
+@pytest.mark.parametrize("state", [State.NONE, State.IDLE, State.SLEEP, State.CLOSED, 99])
+def test_nothing_is_done_about_a_state_that_has_no_quiet_timer(state: int) -> None:
+    assert when_quiet(state) is None
+
+
+@pytest.mark.parametrize(
+    ("awake", "allowed", "frozen"), [(875, 1000, 125), (1000, 1000, 250), (700, 1000, 1), (5, 0, 0)]
+)
+def test_pressure_ends_at_three_quarters(awake: int, allowed: int, frozen: int) -> None:
+    assert relief(awake, allowed) == frozen

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state machine: the table against every triple, its causes and numbers against DESIGN.md and cext/engine.h."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from control.states import (
+    AWAKE,
+    INACTIVE,
+    LEGAL,
+    TRANSITIONS,
+    Cause,
+    IllegalTransition,
+    State,
+    check,
+    render_markdown,
+    render_mermaid,
+)
+
+EVERY = list(itertools.product(State, State, Cause))
+
+
+@pytest.mark.parametrize(("source", "target", "cause"), [t for t in EVERY if t in LEGAL])
+def test_what_the_table_has_is_legal(source: State, target: State, cause: Cause) -> None:
+    check(source, target, cause)
+    assert target in TRANSITIONS[source, cause]
+
+
+@pytest.mark.parametrize(("source", "target", "cause"), [t for t in EVERY if t not in LEGAL])
+def test_what_the_table_lacks_is_illegal(source: State, target: State, cause: Cause) -> None:
+    with pytest.raises(IllegalTransition, match=f"{source.label} -> {target.label} by {cause.label}"):
+        check(source, target, cause)
+
+
+def test_numbers_that_are_no_state_or_cause_are_illegal_and_named() -> None:
+    with pytest.raises(IllegalTransition, match="state 9 -> CLOSED by cause 77"):
+        check(9, 5, 77)
+
+
+def test_closed_is_the_end_and_none_is_never_entered() -> None:
+    assert not [key for key in TRANSITIONS if key[0] is State.CLOSED]
+    assert not [key for key, targets in TRANSITIONS.items() if State.NONE in targets]
+
+
+def test_no_transition_stays_where_it_is_and_none_lacks_a_cause() -> None:
+    assert all(source not in targets for (source, _), targets in TRANSITIONS.items())
+    assert not [key for key in TRANSITIONS if key[1] is Cause.NONE]
+
+
+def test_sleep_never_becomes_idle() -> None:
+    assert not [t for t in LEGAL if t[:2] == (State.SLEEP, State.IDLE)]
+
+
+def test_the_timer_goes_down_one_step_at_a_time() -> None:
+    steps = {(source, targets) for (source, cause), targets in TRANSITIONS.items() if cause is Cause.QUIET}
+    assert steps == {
+        (State.ACTIVE, frozenset({State.STANDBY})),
+        (State.STANDBY, frozenset({State.IDLE})),
+        (State.IDLE, frozenset({State.SLEEP})),
+    }
+
+
+def test_every_living_state_can_be_closed_by_the_client_and_by_command() -> None:
+    for source, cause in itertools.product(AWAKE | INACTIVE, (Cause.CLIENT_CLOSE, Cause.COMMAND)):
+        check(source, State.CLOSED, cause)
+
+
+def test_every_cause_has_a_use() -> None:
+    assert {cause for _, cause in TRANSITIONS} == set(Cause) - {Cause.NONE}
+
+
+def test_numbers_are_those_of_the_engine() -> None:
+    header = (Path(__file__).parents[2] / "cext" / "engine.h").read_text(encoding="utf-8")
+    states = {name: int(value) for name, value in re.findall(r"ROOST_ST_(\w+) = (\d+)", header)}
+    causes = {name: int(value) for name, value in re.findall(r"ROOST_C_(\w+) = (\d+)", header)}
+    assert states == {state.name: state.value for state in State}
+    assert causes == {cause.name: cause.value for cause in Cause}
+
+
+def test_labels_are_the_words_of_the_design() -> None:
+    words = "client-connect client-data client-close server-attach server-close quiet pressure command probe-timeout"
+    assert {cause.label for cause in Cause} - {"none"} == {*words.split(), "restore", "shutdown"}
+
+
+def test_the_rendered_tables_name_every_transition() -> None:
+    table, diagram = render_markdown(), render_mermaid()
+    for source, target, _ in LEGAL:
+        assert f"| {State(source).label} | {State(target).label} |" in table
+    assert "[*] --> ACTIVE: client-connect" in diagram
+    assert diagram.count("-->") == len({t[:2] for t in LEGAL})

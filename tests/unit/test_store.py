@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The store: commit before SLEEP, the last word about a 4-tuple wins, and what happens when the database does not."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.engine import Key
+from control.states import Cause, State
+from control.store import store as module
+from control.store.schema import HISTORY, KA_BYTES, address_text
+from control.store.store import Store, StoreError
+from tests.unit.fake_engine import key, record
+
+HOLD_A_LOCK = """
+import sqlite3, sys
+c = sqlite3.connect(sys.argv[1], isolation_level=None)
+c.execute("BEGIN EXCLUSIVE")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.slept: list[tuple[bytes, int]] = []
+        self.generations: list[tuple[bytes, int]] = []
+
+    def __call__(self, slept: list[tuple[bytes, int, int]]) -> None:
+        self.slept += [(key, number) for key, number, _ in slept]
+        self.generations += [(key, generation) for key, _, generation in slept]
+
+
+def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def row(number: int, identity: int, source: State = State.STANDBY, target: State = State.IDLE, at: int = 0) -> bytes:
+    at = at or time.time_ns() // 1_000_000
+    return HISTORY.pack(identity, at, key(number).pack(), 1, source, target, Cause.QUIET, 10, 20, 30)
+
+
+def sleeper(number: int, identity: int) -> tuple[bytes, bytes]:
+    r = record(key(number), identity)
+    return r.key_raw, r.ka + r.rest
+
+
+@pytest.fixture
+def slept() -> Recorder:
+    return Recorder()
+
+
+@pytest.fixture
+def make(tmp_path: Path, slept: Recorder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Store]]:
+    monkeypatch.setattr(module, "BACKOFF_S", (0.05,))
+    made: list[Store] = []
+
+    def build(**options: Any) -> Store:
+        store = Store(f"sqlite:///{tmp_path / 'below' / 'roost.db'}", slept, **options)
+        made.append(store)
+        store.open()
+        store.service_indexes(["a"])
+        store.start()
+        return store
+
+    yield build
+    for store in made:
+        store.close(2.0)
+
+
+def test_a_record_comes_back_as_it_was_and_only_after_its_commit(make: Callable[..., Store], slept: Recorder) -> None:
+    store = make()
+    packed, value = sleeper(1, 11)
+    store.add(upserts=[(packed, value)])
+    until(lambda: slept.slept)
+    assert slept.slept == [(packed, 11)]
+    assert store.read([packed, b"x" * 36]) == {packed: (value[:KA_BYTES], value[KA_BYTES:])}
+    found = store.sleeping_by_id(11)
+    assert found is not None
+    assert (found.client, Key.unpack(found.key)) == ("192.0.0.1:40000", key(1))
+    assert store.sleeping_ids([packed]) == {packed: 11}
+
+
+def test_the_last_word_about_a_4_tuple_wins(make: Callable[..., Store], slept: Recorder) -> None:
+    store = make()
+    packed, first = sleeper(1, 11)
+    _, second = sleeper(1, 12)
+    store.add(upserts=[(packed, first)], deletes=[(packed, 11)])
+    store.add([row(2, 2)])
+    until(lambda: store.status.written_history == 1)
+    assert store.read([packed]) == {}
+    assert slept.slept == [], "a row that was never written must not count as SLEEP"
+    store.add(upserts=[(packed, second)], deletes=[(packed, 11)])
+    until(lambda: slept.slept)
+    assert slept.slept == [(packed, 12)], "forgetting the old connection keeps the new one with the same 4-tuple"
+
+
+def test_forgetting_asks_for_the_number_unless_it_is_unknown(make: Callable[..., Store], slept: Recorder) -> None:
+    store = make()
+    packed, value = sleeper(1, 11)
+    store.add(upserts=[(packed, value)])
+    until(lambda: slept.slept)
+    store.add([row(1, 1)], deletes=[(packed, 99)])
+    until(lambda: store.status.written_history == 1)
+    assert store.read([packed])
+    store.add([row(1, 1)], deletes=[(packed, 0)])
+    until(lambda: store.status.written_history == 2)
+    assert store.read([packed]) == {}
+
+
+def test_a_row_written_in_vain_is_removed_but_not_a_later_one(make: Callable[..., Store], slept: Recorder) -> None:
+    store = make()
+    for count in (1, 2):
+        store.add(upserts=[sleeper(1, 11)])
+        until(lambda: len(slept.slept) >= count)  # noqa: B023
+    store.add([row(1, 1)], stale=[slept.generations[0]])
+    until(lambda: store.status.written_history == 1)
+    assert store.sleeping_by_id(11)
+    store.add([row(1, 1)], stale=[slept.generations[1]])
+    until(lambda: store.status.written_history == 2)
+    assert not store.sleeping_by_id(11)
+
+
+def test_a_transition_without_a_number_gets_it_from_the_sleeping_row(
+    make: Callable[..., Store], slept: Recorder
+) -> None:
+    store = make()
+    packed, value = sleeper(1, 11)
+    store.add(upserts=[(packed, value)])
+    until(lambda: slept.slept)
+    store.add([row(1, 0, State.SLEEP, State.CLOSED)], deletes=[(packed, 0)])
+    until(lambda: store.status.written_history == 1)
+    assert [(r["id"], r["from"], r["to"]) for r in store.history_of(11)] == [(11, State.SLEEP, State.CLOSED)]
+
+
+def test_services_keep_their_numbers_when_they_are_reordered(make: Callable[..., Store]) -> None:
+    first = make().service_indexes(["a", "b", "c"])
+    again = make().service_indexes(["new", "c", "a"])
+    assert {name: again[name] for name in "ac"} == {name: first[name] for name in "ac"}
+    assert again["new"] not in first.values()
+
+
+def test_numbers_of_connections_go_on_after_a_restart(make: Callable[..., Store]) -> None:
+    store = make()
+    assert store.next_id() == 1
+    store.add([row(1, 500)])
+    until(lambda: store.status.written_history == 1)
+    assert store.next_id() > 500
+    store.close()
+    assert make().next_id() > 500
+
+
+def test_closing_writes_what_is_pending(make: Callable[..., Store], slept: Recorder) -> None:
+    store = make(batch=100)
+    store.add([row(n, n) for n in range(1, 1001)], [sleeper(n, n) for n in range(1, 501)])
+    assert store.close() == 0
+    assert len(slept.slept) == 500
+    assert len(make().recent_history(2000)) == 1000
+
+
+def test_a_corrupt_database_stops_sleep_and_says_so_and_comes_back_when_replaced(
+    make: Callable[..., Store], slept: Recorder, tmp_path: Path
+) -> None:
+    (tmp_path / "below").mkdir()
+    database = tmp_path / "below" / "roost.db"
+    database.write_bytes(b"this is no database at all, whatever its name says" * 100)
+    store = make()
+    assert "not a database" in store.status.text
+    assert store.sleep_allowed is False
+    store.add([row(1, 1)], [sleeper(1, 11)])
+    time.sleep(0.3)
+    assert slept.slept == []
+    assert store.status.pending_sleep == 1
+    with pytest.raises(StoreError):
+        store.read([sleeper(1, 11)[0]])
+    database.unlink()
+    until(lambda: slept.slept)
+    until(lambda: store.sleep_allowed)
+    assert store.read([sleeper(1, 11)[0]])
+
+
+def test_a_database_that_is_corrupted_while_in_use_loses_no_queued_row(
+    make: Callable[..., Store], slept: Recorder, tmp_path: Path
+) -> None:
+    store = make()
+    store.add([row(1, 1)], [sleeper(1, 1)])
+    until(lambda: slept.slept)
+    store._writer_engine.dispose()
+    for name in ("roost.db", "roost.db-wal", "roost.db-shm"):
+        (tmp_path / "below" / name).write_bytes(b"garbage" * 2000)
+    store.add([row(2, 2)], [sleeper(2, 2)])
+    until(lambda: store.status.error)
+    for name in ("roost.db", "roost.db-wal", "roost.db-shm"):
+        (tmp_path / "below" / name).unlink(missing_ok=True)
+    until(lambda: len(slept.slept) == 2)
+    assert [r["id"] for r in store.recent_history()] == [2]
+
+
+def test_a_lock_held_by_another_process_delays_sleep_but_not_reading(
+    make: Callable[..., Store], slept: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make()
+    early, late = sleeper(1, 1), sleeper(2, 2)
+    store.add(upserts=[early])
+    until(lambda: slept.slept)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD_A_LOCK, tmp_path / "below" / "roost.db"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        store.add(upserts=[late])
+        until(lambda: "locked" in store.status.error)
+        began = time.monotonic()
+        assert store.read([early[0]])
+        assert time.monotonic() - began < 0.1
+        assert slept.slept == [(early[0], 1)]
+    finally:
+        holder.communicate()
+    until(lambda: len(slept.slept) == 2)
+    assert store.status.text == "ok"
+
+
+def test_a_full_disk_is_an_error_of_the_store_and_ends_with_it(make: Callable[..., Store], slept: Recorder) -> None:
+    store = make()
+    limit = ["PRAGMA max_page_count=1"]
+
+    @sa.event.listens_for(store._writer_engine, "connect")
+    def full(connection: sqlite3.Connection, _record: object) -> None:
+        connection.execute(limit[0])  # SQLite's own way to run out of space
+
+    store._writer_engine.dispose()
+    store.add([row(n, n) for n in range(1, 2001)], [sleeper(n, n) for n in range(1, 2001)])
+    until(lambda: store.status.error)
+    assert "full" in store.status.error
+    assert slept.slept == []
+    limit[0] = "PRAGMA max_page_count=1000000"
+    store._writer_engine.dispose()
+    until(lambda: len(slept.slept) == 2000)
+    assert store.status.pending_history == 0
+    assert len(store.recent_history(5000)) == 2000, "each row exactly once, however often it was tried"
+
+
+def test_history_that_does_not_fit_is_dropped_and_counted(make: Callable[..., Store], tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "roost.db").write_bytes(b"no database" * 100)
+    store = make(history_bound=10)
+    store.add([row(n, n) for n in range(8)])
+    store.add([row(n, n) for n in range(8)])
+    until(lambda: store.status.pending_history == 10)
+    assert store.status.dropped_history == 6
+
+
+def test_old_history_is_removed(make: Callable[..., Store]) -> None:
+    store = make(keep_days=1)
+    now = time.time_ns() // 1_000_000
+    store.add([row(1, 1, at=now - 2 * 86_400_000), row(2, 2, at=now)])
+    until(lambda: store.status.written_history == 2)
+    store.prune_now()
+    store.add([row(3, 3, at=now)])
+    until(lambda: [r["id"] for r in store.recent_history()] == [2, 3])
+
+
+def test_reading_waits_for_no_writer(make: Callable[..., Store], slept: Recorder) -> None:
+    store = make()
+    wanted = sleeper(1, 1)
+    store.add(upserts=[wanted])
+    until(lambda: slept.slept)
+    slowest = 0.0
+    stop = threading.Event()
+
+    def write() -> None:
+        n = 1
+        while not stop.is_set():
+            n += 500
+            store.add([row(i & 0xFFFF, i) for i in range(n, n + 500)])
+            time.sleep(0.01)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    for _ in range(100):
+        began = time.monotonic()
+        assert store.read([wanted[0]])
+        slowest = max(slowest, time.monotonic() - began)
+        time.sleep(0.002)
+    stop.set()
+    writer.join()
+    assert slowest < 0.25, "a reader must not stand behind the writer's transaction"
+
+
+def test_other_databases_are_refused_by_name() -> None:
+    class Dialect:
+        name = "mysql"
+
+    class Connection:
+        dialect = Dialect()
+
+    with pytest.raises(StoreError, match="not in mysql"):
+        module._upsert(Connection())  # type: ignore[arg-type]
+
+
+def test_the_statements_are_portable_to_postgresql() -> None:
+    from sqlalchemy.dialects import postgresql
+    from sqlalchemy.schema import CreateTable
+
+    from control.store.schema import metadata
+
+    for table in metadata.sorted_tables:
+        assert "CREATE TABLE" in str(
+            CreateTable(table).compile(
+                dialect=postgresql.dialect()  # type: ignore[no-untyped-call]
+            )
+        )
+
+
+@given(st.ip_addresses(), st.integers(0, 65535))
+def test_addresses_are_written_as_people_write_them(address: Any, port: int) -> None:
+    packed = address.packed if address.version == 6 else b"\0" * 10 + b"\xff\xff" + address.packed
+    text = address_text(packed, port)
+    if not getattr(address, "ipv4_mapped", None):
+        assert text == (f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}")
