@@ -366,6 +366,10 @@ class Engine:
         self._buffers.err[0] = b"\0"
         self._check(lib.roost_start(self._raw, self._buffers.err, ERR_LEN))
 
+    def stop_listening(self) -> None:
+        """Takes no new clients from now on."""
+        lib.roost_stop_listening(self._raw)
+
     def submit(self, commands: Sequence[Command]) -> None:
         """Puts a batch of commands in; they are carried out in order. The answers are events."""
         if not commands:

@@ -99,7 +99,7 @@ static void tell_pressure(struct roost_engine *e) {
 /* No room: new clients wait in the listen queue, which costs them nothing but time. */
 static void pause_accepting(struct roost_engine *e) {
     for (int i = 0; i < e->listeners; i++)
-        if (!e->listener[i].paused && !epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, e->listener[i].fd, NULL))
+        if (!e->listener[i].paused && e->listener[i].fd >= 0 && !epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, e->listener[i].fd, NULL))
             e->listener[i].paused = true;
     e->accept_resume_ms = e->now_ms + ACCEPT_PAUSE_MS;
     e->stat[ROOST_E_ACCEPT_PAUSED]++;
@@ -116,7 +116,7 @@ static void resume_accepting(struct roost_engine *e) {
 }
 
 static void accept_clients(struct roost_engine *e, struct roost_listener *l) {
-    for (int i = 0; i < ACCEPTS_A_TURN && !l->paused; i++) {
+    for (int i = 0; i < ACCEPTS_A_TURN && !l->paused && l->fd >= 0; i++) {
         struct sockaddr_storage peer;
         socklen_t size = sizeof(peer);
         if (e->awake >= e->max_awake || roost_mailbox_crowded(&e->box)) {
@@ -236,6 +236,7 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
         dispatch(e, &events[i]);
     roost_commands_turn(e);
     roost_thaw_turn(e);
+    roost_mailbox_flush(&e->box); /* records that are asked for, before the rest of the turn */
     relay_turn(e);
     roost_freeze_turn(e);
     timers_turn(e);
@@ -244,6 +245,7 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     if (e->pressure_told && e->awake <= e->max_awake - e->max_awake / 4)
         e->pressure_told = false;
     roost_conns_free_dead(e);
+    roost_mailbox_flush(&e->box);
 }
 
 static void *engine_thread(void *context) {
@@ -264,6 +266,7 @@ static void *engine_thread(void *context) {
             event.type = ROOST_EV_FATAL;
             event.error = error;
             roost_mailbox_post(&e->box, &event);
+            roost_mailbox_flush(&e->box);
             break;
         }
         turn(e, events, count > 0 ? count : 0);
@@ -487,6 +490,18 @@ int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event 
     return found;
 }
 
+void roost_stop_listening(roost_engine *e) {
+    roost_lock(e);
+    for (int i = 0; i < e->listeners; i++) {
+        if (e->listener[i].fd >= 0)
+            close(e->listener[i].fd); /* epoll forgets it with its last descriptor */
+        e->listener[i].fd = -1;
+        e->listener[i].paused = false;
+    }
+    e->accept_resume_ms = 0;
+    roost_unlock(e);
+}
+
 uint64_t roost_memory(roost_engine *e) { return roost_datapath_memory(&e->path); }
 
 void roost_stop(roost_engine *e) {
@@ -507,8 +522,7 @@ void roost_close(roost_engine *e) {
     if (!e)
         return;
     roost_stop(e);
-    for (int i = 0; i < e->listeners; i++)
-        close(e->listener[i].fd);
+    roost_stop_listening(e);
     while (e->oldest) {
         struct roost_conn *c = e->oldest;
         /* A connection on its way to sleep or to wake leaves its slot to the next daemon, which knows what to do. */

@@ -128,6 +128,7 @@ int roost_attach(roost_engine *e, const char *ifname, const char *mode /* auto n
                  uint32_t err_len); /* returns 1 native, 2 generic */
 int roost_service_add(roost_engine *e, const struct roost_service *service, char *err, uint32_t err_len);
 int roost_service_update(roost_engine *e, const struct roost_service *service); /* policy fields only */
+void roost_stop_listening(roost_engine *e); /* no new clients from now on; those in the listen queues are reset */
 int roost_start(roost_engine *e, char *err, uint32_t err_len);
 int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t count);
 int roost_events(roost_engine *e, struct roost_event *events, uint32_t max, uint32_t timeout_ms);

@@ -31,39 +31,73 @@ void roost_mailbox_init(struct roost_mailbox *m) {
     pthread_condattr_destroy(&attributes);
 }
 
+/* A place at the end of a chain, or NULL. */
+static struct roost_event *append(struct roost_event_chain *chain) {
+    struct roost_event_block *block = chain->last;
+    if (!block || block->to == EVENTS_A_BLOCK) {
+        block = malloc(sizeof(*block));
+        if (!block)
+            return NULL;
+        block->next = NULL;
+        block->from = block->to = 0;
+        if (chain->last)
+            chain->last->next = block;
+        else
+            chain->first = block;
+        chain->last = block;
+    }
+    return &block->event[block->to++];
+}
+
+static uint32_t take(struct roost_event_chain *chain, struct roost_event *events, uint32_t max) {
+    uint32_t taken = 0;
+    while (taken < max && chain->first) {
+        struct roost_event_block *block = chain->first;
+        uint32_t count = block->to - block->from;
+        if (count > max - taken)
+            count = max - taken;
+        memcpy(events + taken, block->event + block->from, count * sizeof(*events));
+        block->from += count;
+        taken += count;
+        if (block->from == block->to) {
+            chain->first = block->next;
+            if (!chain->first)
+                chain->last = NULL;
+            free(block);
+        }
+    }
+    return taken;
+}
+
 void roost_mailbox_destroy(struct roost_mailbox *m) {
     struct roost_command command;
     while (roost_mailbox_next(m, &command))
         free((void *)command.early);
-    while (m->first_event) {
-        struct roost_event_block *block = m->first_event;
-        m->first_event = block->next;
-        free(block);
-    }
+    struct roost_event dropped;
+    while (take(&m->urgent, &dropped, 1) || take(&m->rest, &dropped, 1))
+        m->events--;
     pthread_mutex_destroy(&m->lock);
     pthread_cond_destroy(&m->ready);
 }
 
 void roost_mailbox_post(struct roost_mailbox *m, const struct roost_event *event) {
     pthread_mutex_lock(&m->lock);
-    struct roost_event_block *block = m->last_event;
-    if (!block || block->to == EVENTS_A_BLOCK) {
-        block = malloc(sizeof(*block));
-        if (!block) {
-            m->lost++;
-            pthread_mutex_unlock(&m->lock);
-            return;
-        }
-        block->next = NULL;
-        block->from = block->to = 0;
-        if (m->last_event)
-            m->last_event->next = block;
-        else
-            m->first_event = block;
-        m->last_event = block;
+    struct roost_event *place = append(event->type == ROOST_EV_NEED_RECORD ? &m->urgent : &m->rest);
+    if (place) {
+        *place = *event;
+        m->events++;
+    } else {
+        m->lost++;
     }
-    block->event[block->to++] = *event;
-    m->events++;
+    pthread_mutex_unlock(&m->lock);
+    m->untold = true;
+}
+
+void roost_mailbox_flush(struct roost_mailbox *m) {
+    if (!m->untold)
+        return;
+    m->untold = false;
+    pthread_mutex_lock(&m->lock);
     bool sleeping = m->sleeping;
     pthread_mutex_unlock(&m->lock);
     if (sleeping)
@@ -71,9 +105,8 @@ void roost_mailbox_post(struct roost_mailbox *m, const struct roost_event *event
 }
 
 int roost_mailbox_take(struct roost_mailbox *m, struct roost_event *events, uint32_t max, uint32_t timeout_ms) {
-    uint32_t taken = 0;
     pthread_mutex_lock(&m->lock);
-    if (!m->first_event && !m->poked && timeout_ms) {
+    if (!m->events && !m->poked && timeout_ms) {
         struct timespec until;
         clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_sec += timeout_ms / 1000;
@@ -83,27 +116,14 @@ int roost_mailbox_take(struct roost_mailbox *m, struct roost_event *events, uint
             until.tv_nsec -= 1000000000;
         }
         m->sleeping = true;
-        while (!m->first_event && !m->poked)
+        while (!m->events && !m->poked)
             if (pthread_cond_timedwait(&m->ready, &m->lock, &until) == ETIMEDOUT)
                 break;
         m->sleeping = false;
     }
     m->poked = false;
-    while (taken < max && m->first_event) {
-        struct roost_event_block *block = m->first_event;
-        uint32_t count = block->to - block->from;
-        if (count > max - taken)
-            count = max - taken;
-        memcpy(events + taken, block->event + block->from, count * sizeof(*events));
-        block->from += count;
-        taken += count;
-        if (block->from == block->to) {
-            m->first_event = block->next;
-            if (!m->first_event)
-                m->last_event = NULL;
-            free(block);
-        }
-    }
+    uint32_t taken = take(&m->urgent, events, max);
+    taken += take(&m->rest, events + taken, max - taken);
     m->events -= taken;
     pthread_mutex_unlock(&m->lock);
     return (int)taken;

@@ -18,18 +18,25 @@
 struct roost_event_block;
 struct roost_command_block;
 
+struct roost_event_chain {
+    struct roost_event_block *first, *last;
+};
+
 struct roost_mailbox {
     pthread_mutex_t lock;
     pthread_cond_t ready;
-    struct roost_event_block *first_event, *last_event;
+    struct roost_event_chain urgent, rest; /* urgent: ROOST_EV_NEED_RECORD; somebody waits for the answer */
     struct roost_command_block *first_command, *last_command;
     uint64_t events, lost; /* lost: no memory for them; counted, told in the statistics */
     bool poked, sleeping;
+    bool untold; /* posted since the last roost_mailbox_flush; the engine thread's own */
 };
 
 void roost_mailbox_init(struct roost_mailbox *m);
 void roost_mailbox_destroy(struct roost_mailbox *m);
+/* Posting wakes nobody: the engine thread flushes once a turn, or each event would cost a context switch. */
 void roost_mailbox_post(struct roost_mailbox *m, const struct roost_event *event);
+void roost_mailbox_flush(struct roost_mailbox *m);
 int roost_mailbox_take(struct roost_mailbox *m, struct roost_event *events, uint32_t max, uint32_t timeout_ms);
 void roost_mailbox_poke(struct roost_mailbox *m);
 bool roost_mailbox_crowded(struct roost_mailbox *m);
