@@ -56,6 +56,8 @@ static int op_standby(struct roost_engine *e, const struct roost_command *comman
         return ENOENT;
     if (c->phase != ROOST_LIVE || c->state == ROOST_ST_STANDBY)
         return EALREADY;
+    if (c->attach_fd >= 0) /* a server is waiting for it */
+        return EBUSY;
     c->token = command->token;
     return -roost_link_end(e, c, (enum roost_cause)command->cause);
 }
@@ -64,6 +66,10 @@ static int op_idle(struct roost_engine *e, const struct roost_command *command, 
     struct roost_conn *c = target(e, command);
     if (!c)
         return ENOENT;
+    if (c->phase != ROOST_LIVE)
+        return EALREADY;
+    if (c->attach_fd >= 0) /* a server is waiting for it */
+        return EBUSY;
     c->token = command->token;
     int error = roost_freeze(e, c, keep_link, (enum roost_cause)command->cause);
     if (error == -EAGAIN || error == -EBUSY || error == -ENOSPC) {
@@ -115,7 +121,8 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
         c = roost_wake(e, &command->record.key, (enum roost_cause)command->cause, &error);
     if (!c)
         return error;
-    c->token = command->token;
+    if (c->attach_fd < 0) /* else the token is the waiting server's, and waking is under way */
+        c->token = command->token;
     c->want_close |= then_close;
     if (c->phase == ROOST_HELD_LINK) {
         c->wake_cause = command->cause;

@@ -205,9 +205,12 @@ void roost_reset_fd(int fd) {
     close(fd);
 }
 
-static void close_leg(struct roost_leg *leg, bool reset) {
+/* Explicitly out of epoll: the control plane may still hold a duplicate of an attached server's descriptor, and epoll
+ * forgets a file only with its last one. */
+void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset) {
     if (leg->fd < 0)
         return;
+    epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, leg->fd, NULL);
     if (reset)
         roost_reset_fd(leg->fd);
     else
@@ -227,8 +230,8 @@ void roost_conn_close(struct roost_engine *e, struct roost_conn *c, enum roost_c
         roost_refuse(e, ROOST_OP_ATTACH, c->token, c->id, &c->key, ECONNRESET);
         c->token = 0;
     }
-    close_leg(&c->client, reset);
-    close_leg(&c->server, reset);
+    roost_leg_close(e, &c->client, reset);
+    roost_leg_close(e, &c->server, reset);
     roost_conn_transition(e, c, ROOST_ST_CLOSED, cause);
     e->stat[ROOST_E_CLOSED]++;
     roost_conn_forget(e, c);

@@ -22,8 +22,16 @@
 
 #define BPFFS_MAGIC 0xcafe4a11
 
-enum { CONFIG, TABLE4, TABLE6, RING, COUNTERS, CHALLENGES, REST };
-static const char *const map_name[ROOST_PINNED_MAPS] = {"config", "table4", "table6", "ring",
+enum {
+    CONFIG,
+    TABLE4,
+    TABLE6,
+    RING,
+    COUNTERS,
+    CHALLENGES,
+    REST
+};
+static const char *const map_name[ROOST_PINNED_MAPS] = {"config",   "table4",     "table6", "ring",
                                                         "counters", "challenges", "rest"};
 
 static int complain(char *err, size_t err_len, int error, const char *format, ...) {
@@ -78,7 +86,8 @@ static int adopt_map(struct roost_datapath *d, struct bpf_map *map, char *err, s
     if (!e && (info.type != bpf_map__type(map) || info.value_size != bpf_map__value_size(map)))
         e = complain(err, err_len, EINVAL,
                      "%s was made by another version of Roost and its layout does not fit; let the connections go with "
-                     "`roost up --unpin`, or run the version that made it", path);
+                     "`roost unpin`, or run the version that made it",
+                     path);
     if (!e && bpf_map__set_max_entries(map, info.max_entries))
         e = -errno;
     if (!e && bpf_map__reuse_fd(map, fd))
@@ -127,8 +136,9 @@ static int load(struct roost_datapath *d, const char *bpf_dir, const char *file,
     }
     if ((e = bpf_object__load(o))) {
         if (e == -EPERM)
-            return complain(err, err_len, e, "the kernel refuses to load BPF programs: run as root (CAP_BPF, "
-                                             "CAP_NET_ADMIN)");
+            return complain(err, err_len, e,
+                            "the kernel refuses to load BPF programs: run as root (CAP_BPF, "
+                            "CAP_NET_ADMIN)");
         return complain(err, err_len, e, "cannot load %s: %s (ROOST_DEBUG_BPF=1 shows the verifier's log)", path,
                         strerror(-e));
     }
@@ -220,11 +230,11 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
 
     t->rest_slots = entries(d->map_fd[REST]);
     t->bucket4 = map_memory(d, d->map_fd[TABLE4], t->config.buckets4 * sizeof(*t->bucket4), err, err_len);
-    t->bucket6 = map_memory(d, d->map_fd[TABLE6],
-                            t->config.buckets6 * ((sizeof(*t->bucket6) + 7) / 8 * 8), err, err_len);
+    t->bucket6 =
+        map_memory(d, d->map_fd[TABLE6], t->config.buckets6 * ((sizeof(*t->bucket6) + 7) / 8 * 8), err, err_len);
     t->rest = map_memory(d, d->map_fd[REST], (size_t)t->rest_slots * sizeof(*t->rest), err, err_len);
-    d->out = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "outbox"),
-                        ROOST_OUTBOX_ITEMS * sizeof(*d->out), err, err_len);
+    d->out = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "outbox"), ROOST_OUTBOX_ITEMS * sizeof(*d->out),
+                        err, err_len);
     d->cursor = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "cursor"), sizeof(*d->cursor), err, err_len);
     if (!t->bucket4 || !t->bucket6 || !t->rest || !d->out || !d->cursor)
         return -ENOMEM;
@@ -266,8 +276,8 @@ static int attach_xdp(struct roost_datapath *d, struct roost_interface *i, __u32
         /* An earlier daemon's: change its program in place, no packet passes in between. An interface that was made
          * anew since then has left the link behind. */
         int e = bpf_obj_get_info_by_fd(link, &info, &size) || info.xdp.ifindex != i->index ? -ESTALE
-                : bpf_link_update(link, program, NULL)                                      ? -errno
-                                                                                            : 0;
+                : bpf_link_update(link, program, NULL)                                     ? -errno
+                                                                                           : 0;
         close(link);
         if (e != -ESTALE)
             return e;
@@ -310,8 +320,10 @@ int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const ch
     if (e && strcmp(mode, "native") && e != -EBUSY && e != -EEXIST)
         e = attach_xdp(d, i, XDP_FLAGS_SKB_MODE);
     if (e == -EBUSY || e == -EEXIST)
-        return complain(err, err_len, e, "another XDP program is attached to %s: `ip link show %s` names it; detach it "
-                                         "with `ip link set %s xdp off`", ifname, ifname, ifname);
+        return complain(err, err_len, e,
+                        "another XDP program is attached to %s: `ip link show %s` names it; detach it "
+                        "with `ip link set %s xdp off`",
+                        ifname, ifname, ifname);
     if (e)
         return complain(err, err_len, e, "cannot attach XDP to %s: %s", ifname, strerror(-e));
     if ((e = attach_guard(d, i)))
@@ -354,9 +366,13 @@ int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len) {
     return e;
 }
 
-int roost_datapath_ring_fd(const struct roost_datapath *d) { return ring_buffer__epoll_fd(d->ring); }
+int roost_datapath_ring_fd(const struct roost_datapath *d) {
+    return ring_buffer__epoll_fd(d->ring);
+}
 
-int roost_datapath_drain(struct roost_datapath *d) { return ring_buffer__consume(d->ring); }
+int roost_datapath_drain(struct roost_datapath *d) {
+    return ring_buffer__consume(d->ring);
+}
 
 bool roost_datapath_generic(const struct roost_datapath *d, uint32_t ifindex) {
     for (int i = 0; i < d->interfaces; i++)

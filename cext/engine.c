@@ -29,7 +29,13 @@
 #define ACCEPT_PAUSE_MS 50
 
 /* What epoll's data names: these, or a connection (an address, the lowest bit set for its server leg). */
-enum { TAG_WAKE = 1, TAG_RING = 2, TAG_GRACE = 3, TAG_LISTENER = 16, TAG_END = TAG_LISTENER + ROOST_MAX_SERVICES };
+enum {
+    TAG_WAKE = 1,
+    TAG_RING = 2,
+    TAG_GRACE = 3,
+    TAG_LISTENER = 16,
+    TAG_END = TAG_LISTENER + ROOST_MAX_SERVICES
+};
 
 static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
 
@@ -39,7 +45,9 @@ void roost_lock(struct roost_engine *e) {
     __atomic_sub_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
 }
 
-void roost_unlock(struct roost_engine *e) { pthread_mutex_unlock(&e->lock); }
+void roost_unlock(struct roost_engine *e) {
+    pthread_mutex_unlock(&e->lock);
+}
 
 static int watch_plain(struct roost_engine *e, int fd, uint64_t tag) {
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = tag};
@@ -86,7 +94,7 @@ static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd,
     roost_link_start(e, c, ROOST_C_CLIENT_CONNECT);
 }
 
-static void tell_pressure(struct roost_engine *e) {
+void roost_tell_pressure(struct roost_engine *e) {
     struct roost_event event;
     memset(&event, 0, sizeof(event));
     event.type = ROOST_EV_PRESSURE;
@@ -99,11 +107,12 @@ static void tell_pressure(struct roost_engine *e) {
 /* No room: new clients wait in the listen queue, which costs them nothing but time. */
 static void pause_accepting(struct roost_engine *e) {
     for (int i = 0; i < e->listeners; i++)
-        if (!e->listener[i].paused && e->listener[i].fd >= 0 && !epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, e->listener[i].fd, NULL))
+        if (!e->listener[i].paused && e->listener[i].fd >= 0 &&
+            !epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, e->listener[i].fd, NULL))
             e->listener[i].paused = true;
     e->accept_resume_ms = e->now_ms + ACCEPT_PAUSE_MS;
     e->stat[ROOST_E_ACCEPT_PAUSED]++;
-    tell_pressure(e);
+    roost_tell_pressure(e);
 }
 
 static void resume_accepting(struct roost_engine *e) {
@@ -133,7 +142,7 @@ static void accept_clients(struct roost_engine *e, struct roost_listener *l) {
         /* else: that client has gone already (ECONNABORTED and the like) */
     }
     if (!e->pressure_told && e->awake > e->max_awake - e->max_awake / 8)
-        tell_pressure(e);
+        roost_tell_pressure(e);
 }
 
 /* ---- one turn ---- */
@@ -502,7 +511,9 @@ void roost_stop_listening(roost_engine *e) {
     roost_unlock(e);
 }
 
-uint64_t roost_memory(roost_engine *e) { return roost_datapath_memory(&e->path); }
+uint64_t roost_memory(roost_engine *e) {
+    return roost_datapath_memory(&e->path);
+}
 
 void roost_stop(roost_engine *e) {
     if (!e->started)
@@ -516,7 +527,9 @@ void roost_stop(roost_engine *e) {
     e->started = false;
 }
 
-int roost_unpin(const char *pin_dir, char *err, uint32_t err_len) { return roost_datapath_unpin(pin_dir, err, err_len); }
+int roost_unpin(const char *pin_dir, char *err, uint32_t err_len) {
+    return roost_datapath_unpin(pin_dir, err, err_len);
+}
 
 void roost_close(roost_engine *e) {
     if (!e)

@@ -20,24 +20,41 @@
 #include "../ebpf/record.h"
 
 /* States and causes: the numbers of control/states.py (a unit test holds them together). */
-enum roost_state { ROOST_ST_NONE = 0, ROOST_ST_ACTIVE = 1, ROOST_ST_STANDBY = 2, ROOST_ST_IDLE = 3, ROOST_ST_SLEEP = 4,
-                   ROOST_ST_CLOSED = 5 };
-enum roost_cause { ROOST_C_NONE = 0, ROOST_C_CLIENT_CONNECT = 1, ROOST_C_CLIENT_DATA = 2, ROOST_C_CLIENT_CLOSE = 3,
-                   ROOST_C_SERVER_ATTACH = 4, ROOST_C_SERVER_CLOSE = 5, ROOST_C_QUIET = 6, ROOST_C_PRESSURE = 7,
-                   ROOST_C_COMMAND = 8, ROOST_C_PROBE_TIMEOUT = 9, ROOST_C_RESTORE = 10, ROOST_C_SHUTDOWN = 11 };
+enum roost_state {
+    ROOST_ST_NONE = 0,
+    ROOST_ST_ACTIVE = 1,
+    ROOST_ST_STANDBY = 2,
+    ROOST_ST_IDLE = 3,
+    ROOST_ST_SLEEP = 4,
+    ROOST_ST_CLOSED = 5
+};
+enum roost_cause {
+    ROOST_C_NONE = 0,
+    ROOST_C_CLIENT_CONNECT = 1,
+    ROOST_C_CLIENT_DATA = 2,
+    ROOST_C_CLIENT_CLOSE = 3,
+    ROOST_C_SERVER_ATTACH = 4,
+    ROOST_C_SERVER_CLOSE = 5,
+    ROOST_C_QUIET = 6,
+    ROOST_C_PRESSURE = 7,
+    ROOST_C_COMMAND = 8,
+    ROOST_C_PROBE_TIMEOUT = 9,
+    ROOST_C_RESTORE = 10,
+    ROOST_C_SHUTDOWN = 11
+};
 
 enum roost_op {
     ROOST_OP_STANDBY = 1, /* id: close the server link, keep the client socket (ACTIVE -> STANDBY) */
     ROOST_OP_IDLE = 2,    /* id: freeze (STANDBY -> IDLE; an ACTIVE one goes through STANDBY first) */
     ROOST_OP_SLEEP = 3,   /* key + id of an IDLE connection whose row IS committed: IDLE -> SLEEP */
-    ROOST_OP_WAKE = 4,    /* key (or id if awake): thaw and leave in STANDBY. From SLEEP: ROOST_EV_NEED_RECORD follows */
-    ROOST_OP_CLOSE = 5,   /* key or id: close towards the client (RST) and the server, whatever the state */
-    ROOST_OP_ATTACH = 6,  /* key + fd: link this connected server socket to the client, waking it. The engine owns fd
+    ROOST_OP_WAKE = 4,   /* key (or id if awake): thaw and leave in STANDBY. From SLEEP: ROOST_EV_NEED_RECORD follows */
+    ROOST_OP_CLOSE = 5,  /* key or id: close towards the client (RST) and the server, whatever the state */
+    ROOST_OP_ATTACH = 6, /* key + fd: link this connected server socket to the client, waking it. The engine owns fd
                              from then on; preamble is written to the server first, early to the client first */
-    ROOST_OP_RESTORE = 7, /* key + record: the record ROOST_EV_NEED_RECORD asked for; error != 0: there is none */
+    ROOST_OP_RESTORE = 7,     /* key + record: the record ROOST_EV_NEED_RECORD asked for; error != 0: there is none */
     ROOST_OP_FREEZE_HELD = 8, /* id: freeze the client leg alone, keep the server link; server data thaws it (chaos) */
-    ROOST_OP_INSERT = 9,  /* key + record: put a SLEEP record from the store into the table (after a reboot) */
-    ROOST_OP_PRESSURE = 10 /* count: freeze the count least recently active STANDBY/ACTIVE connections */
+    ROOST_OP_INSERT = 9,      /* key + record: put a SLEEP record from the store into the table (after a reboot) */
+    ROOST_OP_PRESSURE = 10    /* count: freeze the count least recently active STANDBY/ACTIVE connections */
 };
 
 enum roost_event_type {
@@ -57,30 +74,30 @@ struct roost_record { /* all of an inactive connection: what the store keeps for
 };
 
 struct roost_service {
-    uint16_t index;            /* 1.. ; index of the service in the configuration */
-    uint8_t listen[16];        /* address, IPv4-mapped for IPv4; all zeros or ::ffff:0.0.0.0 = every local address */
-    uint16_t listen_port;      /* host byte order */
+    uint16_t index;       /* 1.. ; index of the service in the configuration */
+    uint8_t listen[16];   /* address, IPv4-mapped for IPv4; all zeros or ::ffff:0.0.0.0 = every local address */
+    uint16_t listen_port; /* host byte order */
     uint8_t server[16];
     uint16_t server_port;
-    uint32_t standby_quiet_ms; /* ACTIVE this long without payload -> ROOST_EV_QUIET; 0 = never */
-    uint32_t idle_quiet_ms;    /* STANDBY this long (since the last payload byte) -> ROOST_EV_QUIET; 0 = never */
-    uint32_t sleep_quiet_ms;   /* IDLE this long (since the last payload byte) -> ROOST_EV_SLEEP_DUE; 0 = never */
+    uint32_t standby_quiet_ms;   /* ACTIVE this long without payload -> ROOST_EV_QUIET; 0 = never */
+    uint32_t idle_quiet_ms;      /* STANDBY this long (since the last payload byte) -> ROOST_EV_QUIET; 0 = never */
+    uint32_t sleep_quiet_ms;     /* IDLE this long (since the last payload byte) -> ROOST_EV_SLEEP_DUE; 0 = never */
     uint32_t connect_timeout_ms; /* how long a link to the server is tried before the client is reset */
-    uint16_t probe_interval_s; /* 0 = the appliance sends no probes */
-    uint16_t probe_retry_s;    /* between unanswered probes */
-    uint8_t probe_count;       /* dead after this many unanswered */
-    uint8_t close_with_server; /* 1: a server's FIN is passed on to the client; 0: the client goes to STANDBY */
+    uint16_t probe_interval_s;   /* 0 = the appliance sends no probes */
+    uint16_t probe_retry_s;      /* between unanswered probes */
+    uint8_t probe_count;         /* dead after this many unanswered */
+    uint8_t close_with_server;   /* 1: a server's FIN is passed on to the client; 0: the client goes to STANDBY */
 };
 
 struct roost_options {
-    const char *pin_dir;   /* below a bpffs; made if missing */
-    const char *bpf_dir;   /* where the compiled *.bpf.o lie */
-    uint32_t ipv4_slots;   /* capacity of the tables; an adopted table keeps the size it was made with */
+    const char *pin_dir; /* below a bpffs; made if missing */
+    const char *bpf_dir; /* where the compiled *.bpf.o lie */
+    uint32_t ipv4_slots; /* capacity of the tables; an adopted table keeps the size it was made with */
     uint32_t ipv6_slots;
-    uint32_t idle_slots;   /* rest slots */
-    uint32_t ring_bytes;   /* a power of two */
-    uint32_t max_awake;    /* client connections with a socket; above 7/8 of it: ROOST_EV_PRESSURE */
-    uint64_t next_id;      /* first number to give (the engine also looks at the adopted table) */
+    uint32_t idle_slots; /* rest slots */
+    uint32_t ring_bytes; /* a power of two */
+    uint32_t max_awake;  /* client connections with a socket; above 7/8 of it: ROOST_EV_PRESSURE */
+    uint64_t next_id;    /* first number to give (the engine also looks at the adopted table) */
 };
 
 struct roost_command {
@@ -90,7 +107,7 @@ struct roost_command {
     int32_t error;
     uint32_t count;
     uint64_t id;
-    uint64_t token; /* comes back in ROOST_EV_REFUSED and in the transition event the command caused */
+    uint64_t token;             /* comes back in ROOST_EV_REFUSED and in the transition event the command caused */
     struct roost_record record; /* record.key is the key of the command */
     char preamble[64];
     uint32_t preamble_len;
@@ -108,10 +125,10 @@ struct roost_event {
     uint32_t count;
     uint64_t id;
     uint64_t token;
-    uint64_t at_ms;    /* CLOCK_REALTIME ms */
-    uint64_t rx_bytes; /* payload from the client since its last transition */
-    uint64_t tx_bytes; /* payload to the client since its last transition */
-    uint64_t gap_ms;   /* since the last payload byte, either direction */
+    uint64_t at_ms;             /* CLOCK_REALTIME ms */
+    uint64_t rx_bytes;          /* payload from the client since its last transition */
+    uint64_t tx_bytes;          /* payload to the client since its last transition */
+    uint64_t gap_ms;            /* since the last payload byte, either direction */
     struct roost_record record; /* key always; ka and rest where the type says so */
 };
 
@@ -142,6 +159,6 @@ const char *roost_stat_name(uint32_t index); /* NULL past the last one */
 uint64_t roost_memory(roost_engine *e);      /* bytes of kernel memory in our maps (as bpf fdinfo says) */
 void roost_stop(roost_engine *e);            /* stop the thread; open sockets are closed */
 int roost_unpin(const char *pin_dir, char *err, uint32_t err_len); /* detach and remove everything pinned there */
-void roost_close(roost_engine *e);           /* free; pinned objects stay */
+void roost_close(roost_engine *e);                                 /* free; pinned objects stay */
 
 #endif

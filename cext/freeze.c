@@ -61,6 +61,11 @@ void roost_grace_stop(struct roost_engine *e) {
     close(g->event_fd);
 }
 
+/* Such an address means something on one link alone, and the record has no place for the link. */
+static bool is_link_local(const uint8_t ip[16]) {
+    return ip[0] == 0xfe && (ip[1] & 0xc0) == 0x80;
+}
+
 int roost_freeze(struct roost_engine *e, struct roost_conn *c, bool keep_link, enum roost_cause cause) {
     if (c->dead || c->phase != ROOST_LIVE)
         return -EALREADY;
@@ -78,6 +83,8 @@ int roost_freeze(struct roost_engine *e, struct roost_conn *c, bool keep_link, e
         return -EAGAIN;
     if (c->client.eof || c->client.shut || c->client.pending || c->server.pending || c->attach_fd >= 0)
         return -EBUSY;
+    if (is_link_local(c->key.local) || is_link_local(c->key.client))
+        return -EOPNOTSUPP;
     struct roost_ka mark = {.ctl = ROOST_FREEZING, .service = c->service, .rest = ROOST_NO_REST};
     c->slot = roost_table_insert(&e->table, &c->key, &mark);
     if (!c->slot) {

@@ -45,20 +45,25 @@ struct roost_pending { /* read from one leg, not yet taken by the other */
 struct roost_leg {
     int fd; /* -1: none */
     bool readable, writable;
-    bool eof;  /* the peer's FIN was read */
-    bool shut; /* we sent ours */
+    bool eof;                      /* the peer's FIN was read */
+    bool shut;                     /* we sent ours */
     struct roost_pending *pending; /* to be written to this leg */
 };
 
 enum roost_conn_phase {
-    ROOST_LIVE = 0,    /* the client socket is ours */
-    ROOST_MARKED,      /* FREEZING slot in the table; waiting for the grace period */
-    ROOST_HELD_LINK,   /* client leg frozen (IDLE slot), server link kept */
-    ROOST_ASKED,       /* SLEEP: the store was asked for the record */
-    ROOST_THAWING,     /* IDLE: in the waking queue */
+    ROOST_LIVE = 0,  /* the client socket is ours */
+    ROOST_MARKED,    /* FREEZING slot in the table; waiting for the grace period */
+    ROOST_HELD_LINK, /* client leg frozen (IDLE slot), server link kept */
+    ROOST_ASKED,     /* SLEEP: the store was asked for the record */
+    ROOST_THAWING,   /* IDLE: in the waking queue */
 };
 
-enum roost_link { ROOST_UNLINKED = 0, ROOST_CONNECTING, ROOST_LINKED, ROOST_UNLINKING };
+enum roost_link {
+    ROOST_UNLINKED = 0,
+    ROOST_CONNECTING,
+    ROOST_LINKED,
+    ROOST_UNLINKING
+};
 
 struct roost_conn {
     struct roost_timer timer; /* first: the wheel hands back its address */
@@ -85,18 +90,18 @@ struct roost_conn {
     uint8_t phase, link;
     uint8_t wake_cause;
     uint8_t freeze_cause, unlink_cause;
-    bool attached;     /* the link is a server's own (attach): not to be reconnected */
-    bool want_freeze;  /* freeze as soon as it is unlinked */
-    bool keep_link;    /* of this freeze */
+    bool attached;    /* the link is a server's own (attach): not to be reconnected */
+    bool want_freeze; /* freeze as soon as it is unlinked */
+    bool keep_link;   /* of this freeze */
     bool want_close;
-    bool ready;        /* in the run queue */
-    bool dead;         /* freed at the end of the turn */
-    uint8_t queued;    /* queues it stands in: not to be freed */
+    bool ready;                     /* in the run queue */
+    bool dead;                      /* freed at the end of the turn */
+    uint8_t queued;                 /* queues it stands in: not to be freed */
     struct roost_conn *next_frozen; /* grace batches */
     struct roost_conn *next_waking; /* to be thawed in the next turn */
     struct roost_conn *next_dead;
     bool waking;
-    struct roost_ka *slot;          /* in MARKED, HELD_LINK, ASKED */
+    struct roost_ka *slot; /* in MARKED, HELD_LINK, ASKED */
 };
 
 struct roost_grace {
@@ -114,10 +119,27 @@ struct roost_listener {
 };
 
 enum roost_engine_counter {
-    ROOST_E_ACCEPTED, ROOST_E_CLOSED, ROOST_E_FROZEN, ROOST_E_FREEZE_CANCELLED, ROOST_E_THAWED, ROOST_E_THAW_FAILED,
-    ROOST_E_REPLAYED, ROOST_E_STRAY_REPLAYED, ROOST_E_FRAME_BAD, ROOST_E_LINKED, ROOST_E_LINK_FAILED, ROOST_E_PROBES,
-    ROOST_E_PROBE_LOST, ROOST_E_PROBE_DEAD, ROOST_E_TABLE_FULL, ROOST_E_ACCEPT_PAUSED, ROOST_E_FREEZE_NS,
-    ROOST_E_THAW_NS, ROOST_E_BYTES_IN, ROOST_E_BYTES_OUT, ROOST_E_COUNT
+    ROOST_E_ACCEPTED,
+    ROOST_E_CLOSED,
+    ROOST_E_FROZEN,
+    ROOST_E_FREEZE_CANCELLED,
+    ROOST_E_THAWED,
+    ROOST_E_THAW_FAILED,
+    ROOST_E_REPLAYED,
+    ROOST_E_STRAY_REPLAYED,
+    ROOST_E_FRAME_BAD,
+    ROOST_E_LINKED,
+    ROOST_E_LINK_FAILED,
+    ROOST_E_PROBES,
+    ROOST_E_PROBE_LOST,
+    ROOST_E_PROBE_DEAD,
+    ROOST_E_TABLE_FULL,
+    ROOST_E_ACCEPT_PAUSED,
+    ROOST_E_FREEZE_NS,
+    ROOST_E_THAW_NS,
+    ROOST_E_BYTES_IN,
+    ROOST_E_BYTES_OUT,
+    ROOST_E_COUNT
 };
 
 struct roost_engine {
@@ -155,6 +177,7 @@ struct roost_engine {
 /* engine.c. The lock is fair to others than the engine thread. */
 void roost_lock(struct roost_engine *e);
 void roost_unlock(struct roost_engine *e);
+void roost_tell_pressure(struct roost_engine *e); /* descriptors run short */
 void roost_conn_timer(struct roost_engine *e, struct roost_conn *c);
 
 /* connection.c */
@@ -174,6 +197,7 @@ void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum ro
 void roost_conn_close(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset);
 int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool server);
 void roost_reset_fd(int fd); /* close with RST */
+void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset);
 
 /* links.c */
 void roost_link_start(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);

@@ -133,8 +133,7 @@ void roost_link_attach(struct roost_engine *e, struct roost_conn *c) {
 }
 
 void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
-    if (c->server.fd >= 0)
-        close(c->server.fd);
+    roost_leg_close(e, &c->server, false);
     fresh_leg(&c->server, -1);
     c->link = ROOST_UNLINKED;
     c->attached = false;

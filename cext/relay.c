@@ -52,7 +52,13 @@ int roost_leg_flush(struct roost_leg *leg) {
     return 0;
 }
 
-enum outcome { MOVED_ALL, AGAIN, BLOCKED, SOURCE_BROKEN, SINK_BROKEN };
+enum outcome {
+    MOVED_ALL,
+    AGAIN,
+    BLOCKED,
+    SOURCE_BROKEN,
+    SINK_BROKEN
+};
 
 /* Moves what there is from one leg to the other; AGAIN: there may be more, but others wait. */
 static enum outcome move(struct roost_engine *e, struct roost_conn *c, struct roost_leg *from, struct roost_leg *to,

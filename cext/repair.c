@@ -124,8 +124,7 @@ int roost_repair_snapshot(int fd, int closed_filter, struct roost_ka *ka, struct
     int e = queues_empty(fd);
     if (e || (e = set(fd, TCP_REPAIR, 1)))
         return e;
-    if (closed_filter >= 0 &&
-        setsockopt(fd, SOL_SOCKET, SO_ATTACH_BPF, &closed_filter, sizeof(closed_filter))) {
+    if (closed_filter >= 0 && setsockopt(fd, SOL_SOCKET, SO_ATTACH_BPF, &closed_filter, sizeof(closed_filter))) {
         e = -errno;
         set(fd, TCP_REPAIR, TCP_REPAIR_OFF_NO_WP);
         return e;

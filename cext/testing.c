@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "testing.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,11 +50,41 @@ struct roost_ka *roost_testing_find(struct roost_table_handle *h, const struct r
     return roost_table_find(&h->table, key);
 }
 
-void roost_testing_remove(struct roost_table_handle *h, struct roost_ka *slot) { roost_table_remove(&h->table, slot); }
+void roost_testing_remove(struct roost_table_handle *h, struct roost_ka *slot) {
+    roost_table_remove(&h->table, slot);
+}
 
-uint32_t roost_testing_rest_alloc(struct roost_table_handle *h) { return roost_table_rest_alloc(&h->table); }
+void roost_testing_place(struct roost_table_handle *h, const struct roost_key *key, uint32_t *buckets, uint16_t *tag) {
+    const struct roost_config *config = &h->table.config;
+    struct roost_place place;
+    if (roost_key_is_v4(key)) {
+        struct roost_key4 narrow = {.client_port = key->client_port, .local_port = key->local_port};
+        memcpy(&narrow.client, key->client + 12, 4);
+        memcpy(&narrow.local, key->local + 12, 4);
+        place = roost_place_of(roost_hash4(config, &narrow), config->buckets4);
+    } else {
+        place = roost_place_of(roost_hash6(config, key), config->buckets6);
+    }
+    buckets[0] = place.bucket[0];
+    buckets[1] = place.bucket[1];
+    *tag = place.tag;
+}
 
-struct roost_rest *roost_testing_rest(struct roost_table_handle *h, uint32_t index) { return &h->table.rest[index]; }
+uint32_t roost_testing_bucket_slots(void) { return ROOST_BUCKET_SLOTS; }
+
+uint32_t roost_testing_same_tag_max(void) { return ROOST_SAME_TAG_MAX; }
+
+void roost_testing_set_phase(struct roost_ka *slot, uint32_t phase) {
+    roost_table_set_phase(slot, (enum roost_phase)phase);
+}
+
+uint32_t roost_testing_rest_alloc(struct roost_table_handle *h) {
+    return roost_table_rest_alloc(&h->table);
+}
+
+struct roost_rest *roost_testing_rest(struct roost_table_handle *h, uint32_t index) {
+    return &h->table.rest[index];
+}
 
 uint64_t roost_testing_adopt(struct roost_table_handle *h, uint64_t *max_id) {
     return roost_table_adopt(&h->table, max_id);
@@ -101,25 +130,53 @@ int roost_testing_snapshot(int fd, struct roost_ka *ka, struct roost_rest *rest)
     return roost_repair_snapshot(fd, -1, ka, rest);
 }
 
-void roost_testing_undo(int fd) { roost_repair_undo(fd, -1); }
+void roost_testing_undo(int fd) {
+    roost_repair_undo(fd, -1);
+}
 
 int roost_testing_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest) {
     return roost_repair_rebuild(key, ka, rest);
 }
 
-int roost_testing_wheel(uint64_t start_ms, const uint64_t *due_ms, uint32_t count, uint64_t now_ms, uint8_t *fired) {
-    struct roost_wheel *w = malloc(sizeof(*w));
-    struct roost_timer *timers = calloc(count ? count : 1, sizeof(*timers));
-    int total = -ENOMEM;
-    if (w && timers) {
-        roost_wheel_init(w, start_ms);
-        for (uint32_t i = 0; i < count; i++)
-            roost_wheel_set(w, &timers[i], due_ms[i]);
-        total = 0;
-        for (struct roost_timer *t = roost_wheel_advance(w, now_ms); t; t = t->next, total++)
-            fired[t - timers] = 1;
-    }
-    free(timers);
-    free(w);
-    return total;
+struct roost_wheel_handle {
+    struct roost_wheel wheel;
+    uint32_t count;
+    struct roost_timer timer[];
+};
+
+struct roost_wheel_handle *roost_testing_wheel(uint64_t start_ms, uint32_t count) {
+    struct roost_wheel_handle *h = calloc(1, sizeof(*h) + count * sizeof(h->timer[0]));
+    if (!h)
+        return NULL;
+    h->count = count;
+    roost_wheel_init(&h->wheel, start_ms);
+    return h;
 }
+
+void roost_testing_wheel_free(struct roost_wheel_handle *h) { free(h); }
+
+void roost_testing_wheel_set(struct roost_wheel_handle *h, uint32_t timer, uint64_t due_ms) {
+    roost_wheel_set(&h->wheel, &h->timer[timer], due_ms);
+}
+
+void roost_testing_wheel_cancel(struct roost_wheel_handle *h, uint32_t timer) {
+    roost_wheel_cancel(&h->wheel, &h->timer[timer]);
+}
+
+uint32_t roost_testing_wheel_advance(struct roost_wheel_handle *h, uint64_t now_ms, uint32_t *timers) {
+    uint32_t fired = 0;
+    struct roost_timer *t = roost_wheel_advance(&h->wheel, now_ms);
+    while (t) {
+        struct roost_timer *next = t->next;
+        t->next = NULL;
+        timers[fired++] = (uint32_t)(t - h->timer);
+        t = next;
+    }
+    return fired;
+}
+
+uint64_t roost_testing_wheel_armed(struct roost_wheel_handle *h) { return h->wheel.armed; }
+
+uint64_t roost_testing_wheel_horizon_ms(void) { return (uint64_t)(ROOST_WHEEL_SLOTS - 1) * ROOST_WHEEL_TICK_MS; }
+
+uint32_t roost_testing_wheel_tick_ms(void) { return ROOST_WHEEL_TICK_MS; }

@@ -17,6 +17,11 @@ struct roost_ka *roost_testing_insert(struct roost_table_handle *t, const struct
                                       const struct roost_ka *ka);
 struct roost_ka *roost_testing_find(struct roost_table_handle *t, const struct roost_key *key);
 void roost_testing_remove(struct roost_table_handle *t, struct roost_ka *slot);
+/* Where a key may lie: its two buckets and its tag. */
+void roost_testing_place(struct roost_table_handle *t, const struct roost_key *key, uint32_t *buckets, uint16_t *tag);
+uint32_t roost_testing_bucket_slots(void);
+uint32_t roost_testing_same_tag_max(void);
+void roost_testing_set_phase(struct roost_ka *slot, uint32_t phase);
 uint32_t roost_testing_rest_alloc(struct roost_table_handle *t);
 struct roost_rest *roost_testing_rest(struct roost_table_handle *t, uint32_t index);
 uint64_t roost_testing_adopt(struct roost_table_handle *t, uint64_t *max_id);
@@ -35,7 +40,15 @@ int roost_testing_snapshot(int fd, struct roost_ka *ka, struct roost_rest *rest)
 void roost_testing_undo(int fd);
 int roost_testing_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest);
 
-/* Timers: sets each at due_ms[i] in a wheel that starts at start_ms, advances to now_ms; fired[i] = 1 for those due. */
-int roost_testing_wheel(uint64_t start_ms, const uint64_t *due_ms, uint32_t count, uint64_t now_ms, uint8_t *fired);
+struct roost_wheel_handle; /* a wheel and count timers, none of them set */
+struct roost_wheel_handle *roost_testing_wheel(uint64_t start_ms, uint32_t count);
+void roost_testing_wheel_free(struct roost_wheel_handle *w);
+void roost_testing_wheel_set(struct roost_wheel_handle *w, uint32_t timer, uint64_t due_ms);
+void roost_testing_wheel_cancel(struct roost_wheel_handle *w, uint32_t timer);
+/* How many timers fired; timers (room for all) gets their indices. */
+uint32_t roost_testing_wheel_advance(struct roost_wheel_handle *w, uint64_t now_ms, uint32_t *timers);
+uint64_t roost_testing_wheel_armed(struct roost_wheel_handle *w);
+uint64_t roost_testing_wheel_horizon_ms(void); /* a deadline farther away than this fires early */
+uint32_t roost_testing_wheel_tick_ms(void);
 
 #endif

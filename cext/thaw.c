@@ -215,7 +215,9 @@ static void release(struct roost_engine *e, struct roost_conn **conns, int count
         conns[i]->phase = ROOST_LIVE;
 }
 
-void roost_hold_release(struct roost_engine *e, struct roost_conn *c) { release(e, &c, 1); }
+void roost_hold_release(struct roost_engine *e, struct roost_conn *c) {
+    release(e, &c, 1);
+}
 
 /* What does the client want, now that the socket is there? Data: a server; its end: ours, too. */
 void roost_look(struct roost_engine *e, struct roost_conn *c, enum roost_cause otherwise) {
@@ -272,6 +274,8 @@ static bool thaw(struct roost_engine *e, struct roost_conn *c) {
         return false;
     }
     e->stat[ROOST_E_THAW_FAILED]++;
+    if (fd == -EMFILE || fd == -ENFILE)
+        roost_tell_pressure(e);
     roost_table_set_phase(c->slot, ROOST_IDLE); /* its client retransmits and so asks again */
     roost_refuse(e, c->attach_fd >= 0 ? ROOST_OP_ATTACH : ROOST_OP_WAKE, c->token, c->id, &c->key, -fd);
     if (c->attach_fd >= 0)

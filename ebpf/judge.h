@@ -16,7 +16,13 @@
 
 #include "record.h"
 
-enum roost_tcp_flag { ROOST_FIN = 1, ROOST_SYN = 2, ROOST_RST = 4, ROOST_ACK = 16, ROOST_URG = 32 };
+enum roost_tcp_flag {
+    ROOST_FIN = 1,
+    ROOST_SYN = 2,
+    ROOST_RST = 4,
+    ROOST_ACK = 16,
+    ROOST_URG = 32
+};
 
 struct roost_segment {
     __u32 seq;

@@ -63,13 +63,13 @@ struct roost_ka { /* 36 bytes */
     __u32 rest;             /* index of the rest slot, ROOST_NO_REST in SLEEP */
 };
 
-struct roost_rest { /* 32 bytes; id 0 marks a free slot, whose snd_wnd then is the next free index */
-    __u64 id;           /* the connection's number, never used again */
-    __u64 active_ms;    /* CLOCK_MONOTONIC ms of the last payload byte, either direction */
-    __u32 snd_wnd;      /* the client's last advertised window, bytes */
-    __u32 max_window;   /* the largest it ever advertised, bytes */
-    __u32 sleep_due_s;  /* CLOCK_MONOTONIC seconds when SLEEP is due, 0 = never */
-    __u16 mss;          /* the client's MSS option (mss_clamp), bytes */
+struct roost_rest {    /* 32 bytes; id 0 marks a free slot, whose snd_wnd then is the next free index */
+    __u64 id;          /* the connection's number, never used again */
+    __u64 active_ms;   /* CLOCK_MONOTONIC ms of the last payload byte, either direction */
+    __u32 snd_wnd;     /* the client's last advertised window, bytes */
+    __u32 max_window;  /* the largest it ever advertised, bytes */
+    __u32 sleep_due_s; /* CLOCK_MONOTONIC seconds when SLEEP is due, 0 = never */
+    __u16 mss;         /* the client's MSS option (mss_clamp), bytes */
     __u16 reserved;
 };
 

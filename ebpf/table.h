@@ -49,7 +49,7 @@ struct roost_bucket6 { /* 1504 bytes */
 /* What the BPF programs must know of the tables; the one value of the map `config`. */
 struct roost_config {
     __u64 secret[2]; /* marks the engine's own frames (ebpf/outbox.h) */
-    __u64 seed[2]; /* SipHash key: an outsider who picks addresses and ports must not be able to fill one bucket */
+    __u64 seed[2];   /* SipHash key: an outsider who picks addresses and ports must not be able to fill one bucket */
     __u32 buckets4;
     __u32 buckets6;
 };

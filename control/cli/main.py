@@ -23,6 +23,7 @@ COMMANDS = {
     "wake": "Put a connection back into the kernel.",
     "close": "Close a connection, whatever its state.",
     "events": "The transitions, as they happened and as they happen.",
+    "unpin": "Let every sleeping connection go and detach from the interfaces.",
     "doctor": "What this machine must offer, present or missing, with the fix.",
     "demo": "25,000 real clients fall asleep, are woken, survive a crash.",
     "test": "Lint, then every test.",

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`roost unpin`: the way out, for a box that is to stop being an appliance."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command("unpin")
+@click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG", required=True,
+              help="The configuration of the instance, or set ROOST_CONFIG.")  # fmt: skip
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Say what was done as JSON.")
+def command(config_path: str, yes: bool, as_json: bool) -> None:
+    """Let every sleeping connection of an instance go, and detach from its interfaces.
+
+    Their clients learn it the next time they speak: the kernel answers with a reset. The daemon must not be running.
+
+    \b
+    Example:
+      sudo ./roost unpin -c roost.toml
+    """
+    from appliance.engine import unpin
+    from control.config import load
+    from control.daemon import InstanceLock
+
+    config = load(config_path)
+    pins = Path(config.pin_dir)
+    if not pins.is_dir():
+        click.echo(json.dumps({"pin_dir": str(pins), "unpinned": False}) if as_json else f"{pins}: nothing is pinned")
+        return
+    if not yes:
+        click.confirm(f"Every connection asleep in {pins} will be lost. Go on?", abort=True)
+    lock = InstanceLock(config)
+    try:
+        unpin(str(pins))
+    finally:
+        lock.release()
+    click.echo(json.dumps({"pin_dir": str(pins), "unpinned": True}) if as_json else f"{pins}: unpinned")
