@@ -94,6 +94,7 @@ struct roost_conn {
     bool want_freeze; /* freeze as soon as it is unlinked */
     bool keep_link;   /* of this freeze */
     bool want_close;
+    bool speaks;                    /* the frame that wakes it has payload: a server will be needed */
     bool ready;                     /* in the run queue */
     bool dead;                      /* freed at the end of the turn */
     uint8_t queued;                 /* queues it stands in: not to be freed */
@@ -201,6 +202,8 @@ void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset);
 
 /* links.c */
 void roost_link_start(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);
+void roost_link_open(struct roost_engine *e, struct roost_conn *c);    /* connects; the transition is the caller's */
+void roost_link_abandon(struct roost_engine *e, struct roost_conn *c); /* undoes it; no transition */
 void roost_link_attach(struct roost_engine *e, struct roost_conn *c);
 void roost_link_connected(struct roost_engine *e, struct roost_conn *c);
 void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause); /* -> STANDBY */

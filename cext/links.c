@@ -63,13 +63,24 @@ static void attempt(struct roost_engine *e, struct roost_conn *c) {
     roost_conn_set_timer(e, c);
 }
 
-void roost_link_start(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
+void roost_link_open(struct roost_engine *e, struct roost_conn *c) {
     const struct roost_service *s = roost_service_of(e, c->service);
-    if (c->state != ROOST_ST_ACTIVE)
-        roost_conn_transition(e, c, ROOST_ST_ACTIVE, cause);
     c->link = ROOST_CONNECTING;
     c->link_deadline_ms = e->now_ms + (s->connect_timeout_ms ? s->connect_timeout_ms : 10000);
     attempt(e, c);
+}
+
+void roost_link_start(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
+    if (c->state != ROOST_ST_ACTIVE)
+        roost_conn_transition(e, c, ROOST_ST_ACTIVE, cause);
+    roost_link_open(e, c);
+}
+
+void roost_link_abandon(struct roost_engine *e, struct roost_conn *c) {
+    roost_leg_close(e, &c->server, false);
+    fresh_leg(&c->server, -1);
+    c->link = ROOST_UNLINKED;
+    c->retry_ms = 0;
 }
 
 void roost_link_connected(struct roost_engine *e, struct roost_conn *c) {
@@ -133,11 +144,8 @@ void roost_link_attach(struct roost_engine *e, struct roost_conn *c) {
 }
 
 void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
-    roost_leg_close(e, &c->server, false);
-    fresh_leg(&c->server, -1);
-    c->link = ROOST_UNLINKED;
+    roost_link_abandon(e, c);
     c->attached = false;
-    c->retry_ms = 0;
     if (c->state != ROOST_ST_STANDBY)
         roost_conn_transition(e, c, ROOST_ST_STANDBY, cause);
     if (c->attach_fd >= 0) {

@@ -70,9 +70,13 @@ void roost_testing_place(struct roost_table_handle *h, const struct roost_key *k
     *tag = place.tag;
 }
 
-uint32_t roost_testing_bucket_slots(void) { return ROOST_BUCKET_SLOTS; }
+uint32_t roost_testing_bucket_slots(void) {
+    return ROOST_BUCKET_SLOTS;
+}
 
-uint32_t roost_testing_same_tag_max(void) { return ROOST_SAME_TAG_MAX; }
+uint32_t roost_testing_same_tag_max(void) {
+    return ROOST_SAME_TAG_MAX;
+}
 
 void roost_testing_set_phase(struct roost_ka *slot, uint32_t phase) {
     roost_table_set_phase(slot, (enum roost_phase)phase);
@@ -153,7 +157,9 @@ struct roost_wheel_handle *roost_testing_wheel(uint64_t start_ms, uint32_t count
     return h;
 }
 
-void roost_testing_wheel_free(struct roost_wheel_handle *h) { free(h); }
+void roost_testing_wheel_free(struct roost_wheel_handle *h) {
+    free(h);
+}
 
 void roost_testing_wheel_set(struct roost_wheel_handle *h, uint32_t timer, uint64_t due_ms) {
     roost_wheel_set(&h->wheel, &h->timer[timer], due_ms);
@@ -175,8 +181,14 @@ uint32_t roost_testing_wheel_advance(struct roost_wheel_handle *h, uint64_t now_
     return fired;
 }
 
-uint64_t roost_testing_wheel_armed(struct roost_wheel_handle *h) { return h->wheel.armed; }
+uint64_t roost_testing_wheel_armed(struct roost_wheel_handle *h) {
+    return h->wheel.armed;
+}
 
-uint64_t roost_testing_wheel_horizon_ms(void) { return (uint64_t)(ROOST_WHEEL_SLOTS - 1) * ROOST_WHEEL_TICK_MS; }
+uint64_t roost_testing_wheel_horizon_ms(void) {
+    return (uint64_t)(ROOST_WHEEL_SLOTS - 1) * ROOST_WHEEL_TICK_MS;
+}
 
-uint32_t roost_testing_wheel_tick_ms(void) { return ROOST_WHEEL_TICK_MS; }
+uint32_t roost_testing_wheel_tick_ms(void) {
+    return ROOST_WHEEL_TICK_MS;
+}

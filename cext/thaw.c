@@ -105,8 +105,9 @@ static void answer_held_probe(struct roost_engine *e, const struct roost_key *ke
 
 /* A frame of an inactive connection that was held because the slot was being moved just then: judged again now that it
  * has been. */
-static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, const struct roost_ka *slot) {
+static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, const struct roost_ka *slot, bool *speaks) {
     struct roost_segment segment;
+    *speaks = false;
     if (f->why == ROOST_WHY_GUARD)
         return true;
     if (f->why == ROOST_WHY_WAKE && !f->length) /* too long to be held, but judged */
@@ -118,6 +119,7 @@ static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, const
     }
     switch (roost_judge(slot, &segment)) {
     case ROOST_V_WAKE:
+        *speaks = segment.payload && !(segment.flags & ROOST_RST);
         return true;
     case ROOST_V_ANSWER:
         answer_held_probe(e, &f->key, slot);
@@ -134,12 +136,13 @@ int roost_on_frame(void *context, void *data, size_t size) {
         return 0;
     struct roost_conn *c = roost_conn_by_key(e, &f->key);
     struct roost_ka *slot;
+    bool speaks;
     if (c) {
         if (c->phase == ROOST_LIVE) {
             stray(e, f);
         } else if (c->phase != ROOST_HELD_LINK) {
             hold_for(c, f);
-        } else if (wakes_now(e, f, c->slot)) {
+        } else if (wakes_now(e, f, c->slot, &speaks)) {
             hold_for(c, f);
             c->wake_cause = ROOST_C_CLIENT_DATA;
             c->phase = ROOST_THAWING;
@@ -147,10 +150,12 @@ int roost_on_frame(void *context, void *data, size_t size) {
             roost_wake_queue(e, c);
         }
     } else if ((slot = roost_table_find(&e->table, &f->key))) {
-        if (wakes_now(e, f, slot)) {
+        if (wakes_now(e, f, slot, &speaks)) {
             c = rouse(e, &f->key, slot, ROOST_C_CLIENT_DATA);
-            if (c)
+            if (c) {
+                c->speaks = speaks;
                 hold_for(c, f);
+            }
         }
     } else {
         stray(e, f);
@@ -247,6 +252,9 @@ void roost_awake(struct roost_engine *e, struct roost_conn *c) {
             roost_conn_transition(e, c, ROOST_ST_ACTIVE, (enum roost_cause)c->wake_cause);
         roost_conn_set_timer(e, c);
         roost_conn_run(e, c);
+    } else if (c->link == ROOST_CONNECTING) {
+        roost_conn_transition(e, c, ROOST_ST_ACTIVE, (enum roost_cause)c->wake_cause);
+        roost_conn_set_timer(e, c);
     } else if (c->attach_fd >= 0) {
         roost_link_attach(e, c);
     } else {
@@ -257,6 +265,10 @@ void roost_awake(struct roost_engine *e, struct roost_conn *c) {
 /* The rebuilt socket, watched; the slot then only holds packets. False: it stays asleep. */
 static bool thaw(struct roost_engine *e, struct roost_conn *c) {
     const struct roost_rest *rest = &e->table.rest[c->slot->rest];
+    /* The server's handshake goes on while the socket is rebuilt and the frame replayed. */
+    if (c->speaks && c->link == ROOST_UNLINKED && c->attach_fd < 0 && !c->want_close)
+        roost_link_open(e, c);
+    c->speaks = false;
     int fd = roost_repair_rebuild(&c->key, c->slot, rest);
     if (fd >= 0) {
         roost_table_set_phase(c->slot, ROOST_THAWED);
@@ -274,6 +286,8 @@ static bool thaw(struct roost_engine *e, struct roost_conn *c) {
         return false;
     }
     e->stat[ROOST_E_THAW_FAILED]++;
+    if (c->link == ROOST_CONNECTING)
+        roost_link_abandon(e, c);
     if (fd == -EMFILE || fd == -ENFILE)
         roost_tell_pressure(e);
     roost_table_set_phase(c->slot, ROOST_IDLE); /* its client retransmits and so asks again */
