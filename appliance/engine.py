@@ -102,7 +102,7 @@ class Key:
 
     @property
     def client_text(self) -> str:
-        """"192.0.2.7:40123" or "[2001:db8::1]:443"."""
+        """As text: `192.0.2.7:40123` or `[2001:db8::1]:443`."""
         return _text(self.client, self.client_port)
 
     @property
@@ -252,8 +252,6 @@ class ServiceSpec:
     close_with_server: bool = False
 
 
-
-
 def _check_layout() -> None:
     sizes = {
         "struct roost_key": _KEY.size,
@@ -271,8 +269,7 @@ _check_layout()
 def _event_struct() -> struct.Struct:
     """The struct of struct roost_event, with the padding its compiler chose."""
     offset = {
-        name: ffi.offsetof("struct roost_event", name)
-        for name in ("type", "error", "count", "id", "gap_ms", "record")
+        name: ffi.offsetof("struct roost_event", name) for name in ("type", "error", "count", "id", "gap_ms", "record")
     }
     if (offset["error"], offset["count"], offset["id"], offset["gap_ms"]) != (8, 12, 16, 56):
         raise EngineError("struct roost_event has an unknown layout: rebuild the extension")
