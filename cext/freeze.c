@@ -69,6 +69,8 @@ static bool is_link_local(const uint8_t ip[16]) {
 int roost_freeze(struct roost_engine *e, struct roost_conn *c, bool keep_link, enum roost_cause cause) {
     if (c->dead || c->phase != ROOST_LIVE)
         return -EALREADY;
+    if (c->in_batch) /* of a freeze that was cancelled; its grace period is not over */
+        return -EAGAIN;
     if (!keep_link && c->link != ROOST_UNLINKED) {
         int error = roost_link_end(e, c, cause);
         if (error || c->dead)
@@ -96,12 +98,13 @@ int roost_freeze(struct roost_engine *e, struct roost_conn *c, bool keep_link, e
     c->freeze_cause = (uint8_t)cause;
     c->next_frozen = e->gathering;
     e->gathering = c;
+    c->in_batch = true;
     c->queued++;
     roost_wheel_cancel(&e->wheel, &c->timer);
     return 0;
 }
 
-static void cancel(struct roost_engine *e, struct roost_conn *c, int error) {
+void roost_freeze_cancel(struct roost_engine *e, struct roost_conn *c, int error) {
     uint64_t token = c->token;
     e->stat[ROOST_E_FREEZE_CANCELLED]++;
     roost_refuse(e, c->keep_link ? ROOST_OP_FREEZE_HELD : ROOST_OP_IDLE, token, c->id, &c->key, error);
@@ -128,19 +131,19 @@ static void finish(struct roost_engine *e, struct roost_conn *c) {
     if (c->dead || c->phase != ROOST_MARKED)
         return;
     if (c->held || c->attach_fd >= 0 || c->want_close || (c->keep_link && (c->server.readable || c->server.eof))) {
-        cancel(e, c, EAGAIN);
+        roost_freeze_cancel(e, c, EAGAIN);
         return;
     }
     uint32_t index = roost_table_rest_alloc(&e->table);
     if (index == ROOST_NO_REST) {
         e->stat[ROOST_E_TABLE_FULL]++;
-        cancel(e, c, ENOSPC);
+        roost_freeze_cancel(e, c, ENOSPC);
         return;
     }
     int error = roost_repair_snapshot(c->client.fd, e->path.closed_fd, &ka, &rest);
     if (error) {
         roost_table_rest_release(&e->table, index);
-        cancel(e, c, -error);
+        roost_freeze_cancel(e, c, -error);
         return;
     }
     fill_policy(e, c, &ka, &rest);
@@ -176,10 +179,11 @@ void roost_freeze_turn(struct roost_engine *e) {
     struct timespec from, to;
     if (e->graced) {
         clock_gettime(CLOCK_MONOTONIC, &from);
-        roost_datapath_drain(&e->path); /* what was held until now cancels */
+        roost_datapath_drain(&e->path); /* what was held until now cancels (thaw.c) */
         for (int i = 0; i < SNAPSHOTS_A_TURN && e->graced; i++) {
             struct roost_conn *c = e->graced;
             e->graced = c->next_frozen;
+            c->in_batch = false;
             c->queued--;
             finish(e, c);
         }

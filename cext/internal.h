@@ -93,6 +93,7 @@ struct roost_conn {
     bool attached;    /* the link is a server's own (attach): not to be reconnected */
     bool want_freeze; /* freeze as soon as it is unlinked */
     bool keep_link;   /* of this freeze */
+    bool in_batch;    /* linked by next_frozen */
     bool want_close;
     bool speaks;                    /* the frame that wakes it has payload: a server will be needed */
     bool ready;                     /* in the run queue */
@@ -219,6 +220,7 @@ int roost_leg_queue(struct roost_leg *leg, const uint8_t *data, uint32_t length)
 int roost_grace_start(struct roost_engine *e);
 void roost_grace_stop(struct roost_engine *e);
 int roost_freeze(struct roost_engine *e, struct roost_conn *c, bool keep_link, enum roost_cause cause);
+void roost_freeze_cancel(struct roost_engine *e, struct roost_conn *c, int error);
 void roost_freeze_turn(struct roost_engine *e);
 void roost_grace_done(struct roost_engine *e);
 

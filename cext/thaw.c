@@ -142,6 +142,8 @@ int roost_on_frame(void *context, void *data, size_t size) {
             stray(e, f);
         } else if (c->phase != ROOST_HELD_LINK) {
             hold_for(c, f);
+            if (c->phase == ROOST_MARKED) /* not quiet after all: its freeze ends here, not after the grace period */
+                roost_wake_queue(e, c);
         } else if (wakes_now(e, f, c->slot, &speaks)) {
             hold_for(c, f);
             c->wake_cause = ROOST_C_CLIENT_DATA;
@@ -319,7 +321,11 @@ void roost_thaw_turn(struct roost_engine *e) {
                 e->waking_tail = &e->waking;
             c->waking = false;
             c->queued--;
-            if (!c->dead && c->slot && thaw(e, c))
+            if (c->dead || !c->slot)
+                continue;
+            if (c->phase == ROOST_MARKED)
+                roost_freeze_cancel(e, c, EAGAIN);
+            else if (thaw(e, c))
                 batch[count++] = c;
         }
         release(e, batch, count);
