@@ -431,6 +431,7 @@ class Daemon:
         while True:
             awake = [event.id for event in self._engine.list() if event.to_state in AWAKE]
             left = len(awake)
+            log.warning("DEBUG left %d states %s stats %s control %s", left, self._monitor.states, {k: v for k, v in self._engine.stats().items() if v}, self._monitor.counters)
             if not left or time.monotonic() > deadline or self._fatal:
                 break
             for start in range(0, left, BATCH):

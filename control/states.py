@@ -21,7 +21,9 @@ report is a bug, so it is written to history all the same (what happened, happen
 
 Going down is one step at a time, ACTIVE -> STANDBY -> IDLE -> SLEEP, since each step releases what the next one must
 not find: the server link, the socket, the record. Going up skips steps: nobody waits in IDLE on the way from SLEEP to
-ACTIVE, because a connection whose record has been read back is rebuilt at once. So SLEEP -> IDLE does not exist.
+ACTIVE, because a connection whose record has been read back is rebuilt at once. SLEEP -> IDLE is what is left when the
+rebuilding fails (no descriptor, no memory): the record has been read back and is in memory, so IDLE is where the
+connection truly is. The cause is that of the wake-up which failed; the next one begins from there.
 
 Three causes belong to the life of the daemon, not of the connection:
 
@@ -126,14 +128,14 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
         (_S.IDLE, _C.COMMAND): frozenset({_S.ACTIVE, _S.STANDBY, _S.SLEEP, _S.CLOSED}),
         (_S.IDLE, _C.PROBE_TIMEOUT): frozenset({_S.CLOSED}),
         (_S.IDLE, _C.RESTORE): frozenset({_S.SLEEP, _S.CLOSED}),
-        # SLEEP: a row of the store.
-        (_S.SLEEP, _C.CLIENT_DATA): frozenset({_S.ACTIVE, _S.STANDBY}),
+        # SLEEP: a row of the store. IDLE: it was read back, but no socket could be made of it.
+        (_S.SLEEP, _C.CLIENT_DATA): frozenset({_S.ACTIVE, _S.STANDBY, _S.IDLE}),
         (_S.SLEEP, _C.CLIENT_CLOSE): frozenset({_S.CLOSED}),
-        (_S.SLEEP, _C.SERVER_ATTACH): frozenset({_S.ACTIVE}),
+        (_S.SLEEP, _C.SERVER_ATTACH): frozenset({_S.ACTIVE, _S.IDLE}),
         (_S.SLEEP, _C.SERVER_CLOSE): frozenset({_S.CLOSED}),
-        (_S.SLEEP, _C.COMMAND): frozenset({_S.STANDBY, _S.CLOSED}),
+        (_S.SLEEP, _C.COMMAND): frozenset({_S.STANDBY, _S.IDLE, _S.CLOSED}),
         (_S.SLEEP, _C.PROBE_TIMEOUT): frozenset({_S.CLOSED}),
-        (_S.SLEEP, _C.RESTORE): frozenset({_S.CLOSED}),
+        (_S.SLEEP, _C.RESTORE): frozenset({_S.IDLE, _S.CLOSED}),
         # CLOSED is the end: no entry.
     }
 )

@@ -24,6 +24,7 @@ class Connected:
 class Said:
     answered: int = 0
     rtt_us: list[int] = field(default_factory=list)
+    again_us: list[int] = field(default_factory=list)  # with twice: of the second time, same order
     failed: Counter[str] = field(default_factory=Counter)
 
 
@@ -82,10 +83,11 @@ class SwarmGroup:
             total.seconds = max(total.seconds, answer["seconds"])
         return total
 
-    def say(self, n: int, concurrency: int = 64, size: int = 16, timeout_s: float = 30.0) -> Said:
+    def say(self, n: int, concurrency: int = 64, size: int = 16, timeout_s: float = 30.0, twice: bool = False) -> Said:
         """n random clients speak, `concurrency` of each process at a time, and check their answers.
 
-        With concurrency=1 the processes take turns, so that really one client speaks at a time.
+        With concurrency=1 the processes take turns, so that really one client speaks at a time. With twice a client
+        speaks again as soon as it is answered: `again_us` has what that took.
         """
         open_ = [int(self._one(peer, "stats")["open"]) for peer in self.peers]
         total = Said()
@@ -93,7 +95,7 @@ class SwarmGroup:
         for peer, share in zip(self.peers, _shares(min(n, sum(open_)), open_), strict=True):
             if not share:
                 continue
-            token = peer.send("say", n=share, concurrency=concurrency, size=size, timeout_s=timeout_s)
+            token = peer.send("say", n=share, concurrency=concurrency, size=size, timeout_s=timeout_s, twice=twice)
             under_way.append((peer, token))
             if concurrency == 1:
                 self._add_said(total, under_way, timeout_s * (share + 1))
@@ -106,6 +108,7 @@ class SwarmGroup:
             answer = peer.receive(token, timeout_s)
             total.answered += answer["answered"]
             total.rtt_us += answer["rtt_us"]
+            total.again_us += answer["again_us"]
             total.failed.update(answer["failed"])
         under_way.clear()
 

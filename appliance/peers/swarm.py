@@ -9,8 +9,8 @@ Commands
   connect  count, server [ip, port], addresses [ip...], first (number in the first name), keepidle_s, keepintvl_s,
            keepcnt, user_timeout_ms, in_flight, rate (clients/s, 0 = as fast as possible), timeout_s
            -> connected, failed {reason: n}, seconds; once all have been welcomed or have failed
-  say      n or names, concurrency, size (bytes of the nonce), timeout_s
-           -> answered, rtt_us [...], failed {reason: n}
+  say      n or names, concurrency, size (bytes of the nonce), timeout_s, twice (speak again as soon as answered)
+           -> answered, rtt_us [...], again_us [...] (of the second time, in the same order), failed {reason: n}
   stats    -> open, dead {reason: n}, deaths [[name, reason]...], asked, answers
   hearing  silence_ms -> open, silent (clients that have heard no ACK for longer than that), unanswered_probes (clients
            with one outstanding), max_silence_ms, retransmits; from TCP_INFO
@@ -195,8 +195,7 @@ class Swarm:
             self.connecting.connected += 1
             self.connecting.settled()
         elif self.saying is not None:
-            self.saying.rtt_us.append((now - expected[1]) // 1000)
-            self.saying.settled()
+            self.saying.heard(fd, (now - expected[1]) // 1000)
 
     def expire(self) -> None:
         """Answers that did not come in time. Both tasks append at the end, but with timeouts of their own."""
@@ -291,14 +290,36 @@ class Saying:
         self.timeout_ns = int(float(command.get("timeout_s", 30)) * 1e9)
         self.concurrency = int(command.get("concurrency", 64))
         self.size = int(command.get("size", 16))
+        self.twice = bool(command.get("twice", False))
         self.chosen = swarm.choose(command)
-        self.count = len(self.chosen)
         self.under_way = 0
         self.rtt_us: list[int] = []
+        self.again_us: list[int] = []
+        self.first_us: dict[int, int] = {}  # of those that speak for the second time
         self.failed: Counter[str] = Counter()
         self.filling = False
         swarm.saying = self
         self.fill()
+
+    def heard(self, fd: int, rtt_us: int) -> None:
+        """A client's answer is there."""
+        if not self.twice:
+            self.rtt_us.append(rtt_us)
+        elif fd in self.first_us:
+            self.rtt_us.append(self.first_us.pop(fd))
+            self.again_us.append(rtt_us)
+        else:
+            self.first_us[fd] = rtt_us
+            self.speak(fd)
+            return
+        self.settled()
+
+    def speak(self, fd: int) -> None:
+        swarm = self.swarm
+        swarm.state[fd] = _SPEAKING
+        line = b"ECHO %s %s" % (name_of(swarm.number[fd]).encode(), random.randbytes(self.size).hex().encode())
+        swarm.waiting[fd] = (line, time.perf_counter_ns())
+        swarm.write(fd, line + b"\n")
 
     def settled(self) -> None:
         """One of those under way has its answer, or will never have one."""
@@ -315,14 +336,12 @@ class Saying:
                 self.failed["gone before it spoke"] += 1
                 continue
             self.under_way += 1
-            swarm.state[fd] = _SPEAKING
-            line = b"ECHO %s %s" % (name_of(swarm.number[fd]).encode(), random.randbytes(self.size).hex().encode())
-            swarm.waiting[fd] = (line, time.perf_counter_ns())
-            swarm.write(fd, line + b"\n")
+            self.speak(fd)
         self.filling = False
         if not self.chosen and self.under_way == 0 and swarm.saying is self:
             swarm.saying = None
-            fields: dict[str, Any] = {"answered": len(self.rtt_us), "rtt_us": self.rtt_us, "failed": dict(self.failed)}
+            fields: dict[str, Any] = {"answered": len(self.rtt_us), "rtt_us": self.rtt_us, "again_us": self.again_us,
+                                      "failed": dict(self.failed)}  # fmt: skip
             swarm.loop.reply(self.command, **fields)
 
 

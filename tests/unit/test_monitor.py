@@ -134,6 +134,15 @@ def test_a_needed_record_is_answered_before_the_rest_of_its_batch(still: Rig) ->
     assert (first.record.id, len(first.record.ka), len(first.record.rest)) == (1, 36, 32)
 
 
+def test_a_wake_up_that_fails_leaves_the_connection_idle_and_no_row_behind(still: Rig) -> None:
+    k = still.asleep(1)
+    back = event(EventType.TRANSITION, k, 1, from_state=State.SLEEP, to_state=State.IDLE, cause=Cause.SERVER_ATTACH)
+    still.monitor.turn([back])
+    until(lambda: still.store.sleeping_by_id(1) is None)
+    assert still.monitor.counters.illegal == 0
+    assert still.history() == [(1, "SLEEP", "IDLE", "server-attach")]
+
+
 def test_a_record_that_is_not_there_is_answered_with_an_error(still: Rig) -> None:
     still.monitor.turn([event(EventType.NEED_RECORD, key(9))])
     assert [(c.op, c.error, c.record) for c in still.engine.commands] == [(Op.RESTORE, ENOENT, None)]

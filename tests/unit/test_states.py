@@ -52,8 +52,9 @@ def test_no_transition_stays_where_it_is_and_none_lacks_a_cause() -> None:
     assert not [key for key in TRANSITIONS if key[1] is Cause.NONE]
 
 
-def test_sleep_never_becomes_idle() -> None:
-    assert not [t for t in LEGAL if t[:2] == (State.SLEEP, State.IDLE)]
+def test_sleep_becomes_idle_only_by_a_wake_up_that_failed() -> None:
+    wakes = {Cause.CLIENT_DATA, Cause.SERVER_ATTACH, Cause.COMMAND, Cause.RESTORE}
+    assert {cause for source, to, cause in LEGAL if (source, to) == (State.SLEEP, State.IDLE)} == wakes
 
 
 def test_the_timer_goes_down_one_step_at_a_time() -> None:

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`roost bench`: the benches of tests/bench, each a module of its own that is imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from control.cli.lint import require_checkout
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print the figures as one JSON object, the last line of standard output."
+)
+
+
+@click.group("bench")
+def command() -> None:
+    """Measure, with real clients in a network of this machine's own (root). What it takes is a few minutes each.
+
+    Progress goes to standard error. The exit code is 1 when a target is missed, or when a count that must be zero is
+    not. Figures mean something on a machine that does nothing else.
+
+    \b
+    Example:
+      sudo ./roost bench churn
+      sudo ./roost bench chaos --seconds 60 --json | tail -n 1 | jq .figures.pairs
+    """
+
+
+def _measure(name: str, as_json: bool, **options: Any) -> None:
+    require_checkout("Benching")
+    if os.geteuid() != 0:
+        raise click.ClickException(f"a bench needs root, to make its network: sudo ./roost bench {name}")
+    report = importlib.import_module(f"tests.bench.{name}").run(**options)
+    if as_json:
+        for sentence in (*report.problems, *(f"{key} is not zero" for key in report.broken())):
+            click.echo(sentence, err=True)
+        for key in report.missed():
+            click.echo(f"{key} misses its target, {report.targets[key]}", err=True)
+        click.echo(report.as_json())
+    else:
+        from rich.console import Console
+
+        report.show(Console(highlight=False))
+    sys.exit(0 if report.passed else 1)
+
+
+@command.command()
+@click.option("--seconds", type=click.FloatRange(min=1), default=60.0, show_default=True, help="How long to freeze.")
+@click.option("--clients", type=click.IntRange(16, 8000), default=320, show_default=True)
+@json_option
+def chaos(seconds: float, clients: int, as_json: bool) -> None:
+    """Freeze and thaw connections in the middle of their traffic; not a byte may be lost."""
+    _measure("chaos", as_json, seconds=seconds, clients=clients)
+
+
+@command.command()
+@click.option("--connections", type=click.IntRange(min=1000, max=17000), default=10000, show_default=True)
+@click.option("--batch", type=click.IntRange(min=1), default=2000, show_default=True, help="Commands in one batch.")
+@click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True)
+@json_option
+def churn(connections: int, batch: int, runs: int, as_json: bool) -> None:
+    """What a freeze and a thaw cost on the one engine thread."""
+    _measure("churn", as_json, connections=connections, batch=batch, runs=runs)
+
+
+@command.command()
+@click.option("--wakeups", type=click.IntRange(min=100), default=5000, show_default=True, help="From IDLE.")
+@click.option("--sleep-wakeups", type=click.IntRange(min=100), default=2000, show_default=True, help="From SLEEP.")
+@click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True, help="Into which they are divided.")
+@json_option
+def wake(wakeups: int, sleep_wakeups: int, runs: int, as_json: bool) -> None:
+    """How much longer than usual the first answer takes a client that was asleep."""
+    _measure("wake", as_json, wakeups=wakeups, sleep_wakeups=sleep_wakeups, runs=runs)
+
+
+@command.command()
+@click.option("--connections", type=click.IntRange(min=100), default=100_000, show_default=True)
+@click.option("--minutes", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Of keep-alives.")
+@json_option
+def hold(connections: int, minutes: float, as_json: bool) -> None:
+    """What an IDLE connection costs, and that every one of them is kept alive."""
+    _measure("hold", as_json, connections=connections, minutes=minutes)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`roost demo`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from control.cli.client import json_option, print_json
+
+if TYPE_CHECKING:
+    from control.demo.outcome import Outcome
+    from control.demo.story import Plan, View
+
+_ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@click.command("demo")
+@click.option("--clients", type=click.IntRange(10, 1_000_000), default=25_000, show_default=True,
+              help="How many real clients.")  # fmt: skip
+@json_option
+def command(clients: int, as_json: bool) -> None:
+    """Real clients fall asleep, are reached, and survive a crash of the daemon; all of it on this machine.
+
+    The clients are kernel sockets behind a NAT, in network namespaces that are gone when the demo ends. It needs root,
+    and less than 2 minutes. It fails (exit status 1) when a single client is lost, or not reached.
+
+    \b
+    Example:
+      sudo ./roost demo
+      sudo ./roost demo --clients 2000 --json | jq .memory
+    """
+    from appliance.paths import BPFFS, bpffs_is_mounted
+
+    if os.geteuid() != 0:
+        raise click.ClickException("the demo needs root, for its network namespaces. Run: sudo ./roost demo")
+    if not bpffs_is_mounted():
+        raise click.ClickException(f"no bpffs is mounted on {BPFFS}. Run: mount -t bpf bpffs {BPFFS}")
+    from control.demo.story import Plan
+
+    try:
+        outcome = _run(Plan(clients=clients), as_json)
+    except KeyboardInterrupt:
+        click.echo("Ended early; nothing is left behind.", err=True)
+        sys.exit(130)
+    if as_json:
+        print_json(outcome.as_dict())
+    else:
+        from rich.console import Console
+
+        from control.demo.screen import show_summary
+
+        show_summary(outcome, Console(highlight=False))
+    for check in outcome.checks:
+        if not check.ok:
+            click.echo(f"failed: {check.claim}: expected {check.expected}, measured {check.measured}", err=True)
+    sys.exit(0 if outcome.ok else 1)
+
+
+def _run(plan: Plan, as_json: bool) -> Outcome:
+    from rich.console import Console
+
+    from control.demo.screen import LineView, LiveView, SilentView
+
+    console = Console(highlight=False)
+    if as_json:
+        return _in_a_lab(plan, SilentView())
+    if not console.is_terminal:
+        return _in_a_lab(plan, LineView(console))
+    with LiveView(console, plan.clients) as view:
+        return _in_a_lab(plan, view)
+
+
+def _in_a_lab(plan: Plan, view: View) -> Outcome:
+    from appliance.lab import Lab
+    from control.demo.story import Story
+
+    lab = Lab(clients=plan.clients)
+    with _interrupts() as interrupts:
+        with interrupts.held():
+            lab.__enter__()
+        try:
+            interrupts.check()
+            return Story(lab, plan, view).run()
+        finally:
+            with interrupts.held():
+                lab.__exit__(*sys.exc_info())
+
+
+class _Interrupts:
+    """Signals that want an end raise KeyboardInterrupt, whichever they are; but a lab is made, and taken away, as a
+    whole. Not by a mask: with several threads the kernel delivers to one that does not block."""
+
+    def __init__(self) -> None:
+        self._held = False
+        self._wanted = False
+
+    def handle(self, *_: object) -> None:
+        """The handler. A second signal changes nothing: cleaning up takes a second or two, and is under way."""
+        first, self._wanted = not self._wanted, True
+        if first and not self._held:
+            raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raise what was held back."""
+        if self._wanted:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Signals wait."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+
+
+@contextmanager
+def _interrupts() -> Iterator[_Interrupts]:
+    interrupts = _Interrupts()
+    before = {number: signal.signal(number, interrupts.handle) for number in _ENDS}
+    try:
+        yield interrupts
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

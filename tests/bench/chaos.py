@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Not a byte is lost, however often a connection is frozen and thawed in the middle of its traffic.
+
+Method. Clients of both families, with timestamps, SACK and window scaling each on and off (16 kinds), and with several
+MSS of each kind, exchange random chunks (1 byte to 64 KiB) with a server in both directions, after random pauses; some
+read slowly. Meanwhile every connection that is awake is told to freeze, again and again, as fast as the engine takes
+it (ROOST_OP_FREEZE_HELD: the server link stays, so that either end's next byte thaws it). Every stream is a function of
+its connection and position, so each end checks each byte: lost, doubled, out of order or wrong. Freezing goes on while
+the connections end. A pair is a freeze that led to a closed socket and the thaw that rebuilt it, as the engine counts.
+
+A freeze that is refused because bytes were in flight at that moment is no error; it is counted as cancelled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter
+from errno import EAGAIN, EALREADY, EBUSY, ENOENT, ENOTCONN
+
+from appliance.engine import Command, Engine, EngineError, EventType, Op
+from appliance.lab import Lab
+from control.states import Cause, State
+from tests.bench.direct import WAN, alarms, names, running_engine, say, services
+from tests.bench.figures import Report, Target
+
+PORT = 9000
+MSS = (536, 700, 1000, 1300, 1460)
+KINDS = list(itertools.product((4, 6), (True, False), (True, False), (True, False)))
+"""Family, timestamps, SACK, window scaling."""
+
+PAIRS_A_SECOND = 100_000 / 60
+COUNTED_S = 5.0
+"""How often the screen is told."""
+
+NOT_NOW = {EAGAIN, EBUSY}
+"""Refusals that mean: bytes are under way, try again."""
+
+NO_ERROR = NOT_NOW | {EALREADY, ENOENT, ENOTCONN}
+"""Those, and: it is being frozen already, or it is closing or gone."""
+
+
+class Freezer(threading.Thread):
+    """Freezes whatever is awake, until it is told to end."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(name="freezer", daemon=True)
+        self._engine = engine
+        self._ending = threading.Event()
+        self._failure: Exception | None = None
+        self.known: set[int] = set()
+        self.refused: Counter[int] = Counter()
+        self._todo: set[int] = set()  # awake, and not told to freeze since
+
+    def run(self) -> None:
+        try:
+            while not self._ending.is_set():
+                self._turn()
+        except Exception as problem:  # told in end(), by the thread that can act on it
+            self._failure = problem
+
+    def _turn(self) -> None:
+        for event in self._engine.events(8192, 5):
+            if event.type == EventType.TRANSITION:
+                self.known.add(event.id)
+                if event.to_state == State.ACTIVE:
+                    self._todo.add(event.id)
+                else:
+                    self._todo.discard(event.id)
+                if event.to_state == State.CLOSED:
+                    self.known.discard(event.id)
+            elif event.type == EventType.REFUSED:
+                self.refused[event.error] += 1
+                if event.error in NOT_NOW and event.id in self.known:
+                    self._todo.add(event.id)
+            elif event.type == EventType.FATAL:
+                raise EngineError(f"the engine stopped: error {event.error}")
+        self._engine.submit([Command(Op.FREEZE_HELD, cause=Cause.COMMAND, id=number) for number in self._todo])
+        self._todo.clear()
+        time.sleep(0.002)  # a connection that was just refused has nothing new to say before
+
+    def alive(self) -> None:
+        """EngineError if it had to give up."""
+        if self._failure is not None:
+            raise EngineError(f"freezing ended early: {self._failure}") from self._failure
+
+    def end(self) -> None:
+        self._ending.set()
+        self.join()
+        self.alive()
+
+
+def shares(clients: int) -> list[tuple[int, tuple[int, bool, bool, bool], int]]:
+    """(how many, kind, MSS): every kind gets the same share (+-1), and within its share every MSS."""
+    groups = [(kind, mss) for mss in MSS for kind in KINDS]
+    each, more = divmod(clients, len(groups))
+    return [(each + (index < more), kind, mss) for index, (kind, mss) in enumerate(groups) if each or index < more]
+
+
+def run(seconds: float = 60.0, clients: int = 320, pause_ms: float = 250.0) -> Report:
+    """Freeze and thaw `clients` connections for `seconds`; pause_ms is the longest pause between two chunks."""
+    report = Report("chaos")
+    with Lab(clients=clients) as lab:
+        pair = lab.chaos(PORT)
+        specs = services(lab, PORT, close_with_server=True)
+        with running_engine(lab, specs, slots=4 * clients + 1000, max_awake=2 * clients + 100) as engine:
+            freezer = Freezer(engine)
+            freezer.start()
+            try:
+                for count, (family, timestamps, sack, scaling), mss in shares(clients):
+                    pair.connect(count, (lab.address("box", WAN, family), PORT), mss=mss, timestamps=timestamps,
+                                 sack=sack, window_scaling=scaling)  # fmt: skip
+                say(f"{clients} clients of {len(KINDS)} kinds are connected; freezing for {seconds:g} s")
+                before, began = engine.stats(), time.monotonic()
+                pair.start(pause_ms=pause_ms)
+                while (left := began + seconds - time.monotonic()) > 0:
+                    time.sleep(min(left, COUNTED_S))
+                    freezer.alive()
+                    say(f"{engine.stats()['thawed'] - before['thawed']:,} pairs")
+                stats, elapsed = engine.stats(), time.monotonic() - began
+                result = pair.finish()
+                deadline = time.monotonic() + 5
+                while freezer.known and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                left_over = len(freezer.known)
+            finally:
+                freezer.end()
+            after = engine.stats()
+        pair.close()
+    pairs = stats["thawed"] - before["thawed"]
+    report.did = (
+        f"{clients} clients of {len(KINDS)} kinds, MSS {min(MSS)} to {max(MSS)}, {result.received_bytes:,} bytes "
+        f"checked in both directions during {elapsed:.0f} s of freezing"
+    )
+    report.add_zero("lost_bytes", result.lost_bytes, "bytes")
+    report.add_zero("duplicated_bytes", result.duplicated_bytes, "bytes")
+    report.add_zero("reordered", result.reordered, "chunks")
+    report.add_zero("corrupted_bytes", result.corrupted_bytes, "bytes")
+    report.add_zero("unexpected_resets", result.unexpected_resets.total(), "connections")
+    report.add_zero("left_over", left_over, "connections")
+    report.add("pairs", pairs, "pairs", Target(at_least=PAIRS_A_SECOND * seconds))
+    report.add("pairs_per_s", pairs / elapsed, "1/s")
+    report.add("cancelled", after["freeze_cancelled"] - before["freeze_cancelled"], "freezes")
+    report.add("bytes", result.received_bytes, "bytes")
+    report.add("clients", result.connections, "clients")
+    unexpected = Counter({error: n for error, n in freezer.refused.items() if error not in NO_ERROR})
+    report.add_zero("refused_unexpectedly", unexpected.total(), "commands")
+    if unexpected:
+        report.problems.append(f"commands were refused with errors that mean more than 'not now': {names(unexpected)}")
+    if result.unexpected_resets:
+        report.problems.append(f"connections ended by: {dict(result.unexpected_resets)}")
+    if left_over:
+        report.problems.append(f"{left_over} connections are still there after both ends closed them")
+    report.problems += alarms(before, after)
+    say(f"refused: {names(freezer.refused) or 'nothing'}")
+    return report

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine by itself in a lab's appliance, for benches of the engine: no daemon, no store, no policy."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from errno import errorcode
+
+from appliance.engine import Engine, EngineError, EngineOptions, Event, EventType, ServiceSpec, unpin
+from appliance.lab import Lab
+from appliance.paths import BPFFS, bpf_objects
+
+WAN, LAN = "wan0", "lan0"
+SWITCH_INTERVAL_S = 0.0002  # as the daemon does: threads that wait for the interpreter wait no 5 ms
+
+ALARMS = ("events_lost", "replay_failed", "ring_full", "table_full", "table_refused", "thaw_failed", "frames_bad",
+          "frames_oversize")  # fmt: skip
+"""Counters of the engine that stand still as long as nothing goes wrong."""
+
+
+def say(text: str) -> None:
+    """Progress, for who waits; standard output belongs to the figures."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def services(lab: Lab, port: int, **policy: int | bool) -> list[ServiceSpec]:
+    """One service for each family, towards the same port of the lab's server."""
+    return [
+        ServiceSpec(
+            index,
+            lab.address("box", WAN, family),
+            port,
+            lab.address("lan", "eth0", family),
+            port,
+            **policy,  # type: ignore[arg-type] # the fields' names are checked by the dataclass
+        )
+        for index, family in ((1, 4), (2, 6))
+    ]
+
+
+@contextmanager
+def running_engine(lab: Lab, specs: Sequence[ServiceSpec], slots: int, max_awake: int) -> Iterator[Engine]:
+    """An engine at work in the appliance; nothing of it stays."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    pin_dir = str(BPFFS / f"{lab.name}-1")  # a name that the next lab removes should this process be killed
+    options = EngineOptions(pin_dir, str(bpf_objects()), slots, slots, slots, max_awake=max_awake)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        with lab.enter("box"):  # its thread, and every socket that it makes, stay there
+            engine = Engine(options)
+        try:
+            with lab.enter("box"):
+                engine.attach(WAN)
+                for spec in specs:
+                    engine.add_service(spec)
+                engine.start()
+            yield engine
+        finally:
+            engine.stop()
+            engine.close()
+            with lab.enter("box"):
+                unpin(pin_dir)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def until(engine: Engine, done: Callable[[], bool], see: Callable[[Event], None], timeout_s: float, what: str) -> None:
+    """Take events until `done`; EngineError with `what` when that takes too long, or when the engine stops."""
+    deadline = time.perf_counter() + timeout_s
+    while not done():
+        events = engine.events(8192, 100)
+        for event in events:
+            if event.type == EventType.FATAL:
+                raise EngineError(f"the engine stopped: {errorcode.get(event.error, event.error)}")
+            see(event)
+        if time.perf_counter() > deadline:
+            raise EngineError(f"{what}: not within {timeout_s} s")
+
+
+def names(errors: Counter[int]) -> str:
+    """ "EAGAIN 12, EBUSY 3" """
+    return ", ".join(f"{errorcode.get(error, str(error))} {number:,}" for error, number in errors.most_common())
+
+
+def alarms(before: dict[str, int], after: dict[str, int]) -> list[str]:
+    """Sentences about counters of ALARMS that moved."""
+    moved = {name: after[name] - before[name] for name in ALARMS if after[name] != before[name]}
+    return [f"the engine counted {number:,} {name}" for name, number in moved.items()]

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an IDLE connection costs, and that every one of them is kept alive.
+
+Method. Real kernel sockets in several processes connect through a NAT to the daemon, say hello, get their answer and
+fall quiet; their kernels then send a keep-alive every KEEPIDLE_S seconds. For `minutes` every client is looked at again
+and again (TCP_INFO): each must have heard an ACK for a probe of its own. Then some random ones speak, and must be
+answered by the server.
+
+The tables and the ring are made for the number of connections, the table at a load of 85 % as in service. Counted for
+`bytes_per_connection`, all as the kernel accounts it, divided by the connections that are IDLE at that moment:
+
+    maps and programs   their whole memory (bpf fdinfo), grown or not
+    daemon              growth of its resident memory since before the first client, without the pages of the maps that
+                        it has mapped: those are counted above
+    kernel sockets      growth of the appliance's own (its namespace's sockstat), each with its file, inode and dentry,
+                        and of those in TIME-WAIT that closed links to the server leave for a minute
+
+The clients' own sockets, and the NAT's connection tracking, are on this machine too, but stand for other machines:
+`slab_growth_mb` is what all of that took, `kernel_sockets_mb` what as many sockets in the appliance would have.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from appliance.lab import DaemonHandle, Lab, SwarmGroup, wait_until
+from tests.bench.direct import WAN, say
+from tests.bench.figures import Report, Target
+
+PORT = 8000
+LOAD = 0.85
+FEW = 100
+RING_BYTES = 10
+"""Of the ring for waking frames, for each connection: 1 MiB for 100,000. That holds 2,700 frames; the engine empties it
+every millisecond or two."""
+JOIN_RATE = 3000  # clients/s: what falls asleep again must keep pace, within 20,000 descriptors
+KEEPIDLE_S, KEEPINTVL_S = 30, 5
+LOOK_S = 10.0
+SPEAKING = 500
+SPEAKING_AT_ONCE = 8
+PATIENCE_S = 120.0
+BYTES, RSS_MB = 160.0, 120.0
+_SOCKET_SLABS = ("TCP", "sock_inode_cache", "filp", "dentry")
+_TIME_WAIT_SLAB = "tw_sock_TCP"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the appliance takes at one moment; bytes."""
+
+    rss: int
+    mapped_maps: int
+    maps: int
+    sockets: int
+    time_waits: int
+    slab: int
+
+    @property
+    def daemon(self) -> int:
+        """The daemon's own resident memory."""
+        return self.rss - self.mapped_maps
+
+
+def object_sizes(slabinfo: str) -> dict[str, int]:
+    """Bytes of one object of each of the kernel's slab caches (/proc/slabinfo)."""
+    rows = (line.split() for line in slabinfo.splitlines() if not line.startswith(("slabinfo", "#")))
+    return {row[0]: int(row[3]) for row in rows}
+
+
+def socket_bytes(sizes: dict[str, int]) -> int:
+    """What an idle kernel socket takes, with all that a file descriptor needs."""
+    return sum(sizes[name] for name in _SOCKET_SLABS)
+
+
+def mapped_map_bytes(smaps: str) -> int:
+    """Resident bytes of BPF maps among a process's mappings (/proc/PID/smaps)."""
+    total, inside = 0, False
+    for line in smaps.splitlines():
+        name, *rest = line.split()
+        if not name.endswith(":"):
+            inside = bool(rest) and rest[-1].endswith("bpf-map")
+        elif inside and name == "Rss:":
+            total += int(rest[0]) * 1024
+    return total
+
+
+def tcp_counts(sockstat: str) -> tuple[int, int]:
+    """(sockets in use, sockets in TIME-WAIT) of a namespace (/proc/net/sockstat)."""
+    for line in sockstat.splitlines():
+        if line.startswith("TCP:"):
+            words = line.split()
+            values = dict(zip(words[1::2], map(int, words[2::2]), strict=True))
+            return values["inuse"], values["tw"]
+    raise ValueError("no line for TCP in sockstat")
+
+
+def _slab_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("Slab:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError("no line Slab: in /proc/meminfo")
+
+
+def memory(lab: Lab, daemon: DaemonHandle) -> Memory:
+    taken = daemon.status()["memory"]
+    with lab.enter("box"):
+        sockets, time_waits = tcp_counts(Path("/proc/thread-self/net/sockstat").read_text())
+    mapped = mapped_map_bytes(Path(f"/proc/{daemon.pid}/smaps").read_text())
+    rss, maps = int(taken["daemon_rss_bytes"]), int(taken["maps_bytes"])
+    return Memory(rss, mapped, maps, sockets, time_waits, _slab_bytes())
+
+
+def config(lab: Lab, connections: int) -> dict[str, Any]:
+    policy = {"active_quiet": "500ms", "standby_quiet": "1s", "idle_quiet": "never"}
+    ring_kb = 1 << max(6, math.ceil(math.log2(connections * RING_BYTES / 1024)))
+    table = {"ipv4": math.ceil(connections / LOAD), "ipv6": FEW, "idle": connections, "ring_kb": ring_kb}
+    return lab.config(port=PORT, policy=policy, table=table)
+
+
+def all_idle(daemon: DaemonHandle, connections: int) -> None:
+    def are() -> bool:
+        status = daemon.status()
+        waiting = status["store"]["pending_history"]
+        return status["connections"]["IDLE"] >= connections and not status["awake"] and not waiting
+
+    wait_until(are, PATIENCE_S, f"{connections:,} connections IDLE", every_s=0.25)
+
+
+@dataclass(slots=True)
+class Watch:
+    """What was seen of the clients while they were quiet."""
+
+    silent: int = 0
+    dead: int = 0
+    max_silence_ms: int = 0
+    looks: int = 0
+
+
+def watch(swarm: SwarmGroup, seconds: float) -> Watch:
+    """Look at every client again and again. Silent is who went longer without an ACK than a probe and its repetition
+    take: at least one probe of his was not answered."""
+    seen = Watch()
+    limit_ms = (KEEPIDLE_S + KEEPINTVL_S) * 1000
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(LOOK_S, left))
+        hearing = swarm.hearing(limit_ms)
+        seen.silent = max(seen.silent, hearing.silent)
+        seen.max_silence_ms = max(seen.max_silence_ms, hearing.max_silence_ms)
+        seen.looks += 1
+        say(f"{hearing.open:,} clients, longest silence {hearing.max_silence_ms / 1000:.1f} s")
+    seen.dead = swarm.stats().dead.total()
+    return seen
+
+
+def run(connections: int = 100_000, minutes: float = 2.0) -> Report:
+    """Hold `connections` clients IDLE for `minutes`."""
+    report = Report("hold")
+    with Lab(clients=connections) as lab:
+        # To one server lead some 64,000 ports, and each is kept for a minute (TIME-WAIT) after its link was closed; so
+        # many clients as here ask for a link faster than that. Reuse, which timestamps make safe, is what an appliance
+        # needs then: without it connect() searches for a free port for a millisecond and more (profiled).
+        lab.sysctl("box", "net.ipv4.tcp_tw_reuse", 1)
+        server = lab.server(PORT)
+        daemon = lab.daemon(config(lab, connections))
+        before = memory(lab, daemon)
+        swarm = lab.swarm()
+        joined = swarm.connect(connections, (lab.address("box", WAN), PORT), rate=JOIN_RATE, keepidle_s=KEEPIDLE_S,
+                               keepintvl_s=KEEPINTVL_S)  # fmt: skip
+        say(f"{joined.connected:,} clients connected in {joined.seconds:.0f} s")
+        if joined.failed:
+            report.problems.append(f"clients could not connect: {dict(joined.failed)}")
+        all_idle(daemon, joined.connected)
+        retransmits = swarm.hearing().retransmits
+        answered = daemon.status()["counters"]["keepalives_answered"]
+        say(f"all are IDLE; listening to their keep-alives for {minutes:g} minutes")
+        seen = watch(swarm, minutes * 60)
+        held = memory(lab, daemon)
+        status = daemon.status()
+        answered = status["counters"]["keepalives_answered"] - answered
+        idle = status["connections"]["IDLE"]
+        speaking = min(SPEAKING, joined.connected)
+        said = swarm.say(speaking, concurrency=SPEAKING_AT_ONCE)
+        dead = swarm.stats().dead
+        retransmits = swarm.hearing().retransmits - retransmits
+        after = memory(lab, daemon)
+        processes = len(swarm.peers)
+        daemon.terminate()  # before its clients go: a hundred thousand of them would wake for their FIN
+        swarm.close()
+        server.close()
+    sizes = object_sizes(Path("/proc/slabinfo").read_text())
+    sockets = (held.sockets - before.sockets) * socket_bytes(sizes)
+    sockets += (held.time_waits - before.time_waits) * sizes[_TIME_WAIT_SLAB]
+    growth = held.daemon - before.daemon
+    lost = connections - joined.connected + seen.silent + dead.total() + speaking - said.answered
+    report.did = (
+        f"{connections:,} real clients in {processes} processes behind {lab.public_addresses} public "
+        f"addresses, IDLE for {minutes:g} minutes with a keep-alive every {KEEPIDLE_S} s, looked at {seen.looks} times"
+    )
+    report.add("bytes_per_connection", (held.maps + growth + sockets) / idle, "bytes", Target(at_most=BYTES))
+    report.add("maps_bytes_per_connection", held.maps / idle, "bytes")
+    report.add("daemon_growth_bytes_per_connection", growth / idle, "bytes")
+    report.add("sockets_bytes_per_connection", sockets / idle, "bytes")
+    report.add("daemon_rss_mb", [m.rss / 1e6 for m in (held, after)], "MB", Target(at_most=RSS_MB))
+    report.add("daemon_rss_before_mb", before.rss / 1e6, "MB")
+    report.add_zero("lost", lost, "clients")
+    report.add("idle", idle, "connections", Target(at_least=float(connections)))
+    report.add("keepalives_answered", answered, "probes")
+    report.add("max_silence_s", seen.max_silence_ms / 1000, "s")
+    report.add("woken_and_answered", said.answered, "clients")
+    report.add("retransmits", retransmits, "segments")
+    report.add("slab_growth_mb", (held.slab - before.slab) / 1e6, "MB")
+    report.add("kernel_sockets_mb", idle * socket_bytes(sizes) / 1e6, "MB")
+    if said.failed or dead:
+        report.problems.append(f"clients that lost their connections: {dict(dead)}; not answered: {dict(said.failed)}")
+    if seen.silent:
+        report.problems.append(f"{seen.silent} clients had a keep-alive unanswered")
+    return report

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benches, at a size that proves they run. What must be zero is held to; speed is not, on a machine that tests."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from appliance.lab import Lab
+from control.cli.bench import command
+from tests.bench import chaos, churn, hold, wake
+from tests.bench.figures import Report
+
+CONTRACT = {
+    "chaos": {"lost_bytes", "duplicated_bytes", "reordered", "unexpected_resets", "pairs"},
+    "churn": {"freeze_us", "thaw_us", "freeze_busy_us", "thaw_busy_us"},
+    "wake": {"idle_extra_us_p50", "idle_extra_us_p99", "sleep_extra_us_p99"},
+    "hold": {"bytes_per_connection", "lost", "daemon_rss_mb"},
+}
+
+
+def assert_sound(report: Report) -> None:
+    """Nothing that must be zero is not, and the keys of the contract are there."""
+    assert CONTRACT[report.bench] <= set(report.figures)
+    assert (report.broken(), report.problems) == ([], [])
+
+
+def test_chaos_freezes_and_thaws_connections_in_mid_traffic_and_loses_nothing() -> None:
+    report = chaos.run(seconds=3, clients=160)
+    assert_sound(report)
+    assert report.figures["pairs"].median > 1000
+    assert report.figures["bytes"].median > 1_000_000
+    assert report.figures["clients"].median == 160
+
+
+def test_churn_freezes_and_thaws_every_connection_and_each_lives_on() -> None:
+    report = churn.run(connections=1000, batch=500, runs=2)
+    assert_sound(report)
+    assert report.figures["freeze_us"].runs == 2
+    # What the engine thread is busy for is inside of what the whole takes.
+    assert report.figures["freeze_us"].median > report.figures["freeze_busy_us"].median > 0
+    assert report.figures["thaw_us"].median > report.figures["thaw_busy_us"].median > 0
+
+
+def test_wake_measures_wakeups_from_memory_and_from_the_database() -> None:
+    report = wake.run(wakeups=200, sleep_wakeups=100, runs=2)
+    assert_sound(report)
+    assert report.figures["idle_wakeups"].median == 200
+    assert report.figures["sleep_wakeups"].median == 100
+    assert report.figures["idle_extra_us_p50"].median > 0, "a wake-up is not free"
+
+
+def test_hold_keeps_its_clients_and_counts_what_they_cost() -> None:
+    report = hold.run(connections=500, minutes=0.6)
+    assert_sound(report)
+    figures = report.figures
+    assert figures["idle"].median == 500
+    assert figures["keepalives_answered"].median >= 500
+    assert figures["maps_bytes_per_connection"].median > 48 + 32, "a slot and a rest slot at the least"
+    assert figures["bytes_per_connection"].median >= figures["maps_bytes_per_connection"].median
+
+
+def test_the_last_line_of_a_bench_is_one_json_object() -> None:
+    result = CliRunner().invoke(command, ["churn", "--connections", "1000", "--runs", "1", "--json"])
+    data = json.loads(result.stdout.splitlines()[-1])
+    assert set(data) == {"bench", "machine", "figures"}
+    assert set(data["figures"]["freeze_us"]) == {"median", "min", "max", "runs", "unit"}
+    assert result.exit_code in (0, 1)  # 1: too slow, for which a machine that tests is no witness
+
+
+def test_a_bench_with_a_target_missed_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lossy(**_: object) -> Report:
+        report = Report("chaos")
+        report.add_zero("lost_bytes", 1, "bytes")
+        return report
+
+    monkeypatch.setattr(chaos, "run", lossy)
+    result = CliRunner().invoke(command, ["chaos", "--json"])
+    assert result.exit_code == 1
+    assert "lost_bytes is not zero" in result.stderr
+    assert json.loads(result.stdout.splitlines()[-1])["figures"]["lost_bytes"]["max"] == 1
+
+
+def test_a_swarm_that_speaks_twice_tells_both_round_trips_of_each_client() -> None:
+    with Lab(clients=100) as lab:
+        lab.server(8000)
+        swarm = lab.swarm()
+        assert swarm.connect(100, (lab.address("lan", "eth0"), 8000)).connected == 100
+        once = swarm.say(50, concurrency=4)
+        assert (len(once.rtt_us), once.again_us) == (50, [])
+        twice = swarm.say(100, concurrency=8, twice=True)
+        assert (twice.answered, len(twice.rtt_us), len(twice.again_us), twice.failed) == (100, 100, 100, {})
+        assert swarm.stats().answers == 100 + 50 + 200

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine in a lab: real clients, the appliance's engine without its daemon, and servers that the test plays itself.
+
+    with EngineLab() as box:
+        pair = box.connect()            # a client's socket, and the server's at the other end
+        box.to_idle(pair)
+        pair.client.sendall(b"wake")
+        assert box.accept().recv(9) == b"wake"
+
+A thread takes the engine's events and does what the control plane would: QUIET moves a connection on, SLEEP_DUE and
+NEED_RECORD are answered from a dict. The lab has no address translation, so that a client's address is its key.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from appliance.engine import Command, Engine, EngineOptions, Event, EventType, Key, Op, Record, ServiceSpec, unpin
+from appliance.lab import Lab, leftovers
+from appliance.paths import bpf_objects
+from control.states import Cause, State
+
+PORT: Final = 7000
+SERVICE: Final = {4: 1, 6: 2}
+QUICK_KEEPALIVES: Final = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 4000),
+)
+Transition = tuple[State, State, Cause]
+
+
+@dataclass
+class Pair:
+    """A client of the lab, and the socket of the server that it was linked to first."""
+
+    client: socket.socket
+    server: socket.socket
+    key: Key
+    id: int
+
+
+class EngineLab:
+    """`options` go to EngineOptions, `service` to both services (IPv4 and IPv6, port PORT, server on the LAN)."""
+
+    def __init__(self, lab: Lab | None = None, service: dict[str, Any] | None = None, xdp_mode: str = "auto",
+                 exact_frames: bool = False, **options: int) -> None:  # fmt: skip
+        self._stack = ExitStack()
+        self.lab = lab or self._stack.enter_context(Lab(clients=100, nat=False, exact_frames=exact_frames))
+        self._pins = str(leftovers.BPFFS / leftovers.new_name())
+        self._options = EngineOptions(self._pins, str(bpf_objects()), ipv4_slots=4000, ipv6_slots=4000, idle_slots=4000)
+        self._options = replace(self._options, **options)
+        self._service = service or {}
+        self._xdp_mode = xdp_mode
+        self._engine: Engine | None = None
+        self._thread: threading.Thread | None = None
+        self._driving = False
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._listeners: dict[int, socket.socket] = {}
+        self.attached = ""
+        self.events: list[Event] = []
+        self.rows: dict[bytes, Record] = {}
+        """What the database would hold: the records of SLEEP connections."""
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.push(self._stack.pop_all())
+            for family in (4, 6):
+                with self.lab.enter("lan"):
+                    listener = socket.create_server(
+                        (self.lab.address("lan", "eth0", family), PORT),
+                        family=socket.AF_INET6 if family == 6 else socket.AF_INET, backlog=1000)  # fmt: skip
+                listener.settimeout(5)
+                self._listeners[family] = stack.enter_context(listener)
+            stack.callback(self._unpin)
+            stack.callback(self.stop)
+            self.start()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:  # fmt: skip
+        self._stack.close()
+        if self._error is not None and error is None:
+            raise self._error
+
+    # The engine
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None, "the engine is stopped"
+        return self._engine
+
+    def spec(self, family: int, **changes: Any) -> ServiceSpec:
+        spec = ServiceSpec(SERVICE[family], self.lab.address("box", "wan0", family), PORT,
+                           self.lab.address("lan", "eth0", family), PORT)  # fmt: skip
+        return replace(spec, **{**self._service, **changes})
+
+    @property
+    def pin_dir(self) -> Path:
+        return Path(self._pins)
+
+    def resize(self, **options: int) -> None:
+        """What the next engine is asked for."""
+        self._options = replace(self._options, **options)
+
+    def start(self) -> None:
+        """Start an engine; it adopts what an earlier one left."""
+        with self.lab.enter("box"):
+            engine = self._engine = Engine(self._options)
+            self.attached = engine.attach("wan0", self._xdp_mode)
+            for family in (4, 6):
+                engine.add_service(self.spec(family))
+            engine.start()
+        self._driving = True
+        self._thread = threading.Thread(target=self._drive, args=(engine,), name="engine-lab")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """What a crash leaves: the pinned objects, and the kernel's farewell to the awake connections."""
+        if self._engine is None:
+            return
+        self._driving = False
+        self._engine.wake()
+        assert self._thread is not None
+        self._thread.join()
+        self._engine.stop()
+        self._engine.close()
+        self._engine = None
+
+    def _unpin(self) -> None:
+        with self.lab.enter("box"):
+            unpin(self._pins)
+
+    def _drive(self, engine: Engine) -> None:
+        try:
+            while self._driving:
+                events = engine.events(timeout_ms=100)
+                engine.submit([command for event in events if (command := self._decide(event)) is not None])
+                if events:
+                    with self._changed:
+                        self.events += events
+                        self._changed.notify_all()
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def _decide(self, event: Event) -> Command | None:
+        key = event.record.key_raw
+        match event.type:
+            case EventType.QUIET:
+                op = Op.STANDBY if event.from_state == State.ACTIVE else Op.IDLE
+                return Command(op, cause=Cause.QUIET, id=event.id)
+            case EventType.SLEEP_DUE:
+                self.rows[key] = event.record
+                return Command(Op.SLEEP, cause=Cause.QUIET, id=event.id, key=key)
+            case EventType.NEED_RECORD:
+                row = self.rows.get(key)
+                return Command(Op.RESTORE, key=key, record=row, error=0 if row else errno.ENOENT)
+        return None
+
+    # What it does
+
+    def submit(self, op: Op, pair: Pair, cause: Cause = Cause.COMMAND, **more: Any) -> None:
+        self.engine.submit([Command(op, cause=cause, id=pair.id, key=pair.key, **more)])
+
+    def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = 5.0) -> None:
+        """Until the condition holds; it is looked at after each batch of events, and every 20 ms."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while not condition():
+                assert self._error is None, self._error
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{what}: not within {timeout_s} s; stats {self.nonzero_stats()}")
+                self._changed.wait(0.02)
+
+    def state(self, pair: Pair) -> State | None:
+        """None: there is no such connection."""
+        found = self.engine.find(pair.key)
+        return State(found.to_state) if found else None
+
+    def record(self, pair: Pair) -> Record:
+        """Its record as it stands in the table."""
+        found = self.engine.find(pair.key)
+        assert found is not None
+        return found.record
+
+    def wait_state(self, pair: Pair, state: State, timeout_s: float = 5.0) -> None:
+        """Until the engine has told the transition and the table says the same."""
+        self.wait(lambda: self.told(pair) is state and self.state(pair) is (None if state is State.CLOSED else state),
+                  f"{pair.key.client_text} is {state.name}", timeout_s)  # fmt: skip
+
+    def told(self, pair: Pair) -> State | None:
+        """The state that the connection is in according to the events."""
+        transitions = self.transitions(pair)
+        return transitions[-1][1] if transitions else None
+
+    def transition_events(self, pair: Pair) -> list[Event]:
+        key = pair.key.pack()
+        return [e for e in self.events if e.type == EventType.TRANSITION and e.record.key_raw == key]
+
+    def transitions(self, pair: Pair) -> list[Transition]:
+        return [(State(e.from_state), State(e.to_state), Cause(e.cause)) for e in self.transition_events(pair)]
+
+    def refusals(self, pair: Pair) -> list[tuple[Op, int]]:
+        key = pair.key.pack()
+        return [(Op(e.op), e.error) for e in self.events
+                if e.type == EventType.REFUSED and (e.id == pair.id or e.record.key_raw == key)]  # fmt: skip
+
+    def stat(self, name: str) -> int:
+        return self.engine.stats()[name]
+
+    def nonzero_stats(self) -> dict[str, int]:
+        return {name: value for name, value in self.engine.stats().items() if value} if self._engine else {}
+
+    # The two ends
+
+    def dial(self, family: int = 4, keepalives: bool = False, before: Callable[[socket.socket], None] | None = None,
+             source: str | None = None, space: str = "wan") -> socket.socket:  # fmt: skip
+        """A client's socket, connected to the appliance."""
+        with self.lab.enter(space):
+            client = socket.socket(socket.AF_INET6 if family == 6 else socket.AF_INET)
+        self._stack.callback(client.close)
+        for option in QUICK_KEEPALIVES if keepalives else ():
+            client.setsockopt(*option)
+        if before is not None:
+            before(client)
+        client.settimeout(5)
+        if source is not None:
+            client.bind((source, 0))
+        client.connect((self.lab.address("box", "wan0", family), PORT))
+        return client
+
+    def accept(self, family: int = 4) -> socket.socket:
+        """The next connection that reaches the server."""
+        server = self._listeners[family].accept()[0]
+        server.settimeout(5)
+        self._stack.callback(server.close)
+        return server
+
+    def no_server_is_asked(self, family: int = 4, within_s: float = 0.0) -> bool:
+        return not select.select([self._listeners[family]], [], [], within_s)[0]
+
+    def key_of(self, client: socket.socket) -> Key:
+        here, there = client.getsockname()[:2], client.getpeername()[:2]
+        return Key.of(*here, *there)
+
+    def connect(self, family: int = 4, greet: bool = True, **options: Any) -> Pair:
+        """A client, linked to a server; greet: each has said a word to the other."""
+        client = self.dial(family, **options)
+        server = self.accept(family)
+        key = self.key_of(client)
+        self.wait(lambda: any(e.record.key_raw == key.pack() for e in self.events), "the engine tells of the client")
+        number = next(e.id for e in reversed(self.events) if e.record.key_raw == key.pack() and e.id)
+        pair = Pair(client, server, key, number)
+        if greet:
+            self.exchange(pair)
+        return pair
+
+    @staticmethod
+    def exchange(pair: Pair, size: int = 20) -> None:
+        """A question and its answer."""
+        question, answer = bytes(range(256)) * (size // 256 + 1), b"-" * size
+        pair.client.sendall(question[:size])
+        assert receive(pair.server, size) == question[:size]
+        pair.server.sendall(answer)
+        assert receive(pair.client, size) == answer
+
+    def to_standby(self, pair: Pair, cause: Cause = Cause.COMMAND) -> None:
+        self.submit(Op.STANDBY, pair, cause)
+        assert pair.server.recv(1) == b"", "a server whose client falls quiet is told by FIN"
+        pair.server.close()
+        self.wait_state(pair, State.STANDBY)
+
+    def to_idle(self, pair: Pair) -> None:
+        if self.state(pair) is State.ACTIVE:
+            self.to_standby(pair)
+        self.wait_for_quiet(pair)
+        self.submit(Op.IDLE, pair)
+        self.wait_state(pair, State.IDLE)
+
+    def to_sleep(self, pair: Pair) -> None:
+        if self.state(pair) is not State.IDLE:
+            self.to_idle(pair)
+        self.rows[pair.key.pack()] = self.record(pair)
+        self.submit(Op.SLEEP, pair)
+        self.wait_state(pair, State.SLEEP)
+
+    def to(self, pair: Pair, state: State) -> None:
+        {State.STANDBY: self.to_standby, State.IDLE: self.to_idle, State.SLEEP: self.to_sleep}[state](pair)
+
+    def close(self, pair: Pair) -> None:
+        """By command: both ends learn it by RST."""
+        self.submit(Op.CLOSE, pair)
+        self.wait_state(pair, State.CLOSED)
+
+    def wait_for_quiet(self, pair: Pair) -> None:
+        """Until the client's kernel has acknowledged all (a delayed ACK takes 40 ms): a freeze needs that."""
+        self.wait(lambda: not tcp_info(pair.client).unacked, "the client's data is acknowledged")
+        time.sleep(0.06)
+
+    def wake_and_answer(self, pair: Pair, size: int = 20) -> None:
+        """The client speaks, a server answers: the connection lives."""
+        family = 4 if pair.client.family == socket.AF_INET else 6
+        pair.client.sendall(bytes(size))
+        pair.server = self.accept(family)
+        assert receive(pair.server, size) == bytes(size)
+        pair.server.sendall(b"answer")
+        assert receive(pair.client, 6) == b"answer"
+
+    def attach(self, pair: Pair, preamble: bytes = b"", early: bytes = b"") -> socket.socket:
+        """A server comes by itself: its end of the connection it has to the client."""
+        with self.lab.enter("box"):
+            listener = socket.create_server((self.lab.address("box", "lan0"), 0))
+        with listener:
+            with self.lab.enter("lan"):
+                server = socket.create_connection(listener.getsockname(), 5)
+            accepted = listener.accept()[0]
+        self._stack.callback(server.close)
+        self.submit(Op.ATTACH, pair, Cause.SERVER_ATTACH, fd=accepted.detach(), preamble=preamble, early=early)
+        return server
+
+
+@dataclass(frozen=True)
+class TcpInfo:
+    """Some of struct tcp_info of linux/tcp.h."""
+
+    state: int
+    probes: int
+    unacked: int
+    last_ack_recv_ms: int
+    retransmits: int
+
+
+def tcp_info(sock: socket.socket) -> TcpInfo:
+    raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+    unacked, last_ack, retransmits = (struct.unpack_from("=I", raw, at)[0] for at in (24, 56, 100))
+    return TcpInfo(raw[0], raw[3], unacked, last_ack, retransmits)
+
+
+def receive(sock: socket.socket, size: int) -> bytes:
+    """Exactly size bytes, or what there was before the end."""
+    data = bytearray()
+    while len(data) < size:
+        part = sock.recv(min(1 << 16, size - len(data)))
+        if not part:
+            break
+        data += part
+    return bytes(data)

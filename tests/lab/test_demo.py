@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`roost demo`, small: it holds what it claims, its numbers fit together, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.lab import wait_until
+from appliance.lab.processes import python_environment
+from appliance.paths import BPFFS
+
+CLIENTS = 500
+COMMAND = [sys.executable, "-m", "control.cli.main", "demo", "--clients", str(CLIENTS)]
+
+
+@pytest.fixture(scope="module")
+def finished() -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, "--json"], env=python_environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def told(finished: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    outcome: dict[str, Any] = json.loads(finished.stdout)  # fails if anything else was printed
+    return outcome
+
+
+def leftovers_of(pid: int) -> list[str]:
+    mine = re.compile(rf"roost-lab-{pid}-")
+    places = (Path(tempfile.gettempdir()), BPFFS)
+    return [str(entry) for place in places for entry in place.iterdir() if mine.match(entry.name)]
+
+
+def started_by(mark: str) -> list[int]:
+    """Processes with this ROOST_TEST_DEMO in their environment: the demo's, and all that it started."""
+    variable = f"ROOST_TEST_DEMO={mark}".encode()
+    found = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            if variable in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it ended while we looked, or is shielded and so none of ours
+    return found
+
+
+def test_the_demo_holds_what_it_claims(finished: subprocess.CompletedProcess[str], told: dict[str, Any]) -> None:
+    assert [check for check in told["checks"] if not check["ok"]] == []
+    assert told["ok"] is True
+    assert finished.returncode == 0
+    assert finished.stderr == ""
+
+
+def test_every_client_of_the_demo_is_accounted_for(told: dict[str, Any]) -> None:
+    assert told["connected"] == told["clients"] == CLIENTS
+    assert told["memory"]["connections"] == CLIENTS
+    assert told["absence"]["adopted"] == CLIENTS
+    assert told["absence"]["silent_clients"] == 0
+    assert told["lost"] == {}
+    assert 0 < told["peak_awake"] <= CLIENTS
+
+
+def test_the_demos_memory_figures_add_up(told: dict[str, Any]) -> None:
+    memory = told["memory"]
+    assert 2000 < memory["kernel_socket_bytes"] < 10_000
+    assert memory["kernel_sockets_bytes"] == pytest.approx(memory["kernel_socket_bytes"] * CLIENTS, rel=1e-3)
+    assert memory["tables_bytes_per_connection"] == pytest.approx(memory["tables_bytes"] / CLIENTS, abs=0.1)
+    own = memory["tables_bytes"] + memory["daemon_growth_bytes"]
+    assert memory["bytes_per_connection"] == pytest.approx(own / CLIENTS, abs=0.1)
+
+
+@pytest.mark.parametrize("part", ["reached_asleep", "reached_after_crash"])
+def test_a_server_reaches_each_sleeping_client_it_wants(told: dict[str, Any], part: str) -> None:
+    reached = told[part]
+    assert reached["answered"] == reached["asked"] == 200
+    assert reached["failed"] == {}
+    assert 0 < reached["p50_us"] <= reached["p90_us"] <= reached["p99_us"] <= reached["max_us"]
+
+
+def test_xdp_answers_keepalives_while_there_is_no_daemon(told: dict[str, Any]) -> None:
+    absence = told["absence"]
+    assert absence["seconds"] > absence["heard_after_s"] > 10
+    assert absence["keepalives_answered"] >= 3 * CLIENTS
+
+
+def test_the_demos_steps_make_up_its_time(told: dict[str, Any]) -> None:
+    assert told["seconds"] == pytest.approx(sum(step["seconds"] for step in told["steps"]), abs=0.01)
+    assert told["seconds"] < 120
+
+
+@pytest.mark.parametrize(("number", "after_s"), [(signal.SIGINT, 0.0), (signal.SIGINT, 3.0), (signal.SIGTERM, 4.0)])
+def test_an_interrupted_demo_leaves_nothing_behind(number: signal.Signals, after_s: float) -> None:
+    """after_s: since the lab began to be made; 0: while it is being made."""
+    mark = str(time.monotonic_ns())
+    demo = subprocess.Popen(
+        COMMAND,
+        env=python_environment({"ROOST_TEST_DEMO": mark}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    wait_until(lambda: bool(leftovers_of(demo.pid)), 20, "the demo makes its lab", every_s=0.005)
+    time.sleep(after_s)
+    assert len(started_by(mark)) > (1 if after_s else 0)
+    os.killpg(demo.pid, number)  # as the terminal does: the whole foreground group gets it
+    _, errors = demo.communicate(timeout=20)
+    assert demo.returncode == 130
+    assert errors == "Ended early; nothing is left behind.\n"
+    assert leftovers_of(demo.pid) == []
+    assert started_by(mark) == []

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes between client and server: ends, resets, and readers that are slow."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from control.states import Cause, State
+from tests.lab.engine_lab import EngineLab, receive
+
+BOTH = pytest.mark.parametrize("family", [4, 6])
+CLOSING = pytest.mark.engine(service={"close_with_server": True})
+
+
+def rss_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def reset(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+@BOTH
+@CLOSING
+def test_a_clients_fin_closes_one_direction_and_the_other_goes_on(box: EngineLab, family: int) -> None:
+    pair = box.connect(family)
+    pair.client.sendall(b"last words")
+    pair.client.shutdown(socket.SHUT_WR)
+    assert receive(pair.server, 100) == b"last words"
+    data = os.urandom(300_000)
+    sender = threading.Thread(target=lambda: (pair.server.sendall(data), pair.server.close()))
+    sender.start()
+    assert receive(pair.client, len(data) + 1) == data
+    sender.join()
+    box.wait_state(pair, State.CLOSED)
+    assert box.transitions(pair)[-1][2] is Cause.CLIENT_CLOSE
+
+
+@BOTH
+@CLOSING
+def test_a_servers_fin_closes_one_direction_and_the_other_goes_on(box: EngineLab, family: int) -> None:
+    pair = box.connect(family)
+    pair.server.sendall(b"last words")
+    pair.server.shutdown(socket.SHUT_WR)
+    assert receive(pair.client, 100) == b"last words"
+    data = os.urandom(300_000)
+    sender = threading.Thread(target=lambda: (pair.client.sendall(data), pair.client.close()))
+    sender.start()
+    assert receive(pair.server, len(data) + 1) == data
+    sender.join()
+    pair.server.close()
+    box.wait_state(pair, State.CLOSED)
+    assert box.transitions(pair)[-1][2] is Cause.SERVER_CLOSE
+
+
+@BOTH
+def test_a_server_that_closes_leaves_its_client_in_standby(box: EngineLab, family: int) -> None:
+    pair = box.connect(family)
+    pair.server.sendall(b"done")
+    pair.server.close()
+    assert receive(pair.client, 4) == b"done"
+    box.wait_state(pair, State.STANDBY)
+    assert box.transitions(pair)[-1] == (State.ACTIVE, State.STANDBY, Cause.SERVER_CLOSE)
+    box.wake_and_answer(pair)
+
+
+@BOTH
+def test_a_servers_reset_costs_the_client_nothing_when_nothing_was_under_way(box: EngineLab, family: int) -> None:
+    pair = box.connect(family)
+    reset(pair.server)
+    box.wait_state(pair, State.STANDBY)
+    box.wake_and_answer(pair)
+
+
+def test_a_servers_reset_over_unread_bytes_is_passed_on(box: EngineLab) -> None:
+    """What the client sent is lost with the server: the client must learn it."""
+    pair = box.connect()
+    pair.client.settimeout(10)
+    stop = threading.Event()
+
+    def pour() -> None:
+        try:
+            while not stop.is_set():
+                pair.client.sendall(bytes(1 << 16))
+        except OSError:
+            stop.set()
+
+    pouring = threading.Thread(target=pour)
+    pouring.start()
+    time.sleep(0.3)
+    reset(pair.server)
+    pouring.join(10)
+    assert stop.is_set(), "the client's send fails"
+    box.wait_state(pair, State.CLOSED)
+    assert box.transitions(pair)[-1][2] is Cause.SERVER_CLOSE
+
+
+@CLOSING
+def test_a_servers_reset_is_passed_on_where_the_policy_is_close(box: EngineLab) -> None:
+    pair = box.connect()
+    reset(pair.server)
+    with pytest.raises(ConnectionResetError):
+        receive(pair.client, 1)
+    box.wait_state(pair, State.CLOSED)
+
+
+@BOTH
+def test_a_clients_reset_reaches_the_server(box: EngineLab, family: int) -> None:
+    pair = box.connect(family)
+    reset(pair.client)
+    with pytest.raises(ConnectionResetError):
+        receive(pair.server, 1)
+    box.wait_state(pair, State.CLOSED)
+    assert box.transitions(pair)[-1] == (State.ACTIVE, State.CLOSED, Cause.CLIENT_CLOSE)
+
+
+def test_slow_readers_hold_their_writers_back_instead_of_filling_memory(box: EngineLab) -> None:
+    """Both directions of some connections are stuffed until nothing more goes in; then all of it arrives."""
+    pairs = [box.connect(family) for family in (4, 6) for _ in range(2)]
+    ends = [end for pair in pairs for end in ((pair.client, pair.server), (pair.server, pair.client))]
+    before = rss_bytes()
+    block = os.urandom(1 << 20)
+    sent = dict.fromkeys(ends, 0)
+    for end in ends:
+        end[0].settimeout(0.4)
+        try:
+            while sent[end] < 64 << 20:
+                at = sent[end] % len(block)
+                sent[end] += end[0].send(block[at : at + (1 << 16)])
+        except TimeoutError:
+            continue
+    assert all(0 < total < 64 << 20 for total in sent.values()), "the writers were held back"
+    assert sum(sent.values()) > 20 << 20
+    assert rss_bytes() - before < len(ends) * 2 * (64 << 10) + (6 << 20), "at most one read waits in each direction"
+    for (_, target), total in sent.items():
+        at = 0
+        while at < total:
+            part = target.recv(1 << 16)
+            assert part
+            assert part == (block * 2)[at % len(block) : at % len(block) + len(part)]
+            at += len(part)
+    for pair in pairs:
+        box.exchange(pair)
+
+
+def test_a_byte_flood_of_one_client_does_not_starve_another(box: EngineLab) -> None:
+    loud, quiet = box.connect(), box.connect()
+    stop = threading.Event()
+
+    def flood() -> None:
+        while not stop.is_set():
+            loud.client.sendall(bytes(1 << 18))
+
+    def drain() -> None:
+        while loud.server.recv(1 << 18):
+            pass
+
+    threads = [threading.Thread(target=flood), threading.Thread(target=drain)]
+    for thread in threads:
+        thread.start()
+    try:
+        slowest = 0.0
+        for _ in range(50):
+            since = time.monotonic()
+            box.exchange(quiet)
+            slowest = max(slowest, time.monotonic() - since)
+    finally:
+        stop.set()
+        threads[0].join()
+        loud.client.close()
+        threads[1].join()
+    assert slowest < 1.0
+
+
+@pytest.mark.engine(service={"connect_timeout_ms": 700})
+def test_a_client_whose_server_cannot_be_reached_is_told_by_a_reset(box: EngineLab) -> None:
+    box.engine.update_service(box.spec(4, server_port=9))  # nobody listens there
+    client = box.dial()
+    with pytest.raises(ConnectionResetError):
+        client.recv(1)
+    assert box.stat("link_failed") >= 1
+    assert box.stat("awake") == 0
+
+
+@pytest.mark.engine(service={"connect_timeout_ms": 5000})
+def test_what_a_client_says_while_its_server_is_down_arrives_when_it_is_back(box: EngineLab) -> None:
+    box.engine.update_service(box.spec(4, server_port=9000))
+    client = box.dial()
+    client.sendall(b"patience")
+    time.sleep(0.5)
+    with box.lab.enter("lan"):
+        late = socket.create_server((box.lab.address("lan", "eth0"), 9000))
+    with late:
+        late.settimeout(5)
+        with late.accept()[0] as server:
+            server.settimeout(5)
+            assert receive(server, 8) == b"patience"

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cext/table.c: the inactive table and its rest slots, against a dict."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from appliance.engine import NO_REST, Key, ffi, lib
+from tests.unit.records import FREEZING, IDLE, SLEEP, THAWED, WAKING, Ka, c_key
+
+SLOTS: int = lib.roost_testing_bucket_slots()
+SAME_TAG_MAX: int = lib.roost_testing_same_tag_max()
+RESTS = 64
+
+
+class Table:
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+
+    def insert(self, key: Key, ka: Ka | None = None) -> Any:
+        return lib.roost_testing_insert(self.raw, c_key(key), (ka or Ka()).c())
+
+    def find(self, key: Key) -> Any:
+        return lib.roost_testing_find(self.raw, c_key(key))
+
+    def remove(self, key: Key) -> None:
+        lib.roost_testing_remove(self.raw, self.find(key))
+
+    def place(self, key: Key) -> tuple[int, int, int]:
+        """Its two buckets and its tag."""
+        buckets, tag = ffi.new("uint32_t[2]"), ffi.new("uint16_t *")
+        lib.roost_testing_place(self.raw, c_key(key), buckets, tag)
+        return buckets[0], buckets[1], tag[0]
+
+    def rest(self, number: int) -> int:
+        """A rest slot with that number (not 0), or NO_REST."""
+        index: int = lib.roost_testing_rest_alloc(self.raw)
+        if index != NO_REST:
+            lib.roost_testing_rest(self.raw, index).id = number
+        return index
+
+    def free_rests(self) -> set[int]:
+        """Takes every rest slot that is free."""
+        taken = []
+        while (index := lib.roost_testing_rest_alloc(self.raw)) != NO_REST:
+            taken.append(index)
+        assert len(taken) == len(set(taken))
+        return set(taken)
+
+    def adopt(self) -> tuple[int, int]:
+        """(removed, largest id)"""
+        largest = ffi.new("uint64_t *")
+        return int(lib.roost_testing_adopt(self.raw, largest)), int(largest[0])
+
+    def used(self) -> dict[str, int]:
+        values = ffi.new("uint64_t[3]")
+        used4 = lib.roost_testing_used(self.raw, values, values + 1, values + 2)
+        return {"ipv4": used4, "ipv6": values[0], "rest": values[1], "refused": values[2]}
+
+
+@contextmanager
+def table(slots4: int = 200, slots6: int = 200, rests: int = RESTS) -> Iterator[Table]:
+    raw = lib.roost_testing_table(slots4, slots6, rests)
+    try:
+        yield Table(raw)
+    finally:
+        lib.roost_testing_table_free(raw)
+
+
+def random_key(source: random.Random, family: int) -> Key:
+    prefix = bytes(10) + b"\xff\xff" if family == 4 else b""
+    client, local = (prefix + source.randbytes(16 - len(prefix)) for _ in range(2))
+    return Key(client, source.randrange(65536), local, source.randrange(65536))
+
+
+def key_of(number: int) -> Key:
+    """A few keys that differ in one field each, so that a comparison that skips a field is found."""
+    family, field, value = number % 2, number // 2 % 4, number // 8
+    client, port, local, local_port = value if field == 0 else 0, field == 1 and value, field == 2 and value, 0
+    if field == 3:
+        local_port = value
+    if family:
+        return Key.of(f"10.0.0.{client}", int(port), f"10.1.0.{int(local)}", local_port)
+    return Key.of(f"fd00::{client:x}", int(port), f"fd01::{int(local):x}", local_port)
+
+
+@settings(max_examples=300, deadline=None)
+@given(script=st.lists(st.tuples(st.sampled_from(["insert", "remove", "find"]), st.integers(0, 8 * 12 - 1)),
+                       max_size=150))  # fmt: skip
+def test_insert_find_and_remove_do_what_a_dict_does(script: list[tuple[str, int]]) -> None:
+    model: dict[Key, int] = {}
+    with table() as t:
+        for step, (what, number) in enumerate(script):
+            key = key_of(number)
+            if what == "insert" and key not in model:
+                assert t.insert(key, Ka(snd_nxt=step))
+                model[key] = step
+            elif what == "remove" and key in model:
+                t.remove(key)
+                del model[key]
+            for known in (key, key_of(number ^ 1), key_of((number + 8) % 96)):
+                slot = t.find(known)
+                assert bool(slot) == (known in model)
+                if slot:
+                    assert slot.snd_nxt == model[known]
+        families = [key.client[:12] == bytes(10) + b"\xff\xff" for key in model]
+        assert (t.used()["ipv4"], t.used()["ipv6"]) == (sum(families), len(families) - sum(families))
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_an_insert_is_refused_only_when_both_buckets_are_full_or_crowded_with_its_tag(family: int) -> None:
+    source = random.Random(family)
+    with table(400, 400) as t:
+        tags: defaultdict[int, list[int]] = defaultdict(list)  # bucket -> tags, as the model has them
+        refused = 0
+        for _ in range(1000):
+            key = random_key(source, family)
+            first, second, tag = t.place(key)
+            room = [len(tags[b]) < SLOTS and tags[b].count(tag) < SAME_TAG_MAX for b in (first, second)]
+            assert bool(t.insert(key)) == any(room)
+            if not any(room):
+                refused += 1
+                assert not t.find(key)
+            elif not room[0] or (room[1] and len(tags[second]) < len(tags[first])):
+                tags[second].append(tag)
+            else:
+                tags[first].append(tag)
+        assert refused == t.used()["refused"] >= 600
+        assert t.used()[f"ipv{family}"] == 1000 - refused
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_at_85_percent_load_fewer_than_one_in_ten_thousand_is_refused(family: int) -> None:
+    keys = 100_000
+    source = random.Random(85)
+    slots = keys * 100 // 85
+    with table(slots if family == 4 else 0, slots if family == 6 else 0) as t:
+        ka = Ka().c()
+        for _ in range(keys):
+            lib.roost_testing_insert(t.raw, c_key(random_key(source, family)), ka)
+        used = t.used()
+        assert used["refused"] < keys / 10_000
+        assert used[f"ipv{family}"] + used["refused"] == keys
+
+
+def test_each_owner_of_a_slot_has_another_version_than_the_last() -> None:
+    key = Key.of("192.0.2.1", 5, "192.0.2.2", 6)
+    with table() as t:
+        versions = []
+        for _ in range(4):
+            versions.append(t.insert(key).ctl >> 8 & 0xFF)
+            t.remove(key)
+        assert all(a != b for a, b in zip(versions, versions[1:], strict=False))
+
+
+def test_a_removed_slot_holds_packets_for_a_reader_that_still_looks_at_it() -> None:
+    key = Key.of("192.0.2.1", 5, "192.0.2.2", 6)
+    with table() as t:
+        slot = t.insert(key, Ka(phase=IDLE))
+        t.remove(key)
+        assert lib.roost_testing_judge(slot, 2000, 1000, 5, 16, 1) == 0  # HOLD
+
+
+def test_rest_slots_are_given_until_all_are_used_and_again_when_released() -> None:
+    with table(rests=8) as t:
+        key = Key.of("192.0.2.1", 5, "192.0.2.2", 6)
+        assert t.insert(key, Ka(rest=t.rest(1)))
+        assert len(t.free_rests()) == 7
+        assert t.rest(9) == NO_REST
+        held = t.find(key).rest
+        t.remove(key)
+        assert t.free_rests() == {held}
+        assert t.used()["rest"] == 8
+
+
+phases = st.sampled_from([FREEZING, IDLE, SLEEP, WAKING, THAWED])
+
+
+@settings(max_examples=300, deadline=None)
+@given(slots=st.lists(st.tuples(phases, st.booleans(), st.integers(4, 6).filter(lambda f: f != 5)), max_size=40),
+       orphans=st.integers(0, 10), seed=st.integers(0, 1000))  # fmt: skip
+def test_adoption_keeps_what_sleeps_and_frees_what_no_process_can_own(
+    slots: list[tuple[int, bool, int]], orphans: int, seed: int
+) -> None:
+    """A predecessor died at any moment: each slot in any phase, with or without a rest; rests that nobody names."""
+    source = random.Random(seed)
+    with table() as t:
+        kept: dict[Key, tuple[int, int]] = {}  # key -> phase, id (0 = no rest)
+        gone = []
+        for number, (phase, has_rest, family) in enumerate(slots, start=1):
+            key = random_key(source, family)
+            for _ in range(source.randrange(2)):
+                t.rest(0)  # taken, never filled
+            rest = t.rest(number * 7) if has_rest else NO_REST
+            assert t.insert(key, Ka(phase=phase, rest=rest))
+            if phase == SLEEP or (phase == WAKING and not has_rest):
+                kept[key] = (SLEEP, 0)
+            elif phase in (IDLE, WAKING) and has_rest:
+                kept[key] = (IDLE, number * 7)
+            else:
+                gone.append(key)
+        for _ in range(orphans):
+            t.rest(10_000)
+        removed, largest = t.adopt()
+        assert removed == len(gone)
+        assert largest == max((number for _, number in kept.values()), default=0)
+        assert not any(t.find(key) for key in gone)
+        named = set()
+        for key, (phase, number) in kept.items():
+            slot = t.find(key)
+            assert slot.ctl & 0xFF == phase
+            assert (slot.rest == NO_REST) == (number == 0)
+            if number:
+                named.add(int(slot.rest))
+                assert lib.roost_testing_rest(t.raw, slot.rest).id == number
+        used = t.used()
+        assert used["ipv4"] + used["ipv6"] == len(kept)
+        assert used["rest"] == len(named)
+        assert t.free_rests() == set(range(RESTS)) - named
+
+
+def test_adoption_twice_changes_nothing_more() -> None:
+    with table() as t:
+        key = Key.of("192.0.2.1", 5, "192.0.2.2", 6)
+        assert t.insert(key, Ka(phase=WAKING, rest=t.rest(77)))
+        assert t.adopt() == (0, 77)
+        assert t.adopt() == (0, 77)
+        assert len(t.free_rests()) == RESTS - 1
