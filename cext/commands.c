@@ -47,7 +47,8 @@ void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, str
 
 /* The awake connection a command means, or NULL. */
 static struct roost_conn *target(struct roost_engine *e, const struct roost_command *command) {
-    return command->id ? roost_conn_by_id(e, command->id) : roost_conn_by_key(e, &command->record.key);
+    struct roost_conn *c = command->id ? roost_conn_by_id(e, command->id) : NULL;
+    return c ? c : roost_conn_by_key(e, &command->record.key); /* one that waits for its record has no id yet */
 }
 
 static int op_standby(struct roost_engine *e, const struct roost_command *command) {
@@ -58,8 +59,12 @@ static int op_standby(struct roost_engine *e, const struct roost_command *comman
         return EALREADY;
     if (c->attach_fd >= 0) /* a server is waiting for it */
         return EBUSY;
+    uint64_t token = c->token;
     c->token = command->token;
-    return -roost_link_end(e, c, (enum roost_cause)command->cause);
+    int error = -roost_link_end(e, c, (enum roost_cause)command->cause);
+    if (error)
+        c->token = token;
+    return error;
 }
 
 static int op_idle(struct roost_engine *e, const struct roost_command *command, bool keep_link) {
@@ -70,12 +75,15 @@ static int op_idle(struct roost_engine *e, const struct roost_command *command, 
         return EALREADY;
     if (c->attach_fd >= 0) /* a server is waiting for it */
         return EBUSY;
+    uint64_t token = c->token;
     c->token = command->token;
     int error = roost_freeze(e, c, keep_link, (enum roost_cause)command->cause);
     if (error == -EAGAIN || error == -EBUSY || error == -ENOSPC) {
         c->told_quiet_ms = e->now_ms;
         roost_conn_set_timer(e, c);
     }
+    if (error)
+        c->token = token;
     return -error;
 }
 
@@ -110,6 +118,11 @@ static int op_sleep(struct roost_engine *e, const struct roost_command *command)
 static int op_wake(struct roost_engine *e, const struct roost_command *command, bool then_close) {
     struct roost_conn *c = target(e, command);
     int error = 0;
+    if (c && c->phase == ROOST_MARKED) {
+        roost_freeze_cancel(e, c, EAGAIN);
+        if (c->dead)
+            return then_close ? 0 : ENOENT;
+    }
     if (c && then_close && c->phase == ROOST_LIVE) {
         c->token = command->token;
         roost_conn_close(e, c, (enum roost_cause)command->cause, true);
@@ -121,8 +134,9 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
         c = roost_wake(e, &command->record.key, (enum roost_cause)command->cause, &error);
     if (!c)
         return error;
-    if (c->attach_fd < 0) /* else the token is the waiting server's, and waking is under way */
-        c->token = command->token;
+    if (command->id && c->id && c->id != command->id)
+        return ENOENT; /* the number of an earlier connection with this 4-tuple; this one goes on waking */
+    c->token = command->token;
     c->want_close |= then_close;
     if (c->phase == ROOST_HELD_LINK) {
         c->wake_cause = command->cause;
@@ -144,7 +158,7 @@ static int op_attach(struct roost_engine *e, struct roost_command *command) {
         c->link == ROOST_CONNECTING || c->link == ROOST_LINKED)
         return EBUSY;
     c->attach_fd = command->fd;
-    c->token = command->token;
+    c->attach_token = command->token;
     c->want_freeze = false;
     c->preamble = malloc(command->preamble_len ? command->preamble_len : 1);
     if (c->preamble) {

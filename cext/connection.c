@@ -134,11 +134,7 @@ void roost_conns_free_dead(struct roost_engine *e) {
             continue;
         }
         *at = c->next_dead;
-        while (c->held) {
-            struct roost_held *h = c->held;
-            c->held = h->next;
-            free(h);
-        }
+        roost_drop_held(c);
         free(c->client.pending);
         free(c->server.pending);
         free(c->preamble);
@@ -190,12 +186,15 @@ void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum ro
     event.from_state = c->state;
     event.to_state = (uint8_t)to;
     event.cause = (uint8_t)cause;
-    event.token = c->token;
+    /* A command to freeze is not answered by the STANDBY on its way. */
+    bool on_the_way = c->want_freeze && to == ROOST_ST_STANDBY;
+    event.token = on_the_way ? 0 : c->token;
     roost_mailbox_post(&e->box, &event);
     c->state = (uint8_t)to;
     c->since_ms = e->now_ms;
     c->rx = c->tx = 0;
-    c->token = 0;
+    if (!on_the_way)
+        c->token = 0;
     c->told_quiet_ms = 0;
 }
 
@@ -224,12 +223,8 @@ void roost_conn_close(struct roost_engine *e, struct roost_conn *c, enum roost_c
     if (c->slot) { /* held packets are for a socket that goes: the stack answers them */
         roost_hold_release(e, c);
     }
-    if (c->attach_fd >= 0) {
-        close(c->attach_fd);
-        c->attach_fd = -1;
-        roost_refuse(e, ROOST_OP_ATTACH, c->token, c->id, &c->key, ECONNRESET);
-        c->token = 0;
-    }
+    if (c->attach_fd >= 0)
+        roost_attach_refused(e, c, ECONNRESET);
     roost_leg_close(e, &c->client, reset);
     roost_leg_close(e, &c->server, reset);
     roost_conn_transition(e, c, ROOST_ST_CLOSED, cause);

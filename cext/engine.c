@@ -177,7 +177,7 @@ static void dispatch(struct roost_engine *e, const struct epoll_event *event) {
     else if (tag >= TAG_LISTENER)
         accept_clients(e, &e->listener[tag - TAG_LISTENER]);
     else if (tag == TAG_RING)
-        roost_datapath_drain(&e->path);
+        roost_drain(e);
     else if (tag == TAG_GRACE)
         roost_grace_done(e);
     else if (read(e->wake_fd, &drained, sizeof(drained)) < 0)
@@ -203,6 +203,11 @@ void roost_conn_timer(struct roost_engine *e, struct roost_conn *c) {
     if (c->link == ROOST_CONNECTING || c->link == ROOST_UNLINKING) {
         roost_link_timer(e, c);
         return;
+    }
+    if (c->phase == ROOST_HELD_LINK && c->server.readable) { /* an earlier thaw failed */
+        c->phase = ROOST_THAWING;
+        roost_table_set_phase(c->slot, ROOST_WAKING);
+        roost_wake_queue(e, c);
     }
     if (c->phase != ROOST_LIVE)
         return;
@@ -297,6 +302,7 @@ static int listen_on(const struct roost_service *s, char *err, uint32_t err_len)
     if (fd < 0)
         return -errno;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &one, sizeof(one)); /* inherited: urgent bytes are bytes */
     if (!v4)
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one));
     e = v4 ? bind(fd, (struct sockaddr *)&a4, sizeof(a4)) : bind(fd, (struct sockaddr *)&a6, sizeof(a6));
@@ -538,7 +544,12 @@ void roost_close(roost_engine *e) {
     roost_stop_listening(e);
     while (e->oldest) {
         struct roost_conn *c = e->oldest;
-        /* A connection on its way to sleep or to wake leaves its slot to the next daemon, which knows what to do. */
+        /* On its way to wake: it sleeps on, and is answered for. On its way to sleep: its socket ends here, and no
+         * slot may swallow what the client has to say to that. */
+        if (c->phase == ROOST_THAWING && c->slot)
+            roost_table_set_phase(c->slot, c->slot->rest == ROOST_NO_REST ? ROOST_SLEEP : ROOST_IDLE);
+        else if (c->phase == ROOST_MARKED && c->slot)
+            roost_table_remove(&e->table, c->slot);
         if (c->client.fd >= 0)
             close(c->client.fd);
         if (c->server.fd >= 0)

@@ -18,7 +18,8 @@
 #include "internal.h"
 #include "repair.h"
 
-#define SNAPSHOTS_A_TURN 64 /* about a millisecond: others wait to be woken */
+#define WITHOUT_MEMBARRIER_US 50000 /* what is on its way to TCP has arrived long before */
+#define SNAPSHOTS_A_TURN 64         /* about a millisecond: others wait to be woken */
 
 static void *grace_thread(void *context) {
     struct roost_grace *g = context;
@@ -31,7 +32,8 @@ static void *grace_thread(void *context) {
             break;
         g->wanted = false;
         pthread_mutex_unlock(&g->lock);
-        syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0);
+        if (syscall(SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0)) /* a nohz_full kernel refuses it */
+            usleep(WITHOUT_MEMBARRIER_US);
         if (write(g->event_fd, &one, sizeof(one)) != sizeof(one)) {
             /* an eventfd refuses only at 2^64-1 */
         }
@@ -108,8 +110,7 @@ void roost_freeze_cancel(struct roost_engine *e, struct roost_conn *c, int error
     uint64_t token = c->token;
     e->stat[ROOST_E_FREEZE_CANCELLED]++;
     roost_refuse(e, c->keep_link ? ROOST_OP_FREEZE_HELD : ROOST_OP_IDLE, token, c->id, &c->key, error);
-    if (c->attach_fd < 0)
-        c->token = 0;
+    c->token = 0;
     c->told_quiet_ms = e->now_ms; /* not at once again */
     roost_hold_release(e, c);
     roost_awake(e, c);
@@ -130,7 +131,7 @@ static void finish(struct roost_engine *e, struct roost_conn *c) {
     struct roost_rest rest;
     if (c->dead || c->phase != ROOST_MARKED)
         return;
-    if (c->held || c->attach_fd >= 0 || c->want_close || (c->keep_link && (c->server.readable || c->server.eof))) {
+    if (c->attach_fd >= 0 || c->want_close || (c->keep_link && (c->server.readable || c->server.eof))) {
         roost_freeze_cancel(e, c, EAGAIN);
         return;
     }
@@ -146,10 +147,24 @@ static void finish(struct roost_engine *e, struct roost_conn *c) {
         roost_freeze_cancel(e, c, -error);
         return;
     }
+    bool probed = false;
+    for (const struct roost_held *h = c->held; h; h = h->next) {
+        enum roost_verdict verdict = roost_judge_held(h, &ka);
+        probed |= verdict == ROOST_V_ANSWER;
+        if (verdict == ROOST_V_WAKE) {
+            roost_repair_undo(c->client.fd, e->path.closed_fd);
+            roost_table_rest_release(&e->table, index);
+            roost_freeze_cancel(e, c, EAGAIN);
+            return;
+        }
+    }
+    roost_drop_held(c); /* nothing that the kernel would act on */
     fill_policy(e, c, &ka, &rest);
     ka.rest = index;
     e->table.rest[index] = rest;
     roost_table_publish(c->slot, &ka, ROOST_IDLE);
+    if (probed)
+        roost_answer_probe(e, &c->key, &ka);
     close(c->client.fd); /* in repair mode: no FIN, no RST */
     c->client.fd = -1;
     c->client.readable = c->client.writable = false;
@@ -179,7 +194,7 @@ void roost_freeze_turn(struct roost_engine *e) {
     struct timespec from, to;
     if (e->graced) {
         clock_gettime(CLOCK_MONOTONIC, &from);
-        roost_datapath_drain(&e->path); /* what was held until now cancels (thaw.c) */
+        roost_drain(e); /* what was held until now has its say */
         for (int i = 0; i < SNAPSHOTS_A_TURN && e->graced; i++) {
             struct roost_conn *c = e->graced;
             e->graced = c->next_frozen;

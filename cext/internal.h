@@ -19,6 +19,7 @@
 #include <sys/types.h>
 
 #include "../ebpf/frame.h"
+#include "../ebpf/judge.h"
 #include "datapath.h"
 #include "mailbox.h"
 #include "table.h"
@@ -33,7 +34,7 @@
 struct roost_held { /* a frame that waits for its connection */
     struct roost_held *next;
     uint32_t ifindex, queue;
-    uint32_t length;
+    uint32_t length, l3;
     uint8_t data[];
 };
 
@@ -47,6 +48,7 @@ struct roost_leg {
     bool readable, writable;
     bool eof;                      /* the peer's FIN was read */
     bool shut;                     /* we sent ours */
+    bool refused;                  /* a send to it failed with bytes in hand */
     struct roost_pending *pending; /* to be written to this leg */
 };
 
@@ -80,7 +82,9 @@ struct roost_conn {
     uint64_t told_quiet_ms; /* active_ms for which QUIET was told */
     uint64_t token;         /* of the command that waits for this connection */
     struct roost_held *held, **held_tail;
+    uint32_t held_frames;
     int attach_fd; /* a server that waits until the connection is awake; -1 none */
+    uint64_t attach_token;
     char *preamble;
     uint32_t preamble_len;
     uint8_t *early;
@@ -90,6 +94,7 @@ struct roost_conn {
     uint8_t phase, link;
     uint8_t wake_cause;
     uint8_t freeze_cause, unlink_cause;
+    bool asked;       /* the last payload was the client's */
     bool attached;    /* the link is a server's own (attach): not to be reconnected */
     bool want_freeze; /* freeze as soon as it is unlinked */
     bool keep_link;   /* of this freeze */
@@ -127,6 +132,7 @@ enum roost_engine_counter {
     ROOST_E_FREEZE_CANCELLED,
     ROOST_E_THAWED,
     ROOST_E_THAW_FAILED,
+    ROOST_E_HELD_DROPPED,
     ROOST_E_REPLAYED,
     ROOST_E_STRAY_REPLAYED,
     ROOST_E_FRAME_BAD,
@@ -170,7 +176,9 @@ struct roost_engine {
     struct roost_conn *gathering, *in_grace, *graced; /* freeze batches */
     struct roost_conn *dead;
     struct roost_conn *waking, **waking_tail; /* their records are at hand */
-    struct roost_held *stray, **stray_tail;   /* frames of connections that need no thaw: to the stack */
+    int frame_budget;
+    uint32_t strays;
+    struct roost_held *stray, **stray_tail; /* frames of connections that need no thaw: to the stack */
     uint64_t sweep_at, sweep_ms;
     uint64_t stat[ROOST_E_COUNT];
     uint8_t scratch[ROOST_SCRATCH];
@@ -209,6 +217,9 @@ void roost_link_attach(struct roost_engine *e, struct roost_conn *c);
 void roost_link_connected(struct roost_engine *e, struct roost_conn *c);
 void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause); /* -> STANDBY */
 int roost_link_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);   /* orderly, -> STANDBY */
+void roost_link_settle(struct roost_engine *e, struct roost_conn *c);
+int roost_link_unacknowledged(const struct roost_conn *c);                          /* bytes; our FIN counts as one */
+void roost_attach_refused(struct roost_engine *e, struct roost_conn *c, int error); /* closes the waiting server */
 void roost_link_timer(struct roost_engine *e, struct roost_conn *c);
 
 /* relay.c */
@@ -226,6 +237,11 @@ void roost_grace_done(struct roost_engine *e);
 
 /* thaw.c */
 int roost_on_frame(void *context, void *data, size_t size);
+void roost_drain(struct roost_engine *e); /* frames out of the ring, at most so many */
+/* Whether a held frame would wake a connection with this record. */
+enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roost_ka *ka);
+void roost_answer_probe(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka);
+void roost_drop_held(struct roost_conn *c);
 void roost_thaw_turn(struct roost_engine *e);
 /* Wakes a connection of the table for the control plane or a server: thawed in this turn's roost_thaw_turn when IDLE,
  * after the store answered when SLEEP. NULL with *error when there is none. */

@@ -10,6 +10,8 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
@@ -37,6 +39,7 @@ static int connect_to(const struct roost_service *s) {
     if (fd < 0)
         return -errno;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &one, sizeof(one)); /* urgent bytes are bytes */
     memcpy(&v4.sin_addr, s->server + 12, 4);
     memcpy(&v6.sin6_addr, s->server, 16);
     int e = is_v4 ? connect(fd, (struct sockaddr *)&v4, sizeof(v4)) : connect(fd, (struct sockaddr *)&v6, sizeof(v6));
@@ -57,6 +60,10 @@ static void attempt(struct roost_engine *e, struct roost_conn *c) {
             close(fd);
             c->server.fd = fd = -1;
         }
+    }
+    if (fd == -EMFILE || fd == -ENFILE) { /* our fault, not the server's: it does not count */
+        roost_tell_pressure(e);
+        c->link_deadline_ms += RETRY_MS;
     }
     if (fd < 0)
         c->retry_ms = e->now_ms + RETRY_MS;
@@ -109,18 +116,32 @@ void roost_link_connected(struct roost_engine *e, struct roost_conn *c) {
     roost_conn_run(e, c);
 }
 
+void roost_attach_refused(struct roost_engine *e, struct roost_conn *c, int error) {
+    if (c->attach_fd >= 0)
+        close(c->attach_fd);
+    c->attach_fd = -1;
+    free(c->preamble);
+    free(c->early);
+    c->preamble = NULL;
+    c->early = NULL;
+    c->preamble_len = c->early_len = 0;
+    roost_refuse(e, ROOST_OP_ATTACH, c->attach_token, c->id, &c->key, error);
+    c->attach_token = 0;
+}
+
 void roost_link_attach(struct roost_engine *e, struct roost_conn *c) {
     int fd = c->attach_fd, one = 1;
     c->attach_fd = -1;
     fresh_leg(&c->server, fd);
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &one, sizeof(one));
     if ((c->preamble_len && roost_leg_queue(&c->server, (uint8_t *)c->preamble, c->preamble_len)) ||
         (c->early_len && roost_leg_queue(&c->client, c->early, c->early_len)) || roost_watch(e, fd, c, true)) {
         close(fd);
-        c->server.fd = -1;
-        roost_refuse(e, ROOST_OP_ATTACH, c->token, c->id, &c->key, ENOMEM);
-        c->token = 0;
+        fresh_leg(&c->server, -1);
+        c->preamble_len = c->early_len = 0;
+        roost_attach_refused(e, c, ENOMEM);
         roost_look(e, c, ROOST_C_SERVER_ATTACH);
         return;
     }
@@ -138,6 +159,8 @@ void roost_link_attach(struct roost_engine *e, struct roost_conn *c) {
     c->server.readable = c->server.writable = true;
     e->stat[ROOST_E_LINKED]++;
     roost_conn_touch(e, c);
+    c->token = c->attach_token;
+    c->attach_token = 0;
     roost_conn_transition(e, c, ROOST_ST_ACTIVE, ROOST_C_SERVER_ATTACH);
     roost_conn_set_timer(e, c);
     roost_conn_run(e, c);
@@ -166,7 +189,7 @@ void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_ca
 int roost_link_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
     if (c->link == ROOST_UNLINKED)
         return 0;
-    if (c->client.eof || c->server.pending || c->client.pending)
+    if (c->client.eof || c->client.shut || c->server.pending || c->client.pending)
         return -EBUSY; /* in the middle of something: bytes wait, or the end has begun */
     if (c->link == ROOST_CONNECTING) {
         if (c->rx == 0 && !c->client.readable) {
@@ -198,9 +221,32 @@ void roost_link_timer(struct roost_engine *e, struct roost_conn *c) {
             roost_conn_set_timer(e, c);
         }
     } else if (c->link == ROOST_UNLINKING) {
-        if (e->now_ms >= c->link_deadline_ms)
-            roost_link_drop(e, c, (enum roost_cause)c->unlink_cause); /* what it sends from now on it learns by RST */
-        else
+        int unread = 0;
+        if (e->now_ms < c->link_deadline_ms) {
             roost_conn_set_timer(e, c);
+        } else if (c->client.pending || (!ioctl(c->server.fd, SIOCINQ, &unread) && unread > 0)) {
+            c->link_deadline_ms = e->now_ms + UNLINK_MS; /* acknowledged to the server, and the client is slow */
+            roost_conn_set_timer(e, c);
+            roost_conn_run(e, c);
+        } else if (roost_link_unacknowledged(c) > 1) { /* more than our FIN */
+            roost_conn_close(e, c, ROOST_C_SERVER_CLOSE, true);
+        } else {
+            roost_link_drop(e, c, (enum roost_cause)c->unlink_cause);
+        }
     }
+}
+
+int roost_link_unacknowledged(const struct roost_conn *c) {
+    int bytes = 0;
+    return ioctl(c->server.fd, SIOCOUTQ, &bytes) ? 0 : bytes;
+}
+
+/* The server has ended and we have not: end it our side, and wait whether it takes what the client sent. */
+void roost_link_settle(struct roost_engine *e, struct roost_conn *c) {
+    c->link = ROOST_UNLINKING;
+    c->unlink_cause = ROOST_C_SERVER_CLOSE;
+    c->server.shut = true;
+    shutdown(c->server.fd, SHUT_WR);
+    c->link_deadline_ms = e->now_ms + UNLINK_MS;
+    roost_conn_set_timer(e, c);
 }

@@ -6,10 +6,8 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
-#include <linux/sockios.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include "internal.h"
@@ -83,11 +81,14 @@ static enum outcome move(struct roost_engine *e, struct roost_conn *c, struct ro
             return MOVED_ALL;
         }
         roost_conn_touch(e, c);
+        c->asked = from == &c->client;
         *counter += (uint64_t)n;
         *total += (uint64_t)n;
         ssize_t sent = send(to->fd, e->scratch, (size_t)n, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0 && errno != EAGAIN && errno != EINTR)
+        if (sent < 0 && errno != EAGAIN && errno != EINTR) {
+            to->refused = true; /* these bytes are acknowledged and went nowhere */
             return SINK_BROKEN;
+        }
         if (sent < 0)
             sent = 0;
         if (sent < n) {
@@ -100,11 +101,10 @@ static enum outcome move(struct roost_engine *e, struct roost_conn *c, struct ro
     return AGAIN;
 }
 
-/* The server's side failed. What the client sent and the server's kernel did not acknowledge is lost: then the client
- * must learn it. Otherwise only the link is gone. */
+/* The server's side failed. What the client sent is lost when the server's kernel did not acknowledge it, and may be when
+ * it did and the server never answered: then the client must learn it. Otherwise only the link is gone. */
 static void server_broken(struct roost_engine *e, struct roost_conn *c) {
-    int unacknowledged = 0;
-    if (c->server.pending || ioctl(c->server.fd, SIOCOUTQ, &unacknowledged) || unacknowledged || c->client.eof ||
+    if (c->server.pending || c->server.refused || c->asked || c->client.eof || roost_link_unacknowledged(c) ||
         roost_service_of(e, c->service)->close_with_server)
         roost_conn_close(e, c, ROOST_C_SERVER_CLOSE, true);
     else
@@ -124,6 +124,8 @@ static bool pass_on_ends(struct roost_engine *e, struct roost_conn *c) {
         return false;
     }
     if (c->link == ROOST_UNLINKING) {
+        if (roost_link_unacknowledged(c) > 1) /* more than our FIN: taken by it, or refused by RST? */
+            return true;
         roost_link_drop(e, c, (enum roost_cause)c->unlink_cause);
         return false;
     }
@@ -136,6 +138,10 @@ static bool pass_on_ends(struct roost_engine *e, struct roost_conn *c) {
     }
     if (c->server.pending) /* it still reads, as far as we know */
         return true;
+    if (roost_link_unacknowledged(c)) {
+        roost_link_settle(e, c);
+        return true;
+    }
     roost_link_drop(e, c, ROOST_C_SERVER_CLOSE);
     return false;
 }
@@ -154,23 +160,26 @@ void roost_relay(struct roost_engine *e, struct roost_conn *c) {
     if (c->link == ROOST_CONNECTING)
         return;
 
-    enum outcome in = MOVED_ALL;
-    if (c->link == ROOST_LINKED) /* after our FIN to the server, client data waits for the next link */
-        in = move(e, c, &c->client, &c->server, &c->rx, &e->stat[ROOST_E_BYTES_IN]);
-    if (in == SOURCE_BROKEN) {
-        roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
-        return;
-    }
-    if (in == SINK_BROKEN) {
-        server_broken(e, c);
-        return;
-    }
+    /* The server first: a link that has ended must not swallow what the client says now. */
     enum outcome out = move(e, c, &c->server, &c->client, &c->tx, &e->stat[ROOST_E_BYTES_OUT]);
     if (out == SINK_BROKEN) {
         roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
         return;
     }
     if (out == SOURCE_BROKEN) {
+        server_broken(e, c);
+        return;
+    }
+    bool over =
+        c->server.eof && !c->server.pending && (c->attached || !roost_service_of(e, c->service)->close_with_server);
+    enum outcome in = MOVED_ALL;
+    if (c->link == ROOST_LINKED && !over)
+        in = move(e, c, &c->client, &c->server, &c->rx, &e->stat[ROOST_E_BYTES_IN]);
+    if (in == SOURCE_BROKEN) {
+        roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
+        return;
+    }
+    if (in == SINK_BROKEN) {
         server_broken(e, c);
         return;
     }

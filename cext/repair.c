@@ -46,8 +46,9 @@ static int set_queue_seq(int fd, int queue, uint32_t seq) {
 }
 
 void roost_repair_undo(int fd, int closed_filter) {
-    int none = 0;
-    set(fd, TCP_REPAIR, TCP_REPAIR_OFF_NO_WP); /* plain OFF would send a window probe */
+    int none = 0, one = 1;
+    set(fd, TCP_REPAIR, TCP_REPAIR_OFF_NO_WP);                   /* plain OFF would send a window probe */
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)); /* leaving repair mode cleared it */
     if (closed_filter >= 0)
         setsockopt(fd, SOL_SOCKET, SO_DETACH_FILTER, &none, sizeof(none));
 }
@@ -104,6 +105,8 @@ static int take(int fd, struct roost_ka *ka, struct roost_rest *rest) {
         rcv_wscale = info.tcpi_rcv_wscale;
     }
     uint32_t on_wire = window.rcv_wnd >> rcv_wscale;
+    if (!on_wire) /* with our window closed no data would be judged to wake */
+        return -EAGAIN;
     memset(ka, 0, sizeof(*ka));
     memset(rest, 0, sizeof(*rest));
     ka->ctl = flags << 16 | snd_wscale << 24 | rcv_wscale << 28;
@@ -200,12 +203,39 @@ static int rebuild(int fd, const struct roost_key *key, const struct roost_ka *k
     };
     if (setsockopt(fd, IPPROTO_TCP, TCP_REPAIR_WINDOW, &window, sizeof(window)))
         return -errno;
-    if ((e = set(fd, TCP_NODELAY, 1)) || (e = set(fd, TCP_REPAIR, TCP_REPAIR_OFF_NO_WP)))
-        return e;
+    if (setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &one, sizeof(one))) /* urgent bytes are bytes */
+        return -errno;
+    return set(fd, TCP_NODELAY, 1);
+}
+
+int roost_repair_finish(int fd) {
+    int one = 1, e = set(fd, TCP_REPAIR, TCP_REPAIR_OFF_NO_WP);
     /* Not before: in repair mode it would undo the forced reuse. Without it the listener's port could not be bound
      * again while this connection is in TIME-WAIT. */
-    if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)))
-        return -errno;
+    if (!e && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)))
+        e = -errno;
+    return e;
+}
+
+int roost_repair_peek(int fd, struct roost_ka *ka) {
+    struct tcp_repair_window window;
+    int e = set(fd, TCP_REPAIR, 1);
+    if (e)
+        return e;
+    memset(ka, 0, sizeof(*ka));
+    e = queue_seq(fd, TCP_SEND_QUEUE, &ka->snd_nxt);
+    if (!e)
+        e = queue_seq(fd, TCP_RECV_QUEUE, &ka->rcv_nxt);
+    if (!e)
+        e = get(fd, TCP_REPAIR_WINDOW, &window, sizeof(window));
+    roost_repair_undo(fd, -1);
+    if (e)
+        return e;
+    uint32_t scale = 0;
+    while (window.rcv_wnd >> scale > 0xffff)
+        scale++;
+    ka->window = (uint16_t)(window.rcv_wnd >> scale);
+    ka->ctl = scale << 28;
     return 0;
 }
 

@@ -25,8 +25,13 @@
 int roost_repair_snapshot(int fd, int closed_filter, struct roost_ka *ka, struct roost_rest *rest);
 void roost_repair_undo(int fd, int closed_filter);
 
-/* A new non-blocking connected socket from a record, out of repair mode, or -errno. */
+/* Sequence numbers and window of a live socket, for roost_judge; it stays as it is. 0 or -errno. */
+int roost_repair_peek(int fd, struct roost_ka *ka);
+
+/* A new non-blocking connected socket from a record, still in repair mode (closing it is silent), or -errno. */
 int roost_repair_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest);
+/* Out of repair mode: from now on it is the connection. 0 or -errno. */
+int roost_repair_finish(int fd);
 
 /* CLOCK_MONOTONIC in ms: the clock behind TCP timestamps and every *_ms and *_s field of the record. */
 uint64_t roost_monotonic_ms(void);

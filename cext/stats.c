@@ -25,6 +25,7 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_FREEZE_CANCELLED] = "freeze_cancelled",
     [ROOST_E_THAWED] = "thawed",
     [ROOST_E_THAW_FAILED] = "thaw_failed",
+    [ROOST_E_HELD_DROPPED] = "frames_held_dropped",
     [ROOST_E_REPLAYED] = "frames_replayed",
     [ROOST_E_STRAY_REPLAYED] = "frames_stray",
     [ROOST_E_FRAME_BAD] = "frames_bad",

@@ -25,6 +25,12 @@ static void send_probes(struct roost_engine *e, uint32_t *count) {
 
 static void dead(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
     struct roost_event event;
+    struct roost_conn *c = roost_conn_by_key(e, key);
+    e->stat[ROOST_E_PROBE_DEAD]++;
+    if (c) { /* its server link was kept, or its record is being asked for */
+        roost_conn_close(e, c, ROOST_C_PROBE_TIMEOUT, true);
+        return;
+    }
     memset(&event, 0, sizeof(event));
     event.type = ROOST_EV_TRANSITION;
     event.from_state = ROOST_PHASE(slot->ctl) == ROOST_SLEEP ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
@@ -40,7 +46,6 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
     }
     roost_mailbox_post(&e->box, &event);
     roost_table_remove(&e->table, slot);
-    e->stat[ROOST_E_PROBE_DEAD]++;
 }
 
 /* True when a probe was put into the outbox. */
@@ -53,8 +58,11 @@ static bool probe(struct roost_engine *e, const struct roost_key *key, struct ro
         return false;
     }
     uint32_t retry_s = s->probe_retry_s ? s->probe_retry_s : slot->probe_interval_s;
-    if (quiet_s < slot->probe_interval_s + slot->probe_sent * retry_s)
+    uint32_t due_s = slot->probe_interval_s + slot->probe_sent * retry_s;
+    if (quiet_s < due_s)
         return false;
+    if (quiet_s >= due_s + retry_s) /* nobody probed for a while (no daemon): that is not the client's silence */
+        slot->heard_s = now_s - due_s;
     if (slot->probe_sent >= (s->probe_count ? s->probe_count : 3)) {
         dead(e, key, slot);
         return false;

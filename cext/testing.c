@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../ebpf/judge.h"
 #include "repair.h"
@@ -139,7 +140,12 @@ void roost_testing_undo(int fd) {
 }
 
 int roost_testing_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest) {
-    return roost_repair_rebuild(key, ka, rest);
+    int fd = roost_repair_rebuild(key, ka, rest);
+    int e = fd < 0 ? 0 : roost_repair_finish(fd);
+    if (!e)
+        return fd;
+    close(fd);
+    return e;
 }
 
 struct roost_wheel_handle {

@@ -21,6 +21,15 @@
 #include "segment.h"
 
 #define THAWS_A_BATCH 64
+#define RETRY_MS 250
+
+/* Frames held for one connection: few while none of them has proved genuine (anybody can send those), then what a
+ * client may have in flight. What is more is dropped and comes again. */
+#define HELD_UNPROVEN_MAX 32
+#define HELD_MAX 512
+#define STRAYS_MAX 1024
+#define FRAMES_A_DRAIN 512
+#define BATCHES_A_TURN 4
 
 static struct roost_held *hold(const struct roost_frame *f) {
     struct roost_held *h = malloc(sizeof(*h) + f->length);
@@ -30,23 +39,45 @@ static struct roost_held *hold(const struct roost_frame *f) {
     h->ifindex = f->ifindex;
     h->queue = f->queue;
     h->length = f->length;
+    h->l3 = f->l3;
     memcpy(h->data, f->data, f->length);
     return h;
 }
 
-static void hold_for(struct roost_conn *c, const struct roost_frame *f) {
+static void hold_for(struct roost_engine *e, struct roost_conn *c, const struct roost_frame *f) {
+    bool proven = c->phase != ROOST_MARKED || c->waking;
+    if (c->held_frames >= (proven ? HELD_MAX : HELD_UNPROVEN_MAX)) {
+        e->stat[ROOST_E_HELD_DROPPED]++;
+        return;
+    }
     struct roost_held *h = f->length ? hold(f) : NULL;
     if (h) {
         *c->held_tail = h;
         c->held_tail = &h->next;
+        c->held_frames++;
     }
 }
 
+void roost_drop_held(struct roost_conn *c) {
+    while (c->held) {
+        struct roost_held *h = c->held;
+        c->held = h->next;
+        free(h);
+    }
+    c->held_tail = &c->held;
+    c->held_frames = 0;
+}
+
 static void stray(struct roost_engine *e, const struct roost_frame *f) {
+    if (e->strays >= STRAYS_MAX) {
+        e->stat[ROOST_E_HELD_DROPPED]++;
+        return;
+    }
     struct roost_held *h = f->length ? hold(f) : NULL;
     if (h) {
         *e->stray_tail = h;
         e->stray_tail = &h->next;
+        e->strays++;
     }
 }
 
@@ -60,7 +91,8 @@ void roost_wake_queue(struct roost_engine *e, struct roost_conn *c) {
     e->waking_tail = &c->next_waking;
 }
 
-/* An inactive connection becomes an awake one; its slot stays, as WAKING, until its socket is there. */
+/* An inactive connection becomes an awake one. Its slot stays until its socket is there: IDLE as WAKING, which holds
+ * its packets; SLEEP as it is, answering keep-alives, for the store may take its time. */
 static struct roost_conn *rouse(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot,
                                 enum roost_cause cause) {
     bool sleeping = ROOST_PHASE(slot->ctl) == ROOST_SLEEP;
@@ -74,13 +106,13 @@ static struct roost_conn *rouse(struct roost_engine *e, const struct roost_key *
     c->phase = sleeping ? ROOST_ASKED : ROOST_THAWING;
     c->wake_cause = (uint8_t)cause;
     c->slot = slot;
-    roost_table_set_phase(slot, ROOST_WAKING);
     if (sleeping) {
         struct roost_event event;
         roost_event_of_conn(e, c, &event);
         event.type = ROOST_EV_NEED_RECORD;
         roost_mailbox_post(&e->box, &event);
     } else {
+        roost_table_set_phase(slot, ROOST_WAKING);
         roost_wake_queue(e, c);
     }
     return c;
@@ -88,8 +120,9 @@ static struct roost_conn *rouse(struct roost_engine *e, const struct roost_key *
 
 struct roost_conn *roost_wake(struct roost_engine *e, const struct roost_key *key, enum roost_cause cause, int *error) {
     struct roost_ka *slot = roost_table_find(&e->table, key);
-    if (!slot) {
-        *error = ENOENT;
+    uint32_t phase = slot ? ROOST_PHASE(slot->ctl) : ROOST_FREE;
+    if ((phase != ROOST_IDLE && phase != ROOST_SLEEP) || roost_conn_by_key(e, key)) {
+        *error = slot ? EAGAIN : ENOENT;
         return NULL;
     }
     struct roost_conn *c = rouse(e, key, slot, cause);
@@ -97,10 +130,33 @@ struct roost_conn *roost_wake(struct roost_engine *e, const struct roost_key *ke
     return c;
 }
 
-static void answer_held_probe(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot) {
+void roost_answer_probe(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka) {
     struct roost_outbox_item *item = &e->path.out[0];
-    item->length = ETH_HLEN + (uint32_t)roost_segment_ack(key, slot, e->now_ms, slot->snd_nxt, item->data + ETH_HLEN);
+    item->length = ETH_HLEN + (uint32_t)roost_segment_ack(key, ka, e->now_ms, ka->snd_nxt, item->data + ETH_HLEN);
     roost_datapath_probe(&e->path, 1);
+}
+
+enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roost_ka *ka) {
+    struct roost_segment segment;
+    struct roost_ka idle = *ka;
+    idle.ctl = (ka->ctl & ~0xffu) | ROOST_IDLE;
+    if (!roost_segment_checksums_good(h->data, h->length, h->l3) ||
+        !roost_segment_parse(h->data, h->length, h->l3, &segment))
+        return ROOST_V_DROP;
+    return roost_judge(&idle, &segment);
+}
+
+/* A frame that met a freeze. Only a genuine one ends the freeze at once; anybody can send the others. */
+static void meet_freeze(struct roost_engine *e, struct roost_conn *c, const struct roost_frame *f) {
+    struct roost_ka now;
+    hold_for(e, c, f);
+    if (!c->held || c->waking)
+        return;
+    struct roost_held *newest = c->held;
+    while (newest->next)
+        newest = newest->next;
+    if (!roost_repair_peek(c->client.fd, &now) && roost_judge_held(newest, &now) == ROOST_V_WAKE)
+        roost_wake_queue(e, c);
 }
 
 /* A frame of an inactive connection that was held because the slot was being moved just then: judged again now that it
@@ -122,7 +178,7 @@ static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, const
         *speaks = segment.payload && !(segment.flags & ROOST_RST);
         return true;
     case ROOST_V_ANSWER:
-        answer_held_probe(e, &f->key, slot);
+        roost_answer_probe(e, &f->key, slot);
         return false;
     default:
         return false;
@@ -132,6 +188,7 @@ static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, const
 int roost_on_frame(void *context, void *data, size_t size) {
     struct roost_engine *e = context;
     const struct roost_frame *f = data;
+    e->frame_budget--;
     if (size < sizeof(*f))
         return 0;
     struct roost_conn *c = roost_conn_by_key(e, &f->key);
@@ -140,12 +197,17 @@ int roost_on_frame(void *context, void *data, size_t size) {
     if (c) {
         if (c->phase == ROOST_LIVE) {
             stray(e, f);
-        } else if (c->phase != ROOST_HELD_LINK) {
-            hold_for(c, f);
-            if (c->phase == ROOST_MARKED) /* not quiet after all: its freeze ends here, not after the grace period */
-                roost_wake_queue(e, c);
-        } else if (wakes_now(e, f, c->slot, &speaks)) {
-            hold_for(c, f);
+        } else if (c->phase == ROOST_MARKED) {
+            meet_freeze(e, c, f);
+        } else if (c->phase == ROOST_THAWING) {
+            hold_for(e, c, f);
+        } else if (!wakes_now(e, f, c->slot, &speaks)) {
+            return e->frame_budget > 0 ? 0 : -EAGAIN;
+        } else if (c->phase == ROOST_ASKED) {
+            c->speaks |= speaks;
+            hold_for(e, c, f);
+        } else { /* HELD_LINK */
+            hold_for(e, c, f);
             c->wake_cause = ROOST_C_CLIENT_DATA;
             c->phase = ROOST_THAWING;
             roost_table_set_phase(c->slot, ROOST_WAKING);
@@ -156,13 +218,19 @@ int roost_on_frame(void *context, void *data, size_t size) {
             c = rouse(e, &f->key, slot, ROOST_C_CLIENT_DATA);
             if (c) {
                 c->speaks = speaks;
-                hold_for(c, f);
+                hold_for(e, c, f);
             }
         }
     } else {
         stray(e, f);
     }
-    return 0;
+    /* libbpf has moved past this frame; what is left makes epoll report the ring again. */
+    return e->frame_budget > 0 ? 0 : -EAGAIN;
+}
+
+void roost_drain(struct roost_engine *e) {
+    e->frame_budget = FRAMES_A_DRAIN;
+    roost_datapath_drain(&e->path);
 }
 
 /* The outbox being filled for one interface. */
@@ -196,6 +264,7 @@ static void replay_held(struct roost_engine *e, struct roost_conn **conns, int c
     for (int i = 0; i < count; i++) {
         replay(e, &b, &conns[i]->held);
         conns[i]->held_tail = &conns[i]->held;
+        conns[i]->held_frames = 0;
     }
     flush(e, &b);
 }
@@ -216,7 +285,7 @@ static void release(struct roost_engine *e, struct roost_conn **conns, int count
         remove_slots(e, conns, count);
     replay_held(e, conns, count);
     remove_slots(e, conns, count);
-    roost_datapath_drain(&e->path);
+    roost_drain(e);
     replay_held(e, conns, count);
     for (int i = 0; i < count; i++)
         conns[i]->phase = ROOST_LIVE;
@@ -239,8 +308,10 @@ void roost_look(struct roost_engine *e, struct roost_conn *c, enum roost_cause o
         return;
     }
     c->client.readable = false;
-    if (otherwise != ROOST_C_NONE && c->state != ROOST_ST_STANDBY)
+    if (otherwise != ROOST_C_NONE && c->state != ROOST_ST_STANDBY) {
         roost_conn_transition(e, c, ROOST_ST_STANDBY, otherwise);
+        c->told_quiet_ms = e->now_ms; /* whoever woke it gets a whole quiet interval */
+    }
     roost_conn_set_timer(e, c);
 }
 
@@ -271,9 +342,20 @@ static bool thaw(struct roost_engine *e, struct roost_conn *c) {
     if (c->speaks && c->link == ROOST_UNLINKED && c->attach_fd < 0 && !c->want_close)
         roost_link_open(e, c);
     c->speaks = false;
-    int fd = roost_repair_rebuild(&c->key, c->slot, rest);
+    /* Beyond max_awake there would be no descriptor left for its server. */
+    int fd = e->awake > e->max_awake ? -EMFILE : roost_repair_rebuild(&c->key, c->slot, rest);
     if (fd >= 0) {
+        /* Before it leaves repair mode: were we killed in between, the close would be silent, and the next daemon
+         * removes the slot; after it the close sends a FIN that the record knows nothing of. */
         roost_table_set_phase(c->slot, ROOST_THAWED);
+        int error = roost_repair_finish(fd);
+        if (error) {
+            roost_table_set_phase(c->slot, ROOST_WAKING);
+            close(fd);
+            fd = error;
+        }
+    }
+    if (fd >= 0) {
         c->client.fd = fd;
         c->client.readable = c->client.writable = true;
         c->client.eof = c->client.shut = false;
@@ -293,11 +375,13 @@ static bool thaw(struct roost_engine *e, struct roost_conn *c) {
     if (fd == -EMFILE || fd == -ENFILE)
         roost_tell_pressure(e);
     roost_table_set_phase(c->slot, ROOST_IDLE); /* its client retransmits and so asks again */
-    roost_refuse(e, c->attach_fd >= 0 ? ROOST_OP_ATTACH : ROOST_OP_WAKE, c->token, c->id, &c->key, -fd);
     if (c->attach_fd >= 0)
-        close(c->attach_fd);
+        roost_attach_refused(e, c, -fd);
+    roost_refuse(e, ROOST_OP_WAKE, c->token, c->id, &c->key, -fd);
+    c->token = 0;
     if (c->link == ROOST_LINKED) {
         c->phase = ROOST_HELD_LINK;
+        roost_wheel_set(&e->wheel, &c->timer, e->now_ms + RETRY_MS); /* the server may have data for it */
         return false;
     }
     if (c->state == ROOST_ST_SLEEP) { /* its record is in memory now */
@@ -311,7 +395,7 @@ static bool thaw(struct roost_engine *e, struct roost_conn *c) {
 void roost_thaw_turn(struct roost_engine *e) {
     struct roost_conn *batch[THAWS_A_BATCH];
     struct timespec from, to;
-    while (e->waking) {
+    for (int turn = 0; e->waking && turn < BATCHES_A_TURN; turn++) {
         int count = 0;
         clock_gettime(CLOCK_MONOTONIC, &from);
         while (e->waking && count < THAWS_A_BATCH) {
@@ -341,6 +425,7 @@ void roost_thaw_turn(struct roost_engine *e) {
             e->stat[ROOST_E_STRAY_REPLAYED]++;
         replay(e, &b, &e->stray);
         e->stray_tail = &e->stray;
+        e->strays = 0;
         flush(e, &b);
     }
 }
@@ -363,9 +448,8 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
     uint32_t index = roost_table_rest_alloc(&e->table);
     if (index == ROOST_NO_REST) { /* none free: back to sleep; the client retransmits */
         roost_refuse(e, ROOST_OP_RESTORE, c->token, c->id, &c->key, ENOSPC);
-        roost_table_set_phase(c->slot, ROOST_SLEEP);
         if (c->attach_fd >= 0)
-            close(c->attach_fd);
+            roost_attach_refused(e, c, ENOSPC);
         c->slot = NULL;
         roost_conn_forget(e, c);
         return;
@@ -376,6 +460,7 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
     }
     e->table.rest[index] = rest;
     c->slot->rest = index;
+    roost_table_set_phase(c->slot, ROOST_WAKING);
     c->phase = ROOST_THAWING;
     roost_wake_queue(e, c);
 }

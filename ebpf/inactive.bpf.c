@@ -16,11 +16,13 @@
 
 char _license[] SEC("license") = "GPL";
 
-#define CHALLENGES_PER_TICK 1024 /* per CPU and tick of 512 ms, on top of one per connection and tick */
+/* Per CPU and tick of 512 ms, on top of one per connection and tick. Drawn anew for each tick, between half and one and
+ * a half of this: a number that an outsider can count on is a side channel (CVE-2016-5696). */
+#define CHALLENGES_PER_TICK 1024
 
 struct challenge_budget {
     __u64 tick;
-    __u64 spent;
+    __u64 left;
 };
 
 struct {
@@ -40,12 +42,18 @@ static __always_inline int may_challenge(struct roost_ka *slot, const struct roo
         return 0;
     if (b->tick != tick) {
         b->tick = tick;
-        b->spent = 0;
+        b->left = CHALLENGES_PER_TICK / 2 + bpf_get_prandom_u32() % CHALLENGES_PER_TICK;
     }
-    if (b->spent++ >= CHALLENGES_PER_TICK)
+    if (!b->left)
         return 0;
+    b->left--;
     slot->challenge_tick = (__u8)tick;
     return 1;
+}
+
+/* RFC 7323 4.3; a ts_recent of 0 is none yet. */
+static __always_inline int newer_ts(const struct roost_ka *ka, const struct roost_segment *s) {
+    return s->has_ts && (!ka->ts_recent || (__s32)(s->tsval - ka->ts_recent) > 0);
 }
 
 /* Turns the frame around into an ACK made from the record alone. */
@@ -85,7 +93,7 @@ static __always_inline int answer(struct xdp_md *ctx, const struct packet *p, co
     tcp.window = bpf_htons(ka->window);
     if (l4_length == 32) {
         ts.tsval = bpf_htonl((__u32)now_ms + ka->ts_offset);
-        ts.tsecr = bpf_htonl(s->has_ts && (__s32)(s->tsval - ka->ts_recent) > 0 ? s->tsval : ka->ts_recent);
+        ts.tsecr = bpf_htonl(newer_ts(ka, s) ? s->tsval : ka->ts_recent);
     }
     __s64 sum = pseudo_sum(&p->key, p->v6, l4_length);
     sum = bpf_csum_diff(0, 0, (__be32 *)&tcp, sizeof(tcp), sum);
@@ -206,7 +214,7 @@ int roost_inactive(struct xdp_md *ctx) {
         return hand_over(ctx, &p, ROOST_WHY_WAKE);
     case ROOST_V_ANSWER:
         slot->heard_s = now_ms / 1000;
-        if (s.has_ts && (__s32)(s.tsval - ka.ts_recent) > 0)
+        if (newer_ts(&ka, &s))
             slot->ts_recent = s.tsval;
         count(ROOST_N_ANSWERED);
         return answer(ctx, &p, &ka, &s, now_ms);

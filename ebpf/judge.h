@@ -63,8 +63,6 @@ static inline __attribute__((always_inline)) enum roost_verdict roost_judge(cons
         return ROOST_V_CHALLENGE;
     if (!(s->flags & ROOST_ACK))
         return ROOST_V_DROP;
-    if ((ROOST_FLAGS(ka->ctl) & ROOST_F_TIMESTAMPS) && !s->has_ts) /* RFC 7323 3.2 */
-        return ROOST_V_DROP;
     if (s->ack != ka->snd_nxt)
         return ROOST_V_CHALLENGE;
 
