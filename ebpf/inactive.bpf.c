@@ -196,7 +196,7 @@ int roost_inactive(struct xdp_md *ctx) {
         return XDP_PASS;
 
     struct roost_ka ka;
-    if (!snapshot(slot, &ka))
+    if (!snapshot(slot, &ka, &p.key))
         return hand_over(ctx, &p, ROOST_WHY_HOLD); /* the slot changed hands just now: the engine knows more */
 
     struct roost_segment s = {};

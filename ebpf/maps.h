@@ -119,10 +119,14 @@ static __always_inline struct roost_ka *find6(const struct roost_config *cfg, co
     ROOST_FIND(table6, same_key6);
 }
 
-/* One moment of a record. Returns 0 when the slot changed hands while it was read. The fetching add is a full barrier
- * on every architecture. */
-static __always_inline int snapshot(struct roost_ka *slot, struct roost_ka *copy) {
+/* One moment of a record. Returns 0 when the slot changed hands while it was read, or since it was found: its ports are
+ * looked at again (they lie just before ka in both kinds of slot; whoever has the same ports and the same tag in the same
+ * bucket by chance still differs in ctl). The fetching add is a full barrier on every architecture. */
+static __always_inline int snapshot(struct roost_ka *slot, struct roost_ka *copy, const struct roost_key *key) {
     __u32 before = __sync_fetch_and_add(&slot->ctl, 0);
+    const __be16 *ports = (const __be16 *)slot - 2;
+    if (ports[0] != key->client_port || ports[1] != key->local_port)
+        return 0;
     __builtin_memcpy(copy, slot, sizeof(*copy));
     __u32 after = __sync_fetch_and_add(&slot->ctl, 0);
     copy->ctl = before;

@@ -152,6 +152,17 @@ static long next_option(__u32 i, struct option_walk *walk) {
     return 0;
 }
 
+/* Whether the IPv4 header sums to zero; IPv6 has no checksum. */
+static __always_inline int header_good(struct xdp_md *ctx, const struct packet *p) {
+    __u8 buffer[64] = {};
+    __u32 size = p->l4 - p->l3;
+    if (p->v6)
+        return 1;
+    if (size < sizeof(struct iphdr) || size > 60 || bpf_xdp_load_bytes(ctx, p->l3, buffer, size))
+        return 0;
+    return !fold(bpf_csum_diff(0, 0, (__be32 *)buffer, sizeof(buffer), 0));
+}
+
 /* The segment: 1 good, 0 malformed (truncated, impossible header length), -1 bad checksum. Only what is short enough
  * to be answered from the record is summed here; the engine sums what it is handed before it believes it. */
 static __always_inline int read_segment(struct xdp_md *ctx, const struct packet *p, struct roost_segment *s) {
@@ -181,6 +192,8 @@ static __always_inline int read_segment(struct xdp_md *ctx, const struct packet 
     s->tsval = walk.tsval;
     s->has_ts = walk.has_ts;
 
+    if (!header_good(ctx, p))
+        return -1;
     if (p->l4_length <= 61) {
         __s64 sum = pseudo_sum(&p->key, p->v6, p->l4_length);
         sum = bpf_csum_diff(0, 0, (__be32 *)buffer, sizeof(buffer), sum);
