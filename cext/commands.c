@@ -180,7 +180,21 @@ static int op_insert(struct roost_engine *e, const struct roost_command *command
     ka.ctl = (ka.ctl & ~0xffu) | ROOST_SLEEP;
     ka.rest = ROOST_NO_REST;
     ka.probe_sent = 0;
-    return roost_table_insert(&e->table, &command->record.key, &ka) ? 0 : ENOSPC;
+    if (!roost_table_insert(&e->table, &command->record.key, &ka))
+        return ENOSPC;
+    struct roost_event event;
+    memset(&event, 0, sizeof(event));
+    event.type = ROOST_EV_TRANSITION;
+    event.from_state = ROOST_ST_NONE;
+    event.to_state = ROOST_ST_SLEEP;
+    event.cause = command->cause;
+    event.id = command->id;
+    event.token = command->token;
+    event.at_ms = roost_realtime_ms();
+    event.record.key = command->record.key;
+    event.record.ka = ka;
+    roost_mailbox_post(&e->box, &event);
+    return 0;
 }
 
 static int op_pressure(struct roost_engine *e, const struct roost_command *command) {

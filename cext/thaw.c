@@ -384,6 +384,13 @@ static bool thaw(struct roost_engine *e, struct roost_conn *c) {
         roost_wheel_set(&e->wheel, &c->timer, e->now_ms + RETRY_MS); /* the server may have data for it */
         return false;
     }
+    if (!rest->id) { /* its record is lost and there is no telling the client: it learns when it speaks next */
+        roost_table_remove(&e->table, c->slot);
+        c->slot = NULL;
+        roost_conn_transition(e, c, ROOST_ST_CLOSED, ROOST_C_COMMAND);
+        roost_conn_forget(e, c);
+        return false;
+    }
     if (c->state == ROOST_ST_SLEEP) { /* its record is in memory now */
         roost_conn_transition(e, c, ROOST_ST_IDLE, (enum roost_cause)c->wake_cause);
     }

@@ -441,6 +441,16 @@ def render_reference() -> str:
         "with back-off; the data path goes on. History waits in memory meanwhile, up to a bound; what does not fit is",
         "dropped, counted, and said. Services are known by their name: they may be reordered, and sleeping connections",
         "keep theirs.",
+        "",
+        "## What the daemon sets on the machine",
+        "",
+        "In its network namespace, at each start, and said in its log; the settings stay when it ends:",
+        "",
+        "- `net.ipv4.tcp_tw_reuse = 1`: links to a server leave ports in TIME-WAIT, all towards one address; some",
+        "  hundred links a second would use them up (RFC 6191; the kernel reuses them only where both ends use",
+        "  timestamps).",
+        "- `net.ipv4.ip_local_reserved_ports`: the ports of `listen` that lie in the range of outgoing ones are added,",
+        "  so that no link can take them while the daemon is away.",
     ]
     return "\n".join(lines) + "\n"
 

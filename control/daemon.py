@@ -7,8 +7,8 @@ loop for the local API, the attach frontend and the signals.
     SIGTERM, SIGINT   freeze what can be frozen, flush, exit; a second one exits at once
     SIGHUP            read the configuration again, take over the policy
 
-Order at start: lock, store, engine (adopts the pinned table), reconcile *before* the engine runs, since until then
-nothing moves and what the table and the store say can be compared; then the engine, then the API.
+Order at start: lock, listening sockets, store, engine (adopts the pinned table), reconcile *before* the engine runs,
+since until then nothing moves and what the table and the store say can be compared; then the engine, then the API.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
@@ -27,12 +28,13 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from errno import EADDRINUSE, EADDRNOTAVAIL
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from appliance import __version__
-from appliance.engine import Command, Engine, EngineOptions, Key, Op, Record
-from appliance.frontends.connect import ConnectFrontend, parse_target
+from appliance import __version__, sysctls
+from appliance.engine import Command, Engine, EngineError, EngineOptions, Key, Op, Record
+from appliance.frontends.connect import ConnectFrontend, bind, parse_target
 from appliance.paths import bpf_objects
 from control import config as configuration
 from control.channel.operations import Operations
@@ -71,7 +73,8 @@ class InstanceLock:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: TextIO = path.open("a+", encoding="ascii")
         except OSError as error:
-            raise DaemonError(f"cannot make the lock {path}: {error.strerror}") from None
+            hint = ". Run it as root: sudo ./roost up ..." if isinstance(error, PermissionError) else ""
+            raise DaemonError(f"cannot make the lock {path}: {error.strerror}{hint}") from None
         self._pins = -1
         if not _lock(self._file.fileno()):
             self._file.seek(0)
@@ -155,6 +158,7 @@ def take_inventory(engine: EnginePort, store: Store, boot: str) -> Inventory:
             event_of = engine.find(Key.unpack(row.key))
             if row.boot_id != boot and event_of is None:
                 found.other_boot += 1
+                found.sleep_ids.append(row.id)  # asleep all the while: it is no transition that the history lacks
             elif event_of is None:
                 found.without_slot += 1
                 rows.append(history_row(_record(row), State.SLEEP, State.CLOSED))
@@ -236,7 +240,9 @@ class Daemon:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         max_awake = config.table.max_awake or _descriptor_share()
         lock = InstanceLock(config)
+        self._listeners: list[socket.socket] = []
         try:
+            self._bind()
             self._monitor: Monitor
             self._store = Store(
                 config.database_url,
@@ -245,7 +251,7 @@ class Daemon:
                 batch=config.history.batch,
             )
             if error := self._store.open():
-                log.error("SLEEP is off until the database can be used: %s", error)
+                log.error("SLEEP is off until the database can be used (it is tried again and again): %s", error)
             names = [service.name for service in config.service]
             self._indexes = self._store.service_indexes(names)
             self._services = {self._indexes[service.name]: service for service in config.service}
@@ -255,7 +261,27 @@ class Daemon:
             finally:
                 self._engine.close()
         finally:
+            for listener in self._listeners:
+                listener.close()
             lock.release()
+
+    def _bind(self) -> None:
+        """Take the addresses of attach and of the local API, before anything moves: whoever asks meanwhile waits."""
+        from control.channel.api import bind_unix
+
+        config = self._config
+        attach = [parse_endpoint(text) for text in config.attach.listen]
+        sysctls.prepare([port for _, port in attach + [parse_endpoint(s.listen) for s in config.service]])
+        try:
+            for address, port in attach:
+                self._listeners.append(bind(address, port))
+        except OSError as error:
+            raise DaemonError(_port_trouble(str(error.strerror), error.errno)) from None
+        try:
+            self._listeners.append(bind_unix(config.control_socket))
+        except OSError as error:
+            reason = error.strerror or error
+            raise DaemonError(f"cannot listen on the control socket {config.control_socket}: {reason}") from None
 
     def _options(self, max_awake: int) -> EngineOptions:
         config = self._config
@@ -280,7 +306,11 @@ class Daemon:
         if not interfaces:
             log.warning("no [network] interfaces: connections cannot be kept asleep")
         for index, service in self._services.items():
-            engine.add_service(service_spec(service, index, config.policy))
+            try:
+                engine.add_service(service_spec(service, index, config.policy))
+            except EngineError as error:
+                number = next((n for n in (EADDRINUSE, EADDRNOTAVAIL) if str(error).endswith(os.strerror(n))), None)
+                raise DaemonError(_port_trouble(f'service "{service.name}": {error}', number)) from None
 
         self._monitor = Monitor(engine, store, max_awake, self._on_fatal)
         found = take_inventory(engine, store, boot_id())
@@ -368,7 +398,7 @@ class Daemon:
     # -- serving ------------------------------------------------------------------------------------------------------
 
     async def _serve(self, operations: Operations, facts: dict[str, Any]) -> None:
-        from control.channel.api import bind_unix, make_app, make_server
+        from control.channel.api import make_app, make_server
 
         loop = asyncio.get_running_loop()
         self._loop = loop
@@ -378,13 +408,9 @@ class Daemon:
         if self._fatal:
             return
         frontend = ConnectFrontend(operations, self._config.attach.timeout)
-        try:
-            facts["attach"] = [list(frontend.listen(*parse_endpoint(text))) for text in self._config.attach.listen]
-            listener = bind_unix(self._config.control_socket)
-        except OSError as error:
-            self._fatal = f"{error.strerror or error} (control socket {self._config.control_socket})"
-            await frontend.close()
-            return
+        *attach, listener = self._listeners
+        self._listeners = []  # each is owned by who serves it now
+        facts["attach"] = [list(frontend.serve(one)) for one in attach]
         server = make_server(make_app(operations, self._monitor))
         api = loop.create_task(server.serve(sockets=[listener]))
         log.info("ready: %s", ", ".join(f"{s.name} {s.listen} -> {s.server}" for s in self._services.values()))
@@ -431,7 +457,6 @@ class Daemon:
         while True:
             awake = [event.id for event in self._engine.list() if event.to_state in AWAKE]
             left = len(awake)
-            log.warning("DEBUG left %d states %s stats %s control %s", left, self._monitor.states, {k: v for k, v in self._engine.stats().items() if v}, self._monitor.counters)
             if not left or time.monotonic() > deadline or self._fatal:
                 break
             for start in range(0, left, BATCH):
@@ -452,6 +477,15 @@ class Daemon:
             end = time.monotonic() + 1.0
             while time.monotonic() < end and any(event.to_state in AWAKE for event in self._engine.list()):
                 time.sleep(0.05)
+
+
+def _port_trouble(message: str, number: int | None) -> str:
+    """What to do about a listening address that cannot be had."""
+    if number == EADDRINUSE:
+        return f"{message}. Another program has it: ss -ltnp shows which; or choose another port."
+    if number == EADDRNOTAVAIL:
+        return f"{message}. This machine has no such address: ip -brief address shows those it has."
+    return message
 
 
 def _descriptor_share() -> int:

@@ -27,7 +27,7 @@ from typing import Final, Protocol
 
 from appliance.engine import Command, Event, EventType, Key, Op, Record
 from control import policy
-from control.states import LEGAL, Cause, IllegalTransition, State
+from control.states import AWAKE, LEGAL, Cause, IllegalTransition, State
 from control.store.schema import HISTORY
 from control.store.store import Store, StoreError
 
@@ -37,6 +37,9 @@ BATCH: Final = 512
 POLL_MS: Final = 200
 READ_PATIENCE_S: Final = 5.0
 """How long a client that wants to wake waits for a database that cannot be read, before it is given up."""
+
+RELIEF_EVERY_S: Final = 0.5
+"""Longer than a freeze with its grace period takes: the next relief must not count connections on their way down."""
 
 GENERATION: Final = 1 << 63
 """Bit of the tokens of ROOST_OP_SLEEP: the rest of it is the generation of the row that was committed."""
@@ -115,6 +118,7 @@ class Monitor:
         self._unread: dict[bytes, tuple[Event, float]] = {}
         self._stopping = False
         self._next_expiry = 0.0
+        self._next_relief = 0.0
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -158,13 +162,17 @@ class Monitor:
             elif kind == EventType.REFUSED:
                 self._refused(event, turn)
             elif kind == EventType.PRESSURE:
-                relief = policy.relief(event.count, self._max_awake)
-                turn.commands.append(Command(op=Op.PRESSURE, cause=Cause.PRESSURE, count=relief))
+                self._relieve(event.count, turn, now)
             elif kind == EventType.FATAL:
                 reason = f"engine: {os.strerror(event.error)}"
                 log.critical("%s", reason)
                 self._stopping = True
                 self._on_fatal(reason)
+        # The engine says it once, when clients connect. Sleeping ones that all wake at once must go down again, too,
+        # and a relief that found most of them busy must be followed by another.
+        awake = sum(self.states[state] for state in AWAKE)
+        if now >= self._next_relief and policy.under_pressure(awake, self._max_awake):
+            self._relieve(awake, turn, now)
         if turn.commands:
             self._engine.submit(turn.commands)
         if turn.rows or turn.upserts or turn.deletes or turn.stale:
@@ -175,6 +183,11 @@ class Monitor:
         if now >= self._next_expiry:
             self._next_expiry = now + 0.2
             self._expire(now)
+
+    def _relieve(self, awake: int, turn: _Turn, now: float) -> None:
+        self._next_relief = now + RELIEF_EVERY_S
+        relief = policy.relief(awake, self._max_awake)
+        turn.commands.append(Command(op=Op.PRESSURE, cause=Cause.PRESSURE, count=relief))
 
     # -- events -------------------------------------------------------------------------------------------------------
 

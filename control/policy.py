@@ -24,6 +24,11 @@ def when_quiet(state: int) -> Op | None:
     return _WHEN_QUIET.get(state)
 
 
+def under_pressure(awake: int, max_awake: int) -> bool:
+    """Whether more than 7/8 of the allowed connections are awake."""
+    return 0 < max_awake - max_awake // 8 < awake
+
+
 def relief(awake: int, max_awake: int) -> int:
     """How many connections to freeze under pressure, so that 3/4 of the allowed ones stay awake."""
     return max(awake - max_awake * 3 // 4, 1) if max_awake else 0

@@ -175,6 +175,23 @@ def refusal_for(error: int) -> Refusal:
     return Refusal(status, reason)
 
 
+def bind(address: str, port: int) -> socket.socket:
+    """A listening socket for `ConnectFrontend.serve`. Raises OSError with a sentence."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((address, port))
+        listener.listen(1024)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {address} port {port} for attach: {error.strerror}") from None
+    return listener
+
+
 K = TypeVar("K")
 
 
@@ -200,20 +217,8 @@ class ConnectFrontend(Generic[K]):
         self.attached = 0
         self.refused = 0
 
-    def listen(self, address: str, port: int) -> tuple[str, int]:
-        """Bind and begin to accept; returns the address and port (of use when port is 0). Raises OSError."""
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            listener.bind((address, port))
-            listener.listen(1024)
-            listener.setblocking(False)
-        except OSError as error:
-            listener.close()
-            raise OSError(error.errno, f"cannot listen on {address} port {port} for attach: {error.strerror}") from None
+    def serve(self, listener: socket.socket) -> tuple[str, int]:
+        """Begin to accept on a socket of `bind`, which is this object's from now on; returns its address and port."""
         self._listeners.append(listener)
         self._keep(asyncio.get_running_loop().create_task(self._accept(listener)))
         bound = listener.getsockname()

@@ -51,7 +51,7 @@ def _measure(name: str, as_json: bool, **options: Any) -> None:
 
 @command.command()
 @click.option("--seconds", type=click.FloatRange(min=1), default=60.0, show_default=True, help="How long to freeze.")
-@click.option("--clients", type=click.IntRange(16, 8000), default=320, show_default=True)
+@click.option("--clients", type=click.IntRange(min=16), default=320, show_default=True)
 @json_option
 def chaos(seconds: float, clients: int, as_json: bool) -> None:
     """Freeze and thaw connections in the middle of their traffic; not a byte may be lost."""
@@ -59,7 +59,7 @@ def chaos(seconds: float, clients: int, as_json: bool) -> None:
 
 
 @command.command()
-@click.option("--connections", type=click.IntRange(min=1000, max=17000), default=10000, show_default=True)
+@click.option("--connections", type=click.IntRange(min=1), default=10_000, show_default=True)
 @click.option("--batch", type=click.IntRange(min=1), default=2000, show_default=True, help="Commands in one batch.")
 @click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True)
 @json_option
@@ -80,7 +80,13 @@ def wake(wakeups: int, sleep_wakeups: int, runs: int, as_json: bool) -> None:
 
 @command.command()
 @click.option("--connections", type=click.IntRange(min=100), default=100_000, show_default=True)
-@click.option("--minutes", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Of keep-alives.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0.1),
+    default=2.0,
+    show_default=True,
+    help="How long to listen to keep-alives.",
+)
 @json_option
 def hold(connections: int, minutes: float, as_json: bool) -> None:
     """What an IDLE connection costs, and that every one of them is kept alive."""

@@ -22,7 +22,7 @@ from errno import EAGAIN, EALREADY, EBUSY, ENOENT, ENOTCONN
 from appliance.engine import Command, Engine, EngineError, EventType, Op
 from appliance.lab import Lab
 from control.states import Cause, State
-from tests.bench.direct import WAN, alarms, names, running_engine, say, services
+from tests.bench.direct import WAN, alarms, names, need_room, running_engine, say, services
 from tests.bench.figures import Report, Target
 
 PORT = 9000
@@ -100,6 +100,7 @@ def shares(clients: int) -> list[tuple[int, tuple[int, bool, bool, bool], int]]:
 
 def run(seconds: float = 60.0, clients: int = 320, pause_ms: float = 250.0) -> Report:
     """Freeze and thaw `clients` connections for `seconds`; pause_ms is the longest pause between two chunks."""
+    need_room(clients, descriptors_each=2)
     report = Report("chaos")
     with Lab(clients=clients) as lab:
         pair = lab.chaos(PORT)

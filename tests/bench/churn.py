@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from appliance.engine import Command, Engine, EngineError, Event, EventType, Op
 from appliance.lab import Lab, SwarmGroup
 from control.states import Cause, State
-from tests.bench.direct import WAN, alarms, names, running_engine, say, services, until
+from tests.bench.direct import WAN, alarms, names, need_room, running_engine, say, services, until
 from tests.bench.figures import Report, Target
 
 PORT = 8000
@@ -84,6 +84,7 @@ def batches(commands: Sequence[Command], batch: int) -> list[Sequence[Command]]:
 
 def run(connections: int = 10_000, batch: int = 2000, runs: int = 5) -> Report:
     """Freeze and thaw `connections` connections `runs` times, `batch` commands at once."""
+    need_room(connections, others=max(JOINING, SPEAKING))
     report = Report("churn")
     freeze_us, thaw_us, freeze_busy_us, thaw_busy_us = [], [], [], []
     with Lab(clients=connections) as lab:

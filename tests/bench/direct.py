@@ -13,10 +13,12 @@ from errno import errorcode
 
 from appliance.engine import Engine, EngineError, EngineOptions, Event, EventType, ServiceSpec, unpin
 from appliance.lab import Lab
+from appliance.lab.processes import descriptor_limit
 from appliance.paths import BPFFS, bpf_objects
+from control.daemon import SWITCH_INTERVAL_S
 
-WAN, LAN = "wan0", "lan0"
-SWITCH_INTERVAL_S = 0.0002  # as the daemon does: threads that wait for the interpreter wait no 5 ms
+WAN = "wan0"
+SPARE_DESCRIPTORS = 500  # for what is no connection: libraries, maps, pipes to the peers
 
 ALARMS = ("events_lost", "replay_failed", "ring_full", "table_full", "table_refused", "thaw_failed", "frames_bad",
           "frames_oversize")  # fmt: skip
@@ -28,7 +30,16 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def services(lab: Lab, port: int, **policy: int | bool) -> list[ServiceSpec]:
+def need_room(connections: int, descriptors_each: int = 1, others: int = 0) -> None:
+    """EngineError when so many connections need more descriptors than one process may have."""
+    limit = descriptor_limit()
+    most = (limit - others - SPARE_DESCRIPTORS) // descriptors_each
+    if connections > most:
+        raise EngineError(f"{connections:,} connections do not fit into this machine's limit of {limit:,} descriptors: "
+                          f"at most {most:,}, or raise it (ulimit -Hn)")  # fmt: skip
+
+
+def services(lab: Lab, port: int, close_with_server: bool = False) -> list[ServiceSpec]:
     """One service for each family, towards the same port of the lab's server."""
     return [
         ServiceSpec(
@@ -37,7 +48,7 @@ def services(lab: Lab, port: int, **policy: int | bool) -> list[ServiceSpec]:
             port,
             lab.address("lan", "eth0", family),
             port,
-            **policy,  # type: ignore[arg-type] # the fields' names are checked by the dataclass
+            close_with_server=close_with_server,
         )
         for index, family in ((1, 4), (2, 6))
     ]

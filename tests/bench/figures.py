@@ -115,15 +115,15 @@ class Report:
         table = Table(box=None, pad_edge=False)
         table.add_column("figure", no_wrap=True)
         for title in ("median", "min", "max", "runs", "target"):
-            table.add_column(title, justify="right")
-        table.add_column("unit")
+            table.add_column(title, justify="right", no_wrap=True)
+        table.add_column("unit", no_wrap=True)
         bad = {*self.broken(), *self.missed()}
         for key, figure in self.figures.items():
             held = key in self.targets or key in self.zeros
             target = str(self.targets[key]) if key in self.targets else "0" if key in self.zeros else ""
             colour = "red" if key in bad else "green" if held else "default"
-            cells = [f"[{colour}]{_number(figure.median)}[/]", _number(figure.min), _number(figure.max)]
-            table.add_row(escape(key), *cells, str(figure.runs), target, escape(figure.unit))
+            spread = [_number(figure.min), _number(figure.max), str(figure.runs)] if figure.runs > 1 else ["", "", ""]
+            table.add_row(escape(key), f"[{colour}]{_number(figure.median)}[/]", *spread, target, escape(figure.unit))
         console.print(table)
         for problem in self.problems:
             console.print(f"[red]{escape(problem)}[/]")

@@ -31,7 +31,7 @@ from appliance.lab import Lab, leftovers
 from appliance.paths import bpf_objects
 from control.states import Cause, State
 
-PORT: Final = 7000
+PORT: Final = 47000  # no dissector claims it
 SERVICE: Final = {4: 1, 6: 2}
 QUICK_KEEPALIVES: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -57,7 +57,7 @@ class EngineLab:
     """`options` go to EngineOptions, `service` to both services (IPv4 and IPv6, port PORT, server on the LAN)."""
 
     def __init__(self, lab: Lab | None = None, service: dict[str, Any] | None = None, xdp_mode: str = "auto",
-                 exact_frames: bool = False, **options: int) -> None:  # fmt: skip
+                 exact_frames: bool = False, **options: Any) -> None:  # fmt: skip
         self._stack = ExitStack()
         self.lab = lab or self._stack.enter_context(Lab(clients=100, nat=False, exact_frames=exact_frames))
         self._pins = str(leftovers.BPFFS / leftovers.new_name())
@@ -114,7 +114,7 @@ class EngineLab:
     def pin_dir(self) -> Path:
         return Path(self._pins)
 
-    def resize(self, **options: int) -> None:
+    def resize(self, **options: Any) -> None:
         """What the next engine is asked for."""
         self._options = replace(self._options, **options)
 
@@ -134,10 +134,11 @@ class EngineLab:
         """What a crash leaves: the pinned objects, and the kernel's farewell to the awake connections."""
         if self._engine is None:
             return
-        self._driving = False
-        self._engine.wake()
-        assert self._thread is not None
-        self._thread.join()
+        if self._thread is not None:  # else it did not get as far as to run
+            self._driving = False
+            self._engine.wake()
+            self._thread.join()
+            self._thread = None
         self._engine.stop()
         self._engine.close()
         self._engine = None

@@ -13,7 +13,7 @@ from pyroute2 import IPRoute
 from appliance.engine import EngineError
 from appliance.lab import Lab, wait_until
 from control.states import Cause, State
-from tests.lab.engine_lab import EngineLab, tcp_info
+from tests.lab.engine_lab import QUICK_KEEPALIVES, EngineLab, tcp_info
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 
@@ -26,16 +26,18 @@ def test_a_veth_has_native_xdp_and_auto_takes_it(box: EngineLab) -> None:
 @pytest.mark.engine(xdp_mode="generic", service={"probe_interval_s": 1, "probe_retry_s": 1, "probe_count": 3})
 def test_generic_xdp_carries_a_whole_sleep_and_wake(box: EngineLab, family: int) -> None:
     assert box.attached == "generic"
-    pair = box.connect(family, keepalives=True)
+    pair = box.connect(family)
     box.exchange(pair, 100_000)
     for state in (State.STANDBY, State.IDLE, State.SLEEP):
         box.to(pair, state)
         box.wake_and_answer(pair, 1000)
     box.to_idle(pair)
-    answered = box.stat("keepalives_answered")
-    box.wait(lambda: box.stat("keepalives_answered") > answered, "a keep-alive is answered", 4)
     heard = box.stat("acks_heard")
     box.wait(lambda: box.stat("acks_heard") > heard, "the client answers a probe", 5)
+    for option in QUICK_KEEPALIVES:
+        pair.client.setsockopt(*option)
+    answered = box.stat("keepalives_answered")
+    box.wait(lambda: box.stat("keepalives_answered") > answered, "a keep-alive is answered", 5)
     assert box.state(pair) is State.IDLE
     data = os.urandom(100_000)
     pair.client.sendall(data)
@@ -127,9 +129,7 @@ def test_a_server_that_attaches_to_nobody_is_told(box: EngineLab) -> None:
 
 
 @BOTH
-def test_an_attached_server_and_a_client_that_speaks_at_the_same_time_lose_no_byte(
-    box: EngineLab, family: int
-) -> None:
+def test_an_attached_server_and_a_client_that_speaks_at_the_same_time_lose_no_byte(box: EngineLab, family: int) -> None:
     for _ in range(10):
         pair = box.connect(family)
         box.to_idle(pair)

@@ -46,9 +46,7 @@ def frames(capture: Path, display_filter: str) -> list[str]:
 
 
 @pytest.mark.parametrize("options", ["timestamps, SACK, scaling", "none"])
-def test_a_dissector_finds_nothing_wrong_with_sleeping_and_waking(
-    exact_lab: Lab, tmp_path: Path, options: str
-) -> None:
+def test_a_dissector_finds_nothing_wrong_with_sleeping_and_waking(exact_lab: Lab, tmp_path: Path, options: str) -> None:
     """Both families: IDLE and SLEEP, keep-alives of the client and probes of the appliance, wakes by a word, by 100 KB
     at once and by a server, and an end."""
     lab, path = exact_lab, tmp_path / "sleep.pcap"

@@ -9,12 +9,14 @@ import socket
 import struct
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from appliance.engine import Command, EventType, Op
+from appliance.lab import Lab
 from control.states import Cause, State
-from tests.lab.engine_lab import EngineLab, Pair, receive, tcp_info
+from tests.lab.engine_lab import PORT, EngineLab, Pair, receive, tcp_info
 
 ACTIVE, STANDBY, IDLE, SLEEP, CLOSED = State.ACTIVE, State.STANDBY, State.IDLE, State.SLEEP, State.CLOSED
 BELOW = [STANDBY, IDLE, SLEEP]
@@ -50,9 +52,7 @@ def test_client_data_wakes_from_every_state_and_arrives_once(box: EngineLab, fam
 
 @BOTH
 @pytest.mark.parametrize("state", BELOW)
-def test_a_server_that_attaches_reaches_the_client_in_every_state(
-    box: EngineLab, family: int, state: State
-) -> None:
+def test_a_server_that_attaches_reaches_the_client_in_every_state(box: EngineLab, family: int, state: State) -> None:
     pair = box.connect(family)
     box.to(pair, state)
     told = len(box.transitions(pair))
@@ -152,7 +152,7 @@ def test_the_port_of_a_thawed_connection_is_free_again_once_it_has_ended(box: En
     with again:
         again.settimeout(5)
         again.bind((host, port))
-        again.connect((box.lab.address("box", "wan0", family), 7000))
+        again.connect((box.lab.address("box", "wan0", family), PORT))
         server = box.accept(family)
         number = box.engine.find(pair.key)
         assert number is not None
@@ -273,13 +273,8 @@ def test_every_transition_is_told_once_with_its_cause_and_its_bytes(box: EngineL
 
 
 @pytest.mark.parametrize("what", ["table", "records"])
-def test_a_full_table_refuses_to_freeze_says_so_and_the_connection_lives_on(
-    nat_free_lab: object, what: str
-) -> None:
-    from appliance.lab import Lab
-
-    assert isinstance(nat_free_lab, Lab)
-    sizes = {"ipv4_slots": 20} if what == "table" else {"idle_slots": 20}
+def test_a_full_table_refuses_to_freeze_says_so_and_the_connection_lives_on(nat_free_lab: Lab, what: str) -> None:
+    sizes: dict[str, Any] = {"ipv4_slots": 20} if what == "table" else {"idle_slots": 20}
     with EngineLab(nat_free_lab, **sizes) as box:
         pairs = [box.connect() for _ in range(23)]
         for pair in pairs:
@@ -294,7 +289,7 @@ def test_a_full_table_refuses_to_freeze_says_so_and_the_connection_lives_on(
         for pair in refused:
             assert box.state(pair) is STANDBY
             box.wake_and_answer(pair)
-        for pair in pairs[:3]:
-            box.wake_and_answer(pair) if box.state(pair) is IDLE else None
+        for pair in [pair for pair in pairs if box.state(pair) is IDLE][:3]:
+            box.wake_and_answer(pair)
         if what == "table":
             box.to_idle(refused[0])  # there is room again

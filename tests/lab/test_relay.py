@@ -24,6 +24,11 @@ def rss_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+def send_and_close(sock: socket.socket, data: bytes) -> None:
+    sock.sendall(data)
+    sock.close()
+
+
 def reset(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
@@ -37,7 +42,7 @@ def test_a_clients_fin_closes_one_direction_and_the_other_goes_on(box: EngineLab
     pair.client.shutdown(socket.SHUT_WR)
     assert receive(pair.server, 100) == b"last words"
     data = os.urandom(300_000)
-    sender = threading.Thread(target=lambda: (pair.server.sendall(data), pair.server.close()))
+    sender = threading.Thread(target=send_and_close, args=(pair.server, data))
     sender.start()
     assert receive(pair.client, len(data) + 1) == data
     sender.join()
@@ -53,7 +58,7 @@ def test_a_servers_fin_closes_one_direction_and_the_other_goes_on(box: EngineLab
     pair.server.shutdown(socket.SHUT_WR)
     assert receive(pair.client, 100) == b"last words"
     data = os.urandom(300_000)
-    sender = threading.Thread(target=lambda: (pair.client.sendall(data), pair.client.close()))
+    sender = threading.Thread(target=send_and_close, args=(pair.client, data))
     sender.start()
     assert receive(pair.server, len(data) + 1) == data
     sender.join()

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.frontends import connect
-from appliance.frontends.connect import ConnectFrontend, Handshake, Refusal, Target, parse_target, refusal_for
+from appliance.frontends.connect import ConnectFrontend, Handshake, Refusal, Target, bind, parse_target, refusal_for
 
 REQUEST = b"CONNECT 192.0.2.7:40123 HTTP/1.1\r\nHost: 192.0.2.7:40123\r\nUser-Agent: x\r\n\r\n"
 
@@ -116,7 +116,7 @@ def exchange(
 ) -> bytes:  # fmt: skip
     async def main() -> bytes:
         frontend = ConnectFrontend[str](attacher, 1.0, header_timeout_s)
-        address, port = frontend.listen("127.0.0.1", 0)
+        address, port = frontend.serve(bind("127.0.0.1", 0))
         reader, writer = await asyncio.open_connection(address, port)
         try:
             return await asyncio.wait_for(talk(reader, writer), 5)
@@ -190,9 +190,9 @@ def test_a_server_that_leaves_early_harms_nobody() -> None:
 def test_an_address_in_use_is_named() -> None:
     async def main() -> None:
         frontend = ConnectFrontend[str](FakeAttacher(), 1.0)
-        address, port = frontend.listen("127.0.0.1", 0)
+        address, port = frontend.serve(bind("127.0.0.1", 0))
         with pytest.raises(OSError, match=f"cannot listen on {address} port {port} for attach"):
-            frontend.listen(address, port)
+            bind(address, port)
         await frontend.close()
 
     asyncio.run(main())

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tests.bench import chaos, hold
+from appliance.engine import EngineError
+from tests.bench import chaos, direct, hold
 from tests.bench.figures import Figure, Report, Target, machine, percentile
 
 
@@ -103,11 +104,14 @@ def test_a_figure_is_not_overwritten() -> None:
 def test_people_see_each_figure_beside_its_target() -> None:
     report = Report("hold", did="100,000 clients [really]")
     report.add("bytes_per_connection", 143.217, "bytes", Target(at_most=160))
+    report.add("daemon_rss_mb", [80.0, 84.0, 82.0], "MB", Target(at_most=120))
     report.add_zero("lost", 0, "clients")
     text = shown(report)
     assert "100,000 clients [really]" in text
-    row = next(line for line in text.splitlines() if line.startswith("bytes_per_connection"))
-    assert row.split() == ["bytes_per_connection", "143.22", "143.22", "143.22", "1", "<=", "160", "bytes"]
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line}
+    assert rows["bytes_per_connection"] == ["143.22", "<=", "160", "bytes"], "one run has no spread"
+    assert rows["daemon_rss_mb"] == ["82", "80", "84", "3", "<=", "120", "MB"]
+    assert rows["lost"] == ["0", "0", "clients"]
 
 
 @given(st.lists(st.integers(), min_size=1), st.floats(min_value=0.001, max_value=100))
@@ -189,3 +193,29 @@ def test_slab_sizes_and_socket_counts_are_read_as_the_kernel_writes_them() -> No
     assert hold.tcp_counts(sockstat) == (7, 41)
     with pytest.raises(ValueError, match="TCP"):
         hold.tcp_counts("sockets: used 120\n")
+
+
+def test_more_connections_than_descriptors_are_refused_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(direct, "descriptor_limit", lambda: 20_000)
+    direct.need_room(17_500, others=2000)
+    with pytest.raises(EngineError, match="at most 17,500"):
+        direct.need_room(17_501, others=2000)
+    with pytest.raises(EngineError, match="at most 9,750"):
+        direct.need_room(9_751, descriptors_each=2)
+
+
+def test_a_counter_that_should_stand_still_and_moved_is_told() -> None:
+    before = dict.fromkeys(direct.ALARMS, 5)
+    assert direct.alarms(before, dict(before)) == []
+    assert direct.alarms(before, {**before, "ring_full": 8}) == ["the engine counted 3 ring_full"]
+
+
+def test_the_alarms_are_counters_that_the_engine_has() -> None:
+    from appliance.engine import ffi, lib
+
+    known: set[str] = set()
+    while name := lib.roost_stat_name(len(known)):
+        known.add(ffi.string(name).decode())
+    assert set(direct.ALARMS) <= known

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from appliance.engine import Command, EventType, Key, Op
+from appliance import sysctls
+from appliance.engine import Command, EngineOptions, EventType, Key, Op
 from control import daemon as daemon_module
 from control import monitor as monitor_module
 from control.channel.operations import local_addresses
 from control.cli.client import Client
-from control.config import parse
+from control.config import parse, parse_endpoint
 from control.daemon import Daemon, DaemonError, InstanceLock, catch_up, take_inventory
 from control.monitor import Monitor, Outcome, history_row
 from control.states import Cause, State
@@ -74,6 +75,14 @@ class Rig:
         until(lambda: Op.SLEEP in self.engine.ops())
         self.engine.carry_out = carry_out
         return c.key
+
+
+@pytest.fixture(autouse=True)
+def reserved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ports that a daemon wants reserved; these tests leave the machine's settings alone."""
+    wanted: list[int] = []
+    monkeypatch.setattr(sysctls, "prepare", wanted.extend)
+    return wanted
 
 
 @pytest.fixture
@@ -208,6 +217,19 @@ def test_pressure_is_relieved_down_to_three_quarters(still: Rig) -> None:
     assert [(c.op, c.count, c.cause) for c in still.engine.commands] == [(Op.PRESSURE, 150, Cause.PRESSURE)]
 
 
+def test_sleepers_that_all_wake_at_once_are_pressure_too(still: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    still.monitor.states[State.ACTIVE] = 3000
+    still.monitor.turn([])
+    still.monitor.turn([])  # at once: those of the first relief are still on their way down
+    monkeypatch.setattr(monitor_module, "RELIEF_EVERY_S", 0.0)
+    still.monitor._next_relief = 0.0
+    still.monitor.states[State.ACTIVE] = 1200
+    still.monitor.turn([])
+    still.monitor.states[State.ACTIVE] = 800
+    still.monitor.turn([])
+    assert [(c.op, c.count) for c in still.engine.commands] == [(Op.PRESSURE, 2250), (Op.PRESSURE, 450)]
+
+
 def test_a_refusal_reaches_whoever_waits_for_it(rig: Rig) -> None:
     rig.start()
     unknown = Command(op=Op.CLOSE, cause=Cause.COMMAND, key=key(77))
@@ -324,6 +346,16 @@ def test_rows_of_another_boot_are_kept_to_be_put_back(rig: Rig) -> None:
     assert rig.history() == [(1, "NONE", "SLEEP", "restore")]
 
 
+def test_a_reboot_does_not_close_those_that_slept_through_it(still: Rig) -> None:
+    put_row(still, 1)
+    slept = HISTORY.pack(1, 5, key(1).pack(), 1, State.IDLE, State.SLEEP, Cause.QUIET, 0, 0, 0)
+    still.store.add([slept])
+    until(lambda: still.store.status.written_history == 1)
+    first, last = still.store.begin_run()
+    found = take_inventory(still.engine, still.store, "another-boot")
+    assert catch_up(still.store, found, first, last) == 0
+
+
 def test_a_client_that_came_back_after_the_reboot_closes_its_old_connection(rig: Rig) -> None:
     rig.start()
     rig.engine.add(key(1), 77, State.ACTIVE)
@@ -436,15 +468,29 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
     json.dumps(answers["status"])
 
 
-def test_an_attach_address_in_use_ends_the_daemon_with_the_reason(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_attach_address_in_use_keeps_the_daemon_from_touching_anything(tmp_path: Path) -> None:
+    engines: list[FakeEngine] = []
+
+    def make(options: EngineOptions) -> FakeEngine:
+        engines.append(FakeEngine(options=options))
+        return engines[-1]
+
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         config = parse(configured(tmp_path, f'[attach]\nlisten = ["127.0.0.1:{port}"]\n'))
-        daemon = Daemon("t.toml", config, lambda options: FakeEngine())  # type: ignore[arg-type, return-value]
-        assert daemon.run() == 1
-    assert f"cannot listen on 127.0.0.1 port {port} for attach" in caplog.text
+        daemon = Daemon("t.toml", config, make)  # type: ignore[arg-type]
+        with pytest.raises(DaemonError, match=f"cannot listen on 127.0.0.1 port {port} for attach.*Another program"):
+            daemon.run()
+    assert engines == []
+
+
+def test_the_daemon_has_its_ports_reserved_before_it_takes_them(tmp_path: Path, reserved: list[int]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = parse(configured(tmp_path, f'[attach]\nlisten = ["127.0.0.1:{port}"]\n'))
+        with pytest.raises(DaemonError):
+            Daemon("t.toml", config, lambda options: FakeEngine()).run()  # type: ignore[arg-type, return-value]
+    assert reserved == [port, *(parse_endpoint(service.listen)[1] for service in config.service)]
 
 
 def test_a_configuration_without_a_service_is_refused(tmp_path: Path) -> None:

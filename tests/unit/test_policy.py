@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from appliance.engine import Op
-from control.policy import relief, when_quiet
+from control.policy import relief, under_pressure, when_quiet
 from control.states import State
 
 
@@ -25,3 +25,11 @@ def test_nothing_is_done_about_a_state_that_has_no_quiet_timer(state: int) -> No
 )
 def test_pressure_ends_at_three_quarters(awake: int, allowed: int, frozen: int) -> None:
     assert relief(awake, allowed) == frozen
+
+
+@pytest.mark.parametrize(
+    ("awake", "allowed", "pressed"),
+    [(875, 1000, False), (876, 1000, True), (0, 0, False), (5, 0, False), (57, 64, True)],
+)
+def test_pressure_begins_above_seven_eighths(awake: int, allowed: int, pressed: bool) -> None:
+    assert under_pressure(awake, allowed) is pressed

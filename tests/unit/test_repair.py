@@ -137,7 +137,7 @@ def exchange(a: socket.socket, b: socket.socket, size: int) -> None:
 def test_a_rebuilt_connection_goes_on_with_the_options_and_numbers_it_had(
     space: Namespace, family: int, options: int
 ) -> None:
-    with pair(space, family, options) as p:
+    with pair(space, family, options, mss=1460) as p:
         exchange(p.near, p.far, 5000)
         settle(p.near, p.far)
         before = Info.of(p.near)

@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -158,7 +159,7 @@ def test_each_owner_of_a_slot_has_another_version_than_the_last() -> None:
         for _ in range(4):
             versions.append(t.insert(key).ctl >> 8 & 0xFF)
             t.remove(key)
-        assert all(a != b for a, b in zip(versions, versions[1:], strict=False))
+        assert all(a != b for a, b in pairwise(versions))
 
 
 def test_a_removed_slot_holds_packets_for_a_reader_that_still_looks_at_it() -> None:

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control plane on the real engine, with real clients: what it counts, what it writes, what it leaves behind."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from appliance.lab import DaemonHandle, Lab, SwarmGroup, leftovers, wait_until
+from control.states import LEGAL, Cause, State
+
+CLIENTS = 1500
+PORT = 8000
+QUIET = {"active_quiet": "1s", "standby_quiet": "2s", "idle_quiet": "3s"}
+
+Transition = tuple[int, int, int]
+
+
+class Box:
+    """A lab with a server, a daemon and CLIENTS connected clients."""
+
+    def __init__(self, lab: Lab, policy: dict[str, Any], table: dict[str, Any]) -> None:
+        self.lab = lab
+        lab.server(PORT)
+        self.daemon: DaemonHandle = lab.daemon(lab.config(PORT, policy=policy, table=table))
+        self.swarm: SwarmGroup = lab.swarm()
+        done = self.swarm.connect(CLIENTS, (lab.address("box", "wan0"), PORT), keepidle_s=5, keepintvl_s=5)
+        assert (done.connected, done.failed) == (CLIENTS, Counter())
+
+    def states(self) -> dict[str, int]:
+        states: dict[str, int] = self.daemon.status()["connections"]
+        return states
+
+    def all_asleep(self) -> None:
+        wait_until(lambda: self.states()["SLEEP"] == CLIENTS, 60, "all clients asleep")
+        wait_until(lambda: self.daemon.status()["store"]["pending_history"] == 0, 10, "the history written")
+
+    def database(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.lab.workspace / "roost.db")
+
+    def history(self) -> dict[int, list[Transition]]:
+        """Transitions of each connection, in order."""
+        found: dict[int, list[Transition]] = defaultdict(list)
+        with self.database() as database:
+            for number, *transition in database.execute('SELECT id, "from", "to", cause FROM history ORDER BY seq'):
+                found[number].append((transition[0], transition[1], transition[2]))
+        return found
+
+    def nobody_is_lost(self) -> None:
+        stats = self.swarm.stats()
+        assert (stats.open, stats.dead) == (CLIENTS, Counter())
+
+
+@pytest.fixture
+def box(request: pytest.FixtureRequest) -> Iterator[Box]:
+    options: dict[str, Any] = getattr(request, "param", {})
+    with Lab(clients=CLIENTS) as lab:
+        yield Box(lab, options.get("policy", QUIET), options.get("table", {}))
+
+
+def chain_of(transitions: list[Transition]) -> None:
+    """Each begins where the one before it ended, and is legal."""
+    state = int(State.NONE)
+    for source, target, cause in transitions:
+        assert source == state, transitions
+        assert (source, target, cause) in LEGAL, transitions
+        state = target
+
+
+def test_every_transition_of_every_client_is_in_the_history_once(box: Box) -> None:
+    box.all_asleep()
+    history = box.history()
+    status = box.daemon.status()
+    assert status["connections"] == {"ACTIVE": 0, "STANDBY": 0, "IDLE": 0, "SLEEP": CLIENTS}
+    assert len(history) == CLIENTS
+    for transitions in history.values():
+        chain_of(transitions)
+        assert transitions[0] == (State.NONE, State.ACTIVE, Cause.CLIENT_CONNECT)
+        assert transitions[-1][1] == State.SLEEP
+    assert sum(map(len, history.values())) == status["control"]["transitions"] == status["store"]["written_history"]
+    assert status["control"]["illegal"] == 0
+    with box.database() as database:
+        assert database.execute("SELECT count(*) FROM sleeping").fetchone() == (CLIENTS,)
+    box.nobody_is_lost()
+
+
+def test_sigterm_under_load_leaves_every_client_asleep_and_served_by_the_next_daemon(box: Box) -> None:
+    box.all_asleep()
+    with ThreadPoolExecutor(1) as pool:
+        speaking = pool.submit(box.swarm.say, CLIENTS, concurrency=32, timeout_s=60)
+        time.sleep(0.2)
+        assert box.daemon.terminate() == 0
+        box.daemon.start()
+        said = speaking.result()
+    assert (said.answered, said.failed) == (CLIENTS, Counter())
+    box.all_asleep()
+    for transitions in box.history().values():
+        chain_of(transitions)
+    box.nobody_is_lost()
+
+
+@pytest.mark.parametrize(
+    "box", [{"table": {"max_awake": 64}, "policy": dict.fromkeys(QUIET, "60s")}], indirect=True, ids=["64 awake"]
+)
+def test_more_clients_than_may_be_awake_are_served_all_the_same(box: Box) -> None:
+    said = box.swarm.say(CLIENTS, concurrency=64, timeout_s=60)
+    assert (said.answered, said.failed) == (CLIENTS, Counter())
+    wait_until(lambda: box.daemon.status()["awake"] <= 56, 20, "at most 7/8 of those allowed are awake")
+    assert sum(box.states().values()) == CLIENTS
+    assert box.daemon.status()["control"]["illegal"] == 0
+    box.nobody_is_lost()
+
+
+def test_a_reboot_puts_back_those_that_sleep(box: Box) -> None:
+    """The machine cannot reboot here, but what a reboot takes can be taken: the tables, and the boot's name."""
+    box.all_asleep()
+    box.daemon.kill()
+    leftovers.unpin(box.daemon.pin_dir)
+    with box.database() as database:
+        database.execute("UPDATE sleeping SET boot_id = 'the boot before'")
+    box.daemon.start()
+    wait_until(lambda: box.states()["SLEEP"] == CLIENTS, 20, "all put back")
+    said = box.swarm.say(CLIENTS, concurrency=64, timeout_s=60)
+    assert (said.answered, said.failed) == (CLIENTS, Counter())
+    box.all_asleep()
+    put_back = (State.NONE, State.SLEEP, Cause.RESTORE)
+    for transitions in box.history().values():
+        assert transitions.count(put_back) == 1
+        chain_of([one for one in transitions if one != put_back])  # asleep before it, and asleep after
+    box.nobody_is_lost()
