@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -99,11 +99,12 @@ class Wire:
     def clear(self) -> None:
         self.heard(quiet_s=0.02)
 
-    def heard(self, quiet_s: float = 0.15, enough: Callable[[list[bytes]], bool] | None = None) -> list[bytes]:
-        """Frames that left the appliance, until none has come for quiet_s or there are enough."""
+    def heard(self, quiet_s: float = 0.15, at_most_s: float = 5.0) -> list[bytes]:
+        """Frames that left the appliance, until none has come for quiet_s or at_most_s are over."""
         frames: list[bytes] = []
         end = time.monotonic() + quiet_s
-        while time.monotonic() < end and not (enough and enough(frames)):
+        last = time.monotonic() + at_most_s
+        while time.monotonic() < min(end, last):
             try:
                 frame, extra, _, address = self._raw.recvmsg(1 << 16, 64)
             except TimeoutError:

@@ -34,8 +34,8 @@ def judge(ka: Ka, seq: int, ack: int, payload: int, flags: int, has_ts: bool = T
 
 
 def model(ka: Ka, offset: int, ack_right: bool, payload: int, flags: int) -> Verdict:
-    """offset: the sequence number's distance from rcv_nxt, in [-2^31, 2^31). Missing timestamps change nothing: RFC 7323
-    3.2 says SHOULD drop, Linux accepts, and the kernel is the judge."""
+    """offset: the sequence number's distance from rcv_nxt, in [-2^31, 2^31). Missing timestamps change nothing:
+    RFC 7323 3.2 says SHOULD drop, Linux accepts, and the kernel is the judge."""
     window = ka.window << ka.rcv_wscale
     in_window = 0 <= offset < window
     if flags & RST:  # RFC 5961 3.2: exact resets, in window challenges, outside is dropped
