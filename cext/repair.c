@@ -18,6 +18,8 @@
 #define TCPI_OPT_USEC_TS 64
 #endif
 #define TCP_ESTABLISHED_STATE 1
+#define MIN_MSS 88    /* what TCP_MAXSEG takes */
+#define MAX_MSS 32767 /* loopback's is more */
 
 uint64_t roost_monotonic_ms(void) {
     struct timespec now;
@@ -167,6 +169,10 @@ static int rebuild(int fd, const struct roost_key *key, const struct roost_ka *k
     if (bind(fd, (struct sockaddr *)&address, size))
         return -errno;
     if ((e = set_queue_seq(fd, TCP_SEND_QUEUE, ka->snd_nxt)) || (e = set_queue_seq(fd, TCP_RECV_QUEUE, ka->rcv_nxt)))
+        return e;
+    /* The MSS must be known to connect(), which works out the segment size; TCP_REPAIR_OPTIONS comes too late for that, and
+     * the socket would send segments of 536 bytes until the client's window outgrew all it had been before. */
+    if (rest->mss >= MIN_MSS && (e = set(fd, TCP_MAXSEG, rest->mss > MAX_MSS ? MAX_MSS : rest->mss)))
         return e;
     size = address_of(key->client, key->client_port, v4, &address);
     if (connect(fd, (struct sockaddr *)&address, size))
