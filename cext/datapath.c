@@ -5,6 +5,7 @@
 #include <bpf/bpf.h>
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/if_ether.h>
 #include <linux/if_link.h>
 #include <net/if.h>
@@ -210,6 +211,8 @@ static int share_config(struct roost_datapath *d, struct roost_table *t, char *e
     return 0;
 }
 
+static int attach_lookup(struct roost_datapath *d, char *err, size_t err_len);
+
 int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const char *pin_dir, const char *bpf_dir,
                         const struct roost_sizes *sizes, ring_buffer_sample_fn on_frame, void *context, char *err,
                         size_t err_len) {
@@ -223,6 +226,7 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     if ((e = make_pin_dir(pin_dir, err, err_len)) ||
         (e = load(d, bpf_dir, "inactive", sizes, &d->inactive, err, err_len)) ||
         (e = load(d, bpf_dir, "guard", sizes, &d->guard, err, err_len)) ||
+        (e = load(d, bpf_dir, "lookup", sizes, &d->lookup, err, err_len)) ||
         (e = load(d, bpf_dir, "closed", sizes, &d->closed, err, err_len)) ||
         (e = open_rest(d, sizes->idle_slots, err, err_len)) || (e = share_config(d, t, err, err_len)))
         return e;
@@ -245,7 +249,7 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     d->raw6 = socket(AF_INET6, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_RAW);
     if (d->raw4 < 0)
         return complain(err, err_len, errno, "cannot open a raw socket (CAP_NET_RAW): %s", strerror(errno));
-    return 0;
+    return attach_lookup(d, err, err_len);
 }
 
 void roost_datapath_close(struct roost_datapath *d) {
@@ -254,6 +258,7 @@ void roost_datapath_close(struct roost_datapath *d) {
         munmap(d->mapped[i].address, d->mapped[i].size);
     bpf_object__close(d->inactive);
     bpf_object__close(d->guard);
+    bpf_object__close(d->lookup);
     bpf_object__close(d->closed);
     if (d->map_fd[REST] >= 0)
         close(d->map_fd[REST]);
@@ -263,34 +268,55 @@ void roost_datapath_close(struct roost_datapath *d) {
         close(d->raw6);
 }
 
-/* Attaches or takes over the pinned link. */
-static int attach_xdp(struct roost_datapath *d, struct roost_interface *i, __u32 flags) {
-    char name[32], path[320];
+/* An earlier daemon's pinned link: its program is changed in place, no packet passes in between. A link whose interface
+ * or namespace is gone (or was made anew) is thrown away. 0 taken over, -ENOENT there is none, or -errno. */
+static int take_over(const char *path, int program, uint32_t ifindex) {
     struct bpf_link_info info = {0};
     __u32 size = sizeof(info);
-    int program = bpf_program__fd(bpf_object__find_program_by_name(d->inactive, "roost_inactive"));
-    snprintf(name, sizeof(name), "xdp-%s", i->name);
-    pin_path(d, name, path, sizeof(path));
     int link = bpf_obj_get(path);
-    if (link >= 0) {
-        /* An earlier daemon's: change its program in place, no packet passes in between. An interface that was made
-         * anew since then has left the link behind. */
-        int e = bpf_obj_get_info_by_fd(link, &info, &size) || info.xdp.ifindex != i->index ? -ESTALE
-                : bpf_link_update(link, program, NULL)                                     ? -errno
-                                                                                           : 0;
-        close(link);
-        if (e != -ESTALE)
-            return e;
-        if (unlink(path))
-            return -errno;
-    }
+    if (link < 0)
+        return -errno;
+    int e = bpf_obj_get_info_by_fd(link, &info, &size) ? -errno : 0;
+    if (!e)
+        e = ifindex && info.xdp.ifindex != ifindex ? -ENOLINK : bpf_link_update(link, program, NULL) ? -errno : 0;
+    close(link);
+    if (e != -ENOLINK)
+        return e;
+    return unlink(path) ? -errno : -ENOENT;
+}
+
+static int make_link(const char *path, int program, int target, enum bpf_attach_type type, __u32 flags) {
     LIBBPF_OPTS(bpf_link_create_opts, options, .flags = flags);
-    link = bpf_link_create(program, (int)i->index, BPF_XDP, &options);
+    int link = bpf_link_create(program, target, type, &options);
     if (link < 0)
         return -errno;
     int e = bpf_obj_pin(link, path) ? -errno : 0;
     close(link);
     return e;
+}
+
+static int attach_xdp(struct roost_datapath *d, struct roost_interface *i, __u32 flags) {
+    char name[32], path[320];
+    int program = bpf_program__fd(bpf_object__find_program_by_name(d->inactive, "roost_inactive"));
+    snprintf(name, sizeof(name), "xdp-%s", i->name);
+    pin_path(d, name, path, sizeof(path));
+    int e = take_over(path, program, i->index);
+    return e == -ENOENT ? make_link(path, program, (int)i->index, BPF_XDP, flags) : e;
+}
+
+/* To the network namespace of this thread. */
+static int attach_lookup(struct roost_datapath *d, char *err, size_t err_len) {
+    char path[320];
+    int program = bpf_program__fd(bpf_object__find_program_by_name(d->lookup, "roost_lookup"));
+    pin_path(d, "lookup", path, sizeof(path));
+    int e = take_over(path, program, 0);
+    if (e == -ENOENT) {
+        int space = open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
+        e = space < 0 ? -errno : make_link(path, program, space, BPF_SK_LOOKUP, 0);
+        if (space >= 0)
+            close(space);
+    }
+    return e ? complain(err, err_len, e, "cannot attach the socket lookup program: %s", strerror(-e)) : 0;
 }
 
 static int attach_guard(struct roost_datapath *d, const struct roost_interface *i) {
@@ -469,7 +495,7 @@ static uint64_t memlock(int fd) {
 
 uint64_t roost_datapath_memory(const struct roost_datapath *d) {
     uint64_t bytes = 0;
-    const struct bpf_object *objects[] = {d->inactive, d->guard, d->closed};
+    const struct bpf_object *objects[] = {d->inactive, d->guard, d->lookup, d->closed};
     for (int i = 0; i < ROOST_PINNED_MAPS; i++)
         bytes += memlock(d->map_fd[i]);
     bytes += memlock(bpf_object__find_map_fd_by_name(d->inactive, "outbox"));

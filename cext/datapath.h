@@ -5,6 +5,7 @@
  *
  * Below pin_dir:  config table4 table6 ring counters challenges rest     the maps
  *                 xdp-IFNAME                                           the XDP link of each interface
+ *                 lookup                                               the link of the socket lookup program
  * The tc filters need no pin: they belong to the interface (handle 1, priority 1, clsact egress).
  */
 #ifndef ROOST_CEXT_DATAPATH_H
@@ -28,7 +29,7 @@ struct roost_interface {
 
 struct roost_datapath {
     char pin_dir[256];
-    struct bpf_object *inactive, *guard, *closed;
+    struct bpf_object *inactive, *guard, *lookup, *closed;
     struct ring_buffer *ring;
     int map_fd[ROOST_PINNED_MAPS];
     int closed_fd; /* socket filter */

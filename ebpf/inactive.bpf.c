@@ -51,6 +51,12 @@ static __always_inline int may_challenge(struct roost_ka *slot, const struct roo
     return 1;
 }
 
+/* A probe that is answered between two sweeps must not count, however short the interval. */
+static __always_inline void heard(struct roost_ka *slot, __u64 now_ms) {
+    slot->heard_s = now_ms / 1000;
+    slot->probe_sent = 0;
+}
+
 /* RFC 7323 4.3; a ts_recent of 0 is none yet. */
 static __always_inline int newer_ts(const struct roost_ka *ka, const struct roost_segment *s) {
     return s->has_ts && (!ka->ts_recent || (__s32)(s->tsval - ka->ts_recent) > 0);
@@ -213,13 +219,13 @@ int roost_inactive(struct xdp_md *ctx) {
     case ROOST_V_WAKE:
         return hand_over(ctx, &p, ROOST_WHY_WAKE);
     case ROOST_V_ANSWER:
-        slot->heard_s = now_ms / 1000;
+        heard(slot, now_ms);
         if (newer_ts(&ka, &s))
             slot->ts_recent = s.tsval;
         count(ROOST_N_ANSWERED);
         return answer(ctx, &p, &ka, &s, now_ms);
     case ROOST_V_HEARD:
-        slot->heard_s = now_ms / 1000;
+        heard(slot, now_ms);
         count(ROOST_N_HEARD);
         return XDP_DROP;
     case ROOST_V_CHALLENGE:

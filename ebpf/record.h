@@ -58,7 +58,7 @@ struct roost_ka { /* 36 bytes */
     __u16 window;           /* our advertised window as it goes on the wire (already scaled down) */
     __u16 service;          /* index of the service it came in by */
     __u16 probe_interval_s; /* the appliance probes the client this long after hearing it; 0 = never */
-    __u8 probe_sent;        /* probes sent since the client was last heard */
+    __u8 probe_sent;        /* probes sent since the client was last heard; X sets it to 0 */
     __u8 challenge_tick;    /* X: CLOCK_MONOTONIC ms / 512 of the last challenge ACK, low byte */
     __u32 rest;             /* index of the rest slot, ROOST_NO_REST in SLEEP */
 };

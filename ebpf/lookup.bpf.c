@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+/*
+ * Socket lookup: no packet of a connection in the table reaches a listener.
+ *
+ * What XDP does not understand (a SYN in fragments, say) goes on to the stack. A listener would answer it and make a
+ * half-open connection, and while that lasts the sleeping one of the same 4-tuple could not be rebuilt: anybody could
+ * keep it asleep. Without a listener the stack has nothing but an RST to say, and the guard stops that.
+ */
+#include "maps.h"
+
+#include <linux/in.h>
+
+#include <bpf/bpf_endian.h>
+
+char _license[] SEC("license") = "GPL";
+
+#define FAMILY_INET 2
+#define FAMILY_INET6 10
+
+SEC("sk_lookup")
+int roost_lookup(struct bpf_sk_lookup *ctx) {
+    __u32 zero = 0;
+    const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
+    struct roost_ka *slot = 0;
+    if (!cfg || ctx->protocol != IPPROTO_TCP)
+        return SK_PASS;
+    if (ctx->family == FAMILY_INET) {
+        struct roost_key4 key = {.client = ctx->remote_ip4,
+                                 .local = ctx->local_ip4,
+                                 .client_port = ctx->remote_port,
+                                 .local_port = bpf_htons(ctx->local_port)};
+        slot = find4(cfg, &key);
+    } else if (ctx->family == FAMILY_INET6) {
+        struct roost_key key = {.client_port = ctx->remote_port, .local_port = bpf_htons(ctx->local_port)};
+        __u32 *client = (__u32 *)key.client, *local = (__u32 *)key.local;
+        client[0] = ctx->remote_ip6[0];
+        client[1] = ctx->remote_ip6[1];
+        client[2] = ctx->remote_ip6[2];
+        client[3] = ctx->remote_ip6[3];
+        local[0] = ctx->local_ip6[0];
+        local[1] = ctx->local_ip6[1];
+        local[2] = ctx->local_ip6[2];
+        local[3] = ctx->local_ip6[3];
+        slot = find6(cfg, &key);
+    }
+    return slot ? SK_DROP : SK_PASS;
+}
