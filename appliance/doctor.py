@@ -96,6 +96,7 @@ def check_kernel() -> Iterator[Outcome]:
         ("BPF ring buffer", kernel_probe.ring_buffer, "CONFIG_BPF_SYSCALL"),
         ("XDP programs", kernel_probe.xdp_program, "CONFIG_BPF_SYSCALL"),
         ("tc programs", kernel_probe.tc_program, "CONFIG_NET_CLS_BPF"),
+        ("socket lookup programs", kernel_probe.lookup_program, "CONFIG_BPF_SYSCALL"),
         ("live-frame BPF_PROG_RUN", kernel_probe.live_frames, "CONFIG_BPF_SYSCALL"),
         ("TCP_REPAIR", kernel_probe.tcp_repair, "CONFIG_CHECKPOINT_RESTORE"),
         ("membarrier GLOBAL", kernel_probe.membarrier_global, "CONFIG_MEMBARRIER"),
@@ -226,7 +227,7 @@ def check_sysctls(proc_sys: Path) -> Iterator[Outcome]:
         "TCP without ECN",
         Need.ADVISED,
         None if ecn == "0" else f"net.ipv4.tcp_ecn = {ecn}",
-        "sysctl -w net.ipv4.tcp_ecn=0   (a woken connection forgets that ECN was agreed on)",
+        "`roost up` sets net.ipv4.tcp_ecn=0 (a woken connection forgets that ECN was agreed on)",
         "net.ipv4.tcp_ecn = 0",
     )
 

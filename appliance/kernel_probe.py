@@ -29,7 +29,8 @@ SYSCALLS = {"x86_64": {"bpf": 321, "membarrier": 324}, "aarch64": {"bpf": 280, "
 BPF_MAP_CREATE, BPF_PROG_LOAD, BPF_PROG_TEST_RUN, BPF_LINK_CREATE = 0, 5, 10, 28
 MAP_ARRAY, MAP_RINGBUF = 2, 27
 BPF_F_MMAPABLE = 1 << 10
-PROG_SCHED_CLS, PROG_XDP = 3, 6
+PROG_SCHED_CLS, PROG_XDP, PROG_SK_LOOKUP = 3, 6, 30
+ATTACH_SK_LOOKUP = 36
 XDP_DROP = 1
 BPF_XDP = 37
 BPF_F_TEST_XDP_LIVE_FRAMES = 1 << 1
@@ -72,11 +73,13 @@ def _descriptor(fd: int) -> Iterator[int]:
         os.close(fd)
 
 
-def _load_drop(prog_type: int) -> int:
+def _load_drop(prog_type: int, attach_type: int = 0) -> int:
     """Load "return 1" (XDP_DROP for XDP) as a program of this type; its descriptor."""
     instructions = bytearray(struct.pack("=BBhi", 0xB7, 0, 0, XDP_DROP) + struct.pack("=BBhi", 0x95, 0, 0, 0))
     license_text = bytearray(b"GPL\0")
-    return _bpf(BPF_PROG_LOAD, struct.pack("=IIQQ", prog_type, 2, _address(instructions), _address(license_text)))
+    attributes = struct.pack("=IIQQ", prog_type, 2, _address(instructions), _address(license_text))
+    attributes += struct.pack("=IIQII16sII", 0, 0, 0, 0, 0, b"", 0, attach_type)  # log, flags, name, ifindex
+    return _bpf(BPF_PROG_LOAD, attributes)
 
 
 def _tried(action: Callable[[], None]) -> str | None:
@@ -104,9 +107,9 @@ def ring_buffer() -> str | None:
     return _map(MAP_RINGBUF, 0, 0, 65536, 0)
 
 
-def _program(prog_type: int) -> str | None:
+def _program(prog_type: int, attach_type: int = 0) -> str | None:
     def load() -> None:
-        with _descriptor(_load_drop(prog_type)):
+        with _descriptor(_load_drop(prog_type, attach_type)):
             pass
 
     return _tried(load)
@@ -118,6 +121,11 @@ def xdp_program() -> str | None:
 
 def tc_program() -> str | None:
     return _program(PROG_SCHED_CLS)
+
+
+def lookup_program() -> str | None:
+    """Socket lookup: what keeps packets of sleeping connections from listeners."""
+    return _program(PROG_SK_LOOKUP, ATTACH_SK_LOOKUP)
 
 
 def live_frames() -> str | None:

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the kernel, in the daemon's network namespace, that a box with many short server links needs.
+"""Settings of the kernel, in the daemon's network namespace, that its sleeping clients and short links need.
 
 ``net.ipv4.tcp_tw_reuse = 1``
     Each link to a server is closed by us first and leaves a port in TIME-WAIT for 60 s, all to the same address and
     port. Some hundred links a second use up the default range; long before, connect() searches for a free port: with
     32,000 in TIME-WAIT it took 13 ms (measured), on the engine's thread. Reuse after one second is safe where both
     ends use timestamps (RFC 6191), and the kernel does it only there. IPv6 has the same setting.
+
+``net.ipv4.tcp_ecn = 0``
+    TCP_REPAIR has no way to say that ECN (RFC 3168) was negotiated: a client that agreed on it would find, after its
+    first sleep, that its congestion marks are not echoed any more. So we do not agree. IPv6 has the same setting.
 
 ``net.ipv4.ip_local_reserved_ports``
     Ports that we listen on may lie in the range that connect() takes its ports from. While the daemon is away, a link
@@ -38,12 +42,13 @@ def merge_ports(text: str, ports: Iterable[int]) -> str:
 
 
 def prepare(ports: Iterable[int], ipv4: Path = IPV4) -> None:
-    """Bring both about, for this thread's network namespace; what cannot be set is logged, with what to do."""
+    """Bring them about, for this thread's network namespace; what cannot be set is logged, with what to do."""
     reserved = ipv4 / "ip_local_reserved_ports"
     low, high = map(int, (ipv4 / "ip_local_port_range").read_text(encoding="ascii").split())
     endangered = [port for port in ports if low <= port <= high]
     _set(reserved, merge_ports(reserved.read_text(encoding="ascii"), endangered))
     _set(ipv4 / "tcp_tw_reuse", "1")
+    _set(ipv4 / "tcp_ecn", "0")
 
 
 def _set(path: Path, value: str) -> None:

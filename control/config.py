@@ -449,6 +449,8 @@ def render_reference() -> str:
         "- `net.ipv4.tcp_tw_reuse = 1`: links to a server leave ports in TIME-WAIT, all towards one address; some",
         "  hundred links a second would use them up (RFC 6191; the kernel reuses them only where both ends use",
         "  timestamps).",
+        "- `net.ipv4.tcp_ecn = 0`: a socket that is rebuilt cannot be told that ECN was agreed on, so it is not agreed",
+        "  on.",
         "- `net.ipv4.ip_local_reserved_ports`: the ports of `listen` that lie in the range of outgoing ones are added,",
         "  so that no link can take them while the daemon is away.",
     ]

@@ -16,6 +16,7 @@ def ipv4(tmp_path: Path) -> Path:
     (tmp_path / "ip_local_port_range").write_text("32768\t60999\n")
     (tmp_path / "ip_local_reserved_ports").write_text("\n")
     (tmp_path / "tcp_tw_reuse").write_text("2\n")
+    (tmp_path / "tcp_ecn").write_text("2\n")
     return tmp_path
 
 
@@ -36,12 +37,14 @@ def test_only_ports_that_a_link_could_take_are_reserved(ipv4: Path) -> None:
     prepare([443, 40_000, 61_000], ipv4)
     assert (ipv4 / "ip_local_reserved_ports").read_text() == "40000"
     assert (ipv4 / "tcp_tw_reuse").read_text() == "1"
+    assert (ipv4 / "tcp_ecn").read_text() == "0"
 
 
 def test_what_is_in_order_already_is_neither_written_nor_mentioned(
     ipv4: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (ipv4 / "tcp_tw_reuse").write_text("1\n")
+    (ipv4 / "tcp_ecn").write_text("0\n")
     with caplog.at_level(logging.INFO):
         prepare([443], ipv4)
     assert caplog.text == ""
