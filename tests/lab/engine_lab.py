@@ -322,6 +322,7 @@ class EngineLab:
         assert receive(pair.server, size) == bytes(size)
         pair.server.sendall(b"answer")
         assert receive(pair.client, 6) == b"answer"
+        self.wait_state(pair, State.ACTIVE)  # payload may overtake the event that tells of its transition
 
     def attach(self, pair: Pair, preamble: bytes = b"", early: bytes = b"") -> socket.socket:
         """A server comes by itself: its end of the connection it has to the client."""

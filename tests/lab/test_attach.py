@@ -118,6 +118,7 @@ def test_two_servers_that_attach_at_once_do_not_share_a_client(box: EngineLab, f
     first.sendall(b"mine")
     assert pair.client.recv(4) == b"mine"
     assert box.state(pair) is State.ACTIVE
+    box.wait_state(pair, State.ACTIVE)
     assert [to for _, to, cause in box.transitions(pair) if cause is Cause.SERVER_ATTACH] == [State.ACTIVE]
 
 

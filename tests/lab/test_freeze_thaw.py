@@ -61,6 +61,7 @@ def test_a_server_that_attaches_reaches_the_client_in_every_state(box: EngineLab
     assert receive(pair.client, 14) == b"early question"
     pair.client.sendall(b"answer")
     assert receive(server, 19) == b"hello server\nanswer"
+    box.wait_state(pair, ACTIVE)
     assert box.transitions(pair)[told:] == [(state, ACTIVE, Cause.SERVER_ATTACH)]
     assert box.no_server_is_asked(family, 0.05), "the service's own server is not asked as well"
     server.close()
