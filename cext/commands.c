@@ -51,6 +51,14 @@ static struct roost_conn *target(struct roost_engine *e, const struct roost_comm
     return c ? c : roost_conn_by_key(e, &command->record.key); /* one that waits for its record has no id yet */
 }
 
+/* The latest command is the one that is answered when it is done; whoever gave an earlier one that is under way is told
+ * that it was overtaken. */
+static void supersede(struct roost_engine *e, const struct roost_conn *c, const struct roost_command *command,
+                      uint64_t earlier) {
+    if (earlier)
+        roost_refuse(e, command->op, earlier, c->id, &c->key, ECANCELED);
+}
+
 static int op_standby(struct roost_engine *e, const struct roost_command *command) {
     struct roost_conn *c = target(e, command);
     if (!c)
@@ -61,9 +69,15 @@ static int op_standby(struct roost_engine *e, const struct roost_command *comman
         return EBUSY;
     uint64_t token = c->token;
     c->token = command->token;
+    bool wanted = c->want_freeze;
+    c->want_freeze = false; /* no further than STANDBY */
     int error = -roost_link_end(e, c, (enum roost_cause)command->cause);
-    if (error)
+    if (error) {
         c->token = token;
+        c->want_freeze = wanted;
+    } else {
+        supersede(e, c, command, token);
+    }
     return error;
 }
 
@@ -84,6 +98,8 @@ static int op_idle(struct roost_engine *e, const struct roost_command *command, 
     }
     if (error)
         c->token = token;
+    else
+        supersede(e, c, command, token);
     return -error;
 }
 
@@ -124,6 +140,7 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
             return then_close ? 0 : ENOENT;
     }
     if (c && then_close && c->phase == ROOST_LIVE) {
+        supersede(e, c, command, c->token);
         c->token = command->token;
         roost_conn_close(e, c, (enum roost_cause)command->cause, true);
         return 0;
@@ -136,6 +153,7 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
         return error;
     if (command->id && c->id && c->id != command->id)
         return ENOENT; /* the number of an earlier connection with this 4-tuple; this one goes on waking */
+    supersede(e, c, command, c->token);
     c->token = command->token;
     c->want_close |= then_close;
     if (c->phase == ROOST_HELD_LINK) {

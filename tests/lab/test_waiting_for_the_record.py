@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A SLEEP connection wakes when the store has answered, and that may take long: its client must not suffer for it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+
+from appliance.engine import Op
+from appliance.lab import Lab
+from control.states import State
+from tests.lab.engine_lab import Pair, receive, tcp_info
+from tests.lab.forged import forged
+from tests.lab.slow_store import SlowStore
+from tests.lab.test_relay import rss_bytes
+from tests.lab.wire import Sleeper, Wire
+
+FORGED_FRAMES = 50_000
+FORGED_BYTES = 1400
+
+
+def ask_for_records(box: SlowStore) -> list[Pair]:
+    """A client of each family, probing every second, that was told to wake; the store has not answered."""
+    pairs = [box.connect(family, keepalives=True) for family in (4, 6)]
+    for pair in pairs:
+        box.to_sleep(pair)
+        box.submit(Op.WAKE, pair)
+        box.wait_asked(pair)
+    return pairs
+
+
+def assert_probes_are_answered(pairs: Sequence[Pair], for_s: float) -> None:
+    deadline = time.monotonic() + for_s
+    while time.monotonic() < deadline:
+        assert all(tcp_info(pair.client).probes <= 1 for pair in pairs)
+        time.sleep(0.1)
+    assert max(tcp_info(pair.client).last_ack_recv_ms for pair in pairs) < 1600
+
+
+def test_keepalives_are_answered_while_the_record_is_being_asked_for(nat_free_lab: Lab) -> None:
+    with SlowStore(nat_free_lab) as box:
+        pairs = ask_for_records(box)
+        answered = box.stat("keepalives_answered")
+        assert_probes_are_answered(pairs, 3.2)
+        assert box.stat("keepalives_answered") >= answered + 2 * len(pairs)
+        for pair in pairs:
+            box.answer(pair)
+            box.wait_state(pair, State.STANDBY)
+            box.wake_and_answer(pair)
+
+
+def test_keepalives_are_answered_when_the_engine_stops_before_the_record_has_come(nat_free_lab: Lab) -> None:
+    with SlowStore(nat_free_lab) as box:
+        pairs = ask_for_records(box)
+        box.stop()
+        assert_probes_are_answered(pairs, 4.5)  # its own patience ends after 4 s
+        box.slow = False
+        box.start()
+        for pair in pairs:
+            assert box.state(pair) is State.SLEEP
+            box.wake_and_answer(pair)
+
+
+def test_forged_frames_for_a_connection_that_waits_for_its_record_do_not_fill_memory(nat_free_lab: Lab) -> None:
+    with SlowStore(nat_free_lab) as box, Wire(box) as wire:
+        pair = box.connect()
+        box.to_sleep(pair)
+        sleeper = Sleeper(pair, box.record(pair))
+        pair.client.sendall(b"genuine")
+        box.wait_asked(pair)
+        before, stats = rss_bytes(), box.engine.stats()
+        wire.send_raw(itertools.islice(forged(wire, sleeper, FORGED_BYTES), FORGED_FRAMES))
+        assert rss_bytes() - before < FORGED_FRAMES * FORGED_BYTES / 10
+        judged = ("challenge_acks", "challenge_acks_limited", "segments_dropped")
+        after = box.engine.stats()
+        assert sum(after[name] - stats[name] for name in judged) > 0.9 * FORGED_FRAMES, "they did arrive"
+        box.answer(pair)
+        server = box.accept()
+        server.sendall(b"answer")
+        assert receive(pair.client, 6) == b"answer"
+        pair.client.close()
+        assert receive(server, 1000) == b"genuine", "its word, once, and no other's"
