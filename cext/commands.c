@@ -108,7 +108,9 @@ static int op_sleep(struct roost_engine *e, const struct roost_command *command)
     if (!slot || ROOST_PHASE(slot->ctl) != ROOST_IDLE || roost_conn_by_key(e, &command->record.key))
         return EAGAIN; /* it woke meanwhile */
     struct roost_rest *rest = &e->table.rest[slot->rest];
-    if (rest->id != command->id)
+    /* It may have woken and be frozen again: then the row is of another moment, and useless. */
+    if (rest->id != command->id || slot->snd_nxt != command->record.ka.snd_nxt ||
+        slot->rcv_nxt != command->record.ka.rcv_nxt)
         return EAGAIN;
     struct roost_event event;
     memset(&event, 0, sizeof(event));

@@ -46,7 +46,8 @@ enum roost_cause {
 enum roost_op {
     ROOST_OP_STANDBY = 1, /* id: close the server link, keep the client socket (ACTIVE -> STANDBY) */
     ROOST_OP_IDLE = 2,    /* id: freeze (STANDBY -> IDLE; an ACTIVE one goes through STANDBY first) */
-    ROOST_OP_SLEEP = 3,   /* key + id of an IDLE connection whose row IS committed: IDLE -> SLEEP */
+    ROOST_OP_SLEEP = 3,   /* id + record of an IDLE connection whose row IS committed: IDLE -> SLEEP. EAGAIN when the
+                             connection has moved on since the record was taken */
     ROOST_OP_WAKE = 4,   /* key (or id if awake): thaw and leave in STANDBY. From SLEEP: ROOST_EV_NEED_RECORD follows */
     ROOST_OP_CLOSE = 5,  /* key or id: close towards the client (RST) and the server, whatever the state */
     ROOST_OP_ATTACH = 6, /* key + fd: link this connected server socket to the client, waking it. The engine owns fd

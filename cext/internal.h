@@ -4,6 +4,7 @@
  * they hold engine->lock.
  *
  *     engine.c      the thread, its loop, the C face          links.c   server links: connect, retry, unlink
+ *     listeners.c   services: listen, accept, hold back       stats.c   the counters' names
  *     commands.c    what the control plane asks for           relay.c   bytes between the two legs
  *     freeze.c      socket -> record                          thaw.c    record -> socket
  *     sweep.c       what sleeping connections need by time    connection.c  the awake ones, by id and by key
@@ -30,6 +31,15 @@
 #define ROOST_MAX_SERVICES 1024
 #define ROOST_SCRATCH (256 * 1024)
 #define ROOST_PENDING_MAX (64 * 1024) /* most that is ever buffered for a slow reader, per direction */
+
+/* What epoll's data names: these, or a connection (an address, the lowest bit set for its server leg). */
+enum {
+    TAG_WAKE = 1,
+    TAG_RING = 2,
+    TAG_GRACE = 3,
+    TAG_LISTENER = 16,
+    TAG_END = TAG_LISTENER + ROOST_MAX_SERVICES
+};
 
 struct roost_held { /* a frame that waits for its connection */
     struct roost_held *next;
@@ -187,6 +197,11 @@ struct roost_engine {
 /* engine.c. The lock is fair to others than the engine thread. */
 void roost_lock(struct roost_engine *e);
 void roost_unlock(struct roost_engine *e);
+int roost_watch_plain(struct roost_engine *e, int fd, uint64_t tag);
+
+/* listeners.c */
+void roost_accept_turn(struct roost_engine *e, struct roost_listener *l);
+void roost_accept_resume(struct roost_engine *e);
 void roost_tell_pressure(struct roost_engine *e); /* descriptors run short */
 void roost_conn_timer(struct roost_engine *e, struct roost_conn *c);
 

@@ -28,8 +28,8 @@ from typing import Final, Protocol
 from appliance.engine import Command, Event, EventType, Key, Op, Record
 from control import policy
 from control.states import AWAKE, LEGAL, Cause, IllegalTransition, State
-from control.store.schema import HISTORY
-from control.store.store import Store, StoreError
+from control.store.schema import HISTORY, KA_BYTES
+from control.store.store import Committed, Store, StoreError
 
 log = logging.getLogger("roost.monitor")
 
@@ -278,11 +278,11 @@ class Monitor:
         if event.token:
             self._resolve(event.token, Outcome(event.error or EIO, event.from_state, event.id), None)
 
-    def slept(self, committed: list[tuple[bytes, int, int]]) -> None:
-        """The rows of these (key, id, generation) are committed: only now may the engine forget the records. Store's
+    def slept(self, committed: list[Committed]) -> None:
+        """These rows are committed: only now may the engine forget the records. Store's
         callback."""
         commands = []
-        for packed, number, generation in committed:
+        for packed, number, generation, blob in committed:
             if self._inserting and (record := self._inserting.pop(packed, None)) is not None:
                 insert = Command(op=Op.INSERT, cause=Cause.RESTORE, id=number, key=packed, record=record)
                 commands.append(insert)
@@ -293,7 +293,8 @@ class Monitor:
                 with self._waiters_lock:
                     if (waiter := self._waiters.pop(asked, None)) is not None:
                         self._waiters[token] = waiter
-            commands.append(Command(op=Op.SLEEP, cause=cause, id=number, key=packed, token=token))
+            record = Record(packed, blob[:KA_BYTES], blob[KA_BYTES:])
+            commands.append(Command(op=Op.SLEEP, cause=cause, id=number, key=packed, record=record, token=token))
         for start in range(0, len(commands), BATCH):
             self._engine.submit(commands[start : start + BATCH])
 

@@ -104,6 +104,10 @@ class StoreStatus:
         return f"error: {self.error}" if self.error else "ok"
 
 
+Committed = tuple[bytes, int, int, bytes]
+"""A row of `sleeping` that is committed: key, id, generation, ka + rest."""
+
+
 @dataclass(slots=True)
 class _Batch:
     ops: dict[bytes, bytes | int] = field(default_factory=dict)
@@ -127,7 +131,7 @@ class Store:
     def __init__(
         self,
         url: str,
-        on_slept: Callable[[list[tuple[bytes, int, int]]], None],
+        on_slept: Callable[[list[Committed]], None],
         *,
         keep_days: float = 30.0,
         batch: int = 5000,
@@ -388,20 +392,20 @@ class Store:
             self._stale[:0] = batch.stale
             self._rows.extendleft(reversed(batch.rows))
 
-    def _write(self, batch: _Batch) -> list[tuple[bytes, int, int]]:
-        """One transaction; returns (key, id, generation) of the rows that are now committed in `sleeping`."""
+    def _write(self, batch: _Batch) -> list[Committed]:
+        """One transaction; returns the rows that are now committed in `sleeping`."""
         began = time.monotonic()
         records: list[dict[str, Any]] = []
         forgotten: list[dict[str, Any]] = []
         any_id: list[bytes] = []
-        slept: list[tuple[bytes, int, int]] = []
+        slept: list[Committed] = []
         now_ms, offset = time.time_ns() // 1_000_000, wall_offset_ms()
         for key, op in batch.ops.items():
             if isinstance(op, bytes):
                 client, local, client_port, local_port = KEY.unpack(key)
                 number = _ID.unpack_from(op, KA_BYTES)[0]
                 self._generation += 1
-                slept.append((key, number, self._generation))
+                slept.append((key, number, self._generation, op))
                 records.append(
                     {
                         "key": key,
@@ -439,7 +443,7 @@ class Store:
                     connection.execute(_FORGET, forgotten)
                 if records:
                     connection.execute(_upsert(connection), records)
-                    self._max_id = max(self._max_id, max(number for _, number, _ in slept))
+                    self._max_id = max(self._max_id, max(number for _, number, _, _ in slept))
                 _set_meta(connection, "max_id", self._max_id)
         self._status.written_history += len(batch.rows)
         self._status.last_commit_ms = (time.monotonic() - began) * 1000

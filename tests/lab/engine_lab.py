@@ -168,7 +168,7 @@ class EngineLab:
                 return Command(op, cause=Cause.QUIET, id=event.id)
             case EventType.SLEEP_DUE:
                 self.rows[key] = event.record
-                return Command(Op.SLEEP, cause=Cause.QUIET, id=event.id, key=key)
+                return Command(Op.SLEEP, cause=Cause.QUIET, id=event.id, record=event.record)
             case EventType.NEED_RECORD:
                 row = self.rows.get(key)
                 return Command(Op.RESTORE, key=key, record=row, error=0 if row else errno.ENOENT)
@@ -297,8 +297,8 @@ class EngineLab:
     def to_sleep(self, pair: Pair) -> None:
         if self.state(pair) is not State.IDLE:
             self.to_idle(pair)
-        self.rows[pair.key.pack()] = self.record(pair)
-        self.submit(Op.SLEEP, pair)
+        self.rows[pair.key.pack()] = record = self.record(pair)
+        self.engine.submit([Command(Op.SLEEP, cause=Cause.COMMAND, id=pair.id, record=record)])
         self.wait_state(pair, State.SLEEP)
 
     def to(self, pair: Pair, state: State) -> None:

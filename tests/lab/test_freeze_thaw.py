@@ -237,6 +237,19 @@ def test_bytes_in_flight_refuse_the_freeze_and_the_connection_lives_on(box: Engi
     box.exchange(pair)
 
 
+def test_sleep_with_the_record_of_an_earlier_freeze_is_refused(box: EngineLab) -> None:
+    """A slow database may commit the row of a connection that has woken and been frozen again since."""
+    pair = box.connect()
+    box.to_idle(pair)
+    stale = box.record(pair)
+    box.wake_and_answer(pair)
+    box.to_idle(pair)
+    box.engine.submit([Command(Op.SLEEP, cause=Cause.COMMAND, id=pair.id, record=stale)])
+    box.wait(lambda: (Op.SLEEP, errno.EAGAIN) in box.refusals(pair), "SLEEP with a stale record is refused")
+    assert box.state(pair) is IDLE
+    box.wake_and_answer(pair)
+
+
 def test_a_connection_with_its_server_link_kept_thaws_for_either_end(box: EngineLab) -> None:
     pair = box.connect()
     for speaker in ("client", "server", "client", "server"):

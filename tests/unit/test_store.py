@@ -20,7 +20,7 @@ from appliance.engine import Key
 from control.states import Cause, State
 from control.store import store as module
 from control.store.schema import HISTORY, KA_BYTES, address_text
-from control.store.store import Store, StoreError
+from control.store.store import Committed, Store, StoreError
 from tests.unit.fake_engine import key, record
 
 HOLD_A_LOCK = """
@@ -37,9 +37,9 @@ class Recorder:
         self.slept: list[tuple[bytes, int]] = []
         self.generations: list[tuple[bytes, int]] = []
 
-    def __call__(self, slept: list[tuple[bytes, int, int]]) -> None:
-        self.slept += [(key, number) for key, number, _ in slept]
-        self.generations += [(key, generation) for key, _, generation in slept]
+    def __call__(self, slept: list[Committed]) -> None:
+        self.slept += [(key, number) for key, number, _, _ in slept]
+        self.generations += [(key, generation) for key, _, generation, _ in slept]
 
 
 def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Services: listening, accepting, and holding back when descriptors or the control plane cannot follow. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+#define ACCEPTS_A_TURN 128
+#define ACCEPT_PAUSE_MS 50
+
+static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+
+static void key_side(const struct sockaddr_storage *address, uint8_t ip[16], __be16 *port) {
+    if (address->ss_family == AF_INET) {
+        const struct sockaddr_in *a = (const struct sockaddr_in *)address;
+        memcpy(ip, mapped, 12);
+        memcpy(ip + 12, &a->sin_addr, 4);
+        *port = a->sin_port;
+    } else {
+        const struct sockaddr_in6 *a = (const struct sockaddr_in6 *)address;
+        memcpy(ip, &a->sin6_addr, 16);
+        *port = a->sin6_port;
+    }
+}
+
+static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd, const struct sockaddr_storage *peer) {
+    struct sockaddr_storage self;
+    socklen_t size = sizeof(self);
+    struct roost_key key;
+    int one = 1;
+    if (getsockname(fd, (struct sockaddr *)&self, &size)) {
+        close(fd);
+        return;
+    }
+    key_side(peer, key.client, &key.client_port);
+    key_side(&self, key.local, &key.local_port);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    struct roost_conn *c = roost_conn_new(e, &key, e->next_id++, l->service.index);
+    if (!c || roost_watch(e, fd, c, false)) {
+        roost_reset_fd(fd);
+        if (c)
+            roost_conn_forget(e, c);
+        return;
+    }
+    c->client.fd = fd;
+    c->client.readable = c->client.writable = true;
+    e->stat[ROOST_E_ACCEPTED]++;
+    roost_link_start(e, c, ROOST_C_CLIENT_CONNECT);
+}
+
+void roost_tell_pressure(struct roost_engine *e) {
+    struct roost_event event;
+    memset(&event, 0, sizeof(event));
+    event.type = ROOST_EV_PRESSURE;
+    event.count = (uint32_t)e->awake;
+    event.at_ms = roost_realtime_ms();
+    roost_mailbox_post(&e->box, &event);
+    e->pressure_told = true;
+}
+
+/* No room: new clients wait in the listen queue, which costs them nothing but time. */
+static void pause_accepting(struct roost_engine *e) {
+    for (int i = 0; i < e->listeners; i++)
+        if (!e->listener[i].paused && e->listener[i].fd >= 0 &&
+            !epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, e->listener[i].fd, NULL))
+            e->listener[i].paused = true;
+    e->accept_resume_ms = e->now_ms + ACCEPT_PAUSE_MS;
+    e->stat[ROOST_E_ACCEPT_PAUSED]++;
+    roost_tell_pressure(e);
+}
+
+void roost_accept_resume(struct roost_engine *e) {
+    if (!e->accept_resume_ms || e->now_ms < e->accept_resume_ms)
+        return;
+    e->accept_resume_ms = 0;
+    for (int i = 0; i < e->listeners; i++)
+        if (e->listener[i].paused && !roost_watch_plain(e, e->listener[i].fd, TAG_LISTENER + (uint64_t)i))
+            e->listener[i].paused = false;
+}
+
+void roost_accept_turn(struct roost_engine *e, struct roost_listener *l) {
+    for (int i = 0; i < ACCEPTS_A_TURN && !l->paused && l->fd >= 0; i++) {
+        struct sockaddr_storage peer;
+        socklen_t size = sizeof(peer);
+        if (e->awake >= e->max_awake || roost_mailbox_crowded(&e->box)) {
+            pause_accepting(e);
+            return;
+        }
+        int fd = accept4(l->fd, (struct sockaddr *)&peer, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd >= 0)
+            accept_one(e, l, fd, &peer);
+        else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+            pause_accepting(e);
+        else if (errno == EAGAIN)
+            return;
+        /* else: that client has gone already (ECONNABORTED and the like) */
+    }
+    if (!e->pressure_told && e->awake > e->max_awake - e->max_awake / 8)
+        roost_tell_pressure(e);
+}
+
+static int listen_on(const struct roost_service *s, char *err, uint32_t err_len) {
+    int one = 1, fd, e;
+    bool v4 = !memcmp(s->listen, mapped, 12);
+    struct sockaddr_in a4 = {.sin_family = AF_INET, .sin_port = htons(s->listen_port)};
+    struct sockaddr_in6 a6 = {.sin6_family = AF_INET6, .sin6_port = htons(s->listen_port)};
+    memcpy(&a4.sin_addr, s->listen + 12, 4);
+    memcpy(&a6.sin6_addr, s->listen, 16);
+    fd = socket(v4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -errno;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &one, sizeof(one)); /* inherited: urgent bytes are bytes */
+    if (!v4)
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one));
+    e = v4 ? bind(fd, (struct sockaddr *)&a4, sizeof(a4)) : bind(fd, (struct sockaddr *)&a6, sizeof(a6));
+    if (!e)
+        e = listen(fd, 65535);
+    if (!e)
+        return fd;
+    e = -errno;
+    close(fd);
+    snprintf(err, err_len, "cannot listen on port %u: %s", s->listen_port, strerror(-e));
+    return e;
+}
+
+int roost_service_add(roost_engine *e, const struct roost_service *service, char *err, uint32_t err_len) {
+    size_t places = sizeof(e->by_index) / sizeof(e->by_index[0]);
+    if (e->listeners == ROOST_MAX_SERVICES || service->index == 0 || service->index >= places) {
+        snprintf(err, err_len, "no place for service %u: at most %zu", service->index, places - 1);
+        return -ENOSPC;
+    }
+    int fd = listen_on(service, err, err_len);
+    if (fd < 0)
+        return fd;
+    roost_lock(e);
+    struct roost_listener *l = &e->listener[e->listeners];
+    l->service = *service;
+    l->fd = fd;
+    int error = roost_watch_plain(e, fd, TAG_LISTENER + (uint64_t)e->listeners);
+    if (!error) {
+        e->listeners++;
+        if (!e->by_index[service->index])
+            e->by_index[service->index] = l;
+    } else {
+        close(fd);
+    }
+    roost_unlock(e);
+    return error;
+}
+
+int roost_service_update(roost_engine *e, const struct roost_service *service) {
+    int found = 0;
+    roost_lock(e);
+    for (int i = 0; i < e->listeners; i++) {
+        struct roost_service *s = &e->listener[i].service;
+        if (s->index != service->index)
+            continue;
+        struct roost_service fresh = *service;
+        memcpy(fresh.listen, s->listen, sizeof(fresh.listen));
+        fresh.listen_port = s->listen_port;
+        *s = fresh;
+        found++;
+    }
+    roost_unlock(e);
+    return found ? 0 : -ENOENT;
+}
+
+void roost_stop_listening(roost_engine *e) {
+    roost_lock(e);
+    for (int i = 0; i < e->listeners; i++) {
+        if (e->listener[i].fd >= 0)
+            close(e->listener[i].fd); /* epoll forgets it with its last descriptor */
+        e->listener[i].fd = -1;
+        e->listener[i].paused = false;
+    }
+    e->accept_resume_ms = 0;
+    roost_unlock(e);
+}
