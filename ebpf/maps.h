@@ -73,7 +73,10 @@ static __always_inline __u32 lowest(__u32 mask) {
     n -= (n >> 1) & 0x55555555;
     n = (n & 0x33333333) + ((n >> 2) & 0x33333333);
     n = (n + (n >> 4)) & 0x0f0f0f0f;
-    return (n * 0x01010101) >> 24;
+    n = (n * 0x01010101) >> 24;
+    asm volatile(""
+                 : "+r"(n)); /* or clang compares the number before the shift, and the verifier knows no bound of n */
+    return n;
 }
 
 static __always_inline int same_key4(const struct roost_key4 *a, const struct roost_key4 *b) {

@@ -20,6 +20,10 @@
 
 #define MAX_EXTENSION_HEADERS 6
 
+/* Clang forgets where a number came from, and so keeps the comparisons that the verifier needs: it would leave out one
+ * that parse() made superfluous, or turn two bounds into one comparison of a difference in another register. */
+#define KEEP(n) asm volatile("" : "+r"(n))
+
 struct packet {
     struct roost_key key; /* client = source, local = destination */
     __u32 l3;             /* offset of the IP header */
@@ -158,7 +162,11 @@ static __always_inline int header_good(struct xdp_md *ctx, const struct packet *
     __u32 size = p->l4 - p->l3;
     if (p->v6)
         return 1;
-    if (size < sizeof(struct iphdr) || size > 60 || bpf_xdp_load_bytes(ctx, p->l3, buffer, size))
+    KEEP(size);
+    if (size < sizeof(struct iphdr))
+        return 0;
+    KEEP(size);
+    if (size > 60 || bpf_xdp_load_bytes(ctx, p->l3, buffer, size))
         return 0;
     return !fold(bpf_csum_diff(0, 0, (__be32 *)buffer, sizeof(buffer), 0));
 }
@@ -170,10 +178,12 @@ static __always_inline int read_segment(struct xdp_md *ctx, const struct packet 
     __u32 frame = bpf_xdp_get_buff_len(ctx);
     if (p->l4 + p->l4_length > frame || p->l4 > 512)
         return 0;
-    __u32 size = p->l4_length;
-    if (size > 61)
-        size = 61;
-    if (size < sizeof(struct tcphdr) || bpf_xdp_load_bytes(ctx, p->l4, buffer, size))
+    __u32 size = p->l4_length > 61 ? 61 : p->l4_length;
+    KEEP(size);
+    if (size < sizeof(struct tcphdr))
+        return 0;
+    KEEP(size);
+    if (size > 61 || bpf_xdp_load_bytes(ctx, p->l4, buffer, size))
         return 0;
     struct tcphdr *tcp = (void *)buffer;
     __u32 header = tcp->doff * 4;
