@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "internal.h"
+#include "repair.h"
 
 #define COMMANDS_A_TURN 4096
 
@@ -43,6 +44,20 @@ void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, str
     event->record.ka.service = c->service;
     event->record.rest.id = c->id;
     event->record.rest.active_ms = c->active_ms;
+}
+
+void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot,
+                         struct roost_event *event) {
+    memset(event, 0, sizeof(*event));
+    event->at_ms = roost_realtime_ms();
+    event->record.key = *key;
+    event->record.ka = *slot;
+    event->from_state = event->to_state = slot->rest == ROOST_NO_REST ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
+    if (slot->rest != ROOST_NO_REST) {
+        event->record.rest = e->table.rest[slot->rest];
+        event->id = event->record.rest.id;
+        event->gap_ms = roost_monotonic_ms() - event->record.rest.active_ms;
+    }
 }
 
 /* The awake connection a command means, or NULL. */
@@ -113,18 +128,11 @@ static int op_sleep(struct roost_engine *e, const struct roost_command *command)
         slot->rcv_nxt != command->record.ka.rcv_nxt)
         return EAGAIN;
     struct roost_event event;
-    memset(&event, 0, sizeof(event));
+    roost_event_of_slot(e, &command->record.key, slot, &event);
     event.type = ROOST_EV_TRANSITION;
-    event.from_state = ROOST_ST_IDLE;
     event.to_state = ROOST_ST_SLEEP;
     event.cause = command->cause;
-    event.id = command->id;
     event.token = command->token;
-    event.at_ms = roost_realtime_ms();
-    event.gap_ms = e->now_ms - rest->active_ms;
-    event.record.key = command->record.key;
-    event.record.ka = *slot;
-    event.record.rest = *rest;
     roost_table_set_phase(slot, ROOST_SLEEP);
     uint32_t index = slot->rest;
     slot->rest = ROOST_NO_REST;
@@ -203,16 +211,12 @@ static int op_insert(struct roost_engine *e, const struct roost_command *command
     if (!roost_table_insert(&e->table, &command->record.key, &ka))
         return ENOSPC;
     struct roost_event event;
-    memset(&event, 0, sizeof(event));
+    roost_event_of_slot(e, &command->record.key, &ka, &event);
     event.type = ROOST_EV_TRANSITION;
     event.from_state = ROOST_ST_NONE;
-    event.to_state = ROOST_ST_SLEEP;
     event.cause = command->cause;
     event.id = command->id;
     event.token = command->token;
-    event.at_ms = roost_realtime_ms();
-    event.record.key = command->record.key;
-    event.record.ka = ka;
     roost_mailbox_post(&e->box, &event);
     return 0;
 }

@@ -197,8 +197,7 @@ static int share_config(struct roost_datapath *d, struct roost_table *t, char *e
     __u32 zero = 0;
     if (bpf_map_lookup_elem(d->map_fd[CONFIG], &zero, &t->config))
         return complain(err, err_len, errno, "cannot read the config map: %s", strerror(errno));
-    d->adopted = t->config.buckets4 != 0;
-    if (!d->adopted) {
+    if (!t->config.buckets4) { /* new: nobody was here before us */
         if (getrandom(t->config.seed, sizeof(t->config.seed), 0) != sizeof(t->config.seed) ||
             getrandom(t->config.secret, sizeof(t->config.secret), 0) != sizeof(t->config.secret))
             return complain(err, err_len, EIO, "no random seed from the kernel");

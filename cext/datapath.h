@@ -34,7 +34,6 @@ struct roost_datapath {
     int map_fd[ROOST_PINNED_MAPS];
     int closed_fd; /* socket filter */
     uint64_t secret[2];
-    bool adopted; /* the table was there before us */
     struct roost_interface interface[ROOST_MAX_INTERFACES];
     int interfaces;
     struct roost_outbox_item *out; /* memory-mapped */

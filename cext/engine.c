@@ -274,19 +274,6 @@ int roost_wake_events(roost_engine *e) {
     return 0;
 }
 
-static void event_of_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot,
-                          struct roost_event *event) {
-    memset(event, 0, sizeof(*event));
-    event->record.key = *key;
-    event->record.ka = *slot;
-    event->from_state = event->to_state = slot->rest == ROOST_NO_REST ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
-    if (slot->rest != ROOST_NO_REST) {
-        event->record.rest = e->table.rest[slot->rest];
-        event->id = event->record.rest.id;
-        event->gap_ms = roost_monotonic_ms() - event->record.rest.active_ms;
-    }
-}
-
 /* Cursor: hash buckets of the awake first, then positions of the table. Connections that move while the list is taken
  * may be missed or seen twice. */
 int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, uint32_t max) {
@@ -309,7 +296,7 @@ int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, ui
                 !roost_conn_by_key(e, &key)) {
                 if (count == max)
                     break;
-                event_of_slot(e, &key, slot, &events[count++]);
+                roost_event_of_slot(e, &key, slot, &events[count++]);
             }
         }
         ++*cursor;
@@ -328,7 +315,7 @@ int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event 
     if (c)
         roost_event_of_conn(e, c, event);
     else if (slot)
-        event_of_slot(e, key, slot, event);
+        roost_event_of_slot(e, key, slot, event);
     else
         found = 0;
     roost_unlock(e);

@@ -273,6 +273,8 @@ void roost_commands_turn(struct roost_engine *e);
 void roost_refuse(struct roost_engine *e, uint8_t op, uint64_t token, uint64_t id, const struct roost_key *key,
                   int error);
 void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, struct roost_event *event);
+void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot,
+                         struct roost_event *event);
 
 /* sweep.c */
 void roost_sweep_turn(struct roost_engine *e);

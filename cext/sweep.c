@@ -31,19 +31,10 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
         roost_conn_close(e, c, ROOST_C_PROBE_TIMEOUT, true);
         return;
     }
-    memset(&event, 0, sizeof(event));
+    roost_event_of_slot(e, key, slot, &event);
     event.type = ROOST_EV_TRANSITION;
-    event.from_state = ROOST_PHASE(slot->ctl) == ROOST_SLEEP ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
     event.to_state = ROOST_ST_CLOSED;
     event.cause = ROOST_C_PROBE_TIMEOUT;
-    event.at_ms = roost_realtime_ms();
-    event.record.key = *key;
-    event.record.ka = *slot;
-    if (slot->rest != ROOST_NO_REST) {
-        event.record.rest = e->table.rest[slot->rest];
-        event.id = event.record.rest.id;
-        event.gap_ms = e->now_ms - event.record.rest.active_ms;
-    }
     roost_mailbox_post(&e->box, &event);
     roost_table_remove(&e->table, slot);
 }
@@ -78,15 +69,8 @@ static void sleep_due(struct roost_engine *e, const struct roost_key *key, struc
     if (!rest->sleep_due_s || (int32_t)(now_s - rest->sleep_due_s) < 0 || roost_mailbox_crowded(&e->box))
         return;
     struct roost_event event;
-    memset(&event, 0, sizeof(event));
+    roost_event_of_slot(e, key, slot, &event);
     event.type = ROOST_EV_SLEEP_DUE;
-    event.from_state = ROOST_ST_IDLE;
-    event.id = rest->id;
-    event.at_ms = roost_realtime_ms();
-    event.gap_ms = e->now_ms - rest->active_ms;
-    event.record.key = *key;
-    event.record.ka = *slot;
-    event.record.rest = *rest;
     roost_mailbox_post(&e->box, &event);
     rest->sleep_due_s = now_s + SLEEP_RETRY_S;
 }

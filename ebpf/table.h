@@ -7,7 +7,7 @@
  * 16-bit tag per slot; a tag of 0 is a free slot. A key may lie in either of two buckets (two-choice hashing with no
  * relocation): nothing ever moves, so a reader without a lock can never miss an entry that is there. When both buckets
  * are full the insert is refused and the connection stays in the kernel; at 85 % load that is rarer than one in
- * a million (tests/unit/test_table.py measures it).
+ * ten thousand (tests/unit/test_table.py measures it).
  *
  *     bucket   | tag 0 .. tag 19 | pad |  slot 0  |  slot 1  | ... | slot 19 |
  *              '----- 64 bytes ------' '- key ka -'
