@@ -54,6 +54,10 @@ log = logging.getLogger("roost.store")
 GATHER_S: Final = 0.02
 """How long the writer waits for more before it takes a batch: a commit costs an fsync, whatever it carries."""
 
+RELAXED_GATHER_S: Final = 0.25
+"""The same while nobody waits for the commit. Each commit takes the processor from the clients that are waking just
+then, some milliseconds long, so there should be few (`roost bench wake`)."""
+
 BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 SLEEP_BOUND: Final = 50_000
 """Records that wait to be put to sleep; what comes then stays IDLE until there is room (13 MB is what they cost)."""
@@ -146,7 +150,10 @@ class Store:
         self._stale: list[tuple[bytes, int]] = []
         self._generation = time.time_ns()
         self._rows: deque[bytes] = deque()
-        self._wake = threading.Condition()
+        self._queued_rows = self._settled_rows = 0  # ever; the second: committed
+        self._urgent = False  # somebody waits for the commit: a connection that is to sleep, a reader of history
+        lock = threading.RLock()
+        self._wake, self._committed = threading.Condition(lock), threading.Condition(lock)
         self._closing = False
         self._status = StoreStatus()
         self._prepared = False
@@ -306,6 +313,7 @@ class Store:
             ops = self._ops
             for key, record in upserts:
                 ops[key] = record
+                self._urgent = True
             for key, number in deletes:
                 waiting = ops.get(key)
                 if isinstance(waiting, bytes) and number and _ID.unpack_from(waiting, KA_BYTES)[0] != number:
@@ -319,6 +327,7 @@ class Store:
                 self._status.dropped_history += len(rows) - max(room, 0)
                 rows = rows[: max(room, 0)]
             self._rows.extend(rows)
+            self._queued_rows += len(rows)
             self._wake.notify()
 
     @property
@@ -335,12 +344,10 @@ class Store:
                 if not (self._ops or self._rows or self._stale or self._closing or self._status.error):
                     self._wake.wait(timeout=5.0)
                 closing = self._closing
-                pause = BACKOFF_S[min(failures, len(BACKOFF_S)) - 1] if failures else GATHER_S
-                if not closing:
-                    # Plain waits would end at every add(): gathering and backing off are about time, not about work.
-                    deadline = time.monotonic() + pause
-                    while (left := deadline - time.monotonic()) > 0 and not self._closing:
-                        self._wake.wait(left)
+                # Plain waits would end at every add(): gathering and backing off are about time, not about work.
+                began = time.monotonic()
+                while not self._closing and (left := began + self._pause(failures) - time.monotonic()) > 0:
+                    self._wake.wait(left)
                 batch = self._take()
             try:
                 if not self._prepared:
@@ -362,11 +369,20 @@ class Store:
             failures = 0
             with self._wake:
                 self._status.error = ""
+                self._settled_rows += len(batch.rows)
+                self._committed.notify_all()
                 done = self._closing and not (self._ops or self._rows or self._stale)
             if slept:
                 self._on_slept(slept)
             if done:
                 return
+
+    def _pause(self, failures: int) -> float:
+        """How long to wait before the next batch, seconds; the caller holds the lock."""
+        if failures:
+            return BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
+        full = len(self._rows) >= self._batch or len(self._ops) >= self._batch
+        return GATHER_S if self._urgent or full else RELAXED_GATHER_S
 
     def _take(self) -> _Batch:
         """A batch off the queues; the caller holds the lock."""
@@ -379,6 +395,7 @@ class Store:
         batch.stale, self._stale = self._stale, []
         for _ in range(min(self._batch, len(self._rows))):
             batch.rows.append(self._rows.popleft())
+        self._urgent = bool(self._ops) or (self._urgent and bool(self._rows))
         return batch
 
     def _put_back(self, batch: _Batch) -> None:
@@ -502,12 +519,24 @@ class Store:
             if self._status.error != reason:
                 log.error("store: %s: %s", self._url.render_as_string(hide_password=True), reason)
             self._status.error = reason
+            self._committed.notify_all()
         # The file may be replaced, the server restarted: the next attempt begins with a new connection and looks at
         # the tables again.
         self._prepared = False
         self._writer_engine.dispose()
 
     # -- reading ------------------------------------------------------------------------------------------------------
+
+    def _catch_up(self, timeout_s: float = 1.0) -> None:
+        """Wait until every row of history that was queued by now is committed: who asks what has happened is told all
+        of it. A database that cannot be written is not waited for."""
+        if self._thread is None:
+            return
+        with self._wake:
+            wanted = self._queued_rows
+            self._urgent = self._urgent or wanted > self._settled_rows
+            self._wake.notify()
+            self._committed.wait_for(lambda: self._settled_rows >= wanted or bool(self._status.error), timeout_s)
 
     def _reading(self) -> Connection:
         return self._reader_engine.connect()
@@ -560,6 +589,7 @@ class Store:
         return self._history(sa.select(history), limit)
 
     def _history(self, query: sa.Select[Any], limit: int) -> list[dict[str, Any]]:
+        self._catch_up()
         with self._reading() as connection:
             rows = connection.execute(query.order_by(history.c.seq.desc()).limit(limit)).mappings().all()
         return [dict(row) for row in reversed(rows)]

@@ -146,6 +146,24 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[int(rank) - 1]
 
 
+class Stolen:
+    """What the host of a virtual machine takes from its processors, from here on (proc_stat(5), `steal`)."""
+
+    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
+        self._stat = stat
+        self._before = self._read()
+
+    def _read(self) -> tuple[int, int]:
+        """(stolen, all) clock ticks since boot. Time of guests is counted in that of users."""
+        ticks = [int(word) for word in self._stat.read_text().split("\n", 1)[0].split()[1:9]]
+        return ticks[7], sum(ticks)
+
+    def percent(self) -> float:
+        """Share of all processors' time so far."""
+        stolen, total = (now - before for now, before in zip(self._read(), self._before, strict=True))
+        return 100 * stolen / max(total, 1)
+
+
 def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, str | int]:
     """The machine that the figures are of."""
     return {

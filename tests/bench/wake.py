@@ -8,7 +8,12 @@ when ACTIVE. The extra is the first minus the second, client by client; its perc
 once more over all runs together (`..._pooled`). Before a run every client is asleep, and after it the daemon's own
 counters must say that exactly as many were woken as spoke.
 
-There are three groups. For `idle_...` the record is in memory; for `sleep_...` it is a row of the database, and each
+Both round trips cross five threads on the same few processors, and one that waits for its processor at the wrong moment
+makes a difference that is no cost of waking. How large such differences are is measured beside it: `awake_...` is the
+same subtraction for clients that never sleep, each run of theirs right after one of `idle_...`. What the host took from
+the machine's processors meanwhile is `idle_stolen_percent`.
+
+Three groups sleep. For `idle_...` the record is in memory; for `sleep_...` it is a row of the database, and each
 wake-up reads it from there. In both, a run is over before the first who spoke falls quiet again, so that wake-ups are
 what is measured. For `busy_...` the record is in memory, and who has spoken is put back to sleep within a moment, while
 the others are measured: as many freezes as wake-ups, with all of the daemon's book-keeping, beside them.
@@ -16,18 +21,20 @@ the others are measured: as many freezes as wake-ups, with all of the daemon's b
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from appliance.lab import DaemonHandle, Lab, SwarmGroup, endpoint, wait_until
 from tests.bench.direct import WAN, say
-from tests.bench.figures import Report, Target, percentile
+from tests.bench.figures import Report, Stolen, Target, percentile
 
-PORTS = {"idle": 8000, "busy": 8001, "sleep": 8002}
+PORTS = {"idle": 8000, "busy": 8001, "sleep": 8002, "awake": 8003}
 LATER = {"active_quiet": "2s", "standby_quiet": "3s"}  # a run takes less
 POLICY: dict[str, dict[str, Any]] = {
     "idle": {**LATER, "idle_quiet": "never"},
     "busy": {"active_quiet": "100ms", "standby_quiet": "200ms", "idle_quiet": "never"},
     "sleep": {**LATER, "idle_quiet": "4s"},
+    "awake": {"active_quiet": "never"},
 }
 STATE = {"idle": "IDLE", "busy": "IDLE", "sleep": "SLEEP"}
 WOKEN = {"idle": ("counters", "thawed"), "busy": ("counters", "thawed"), "sleep": ("control", "restored")}
@@ -35,7 +42,11 @@ WOKEN = {"idle": ("counters", "thawed"), "busy": ("counters", "thawed"), "sleep"
 
 JOIN_RATE = 2000  # clients/s: falling asleep keeps pace with it
 PATIENCE_S = 120.0
-IDLE_P50_US, IDLE_P99_US, SLEEP_P99_US = 500.0, 2000.0, 10_000.0
+TARGETS = {
+    "idle_extra_us_p50": Target(at_most=500),
+    "idle_extra_us_p99": Target(at_most=2000),
+    "sleep_extra_us_p99": Target(at_most=10_000),
+}
 
 
 def config(lab: Lab, clients: int) -> dict[str, Any]:
@@ -58,83 +69,115 @@ def woken(daemon: DaemonHandle, group: str) -> int:
     return int(daemon.status()[section][counter])
 
 
-def asleep(daemon: DaemonHandle, group: str, clients: int) -> None:
-    """Wait until the whole group is asleep, and everything about it written."""
+def all_asleep(daemon: DaemonHandle, group: str, clients: int, awake: int) -> None:
+    """Wait until all but the `awake` clients who never sleep are asleep, a group's `clients` in its state, and until
+    everything about it is written."""
 
     def all_are() -> bool:
         status = daemon.status()
         store = status["store"]
-        busy = status["awake"] or store["pending_sleep"] or store["pending_history"]
+        busy = status["awake"] > awake or store["pending_sleep"] or store["pending_history"]
         return status["connections"][STATE[group]] >= clients and not busy
 
     wait_until(all_are, PATIENCE_S, f"{clients} clients {STATE[group]}")
 
 
-def measure(lab: Lab, daemon: DaemonHandle, group: str, wakeups: int, runs: int, report: Report) -> None:
-    """Wake `wakeups` clients of a group in `runs` runs, one client at a time."""
-    before_us = int(daemon.status()["connections"][STATE[group]])  # other groups' clients
+def join(lab: Lab, group: str, clients: int, report: Report) -> SwarmGroup:
+    """Connect a group's clients."""
     swarm: SwarmGroup = lab.swarm()
-    joined = swarm.connect(wakeups, (lab.address("box", WAN), PORTS[group]), rate=JOIN_RATE)
+    joined = swarm.connect(clients, (lab.address("box", WAN), PORTS[group]), rate=JOIN_RATE)
     if joined.failed:
         report.problems.append(f"clients could not connect: {dict(joined.failed)}")
-    first_us: list[list[int]] = []
-    again_us: list[list[int]] = []
-    unanswered = unmeasured = 0
-    shares = [wakeups // runs + (index < wakeups % runs) for index in range(runs)]
-    for number, share in enumerate(shares, 1):
-        asleep(daemon, group, before_us + joined.connected)
-        before = woken(daemon, group)
-        said = swarm.say(share, concurrency=1, twice=True)
-        count = woken(daemon, group) - before
-        unanswered += share - said.answered
-        unmeasured += abs(count - share)
+    return swarm
+
+
+@dataclass(slots=True)
+class Runs:
+    """The round trips of one group, µs, run by run: the first of each client, and the one right after it."""
+
+    first: list[list[int]] = field(default_factory=list)
+    again: list[list[int]] = field(default_factory=list)
+    unanswered: int = 0
+
+    def say(self, swarm: SwarmGroup, clients: int, report: Report) -> None:
+        """One more run: `clients` of the swarm speak twice, one client at a time."""
+        said = swarm.say(clients, concurrency=1, twice=True)
+        self.unanswered += clients - said.answered
         if said.failed:
             report.problems.append(f"clients were not answered: {dict(said.failed)}")
-        first_us.append(said.rtt_us)
-        again_us.append(said.again_us)
-        say(f"{group}, run {number}: {count:,} woken, extra p99 "
-            f"{percentile(extras(said.rtt_us, said.again_us), 99):,.0f} µs")  # fmt: skip
-    dead = swarm.stats().dead
-    extra = [extras(*pair) for pair in zip(first_us, again_us, strict=True)]
-    pooled = [value for one in extra for value in one]
-    targets = {
-        "idle_extra_us_p50": Target(at_most=IDLE_P50_US),
-        "idle_extra_us_p99": Target(at_most=IDLE_P99_US),
-        "sleep_extra_us_p99": Target(at_most=SLEEP_P99_US),
-    }
-    for percent in (50, 99):
-        key = f"{group}_extra_us_p{percent}"
-        report.add(key, [percentile(one, percent) for one in extra], "µs", targets.get(key))
-        report.add(f"{key}_pooled", percentile(pooled, percent), "µs")
-        report.add(f"{group}_rtt_us_p{percent}", [percentile(one, percent) for one in first_us], "µs")
-        report.add(f"{group}_again_rtt_us_p{percent}", [percentile(one, percent) for one in again_us], "µs")
-    report.add(f"{group}_extra_us_max", max(pooled), "µs")
-    report.add(f"{group}_wakeups", len(pooled), "wake-ups")
-    report.add_zero(f"{group}_unanswered", unanswered, "clients")
+        self.first.append(said.rtt_us)
+        self.again.append(said.again_us)
+
+    @property
+    def extra(self) -> list[list[int]]:
+        """First minus second, client by client."""
+        runs = zip(self.first, self.again, strict=True)
+        return [[first - again for first, again in zip(*run, strict=True)] for run in runs]
+
+    def add_to(self, report: Report, group: str) -> None:
+        pooled = [value for run in self.extra for value in run]
+        for percent in (50, 99):
+            key = f"{group}_extra_us_p{percent}"
+            report.add(key, [percentile(run, percent) for run in self.extra], "µs", TARGETS.get(key))
+            report.add(f"{key}_pooled", percentile(pooled, percent), "µs")
+            report.add(f"{group}_rtt_us_p{percent}", [percentile(run, percent) for run in self.first], "µs")
+            report.add(f"{group}_again_rtt_us_p{percent}", [percentile(run, percent) for run in self.again], "µs")
+        report.add(f"{group}_extra_us_max", max(pooled), "µs")
+        report.add_zero(f"{group}_unanswered", self.unanswered, "clients")
+
+
+def measure(
+    lab: Lab, daemon: DaemonHandle, group: str, each: list[int], awake: SwarmGroup, report: Report
+) -> tuple[Runs, Runs]:
+    """Wake so many clients of a group in each run, and after it let as many speak of those who are `awake` always.
+    Returns both."""
+    swarm = join(lab, group, sum(each), report)
+    never = awake.stats().open
+    woke, spoke = Runs(), Runs()
+    unmeasured = 0
+    stolen: list[float] = []
+    for number, share in enumerate(each, 1):
+        all_asleep(daemon, group, sum(each), never)
+        before = woken(daemon, group)
+        took = Stolen()
+        woke.say(swarm, share, report)
+        stolen.append(took.percent())
+        count = woken(daemon, group) - before
+        unmeasured += abs(count - share)
+        spoke.say(awake, share, report)
+        say(f"{group}, run {number}: {count:,} woken, extra p99 {percentile(woke.extra[-1], 99):,.0f} µs, "
+            f"{stolen[-1]:.0f} % of the processors stolen")  # fmt: skip
+    woke.add_to(report, group)
+    report.add(f"{group}_wakeups", sum(each) - woke.unanswered, "wake-ups")
+    report.add(f"{group}_stolen_percent", stolen, "%")
     report.add_zero(f"{group}_not_asleep", unmeasured, "clients")
-    report.add_zero(f"{group}_dead", dead.total(), "clients")
+    report.add_zero(f"{group}_dead", swarm.stats().dead.total(), "clients")
+    return woke, spoke
 
 
-def extras(first_us: list[int], again_us: list[int]) -> list[int]:
-    """First round trip minus second, client by client."""
-    return [first - again for first, again in zip(first_us, again_us, strict=True)]
+def divided(wakeups: int, runs: int) -> list[int]:
+    """How many wake-ups there are in each run."""
+    return [wakeups // runs + (index < wakeups % runs) for index in range(runs)]
 
 
 def run(wakeups: int = 5000, sleep_wakeups: int = 2000, runs: int = 5) -> Report:
     """Wake `wakeups` clients from IDLE, `sleep_wakeups` from SLEEP and as many while others freeze; in `runs` runs."""
     report = Report("wake")
-    everyone = wakeups + 2 * sleep_wakeups
-    with Lab(clients=everyone) as lab:
+    awake = -(-wakeups // runs)
+    asleep = wakeups + 2 * sleep_wakeups
+    with Lab(clients=asleep + awake) as lab:
         server = lab.server(PORTS["idle"])
-        daemon = lab.daemon(config(lab, everyone))
-        measure(lab, daemon, "idle", wakeups, runs, report)
-        measure(lab, daemon, "busy", sleep_wakeups, runs, report)
-        measure(lab, daemon, "sleep", sleep_wakeups, runs, report)
+        daemon = lab.daemon(config(lab, asleep + awake))
+        never = join(lab, "awake", awake, report)
+        _, spoke = measure(lab, daemon, "idle", divided(wakeups, runs), never, report)
+        spoke.add_to(report, "awake")
+        for group in ("busy", "sleep"):
+            measure(lab, daemon, group, divided(sleep_wakeups, runs), never, report)
         report.add("store_last_commit_ms", float(daemon.status()["store"]["last_commit_ms"]), "ms")
         daemon.terminate()
         server.close()
     report.did = (
-        f"{everyone:,} clients asleep, {wakeups:,} wake-ups from IDLE and "
-        f"{sleep_wakeups:,} from SLEEP, one client at a time"
+        f"{asleep:,} clients asleep, {wakeups:,} wake-ups from IDLE and {sleep_wakeups:,} from SLEEP, "
+        "one client at a time"
     )
     return report

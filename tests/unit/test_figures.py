@@ -15,7 +15,7 @@ from rich.console import Console
 
 from appliance.engine import EngineError
 from tests.bench import chaos, direct, hold
-from tests.bench.figures import Figure, Report, Target, machine, percentile
+from tests.bench.figures import Figure, Report, Stolen, Target, machine, percentile
 
 
 def shown(report: Report) -> str:
@@ -219,3 +219,12 @@ def test_the_alarms_are_counters_that_the_engine_has() -> None:
     while name := lib.roost_stat_name(len(known)):
         known.add(ffi.string(name).decode())
     assert set(direct.ALARMS) <= known
+
+
+def test_stolen_time_is_what_the_host_took_since_it_was_begun(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  100 0 100 700 0 0 0 100 0 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
+    stolen = Stolen(stat)
+    assert stolen.percent() == 0
+    stat.write_text("cpu  110 0 110 760 0 0 0 120 7 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
+    assert stolen.percent() == pytest.approx(20)

@@ -321,3 +321,26 @@ def test_addresses_are_written_as_people_write_them(address: Any, port: int) -> 
     text = address_text(packed, port)
     if not getattr(address, "ipv4_mapped", None):
         assert text == (f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}")
+
+
+def test_history_is_not_hurried_but_whoever_asks_sees_all_of_it(make: Callable[..., Store], slept: Recorder) -> None:
+    store = make()
+    began = time.monotonic()
+    store.add([row(1, 1)])
+    time.sleep(module.GATHER_S * 3)
+    assert store.status.pending_history == 1, "history alone is written in few commits"
+    assert [r["id"] for r in store.recent_history()] == [1]
+    assert time.monotonic() - began < module.RELAXED_GATHER_S
+    began = time.monotonic()
+    store.add([row(2, 2)], [sleeper(2, 2)])
+    until(lambda: slept.slept)
+    assert time.monotonic() - began < module.RELAXED_GATHER_S, "whoever is to sleep waits for no history"
+    assert not store.status.pending_history
+
+
+def test_a_burst_of_history_is_written_batch_after_batch(make: Callable[..., Store]) -> None:
+    store = make(batch=100)
+    began = time.monotonic()
+    store.add([row(n, n) for n in range(1, 2001)])
+    until(lambda: store.status.written_history == 2000)
+    assert time.monotonic() - began < 10 * module.RELAXED_GATHER_S
