@@ -401,12 +401,13 @@ class Engine:
         view = ffi.buffer(raw, count * _EVENT.size)
         return [Event(*(*row[:13], Record(*row[13:]))) for row in _EVENT.iter_unpack(view)]
 
-    def events(self, max_events: int = 4096, timeout_ms: int = 200) -> list[Event]:
-        """Waits up to timeout_ms for events, or until wake(); takes at most max_events."""
+    def events(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]:
+        """Waits up to timeout_ms for events, or until wake(); takes at most max_events. Once there is one it waits up
+        to patience_ms for more, unless somebody waits for what it says (a command's token, a needed record)."""
         if self._buffers.capacity < max_events:
             self._buffers.events = ffi.new("struct roost_event[]", max_events)
             self._buffers.capacity = max_events
-        count = lib.roost_events(self._raw, self._buffers.events, max_events, timeout_ms)
+        count = lib.roost_events(self._raw, self._buffers.events, max_events, timeout_ms, patience_ms)
         return self._unpack(self._buffers.events, count) if count else []
 
     def wake(self) -> None:

@@ -265,8 +265,8 @@ int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t
     return error;
 }
 
-int roost_events(roost_engine *e, struct roost_event *events, uint32_t max, uint32_t timeout) {
-    return roost_mailbox_take(&e->box, events, max, timeout);
+int roost_events(roost_engine *e, struct roost_event *events, uint32_t max, uint32_t timeout_ms, uint32_t patience_ms) {
+    return roost_mailbox_take(&e->box, events, max, timeout_ms, patience_ms);
 }
 
 int roost_wake_events(roost_engine *e) {

@@ -149,7 +149,9 @@ int roost_service_update(roost_engine *e, const struct roost_service *service); 
 void roost_stop_listening(roost_engine *e); /* no new clients from now on; those in the listen queues are reset */
 int roost_start(roost_engine *e, char *err, uint32_t err_len);
 int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t count);
-int roost_events(roost_engine *e, struct roost_event *events, uint32_t max, uint32_t timeout_ms);
+/* Waits up to timeout_ms for an event, and then up to patience_ms for more, unless somebody waits for one of them: the
+ * answer to a command with a token, a record that is needed, a refusal, pressure. */
+int roost_events(roost_engine *e, struct roost_event *events, uint32_t max, uint32_t timeout_ms, uint32_t patience_ms);
 int roost_wake_events(roost_engine *e); /* make a waiting roost_events return */
 /* Snapshot of what exists: awake connections, then table slots. *cursor starts at 0 and is 0 again at the end.
  * state in events[].to_state; id 0 for SLEEP (the store knows it); gap_ms since the last payload byte. */

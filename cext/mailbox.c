@@ -80,12 +80,20 @@ void roost_mailbox_destroy(struct roost_mailbox *m) {
     pthread_cond_destroy(&m->ready);
 }
 
+/* Does nobody wait for it? What has happened is told to the store and to spectators; what is quiet can be so a while
+ * longer. */
+static bool patient(const struct roost_event *event) {
+    return (event->type == ROOST_EV_TRANSITION && !event->token) || event->type == ROOST_EV_QUIET ||
+           event->type == ROOST_EV_SLEEP_DUE;
+}
+
 void roost_mailbox_post(struct roost_mailbox *m, const struct roost_event *event) {
     pthread_mutex_lock(&m->lock);
     struct roost_event *place = append(event->type == ROOST_EV_NEED_RECORD ? &m->urgent : &m->rest);
     if (place) {
         *place = *event;
         m->events++;
+        m->prompt |= m->events >= EVENTS_A_BLOCK || !patient(event);
     } else {
         m->lost++;
     }
@@ -98,33 +106,42 @@ void roost_mailbox_flush(struct roost_mailbox *m) {
         return;
     m->untold = false;
     pthread_mutex_lock(&m->lock);
-    bool sleeping = m->sleeping;
+    bool wake = m->sleeping && (m->prompt || !m->gathering);
     pthread_mutex_unlock(&m->lock);
-    if (sleeping)
+    if (wake)
         pthread_cond_signal(&m->ready);
 }
 
-int roost_mailbox_take(struct roost_mailbox *m, struct roost_event *events, uint32_t max, uint32_t timeout_ms) {
-    pthread_mutex_lock(&m->lock);
-    if (!m->events && !m->poked && timeout_ms) {
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_sec += timeout_ms / 1000;
-        until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
-        if (until.tv_nsec >= 1000000000) {
-            until.tv_sec++;
-            until.tv_nsec -= 1000000000;
-        }
-        m->sleeping = true;
-        while (!m->events && !m->poked)
-            if (pthread_cond_timedwait(&m->ready, &m->lock, &until) == ETIMEDOUT)
-                break;
-        m->sleeping = false;
+/* Waits until so many milliseconds have passed, or until it is woken and what is there will do. The lock is held. */
+static void wait_for_events(struct roost_mailbox *m, uint32_t ms, bool gathering) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += ms / 1000;
+    until.tv_nsec += (long)(ms % 1000) * 1000000;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_sec++;
+        until.tv_nsec -= 1000000000;
     }
+    m->sleeping = true;
+    m->gathering = gathering;
+    while (!m->poked && !(gathering ? m->prompt : m->events > 0))
+        if (pthread_cond_timedwait(&m->ready, &m->lock, &until) == ETIMEDOUT)
+            break;
+    m->sleeping = m->gathering = false;
+}
+
+int roost_mailbox_take(struct roost_mailbox *m, struct roost_event *events, uint32_t max, uint32_t timeout_ms,
+                       uint32_t patience_ms) {
+    pthread_mutex_lock(&m->lock);
+    if (!m->events && timeout_ms)
+        wait_for_events(m, timeout_ms, false);
+    if (m->events && patience_ms)
+        wait_for_events(m, patience_ms, true);
     m->poked = false;
     uint32_t taken = take(&m->urgent, events, max);
     taken += take(&m->rest, events + taken, max - taken);
     m->events -= taken;
+    m->prompt = m->events > 0;
     pthread_mutex_unlock(&m->lock);
     return (int)taken;
 }

@@ -27,9 +27,10 @@ struct roost_mailbox {
     pthread_cond_t ready;
     struct roost_event_chain urgent, rest; /* urgent: ROOST_EV_NEED_RECORD; somebody waits for the answer */
     struct roost_command_block *first_command, *last_command;
-    uint64_t events, lost; /* lost: no memory for them; counted, told in the statistics */
-    bool poked, sleeping;
-    bool untold; /* posted since the last roost_mailbox_flush; the engine thread's own */
+    uint64_t events, lost;           /* lost: no memory for them; counted, told in the statistics */
+    bool poked, sleeping, gathering; /* of whom takes events */
+    bool prompt;                     /* among the events is one that somebody waits for */
+    bool untold;                     /* posted since the last roost_mailbox_flush; the engine thread's own */
 };
 
 void roost_mailbox_init(struct roost_mailbox *m);
@@ -37,7 +38,9 @@ void roost_mailbox_destroy(struct roost_mailbox *m);
 /* Posting wakes nobody: the engine thread flushes once a turn, or each event would cost a context switch. */
 void roost_mailbox_post(struct roost_mailbox *m, const struct roost_event *event);
 void roost_mailbox_flush(struct roost_mailbox *m);
-int roost_mailbox_take(struct roost_mailbox *m, struct roost_event *events, uint32_t max, uint32_t timeout_ms);
+/* Waits up to timeout_ms for an event, and then up to patience_ms for more as long as nobody waits for one of them. */
+int roost_mailbox_take(struct roost_mailbox *m, struct roost_event *events, uint32_t max, uint32_t timeout_ms,
+                       uint32_t patience_ms);
 void roost_mailbox_poke(struct roost_mailbox *m);
 bool roost_mailbox_crowded(struct roost_mailbox *m);
 /* 0 or -ENOMEM; early data is copied. */

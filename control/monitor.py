@@ -35,6 +35,9 @@ log = logging.getLogger("roost.monitor")
 
 BATCH: Final = 512
 POLL_MS: Final = 200
+PATIENCE_MS: Final = 20
+"""How long events that nobody waits for gather. Python at work takes a processor from the clients that wake."""
+
 READ_PATIENCE_S: Final = 5.0
 """How long a client that wants to wake waits for a database that cannot be read, before it is given up."""
 
@@ -49,7 +52,7 @@ class EnginePort(Protocol):
     """What the monitor needs of appliance.engine.Engine; the tests bring a fake one."""
 
     def submit(self, commands: Sequence[Command]) -> None: ...
-    def events(self, max_events: int = 4096, timeout_ms: int = 200) -> list[Event]: ...
+    def events(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]: ...
     def wake(self) -> None: ...
     def list(self) -> Iterator[Event]: ...
     def find(self, key: Key) -> Event | None: ...
@@ -126,7 +129,7 @@ class Monitor:
         """Work until `stop`, or until the engine ends."""
         try:
             while not self._stopping:
-                self.turn(self._engine.events(BATCH, POLL_MS))
+                self.turn(self._engine.events(BATCH, POLL_MS, PATIENCE_MS))
         except Exception as error:
             log.exception("the monitor ended")
             self._on_fatal(f"monitor: {type(error).__name__}: {error}")

@@ -152,6 +152,7 @@ class Store:
         self._rows: deque[bytes] = deque()
         self._queued_rows = self._settled_rows = 0  # ever; the second: committed
         self._urgent = False  # somebody waits for the commit: a connection that is to sleep, a reader of history
+        self._gathering = False  # the writer waits for more
         lock = threading.RLock()
         self._wake, self._committed = threading.Condition(lock), threading.Condition(lock)
         self._closing = False
@@ -328,7 +329,8 @@ class Store:
                 rows = rows[: max(room, 0)]
             self._rows.extend(rows)
             self._queued_rows += len(rows)
-            self._wake.notify()
+            if not self._gathering or self._pause(0) < RELAXED_GATHER_S:
+                self._wake.notify()
 
     @property
     def status(self) -> StoreStatus:
@@ -346,8 +348,10 @@ class Store:
                 closing = self._closing
                 # Plain waits would end at every add(): gathering and backing off are about time, not about work.
                 began = time.monotonic()
+                self._gathering = True
                 while not self._closing and (left := began + self._pause(failures) - time.monotonic()) > 0:
                     self._wake.wait(left)
+                self._gathering = False
                 batch = self._take()
             try:
                 if not self._prepared:

@@ -134,14 +134,18 @@ class EngineLab:
         """What a crash leaves: the pinned objects, and the kernel's farewell to the awake connections."""
         if self._engine is None:
             return
-        if self._thread is not None:  # else it did not get as far as to run
-            self._driving = False
-            self._engine.wake()
-            self._thread.join()
-            self._thread = None
+        self.hand_over()
         self._engine.stop()
         self._engine.close()
         self._engine = None
+
+    def hand_over(self) -> None:
+        """From here on the test takes the engine's events itself."""
+        if self._thread is not None:  # else it did not get as far as to run
+            self._driving = False
+            self.engine.wake()
+            self._thread.join()
+            self._thread = None
 
     def _unpin(self) -> None:
         with self.lab.enter("box"):

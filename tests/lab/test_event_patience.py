@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events that nobody waits for gather for a while; one that somebody waits for takes all of them along at once."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from appliance.engine import Command, Event, EventType, Op
+from control.states import Cause, State
+from tests.lab.engine_lab import EngineLab, Pair
+
+PATIENCE_MS = 1500
+IN_TIME_S, LATE_S = 0.75, 1.4
+
+
+@pytest.fixture
+def pairs(box: EngineLab) -> list[Pair]:
+    """Three connections in STANDBY, and events that nobody but the test takes."""
+    pairs = [box.connect() for _ in range(3)]
+    for pair in pairs:
+        box.to_standby(pair)
+    box.hand_over()
+    return pairs
+
+
+def freeze(box: EngineLab, pair: Pair, token: int = 0) -> None:
+    box.engine.submit([Command(Op.IDLE, cause=Cause.COMMAND, id=pair.id, token=token)])
+
+
+def taken(box: EngineLab) -> tuple[list[Event], float]:
+    began = time.monotonic()
+    events = box.engine.events(timeout_ms=5000, patience_ms=PATIENCE_MS)
+    return events, time.monotonic() - began
+
+
+def test_transitions_gather(box: EngineLab, pairs: list[Pair]) -> None:
+    for pair in pairs:
+        freeze(box, pair)
+        time.sleep(0.1)
+    events, took_s = taken(box)
+    assert [(e.type, e.to_state) for e in events] == [(EventType.TRANSITION, State.IDLE)] * 3
+    assert took_s > LATE_S
+    assert box.engine.events(timeout_ms=0, patience_ms=PATIENCE_MS) == []
+
+
+def test_the_answer_to_a_command_ends_the_gathering(box: EngineLab, pairs: list[Pair]) -> None:
+    freeze(box, pairs[0])
+    time.sleep(0.1)
+    freeze(box, pairs[1], token=77)
+    events, took_s = taken(box)
+    assert [(e.to_state, e.token) for e in events] == [(State.IDLE, 0), (State.IDLE, 77)]
+    assert took_s < IN_TIME_S
+
+
+def test_a_refusal_is_told_at_once(box: EngineLab, pairs: list[Pair]) -> None:
+    box.engine.submit([Command(Op.STANDBY, cause=Cause.COMMAND, id=10**9, token=5)])
+    events, took_s = taken(box)
+    assert [(e.type, e.token) for e in events] == [(EventType.REFUSED, 5)]
+    assert took_s < IN_TIME_S
+
+
+def test_a_waiting_taker_is_woken_for_one_event_without_patience(box: EngineLab, pairs: list[Pair]) -> None:
+    freeze(box, pairs[0])
+    began = time.monotonic()
+    assert len(box.engine.events(timeout_ms=5000)) == 1
+    assert time.monotonic() - began < IN_TIME_S
