@@ -250,6 +250,10 @@ class ServiceSpec:
     probe_retry_s: int = 10
     probe_count: int = 3
     close_with_server: bool = False
+    transparent: bool = False
+    as_client: bool = False
+    fail_closed: bool = False
+    proxy_header: int = 0
 
 
 def _check_layout() -> None:
@@ -337,9 +341,11 @@ class Engine:
             "probe_interval_s",
             "probe_retry_s",
             "probe_count",
+            "proxy_header",
         ):
             setattr(raw, name, getattr(spec, name))
-        raw.close_with_server = int(spec.close_with_server)
+        for flag in ("close_with_server", "transparent", "as_client", "fail_closed"):
+            setattr(raw, flag, int(getattr(spec, flag)))
         ffi.memmove(raw.listen, pack_address(spec.listen), 16)
         ffi.memmove(raw.server, pack_address(spec.server), 16)
         return raw
@@ -357,6 +363,19 @@ class Engine:
         result = lib.roost_service_update(self._raw, self._service(spec))
         if result < 0:
             raise EngineError(f"there is no service with index {spec.index}")
+
+    def open_router(self, attach_ports: Sequence[int] = ()) -> None:
+        """Makes this machine answer for others: call it before transparent services are added. attach_ports: where
+        servers reach clients by address alone."""
+        self._buffers.err[0] = b"\0"
+        self._check(lib.roost_router_open(self._raw, self._buffers.err, ERR_LEN))
+        for port in attach_ports:
+            self._check(lib.roost_router_attach_port(self._raw, port))
+
+    def steer(self, ifname: str, servers: bool) -> None:
+        """Steers what arrives on an interface. servers: those who may want clients are behind it."""
+        self._buffers.err[0] = b"\0"
+        self._check(lib.roost_router_attach(self._raw, ifname.encode(), int(servers), self._buffers.err, ERR_LEN))
 
     def start(self) -> None:
         """Starts the engine thread."""
@@ -455,6 +474,13 @@ class Engine:
         if self._raw:
             lib.roost_close(self._raw)
             self._raw = None
+
+
+def router_mark() -> tuple[int, int]:
+    """(mark, mask) of packets that are to be delivered to this machine, whatever address they carry."""
+    mask = ffi.new("uint32_t *")
+    mark = lib.roost_router_mark(mask)
+    return mark, mask[0]
 
 
 def unpin(pin_dir: str) -> None:

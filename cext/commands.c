@@ -175,7 +175,7 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
     return 0;
 }
 
-static int op_attach(struct roost_engine *e, struct roost_command *command) {
+int roost_attach_server(struct roost_engine *e, struct roost_command *command) {
     int error = 0;
     struct roost_conn *c = roost_conn_by_key(e, &command->record.key);
     if (!c)
@@ -210,6 +210,7 @@ static int op_insert(struct roost_engine *e, const struct roost_command *command
     ka.probe_sent = 0;
     if (!roost_table_insert(&e->table, &command->record.key, &ka))
         return ENOSPC;
+    roost_hosts_add(&e->hosts, &command->record.key);
     struct roost_event event;
     roost_event_of_slot(e, &command->record.key, &ka, &event);
     event.type = ROOST_EV_TRANSITION;
@@ -247,7 +248,7 @@ static int carry_out(struct roost_engine *e, struct roost_command *command) {
     case ROOST_OP_CLOSE:
         return op_wake(e, command, true);
     case ROOST_OP_ATTACH:
-        return op_attach(e, command);
+        return roost_attach_server(e, command);
     case ROOST_OP_RESTORE:
         roost_restore(e, command);
         return 0;

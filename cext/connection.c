@@ -190,6 +190,10 @@ void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum ro
     bool on_the_way = c->want_freeze && to == ROOST_ST_STANDBY;
     event.token = on_the_way ? 0 : c->token;
     roost_mailbox_post(&e->box, &event);
+    if (c->state == ROOST_ST_NONE)
+        roost_hosts_add(&e->hosts, &c->key);
+    if (to == ROOST_ST_CLOSED)
+        roost_hosts_remove(&e->hosts, &c->key);
     c->state = (uint8_t)to;
     c->since_ms = e->now_ms;
     c->rx = c->tx = 0;

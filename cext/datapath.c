@@ -22,6 +22,8 @@
 #include <unistd.h>
 
 #define BPFFS_MAGIC 0xcafe4a11
+#define XDP_PIN "xdp-"
+#define STEER_PIN "steer-"
 
 enum {
     CONFIG,
@@ -52,6 +54,28 @@ static int quiet(enum libbpf_print_level level, const char *format, va_list args
 
 static void pin_path(const struct roost_datapath *d, const char *name, char *path, size_t size) {
     snprintf(path, size, "%s/%s", d->pin_dir, name);
+}
+
+/* The pin of something attached to an interface. Bpffs takes no dot in a name, and no interface has a colon in its. */
+static void interface_pin_path(const struct roost_datapath *d, const char *prefix, const char *ifname, char *path,
+                               size_t size) {
+    size_t from = (size_t)snprintf(path, size, "%s/%s", d->pin_dir, prefix);
+    snprintf(path + from, size - from, "%s", ifname);
+    for (char *at = path + from; *at; at++)
+        if (*at == '.')
+            *at = ':';
+}
+
+/* The interface that a pin is of, or 0 when the name is none of that prefix or the interface is gone. */
+static uint32_t interface_of_pin(const char *pin, const char *prefix) {
+    char name[64];
+    if (strncmp(pin, prefix, strlen(prefix)))
+        return 0;
+    snprintf(name, sizeof(name), "%s", pin + strlen(prefix));
+    for (char *at = name; *at; at++)
+        if (*at == ':')
+            *at = '.';
+    return if_nametoindex(name);
 }
 
 static int make_pin_dir(const char *pin_dir, char *err, size_t err_len) {
@@ -221,6 +245,7 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
         d->map_fd[i] = -1;
     d->raw4 = d->raw6 = d->closed_fd = -1;
     snprintf(d->pin_dir, sizeof(d->pin_dir), "%s", pin_dir);
+    snprintf(d->bpf_dir, sizeof(d->bpf_dir), "%s", bpf_dir);
     libbpf_set_print(quiet);
     if ((e = make_pin_dir(pin_dir, err, err_len)) ||
         (e = load(d, bpf_dir, "inactive", sizes, &d->inactive, err, err_len)) ||
@@ -259,6 +284,7 @@ void roost_datapath_close(struct roost_datapath *d) {
     bpf_object__close(d->guard);
     bpf_object__close(d->lookup);
     bpf_object__close(d->closed);
+    bpf_object__close(d->steer);
     if (d->map_fd[REST] >= 0)
         close(d->map_fd[REST]);
     if (d->raw4 >= 0)
@@ -295,10 +321,9 @@ static int make_link(const char *path, int program, int target, enum bpf_attach_
 }
 
 static int attach_xdp(struct roost_datapath *d, struct roost_interface *i, __u32 flags) {
-    char name[32], path[320];
+    char path[320];
     int program = bpf_program__fd(bpf_object__find_program_by_name(d->inactive, "roost_inactive"));
-    snprintf(name, sizeof(name), "xdp-%s", i->name);
-    pin_path(d, name, path, sizeof(path));
+    interface_pin_path(d, XDP_PIN, i->name, path, sizeof(path));
     int e = take_over(path, program, i->index);
     return e == -ENOENT ? make_link(path, program, (int)i->index, BPF_XDP, flags) : e;
 }
@@ -318,14 +343,19 @@ static int attach_lookup(struct roost_datapath *d, char *err, size_t err_len) {
     return e ? complain(err, err_len, e, "cannot attach the socket lookup program: %s", strerror(-e)) : 0;
 }
 
-static int attach_guard(struct roost_datapath *d, const struct roost_interface *i) {
-    LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)i->index, .attach_point = BPF_TC_EGRESS);
-    LIBBPF_OPTS(bpf_tc_opts, filter, .handle = 1, .priority = 1, .flags = BPF_TC_F_REPLACE,
-                .prog_fd = bpf_program__fd(bpf_object__find_program_by_name(d->guard, "roost_guard")));
+static int attach_tc(uint32_t index, enum bpf_tc_attach_point where, int program) {
+    LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)index, .attach_point = where);
+    LIBBPF_OPTS(bpf_tc_opts, filter, .handle = 1, .priority = 1, .flags = BPF_TC_F_REPLACE, .prog_fd = program);
     int e = bpf_tc_hook_create(&hook);
     if (e && e != -EEXIST)
         return e;
     return bpf_tc_attach(&hook, &filter);
+}
+
+static void detach_tc(uint32_t index, enum bpf_tc_attach_point where) {
+    LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)index, .attach_point = where);
+    LIBBPF_OPTS(bpf_tc_opts, filter, .handle = 1, .priority = 1);
+    bpf_tc_detach(&hook, &filter); /* none there: nothing to do */
 }
 
 int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const char *mode, char *err, size_t err_len) {
@@ -351,7 +381,8 @@ int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const ch
                         ifname, ifname, ifname);
     if (e)
         return complain(err, err_len, e, "cannot attach XDP to %s: %s", ifname, strerror(-e));
-    if ((e = attach_guard(d, i)))
+    int guard = bpf_program__fd(bpf_object__find_program_by_name(d->guard, "roost_guard"));
+    if ((e = attach_tc(i->index, BPF_TC_EGRESS, guard)))
         return complain(err, err_len, e, "cannot attach the egress guard to %s: %s (tc clsact and cls_bpf needed)",
                         ifname, strerror(-e));
     LIBBPF_OPTS(bpf_xdp_query_opts, query);
@@ -359,6 +390,55 @@ int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const ch
         i->generic = query.attach_mode == XDP_ATTACHED_SKB;
     d->interfaces++;
     return i->generic ? 2 : 1;
+}
+
+int roost_datapath_steer(struct roost_datapath *d, char *err, size_t err_len) {
+    static const struct roost_sizes adopted;
+    return load(d, d->bpf_dir, "steer", &adopted, &d->steer, err, err_len);
+}
+
+int roost_datapath_steer_map(const struct roost_datapath *d, const char *name) {
+    return bpf_object__find_map_fd_by_name(d->steer, name);
+}
+
+int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bool servers, char *err, size_t err_len) {
+    const char *name = servers ? "roost_steer_servers" : "roost_steer_clients";
+    char path[320];
+    uint32_t index = if_nametoindex(ifname);
+    if (!index)
+        return complain(err, err_len, ENODEV, "there is no interface %s; `ip link` lists those there are", ifname);
+    if (d->steered_interfaces == 2 * ROOST_MAX_INTERFACES)
+        return complain(err, err_len, ENOSPC, "more than %d interfaces", 2 * ROOST_MAX_INTERFACES);
+    int program = bpf_program__fd(bpf_object__find_program_by_name(d->steer, name));
+    int e = attach_tc(index, BPF_TC_INGRESS, program);
+    if (e)
+        return complain(err, err_len, e, "cannot attach the steering to %s: %s (tc clsact and cls_bpf needed)", ifname,
+                        strerror(-e));
+    /* Pinned as a note of where it is attached. */
+    interface_pin_path(d, STEER_PIN, ifname, path, sizeof(path));
+    unlink(path);
+    if (bpf_obj_pin(program, path))
+        return complain(err, err_len, errno, "cannot pin %s: %s", path, strerror(errno));
+    d->steered[d->steered_interfaces++] = index;
+    return 0;
+}
+
+void roost_datapath_end_old_steering(struct roost_datapath *d) {
+    DIR *dir = opendir(d->pin_dir);
+    struct dirent *entry;
+    while (dir && (entry = readdir(dir))) {
+        uint32_t index = interface_of_pin(entry->d_name, STEER_PIN);
+        bool wanted = strncmp(entry->d_name, STEER_PIN, strlen(STEER_PIN)) != 0;
+        for (int i = 0; i < d->steered_interfaces && !wanted; i++)
+            wanted = index == d->steered[i];
+        if (wanted)
+            continue;
+        if (index)
+            detach_tc(index, BPF_TC_INGRESS);
+        unlinkat(dirfd(dir), entry->d_name, 0);
+    }
+    if (dir)
+        closedir(dir);
 }
 
 int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len) {
@@ -375,13 +455,12 @@ int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len) {
     while ((entry = readdir(dir))) {
         if (entry->d_name[0] == '.')
             continue;
-        if (!strncmp(entry->d_name, "xdp-", 4)) {
-            LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)if_nametoindex(entry->d_name + 4),
-                        .attach_point = BPF_TC_EGRESS);
-            LIBBPF_OPTS(bpf_tc_opts, filter, .handle = 1, .priority = 1);
-            if (hook.ifindex)
-                bpf_tc_detach(&hook, &filter); /* none there: nothing to do */
-        }
+        uint32_t guarded = interface_of_pin(entry->d_name, XDP_PIN);
+        uint32_t steered = interface_of_pin(entry->d_name, STEER_PIN);
+        if (guarded)
+            detach_tc(guarded, BPF_TC_EGRESS);
+        if (steered)
+            detach_tc(steered, BPF_TC_INGRESS);
         if (unlinkat(dirfd(dir), entry->d_name, 0))
             e = complain(err, err_len, errno, "cannot remove %s/%s: %s", pin_dir, entry->d_name, strerror(errno));
     }
@@ -494,13 +573,15 @@ static uint64_t memlock(int fd) {
 
 uint64_t roost_datapath_memory(const struct roost_datapath *d) {
     uint64_t bytes = 0;
-    const struct bpf_object *objects[] = {d->inactive, d->guard, d->lookup, d->closed};
+    const struct bpf_object *objects[] = {d->inactive, d->guard, d->lookup, d->closed, d->steer};
     for (int i = 0; i < ROOST_PINNED_MAPS; i++)
         bytes += memlock(d->map_fd[i]);
     bytes += memlock(bpf_object__find_map_fd_by_name(d->inactive, "outbox"));
     bytes += memlock(bpf_object__find_map_fd_by_name(d->inactive, "cursor"));
     for (size_t i = 0; i < sizeof(objects) / sizeof(objects[0]); i++) {
         struct bpf_program *program;
+        if (!objects[i])
+            continue;
         bpf_object__for_each_program(program, objects[i]) bytes += memlock(bpf_program__fd(program));
     }
     return bytes;

@@ -6,7 +6,9 @@
  * Below pin_dir:  config table4 table6 ring counters challenges rest     the maps
  *                 xdp-IFNAME                                           the XDP link of each interface
  *                 lookup                                               the link of the socket lookup program
- * The tc filters need no pin: they belong to the interface (handle 1, priority 1, clsact egress).
+ *                 steer-IFNAME                                         the steering program of a router's interface
+ * The tc filters need no pin: they belong to the interface (handle 1, priority 1 of clsact, the guard at egress and a
+ * router's steering at ingress). Steering decides by sockets, which go with the daemon: the next one replaces it.
  */
 #ifndef ROOST_CEXT_DATAPATH_H
 #define ROOST_CEXT_DATAPATH_H
@@ -30,6 +32,10 @@ struct roost_interface {
 struct roost_datapath {
     char pin_dir[256];
     struct bpf_object *inactive, *guard, *lookup, *closed;
+    struct bpf_object *steer;                   /* a router's; NULL otherwise */
+    uint32_t steered[2 * ROOST_MAX_INTERFACES]; /* interfaces */
+    int steered_interfaces;
+    char bpf_dir[256];
     struct ring_buffer *ring;
     int map_fd[ROOST_PINNED_MAPS];
     int closed_fd; /* socket filter */
@@ -59,6 +65,13 @@ void roost_datapath_close(struct roost_datapath *d);
 
 /* 1 native, 2 generic, or -errno with a sentence in err. mode: auto, native, generic. */
 int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const char *mode, char *err, size_t err_len);
+/* A router's steering, not attached to any interface yet. 0 or -errno with a sentence in err. */
+int roost_datapath_steer(struct roost_datapath *d, char *err, size_t err_len);
+int roost_datapath_steer_map(const struct roost_datapath *d, const char *name); /* its descriptor */
+/* servers: what arrives there comes from servers that may want clients. */
+int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bool servers, char *err, size_t err_len);
+/* Ends the steering of interfaces that an earlier daemon steered and this one has not. */
+void roost_datapath_end_old_steering(struct roost_datapath *d);
 int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len);
 
 int roost_datapath_ring_fd(const struct roost_datapath *d);

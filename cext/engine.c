@@ -74,6 +74,8 @@ static void dispatch(struct roost_engine *e, const struct epoll_event *event) {
         roost_drain(e);
     else if (tag == TAG_GRACE)
         roost_grace_done(e);
+    else if (tag == TAG_DOOR + ROOST_DOOR_IPV4 || tag == TAG_DOOR + ROOST_DOOR_IPV6)
+        roost_router_accept(e, (int)(tag - TAG_DOOR));
     else if (read(e->wake_fd, &drained, sizeof(drained)) < 0)
         return; /* somebody was faster */
 }
@@ -206,6 +208,7 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
     roost_wheel_init(&e->wheel, e->now_ms);
     e->max_awake = options->max_awake ? options->max_awake : 8192;
     e->epoll_fd = e->wake_fd = -1;
+    e->door[ROOST_DOOR_IPV4] = e->door[ROOST_DOOR_IPV6] = -1;
     int error = roost_datapath_open(&e->path, &e->table, options->pin_dir, options->bpf_dir, &sizes, roost_on_frame, e,
                                     err, err_len);
     if (!error) {
@@ -237,6 +240,7 @@ int roost_attach(roost_engine *e, const char *ifname, const char *mode, char *er
 
 int roost_start(roost_engine *e, char *err, uint32_t err_len) {
     sigset_t all, old;
+    roost_datapath_end_old_steering(&e->path); /* every interface has been named */
     int error = roost_grace_start(e);
     if (!error)
         error = roost_watch_plain(e, e->grace.event_fd, TAG_GRACE);
@@ -366,6 +370,7 @@ void roost_close(roost_engine *e) {
     }
     roost_conns_free_dead(e);
     roost_datapath_close(&e->path);
+    roost_hosts_close(&e->hosts);
     roost_mailbox_destroy(&e->box);
     if (e->epoll_fd >= 0)
         close(e->epoll_fd);

@@ -78,7 +78,7 @@ struct roost_service {
     uint16_t index;       /* 1.. ; index of the service in the configuration */
     uint8_t listen[16];   /* address, IPv4-mapped for IPv4; all zeros or ::ffff:0.0.0.0 = every local address */
     uint16_t listen_port; /* host byte order */
-    uint8_t server[16];
+    uint8_t server[16];   /* with server_port 0: whichever server the client connected to */
     uint16_t server_port;
     uint32_t standby_quiet_ms;   /* ACTIVE this long without payload -> ROOST_EV_QUIET; 0 = never */
     uint32_t idle_quiet_ms;      /* STANDBY this long (since the last payload byte) -> ROOST_EV_QUIET; 0 = never */
@@ -88,6 +88,10 @@ struct roost_service {
     uint16_t probe_retry_s;      /* between unanswered probes */
     uint8_t probe_count;         /* dead after this many unanswered */
     uint8_t close_with_server;   /* 1: a server's FIN is passed on to the client; 0: the client goes to STANDBY */
+    uint8_t transparent;         /* listen is the server's own address, for which a router answers */
+    uint8_t as_client;           /* servers see the client's address, and its port where that is free */
+    uint8_t proxy_header;        /* version of the PROXY protocol that a link to the server begins with; 0: none */
+    uint8_t fail_closed;         /* transparent: without a daemon new clients are refused, not routed to the server */
 };
 
 struct roost_options {
@@ -144,6 +148,14 @@ typedef struct roost_engine roost_engine;
 roost_engine *roost_open(const struct roost_options *options, char *err, uint32_t err_len);
 int roost_attach(roost_engine *e, const char *ifname, const char *mode /* auto native generic */, char *err,
                  uint32_t err_len); /* returns 1 native, 2 generic */
+/* Makes this machine answer for others (once, before transparent services are added): steering programs, and the doors
+ * through which servers that connect to a client's address come in. */
+int roost_router_open(roost_engine *e, char *err, uint32_t err_len);
+/* Steers what arrives on an interface. servers: SYNs for clients come from there. */
+int roost_router_attach(roost_engine *e, const char *ifname, int servers, char *err, uint32_t err_len);
+/* A port at which servers reach clients by address alone, whichever port the client's connection has. */
+int roost_router_attach_port(roost_engine *e, uint16_t port);
+uint32_t roost_router_mark(uint32_t *mask); /* of packets that a routing rule must deliver to this machine */
 int roost_service_add(roost_engine *e, const struct roost_service *service, char *err, uint32_t err_len);
 int roost_service_update(roost_engine *e, const struct roost_service *service); /* policy fields only */
 void roost_stop_listening(roost_engine *e); /* no new clients from now on; those in the listen queues are reset */

@@ -21,7 +21,9 @@
 
 #include "../ebpf/frame.h"
 #include "../ebpf/judge.h"
+#include "../ebpf/steer.h"
 #include "datapath.h"
+#include "hosts.h"
 #include "mailbox.h"
 #include "table.h"
 #include "wheel.h"
@@ -37,6 +39,7 @@ enum {
     TAG_WAKE = 1,
     TAG_RING = 2,
     TAG_GRACE = 3,
+    TAG_DOOR = 4, /* and the next: enum roost_door */
     TAG_LISTENER = 16,
     TAG_END = TAG_LISTENER + ROOST_MAX_SERVICES
 };
@@ -148,6 +151,7 @@ enum roost_engine_counter {
     ROOST_E_FRAME_BAD,
     ROOST_E_LINKED,
     ROOST_E_LINK_FAILED,
+    ROOST_E_DOOR_REFUSED,
     ROOST_E_PROBES,
     ROOST_E_PROBE_LOST,
     ROOST_E_PROBE_DEAD,
@@ -174,6 +178,8 @@ struct roost_engine {
     struct roost_listener listener[ROOST_MAX_SERVICES];
     int listeners;
     struct roost_listener *by_index[ROOST_MAX_SERVICES]; /* by the index of the service */
+    int door[ROOST_DOORS];                               /* a router's listening sockets for servers; -1: none */
+    struct roost_hosts hosts;
     struct roost_conn **by_id, **by_key;
     uint32_t hash_size;
     struct roost_conn *oldest, *newest;
@@ -199,7 +205,12 @@ void roost_lock(struct roost_engine *e);
 void roost_unlock(struct roost_engine *e);
 int roost_watch_plain(struct roost_engine *e, int fd, uint64_t tag);
 
+/* router.c */
+int roost_router_manage(struct roost_engine *e, const struct roost_service *service, char *err, uint32_t err_len);
+void roost_router_accept(struct roost_engine *e, int door);
+
 /* listeners.c */
+int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, char *err, uint32_t err_len); /* fd or -errno */
 void roost_accept_turn(struct roost_engine *e, struct roost_listener *l);
 void roost_accept_resume(struct roost_engine *e);
 void roost_tell_pressure(struct roost_engine *e); /* descriptors run short */
@@ -268,6 +279,8 @@ void roost_awake(struct roost_engine *e, struct roost_conn *c);        /* go on 
 void roost_look(struct roost_engine *e, struct roost_conn *c, enum roost_cause otherwise); /* what does it want? */
 
 /* commands.c */
+/* Links a server's socket to the client, waking it. 0, or an errno: then fd and early are still the caller's. */
+int roost_attach_server(struct roost_engine *e, struct roost_command *command);
 uint64_t roost_realtime_ms(void);
 void roost_commands_turn(struct roost_engine *e);
 void roost_refuse(struct roost_engine *e, uint8_t op, uint64_t token, uint64_t id, const struct roost_key *key,

@@ -19,7 +19,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "address.h"
 #include "internal.h"
+#include "proxy_header.h"
 
 #define RETRY_MS 200
 #define UNLINK_MS 1000
@@ -30,19 +32,25 @@ static void fresh_leg(struct roost_leg *leg, int fd) {
     leg->fd = fd;
 }
 
-static int connect_to(const struct roost_service *s) {
-    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
-    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons(s->server_port)};
-    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons(s->server_port)};
-    bool is_v4 = !memcmp(s->server, mapped, 12);
-    int one = 1, fd = socket(is_v4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+static int reach(const struct roost_service *s, const struct roost_key *key, bool same_port) {
+    struct sockaddr_storage server, client;
+    bool as_accepted = !s->server_port; /* the server whose address the client connected to */
+    const uint8_t *ip = as_accepted ? key->local : s->server;
+    int one = 1, fd = roost_socket_for(ip, s->as_client);
     if (fd < 0)
-        return -errno;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &one, sizeof(one)); /* urgent bytes are bytes */
-    memcpy(&v4.sin_addr, s->server + 12, 4);
-    memcpy(&v6.sin6_addr, s->server, 16);
-    int e = is_v4 ? connect(fd, (struct sockaddr *)&v4, sizeof(v4)) : connect(fd, (struct sockaddr *)&v6, sizeof(v6));
+        return fd;
+    socklen_t size = roost_address_to(ip, as_accepted ? key->local_port : htons(s->server_port), &server);
+    int e = setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    if (!e && s->as_client) {
+        socklen_t client_size = roost_address_to(key->client, same_port ? key->client_port : 0, &client);
+        /* Beside an earlier link of this client in TIME-WAIT, and beside servers that came for it by this address. */
+        e = same_port ? setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one))
+                      : setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof(one));
+        if (!e)
+            e = bind(fd, (struct sockaddr *)&client, client_size);
+    }
+    if (!e)
+        e = connect(fd, (struct sockaddr *)&server, size);
     if (e && errno != EINPROGRESS) {
         e = -errno;
         close(fd);
@@ -51,14 +59,29 @@ static int connect_to(const struct roost_service *s) {
     return fd;
 }
 
+/* The port is taken while an earlier link of the client is in TIME-WAIT and its server has no timestamps: the server then
+ * sees the client's address with another port. */
+static int connect_to(const struct roost_service *s, const struct roost_key *key) {
+    int fd = reach(s, key, true);
+    return s->as_client && (fd == -EADDRNOTAVAIL || fd == -EADDRINUSE) ? reach(s, key, false) : fd;
+}
+
+/* What the server is told about the client before its first byte. */
+static int introduce(const struct roost_service *s, struct roost_conn *c) {
+    uint8_t header[ROOST_PROXY_HEADER_MAX];
+    if (!s->proxy_header)
+        return 0;
+    return roost_leg_queue(&c->server, header, roost_proxy_header(&c->key, s->proxy_header, header));
+}
+
 static void attempt(struct roost_engine *e, struct roost_conn *c) {
-    int fd = connect_to(roost_service_of(e, c->service));
+    int fd = connect_to(roost_service_of(e, c->service), &c->key);
     c->retry_ms = 0;
     if (fd >= 0) {
         fresh_leg(&c->server, fd);
-        if (roost_watch(e, fd, c, true)) {
+        if (introduce(roost_service_of(e, c->service), c) || roost_watch(e, fd, c, true)) {
             close(fd);
-            c->server.fd = fd = -1;
+            fresh_leg(&c->server, fd = -1);
         }
     }
     if (fd == -EMFILE || fd == -ENFILE) { /* our fault, not the server's: it does not count */

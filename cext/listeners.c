@@ -10,25 +10,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "address.h"
 #include "internal.h"
 
 #define ACCEPTS_A_TURN 128
 #define ACCEPT_PAUSE_MS 50
-
-static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
-
-static void key_side(const struct sockaddr_storage *address, uint8_t ip[16], __be16 *port) {
-    if (address->ss_family == AF_INET) {
-        const struct sockaddr_in *a = (const struct sockaddr_in *)address;
-        memcpy(ip, mapped, 12);
-        memcpy(ip + 12, &a->sin_addr, 4);
-        *port = a->sin_port;
-    } else {
-        const struct sockaddr_in6 *a = (const struct sockaddr_in6 *)address;
-        memcpy(ip, &a->sin6_addr, 16);
-        *port = a->sin6_port;
-    }
-}
 
 static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd, const struct sockaddr_storage *peer) {
     struct sockaddr_storage self;
@@ -39,8 +25,8 @@ static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd,
         close(fd);
         return;
     }
-    key_side(peer, key.client, &key.client_port);
-    key_side(&self, key.local, &key.local_port);
+    roost_address_from(peer, key.client, &key.client_port);
+    roost_address_from(&self, key.local, &key.local_port);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     struct roost_conn *c = roost_conn_new(e, &key, e->next_id++, l->service.index);
     if (!c || roost_watch(e, fd, c, false)) {
@@ -106,28 +92,19 @@ void roost_accept_turn(struct roost_engine *e, struct roost_listener *l) {
         roost_tell_pressure(e);
 }
 
-static int listen_on(const struct roost_service *s, char *err, uint32_t err_len) {
-    int one = 1, fd, e;
-    bool v4 = !memcmp(s->listen, mapped, 12);
-    struct sockaddr_in a4 = {.sin_family = AF_INET, .sin_port = htons(s->listen_port)};
-    struct sockaddr_in6 a6 = {.sin6_family = AF_INET6, .sin6_port = htons(s->listen_port)};
-    memcpy(&a4.sin_addr, s->listen + 12, 4);
-    memcpy(&a6.sin6_addr, s->listen, 16);
-    fd = socket(v4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return -errno;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-    setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &one, sizeof(one)); /* inherited: urgent bytes are bytes */
-    if (!v4)
-        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one));
-    e = v4 ? bind(fd, (struct sockaddr *)&a4, sizeof(a4)) : bind(fd, (struct sockaddr *)&a6, sizeof(a6));
-    if (!e)
-        e = listen(fd, 65535);
+int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, char *err, uint32_t err_len) {
+    struct sockaddr_storage address;
+    int one = 1, fd = roost_socket_for(ip, transparent); /* SO_OOBINLINE is inherited */
+    int e = fd < 0 ? fd : 0;
+    socklen_t size = roost_address_to(ip, htons(port), &address);
+    if (!e && (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) ||
+               bind(fd, (struct sockaddr *)&address, size) || listen(fd, 65535)))
+        e = -errno;
     if (!e)
         return fd;
-    e = -errno;
-    close(fd);
-    snprintf(err, err_len, "cannot listen on port %u: %s", s->listen_port, strerror(-e));
+    if (fd >= 0)
+        close(fd);
+    snprintf(err, err_len, "cannot listen on port %u: %s", port, strerror(-e));
     return e;
 }
 
@@ -137,9 +114,14 @@ int roost_service_add(roost_engine *e, const struct roost_service *service, char
         snprintf(err, err_len, "no place for service %u: at most %zu", service->index, places - 1);
         return -ENOSPC;
     }
-    int fd = listen_on(service, err, err_len);
+    int fd = roost_listen(service->listen, service->listen_port, service->transparent, err, err_len);
     if (fd < 0)
         return fd;
+    int managed = service->transparent ? roost_router_manage(e, service, err, err_len) : 0;
+    if (managed) {
+        close(fd);
+        return managed;
+    }
     roost_lock(e);
     struct roost_listener *l = &e->listener[e->listeners];
     l->service = *service;
@@ -180,6 +162,11 @@ void roost_stop_listening(roost_engine *e) {
             close(e->listener[i].fd); /* epoll forgets it with its last descriptor */
         e->listener[i].fd = -1;
         e->listener[i].paused = false;
+    }
+    for (int i = 0; i < ROOST_DOORS; i++) {
+        if (e->door[i] >= 0)
+            close(e->door[i]);
+        e->door[i] = -1;
     }
     e->accept_resume_ms = 0;
     roost_unlock(e);

@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "table.h"
+#include "address.h"
 
 #ifndef TCPI_OPT_USEC_TS
 #define TCPI_OPT_USEC_TS 64
@@ -139,33 +139,16 @@ int roost_repair_snapshot(int fd, int closed_filter, struct roost_ka *ka, struct
     return e;
 }
 
-static socklen_t address_of(const uint8_t ip[16], uint16_t port_be, bool v4, struct sockaddr_storage *storage) {
-    memset(storage, 0, sizeof(*storage));
-    if (v4) {
-        struct sockaddr_in *a = (struct sockaddr_in *)storage;
-        a->sin_family = AF_INET;
-        a->sin_port = port_be;
-        memcpy(&a->sin_addr, ip + 12, 4);
-        return sizeof(*a);
-    }
-    struct sockaddr_in6 *a = (struct sockaddr_in6 *)storage;
-    a->sin6_family = AF_INET6;
-    a->sin6_port = port_be;
-    memcpy(&a->sin6_addr, ip, 16);
-    return sizeof(*a);
-}
-
-static int rebuild(int fd, const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest,
-                   bool v4) {
+static int rebuild(int fd, const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest) {
     struct sockaddr_storage address;
     struct tcp_repair_opt options[4];
     uint32_t flags = ROOST_FLAGS(ka->ctl);
-    int e, n = 0, one = 1;
+    int e, n = 0;
 
     /* Repair mode comes before bind: it is what lets the socket bind beside the listener. */
     if ((e = set(fd, TCP_REPAIR, 1)))
         return e;
-    socklen_t size = address_of(key->local, key->local_port, v4, &address);
+    socklen_t size = roost_address_to(key->local, key->local_port, &address);
     if (bind(fd, (struct sockaddr *)&address, size))
         return -errno;
     if ((e = set_queue_seq(fd, TCP_SEND_QUEUE, ka->snd_nxt)) || (e = set_queue_seq(fd, TCP_RECV_QUEUE, ka->rcv_nxt)))
@@ -174,7 +157,7 @@ static int rebuild(int fd, const struct roost_key *key, const struct roost_ka *k
      * the socket would send segments of 536 bytes until the client's window outgrew all it had been before. */
     if (rest->mss >= MIN_MSS && (e = set(fd, TCP_MAXSEG, rest->mss > MAX_MSS ? MAX_MSS : rest->mss)))
         return e;
-    size = address_of(key->client, key->client_port, v4, &address);
+    size = roost_address_to(key->client, key->client_port, &address);
     if (connect(fd, (struct sockaddr *)&address, size))
         return -errno;
 
@@ -208,8 +191,6 @@ static int rebuild(int fd, const struct roost_key *key, const struct roost_ka *k
         .rcv_wup = ka->rcv_nxt,
     };
     if (setsockopt(fd, IPPROTO_TCP, TCP_REPAIR_WINDOW, &window, sizeof(window)))
-        return -errno;
-    if (setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &one, sizeof(one))) /* urgent bytes are bytes */
         return -errno;
     return set(fd, TCP_NODELAY, 1);
 }
@@ -245,12 +226,12 @@ int roost_repair_peek(int fd, struct roost_ka *ka) {
     return 0;
 }
 
-int roost_repair_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest) {
-    bool v4 = roost_key_is_v4(key);
-    int fd = socket(v4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+int roost_repair_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest,
+                         bool transparent) {
+    int fd = roost_socket_for(key->local, transparent);
     if (fd < 0)
-        return -errno;
-    int e = rebuild(fd, key, ka, rest, v4);
+        return fd;
+    int e = rebuild(fd, key, ka, rest);
     if (!e)
         return fd;
     close(fd); /* in repair mode, or never connected: silent */

@@ -36,6 +36,7 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
     event.to_state = ROOST_ST_CLOSED;
     event.cause = ROOST_C_PROBE_TIMEOUT;
     roost_mailbox_post(&e->box, &event);
+    roost_hosts_remove(&e->hosts, key);
     roost_table_remove(&e->table, slot);
 }
 

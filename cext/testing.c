@@ -6,6 +6,9 @@
 #include <unistd.h>
 
 #include "../ebpf/judge.h"
+#include "hosts.h"
+#include "inband.h"
+#include "proxy_header.h"
 #include "repair.h"
 #include "segment.h"
 #include "table.h"
@@ -140,7 +143,7 @@ void roost_testing_undo(int fd) {
 }
 
 int roost_testing_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest) {
-    int fd = roost_repair_rebuild(key, ka, rest);
+    int fd = roost_repair_rebuild(key, ka, rest, false);
     int e = fd < 0 ? 0 : roost_repair_finish(fd);
     if (!e)
         return fd;
@@ -197,4 +200,104 @@ uint64_t roost_testing_wheel_horizon_ms(void) {
 
 uint32_t roost_testing_wheel_tick_ms(void) {
     return ROOST_WHEEL_TICK_MS;
+}
+
+uint32_t roost_testing_proxy_header(const struct roost_key *key, int version, uint8_t *header) {
+    return roost_proxy_header(key, version, header);
+}
+
+struct roost_hosts_handle {
+    struct roost_hosts hosts;
+};
+
+struct roost_hosts_handle *roost_testing_hosts(void) {
+    static const __u64 seed[2] = {1, 2};
+    struct roost_hosts_handle *h = calloc(1, sizeof(*h));
+    if (h && roost_hosts_open(&h->hosts, seed)) {
+        free(h);
+        return NULL;
+    }
+    return h;
+}
+
+void roost_testing_hosts_free(struct roost_hosts_handle *h) {
+    roost_hosts_close(&h->hosts);
+    free(h);
+}
+
+void roost_testing_hosts_add(struct roost_hosts_handle *h, const struct roost_key *key) {
+    roost_hosts_add(&h->hosts, key);
+}
+
+void roost_testing_hosts_remove(struct roost_hosts_handle *h, const struct roost_key *key) {
+    roost_hosts_remove(&h->hosts, key);
+}
+
+uint32_t roost_testing_hosts_find(struct roost_hosts_handle *h, const uint8_t *client, uint16_t *ports) {
+    const struct roost_host *host = roost_hosts_find(&h->hosts, client);
+    ports[0] = host ? host->client_port : 0;
+    ports[1] = host ? host->local_port : 0;
+    return host ? host->count : 0;
+}
+
+struct roost_inband_handle {
+    struct roost_inband filter;
+    char *manager;
+};
+
+struct roost_inband_handle *roost_testing_inband(const char *manager) {
+    struct roost_inband_handle *h = calloc(1, sizeof(*h));
+    if (h)
+        h->manager = strdup(manager);
+    return h;
+}
+
+void roost_testing_inband_free(struct roost_inband_handle *h) {
+    uint8_t held[ROOST_INBAND_MAX];
+    roost_inband_flush(&h->filter, held);
+    free(h->manager);
+    free(h);
+}
+
+int roost_testing_inband_next(struct roost_inband_handle *h, const uint8_t **data, size_t *length, const uint8_t **span,
+                              size_t *span_length, uint32_t *request, char *name) {
+    struct roost_inband_item item;
+    int found = roost_inband_next(&h->filter, h->manager, data, length, &item);
+    if (found <= ROOST_INBAND_END)
+        return found;
+    *span = item.data;
+    *span_length = item.length;
+    if (found == ROOST_INBAND_REQUEST) {
+        const struct roost_inband_request *r = &item.request;
+        const uint32_t fields[] = {r->verb,  r->number,      r->answer,      r->forward,     r->on,
+                                   r->given, r->quiet_ms[0], r->quiet_ms[1], r->quiet_ms[2], r->interval_ms};
+        memcpy(request, fields, sizeof(fields));
+        memcpy(name, r->name, sizeof(r->name));
+    }
+    return found;
+}
+
+size_t roost_testing_inband_flush(struct roost_inband_handle *h, uint8_t *payload) {
+    return roost_inband_flush(&h->filter, payload);
+}
+
+size_t roost_testing_inband_held(const struct roost_inband_handle *h, size_t *allocated, uint32_t *patience_ms) {
+    *allocated = roost_inband_memory(&h->filter);
+    *patience_ms = roost_inband_patience_ms(&h->filter);
+    return roost_inband_held(&h->filter);
+}
+
+size_t roost_testing_inband_answer(uint8_t *frame, char to, uint16_t number, uint32_t result) {
+    return roost_inband_answer(frame, to, number, (enum roost_inband_result)result, NULL);
+}
+
+size_t roost_testing_inband_status(uint8_t *frame, char to, uint16_t number, uint32_t state, const uint32_t *quiet_ms,
+                                   const char *name, uint64_t rx_bytes, uint64_t tx_bytes) {
+    struct roost_inband_status status = {
+        (enum roost_state)state, {quiet_ms[0], quiet_ms[1], quiet_ms[2]}, *name ? name : NULL, rx_bytes, tx_bytes};
+    return roost_inband_answer(frame, to, number, ROOST_INBAND_R_OK, &status);
+}
+
+size_t roost_testing_inband_stay(uint8_t *frame) {
+    return roost_inband_stay(frame);
 }

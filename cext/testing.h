@@ -6,6 +6,7 @@
 #ifndef ROOST_CEXT_TESTING_H
 #define ROOST_CEXT_TESTING_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "../ebpf/record.h"
@@ -40,6 +41,17 @@ int roost_testing_snapshot(int fd, struct roost_ka *ka, struct roost_rest *rest)
 void roost_testing_undo(int fd);
 int roost_testing_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest);
 
+/* header: 108 bytes; returns how many of them are used. */
+uint32_t roost_testing_proxy_header(const struct roost_key *key, int version, uint8_t *header);
+
+struct roost_hosts_handle;
+struct roost_hosts_handle *roost_testing_hosts(void);
+void roost_testing_hosts_free(struct roost_hosts_handle *h);
+void roost_testing_hosts_add(struct roost_hosts_handle *h, const struct roost_key *key);
+void roost_testing_hosts_remove(struct roost_hosts_handle *h, const struct roost_key *key);
+/* How many connections the address has; client and local port of the only one, or zeros. */
+uint32_t roost_testing_hosts_find(struct roost_hosts_handle *h, const uint8_t *client, uint16_t *ports);
+
 struct roost_wheel_handle; /* a wheel and count timers, none of them set */
 struct roost_wheel_handle *roost_testing_wheel(uint64_t start_ms, uint32_t count);
 void roost_testing_wheel_free(struct roost_wheel_handle *w);
@@ -50,5 +62,19 @@ uint32_t roost_testing_wheel_advance(struct roost_wheel_handle *w, uint64_t now_
 uint64_t roost_testing_wheel_armed(struct roost_wheel_handle *w);
 uint64_t roost_testing_wheel_horizon_ms(void); /* a deadline farther away than this fires early */
 uint32_t roost_testing_wheel_tick_ms(void);
+
+struct roost_inband_handle; /* the filter of one direction; manager: its own name */
+struct roost_inband_handle *roost_testing_inband(const char *manager);
+void roost_testing_inband_free(struct roost_inband_handle *f);
+/* roost_inband_next. request (room for 10): verb, number, answer, forward, on, given, the three quiet_ms, interval_ms;
+ * name has room for 64. */
+int roost_testing_inband_next(struct roost_inband_handle *f, const uint8_t **data, size_t *length, const uint8_t **span,
+                              size_t *span_length, uint32_t *request, char *name);
+size_t roost_testing_inband_flush(struct roost_inband_handle *f, uint8_t *payload);
+size_t roost_testing_inband_held(const struct roost_inband_handle *f, size_t *allocated, uint32_t *patience_ms);
+size_t roost_testing_inband_answer(uint8_t *frame, char to, uint16_t number, uint32_t result);
+size_t roost_testing_inband_status(uint8_t *frame, char to, uint16_t number, uint32_t state, const uint32_t *quiet_ms,
+                                   const char *name, uint64_t rx_bytes, uint64_t tx_bytes);
+size_t roost_testing_inband_stay(uint8_t *frame);
 
 #endif

@@ -15,8 +15,19 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, PydanticUndefined
+
+from appliance.frontends.passwords import HASH_COMMAND, USER, PasswordHash
 
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
@@ -90,6 +101,14 @@ def _endpoint(value: object) -> str:
 Endpoint = Annotated[str, BeforeValidator(_endpoint)]
 
 
+def _password_hash(value: str) -> str:
+    PasswordHash.parse(value)
+    return value
+
+
+PasswordText = Annotated[str, AfterValidator(_password_hash)]
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -121,6 +140,24 @@ class Network(_Section):
     )
     xdp_mode: Literal["auto", "native", "generic"] = Field(
         "auto", description="`native` needs the driver's support; `auto` falls back to `generic` with a warning"
+    )
+
+
+class Router(_Section):
+    """Answering for servers and clients under their own addresses, as the router between them."""
+
+    lan: tuple[str, ...] = Field(
+        (),
+        description="interfaces towards the servers; empty: this machine is no router. Those towards the clients are "
+        "`[network] interfaces`",
+    )
+    fail: Literal["open", "closed"] = Field(
+        "open",
+        description="new clients of transparent services while no daemon runs: `open` routes them to their server, "
+        "`closed` refuses them; sleeping ones stay either way",
+    )
+    attach_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = Field(
+        (), description="ports at which servers reach a client by its address, whichever port its connection has"
     )
 
 
@@ -175,14 +212,44 @@ class Policy(_Section):
 
 
 class Attach(_Section):
-    """How servers reach clients: HTTP CONNECT to `client-address:client-port`."""
+    """How servers reach clients: by HTTP CONNECT or SOCKS5, to `client-address:client-port` or to a client's name."""
 
     listen: tuple[Endpoint, ...] = Field(
         (),
-        description="addresses and ports for HTTP CONNECT; reachable from servers "
-        "alone, since whoever reaches them reaches every client",
+        description="addresses and ports for servers, all protocols at each; reachable from servers "
+        'alone, since with `auth = "none"` whoever reaches them reaches every client',
+    )
+    protocols: tuple[Literal["connect", "socks5"], ...] = Field(
+        ("connect", "socks5"), min_length=1, description="what is served; the first byte of a connection tells which"
     )
     timeout: Duration = Field(10.0, gt=0, description="how long a sleeping client may take to be woken")
+    domain: str = Field(
+        "roost",
+        pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$",
+        max_length=180,
+        description="what stands behind the name of a client, and a dot, when a server asks for it",
+    )
+    auth: Literal["none", "password"] = Field(
+        "none", description="`password`: only for a user of `[attach.users]` (Basic, or RFC 1929)"
+    )
+    users: dict[str, PasswordText] = Field(
+        {}, description="`[attach.users]`: name and password's hash of each user, see [below](#users-of-attach)"
+    )
+
+    @field_validator("users")
+    @classmethod
+    def _names_of_users(cls, value: dict[str, str]) -> dict[str, str]:
+        if wrong := [name for name in value if not USER.fullmatch(name)]:
+            raise ValueError(f'"{wrong[0]}" is no name of a user: printable ASCII without spaces and colons')
+        return value
+
+    @model_validator(mode="after")
+    def _users_are_asked(self) -> Attach:
+        if self.auth == "password" and not self.users:
+            raise ValueError('auth = "password" needs a user: [attach.users]')
+        if self.users and self.auth == "none":
+            raise ValueError('[attach.users] are asked for nothing; set auth = "password"')
+        return self
 
 
 class History(_Section):
@@ -200,7 +267,22 @@ class Service(_Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
     )
     listen: Endpoint = Field(description="address and port for clients; `0.0.0.0` or `[::]` for every local address")
-    server: Endpoint = Field(description="address and port of the server")
+    server: Endpoint | None = Field(
+        None, description="address and port of the server; a transparent service needs none: the one the client meant"
+    )
+    transparent: bool = Field(
+        False,
+        description="`listen` is the server's own address and port, for which the router answers; `0.0.0.0` or `[::]`: "
+        "every server behind `[router] lan`",
+    )
+    source: Literal["client", "appliance"] | None = Field(
+        None,
+        description="whose address the server sees; the client's by default where the service is transparent",
+    )
+    proxy_protocol: Literal["none", "v1", "v2"] = Field(
+        "none",
+        description="a header by which the server learns the client's address: the PROXY protocol's version 1 or 2",
+    )
     active_quiet: Duration | None = None
     standby_quiet: Duration | None = None
     idle_quiet: Duration | None = None
@@ -233,6 +315,7 @@ class Config(_Section):
     )
     paths: Paths = Field(default_factory=Paths)
     network: Network = Field(default_factory=Network)
+    router: Router = Field(default_factory=Router)
     table: Table = Field(default_factory=Table)
     policy: Policy = Field(default_factory=Policy)
     attach: Attach = Field(default_factory=Attach)
@@ -248,6 +331,16 @@ class Config(_Section):
                 if value in seen:
                     raise ValueError(f'two [[service]] have the {key} "{value}"')
                 seen.add(value)
+        return self
+
+    @model_validator(mode="after")
+    def _servers_are_known(self) -> Config:
+        for service in self.service:
+            if not service.server and not service.transparent:
+                raise ValueError(f'[[service]] "{service.name}": the key `server` is missing')
+            if not self.router.lan and (service.transparent or service.source == "client"):
+                key = "transparent = true" if service.transparent else 'source = "client"'
+                raise ValueError(f'[[service]] "{service.name}" has {key}: [router] must name its lan interfaces')
         return self
 
     @property
@@ -318,7 +411,9 @@ def _explain(detail: ErrorDetails, data: dict[str, Any]) -> str:
     names = [str(part) for part in location if isinstance(part, str)]
     key = names[-1] if len(names) > 1 or location[0] not in _SECTIONS else str(location[0])
     given = detail.get("input")
-    shown = f" (it is {given!r})" if isinstance(given, str | int | float) and str(given) not in message else ""
+    secret = location[:2] == ("attach", "users")  # a password written in place of its hash does not belong in a log
+    told = isinstance(given, str | int | float) and str(given) not in message and not secret
+    shown = f" (it is {given!r})" if told else ""
     place = _where(location[:-1] if len(location) > 1 else (), data)
     return f"`{key}` {'in ' + place if place[0] == '[' else place}: {message}{shown}"
 
@@ -331,6 +426,7 @@ def _in(location: tuple[int | str, ...], data: dict[str, Any]) -> str:
 _SECTIONS: dict[str, type[_Section]] = {
     "paths": Paths,
     "network": Network,
+    "router": Router,
     "table": Table,
     "policy": Policy,
     "attach": Attach,
@@ -342,8 +438,12 @@ _SECTIONS: dict[str, type[_Section]] = {
 def _shown_default(default: object) -> str:
     if default is PydanticUndefined:
         return "required"
-    if default in ("", ()):
-        return "" if default == "" else "`[]`"
+    if isinstance(default, bool):
+        return "`true`" if default else "`false`"
+    if default in ("", (), {}):
+        return "" if default == "" else "`[]`" if default == () else ""
+    if isinstance(default, tuple):
+        return f"`{list(default)}`".replace("'", '"')
     if isinstance(default, str):
         return f'`"{default}"`'
     return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
@@ -356,11 +456,16 @@ def _shown_type(annotation: object, metadata: list[Any]) -> str:
         return "address:port"
     if get_origin(annotation) is Literal:
         return " or ".join(f'`"{value}"`' for value in get_args(annotation))
+    if get_origin(annotation) is tuple and get_origin(get_args(annotation)[0]) is Literal:
+        return "list of " + _shown_type(get_args(annotation)[0], []).replace(" or ", ", ")
     if get_origin(annotation) is tuple:
-        return "list of " + ("addresses" if get_args(annotation)[0] is not str else "names")
+        of = get_args(annotation)[0]
+        return "list of " + ("names" if of is str else "numbers" if get_args(of)[0] is int else "addresses")
+    if get_origin(annotation) is dict:
+        return "table"
     if get_origin(annotation) is Union:
         return _shown_type(get_args(annotation)[0], metadata)
-    return {str: "text", int: "number", float: "number"}.get(annotation, "")  # type: ignore[call-overload, no-any-return]
+    return {str: "text", int: "number", float: "number", bool: "`true` or `false`"}.get(annotation, "")  # type: ignore[call-overload, no-any-return]
 
 
 def _render_keys(model: type[_Section], skip: tuple[str, ...] = ()) -> list[str]:
@@ -432,6 +537,40 @@ def render_reference() -> str:
         if model is Service:
             lines += ["", "Overrides: " + ", ".join(f"`{key}`" for key in skip) + "."]
     lines += [
+        "",
+        "## Users of attach",
+        "",
+        'With `auth = "password"` a server names itself by `Proxy-Authorization: Basic` or by RFC 1929; neither is',
+        "encrypted. The configuration knows passwords by their hash alone, which this command makes:",
+        "",
+        "```sh",
+        *HASH_COMMAND.splitlines(),
+        "```",
+        "",
+        "```toml",
+        "[attach]",
+        'listen = ["10.0.0.1:3128"]',
+        'auth = "password"',
+        "",
+        "[attach.users]",
+        'billing = "$scrypt$ln=15,r=8,p=1$..."',
+        "```",
+        "",
+        "## Names of clients",
+        "",
+        "`roost name ID thermostat-17` gives a connection a name, by which servers reach it as `thermostat-17.roost`",
+        "(`domain`), whatever its address:",
+        "",
+        "```sh",
+        "curl --proxytunnel --proxy http://billing:PASSWORD@10.0.0.1:3128 http://thermostat-17.roost/status",
+        "curl --socks5-hostname billing:PASSWORD@10.0.0.1:3128 http://thermostat-17.roost/status",
+        "```",
+        "",
+        "A name stands for one connection, so the port that a server asks for with it means nothing. Given again it",
+        "moves to the new connection; given to a connection that has one it replaces that one. It outlives its",
+        "connection: a server that asks for it then is told that the client is not connected. Upper and lower case",
+        "are the same. Names are never looked up in the DNS, and nothing is reached but clients: the appliance's own",
+        "addresses and `localhost` are refused (403, or SOCKS5 reply 2).",
         "",
         "## The store",
         "",

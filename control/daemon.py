@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon: wires engine, store, monitor, attach frontend and local API; adopts what a predecessor left asleep.
+"""The daemon: wires engine, store, monitor, attach front end and local API; adopts what a predecessor left asleep.
 
 Threads: the engine's own (C), the monitor (events and decisions), the store's writer, and the main thread with an event
-loop for the local API, the attach frontend and the signals.
+loop for the local API, the attach front end and the signals.
 
     SIGTERM, SIGINT   freeze what can be frozen, flush, exit; a second one exits at once
     SIGHUP            read the configuration again, take over the policy
@@ -34,13 +34,17 @@ from typing import Any, Final, TextIO
 
 from appliance import __version__, sysctls
 from appliance.engine import Command, Engine, EngineError, EngineOptions, Key, Op, Record
-from appliance.frontends.connect import ConnectFrontend, bind, parse_target
+from appliance.frontends.frontend import MAX_HANDSHAKES, MAX_TURNED_AWAY, Frontend, Settings, bind
+from appliance.frontends.passwords import PasswordHash, Users
+from appliance.frontends.target import parse_address
 from appliance.paths import bpf_objects
+from appliance.router import RouterError, close_routes, open_routes
 from control import config as configuration
 from control.channel.operations import Operations
 from control.config import Config, ConfigError, Service, parse_endpoint
 from control.monitor import BATCH, EnginePort, Monitor, history_row
-from control.policy import needs_restart, service_spec
+from control.policy import FIXED, needs_restart, service_spec
+from control.registry import Registry
 from control.states import AWAKE, LEGAL, Cause, State
 from control.store.store import SleepingRow, Store, boot_id, wall_offset_ms
 
@@ -54,6 +58,9 @@ SWITCH_INTERVAL_S: Final = 0.0002
 long for the store's writer; this keeps the whole within the 10 ms that a wake-up may take."""
 
 SPARE_DESCRIPTORS: Final = 512
+
+NAMES_AGAIN_S: Final = 5.0
+"""Between two attempts to read the names of clients from a database that could not be read at start."""
 
 
 class DaemonError(Exception):
@@ -187,9 +194,9 @@ def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:
         if actual == last_state:
             continue
         steps = _steps(State(last_state), actual)
-        address, port = parse_target(client)
+        address = parse_address(client)
         # The history knows no local address; the row's key is only asked for the client's.
-        record = Record(Key.of(address, port, "::", 0).pack(), _ka_of_service(service), bytes(32))
+        record = Record(Key.of(address.host, address.port, "::", 0).pack(), _ka_of_service(service), bytes(32))
         rows += [history_row(record, a, b, Cause.RESTORE, number) for a, b in steps]
         written += len(steps)
         if len(rows) >= BATCH:
@@ -238,7 +245,7 @@ class Daemon:
         if not config.service:
             raise DaemonError(f"{self._path}: there is no [[service]]; at least one is needed")
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        max_awake = config.table.max_awake or _descriptor_share()
+        max_awake = config.table.max_awake or _descriptor_share(_spare_descriptors(config))
         lock = InstanceLock(config)
         self._listeners: list[socket.socket] = []
         try:
@@ -305,16 +312,31 @@ class Daemon:
                 log.warning("%s: the driver has no native XDP; generic XDP is used, which is slower", name)
         if not interfaces:
             log.warning("no [network] interfaces: connections cannot be kept asleep")
+        router = config.router
+        if router.lan:
+            try:
+                open_routes()
+            except RouterError as error:
+                raise DaemonError(f"[router] {error}") from None
+            engine.open_router(router.attach_ports)
         for index, service in self._services.items():
             try:
-                engine.add_service(service_spec(service, index, config.policy))
+                engine.add_service(service_spec(service, index, config))
             except EngineError as error:
                 number = next((n for n in (EADDRINUSE, EADDRNOTAVAIL) if str(error).endswith(os.strerror(n))), None)
                 raise DaemonError(_port_trouble(f'service "{service.name}": {error}', number)) from None
+        if router.lan:
+            for name in router.lan:
+                engine.steer(name, servers=True)
+            for name in config.network.interfaces:
+                engine.steer(name, servers=False)
 
         self._monitor = Monitor(engine, store, max_awake, self._on_fatal)
         found = take_inventory(engine, store, boot_id())
         self._monitor.states = list(found.states)
+        self._registry = Registry(store, engine)
+        self._registry.load()
+        self._monitor.listen(self._registry.hear)
         span = (0, 0) if store.status.error else store.begin_run()
         store.start()
         engine.start()
@@ -331,11 +353,17 @@ class Daemon:
             "pin_dir": config.pin_dir,
             "database": config.database_url.rpartition("@")[2],
             "services": [
-                {"name": s.name, "index": index, "listen": s.listen, "server": s.server}
+                {
+                    "name": s.name,
+                    "index": index,
+                    "listen": s.listen,
+                    "server": s.server or s.listen,
+                    "transparent": s.transparent,
+                }
                 for index, s in self._services.items()
             ],
         }
-        operations = Operations(engine, store, self._monitor, self._services, facts)
+        operations = Operations(engine, store, self._monitor, self._registry, self._services, config.attach, facts)
         try:
             asyncio.run(self._serve(operations, facts))
         finally:
@@ -351,6 +379,11 @@ class Daemon:
             return 1
         asleep = self._monitor.states[State.IDLE] + self._monitor.states[State.SLEEP]
         log.info("ended; %d connections stay asleep", max(asleep, 0))
+        if router.lan and asleep <= 0:
+            try:
+                close_routes()
+            except RouterError as error:
+                log.warning("%s", error)
         return 0
 
     def _reconcile(self, found: Inventory, first: int, last: int) -> None:
@@ -370,6 +403,9 @@ class Daemon:
                 log.warning("history: added %d transitions that the last daemon could not write", missing)
             if found.other_boot:
                 log.info("after a reboot: put back %d sleeping connections", self._put_back())
+            while not self._registry.loaded and not self._terminate.is_set():
+                time.sleep(NAMES_AGAIN_S)
+                self._registry.load()
         except Exception as error:
             log.exception("reconciling with the store failed")
             self._on_fatal(f"reconciling with the store: {error}")
@@ -407,13 +443,17 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         if self._fatal:
             return
-        frontend = ConnectFrontend(operations, self._config.attach.timeout)
+        frontend = self._frontend(operations)
         *attach, listener = self._listeners
         self._listeners = []  # each is owned by who serves it now
         facts["attach"] = [list(frontend.serve(one)) for one in attach]
+        facts["attach_protocols"] = list(self._config.attach.protocols)
+        facts["attach_counts"] = frontend.counts
         server = make_server(make_app(operations, self._monitor))
         api = loop.create_task(server.serve(sockets=[listener]))
-        log.info("ready: %s", ", ".join(f"{s.name} {s.listen} -> {s.server}" for s in self._services.values()))
+        log.info(
+            "ready: %s", ", ".join(f"{s.name} {s.listen} -> {s.server or 'the same'}" for s in self._services.values())
+        )
         try:
             ended = loop.create_task(self._terminate.wait())
             await asyncio.wait({api, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -424,6 +464,12 @@ class Daemon:
             server.should_exit = True
             await asyncio.wait({api}, timeout=3)
             Path(self._config.control_socket).unlink(missing_ok=True)
+
+    def _frontend(self, operations: Operations) -> Frontend:
+        attach = self._config.attach
+        hashes = {name: PasswordHash.parse(text) for name, text in attach.users.items()}
+        users = Users(hashes) if attach.auth == "password" else None
+        return Frontend(operations, Settings(attach.timeout, attach.protocols, users))
 
     def _on_terminate(self, number: int) -> None:
         log.info("%s: freezing what can be frozen; once more ends at once", signal.Signals(number).name)
@@ -440,11 +486,12 @@ class Daemon:
             return
         if waiting := needs_restart(self._config, new):
             log.warning("SIGHUP: these wait for a restart: %s", ", ".join(waiting))
+        in_force = new.model_copy(update={"router": self._config.router})
         by_name = {service.name: service for service in new.service}
         for index, old in list(self._services.items()):
             if (service := by_name.get(old.name)) is not None:
-                kept: Service = service.model_copy(update={"listen": old.listen, "server": old.server})
-                self._engine.update_service(service_spec(kept, index, new.policy))
+                kept: Service = service.model_copy(update={key: getattr(old, key) for key in FIXED})
+                self._engine.update_service(service_spec(kept, index, in_force))
                 self._services[index] = kept
         log.info("SIGHUP: policy taken over from %s", self._path)
 
@@ -488,11 +535,15 @@ def _port_trouble(message: str, number: int | None) -> str:
     return message
 
 
-def _descriptor_share() -> int:
+def _spare_descriptors(config: Config) -> int:
+    return SPARE_DESCRIPTORS + (MAX_HANDSHAKES + MAX_TURNED_AWAY if config.attach.listen else 0)
+
+
+def _descriptor_share(spare: int) -> int:
     """Client connections that the descriptor limit allows awake, each with its server link; raises the soft limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return max((min(hard, 2_000_000) - SPARE_DESCRIPTORS) // 2, 64)
+    return max((min(hard, 2_000_000) - spare) // 2, 64)
 
 
 def run(path: str) -> int:

@@ -18,6 +18,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -120,6 +121,7 @@ class Monitor:
         self._listeners: tuple[Callable[[list[Event]], None], ...] = ()
         self._unread: dict[bytes, tuple[Event, float]] = {}
         self._stopping = False
+        self._askers: deque[threading.Event] = deque()
         self._next_expiry = 0.0
         self._next_relief = 0.0
 
@@ -129,10 +131,23 @@ class Monitor:
         """Work until `stop`, or until the engine ends."""
         try:
             while not self._stopping:
-                self.turn(self._engine.events(BATCH, POLL_MS, PATIENCE_MS))
+                askers = [self._askers.popleft() for _ in range(len(self._askers))]
+                events = self._engine.events(BATCH, *((0, 0) if askers else (POLL_MS, PATIENCE_MS)))
+                self.turn(events)
+                while askers and len(events) == BATCH:
+                    self.turn(events := self._engine.events(BATCH, 0))
+                for asker in askers:
+                    asker.set()
         except Exception as error:
             log.exception("the monitor ended")
             self._on_fatal(f"monitor: {type(error).__name__}: {error}")
+
+    def catch_up(self, timeout_s: float = 0.5) -> None:
+        """Wait until all that the engine has said by now is worked off: who asks for numbers shall get today's."""
+        asker = threading.Event()
+        self._askers.append(asker)
+        self._engine.wake()
+        asker.wait(timeout_s)
 
     def stop(self) -> None:
         """Let `run` return."""

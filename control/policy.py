@@ -7,9 +7,10 @@ Pure functions of the configuration and of one event; the timers run in the engi
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from appliance.engine import Op, ServiceSpec
-from control.config import Config, Policy, Service, parse_endpoint
+from control.config import Config, Service, parse_endpoint
 from control.states import State
 
 _WHEN_QUIET: Mapping[int, Op] = {
@@ -38,11 +39,17 @@ def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def service_spec(service: Service, index: int, defaults: Policy) -> ServiceSpec:
+PROXY_HEADER: Final = {"none": 0, "v1": 1, "v2": 2}
+FIXED: Final = ("listen", "server", "transparent", "source")
+"""What of a service cannot be changed while the daemon runs."""
+
+
+def service_spec(service: Service, index: int, config: Config) -> ServiceSpec:
     """The engine's form of a service and of the policy in force for it."""
-    policy = service.policy(defaults)
+    policy = service.policy(config.policy)
     listen, listen_port = parse_endpoint(service.listen)
-    server, server_port = parse_endpoint(service.server)
+    # Port 0: the server that the client meant, whatever its address.
+    server, server_port = parse_endpoint(service.server) if service.server else (listen, 0)
     return ServiceSpec(
         index=index,
         listen=listen,
@@ -57,6 +64,10 @@ def service_spec(service: Service, index: int, defaults: Policy) -> ServiceSpec:
         probe_retry_s=round(policy.probe_retry),
         probe_count=policy.probe_count,
         close_with_server=policy.on_server_close == "close",
+        transparent=service.transparent,
+        as_client=(service.source or ("client" if service.transparent else "appliance")) == "client",
+        proxy_header=PROXY_HEADER[service.proxy_protocol],
+        fail_closed=config.router.fail == "closed",
     )
 
 
@@ -64,9 +75,8 @@ def needs_restart(old: Config, new: Config) -> list[str]:
     """The changed keys that a running daemon does not take over; everything but the policy waits for a restart."""
     changed = [
         section
-        for section in ("instance", "paths", "network", "table", "attach", "history")
+        for section in ("instance", "paths", "network", "router", "table", "attach", "history")
         if getattr(old, section) != getattr(new, section)
     ]
-    before = {service.name: (service.listen, service.server) for service in old.service}
-    after = {service.name: (service.listen, service.server) for service in new.service}
+    before, after = ({s.name: [getattr(s, key) for key in FIXED] for s in c.service} for c in (old, new))
     return changed + [f'[[service]] "{name}"' for name in sorted(before | after) if before.get(name) != after.get(name)]

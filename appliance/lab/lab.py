@@ -159,14 +159,18 @@ class Lab:
 
     def config(self, port: int = 8000, server_port: int | None = None, attach_port: int = 3128,
                policy: dict[str, Any] | None = None, table: dict[str, Any] | None = None,
-               service: dict[str, Any] | None = None) -> dict[str, Any]:  # fmt: skip
-        """A configuration for this lab: one service for each family, and attach; `service` goes into both services."""
-        services = [
-            {"name": f"lab{family}", "listen": endpoint(self.address("box", "wan0", family), port),
-             "server": endpoint(self.address("lan", "eth0", family), server_port or port), **(service or {})}
-            for family in (4, 6)
-        ]  # fmt: skip
+               service: dict[str, Any] | None = None,
+               router: dict[str, Any] | None = None) -> dict[str, Any]:  # fmt: skip
+        """A configuration for this lab: one service for each family, and attach; `service` goes into both services.
+        With `router` (keys of [router]; {} will do) clients connect to the server's own address."""
+        services: list[dict[str, Any]] = []
+        for family in (4, 6):
+            server = endpoint(self.address("lan", "eth0", family), server_port or port)
+            listen = endpoint(self.address("box", "wan0", family), port)
+            where = {"listen": listen, "server": server} if router is None else {"listen": server, "transparent": True}
+            services.append({"name": f"lab{family}", **where, **(service or {})})
         return {"policy": policy or {}, "table": table or {}, "service": services,
+                "router": {} if router is None else {"lan": ["lan0"], **router},
                 "attach": {"listen": [endpoint(self.address("box", "lan0", 4), attach_port)]}}  # fmt: skip
 
     def daemon(self, config: dict[str, Any] | Path, start: bool = True) -> DaemonHandle:

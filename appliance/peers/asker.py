@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's reach for its clients: through HTTP CONNECT at the appliance's attach address.
+"""A server's reach for its clients: through HTTP CONNECT at the appliance's attach address, or by their own address.
 
 For each target: connect, `CONNECT target HTTP/1.1`, wait for 200, `ASK nonce`, wait for `TELL name nonce`, close.
+Without a proxy: connect to the target itself, and `ASK nonce`.
 
 Commands
-  ask  proxy [ip, port], targets ["addr:port" or ["addr:port", name]...], concurrency, timeout_s,
+  ask  proxy [ip, port] (none: directly), targets ["addr:port" or ["addr:port", name]...], concurrency, timeout_s,
        hold (keep the connection after the answer until `release`)
        -> answered, latency_us [...] (from connect() to the first byte of the answer),
-          attach_us [...] (from connect() to the 200), failed {reason: n}, failures [[target, reason]...]
+          attach_us [...] (from connect() to the 200, or until connected), failed {reason: n},
+          failures [[target, reason]...]
   release -> released; closes what `hold` kept
 """
 
@@ -38,12 +40,19 @@ class Call:
     data: bytes = b""
 
 
+def _split(target: str) -> tuple[str, int]:
+    """Address and port of "192.0.2.7:40123" or "[2001:db8::7]:40123"."""
+    host, _, port = target.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 class Asking:
     """One `ask` under way."""
 
     def __init__(self, asker: Asker, command: Command) -> None:
         self.asker, self.command = asker, command
-        self.proxy = (str(command["proxy"][0]), int(command["proxy"][1]))
+        proxy = command.get("proxy")
+        self.proxy = (str(proxy[0]), int(proxy[1])) if proxy else None
         self.targets = [(t, None) if isinstance(t, str) else (str(t[0]), str(t[1])) for t in command["targets"]]
         self.targets.reverse()
         self.concurrency = int(command.get("concurrency", 16))
@@ -60,7 +69,7 @@ class Asking:
             target, name = self.targets.pop()
             call = Call(target, name, random.randbytes(8).hex(), time.perf_counter_ns())
             try:
-                fd = begin_connect(self.proxy, None, _NODELAY)
+                fd = begin_connect(self.proxy or _split(target), None, _NODELAY)
             except OSError as problem:
                 self.fail(call, errno_name(problem.errno or 0))
                 continue
@@ -90,8 +99,12 @@ class Asking:
                 if code:
                     self.drop(fd, errno_name(code))
                     return
-                call.phase = 1
-                os.write(fd, f"CONNECT {call.target} HTTP/1.1\r\nHost: {call.target}\r\n\r\n".encode())
+                if self.proxy:
+                    call.phase = 1
+                    os.write(fd, f"CONNECT {call.target} HTTP/1.1\r\nHost: {call.target}\r\n\r\n".encode())
+                else:
+                    call.attach_us, call.phase = (time.perf_counter_ns() - call.since) // 1000, 2
+                    os.write(fd, f"ASK {call.nonce}\n".encode())
             if events & (select.EPOLLIN | select.EPOLLERR | select.EPOLLHUP):
                 while True:
                     data = os.read(fd, 4096)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The LAN's server: answers `HELLO x` with `WELCOME x` and `ECHO x` with the same line, on any number of connections.
+"""The LAN's server: answers `HELLO x` with `WELCOME x`, `ECHO x` with the same line, and `ASK x` with `TELL - x` as a
+client would that can be reached directly; on any number of connections.
 
     python -m appliance.peers.server --listen 10.3.0.2 8000 [--listen fd00:3::2 8000] [--idle-close S]
 
@@ -104,6 +105,8 @@ class Server:
         if line.startswith(b"HELLO "):
             self.hellos += 1
             return b"WELCOME " + line[6:] + b"\n"
+        if line.startswith(b"ASK "):
+            return b"TELL - " + line[4:] + b"\n"
         self.unknown += 1
         return b"WHAT " + line + b"\n"
 

@@ -3,8 +3,11 @@
 
     GET  /v1/status
     GET  /v1/connections?state=&client=&limit=      one JSON object a line (NDJSON), streamed
-    GET  /v1/connections/{id}                       id: number, or client-address:port
+    GET  /v1/connections/{id}                       id: number, client-address:port, or name.domain
     POST /v1/connections/{id}/{action}              standby idle sleep wake close
+    PUT  /v1/connections/{id}/name                  {"name": "thermostat-17"}: servers reach it by that name from now on
+    DELETE /v1/connections/{id}/name                it has no name any more
+    DELETE /v1/names/{name}                         nobody has that name any more, whether or not its connection lives
     GET  /v1/events?last=                           server-sent events: transitions as they happen
     GET  /v1/history?limit=                         the last transitions
 
@@ -28,6 +31,7 @@ from typing import Annotated, Any, Final
 import uvicorn
 from fastapi import FastAPI, Query, Request
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.engine import Event
@@ -62,6 +66,12 @@ class Action(StrEnum):
     close = "close"
 
 
+class NameOf(BaseModel):
+    """What a connection shall be called."""
+
+    name: str
+
+
 def make_app(operations: Operations, monitor: Monitor) -> FastAPI:
     """The application; it holds no state of its own."""
     app = FastAPI(title="Roost", docs_url=None, redoc_url=None)
@@ -92,6 +102,18 @@ def make_app(operations: Operations, monitor: Monitor) -> FastAPI:
     @app.post("/v1/connections/{name}/{action}")
     async def act(name: str, action: Action) -> dict[str, Any]:
         return await operations.act(name, action.value)
+
+    @app.put("/v1/connections/{connection}/name")
+    def give_name(connection: str, given: NameOf) -> dict[str, Any]:
+        return operations.give_name(connection, given.name)
+
+    @app.delete("/v1/connections/{connection}/name")
+    def take_name(connection: str) -> dict[str, Any]:
+        return operations.take_name(connection)
+
+    @app.delete("/v1/names/{name}")
+    def forget_name(name: str) -> dict[str, Any]:
+        return operations.forget_name(name)
 
     @app.get("/v1/history")
     def recent(limit: Annotated[int, Query(ge=0, le=100_000)] = 100) -> list[dict[str, Any]]:

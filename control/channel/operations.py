@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can be asked of a running daemon, apart from the way it is asked: look, find, move one connection.
 
-A connection is named by its number, or by ``client-address:port``. Where it is found depends on its state: awake and
-IDLE ones by the engine, the numbers of SLEEP ones by the store alone.
+A connection is named by its number, by ``client-address:port``, or by its registered name with the domain. Where it is
+found depends on its state: awake and IDLE ones by the engine, the numbers of SLEEP ones by the store alone.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import struct
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from errno import ECONNRESET, ETIMEDOUT
+from errno import ECONNRESET, EIO, ELOOP, ENOENT, ENOTCONN, ETIMEDOUT
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from appliance.engine import Command, Event, Key, Op
-from appliance.frontends.connect import parse_target
-from control.config import Service, parse_endpoint
+from appliance.frontends.target import Address, Name, Target, parse_address
+from control.config import Attach, Service, parse_endpoint
 from control.monitor import EnginePort, Monitor, Outcome
+from control.registry import Named, Registry, RegistryError, canonical
 from control.states import AWAKE, INACTIVE, Cause, State
 from control.store.store import Store
 
@@ -85,16 +86,27 @@ def rss_bytes() -> int:
 
 
 class Operations:
-    """Everything the local API and the attach frontend do. `find`, `connections` and `show` may block for as long as
+    """Everything the local API and the attach front end do. `locate`, `connections` and `show` may block for as long as
     the engine and the database take: call them from a thread that may."""
 
     def __init__(
-        self, engine: StatsPort, store: Store, monitor: Monitor, services: Mapping[int, Service], facts: dict[str, Any]
+        self,
+        engine: StatsPort,
+        store: Store,
+        monitor: Monitor,
+        registry: Registry,
+        services: Mapping[int, Service],
+        attach: Attach,
+        facts: dict[str, Any],
     ) -> None:
         self._engine = engine
         self._store = store
         self._monitor = monitor
+        self._registry = registry
         self._services = services
+        self._domain = attach.domain
+        listens = [*attach.listen, *(service.listen for service in services.values())]  # a reload does not change them
+        self._listens = [(ipaddress.ip_address(where), port) for where, port in map(parse_endpoint, listens)]
         self._facts = facts
         self._began = time.monotonic()
         self._addresses: tuple[float, list[str]] = (0.0, [])
@@ -107,6 +119,7 @@ class Operations:
 
     def status(self) -> dict[str, Any]:
         """The whole state of the daemon as plain data."""
+        self._monitor.catch_up()
         states = {state.label: max(self._monitor.states[state], 0) for state in State if state not in (0, 5)}
         store = self._store.status
         inactive = states["IDLE"] + states["SLEEP"]
@@ -170,6 +183,7 @@ class Operations:
         key = event.record.key
         return {
             "id": number or event.record.id or None,
+            "name": self._registry.name_at(event.record.key_raw),
             "state": State(event.to_state).label,
             "client": key.client_text,
             "local": key.local_text,
@@ -236,10 +250,44 @@ class Operations:
 
     # -- finding ------------------------------------------------------------------------------------------------------
 
-    def find(self, address: str, port: int) -> Key | None:
-        """The 4-tuple of the client with this address and port, through whichever service it came."""
-        found = self._find(address, port)
-        return found.record.key if found else None
+    def find(self, target: Target) -> Key:
+        """The 4-tuple of the client that a server wants. Raises OSError: ENOENT, ENOTCONN, ELOOP or EIO, as
+        appliance.frontends.handshake.ANSWERS explains them."""
+        if isinstance(target, Address):
+            if self._is_own(target):
+                raise OSError(ELOOP, "the target is the appliance itself")
+            if (event := self._find(target.host, target.port)) is None:
+                raise OSError(ENOENT, "no such connection")
+            return event.record.key
+        if target.text == "localhost" or target.text.endswith(".localhost"):  # RFC 6761 6.3
+            raise OSError(ELOOP, "the target is the appliance itself")
+        if not self._registry.loaded:
+            raise OSError(EIO, "names cannot be read")
+        if (named := self._named(target)) is None:
+            raise OSError(ENOENT, "no such name")
+        if (event := self._event_of(named)) is None:
+            raise OSError(ENOTCONN, "the client of this name is not connected")
+        return event.record.key
+
+    def _named(self, target: Name) -> Named | None:
+        name, dot, domain = target.text.rpartition(f".{self._domain}")
+        return self._registry.find(name) if dot and not domain else None
+
+    def _event_of(self, named: Named) -> Event | None:
+        """The connection of a name, if it lives."""
+        event = self._engine.find(Key.unpack(named.key)) if named.connected else None
+        return event if event is not None and (event.id or event.record.id) in (0, named.id) else None
+
+    def _is_own(self, target: Address) -> bool:
+        """Whether the address is one that this appliance listens on."""
+        ip = ipaddress.ip_address(target.host)
+        for listening, port in self._listens:
+            if port != target.port or listening.version != ip.version:
+                continue
+            everywhere = listening.is_unspecified and (ip.is_loopback or target.host in self._local_addresses())
+            if ip == listening or ip.is_unspecified or everywhere:
+                return True
+        return False
 
     def _find(self, address: str, port: int) -> Event | None:
         version = ipaddress.ip_address(address).version
@@ -262,7 +310,7 @@ class Operations:
         return self._addresses[1]
 
     def locate(self, name: str) -> Located:
-        """The connection with this number or ``client-address:port``."""
+        """The connection with this number, ``client-address:port``, or name with its domain."""
         event: Event | None = None
         number = 0
         if name.isascii() and name.isdigit():
@@ -276,18 +324,55 @@ class Operations:
                     event = None
             if event is None and number:
                 event = next((one for one in self._engine.list() if number in (one.id, one.record.id)), None)
+        elif name.lower().endswith(f".{self._domain}"):
+            if (named := self._named(Name(name.lower()))) is not None:
+                event, number = self._event_of(named), named.id
         else:
             try:
-                address, port = parse_target(name)
+                client = parse_address(name)
             except ValueError:
-                message = f'"{name}" is neither the number of a connection nor client-address:port'
-                raise OperationError(400, message) from None
-            event = self._find(address, port)
+                message = f'"{name}" is no number of a connection, no client-address:port, and no client\'s name.'
+                raise OperationError(400, f"{message}{self._domain}") from None
+            event = self._find(client.host, client.port)
         if event is None:
             raise OperationError(404, f'no connection "{name}"')
         key = event.record.key_raw
         number = number or event.id or event.record.id or self._ids_of([key]).get(key, 0)
         return Located(number, State(event.to_state), event)
+
+    # -- names --------------------------------------------------------------------------------------------------------
+
+    def give_name(self, connection: str, name: str) -> dict[str, Any]:
+        """Let a name stand for a connection; returns when that is written."""
+        wanted = _canonical(name, self._domain)
+        located = self.locate(connection)
+        if not located.id:
+            raise OperationError(503, f"the connection's number is unknown: store: {self._store.status.text}")
+        try:
+            self._registry.give(wanted, located.key.pack(), located.id)
+            self._registry.commit()
+        except RegistryError as error:
+            raise OperationError(503, str(error)) from None
+        target = f"{wanted}.{self._domain}"
+        return {"id": located.id, "client": located.key.client_text, "name": wanted, "target": target}
+
+    def take_name(self, connection: str) -> dict[str, Any]:
+        """Forget the name of a connection."""
+        located = self.locate(connection)
+        if (name := self._registry.name_at(located.key.pack())) is None:
+            raise OperationError(404, f'the connection "{connection}" has no name')
+        return self.forget_name(name)
+
+    def forget_name(self, name: str) -> dict[str, Any]:
+        """Forget a name, whether or not its connection lives."""
+        wanted = _canonical(name, self._domain)
+        try:
+            if not self._registry.remove(wanted):
+                raise OperationError(404, f'nobody has the name "{name}"')
+            self._registry.commit()
+        except RegistryError as error:
+            raise OperationError(503, str(error)) from None
+        return {"name": wanted}
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
@@ -329,13 +414,28 @@ class Operations:
             raise OperationError(409, "the connection was woken in the meantime")
         return await asyncio.wrap_future(self._monitor.sleep(event.record, COMMAND_TIMEOUT_S))
 
-    async def attach(self, key: Key, fd: int, preamble: bytes, early: bytes, timeout_s: float) -> int:
-        """Link a server's socket to a client, waking it; 0 or an errno. The engine owns fd from here on."""
+    async def attach(self, target: Target, fd: int, preamble: bytes, early: bytes, timeout_s: float) -> int:
+        """Link a server's socket to a client, waking it; 0 or an errno. fd is closed, or the engine's, from here on."""
+        try:
+            key = self.find(target)
+        except OSError as error:
+            os.close(fd)
+            return error.errno or EIO
         command = Command(op=Op.ATTACH, cause=Cause.SERVER_ATTACH, key=key, fd=fd, preamble=preamble, early=early)
         outcome = await asyncio.wrap_future(self._monitor.command(command, [State.ACTIVE], timeout_s))
         if not outcome.error and outcome.state != State.ACTIVE:
             return ECONNRESET  # CLOSED on the way up
         return outcome.error
+
+
+def _canonical(name: str, domain: str) -> str:
+    try:
+        canonical_name = canonical(name)
+    except ValueError as error:
+        raise OperationError(400, str(error)) from None
+    if canonical_name.endswith(f".{domain}"):
+        raise OperationError(400, f'"{name}": the name is given without the domain, .{domain}')
+    return canonical_name
 
 
 def _refused(action: str, before: str, error: int) -> OperationError:

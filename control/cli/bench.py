@@ -52,10 +52,17 @@ def _measure(name: str, as_json: bool, **options: Any) -> None:
 @command.command()
 @click.option("--seconds", type=click.FloatRange(min=1), default=60.0, show_default=True, help="How long to freeze.")
 @click.option("--clients", type=click.IntRange(min=16), default=320, show_default=True)
+@click.option(
+    "--mode",
+    type=click.Choice(["service", "router"]),
+    default="service",
+    show_default=True,
+    help="How clients reach their server: by an address of the appliance, or by the server's own.",
+)
 @json_option
-def chaos(seconds: float, clients: int, as_json: bool) -> None:
+def chaos(seconds: float, clients: int, mode: str, as_json: bool) -> None:
     """Freeze and thaw connections in the middle of their traffic; not a byte may be lost."""
-    _measure("chaos", as_json, seconds=seconds, clients=clients)
+    _measure("chaos", as_json, seconds=seconds, clients=clients, mode=mode)
 
 
 @command.command()
@@ -76,6 +83,15 @@ def churn(connections: int, batch: int, runs: int, as_json: bool) -> None:
 def wake(wakeups: int, sleep_wakeups: int, runs: int, as_json: bool) -> None:
     """How much longer than usual the first answer takes a client that was asleep."""
     _measure("wake", as_json, wakeups=wakeups, sleep_wakeups=sleep_wakeups, runs=runs)
+
+
+@command.command()
+@click.option("--attaches", type=click.IntRange(min=100), default=5000, show_default=True, help="From each state.")
+@click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True, help="Into which they are divided.")
+@json_option
+def attach(attaches: int, runs: int, as_json: bool) -> None:
+    """How long a server takes to reach a client that sleeps: through the router, and through the proxy."""
+    _measure("attach", as_json, attaches=attaches, runs=runs)
 
 
 @command.command()

@@ -61,10 +61,11 @@ class Client:
             return cls(load(config_path).control_socket)
         return cls(DEFAULT_SOCKET)
 
-    def _open(self, method: str, path: str, timeout: float | None) -> http.client.HTTPResponse:
+    def _open(self, method: str, path: str, timeout: float | None, data: object = None) -> http.client.HTTPResponse:
         connection = _UnixConnection(self._path, timeout)
+        body, headers = (None, {}) if data is None else (json.dumps(data), {"Content-Type": "application/json"})
         try:
-            connection.request(method, path)
+            connection.request(method, path, body, headers)
             response = connection.getresponse()
         except (FileNotFoundError, ConnectionRefusedError):
             raise click.ClickException(
@@ -89,6 +90,16 @@ class Client:
     def post(self, path: str) -> Any:
         """The JSON that `path` answers with."""
         with self._open("POST", path, self._timeout) as response:
+            return json.load(response)
+
+    def put(self, path: str, data: object) -> Any:
+        """Give `path` the JSON of `data`; the JSON it answers with."""
+        with self._open("PUT", path, self._timeout, data) as response:
+            return json.load(response)
+
+    def delete(self, path: str) -> Any:
+        """The JSON that `path` answers with when it is removed."""
+        with self._open("DELETE", path, self._timeout) as response:
             return json.load(response)
 
     def lines(self, path: str, **query: object) -> Iterator[dict[str, Any]]:

@@ -22,6 +22,7 @@ COMMANDS = {
     "sleep": "Move a connection's record to the database.",
     "wake": "Put a connection back into the kernel.",
     "close": "Close a connection, whatever its state.",
+    "name": "Give a client a name by which servers reach it.",
     "events": "The transitions, as they happened and as they happen.",
     "unpin": "Let every sleeping connection go and detach from the interfaces.",
     "doctor": "What this machine must offer, present or missing, with the fix.",

@@ -17,12 +17,13 @@ from control.cli.client import Client, connection_path, daemon_options, json_opt
 @daemon_options
 @json_option
 def command(connection: str, config_path: str | None, socket_path: str | None, as_json: bool) -> None:
-    """Everything known about one connection: ID is its number or client-address:port.
+    """Everything known about one connection: ID is its number, client-address:port, or name.domain.
 
     \b
     Example:
       roost show 4711
       roost show [2001:db8::7]:40123
+      roost show thermostat-17.roost
     """
     shown = Client.find(config_path, socket_path).get(connection_path(connection))
     if as_json:

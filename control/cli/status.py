@@ -59,7 +59,8 @@ def _show(status: dict[str, Any], console: Console) -> None:
     for service in status["services"]:
         console.print(f"service {escape(service['name'])}: {escape(service['listen'])} -> {escape(service['server'])}")
     for address, port in status.get("attach", []):
-        console.print(f"attach: HTTP CONNECT at {escape(f'[{address}]' if ':' in address else address)}:{port}")
+        names = " and ".join({"connect": "HTTP CONNECT", "socks5": "SOCKS5"}[p] for p in status["attach_protocols"])
+        console.print(f"attach: {names} at {escape(f'[{address}]' if ':' in address else address)}:{port}")
     counters = Table(box=None, pad_edge=False)
     counters.add_column("counter")
     counters.add_column("", justify="right")

@@ -24,6 +24,7 @@ def command(config_path: str, yes: bool, as_json: bool) -> None:
       sudo ./roost unpin -c roost.toml
     """
     from appliance.engine import unpin
+    from appliance.router import RouterError, close_routes
     from control.config import load
     from control.daemon import InstanceLock
 
@@ -37,6 +38,10 @@ def command(config_path: str, yes: bool, as_json: bool) -> None:
     lock = InstanceLock(config)
     try:
         unpin(str(pins))
+        if config.router.lan:
+            close_routes()
+    except RouterError as error:
+        raise click.ClickException(str(error)) from None
     finally:
         lock.release()
     click.echo(json.dumps({"pin_dir": str(pins), "unpinned": True}) if as_json else f"{pins}: unpinned")

@@ -13,7 +13,9 @@ from typing import Final
 
 from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, SmallInteger, String, Table
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
+UPGRADABLE: Final = frozenset({1})
+"""Older versions that lack nothing but tables: 1 had no `names`."""
 
 KEY: Final = struct.Struct("!16s16sHH")
 """A 4-tuple as bytes: client address, local address (IPv4-mapped), client port, local port: struct roost_key."""
@@ -24,6 +26,11 @@ REST_BYTES: Final = 32
 HISTORY: Final = struct.Struct("=QQ36sHBBBQQQ")
 """A row of history that waits to be written: id, at_ms, key, service, from, to, cause, rx, tx, gap. Packed, since a
 burst of 100,000 of them must cost 12 MB and not the 40 MB of tuples."""
+
+NAMED: Final = struct.Struct("=36sQQ")
+"""What a name stands for: key, id, since (wall clock, ms). Packed, since the collector of cycles walks no bytes."""
+
+NAME_LENGTH: Final = 63
 
 metadata = MetaData()
 
@@ -68,6 +75,16 @@ services = Table(
     metadata,
     Column("name", String(63), primary_key=True),
     Column("index", Integer, nullable=False, unique=True),
+)
+
+names = Table(
+    "names",
+    metadata,
+    Column("name", String(NAME_LENGTH), primary_key=True, comment="lower case, without the domain"),
+    Column("key", LargeBinary(KEY.size), nullable=False),
+    Column("id", BigInteger, nullable=False, comment="of the connection; it may be closed by now"),
+    Column("since", BigInteger, nullable=False, comment="wall clock, ms"),
+    sqlite_with_rowid=False,
 )
 
 meta = Table(

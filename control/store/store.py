@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading and writing the store while connections come and go.
 
-One thread writes. What is to be written waits in two places, both bounded in memory:
+One thread writes. What is to be written waits in three places, all bounded in memory:
 
     ops       key -> what `sleeping` shall say about it: a packed record (upsert) or a number (delete). A dict, so that
               the last word about a 4-tuple replaces the ones before it; never more entries than the table has slots
     history   packed rows (schema.HISTORY), in order. Past the bound new rows are dropped, counted and reported
+    names     name -> what it shall stand for (schema.NAMED), or None; like ops. Nobody gives a name while the database
+              cannot be written, since control/registry.py refuses it
 
-The writer takes a batch of both, writes it in one transaction, and only after the commit hands the keys of the upserts
+The writer takes a batch of each, writes it in one transaction, and only after the commit hands the keys of the upserts
 to ``on_slept``: nothing counts as SLEEP before its row is committed. When a write fails the batch goes back, the
 error stands in the status, and the writer tries again with back-off; SLEEP stops by itself, since ``on_slept`` is not
 called, and ``sleep_allowed`` tells the monitor to queue no more.
@@ -23,10 +25,11 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -40,11 +43,14 @@ from control.store.schema import (
     HISTORY,
     KA_BYTES,
     KEY,
+    NAMED,
     SCHEMA_VERSION,
+    UPGRADABLE,
     address_text,
     history,
     meta,
     metadata,
+    names,
     services,
     sleeping,
 )
@@ -117,6 +123,11 @@ class _Batch:
     ops: dict[bytes, bytes | int] = field(default_factory=dict)
     rows: list[bytes] = field(default_factory=list)
     stale: list[tuple[bytes, int]] = field(default_factory=list)
+    names: dict[str, bytes | None] = field(default_factory=dict)
+    queued_names: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.ops or self.rows or self.stale or self.names)
 
 
 def boot_id() -> str:
@@ -148,9 +159,11 @@ class Store:
         self._history_bound = history_bound
         self._ops: dict[bytes, bytes | int] = {}
         self._stale: list[tuple[bytes, int]] = []
+        self._names: dict[str, bytes | None] = {}
         self._generation = time.time_ns()
         self._rows: deque[bytes] = deque()
         self._queued_rows = self._settled_rows = 0  # ever; the second: committed
+        self._queued_names = self._taken_names = self._settled_names = 0  # likewise, counting each change of a name
         self._urgent = False  # somebody waits for the commit: a connection that is to sleep, a reader of history
         self._gathering = False  # the writer waits for more
         lock = threading.RLock()
@@ -190,7 +203,7 @@ class Store:
         if self._thread is not None:
             self._thread.join(timeout_s)
         with self._wake:
-            left = len(self._ops) + len(self._rows)
+            left = len(self._ops) + len(self._rows) + len(self._names)
         if left:
             log.error("store: %d rows could not be written before the end: %s", left, self._status.error or "no time")
         if self._restore is not None:
@@ -202,13 +215,15 @@ class Store:
     def _prepare(self) -> None:
         if self._url.get_backend_name() == "sqlite" and self._url.database:
             Path(self._url.database).parent.mkdir(parents=True, exist_ok=True)
-        metadata.create_all(self._writer_engine)
         with self._writer_engine.begin() as connection:
-            version = _meta(connection, "schema")
-            if version is None:
-                _set_meta(connection, "schema", SCHEMA_VERSION)
-            elif version != SCHEMA_VERSION:
+            version = _meta(connection, "schema") if sa.inspect(connection).has_table("meta") else None
+            if version not in (None, SCHEMA_VERSION, *UPGRADABLE):
                 raise StoreError(f"the database has schema {version}, this roost writes {SCHEMA_VERSION}")
+            metadata.create_all(connection)
+            if version != SCHEMA_VERSION:
+                _set_meta(connection, "schema", SCHEMA_VERSION)
+                if version is not None:
+                    log.info("store: the database was brought from schema %d to %d", version, SCHEMA_VERSION)
             self._max_id = max(self._max_id, _meta(connection, "max_id") or 0)
             self._agree_on_services(connection)
         self._prepared = True
@@ -306,10 +321,12 @@ class Store:
         upserts: Iterable[tuple[bytes, bytes]] = (),
         deletes: Iterable[tuple[bytes, int]] = (),
         stale: Iterable[tuple[bytes, int]] = (),
+        names: Mapping[str, bytes | None] = MappingProxyType({}),
     ) -> None:
         """Queue history rows (schema.HISTORY), records to be put to sleep (key, ka + rest) and records to be
         forgotten (key, id; id 0: whichever it is). stale (key, generation): rows that were committed in vain; rows of
-        another generation stay. Never blocks on the database."""
+        another generation stay. names: what each stands for from now on (schema.NAMED), None: it is forgotten. Never
+        blocks on the database; `flush` does."""
         with self._wake:
             ops = self._ops
             for key, record in upserts:
@@ -321,6 +338,9 @@ class Store:
                     continue  # a newer connection with the same 4-tuple: its row replaces the old one anyhow
                 ops[key] = number if waiting is None else 0
             self._stale.extend(stale)
+            if names:
+                self._names.update(names)
+                self._queued_names += len(names)
             room = self._history_bound - len(self._rows)
             if len(rows) > room:
                 if not self._status.dropped_history:
@@ -343,7 +363,7 @@ class Store:
         failures = 0
         while True:
             with self._wake:
-                if not (self._ops or self._rows or self._stale or self._closing or self._status.error):
+                if not (self._waiting or self._closing or self._status.error):
                     self._wake.wait(timeout=5.0)
                 closing = self._closing
                 # Plain waits would end at every add(): gathering and backing off are about time, not about work.
@@ -357,7 +377,7 @@ class Store:
                 if not self._prepared:
                     self._prepare()
                 # After an error even an empty batch is written: only a commit proves that the database is back.
-                slept = self._write(batch) if batch.ops or batch.rows or batch.stale or self._status.error else []
+                slept = self._write(batch) if batch or self._status.error else []
                 if time.monotonic() >= self._next_prune:
                     self._prune()
             except Exception as error:
@@ -374,12 +394,18 @@ class Store:
             with self._wake:
                 self._status.error = ""
                 self._settled_rows += len(batch.rows)
+                self._settled_names += batch.queued_names
                 self._committed.notify_all()
-                done = self._closing and not (self._ops or self._rows or self._stale)
+                done = self._closing and not self._waiting
             if slept:
                 self._on_slept(slept)
             if done:
                 return
+
+    @property
+    def _waiting(self) -> bool:
+        """Whether there is anything to write; the caller holds the lock."""
+        return bool(self._ops or self._rows or self._stale or self._names)
 
     def _pause(self, failures: int) -> float:
         """How long to wait before the next batch, seconds; the caller holds the lock."""
@@ -397,6 +423,9 @@ class Store:
             for key in list(islice(self._ops, self._batch)):
                 batch.ops[key] = self._ops.pop(key)
         batch.stale, self._stale = self._stale, []
+        batch.names, self._names = self._names, {}
+        batch.queued_names = self._queued_names - self._taken_names
+        self._taken_names = self._queued_names
         for _ in range(min(self._batch, len(self._rows))):
             batch.rows.append(self._rows.popleft())
         self._urgent = bool(self._ops) or (self._urgent and bool(self._rows))
@@ -411,6 +440,8 @@ class Store:
                 elif isinstance(newer, int):
                     self._ops[key] = 0  # a delete that follows anything else forgets whichever row there is
             self._stale[:0] = batch.stale
+            self._names = batch.names | self._names
+            self._taken_names -= batch.queued_names
             self._rows.extendleft(reversed(batch.rows))
 
     def _write(self, batch: _Batch) -> list[Committed]:
@@ -449,12 +480,13 @@ class Store:
         with self._writer_engine.connect() as connection:
             if connection.dialect.name == "sqlite":
                 # Outside of a transaction, where SQLite allows it. A lost row of history is a gap in a report; a lost
-                # row of `sleeping` is a client that nobody can wake, so the log is synced before SLEEP is believed.
-                connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if records else 'NORMAL'}")
+                # row of `sleeping` is a client that nobody can wake, so the log is synced before SLEEP is believed. And
+                # who gave a name was told that it lasts.
+                connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if records or batch.names else 'NORMAL'}")
                 connection.commit()
             with connection.begin():
-                if batch.rows:
-                    connection.execute(sa.insert(history), self._history_values(connection, batch))
+                for rows in _chunks(batch.rows):  # as dictionaries a row is ten times as large as packed
+                    connection.execute(sa.insert(history), self._history_values(connection, rows))
                 if batch.stale:
                     connection.execute(_FORGET_STALE, [{"k": key, "g": generation} for key, generation in batch.stale])
                 if any_id:
@@ -463,15 +495,25 @@ class Store:
                 if forgotten:
                     connection.execute(_FORGET, forgotten)
                 if records:
-                    connection.execute(_upsert(connection), records)
+                    connection.execute(_upsert(connection, sleeping), records)
                     self._max_id = max(self._max_id, max(number for _, number, _, _ in slept))
+                if batch.names:
+                    self._write_names(connection, batch.names)
                 _set_meta(connection, "max_id", self._max_id)
         self._status.written_history += len(batch.rows)
         self._status.last_commit_ms = (time.monotonic() - began) * 1000
         return slept
 
-    def _history_values(self, connection: Connection, batch: _Batch) -> list[dict[str, Any]]:
-        unpacked = [HISTORY.unpack(row) for row in batch.rows]
+    def _write_names(self, connection: Connection, changed: Mapping[str, bytes | None]) -> None:
+        if forgotten := [{"n": name} for name, named in changed.items() if named is None]:
+            connection.execute(_FORGET_NAME, forgotten)
+        kept = [(name, *NAMED.unpack(named)) for name, named in changed.items() if named is not None]
+        if kept:
+            rows = [dict(zip(("name", "key", "id", "since"), row, strict=True)) for row in kept]
+            connection.execute(_upsert(connection, names), rows)
+
+    def _history_values(self, connection: Connection, rows: Sequence[bytes]) -> list[dict[str, Any]]:
+        unpacked = [HISTORY.unpack(row) for row in rows]
         # The engine does not know the number of a SLEEP connection that it closes without reading its record.
         nameless = [row[2] for row in unpacked if not row[0]]
         ids: dict[bytes, int] = {}
@@ -531,16 +573,20 @@ class Store:
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def _catch_up(self, timeout_s: float = 1.0) -> None:
-        """Wait until every row of history that was queued by now is committed: who asks what has happened is told all
-        of it. A database that cannot be written is not waited for."""
-        if self._thread is None:
-            return
+    def flush(self, timeout_s: float = 1.0) -> bool:
+        """Wait until all the history and every name that was queued by now is committed; whether it is. A database
+        that cannot be written is not waited for."""
         with self._wake:
-            wanted = self._queued_rows
-            self._urgent = self._urgent or wanted > self._settled_rows
-            self._wake.notify()
-            self._committed.wait_for(lambda: self._settled_rows >= wanted or bool(self._status.error), timeout_s)
+            rows, changes = self._queued_rows, self._queued_names
+
+            def settled() -> bool:
+                return self._settled_rows >= rows and self._settled_names >= changes
+
+            if self._thread is not None:
+                self._urgent = self._urgent or not settled()
+                self._wake.notify()
+                self._committed.wait_for(lambda: settled() or bool(self._status.error), timeout_s)
+            return settled()
 
     def _reading(self) -> Connection:
         return self._reader_engine.connect()
@@ -584,6 +630,13 @@ class Store:
                 found.update((row[0], row[1]) for row in connection.execute(query))
         return found
 
+    def named(self) -> Iterator[tuple[str, bytes]]:
+        """Every name, with what it stands for (schema.NAMED). Raises SQLAlchemyError when it cannot be read."""
+        query = sa.select(names.c.name, names.c.key, names.c.id, names.c.since)
+        with self._reading() as connection:
+            for row in connection.execution_options(yield_per=1000).execute(query):
+                yield row[0], NAMED.pack(*row[1:])
+
     def history_of(self, number: int, limit: int = 100) -> list[dict[str, Any]]:
         """The last `limit` transitions of a connection, oldest first; columns of `history`."""
         return self._history(sa.select(history).where(history.c.id == number), limit)
@@ -593,7 +646,7 @@ class Store:
         return self._history(sa.select(history), limit)
 
     def _history(self, query: sa.Select[Any], limit: int) -> list[dict[str, Any]]:
-        self._catch_up()
+        self.flush()  # who asks what has happened is told all of it
         with self._reading() as connection:
             rows = connection.execute(query.order_by(history.c.seq.desc()).limit(limit)).mappings().all()
         return [dict(row) for row in reversed(rows)]
@@ -604,6 +657,8 @@ _READ = sa.select(sleeping.c.key, sleeping.c.ka, sleeping.c.rest).where(
     sleeping.c.key.in_(sa.bindparam("keys", expanding=True))
 )
 _FORGET = sa.delete(sleeping).where(sleeping.c.key == sa.bindparam("k"), sleeping.c.id == sa.bindparam("i"))
+
+_FORGET_NAME = sa.delete(names).where(names.c.name == sa.bindparam("n"))
 
 _FORGET_STALE = sa.delete(sleeping).where(
     sleeping.c.key == sa.bindparam("k"), sleeping.c.generation == sa.bindparam("g")
@@ -619,17 +674,18 @@ def _chunks(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
         yield keys[start : start + READ_CHUNK]
 
 
-def _upsert(connection: Connection) -> sa.Insert:
+def _upsert(connection: Connection, table: sa.Table) -> sa.Insert:
     """INSERT ... ON CONFLICT DO UPDATE, which SQLite and PostgreSQL spell alike but SQLAlchemy keeps apart."""
-    changed = [column.name for column in sleeping.columns if column.name != "key"]
+    primary = [column.name for column in table.primary_key]
+    changed = [column.name for column in table.columns if column.name not in primary]
     if connection.dialect.name == "sqlite":
-        lite = sqlite.insert(sleeping)
-        return lite.on_conflict_do_update(index_elements=["key"], set_={c: lite.excluded[c] for c in changed})
+        lite = sqlite.insert(table)
+        return lite.on_conflict_do_update(index_elements=primary, set_={c: lite.excluded[c] for c in changed})
     if connection.dialect.name == "postgresql":
         from sqlalchemy.dialects import postgresql  # 3 MB that only its users are to pay
 
-        post = postgresql.insert(sleeping)
-        return post.on_conflict_do_update(index_elements=["key"], set_={c: post.excluded[c] for c in changed})
+        post = postgresql.insert(table)
+        return post.on_conflict_do_update(index_elements=primary, set_={c: post.excluded[c] for c in changed})
     raise StoreError(f"roost keeps its store in SQLite or PostgreSQL, not in {connection.dialect.name}")
 
 

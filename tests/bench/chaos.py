@@ -30,6 +30,9 @@ MSS = (536, 700, 1000, 1300, 1460)
 KINDS = list(itertools.product((4, 6), (True, False), (True, False), (True, False)))
 """Family, timestamps, SACK, window scaling."""
 
+MODES = ("service", "router")
+"""To a service's own address and port; to the server's, with a transparent router in between."""
+
 PAIRS_A_SECOND = 100_000 / 60
 COUNTED_S = 5.0
 """How often the screen is told."""
@@ -98,20 +101,23 @@ def shares(clients: int) -> list[tuple[int, tuple[int, bool, bool, bool], int]]:
     return [(each + (index < more), kind, mss) for index, (kind, mss) in enumerate(groups) if each or index < more]
 
 
-def run(seconds: float = 60.0, clients: int = 320, pause_ms: float = 250.0) -> Report:
-    """Freeze and thaw `clients` connections for `seconds`; pause_ms is the longest pause between two chunks."""
+def run(seconds: float = 60.0, clients: int = 320, pause_ms: float = 250.0, mode: str = "service") -> Report:
+    """Freeze and thaw `clients` connections for `seconds`; pause_ms is the longest pause between two chunks. mode: how
+    they get through the appliance (MODES)."""
+    router = mode == "router"
     need_room(clients, descriptors_each=2)
     report = Report("chaos")
     with Lab(clients=clients) as lab:
         pair = lab.chaos(PORT)
-        specs = services(lab, PORT, close_with_server=True)
+        specs = services(lab, PORT, close_with_server=True, router=router)
         with running_engine(lab, specs, slots=4 * clients + 1000, max_awake=2 * clients + 100) as engine:
             freezer = Freezer(engine)
             freezer.start()
             try:
                 for count, (family, timestamps, sack, scaling), mss in shares(clients):
-                    pair.connect(count, (lab.address("box", WAN, family), PORT), mss=mss, timestamps=timestamps,
-                                 sack=sack, window_scaling=scaling)  # fmt: skip
+                    target = lab.address(*("lan", "eth0") if router else ("box", WAN), family)
+                    pair.connect(count, (target, PORT), mss=mss, timestamps=timestamps, sack=sack,
+                                 window_scaling=scaling)  # fmt: skip
                 say(f"{clients} clients of {len(KINDS)} kinds are connected; freezing for {seconds:g} s")
                 before, began = engine.stats(), time.monotonic()
                 pair.start(pause_ms=pause_ms)

@@ -15,9 +15,10 @@ from appliance.engine import Engine, EngineError, EngineOptions, Event, EventTyp
 from appliance.lab import Lab
 from appliance.lab.processes import descriptor_limit
 from appliance.paths import BPFFS, bpf_objects
+from appliance.router import open_routes
 from control.daemon import SWITCH_INTERVAL_S
 
-WAN = "wan0"
+WAN, LAN = "wan0", "lan0"
 SPARE_DESCRIPTORS = 500  # for what is no connection: libraries, maps, pipes to the peers
 
 ALARMS = ("events_lost", "replay_failed", "ring_full", "table_full", "table_refused", "thaw_failed", "frames_bad",
@@ -39,16 +40,18 @@ def need_room(connections: int, descriptors_each: int = 1, others: int = 0) -> N
                           f"at most {most:,}, or raise it (ulimit -Hn)")  # fmt: skip
 
 
-def services(lab: Lab, port: int, close_with_server: bool = False) -> list[ServiceSpec]:
-    """One service for each family, towards the same port of the lab's server."""
+def services(lab: Lab, port: int, close_with_server: bool = False, router: bool = False) -> list[ServiceSpec]:
+    """One service for each family, towards the same port of the lab's server; router: at the server's own address."""
     return [
         ServiceSpec(
             index,
-            lab.address("box", WAN, family),
+            lab.address(*("lan", "eth0") if router else ("box", WAN), family),
             port,
             lab.address("lan", "eth0", family),
-            port,
+            0 if router else port,
             close_with_server=close_with_server,
+            transparent=router,
+            as_client=router,
         )
         for index, family in ((1, 4), (2, 6))
     ]
@@ -56,7 +59,7 @@ def services(lab: Lab, port: int, close_with_server: bool = False) -> list[Servi
 
 @contextmanager
 def running_engine(lab: Lab, specs: Sequence[ServiceSpec], slots: int, max_awake: int) -> Iterator[Engine]:
-    """An engine at work in the appliance; nothing of it stays."""
+    """An engine at work in the appliance, which is a router when a service is transparent; nothing of it stays."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     pin_dir = str(BPFFS / f"{lab.name}-1")  # a name that the next lab removes should this process be killed
@@ -69,6 +72,11 @@ def running_engine(lab: Lab, specs: Sequence[ServiceSpec], slots: int, max_awake
         try:
             with lab.enter("box"):
                 engine.attach(WAN)
+                if any(spec.transparent for spec in specs):
+                    open_routes()
+                    engine.open_router()
+                    engine.steer(WAN, servers=False)
+                    engine.steer(LAN, servers=True)
                 for spec in specs:
                     engine.add_service(spec)
                 engine.start()

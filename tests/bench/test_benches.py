@@ -10,13 +10,14 @@ from click.testing import CliRunner
 
 from appliance.lab import Lab
 from control.cli.bench import command
-from tests.bench import chaos, churn, hold, wake
+from tests.bench import attach, chaos, churn, hold, wake
 from tests.bench.figures import Report
 
 CONTRACT = {
     "chaos": {"lost_bytes", "duplicated_bytes", "reordered", "unexpected_resets", "pairs"},
     "churn": {"freeze_us", "thaw_us", "freeze_busy_us", "thaw_busy_us"},
     "wake": {"idle_extra_us_p50", "idle_extra_us_p99", "sleep_extra_us_p99"},
+    "attach": {f"{mode}_{key}" for mode in attach.MODES for key in attach.TARGETS},
     "hold": {"bytes_per_connection", "lost", "daemon_rss_mb"},
 }
 
@@ -27,8 +28,9 @@ def assert_sound(report: Report) -> None:
     assert (report.broken(), report.problems) == ([], [])
 
 
-def test_chaos_freezes_and_thaws_connections_in_mid_traffic_and_loses_nothing() -> None:
-    report = chaos.run(seconds=3, clients=160)
+@pytest.mark.parametrize("mode", chaos.MODES)
+def test_chaos_freezes_and_thaws_connections_in_mid_traffic_and_loses_nothing(mode: str) -> None:
+    report = chaos.run(seconds=3, clients=160, mode=mode)
     assert_sound(report)
     assert report.figures["pairs"].median > 1000
     assert report.figures["bytes"].median > 1_000_000
@@ -50,6 +52,12 @@ def test_wake_measures_wakeups_from_memory_and_from_the_database() -> None:
     assert report.figures["idle_wakeups"].median == 200
     assert report.figures["sleep_wakeups"].median == 100
     assert report.figures["idle_extra_us_p50"].median > 0, "a wake-up is not free"
+
+
+def test_attach_reaches_every_client_in_every_mode_and_state() -> None:
+    report = attach.run(attaches=200, runs=2)
+    assert_sound(report)
+    assert report.figures["router_idle_ms_p50"].median > report.figures["router_idle_direct_ms_p50"].median / 2
 
 
 def test_hold_keeps_its_clients_and_counts_what_they_cost() -> None:

@@ -19,7 +19,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from typing import Any, Final, Self
 from appliance.engine import Command, Engine, EngineOptions, Event, EventType, Key, Op, Record, ServiceSpec, unpin
 from appliance.lab import Lab, leftovers
 from appliance.paths import bpf_objects
+from appliance.router import open_routes
 from control.states import Cause, State
 
 PORT: Final = 47000  # no dissector claims it
@@ -54,10 +55,12 @@ class Pair:
 
 
 class EngineLab:
-    """`options` go to EngineOptions, `service` to both services (IPv4 and IPv6, port PORT, server on the LAN)."""
+    """`options` go to EngineOptions, `service` to both services (IPv4 and IPv6, port PORT, server on the LAN). router:
+    clients connect to the server's own address, and servers to the clients'."""
 
     def __init__(self, lab: Lab | None = None, service: dict[str, Any] | None = None, xdp_mode: str = "auto",
-                 exact_frames: bool = False, **options: Any) -> None:  # fmt: skip
+                 exact_frames: bool = False, router: bool = False, attach_ports: Sequence[int] = (),
+                 **options: Any) -> None:  # fmt: skip
         self._stack = ExitStack()
         self.lab = lab or self._stack.enter_context(Lab(clients=100, nat=False, exact_frames=exact_frames))
         self._pins = str(leftovers.BPFFS / leftovers.new_name())
@@ -65,6 +68,8 @@ class EngineLab:
         self._options = replace(self._options, **options)
         self._service = service or {}
         self._xdp_mode = xdp_mode
+        self._router = router
+        self._attach_ports = attach_ports
         self._engine: Engine | None = None
         self._thread: threading.Thread | None = None
         self._driving = False
@@ -106,8 +111,11 @@ class EngineLab:
         return self._engine
 
     def spec(self, family: int, **changes: Any) -> ServiceSpec:
-        spec = ServiceSpec(SERVICE[family], self.lab.address("box", "wan0", family), PORT,
-                           self.lab.address("lan", "eth0", family), PORT)  # fmt: skip
+        server = self.lab.address("lan", "eth0", family)
+        if self._router:
+            spec = ServiceSpec(SERVICE[family], server, PORT, server, 0, transparent=True, as_client=True)
+        else:
+            spec = ServiceSpec(SERVICE[family], self.lab.address("box", "wan0", family), PORT, server, PORT)
         return replace(spec, **{**self._service, **changes})
 
     @property
@@ -123,12 +131,22 @@ class EngineLab:
         with self.lab.enter("box"):
             engine = self._engine = Engine(self._options)
             self.attached = engine.attach("wan0", self._xdp_mode)
+            if self._router:
+                open_routes()
+                engine.open_router(self._attach_ports)
+                engine.steer("wan0", servers=False)
+                engine.steer("lan0", servers=True)
             for family in (4, 6):
                 engine.add_service(self.spec(family))
             engine.start()
         self._driving = True
         self._thread = threading.Thread(target=self._drive, args=(engine,), name="engine-lab")
         self._thread.start()
+
+    def restart_as(self, router: bool) -> None:
+        """Start with another configuration; the engine must be stopped."""
+        self._router = router
+        self.start()
 
     def stop(self) -> None:
         """What a crash leaves: the pinned objects, and the kernel's farewell to the awake connections."""
@@ -234,6 +252,11 @@ class EngineLab:
 
     # The two ends
 
+    def target(self, family: int = 4) -> tuple[str, int]:
+        """Where clients connect to."""
+        spec = self.spec(family)
+        return spec.listen, spec.listen_port
+
     def dial(self, family: int = 4, keepalives: bool = False, before: Callable[[socket.socket], None] | None = None,
              source: str | None = None, space: str = "wan") -> socket.socket:  # fmt: skip
         """A client's socket, connected to the appliance."""
@@ -247,7 +270,7 @@ class EngineLab:
         client.settimeout(5)
         if source is not None:
             client.bind((source, 0))
-        client.connect((self.lab.address("box", "wan0", family), PORT))
+        client.connect(self.target(family))
         return client
 
     def accept(self, family: int = 4) -> socket.socket:

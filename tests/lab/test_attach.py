@@ -50,7 +50,7 @@ def test_generic_xdp_carries_a_whole_sleep_and_wake(box: EngineLab, family: int)
     box.exchange(pair)
 
 
-@pytest.mark.parametrize("ifname", ["lo", "br-test"])
+@pytest.mark.parametrize("ifname", ["lo", "br-test", "br.7"])
 def test_a_driver_without_native_xdp_is_named_and_auto_falls_back_to_generic(box: EngineLab, ifname: str) -> None:
     with box.lab.enter("box"), IPRoute() as ip:
         if ifname != "lo" and not ip.link_lookup(ifname=ifname):

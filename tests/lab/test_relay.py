@@ -209,3 +209,17 @@ def test_what_a_client_says_while_its_server_is_down_arrives_when_it_is_back(box
         with late.accept()[0] as server:
             server.settimeout(5)
             assert receive(server, 8) == b"patience"
+
+
+@BOTH
+@pytest.mark.engine(service={"proxy_header": 1})
+def test_a_server_is_told_whose_connection_it_is_on_every_link(box: EngineLab, family: int) -> None:
+    pair = box.connect(family, greet=False)
+    (here, port), (there, local) = pair.client.getsockname()[:2], pair.client.getpeername()[:2]
+    line = f"PROXY TCP{family} {here} {there} {port} {local}\r\n".encode()
+    assert receive(pair.server, len(line)) == line, "before the client's first word"
+    box.exchange(pair)
+    box.to_idle(pair)
+    pair.client.sendall(b"again")
+    pair.server = box.accept(family)
+    assert receive(pair.server, len(line) + 5) == line + b"again"

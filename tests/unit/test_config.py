@@ -14,6 +14,7 @@ from control import config as configuration
 from control.config import EXAMPLE, Config, ConfigError, Policy, load, parse, parse_duration, parse_endpoint
 from control.policy import needs_restart, service_spec
 
+HASH = f"$scrypt$ln=15,r=8,p=1${'c2FsdA' * 4}${'a' * 43}"
 SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:6"\n'
 
 
@@ -42,6 +43,13 @@ SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:
         (SERVICE.replace("192.0.2.1:5", "::1:5"), '"::1:5" is no address and port; write "192.0.2.1:80" or "[2001'),
         (SERVICE + SERVICE, 'two [[service]] have the name "a"'),
         (SERVICE + SERVICE.replace('"a"', '"b"'), 'two [[service]] have the listen "192.0.2.1:5"'),
+        ('[attach]\nprotocols = ["http"]', "`protocols` in [attach]: Input should be 'connect' or 'socks5'"),
+        ("[attach]\nprotocols = []", "`protocols` in [attach]: Tuple should have at least 1 item"),
+        ('[attach]\ndomain = "Roost."', "`domain` in [attach]: String should match pattern"),
+        ('[attach]\nauth = "password"', 'auth = "password" needs a user: [attach.users]'),
+        (f'[attach]\nusers.bob = "{HASH}"', '[attach.users] are asked for nothing; set auth = "password"'),
+        (f'[attach]\nauth = "password"\nusers."b:b" = "{HASH}"', '"b:b" is no name of a user'),
+        (f'[attach]\nauth = "password"\nusers.bob = "{HASH[:-40]}"', "a password's hash needs ln=14,r=8,p=1"),
         ("x = [", "f.toml: not TOML: "),
         ("policy = 4", "`policy` at the top level: "),
     ],
@@ -112,7 +120,7 @@ def test_the_instance_decides_the_default_paths() -> None:
 def test_a_service_overrides_the_global_policy_key_by_key() -> None:
     text = "[policy]\nactive_quiet = 1\nidle_quiet = 9\n" + SERVICE
     config = parse(text + 'idle_quiet = "never"\non_server_close = "close"')
-    spec = service_spec(config.service[0], 3, config.policy)
+    spec = service_spec(config.service[0], 3, config)
     assert (spec.index, spec.standby_quiet_ms, spec.sleep_quiet_ms, bool(spec.close_with_server)) == (3, 1000, 0, True)
     assert (spec.listen, spec.listen_port, spec.server, spec.server_port) == ("192.0.2.1", 5, "192.0.2.2", 6)
 
@@ -139,3 +147,16 @@ def test_only_policy_changes_are_taken_over_by_a_running_daemon() -> None:
     assert needs_restart(old, parse(SERVICE + "active_quiet = 5\n[policy]\nidle_quiet = 7")) == []
     moved = parse("[table]\nipv4 = 5\n" + SERVICE.replace(":6", ":7"))
     assert needs_restart(old, moved) == ["table", '[[service]] "a"']
+
+
+def test_users_of_attach_are_read() -> None:
+    attach = parse(f'[attach]\nauth = "password"\n[attach.users]\nbob = "{HASH}"\n"b@ob" = "{HASH}"').attach
+    assert attach.users == {"bob": HASH, "b@ob": HASH}
+    assert (parse("").attach.auth, parse("").attach.protocols) == ("none", ("connect", "socks5"))
+
+
+def test_a_password_in_place_of_its_hash_is_not_repeated() -> None:
+    with pytest.raises(ConfigError, match="a password's hash is") as caught:
+        parse('[attach]\nauth = "password"\nusers.bob = "hunter2"', "f.toml")
+    assert "hunter2" not in str(caught.value)
+    assert "`bob` in [attach]" in str(caught.value)

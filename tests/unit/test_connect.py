@@ -1,68 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attach by HTTP CONNECT: the handshake byte by byte, and the socket's way to the engine."""
+"""Attach by HTTP CONNECT: the handshake byte by byte, and what a target is."""
 
 from __future__ import annotations
 
-import asyncio
+import base64
 import itertools
-import os
-import socket
-from collections.abc import Awaitable, Callable
-from errno import EBUSY, EIO, ENOENT, ENOTCONN, ETIMEDOUT
 
+import h11
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.frontends import connect
-from appliance.frontends.connect import ConnectFrontend, Handshake, Refusal, Target, bind, parse_target, refusal_for
+from appliance.frontends.connect import ConnectHandshake, response
+from appliance.frontends.handshake import ANSWERS, UNAUTHENTICATED, Credentials, Event, Refusal, Request
+from appliance.frontends.target import Address, Name, parse_address, parse_authority
 
 REQUEST = b"CONNECT 192.0.2.7:40123 HTTP/1.1\r\nHost: 192.0.2.7:40123\r\nUser-Agent: x\r\n\r\n"
+CLIENT = Address("192.0.2.7", 40123)
 
 
-def feed(data: bytes, cuts: list[int]) -> Target | Refusal | None:
-    handshake = Handshake()
+def feed(data: bytes, cuts: list[int], handshake: ConnectHandshake | None = None) -> Event | None:
+    handshake = handshake or ConnectHandshake()
     edges = [0, *sorted(cuts), len(data)]
     for index, (start, end) in enumerate(itertools.pairwise(edges)):
         if start == end:
             continue
-        outcome = handshake.receive(data[start:end])
-        if isinstance(outcome, Target):
+        handshake.receive(data[start:end])
+        event = handshake.next_event()
+        if isinstance(event, Request):
             # What is read later is read from the socket by the engine.
-            rest = b"".join(data[a:b] for a, b in itertools.pairwise(edges[index + 1 :]))
-            return Target(outcome.address, outcome.port, outcome.early + rest)
-        if outcome is not None:
-            return outcome
+            return Request(event.target, event.early + data[edges[index + 1] :])
+        if event is not None:
+            return event
     return None
 
 
 @pytest.mark.parametrize("cut", range(1, len(REQUEST)))
 def test_a_request_may_be_split_at_every_byte(cut: int) -> None:
-    assert feed(REQUEST + b"early\x00bytes", [cut]) == Target("192.0.2.7", 40123, b"early\x00bytes")
+    assert feed(REQUEST + b"early\x00bytes", [cut]) == Request(CLIENT, b"early\x00bytes")
 
 
 @given(st.lists(st.integers(0, len(REQUEST) + 20)), st.binary(max_size=40))
 def test_no_byte_behind_the_request_is_lost(cuts: list[int], early: bytes) -> None:
     data = REQUEST + early
-    assert feed(data, [min(c, len(data)) for c in cuts]) == Target("192.0.2.7", 40123, early)
+    assert feed(data, [min(c, len(data)) for c in cuts]) == Request(CLIENT, early)
 
 
-@given(st.binary(max_size=300), st.lists(st.integers(0, 300)))
-def test_any_bytes_end_in_a_target_a_refusal_or_waiting(data: bytes, cuts: list[int]) -> None:
-    outcome = feed(data, [min(c, len(data)) for c in cuts])
-    assert outcome is None or isinstance(outcome, Target) or 400 <= outcome.status < 600
+@given(st.binary(max_size=300), st.lists(st.integers(0, 300)), st.booleans())
+def test_any_bytes_end_in_a_target_a_refusal_or_waiting(data: bytes, cuts: list[int], password: bool) -> None:
+    outcome = feed(data, [min(c, len(data)) for c in cuts], ConnectHandshake(password))
+    assert outcome is None or isinstance(outcome, Request | Credentials | Refusal)
+    if isinstance(outcome, Refusal):
+        assert response(outcome.status, outcome.reason).startswith(b"HTTP/1.1 4")
 
 
 @pytest.mark.parametrize(
     ("request_bytes", "status", "words"),
     [
         (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", 405, "only CONNECT"),
-        (b"CONNECT client:1 HTTP/1.1\r\nHost: a\r\n\r\n", 400, "not client-address:client-port"),
         (b"CONNECT 192.0.2.7 HTTP/1.1\r\nHost: a\r\n\r\n", 400, "not client-address:client-port"),
         (b"CONNECT 192.0.2.7:0 HTTP/1.1\r\nHost: a\r\n\r\n", 400, "not client-address:client-port"),
         (b"CONNECT 192.0.2.7:99999 HTTP/1.1\r\nHost: a\r\n\r\n", 400, "not client-address:client-port"),
+        (b"CONNECT 192.0.2.700:5 HTTP/1.1\r\nHost: a\r\n\r\n", 400, "neither a client's address nor"),
+        (b"CONNECT a_b:5@c:5 HTTP/1.1\r\nHost: a\r\n\r\n", 400, "not client-address:client-port"),
         (b"CONNECT 2001:db8::1:5 HTTP/1.1\r\nHost: a\r\n\r\n", 400, "IPv6 goes in brackets"),
         (b"CONNECT [192.0.2.7]:5 HTTP/1.1\r\nHost: a\r\n\r\n", 400, "IPv6 goes in brackets"),
+        (b"CONNECT [fe80::1%25eth0]:5 HTTP/1.1\r\nHost: a\r\n\r\n", 400, "no zone here"),
         (b"CONNECT 192.0.2.7:5 HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc", 400, "no content"),
         (b"CONNECT 192.0.2.7:5 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", 400, "no content"),
         (b"CONNECT 192.0.2.7:5 HTTP/1.1\r\n\r\n", 400, "Host"),
@@ -77,130 +80,133 @@ def test_what_cannot_be_served_is_said(request_bytes: bytes, status: int, words:
     assert words.lower() in outcome.reason.lower()
 
 
-def test_an_ipv6_client_is_written_in_brackets() -> None:
-    assert parse_target("[2001:db8::7]:40123") == ("2001:db8::7", 40123)
+def test_a_head_may_have_16_kib_and_what_came_with_the_last_of_them() -> None:
+    def of(size: int) -> bytes:
+        start = b"CONNECT 192.0.2.7:40123 HTTP/1.1\r\nHost: a\r\nX: "
+        return start + b"y" * (size - len(start) - 4) + b"\r\n\r\n"
+
+    chunks = list(range(0, 16 * 1024 + 1, 4096))
+    assert feed(of(16 * 1024), chunks) == Request(CLIENT, b"")
+    outcome = feed(of(16 * 1024 + 4096 + 1), [*chunks, 16 * 1024 + 4096])
+    assert isinstance(outcome, Refusal)
+    assert outcome.status == 431
 
 
-def test_errors_have_their_statuses() -> None:
-    numbers = (ENOENT, EBUSY, ETIMEDOUT, EIO, ENOTCONN)
-    assert [refusal_for(number).status for number in numbers] == [404, 409, 504, 503, 502]
+# -- credentials ------------------------------------------------------------------------------------------------------
 
 
-class FakeAttacher:
-    def __init__(self, error: int = 0, known: bool = True) -> None:
-        self.error = error
-        self.known = known
-        self.calls: list[tuple[str, int, bytes, bytes]] = []
-        self.server: socket.socket | None = None
-
-    def find(self, address: str, port: int) -> str | None:
-        return f"{address} {port}" if self.known else None
-
-    def attach(self, key: str, fd: int, preamble: bytes, early: bytes, timeout_s: float) -> Awaitable[int]:
-        self.calls.append((key, fd, preamble, early))
-
-        async def work() -> int:
-            await asyncio.sleep(0)
-            if self.error:
-                os.close(fd)
-            else:
-                self.server = socket.socket(fileno=fd)
-            return self.error
-
-        return work()
+def with_credentials(value: bytes, target: bytes = b"192.0.2.7:40123") -> bytes:
+    return b"CONNECT " + target + b" HTTP/1.1\r\nHost: a\r\nProxy-Authorization: " + value + b"\r\n\r\n"
 
 
-def exchange(
-    attacher: FakeAttacher, talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[bytes]],
-    header_timeout_s: float = 5.0,
-) -> bytes:  # fmt: skip
-    async def main() -> bytes:
-        frontend = ConnectFrontend[str](attacher, 1.0, header_timeout_s)
-        address, port = frontend.serve(bind("127.0.0.1", 0))
-        reader, writer = await asyncio.open_connection(address, port)
-        try:
-            return await asyncio.wait_for(talk(reader, writer), 5)
-        finally:
-            writer.close()
-            await frontend.close()
-
-    return asyncio.run(main())
+def basic(user_and_password: bytes) -> bytes:
+    return b"Basic " + base64.b64encode(user_and_password)
 
 
-def test_the_socket_goes_to_the_engine_and_stays_open() -> None:
-    attacher = FakeAttacher()
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        writer.write(REQUEST + b"hello client")
-        while attacher.server is None:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)  # the frontend closes its copy meanwhile; the connection must live on
-        attacher.server.setblocking(True)
-        attacher.server.sendall(b"from the engine")
-        writer.write(b"later")
-        await writer.drain()
-        received = await reader.readexactly(15)
-        assert await asyncio.to_thread(attacher.server.recv, 5) == b"later"
-        return received
-
-    assert exchange(attacher, talk) == b"from the engine"
-    assert attacher.server is not None
-    attacher.server.close()
-    ((key, _fd, preamble, early),) = attacher.calls
-    assert (key, preamble, early) == ("192.0.2.7 40123", connect.PREAMBLE, b"hello client")
+@given(st.text("abcXYZ-_.09", min_size=1), st.binary(max_size=50), st.booleans())
+def test_basic_credentials_are_asked_for_before_the_target_is_looked_at(
+    user: str, password: bytes, verdict: bool
+) -> None:
+    handshake = ConnectHandshake(password=True)
+    handshake.receive(with_credentials(basic(user.encode() + b":" + password), b"no target at all") + b"early")
+    assert isinstance(handshake.next_event(), Refusal), "h11 refuses a target with spaces before all else"
+    handshake = ConnectHandshake(password=True)
+    handshake.receive(with_credentials(basic(user.encode() + b":" + password), b"nobody") + b"early")
+    assert handshake.next_event() == Credentials(user, password)
+    handshake.authenticated(verdict)
+    after = handshake.next_event()
+    assert isinstance(after, Refusal)
+    assert after.status == (400 if verdict else 407)
 
 
-async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    writer.write(REQUEST)
-    return await reader.read()
+def test_who_is_known_goes_on_and_who_is_not_is_asked_again() -> None:
+    for verdict in (True, False):
+        handshake = ConnectHandshake(password=True)
+        handshake.receive(with_credentials(basic(b"bob:pw:x")) + b"early")
+        assert handshake.next_event() == Credentials("bob", b"pw:x")
+        handshake.authenticated(verdict)
+        assert handshake.next_event() == (Request(CLIENT, b"early") if verdict else UNAUTHENTICATED)
 
 
-@pytest.mark.parametrize(("error", "status"), [(EBUSY, b"409 Conflict"), (ETIMEDOUT, b"504 Gateway Timeout")])
-def test_a_refused_attach_is_answered(error: int, status: bytes) -> None:
-    answer = exchange(FakeAttacher(error), _ask)
-    assert answer.startswith(b"HTTP/1.1 " + status + b"\r\n")
-    assert b"Connection: close" in answer
+@pytest.mark.parametrize(
+    "field",
+    [
+        b"",
+        b"Proxy-Authorization: Bearer abc\r\n",
+        b"Proxy-Authorization: Basic !!!\r\n",
+        b"Proxy-Authorization: Basic " + base64.b64encode(b"no colon") + b"\r\n",
+        b"Proxy-Authorization: " + basic(b"a:b") + b"\r\nProxy-Authorization: " + basic(b"a:c") + b"\r\n",
+        b"Authorization: " + basic(b"a:b") + b"\r\n",
+    ],
+)
+def test_missing_and_malformed_credentials_are_one_answer(field: bytes) -> None:
+    handshake = ConnectHandshake(password=True)
+    handshake.receive(b"CONNECT 192.0.2.7:1 HTTP/1.1\r\nHost: a\r\n" + field + b"\r\n")
+    assert handshake.next_event() == UNAUTHENTICATED
 
 
-def test_an_unknown_client_is_404() -> None:
-    answer = exchange(FakeAttacher(known=False), _ask)
-    assert answer.startswith(b"HTTP/1.1 404 Not Found\r\n")
-    assert answer.endswith(b"no such client connection\n")
+def test_a_verdict_that_was_never_given_is_no() -> None:
+    handshake = ConnectHandshake(password=True)
+    handshake.receive(with_credentials(basic(b"bob:pw")))
+    handshake.next_event()
+    assert handshake.next_event() == UNAUTHENTICATED
 
 
-def test_a_request_that_does_not_come_is_408() -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        writer.write(REQUEST[:10])
-        return await reader.read()
-
-    assert exchange(FakeAttacher(), talk, header_timeout_s=0.1).startswith(b"HTTP/1.1 408 ")
+def test_407_says_how_to_come_again_and_405_what_is_served() -> None:
+    assert b'\r\nProxy-Authenticate: Basic realm="roost", charset="UTF-8"\r\n' in response(407, "x")
+    assert b"\r\nAllow: CONNECT\r\n" in response(405, "x")
 
 
-def test_a_server_that_leaves_early_harms_nobody() -> None:
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        writer.write(REQUEST[:10])
-        writer.write_eof()
-        return await reader.read()
-
-    attacher = FakeAttacher()
-    assert exchange(attacher, talk).startswith(b"HTTP/1.1 400 ")
-    assert not attacher.calls
-
-
-def test_an_address_in_use_is_named() -> None:
-    async def main() -> None:
-        frontend = ConnectFrontend[str](FakeAttacher(), 1.0)
-        address, port = frontend.serve(bind("127.0.0.1", 0))
-        with pytest.raises(OSError, match=f"cannot listen on {address} port {port} for attach"):
-            bind(address, port)
-        await frontend.close()
-
-    asyncio.run(main())
+@pytest.mark.parametrize("status", sorted({400, 405, 407, 408, 431, 500, 501, *(row[0] for row in ANSWERS.values())}))
+def test_a_refusal_is_a_whole_response_to_another_http_parser(status: int) -> None:
+    http = h11.Connection(h11.CLIENT)
+    http.send(h11.Request(method="CONNECT", target="a:1", headers=[("Host", "a")]))
+    http.send(h11.EndOfMessage())
+    http.receive_data(response(status, "a reason"))
+    head, body, end = (http.next_event() for _ in range(3))
+    assert isinstance(head, h11.Response)
+    assert head.status_code == status
+    assert isinstance(body, h11.Data)
+    assert body.data == b"a reason\n"
+    assert isinstance(end, h11.EndOfMessage)
+    assert http.their_state is h11.MUST_CLOSE
 
 
-def test_a_defect_is_answered_and_the_frontend_lives() -> None:
-    class Broken(FakeAttacher):
-        def find(self, address: str, port: int) -> str | None:
-            raise RuntimeError("defect")
+# -- targets ----------------------------------------------------------------------------------------------------------
 
-    assert exchange(Broken(), _ask).startswith(b"HTTP/1.1 500 ")
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("192.0.2.7:40123", Address("192.0.2.7", 40123)),
+        ("[2001:DB8::7]:40123", Address("2001:db8::7", 40123)),
+        ("[::ffff:192.0.2.7]:5", Address("192.0.2.7", 5)),
+        ("Thermostat-17.Roost:80", Name("thermostat-17.roost")),
+        ("thermostat-17.roost.:80", Name("thermostat-17.roost")),
+        ("a_b:1", Name("a_b")),
+    ],
+)
+def test_targets(text: str, target: Address | Name) -> None:
+    assert parse_authority(text) == target
+
+
+def test_an_address_is_no_name() -> None:
+    assert parse_address("[2001:db8::7]:40123") == Address("2001:db8::7", 40123)
+    with pytest.raises(ValueError, match="not client-address:client-port"):
+        parse_address("name.roost:1")
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_target_or_a_sentence(text: str) -> None:
+    try:
+        outcome = str(parse_authority(text))
+    except ValueError as error:
+        outcome = str(error)
+    assert outcome.startswith(("Address(", "Name(", "the target is "))
+
+
+@given(st.ip_addresses(), st.integers(1, 65535))
+def test_an_address_comes_back_as_it_was_written(address: object, port: int) -> None:
+    text = f"[{address}]:{port}" if ":" in str(address) else f"{address}:{port}"
+    mapped = getattr(address, "ipv4_mapped", None)
+    assert parse_authority(text) == Address(str(mapped or address), port)

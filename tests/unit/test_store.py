@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from appliance.engine import Key
 from control.states import Cause, State
+from control.store import schema
 from control.store import store as module
-from control.store.schema import HISTORY, KA_BYTES, address_text
+from control.store.schema import HISTORY, KA_BYTES, NAMED, SCHEMA_VERSION, address_text
 from control.store.store import Committed, Store, StoreError
 from tests.unit.fake_engine import key, record
 
@@ -298,7 +299,7 @@ def test_other_databases_are_refused_by_name() -> None:
         dialect = Dialect()
 
     with pytest.raises(StoreError, match="not in mysql"):
-        module._upsert(Connection())  # type: ignore[arg-type]
+        module._upsert(Connection(), schema.sleeping)  # type: ignore[arg-type]
 
 
 def test_the_statements_are_portable_to_postgresql() -> None:
@@ -344,3 +345,91 @@ def test_a_burst_of_history_is_written_batch_after_batch(make: Callable[..., Sto
     store.add([row(n, n) for n in range(1, 2001)])
     until(lambda: store.status.written_history == 2000)
     assert time.monotonic() - began < 10 * module.RELAXED_GATHER_S
+
+
+def named(number: int, identity: int) -> bytes:
+    return NAMED.pack(key(number).pack(), identity, 1000 + number)
+
+
+def test_the_last_word_about_a_name_is_what_stays(make: Callable[..., Store]) -> None:
+    store = make()
+    store.add(names={"a": named(1, 11), "b": named(2, 12)})
+    store.add(names={"a": named(3, 13), "c": named(4, 14)})
+    assert store.flush()
+    store.add(names={"b": None, "never": None})
+    store.add(names={"c": None})
+    store.add(names={"c": named(5, 15)})
+    assert store.flush()
+    assert dict(store.named()) == {"a": named(3, 13), "c": named(5, 15)}
+    store.close()
+    assert dict(make().named()) == {"a": named(3, 13), "c": named(5, 15)}
+
+
+def test_a_name_is_written_at_once_and_synced(make: Callable[..., Store]) -> None:
+    store = make()
+    said: list[str] = []
+    sa.event.listen(store._writer_engine, "before_cursor_execute", lambda *args: said.append(args[2]))
+    began = time.monotonic()
+    store.add(names={"a": named(1, 11)})
+    assert store.flush()
+    assert time.monotonic() - began < module.RELAXED_GATHER_S
+    assert "PRAGMA synchronous=FULL" in said
+
+
+def test_names_wait_for_a_database_that_is_locked_and_the_last_word_wins_then(
+    make: Callable[..., Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make()
+    store.add(names={"a": named(1, 11), "b": named(2, 12)})
+    assert store.flush()
+    write = store._write_names
+
+    meanwhile = [{"a": named(4, 14)}]  # said while the batch with the word before it is being written
+
+    def locked(*_: object) -> None:
+        if meanwhile:
+            store.add(names=meanwhile.pop())
+        raise sqlite3.OperationalError("database is locked")
+
+    monkeypatch.setattr(store, "_write_names", locked)
+    store.add(names={"a": named(3, 13), "b": None})
+    until(lambda: "locked" in store.status.error)
+    assert store.flush() is False
+    assert dict(store.named()) == {"a": named(1, 11), "b": named(2, 12)}
+    monkeypatch.setattr(store, "_write_names", write)
+    until(lambda: not store.status.error)
+    assert store.flush()
+    assert dict(store.named()) == {"a": named(4, 14)}
+    assert store.flush(), "what was tried twice is counted once"
+
+
+def test_a_database_of_version_1_is_upgraded_in_place(
+    make: Callable[..., Store], slept: Recorder, tmp_path: Path
+) -> None:
+    store = make()
+    store.add([row(1, 1)], [sleeper(1, 11)])
+    until(lambda: slept.slept and store.status.written_history)
+    store.close()
+    with sqlite3.connect(tmp_path / "below" / "roost.db") as old:
+        old.execute("DROP TABLE names")
+        old.execute("UPDATE meta SET value = 1 WHERE key = 'schema'")
+    store = make()
+    assert store.status.text == "ok"
+    assert store.sleeping_by_id(11)
+    assert [r["id"] for r in store.recent_history()] == [1]
+    store.add(names={"a": named(1, 11)})
+    assert store.flush()
+    assert dict(store.named()) == {"a": named(1, 11)}
+    with sqlite3.connect(tmp_path / "below" / "roost.db") as new:
+        assert new.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone() == (SCHEMA_VERSION,)
+
+
+def test_a_database_of_a_later_version_is_left_alone(make: Callable[..., Store], tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    with sqlite3.connect(tmp_path / "below" / "roost.db") as later:
+        later.execute("CREATE TABLE meta (key VARCHAR PRIMARY KEY, value BIGINT)")
+        later.execute("INSERT INTO meta VALUES ('schema', 99)")
+    store = make()
+    assert store.status.text == f"error: the database has schema 99, this roost writes {SCHEMA_VERSION}"
+    with sqlite3.connect(tmp_path / "below" / "roost.db") as later:
+        assert [name for (name,) in later.execute("SELECT name FROM sqlite_master WHERE type = 'table'")] == ["meta"]

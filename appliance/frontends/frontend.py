@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attach addresses: sockets of servers, from accept to the attach.
+
+The first byte tells the protocol: 05 is SOCKS5, all else is read as HTTP. What the bytes mean is decided sans-I/O (see
+handshake.py); here they are moved, under bounds of time and number. At the attach the socket itself is handed to the
+engine, which writes the preamble and moves the bytes. No byte may be lost on the way: so plain sockets are used, not
+streams with buffers of their own, and what the server sent behind its request goes along as `early`.
+
+Nothing that a server does or leaves undone holds anything of ours for longer than
+
+    HANDSHAKE_S    for the whole handshake, however it is dripped, the checking of a password in it
+    timeout_s      more, for the client to wake
+    LINGER_S       more, for a refusal to be read
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Collection, Coroutine
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from appliance.frontends.connect import ConnectHandshake
+from appliance.frontends.handshake import (
+    ENDED,
+    FAILED,
+    LATE,
+    OVERLOADED,
+    Answer,
+    Handshake,
+    Refusal,
+    Reply,
+    Request,
+    refusal_for,
+)
+from appliance.frontends.passwords import Users
+from appliance.frontends.socks5 import VERSION, Socks5Handshake
+from appliance.frontends.target import Target
+
+log = logging.getLogger("roost.attach")
+
+HANDSHAKE_S: Final = 10.0
+LINGER_S: Final = 2.0
+LINGER_BYTES: Final = 64 * 1024
+
+MAX_HANDSHAKES: Final = 1024
+"""Servers whose request is being read or whose client is being woken."""
+
+MAX_TURNED_AWAY: Final = 256
+"""Servers beyond them that are heard out, to be refused in the protocol they speak; what comes then is closed."""
+
+TURN_AWAY_S: Final = 2.0
+CHUNK: Final = 4096
+
+
+class Attacher(Protocol):
+    """What the front end needs of the control plane."""
+
+    def attach(self, target: Target, fd: int, preamble: bytes, early: bytes, timeout_s: float) -> Awaitable[int]:
+        """Link the server's socket to the client, waking it; 0 or an errno of handshake.ANSWERS: ENOENT nobody has
+        this address or name, ENOTCONN the client of the name is away, ELOOP the target is the appliance itself. The
+        callee owns fd from the call on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How attach is served; users None: by anybody. Times in seconds."""
+
+    timeout_s: float
+    protocols: Collection[str] = ("connect", "socks5")
+    users: Users | None = None
+    handshake_s: float = HANDSHAKE_S
+    max_handshakes: int = MAX_HANDSHAKES
+    max_turned_away: int = MAX_TURNED_AWAY
+
+
+def bind(address: str, port: int) -> socket.socket:
+    """A listening socket for `Frontend.serve`. Raises OSError with a sentence."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind((address, port))
+        listener.listen(1024)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {address} port {port} for attach: {error.strerror}") from None
+    return listener
+
+
+class _Call:
+    """One server's connection during its handshake."""
+
+    def __init__(self, server: socket.socket, overloaded: bool) -> None:
+        self.server = server
+        self.overloaded = overloaded
+        self.handshake: Handshake | None = None
+
+    async def negotiate(self, settings: Settings) -> Request | Refusal:
+        """What the server wants, or why it cannot be had. Raises OSError when it went away."""
+        loop = asyncio.get_running_loop()
+        data = await loop.sock_recv(self.server, CHUNK)
+        if not data:
+            return ENDED
+        protocol = "socks5" if data[0] == VERSION else "connect"
+        password = settings.users is not None
+        handshake: Handshake = Socks5Handshake(password) if protocol == "socks5" else ConnectHandshake(password)
+        self.handshake = handshake
+        if protocol not in settings.protocols:
+            return Refusal(501, Reply.GENERAL_FAILURE, f"only {' and '.join(settings.protocols)} is served here")
+        handshake.receive(data)
+        while True:
+            event = handshake.next_event()
+            if event is None:
+                handshake.receive(await loop.sock_recv(self.server, CHUNK))
+            elif isinstance(event, Answer):
+                await loop.sock_sendall(self.server, event.data)
+            elif isinstance(event, Refusal):
+                return event
+            elif self.overloaded:
+                return OVERLOADED
+            elif isinstance(event, Request):
+                return event
+            else:
+                assert settings.users is not None, "who is not asked says nothing"
+                handshake.authenticated(await settings.users.check(event))
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Say it, if there is a way to; the connection is at its end."""
+        answer = self.handshake.refusal(refusal) if self.handshake else b""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(LINGER_S):
+                await loop.sock_sendall(self.server, answer)
+                # Unread bytes would make close() send an RST, which may overtake the answer. But who was too slow
+                # already has no more time.
+                self.server.shutdown(socket.SHUT_WR)
+                left = 0 if refusal is LATE else LINGER_BYTES
+                while left > 0 and (data := await loop.sock_recv(self.server, CHUNK)):
+                    left -= len(data)
+        except (OSError, TimeoutError):
+            pass  # it is gone, or does not listen: there is nobody to tell
+
+
+class Frontend:
+    """Listens on the attach addresses. All of it runs in one event loop."""
+
+    def __init__(self, attacher: Attacher, settings: Settings) -> None:
+        self._attacher = attacher
+        self._settings = settings
+        self._listeners: list[socket.socket] = []
+        self._accepting: set[asyncio.Task[None]] = set()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._turned_away: set[asyncio.Task[None]] = set()
+        self.counts = {"attached": 0, "refused": 0, "dropped": 0}
+        """Servers since the start; dropped: those that were too many even to be told so."""
+
+    def serve(self, listener: socket.socket) -> tuple[str, int]:
+        """Begin to accept on a socket of `bind`, which is this object's from now on; returns its address and port."""
+        self._listeners.append(listener)
+        self._begin(self._accept(listener), self._accepting)
+        bound = listener.getsockname()
+        return str(bound[0]), int(bound[1])
+
+    async def close(self) -> None:
+        """Stop accepting and drop the requests that are not handed over yet."""
+        tasks = [*self._accepting, *self._handshakes, *self._turned_away]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+        if self._settings.users is not None:
+            self._settings.users.close()
+
+    def _begin(self, work: Coroutine[None, None, None], among: set[asyncio.Task[None]]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        among.add(task)
+        task.add_done_callback(among.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                server, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                # Out of descriptors, or the peer is gone already; either way the listener lives.
+                log.warning("attach: accept: %s", error.strerror)
+                await asyncio.sleep(0.1)
+                continue
+            server.setblocking(False)
+            if len(self._handshakes) < self._settings.max_handshakes:
+                self._begin(self._serve(_Call(server, overloaded=False)), self._handshakes)
+            elif len(self._turned_away) < self._settings.max_turned_away:
+                self._begin(self._serve(_Call(server, overloaded=True)), self._turned_away)
+            else:
+                self.counts["dropped"] += 1
+                server.close()
+
+    async def _serve(self, call: _Call) -> None:
+        try:
+            refusal = await self._outcome(call)
+            if refusal is None:
+                self.counts["attached"] += 1
+                return
+            self.counts["refused"] += 1
+            log.debug("attach: refused: %s", refusal.reason)
+            await call.refuse(refusal)
+        except OSError as error:
+            log.info("attach: the server went away: %s", error.strerror)
+        except Exception:
+            log.exception("attach failed")
+            await call.refuse(FAILED)
+        finally:
+            call.server.close()
+
+    async def _outcome(self, call: _Call) -> Refusal | None:
+        try:
+            async with asyncio.timeout(TURN_AWAY_S if call.overloaded else self._settings.handshake_s):
+                asked = await call.negotiate(self._settings)
+        except TimeoutError:
+            return LATE
+        if isinstance(asked, Refusal):
+            return asked
+        assert call.handshake is not None, "it has asked for something"
+        # The engine owns the descriptor it is given, and closes it when it refuses. `server` is ours to answer on; on
+        # success it is closed without a shutdown, which the engine's connection does not notice.
+        fd = os.dup(call.server.fileno())
+        error = await self._attacher.attach(
+            asked.target, fd, call.handshake.preamble, asked.early, self._settings.timeout_s
+        )
+        return refusal_for(error) if error else None

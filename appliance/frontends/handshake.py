@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the protocols of attach have in common: the events of a handshake, and what a server is told when it fails.
+
+Each protocol is sans-I/O: bytes go in by `receive`, events come out of `next_event` until it says None (more bytes are
+needed). The events, in the order in which they can come:
+
+    Answer        to be written to the server; the handshake goes on
+    Credentials   to be checked; `authenticated` takes the verdict, then the handshake goes on
+    Request       the end: this target is wanted; the engine writes `preamble` once the client is linked
+    Refusal       the end: `refusal` makes the bytes out of it
+
+Nothing here knows whether a client exists, and credentials come before the target: who cannot name a user learns
+nothing about clients.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from enum import IntEnum
+from errno import (
+    EBUSY,
+    ECONNABORTED,
+    ECONNREFUSED,
+    ECONNRESET,
+    EHOSTUNREACH,
+    EIO,
+    ELOOP,
+    EMFILE,
+    ENETUNREACH,
+    ENFILE,
+    ENOENT,
+    ENOMEM,
+    ENOSPC,
+    ENOTCONN,
+    EPIPE,
+    ESHUTDOWN,
+    ETIMEDOUT,
+)
+from typing import Final, Protocol
+
+from appliance.frontends.target import Target
+
+
+class Reply(IntEnum):
+    """REP of a SOCKS5 reply (RFC 1928 section 6)."""
+
+    SUCCEEDED = 0
+    GENERAL_FAILURE = 1
+    NOT_ALLOWED = 2
+    NETWORK_UNREACHABLE = 3
+    HOST_UNREACHABLE = 4
+    CONNECTION_REFUSED = 5
+    TTL_EXPIRED = 6
+    COMMAND_NOT_SUPPORTED = 7
+    ADDRESS_TYPE_NOT_SUPPORTED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Bytes for the server."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who the server says it is."""
+
+    user: str
+    password: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The client that the server wants, and the bytes for it that came along already."""
+
+    target: Target
+    early: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why not, as HTTP says it (a status), as SOCKS5 says it (a reply), and for people."""
+
+    status: int
+    reply: Reply
+    reason: str
+
+
+Event = Answer | Credentials | Request | Refusal
+
+
+class Handshake(Protocol):
+    """One server's handshake, in one protocol."""
+
+    @property
+    def preamble(self) -> bytes:
+        """What the server is told when it is linked to the client."""
+
+    def receive(self, data: bytes) -> None:
+        """Bytes from the server; none of them: it closed its side."""
+
+    def next_event(self) -> Event | None:
+        """None: more bytes are needed."""
+
+    def authenticated(self, verdict: bool) -> None:
+        """Whether the Credentials are those of a user."""
+
+    def refusal(self, refusal: Refusal) -> bytes:
+        """The bytes that end a handshake which has come as far as this one; perhaps none."""
+
+
+ENDED: Final = Refusal(400, Reply.GENERAL_FAILURE, "the connection ended before the request")
+LATE: Final = Refusal(408, Reply.GENERAL_FAILURE, "the request did not come in time")
+OVERLOADED: Final = Refusal(503, Reply.GENERAL_FAILURE, "too many requests at once")
+UNAUTHENTICATED: Final = Refusal(407, Reply.NOT_ALLOWED, "a user and its password are needed")
+FAILED: Final = Refusal(500, Reply.GENERAL_FAILURE, "the appliance failed; its log says how")
+
+_LOST: Final = (502, Reply.CONNECTION_REFUSED, "the client's connection ended while it was being woken")
+_DESCRIPTORS: Final = (503, Reply.GENERAL_FAILURE, "the appliance is out of descriptors")
+
+ANSWERS: Final[dict[int, tuple[int, Reply, str]]] = {
+    ENOENT: (404, Reply.HOST_UNREACHABLE, "no such client connection"),
+    ENOTCONN: (502, Reply.CONNECTION_REFUSED, "the client of this name is not connected"),
+    ELOOP: (403, Reply.NOT_ALLOWED, "the target is the appliance itself, not a client"),
+    EBUSY: (409, Reply.CONNECTION_REFUSED, "the client is linked to another server"),
+    ETIMEDOUT: (504, Reply.TTL_EXPIRED, "the client could not be woken in time"),
+    ECONNRESET: _LOST,
+    ECONNABORTED: _LOST,
+    ECONNREFUSED: _LOST,
+    EPIPE: _LOST,
+    EHOSTUNREACH: (502, Reply.HOST_UNREACHABLE, "the client is unreachable"),
+    ENETUNREACH: (502, Reply.NETWORK_UNREACHABLE, "the client's network is unreachable"),
+    EIO: (503, Reply.GENERAL_FAILURE, "the store could not be read"),
+    ENOMEM: (503, Reply.GENERAL_FAILURE, "the appliance is out of memory"),
+    ENOSPC: (503, Reply.GENERAL_FAILURE, "a table of the appliance is full"),
+    EMFILE: _DESCRIPTORS,
+    ENFILE: _DESCRIPTORS,
+    ESHUTDOWN: (503, Reply.GENERAL_FAILURE, "the appliance is shutting down"),
+}
+"""errno of a refused attach -> what the server is told. SOCKS5 has no word for "late"; TTL expired comes nearest."""
+
+
+def refusal_for(error: int) -> Refusal:
+    """What an errno means to the server; one that is not in ANSWERS has the system's word for it."""
+    return Refusal(*ANSWERS.get(error, (502, Reply.GENERAL_FAILURE, os.strerror(error))))

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server asks for: the address and port of a client, or the name that a client was given.
+
+No name is ever looked up in the DNS: a target that is not the address of a client, or the name of one, is nobody.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_WANTED: Final = "the target is not client-address:client-port"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A client's address, as text (an IPv4-mapped one is IPv4), and its port."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A client's name with its domain: lower case, since host names are the same in any case (RFC 4343)."""
+
+    text: str
+
+
+Target = Address | Name
+
+
+def address(ip: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> Address:
+    """An Address; its port may be one that no client can have. Raises ValueError for an address with a zone."""
+    if isinstance(ip, ipaddress.IPv6Address) and ip.scope_id:
+        raise ValueError(f"{_WANTED} (no zone here)")
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return Address(str(mapped or ip), port)
+
+
+def host_target(host: str, port: int) -> Target:
+    """The target out of a host, which is an address or a name, and a port, which a name makes meaningless.
+
+    Raises ValueError when it can be neither."""
+    try:
+        return address(ipaddress.ip_address(host), port)
+    except ValueError:
+        pass
+    host = host.removesuffix(".")
+    # A last label of digits is that of a mistyped IPv4 address (RFC 3696 2: no top-level domain is numeric).
+    if len(host) > 253 or not _NAME.fullmatch(host) or host.rpartition(".")[2].isdigit():
+        raise ValueError("the target is neither a client's address nor a client's name")
+    return Name(host.lower())
+
+
+def _split(text: str) -> tuple[str, int, bool]:
+    """(host, port, whether the host stands in brackets)."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
+        raise ValueError(_WANTED)
+    return (host[1:-1] if bracketed else host), int(port), bracketed
+
+
+def parse_authority(text: str) -> Target:
+    """The target out of ``host:port`` (RFC 9110 section 7.1); raises ValueError with a sentence."""
+    host, port, bracketed = _split(text)
+    if bracketed or ":" in host:
+        try:
+            ip = ipaddress.ip_address(host)
+        except ValueError:
+            raise ValueError(_WANTED) from None
+        if not bracketed or ip.version != 6:
+            raise ValueError(f"{_WANTED} (IPv6 goes in brackets)")
+        return address(ip, port)
+    return host_target(host, port)
+
+
+def parse_address(text: str) -> Address:
+    """The client out of ``address:port``; raises ValueError with a sentence."""
+    target = parse_authority(text)
+    if isinstance(target, Name):
+        raise ValueError(_WANTED)
+    return target

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A router's rule and routes: what the steering programs mark is delivered to this machine, whatever its address.
+
+    ip rule  add fwmark 0x52000000/0xff000000 lookup 5200        IPv4 and IPv6
+    ip route add local default dev lo table 5200
+
+They are made at start (what is there already stays) and taken back at the end, unless connections are left asleep: what
+is marked for those must not be routed to their server. They act on nothing but that mark, so what a killed daemon
+leaves harms nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from errno import EEXIST, ENOENT, ESRCH
+from pathlib import Path
+from typing import Any, Final
+
+from appliance.engine import router_mark
+
+log = logging.getLogger("roost.router")
+
+TABLE: Final = 5200
+PRIORITY: Final = 5200
+FORWARDING: Final = (Path("/proc/sys/net/ipv4/ip_forward"), Path("/proc/sys/net/ipv6/conf/all/forwarding"))
+_FAMILIES: Final = (socket.AF_INET, socket.AF_INET6)
+_ANYWHERE: Final = {socket.AF_INET: "0.0.0.0/0", socket.AF_INET6: "::/0"}
+
+
+class RouterError(Exception):
+    """The kernel did not take a rule or route; the message says which and why."""
+
+
+def open_routes() -> None:
+    """Make the rule and the routes, in this thread's network namespace; raises RouterError."""
+    _each("add", EEXIST)
+    for path in FORWARDING:
+        if path.exists() and path.read_text(encoding="ascii").strip() == "0":
+            log.warning("%s is 0: this machine does not route what is not managed; set it to 1", path)
+
+
+def close_routes() -> None:
+    """Take them back; raises RouterError."""
+    _each("del", ENOENT, ESRCH)
+
+
+def _each(verb: str, *ignored: int) -> None:
+    from pyroute2 import IPRoute  # 10 MB that only a router is to pay
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    def carry_out(what: str, call: Any, **arguments: Any) -> None:
+        try:
+            call(verb, **arguments)
+        except NetlinkError as error:
+            if error.code not in ignored:
+                raise RouterError(f"cannot {verb} the {what}: {error.args[-1]}") from None
+
+    mark, mask = router_mark()
+    with IPRoute() as ip:
+        loopback = ip.link_lookup(ifname="lo")[0]
+        for family in _FAMILIES:
+            carry_out("routing rule", ip.rule, family=family, fwmark=mark, fwmask=mask, table=TABLE, priority=PRIORITY)
+            carry_out("local route", ip.route, family=family, type="local", dst=_ANYWHERE[family], table=TABLE,
+                      oif=loopback, scope=254)  # fmt: skip

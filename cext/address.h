@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Addresses of 16 bytes (IPv4-mapped for IPv4) and ports in network order, as in struct roost_key, and the kernel's form. */
+#ifndef ROOST_CEXT_ADDRESS_H
+#define ROOST_CEXT_ADDRESS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+bool roost_address_is_v4(const uint8_t ip[16]);
+bool roost_address_is_any(const uint8_t ip[16]); /* 0.0.0.0 or :: */
+/* Returns the size for bind() and connect(). */
+socklen_t roost_address_to(const uint8_t ip[16], uint16_t port_be, struct sockaddr_storage *storage);
+void roost_address_from(const struct sockaddr_storage *storage, uint8_t ip[16], uint16_t *port_be);
+
+/* A non-blocking TCP socket of the address's family; transparent: it may have an address that is not this machine's.
+ * Urgent bytes are bytes. A descriptor or -errno. */
+int roost_socket_for(const uint8_t ip[16], bool transparent);
+
+#endif

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A transparent router: clients and servers use each other's own addresses, and connections sleep in between."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from typing import Final
+
+import pytest
+
+from appliance.engine import unpin
+from appliance.lab import Lab, wait_until
+from control.states import Cause, State
+from tests.lab.engine_lab import PORT, EngineLab, receive
+
+BOTH = pytest.mark.parametrize("family", [4, 6])
+INACTIVE = [State.STANDBY, State.IDLE, State.SLEEP]
+PORT_OF_CLIENTS: Final = 7000
+pytestmark = pytest.mark.engine(router=True)
+
+
+def reach(box: EngineLab, address: tuple[str, int], timeout_s: float = 5.0) -> socket.socket:
+    """A server's connection to a client's address."""
+    with box.lab.enter("lan"):
+        return socket.create_connection(address, timeout_s)
+
+
+def assert_reset(box: EngineLab, address: tuple[str, int]) -> None:
+    """The door takes the server in before it is known whom it wants, so it is reset, at once."""
+    with pytest.raises(ConnectionResetError), reach(box, address) as server:
+        server.recv(1)
+
+
+@BOTH
+def test_each_end_sees_the_other_by_its_own_address(box: EngineLab, family: int) -> None:
+    pair = box.connect(family)
+    server = (box.lab.address("lan", "eth0", family), PORT)
+    assert pair.client.getpeername()[:2] == pair.server.getsockname()[:2] == server
+    assert pair.server.getpeername()[:2] == pair.client.getsockname()[:2]
+
+
+@BOTH
+@pytest.mark.parametrize("state", INACTIVE)
+def test_a_client_that_wakes_comes_to_its_server_by_its_own_address(box: EngineLab, family: int, state: State) -> None:
+    pair = box.connect(family)
+    for _ in range(3):
+        box.to(pair, state)
+        box.wake_and_answer(pair, 3000)
+        assert pair.server.getpeername()[0] == pair.client.getsockname()[0]
+
+
+@BOTH
+@pytest.mark.parametrize("state", INACTIVE)
+def test_a_server_that_connects_to_the_client_is_linked_to_its_connection(
+    box: EngineLab, family: int, state: State
+) -> None:
+    pair = box.connect(family)
+    box.to(pair, state)
+    with reach(box, pair.client.getsockname()[:2]) as server:
+        assert server.getpeername()[:2] == pair.client.getsockname()[:2]
+        server.sendall(b"are you there?")
+        assert receive(pair.client, 14) == b"are you there?"
+        pair.client.sendall(b"yes")
+        assert receive(server, 3) == b"yes"
+        box.wait_state(pair, State.ACTIVE)
+        assert box.transitions(pair)[-1] == (state, State.ACTIVE, Cause.SERVER_ATTACH)
+    box.wait_state(pair, State.STANDBY)
+    box.wake_and_answer(pair)
+
+
+@BOTH
+def test_a_server_that_wants_a_client_which_is_linked_is_reset(box: EngineLab, family: int) -> None:
+    pair = box.connect(family)
+    assert_reset(box, pair.client.getsockname()[:2])
+    box.exchange(pair)
+    assert box.stat("servers_refused") == 1
+
+
+@BOTH
+def test_what_is_not_managed_is_routed_untouched(box: EngineLab, family: int) -> None:
+    lan, wan = box.lab.address("lan", "eth0", family), box.lab.client_addresses(family)[0]
+    kind = socket.AF_INET6 if family == 6 else socket.AF_INET
+    for space, address, other, port in (("lan", lan, "wan", PORT + 1), ("wan", wan, "lan", PORT)):
+        with box.lab.enter(space):
+            listener = socket.create_server((address, port), family=kind)
+        with listener, box.lab.enter(other):
+            with socket.create_connection((address, port), 5) as near:
+                far = listener.accept()[0]
+                with far:
+                    assert far.getpeername() == near.getsockname()
+                    near.sendall(b"straight through")
+                    assert far.recv(100) == b"straight through"
+        with box.lab.enter(other), pytest.raises(ConnectionRefusedError):
+            socket.create_connection((address, port), 5)
+    assert box.stat("accepted") == box.stat("servers_refused") == 0
+
+
+@BOTH
+def test_without_an_engine_new_clients_are_routed_to_their_server_and_sleeping_ones_stay(
+    box: EngineLab, family: int
+) -> None:
+    asleep = box.connect(family)
+    box.to_sleep(asleep)
+    box.stop()
+    direct = box.dial(family)
+    server = box.accept(family)
+    server.sendall(b"hello")
+    assert receive(direct, 5) == b"hello"
+    assert server.getpeername() == direct.getsockname()
+    box.start()
+    box.wake_and_answer(asleep)
+    direct.sendall(b"still there")  # its socket is not ours: it goes on as it began
+    assert receive(server, 11) == b"still there"
+
+
+@BOTH
+@pytest.mark.engine(router=True, service={"fail_closed": True})
+def test_without_an_engine_new_clients_are_refused_where_the_policy_says_so(box: EngineLab, family: int) -> None:
+    asleep = box.connect(family)
+    box.to_idle(asleep)
+    box.stop()
+    with pytest.raises(ConnectionRefusedError):
+        box.dial(family)
+    box.start()
+    box.wake_and_answer(asleep)
+
+
+@BOTH
+def test_the_daemon_routes_and_cleans_up_behind_itself(family: int) -> None:
+    with Lab(clients=10, nat=False) as lab:
+        lab.server(8000)
+        daemon = lab.daemon(lab.config(router={}, policy={"active_quiet": "100ms", "standby_quiet": "200ms"}))
+        swarm = lab.swarm(family)
+        assert swarm.connect(10, (lab.address("lan", "eth0", family), 8000)).connected == 10
+        wait_until(lambda: daemon.status()["connections"]["IDLE"] == 10, 10, "all are asleep")
+        daemon.kill()
+        daemon.start()
+        assert swarm.say(10).answered == 10
+        swarm.close()
+        wait_until(lambda: not any(daemon.status()["connections"].values()), 10, "all are gone")
+        daemon.terminate()
+        with lab.enter("box"):
+            for command in (["ip", "rule"], ["ip", "-6", "rule"]):
+                assert "5200" not in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@BOTH
+@pytest.mark.parametrize("state", INACTIVE)
+@pytest.mark.engine(router=True, attach_ports=[PORT_OF_CLIENTS])
+def test_a_server_reaches_the_only_client_of_an_address_by_the_port_for_it(
+    box: EngineLab, family: int, state: State
+) -> None:
+    pair = box.connect(family)
+    box.to(pair, state)
+    for _ in range(2):
+        with reach(box, (pair.client.getsockname()[0], PORT_OF_CLIENTS)) as server:
+            server.sendall(b"are you there?")
+            assert receive(pair.client, 14) == b"are you there?"
+        box.wait_state(pair, State.STANDBY)
+
+
+@BOTH
+@pytest.mark.engine(router=True, attach_ports=[PORT_OF_CLIENTS])
+def test_an_address_with_several_clients_or_none_means_nobody(box: EngineLab, family: int) -> None:
+    pairs = [box.connect(family) for _ in range(2)]
+    address = pairs[0].client.getsockname()[0]
+    assert pairs[1].client.getsockname()[0] == address
+    for pair in pairs:
+        box.to_idle(pair)
+
+    assert_reset(box, (address, PORT_OF_CLIENTS))
+    assert_reset(box, (box.lab.client_addresses(family)[0] + "9", PORT_OF_CLIENTS))
+    assert box.state(pairs[0]) is box.state(pairs[1]) is State.IDLE
+    box.close(pairs[1])  # the one that came last: which one is left must be looked for
+    with reach(box, (address, PORT_OF_CLIENTS)) as server:
+        server.sendall(b"hello")
+        assert receive(pairs[0].client, 5) == b"hello"
+
+
+@BOTH
+@pytest.mark.engine(router=True, attach_ports=[PORT_OF_CLIENTS])
+def test_an_adopted_client_is_found_by_its_address(box: EngineLab, family: int) -> None:
+    pair = box.connect(family)
+    box.to_sleep(pair)
+    box.stop()
+    box.start()
+    with reach(box, (pair.client.getsockname()[0], PORT_OF_CLIENTS)) as server:
+        server.sendall(b"hello")
+        assert receive(pair.client, 5) == b"hello"
+
+
+def steered(box: EngineLab) -> list[str]:
+    """The interfaces of the appliance with a steering program."""
+    with box.lab.enter("box"):
+        shown = {
+            name: subprocess.run(
+                ["tc", "filter", "show", "dev", name, "ingress"], capture_output=True, text=True, check=True
+            ).stdout
+            for name in ("wan0", "lan0")
+        }
+    return [name for name, text in shown.items() if "roost_steer" in text]
+
+
+def test_steering_ends_when_the_next_engine_is_no_router_and_with_the_pins(box: EngineLab) -> None:
+    assert steered(box) == ["wan0", "lan0"]
+    box.stop()
+    assert steered(box) == ["wan0", "lan0"], "sleeping connections may be left"
+    box.restart_as(router=False)
+    assert steered(box) == []
+    box.stop()
+    box.restart_as(router=True)
+    assert steered(box) == ["wan0", "lan0"]
+    box.stop()
+    with box.lab.enter("box"):
+        unpin(str(box.pin_dir))
+    assert steered(box) == []
+
+
+@BOTH
+def test_both_ways_work_with_syn_cookies(box: EngineLab, family: int) -> None:
+    box.lab.sysctl("box", "net.ipv4.tcp_syncookies", 2)  # always, not only when the queue is full
+    try:
+        pair = box.connect(family)
+        box.to_idle(pair)
+        with reach(box, pair.client.getsockname()[:2]) as server:
+            server.sendall(b"hello")
+            assert receive(pair.client, 5) == b"hello"
+    finally:
+        box.lab.sysctl("box", "net.ipv4.tcp_syncookies", 1)
+
+
+@BOTH
+def test_every_server_of_a_port_is_answered_for(family: int) -> None:
+    with Lab(clients=10, nat=False) as lab:
+        server = lab.server(8000)
+        config = lab.config(router={}, policy={"active_quiet": "100ms", "standby_quiet": "200ms"})
+        config["service"] = [{"name": f"all{f}", "listen": f"{every}:8000", "transparent": True}
+                             for f, every in ((4, "0.0.0.0"), (6, "[::]"))]  # fmt: skip
+        daemon = lab.daemon(config)
+        swarm = lab.swarm(family)
+        assert swarm.connect(10, (lab.address("lan", "eth0", family), 8000)).connected == 10
+        wait_until(lambda: daemon.status()["connections"]["IDLE"] == 10, 10, "all are asleep")
+        assert swarm.say(10).answered == 10
+        wait_until(lambda: daemon.status()["connections"]["IDLE"] == 10, 10, "all are asleep again")
+        asker = lab.asker()
+        targets = [row["client"] for row in daemon.connections(state="IDLE")]
+        token = asker.send("ask", targets=targets, concurrency=2, timeout_s=5)
+        answer = asker.receive(token, 20)
+        assert answer["answered"] == 10, answer["failures"]
+        assert server.request("stats")["hellos"] == 10

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of clients: which connection they stand for, through its life, its end, and a restart of the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from errno import EIO, ELOOP, ENOENT, ENOTCONN
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.engine import Event, EventType, Key
+from appliance.frontends.target import Address, Name, Target
+from control.channel import operations as operations_module
+from control.channel.operations import OperationError, Operations
+from control.config import parse
+from control.monitor import Monitor
+from control.registry import Registry, RegistryError, canonical
+from control.states import Cause, State
+from control.store import store as store_module
+from control.store.schema import NAMED
+from control.store.store import Store, StoreStatus
+from tests.unit.fake_engine import FakeEngine, event, key
+
+CONFIG = """
+[attach]
+listen = ["10.0.0.1:3128", "[::1]:3128"]
+[[service]]
+name = "a"
+listen = "0.0.0.0:7000"
+server = "10.0.0.9:7000"
+"""
+
+
+def transition(k: Key, number: int, source: State, target: State) -> Event:
+    return event(EventType.TRANSITION, k, number, from_state=source, to_state=target, cause=Cause.QUIET)
+
+
+class Rig:
+    """Store, engine, registry and what uses them, for one run of a daemon."""
+
+    def __init__(self, database: Path, engine: FakeEngine | None = None) -> None:
+        self.engine = engine or FakeEngine()
+        self.store = Store(f"sqlite:///{database}", lambda slept: self.monitor.slept(slept))
+        self.store.open()
+        self.store.service_indexes(["a"])
+        self.monitor = Monitor(self.engine, self.store, 1000)
+        self.registry = Registry(self.store, self.engine)
+        self.registry.load()
+        self.monitor.listen(self.registry.hear)
+        self.store.start()
+        config = parse(CONFIG)
+        services = {1: config.service[0]}
+        self.operations = Operations(
+            self.engine, self.store, self.monitor, self.registry, services, config.attach, {"facts": 1}
+        )
+
+    def close(self) -> None:
+        self.store.close(3)
+
+    def turn(self) -> None:
+        """Let the monitor hear what the engine says."""
+        while self.engine.pending:
+            self.monitor.turn(self.engine.events(timeout_ms=0))
+
+    def sleep(self, number: int) -> None:
+        """Put a connection to sleep, its row written."""
+        asyncio.run(self._sleep(number))
+
+    async def _sleep(self, number: int) -> None:
+        acting = asyncio.create_task(self.operations.act(str(number), "sleep"))
+        while not acting.done():
+            await asyncio.sleep(0.005)
+            self.turn()
+        assert (await acting)["state"] == "SLEEP"
+
+    def wanted(self, target: Target) -> Key | int:
+        try:
+            return self.operations.find(target)
+        except OSError as error:
+            return error.errno or 0
+
+
+@pytest.fixture(autouse=True)
+def addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations_module, "local_addresses", lambda: ["10.0.0.1", "10.0.0.77", "127.0.0.1"])
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path / "roost.db")
+    yield made
+    made.close()
+
+
+def test_a_name_reaches_its_connection_in_every_state(rig: Rig) -> None:
+    c = rig.engine.add(key(1), 1, State.STANDBY)
+    given_name = rig.operations.give_name("1", "Thermostat-17")
+    assert given_name == {"id": 1, "client": "192.0.0.1:40000", "name": "thermostat-17",
+                          "target": "thermostat-17.roost"}  # fmt: skip
+    for state in (State.STANDBY, State.ACTIVE, State.IDLE):
+        c.state = state
+        assert rig.wanted(Name("thermostat-17.roost")) == key(1)
+    rig.sleep(1)
+    assert rig.wanted(Name("thermostat-17.roost")) == key(1)
+    shown = rig.operations.show("thermostat-17.ROOST")
+    assert (shown["id"], shown["name"], shown["state"]) == (1, "thermostat-17", "SLEEP")
+    rig.engine.add(key(2), 2, State.IDLE)
+    assert [row["name"] for chunk in rig.operations.connections() for row in chunk] == ["thermostat-17", None]
+
+
+def test_a_name_given_again_moves_and_a_connection_has_one_name(rig: Rig) -> None:
+    for number in (1, 2):
+        rig.engine.add(key(number), number, State.IDLE)
+    rig.operations.give_name("1", "a")
+    rig.operations.give_name("2", "a")
+    assert (rig.wanted(Name("a.roost")), rig.registry.name_at(key(1).pack())) == (key(2), None)
+    rig.operations.give_name("2", "b")
+    assert (rig.wanted(Name("a.roost")), rig.wanted(Name("b.roost"))) == (ENOENT, key(2))
+    assert [name for name, _ in rig.store.named()] == ["b"]
+
+
+def test_a_name_outlives_its_connection_but_does_not_reach_the_next_one_at_its_address(rig: Rig) -> None:
+    c = rig.engine.add(key(1), 1, State.IDLE)
+    rig.operations.give_name("1", "a")
+    rig.engine.move(c, State.CLOSED, Cause.CLIENT_CLOSE)
+    rig.turn()
+    assert rig.wanted(Name("a.roost")) == ENOTCONN
+    newer = rig.engine.add(key(1), 7, State.SLEEP)
+    assert rig.wanted(Name("a.roost")) == ENOTCONN
+    assert rig.operations.show("192.0.0.1:40000")["name"] is None
+    assert newer.state is State.SLEEP
+    found = rig.registry.find("a")
+    assert found is not None
+    assert (found.key, found.id, found.connected) == (key(1).pack(), 1, False)
+    with pytest.raises(OperationError, match=r'no connection "a.roost"'):
+        rig.operations.show("a.roost")
+
+
+@pytest.mark.parametrize(
+    ("number", "source", "target", "connected"),
+    [
+        (5, State.IDLE, State.SLEEP, True),
+        (5, State.IDLE, State.CLOSED, False),
+        (0, State.SLEEP, State.CLOSED, False),  # the engine does not know the numbers of those that sleep
+        (6, State.NONE, State.ACTIVE, False),  # the end of 5 was not heard
+        (4, State.IDLE, State.CLOSED, True),  # an earlier connection, heard of late
+    ],
+)
+def test_what_a_transition_means_to_a_name(
+    rig: Rig, number: int, source: State, target: State, connected: bool
+) -> None:
+    rig.registry.give("a", key(1).pack(), 5)
+    rig.registry.hear([transition(key(2), 5, State.IDLE, State.CLOSED), transition(key(1), number, source, target)])
+    found = rig.registry.find("a")
+    assert found is not None
+    assert found.connected is connected
+
+
+def test_a_restart_finds_the_names_and_who_of_them_lives(rig: Rig, tmp_path: Path) -> None:
+    for number, state in ((1, State.IDLE), (2, State.IDLE), (3, State.IDLE), (4, State.STANDBY)):
+        rig.engine.add(key(number), number, state)
+        rig.operations.give_name(str(number), f"n{number}")
+    rig.sleep(2)
+    rig.sleep(3)
+    rig.close()
+    with sqlite3.connect(tmp_path / "roost.db") as database:  # 3 slept through a reboot: a row, and no slot yet
+        database.execute("UPDATE sleeping SET boot_id = 'before' WHERE id = 3")
+    engine = FakeEngine()
+    for number, state in ((1, State.IDLE), (2, State.SLEEP)):
+        engine.add(key(number), number, state)
+    engine.add(key(4), 9, State.IDLE)  # the address of 4, which died with the daemon; another has it now
+    after = Rig(tmp_path / "roost.db", engine)
+    try:
+        found = [after.registry.find(f"n{number}") for number in range(1, 5)]
+        assert [one and one.connected for one in found] == [True, True, True, False]
+        assert [after.wanted(Name(f"n{n}.roost")) for n in range(1, 5)] == [key(1), key(2), ENOTCONN, ENOTCONN]
+        engine.add(key(3), 3, State.SLEEP)  # put back
+        assert after.wanted(Name("n3.roost")) == key(3)
+    finally:
+        after.close()
+
+
+def test_names_that_cannot_be_read_are_an_error_of_the_store_until_they_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "BACKOFF_S", (0.02,))
+    database = tmp_path / "roost.db"
+    database.write_bytes(b"this is no database" * 100)
+    rig = Rig(database)
+    try:
+        rig.engine.add(key(1), 1, State.IDLE)
+        assert rig.wanted(Name("a.roost")) == EIO
+        with pytest.raises(OperationError, match="names cannot be changed now") as caught:
+            rig.operations.give_name("1", "a")
+        assert caught.value.status == 503
+        assert rig.registry.load() is False
+        database.unlink()
+        deadline = time.monotonic() + 5
+        while not (rig.registry.load() and rig.store.status.text == "ok"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        rig.operations.give_name("1", "a")
+        assert rig.wanted(Name("a.roost")) == key(1)
+        rig.registry.give("b", key(1).pack(), 1)
+        assert rig.registry.load()
+        assert rig.wanted(Name("b.roost")) == key(1), "what is not written yet is not lost"
+    finally:
+        rig.close()
+
+
+def test_a_name_that_cannot_be_written_is_not_given(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.engine.add(key(1), 1, State.IDLE)
+    rig.store._note_failure(sqlite3.OperationalError("disk full"))
+    with pytest.raises(RegistryError, match="disk full"):
+        rig.registry.give("a", key(1).pack(), 1)
+    with pytest.raises(RegistryError, match="disk full"):
+        rig.registry.remove("a")
+    assert rig.wanted(Name("a.roost")) == ENOENT
+
+
+def test_names_are_removed_by_connection_and_by_name(rig: Rig) -> None:
+    c = rig.engine.add(key(1), 1, State.IDLE)
+    rig.operations.give_name("192.0.0.1:40000", "a")
+    assert rig.operations.take_name("1") == {"name": "a"}
+    with pytest.raises(OperationError, match="has no name"):
+        rig.operations.take_name("1")
+    rig.operations.give_name("1", "a")
+    rig.engine.move(c, State.CLOSED, Cause.CLIENT_CLOSE)
+    rig.turn()
+    assert rig.operations.forget_name("A") == {"name": "a"}
+    with pytest.raises(OperationError, match='nobody has the name "a"') as caught:
+        rig.operations.forget_name("a")
+    assert caught.value.status == 404
+    assert list(rig.store.named()) == []
+
+
+@pytest.mark.parametrize("name", ["", "-a", ".a", "a b", "a/b", "ü", "a" * 64, "ſ", "a.roost"])
+def test_what_is_no_name_is_refused(rig: Rig, name: str) -> None:
+    rig.engine.add(key(1), 1, State.IDLE)
+    with pytest.raises(OperationError) as caught:
+        rig.operations.give_name("1", name)
+    assert caught.value.status == 400
+
+
+@given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True))
+def test_a_name_is_the_same_in_any_case(name: str) -> None:
+    assert canonical(name) == canonical(name.upper()) == canonical(name.lower())
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        (Name("a"), ENOENT),
+        (Name("a.example"), ENOENT),
+        (Name("roost"), ENOENT),
+        (Name("a.roost.example"), ENOENT),
+        (Name("localhost"), ELOOP),
+        (Name("api.localhost"), ELOOP),
+        (Address("192.0.2.99", 1), ENOENT),
+        (Address("10.0.0.1", 3128), ELOOP),
+        (Address("::1", 3128), ELOOP),
+        (Address("10.0.0.1", 3129), ENOENT),
+        (Address("10.0.0.77", 7000), ELOOP),  # a local address, for a service that listens on all
+        (Address("127.0.0.53", 7000), ELOOP),
+        (Address("0.0.0.0", 7000), ELOOP),
+        (Address("10.0.0.78", 7000), ENOENT),
+        (Address("::2", 7000), ENOENT),
+    ],
+)
+def test_whom_nobody_can_reach(rig: Rig, target: Target, error: int) -> None:
+    assert rig.wanted(target) == error
+
+
+def test_an_attach_that_finds_nobody_closes_the_descriptor(rig: Rig) -> None:
+    read_end, write_end = os.pipe()
+    assert asyncio.run(rig.operations.attach(Name("a.roost"), write_end, b"", b"", 1.0)) == ENOENT
+    with os.fdopen(read_end, "rb") as reader:
+        assert reader.read() == b""
+
+
+class Written:
+    """A store that is written at once."""
+
+    def __init__(self) -> None:
+        self.status = StoreStatus()
+        self.rows: dict[str, bytes] = {}
+
+    def add(self, names: Mapping[str, bytes | None]) -> None:
+        for name, named in names.items():
+            if named is None:
+                self.rows.pop(name, None)
+            else:
+                self.rows[name] = named
+
+    def named(self) -> Iterator[tuple[str, bytes]]:
+        return iter(self.rows.items())
+
+    def sleeping_ids(self, keys: object) -> dict[bytes, int]:
+        return {}
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("give"), st.integers(1, 3), st.sampled_from("abc")),
+        st.tuples(st.just("remove"), st.integers(1, 3), st.sampled_from("abc")),
+        st.tuples(st.just("close"), st.integers(1, 3), st.booleans()),
+        st.tuples(st.just("again"), st.integers(1, 3), st.booleans()),
+    ),
+    max_size=25,
+)
+
+
+@given(STEPS)
+def test_whatever_happens_a_name_reaches_the_connection_it_was_given_to_or_nobody(steps: list[Any]) -> None:
+    """Three addresses, whose connections come and go, heard of or not; three names."""
+    store, engine = Written(), FakeEngine()
+    registry = Registry(store, engine)  # type: ignore[arg-type]
+    assert registry.load()
+    alive: dict[int, int] = {place: place for place in (1, 2, 3)}  # address -> number of its connection
+    meant: dict[str, tuple[int, int]] = {}
+    numbers = 3
+    for step, place, argument in steps:
+        number = alive.get(place)
+        if step == "give" and number:
+            meant = {name: where for name, where in meant.items() if where != (place, number)}
+            meant[argument] = (place, number)
+            registry.give(argument, key(place).pack(), number)
+        elif step == "remove":
+            assert registry.remove(argument) is (meant.pop(argument, None) is not None)
+        elif step == "close" and number:
+            del alive[place]
+            registry.hear([transition(key(place), 0 if argument else number, State.SLEEP, State.CLOSED)])
+        elif step == "again":  # another connection from the same address; the end of the old one was not heard of
+            numbers += 1
+            alive[place] = numbers
+            registry.hear([transition(key(place), numbers, State.NONE, State.ACTIVE)])
+        for name in "abc":
+            found = registry.find(name)
+            assert (found and (Key.unpack(found.key), found.id)) == (
+                (key(meant[name][0]), meant[name][1]) if name in meant else None
+            )
+            if found:
+                assert found.connected is (alive.get(meant[name][0]) == meant[name][1])
+        named_places = {place: registry.name_at(key(place).pack()) for place in (1, 2, 3)}
+        for place, known_as in named_places.items():
+            assert known_as is None or meant[known_as] == (place, alive.get(place))
+    for place, number in alive.items():
+        engine.add(key(place), number, State.IDLE)
+    after = Registry(store, engine)  # type: ignore[arg-type]
+    assert after.load()
+    assert {name: after.find(name) for name in "abc"} == {name: registry.find(name) for name in "abc"}
+
+
+def test_names_cost_nothing_to_connections_without_one_and_little_to_the_collector(rig: Rig) -> None:
+    for number in range(1, 1001):
+        rig.registry._named[f"n{number}"] = NAMED.pack(key(number).pack(), number, 0)
+        rig.registry._at[key(number).pack()] = f"n{number}"
+    gc.collect()
+    tracked: list[Any] = [*rig.registry._named.values(), *rig.registry._at.values(), *rig.registry._at]
+    assert not any(gc.is_tracked(one) for one in tracked)
+    began = time.perf_counter()
+    rig.registry.hear([transition(key(5000), n, State.IDLE, State.SLEEP) for n in range(10_000)])
+    assert time.perf_counter() - began < 1.0
+    assert (len(rig.registry._named), len(rig.registry._at)) == (1000, 1000)
