@@ -364,11 +364,11 @@ class Engine:
         if result < 0:
             raise EngineError(f"there is no service with index {spec.index}")
 
-    def open_router(self, attach_ports: Sequence[int] = ()) -> None:
+    def open_router(self, attach_ports: Sequence[int] = (), wait_ms: int = 0) -> None:
         """Makes this machine answer for others: call it before transparent services are added. attach_ports: where
-        servers reach clients by address alone."""
+        servers reach clients by address alone. wait_ms: how long they wait for one that is not there, or busy."""
         self._buffers.err[0] = b"\0"
-        self._check(lib.roost_router_open(self._raw, self._buffers.err, ERR_LEN))
+        self._check(lib.roost_router_open(self._raw, wait_ms, self._buffers.err, ERR_LEN))
         for port in attach_ports:
             self._check(lib.roost_router_attach_port(self._raw, port))
 

@@ -135,7 +135,7 @@ static void timers_turn(struct roost_engine *e) {
 static int timeout_ms(const struct roost_engine *e) {
     if (e->ready || e->graced || e->waking || e->stray || __atomic_load_n(&e->box.first_command, __ATOMIC_RELAXED))
         return 0;
-    if (e->wheel.armed || e->accept_resume_ms)
+    if (e->wheel.armed || e->accept_resume_ms || e->waiting_servers)
         return ROOST_WHEEL_TICK_MS;
     return 50;
 }
@@ -150,6 +150,7 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     relay_turn(e);
     roost_freeze_turn(e);
     timers_turn(e);
+    roost_router_turn(e);
     roost_sweep_turn(e);
     roost_accept_resume(e);
     if (e->pressure_told && e->awake <= e->max_awake - e->max_awake / 4)
@@ -351,6 +352,7 @@ void roost_close(roost_engine *e) {
         return;
     roost_stop(e);
     roost_stop_listening(e);
+    roost_router_close(e);
     while (e->oldest) {
         struct roost_conn *c = e->oldest;
         /* On its way to wake: it sleeps on, and is answered for. On its way to sleep: its socket ends here, and no

@@ -149,8 +149,9 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
 int roost_attach(roost_engine *e, const char *ifname, const char *mode /* auto native generic */, char *err,
                  uint32_t err_len); /* returns 1 native, 2 generic */
 /* Makes this machine answer for others (once, before transparent services are added): steering programs, and the doors
- * through which servers that connect to a client's address come in. */
-int roost_router_open(roost_engine *e, char *err, uint32_t err_len);
+ * through which servers that connect to a client's address come in. wait_ms: how long a server waits for a client that is
+ * not connected, or linked to another server, before it is reset. */
+int roost_router_open(roost_engine *e, uint32_t wait_ms, char *err, uint32_t err_len);
 /* Steers what arrives on an interface. servers: SYNs for clients come from there. */
 int roost_router_attach(roost_engine *e, const char *ifname, int servers, char *err, uint32_t err_len);
 /* A port at which servers reach clients by address alone, whichever port the client's connection has. */

@@ -132,6 +132,12 @@ struct roost_grace {
     bool wanted, stop, running;
 };
 
+struct roost_waiting { /* a server whose client is not to be had yet */
+    struct roost_waiting *next;
+    uint64_t until_ms;
+    int fd;
+};
+
 struct roost_listener {
     struct roost_service service;
     int fd;
@@ -180,6 +186,9 @@ struct roost_engine {
     struct roost_listener *by_index[ROOST_MAX_SERVICES]; /* by the index of the service */
     int door[ROOST_DOORS];                               /* a router's listening sockets for servers; -1: none */
     struct roost_hosts hosts;
+    struct roost_waiting *waiting_servers; /* oldest first */
+    uint32_t servers_waiting, server_wait_ms;
+    uint64_t servers_retry_ms;
     struct roost_conn **by_id, **by_key;
     uint32_t hash_size;
     struct roost_conn *oldest, *newest;
@@ -208,6 +217,8 @@ int roost_watch_plain(struct roost_engine *e, int fd, uint64_t tag);
 /* router.c */
 int roost_router_manage(struct roost_engine *e, const struct roost_service *service, char *err, uint32_t err_len);
 void roost_router_accept(struct roost_engine *e, int door);
+void roost_router_turn(struct roost_engine *e);
+void roost_router_close(struct roost_engine *e);
 
 /* listeners.c */
 int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, char *err, uint32_t err_len); /* fd or -errno */

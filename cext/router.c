@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -20,6 +21,8 @@
 #include "internal.h"
 
 #define ACCEPTS_A_TURN 128
+#define WAITING_MAX 1024 /* servers; what comes then is reset at once */
+#define RETRY_MS 50
 
 /* Of what an earlier engine left asleep. */
 static int count_hosts(struct roost_engine *e) {
@@ -31,9 +34,10 @@ static int count_hosts(struct roost_engine *e) {
     return error;
 }
 
-int roost_router_open(struct roost_engine *e, char *err, uint32_t err_len) {
+int roost_router_open(struct roost_engine *e, uint32_t wait_ms, char *err, uint32_t err_len) {
     static const uint8_t loopback[ROOST_DOORS][16] = {
         [ROOST_DOOR_IPV4] = {[10] = 0xff, [11] = 0xff, 127, 0, 0, 1}, [ROOST_DOOR_IPV6] = {[15] = 1}};
+    e->server_wait_ms = wait_ms;
     int error = roost_datapath_steer(&e->path, err, err_len);
     int doors = error ? -1 : roost_datapath_steer_map(&e->path, "doors");
     for (uint32_t i = 0; i < ROOST_DOORS && !error; i++) {
@@ -120,47 +124,103 @@ static bool scan(struct roost_engine *e, struct roost_key *key) {
 }
 
 /* The connection that a server means by the address it connected to: the one with this address and port, else the only
- * one with this address. */
-static bool find_client(struct roost_engine *e, struct roost_key *key, const uint8_t server[16]) {
+ * one with this address. 0, ENOENT, or ENOTUNIQ: it has several. */
+static int find_client(struct roost_engine *e, struct roost_key *key, const uint8_t server[16]) {
     if (complete(e, key, server, true))
-        return true;
+        return 0;
     struct roost_host *host = roost_hosts_find(&e->hosts, key->client);
     if (!host || host->count > 1)
-        return false;
+        return host ? ENOTUNIQ : ENOENT;
     key->client_port = host->client_port;
     key->local_port = host->local_port;
     if (host->client_port && complete(e, key, server, false))
-        return true;
+        return 0;
     if (!scan(e, key))
-        return false;
+        return ENOENT;
     host->client_port = key->client_port;
     host->local_port = key->local_port;
-    return true;
+    return 0;
 }
 
-static void let_in(struct roost_engine *e, int fd) {
+/* Links an accepted server to its client. 0, or an errno: the socket is still the caller's. */
+static int link_server(struct roost_engine *e, int fd) {
     struct sockaddr_storage self, peer;
     socklen_t size = sizeof(self);
     struct roost_command command;
-    uint8_t server[16];
+    uint8_t server[16], byte;
     uint16_t server_port;
     memset(&command, 0, sizeof(command));
     command.op = ROOST_OP_ATTACH;
     command.cause = ROOST_C_SERVER_ATTACH;
     command.fd = fd;
     struct roost_key *key = &command.record.key;
-    bool known = !getsockname(fd, (struct sockaddr *)&self, &size);
+    if (getsockname(fd, (struct sockaddr *)&self, &size))
+        return errno;
     size = sizeof(peer);
-    known = known && !getpeername(fd, (struct sockaddr *)&peer, &size);
-    if (known) {
-        roost_address_from(&self, key->client, &key->client_port);
-        roost_address_from(&peer, server, &server_port);
-        known = find_client(e, key, server);
-    }
-    if (known && !roost_attach_server(e, &command))
-        return;
+    if (getpeername(fd, (struct sockaddr *)&peer, &size) || !recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT))
+        return ENOTCONN; /* it has gone, or ended before it began */
+    roost_address_from(&self, key->client, &key->client_port);
+    roost_address_from(&peer, server, &server_port);
+    int error = find_client(e, key, server);
+    return error ? error : roost_attach_server(e, &command);
+}
+
+static void turn_away(struct roost_engine *e, int fd) {
     e->stat[ROOST_E_DOOR_REFUSED]++;
     roost_reset_fd(fd);
+}
+
+/* Worth another try? A client that is not there may come, one that is linked may become free. */
+static bool may_change(int error) {
+    return error == ENOENT || error == EBUSY || error == EAGAIN;
+}
+
+static void let_in(struct roost_engine *e, int fd) {
+    int error = link_server(e, fd);
+    if (!error)
+        return;
+    struct roost_waiting *w = NULL, **last = &e->waiting_servers;
+    if (may_change(error) && e->server_wait_ms && e->servers_waiting < WAITING_MAX)
+        w = malloc(sizeof(*w));
+    if (!w) {
+        turn_away(e, fd);
+        return;
+    }
+    w->fd = fd;
+    w->until_ms = e->now_ms + e->server_wait_ms;
+    w->next = NULL;
+    while (*last)
+        last = &(*last)->next;
+    *last = w;
+    e->servers_waiting++;
+}
+
+void roost_router_turn(struct roost_engine *e) {
+    if (!e->waiting_servers || e->now_ms < e->servers_retry_ms)
+        return;
+    e->servers_retry_ms = e->now_ms + RETRY_MS;
+    for (struct roost_waiting **at = &e->waiting_servers; *at;) {
+        struct roost_waiting *w = *at;
+        int error = link_server(e, w->fd);
+        if (may_change(error) && e->now_ms < w->until_ms) {
+            at = &w->next;
+            continue;
+        }
+        if (error)
+            turn_away(e, w->fd);
+        *at = w->next;
+        free(w);
+        e->servers_waiting--;
+    }
+}
+
+void roost_router_close(struct roost_engine *e) {
+    while (e->waiting_servers) {
+        struct roost_waiting *w = e->waiting_servers;
+        e->waiting_servers = w->next;
+        roost_reset_fd(w->fd);
+        free(w);
+    }
 }
 
 void roost_router_accept(struct roost_engine *e, int door) {

@@ -156,6 +156,12 @@ class Router(_Section):
         description="new clients of transparent services while no daemon runs: `open` routes them to their server, "
         "`closed` refuses them; sleeping ones stay either way",
     )
+    wait: Duration = Field(
+        0.0,
+        le=3600,
+        description="how long a server that connects to a client's address waits while that client is not connected or "
+        "is linked to another server; then it is reset",
+    )
     attach_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = Field(
         (), description="ports at which servers reach a client by its address, whichever port its connection has"
     )

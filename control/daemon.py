@@ -318,7 +318,7 @@ class Daemon:
                 open_routes()
             except RouterError as error:
                 raise DaemonError(f"[router] {error}") from None
-            engine.open_router(router.attach_ports)
+            engine.open_router(router.attach_ports, round(router.wait * 1000))
         for index, service in self._services.items():
             try:
                 engine.add_service(service_spec(service, index, config))

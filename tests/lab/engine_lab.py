@@ -60,7 +60,7 @@ class EngineLab:
 
     def __init__(self, lab: Lab | None = None, service: dict[str, Any] | None = None, xdp_mode: str = "auto",
                  exact_frames: bool = False, router: bool = False, attach_ports: Sequence[int] = (),
-                 **options: Any) -> None:  # fmt: skip
+                 wait_ms: int = 0, **options: Any) -> None:  # fmt: skip
         self._stack = ExitStack()
         self.lab = lab or self._stack.enter_context(Lab(clients=100, nat=False, exact_frames=exact_frames))
         self._pins = str(leftovers.BPFFS / leftovers.new_name())
@@ -70,6 +70,7 @@ class EngineLab:
         self._xdp_mode = xdp_mode
         self._router = router
         self._attach_ports = attach_ports
+        self._wait_ms = wait_ms
         self._engine: Engine | None = None
         self._thread: threading.Thread | None = None
         self._driving = False
@@ -133,7 +134,7 @@ class EngineLab:
             self.attached = engine.attach("wan0", self._xdp_mode)
             if self._router:
                 open_routes()
-                engine.open_router(self._attach_ports)
+                engine.open_router(self._attach_ports, self._wait_ms)
                 engine.steer("wan0", servers=False)
                 engine.steer("lan0", servers=True)
             for family in (4, 6):

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import time
 from typing import Final
 
 import pytest
 
-from appliance.engine import unpin
+from appliance.engine import Command, Op, unpin
 from appliance.lab import Lab, wait_until
 from control.states import Cause, State
 from tests.lab.engine_lab import PORT, EngineLab, receive
@@ -249,3 +250,41 @@ def test_every_server_of_a_port_is_answered_for(family: int) -> None:
         answer = asker.receive(token, 20)
         assert answer["answered"] == 10, answer["failures"]
         assert server.request("stats")["hellos"] == 10
+
+
+@BOTH
+@pytest.mark.engine(router=True, attach_ports=[PORT_OF_CLIENTS], wait_ms=3000)
+def test_a_server_waits_for_a_client_that_is_not_connected_yet(box: EngineLab, family: int) -> None:
+    address = box.lab.client_addresses(family)[0]
+    with reach(box, (address, PORT_OF_CLIENTS)) as server:
+        server.sendall(b"are you there?")
+        time.sleep(0.3)
+        client = box.dial(family, source=address)
+        box.accept(family)  # its own server
+        box.engine.submit([Command(Op.STANDBY, cause=Cause.COMMAND, key=box.key_of(client))])
+        assert receive(client, 14) == b"are you there?"
+        client.sendall(b"now")
+        assert receive(server, 3) == b"now"
+
+
+@BOTH
+@pytest.mark.engine(router=True, wait_ms=3000)
+def test_a_second_server_waits_until_the_client_is_free(box: EngineLab, family: int) -> None:
+    pair = box.connect(family)
+    with reach(box, pair.client.getsockname()[:2]) as server:
+        server.sendall(b"my turn")
+        box.exchange(pair)
+        box.to_standby(pair)
+        assert receive(pair.client, 7) == b"my turn"
+    box.wait_state(pair, State.STANDBY)
+    assert box.stat("servers_refused") == 0
+
+
+@pytest.mark.engine(router=True, attach_ports=[PORT_OF_CLIENTS], wait_ms=400)
+def test_a_server_that_waited_in_vain_is_reset_and_one_that_left_is_forgotten(box: EngineLab) -> None:
+    nobody = (box.lab.client_addresses(4)[0], PORT_OF_CLIENTS)
+    reach(box, nobody).close()
+    began = time.monotonic()
+    assert_reset(box, nobody)
+    assert 0.35 < time.monotonic() - began < 2
+    box.wait(lambda: box.stat("servers_refused") == 2, "both are gone")
