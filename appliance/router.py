@@ -4,16 +4,16 @@
     ip rule  add fwmark 0x52000000/0xff000000 lookup 5200        IPv4 and IPv6
     ip route add local default dev lo table 5200
 
-They are made at start (what is there already stays) and taken back at the end, unless connections are left asleep: what
-is marked for those must not be routed to their server. They act on nothing but that mark, so what a killed daemon
-leaves harms nobody.
+They are made at start (what is there already stays) and taken back at the end, unless connections are left asleep or
+new clients are to be refused: what is marked for those must not be routed to their server. They act on nothing but that
+mark, so what a killed daemon leaves harms nobody. There is one router in a network namespace.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
-from errno import EEXIST, ENOENT, ESRCH
+from errno import EACCES, EAFNOSUPPORT, EEXIST, ENOENT, EOPNOTSUPP, ESRCH
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +25,9 @@ TABLE: Final = 5200
 PRIORITY: Final = 5200
 FORWARDING: Final = (Path("/proc/sys/net/ipv4/ip_forward"), Path("/proc/sys/net/ipv6/conf/all/forwarding"))
 _FAMILIES: Final = (socket.AF_INET, socket.AF_INET6)
+_NO_IPV6: Final = {EACCES, EAFNOSUPPORT, EOPNOTSUPP}
+"""What the kernel says where IPv6 is switched off."""
+
 _ANYWHERE: Final = {socket.AF_INET: "0.0.0.0/0", socket.AF_INET6: "::/0"}
 
 
@@ -53,7 +56,7 @@ def _each(verb: str, *ignored: int) -> None:
         try:
             call(verb, **arguments)
         except NetlinkError as error:
-            if error.code not in ignored:
+            if error.code not in ignored and not (arguments["family"] == socket.AF_INET6 and error.code in _NO_IPV6):
                 raise RouterError(f"cannot {verb} the {what}: {error.args[-1]}") from None
 
     mark, mask = router_mark()

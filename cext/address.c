@@ -65,3 +65,13 @@ int roost_socket_for(const uint8_t ip[16], bool transparent) {
     }
     return fd;
 }
+
+bool roost_address_is_ours(const uint8_t ip[16]) {
+    struct sockaddr_storage address;
+    int fd = roost_socket_for(ip, false);
+    socklen_t size = roost_address_to(ip, 0, &address);
+    bool ours = fd >= 0 && !bind(fd, (struct sockaddr *)&address, size);
+    if (fd >= 0)
+        close(fd);
+    return ours;
+}

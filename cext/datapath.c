@@ -9,11 +9,13 @@
 #include <linux/if_ether.h>
 #include <linux/if_link.h>
 #include <net/if.h>
+#include <net/if_arp.h>
 #include <netinet/in.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
@@ -401,12 +403,25 @@ int roost_datapath_steer_map(const struct roost_datapath *d, const char *name) {
     return bpf_object__find_map_fd_by_name(d->steer, name);
 }
 
+static bool is_ethernet(const char *ifname) {
+    struct ifreq request = {0};
+    int any = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    snprintf(request.ifr_name, sizeof(request.ifr_name), "%s", ifname);
+    bool ethernet = any >= 0 && !ioctl(any, SIOCGIFHWADDR, &request) && request.ifr_hwaddr.sa_family == ARPHRD_ETHER;
+    if (any >= 0)
+        close(any);
+    return ethernet;
+}
+
 int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bool servers, char *err, size_t err_len) {
     const char *name = servers ? "roost_steer_servers" : "roost_steer_clients";
     char path[320];
     uint32_t index = if_nametoindex(ifname);
     if (!index)
         return complain(err, err_len, ENODEV, "there is no interface %s; `ip link` lists those there are", ifname);
+    if (!is_ethernet(ifname))
+        return complain(err, err_len, EINVAL, "%s has no Ethernet frames: a router cannot steer what arrives there",
+                        ifname);
     if (d->steered_interfaces == 2 * ROOST_MAX_INTERFACES)
         return complain(err, err_len, ENOSPC, "more than %d interfaces", 2 * ROOST_MAX_INTERFACES);
     int program = bpf_program__fd(bpf_object__find_program_by_name(d->steer, name));

@@ -212,15 +212,17 @@ void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_ca
 int roost_link_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
     if (c->link == ROOST_UNLINKED)
         return 0;
-    if (c->client.eof || c->client.shut || c->server.pending || c->client.pending)
-        return -EBUSY; /* in the middle of something: bytes wait, or the end has begun */
-    if (c->link == ROOST_CONNECTING) {
+    if (c->client.eof || c->client.shut || c->client.pending)
+        return -EBUSY;                 /* in the middle of something: bytes wait, or the end has begun */
+    if (c->link == ROOST_CONNECTING) { /* what is pending for the server is no more than our own header */
         if (c->rx == 0 && !c->client.readable) {
             roost_link_drop(e, c, cause);
             return 0;
         }
         return -EBUSY; /* the client spoke and waits for this very link */
     }
+    if (c->server.pending)
+        return -EBUSY;
     if (c->link == ROOST_UNLINKING)
         return 0;
     shutdown(c->server.fd, SHUT_WR);

@@ -27,6 +27,12 @@ static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd,
     }
     roost_address_from(peer, key.client, &key.client_port);
     roost_address_from(&self, key.local, &key.local_port);
+    /* A service that answers for every server would have this machine for its server, and link to itself. */
+    const struct roost_service *s = &l->service;
+    if (s->transparent && roost_address_is_any(s->listen) && roost_address_is_ours(key.local)) {
+        roost_reset_fd(fd);
+        return;
+    }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     struct roost_conn *c = roost_conn_new(e, &key, e->next_id++, l->service.index);
     if (!c || roost_watch(e, fd, c, false)) {
@@ -52,11 +58,14 @@ void roost_tell_pressure(struct roost_engine *e) {
 }
 
 /* No room: new clients wait in the listen queue, which costs them nothing but time. */
-static void pause_accepting(struct roost_engine *e) {
+void roost_accept_pause(struct roost_engine *e) {
     for (int i = 0; i < e->listeners; i++)
         if (!e->listener[i].paused && e->listener[i].fd >= 0 &&
             !epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, e->listener[i].fd, NULL))
             e->listener[i].paused = true;
+    for (int i = 0; i < ROOST_DOORS; i++)
+        if (e->door[i] >= 0)
+            epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, e->door[i], NULL);
     e->accept_resume_ms = e->now_ms + ACCEPT_PAUSE_MS;
     e->stat[ROOST_E_ACCEPT_PAUSED]++;
     roost_tell_pressure(e);
@@ -69,6 +78,9 @@ void roost_accept_resume(struct roost_engine *e) {
     for (int i = 0; i < e->listeners; i++)
         if (e->listener[i].paused && !roost_watch_plain(e, e->listener[i].fd, TAG_LISTENER + (uint64_t)i))
             e->listener[i].paused = false;
+    for (int i = 0; i < ROOST_DOORS; i++)
+        if (e->door[i] >= 0)
+            roost_watch_plain(e, e->door[i], TAG_DOOR + (uint64_t)i); /* there already: as good */
 }
 
 void roost_accept_turn(struct roost_engine *e, struct roost_listener *l) {
@@ -76,14 +88,14 @@ void roost_accept_turn(struct roost_engine *e, struct roost_listener *l) {
         struct sockaddr_storage peer;
         socklen_t size = sizeof(peer);
         if (e->awake >= e->max_awake || roost_mailbox_crowded(&e->box)) {
-            pause_accepting(e);
+            roost_accept_pause(e);
             return;
         }
         int fd = accept4(l->fd, (struct sockaddr *)&peer, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0)
             accept_one(e, l, fd, &peer);
         else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
-            pause_accepting(e);
+            roost_accept_pause(e);
         else if (errno == EAGAIN)
             return;
         /* else: that client has gone already (ECONNABORTED and the like) */

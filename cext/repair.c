@@ -226,9 +226,8 @@ int roost_repair_peek(int fd, struct roost_ka *ka) {
     return 0;
 }
 
-int roost_repair_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest,
-                         bool transparent) {
-    int fd = roost_socket_for(key->local, transparent);
+int roost_repair_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest) {
+    int fd = roost_socket_for(key->local, true);
     if (fd < 0)
         return fd;
     int e = rebuild(fd, key, ka, rest);

@@ -13,7 +13,6 @@
 #ifndef ROOST_CEXT_REPAIR_H
 #define ROOST_CEXT_REPAIR_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "../ebpf/record.h"
@@ -30,9 +29,8 @@ void roost_repair_undo(int fd, int closed_filter);
 int roost_repair_peek(int fd, struct roost_ka *ka);
 
 /* A new non-blocking connected socket from a record, still in repair mode (closing it is silent), or -errno.
- * transparent: the local address is not this machine's. */
-int roost_repair_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest,
-                         bool transparent);
+ * Its local address may be another's, for which a router answers. */
+int roost_repair_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest);
 /* Out of repair mode: from now on it is the connection. 0 or -errno. */
 int roost_repair_finish(int fd);
 

@@ -42,6 +42,8 @@ int roost_router_open(struct roost_engine *e, uint32_t wait_ms, char *err, uint3
     int doors = error ? -1 : roost_datapath_steer_map(&e->path, "doors");
     for (uint32_t i = 0; i < ROOST_DOORS && !error; i++) {
         int fd = roost_listen(loopback[i], 0, true, err, err_len);
+        if (i == ROOST_DOOR_IPV6 && (fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL))
+            continue; /* this machine has no IPv6 */
         if (fd < 0)
             return fd;
         e->door[i] = fd;
@@ -228,7 +230,9 @@ void roost_router_accept(struct roost_engine *e, int door) {
         int fd = accept4(e->door[door], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd >= 0)
             let_in(e, fd);
-        else if (errno == EAGAIN || errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+        else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+            roost_accept_pause(e);
+        if (fd < 0 && errno != ECONNABORTED)
             return;
     }
 }

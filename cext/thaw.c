@@ -342,9 +342,8 @@ static bool thaw(struct roost_engine *e, struct roost_conn *c) {
     if (c->speaks && c->link == ROOST_UNLINKED && c->attach_fd < 0 && !c->want_close)
         roost_link_open(e, c);
     c->speaks = false;
-    bool transparent = roost_service_of(e, c->service)->transparent;
     /* Beyond max_awake there would be no descriptor left for its server. */
-    int fd = e->awake > e->max_awake ? -EMFILE : roost_repair_rebuild(&c->key, c->slot, rest, transparent);
+    int fd = e->awake > e->max_awake ? -EMFILE : roost_repair_rebuild(&c->key, c->slot, rest);
     if (fd >= 0) {
         /* Before it leaves repair mode: were we killed in between, the close would be silent, and the next daemon
          * removes the slot; after it the close sends a FIN that the record knows nothing of. */

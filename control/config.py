@@ -149,7 +149,7 @@ class Router(_Section):
     lan: tuple[str, ...] = Field(
         (),
         description="interfaces towards the servers; empty: this machine is no router. Those towards the clients are "
-        "`[network] interfaces`",
+        "`[network] interfaces`. Every host behind these reaches every client of a transparent service",
     )
     fail: Literal["open", "closed"] = Field(
         "open",
@@ -344,9 +344,20 @@ class Config(_Section):
         for service in self.service:
             if not service.server and not service.transparent:
                 raise ValueError(f'[[service]] "{service.name}": the key `server` is missing')
+            if service.source == "client" and service.server:
+                families = {":" in parse_endpoint(text)[0] for text in (service.listen, service.server)}
+                if len(families) > 1:
+                    why = 'with source = "client" listen and server are both IPv4 or both IPv6'
+                    raise ValueError(f'[[service]] "{service.name}": {why}')
             if not self.router.lan and (service.transparent or service.source == "client"):
                 key = "transparent = true" if service.transparent else 'source = "client"'
                 raise ValueError(f'[[service]] "{service.name}" has {key}: [router] must name its lan interfaces')
+        return self
+
+    @model_validator(mode="after")
+    def _sides_differ(self) -> Config:
+        if both := sorted(set(self.router.lan) & set(self.network.interfaces)):
+            raise ValueError(f'the interface "{both[0]}" is in [router] lan and in [network] interfaces')
         return self
 
     @property

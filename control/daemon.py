@@ -369,6 +369,7 @@ class Daemon:
         finally:
             if not self._fatal:
                 self._freeze_all()
+            engine.stop_listening()  # who comes while the store writes is not taken in to be reset
             engine.stop()
             self._monitor.stop()
             monitor.join(5)
@@ -379,7 +380,7 @@ class Daemon:
             return 1
         asleep = self._monitor.states[State.IDLE] + self._monitor.states[State.SLEEP]
         log.info("ended; %d connections stay asleep", max(asleep, 0))
-        if router.lan and asleep <= 0:
+        if router.lan and router.fail == "open" and asleep <= 0:  # "closed" needs them to refuse
             try:
                 close_routes()
             except RouterError as error:

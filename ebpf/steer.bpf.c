@@ -28,6 +28,11 @@ char _license[] SEC("license") = "GPL";
 
 #define MAX_EXTENSION_HEADERS 6
 #define TCP_STATE_LISTEN 10
+#define ICMP_UNREACHABLE 3 /* "fragmentation needed" among them */
+#define ICMP_TIME_EXCEEDED 11
+#define ICMP_PARAMETER_PROBLEM 12
+#define ICMP6_ERRORS_END 128
+#define ICMP_HEADER 8
 #define FAMILY_INET 2
 #define FAMILY_INET6 10
 
@@ -71,8 +76,9 @@ struct packet {
     __be32 fragment_id;
     struct tcphdr tcp;
     __u8 v6;
-    __u8 fragment; /* one of several, the first included */
-    __u8 portless; /* one of the others */
+    __u8 icmp_error; /* about a packet of ours, which is what the key is of, turned round */
+    __u8 fragment;   /* one of several, the first included */
+    __u8 portless;   /* one of the others */
 };
 
 /* Where a packet is taken apart: the stack of a program is small. */
@@ -83,13 +89,52 @@ struct {
     __type(value, struct packet);
 } scratch SEC(".maps");
 
+/* The packet that an ICMP error is about (RFC 792, RFC 4443 3): it went the other way, so its destination is the client. */
+static __always_inline int parse_icmp4(struct __sk_buff *skb, struct packet *p, __u32 at) {
+    struct iphdr ip;
+    __be16 ports[2];
+    __u8 type;
+    if (bpf_skb_load_bytes(skb, at, &type, sizeof(type)) ||
+        (type != ICMP_UNREACHABLE && type != ICMP_TIME_EXCEEDED && type != ICMP_PARAMETER_PROBLEM) ||
+        bpf_skb_load_bytes(skb, at + ICMP_HEADER, &ip, sizeof(ip)) || ip.protocol != IPPROTO_TCP ||
+        bpf_skb_load_bytes(skb, at + ICMP_HEADER + ip.ihl * 4, ports, sizeof(ports)))
+        return 0;
+    p->icmp_error = 1;
+    p->key.client[10] = p->key.client[11] = p->key.local[10] = p->key.local[11] = 0xff;
+    __builtin_memcpy(p->key.client + 12, &ip.daddr, 4);
+    __builtin_memcpy(p->key.local + 12, &ip.saddr, 4);
+    p->key.client_port = ports[1];
+    p->key.local_port = ports[0];
+    return 1;
+}
+
+static __always_inline int parse_icmp6(struct __sk_buff *skb, struct packet *p, __u32 at) {
+    struct ipv6hdr ip;
+    __be16 ports[2];
+    __u8 type;
+    if (bpf_skb_load_bytes(skb, at, &type, sizeof(type)) || type >= ICMP6_ERRORS_END ||
+        bpf_skb_load_bytes(skb, at + ICMP_HEADER, &ip, sizeof(ip)) || ip.nexthdr != IPPROTO_TCP ||
+        bpf_skb_load_bytes(skb, at + ICMP_HEADER + sizeof(ip), ports, sizeof(ports)))
+        return 0;
+    p->icmp_error = p->v6 = 1;
+    __builtin_memcpy(p->key.client, &ip.daddr, 16);
+    __builtin_memcpy(p->key.local, &ip.saddr, 16);
+    p->key.client_port = ports[1];
+    p->key.local_port = ports[0];
+    return 1;
+}
+
 static __always_inline int parse(struct __sk_buff *skb, struct packet *p) {
     __u32 at = ETH_HLEN;
     if (skb->protocol == bpf_htons(ETH_P_IP)) {
         struct iphdr ip;
-        if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.protocol != IPPROTO_TCP)
+        if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)))
             return 0;
         at += ip.ihl * 4;
+        if (ip.protocol == IPPROTO_ICMP)
+            return parse_icmp4(skb, p, at);
+        if (ip.protocol != IPPROTO_TCP)
+            return 0;
         p->fragment = !!(ip.frag_off & bpf_htons(0x3fff)); /* MF or an offset */
         p->portless = !!(ip.frag_off & bpf_htons(0x1fff));
         p->fragment_id = ip.id;
@@ -121,6 +166,8 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p) {
             if (p->portless)
                 break;
         }
+        if (next == IPPROTO_ICMPV6)
+            return parse_icmp6(skb, p, at);
         if (next != IPPROTO_TCP)
             return 0;
         p->v6 = 1;
@@ -187,6 +234,8 @@ static __always_inline enum owner owner_of(struct __sk_buff *skb, const struct p
     if (!sk)
         return NOBODY;
     enum owner owner = sk->state == TCP_STATE_LISTEN ? LISTENER : CONNECTION;
+    if (owner == LISTENER && p->icmp_error)
+        owner = NOBODY;
     if (owner == LISTENER && p->tcp.ack && !p->tcp.syn && !p->tcp.rst && has_cookie(sk, p))
         owner = CONNECTION;
     bpf_sk_release(sk);
@@ -376,7 +425,13 @@ static __always_inline int steer(struct __sk_buff *skb, int from_servers) {
     }
     enum owner owner = owner_of(skb, p);
     int opens = p->tcp.syn && !p->tcp.ack;
-    const struct roost_managed *server = managed_server(p->key.local, p->key.local_port, p->v6);
+    if (p->icmp_error) {
+        if (owner == CONNECTION)
+            keep(skb, p);
+        return TC_ACT_UNSPEC;
+    }
+    /* Clients come from one side alone: what sleeps is answered on that side's interfaces. */
+    const struct roost_managed *server = from_servers ? 0 : managed_server(p->key.local, p->key.local_port, p->v6);
     if (owner == CONNECTION || (server && asleep(cfg, &p->key, p->v6))) {
         keep(skb, p);
     } else if (server) {

@@ -6,7 +6,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -235,10 +235,7 @@ def test_both_ways_work_with_syn_cookies(box: EngineLab, family: int) -> None:
 def test_every_server_of_a_port_is_answered_for(family: int) -> None:
     with Lab(clients=10, nat=False) as lab:
         server = lab.server(8000)
-        config = lab.config(router={}, policy={"active_quiet": "100ms", "standby_quiet": "200ms"})
-        config["service"] = [{"name": f"all{f}", "listen": f"{every}:8000", "transparent": True}
-                             for f, every in ((4, "0.0.0.0"), (6, "[::]"))]  # fmt: skip
-        daemon = lab.daemon(config)
+        daemon = lab.daemon(every_server(lab))
         swarm = lab.swarm(family)
         assert swarm.connect(10, (lab.address("lan", "eth0", family), 8000)).connected == 10
         wait_until(lambda: daemon.status()["connections"]["IDLE"] == 10, 10, "all are asleep")
@@ -288,3 +285,66 @@ def test_a_server_that_waited_in_vain_is_reset_and_one_that_left_is_forgotten(bo
     assert_reset(box, nobody)
     assert 0.35 < time.monotonic() - began < 2
     box.wait(lambda: box.stat("servers_refused") == 2, "both are gone")
+
+
+@BOTH
+@pytest.mark.parametrize("narrow", [("nat", "inside"), ("lan", "eth0")], ids=["towards-clients", "towards-servers"])
+def test_the_narrowest_link_of_the_path_is_found(family: int, narrow: tuple[str, str]) -> None:
+    """ICMP errors name the address that we answered under; they must come to us all the same."""
+    with Lab(clients=10, nat=False) as lab, EngineLab(lab, router=True) as box:
+        pair = box.connect(family)
+        data = bytes(200_000)
+        if narrow[0] == "nat":
+            set_mtu(lab, "nat", "inside", 1300)
+            source, sink = pair.server, pair.client
+        else:  # a narrower link behind the one to the box: the box itself says so
+            set_mtu(lab, "box", "lan0", 1300)
+            source, sink = pair.client, pair.server
+        source.sendall(data)
+        assert receive(sink, len(data)) == data
+
+
+def set_mtu(lab: Lab, space: str, ifname: str, mtu: int) -> None:
+    with lab.enter(space):
+        subprocess.run(["ip", "link", "set", ifname, "mtu", str(mtu)], check=True)
+
+
+EVERY = {4: "0.0.0.0", 6: "[::]"}
+
+
+def every_server(lab: Lab, **router: Any) -> dict[str, Any]:
+    """A configuration that answers for every server of port 8000."""
+    config = lab.config(router=router, policy={"active_quiet": "100ms", "standby_quiet": "200ms"})
+    config["service"] = [{"name": f"all{f}", "listen": f"{every}:8000", "transparent": True}
+                         for f, every in EVERY.items()]  # fmt: skip
+    return config
+
+
+@BOTH
+def test_servers_are_no_clients_and_the_appliance_is_no_server(family: int) -> None:
+    kind = socket.AF_INET6 if family == 6 else socket.AF_INET
+    with Lab(clients=10, nat=False) as lab:
+        daemon = lab.daemon(every_server(lab))
+        with lab.enter("wan"):
+            away = (lab.address("wan", "eth0", family), 8000)
+            listener = socket.create_server(away, family=kind)
+        with listener, lab.enter("lan"), socket.create_connection(away, 5) as server:
+            far = listener.accept()[0]
+            with far:
+                time.sleep(0.5)  # quiet for long enough
+                server.sendall(b"out")
+                assert far.recv(10) == b"out"
+        with lab.enter("wan"), pytest.raises(ConnectionResetError):
+            with socket.create_connection((lab.address("box", "wan0", family), 8000), 5) as client:
+                client.recv(1)
+        assert daemon.status()["counters"].get("linked", 0) == 0
+
+
+@BOTH
+def test_new_clients_are_refused_after_an_orderly_end_where_the_policy_says_so(family: int) -> None:
+    with Lab(clients=10, nat=False) as lab:
+        lab.server(8000)
+        daemon = lab.daemon(lab.config(router={"fail": "closed"}))
+        daemon.terminate()
+        with lab.enter("wan"), pytest.raises(ConnectionRefusedError):
+            socket.create_connection((lab.address("lan", "eth0", family), 8000), 5)
