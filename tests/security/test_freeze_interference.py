@@ -37,14 +37,20 @@ def test_few_of_the_forged_frames_that_meet_a_freeze_are_kept_and_the_client_sti
     box: EngineLab, family: int
 ) -> None:
     pair = box.connect(family)
-    box.to_standby(pair)
-    box.wait_for_quiet(pair)
+    held = dropped = 0
     with Wire(box) as wire:
-        burst = list(itertools.islice(forged(wire, Sleeper(pair, box.record(pair)), 1400), 300))
-        box.submit(Op.IDLE, pair)
-        wire.send_raw(burst)
-        box.wait_state(pair, State.IDLE)
-    held, dropped = box.stat("frames_held"), box.stat("frames_held_dropped")
+        for _ in range(20):  # a freeze takes some 10 ms: on a busy machine the burst may come after it
+            box.to_standby(pair)
+            box.wait_for_quiet(pair)
+            burst = list(itertools.islice(forged(wire, Sleeper(pair, box.record(pair)), 1400), 300))
+            before = box.stat("frames_held"), box.stat("frames_held_dropped")
+            box.submit(Op.IDLE, pair)
+            wire.send_raw(burst)
+            box.wait_state(pair, State.IDLE)
+            held, dropped = box.stat("frames_held") - before[0], box.stat("frames_held_dropped") - before[1]
+            if held > 64:
+                break
+            box.wake_and_answer(pair)
     assert held > 64, "they met the freeze"
     assert held - dropped <= 64
     box.wake_and_answer(pair)

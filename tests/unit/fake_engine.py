@@ -112,6 +112,9 @@ class FakeEngine:
                 self._ready.wait(timeout_ms / 1000)
             return [self.pending.popleft() for _ in range(min(max_events, len(self.pending)))]
 
+    def stop_listening(self) -> None:
+        """It has no listeners."""
+
     def wake(self) -> None:
         with self._ready:
             self._ready.notify_all()
