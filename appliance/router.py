@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from errno import EACCES, EAFNOSUPPORT, EEXIST, ENOENT, EOPNOTSUPP, ESRCH
+from errno import EACCES, EAFNOSUPPORT, EEXIST, ENETDOWN, ENOENT, EOPNOTSUPP, ESRCH
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,7 +57,8 @@ def _each(verb: str, *ignored: int) -> None:
             call(verb, **arguments)
         except NetlinkError as error:
             if error.code not in ignored and not (arguments["family"] == socket.AF_INET6 and error.code in _NO_IPV6):
-                raise RouterError(f"cannot {verb} the {what}: {error.args[-1]}") from None
+                hint = "; bring the loopback interface up: ip link set lo up" if error.code == ENETDOWN else ""
+                raise RouterError(f"cannot {verb} the {what}: {error.args[-1]}{hint}") from None
 
     mark, mask = router_mark()
     with IPRoute() as ip:

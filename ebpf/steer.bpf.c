@@ -2,11 +2,12 @@
 /*
  * tc ingress of a router: which packets are ours, though their address is somebody else's.
  *
- *     towards a managed server       ours when it opens a connection or belongs to one that is ours; not what was routed
+ *     client to a managed server     ours when it opens a connection or belongs to one that is ours; not what was routed
  *                                    while there was no daemon. Without one it is routed or refused, as the policy says
  *     of a connection with a socket  ours: servers' packets on links that have the client's address as their source
  *     SYN from the servers' side     ours when it is for a client with a connection, or for a port by which servers
  *                                    reach clients: the door takes it
+ *     ICMP error                     ours when it is about a packet of such a connection
  *     anything else                  routed, untouched
  *
  * What is ours is marked, and a routing rule delivers what is marked to this machine. The sockets decide, not a state of
@@ -234,8 +235,6 @@ static __always_inline enum owner owner_of(struct __sk_buff *skb, const struct p
     if (!sk)
         return NOBODY;
     enum owner owner = sk->state == TCP_STATE_LISTEN ? LISTENER : CONNECTION;
-    if (owner == LISTENER && p->icmp_error)
-        owner = NOBODY;
     if (owner == LISTENER && p->tcp.ack && !p->tcp.syn && !p->tcp.rst && has_cookie(sk, p))
         owner = CONNECTION;
     bpf_sk_release(sk);
