@@ -71,7 +71,8 @@ def _text(address: bytes, port: int) -> str:
 
 _KEY = struct.Struct("=16s16s2s2s")
 _KA = struct.Struct("=IIIIIIHHHBBI")
-_REST = struct.Struct("=QQIIIHH")
+_REST = struct.Struct("=QQIIIHHII")
+REST_SIZE: int = _REST.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class Key:
 
 @dataclass(slots=True)
 class Record:
-    """A connection's record: key, and the raw bytes of struct roost_ka (36) and struct roost_rest (32)."""
+    """A connection's record: key, and the raw bytes of struct roost_ka (36) and struct roost_rest (40)."""
 
     key_raw: bytes
     ka: bytes
@@ -251,6 +252,7 @@ class ServiceSpec:
     probe_count: int = 3
     close_with_server: bool = False
     transparent: bool = False
+    persistent: bool = False
     as_client: bool = False
     fail_closed: bool = False
     proxy_header: int = 0
@@ -280,8 +282,8 @@ def _event_struct() -> struct.Struct:
     record = offset["record"]
     parts = [ffi.offsetof("struct roost_record", name) for name in ("key", "ka", "rest")]
     total = ffi.sizeof("struct roost_event")
-    text = f"=BBBBBxxxiIQQQQQQ{record - 64}x36s{parts[1] - 36}x36s{parts[2] - parts[1] - 36}x32s"
-    text += f"{total - record - parts[2] - 32}x"
+    text = f"=BBBBBxxxiIQQQQQQ{record - 64}x36s{parts[1] - 36}x36s{parts[2] - parts[1] - 36}x{REST_SIZE}s"
+    text += f"{total - record - parts[2] - REST_SIZE}x"
     return struct.Struct(text)
 
 
@@ -321,11 +323,13 @@ class Engine:
             raise EngineError(self._message() or os.strerror(-result))
         return result
 
-    def attach(self, ifname: str, mode: str = "auto") -> str:
-        """Attaches to an interface; "native" or "generic"."""
+    def attach(self, ifname: str, mode: str = "auto", servers: bool = False) -> str:
+        """Hears inactive connections on an interface; "native", "generic" or "loopback". servers: the servers' legs of persistent
+        services are heard there, not clients."""
+        name, how = ifname.encode(), mode.encode()
         self._buffers.err[0] = b"\0"
-        result = self._check(lib.roost_attach(self._raw, ifname.encode(), mode.encode(), self._buffers.err, ERR_LEN))
-        return "native" if result == 1 else "generic"
+        result = self._check(lib.roost_attach(self._raw, name, how, int(servers), self._buffers.err, ERR_LEN))
+        return {1: "native", 2: "generic", 3: "loopback"}[result]
 
     @staticmethod
     def _service(spec: ServiceSpec) -> Any:
@@ -344,7 +348,7 @@ class Engine:
             "proxy_header",
         ):
             setattr(raw, name, getattr(spec, name))
-        for flag in ("close_with_server", "transparent", "as_client", "fail_closed"):
+        for flag in ("close_with_server", "transparent", "as_client", "persistent", "fail_closed"):
             setattr(raw, flag, int(getattr(spec, flag)))
         ffi.memmove(raw.listen, pack_address(spec.listen), 16)
         ffi.memmove(raw.server, pack_address(spec.server), 16)
@@ -398,7 +402,7 @@ class Engine:
             if command.record is not None:
                 ffi.memmove(ffi.addressof(place.record, "key"), command.record.key_raw, 36)
                 ffi.memmove(ffi.addressof(place.record, "ka"), command.record.ka, 36)
-                ffi.memmove(ffi.addressof(place.record, "rest"), command.record.rest, 32)
+                ffi.memmove(ffi.addressof(place.record, "rest"), command.record.rest, REST_SIZE)
             if command.key is not None:
                 packed = command.key if isinstance(command.key, bytes) else command.key.pack()
                 ffi.memmove(ffi.addressof(place.record, "key"), packed, 36)

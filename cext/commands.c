@@ -178,6 +178,9 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
 int roost_attach_server(struct roost_engine *e, struct roost_command *command) {
     int error = 0;
     struct roost_conn *c = roost_conn_by_key(e, &command->record.key);
+    const struct roost_ka *slot = c ? NULL : roost_table_find(&e->table, &command->record.key);
+    if (slot && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED) /* it sleeps with a server */
+        return EBUSY;
     if (!c)
         c = roost_wake(e, &command->record.key, ROOST_C_SERVER_ATTACH, &error);
     if (!c)

@@ -26,6 +26,8 @@
 #define BPFFS_MAGIC 0xcafe4a11
 #define XDP_PIN "xdp-"
 #define STEER_PIN "steer-"
+#define LOOPBACK_PIN "loopback-"
+#define TC_HANDLE 1
 
 enum {
     CONFIG,
@@ -287,6 +289,7 @@ void roost_datapath_close(struct roost_datapath *d) {
     bpf_object__close(d->lookup);
     bpf_object__close(d->closed);
     bpf_object__close(d->steer);
+    bpf_object__close(d->loopback);
     if (d->map_fd[REST] >= 0)
         close(d->map_fd[REST]);
     if (d->raw4 >= 0)
@@ -345,29 +348,69 @@ static int attach_lookup(struct roost_datapath *d, char *err, size_t err_len) {
     return e ? complain(err, err_len, e, "cannot attach the socket lookup program: %s", strerror(-e)) : 0;
 }
 
-static int attach_tc(uint32_t index, enum bpf_tc_attach_point where, int program) {
+static int attach_tc(uint32_t index, enum bpf_tc_attach_point where, uint32_t handle, int program) {
     LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)index, .attach_point = where);
-    LIBBPF_OPTS(bpf_tc_opts, filter, .handle = 1, .priority = 1, .flags = BPF_TC_F_REPLACE, .prog_fd = program);
+    LIBBPF_OPTS(bpf_tc_opts, filter, .handle = handle, .priority = 1, .flags = BPF_TC_F_REPLACE, .prog_fd = program);
     int e = bpf_tc_hook_create(&hook);
     if (e && e != -EEXIST)
         return e;
     return bpf_tc_attach(&hook, &filter);
 }
 
-static void detach_tc(uint32_t index, enum bpf_tc_attach_point where) {
+static void detach_tc(uint32_t index, enum bpf_tc_attach_point where, uint32_t handle) {
     LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)index, .attach_point = where);
-    LIBBPF_OPTS(bpf_tc_opts, filter, .handle = 1, .priority = 1);
+    LIBBPF_OPTS(bpf_tc_opts, filter, .handle = handle, .priority = 1);
     bpf_tc_detach(&hook, &filter); /* none there: nothing to do */
 }
 
-int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const char *mode, char *err, size_t err_len) {
+static bool has_type(const char *ifname, unsigned short type) {
+    struct ifreq request = {0};
+    int any = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    snprintf(request.ifr_name, sizeof(request.ifr_name), "%s", ifname);
+    bool has = any >= 0 && !ioctl(any, SIOCGIFHWADDR, &request) && request.ifr_hwaddr.sa_family == type;
+    if (any >= 0)
+        close(any);
+    return has;
+}
+
+/* Several instances may be on one machine, and there is one loopback interface: to each a handle of its own, FNV-1a of its
+ * pin directory. */
+static uint32_t loopback_handle(const char *pin_dir) {
+    uint32_t hash = 2166136261u;
+    for (const char *at = pin_dir; *at; at++)
+        hash = (hash ^ (uint8_t)*at) * 16777619u;
+    return 1 + hash % 0xffff;
+}
+
+static int attach_loopback(struct roost_datapath *d, uint32_t index, const char *ifname, char *err, size_t err_len) {
+    static const struct roost_sizes adopted;
+    char path[320];
+    int e = load(d, d->bpf_dir, "loopback", &adopted, &d->loopback, err, err_len);
+    if (e)
+        return e;
+    int program = bpf_program__fd(bpf_object__find_program_by_name(d->loopback, "roost_loopback"));
+    if ((e = attach_tc(index, BPF_TC_INGRESS, loopback_handle(d->pin_dir), program)))
+        return complain(err, err_len, e, "cannot attach to %s: %s (tc clsact and cls_bpf needed)", ifname,
+                        strerror(-e));
+    interface_pin_path(d, LOOPBACK_PIN, ifname, path, sizeof(path)); /* a note of where it is attached */
+    unlink(path);
+    if (bpf_obj_pin(program, path))
+        return complain(err, err_len, errno, "cannot pin %s: %s", path, strerror(errno));
+    return 3;
+}
+
+int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const char *mode, bool servers, char *err,
+                          size_t err_len) {
     if (d->interfaces == ROOST_MAX_INTERFACES)
         return complain(err, err_len, ENOSPC, "more than %d interfaces", ROOST_MAX_INTERFACES);
     struct roost_interface *i = &d->interface[d->interfaces];
     memset(i, 0, sizeof(*i));
     if (strlen(ifname) >= sizeof(i->name) || !(i->index = if_nametoindex(ifname)))
         return complain(err, err_len, ENODEV, "there is no interface %s; `ip link` lists those there are", ifname);
+    if (has_type(ifname, ARPHRD_LOOPBACK))
+        return attach_loopback(d, i->index, ifname, err, err_len);
     memcpy(i->name, ifname, strlen(ifname));
+    i->servers = servers;
     int e = -EOPNOTSUPP;
     if (strcmp(mode, "generic"))
         e = attach_xdp(d, i, XDP_FLAGS_DRV_MODE);
@@ -384,7 +427,7 @@ int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const ch
     if (e)
         return complain(err, err_len, e, "cannot attach XDP to %s: %s", ifname, strerror(-e));
     int guard = bpf_program__fd(bpf_object__find_program_by_name(d->guard, "roost_guard"));
-    if ((e = attach_tc(i->index, BPF_TC_EGRESS, guard)))
+    if ((e = attach_tc(i->index, BPF_TC_EGRESS, TC_HANDLE, guard)))
         return complain(err, err_len, e, "cannot attach the egress guard to %s: %s (tc clsact and cls_bpf needed)",
                         ifname, strerror(-e));
     LIBBPF_OPTS(bpf_xdp_query_opts, query);
@@ -403,29 +446,19 @@ int roost_datapath_steer_map(const struct roost_datapath *d, const char *name) {
     return bpf_object__find_map_fd_by_name(d->steer, name);
 }
 
-static bool is_ethernet(const char *ifname) {
-    struct ifreq request = {0};
-    int any = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    snprintf(request.ifr_name, sizeof(request.ifr_name), "%s", ifname);
-    bool ethernet = any >= 0 && !ioctl(any, SIOCGIFHWADDR, &request) && request.ifr_hwaddr.sa_family == ARPHRD_ETHER;
-    if (any >= 0)
-        close(any);
-    return ethernet;
-}
-
 int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bool servers, char *err, size_t err_len) {
     const char *name = servers ? "roost_steer_servers" : "roost_steer_clients";
     char path[320];
     uint32_t index = if_nametoindex(ifname);
     if (!index)
         return complain(err, err_len, ENODEV, "there is no interface %s; `ip link` lists those there are", ifname);
-    if (!is_ethernet(ifname))
+    if (!has_type(ifname, ARPHRD_ETHER))
         return complain(err, err_len, EINVAL, "%s has no Ethernet frames: a router cannot steer what arrives there",
                         ifname);
     if (d->steered_interfaces == 2 * ROOST_MAX_INTERFACES)
         return complain(err, err_len, ENOSPC, "more than %d interfaces", 2 * ROOST_MAX_INTERFACES);
     int program = bpf_program__fd(bpf_object__find_program_by_name(d->steer, name));
-    int e = attach_tc(index, BPF_TC_INGRESS, program);
+    int e = attach_tc(index, BPF_TC_INGRESS, TC_HANDLE, program);
     if (e)
         return complain(err, err_len, e, "cannot attach the steering to %s: %s (tc clsact and cls_bpf needed)", ifname,
                         strerror(-e));
@@ -449,7 +482,7 @@ void roost_datapath_end_old_steering(struct roost_datapath *d) {
         if (wanted)
             continue;
         if (index)
-            detach_tc(index, BPF_TC_INGRESS);
+            detach_tc(index, BPF_TC_INGRESS, TC_HANDLE);
         unlinkat(dirfd(dir), entry->d_name, 0);
     }
     if (dir)
@@ -472,10 +505,13 @@ int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len) {
             continue;
         uint32_t guarded = interface_of_pin(entry->d_name, XDP_PIN);
         uint32_t steered = interface_of_pin(entry->d_name, STEER_PIN);
+        uint32_t local = interface_of_pin(entry->d_name, LOOPBACK_PIN);
         if (guarded)
-            detach_tc(guarded, BPF_TC_EGRESS);
+            detach_tc(guarded, BPF_TC_EGRESS, TC_HANDLE);
+        if (local)
+            detach_tc(local, BPF_TC_INGRESS, loopback_handle(pin_dir));
         if (steered)
-            detach_tc(steered, BPF_TC_INGRESS);
+            detach_tc(steered, BPF_TC_INGRESS, TC_HANDLE);
         if (unlinkat(dirfd(dir), entry->d_name, 0))
             e = complain(err, err_len, errno, "cannot remove %s/%s: %s", pin_dir, entry->d_name, strerror(errno));
     }
@@ -531,9 +567,7 @@ int roost_datapath_replay(struct roost_datapath *d, uint32_t count, uint32_t ifi
     return e;
 }
 
-static bool send_raw(struct roost_datapath *d, const struct roost_outbox_item *item) {
-    const uint8_t *packet = item->data + ETH_HLEN;
-    size_t length = item->length - ETH_HLEN;
+bool roost_datapath_send(struct roost_datapath *d, const uint8_t *packet, size_t length) {
     ssize_t sent;
     if (packet[0] >> 4 == 4) {
         struct sockaddr_in to = {.sin_family = AF_INET};
@@ -548,13 +582,26 @@ static bool send_raw(struct roost_datapath *d, const struct roost_outbox_item *i
     return sent == (ssize_t)length;
 }
 
+/* The interface that clients are behind, when there is one. A live frame's route is looked up for one interface. */
+static const struct roost_interface *clients_interface(const struct roost_datapath *d) {
+    const struct roost_interface *only = NULL;
+    for (int i = 0; i < d->interfaces; i++) {
+        if (d->interface[i].servers)
+            continue;
+        if (only)
+            return NULL;
+        only = &d->interface[i];
+    }
+    return only;
+}
+
 uint32_t roost_datapath_probe(struct roost_datapath *d, uint32_t count) {
+    const struct roost_interface *only = clients_interface(d);
     uint32_t lost = 0;
-    bool live = d->interfaces && !d->interface[0].generic;
-    if (live && run(d, true, count, d->interface[0].index, 0))
-        live = false;
+    bool live = only && !only->generic && !run(d, true, count, only->index, 0);
     for (uint32_t i = 0; i < count; i++)
-        if ((!live || d->out[i].failed) && !send_raw(d, &d->out[i]))
+        if ((!live || d->out[i].failed) &&
+            !roost_datapath_send(d, d->out[i].data + ETH_HLEN, d->out[i].length - ETH_HLEN))
             lost++;
     return lost;
 }
@@ -588,7 +635,7 @@ static uint64_t memlock(int fd) {
 
 uint64_t roost_datapath_memory(const struct roost_datapath *d) {
     uint64_t bytes = 0;
-    const struct bpf_object *objects[] = {d->inactive, d->guard, d->lookup, d->closed, d->steer};
+    const struct bpf_object *objects[] = {d->inactive, d->guard, d->lookup, d->closed, d->steer, d->loopback};
     for (int i = 0; i < ROOST_PINNED_MAPS; i++)
         bytes += memlock(d->map_fd[i]);
     bytes += memlock(bpf_object__find_map_fd_by_name(d->inactive, "outbox"));

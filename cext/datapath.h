@@ -6,9 +6,9 @@
  * Below pin_dir:  config table4 table6 ring counters challenges rest     the maps
  *                 xdp-IFNAME                                           the XDP link of each interface
  *                 lookup                                               the link of the socket lookup program
- *                 steer-IFNAME                                         the steering program of a router's interface
- * The tc filters need no pin: they belong to the interface (handle 1, priority 1 of clsact, the guard at egress and a
- * router's steering at ingress). Steering decides by sockets, which go with the daemon: the next one replaces it.
+ *                 steer-IFNAME, loopback-IFNAME                        tc programs of an interface's ingress
+ * The tc filters need no pin: they belong to the interface (priority 1 of clsact, handle 1: the guard at egress and a
+ * router's steering at ingress; on the loopback interface a handle of each instance's own). Steering decides by sockets, which go with the daemon: the next one replaces it.
  */
 #ifndef ROOST_CEXT_DATAPATH_H
 #define ROOST_CEXT_DATAPATH_H
@@ -27,12 +27,14 @@ struct roost_interface {
     char name[16];
     uint32_t index;
     bool generic;
+    bool servers; /* the servers' legs of persistent services are heard there, not clients */
 };
 
 struct roost_datapath {
     char pin_dir[256];
     struct bpf_object *inactive, *guard, *lookup, *closed;
     struct bpf_object *steer;                   /* a router's; NULL otherwise */
+    struct bpf_object *loopback;                /* for servers on this machine; NULL otherwise */
     uint32_t steered[2 * ROOST_MAX_INTERFACES]; /* interfaces */
     int steered_interfaces;
     char bpf_dir[256];
@@ -63,8 +65,9 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *table, con
                         size_t err_len);
 void roost_datapath_close(struct roost_datapath *d);
 
-/* 1 native, 2 generic, or -errno with a sentence in err. mode: auto, native, generic. */
-int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const char *mode, char *err, size_t err_len);
+/* 1 native, 2 generic, 3 the loopback interface, or -errno with a sentence in err. mode: auto, native, generic. */
+int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const char *mode, bool servers, char *err,
+                          size_t err_len);
 /* A router's steering, not attached to any interface yet. 0 or -errno with a sentence in err. */
 int roost_datapath_steer(struct roost_datapath *d, char *err, size_t err_len);
 int roost_datapath_steer_map(const struct roost_datapath *d, const char *name); /* its descriptor */
@@ -85,6 +88,8 @@ int roost_datapath_replay(struct roost_datapath *d, uint32_t count, uint32_t ifi
 
 /* Sends count probes. Each item of d->out is 14 free bytes and an IP packet. Returns how many could not be sent. */
 uint32_t roost_datapath_probe(struct roost_datapath *d, uint32_t count);
+/* Sends an IP packet, by the routing table alone: to whichever interface. False: it could not be sent. */
+bool roost_datapath_send(struct roost_datapath *d, const uint8_t *packet, size_t length);
 
 void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values /* ROOST_N_COUNT */);
 uint64_t roost_datapath_memory(const struct roost_datapath *d); /* bytes, from bpf fdinfo */

@@ -57,7 +57,7 @@ static void leg_event(struct roost_engine *e, struct roost_conn *c, bool server,
     if (c->phase == ROOST_LIVE) {
         roost_conn_run(e, c);
     } else if (server && c->phase == ROOST_HELD_LINK && leg->readable) {
-        c->wake_cause = ROOST_C_SERVER_ATTACH;
+        c->wake_cause = ROOST_C_SERVER_DATA;
         c->phase = ROOST_THAWING;
         roost_table_set_phase(c->slot, ROOST_WAKING);
         roost_wake_queue(e, c);
@@ -232,9 +232,9 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
     return NULL;
 }
 
-int roost_attach(roost_engine *e, const char *ifname, const char *mode, char *err, uint32_t err_len) {
+int roost_attach(roost_engine *e, const char *ifname, const char *mode, int servers, char *err, uint32_t err_len) {
     roost_lock(e);
-    int result = roost_datapath_attach(&e->path, ifname, mode, err, err_len);
+    int result = roost_datapath_attach(&e->path, ifname, mode, servers, err, err_len);
     roost_unlock(e);
     return result;
 }
@@ -298,7 +298,7 @@ int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, ui
             struct roost_key key;
             struct roost_ka *slot = roost_table_at(&e->table, *cursor - e->hash_size, &key);
             if (slot && (ROOST_PHASE(slot->ctl) == ROOST_IDLE || ROOST_PHASE(slot->ctl) == ROOST_SLEEP) &&
-                !roost_conn_by_key(e, &key)) {
+                !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) && !roost_conn_by_key(e, &key)) {
                 if (count == max)
                     break;
                 roost_event_of_slot(e, &key, slot, &events[count++]);
@@ -319,7 +319,7 @@ int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event 
     struct roost_ka *slot = c ? NULL : roost_table_find(&e->table, key);
     if (c)
         roost_event_of_conn(e, c, event);
-    else if (slot)
+    else if (slot && !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER))
         roost_event_of_slot(e, key, slot, event);
     else
         found = 0;
@@ -357,10 +357,13 @@ void roost_close(roost_engine *e) {
         struct roost_conn *c = e->oldest;
         /* On its way to wake: it sleeps on, and is answered for. On its way to sleep: its socket ends here, and no
          * slot may swallow what the client has to say to that. */
-        if (c->phase == ROOST_THAWING && c->slot)
-            roost_table_set_phase(c->slot, c->slot->rest == ROOST_NO_REST ? ROOST_SLEEP : ROOST_IDLE);
-        else if (c->phase == ROOST_MARKED && c->slot)
-            roost_table_remove(&e->table, c->slot);
+        struct roost_ka *slots[] = {c->slot, c->server_slot};
+        for (int i = 0; i < 2; i++) {
+            if (c->phase == ROOST_THAWING && slots[i])
+                roost_table_set_phase(slots[i], slots[i]->rest == ROOST_NO_REST ? ROOST_SLEEP : ROOST_IDLE);
+            else if (c->phase == ROOST_MARKED && slots[i])
+                roost_table_remove(&e->table, slots[i]);
+        }
         if (c->client.fd >= 0)
             close(c->client.fd);
         if (c->server.fd >= 0)

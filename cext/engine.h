@@ -40,12 +40,14 @@ enum roost_cause {
     ROOST_C_COMMAND = 8,
     ROOST_C_PROBE_TIMEOUT = 9,
     ROOST_C_RESTORE = 10,
-    ROOST_C_SHUTDOWN = 11
+    ROOST_C_SHUTDOWN = 11,
+    ROOST_C_SERVER_DATA = 12
 };
 
 enum roost_op {
     ROOST_OP_STANDBY = 1, /* id: close the server link, keep the client socket (ACTIVE -> STANDBY) */
-    ROOST_OP_IDLE = 2,    /* id: freeze (STANDBY -> IDLE; an ACTIVE one goes through STANDBY first) */
+    ROOST_OP_IDLE = 2,    /* id: freeze (STANDBY -> IDLE; an ACTIVE one goes through STANDBY first, or, of a persistent
+                             service, with its server's leg: ACTIVE -> IDLE) */
     ROOST_OP_SLEEP = 3,   /* id + record of an IDLE connection whose row IS committed: IDLE -> SLEEP. EAGAIN when the
                              connection has moved on since the record was taken */
     ROOST_OP_WAKE = 4,   /* key (or id if awake): thaw and leave in STANDBY. From SLEEP: ROOST_EV_NEED_RECORD follows */
@@ -91,6 +93,7 @@ struct roost_service {
     uint8_t transparent;         /* listen is the server's own address, for which a router answers */
     uint8_t as_client;           /* servers see the client's address, and its port where that is free */
     uint8_t proxy_header;        /* version of the PROXY protocol that a link to the server begins with; 0: none */
+    uint8_t persistent;          /* a linked connection freezes with its server's leg, and both thaw together */
     uint8_t fail_closed;         /* transparent: without a daemon new clients are refused, not routed to the server */
 };
 
@@ -146,8 +149,10 @@ typedef struct roost_engine roost_engine;
 
 /* All return 0 or a count, or -errno with a sentence for people in err (err_len bytes). */
 roost_engine *roost_open(const struct roost_options *options, char *err, uint32_t err_len);
-int roost_attach(roost_engine *e, const char *ifname, const char *mode /* auto native generic */, char *err,
-                 uint32_t err_len); /* returns 1 native, 2 generic */
+/* Hears inactive connections on an interface. servers: the servers' legs of persistent services, not clients. Returns 1
+ * native, 2 generic, 3 the loopback interface: legs of servers on this machine. */
+int roost_attach(roost_engine *e, const char *ifname, const char *mode /* auto native generic */, int servers,
+                 char *err, uint32_t err_len);
 /* Makes this machine answer for others (once, before transparent services are added): steering programs, and the doors
  * through which servers that connect to a client's address come in. wait_ms: how long a server waits for a client that is
  * not connected, or linked to another server, before it is reset. */

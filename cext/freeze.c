@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Freezing, in batches: mark (XDP holds from now on), one grace period for all that gathered, then snapshot, publish,
- * close. The grace period (some 10 ms) is waited for by a thread of its own, so that the engine goes on; what it gives
+ * close. A connection of the persistent interface freezes with its server's leg: both or none. The grace period (some 10 ms) is waited for by a thread of its own, so that the engine goes on; what it gives
  * is that no packet is on its way between XDP and TCP any more. It only saves retransmissions: correctness rests on the
  * socket filter that roost_repair_snapshot puts in place before it reads.
  */
@@ -11,10 +11,12 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "address.h"
 #include "internal.h"
 #include "repair.h"
 
@@ -68,12 +70,52 @@ static bool is_link_local(const uint8_t ip[16]) {
     return ip[0] == 0xfe && (ip[1] & 0xc0) == 0x80;
 }
 
+/* The server's leg as the table names it: the far end is the server. */
+static int server_key(const struct roost_conn *c, struct roost_key *key) {
+    struct sockaddr_storage self, peer;
+    socklen_t self_size = sizeof(self), peer_size = sizeof(peer);
+    if (getsockname(c->server.fd, (struct sockaddr *)&self, &self_size) ||
+        getpeername(c->server.fd, (struct sockaddr *)&peer, &peer_size))
+        return -errno;
+    roost_address_from(&peer, key->client, &key->client_port);
+    roost_address_from(&self, key->local, &key->local_port);
+    return 0;
+}
+
+/* Marks the server's leg, too. Its rest slot is there from now on: it is what leads from the leg to its client. */
+static int mark_server(struct roost_engine *e, struct roost_conn *c) {
+    int error = server_key(c, &c->server_key);
+    if (error)
+        return error;
+    c->server_local = roost_address_is_ours(c->server_key.client);
+    if (c->server_local && !e->path.loopback) /* its packets would not be heard */
+        return -EOPNOTSUPP;
+    if (is_link_local(c->server_key.client) || is_link_local(c->server_key.local) ||
+        roost_table_find(&e->table, &c->server_key))
+        return -EOPNOTSUPP;
+    struct roost_ka mark = {.ctl = ROOST_FREEZING | (ROOST_F_PAIRED | ROOST_F_SERVER) << 16,
+                            .service = c->service,
+                            .rest = roost_table_rest_alloc(&e->table)};
+    if (mark.rest == ROOST_NO_REST)
+        return -ENOSPC;
+    e->table.rest[mark.rest] = (struct roost_rest){.id = c->id, .peer = roost_table_position(&e->table, c->slot)};
+    c->server_slot = roost_table_insert(&e->table, &c->server_key, &mark);
+    if (c->server_slot)
+        return 0;
+    roost_table_rest_release(&e->table, mark.rest);
+    return -ENOSPC;
+}
+
 int roost_freeze(struct roost_engine *e, struct roost_conn *c, bool keep_link, enum roost_cause cause) {
+    bool persistent = roost_service_of(e, c->service)->persistent;
+    bool pair = persistent && !keep_link && c->link == ROOST_LINKED;
     if (c->dead || c->phase != ROOST_LIVE)
         return -EALREADY;
     if (c->in_batch) /* of a freeze that was cancelled; its grace period is not over */
         return -EAGAIN;
-    if (!keep_link && c->link != ROOST_UNLINKED) {
+    if (persistent && c->link == ROOST_CONNECTING) /* its session is about to begin */
+        return -EBUSY;
+    if (!keep_link && !pair && c->link != ROOST_UNLINKED) {
         int error = roost_link_end(e, c, cause);
         if (error || c->dead)
             return error;
@@ -83,17 +125,22 @@ int roost_freeze(struct roost_engine *e, struct roost_conn *c, bool keep_link, e
             return 0;
         }
     }
-    if (keep_link && (c->link != ROOST_LINKED || c->server.eof || c->server.shut || c->server.readable))
+    if ((keep_link || pair) && (c->link != ROOST_LINKED || c->server.eof || c->server.shut || c->server.readable))
         return -EAGAIN;
     if (c->client.eof || c->client.shut || c->client.pending || c->server.pending || c->attach_fd >= 0)
         return -EBUSY;
     if (is_link_local(c->key.local) || is_link_local(c->key.client))
         return -EOPNOTSUPP;
-    struct roost_ka mark = {.ctl = ROOST_FREEZING, .service = c->service, .rest = ROOST_NO_REST};
+    struct roost_ka mark = {
+        .ctl = ROOST_FREEZING | (pair ? ROOST_F_PAIRED << 16 : 0), .service = c->service, .rest = ROOST_NO_REST};
     c->slot = roost_table_insert(&e->table, &c->key, &mark);
-    if (!c->slot) {
-        e->stat[ROOST_E_TABLE_FULL]++;
-        return -ENOSPC;
+    int error = !c->slot ? -ENOSPC : pair ? mark_server(e, c) : 0;
+    if (error) {
+        if (c->slot)
+            roost_table_remove(&e->table, c->slot);
+        c->slot = NULL;
+        e->stat[ROOST_E_TABLE_FULL] += error == -ENOSPC;
+        return error;
     }
     c->phase = ROOST_MARKED;
     c->keep_link = keep_link;
@@ -116,22 +163,62 @@ void roost_freeze_cancel(struct roost_engine *e, struct roost_conn *c, int error
     roost_awake(e, c);
 }
 
-static void fill_policy(struct roost_engine *e, struct roost_conn *c, struct roost_ka *ka, struct roost_rest *rest) {
-    const struct roost_service *s = roost_service_of(e, c->service);
-    ka->service = c->service;
-    ka->heard_s = (uint32_t)(e->now_ms / 1000);
-    ka->probe_interval_s = s->probe_interval_s;
-    rest->id = c->id;
-    rest->active_ms = c->active_ms;
-    rest->sleep_due_s = s->sleep_quiet_ms ? (uint32_t)((c->active_ms + s->sleep_quiet_ms + 999) / 1000) : 0;
+/* A leg as its socket had it. */
+struct taken {
+    struct roost_ka ka;
+    struct roost_rest rest;
+    uint16_t probe_interval_s;
+    bool probed; /* a keep-alive was held: it is answered from the record */
+};
+
+static int take(struct roost_engine *e, struct roost_conn *c, struct taken *client, struct taken *server) {
+    int error = roost_repair_snapshot(c->client.fd, e->path.closed_fd, &client->ka, &client->rest);
+    if (error || !c->server_slot)
+        return error;
+    error = roost_repair_snapshot(c->server.fd, e->path.closed_fd, &server->ka, &server->rest);
+    if (error)
+        roost_repair_undo(c->client.fd, e->path.closed_fd);
+    return error;
+}
+
+static void give_back(struct roost_engine *e, struct roost_conn *c) {
+    roost_repair_undo(c->client.fd, e->path.closed_fd);
+    if (c->server_slot)
+        roost_repair_undo(c->server.fd, e->path.closed_fd);
+}
+
+/* Whether a frame was held that the kernel must see. */
+static bool wanted(const struct roost_conn *c, struct taken *client, struct taken *server) {
+    for (const struct roost_held *h = c->held; h; h = h->next) {
+        struct taken *leg = h->server ? server : client;
+        enum roost_verdict verdict = roost_judge_held(h, &leg->ka);
+        leg->probed |= verdict == ROOST_V_ANSWER;
+        if (verdict == ROOST_V_WAKE)
+            return true;
+    }
+    return false;
+}
+
+static void publish(struct roost_engine *e, struct roost_conn *c, struct roost_ka *slot, struct taken *leg,
+                    uint32_t index, uint32_t flags) {
+    leg->ka.ctl |= flags << 16;
+    leg->ka.service = c->service;
+    leg->ka.heard_s = (uint32_t)(e->now_ms / 1000);
+    leg->ka.probe_interval_s = leg->probe_interval_s;
+    leg->ka.rest = index;
+    leg->rest.id = c->id;
+    leg->rest.active_ms = c->active_ms;
+    e->table.rest[index] = leg->rest;
+    roost_table_publish(slot, &leg->ka, ROOST_IDLE);
 }
 
 static void finish(struct roost_engine *e, struct roost_conn *c) {
-    struct roost_ka ka;
-    struct roost_rest rest;
+    const struct roost_service *s = roost_service_of(e, c->service);
+    struct taken client = {.probe_interval_s = s->probe_interval_s}, server = client;
     if (c->dead || c->phase != ROOST_MARKED)
         return;
-    if (c->attach_fd >= 0 || c->want_close || (c->keep_link && (c->server.readable || c->server.eof))) {
+    bool linked = c->keep_link || c->server_slot;
+    if (c->attach_fd >= 0 || c->want_close || (linked && (c->server.readable || c->server.eof))) {
         roost_freeze_cancel(e, c, EAGAIN);
         return;
     }
@@ -141,39 +228,44 @@ static void finish(struct roost_engine *e, struct roost_conn *c) {
         roost_freeze_cancel(e, c, ENOSPC);
         return;
     }
-    int error = roost_repair_snapshot(c->client.fd, e->path.closed_fd, &ka, &rest);
+    int error = take(e, c, &client, &server);
+    if (!error && wanted(c, &client, &server)) {
+        give_back(e, c);
+        error = -EAGAIN;
+    }
     if (error) {
         roost_table_rest_release(&e->table, index);
         roost_freeze_cancel(e, c, -error);
         return;
     }
-    bool probed = false;
-    for (const struct roost_held *h = c->held; h; h = h->next) {
-        enum roost_verdict verdict = roost_judge_held(h, &ka);
-        probed |= verdict == ROOST_V_ANSWER;
-        if (verdict == ROOST_V_WAKE) {
-            roost_repair_undo(c->client.fd, e->path.closed_fd);
-            roost_table_rest_release(&e->table, index);
-            roost_freeze_cancel(e, c, EAGAIN);
-            return;
-        }
-    }
     roost_drop_held(c); /* nothing that the kernel would act on */
-    fill_policy(e, c, &ka, &rest);
-    ka.rest = index;
-    e->table.rest[index] = rest;
-    roost_table_publish(c->slot, &ka, ROOST_IDLE);
-    if (probed)
-        roost_answer_probe(e, &c->key, &ka);
+    /* The server's leg first: were we killed in between, it is one without a client, which the next engine removes. */
+    if (c->server_slot) {
+        if (c->server_local) /* when it ends, the kernel says so */
+            server.probe_interval_s = 0;
+        server.rest.peer = roost_table_position(&e->table, c->slot);
+        client.rest.peer = roost_table_position(&e->table, c->server_slot);
+        publish(e, c, c->server_slot, &server, c->server_slot->rest,
+                ROOST_F_PAIRED | ROOST_F_SERVER | (c->attached ? ROOST_F_ATTACHED : 0));
+    }
+    if (s->sleep_quiet_ms)
+        client.rest.sleep_due_s = (uint32_t)((c->active_ms + s->sleep_quiet_ms + 999) / 1000);
+    publish(e, c, c->slot, &client, index, c->server_slot ? ROOST_F_PAIRED : 0);
+    if (client.probed)
+        roost_answer_probe(e, &c->key, &client.ka);
+    if (server.probed)
+        roost_answer_probe(e, &c->server_key, &server.ka);
     close(c->client.fd); /* in repair mode: no FIN, no RST */
     c->client.fd = -1;
     c->client.readable = c->client.writable = false;
+    if (c->server_slot)
+        roost_leg_close(e, &c->server, false);
     e->stat[ROOST_E_FROZEN]++;
     roost_conn_transition(e, c, ROOST_ST_IDLE, (enum roost_cause)c->freeze_cause);
     if (c->keep_link) {
         c->phase = ROOST_HELD_LINK;
     } else {
-        c->slot = NULL;
+        c->slot = c->server_slot = NULL;
         roost_conn_forget(e, c);
     }
 }

@@ -48,6 +48,8 @@ struct roost_held { /* a frame that waits for its connection */
     struct roost_held *next;
     uint32_t ifindex, queue;
     uint32_t length, l3;
+    bool server; /* of the server's leg */
+    bool local;  /* from this machine: it has no checksum, and goes back by a raw socket */
     uint8_t data[];
 };
 
@@ -113,6 +115,7 @@ struct roost_conn {
     bool keep_link;   /* of this freeze */
     bool in_batch;    /* linked by next_frozen */
     bool want_close;
+    uint8_t close_cause;            /* of want_close; ROOST_C_NONE: command */
     bool speaks;                    /* the frame that wakes it has payload: a server will be needed */
     bool ready;                     /* in the run queue */
     bool dead;                      /* freed at the end of the turn */
@@ -121,7 +124,10 @@ struct roost_conn {
     struct roost_conn *next_waking; /* to be thawed in the next turn */
     struct roost_conn *next_dead;
     bool waking;
-    struct roost_ka *slot; /* in MARKED, HELD_LINK, ASKED */
+    struct roost_ka *slot;        /* in MARKED, HELD_LINK, ASKED, THAWING */
+    struct roost_ka *server_slot; /* of a pair, in MARKED and THAWING */
+    struct roost_key server_key;  /* of server_slot */
+    bool server_local;            /* it runs on this machine */
 };
 
 struct roost_grace {
@@ -248,6 +254,7 @@ void roost_reset_fd(int fd); /* close with RST */
 void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset);
 
 /* links.c */
+void roost_leg_fresh(struct roost_leg *leg, int fd);
 void roost_link_start(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);
 void roost_link_open(struct roost_engine *e, struct roost_conn *c);    /* connects; the transition is the caller's */
 void roost_link_abandon(struct roost_engine *e, struct roost_conn *c); /* undoes it; no transition */
@@ -276,7 +283,7 @@ void roost_grace_done(struct roost_engine *e);
 /* thaw.c */
 int roost_on_frame(void *context, void *data, size_t size);
 void roost_drain(struct roost_engine *e); /* frames out of the ring, at most so many */
-/* Whether a held frame would wake a connection with this record. */
+/* Whether a held frame would wake a leg with this record. */
 enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roost_ka *ka);
 void roost_answer_probe(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka);
 void roost_drop_held(struct roost_conn *c);

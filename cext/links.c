@@ -26,7 +26,7 @@
 #define RETRY_MS 200
 #define UNLINK_MS 1000
 
-static void fresh_leg(struct roost_leg *leg, int fd) {
+void roost_leg_fresh(struct roost_leg *leg, int fd) {
     free(leg->pending);
     memset(leg, 0, sizeof(*leg));
     leg->fd = fd;
@@ -78,10 +78,10 @@ static void attempt(struct roost_engine *e, struct roost_conn *c) {
     int fd = connect_to(roost_service_of(e, c->service), &c->key);
     c->retry_ms = 0;
     if (fd >= 0) {
-        fresh_leg(&c->server, fd);
+        roost_leg_fresh(&c->server, fd);
         if (introduce(roost_service_of(e, c->service), c) || roost_watch(e, fd, c, true)) {
             close(fd);
-            fresh_leg(&c->server, fd = -1);
+            roost_leg_fresh(&c->server, fd = -1);
         }
     }
     if (fd == -EMFILE || fd == -ENFILE) { /* our fault, not the server's: it does not count */
@@ -108,7 +108,7 @@ void roost_link_start(struct roost_engine *e, struct roost_conn *c, enum roost_c
 
 void roost_link_abandon(struct roost_engine *e, struct roost_conn *c) {
     roost_leg_close(e, &c->server, false);
-    fresh_leg(&c->server, -1);
+    roost_leg_fresh(&c->server, -1);
     c->link = ROOST_UNLINKED;
     c->retry_ms = 0;
 }
@@ -155,14 +155,14 @@ void roost_attach_refused(struct roost_engine *e, struct roost_conn *c, int erro
 void roost_link_attach(struct roost_engine *e, struct roost_conn *c) {
     int fd = c->attach_fd, one = 1;
     c->attach_fd = -1;
-    fresh_leg(&c->server, fd);
+    roost_leg_fresh(&c->server, fd);
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &one, sizeof(one));
     if ((c->preamble_len && roost_leg_queue(&c->server, (uint8_t *)c->preamble, c->preamble_len)) ||
         (c->early_len && roost_leg_queue(&c->client, c->early, c->early_len)) || roost_watch(e, fd, c, true)) {
         close(fd);
-        fresh_leg(&c->server, -1);
+        roost_leg_fresh(&c->server, -1);
         c->preamble_len = c->early_len = 0;
         roost_attach_refused(e, c, ENOMEM);
         roost_look(e, c, ROOST_C_SERVER_ATTACH);

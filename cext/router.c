@@ -27,9 +27,10 @@
 /* Of what an earlier engine left asleep. */
 static int count_hosts(struct roost_engine *e) {
     struct roost_key key;
+    const struct roost_ka *slot;
     int error = roost_hosts_open(&e->hosts, e->table.config.seed);
     for (uint64_t p = 0; p < roost_table_positions(&e->table) && !error; p++)
-        if (roost_table_at(&e->table, p, &key))
+        if ((slot = roost_table_at(&e->table, p, &key)) && !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER))
             roost_hosts_add(&e->hosts, &key);
     return error;
 }
@@ -117,11 +118,14 @@ static bool scan(struct roost_engine *e, struct roost_key *key) {
             *key = c->key;
             return true;
         }
-    for (uint64_t p = 0; p < positions; p++)
-        if (roost_table_at(&e->table, p, &other) && !memcmp(other.client, key->client, sizeof(key->client))) {
+    for (uint64_t p = 0; p < positions; p++) {
+        const struct roost_ka *slot = roost_table_at(&e->table, p, &other);
+        if (slot && !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) &&
+            !memcmp(other.client, key->client, sizeof(key->client))) {
             *key = other;
             return true;
         }
+    }
     return false;
 }
 

@@ -82,6 +82,16 @@ bool roost_segment_checksums_good(const uint8_t *frame, size_t length, size_t l3
     return !fold(sum_words(s.ip, (size_t)(s.tcp - s.ip), 0)) && !fold(tcp_sum(s.ip + 12, 8, s.tcp, s.length));
 }
 
+void roost_segment_checksum(uint8_t *frame, size_t length, size_t l3) {
+    struct span s;
+    if (!locate(frame, length, l3, &s))
+        return;
+    uint8_t *check = frame + (s.tcp - frame) + 16;
+    memset(check, 0, 2);
+    uint16_t sum = htons(fold(tcp_sum(s.v4 ? s.ip + 12 : s.ip + 8, s.v4 ? 8 : 32, s.tcp, s.length)));
+    memcpy(check, &sum, 2);
+}
+
 static uint32_t get32(const uint8_t *at) {
     return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
 }

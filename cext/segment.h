@@ -14,6 +14,9 @@
  * without fragmentation. l3: offset of the IP header. */
 bool roost_segment_checksums_good(const uint8_t *frame, size_t length, size_t l3);
 
+/* Writes the TCP checksum of a frame that has none yet. */
+void roost_segment_checksum(uint8_t *frame, size_t length, size_t l3);
+
 /* The segment of a frame for roost_judge; false when it is no whole TCP segment or its options are broken. */
 bool roost_segment_parse(const uint8_t *frame, size_t length, size_t l3, struct roost_segment *segment);
 

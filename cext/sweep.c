@@ -23,10 +23,33 @@ static void send_probes(struct roost_engine *e, uint32_t *count) {
     *count = 0;
 }
 
+/* One end of a pair is gone: the other learns it, and for that both wake. */
+static void dead_pair(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
+    struct roost_key client;
+    int error;
+    if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) {
+        if (!roost_table_peer(&e->table, slot, &client)) {
+            roost_table_remove(&e->table, slot);
+            return;
+        }
+        key = &client;
+    }
+    struct roost_conn *c = roost_conn_by_key(e, key);
+    if (!c)
+        c = roost_wake(e, key, ROOST_C_PROBE_TIMEOUT, &error);
+    if (!c)
+        return; /* no memory; it is tried again in a second */
+    c->want_close = true;
+    c->close_cause = ROOST_C_PROBE_TIMEOUT;
+}
+
 static void dead(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
     struct roost_event event;
+    if (ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED) {
+        dead_pair(e, key, slot);
+        return;
+    }
     struct roost_conn *c = roost_conn_by_key(e, key);
-    e->stat[ROOST_E_PROBE_DEAD]++;
     if (c) { /* its server link was kept, or its record is being asked for */
         roost_conn_close(e, c, ROOST_C_PROBE_TIMEOUT, true);
         return;
@@ -56,13 +79,19 @@ static bool probe(struct roost_engine *e, const struct roost_key *key, struct ro
     if (quiet_s >= due_s + retry_s) /* nobody probed for a while (no daemon): that is not the client's silence */
         slot->heard_s = now_s - due_s;
     if (slot->probe_sent >= (s->probe_count ? s->probe_count : 3)) {
+        e->stat[ROOST_E_PROBE_DEAD]++;
         dead(e, key, slot);
         return false;
     }
     slot->probe_sent++;
     struct roost_outbox_item *item = &e->path.out[at];
     item->length = ETH_HLEN + (uint32_t)roost_segment_probe(key, slot, e->now_ms, item->data + ETH_HLEN);
-    return true;
+    if (!(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER))
+        return true;
+    e->stat[ROOST_E_PROBES]++;
+    e->stat[ROOST_E_PROBE_LOST] += !roost_datapath_send(
+        &e->path, item->data + ETH_HLEN, item->length - ETH_HLEN); /* to another interface than the batch's */
+    return false;
 }
 
 static void sleep_due(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot, uint32_t now_s) {

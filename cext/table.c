@@ -123,17 +123,27 @@ uint32_t roost_table_rest_alloc(struct roost_table *t) {
     return index;
 }
 
-void roost_table_remove(struct roost_table *t, struct roost_ka *slot) {
-    char *at = (char *)slot, *base4 = (char *)t->bucket4;
+uint32_t roost_table_position(const struct roost_table *t, const struct roost_ka *slot) {
+    const char *at = (const char *)slot, *base4 = (const char *)t->bucket4;
     size_t size4 = (size_t)t->config.buckets4 * sizeof(struct roost_bucket4);
-    uint16_t *tag;
     if (base4 && at >= base4 && at < base4 + size4) {
-        struct roost_bucket4 *b = &t->bucket4[(size_t)(at - base4) / sizeof(*b)];
-        tag = &b->tag[(size_t)(at - (char *)b->slot) / sizeof(b->slot[0])];
+        size_t bucket = (size_t)(at - base4) / sizeof(struct roost_bucket4);
+        size_t i = (size_t)(at - (const char *)t->bucket4[bucket].slot) / sizeof(struct roost_slot4);
+        return (uint32_t)(bucket * ROOST_BUCKET_SLOTS + i);
+    }
+    size_t bucket = (size_t)(at - (const char *)t->bucket6) / sizeof(struct roost_bucket6);
+    size_t i = (size_t)(at - (const char *)t->bucket6[bucket].slot) / sizeof(struct roost_slot6);
+    return (uint32_t)((t->config.buckets4 + bucket) * ROOST_BUCKET_SLOTS + i);
+}
+
+void roost_table_remove(struct roost_table *t, struct roost_ka *slot) {
+    uint32_t position = roost_table_position(t, slot), bucket = position / ROOST_BUCKET_SLOTS;
+    uint16_t *tag;
+    if (bucket < t->config.buckets4) {
+        tag = &t->bucket4[bucket].tag[position % ROOST_BUCKET_SLOTS];
         t->used4--;
     } else {
-        struct roost_bucket6 *b = &t->bucket6[(size_t)(at - (char *)t->bucket6) / sizeof(*b)];
-        tag = &b->tag[(size_t)(at - (char *)b->slot) / sizeof(b->slot[0])];
+        tag = &t->bucket6[bucket - t->config.buckets4].tag[position % ROOST_BUCKET_SLOTS];
         t->used6--;
     }
     uint32_t rest = slot->rest;
@@ -172,6 +182,26 @@ struct roost_ka *roost_table_at(struct roost_table *t, uint64_t position, struct
         return NULL;
     *key = t->bucket6[bucket].slot[i].key;
     return &t->bucket6[bucket].slot[i].ka;
+}
+
+struct roost_ka *roost_table_peer(struct roost_table *t, const struct roost_ka *slot, struct roost_key *key) {
+    const struct roost_rest *rest = &t->rest[slot->rest];
+    struct roost_ka *peer = roost_table_at(t, rest->peer, key);
+    bool server = ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER;
+    if (!peer || !(ROOST_FLAGS(peer->ctl) & ROOST_F_PAIRED) || !(ROOST_FLAGS(peer->ctl) & ROOST_F_SERVER) != server)
+        return NULL;
+    if (peer->rest == ROOST_NO_REST) /* a client in SLEEP */
+        return server ? peer : NULL;
+    return t->rest[peer->rest].id == rest->id ? peer : NULL;
+}
+
+/* A server's leg whose client is not there, or has another. */
+static bool is_orphan(struct roost_table *t, const struct roost_ka *slot) {
+    struct roost_key key;
+    if (!(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER))
+        return false;
+    const struct roost_ka *client = roost_table_peer(t, slot, &key);
+    return !client || (client->rest != ROOST_NO_REST && t->rest[client->rest].peer != roost_table_position(t, slot));
 }
 
 uint64_t roost_table_adopt(struct roost_table *t, uint64_t *max_id) {
@@ -214,6 +244,15 @@ uint64_t roost_table_adopt(struct roost_table *t, uint64_t *max_id) {
         slot->rest = ROOST_NO_REST; /* the loop below frees it */
         roost_table_remove(t, slot);
         removed++;
+    }
+    for (uint64_t p = 0; p < positions; p++) {
+        struct roost_ka *slot = roost_table_at(t, p, &key);
+        if (slot && is_orphan(t, slot)) {
+            slot->rest = ROOST_NO_REST;
+            t->rest_used--;
+            roost_table_remove(t, slot);
+            removed++;
+        }
     }
     /* Rest slots below rest_fresh that nobody names are free. Mark the named ones first, in reserved. */
     for (uint32_t i = 0; i < t->rest_fresh; i++)

@@ -29,7 +29,8 @@ struct roost_table {
 bool roost_key_is_v4(const struct roost_key *key);
 
 /* Counts what an adopted table holds and finds the free rest slots. Slots that no process can own any more (FREEZING,
- * THAWED) are removed, WAKING ones go back to IDLE or SLEEP. Returns how many were removed; *max_id: the largest id. */
+ * THAWED) are removed, and so are servers' legs without their clients'; WAKING ones go back to IDLE or SLEEP. Returns how
+ * many were removed; *max_id: the largest id. */
 uint64_t roost_table_adopt(struct roost_table *t, uint64_t *max_id);
 
 struct roost_ka *roost_table_find(struct roost_table *t, const struct roost_key *key);
@@ -53,5 +54,9 @@ void roost_table_rest_release(struct roost_table *t, uint32_t index);
 /* All slot positions, used or not, count from 0 to roost_table_positions; NULL = not in use. */
 uint64_t roost_table_positions(const struct roost_table *t);
 struct roost_ka *roost_table_at(struct roost_table *t, uint64_t position, struct roost_key *key);
+uint32_t roost_table_position(const struct roost_table *t, const struct roost_ka *slot);
+
+/* The other leg of a pair and its key; NULL when it is not there any more. slot must have its rest at hand. */
+struct roost_ka *roost_table_peer(struct roost_table *t, const struct roost_ka *slot, struct roost_key *key);
 
 #endif

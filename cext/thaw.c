@@ -5,7 +5,8 @@
  * A frame that wakes makes an awake connection at once, so that every later frame of it queues up behind; the
  * sockets are then rebuilt in batches. Per batch: rebuild all, replay what is held, remove the slots (from then on
  * packets go straight to the stack), and replay what was held in between. The kernel judges every frame as received
- * from the wire. With generic XDP a replayed frame meets our own program again, so there the slot goes first.
+ * from the wire. With generic XDP, and on the loopback interface, a replayed frame meets our own program again, so there
+ * the slot goes first.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -31,7 +32,7 @@
 #define FRAMES_A_DRAIN 512
 #define BATCHES_A_TURN 4
 
-static struct roost_held *hold(const struct roost_frame *f) {
+static struct roost_held *hold(const struct roost_frame *f, bool server) {
     struct roost_held *h = malloc(sizeof(*h) + f->length);
     if (!h)
         return NULL; /* its sender retransmits */
@@ -40,17 +41,19 @@ static struct roost_held *hold(const struct roost_frame *f) {
     h->queue = f->queue;
     h->length = f->length;
     h->l3 = f->l3;
+    h->server = server;
+    h->local = f->why == ROOST_WHY_LOCAL;
     memcpy(h->data, f->data, f->length);
     return h;
 }
 
-static void hold_for(struct roost_engine *e, struct roost_conn *c, const struct roost_frame *f) {
+static void hold_for(struct roost_engine *e, struct roost_conn *c, const struct roost_frame *f, bool server) {
     bool proven = c->phase != ROOST_MARKED || c->waking;
     if (c->held_frames >= (proven ? HELD_MAX : HELD_UNPROVEN_MAX)) {
         e->stat[ROOST_E_HELD_DROPPED]++;
         return;
     }
-    struct roost_held *h = f->length ? hold(f) : NULL;
+    struct roost_held *h = f->length ? hold(f, server) : NULL;
     if (h) {
         *c->held_tail = h;
         c->held_tail = &h->next;
@@ -73,7 +76,7 @@ static void stray(struct roost_engine *e, const struct roost_frame *f) {
         e->stat[ROOST_E_HELD_DROPPED]++;
         return;
     }
-    struct roost_held *h = f->length ? hold(f) : NULL;
+    struct roost_held *h = f->length ? hold(f, false) : NULL;
     if (h) {
         *e->stray_tail = h;
         e->stray_tail = &h->next;
@@ -89,6 +92,20 @@ void roost_wake_queue(struct roost_engine *e, struct roost_conn *c) {
     c->next_waking = NULL;
     *e->waking_tail = c;
     e->waking_tail = &c->next_waking;
+}
+
+/* The other leg of a pair wakes with it. Without it (a predecessor was killed at a bad moment) the session is lost, and
+ * the client must learn it. */
+static void rouse_server(struct roost_engine *e, struct roost_conn *c) {
+    if (!(ROOST_FLAGS(c->slot->ctl) & ROOST_F_PAIRED))
+        return;
+    c->server_slot = roost_table_peer(&e->table, c->slot, &c->server_key);
+    if (c->server_slot) {
+        roost_table_set_phase(c->server_slot, ROOST_WAKING);
+    } else if (!c->want_close) {
+        c->want_close = true;
+        c->close_cause = ROOST_C_SERVER_CLOSE;
+    }
 }
 
 /* An inactive connection becomes an awake one. Its slot stays until its socket is there: IDLE as WAKING, which holds
@@ -113,6 +130,7 @@ static struct roost_conn *rouse(struct roost_engine *e, const struct roost_key *
         roost_mailbox_post(&e->box, &event);
     } else {
         roost_table_set_phase(slot, ROOST_WAKING);
+        rouse_server(e, c);
         roost_wake_queue(e, c);
     }
     return c;
@@ -121,6 +139,10 @@ static struct roost_conn *rouse(struct roost_engine *e, const struct roost_key *
 struct roost_conn *roost_wake(struct roost_engine *e, const struct roost_key *key, enum roost_cause cause, int *error) {
     struct roost_ka *slot = roost_table_find(&e->table, key);
     uint32_t phase = slot ? ROOST_PHASE(slot->ctl) : ROOST_FREE;
+    if (phase && ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) {
+        *error = ENOENT; /* no client's */
+        return NULL;
+    }
     if ((phase != ROOST_IDLE && phase != ROOST_SLEEP) || roost_conn_by_key(e, key)) {
         *error = slot ? EAGAIN : ENOENT;
         return NULL;
@@ -133,29 +155,33 @@ struct roost_conn *roost_wake(struct roost_engine *e, const struct roost_key *ke
 void roost_answer_probe(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka) {
     struct roost_outbox_item *item = &e->path.out[0];
     item->length = ETH_HLEN + (uint32_t)roost_segment_ack(key, ka, e->now_ms, ka->snd_nxt, item->data + ETH_HLEN);
-    roost_datapath_probe(&e->path, 1);
+    if (ROOST_FLAGS(ka->ctl) & ROOST_F_SERVER)
+        roost_datapath_send(&e->path, item->data + ETH_HLEN, item->length - ETH_HLEN);
+    else
+        roost_datapath_probe(&e->path, 1);
 }
 
 enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roost_ka *ka) {
     struct roost_segment segment;
     struct roost_ka idle = *ka;
     idle.ctl = (ka->ctl & ~0xffu) | ROOST_IDLE;
-    if (!roost_segment_checksums_good(h->data, h->length, h->l3) ||
+    if ((!h->local && !roost_segment_checksums_good(h->data, h->length, h->l3)) ||
         !roost_segment_parse(h->data, h->length, h->l3, &segment))
         return ROOST_V_DROP;
     return roost_judge(&idle, &segment);
 }
 
 /* A frame that met a freeze. Only a genuine one ends the freeze at once; anybody can send the others. */
-static void meet_freeze(struct roost_engine *e, struct roost_conn *c, const struct roost_frame *f) {
+static void meet_freeze(struct roost_engine *e, struct roost_conn *c, const struct roost_frame *f, bool server) {
     struct roost_ka now;
-    hold_for(e, c, f);
+    hold_for(e, c, f, server);
     if (!c->held || c->waking)
         return;
     struct roost_held *newest = c->held;
     while (newest->next)
         newest = newest->next;
-    if (!roost_repair_peek(c->client.fd, &now) && roost_judge_held(newest, &now) == ROOST_V_WAKE)
+    if (!roost_repair_peek(newest->server ? c->server.fd : c->client.fd, &now) &&
+        roost_judge_held(newest, &now) == ROOST_V_WAKE)
         roost_wake_queue(e, c);
 }
 
@@ -168,7 +194,8 @@ static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, const
         return true;
     if (f->why == ROOST_WHY_WAKE && !f->length) /* too long to be held, but judged */
         return true;
-    if (!roost_segment_checksums_good(f->data, f->length, f->l3) ||
+    bool local = f->why == ROOST_WHY_LOCAL;
+    if ((!local && !roost_segment_checksums_good(f->data, f->length, f->l3)) ||
         !roost_segment_parse(f->data, f->length, f->l3, &segment)) {
         e->stat[ROOST_E_FRAME_BAD]++;
         return false;
@@ -185,45 +212,66 @@ static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, const
     }
 }
 
-int roost_on_frame(void *context, void *data, size_t size) {
-    struct roost_engine *e = context;
-    const struct roost_frame *f = data;
-    e->frame_budget--;
-    if (size < sizeof(*f))
-        return 0;
-    struct roost_conn *c = roost_conn_by_key(e, &f->key);
-    struct roost_ka *slot;
+/* Whom a frame is for. */
+struct addressee {
+    struct roost_conn *conn;     /* awake, or on its way; NULL: inactive, or not ours */
+    struct roost_ka *slot;       /* of the leg that the frame is for */
+    struct roost_ka *client;     /* of the connection */
+    const struct roost_key *key; /* of the connection */
+    struct roost_key peer;
+    bool server; /* it is the server's leg */
+};
+
+static void find_addressee(struct roost_engine *e, const struct roost_key *key, struct addressee *a) {
+    memset(a, 0, sizeof(*a));
+    a->key = key;
+    a->conn = roost_conn_by_key(e, key);
+    a->slot = a->client = a->conn ? a->conn->slot : roost_table_find(&e->table, key);
+    if (a->conn || !a->slot || !(ROOST_FLAGS(a->slot->ctl) & ROOST_F_SERVER))
+        return;
+    a->client = roost_table_peer(&e->table, a->slot, &a->peer);
+    if (a->client) {
+        a->server = true;
+        a->key = &a->peer;
+        a->conn = roost_conn_by_key(e, a->key);
+    } else { /* a leg that nobody wakes any more: the stack tells its server */
+        roost_table_remove(&e->table, a->slot);
+        a->slot = NULL;
+    }
+}
+
+static void on_frame(struct roost_engine *e, const struct roost_frame *f) {
+    struct addressee a;
     bool speaks;
-    if (c) {
-        if (c->phase == ROOST_LIVE) {
-            stray(e, f);
-        } else if (c->phase == ROOST_MARKED) {
-            meet_freeze(e, c, f);
-        } else if (c->phase == ROOST_THAWING) {
-            hold_for(e, c, f);
-        } else if (!wakes_now(e, f, c->slot, &speaks)) {
-            return e->frame_budget > 0 ? 0 : -EAGAIN;
-        } else if (c->phase == ROOST_ASKED) {
-            c->speaks |= speaks;
-            hold_for(e, c, f);
-        } else { /* HELD_LINK */
-            hold_for(e, c, f);
+    find_addressee(e, &f->key, &a);
+    struct roost_conn *c = a.conn;
+    if (!a.slot || (c && c->phase == ROOST_LIVE)) {
+        stray(e, f);
+    } else if (c && c->phase == ROOST_MARKED) {
+        meet_freeze(e, c, f, a.server);
+    } else if (c && c->phase == ROOST_THAWING) {
+        hold_for(e, c, f, a.server);
+    } else if (wakes_now(e, f, a.slot, &speaks)) {
+        if (!c)
+            c = rouse(e, a.key, a.client, a.server ? ROOST_C_SERVER_DATA : ROOST_C_CLIENT_DATA);
+        if (!c)
+            return;
+        if (c->phase == ROOST_HELD_LINK) {
             c->wake_cause = ROOST_C_CLIENT_DATA;
             c->phase = ROOST_THAWING;
             roost_table_set_phase(c->slot, ROOST_WAKING);
             roost_wake_queue(e, c);
         }
-    } else if ((slot = roost_table_find(&e->table, &f->key))) {
-        if (wakes_now(e, f, slot, &speaks)) {
-            c = rouse(e, &f->key, slot, ROOST_C_CLIENT_DATA);
-            if (c) {
-                c->speaks = speaks;
-                hold_for(e, c, f);
-            }
-        }
-    } else {
-        stray(e, f);
+        c->speaks |= speaks;
+        hold_for(e, c, f, a.server);
     }
+}
+
+int roost_on_frame(void *context, void *data, size_t size) {
+    struct roost_engine *e = context;
+    e->frame_budget--;
+    if (size >= sizeof(struct roost_frame))
+        on_frame(e, data);
     /* libbpf has moved past this frame; what is left makes epoll report the ring again. */
     return e->frame_budget > 0 ? 0 : -EAGAIN;
 }
@@ -244,17 +292,31 @@ static void flush(struct roost_engine *e, struct batch *b) {
     b->count = 0;
 }
 
+static void into_outbox(struct roost_engine *e, struct batch *b, const struct roost_held *h) {
+    if (b->count == ROOST_OUTBOX_ITEMS || (b->count && (b->ifindex != h->ifindex || b->queue != h->queue)))
+        flush(e, b);
+    b->ifindex = h->ifindex;
+    b->queue = h->queue;
+    struct roost_outbox_item *item = &e->path.out[b->count++];
+    item->length = h->length;
+    memcpy(item->data, h->data, h->length);
+}
+
+/* Sent once more: received from the loopback interface without its route, it would be a martian. */
+static void replay_local(struct roost_engine *e, struct roost_held *h) {
+    roost_segment_checksum(h->data, h->length, h->l3);
+    if (roost_datapath_send(&e->path, h->data + h->l3, h->length - h->l3))
+        e->stat[ROOST_E_REPLAYED]++;
+}
+
 static void replay(struct roost_engine *e, struct batch *b, struct roost_held **list) {
     while (*list) {
         struct roost_held *h = *list;
-        if (b->count == ROOST_OUTBOX_ITEMS || (b->count && (b->ifindex != h->ifindex || b->queue != h->queue)))
-            flush(e, b);
-        b->ifindex = h->ifindex;
-        b->queue = h->queue;
-        struct roost_outbox_item *item = &e->path.out[b->count++];
-        item->length = h->length;
-        memcpy(item->data, h->data, h->length);
         *list = h->next;
+        if (h->local)
+            replay_local(e, h);
+        else
+            into_outbox(e, b, h);
         free(h);
     }
 }
@@ -270,18 +332,20 @@ static void replay_held(struct roost_engine *e, struct roost_conn **conns, int c
 }
 
 static void remove_slots(struct roost_engine *e, struct roost_conn **conns, int count) {
-    for (int i = 0; i < count; i++)
-        if (conns[i]->slot) {
+    for (int i = 0; i < count; i++) {
+        if (conns[i]->server_slot)
+            roost_table_remove(&e->table, conns[i]->server_slot);
+        if (conns[i]->slot)
             roost_table_remove(&e->table, conns[i]->slot);
-            conns[i]->slot = NULL;
-        }
+        conns[i]->slot = conns[i]->server_slot = NULL;
+    }
 }
 
 static void release(struct roost_engine *e, struct roost_conn **conns, int count) {
-    bool generic = false;
+    bool met_again = e->path.loopback;
     for (int i = 0; i < e->path.interfaces; i++)
-        generic |= e->path.interface[i].generic;
-    if (generic)
+        met_again |= e->path.interface[i].generic;
+    if (met_again)
         remove_slots(e, conns, count);
     replay_held(e, conns, count);
     remove_slots(e, conns, count);
@@ -319,8 +383,8 @@ void roost_awake(struct roost_engine *e, struct roost_conn *c) {
     if (c->dead)
         return;
     if (c->want_close) {
-        roost_conn_close(e, c, ROOST_C_COMMAND, true);
-    } else if (c->link == ROOST_LINKED) { /* its server link was kept */
+        roost_conn_close(e, c, c->close_cause ? (enum roost_cause)c->close_cause : ROOST_C_COMMAND, true);
+    } else if (c->link == ROOST_LINKED) { /* its server link was kept, or froze with it */
         if (c->state != ROOST_ST_ACTIVE)
             roost_conn_transition(e, c, ROOST_ST_ACTIVE, (enum roost_cause)c->wake_cause);
         roost_conn_set_timer(e, c);
@@ -335,46 +399,84 @@ void roost_awake(struct roost_engine *e, struct roost_conn *c) {
     }
 }
 
-/* The rebuilt socket, watched; the slot then only holds packets. False: it stays asleep. */
+/* The phase of both legs. The server's last when they rise, for a leg without its client is what the next engine would
+ * remove. */
+static void set_phases(struct roost_conn *c, enum roost_phase phase) {
+    roost_table_set_phase(c->slot, phase);
+    if (c->server_slot)
+        roost_table_set_phase(c->server_slot, phase);
+}
+
+static int rebuild_leg(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot) {
+    return roost_repair_rebuild(key, slot, &e->table.rest[slot->rest]);
+}
+
+/* The rebuilt sockets of a connection, out of repair mode: the client's, and in *server the server's or -1. -errno: there
+ * are none. */
+static int rebuild(struct roost_engine *e, struct roost_conn *c, int *server) {
+    *server = -1;
+    if (e->awake > e->max_awake) /* there would be no descriptor left for its server */
+        return -EMFILE;
+    int client = rebuild_leg(e, &c->key, c->slot);
+    if (client < 0)
+        return client;
+    int error = 0;
+    if (c->server_slot && (*server = rebuild_leg(e, &c->server_key, c->server_slot)) < 0)
+        error = *server;
+    if (!error) {
+        /* Before they leave repair mode: were we killed in between, the close would be silent, and the next daemon
+         * removes the slot; after it the close sends a FIN that the record knows nothing of. */
+        set_phases(c, ROOST_THAWED);
+        error = roost_repair_finish(client);
+    }
+    if (!error && *server >= 0)
+        error = roost_repair_finish(*server);
+    if (!error)
+        return client;
+    set_phases(c, ROOST_WAKING);
+    close(client);
+    if (*server >= 0)
+        close(*server);
+    return error;
+}
+
+/* The rebuilt sockets, watched. False: no memory for that; both ends learn it. */
+static bool watch(struct roost_engine *e, struct roost_conn *c, int client, int server) {
+    roost_leg_fresh(&c->client, client);
+    c->client.readable = c->client.writable = true;
+    if (server >= 0) {
+        roost_leg_fresh(&c->server, server);
+        c->server.readable = c->server.writable = true;
+        c->link = ROOST_LINKED;
+        c->attached = ROOST_FLAGS(c->server_slot->ctl) & ROOST_F_ATTACHED;
+    }
+    if (!roost_watch(e, client, c, false) && (server < 0 || !roost_watch(e, server, c, true)))
+        return true;
+    roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
+    return false;
+}
+
+/* The connection, awake; its slots then only hold packets. False: it stays asleep. */
 static bool thaw(struct roost_engine *e, struct roost_conn *c) {
     const struct roost_rest *rest = &e->table.rest[c->slot->rest];
+    int server;
+    bool paired = ROOST_FLAGS(c->slot->ctl) & ROOST_F_PAIRED;
     /* The server's handshake goes on while the socket is rebuilt and the frame replayed. */
-    if (c->speaks && c->link == ROOST_UNLINKED && c->attach_fd < 0 && !c->want_close)
+    if (c->speaks && !paired && c->link == ROOST_UNLINKED && c->attach_fd < 0 && !c->want_close)
         roost_link_open(e, c);
     c->speaks = false;
-    /* Beyond max_awake there would be no descriptor left for its server. */
-    int fd = e->awake > e->max_awake ? -EMFILE : roost_repair_rebuild(&c->key, c->slot, rest);
+    int fd = rebuild(e, c, &server);
     if (fd >= 0) {
-        /* Before it leaves repair mode: were we killed in between, the close would be silent, and the next daemon
-         * removes the slot; after it the close sends a FIN that the record knows nothing of. */
-        roost_table_set_phase(c->slot, ROOST_THAWED);
-        int error = roost_repair_finish(fd);
-        if (error) {
-            roost_table_set_phase(c->slot, ROOST_WAKING);
-            close(fd);
-            fd = error;
-        }
-    }
-    if (fd >= 0) {
-        c->client.fd = fd;
-        c->client.readable = c->client.writable = true;
-        c->client.eof = c->client.shut = false;
-        if (!roost_watch(e, fd, c, false)) {
-            e->stat[ROOST_E_THAWED]++;
-            return true;
-        }
-        close(fd); /* out of memory for epoll; the client learns it by FIN */
-        c->client.fd = -1;
-        fd = -ENOMEM;
-        roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
-        return false;
+        e->stat[ROOST_E_THAWED]++;
+        return watch(e, c, fd, server);
     }
     e->stat[ROOST_E_THAW_FAILED]++;
     if (c->link == ROOST_CONNECTING)
         roost_link_abandon(e, c);
     if (fd == -EMFILE || fd == -ENFILE)
         roost_tell_pressure(e);
-    roost_table_set_phase(c->slot, ROOST_IDLE); /* its client retransmits and so asks again */
+    set_phases(c, ROOST_IDLE); /* who woke it retransmits and so asks again */
+    c->server_slot = NULL;
     if (c->attach_fd >= 0)
         roost_attach_refused(e, c, -fd);
     roost_refuse(e, ROOST_OP_WAKE, c->token, c->id, &c->key, -fd);
@@ -468,6 +570,8 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
     e->table.rest[index] = rest;
     c->slot->rest = index;
     roost_table_set_phase(c->slot, ROOST_WAKING);
+    if (usable)
+        rouse_server(e, c);
     c->phase = ROOST_THAWING;
     roost_wake_queue(e, c);
 }

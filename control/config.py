@@ -138,6 +138,12 @@ class Network(_Section):
         description="interfaces the XDP program is attached to; every interface "
         "that a client's packets arrive on belongs here",
     )
+    server_interfaces: tuple[str, ...] = Field(
+        (),
+        description="interfaces that the servers of persistent services are heard on; default: `[router] lan`, and those "
+        "by which the routing table reaches the servers. Servers that come by themselves (`[attach]`) from elsewhere "
+        "need theirs here",
+    )
     xdp_mode: Literal["auto", "native", "generic"] = Field(
         "auto", description="`native` needs the driver's support; `auto` falls back to `generic` with a warning"
     )
@@ -196,7 +202,9 @@ class Policy(_Section):
     """Defaults for every service; a `[[service]]` may override each key. A connection falls quiet with its last payload
     byte in either direction: keep-alives are not activity."""
 
-    active_quiet: Duration = Field(60.0, description="ACTIVE to STANDBY after this long without payload")
+    active_quiet: Duration = Field(
+        60.0, description="ACTIVE to STANDBY after this long without payload; of a persistent service to IDLE"
+    )
     standby_quiet: Duration = Field(120.0, description="STANDBY to IDLE, counted from the last payload byte")
     idle_quiet: Duration = Field(3600.0, description="IDLE to SLEEP, counted from the last payload byte")
     probe_interval: WholeSeconds = Field(0.0, description="probe an inactive client that was not heard for this long")
@@ -206,7 +214,9 @@ class Policy(_Section):
         10.0, description="how long a link to the server is tried before the client is reset"
     )
     on_server_close: Literal["standby", "close"] = Field(
-        "standby", description="what becomes of the client when the server closes its connection"
+        "standby",
+        description="what becomes of the client when the server closes its connection; a persistent service has `close` "
+        "unless it says otherwise itself",
     )
 
     @field_validator("probe_retry", "connect_timeout")
@@ -289,6 +299,12 @@ class Service(_Section):
         "none",
         description="a header by which the server learns the client's address: the PROXY protocol's version 1 or 2",
     )
+    interface: Literal["transient", "persistent"] = Field(
+        "transient",
+        description="what the server sees of a quiet client: `transient` closes the link to the server and makes a new one "
+        "when the client speaks; `persistent` lets both sleep, each with its connection open, for protocols with a "
+        "session in the connection (SSH, TLS, MQTT, SQL)",
+    )
     active_quiet: Duration | None = None
     standby_quiet: Duration | None = None
     idle_quiet: Duration | None = None
@@ -308,6 +324,8 @@ class Service(_Section):
     def policy(self, defaults: Policy) -> Policy:
         """The policy in force for this service: its own keys over the defaults."""
         own = {key: value for key in Policy.model_fields if (value := getattr(self, key)) is not None}
+        if self.interface == "persistent":  # the session ended with the server's connection
+            own.setdefault("on_server_close", "close")
         return defaults.model_copy(update=own)
 
 

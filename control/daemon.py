@@ -33,11 +33,12 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from appliance import __version__, sysctls
-from appliance.engine import Command, Engine, EngineError, EngineOptions, Key, Op, Record
+from appliance.engine import REST_SIZE, Command, Engine, EngineError, EngineOptions, Key, Op, Record
 from appliance.frontends.frontend import MAX_HANDSHAKES, MAX_TURNED_AWAY, Frontend, Settings, bind
 from appliance.frontends.passwords import PasswordHash, Users
 from appliance.frontends.target import parse_address
 from appliance.paths import bpf_objects
+from appliance.reachability import UnreachableError, interface_towards
 from appliance.router import RouterError, close_routes, open_routes
 from control import config as configuration
 from control.channel.operations import Operations
@@ -196,7 +197,7 @@ def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:
         steps = _steps(State(last_state), actual)
         address = parse_address(client)
         # The history knows no local address; the row's key is only asked for the client's.
-        record = Record(Key.of(address.host, address.port, "::", 0).pack(), _ka_of_service(service), bytes(32))
+        record = Record(Key.of(address.host, address.port, "::", 0).pack(), _ka_of_service(service), bytes(REST_SIZE))
         rows += [history_row(record, a, b, Cause.RESTORE, number) for a, b in steps]
         written += len(steps)
         if len(rows) >= BATCH:
@@ -310,6 +311,8 @@ class Daemon:
             interfaces[name] = engine.attach(name, config.network.xdp_mode)
             if interfaces[name] == "generic" and config.network.xdp_mode == "auto":
                 log.warning("%s: the driver has no native XDP; generic XDP is used, which is slower", name)
+        for name in self._server_interfaces():
+            interfaces.setdefault(name, engine.attach(name, config.network.xdp_mode, servers=True))
         if not interfaces:
             log.warning("no [network] interfaces: connections cannot be kept asleep")
         router = config.router
@@ -331,7 +334,8 @@ class Daemon:
             for name in config.network.interfaces:
                 engine.steer(name, servers=False)
 
-        self._monitor = Monitor(engine, store, max_awake, self._on_fatal)
+        persistent = {index for index, service in self._services.items() if service.interface == "persistent"}
+        self._monitor = Monitor(engine, store, max_awake, self._on_fatal, persistent)
         found = take_inventory(engine, store, boot_id())
         self._monitor.states = list(found.states)
         self._registry = Registry(store, engine)
@@ -359,6 +363,7 @@ class Daemon:
                     "listen": s.listen,
                     "server": s.server or s.listen,
                     "transparent": s.transparent,
+                    "interface": s.interface,
                 }
                 for index, s in self._services.items()
             ],
@@ -386,6 +391,22 @@ class Daemon:
             except RouterError as error:
                 log.warning("%s", error)
         return 0
+
+    def _server_interfaces(self) -> list[str]:
+        """Where the servers' legs of persistent services are heard, without those that clients are heard on."""
+        config = self._config
+        persistent = [service for service in config.service if service.interface == "persistent"]
+        names = list(config.network.server_interfaces)
+        if persistent and not names:
+            names += config.router.lan
+            for service in persistent:
+                if service.server:
+                    try:
+                        names.append(interface_towards(parse_endpoint(service.server)[0]))
+                    except UnreachableError as error:
+                        raise DaemonError(f'service "{service.name}": {error}; add the route, or name the interface in '
+                                          "[network] server_interfaces") from None  # fmt: skip
+        return [name for name in dict.fromkeys(names) if name not in config.network.interfaces]
 
     def _reconcile(self, found: Inventory, first: int, last: int) -> None:
         """Carry out what the inventory asks for, while clients are served already."""

@@ -19,7 +19,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from errno import EIO, ENOENT, ETIMEDOUT
@@ -101,15 +101,22 @@ class _Turn:
 
 
 class Monitor:
-    """The loop. `run` belongs to one thread; everything else may be called from any."""
+    """The loop. `run` belongs to one thread; everything else may be called from any. `persistent`: the services, by
+    index, whose connections sleep together with their server's leg."""
 
     def __init__(
-        self, engine: EnginePort, store: Store, max_awake: int, on_fatal: Callable[[str], None] = lambda reason: None
+        self,
+        engine: EnginePort,
+        store: Store,
+        max_awake: int,
+        on_fatal: Callable[[str], None] = lambda reason: None,
+        persistent: Container[int] = (),
     ) -> None:
         self._engine = engine
         self._store = store
         self._max_awake = max_awake
         self._on_fatal = on_fatal
+        self._persistent = persistent
         self.counters = Counters()
         self.states = [0] * len(State)
         """How many connections are in each state, by its number."""
@@ -173,7 +180,7 @@ class Monitor:
             if kind == EventType.TRANSITION:
                 self._transition(event, turn)
             elif kind == EventType.QUIET:
-                if (op := policy.when_quiet(event.from_state)) is not None:
+                if (op := policy.when_quiet(event.from_state, event.service in self._persistent)) is not None:
                     turn.commands.append(Command(op=op, cause=Cause.QUIET, id=event.id))
             elif kind == EventType.SLEEP_DUE:
                 self._sleep_due(event.record, turn)

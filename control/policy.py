@@ -13,16 +13,19 @@ from appliance.engine import Op, ServiceSpec
 from control.config import Config, Service, parse_endpoint
 from control.states import State
 
-_WHEN_QUIET: Mapping[int, Op] = {
+_WHEN_QUIET: Mapping[tuple[int, bool], Op] = {
     # One step down at a time: the engine asks again when the next timer is due.
-    State.ACTIVE: Op.STANDBY,
-    State.STANDBY: Op.IDLE,
+    (State.ACTIVE, False): Op.STANDBY,
+    (State.ACTIVE, True): Op.IDLE,  # with its server's leg
+    (State.STANDBY, False): Op.IDLE,
+    (State.STANDBY, True): Op.IDLE,
 }
 
 
-def when_quiet(state: int) -> Op | None:
-    """What to do with a connection that has been quiet in `state` as long as its service allows; None: nothing."""
-    return _WHEN_QUIET.get(state)
+def when_quiet(state: int, persistent: bool) -> Op | None:
+    """What to do with a connection that has been quiet in `state` as long as its service allows; None: nothing.
+    persistent: its service keeps the server's side of the connection."""
+    return _WHEN_QUIET.get((state, persistent))
 
 
 def under_pressure(awake: int, max_awake: int) -> bool:
@@ -40,7 +43,7 @@ def _ms(seconds: float) -> int:
 
 
 PROXY_HEADER: Final = {"none": 0, "v1": 1, "v2": 2}
-FIXED: Final = ("listen", "server", "transparent", "source")
+FIXED: Final = ("listen", "server", "transparent", "source", "interface")
 """What of a service cannot be changed while the daemon runs."""
 
 
@@ -67,6 +70,7 @@ def service_spec(service: Service, index: int, config: Config) -> ServiceSpec:
         transparent=service.transparent,
         as_client=(service.source or ("client" if service.transparent else "appliance")) == "client",
         proxy_header=PROXY_HEADER[service.proxy_protocol],
+        persistent=service.interface == "persistent",
         fail_closed=config.router.fail == "closed",
     )
 

@@ -20,7 +20,10 @@ reports each one once; the control plane checks the report against the table bel
 report is a bug, so it is written to history all the same (what happened, happened), logged and counted.
 
 Going down is one step at a time, ACTIVE -> STANDBY -> IDLE -> SLEEP, since each step releases what the next one must
-not find: the server link, the socket, the record. Going up skips steps: nobody waits in IDLE on the way from SLEEP to
+not find: the server link, the socket, the record. A connection of a persistent service leaves out STANDBY: its server
+link goes down with it, and comes back with it (``server-data``: it was the server that spoke first).
+
+Going up skips steps: nobody waits in IDLE on the way from SLEEP to
 ACTIVE, because a connection whose record has been read back is rebuilt at once. SLEEP -> IDLE is what is left when the
 rebuilding fails (no descriptor, no memory): the record has been read back and is in memory, so IDLE is where the
 connection truly is. The cause is that of the wake-up which failed; the next one begins from there.
@@ -78,6 +81,7 @@ class Cause(IntEnum):
     PROBE_TIMEOUT = 9
     RESTORE = 10
     SHUTDOWN = 11
+    SERVER_DATA = 12
 
     @property
     def label(self) -> str:
@@ -98,15 +102,15 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
         # A connection appears.
         (_S.NONE, _C.CLIENT_CONNECT): frozenset({_S.ACTIVE}),
         (_S.NONE, _C.RESTORE): frozenset({_S.SLEEP}),
-        # ACTIVE: linked. An operator may freeze both legs together (IDLE), which keeps the server's socket open.
+        # ACTIVE: linked. IDLE: both legs froze together (the persistent interface), and the server keeps its socket.
         (_S.ACTIVE, _C.CLIENT_CLOSE): frozenset({_S.CLOSED}),
         (_S.ACTIVE, _C.SERVER_CLOSE): frozenset({_S.STANDBY, _S.CLOSED}),
-        (_S.ACTIVE, _C.QUIET): frozenset({_S.STANDBY}),
-        (_S.ACTIVE, _C.PRESSURE): frozenset({_S.STANDBY}),
+        (_S.ACTIVE, _C.QUIET): frozenset({_S.STANDBY, _S.IDLE}),
+        (_S.ACTIVE, _C.PRESSURE): frozenset({_S.STANDBY, _S.IDLE}),
         (_S.ACTIVE, _C.COMMAND): frozenset({_S.STANDBY, _S.IDLE, _S.CLOSED}),
         (_S.ACTIVE, _C.PROBE_TIMEOUT): frozenset({_S.CLOSED}),
         (_S.ACTIVE, _C.RESTORE): frozenset({_S.IDLE, _S.CLOSED}),
-        (_S.ACTIVE, _C.SHUTDOWN): frozenset({_S.STANDBY, _S.CLOSED}),
+        (_S.ACTIVE, _C.SHUTDOWN): frozenset({_S.STANDBY, _S.IDLE, _S.CLOSED}),
         # STANDBY: a socket that waits. server-close here: the link that the client's data asked for was not to be had.
         (_S.STANDBY, _C.CLIENT_DATA): frozenset({_S.ACTIVE}),
         (_S.STANDBY, _C.CLIENT_CLOSE): frozenset({_S.CLOSED}),
@@ -122,6 +126,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
         (_S.IDLE, _C.CLIENT_DATA): frozenset({_S.ACTIVE, _S.STANDBY}),
         (_S.IDLE, _C.CLIENT_CLOSE): frozenset({_S.CLOSED}),
         (_S.IDLE, _C.SERVER_ATTACH): frozenset({_S.ACTIVE}),
+        (_S.IDLE, _C.SERVER_DATA): frozenset({_S.ACTIVE}),
         (_S.IDLE, _C.SERVER_CLOSE): frozenset({_S.CLOSED}),
         (_S.IDLE, _C.QUIET): frozenset({_S.SLEEP}),
         (_S.IDLE, _C.PRESSURE): frozenset({_S.SLEEP}),
@@ -132,9 +137,10 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
         (_S.SLEEP, _C.CLIENT_DATA): frozenset({_S.ACTIVE, _S.STANDBY, _S.IDLE}),
         (_S.SLEEP, _C.CLIENT_CLOSE): frozenset({_S.CLOSED}),
         (_S.SLEEP, _C.SERVER_ATTACH): frozenset({_S.ACTIVE, _S.IDLE}),
+        (_S.SLEEP, _C.SERVER_DATA): frozenset({_S.ACTIVE, _S.IDLE}),
         (_S.SLEEP, _C.SERVER_CLOSE): frozenset({_S.CLOSED}),
         (_S.SLEEP, _C.COMMAND): frozenset({_S.STANDBY, _S.IDLE, _S.CLOSED}),
-        (_S.SLEEP, _C.PROBE_TIMEOUT): frozenset({_S.CLOSED}),
+        (_S.SLEEP, _C.PROBE_TIMEOUT): frozenset({_S.IDLE, _S.CLOSED}),
         (_S.SLEEP, _C.RESTORE): frozenset({_S.IDLE, _S.CLOSED}),
         # CLOSED is the end: no entry.
     }

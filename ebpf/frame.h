@@ -10,22 +10,25 @@
 
 /* Why a frame was handed to the engine. */
 enum roost_why {
-    ROOST_WHY_HOLD = 1, /* the connection was being moved when it came */
-    ROOST_WHY_WAKE = 2, /* judged WAKE */
-    ROOST_WHY_GUARD = 3 /* no frame: the stack answered one with an RST that the guard stopped (fragments, exotic
+    ROOST_WHY_HOLD = 1,  /* the connection was being moved when it came */
+    ROOST_WHY_WAKE = 2,  /* judged WAKE */
+    ROOST_WHY_LOCAL = 4, /* for a leg of this machine's own: the engine judges it; it has no checksum */
+    ROOST_WHY_GUARD = 3  /* no frame: the stack answered one with an RST that the guard stopped (fragments, exotic
                            headers); the RST's numbers prove that its cause was genuine. The client retransmits. */
 };
 
 #define ROOST_FRAME_SMALL 320
-#define ROOST_FRAME_MAX 2048 /* longer frames wake without being replayed: their sender retransmits */
+#define ROOST_FRAME_MAX 2048           /* longer frames wake without being replayed: their sender retransmits */
+#define ROOST_FRAME_LARGE (65536 + 64) /* of the loopback interface */
 
 struct roost_frame {
     struct roost_key key;
     __u32 ifindex;
     __u32 queue;
-    __u16 length; /* bytes in data; 0 = no frame */
+    __u32 length; /* bytes in data; 0 = no frame */
     __u8 why;
     __u8 l3; /* offset of the IP header in data */
+    __u8 pad[2];
     __u8 data[];
 };
 

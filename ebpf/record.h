@@ -9,7 +9,11 @@
  *     rest slot   = struct roost_rest        what only rebuilding the socket needs           (IDLE alone;
  *                                            for SLEEP it is a row of the database)
  *
- * IPv4 slot 48 bytes, IPv6 slot 72 bytes, rest slot 32 bytes.
+ * IPv4 slot 48 bytes, IPv6 slot 72 bytes, rest slot 40 bytes.
+ *
+ * A connection of the persistent interface has two legs, its client's and its server's, and each is a slot with the other's
+ * position. The client's leg stands for the connection: it is what has a state. The server's keeps its rest slot in
+ * memory when the connection goes to SLEEP.
  *
  * Who writes what: the engine thread is the only writer of the table, and of every field, except for those marked X,
  * which XDP alone writes while the connection is inactive (single aligned stores; a lost update costs nothing).
@@ -38,6 +42,9 @@ enum roost_flag {
     ROOST_F_TIMESTAMPS = 1, /* RFC 7323 timestamps negotiated */
     ROOST_F_SACK = 2,       /* RFC 2018 */
     ROOST_F_WSCALE = 4,     /* RFC 7323 window scaling negotiated */
+    ROOST_F_PAIRED = 8,     /* one of two legs that sleep and wake together; the other is at rest.peer */
+    ROOST_F_SERVER = 16,    /* the server's leg of a pair: "client" of its key is the server's end of it */
+    ROOST_F_ATTACHED = 32,  /* of a server's leg: that server came by itself */
 };
 
 /* ctl = phase | version << 8 | flags << 16 | scales << 24; scales = rcv_wscale << 4 | snd_wscale. One 32-bit word, so
@@ -63,7 +70,7 @@ struct roost_ka { /* 36 bytes */
     __u32 rest;             /* index of the rest slot, ROOST_NO_REST in SLEEP */
 };
 
-struct roost_rest {    /* 32 bytes; id 0 marks a free slot, whose snd_wnd then is the next free index */
+struct roost_rest {    /* 40 bytes; id 0 marks a free slot, whose snd_wnd then is the next free index */
     __u64 id;          /* the connection's number, never used again */
     __u64 active_ms;   /* CLOCK_MONOTONIC ms of the last payload byte, either direction */
     __u32 snd_wnd;     /* the client's last advertised window, bytes */
@@ -71,6 +78,8 @@ struct roost_rest {    /* 32 bytes; id 0 marks a free slot, whose snd_wnd then i
     __u32 sleep_due_s; /* CLOCK_MONOTONIC seconds when SLEEP is due, 0 = never */
     __u16 mss;         /* the client's MSS option (mss_clamp), bytes */
     __u16 reserved;
+    __u32 peer; /* position in the table of the other leg (ROOST_F_PAIRED) */
+    __u32 reserved2;
 };
 
 /* 4-tuple as the engine and the control plane see it: IPv4 addresses are IPv4-mapped (::ffff:a.b.c.d). */

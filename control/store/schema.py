@@ -21,7 +21,7 @@ KEY: Final = struct.Struct("!16s16sHH")
 """A 4-tuple as bytes: client address, local address (IPv4-mapped), client port, local port: struct roost_key."""
 
 KA_BYTES: Final = 36
-REST_BYTES: Final = 32
+REST_BYTES: Final = 40
 
 HISTORY: Final = struct.Struct("=QQ36sHBBBQQQ")
 """A row of history that waits to be written: id, at_ms, key, service, from, to, cause, rx, tx, gap. Packed, since a

@@ -132,6 +132,8 @@ class EngineLab:
         with self.lab.enter("box"):
             engine = self._engine = Engine(self._options)
             self.attached = engine.attach("wan0", self._xdp_mode)
+            if self._service.get("persistent"):
+                engine.attach("lan0", self._xdp_mode, servers=True)
             if self._router:
                 open_routes()
                 engine.open_router(self._attach_ports, self._wait_ms)
@@ -187,7 +189,8 @@ class EngineLab:
         key = event.record.key_raw
         match event.type:
             case EventType.QUIET:
-                op = Op.STANDBY if event.from_state == State.ACTIVE else Op.IDLE
+                awake = event.from_state == State.ACTIVE and not self._service.get("persistent")
+                op = Op.STANDBY if awake else Op.IDLE
                 return Command(op, cause=Cause.QUIET, id=event.id)
             case EventType.SLEEP_DUE:
                 self.rows[key] = event.record

@@ -18,7 +18,7 @@ from appliance.engine import Command, EngineOptions, Event, EventType, Key, Op, 
 from control.states import AWAKE, Cause, State
 
 KA = struct.Struct("=IIIIIIHHHBBI")
-REST = struct.Struct("=QQIIIHH")
+REST = struct.Struct("=QQIIIHHII")
 
 
 def key(number: int = 1, port: int = 40000) -> Key:
@@ -29,7 +29,7 @@ def record(
     k: Key, identity: int, service: int = 1, *, sleep_due_s: int = 0, active_ms: int = 0, ts_offset: int = 0
 ) -> Record:
     ka = KA.pack(State.IDLE, 1000, 2000, ts_offset, 0, int(time.monotonic()), 512, service, 0, 0, 0, 0)
-    return Record(k.pack(), ka, REST.pack(identity, active_ms, 65535, 65535, sleep_due_s, 1460, 0))
+    return Record(k.pack(), ka, REST.pack(identity, active_ms, 65535, 65535, sleep_due_s, 1460, 0, 0, 0))
 
 
 def event(kind: EventType, k: Key, identity: int = 0, **fields: int) -> Event:

@@ -26,7 +26,7 @@ from control.config import parse, parse_endpoint
 from control.daemon import Daemon, DaemonError, InstanceLock, catch_up, take_inventory
 from control.monitor import Monitor, Outcome, history_row
 from control.states import Cause, State
-from control.store.schema import HISTORY, KA_BYTES
+from control.store.schema import HISTORY, KA_BYTES, REST_BYTES
 from control.store.store import Store, StoreError
 from tests.unit.fake_engine import KA, REST, FakeEngine, event, key, record
 
@@ -140,7 +140,7 @@ def test_a_needed_record_is_answered_before_the_rest_of_its_batch(still: Rig) ->
     first = still.engine.commands[0]
     assert (first.op, first.error, first.token, first.key) == (Op.RESTORE, 0, 5, k.pack())
     assert first.record is not None
-    assert (first.record.id, len(first.record.ka), len(first.record.rest)) == (1, 36, 32)
+    assert (first.record.id, len(first.record.ka), len(first.record.rest)) == (1, 36, 40)
 
 
 def test_a_wake_up_that_fails_leaves_the_connection_idle_and_no_row_behind(still: Rig) -> None:
@@ -305,7 +305,7 @@ def test_after_a_reboot_the_timestamp_clock_runs_on_and_times_are_the_new_boots(
     assert tsval_now - tsval_then == 60_000
     assert REST.unpack(rest)[:2] == (5, 0)
     assert KA.unpack(ka)[6:] == KA.unpack(old.ka)[6:]
-    assert (len(ka), len(rest)) == (36, 32)
+    assert (len(ka), len(rest)) == (36, 40)
 
 
 # -- the daemon: what it finds, and how it begins and ends ------------------------------------------------------------
@@ -499,7 +499,7 @@ def test_a_configuration_without_a_service_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_record_parts_have_the_sizes_of_the_header() -> None:
-    assert (KA.size, REST.size) == (KA_BYTES, 32)
+    assert (KA.size, REST.size) == (KA_BYTES, REST_BYTES)
 
 
 def test_the_addresses_of_the_box_are_read_from_proc(tmp_path: Path) -> None:

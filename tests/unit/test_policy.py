@@ -11,13 +11,18 @@ from control.states import State
 
 
 def test_a_quiet_connection_goes_down_one_step() -> None:
-    assert when_quiet(State.ACTIVE) is Op.STANDBY
-    assert when_quiet(State.STANDBY) is Op.IDLE
+    assert when_quiet(State.ACTIVE, False) is Op.STANDBY
+    assert when_quiet(State.STANDBY, False) is Op.IDLE
+
+
+def test_a_quiet_connection_of_a_persistent_service_keeps_its_server() -> None:
+    assert when_quiet(State.ACTIVE, True) is Op.IDLE, "with its server's leg: STANDBY would end that"
+    assert when_quiet(State.STANDBY, True) is Op.IDLE
 
 
 @pytest.mark.parametrize("state", [State.NONE, State.IDLE, State.SLEEP, State.CLOSED, 99])
 def test_nothing_is_done_about_a_state_that_has_no_quiet_timer(state: int) -> None:
-    assert when_quiet(state) is None
+    assert when_quiet(state, False) is when_quiet(state, True) is None
 
 
 @pytest.mark.parametrize(

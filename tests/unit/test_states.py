@@ -53,14 +53,21 @@ def test_no_transition_stays_where_it_is_and_none_lacks_a_cause() -> None:
 
 
 def test_sleep_becomes_idle_only_by_a_wake_up_that_failed() -> None:
-    wakes = {Cause.CLIENT_DATA, Cause.SERVER_ATTACH, Cause.COMMAND, Cause.RESTORE}
+    wakes = {
+        Cause.CLIENT_DATA,
+        Cause.SERVER_ATTACH,
+        Cause.SERVER_DATA,
+        Cause.COMMAND,
+        Cause.RESTORE,
+        Cause.PROBE_TIMEOUT,
+    }
     assert {cause for source, to, cause in LEGAL if (source, to) == (State.SLEEP, State.IDLE)} == wakes
 
 
 def test_the_timer_goes_down_one_step_at_a_time() -> None:
     steps = {(source, targets) for (source, cause), targets in TRANSITIONS.items() if cause is Cause.QUIET}
     assert steps == {
-        (State.ACTIVE, frozenset({State.STANDBY})),
+        (State.ACTIVE, frozenset({State.STANDBY, State.IDLE})),  # IDLE: with the server's leg
         (State.STANDBY, frozenset({State.IDLE})),
         (State.IDLE, frozenset({State.SLEEP})),
     }
@@ -85,7 +92,7 @@ def test_numbers_are_those_of_the_engine() -> None:
 
 def test_labels_are_the_words_of_the_design() -> None:
     words = "client-connect client-data client-close server-attach server-close quiet pressure command probe-timeout"
-    assert {cause.label for cause in Cause} - {"none"} == {*words.split(), "restore", "shutdown"}
+    assert {cause.label for cause in Cause} - {"none"} == {*words.split(), "restore", "shutdown", "server-data"}
 
 
 def test_the_rendered_tables_name_every_transition() -> None:

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The persistent interface: both legs of a connection fall asleep and wake together, and neither end can tell."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+
+from appliance.engine import Op
+from control.states import Cause, State
+from tests.lab.engine_lab import EngineLab, Pair, receive, tcp_info
+
+ACTIVE, STANDBY, IDLE, SLEEP, CLOSED = State.ACTIVE, State.STANDBY, State.IDLE, State.SLEEP, State.CLOSED
+BOTH = pytest.mark.parametrize("family", [4, 6])
+ASLEEP = pytest.mark.parametrize("state", [IDLE, SLEEP])
+PERSISTENT: Final = {"persistent": True, "close_with_server": True}
+pytestmark = pytest.mark.engine(service=PERSISTENT)
+
+
+def fall_asleep(box: EngineLab, pair: Pair, state: State = IDLE) -> None:
+    box.wait_for_quiet(pair)
+    box.submit(Op.IDLE, pair)
+    box.wait_state(pair, IDLE)
+    if state is SLEEP:
+        box.to_sleep(pair)
+
+
+def reset(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
+
+
+def nothing_is_left(box: EngineLab) -> bool:
+    return not any(box.stat(name) for name in ("awake", "table_ipv4", "table_ipv6", "idle_records"))
+
+
+@BOTH
+@ASLEEP
+@pytest.mark.parametrize(
+    "router", [False, pytest.param(True, marks=pytest.mark.engine(service=PERSISTENT, router=True))]
+)
+def test_data_of_either_end_wakes_both_legs(box: EngineLab, family: int, state: State, router: bool) -> None:
+    pair = box.connect(family)
+    for speaker, listener, cause in ((pair.client, pair.server, Cause.CLIENT_DATA),
+                                     (pair.server, pair.client, Cause.SERVER_DATA)) * 2:  # fmt: skip
+        fall_asleep(box, pair, state)
+        told = len(box.transitions(pair))
+        assert (box.stat("awake"), box.stat(f"table_ipv{family}")) == (0, 2)
+        speaker.sendall(b"good morning")
+        assert receive(listener, 12) == b"good morning"
+        box.wait_state(pair, ACTIVE)
+        assert box.transitions(pair)[told:] == [(state, ACTIVE, cause)]
+        box.exchange(pair)
+        assert (box.stat("awake"), box.stat(f"table_ipv{family}")) == (1, 0)
+    assert tcp_info(pair.client).retransmits == tcp_info(pair.server).retransmits == 0
+    assert box.no_server_is_asked(family, 0.05), "the server's connection was the same all the time"
+
+
+@BOTH
+@pytest.mark.engine(service={**PERSISTENT, "standby_quiet_ms": 200, "sleep_quiet_ms": 1100})
+def test_quiet_takes_both_legs_down_without_a_word_to_either_end(box: EngineLab, family: int) -> None:
+    pair = box.connect(family)
+    box.wait_state(pair, SLEEP, 8)
+    assert box.transitions(pair)[1:] == [(ACTIVE, IDLE, Cause.QUIET), (IDLE, SLEEP, Cause.QUIET)]
+    for end in (pair.client, pair.server):
+        end.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            end.recv(1)
+        end.settimeout(5)
+    box.exchange(pair)
+
+
+@BOTH
+@ASLEEP
+def test_keepalives_of_both_ends_are_answered(box: EngineLab, family: int, state: State) -> None:
+    pair = box.connect(family, keepalives=True)
+    fall_asleep(box, pair, state)
+    for option in ((socket.SO_KEEPALIVE, socket.SOL_SOCKET), (socket.TCP_KEEPIDLE, socket.IPPROTO_TCP),
+                   (socket.TCP_KEEPINTVL, socket.IPPROTO_TCP)):  # fmt: skip
+        pair.server.setsockopt(option[1], option[0], 1)
+    answered = box.stat("keepalives_answered")
+    box.wait(lambda: box.stat("keepalives_answered") >= answered + 6, "keep-alives are answered", 10)
+    assert box.state(pair) is state
+    assert max(tcp_info(end).last_ack_recv_ms for end in (pair.client, pair.server)) < 2500, "both have been answered"
+    box.exchange(pair)
+
+
+@BOTH
+@ASLEEP
+@pytest.mark.parametrize("first", ["client", "server"])
+def test_the_end_of_one_side_reaches_the_other(box: EngineLab, family: int, state: State, first: str) -> None:
+    pair = box.connect(family)
+    fall_asleep(box, pair, state)
+    ends, waits = (pair.client, pair.server) if first == "client" else (pair.server, pair.client)
+    ends.shutdown(socket.SHUT_WR)
+    assert waits.recv(1) == b""
+    waits.sendall(b"last words")  # a half-closed connection still carries the other direction
+    waits.shutdown(socket.SHUT_WR)
+    assert receive(ends, 20) == b"last words"
+    box.wait_state(pair, CLOSED)
+    assert box.transitions(pair)[-1][0] is ACTIVE
+    assert nothing_is_left(box)
+
+
+@ASLEEP
+@pytest.mark.parametrize("first", ["client", "server"])
+def test_a_reset_of_one_side_reaches_the_other(box: EngineLab, state: State, first: str) -> None:
+    pair = box.connect()
+    fall_asleep(box, pair, state)
+    breaks, waits = (pair.client, pair.server) if first == "client" else (pair.server, pair.client)
+    reset(breaks)
+    with pytest.raises(ConnectionResetError):
+        waits.recv(1)
+    box.wait_state(pair, CLOSED)
+    assert nothing_is_left(box)
+
+
+@ASLEEP
+def test_a_close_command_resets_both_ends(box: EngineLab, state: State) -> None:
+    pair = box.connect()
+    fall_asleep(box, pair, state)
+    box.close(pair)
+    for end in (pair.client, pair.server):
+        with pytest.raises(ConnectionResetError):
+            end.recv(1)
+    assert nothing_is_left(box)
+
+
+def test_both_speak_at_once(box: EngineLab) -> None:
+    pair = box.connect()
+    for turn in range(30):
+        fall_asleep(box, pair, SLEEP if turn % 3 == 0 else IDLE)
+        pair.client.sendall(b"to the server")
+        pair.server.sendall(b"to the client")
+        assert receive(pair.server, 13) == b"to the server"
+        assert receive(pair.client, 13) == b"to the client"
+        box.wait_state(pair, ACTIVE)
+
+
+@pytest.mark.parametrize("speaker", ["client", "server"])
+def test_data_that_meets_a_freeze_arrives_once_and_in_order(box: EngineLab, speaker: str) -> None:
+    pair = box.connect()
+    says, hears = (pair.client, pair.server) if speaker == "client" else (pair.server, pair.client)
+    for turn in range(60):
+        box.submit(Op.IDLE, pair)
+        words = f"word {turn}".encode()
+        says.sendall(words)
+        assert receive(hears, len(words)) == words
+    box.wait(lambda: box.state(pair) in (ACTIVE, IDLE), "it settles")
+    box.exchange(pair)
+    assert box.told(pair) in (ACTIVE, IDLE)
+
+
+@BOTH
+@ASLEEP
+def test_a_restarted_engine_wakes_both_legs(box: EngineLab, family: int, state: State) -> None:
+    pairs = [box.connect(family) for _ in range(4)]
+    for pair in pairs:
+        fall_asleep(box, pair, state)
+    box.stop()
+    pairs[0].client.sendall(b"while nobody is there")
+    box.start()
+    assert box.stat(f"table_ipv{family}") in (6, 8), "all are there, or the one that spoke is awake already"
+    pairs[1].server.sendall(b"good morning")
+    assert receive(pairs[1].client, 12) == b"good morning"
+    assert receive(pairs[0].server, 21) == b"while nobody is there"
+    for pair in pairs:
+        box.exchange(pair)
+        box.wait_state(pair, ACTIVE)
+    assert {pair.id for pair in pairs} == {e.id for pair in pairs for e in box.transition_events(pair)}
+
+
+def test_a_lost_record_is_told_to_both_ends(box: EngineLab) -> None:
+    pair = box.connect()
+    fall_asleep(box, pair, SLEEP)
+    box.rows.clear()
+    pair.client.sendall(b"anybody there?")
+    with pytest.raises(ConnectionResetError):
+        pair.client.recv(1)
+    box.wait_state(pair, CLOSED)
+    pair.server.sendall(b"and you?")
+    with pytest.raises(ConnectionResetError):
+        pair.server.recv(1)
+    assert nothing_is_left(box)
+
+
+@BOTH
+@ASLEEP
+@pytest.mark.parametrize("gone", ["client", "server"])
+@pytest.mark.engine(service={**PERSISTENT, "probe_interval_s": 1, "probe_retry_s": 1, "probe_count": 2})
+def test_the_death_of_one_end_is_found_and_told_to_the_other(
+    box: EngineLab, family: int, state: State, gone: str
+) -> None:
+    pair = box.connect(family)
+    fall_asleep(box, pair, state)
+    probes = box.stat("probes_sent")
+    box.wait(lambda: box.stat("probes_sent") >= probes + 4, "both ends are probed, and answer", 10)
+    assert box.state(pair) is state
+    dead, lives, where = (pair.client, pair.server, "wan") if gone == "client" else (pair.server, pair.client, "lan")
+    port = dead.getsockname()[1]
+    mute = "table inet mute { chain in { type filter hook input priority 0; tcp dport %d drop; }; }"
+    box.lab.nft(where, mute % port)
+    try:
+        lives.settimeout(10)
+        with pytest.raises(ConnectionResetError):
+            lives.recv(1)
+        box.wait_state(pair, CLOSED)
+    finally:
+        box.lab.nft(where, "delete table inet mute")
+    assert box.transitions(pair)[-1] == (state, CLOSED, Cause.PROBE_TIMEOUT)
+    assert nothing_is_left(box)
+
+
+def test_a_server_that_comes_for_a_client_asleep_with_another_finds_it_busy(box: EngineLab) -> None:
+    pair = box.connect()
+    fall_asleep(box, pair)
+    server = box.attach(pair)
+    box.wait(lambda: (Op.ATTACH, errno.EBUSY) in box.refusals(pair), "the second server is refused")
+    assert server.recv(1) == b""
+    assert box.state(pair) is IDLE
+    box.exchange(pair)
+
+
+@pytest.mark.parametrize("speaker", ["client", "server"])
+def test_a_server_that_attached_sleeps_with_its_client(box: EngineLab, speaker: str) -> None:
+    pair = box.connect()
+    box.to_standby(pair)
+    pair.server = box.attach(pair)
+    box.wait_state(pair, ACTIVE)
+    box.exchange(pair)
+    fall_asleep(box, pair)
+    says, hears = (pair.client, pair.server) if speaker == "client" else (pair.server, pair.client)
+    says.sendall(b"still there?")
+    assert receive(hears, 12) == b"still there?"
+    box.wait_state(pair, ACTIVE)
+    pair.server.close()
+    box.wait_state(pair, STANDBY)  # as when it never slept: only the service's own server takes its client along
+
+
+@pytest.mark.engine(service=PERSISTENT, idle_slots=20)
+def test_without_room_for_both_legs_neither_freezes(box: EngineLab) -> None:
+    pairs = [box.connect() for _ in range(12)]
+    for pair in pairs:
+        box.wait_for_quiet(pair)
+        box.submit(Op.IDLE, pair)
+    for pair in pairs:
+        box.wait(settled(box, pair), "it froze or did not")
+    full = [pair for pair in pairs if (Op.IDLE, errno.ENOSPC) in box.refusals(pair)]
+    assert len(full) == 2
+    assert box.stat("table_ipv4") == box.stat("idle_records") == 20
+    for pair in pairs:
+        box.exchange(pair)
+
+
+def settled(box: EngineLab, pair: Pair) -> Callable[[], bool]:
+    return lambda: box.told(pair) is IDLE or bool(box.refusals(pair))
+
+
+@BOTH
+def test_a_hundred_pairs_in_one_batch(box: EngineLab, family: int) -> None:
+    pairs = [box.connect(family) for _ in range(100)]
+    for pair in pairs:
+        box.wait(lambda pair=pair: not tcp_info(pair.server).unacked, "all is acknowledged")  # type: ignore[misc]
+    box.wait_for_quiet(pairs[-1])
+    for pair in pairs:
+        box.submit(Op.IDLE, pair)
+    for pair in pairs:
+        box.wait_state(pair, IDLE)
+    for turn, pair in enumerate(pairs):
+        (pair.client if turn % 2 else pair.server).sendall(bytes(2000))
+    for turn, pair in enumerate(pairs):
+        assert receive(pair.server if turn % 2 else pair.client, 2000) == bytes(2000)
