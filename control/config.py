@@ -140,9 +140,9 @@ class Network(_Section):
     )
     server_interfaces: tuple[str, ...] = Field(
         (),
-        description="interfaces that the servers of persistent services are heard on; default: `[router] lan`, and those "
-        "by which the routing table reaches the servers. Servers that come by themselves (`[attach]`) from elsewhere "
-        "need theirs here",
+        description="interfaces that the servers of persistent services are heard on; default: `[router] lan`, and "
+        "those by which the routing table reaches the servers. Servers that come by themselves (`[attach]`) from "
+        "elsewhere need theirs here",
     )
     xdp_mode: Literal["auto", "native", "generic"] = Field(
         "auto", description="`native` needs the driver's support; `auto` falls back to `generic` with a warning"
@@ -215,8 +215,8 @@ class Policy(_Section):
     )
     on_server_close: Literal["standby", "close"] = Field(
         "standby",
-        description="what becomes of the client when the server closes its connection; a persistent service has `close` "
-        "unless it says otherwise itself",
+        description="what becomes of the client when the server closes its connection; a persistent service has "
+        "`close` unless it says otherwise itself",
     )
 
     @field_validator("probe_retry", "connect_timeout")
@@ -301,8 +301,8 @@ class Service(_Section):
     )
     interface: Literal["transient", "persistent"] = Field(
         "transient",
-        description="what the server sees of a quiet client: `transient` closes the link to the server and makes a new one "
-        "when the client speaks; `persistent` lets both sleep, each with its connection open, for protocols with a "
+        description="what the server sees of a quiet client: `transient` closes the link to the server and makes a new "
+        "one when the client speaks; `persistent` lets both sleep, each with its connection open, for protocols with a "
         "session in the connection (SSH, TLS, MQTT, SQL)",
     )
     active_quiet: Duration | None = None
