@@ -324,8 +324,8 @@ class Engine:
         return result
 
     def attach(self, ifname: str, mode: str = "auto", servers: bool = False) -> str:
-        """Hears inactive connections on an interface; "native", "generic" or "loopback". servers: the servers' legs of persistent
-        services are heard there, not clients."""
+        """Hears inactive connections on an interface; "native", "generic" or "loopback". servers: the servers' legs of
+        persistent services are heard there, not clients."""
         name, how = ifname.encode(), mode.encode()
         self._buffers.err[0] = b"\0"
         result = self._check(lib.roost_attach(self._raw, name, how, int(servers), self._buffers.err, ERR_LEN))

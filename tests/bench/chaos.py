@@ -4,8 +4,8 @@
 Method. Clients of both families, with timestamps, SACK and window scaling each on and off (16 kinds), and with several
 MSS of each kind, exchange random chunks (1 byte to 64 KiB) with a server in both directions, after random pauses; some
 read slowly. Meanwhile every connection that is awake is told to freeze, again and again, as fast as the engine takes
-it (ROOST_OP_FREEZE_HELD: the server link stays, so that either end's next byte thaws it). Every stream is a function of
-its connection and position, so each end checks each byte: lost, doubled, out of order or wrong. Freezing goes on while
+it (ROOST_OP_FREEZE_HELD: the server link stays, so that either end's next byte thaws it; in the mode `persistent`
+ROOST_OP_IDLE: both legs freeze, as a pair). Every stream is a function of its connection and position, so each end checks each byte: lost, doubled, out of order or wrong. Freezing goes on while
 the connections end. A pair is a freeze that led to a closed socket and the thaw that rebuilt it, as the engine counts.
 
 A freeze that is refused because bytes were in flight at that moment is no error; it is counted as cancelled.
@@ -30,8 +30,9 @@ MSS = (536, 700, 1000, 1300, 1460)
 KINDS = list(itertools.product((4, 6), (True, False), (True, False), (True, False)))
 """Family, timestamps, SACK, window scaling."""
 
-MODES = ("service", "router")
-"""To a service's own address and port; to the server's, with a transparent router in between."""
+MODES = ("service", "router", "persistent")
+"""To a service's own address and port; to the server's, with a transparent router in between; as the first, with both
+legs freezing and thawing together."""
 
 PAIRS_A_SECOND = 100_000 / 60
 COUNTED_S = 5.0
@@ -47,9 +48,10 @@ NO_ERROR = NOT_NOW | {EALREADY, ENOENT, ENOTCONN}
 class Freezer(threading.Thread):
     """Freezes whatever is awake, until it is told to end."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, op: Op) -> None:
         super().__init__(name="freezer", daemon=True)
         self._engine = engine
+        self._op = op
         self._ending = threading.Event()
         self._failure: Exception | None = None
         self.known: set[int] = set()
@@ -79,7 +81,7 @@ class Freezer(threading.Thread):
                     self._todo.add(event.id)
             elif event.type == EventType.FATAL:
                 raise EngineError(f"the engine stopped: error {event.error}")
-        self._engine.submit([Command(Op.FREEZE_HELD, cause=Cause.COMMAND, id=number) for number in self._todo])
+        self._engine.submit([Command(self._op, cause=Cause.COMMAND, id=number) for number in self._todo])
         self._todo.clear()
         time.sleep(0.002)  # a connection that was just refused has nothing new to say before
 
@@ -104,14 +106,14 @@ def shares(clients: int) -> list[tuple[int, tuple[int, bool, bool, bool], int]]:
 def run(seconds: float = 60.0, clients: int = 320, pause_ms: float = 250.0, mode: str = "service") -> Report:
     """Freeze and thaw `clients` connections for `seconds`; pause_ms is the longest pause between two chunks. mode: how
     they get through the appliance (MODES)."""
-    router = mode == "router"
+    router, persistent = mode == "router", mode == "persistent"
     need_room(clients, descriptors_each=2)
     report = Report("chaos")
     with Lab(clients=clients) as lab:
         pair = lab.chaos(PORT)
-        specs = services(lab, PORT, close_with_server=True, router=router)
-        with running_engine(lab, specs, slots=4 * clients + 1000, max_awake=2 * clients + 100) as engine:
-            freezer = Freezer(engine)
+        specs = services(lab, PORT, close_with_server=True, router=router, persistent=persistent)
+        with running_engine(lab, specs, slots=8 * clients + 1000, max_awake=2 * clients + 100) as engine:
+            freezer = Freezer(engine, Op.IDLE if persistent else Op.FREEZE_HELD)
             freezer.start()
             try:
                 for count, (family, timestamps, sack, scaling), mss in shares(clients):

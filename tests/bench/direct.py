@@ -40,7 +40,9 @@ def need_room(connections: int, descriptors_each: int = 1, others: int = 0) -> N
                           f"at most {most:,}, or raise it (ulimit -Hn)")  # fmt: skip
 
 
-def services(lab: Lab, port: int, close_with_server: bool = False, router: bool = False) -> list[ServiceSpec]:
+def services(
+    lab: Lab, port: int, close_with_server: bool = False, router: bool = False, persistent: bool = False
+) -> list[ServiceSpec]:
     """One service for each family, towards the same port of the lab's server; router: at the server's own address."""
     return [
         ServiceSpec(
@@ -52,6 +54,7 @@ def services(lab: Lab, port: int, close_with_server: bool = False, router: bool 
             close_with_server=close_with_server,
             transparent=router,
             as_client=router,
+            persistent=persistent,
         )
         for index, family in ((1, 4), (2, 6))
     ]
@@ -72,6 +75,8 @@ def running_engine(lab: Lab, specs: Sequence[ServiceSpec], slots: int, max_awake
         try:
             with lab.enter("box"):
                 engine.attach(WAN)
+                if any(spec.persistent for spec in specs):
+                    engine.attach(LAN, servers=True)
                 if any(spec.transparent for spec in specs):
                     open_routes()
                     engine.open_router()
