@@ -70,9 +70,9 @@ def _text(address: bytes, port: int) -> str:
 
 
 _KEY = struct.Struct("=16s16s2s2s")
-_KA = struct.Struct("=IIIIIIHHHBBI")
-_REST = struct.Struct("=QQIIIHHII")
-REST_SIZE: int = _REST.size
+KA = struct.Struct("=IIIIIIHHHBBI")
+REST = struct.Struct("=QQIIIHHII")
+REST_SIZE: int = REST.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,13 @@ class Record:
     key_raw: bytes
     ka: bytes
     rest: bytes
+    peer: Record | None = None
+    """Of a pair, where it is known: its server's leg."""
+
+    @property
+    def paired(self) -> bool:
+        """Whether it sleeps with its server's leg."""
+        return bool(KA.unpack(self.ka)[0] >> 16 & lib.ROOST_F_PAIRED)
 
     @property
     def key(self) -> Key:
@@ -128,54 +135,54 @@ class Record:
     @property
     def snd_nxt(self) -> int:
         """Our next sequence number."""
-        return int(_KA.unpack(self.ka)[1])
+        return int(KA.unpack(self.ka)[1])
 
     @property
     def rcv_nxt(self) -> int:
         """The sequence number expected from the client."""
-        return int(_KA.unpack(self.ka)[2])
+        return int(KA.unpack(self.ka)[2])
 
     @property
     def ts_offset(self) -> int:
         """TSval minus CLOCK_MONOTONIC in ms, modulo 2^32."""
-        return int(_KA.unpack(self.ka)[3])
+        return int(KA.unpack(self.ka)[3])
 
     @property
     def heard_s(self) -> int:
         """CLOCK_MONOTONIC seconds when the client was last heard."""
-        return int(_KA.unpack(self.ka)[5])
+        return int(KA.unpack(self.ka)[5])
 
     @property
     def service(self) -> int:
         """Index of the service."""
-        return int(_KA.unpack(self.ka)[7])
+        return int(KA.unpack(self.ka)[7])
 
     @property
     def id(self) -> int:
         """The connection's number; 0 when the record has none at hand (SLEEP)."""
-        return int(_REST.unpack(self.rest)[0])
+        return int(REST.unpack(self.rest)[0])
 
     @property
     def active_ms(self) -> int:
         """CLOCK_MONOTONIC ms of the last payload byte."""
-        return int(_REST.unpack(self.rest)[1])
+        return int(REST.unpack(self.rest)[1])
 
     @property
     def sleep_due_s(self) -> int:
         """CLOCK_MONOTONIC seconds when SLEEP is due, 0 = never."""
-        return int(_REST.unpack(self.rest)[4])
+        return int(REST.unpack(self.rest)[4])
 
     def shifted(self, ms: int) -> Record:
         """The same record on a CLOCK_MONOTONIC that is ms ahead of the one it was made on (after a reboot: the clock
         of the new boot minus what the old one would show now, mostly negative)."""
-        ka = list(_KA.unpack(self.ka))
+        ka = list(KA.unpack(self.ka))
         ka[3] = (ka[3] - ms) % 2**32
         ka[5] = max(0, ka[5] + ms // 1000)
-        rest = list(_REST.unpack(self.rest))
+        rest = list(REST.unpack(self.rest))
         rest[1] = max(0, rest[1] + ms)
         if rest[4]:
             rest[4] = max(1, rest[4] + ms // 1000)
-        return Record(self.key_raw, _KA.pack(*ka), _REST.pack(*rest))
+        return Record(self.key_raw, KA.pack(*ka), REST.pack(*rest), self.peer and self.peer.shifted(ms))
 
 
 @dataclass(slots=True)
@@ -261,8 +268,8 @@ class ServiceSpec:
 def _check_layout() -> None:
     sizes = {
         "struct roost_key": _KEY.size,
-        "struct roost_ka": _KA.size,
-        "struct roost_rest": _REST.size,
+        "struct roost_ka": KA.size,
+        "struct roost_rest": REST.size,
     }
     for name, size in sizes.items():
         if ffi.sizeof(name) != size:
@@ -270,6 +277,13 @@ def _check_layout() -> None:
 
 
 _check_layout()
+
+
+def _fill(place: Any, record: Record) -> None:
+    """A struct roost_record."""
+    ffi.memmove(ffi.addressof(place, "key"), record.key_raw, 36)
+    ffi.memmove(ffi.addressof(place, "ka"), record.ka, 36)
+    ffi.memmove(ffi.addressof(place, "rest"), record.rest, REST_SIZE)
 
 
 def _event_struct() -> struct.Struct:
@@ -400,9 +414,9 @@ class Engine:
             place.op, place.cause, place.fd, place.error = int(command.op), command.cause, command.fd, command.error
             place.count, place.id, place.token = command.count, command.id, command.token
             if command.record is not None:
-                ffi.memmove(ffi.addressof(place.record, "key"), command.record.key_raw, 36)
-                ffi.memmove(ffi.addressof(place.record, "ka"), command.record.ka, 36)
-                ffi.memmove(ffi.addressof(place.record, "rest"), command.record.rest, REST_SIZE)
+                _fill(place.record, command.record)
+                if command.record.peer is not None:
+                    _fill(place.peer, command.record.peer)
             if command.key is not None:
                 packed = command.key if isinstance(command.key, bytes) else command.key.pack()
                 ffi.memmove(ffi.addressof(place.record, "key"), packed, 36)
@@ -447,6 +461,15 @@ class Engine:
             yield from self._unpack(raw, count)
             if cursor[0] == 0:
                 return
+
+    def find_peer(self, key: bytes) -> Record | None:
+        """The server's leg of an IDLE pair, by its client's packed key."""
+        raw_key, raw = ffi.new("struct roost_key *"), ffi.new("struct roost_record *")
+        ffi.memmove(raw_key, key, 36)
+        if not lib.roost_find_peer(self._raw, raw_key, raw):
+            return None
+        key, ka, rest = (bytes(ffi.buffer(ffi.addressof(raw, part))) for part in ("key", "ka", "rest"))
+        return Record(key, ka, rest)
 
     def find(self, key: Key) -> Event | None:
         """The connection of a 4-tuple, or None; to_state is its state."""

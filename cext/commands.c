@@ -204,18 +204,53 @@ int roost_attach_server(struct roost_engine *e, struct roost_command *command) {
     return 0;
 }
 
-static int op_insert(struct roost_engine *e, const struct roost_command *command) {
-    if (roost_table_find(&e->table, &command->record.key) || roost_conn_by_key(e, &command->record.key))
-        return EEXIST;
+/* A slot out of a record, IDLE; NULL: no room. */
+static struct roost_ka *insert_idle(struct roost_engine *e, const struct roost_record *record) {
+    struct roost_ka ka = record->ka;
+    ka.ctl = (ka.ctl & ~0xffu) | ROOST_IDLE;
+    ka.probe_sent = 0;
+    ka.rest = roost_table_rest_alloc(&e->table);
+    if (ka.rest == ROOST_NO_REST)
+        return NULL;
+    e->table.rest[ka.rest] = record->rest;
+    struct roost_ka *slot = roost_table_insert(&e->table, &record->key, &ka);
+    if (!slot)
+        roost_table_rest_release(&e->table, ka.rest);
+    return slot;
+}
+
+/* Both legs of a pair: IDLE, for each must know where the other is, and the store does not. */
+static struct roost_ka *insert_pair(struct roost_engine *e, const struct roost_command *command) {
+    struct roost_ka *server = insert_idle(e, &command->peer);
+    struct roost_ka *client = server ? insert_idle(e, &command->record) : NULL;
+    if (client) {
+        e->table.rest[server->rest].peer = roost_table_position(&e->table, client);
+        e->table.rest[client->rest].peer = roost_table_position(&e->table, server);
+    } else if (server) {
+        roost_table_remove(&e->table, server);
+    }
+    return client;
+}
+
+static struct roost_ka *insert_sleeping(struct roost_engine *e, const struct roost_command *command) {
     struct roost_ka ka = command->record.ka;
     ka.ctl = (ka.ctl & ~0xffu) | ROOST_SLEEP;
     ka.rest = ROOST_NO_REST;
     ka.probe_sent = 0;
-    if (!roost_table_insert(&e->table, &command->record.key, &ka))
+    return roost_table_insert(&e->table, &command->record.key, &ka);
+}
+
+static int op_insert(struct roost_engine *e, const struct roost_command *command) {
+    bool pair = command->peer.rest.id;
+    if (roost_table_find(&e->table, &command->record.key) || roost_conn_by_key(e, &command->record.key) ||
+        (pair && roost_table_find(&e->table, &command->peer.key)))
+        return EEXIST;
+    const struct roost_ka *slot = pair ? insert_pair(e, command) : insert_sleeping(e, command);
+    if (!slot)
         return ENOSPC;
     roost_hosts_add(&e->hosts, &command->record.key);
     struct roost_event event;
-    roost_event_of_slot(e, &command->record.key, &ka, &event);
+    roost_event_of_slot(e, &command->record.key, slot, &event);
     event.type = ROOST_EV_TRANSITION;
     event.from_state = ROOST_ST_NONE;
     event.cause = command->cause;

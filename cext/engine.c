@@ -327,6 +327,20 @@ int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event 
     return found;
 }
 
+int roost_find_peer(roost_engine *e, const struct roost_key *key, struct roost_record *record) {
+    struct roost_ka *slot, *peer = NULL;
+    roost_lock(e);
+    slot = roost_table_find(&e->table, key);
+    if (slot && slot->rest != ROOST_NO_REST && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED)
+        peer = roost_table_peer(&e->table, slot, &record->key);
+    if (peer) {
+        record->ka = *peer;
+        record->rest = e->table.rest[peer->rest];
+    }
+    roost_unlock(e);
+    return peer != NULL;
+}
+
 uint64_t roost_memory(roost_engine *e) {
     return roost_datapath_memory(&e->path);
 }

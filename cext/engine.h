@@ -56,7 +56,8 @@ enum roost_op {
                              from then on; preamble is written to the server first, early to the client first */
     ROOST_OP_RESTORE = 7,     /* key + record: the record ROOST_EV_NEED_RECORD asked for; error != 0: there is none */
     ROOST_OP_FREEZE_HELD = 8, /* id: freeze the client leg alone, keep the server link; server data thaws it (chaos) */
-    ROOST_OP_INSERT = 9,      /* key + record: put a SLEEP record from the store into the table (after a reboot) */
+    ROOST_OP_INSERT = 9,      /* key + record: put a SLEEP record from the store into the table (after a reboot); with
+                                 peer: both legs of a pair, which are IDLE then */
     ROOST_OP_PRESSURE = 10    /* count: freeze the count least recently active STANDBY/ACTIVE connections */
 };
 
@@ -117,6 +118,7 @@ struct roost_command {
     uint64_t id;
     uint64_t token;             /* comes back in ROOST_EV_REFUSED and in the transition event the command caused */
     struct roost_record record; /* record.key is the key of the command */
+    struct roost_record peer;   /* ROOST_OP_INSERT of a pair: its server's leg; otherwise rest.id is 0 */
     char preamble[64];
     uint32_t preamble_len;
     const uint8_t *early; /* copied by roost_submit */
@@ -175,6 +177,8 @@ int roost_wake_events(roost_engine *e); /* make a waiting roost_events return */
  * state in events[].to_state; id 0 for SLEEP (the store knows it); gap_ms since the last payload byte. */
 int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, uint32_t max);
 int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event); /* 1 found, 0 not */
+/* The server's leg of an inactive pair, by its client's key; 1 found, 0 not. */
+int roost_find_peer(roost_engine *e, const struct roost_key *key, struct roost_record *record);
 int roost_stats_read(roost_engine *e, struct roost_stats *stats);
 const char *roost_stat_name(uint32_t index); /* NULL past the last one */
 uint64_t roost_memory(roost_engine *e);      /* bytes of kernel memory in our maps (as bpf fdinfo says) */

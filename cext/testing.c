@@ -94,6 +94,10 @@ struct roost_rest *roost_testing_rest(struct roost_table_handle *h, uint32_t ind
     return &h->table.rest[index];
 }
 
+uint32_t roost_testing_position(struct roost_table_handle *h, const struct roost_ka *slot) {
+    return roost_table_position(&h->table, slot);
+}
+
 uint64_t roost_testing_adopt(struct roost_table_handle *h, uint64_t *max_id) {
     return roost_table_adopt(&h->table, max_id);
 }

@@ -47,6 +47,7 @@ from control.monitor import BATCH, EnginePort, Monitor, history_row
 from control.policy import FIXED, needs_restart, service_spec
 from control.registry import Registry
 from control.states import AWAKE, LEGAL, Cause, State
+from control.store import records
 from control.store.store import SleepingRow, Store, boot_id, wall_offset_ms
 
 log = logging.getLogger("roost.daemon")
@@ -180,7 +181,7 @@ def take_inventory(engine: EnginePort, store: Store, boot: str) -> Inventory:
 
 
 def _record(row: SleepingRow) -> Record:
-    return Record(row.key, row.ka, row.rest)
+    return records.unpack(row.key, row.ka + row.rest)
 
 
 def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:

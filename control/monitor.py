@@ -29,7 +29,8 @@ from typing import Final, Protocol
 from appliance.engine import Command, Event, EventType, Key, Op, Record
 from control import policy
 from control.states import AWAKE, LEGAL, Cause, IllegalTransition, State
-from control.store.schema import HISTORY, KA_BYTES
+from control.store import records
+from control.store.schema import HISTORY
 from control.store.store import Committed, Store, StoreError
 
 log = logging.getLogger("roost.monitor")
@@ -57,6 +58,7 @@ class EnginePort(Protocol):
     def wake(self) -> None: ...
     def list(self) -> Iterator[Event]: ...
     def find(self, key: Key) -> Event | None: ...
+    def find_peer(self, key: bytes) -> Record | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +245,7 @@ class Monitor:
                     commands.append(_restore_command(event, None, ENOENT))
                 else:
                     self.counters.restored += 1
-                    commands.append(_restore_command(event, Record(packed, row[0], row[1]), 0))
+                    commands.append(_restore_command(event, records.unpack(packed, row[0] + row[1]), 0))
         if commands:
             self._engine.submit(commands)
 
@@ -271,7 +273,7 @@ class Monitor:
                 event.gap_ms,
             )
         )
-        if source == State.SLEEP:
+        if source == State.SLEEP or (source, target) == (State.NONE, State.IDLE):  # a pair after a reboot is IDLE
             turn.deletes.append((packed, event.id))
         if self._listeners:
             turn.transitions.append(event)
@@ -282,7 +284,13 @@ class Monitor:
         if not self._store.sleep_allowed:
             self.counters.sleep_deferred += 1  # the engine says it again later
             return
-        turn.upserts.append((record.key_raw, record.ka + record.rest))
+        turn.upserts.append((record.key_raw, self._packed(record)))
+
+    def _packed(self, record: Record) -> bytes:
+        """For its row, the server's leg of a pair included: after a reboot the table knows neither."""
+        if record.paired:
+            record.peer = self._engine.find_peer(record.key_raw)
+        return records.pack(record)
 
     def _refused(self, event: Event, turn: _Turn) -> None:
         self.counters.refused += 1
@@ -318,16 +326,16 @@ class Monitor:
                 with self._waiters_lock:
                     if (waiter := self._waiters.pop(asked, None)) is not None:
                         self._waiters[token] = waiter
-            record = Record(packed, blob[:KA_BYTES], blob[KA_BYTES:])
+            record = records.unpack(packed, blob)
             commands.append(Command(op=Op.SLEEP, cause=cause, id=number, key=packed, record=record, token=token))
         for start in range(0, len(commands), BATCH):
             self._engine.submit(commands[start : start + BATCH])
 
-    def insert(self, records: Sequence[Record]) -> None:
+    def insert(self, found: Sequence[Record]) -> None:
         """Put sleeping records back into the table after a reboot: their rows are rewritten for this boot first."""
-        packed = [(record.key_raw, record) for record in records]
+        packed = [(record.key_raw, record) for record in found]
         self._inserting.update(packed)
-        self._store.add(upserts=[(key, record.ka + record.rest) for key, record in packed])
+        self._store.add(upserts=[(key, records.pack(record)) for key, record in packed])
 
     @property
     def inserting(self) -> int:
@@ -349,7 +357,7 @@ class Monitor:
         token, future = self._expect([State.SLEEP], timeout_s)
         packed = record.key_raw
         self._sleep_tokens[packed] = token
-        self._store.add(upserts=[(packed, record.ka + record.rest)])
+        self._store.add(upserts=[(packed, self._packed(record))])
         return future
 
     def _expect(self, states: Iterable[State], timeout_s: float) -> tuple[int, Future[Outcome]]:

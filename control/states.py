@@ -32,11 +32,11 @@ Three causes belong to the life of the daemon, not of the connection:
 
 ``shutdown``  the daemon ends. What can be frozen goes down to IDLE; what cannot (bytes in flight) is CLOSED.
 ``restore``   the daemon begins, and finds the world other than the history says. After a reboot a row of the store is
-              put back into the (new, empty) table: NONE -> SLEEP. A connection that was awake when the predecessor was
-              killed is gone: ACTIVE or STANDBY -> CLOSED. A slot without its row, or a row without its slot, is a
-              connection that nobody can rebuild: IDLE or SLEEP -> CLOSED. Last, a predecessor can be killed between
-              carrying a transition out and writing it down; the successor writes the missing step, and for that alone
-              awake -> IDLE and IDLE -> SLEEP have ``restore`` as a cause.
+              put back into the (new, empty) table: NONE -> SLEEP, or, with its server's leg, NONE -> IDLE. A connection
+              that was awake when the predecessor was killed is gone: ACTIVE or STANDBY -> CLOSED. A slot without its
+              row, or a row without its slot, is a connection that nobody can rebuild: IDLE or SLEEP -> CLOSED. Last, a
+              predecessor can be killed between carrying a transition out and writing it down; the successor writes the
+              missing step, and for that alone awake -> IDLE and IDLE -> SLEEP have ``restore`` as a cause.
 ``pressure``  descriptors, memory or CPU run short; the least recently active connections go down one step early.
 
 Keep-alives are not activity: answering or sending one is no transition and has no cause. Only their absence has:
@@ -101,7 +101,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
     {
         # A connection appears.
         (_S.NONE, _C.CLIENT_CONNECT): frozenset({_S.ACTIVE}),
-        (_S.NONE, _C.RESTORE): frozenset({_S.SLEEP}),
+        (_S.NONE, _C.RESTORE): frozenset({_S.SLEEP, _S.IDLE}),  # IDLE: with its server's leg
         # ACTIVE: linked. IDLE: both legs froze together (the persistent interface), and the server keeps its socket.
         (_S.ACTIVE, _C.CLIENT_CLOSE): frozenset({_S.CLOSED}),
         (_S.ACTIVE, _C.SERVER_CLOSE): frozenset({_S.STANDBY, _S.CLOSED}),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
-import struct
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,18 +17,17 @@ from errno import ECONNRESET, EIO, ELOOP, ENOENT, ENOTCONN, ETIMEDOUT
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from appliance.engine import Command, Event, Key, Op
+from appliance.engine import KA, REST, Command, Event, Key, Op
 from appliance.frontends.target import Address, Name, Target, parse_address
 from control.config import Attach, Service, parse_endpoint
 from control.monitor import EnginePort, Monitor, Outcome
 from control.registry import Named, Registry, RegistryError, canonical
 from control.states import AWAKE, INACTIVE, Cause, State
+from control.store import records
 from control.store.store import Store
 
 COMMAND_TIMEOUT_S: Final = 10.0
 CHUNK: Final = 500
-_KA: Final = struct.Struct("=IIIIIIHHHBBI")
-_REST: Final = struct.Struct("=QQIIIHH")
 
 
 class OperationError(Exception):
@@ -197,8 +195,8 @@ class Operations:
         shown = self._row(located.event, located.id)
         record = located.event.record
         rest = record.rest
-        if located.state in INACTIVE and len(record.ka) == _KA.size:
-            ka = _KA.unpack(record.ka)
+        if located.state in INACTIVE and len(record.ka) == KA.size:
+            ka = KA.unpack(record.ka)
             shown["keep_alive"] = {
                 "snd_nxt": ka[1],
                 "rcv_nxt": ka[2],
@@ -212,12 +210,16 @@ class Operations:
         if located.state is State.SLEEP and not self._store.status.error:
             row = self._store.sleeping_by_id(located.id) if located.id else None
             if row is not None:
-                rest = row.rest
+                record = records.unpack(row.key, row.ka + row.rest)
+                rest = record.rest
                 shown["slept_at_ms"] = row.slept_at
-        if located.state in INACTIVE and len(rest) == _REST.size and any(rest):
-            values = _REST.unpack(rest)
+        if located.state in INACTIVE and len(rest) == REST.size and any(rest):
+            values = REST.unpack(rest)
             shown["record"] = {"snd_wnd": values[2], "max_window": values[3], "mss": values[5]}
             shown["quiet_s"] = round(max(time.monotonic() * 1000 - values[1], 0) / 1000, 3)
+        if located.state in INACTIVE and record.paired:
+            peer = record.peer or self._engine.find_peer(record.key_raw)
+            shown["server"] = peer.key.client_text if peer else None
         if located.id and not self._store.status.error:
             shown["history"] = [self.transition_row(row) for row in self._store.history_of(located.id)]
         return shown

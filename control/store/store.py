@@ -44,7 +44,6 @@ from control.store.schema import (
     KA_BYTES,
     KEY,
     NAMED,
-    REST_BYTES,
     SCHEMA_VERSION,
     UPGRADABLE,
     address_text,
@@ -601,7 +600,7 @@ class Store:
                 self._restore = self._reader_engine.connect()
             for chunk in _chunks(keys):
                 for row in self._restore.execute(_READ, {"keys": chunk}):
-                    found[row[0]] = (row[1], _whole(row[2]))
+                    found[row[0]] = (row[1], row[2])
         except SQLAlchemyError as error:
             if self._restore is not None:
                 self._restore.invalidate()
@@ -667,12 +666,7 @@ _FORGET_STALE = sa.delete(sleeping).where(
 
 
 def _row(row: Row[Any]) -> SleepingRow:
-    return SleepingRow(**{**row._mapping, "rest": _whole(row.rest)})
-
-
-def _whole(rest: bytes) -> bytes:
-    """A rest that an earlier version wrote has no peer."""
-    return rest.ljust(REST_BYTES, b"\0")
+    return SleepingRow(**row._mapping)
 
 
 def _chunks(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:

@@ -5,7 +5,8 @@ Method. Clients of both families, with timestamps, SACK and window scaling each 
 MSS of each kind, exchange random chunks (1 byte to 64 KiB) with a server in both directions, after random pauses; some
 read slowly. Meanwhile every connection that is awake is told to freeze, again and again, as fast as the engine takes
 it (ROOST_OP_FREEZE_HELD: the server link stays, so that either end's next byte thaws it; in the mode `persistent`
-ROOST_OP_IDLE: both legs freeze, as a pair). Every stream is a function of its connection and position, so each end checks each byte: lost, doubled, out of order or wrong. Freezing goes on while
+ROOST_OP_IDLE: both legs freeze, as a pair). Every stream is a function of its connection and position, so each end
+checks each byte: lost, doubled, out of order or wrong. Freezing goes on while
 the connections end. A pair is a freeze that led to a closed socket and the thaw that rebuilt it, as the engine counts.
 
 A freeze that is refused because bytes were in flight at that moment is no error; it is counted as cancelled.

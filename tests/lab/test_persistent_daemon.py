@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import socket
+import sqlite3
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from appliance.lab import DaemonHandle, Lab, wait_until
+from appliance.lab import DaemonHandle, Lab, leftovers, wait_until
 from tests.lab.engine_lab import receive
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
@@ -123,3 +124,26 @@ def test_without_a_route_to_the_server_the_daemon_says_so(stack: ExitStack) -> N
     daemon = lab.daemon(config, start=False)
     with pytest.raises(Exception, match=r"no route to 203\.0\.113\.9.*server_interfaces"):
         daemon.start()
+
+
+@pytest.mark.parametrize("speaker", ["client", "server"])
+def test_a_session_survives_a_reboot_of_the_appliance(stack: ExitStack, speaker: str) -> None:
+    """The machine cannot reboot here, but what a reboot takes can be taken: the tables, and the boot's name."""
+    lab = stack.enter_context(Lab(clients=10, nat=False))
+    session = Session(stack, lab, "service", 4)
+    session.talk()
+    session.wait("SLEEP")
+    session.daemon.kill()
+    leftovers.unpin(session.daemon.pin_dir)
+    with sqlite3.connect(lab.workspace / "roost.db") as database:
+        database.execute("UPDATE sleeping SET boot_id = 'the boot before'")
+    session.daemon.start()
+    session.wait("SLEEP")
+    assert session.daemon.get("/v1/connections/1")["server"] == f"{lab.address('lan', 'eth0')}:8000"
+    says, hears = (session.client, session.server) if speaker == "client" else (session.server, session.client)
+    says.sendall(b"after the reboot")
+    assert receive(hears, 16) == b"after the reboot"
+    session.talk()
+    session.wait("SLEEP")
+    session.talk()
+    wait_until(lambda: session.daemon.status()["control"]["illegal"] == 0, 1, "no transition was illegal")

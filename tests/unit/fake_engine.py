@@ -119,6 +119,9 @@ class FakeEngine:
         with self._ready:
             self._ready.notify_all()
 
+    def find_peer(self, key: bytes) -> Record | None:
+        return None
+
     def list(self) -> Iterator[Event]:
         for c in tuple(self.connections.values()):
             yield self._as_event(c)

@@ -9,7 +9,7 @@ from typing import Any
 from appliance.engine import NO_REST, Key, ffi
 
 FREE, FREEZING, IDLE, SLEEP, WAKING, THAWED = range(6)
-TIMESTAMPS, SACK, WSCALE = 1, 2, 4
+TIMESTAMPS, SACK, WSCALE, PAIRED, SERVER = 1, 2, 4, 8, 16
 
 
 @dataclass(frozen=True)

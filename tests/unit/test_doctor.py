@@ -126,9 +126,8 @@ def test_a_probe_that_could_not_be_tried_counts_as_missing(monkeypatch: pytest.M
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the kernel answers these probes to root only")
 def test_every_probe_gets_an_answer_from_this_kernel_and_leaves_no_namespace() -> None:
-    before = sorted(os.listdir("/run/netns")) if Path("/run/netns").exists() else []  # noqa: PTH208
     outcomes = list(doctor.check_kernel())
     assert {each.name for each in outcomes} >= {"TCP_REPAIR", "membarrier GLOBAL", "native XDP on veth"}
     assert all(each.fix for each in outcomes if not each.present)
-    after = sorted(os.listdir("/run/netns")) if Path("/run/netns").exists() else []  # noqa: PTH208
-    assert after == before
+    spaces = os.listdir("/run/netns") if Path("/run/netns").exists() else []  # noqa: PTH208
+    assert not [name for name in spaces if str(os.getpid()) in name], "other labs may come and go beside this one"

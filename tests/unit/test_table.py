@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.engine import NO_REST, Key, ffi, lib
-from tests.unit.records import FREEZING, IDLE, SLEEP, THAWED, WAKING, Ka, c_key
+from tests.unit.records import FREEZING, IDLE, PAIRED, SERVER, SLEEP, THAWED, WAKING, Ka, c_key
 
 SLOTS: int = lib.roost_testing_bucket_slots()
 SAME_TAG_MAX: int = lib.roost_testing_same_tag_max()
@@ -235,3 +235,59 @@ def test_adoption_twice_changes_nothing_more() -> None:
         assert t.adopt() == (0, 77)
         assert t.adopt() == (0, 77)
         assert len(t.free_rests()) == RESTS - 1
+
+
+def pair(t: Table, client: Key, server: Key, phases: tuple[int, int], number: int = 77) -> None:
+    """Both legs of a connection that sleeps with its server."""
+    asleep = phases[0] == SLEEP
+    legs = [t.insert(key, Ka(phase=phase, flags=flags, rest=NO_REST if asleep and key is client else t.rest(number)))
+            for key, phase, flags in ((client, phases[0], PAIRED), (server, phases[1], PAIRED | SERVER))]  # fmt: skip
+    for leg, other in (legs, reversed(legs)):
+        if leg.rest != NO_REST:
+            lib.roost_testing_rest(t.raw, leg.rest).peer = lib.roost_testing_position(t.raw, other)
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize(
+    ("phases", "left"),
+    [((IDLE, IDLE), 2), ((SLEEP, IDLE), 2), ((WAKING, WAKING), 2), ((WAKING, IDLE), 2),
+     ((FREEZING, FREEZING), 0), ((FREEZING, IDLE), 0), ((THAWED, WAKING), 0), ((THAWED, THAWED), 0),
+     ((IDLE, FREEZING), 1), ((WAKING, THAWED), 1)],
+)  # fmt: skip
+def test_adoption_leaves_no_servers_leg_without_its_client(family: int, phases: tuple[int, int], left: int) -> None:
+    """A client without its server's leg stays: it is told when it speaks."""
+    source = random.Random(3)
+    client, server, stranger = (random_key(source, family) for _ in range(3))
+    with table() as t:
+        pair(t, client, server, phases)
+        assert t.insert(stranger, Ka(phase=IDLE, rest=t.rest(5)))
+        t.adopt()
+        assert bool(t.find(client)) == (left > 0)
+        assert bool(t.find(server)) == (left > 1)
+        assert t.find(stranger), "nothing else is touched"
+        rests = 1 + left - (phases[0] == SLEEP and left > 0)
+        assert t.used()["rest"] == rests
+        assert len(t.free_rests()) == RESTS - rests
+
+
+def test_adoption_removes_a_servers_leg_whose_client_has_another() -> None:
+    source = random.Random(4)
+    client, first, second = (random_key(source, 4) for _ in range(3))
+    with table() as t:
+        pair(t, client, first, (IDLE, IDLE))
+        pair(t, client, second, (IDLE, IDLE))  # the client's slot is there twice: the first is what is found
+        assert t.adopt()[0] == 0
+        t.remove(client)
+        assert t.adopt()[0] == 1, "that leg's client is gone"
+
+
+def test_positions_name_slots() -> None:
+    source = random.Random(5)
+    with table() as t:
+        for family in (4, 6) * 40:
+            key = random_key(source, family)
+            slot = t.insert(key)
+            position = lib.roost_testing_position(t.raw, slot)
+            assert position == lib.roost_testing_position(t.raw, t.find(key))
+            in_family_4 = position < (200 + SLOTS - 1) // SLOTS * SLOTS
+            assert in_family_4 == (family == 4)
