@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The wire between the clients and the appliance: frames made by hand go in, and what comes out is read by scapy.
 
-Frames are sent and heard on the NAT's outside interface: to the appliance they are a client's, or an attacker's.
+Frames are sent and heard on the NAT's outside interface, or on the server's: to the appliance they are a client's or a
+server's, or an attacker's.
 """
 
 from __future__ import annotations
@@ -62,20 +63,26 @@ class Sleeper:
                    **fields)  # fmt: skip
 
 
+WAN: Final = ("nat", "outside", "wan0")
+LAN: Final = ("lan", "eth0", "lan0")
+"""A namespace, its interface, and the appliance's at the other end."""
+
+
 class Wire:
     """with Wire(box) as wire: wire.send(packet); wire.replies(sleeper)"""
 
-    def __init__(self, box: EngineLab) -> None:
+    def __init__(self, box: EngineLab, side: tuple[str, str, str] = WAN) -> None:
         self.box = box
-        with box.lab.enter("nat"):
+        space, ifname, far = side
+        with box.lab.enter(space):
             self._raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, _ALL)
-            self._raw.bind(("outside", 0))
+            self._raw.bind((ifname, 0))
             self.mac = self._raw.getsockname()[4].hex(":")
         self._raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
         self._raw.setsockopt(_SOL_PACKET, _PACKET_AUXDATA, 1)
         self._raw.settimeout(0.05)
         with box.lab.enter("box"), socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as other:
-            other.bind(("wan0", 0))
+            other.bind((far, 0))
             self.box_mac = other.getsockname()[4].hex(":")
 
     def __enter__(self) -> Self:
