@@ -194,14 +194,22 @@ class ChaosPair:
         self._first = 0
 
     def connect(self, count: int, server: tuple[str, int], *, mss: int = 0, timestamps: bool = True, sack: bool = True,
-                window_scaling: bool = True) -> None:  # fmt: skip
-        """A group of clients with the same options; raises PeerError if one cannot connect."""
+                window_scaling: bool = True, silent: bool = False) -> None:  # fmt: skip
+        """A group of clients with the same options; raises PeerError if one cannot connect. silent: they wait until the
+        server reached them (`reach`)."""
         answer = self.client.request(
             "connect", server=server, count=count, first=self._first, mss=mss, timestamps=timestamps, sack=sack,
-            window_scaling=window_scaling, addresses=self._addresses[6 if ":" in server[0] else 4])  # fmt: skip
+            window_scaling=window_scaling, silent=silent,
+            addresses=self._addresses[6 if ":" in server[0] else 4])  # fmt: skip
         self._first += count
         if answer["connected"] != count:
             raise PeerError(f"chaos client: {answer['connected']} of {count} connected; failed: {answer['failed']}")
+
+    def reach(self, proxy: tuple[str, int], targets: Sequence[str]) -> None:
+        """The server takes silent clients ("address:port") by HTTP CONNECT; raises PeerError when one is not had."""
+        token = self.server.send("reach", proxy=proxy, targets=targets)
+        self.server.receive(token, 30 + len(targets))
+        self.client.request("introduce")
 
     def start(self, pause_ms: float = 100.0, lazy: float = 0.05) -> None:
         for peer in (self.server, self.client):
@@ -211,10 +219,11 @@ class ChaosPair:
         """{"client": {...}, "server": {...}}; see appliance.peers.chaos."""
         return {"client": self.client.request("stats"), "server": self.server.request("stats")}
 
-    def finish(self, timeout_s: float = 30.0) -> ChaosResult:
-        """Stop both ends, let every byte arrive, and compare what was sent with what was received."""
+    def finish(self, timeout_s: float = 30.0, client_first: bool = False) -> ChaosResult:
+        """Stop both ends, let every byte arrive, and compare what was sent with what was received. client_first: the
+        server's direction ends after the client's, for a server whose end is not passed on."""
         ends = (self.client, self.server)
-        tokens = [peer.send("stop", timeout_s=timeout_s) for peer in ends]
+        tokens = [peer.send("stop", timeout_s=timeout_s, after=client_first and peer is self.server) for peer in ends]
         stopped = [peer.receive(token, timeout_s + 30)["connections"] for peer, token in zip(ends, tokens, strict=True)]
         sent = [{number: link["sent"] for number, link in report.items()} for report in stopped]
         settled = [self.client.request("settle", sent=sent[1]), self.server.request("settle", sent=sent[0])]

@@ -12,11 +12,16 @@ on to the end of the other's. Totals travel beside the connections (stdout), nev
 Commands of the client
   connect  server [ip, port], count, first (number of the first connection), addresses [ip...], mss (0 = as it is),
            timestamps, sack, window_scaling (true/false: sysctls of the client's namespace while the group connects),
+           silent (true: say nothing before `introduce`)
            -> connected, failed {reason: n}
+  introduce                -> connections
+Commands of the server
+  reach    proxy [ip, port], targets ["address:port" of a silent client...]: with HTTP CONNECT -> reached
 Commands of both
   start    pause_ms, lazy (share of connections whose receiver pauses, 0..1)   -> connections
   stats    -> connections, sent_bytes, received_bytes, sends, mismatched_bytes, resets {reason: n}
-  stop     timeout_s -> connections {number: {sent, received, lost, duplicated, reordered, corrupted, ended}}
+  stop     timeout_s, after (true: our direction ends after the other's)
+           -> connections {number: {sent, received, lost, duplicated, reordered, corrupted, ended}}
            (`ended`: "EOF", "open" = not within the timeout, or the name of an error)
   settle   sent {number: bytes the other end sent} -> lost_bytes, duplicated_bytes, reordered, corrupted_bytes,
            unexpected_resets {reason: n}, received_bytes
@@ -97,6 +102,7 @@ class End:
         self.ticks = 0
         self.sending = False
         self.stopping: tuple[Command, float] | None = None
+        self.after = False
         self.pause_s = 0.1
         self.lazy_share = 0.0
         self.sends = self.received = self.sent = 0
@@ -132,10 +138,11 @@ class End:
             raise ValueError("another stop is under way")
         self.sending = False
         self.stopping = (command, time.monotonic() + float(command.get("timeout_s", 30)))
+        self.after = bool(command.get("after"))
         for link in list(self.links.values()):
             if link.receiver is None:
                 self.end(link, "no header")
-            elif not link.chunk:
+            elif not link.chunk and not self.after:
                 self.shut(link)
         if self.stopping is not None:  # else the last one failed in the loop above, and that has been answered
             self.check_stopped()
@@ -217,7 +224,7 @@ class End:
         self.sends += 1
         if self.sending:
             self.later(random.random() * self.pause_s, link.fd, _SEND)
-        else:
+        elif not self.after:
             self.shut(link)
 
     def read(self, link: Link) -> None:
@@ -313,6 +320,7 @@ class Server(End):
         self.listeners = {sock.fileno(): sock for sock in (listen(address, port) for address, port in listens)}
         for fd in self.listeners:
             self.loop.epoll.register(fd, select.EPOLLIN)
+        self.loop.command("reach", self.do_reach)
         self.loop.tell(ready=True)
 
     def other(self, fd: int) -> None:
@@ -324,11 +332,31 @@ class Server(End):
                 sock, _ = listener.accept()
             except BlockingIOError:
                 return
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link = Link(sock.detach())
-            self.links[link.fd] = link
-            self.loop.epoll.register(link.fd, _EDGES)
+            self.take(sock)
+
+    def take(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link = Link(sock.detach())
+        self.links[link.fd] = link
+        self.loop.epoll.register(link.fd, _EDGES)
+
+    def do_reach(self, command: Command) -> None:
+        """Blocks the loop until every client is reached."""
+        address, port = command["proxy"]
+        for target in command["targets"]:
+            sock = socket.create_connection((str(address), int(port)), 10)
+            sock.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
+            head = b""
+            while not head.endswith(b"\r\n\r\n"):  # byte by byte: what follows it is the stream
+                byte = sock.recv(1)
+                if not byte:
+                    raise ValueError(f"{target} was not reached: {head!r}")
+                head += byte
+            if b" 200 " not in head.partition(b"\r\n")[0]:
+                raise ValueError(f"{target} was not reached: {head!r}")
+            self.take(sock)
+        self.loop.reply(command, reached=len(command["targets"]))
 
     def introduced(self, link: Link, data: bytes) -> tuple[Receiver, bytes] | None:
         link.header += data
@@ -354,7 +382,9 @@ class Client(End):
 
     def __init__(self) -> None:
         super().__init__()
+        self.silent: list[Link] = []
         self.loop.command("connect", self.do_connect)
+        self.loop.command("introduce", self.do_introduce)
 
     def do_connect(self, command: Command) -> None:
         """Blocks the loop until the group is connected: the sysctls hold for this group only."""
@@ -392,7 +422,7 @@ class Client(End):
                         os.close(fd)
                         continue
                     connected += 1
-                    self.introduce(fd, number)
+                    self.begin_with(fd, number, bool(command.get("silent")))
         finally:
             for name, value in before.items():
                 _set_sysctl(name, value)
@@ -401,13 +431,25 @@ class Client(End):
             os.close(fd)
         self.loop.reply(command, connected=connected, failed=dict(failed))
 
-    def introduce(self, fd: int, number: int) -> None:
+    def begin_with(self, fd: int, number: int, silent: bool) -> None:
         link = Link(fd)
         link.name(number, is_client=True)
         self.links[fd] = self.known[number] = link
-        os.write(fd, _HEADER.pack(_MAGIC, number))  # 8 bytes into an empty buffer: always whole
+        if silent:
+            self.silent.append(link)
+        else:
+            self.introduce(link)
         self.loop.epoll.register(fd, _EDGES)
         self.begin(link)
+
+    def introduce(self, link: Link) -> None:
+        os.write(link.fd, _HEADER.pack(_MAGIC, link.number))  # 8 bytes into an empty buffer: always whole
+
+    def do_introduce(self, command: Command) -> None:
+        for link in self.silent:
+            self.introduce(link)
+        self.loop.reply(command, connections=len(self.silent))
+        self.silent.clear()
 
 
 def chunk_size() -> int:

@@ -54,11 +54,11 @@ def _measure(name: str, as_json: bool, **options: Any) -> None:
 @click.option("--clients", type=click.IntRange(min=16), default=320, show_default=True)
 @click.option(
     "--mode",
-    type=click.Choice(["service", "router", "persistent"]),
+    type=click.Choice(["service", "router", "proxy", "persistent"]),
     default="service",
     show_default=True,
-    help="How clients reach their server: by an address of the appliance, or by the server's own; persistent: as "
-    "service, and both legs freeze together.",
+    help="How clients reach their server: by an address of the appliance, or by the server's own; proxy: servers "
+    "reach clients by HTTP CONNECT; persistent: as service, and both legs freeze together.",
 )
 @json_option
 def chaos(seconds: float, clients: int, mode: str, as_json: bool) -> None:

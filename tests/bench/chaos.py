@@ -18,22 +18,26 @@ import itertools
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
 from errno import EAGAIN, EALREADY, EBUSY, ENOENT, ENOTCONN
 
-from appliance.engine import Command, Engine, EngineError, EventType, Op
-from appliance.lab import Lab
+from appliance.engine import Command, Engine, EngineError, Event, EventType, Key, Op
+from appliance.lab import ChaosPair, Lab, wait_until
 from control.states import Cause, State
 from tests.bench.direct import WAN, alarms, names, need_room, running_engine, say, services
 from tests.bench.figures import Report, Target
+from tests.bench.proxying import Attaching, running_proxy
 
 PORT = 9000
+LET_GO_PORT = 9001
 MSS = (536, 700, 1000, 1300, 1460)
 KINDS = list(itertools.product((4, 6), (True, False), (True, False), (True, False)))
 """Family, timestamps, SACK, window scaling."""
 
-MODES = ("service", "router", "persistent")
-"""To a service's own address and port; to the server's, with a transparent router in between; as the first, with both
-legs freezing and thawing together."""
+MODES = ("service", "router", "proxy", "persistent")
+"""To a service's own address and port; to the server's, with a transparent router in between; as the first, with
+servers that come by themselves, by HTTP CONNECT; as the first, with both legs freezing and thawing together."""
 
 PAIRS_A_SECOND = 100_000 / 60
 COUNTED_S = 5.0
@@ -47,12 +51,14 @@ NO_ERROR = NOT_NOW | {EALREADY, ENOENT, ENOTCONN}
 
 
 class Freezer(threading.Thread):
-    """Freezes whatever is awake, until it is told to end."""
+    """Freezes whatever is linked, from `begin` until it is told to end; `see` is given every event."""
 
-    def __init__(self, engine: Engine, op: Op) -> None:
+    def __init__(self, engine: Engine, op: Op, see: Callable[[Event], None] = lambda event: None) -> None:
         super().__init__(name="freezer", daemon=True)
         self._engine = engine
         self._op = op
+        self._see = see
+        self._begun = threading.Event()
         self._ending = threading.Event()
         self._failure: Exception | None = None
         self.known: set[int] = set()
@@ -68,6 +74,7 @@ class Freezer(threading.Thread):
 
     def _turn(self) -> None:
         for event in self._engine.events(8192, 5):
+            self._see(event)
             if event.type == EventType.TRANSITION:
                 self.known.add(event.id)
                 if event.to_state == State.ACTIVE:
@@ -82,9 +89,13 @@ class Freezer(threading.Thread):
                     self._todo.add(event.id)
             elif event.type == EventType.FATAL:
                 raise EngineError(f"the engine stopped: error {event.error}")
-        self._engine.submit([Command(self._op, cause=Cause.COMMAND, id=number) for number in self._todo])
-        self._todo.clear()
+        if self._begun.is_set():
+            self._engine.submit([Command(self._op, cause=Cause.COMMAND, id=number) for number in self._todo])
+            self._todo.clear()
         time.sleep(0.002)  # a connection that was just refused has nothing new to say before
+
+    def begin(self) -> None:
+        self._begun.set()
 
     def alive(self) -> None:
         """EngineError if it had to give up."""
@@ -104,23 +115,63 @@ def shares(clients: int) -> list[tuple[int, tuple[int, bool, bool, bool], int]]:
     return [(each + (index < more), kind, mss) for index, (kind, mss) in enumerate(groups) if each or index < more]
 
 
+class Clients:
+    """Which there are, and in which state, as the engine tells."""
+
+    def __init__(self) -> None:
+        self.states: dict[int, int] = {}
+        self.keys: dict[str, Key] = {}
+
+    def see(self, event: Event) -> None:
+        if event.type == EventType.TRANSITION:
+            self.states[event.id] = event.to_state
+            self.keys[event.record.key.client_text] = event.record.key
+
+
+def reach(pair: ChaosPair, engine: Engine, clients: Clients, proxy: tuple[str, int]) -> None:
+    """The servers of the clients' service let go of them, and come by the proxy."""
+
+    def unlinked() -> bool:
+        linked = [number for number, state in clients.states.items() if state == State.ACTIVE]
+        engine.submit([Command(Op.STANDBY, cause=Cause.COMMAND, id=number) for number in linked])
+        return not linked
+
+    wait_until(unlinked, 20, "every client in STANDBY", every_s=0.2)
+    pair.reach(proxy, list(clients.keys))
+
+
 def run(seconds: float = 60.0, clients: int = 320, pause_ms: float = 250.0, mode: str = "service") -> Report:
     """Freeze and thaw `clients` connections for `seconds`; pause_ms is the longest pause between two chunks. mode: how
     they get through the appliance (MODES)."""
-    router, persistent = mode == "router", mode == "persistent"
+    router, proxy, persistent = (mode == one for one in MODES[1:])
     need_room(clients, descriptors_each=2)
     report = Report("chaos")
     with Lab(clients=clients) as lab:
         pair = lab.chaos(PORT)
-        specs = services(lab, PORT, close_with_server=True, router=router, persistent=persistent)
-        with running_engine(lab, specs, slots=8 * clients + 1000, max_awake=2 * clients + 100) as engine:
-            freezer = Freezer(engine, Op.IDLE if persistent else Op.FREEZE_HELD)
+        if proxy:
+            lab.server(LET_GO_PORT)
+        port = LET_GO_PORT if proxy else PORT
+        specs = services(lab, port, close_with_server=not proxy, router=router, persistent=persistent)
+        with ExitStack() as stack:
+            slots, max_awake = 8 * clients + 1000, 2 * clients + 100
+            engine = stack.enter_context(running_engine(lab, specs, slots=slots, max_awake=max_awake))
+            known = Clients()
+            attaching = Attaching(engine, known.keys)
+
+            def see(event: Event) -> None:
+                known.see(event)
+                attaching.see(event)
+
+            freezer = Freezer(engine, Op.IDLE if persistent else Op.FREEZE_HELD, see)
             freezer.start()
             try:
                 for count, (family, timestamps, sack, scaling), mss in shares(clients):
                     target = lab.address(*("lan", "eth0") if router else ("box", WAN), family)
-                    pair.connect(count, (target, PORT), mss=mss, timestamps=timestamps, sack=sack,
-                                 window_scaling=scaling)  # fmt: skip
+                    pair.connect(count, (target, port), mss=mss, timestamps=timestamps, sack=sack,
+                                 window_scaling=scaling, silent=proxy)  # fmt: skip
+                if proxy:
+                    reach(pair, engine, known, stack.enter_context(running_proxy(lab, attaching)))
+                freezer.begin()
                 say(f"{clients} clients of {len(KINDS)} kinds are connected; freezing for {seconds:g} s")
                 before, began = engine.stats(), time.monotonic()
                 pair.start(pause_ms=pause_ms)
@@ -129,7 +180,7 @@ def run(seconds: float = 60.0, clients: int = 320, pause_ms: float = 250.0, mode
                     freezer.alive()
                     say(f"{engine.stats()['thawed'] - before['thawed']:,} pairs")
                 stats, elapsed = engine.stats(), time.monotonic() - began
-                result = pair.finish()
+                result = pair.finish(client_first=proxy)
                 deadline = time.monotonic() + 5
                 while freezer.known and time.monotonic() < deadline:
                     time.sleep(0.05)
