@@ -13,7 +13,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from errno import ENOSPC
+from typing import Any, Final
 
 from cext import _engine
 
@@ -53,6 +54,32 @@ class EventType(IntEnum):
     REFUSED = lib.ROOST_EV_REFUSED
     PRESSURE = lib.ROOST_EV_PRESSURE
     FATAL = lib.ROOST_EV_FATAL
+    SERVER_DOWN = lib.ROOST_EV_SERVER_DOWN
+
+
+class Balance(IntEnum):
+    """Which server of a service a link goes to (enum roost_balance)."""
+
+    LEAST_CONNECTIONS = lib.ROOST_LEAST_CONNECTIONS
+    SOURCE_HASH = lib.ROOST_SOURCE_HASH
+
+
+class SecondServer(IntEnum):
+    """What becomes of a server that wants a client which is linked (enum roost_second_server)."""
+
+    REFUSED = lib.ROOST_SECOND_REFUSED
+    WAITS = lib.ROOST_SECOND_WAITS
+    TAKES_OVER = lib.ROOST_SECOND_TAKES_OVER
+
+
+SERVERS_MAX: int = lib.ROOST_SERVERS_MAX
+"""Servers of one service."""
+
+PLACES: Final = 64
+"""Servers of one service, and those that have left it but still have links (ROOST_PLACES)."""
+
+Server = tuple[str, int]
+"""Address and port of a server."""
 
 
 def pack_address(text: str) -> bytes:
@@ -64,9 +91,14 @@ def pack_address(text: str) -> bytes:
 
 
 def _text(address: bytes, port: int) -> str:
-    ip = ipaddress.IPv6Address(address)
-    mapped = ip.ipv4_mapped
-    return f"{mapped}:{port}" if mapped else f"[{ip}]:{port}"
+    ip = unpack_address(address)
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+def unpack_address(packed: bytes) -> str:
+    """The text of an IP address of 16 bytes."""
+    ip = ipaddress.IPv6Address(packed)
+    return str(ip.ipv4_mapped or ip)
 
 
 _KEY = struct.Struct("=16s16s2s2s")
@@ -243,13 +275,13 @@ class EngineOptions:
 
 @dataclass(slots=True)
 class ServiceSpec:
-    """A service and its policy (struct roost_service); times in the units of the names, 0 = never."""
+    """A service and its policy (struct roost_service); times in the units of the names, 0 = never. No servers: a link
+    goes to the one that the client connected to."""
 
     index: int
     listen: str
     listen_port: int
-    server: str
-    server_port: int
+    servers: tuple[Server, ...]
     standby_quiet_ms: int = 0
     idle_quiet_ms: int = 0
     sleep_quiet_ms: int = 0
@@ -263,6 +295,22 @@ class ServiceSpec:
     as_client: bool = False
     fail_closed: bool = False
     proxy_header: int = 0
+    balance: int = Balance.LEAST_CONNECTIONS
+    max_fails: int = 0
+    second_server: int = SecondServer.REFUSED
+    second_server_ms: int = 10000
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """A server of a service (struct roost_server_status); linked and failed count links since it is there."""
+
+    server: Server
+    up: bool
+    leaving: bool
+    links: int
+    linked: int
+    failed: int
 
 
 def _check_layout() -> None:
@@ -351,7 +399,6 @@ class Engine:
         for name in (
             "index",
             "listen_port",
-            "server_port",
             "standby_quiet_ms",
             "idle_quiet_ms",
             "sleep_quiet_ms",
@@ -360,13 +407,24 @@ class Engine:
             "probe_retry_s",
             "probe_count",
             "proxy_header",
+            "balance",
+            "max_fails",
+            "second_server",
+            "second_server_ms",
         ):
             setattr(raw, name, getattr(spec, name))
         for flag in ("close_with_server", "transparent", "as_client", "persistent", "fail_closed"):
             setattr(raw, flag, int(getattr(spec, flag)))
         ffi.memmove(raw.listen, pack_address(spec.listen), 16)
-        ffi.memmove(raw.server, pack_address(spec.server), 16)
+        raw.servers = len(spec.servers)
+        for place, server in zip(raw.server, spec.servers, strict=False):
+            Engine._put_server(place, server)
         return raw
+
+    @staticmethod
+    def _put_server(raw: Any, server: Server) -> None:
+        ffi.memmove(raw.address, pack_address(server[0]), 16)
+        raw.port = server[1]
 
     def add_service(self, spec: ServiceSpec) -> None:
         """Listens for a service."""
@@ -377,14 +435,37 @@ class Engine:
             raise EngineError(f"service at {spec.listen}: {error}") from None
 
     def update_service(self, spec: ServiceSpec) -> None:
-        """Changes the policy of a service that is there."""
+        """Changes the servers and the policy of a service that is there."""
         result = lib.roost_service_update(self._raw, self._service(spec))
+        if result == -ENOSPC:
+            raise EngineError(
+                f"the service at {spec.listen} port {spec.listen_port} keeps its servers and policy: too many servers "
+                "that left it still have links; try again when those have ended"
+            )
         if result < 0:
             raise EngineError(f"there is no service with index {spec.index}")
 
+    def mark_server(self, service: int, server: Server, up: bool) -> None:
+        """Lets links go to a server, or not; one that has left the service meanwhile is ignored."""
+        raw = ffi.new("struct roost_server *")
+        self._put_server(raw, server)
+        lib.roost_server_mark(self._raw, service, raw, int(up))
+
+    def servers(self, service: int) -> list[ServerStatus]:
+        """The servers of a service, those that leave included."""
+        raw = ffi.new("struct roost_server_status[]", PLACES)
+        count = lib.roost_servers_read(self._raw, service, raw, PLACES)
+        return [
+            ServerStatus(
+                (unpack_address(bytes(one.server.address)), one.server.port),
+                bool(one.up), bool(one.leaving), one.links, one.linked, one.failed,
+            )  # fmt: skip
+            for one in raw[0 : max(count, 0)]
+        ]
+
     def open_router(self, attach_ports: Sequence[int] = (), wait_ms: int = 0) -> None:
         """Makes this machine answer for others: call it before transparent services are added. attach_ports: where
-        servers reach clients by address alone. wait_ms: how long they wait for one that is not there, or busy."""
+        servers reach clients by address alone. wait_ms: how long they wait for one that is not there."""
         self._buffers.err[0] = b"\0"
         self._check(lib.roost_router_open(self._raw, wait_ms, self._buffers.err, ERR_LEN))
         for port in attach_ports:

@@ -175,19 +175,32 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
     return 0;
 }
 
-int roost_attach_server(struct roost_engine *e, struct roost_command *command) {
+/* Why a client that is there cannot be linked to this server now; 0 when it can. */
+static int obstacle(struct roost_engine *e, struct roost_conn *c, uint32_t *wait_ms) {
+    const struct roost_service *s = roost_service_of(e, c->service);
+    bool linked = c->link == ROOST_CONNECTING || c->link == ROOST_LINKED;
+    bool taken = c->attach_fd >= 0 || c->want_close || c->client.eof || c->phase == ROOST_HELD_LINK;
+    if (!linked && !taken)
+        return 0;
+    if (s->second_server != ROOST_SECOND_REFUSED)
+        *wait_ms = s->second_server_ms;
+    return !taken && s->second_server == ROOST_SECOND_TAKES_OVER ? -roost_link_yield(e, c) : EBUSY;
+}
+
+int roost_attach_server(struct roost_engine *e, struct roost_command *command, uint64_t since_ms, uint32_t *wait_ms) {
     int error = 0;
+    *wait_ms = 0;
     struct roost_conn *c = roost_conn_by_key(e, &command->record.key);
     const struct roost_ka *slot = c ? NULL : roost_table_find(&e->table, &command->record.key);
     if (slot && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED) /* it sleeps with a server */
         return EBUSY;
     if (!c)
         c = roost_wake(e, &command->record.key, ROOST_C_SERVER_ATTACH, &error);
-    if (!c)
+    if (c)
+        error = obstacle(e, c, wait_ms);
+    if (error)
         return error;
-    if (c->attach_fd >= 0 || c->want_close || c->client.eof || c->phase == ROOST_HELD_LINK ||
-        c->link == ROOST_CONNECTING || c->link == ROOST_LINKED)
-        return EBUSY;
+    c->attach_until_ms = since_ms + roost_service_of(e, c->service)->second_server_ms;
     c->attach_fd = command->fd;
     c->attach_token = command->token;
     c->want_freeze = false;
@@ -286,7 +299,7 @@ static int carry_out(struct roost_engine *e, struct roost_command *command) {
     case ROOST_OP_CLOSE:
         return op_wake(e, command, true);
     case ROOST_OP_ATTACH:
-        return roost_attach_server(e, command);
+        return roost_attach_or_wait(e, command, false);
     case ROOST_OP_RESTORE:
         roost_restore(e, command);
         return 0;

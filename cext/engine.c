@@ -150,11 +150,12 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     relay_turn(e);
     roost_freeze_turn(e);
     timers_turn(e);
-    roost_router_turn(e);
+    roost_waiting_turn(e);
     roost_sweep_turn(e);
     roost_accept_resume(e);
     if (e->pressure_told && e->awake <= e->max_awake - e->max_awake / 4)
         e->pressure_told = false;
+    roost_links_turn(e);
     roost_conns_free_dead(e);
     roost_mailbox_flush(&e->box);
 }
@@ -366,7 +367,7 @@ void roost_close(roost_engine *e) {
         return;
     roost_stop(e);
     roost_stop_listening(e);
-    roost_router_close(e);
+    roost_waiting_close(e);
     while (e->oldest) {
         struct roost_conn *c = e->oldest;
         /* On its way to wake: it sleeps on, and is answered for. On its way to sleep: its socket ends here, and no

@@ -68,7 +68,9 @@ enum roost_event_type {
     ROOST_EV_NEED_RECORD = 4, /* key: a SLEEP connection must wake; answer with ROOST_OP_RESTORE */
     ROOST_EV_REFUSED = 5,     /* op, token, key, id, error (errno): the command was not carried out; why: see error */
     ROOST_EV_PRESSURE = 6,    /* count of awake connections; the descriptor high-water mark is passed */
-    ROOST_EV_FATAL = 7        /* error (errno): the engine thread stopped */
+    ROOST_EV_FATAL = 7,       /* error (errno): the engine thread stopped */
+    ROOST_EV_SERVER_DOWN = 8  /* service, key.local and key.local_port: this server; count links in a row failed, the last
+                                 by error (errno). It is not chosen any more until roost_server_mark */
 };
 
 struct roost_record { /* all of an inactive connection: what the store keeps for SLEEP */
@@ -77,12 +79,43 @@ struct roost_record { /* all of an inactive connection: what the store keeps for
     struct roost_rest rest;
 };
 
+enum {
+    ROOST_SERVERS_MAX = 32 /* of one service */
+};
+
+enum roost_balance { /* which server a link goes to */
+    ROOST_LEAST_CONNECTIONS = 0,
+    ROOST_SOURCE_HASH = 1
+};
+
+enum roost_second_server { /* that wants a client which is linked */
+    ROOST_SECOND_REFUSED = 0,
+    ROOST_SECOND_WAITS = 1,
+    ROOST_SECOND_TAKES_OVER = 2
+};
+
+struct roost_server {
+    uint8_t address[16]; /* IPv4-mapped for IPv4 */
+    uint16_t port;       /* host byte order */
+};
+
+struct roost_server_status {
+    struct roost_server server;
+    uint8_t up;
+    uint8_t leaving;  /* not configured any more, but it has links still */
+    uint32_t links;   /* now; those being made count */
+    uint64_t linked;  /* links made since it is here */
+    uint64_t failed;  /* links that could not be made */
+};
+
 struct roost_service {
     uint16_t index;       /* 1.. ; index of the service in the configuration */
     uint8_t listen[16];   /* address, IPv4-mapped for IPv4; all zeros or ::ffff:0.0.0.0 = every local address */
     uint16_t listen_port; /* host byte order */
-    uint8_t server[16];   /* with server_port 0: whichever server the client connected to */
-    uint16_t server_port;
+    uint8_t servers;      /* how many; 0: whichever server the client connected to */
+    struct roost_server server[ROOST_SERVERS_MAX];
+    uint8_t balance;   /* enum roost_balance */
+    uint8_t max_fails; /* a server is down after so many failed links in a row; 0: never by that */
     uint32_t standby_quiet_ms;   /* ACTIVE this long without payload -> ROOST_EV_QUIET; 0 = never */
     uint32_t idle_quiet_ms;      /* STANDBY this long (since the last payload byte) -> ROOST_EV_QUIET; 0 = never */
     uint32_t sleep_quiet_ms;     /* IDLE this long (since the last payload byte) -> ROOST_EV_SLEEP_DUE; 0 = never */
@@ -96,6 +129,8 @@ struct roost_service {
     uint8_t proxy_header;        /* version of the PROXY protocol that a link to the server begins with; 0: none */
     uint8_t persistent;          /* a linked connection freezes with its server's leg, and both thaw together */
     uint8_t fail_closed;         /* transparent: without a daemon new clients are refused, not routed to the server */
+    uint8_t second_server;       /* enum roost_second_server */
+    uint32_t second_server_ms;   /* how long it waits at most, to be linked or to take over; then it is refused */
 };
 
 struct roost_options {
@@ -157,7 +192,7 @@ int roost_attach(roost_engine *e, const char *ifname, const char *mode /* auto n
                  char *err, uint32_t err_len);
 /* Makes this machine answer for others (once, before transparent services are added): steering programs, and the doors
  * through which servers that connect to a client's address come in. wait_ms: how long a server waits for a client that is
- * not connected, or linked to another server, before it is reset. */
+ * not connected, before it is reset. */
 int roost_router_open(roost_engine *e, uint32_t wait_ms, char *err, uint32_t err_len);
 /* Steers what arrives on an interface. servers: SYNs for clients come from there. */
 int roost_router_attach(roost_engine *e, const char *ifname, int servers, char *err, uint32_t err_len);
@@ -165,7 +200,13 @@ int roost_router_attach(roost_engine *e, const char *ifname, int servers, char *
 int roost_router_attach_port(roost_engine *e, uint16_t port);
 uint32_t roost_router_mark(uint32_t *mask); /* of packets that a routing rule must deliver to this machine */
 int roost_service_add(roost_engine *e, const struct roost_service *service, char *err, uint32_t err_len);
-int roost_service_update(roost_engine *e, const struct roost_service *service); /* policy fields only */
+/* All but listen, transparent and as_client. -ENOENT: no such service; -ENOSPC: of the servers that left it too many still
+ * have links. */
+int roost_service_update(roost_engine *e, const struct roost_service *service);
+/* A server is up (or down): from now on links go there (or not); links that are there go on. -ENOENT: no such server. */
+int roost_server_mark(roost_engine *e, uint16_t service, const struct roost_server *server, int up);
+/* Fills status; how many it filled, at most max (64 is room for all). -ENOENT: no such service. */
+int roost_servers_read(roost_engine *e, uint16_t service, struct roost_server_status *status, uint32_t max);
 void roost_stop_listening(roost_engine *e); /* no new clients from now on; those in the listen queues are reset */
 int roost_start(roost_engine *e, char *err, uint32_t err_len);
 int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t count);

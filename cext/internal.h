@@ -8,7 +8,7 @@
  *     commands.c    what the control plane asks for           relay.c   bytes between the two legs
  *     freeze.c      socket -> record                          thaw.c    record -> socket
  *     sweep.c       what sleeping connections need by time    connection.c  the awake ones, by id and by key
- *     mailbox.c     batches in, batches out
+ *     waiting.c     servers whose client is not to be had     mailbox.c     batches in, batches out
  */
 #ifndef ROOST_CEXT_INTERNAL_H
 #define ROOST_CEXT_INTERNAL_H
@@ -25,6 +25,7 @@
 #include "datapath.h"
 #include "hosts.h"
 #include "mailbox.h"
+#include "servers.h"
 #include "table.h"
 #include "wheel.h"
 
@@ -93,18 +94,21 @@ struct roost_conn {
     uint64_t active_ms; /* last payload byte */
     uint64_t since_ms;  /* last transition */
     uint64_t rx, tx;    /* since the last transition */
-    uint64_t link_deadline_ms, retry_ms;
+    uint64_t link_deadline_ms;
+    uint64_t retry_ms; /* the next server's turn: this one does not answer, or none was to be had */
+    uint64_t tried;    /* places of servers that this link was tried at */
     uint64_t told_quiet_ms; /* active_ms for which QUIET was told */
     uint64_t token;         /* of the command that waits for this connection */
     struct roost_held *held, **held_tail;
     uint32_t held_frames;
-    int attach_fd; /* a server that waits until the connection is awake; -1 none */
-    uint64_t attach_token;
+    int attach_fd; /* a server that waits until the connection is awake, or unlinked from another; -1 none */
+    uint64_t attach_token, attach_until_ms;
     char *preamble;
     uint32_t preamble_len;
     uint8_t *early;
     uint32_t early_len;
     uint16_t service;
+    uint8_t place; /* of the server in the service's pool, counted from 1; 0: linked to none of them */
     uint8_t state; /* enum roost_state as told to the control plane */
     uint8_t phase, link;
     uint8_t wake_cause;
@@ -138,14 +142,11 @@ struct roost_grace {
     bool wanted, stop, running;
 };
 
-struct roost_waiting { /* a server whose client is not to be had yet */
-    struct roost_waiting *next;
-    uint64_t until_ms;
-    int fd;
-};
+struct roost_waiting;
 
 struct roost_listener {
     struct roost_service service;
+    struct roost_pool pool;
     int fd;
     bool paused;
 };
@@ -223,8 +224,17 @@ int roost_watch_plain(struct roost_engine *e, int fd, uint64_t tag);
 /* router.c */
 int roost_router_manage(struct roost_engine *e, const struct roost_service *service, char *err, uint32_t err_len);
 void roost_router_accept(struct roost_engine *e, int door);
-void roost_router_turn(struct roost_engine *e);
-void roost_router_close(struct roost_engine *e);
+/* Links a server that a door has accepted (command->fd) to the client whose address it connected to. As
+ * roost_attach_server; a client that is not there may come. */
+int roost_router_link(struct roost_engine *e, struct roost_command *command, uint64_t since_ms, uint32_t *wait_ms);
+void roost_router_turn_away(struct roost_engine *e, int fd);
+
+/* waiting.c */
+/* Links a server to its client, or lets it wait for that client. 0, or an errno: then fd and early are still the
+ * caller's. door: see roost_router_link, else roost_attach_server. */
+int roost_attach_or_wait(struct roost_engine *e, struct roost_command *command, bool door);
+void roost_waiting_turn(struct roost_engine *e);
+void roost_waiting_close(struct roost_engine *e);
 
 /* listeners.c */
 int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, char *err, uint32_t err_len); /* fd or -errno */
@@ -255,6 +265,7 @@ void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset);
 
 /* links.c */
 void roost_leg_fresh(struct roost_leg *leg, int fd);
+struct roost_pool *roost_pool_of(struct roost_engine *e, uint16_t service); /* NULL: it is not configured any more */
 void roost_link_start(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);
 void roost_link_open(struct roost_engine *e, struct roost_conn *c);    /* connects; the transition is the caller's */
 void roost_link_abandon(struct roost_engine *e, struct roost_conn *c); /* undoes it; no transition */
@@ -262,6 +273,10 @@ void roost_link_attach(struct roost_engine *e, struct roost_conn *c);
 void roost_link_connected(struct roost_engine *e, struct roost_conn *c);
 void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause); /* -> STANDBY */
 int roost_link_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);   /* orderly, -> STANDBY */
+/* The same for the sake of another server, at once: what the present one has sent may still wait for a slow client. */
+int roost_link_yield(struct roost_engine *e, struct roost_conn *c);
+/* Those that ended in this turn are no links of their servers any more. Before they are freed. */
+void roost_links_turn(struct roost_engine *e);
 void roost_link_settle(struct roost_engine *e, struct roost_conn *c);
 int roost_link_unacknowledged(const struct roost_conn *c);                          /* bytes; our FIN counts as one */
 void roost_attach_refused(struct roost_engine *e, struct roost_conn *c, int error); /* closes the waiting server */
@@ -298,8 +313,9 @@ void roost_awake(struct roost_engine *e, struct roost_conn *c);        /* go on 
 void roost_look(struct roost_engine *e, struct roost_conn *c, enum roost_cause otherwise); /* what does it want? */
 
 /* commands.c */
-/* Links a server's socket to the client, waking it. 0, or an errno: then fd and early are still the caller's. */
-int roost_attach_server(struct roost_engine *e, struct roost_command *command);
+/* Links a server's socket to the client, waking it, or as soon as the link is ended that it takes over. 0, or an errno:
+ * then fd and early are still the caller's, and it may be tried again until wait_ms have passed since since_ms. */
+int roost_attach_server(struct roost_engine *e, struct roost_command *command, uint64_t since_ms, uint32_t *wait_ms);
 uint64_t roost_realtime_ms(void);
 void roost_commands_turn(struct roost_engine *e);
 void roost_refuse(struct roost_engine *e, uint8_t op, uint64_t token, uint64_t id, const struct roost_key *key,

@@ -24,6 +24,7 @@
 #include "proxy_header.h"
 
 #define RETRY_MS 200
+#define LEAST_SHARE_MS 500 /* for a server to answer, where others wait for their turn */
 #define UNLINK_MS 1000
 
 void roost_leg_fresh(struct roost_leg *leg, int fd) {
@@ -32,14 +33,18 @@ void roost_leg_fresh(struct roost_leg *leg, int fd) {
     leg->fd = fd;
 }
 
-static int reach(const struct roost_service *s, const struct roost_key *key, bool same_port) {
+struct roost_pool *roost_pool_of(struct roost_engine *e, uint16_t service) {
+    size_t places = sizeof(e->by_index) / sizeof(e->by_index[0]);
+    return service < places && e->by_index[service] ? &e->by_index[service]->pool : NULL;
+}
+
+static int reach(const struct roost_service *s, const struct roost_key *key, const struct roost_server *to,
+                 bool same_port) {
     struct sockaddr_storage server, client;
-    bool as_accepted = !s->server_port; /* the server whose address the client connected to */
-    const uint8_t *ip = as_accepted ? key->local : s->server;
-    int one = 1, fd = roost_socket_for(ip, s->as_client);
+    int one = 1, fd = roost_socket_for(to->address, s->as_client);
     if (fd < 0)
         return fd;
-    socklen_t size = roost_address_to(ip, as_accepted ? key->local_port : htons(s->server_port), &server);
+    socklen_t size = roost_address_to(to->address, htons(to->port), &server);
     int e = setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     if (!e && s->as_client) {
         socklen_t client_size = roost_address_to(key->client, same_port ? key->client_port : 0, &client);
@@ -61,9 +66,9 @@ static int reach(const struct roost_service *s, const struct roost_key *key, boo
 
 /* The port is taken while an earlier link of the client is in TIME-WAIT and its server has no timestamps: the server then
  * sees the client's address with another port. */
-static int connect_to(const struct roost_service *s, const struct roost_key *key) {
-    int fd = reach(s, key, true);
-    return s->as_client && (fd == -EADDRNOTAVAIL || fd == -EADDRINUSE) ? reach(s, key, false) : fd;
+static int connect_to(const struct roost_service *s, const struct roost_key *key, const struct roost_server *to) {
+    int fd = reach(s, key, to, true);
+    return s->as_client && (fd == -EADDRNOTAVAIL || fd == -EADDRINUSE) ? reach(s, key, to, false) : fd;
 }
 
 /* What the server is told about the client before its first byte. */
@@ -74,28 +79,113 @@ static int introduce(const struct roost_service *s, struct roost_conn *c) {
     return roost_leg_queue(&c->server, header, roost_proxy_header(&c->key, s->proxy_header, header));
 }
 
-static void attempt(struct roost_engine *e, struct roost_conn *c) {
-    int fd = connect_to(roost_service_of(e, c->service), &c->key);
-    c->retry_ms = 0;
-    if (fd >= 0) {
-        roost_leg_fresh(&c->server, fd);
-        if (introduce(roost_service_of(e, c->service), c) || roost_watch(e, fd, c, true)) {
-            close(fd);
-            roost_leg_fresh(&c->server, fd = -1);
-        }
+/* Begins a link to this server: 0 or -errno. */
+static int begin(struct roost_engine *e, struct roost_conn *c, const struct roost_server *to) {
+    const struct roost_service *s = roost_service_of(e, c->service);
+    int fd = connect_to(s, &c->key, to);
+    if (fd < 0)
+        return fd;
+    roost_leg_fresh(&c->server, fd);
+    if (!introduce(s, c) && !roost_watch(e, fd, c, true))
+        return 0;
+    close(fd);
+    roost_leg_fresh(&c->server, -1);
+    return -ENOMEM;
+}
+
+/* Ours, not the server's: another server would not change it. */
+static bool our_fault(int error) {
+    return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS || error == EADDRNOTAVAIL ||
+           error == EADDRINUSE;
+}
+
+static void leave_server(struct roost_engine *e, struct roost_conn *c) {
+    struct roost_pool *pool = roost_pool_of(e, c->service);
+    if (c->place && pool)
+        roost_pool_leave(pool, c->place - 1);
+    c->place = 0;
+}
+
+/* A link could not be made: another server will be tried, and this one is down if it was not the first time. */
+static void blame_server(struct roost_engine *e, struct roost_conn *c, int error) {
+    struct roost_pool *pool = roost_pool_of(e, c->service);
+    if (!pool || !c->place)
+        return;
+    int place = c->place - 1;
+    c->tried |= 1ULL << place;
+    if (roost_pool_failed(pool, place)) {
+        struct roost_event event;
+        roost_event_of_conn(e, c, &event);
+        event.type = ROOST_EV_SERVER_DOWN;
+        event.error = error;
+        event.count = pool->place[place].failed_in_row;
+        memcpy(event.record.key.local, pool->place[place].server.address, sizeof(event.record.key.local));
+        event.record.key.local_port = htons(pool->place[place].server.port);
+        roost_mailbox_post(&e->box, &event);
     }
-    if (fd == -EMFILE || fd == -ENFILE) { /* our fault, not the server's: it does not count */
+    leave_server(e, c);
+}
+
+/* The server that the pool chooses, or whose address the client connected to. False: there is none to try now. */
+static bool choose(struct roost_engine *e, struct roost_conn *c, struct roost_server *to) {
+    struct roost_pool *pool = roost_pool_of(e, c->service);
+    if (!pool || pool->as_accepted) {
+        memcpy(to->address, c->key.local, sizeof(to->address));
+        to->port = ntohs(c->key.local_port);
+        return true;
+    }
+    int place = roost_pool_choose(pool, c->key.client, c->tried);
+    if (place == ROOST_NOBODY)
+        return false;
+    roost_pool_enter(pool, place);
+    c->place = (uint8_t)(place + 1);
+    *to = pool->place[place].server;
+    return true;
+}
+
+/* One server after the other, until one takes the link or all that are up were tried; then again after a while. */
+static void attempt(struct roost_engine *e, struct roost_conn *c) {
+    struct roost_pool *pool = roost_pool_of(e, c->service);
+    struct roost_server to;
+    int error = -ECONNREFUSED;
+    while (error && choose(e, c, &to)) {
+        error = begin(e, c, &to);
+        if (!error)
+            break;
+        if (our_fault(-error) || !c->place) {
+            leave_server(e, c);
+            break;
+        }
+        blame_server(e, c, -error);
+    }
+    c->retry_ms = 0;
+    if (error == -EMFILE || error == -ENFILE) { /* our fault, not the server's: it does not count */
         roost_tell_pressure(e);
         c->link_deadline_ms += RETRY_MS;
     }
-    if (fd < 0)
+    if (error) {
+        c->tried = 0;
         c->retry_ms = e->now_ms + RETRY_MS;
+    } else if (c->place && e->now_ms < c->link_deadline_ms) { /* one that is silent leaves the others their time */
+        uint32_t others = roost_pool_left(pool, c->tried | 1ULL << (c->place - 1));
+        uint64_t share = (c->link_deadline_ms - e->now_ms) / (others + 1);
+        if (others && share >= LEAST_SHARE_MS)
+            c->retry_ms = e->now_ms + share;
+    }
     roost_conn_set_timer(e, c);
+}
+
+/* It did not take the link: the next one's turn. */
+static void try_another(struct roost_engine *e, struct roost_conn *c, int error) {
+    roost_leg_close(e, &c->server, false);
+    blame_server(e, c, error);
+    attempt(e, c);
 }
 
 void roost_link_open(struct roost_engine *e, struct roost_conn *c) {
     const struct roost_service *s = roost_service_of(e, c->service);
     c->link = ROOST_CONNECTING;
+    c->tried = 0;
     c->link_deadline_ms = e->now_ms + (s->connect_timeout_ms ? s->connect_timeout_ms : 10000);
     attempt(e, c);
 }
@@ -109,8 +199,14 @@ void roost_link_start(struct roost_engine *e, struct roost_conn *c, enum roost_c
 void roost_link_abandon(struct roost_engine *e, struct roost_conn *c) {
     roost_leg_close(e, &c->server, false);
     roost_leg_fresh(&c->server, -1);
+    leave_server(e, c);
     c->link = ROOST_UNLINKED;
     c->retry_ms = 0;
+}
+
+void roost_links_turn(struct roost_engine *e) {
+    for (struct roost_conn *c = e->dead; c; c = c->next_dead)
+        leave_server(e, c);
 }
 
 void roost_link_connected(struct roost_engine *e, struct roost_conn *c) {
@@ -123,15 +219,14 @@ void roost_link_connected(struct roost_engine *e, struct roost_conn *c) {
     /* Not SO_ERROR alone: an event of an earlier attempt's socket may have brought us here. */
     if (getpeername(c->server.fd, (struct sockaddr *)&peer, &size)) {
         getsockopt(c->server.fd, SOL_SOCKET, SO_ERROR, &error, &error_size);
-        if (!error)
-            return;
-        close(c->server.fd);
-        c->server.fd = -1;
-        c->retry_ms = e->now_ms + RETRY_MS;
-        roost_conn_set_timer(e, c);
+        if (error)
+            try_another(e, c, error);
         return;
     }
+    if (c->place)
+        roost_pool_linked(roost_pool_of(e, c->service), c->place - 1);
     c->link = ROOST_LINKED;
+    c->retry_ms = 0;
     c->server.readable = c->server.writable = true;
     e->stat[ROOST_E_LINKED]++;
     roost_conn_touch(e, c);
@@ -209,11 +304,11 @@ void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_ca
     }
 }
 
-int roost_link_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
+static int end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
     if (c->link == ROOST_UNLINKED)
         return 0;
-    if (c->client.eof || c->client.shut || c->client.pending)
-        return -EBUSY;                 /* in the middle of something: bytes wait, or the end has begun */
+    if (c->client.eof || c->client.shut)
+        return -EBUSY;                 /* the end of it all has begun */
     if (c->link == ROOST_CONNECTING) { /* what is pending for the server is no more than our own header */
         if (c->rx == 0 && !c->client.readable) {
             roost_link_drop(e, c, cause);
@@ -235,21 +330,41 @@ int roost_link_end(struct roost_engine *e, struct roost_conn *c, enum roost_caus
     return 0;
 }
 
+int roost_link_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
+    return c->link != ROOST_UNLINKED && c->client.pending ? -EBUSY : end(e, c, cause); /* in the middle of something */
+}
+
+int roost_link_yield(struct roost_engine *e, struct roost_conn *c) {
+    if (c->phase != ROOST_LIVE)
+        return -EBUSY;
+    c->want_freeze = false;
+    if (c->link != ROOST_CONNECTING)
+        return end(e, c, ROOST_C_SERVER_ATTACH);
+    roost_link_drop(e, c, ROOST_C_SERVER_ATTACH); /* what the client has said was not read yet */
+    return 0;
+}
+
 void roost_link_timer(struct roost_engine *e, struct roost_conn *c) {
     if (c->link == ROOST_CONNECTING) {
         if (e->now_ms >= c->link_deadline_ms) {
             e->stat[ROOST_E_LINK_FAILED]++;
+            blame_server(e, c, ETIMEDOUT);
             roost_conn_close(e, c, ROOST_C_SERVER_CLOSE, true);
         } else if (c->retry_ms && e->now_ms >= c->retry_ms) {
-            attempt(e, c);
+            if (c->server.fd >= 0)
+                try_another(e, c, ETIMEDOUT);
+            else
+                attempt(e, c);
         } else {
             roost_conn_set_timer(e, c);
         }
     } else if (c->link == ROOST_UNLINKING) {
         int unread = 0;
+        /* A server that goes on sending, although another takes over, is cut off in the end, and learns it by RST. */
+        bool cut_off = c->attach_fd >= 0 && e->now_ms >= c->attach_until_ms;
         if (e->now_ms < c->link_deadline_ms) {
             roost_conn_set_timer(e, c);
-        } else if (c->client.pending || (!ioctl(c->server.fd, SIOCINQ, &unread) && unread > 0)) {
+        } else if (!cut_off && (c->client.pending || (!ioctl(c->server.fd, SIOCINQ, &unread) && unread > 0))) {
             c->link_deadline_ms = e->now_ms + UNLINK_MS; /* acknowledged to the server, and the client is slow */
             roost_conn_set_timer(e, c);
             roost_conn_run(e, c);

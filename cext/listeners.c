@@ -138,7 +138,9 @@ int roost_service_add(roost_engine *e, const struct roost_service *service, char
     struct roost_listener *l = &e->listener[e->listeners];
     l->service = *service;
     l->fd = fd;
-    int error = roost_watch_plain(e, fd, TAG_LISTENER + (uint64_t)e->listeners);
+    int error = roost_pool_set(&l->pool, service);
+    if (!error)
+        error = roost_watch_plain(e, fd, TAG_LISTENER + (uint64_t)e->listeners);
     if (!error) {
         e->listeners++;
         if (!e->by_index[service->index])
@@ -151,20 +153,40 @@ int roost_service_add(roost_engine *e, const struct roost_service *service, char
 }
 
 int roost_service_update(roost_engine *e, const struct roost_service *service) {
-    int found = 0;
+    int error = -ENOENT;
     roost_lock(e);
     for (int i = 0; i < e->listeners; i++) {
         struct roost_service *s = &e->listener[i].service;
         if (s->index != service->index)
             continue;
+        error = roost_pool_set(&e->listener[i].pool, service);
+        if (error)
+            break;
         struct roost_service fresh = *service;
         memcpy(fresh.listen, s->listen, sizeof(fresh.listen));
         fresh.listen_port = s->listen_port;
         *s = fresh;
-        found++;
     }
     roost_unlock(e);
-    return found ? 0 : -ENOENT;
+    return error;
+}
+
+int roost_server_mark(roost_engine *e, uint16_t service, const struct roost_server *server, int up) {
+    roost_lock(e);
+    struct roost_pool *pool = roost_pool_of(e, service);
+    int place = pool ? roost_pool_find(pool, server) : ROOST_NOBODY;
+    if (place != ROOST_NOBODY)
+        roost_pool_mark(pool, place, up);
+    roost_unlock(e);
+    return place == ROOST_NOBODY ? -ENOENT : 0;
+}
+
+int roost_servers_read(roost_engine *e, uint16_t service, struct roost_server_status *status, uint32_t max) {
+    roost_lock(e);
+    const struct roost_pool *pool = roost_pool_of(e, service);
+    int count = pool ? roost_pool_read(pool, status, max) : -ENOENT;
+    roost_unlock(e);
+    return count;
 }
 
 void roost_stop_listening(roost_engine *e) {

@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -21,8 +20,6 @@
 #include "internal.h"
 
 #define ACCEPTS_A_TURN 128
-#define WAITING_MAX 1024 /* servers; what comes then is reset at once */
-#define RETRY_MS 50
 
 /* Of what an earlier engine left asleep. */
 static int count_hosts(struct roost_engine *e) {
@@ -148,85 +145,42 @@ static int find_client(struct roost_engine *e, struct roost_key *key, const uint
     return 0;
 }
 
-/* Links an accepted server to its client. 0, or an errno: the socket is still the caller's. */
-static int link_server(struct roost_engine *e, int fd) {
+int roost_router_link(struct roost_engine *e, struct roost_command *command, uint64_t since_ms, uint32_t *wait_ms) {
     struct sockaddr_storage self, peer;
     socklen_t size = sizeof(self);
-    struct roost_command command;
     uint8_t server[16], byte;
     uint16_t server_port;
-    memset(&command, 0, sizeof(command));
-    command.op = ROOST_OP_ATTACH;
-    command.cause = ROOST_C_SERVER_ATTACH;
-    command.fd = fd;
-    struct roost_key *key = &command.record.key;
-    if (getsockname(fd, (struct sockaddr *)&self, &size))
+    struct roost_key *key = &command->record.key;
+    *wait_ms = 0;
+    if (getsockname(command->fd, (struct sockaddr *)&self, &size))
         return errno;
     size = sizeof(peer);
-    if (getpeername(fd, (struct sockaddr *)&peer, &size) || !recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT))
+    if (getpeername(command->fd, (struct sockaddr *)&peer, &size) ||
+        !recv(command->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT))
         return ENOTCONN; /* it has gone, or ended before it began */
     roost_address_from(&self, key->client, &key->client_port);
     roost_address_from(&peer, server, &server_port);
     int error = find_client(e, key, server);
-    return error ? error : roost_attach_server(e, &command);
+    if (!error)
+        error = roost_attach_server(e, command, since_ms, wait_ms);
+    if (error == ENOENT || error == EAGAIN)
+        *wait_ms = e->server_wait_ms;
+    return error;
 }
 
-static void turn_away(struct roost_engine *e, int fd) {
+void roost_router_turn_away(struct roost_engine *e, int fd) {
     e->stat[ROOST_E_DOOR_REFUSED]++;
     roost_reset_fd(fd);
 }
 
-/* Worth another try? A client that is not there may come, one that is linked may become free. */
-static bool may_change(int error) {
-    return error == ENOENT || error == EBUSY || error == EAGAIN;
-}
-
 static void let_in(struct roost_engine *e, int fd) {
-    int error = link_server(e, fd);
-    if (!error)
-        return;
-    struct roost_waiting *w = NULL, **last = &e->waiting_servers;
-    if (may_change(error) && e->server_wait_ms && e->servers_waiting < WAITING_MAX)
-        w = malloc(sizeof(*w));
-    if (!w) {
-        turn_away(e, fd);
-        return;
-    }
-    w->fd = fd;
-    w->until_ms = e->now_ms + e->server_wait_ms;
-    w->next = NULL;
-    while (*last)
-        last = &(*last)->next;
-    *last = w;
-    e->servers_waiting++;
-}
-
-void roost_router_turn(struct roost_engine *e) {
-    if (!e->waiting_servers || e->now_ms < e->servers_retry_ms)
-        return;
-    e->servers_retry_ms = e->now_ms + RETRY_MS;
-    for (struct roost_waiting **at = &e->waiting_servers; *at;) {
-        struct roost_waiting *w = *at;
-        int error = link_server(e, w->fd);
-        if (may_change(error) && e->now_ms < w->until_ms) {
-            at = &w->next;
-            continue;
-        }
-        if (error)
-            turn_away(e, w->fd);
-        *at = w->next;
-        free(w);
-        e->servers_waiting--;
-    }
-}
-
-void roost_router_close(struct roost_engine *e) {
-    while (e->waiting_servers) {
-        struct roost_waiting *w = e->waiting_servers;
-        e->waiting_servers = w->next;
-        roost_reset_fd(w->fd);
-        free(w);
-    }
+    struct roost_command command;
+    memset(&command, 0, sizeof(command));
+    command.op = ROOST_OP_ATTACH;
+    command.cause = ROOST_C_SERVER_ATTACH;
+    command.fd = fd;
+    if (roost_attach_or_wait(e, &command, true))
+        roost_router_turn_away(e, fd);
 }
 
 void roost_router_accept(struct roost_engine *e, int door) {

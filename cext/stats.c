@@ -45,7 +45,8 @@ static const char *const engine_names[ROOST_E_COUNT] = {
 
 static const char *const gauge_names[] = {"awake",         "table_ipv4",     "table_ipv6",  "idle_records",
                                           "table_refused", "events_waiting", "events_lost", "replay_failed",
-                                          "probes_raw",    "ipv4_slots",     "ipv6_slots",  "idle_slots"};
+                                          "probes_raw",    "ipv4_slots",     "ipv6_slots",  "idle_slots",
+                                          "servers_waiting"};
 #define GAUGES (sizeof(gauge_names) / sizeof(gauge_names[0]))
 
 _Static_assert(ROOST_N_COUNT + ROOST_E_COUNT + GAUGES <= 64, "struct roost_stats has 64 places");
@@ -79,6 +80,7 @@ int roost_stats_read(roost_engine *e, struct roost_stats *stats) {
     *value++ = (uint64_t)e->table.config.buckets4 * ROOST_BUCKET_SLOTS;
     *value++ = (uint64_t)e->table.config.buckets6 * ROOST_BUCKET_SLOTS;
     *value++ = e->table.rest_slots;
+    *value++ = e->servers_waiting;
     roost_unlock(e);
     return 0;
 }

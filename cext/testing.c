@@ -11,6 +11,7 @@
 #include "proxy_header.h"
 #include "repair.h"
 #include "segment.h"
+#include "servers.h"
 #include "table.h"
 #include "wheel.h"
 
@@ -242,6 +243,51 @@ uint32_t roost_testing_hosts_find(struct roost_hosts_handle *h, const uint8_t *c
     ports[0] = host ? host->client_port : 0;
     ports[1] = host ? host->local_port : 0;
     return host ? host->count : 0;
+}
+
+struct roost_pool_handle {
+    struct roost_pool pool;
+};
+
+struct roost_pool_handle *roost_testing_pool(void) {
+    return calloc(1, sizeof(struct roost_pool_handle));
+}
+
+void roost_testing_pool_free(struct roost_pool_handle *h) {
+    free(h);
+}
+
+int roost_testing_pool_set(struct roost_pool_handle *h, const struct roost_service *service) {
+    return roost_pool_set(&h->pool, service);
+}
+
+int roost_testing_pool_read(const struct roost_pool_handle *h, struct roost_server_status *servers) {
+    return roost_pool_read(&h->pool, servers, ROOST_PLACES);
+}
+
+void roost_testing_pool_mark(struct roost_pool_handle *h, const struct roost_server *server, int up) {
+    roost_pool_mark(&h->pool, roost_pool_find(&h->pool, server), up);
+}
+
+int roost_testing_pool_begin(struct roost_pool_handle *h, const uint8_t *client, uint64_t tried,
+                             struct roost_server *chosen) {
+    int place = roost_pool_choose(&h->pool, client, tried);
+    if (place != ROOST_NOBODY) {
+        roost_pool_enter(&h->pool, place);
+        *chosen = h->pool.place[place].server;
+    }
+    return place;
+}
+
+int roost_testing_pool_end(struct roost_pool_handle *h, int place, int linked) {
+    bool down = false;
+    if (linked > 0)
+        roost_pool_linked(&h->pool, place);
+    else if (!linked)
+        down = roost_pool_failed(&h->pool, place);
+    if (linked <= 0)
+        roost_pool_leave(&h->pool, place);
+    return down;
 }
 
 struct roost_inband_handle {

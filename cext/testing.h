@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "../ebpf/record.h"
+#include "engine.h"
 
 struct roost_table_handle; /* a table in plain memory */
 struct roost_table_handle *roost_testing_table(uint32_t slots4, uint32_t slots6, uint32_t rest_slots);
@@ -52,6 +53,19 @@ void roost_testing_hosts_add(struct roost_hosts_handle *h, const struct roost_ke
 void roost_testing_hosts_remove(struct roost_hosts_handle *h, const struct roost_key *key);
 /* How many connections the address has; client and local port of the only one, or zeros. */
 uint32_t roost_testing_hosts_find(struct roost_hosts_handle *h, const uint8_t *client, uint16_t *ports);
+
+struct roost_pool_handle; /* the servers of a service, none at first */
+struct roost_pool_handle *roost_testing_pool(void);
+void roost_testing_pool_free(struct roost_pool_handle *h);
+int roost_testing_pool_set(struct roost_pool_handle *h, const struct roost_service *service);
+/* Fills servers (room for 64). */
+int roost_testing_pool_read(const struct roost_pool_handle *h, struct roost_server_status *servers);
+void roost_testing_pool_mark(struct roost_pool_handle *h, const struct roost_server *server, int up);
+/* A link of this client is begun: its place, or -1. */
+int roost_testing_pool_begin(struct roost_pool_handle *h, const uint8_t *client, uint64_t tried,
+                             struct roost_server *chosen);
+/* It is made (linked 1), could not be made (0: returns 1 when the server is down by that), or is over (-1). */
+int roost_testing_pool_end(struct roost_pool_handle *h, int place, int linked);
 
 struct roost_wheel_handle; /* a wheel and count timers, none of them set */
 struct roost_wheel_handle *roost_testing_wheel(uint64_t start_ms, uint32_t count);

@@ -103,7 +103,9 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
         (_S.NONE, _C.CLIENT_CONNECT): frozenset({_S.ACTIVE}),
         (_S.NONE, _C.RESTORE): frozenset({_S.SLEEP, _S.IDLE}),  # IDLE: with its server's leg
         # ACTIVE: linked. IDLE: both legs froze together (the persistent interface), and the server keeps its socket.
+        # server-attach: another server takes over, so that the present link is ended first.
         (_S.ACTIVE, _C.CLIENT_CLOSE): frozenset({_S.CLOSED}),
+        (_S.ACTIVE, _C.SERVER_ATTACH): frozenset({_S.STANDBY}),
         (_S.ACTIVE, _C.SERVER_CLOSE): frozenset({_S.STANDBY, _S.CLOSED}),
         (_S.ACTIVE, _C.QUIET): frozenset({_S.STANDBY, _S.IDLE}),
         (_S.ACTIVE, _C.PRESSURE): frozenset({_S.STANDBY, _S.IDLE}),

@@ -114,9 +114,9 @@ class EngineLab:
     def spec(self, family: int, **changes: Any) -> ServiceSpec:
         server = self.lab.address("lan", "eth0", family)
         if self._router:
-            spec = ServiceSpec(SERVICE[family], server, PORT, server, 0, transparent=True, as_client=True)
+            spec = ServiceSpec(SERVICE[family], server, PORT, (), transparent=True, as_client=True)
         else:
-            spec = ServiceSpec(SERVICE[family], self.lab.address("box", "wan0", family), PORT, server, PORT)
+            spec = ServiceSpec(SERVICE[family], self.lab.address("box", "wan0", family), PORT, ((server, PORT),))
         return replace(spec, **{**self._service, **changes})
 
     @property

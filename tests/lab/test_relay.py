@@ -188,7 +188,7 @@ def test_a_byte_flood_of_one_client_does_not_starve_another(box: EngineLab) -> N
 
 @pytest.mark.engine(service={"connect_timeout_ms": 700})
 def test_a_client_whose_server_cannot_be_reached_is_told_by_a_reset(box: EngineLab) -> None:
-    box.engine.update_service(box.spec(4, server_port=9))  # nobody listens there
+    box.engine.update_service(box.spec(4, servers=((box.lab.address("lan", "eth0"), 9),)))  # nobody listens there
     client = box.dial()
     with pytest.raises(ConnectionResetError):
         client.recv(1)
@@ -198,7 +198,7 @@ def test_a_client_whose_server_cannot_be_reached_is_told_by_a_reset(box: EngineL
 
 @pytest.mark.engine(service={"connect_timeout_ms": 5000})
 def test_what_a_client_says_while_its_server_is_down_arrives_when_it_is_back(box: EngineLab) -> None:
-    box.engine.update_service(box.spec(4, server_port=9000))
+    box.engine.update_service(box.spec(4, servers=((box.lab.address("lan", "eth0"), 9000),)))
     client = box.dial()
     client.sendall(b"patience")
     time.sleep(0.5)
