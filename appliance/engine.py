@@ -91,8 +91,12 @@ def pack_address(text: str) -> bytes:
 
 
 def _text(address: bytes, port: int) -> str:
-    ip = unpack_address(address)
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+    return endpoint_text((unpack_address(address), port))
+
+
+def endpoint_text(server: Server) -> str:
+    """ "192.0.2.1:80" or "[2001:db8::1]:80" """
+    return f"[{server[0]}]:{server[1]}" if ":" in server[0] else f"{server[0]}:{server[1]}"
 
 
 def unpack_address(packed: bytes) -> str:
@@ -458,8 +462,12 @@ class Engine:
         return [
             ServerStatus(
                 (unpack_address(bytes(one.server.address)), one.server.port),
-                bool(one.up), bool(one.leaving), one.links, one.linked, one.failed,
-            )  # fmt: skip
+                bool(one.up),
+                bool(one.leaving),
+                one.links,
+                one.linked,
+                one.failed,
+            )
             for one in raw[0 : max(count, 0)]
         ]
 

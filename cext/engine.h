@@ -69,7 +69,8 @@ enum roost_event_type {
     ROOST_EV_REFUSED = 5,     /* op, token, key, id, error (errno): the command was not carried out; why: see error */
     ROOST_EV_PRESSURE = 6,    /* count of awake connections; the descriptor high-water mark is passed */
     ROOST_EV_FATAL = 7,       /* error (errno): the engine thread stopped */
-    ROOST_EV_SERVER_DOWN = 8  /* service, key.local and key.local_port: this server; count links in a row failed, the last
+    ROOST_EV_SERVER_DOWN =
+        8 /* service, key.local and key.local_port: this server; count links in a row failed, the last
                                  by error (errno). It is not chosen any more until roost_server_mark */
 };
 
@@ -102,10 +103,10 @@ struct roost_server {
 struct roost_server_status {
     struct roost_server server;
     uint8_t up;
-    uint8_t leaving;  /* not configured any more, but it has links still */
-    uint32_t links;   /* now; those being made count */
-    uint64_t linked;  /* links made since it is here */
-    uint64_t failed;  /* links that could not be made */
+    uint8_t leaving; /* not configured any more, but it has links still */
+    uint32_t links;  /* now; those being made count */
+    uint64_t linked; /* links made since it is here */
+    uint64_t failed; /* links that could not be made */
 };
 
 struct roost_service {
@@ -114,8 +115,8 @@ struct roost_service {
     uint16_t listen_port; /* host byte order */
     uint8_t servers;      /* how many; 0: whichever server the client connected to */
     struct roost_server server[ROOST_SERVERS_MAX];
-    uint8_t balance;   /* enum roost_balance */
-    uint8_t max_fails; /* a server is down after so many failed links in a row; 0: never by that */
+    uint8_t balance;             /* enum roost_balance */
+    uint8_t max_fails;           /* a server is down after so many failed links in a row; 0: never by that */
     uint32_t standby_quiet_ms;   /* ACTIVE this long without payload -> ROOST_EV_QUIET; 0 = never */
     uint32_t idle_quiet_ms;      /* STANDBY this long (since the last payload byte) -> ROOST_EV_QUIET; 0 = never */
     uint32_t sleep_quiet_ms;     /* IDLE this long (since the last payload byte) -> ROOST_EV_SLEEP_DUE; 0 = never */

@@ -95,8 +95,8 @@ struct roost_conn {
     uint64_t since_ms;  /* last transition */
     uint64_t rx, tx;    /* since the last transition */
     uint64_t link_deadline_ms;
-    uint64_t retry_ms; /* the next server's turn: this one does not answer, or none was to be had */
-    uint64_t tried;    /* places of servers that this link was tried at */
+    uint64_t retry_ms;      /* the next server's turn: this one does not answer, or none was to be had */
+    uint64_t tried;         /* places of servers that this link was tried at */
     uint64_t told_quiet_ms; /* active_ms for which QUIET was told */
     uint64_t token;         /* of the command that waits for this connection */
     struct roost_held *held, **held_tail;

@@ -14,7 +14,7 @@
 
 #include "engine.h"
 
-#define ROOST_PLACES 64  /* those configured, and those that leave */
+#define ROOST_PLACES 64   /* those configured, and those that leave */
 #define ROOST_NOBODY (-1) /* no place */
 
 struct roost_member {

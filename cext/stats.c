@@ -43,10 +43,9 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_BYTES_OUT] = "bytes_to_clients",
 };
 
-static const char *const gauge_names[] = {"awake",         "table_ipv4",     "table_ipv6",  "idle_records",
-                                          "table_refused", "events_waiting", "events_lost", "replay_failed",
-                                          "probes_raw",    "ipv4_slots",     "ipv6_slots",  "idle_slots",
-                                          "servers_waiting"};
+static const char *const gauge_names[] = {
+    "awake",         "table_ipv4", "table_ipv6", "idle_records", "table_refused", "events_waiting", "events_lost",
+    "replay_failed", "probes_raw", "ipv4_slots", "ipv6_slots",   "idle_slots",    "servers_waiting"};
 #define GAUGES (sizeof(gauge_names) / sizeof(gauge_names[0]))
 
 _Static_assert(ROOST_N_COUNT + ROOST_E_COUNT + GAUGES <= 64, "struct roost_stats has 64 places");

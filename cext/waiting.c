@@ -23,8 +23,7 @@ struct roost_waiting {
 
 static int attempt(struct roost_engine *e, struct roost_command *command, bool door, uint64_t since_ms,
                    uint32_t *wait_ms) {
-    return door ? roost_router_link(e, command, since_ms, wait_ms)
-                : roost_attach_server(e, command, since_ms, wait_ms);
+    return door ? roost_router_link(e, command, since_ms, wait_ms) : roost_attach_server(e, command, since_ms, wait_ms);
 }
 
 int roost_attach_or_wait(struct roost_engine *e, struct roost_command *command, bool door) {

@@ -27,6 +27,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticUndefined
 
+from appliance.engine import SERVERS_MAX
 from appliance.frontends.passwords import HASH_COMMAND, USER, PasswordHash
 
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -165,8 +166,8 @@ class Router(_Section):
     wait: Duration = Field(
         0.0,
         le=3600,
-        description="how long a server that connects to a client's address waits while that client is not connected or "
-        "is linked to another server; then it is reset",
+        description="how long a server that connects to a client's address waits while that client is not connected; "
+        "then it is reset",
     )
     attach_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = Field(
         (), description="ports at which servers reach a client by its address, whichever port its connection has"
@@ -218,8 +219,16 @@ class Policy(_Section):
         description="what becomes of the client when the server closes its connection; a persistent service has "
         "`close` unless it says otherwise itself",
     )
+    on_second_server: Literal["refuse", "wait", "take-over"] = Field(
+        "refuse",
+        description="what becomes of a server that wants a client which is linked to another: it is refused, waits "
+        "until the client is free, or takes the place of the other, whose link is ended in order",
+    )
+    second_server_wait: Duration = Field(
+        10.0, le=3600, description="how long it waits, or tries to take over; then it is refused"
+    )
 
-    @field_validator("probe_retry", "connect_timeout")
+    @field_validator("probe_retry", "connect_timeout", "second_server_wait")
     @classmethod
     def _not_never(cls, value: float) -> float:
         if value == 0:
@@ -275,6 +284,32 @@ class History(_Section):
     batch: int = Field(2000, ge=1, le=100_000, description="rows written in one transaction at most")
 
 
+class Health(_Section):
+    """When a server of the service counts as down: links go to the others then. Where there is none that is up, clients
+    wait, as long as `connect_timeout` says. With a single server nothing is checked unless a key here says so."""
+
+    check: Literal["auto", "tcp", "http", "none"] = Field(
+        "auto",
+        description="active checks: a TCP connection, or a GET of `path` on it that is answered 2xx or 3xx; `auto`: "
+        "`tcp` where there are several servers",
+    )
+    path: str = Field("/", pattern=r"^/[!-~]*$", description="what `http` asks for")
+    interval: Duration = Field(2.0, ge=0.1, description="between two checks of a server")
+    timeout: Duration = Field(2.0, gt=0, description="a check that takes longer has failed")
+    rise: int = Field(2, ge=1, le=1000, description="checks in a row that bring a server up")
+    fall: int = Field(3, ge=1, le=1000, description="failed checks in a row that take it down")
+    max_fails: int | None = Field(
+        None,
+        ge=0,
+        le=255,
+        description="failed links of clients in a row that take it down; 0: they do not. Not given: 3 where there are "
+        "several servers, else 0",
+    )
+    fail_timeout: Duration = Field(
+        10.0, gt=0, description="without active checks: after this long it is given links again"
+    )
+
+
 class Service(_Section):
     """One for each address that clients connect to; any key of `[policy]` may stand here too."""
 
@@ -285,6 +320,17 @@ class Service(_Section):
     listen: Endpoint = Field(description="address and port for clients; `0.0.0.0` or `[::]` for every local address")
     server: Endpoint | None = Field(
         None, description="address and port of the server; a transparent service needs none: the one the client meant"
+    )
+    servers: tuple[Endpoint, ...] = Field(
+        (), max_length=SERVERS_MAX, description="instead of `server`: several, which share the links"
+    )
+    balance: Literal["least-connections", "source-hash"] = Field(
+        "least-connections",
+        description="which of the servers a link goes to: the one with the fewest links now, or the one that the "
+        "client's address stands for; when that is down, its clients alone go to others",
+    )
+    health: Health = Field(
+        Health(), description="`[service.health]`, see [below](#servicehealth): when a server counts as down"
     )
     transparent: bool = Field(
         False,
@@ -313,13 +359,53 @@ class Service(_Section):
     probe_count: int | None = Field(None, ge=1, le=255)
     connect_timeout: Duration | None = None
     on_server_close: Literal["standby", "close"] | None = None
+    on_second_server: Literal["refuse", "wait", "take-over"] | None = None
+    second_server_wait: Duration | None = Field(None, le=3600)
 
-    @field_validator("probe_retry", "connect_timeout")
+    @field_validator("probe_retry", "connect_timeout", "second_server_wait")
     @classmethod
     def _not_never(cls, value: float | None) -> float | None:
         if value == 0:
             raise ValueError('must not be 0 or "never"')
         return value
+
+    @property
+    def every_server(self) -> tuple[str, ...]:
+        """`server` or `servers`; none: each client means its own."""
+        return (self.server,) if self.server else self.servers
+
+    @property
+    def check(self) -> Literal["tcp", "http", "none"]:
+        """The active check of its servers."""
+        if self.health.check != "auto":
+            return self.health.check
+        return "tcp" if len(self.every_server) > 1 else "none"
+
+    @property
+    def max_fails(self) -> int:
+        """Failed links in a row that take a server down; 0: they do not."""
+        if self.health.max_fails is not None:
+            return self.health.max_fails
+        return 3 if len(self.every_server) > 1 else 0
+
+    def problem_of_servers(self) -> str:
+        """What is wrong with the servers; empty: nothing."""
+        if self.server and self.servers:
+            return "has both `server` and `servers`; `server` is short for a list of one"
+        if self.transparent and self.servers:
+            return "is transparent and has `servers`: each of its clients means its own; `server` sends all to one"
+        if not self.every_server:
+            if not self.transparent:
+                return ": the key `server` is missing"
+            if given := sorted({"balance", "health"} & self.model_fields_set):
+                return f"is transparent and has `{given[0]}`: it has no servers to choose from"
+        if len({parse_endpoint(server) for server in self.servers}) < len(self.servers):
+            return "names a server twice in `servers`"
+        if self.source == "client":
+            families = {":" in parse_endpoint(text)[0] for text in (self.listen, *self.every_server)}
+            if len(families) > 1:
+                return ': with source = "client" listen and server are both IPv4 or both IPv6'
+        return ""
 
     def policy(self, defaults: Policy) -> Policy:
         """The policy in force for this service: its own keys over the defaults."""
@@ -360,13 +446,8 @@ class Config(_Section):
     @model_validator(mode="after")
     def _servers_are_known(self) -> Config:
         for service in self.service:
-            if not service.server and not service.transparent:
-                raise ValueError(f'[[service]] "{service.name}": the key `server` is missing')
-            if service.source == "client" and service.server:
-                families = {":" in parse_endpoint(text)[0] for text in (service.listen, service.server)}
-                if len(families) > 1:
-                    why = 'with source = "client" listen and server are both IPv4 or both IPv6'
-                    raise ValueError(f'[[service]] "{service.name}": {why}')
+            if problem := service.problem_of_servers():
+                raise ValueError(f'[[service]] "{service.name}"{" " if problem[0] != ":" else ""}{problem}')
             if not self.router.lan and (service.transparent or service.source == "client"):
                 key = "transparent = true" if service.transparent else 'source = "client"'
                 raise ValueError(f'[[service]] "{service.name}" has {key}: [router] must name its lan interfaces')
@@ -422,7 +503,8 @@ def _where(location: tuple[int | str, ...], data: dict[str, Any]) -> str:
     if location[0] == "service" and len(location) > 1 and isinstance(location[1], int):
         name = data["service"][location[1]]
         name = name.get("name") if isinstance(name, dict) else None
-        return f'[[service]] "{name}"' if name else f"[[service]] number {location[1] + 1}"
+        part = "[service.health] of " if location[2:3] == ("health",) else ""
+        return part + (f'[[service]] "{name}"' if name else f"[[service]] number {location[1] + 1}")
     return f"[{location[0]}]"
 
 
@@ -432,6 +514,8 @@ def _explain(detail: ErrorDetails, data: dict[str, Any]) -> str:
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "extra_forbidden":
         model = _SECTIONS.get(str(location[0]), Config) if len(location) > 1 else Config
+        if location[2:3] == ("health",) and len(location) > 3:
+            model = Health
         key = str(location[-1])
         close = difflib.get_close_matches(key, list(model.model_fields), n=1, cutoff=0.5)
         if not close:  # "qiet" is far from "active_quiet" as a whole, near to its last word
@@ -475,6 +559,8 @@ def _shown_default(default: object) -> str:
         return "required"
     if isinstance(default, bool):
         return "`true`" if default else "`false`"
+    if isinstance(default, _Section):
+        return ""
     if default in ("", (), {}):
         return "" if default == "" else "`[]`" if default == () else ""
     if isinstance(default, tuple):
@@ -496,7 +582,7 @@ def _shown_type(annotation: object, metadata: list[Any]) -> str:
     if get_origin(annotation) is tuple:
         of = get_args(annotation)[0]
         return "list of " + ("names" if of is str else "numbers" if get_args(of)[0] is int else "addresses")
-    if get_origin(annotation) is dict:
+    if get_origin(annotation) is dict or annotation is Health:
         return "table"
     if get_origin(annotation) is Union:
         return _shown_type(get_args(annotation)[0], metadata)
@@ -543,6 +629,25 @@ idle_quiet = "never"      # always awake within microseconds
 """
 
 
+HEALTH_EXAMPLE = """\
+[[service]]
+name = "telemetry"
+listen = "0.0.0.0:7000"
+servers = ["10.0.0.5:7000", "10.0.0.6:7000"]
+
+[service.health]          # of the service above
+check = "http"
+path = "/alive"
+"""
+
+HEALTH_NOTE = """\
+A link that a server refuses goes to the next one at once; one that does not answer leaves each of the others its
+share of `connect_timeout`. What a client says meanwhile waits in its connection and is not lost. A server that is
+down keeps the links it has, and so does one that leaves the list at a SIGHUP. Servers are up when the daemon starts.
+`roost status` shows them.
+"""
+
+
 def render_reference() -> str:
     """docs/configuration.md, whole."""
     lines = [
@@ -551,8 +656,8 @@ def render_reference() -> str:
         "<!-- Generated by `python -m control.config > docs/configuration.md`; change control/config.py instead. -->",
         "",
         "One TOML file, given to `roost up -c FILE`. On SIGHUP it is read again: the keys of `[policy]` and those of",
-        "`[[service]]` that override them take effect at once; a change of any other key is reported and waits for a",
-        "restart (sleeping clients do not notice a restart).",
+        "`[[service]]` but `listen`, `transparent` and `source` take effect at once; a change of any other key is",
+        "reported and waits for a restart (sleeping clients do not notice a restart).",
         "",
         'A *duration* is a number of seconds (`2.5`) or text: `"250ms"`, `"90s"`, `"5m"`, `"1h30m"`, `"2d"`.',
         '`0` and `"never"` switch it off.',
@@ -571,6 +676,15 @@ def render_reference() -> str:
         lines += ["", f"## {title}", "", " ".join((model.__doc__ or "").split()), "", *_render_keys(model, skip)]
         if model is Service:
             lines += ["", "Overrides: " + ", ".join(f"`{key}`" for key in skip) + "."]
+            lines += [
+                "",
+                "## [service.health]",
+                "",
+                " ".join((Health.__doc__ or "").split()),
+                "",
+                *_render_keys(Health),
+            ]
+            lines += ["", "```toml", *HEALTH_EXAMPLE.splitlines(), "```", "", *HEALTH_NOTE.splitlines()]
     lines += [
         "",
         "## Users of attach",

@@ -5,7 +5,7 @@ Threads: the engine's own (C), the monitor (events and decisions), the store's w
 loop for the local API, the attach front end and the signals.
 
     SIGTERM, SIGINT   freeze what can be frozen, flush, exit; a second one exits at once
-    SIGHUP            read the configuration again, take over the policy
+    SIGHUP            read the configuration again, take over the policy and the servers
 
 Order at start: lock, listening sockets, store, engine (adopts the pinned table), reconcile *before* the engine runs,
 since until then nothing moves and what the table and the store say can be compared; then the engine, then the API.
@@ -42,9 +42,10 @@ from appliance.reachability import UnreachableError, interface_towards
 from appliance.router import RouterError, close_routes, open_routes
 from control import config as configuration
 from control.channel.operations import Operations
-from control.config import Config, ConfigError, Service, parse_endpoint
+from control.config import Config, ConfigError, parse_endpoint
+from control.health import Health
 from control.monitor import BATCH, EnginePort, Monitor, history_row
-from control.policy import FIXED, needs_restart, service_spec
+from control.policy import needs_restart, reloaded, service_spec
 from control.registry import Registry
 from control.states import AWAKE, LEGAL, Cause, State
 from control.store import records
@@ -264,6 +265,7 @@ class Daemon:
             names = [service.name for service in config.service]
             self._indexes = self._store.service_indexes(names)
             self._services = {self._indexes[service.name]: service for service in config.service}
+            self._policies = {index: service.policy(config.policy) for index, service in self._services.items()}
             self._engine = self._engine_type(self._options(max_awake))
             try:
                 return self._run_engine(max_awake)
@@ -339,6 +341,8 @@ class Daemon:
         self._monitor = Monitor(engine, store, max_awake, self._on_fatal, persistent)
         found = take_inventory(engine, store, boot_id())
         self._monitor.states = list(found.states)
+        self._health = Health(engine)
+        self._monitor.server_down = self._health.link_failed
         self._registry = Registry(store, engine)
         self._registry.load()
         self._monitor.listen(self._registry.hear)
@@ -357,19 +361,9 @@ class Daemon:
             "interfaces": interfaces,
             "pin_dir": config.pin_dir,
             "database": config.database_url.rpartition("@")[2],
-            "services": [
-                {
-                    "name": s.name,
-                    "index": index,
-                    "listen": s.listen,
-                    "server": s.server or s.listen,
-                    "transparent": s.transparent,
-                    "interface": s.interface,
-                }
-                for index, s in self._services.items()
-            ],
         }
-        operations = Operations(engine, store, self._monitor, self._registry, self._services, config.attach, facts)
+        operations = Operations(engine, store, self._monitor, self._registry, self._services, self._policies,
+                                self._health, config.attach, facts)  # fmt: skip
         try:
             asyncio.run(self._serve(operations, facts))
         finally:
@@ -401,9 +395,9 @@ class Daemon:
         if persistent and not names:
             names += config.router.lan
             for service in persistent:
-                if service.server:
+                for server in service.every_server:
                     try:
-                        names.append(interface_towards(parse_endpoint(service.server)[0]))
+                        names.append(interface_towards(parse_endpoint(server)[0]))
                     except UnreachableError as error:
                         raise DaemonError(f'service "{service.name}": {error}; add the route, or name the interface in '
                                           "[network] server_interfaces") from None  # fmt: skip
@@ -466,6 +460,7 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         if self._fatal:
             return
+        self._health.watch(self._services)
         frontend = self._frontend(operations)
         *attach, listener = self._listeners
         self._listeners = []  # each is owned by who serves it now
@@ -475,7 +470,10 @@ class Daemon:
         server = make_server(make_app(operations, self._monitor))
         api = loop.create_task(server.serve(sockets=[listener]))
         log.info(
-            "ready: %s", ", ".join(f"{s.name} {s.listen} -> {s.server or 'the same'}" for s in self._services.values())
+            "ready: %s",
+            ", ".join(
+                f"{s.name} {s.listen} -> {' '.join(s.every_server) or 'the same'}" for s in self._services.values()
+            ),
         )
         try:
             ended = loop.create_task(self._terminate.wait())
@@ -483,6 +481,7 @@ class Daemon:
             if api.done() and not self._terminate.is_set():
                 self._fatal = f"the local API ended: {api.exception()}"
         finally:
+            self._health.close()
             await frontend.close()
             server.should_exit = True
             await asyncio.wait({api}, timeout=3)
@@ -512,10 +511,16 @@ class Daemon:
         in_force = new.model_copy(update={"router": self._config.router})
         by_name = {service.name: service for service in new.service}
         for index, old in list(self._services.items()):
-            if (service := by_name.get(old.name)) is not None:
-                kept: Service = service.model_copy(update={key: getattr(old, key) for key in FIXED})
+            if (service := by_name.get(old.name)) is None:
+                continue
+            kept = reloaded(old, service)
+            try:
                 self._engine.update_service(service_spec(kept, index, in_force))
-                self._services[index] = kept
+            except EngineError as error:
+                log.error("SIGHUP: %s", error)
+                continue
+            self._services[index], self._policies[index] = kept, kept.policy(new.policy)
+        self._health.watch(self._services)
         log.info("SIGHUP: policy taken over from %s", self._path)
 
     # -- the end ------------------------------------------------------------------------------------------------------

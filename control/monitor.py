@@ -119,6 +119,8 @@ class Monitor:
         self._max_awake = max_awake
         self._on_fatal = on_fatal
         self._persistent = persistent
+        self.server_down: Callable[[Event], None] = lambda event: None
+        """Told of each EventType.SERVER_DOWN, in the monitor's thread."""
         self.counters = Counters()
         self.states = [0] * len(State)
         """How many connections are in each state, by its number."""
@@ -190,6 +192,8 @@ class Monitor:
                 self._refused(event, turn)
             elif kind == EventType.PRESSURE:
                 self._relieve(event.count, turn, now)
+            elif kind == EventType.SERVER_DOWN:
+                self.server_down(event)
             elif kind == EventType.FATAL:
                 reason = f"engine: {os.strerror(event.error)}"
                 log.critical("%s", reason)

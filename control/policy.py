@@ -7,9 +7,9 @@ Pure functions of the configuration and of one event; the timers run in the engi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
-from appliance.engine import Op, ServiceSpec
+from appliance.engine import Balance, Op, SecondServer, ServiceSpec
 from control.config import Config, Service, parse_endpoint
 from control.states import State
 
@@ -43,22 +43,32 @@ def _ms(seconds: float) -> int:
 
 
 PROXY_HEADER: Final = {"none": 0, "v1": 1, "v2": 2}
-FIXED: Final = ("listen", "server", "transparent", "source", "interface")
-"""What of a service cannot be changed while the daemon runs."""
+BALANCE: Final = {"least-connections": Balance.LEAST_CONNECTIONS, "source-hash": Balance.SOURCE_HASH}
+SECOND_SERVER: Final = {
+    "refuse": SecondServer.REFUSED,
+    "wait": SecondServer.WAITS,
+    "take-over": SecondServer.TAKES_OVER,
+}
+_FIXED: Final = ("listen", "transparent", "source", "interface")
+_SERVERS: Final = ("server", "servers")
+
+
+def _fixed(service: Service) -> dict[str, Any]:
+    """What of a service cannot be changed while the daemon runs: of a persistent one its servers neither, for the daemon
+    listens on the interfaces that they are reached by."""
+    keys = _FIXED + (_SERVERS if service.interface == "persistent" else ())
+    return {key: getattr(service, key) for key in keys}
 
 
 def service_spec(service: Service, index: int, config: Config) -> ServiceSpec:
     """The engine's form of a service and of the policy in force for it."""
     policy = service.policy(config.policy)
     listen, listen_port = parse_endpoint(service.listen)
-    # Port 0: the server that the client meant, whatever its address.
-    server, server_port = parse_endpoint(service.server) if service.server else (listen, 0)
     return ServiceSpec(
         index=index,
         listen=listen,
         listen_port=listen_port,
-        server=server,
-        server_port=server_port,
+        servers=tuple(map(parse_endpoint, service.every_server)),
         standby_quiet_ms=_ms(policy.active_quiet),
         idle_quiet_ms=_ms(policy.standby_quiet),
         sleep_quiet_ms=_ms(policy.idle_quiet),
@@ -72,15 +82,28 @@ def service_spec(service: Service, index: int, config: Config) -> ServiceSpec:
         proxy_header=PROXY_HEADER[service.proxy_protocol],
         persistent=service.interface == "persistent",
         fail_closed=config.router.fail == "closed",
+        balance=BALANCE[service.balance],
+        max_fails=service.max_fails,
+        second_server=SECOND_SERVER[policy.on_second_server],
+        second_server_ms=_ms(policy.second_server_wait),
     )
 
 
+def reloaded(old: Service, new: Service) -> Service:
+    """What is taken over of a service's new configuration while the daemon runs. Where a key that is fixed has changed the
+    servers stay, too: they belong together."""
+    kept = _fixed(old)
+    if _fixed(new) != kept:
+        kept |= {key: getattr(old, key) for key in _SERVERS}
+    return new.model_copy(update=kept)
+
+
 def needs_restart(old: Config, new: Config) -> list[str]:
-    """The changed keys that a running daemon does not take over; everything but the policy waits for a restart."""
+    """The changed keys that wait for a restart: a running daemon takes over the policy and the servers alone."""
     changed = [
         section
         for section in ("instance", "paths", "network", "router", "table", "attach", "history")
         if getattr(old, section) != getattr(new, section)
     ]
-    before, after = ({s.name: [getattr(s, key) for key in FIXED] for s in c.service} for c in (old, new))
+    before, after = ({s.name: _fixed(s) for s in c.service} for c in (old, new))
     return changed + [f'[[service]] "{name}"' for name in sorted(before | after) if before.get(name) != after.get(name)]

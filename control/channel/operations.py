@@ -19,7 +19,8 @@ from typing import Any, Final, Protocol
 
 from appliance.engine import KA, REST, Command, Event, Key, Op
 from appliance.frontends.target import Address, Name, Target, parse_address
-from control.config import Attach, Service, parse_endpoint
+from control.config import Attach, Policy, Service, parse_endpoint
+from control.health import Health
 from control.monitor import EnginePort, Monitor, Outcome
 from control.registry import Named, Registry, RegistryError, canonical
 from control.states import AWAKE, INACTIVE, Cause, State
@@ -27,6 +28,9 @@ from control.store import records
 from control.store.store import Store
 
 COMMAND_TIMEOUT_S: Final = 10.0
+SETTLE_S: Final = 2.0
+"""A link that ends for the sake of another server is looked at once a second."""
+
 CHUNK: Final = 500
 
 
@@ -94,6 +98,8 @@ class Operations:
         monitor: Monitor,
         registry: Registry,
         services: Mapping[int, Service],
+        policies: Mapping[int, Policy],
+        health: Health,
         attach: Attach,
         facts: dict[str, Any],
     ) -> None:
@@ -102,6 +108,8 @@ class Operations:
         self._monitor = monitor
         self._registry = registry
         self._services = services
+        self._policies = policies
+        self._health = health
         self._domain = attach.domain
         listens = [*attach.listen, *(service.listen for service in services.values())]  # a reload does not change them
         self._listens = [(ipaddress.ip_address(where), port) for where, port in map(parse_endpoint, listens)]
@@ -142,7 +150,21 @@ class Operations:
                 "last_commit_ms": round(store.last_commit_ms, 3),
             },
             "control": {name: getattr(counters, name) for name in counters.__dataclass_fields__},
+            "services": [self._service_row(index, service) for index, service in tuple(self._services.items())],
             "counters": self._engine.stats(),
+        }
+
+    def _service_row(self, index: int, service: Service) -> dict[str, Any]:
+        return {
+            "name": service.name,
+            "index": index,
+            "listen": service.listen,
+            "server": " ".join(service.every_server) or service.listen,
+            "transparent": service.transparent,
+            "interface": service.interface,
+            "balance": service.balance,
+            "check": service.check,
+            "servers": self._health.rows(index),
         }
 
     def connections(
@@ -255,12 +277,16 @@ class Operations:
     def find(self, target: Target) -> Key:
         """The 4-tuple of the client that a server wants. Raises OSError: ENOENT, ENOTCONN, ELOOP or EIO, as
         appliance.frontends.handshake.ANSWERS explains them."""
+        return self._wanted(target)[0]
+
+    def _wanted(self, target: Target) -> tuple[Key, int]:
+        """The 4-tuple and the index of its service; raises as `find` does."""
         if isinstance(target, Address):
             if self._is_own(target):
                 raise OSError(ELOOP, "the target is the appliance itself")
             if (event := self._find(target.host, target.port)) is None:
                 raise OSError(ENOENT, "no such connection")
-            return event.record.key
+            return event.record.key, event.service
         if target.text == "localhost" or target.text.endswith(".localhost"):  # RFC 6761 6.3
             raise OSError(ELOOP, "the target is the appliance itself")
         if not self._registry.loaded:
@@ -269,7 +295,7 @@ class Operations:
             raise OSError(ENOENT, "no such name")
         if (event := self._event_of(named)) is None:
             raise OSError(ENOTCONN, "the client of this name is not connected")
-        return event.record.key
+        return event.record.key, event.service
 
     def _named(self, target: Name) -> Named | None:
         name, dot, domain = target.text.rpartition(f".{self._domain}")
@@ -419,10 +445,13 @@ class Operations:
     async def attach(self, target: Target, fd: int, preamble: bytes, early: bytes, timeout_s: float) -> int:
         """Link a server's socket to a client, waking it; 0 or an errno. fd is closed, or the engine's, from here on."""
         try:
-            key = self.find(target)
+            key, service = self._wanted(target)
         except OSError as error:
             os.close(fd)
             return error.errno or EIO
+        policy = self._policies.get(service)
+        if policy is not None and policy.on_second_server != "refuse":
+            timeout_s += policy.second_server_wait + SETTLE_S  # the engine keeps to it, and says so when it is over
         command = Command(op=Op.ATTACH, cause=Cause.SERVER_ATTACH, key=key, fd=fd, preamble=preamble, early=early)
         outcome = await asyncio.wrap_future(self._monitor.command(command, [State.ACTIVE], timeout_s))
         if not outcome.error and outcome.state != State.ACTIVE:

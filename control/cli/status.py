@@ -57,7 +57,7 @@ def _show(status: dict[str, Any], console: Console) -> None:
     for name, mode in status["interfaces"].items():
         console.print(f"interface {escape(name)}: XDP {mode}")
     for service in status["services"]:
-        console.print(f"service {escape(service['name'])}: {escape(service['listen'])} -> {escape(service['server'])}")
+        _show_service(service, console)
     for address, port in status.get("attach", []):
         names = " and ".join({"connect": "HTTP CONNECT", "socks5": "SOCKS5"}[p] for p in status["attach_protocols"])
         console.print(f"attach: {names} at {escape(f'[{address}]' if ':' in address else address)}:{port}")
@@ -68,6 +68,19 @@ def _show(status: dict[str, Any], console: Console) -> None:
         if value:
             counters.add_row(name, f"{value:,}")
     console.print(counters)
+
+
+def _show_service(service: dict[str, Any], console: Console) -> None:
+    servers = service["servers"]
+    where = service["balance"] if len(servers) > 1 else service["server"]
+    console.print(f"service {escape(service['name'])}: {escape(service['listen'])} -> {escape(where)}")
+    for row in servers if len(servers) > 1 or any(row["state"] != "up" for row in servers) else ():
+        colour = {"up": "green", "down": "red"}.get(row["state"], "yellow")
+        reason = f": {row['reason']}" if row["reason"] else ""
+        console.print(
+            f"  {escape(row['server'])} [{colour}]{row['state']}{escape(reason)}[/], "
+            f"{row['links']:,} links ({row['linked']:,} made, {row['failed']:,} failed)"
+        )
 
 
 def _span(seconds: float) -> str:

@@ -14,7 +14,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from errno import EBUSY, EEXIST, ENOENT
 
-from appliance.engine import Command, EngineOptions, Event, EventType, Key, Op, Record, ServiceSpec
+from appliance.engine import (
+    Command,
+    EngineOptions,
+    Event,
+    EventType,
+    Key,
+    Op,
+    Record,
+    Server,
+    ServerStatus,
+    ServiceSpec,
+)
 from control.states import AWAKE, Cause, State
 
 KA = struct.Struct("=IIIIIIHHHBBI")
@@ -62,6 +73,7 @@ class FakeEngine:
     closed: bool = False
     services: list[ServiceSpec] = field(default_factory=list)
     updates: list[ServiceSpec] = field(default_factory=list)
+    marks: list[tuple[int, Server, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._ready = threading.Condition()
@@ -96,6 +108,15 @@ class FakeEngine:
 
     def update_service(self, s: ServiceSpec) -> None:
         self.updates.append(s)
+
+    def mark_server(self, service: int, server: Server, up: bool) -> None:
+        self.marks.append((service, server, up))
+
+    def servers(self, service: int) -> list[ServerStatus]:
+        """Of the service's latest configuration; up as it was marked last."""
+        specs = [spec for spec in (*self.services, *self.updates) if spec.index == service][-1:]
+        marks = {server: up for index, server, up in self.marks if index == service}
+        return [ServerStatus(s, marks.get(s, True), False, 0, 0, 0) for spec in specs for s in spec.servers]
 
     def start(self) -> None:
         self.started = True

@@ -122,7 +122,7 @@ def test_a_service_overrides_the_global_policy_key_by_key() -> None:
     config = parse(text + 'idle_quiet = "never"\non_server_close = "close"')
     spec = service_spec(config.service[0], 3, config)
     assert (spec.index, spec.standby_quiet_ms, spec.sleep_quiet_ms, bool(spec.close_with_server)) == (3, 1000, 0, True)
-    assert (spec.listen, spec.listen_port, spec.server, spec.server_port) == ("192.0.2.1", 5, "192.0.2.2", 6)
+    assert (spec.listen, spec.listen_port, spec.servers) == ("192.0.2.1", 5, (("192.0.2.2", 6),))
 
 
 def test_the_example_is_valid_and_the_documentation_is_generated_from_the_code() -> None:
@@ -142,10 +142,11 @@ def test_a_service_can_override_every_policy_key() -> None:
     assert set(Policy.model_fields) <= set(configuration.Service.model_fields)
 
 
-def test_only_policy_changes_are_taken_over_by_a_running_daemon() -> None:
+def test_only_policy_and_servers_are_taken_over_by_a_running_daemon() -> None:
     old = parse(SERVICE)
     assert needs_restart(old, parse(SERVICE + "active_quiet = 5\n[policy]\nidle_quiet = 7")) == []
-    moved = parse("[table]\nipv4 = 5\n" + SERVICE.replace(":6", ":7"))
+    assert needs_restart(old, parse(SERVICE.replace(":6", ":7") + 'balance = "source-hash"')) == []
+    moved = parse("[table]\nipv4 = 5\n" + SERVICE.replace(":5", ":7"))
     assert needs_restart(old, moved) == ["table", '[[service]] "a"']
 
 

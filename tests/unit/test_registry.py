@@ -22,6 +22,7 @@ from appliance.frontends.target import Address, Name, Target
 from control.channel import operations as operations_module
 from control.channel.operations import OperationError, Operations
 from control.config import parse
+from control.health import Health
 from control.monitor import Monitor
 from control.registry import Registry, RegistryError, canonical
 from control.states import Cause, State
@@ -60,8 +61,9 @@ class Rig:
         config = parse(CONFIG)
         services = {1: config.service[0]}
         self.operations = Operations(
-            self.engine, self.store, self.monitor, self.registry, services, config.attach, {"facts": 1}
-        )
+            self.engine, self.store, self.monitor, self.registry, services, {1: config.policy}, Health(self.engine),
+            config.attach, {"facts": 1},
+        )  # fmt: skip
 
     def close(self) -> None:
         self.store.close(3)
