@@ -205,7 +205,7 @@ class EngineLab:
     def submit(self, op: Op, pair: Pair, cause: Cause = Cause.COMMAND, **more: Any) -> None:
         self.engine.submit([Command(op, cause=cause, id=pair.id, key=pair.key, **more)])
 
-    def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = 5.0) -> None:
+    def wait(self, condition: Callable[[], object], what: str, timeout_s: float = 5.0) -> None:
         """Until the condition holds; it is looked at after each batch of events, and every 20 ms."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
