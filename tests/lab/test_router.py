@@ -264,19 +264,6 @@ def test_a_server_waits_for_a_client_that_is_not_connected_yet(box: EngineLab, f
         assert receive(server, 3) == b"now"
 
 
-@BOTH
-@pytest.mark.engine(router=True, wait_ms=3000)
-def test_a_second_server_waits_until_the_client_is_free(box: EngineLab, family: int) -> None:
-    pair = box.connect(family)
-    with reach(box, pair.client.getsockname()[:2]) as server:
-        server.sendall(b"my turn")
-        box.exchange(pair)
-        box.to_standby(pair)
-        assert receive(pair.client, 7) == b"my turn"
-    box.wait_state(pair, State.STANDBY)
-    assert box.stat("servers_refused") == 0
-
-
 @pytest.mark.engine(router=True, attach_ports=[PORT_OF_CLIENTS], wait_ms=400)
 def test_a_server_that_waited_in_vain_is_reset_and_one_that_left_is_forgotten(box: EngineLab) -> None:
     nobody = (box.lab.client_addresses(4)[0], PORT_OF_CLIENTS)
