@@ -75,6 +75,9 @@ class SecondServer(IntEnum):
 SERVERS_MAX: int = lib.ROOST_SERVERS_MAX
 """Servers of one service."""
 
+WAITING_MAX: int = lib.ROOST_WAITING_MAX
+"""Servers that wait for a client, each with a descriptor."""
+
 PLACES: Final = 64
 """Servers of one service, and those that have left it but still have links (ROOST_PLACES)."""
 
@@ -421,7 +424,7 @@ class Engine:
             setattr(raw, flag, int(getattr(spec, flag)))
         ffi.memmove(raw.listen, pack_address(spec.listen), 16)
         raw.servers = len(spec.servers)
-        for place, server in zip(raw.server, spec.servers, strict=False):
+        for place, server in zip(raw.server, spec.servers[:SERVERS_MAX], strict=False):
             Engine._put_server(place, server)
         return raw
 

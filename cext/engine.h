@@ -81,7 +81,8 @@ struct roost_record { /* all of an inactive connection: what the store keeps for
 };
 
 enum {
-    ROOST_SERVERS_MAX = 32 /* of one service */
+    ROOST_SERVERS_MAX = 32,  /* of one service */
+    ROOST_WAITING_MAX = 1024 /* servers that wait for a client; what comes then is refused at once */
 };
 
 enum roost_balance { /* which server a link goes to */

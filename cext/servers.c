@@ -29,6 +29,8 @@ static int free_place(const struct roost_pool *pool) {
 
 int roost_pool_set(struct roost_pool *pool, const struct roost_service *service) {
     struct roost_pool next = *pool;
+    if (service->servers > ROOST_SERVERS_MAX)
+        return -EINVAL;
     next.balance = service->balance;
     next.max_fails = service->max_fails;
     next.as_accepted = !service->servers;

@@ -35,8 +35,8 @@ struct roost_pool {
     int last;          /* chosen place: ties go round from there */
 };
 
-/* Takes a configuration over: a server that stays keeps its state. 0, or -ENOSPC: too many that leave still have links,
- * and nothing has changed. */
+/* Takes a configuration over: a server that stays keeps its state. 0; or -EINVAL: more than ROOST_SERVERS_MAX, -ENOSPC: too
+ * many that leave still have links; then nothing has changed. */
 int roost_pool_set(struct roost_pool *pool, const struct roost_service *service);
 /* The place of a server, or ROOST_NOBODY. */
 int roost_pool_find(const struct roost_pool *pool, const struct roost_server *server);

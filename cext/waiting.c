@@ -11,7 +11,6 @@
 
 #include "internal.h"
 
-#define WAITING_MAX 1024 /* servers; what comes then is refused at once */
 #define RETRY_MS 50
 
 struct roost_waiting {
@@ -29,7 +28,7 @@ static int attempt(struct roost_engine *e, struct roost_command *command, bool d
 int roost_attach_or_wait(struct roost_engine *e, struct roost_command *command, bool door) {
     uint32_t wait_ms;
     int error = attempt(e, command, door, e->now_ms, &wait_ms);
-    if (!error || !wait_ms || e->servers_waiting >= WAITING_MAX)
+    if (!error || !wait_ms || e->servers_waiting >= ROOST_WAITING_MAX)
         return error;
     struct roost_waiting *w = malloc(sizeof(*w)), **last = &e->waiting_servers;
     if (!w)

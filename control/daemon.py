@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from appliance import __version__, sysctls
-from appliance.engine import REST_SIZE, Command, Engine, EngineError, EngineOptions, Key, Op, Record
+from appliance.engine import REST_SIZE, WAITING_MAX, Command, Engine, EngineError, EngineOptions, Key, Op, Record
 from appliance.frontends.frontend import MAX_HANDSHAKES, MAX_TURNED_AWAY, Frontend, Settings, bind
 from appliance.frontends.passwords import PasswordHash, Users
 from appliance.frontends.target import parse_address
@@ -564,7 +564,9 @@ def _port_trouble(message: str, number: int | None) -> str:
 
 
 def _spare_descriptors(config: Config) -> int:
-    return SPARE_DESCRIPTORS + (MAX_HANDSHAKES + MAX_TURNED_AWAY if config.attach.listen else 0)
+    asking = MAX_HANDSHAKES + MAX_TURNED_AWAY if config.attach.listen else 0
+    may_wait = any(service.policy(config.policy).on_second_server != "refuse" for service in config.service)
+    return SPARE_DESCRIPTORS + asking + (WAITING_MAX if may_wait or config.router.wait else 0)
 
 
 def _descriptor_share(spare: int) -> int:

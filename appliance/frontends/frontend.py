@@ -9,7 +9,7 @@ streams with buffers of their own, and what the server sent behind its request g
 Nothing that a server does or leaves undone holds anything of ours for longer than
 
     HANDSHAKE_S    for the whole handshake, however it is dripped, the checking of a password in it
-    timeout_s      more, for the client to wake
+    timeout_s      more, for the client to wake, and second_server_wait if it is linked to another server
     LINGER_S       more, for a refusal to be read
 """
 
