@@ -175,11 +175,27 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
     return 0;
 }
 
-/* Why a client that is there cannot be linked to this server now; 0 when it can. */
+static bool is_pair(const struct roost_ka *slot) {
+    return slot && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED;
+}
+
+/* A client that sleeps with a server is that server's. To be taken over from it, both must be awake. */
+static int wake_pair(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot,
+                     uint32_t *wait_ms) {
+    const struct roost_service *s = roost_service_of(e, slot->service);
+    int error = EBUSY;
+    if (s->second_server != ROOST_SECOND_REFUSED)
+        *wait_ms = s->second_server_ms;
+    if (s->second_server == ROOST_SECOND_TAKES_OVER && roost_wake(e, key, ROOST_C_SERVER_ATTACH, &error))
+        error = EBUSY; /* not yet */
+    return error;
+}
+
+/* Why a client that is awake, or wakes, cannot be linked to this server now; 0 when it can. */
 static int obstacle(struct roost_engine *e, struct roost_conn *c, uint32_t *wait_ms) {
     const struct roost_service *s = roost_service_of(e, c->service);
     bool linked = c->link == ROOST_CONNECTING || c->link == ROOST_LINKED;
-    bool taken = c->attach_fd >= 0 || c->want_close || c->client.eof || c->phase == ROOST_HELD_LINK;
+    bool taken = c->attach_fd >= 0 || c->want_close || c->client.eof || c->phase == ROOST_HELD_LINK || is_pair(c->slot);
     if (!linked && !taken)
         return 0;
     if (s->second_server != ROOST_SECOND_REFUSED)
@@ -192,8 +208,8 @@ int roost_attach_server(struct roost_engine *e, struct roost_command *command, u
     *wait_ms = 0;
     struct roost_conn *c = roost_conn_by_key(e, &command->record.key);
     const struct roost_ka *slot = c ? NULL : roost_table_find(&e->table, &command->record.key);
-    if (slot && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED) /* it sleeps with a server */
-        return EBUSY;
+    if (is_pair(slot))
+        return wake_pair(e, &command->record.key, slot, wait_ms);
     if (!c)
         c = roost_wake(e, &command->record.key, ROOST_C_SERVER_ATTACH, &error);
     if (c)

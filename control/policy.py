@@ -54,8 +54,8 @@ _SERVERS: Final = ("server", "servers")
 
 
 def _fixed(service: Service) -> dict[str, Any]:
-    """What of a service cannot be changed while the daemon runs: of a persistent one its servers neither, for the daemon
-    listens on the interfaces that they are reached by."""
+    """What of a service cannot be changed while the daemon runs: of a persistent one its servers neither, for they are
+    heard on the interfaces that were found at start."""
     keys = _FIXED + (_SERVERS if service.interface == "persistent" else ())
     return {key: getattr(service, key) for key in keys}
 
@@ -90,8 +90,8 @@ def service_spec(service: Service, index: int, config: Config) -> ServiceSpec:
 
 
 def reloaded(old: Service, new: Service) -> Service:
-    """What is taken over of a service's new configuration while the daemon runs. Where a key that is fixed has changed the
-    servers stay, too: they belong together."""
+    """What is taken over of a service's new configuration while the daemon runs. Where a key that is fixed has changed
+    the servers stay, too: they belong together."""
     kept = _fixed(old)
     if _fixed(new) != kept:
         kept |= {key: getattr(old, key) for key in _SERVERS}
