@@ -275,6 +275,7 @@ void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_ca
 int roost_link_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);   /* orderly, -> STANDBY */
 /* The same for the sake of another server, at once: what the present one has sent may still wait for a slow client. */
 int roost_link_yield(struct roost_engine *e, struct roost_conn *c);
+void roost_link_resumed(struct roost_engine *e, struct roost_conn *c); /* its server's leg slept, and is a link again */
 /* Those that ended in this turn are no links of their servers any more. Before they are freed. */
 void roost_links_turn(struct roost_engine *e);
 void roost_link_settle(struct roost_engine *e, struct roost_conn *c);

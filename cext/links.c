@@ -204,6 +204,17 @@ void roost_link_abandon(struct roost_engine *e, struct roost_conn *c) {
     c->retry_ms = 0;
 }
 
+void roost_link_resumed(struct roost_engine *e, struct roost_conn *c) {
+    struct roost_pool *pool = c->attached ? NULL : roost_pool_of(e, c->service);
+    struct roost_server server = {.port = ntohs(c->server_key.client_port)};
+    memcpy(server.address, c->server_key.client, sizeof(server.address));
+    int place = pool ? roost_pool_find(pool, &server) : ROOST_NOBODY;
+    if (place == ROOST_NOBODY)
+        return; /* it came by itself, or has left the configuration */
+    roost_pool_enter(pool, place);
+    c->place = (uint8_t)(place + 1);
+}
+
 void roost_links_turn(struct roost_engine *e) {
     for (struct roost_conn *c = e->dead; c; c = c->next_dead)
         leave_server(e, c);

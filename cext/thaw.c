@@ -449,6 +449,7 @@ static bool watch(struct roost_engine *e, struct roost_conn *c, int client, int 
         c->server.readable = c->server.writable = true;
         c->link = ROOST_LINKED;
         c->attached = ROOST_FLAGS(c->server_slot->ctl) & ROOST_F_ATTACHED;
+        roost_link_resumed(e, c);
     }
     if (!roost_watch(e, client, c, false) && (server < 0 || !roost_watch(e, server, c, true)))
         return true;

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import pytest
 
-from appliance.engine import SecondServer
+from appliance.engine import Op, SecondServer
 from appliance.lab import Lab, wait_until
 from control.states import LEGAL, Cause, State
 from tests.lab.engine_lab import PORT, EngineLab, Pair, receive
@@ -253,6 +253,48 @@ def test_each_that_comes_takes_over_from_the_one_before(box: EngineLab, way: str
         before = server
     before.close()
     assert_legal(box, pair)
+
+
+PERSISTENT = {"persistent": True, "close_with_server": True}
+
+
+def asleep_with_its_server(box: EngineLab, family: int, state: State) -> Pair:
+    pair = box.connect(family)
+    box.wait_for_quiet(pair)
+    box.submit(Op.IDLE, pair)
+    box.wait_state(pair, State.IDLE)
+    if state is State.SLEEP:
+        box.to_sleep(pair)
+    return pair
+
+
+@BOTH
+@WAYS
+@pytest.mark.parametrize("state", [State.IDLE, State.SLEEP])
+@pytest.mark.engine(router=True, service={**TAKE_OVER, **PERSISTENT})
+def test_it_takes_over_from_a_server_that_sleeps_with_its_client(
+    box: EngineLab, family: int, way: str, state: State
+) -> None:
+    pair = asleep_with_its_server(box, family, state)
+    with come(box, pair, way) as second:
+        assert pair.server.recv(1) == b""
+        pair.server.sendall(b"goodbye")
+        pair.server.close()
+        second.sendall(b"hello")
+        assert receive(pair.client, 12) == b"goodbyehello"
+        pair.client.sendall(b"hello")
+        assert receive(second, 5) == b"hello"
+        box.wait_state(pair, State.ACTIVE)
+    assert_legal(box, pair)
+
+
+@WAYS
+@pytest.mark.engine(router=True, service={**WAIT, "second_server_ms": BRIEF_MS, **PERSISTENT})
+def test_one_that_waits_wakes_nobody(box: EngineLab, way: str) -> None:
+    pair = asleep_with_its_server(box, 4, State.IDLE)
+    assert_refused(come(box, pair, way), way)
+    assert box.state(pair) is State.IDLE
+    box.exchange(pair)
 
 
 # With the daemon, by the protocols of attach

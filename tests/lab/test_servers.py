@@ -260,6 +260,24 @@ def test_a_connection_that_sleeps_is_no_link_and_may_wake_to_another_server(box:
 
 
 @BOTH
+@pytest.mark.engine(service={"persistent": True})
+def test_a_server_that_slept_with_its_client_has_a_link_again(box: EngineLab, family: int) -> None:
+    with servers_of(box, family) as servers:
+        client = servers.dial()
+        first, link = servers.accept()
+        client.sendall(b"hello")
+        assert receive(link, 5) == b"hello"
+        time.sleep(0.06)  # a delayed ACK: nothing may be in flight
+        key = box.key_of(client)
+        box.engine.submit([Command(Op.IDLE, cause=Cause.COMMAND, key=key)])
+        box.wait(lambda: (found := box.engine.find(key)) and found.to_state == State.IDLE, "it sleeps")
+        assert servers.links() == dict.fromkeys(servers.all, 0)
+        link.sendall(b"hello")
+        assert receive(client, 5) == b"hello"
+        assert servers.links()[first] == 1
+
+
+@BOTH
 @pytest.mark.engine(router=True)
 def test_every_server_sees_the_clients_own_address(box: EngineLab, family: int) -> None:
     with servers_of(box, family) as servers:
