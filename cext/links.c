@@ -246,7 +246,9 @@ void roost_link_connected(struct roost_engine *e, struct roost_conn *c) {
 }
 
 void roost_attach_refused(struct roost_engine *e, struct roost_conn *c, int error) {
-    if (c->attach_fd >= 0)
+    if (c->attach_fd >= 0 && !c->attach_token) /* through a door: nobody else tells it */
+        roost_router_turn_away(e, c->attach_fd);
+    else if (c->attach_fd >= 0)
         close(c->attach_fd);
     c->attach_fd = -1;
     free(c->preamble);
@@ -371,11 +373,11 @@ void roost_link_timer(struct roost_engine *e, struct roost_conn *c) {
         }
     } else if (c->link == ROOST_UNLINKING) {
         int unread = 0;
-        /* A server that goes on sending, although another takes over, is cut off in the end, and learns it by RST. */
-        bool cut_off = c->attach_fd >= 0 && e->now_ms >= c->attach_until_ms;
         if (e->now_ms < c->link_deadline_ms) {
             roost_conn_set_timer(e, c);
-        } else if (!cut_off && (c->client.pending || (!ioctl(c->server.fd, SIOCINQ, &unread) && unread > 0))) {
+        } else if (c->client.pending || (!ioctl(c->server.fd, SIOCINQ, &unread) && unread > 0)) {
+            if (c->attach_fd >= 0 && e->now_ms >= c->attach_until_ms)
+                roost_attach_refused(e, c, EBUSY);
             c->link_deadline_ms = e->now_ms + UNLINK_MS; /* acknowledged to the server, and the client is slow */
             roost_conn_set_timer(e, c);
             roost_conn_run(e, c);

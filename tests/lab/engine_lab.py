@@ -355,7 +355,7 @@ class EngineLab:
         assert receive(pair.client, 6) == b"answer"
         self.wait_state(pair, State.ACTIVE)  # payload may overtake the event that tells of its transition
 
-    def attach(self, pair: Pair, preamble: bytes = b"", early: bytes = b"") -> socket.socket:
+    def attach(self, pair: Pair, preamble: bytes = b"", early: bytes = b"", token: int = 0) -> socket.socket:
         """A server comes by itself: its end of the connection it has to the client."""
         with self.lab.enter("box"):
             listener = socket.create_server((self.lab.address("box", "lan0"), 0))
@@ -364,7 +364,8 @@ class EngineLab:
                 server = socket.create_connection(listener.getsockname(), 5)
             accepted = listener.accept()[0]
         self._stack.callback(server.close)
-        self.submit(Op.ATTACH, pair, Cause.SERVER_ATTACH, fd=accepted.detach(), preamble=preamble, early=early)
+        self.submit(Op.ATTACH, pair, Cause.SERVER_ATTACH, fd=accepted.detach(), preamble=preamble, early=early,
+                    token=token)  # fmt: skip
         return server
 
 
