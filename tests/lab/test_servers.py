@@ -7,6 +7,8 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,6 +20,7 @@ import pytest
 
 from appliance.engine import Balance, Command, EventType, Op, Server, ServerStatus
 from appliance.lab import DaemonHandle, Lab, Peer, endpoint, wait_until
+from appliance.lab.processes import python_environment
 from control.states import Cause, State
 from tests.lab.engine_lab import SERVICE, EngineLab, receive
 
@@ -306,6 +309,13 @@ def states(daemon: DaemonHandle, service: int = 0) -> dict[int, str]:
     return {int(row["server"].rpartition(":")[2]): row["state"] for row in rows}
 
 
+def shown_status(daemon: DaemonHandle) -> str:
+    """What `roost status` says."""
+    argv = [sys.executable, "-m", "control.cli.main", "status", "--socket", str(daemon.control_socket)]
+    environment = python_environment({"COLUMNS": "200"})
+    return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True, env=environment).stdout
+
+
 def open_links(server: Peer) -> int:
     return int(server.request("stats")["open"])
 
@@ -329,6 +339,7 @@ def test_when_a_server_dies_its_clients_find_another_and_come_back_with_it(famil
         assert row["reason"] == "connection refused (2 checks in a row)"
         address = endpoint(lab.address("lan", "eth0", family), 8001)
         assert f'server {address} of service "lab{family}" is down: connection refused' in daemon.log_tail()
+        assert f"{address} down: connection refused (2 checks in a row), 0 links" in shown_status(daemon)
         said = swarm.say(number)
         assert (said.answered, said.failed) == (number, Counter())
         assert swarm.stats().dead == {}
