@@ -487,6 +487,11 @@ class Engine:
         self._buffers.err[0] = b"\0"
         self._check(lib.roost_router_attach(self._raw, ifname.encode(), int(servers), self._buffers.err, ERR_LEN))
 
+    def link_ports(self, first: int, last: int) -> None:
+        """Where links to the servers of persistent services take their local ports from; before start."""
+        if lib.roost_link_ports(self._raw, first, last) < 0:
+            raise EngineError(f"{first}-{last} is no range of ports")
+
     def start(self) -> None:
         """Starts the engine thread."""
         self._buffers.err[0] = b"\0"

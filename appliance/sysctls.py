@@ -12,8 +12,9 @@
     first sleep, that its congestion marks are not echoed any more. So we do not agree. IPv6 has the same setting.
 
 ``net.ipv4.ip_local_reserved_ports``
-    Ports that we listen on may lie in the range that connect() takes its ports from. While the daemon is away, a link
-    of its predecessor in TIME-WAIT would keep the listener from coming back ("Address already in use").
+    Local ports of links that may sleep: while one does, the kernel would give its port to another connection to the
+    same server. And ports that we listen on may lie in the range that connect() takes its ports from. While the daemon
+    is away, a link of its predecessor in TIME-WAIT would keep the listener from coming back ("Address already in use").
 
 They stay when the daemon ends: the next one needs them before it begins.
 """
@@ -38,7 +39,14 @@ def merge_ports(text: str, ports: Iterable[int]) -> str:
         if first:
             present.update(range(int(first), int(last or first) + 1))
     missing = sorted(set(ports) - present)
-    return ",".join([*filter(None, [text.strip()]), *map(str, missing)]) if missing else text.strip()
+    runs: list[list[int]] = []
+    for port in missing:
+        if runs and runs[-1][1] == port - 1:
+            runs[-1][1] = port
+        else:
+            runs.append([port, port])
+    added = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return ",".join([*filter(None, [text.strip()]), *added])
 
 
 def prepare(ports: Iterable[int], ipv4: Path = IPV4) -> None:

@@ -210,6 +210,7 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
     roost_wheel_init(&e->wheel, e->now_ms);
     e->max_awake = options->max_awake ? options->max_awake : 8192;
     e->epoll_fd = e->wake_fd = -1;
+    roost_link_ports(e, 10240, 32767);
     e->door[ROOST_DOOR_IPV4] = e->door[ROOST_DOOR_IPV6] = -1;
     int error = roost_datapath_open(&e->path, &e->table, options->pin_dir, options->bpf_dir, &sizes, roost_on_frame, e,
                                     err, err_len);

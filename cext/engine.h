@@ -210,6 +210,9 @@ int roost_server_mark(roost_engine *e, uint16_t service, const struct roost_serv
 /* Fills status; how many it filled, at most max (64 is room for all). -ENOENT: no such service. */
 int roost_servers_read(roost_engine *e, uint16_t service, struct roost_server_status *status, uint32_t max);
 void roost_stop_listening(roost_engine *e); /* no new clients from now on; those in the listen queues are reset */
+/* Local ports of links to the servers of persistent services, which the kernel must give to nobody (before roost_start;
+ * 10240 to 32767 otherwise, below what it gives by itself). */
+int roost_link_ports(roost_engine *e, uint16_t first, uint16_t last);
 int roost_start(roost_engine *e, char *err, uint32_t err_len);
 int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t count);
 /* Waits up to timeout_ms for an event, and then up to patience_ms for more, unless somebody waits for one of them: the

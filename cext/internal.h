@@ -9,6 +9,7 @@
  *     freeze.c      socket -> record                          thaw.c    record -> socket
  *     sweep.c       what sleeping connections need by time    connection.c  the awake ones, by id and by key
  *     waiting.c     servers whose client is not to be had     mailbox.c     batches in, batches out
+ *     ports.c       local ports of links that may sleep
  */
 #ifndef ROOST_CEXT_INTERNAL_H
 #define ROOST_CEXT_INTERNAL_H
@@ -202,6 +203,7 @@ struct roost_engine {
     uint64_t awake, max_awake;
     bool pressure_told;
     uint64_t next_id;
+    uint16_t link_port_first, link_port_last, link_port_next; /* of links that may sleep (ports.c) */
     uint64_t now_ms;
     uint64_t accept_resume_ms;
     struct roost_conn *ready, **ready_tail;
@@ -262,6 +264,11 @@ void roost_conn_close(struct roost_engine *e, struct roost_conn *c, enum roost_c
 int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool server);
 void roost_reset_fd(int fd); /* close with RST */
 void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset);
+
+/* ports.c */
+typedef int roost_connect_from(const struct roost_server *to, const uint8_t *local, uint16_t port_be);
+/* Begins a link that may sleep, from a port that no other has. A descriptor or -errno. */
+int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, roost_connect_from *connect_from);
 
 /* links.c */
 void roost_leg_fresh(struct roost_leg *leg, int fd);

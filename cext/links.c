@@ -38,21 +38,22 @@ struct roost_pool *roost_pool_of(struct roost_engine *e, uint16_t service) {
     return service < places && e->by_index[service] ? &e->by_index[service]->pool : NULL;
 }
 
-static int reach(const struct roost_service *s, const struct roost_key *key, const struct roost_server *to,
-                 bool same_port) {
-    struct sockaddr_storage server, client;
-    int one = 1, fd = roost_socket_for(to->address, s->as_client);
+/* Begins a connection to a server from an address and port; from NULL: the kernel chooses, port 0: it chooses the port.
+ * A descriptor or -errno. */
+static int connect_from(const struct roost_server *to, const uint8_t *from, uint16_t port_be) {
+    struct sockaddr_storage server, local;
+    int one = 1, fd = roost_socket_for(to->address, from != NULL);
     if (fd < 0)
         return fd;
     socklen_t size = roost_address_to(to->address, htons(to->port), &server);
     int e = setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    if (!e && s->as_client) {
-        socklen_t client_size = roost_address_to(key->client, same_port ? key->client_port : 0, &client);
-        /* Beside an earlier link of this client in TIME-WAIT, and beside servers that came for it by this address. */
-        e = same_port ? setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one))
-                      : setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof(one));
+    if (!e && from) {
+        socklen_t local_size = roost_address_to(from, port_be, &local);
+        /* Beside an earlier link in TIME-WAIT, and beside servers that came for a client by this address. */
+        e = port_be ? setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one))
+                    : setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof(one));
         if (!e)
-            e = bind(fd, (struct sockaddr *)&client, client_size);
+            e = bind(fd, (struct sockaddr *)&local, local_size);
     }
     if (!e)
         e = connect(fd, (struct sockaddr *)&server, size);
@@ -64,11 +65,14 @@ static int reach(const struct roost_service *s, const struct roost_key *key, con
     return fd;
 }
 
-/* The port is taken while an earlier link of the client is in TIME-WAIT and its server has no timestamps: the server then
- * sees the client's address with another port. */
-static int connect_to(const struct roost_service *s, const struct roost_key *key, const struct roost_server *to) {
-    int fd = reach(s, key, to, true);
-    return s->as_client && (fd == -EADDRNOTAVAIL || fd == -EADDRINUSE) ? reach(s, key, to, false) : fd;
+static int connect_to(struct roost_engine *e, const struct roost_service *s, const struct roost_key *key,
+                      const struct roost_server *to) {
+    if (!s->as_client)
+        return s->persistent ? roost_ports_connect(e, to, connect_from) : connect_from(to, NULL, 0);
+    int fd = connect_from(to, key->client, key->client_port);
+    /* The port is taken while an earlier link of the client is in TIME-WAIT and its server has no timestamps: the server
+     * then sees the client's address with another port. */
+    return fd == -EADDRNOTAVAIL || fd == -EADDRINUSE ? connect_from(to, key->client, 0) : fd;
 }
 
 /* What the server is told about the client before its first byte. */
@@ -82,7 +86,7 @@ static int introduce(const struct roost_service *s, struct roost_conn *c) {
 /* Begins a link to this server: 0 or -errno. */
 static int begin(struct roost_engine *e, struct roost_conn *c, const struct roost_server *to) {
     const struct roost_service *s = roost_service_of(e, c->service);
-    int fd = connect_to(s, &c->key, to);
+    int fd = connect_to(e, s, &c->key, to);
     if (fd < 0)
         return fd;
     roost_leg_fresh(&c->server, fd);

@@ -102,6 +102,22 @@ def _endpoint(value: object) -> str:
 Endpoint = Annotated[str, BeforeValidator(_endpoint)]
 
 
+def parse_ports(text: str) -> tuple[int, int]:
+    """(first, last) out of ``10240-32767``."""
+    first, dash, last = text.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last) <= 65535):
+        raise ValueError(f'"{text}" is no range of ports; write "10240-32767"')
+    return int(first), int(last)
+
+
+def _ports(value: str) -> str:
+    parse_ports(value)
+    return value
+
+
+PortRange = Annotated[str, AfterValidator(_ports)]
+
+
 def _password_hash(value: str) -> str:
     PasswordHash.parse(value)
     return value
@@ -144,6 +160,11 @@ class Network(_Section):
         description="interfaces that the servers of persistent services are heard on; default: `[router] lan`, and "
         "those by which the routing table reaches the servers. Servers that come by themselves (`[attach]`) from "
         "elsewhere need theirs here",
+    )
+    link_ports: PortRange = Field(
+        "10240-32767",
+        description="local ports of links to the servers of persistent services. The kernel must not give them to "
+        "others: those of its own range (`net.ipv4.ip_local_port_range`) are reserved",
     )
     xdp_mode: Literal["auto", "native", "generic"] = Field(
         "auto", description="`native` needs the driver's support; `auto` falls back to `generic` with a warning"

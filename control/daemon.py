@@ -42,7 +42,7 @@ from appliance.reachability import UnreachableError, interface_towards
 from appliance.router import RouterError, close_routes, open_routes
 from control import config as configuration
 from control.channel.operations import Operations
-from control.config import Config, ConfigError, parse_endpoint
+from control.config import Config, ConfigError, parse_endpoint, parse_ports
 from control.health import Health
 from control.monitor import BATCH, EnginePort, Monitor, history_row
 from control.policy import needs_restart, reloaded, service_spec
@@ -282,7 +282,11 @@ class Daemon:
 
         config = self._config
         attach = [parse_endpoint(text) for text in config.attach.listen]
-        sysctls.prepare([port for _, port in attach + [parse_endpoint(s.listen) for s in config.service]])
+        ports = [port for _, port in attach + [parse_endpoint(s.listen) for s in config.service]]
+        if any(service.interface == "persistent" for service in config.service):
+            first, last = parse_ports(config.network.link_ports)
+            ports += range(first, last + 1)
+        sysctls.prepare(ports)
         try:
             for address, port in attach:
                 self._listeners.append(bind(address, port))
@@ -316,6 +320,7 @@ class Daemon:
                 log.warning("%s: the driver has no native XDP; generic XDP is used, which is slower", name)
         for name in self._server_interfaces():
             interfaces.setdefault(name, engine.attach(name, config.network.xdp_mode, servers=True))
+        engine.link_ports(*parse_ports(config.network.link_ports))
         if not interfaces:
             log.warning("no [network] interfaces: connections cannot be kept asleep")
         router = config.router

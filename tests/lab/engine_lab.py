@@ -60,7 +60,7 @@ class EngineLab:
 
     def __init__(self, lab: Lab | None = None, service: dict[str, Any] | None = None, xdp_mode: str = "auto",
                  exact_frames: bool = False, router: bool = False, attach_ports: Sequence[int] = (),
-                 wait_ms: int = 0, **options: Any) -> None:  # fmt: skip
+                 wait_ms: int = 0, link_ports: tuple[int, int] | None = None, **options: Any) -> None:  # fmt: skip
         self._stack = ExitStack()
         self.lab = lab or self._stack.enter_context(Lab(clients=100, nat=False, exact_frames=exact_frames))
         self._pins = str(leftovers.BPFFS / leftovers.new_name())
@@ -71,6 +71,7 @@ class EngineLab:
         self._router = router
         self._attach_ports = attach_ports
         self._wait_ms = wait_ms
+        self._link_ports = link_ports
         self._engine: Engine | None = None
         self._thread: threading.Thread | None = None
         self._driving = False
@@ -141,6 +142,8 @@ class EngineLab:
                 engine.steer("lan0", servers=True)
             for family in (4, 6):
                 engine.add_service(self.spec(family))
+            if self._link_ports:
+                engine.link_ports(*self._link_ports)
             engine.start()
         self._driving = True
         self._thread = threading.Thread(target=self._drive, args=(engine,), name="engine-lab")

@@ -275,3 +275,38 @@ def test_a_hundred_pairs_in_one_batch(box: EngineLab, family: int) -> None:
         (pair.client if turn % 2 else pair.server).sendall(bytes(2000))
     for turn, pair in enumerate(pairs):
         assert receive(pair.server if turn % 2 else pair.client, 2000) == bytes(2000)
+
+
+@BOTH
+def test_a_new_link_never_takes_the_port_of_one_that_sleeps(box: EngineLab, family: int) -> None:
+    """The kernel has forgotten that port. Were it given to another link, the server would take that for its old one."""
+    box.lab.sysctl("box", "net.ipv4.ip_local_port_range", "40000 40007")
+    try:
+        sleeping = [box.connect(family) for _ in range(20)]
+        for pair in sleeping:
+            fall_asleep(box, pair)
+        awake = [box.connect(family) for _ in range(20)]
+    finally:
+        box.lab.sysctl("box", "net.ipv4.ip_local_port_range", "32768 60999")
+    ports = {pair.server.getpeername()[1] for pair in sleeping + awake}
+    assert len(ports) == 40
+    assert not ports & set(range(40000, 40008)), "not where the kernel takes ports for others"
+    for pair in sleeping + awake:
+        box.exchange(pair)
+
+
+@pytest.mark.engine(service={**PERSISTENT, "connect_timeout_ms": 600}, link_ports=(47500, 47503))
+def test_with_every_port_asleep_a_client_is_refused_and_no_sleeper_is_touched(box: EngineLab) -> None:
+    sleeping = [box.connect() for _ in range(4)]
+    for pair in sleeping:
+        fall_asleep(box, pair)
+    client = box.dial()
+    with pytest.raises(ConnectionResetError):
+        client.recv(1)
+    for pair in sleeping:
+        assert box.state(pair) is IDLE
+    gone = sleeping.pop()
+    box.close(gone)
+    sleeping.append(box.connect())  # its port is free again
+    for pair in sleeping:
+        box.exchange(pair)

@@ -118,6 +118,9 @@ class FakeEngine:
         marks = {server: up for index, server, up in self.marks if index == service}
         return [ServerStatus(s, marks.get(s, True), False, 0, 0, 0) for spec in specs for s in spec.servers]
 
+    def link_ports(self, first: int, last: int) -> None:
+        pass
+
     def start(self) -> None:
         self.started = True
 

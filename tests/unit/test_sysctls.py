@@ -27,6 +27,7 @@ def ipv4(tmp_path: Path) -> Path:
         ("\n", [3128], "3128"),
         ("3128\n", [3128], "3128"),
         ("7,8000-8003\n", [8001, 9000, 80, 9000], "7,8000-8003,80,9000"),
+        ("8000", range(7998, 8004), "8000,7998-7999,8001-8003"),
     ],
 )
 def test_reserved_ports_are_added_to_those_of_others(present: str, ports: list[int], merged: str) -> None:
