@@ -42,6 +42,9 @@ class Op(IntEnum):
     FREEZE_HELD = lib.ROOST_OP_FREEZE_HELD
     INSERT = lib.ROOST_OP_INSERT
     PRESSURE = lib.ROOST_OP_PRESSURE
+    ANSWER = lib.ROOST_OP_ANSWER
+    TELL = lib.ROOST_OP_TELL
+    OVERRIDE = lib.ROOST_OP_OVERRIDE
 
 
 class EventType(IntEnum):
@@ -55,6 +58,22 @@ class EventType(IntEnum):
     PRESSURE = lib.ROOST_EV_PRESSURE
     FATAL = lib.ROOST_EV_FATAL
     SERVER_DOWN = lib.ROOST_EV_SERVER_DOWN
+    IN_BAND = lib.ROOST_EV_IN_BAND
+    OVERRIDES = lib.ROOST_EV_OVERRIDES
+    DONE = lib.ROOST_EV_DONE
+
+
+class Verb(IntEnum):
+    """What an end asks for in band, as far as it can be allowed or not (enum roost_inband_verb)."""
+
+    PING = lib.ROOST_INBAND_PING
+    DONE = lib.ROOST_INBAND_DONE
+    QUIET = lib.ROOST_INBAND_QUIET
+    KEEPALIVE = lib.ROOST_INBAND_KEEPALIVE
+    ALWAYS_ACTIVE = lib.ROOST_INBAND_ALWAYS_ACTIVE
+    NAME = lib.ROOST_INBAND_NAME
+    SLEEP = lib.ROOST_INBAND_SLEEP
+    STATUS = lib.ROOST_INBAND_STATUS
 
 
 class Balance(IntEnum):
@@ -112,6 +131,7 @@ _KEY = struct.Struct("=16s16s2s2s")
 KA = struct.Struct("=IIIIIIHHHBBI")
 REST = struct.Struct("=QQIIIHHII")
 REST_SIZE: int = REST.size
+OVERRIDES_BYTES: int = ffi.sizeof("struct roost_overrides")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +259,7 @@ class Command:
     token: int = 0
     preamble: bytes = b""
     early: bytes = b""
+    overrides: bytes = b""
 
 
 @dataclass(slots=True)
@@ -265,6 +286,16 @@ class Event:
         """Index of the service the connection came in by."""
         return self.record.service
 
+    @property
+    def name(self) -> str:
+        """Of IN_BAND: the name that an end asks for, "" with another verb."""
+        return (self.record.ka + self.record.rest).split(b"\0", 1)[0].decode("ascii")
+
+    @property
+    def overrides(self) -> bytes:
+        """Of OVERRIDES: struct roost_overrides as it is."""
+        return self.record.ka[:OVERRIDES_BYTES]
+
 
 @dataclass(slots=True)
 class EngineOptions:
@@ -278,6 +309,7 @@ class EngineOptions:
     ring_bytes: int = 4 << 20
     max_awake: int = 8192
     next_id: int = 1
+    name: str = ""
 
 
 @dataclass(slots=True)
@@ -306,6 +338,10 @@ class ServiceSpec:
     max_fails: int = 0
     second_server: int = SecondServer.REFUSED
     second_server_ms: int = 10000
+    in_band_clients: int = 0
+    in_band_servers: int = 0
+    in_band_forward: bool = False
+    in_band_stay: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +384,10 @@ def _event_struct() -> struct.Struct:
     }
     if (offset["error"], offset["count"], offset["id"], offset["gap_ms"]) != (8, 12, 16, 56):
         raise EngineError("struct roost_event has an unknown layout: rebuild the extension")
+    # The union: the name and the overrides begin where the keep-alive's part of a record does.
+    after_key = {ffi.offsetof("struct roost_asked", "name"), ffi.offsetof("struct roost_overridden", "overrides")}
+    if after_key != {ffi.offsetof("struct roost_record", "ka")}:
+        raise EngineError("struct roost_event has an unknown union: rebuild the extension")
     record = offset["record"]
     parts = [ffi.offsetof("struct roost_record", name) for name in ("key", "ka", "rest")]
     total = ffi.sizeof("struct roost_event")
@@ -377,9 +417,10 @@ class Engine:
         pin_dir = ffi.new("char[]", options.pin_dir.encode())
         bpf_dir = ffi.new("char[]", options.bpf_dir.encode())
         raw = ffi.new("struct roost_options *")
-        raw.pin_dir, raw.bpf_dir = pin_dir, bpf_dir
-        for name in ("ipv4_slots", "ipv6_slots", "idle_slots", "ring_bytes", "max_awake", "next_id"):
-            setattr(raw, name, getattr(options, name))
+        name = ffi.new("char[]", options.name.encode())
+        raw.pin_dir, raw.bpf_dir, raw.name = pin_dir, bpf_dir, name
+        for size in ("ipv4_slots", "ipv6_slots", "idle_slots", "ring_bytes", "max_awake", "next_id"):
+            setattr(raw, size, getattr(options, size))
         self._raw = lib.roost_open(raw, self._buffers.err, ERR_LEN)
         if not self._raw:
             raise EngineError(self._message())
@@ -418,9 +459,19 @@ class Engine:
             "max_fails",
             "second_server",
             "second_server_ms",
+            "in_band_clients",
+            "in_band_servers",
         ):
             setattr(raw, name, getattr(spec, name))
-        for flag in ("close_with_server", "transparent", "as_client", "persistent", "fail_closed"):
+        for flag in (
+            "close_with_server",
+            "transparent",
+            "as_client",
+            "persistent",
+            "fail_closed",
+            "in_band_forward",
+            "in_band_stay",
+        ):
             setattr(raw, flag, int(getattr(spec, flag)))
         ffi.memmove(raw.listen, pack_address(spec.listen), 16)
         raw.servers = len(spec.servers)
@@ -522,6 +573,8 @@ class Engine:
                     raise EngineError(f"a preamble of {len(command.preamble)} bytes: at most 64")
                 ffi.memmove(place.preamble, command.preamble, len(command.preamble))
                 place.preamble_len = len(command.preamble)
+            if command.overrides:
+                ffi.memmove(ffi.addressof(place, "overrides"), command.overrides, OVERRIDES_BYTES)
             if command.early:
                 early = ffi.from_buffer("uint8_t[]", command.early)
                 keep.append(early)

@@ -300,6 +300,20 @@ static int op_pressure(struct roost_engine *e, const struct roost_command *comma
     return 0;
 }
 
+static int op_tell(struct roost_engine *e, const struct roost_command *command) {
+    struct roost_conn *c = target(e, command);
+    int error = c ? roost_inband_tell(e, c) : ENOENT;
+    if (!error && command->token) {
+        struct roost_event event;
+        roost_event_of_conn(e, c, &event);
+        event.type = ROOST_EV_DONE;
+        event.op = command->op;
+        event.token = command->token;
+        roost_mailbox_post(&e->box, &event);
+    }
+    return error;
+}
+
 static int carry_out(struct roost_engine *e, struct roost_command *command) {
     switch (command->op) {
     case ROOST_OP_STANDBY:
@@ -323,6 +337,12 @@ static int carry_out(struct roost_engine *e, struct roost_command *command) {
         return op_insert(e, command);
     case ROOST_OP_PRESSURE:
         return op_pressure(e, command);
+    case ROOST_OP_ANSWER:
+        return roost_inband_answered(e, command);
+    case ROOST_OP_TELL:
+        return op_tell(e, command);
+    case ROOST_OP_OVERRIDE:
+        return roost_policy_restore(e, command);
     default:
         return EINVAL;
     }

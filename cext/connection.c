@@ -84,6 +84,7 @@ void roost_conn_set_id(struct roost_engine *e, struct roost_conn *c, uint64_t id
     struct roost_conn **head = &e->by_id[slot_of_id(e, id)];
     c->next_by_id = *head;
     *head = c;
+    c->overrides = roost_overrides_find(&e->overrides, &e->table.config, &c->key, id);
 }
 
 struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key *key, uint64_t id, uint16_t service) {
@@ -96,6 +97,7 @@ struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key
     c->client.fd = c->server.fd = c->attach_fd = -1;
     c->active_ms = c->since_ms = e->now_ms;
     c->held_tail = &c->held;
+    c->overrides = roost_overrides_find(&e->overrides, &e->table.config, key, id);
     struct roost_conn **head = &e->by_id[slot_of_id(e, id)];
     c->next_by_id = *head;
     *head = c;
@@ -139,6 +141,7 @@ void roost_conns_free_dead(struct roost_engine *e) {
         free(c->server.pending);
         free(c->preamble);
         free(c->early);
+        roost_inband_free(c);
         free(c);
     }
 }
@@ -163,16 +166,17 @@ void roost_conn_run(struct roost_engine *e, struct roost_conn *c) {
 
 /* The next moment at which something must be looked at. */
 void roost_conn_set_timer(struct roost_engine *e, struct roost_conn *c) {
-    const struct roost_service *s = roost_service_of(e, c->service);
-    uint64_t due = 0;
+    uint64_t due = 0, in_band = c->in_band ? roost_inband_due_ms(e, c) : 0;
     if (c->link == ROOST_CONNECTING || c->link == ROOST_UNLINKING) {
         due = c->link == ROOST_CONNECTING && c->retry_ms ? c->retry_ms : c->link_deadline_ms;
     } else if (c->phase == ROOST_LIVE) {
-        uint64_t quiet = c->state == ROOST_ST_ACTIVE ? s->standby_quiet_ms : s->idle_quiet_ms;
+        uint64_t quiet = roost_quiet_ms(e, c, (enum roost_state)c->state);
         if (quiet) {
             due = (c->told_quiet_ms > c->active_ms ? c->told_quiet_ms : c->active_ms) + quiet;
         }
     }
+    if (in_band && (!due || in_band < due))
+        due = in_band;
     if (due)
         roost_wheel_set(&e->wheel, &c->timer, due);
     else
@@ -192,8 +196,11 @@ void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum ro
     roost_mailbox_post(&e->box, &event);
     if (c->state == ROOST_ST_NONE)
         roost_hosts_add(&e->hosts, &c->key);
-    if (to == ROOST_ST_CLOSED)
+    if (to == ROOST_ST_CLOSED) {
         roost_hosts_remove(&e->hosts, &c->key);
+        roost_overrides_remove(&e->overrides, &e->table.config, &c->key);
+        c->overrides = NULL;
+    }
     c->state = (uint8_t)to;
     c->since_ms = e->now_ms;
     c->rx = c->tx = 0;

@@ -107,8 +107,9 @@ void roost_conn_timer(struct roost_engine *e, struct roost_conn *c) {
     }
     if (c->phase != ROOST_LIVE)
         return;
-    const struct roost_service *s = roost_service_of(e, c->service);
-    uint64_t quiet = c->state == ROOST_ST_ACTIVE ? s->standby_quiet_ms : s->idle_quiet_ms;
+    if (c->in_band)
+        roost_inband_timer(e, c);
+    uint64_t quiet = roost_quiet_ms(e, c, (enum roost_state)c->state);
     uint64_t since = c->told_quiet_ms > c->active_ms ? c->told_quiet_ms : c->active_ms;
     if (quiet && e->now_ms >= since + quiet && !roost_mailbox_crowded(&e->box)) {
         struct roost_event event;
@@ -209,6 +210,7 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
     e->now_ms = roost_monotonic_ms();
     roost_wheel_init(&e->wheel, e->now_ms);
     e->max_awake = options->max_awake ? options->max_awake : 8192;
+    snprintf(e->name, sizeof(e->name), "%s", options->name ? options->name : "");
     e->epoll_fd = e->wake_fd = -1;
     roost_link_ports(e, 10240, 32767);
     e->door[ROOST_DOOR_IPV4] = e->door[ROOST_DOOR_IPV6] = -1;
@@ -392,6 +394,7 @@ void roost_close(roost_engine *e) {
     roost_conns_free_dead(e);
     roost_datapath_close(&e->path);
     roost_hosts_close(&e->hosts);
+    roost_overrides_close(&e->overrides);
     roost_mailbox_destroy(&e->box);
     if (e->epoll_fd >= 0)
         close(e->epoll_fd);

@@ -58,7 +58,11 @@ enum roost_op {
     ROOST_OP_FREEZE_HELD = 8, /* id: freeze the client leg alone, keep the server link; server data thaws it (chaos) */
     ROOST_OP_INSERT = 9,      /* key + record: put a SLEEP record from the store into the table (after a reboot); with
                                  peer: both legs of a pair, which are IDLE then */
-    ROOST_OP_PRESSURE = 10    /* count: freeze the count least recently active STANDBY/ACTIVE connections */
+    ROOST_OP_PRESSURE = 10,   /* count: freeze the count least recently active STANDBY/ACTIVE connections */
+    ROOST_OP_ANSWER = 11,     /* id + count: the answer to ROOST_EV_IN_BAND; error: refused; preamble: the name */
+    ROOST_OP_TELL = 12,       /* id or key of an awake connection: its client is told in band to stay connected.
+                                 ROOST_EV_DONE follows; EPERM where the service does not let clients be told */
+    ROOST_OP_OVERRIDE = 13    /* key + id + overrides: what ROOST_EV_OVERRIDES told to an earlier engine */
 };
 
 enum roost_event_type {
@@ -70,8 +74,34 @@ enum roost_event_type {
     ROOST_EV_PRESSURE = 6,    /* count of awake connections; the descriptor high-water mark is passed */
     ROOST_EV_FATAL = 7,       /* error (errno): the engine thread stopped */
     ROOST_EV_SERVER_DOWN =
-        8 /* service, key.local and key.local_port: this server; count links in a row failed, the last
+        8,                /* service, key.local and key.local_port: this server; count links in a row failed, the last
                                  by error (errno). It is not chosen any more until roost_server_mark */
+    ROOST_EV_IN_BAND = 9, /* asked, id: op (STATUS, NAME) needs the control plane; ROOST_OP_ANSWER with this count */
+    ROOST_EV_OVERRIDES = 10, /* overridden, id: differs from what was told; comes when the connection goes IDLE */
+    ROOST_EV_DONE = 11       /* op, token, id: carried out, and no transition tells of it; for commands with a token */
+};
+
+/* Verbs of in-band requests (docs/in-band.md). */
+enum roost_inband_verb {
+    ROOST_INBAND_UNKNOWN = 0, /* no verb of this version: answer "unknown" */
+    ROOST_INBAND_BAD,         /* arguments or flags that are none: do nothing, answer "bad" */
+    ROOST_INBAND_PING,
+    ROOST_INBAND_DONE,          /* transfer complete: the server link may be closed now */
+    ROOST_INBAND_QUIET,         /* set the quiet intervals that are given */
+    ROOST_INBAND_KEEPALIVE,     /* on, interval_ms: the manager's probes of the inactive client */
+    ROOST_INBAND_ALWAYS_ACTIVE, /* on */
+    ROOST_INBAND_NAME,          /* register name for this client */
+    ROOST_INBAND_SLEEP,
+    ROOST_INBAND_STATUS /* answered whether or not answer is set */
+};
+
+/* What in-band requests set for one connection, in place of its service's policy; all zeros: nothing. */
+struct roost_overrides {       /* 20 bytes */
+    uint32_t quiet_ms[3];      /* where given: in ACTIVE, STANDBY, IDLE; 0 = never */
+    uint32_t probe_interval_s; /* where given; 0 = no probes */
+    uint8_t given;             /* bits: 1, 2, 4 the quiet intervals, 8 the probe interval */
+    uint8_t always_active;     /* ACTIVE and STANDBY do not end by time */
+    uint16_t unused;
 };
 
 struct roost_record { /* all of an inactive connection: what the store keeps for SLEEP */
@@ -133,6 +163,10 @@ struct roost_service {
     uint8_t fail_closed;         /* transparent: without a daemon new clients are refused, not routed to the server */
     uint8_t second_server;       /* enum roost_second_server */
     uint32_t second_server_ms;   /* how long it waits at most, to be linked or to take over; then it is refused */
+    uint16_t in_band_clients; /* bit 1 << verb: what clients may ask for in band; 0: their payload is not looked at */
+    uint16_t in_band_servers; /* the same for servers */
+    uint8_t in_band_forward;  /* requests are forwarded whether or not they ask for it */
+    uint8_t in_band_stay;     /* clients may be told to stay connected (ROOST_OP_TELL) */
 };
 
 struct roost_options {
@@ -144,6 +178,7 @@ struct roost_options {
     uint32_t ring_bytes; /* a power of two */
     uint32_t max_awake;  /* client connections with a socket; above 7/8 of it: ROOST_EV_PRESSURE */
     uint64_t next_id;    /* first number to give (the engine also looks at the adopted table) */
+    const char *name;    /* the manager's own, for in-band requests to it alone; NULL: none */
 };
 
 struct roost_command {
@@ -160,6 +195,17 @@ struct roost_command {
     uint32_t preamble_len;
     const uint8_t *early; /* copied by roost_submit */
     uint32_t early_len;
+    struct roost_overrides overrides;
+};
+
+struct roost_asked {
+    struct roost_key key;
+    char name[64]; /* of NAME */
+};
+
+struct roost_overridden {
+    struct roost_key key;
+    struct roost_overrides overrides;
 };
 
 struct roost_event {
@@ -172,11 +218,15 @@ struct roost_event {
     uint32_t count;
     uint64_t id;
     uint64_t token;
-    uint64_t at_ms;             /* CLOCK_REALTIME ms */
-    uint64_t rx_bytes;          /* payload from the client since its last transition */
-    uint64_t tx_bytes;          /* payload to the client since its last transition */
-    uint64_t gap_ms;            /* since the last payload byte, either direction */
-    struct roost_record record; /* key always; ka and rest where the type says so */
+    uint64_t at_ms;    /* CLOCK_REALTIME ms */
+    uint64_t rx_bytes; /* payload from the client since its last transition */
+    uint64_t tx_bytes; /* payload to the client since its last transition */
+    uint64_t gap_ms;   /* since the last payload byte, either direction */
+    union {
+        struct roost_record record; /* key always; ka and rest where the type says so */
+        struct roost_asked asked;
+        struct roost_overridden overridden;
+    };
 };
 
 /* Per-verdict counters of the BPF programs and counters of the engine, by name (see roost_stat_name). */

@@ -127,7 +127,8 @@ int roost_freeze(struct roost_engine *e, struct roost_conn *c, bool keep_link, e
     }
     if ((keep_link || pair) && (c->link != ROOST_LINKED || c->server.eof || c->server.shut || c->server.readable))
         return -EAGAIN;
-    if (c->client.eof || c->client.shut || c->client.pending || c->server.pending || c->attach_fd >= 0)
+    if (c->client.eof || c->client.shut || c->client.pending || c->server.pending || c->attach_fd >= 0 ||
+        roost_inband_unfinished(c) || roost_inband_wants_link(c))
         return -EBUSY;
     if (is_link_local(c->key.local) || is_link_local(c->key.client))
         return -EOPNOTSUPP;
@@ -213,8 +214,8 @@ static void publish(struct roost_engine *e, struct roost_conn *c, struct roost_k
 }
 
 static void finish(struct roost_engine *e, struct roost_conn *c) {
-    const struct roost_service *s = roost_service_of(e, c->service);
-    struct taken client = {.probe_interval_s = s->probe_interval_s}, server = client;
+    struct taken client = {.probe_interval_s = roost_probe_interval_s(e, c)};
+    struct taken server = {.probe_interval_s = roost_service_of(e, c->service)->probe_interval_s};
     if (c->dead || c->phase != ROOST_MARKED)
         return;
     bool linked = c->keep_link || c->server_slot;
@@ -248,8 +249,7 @@ static void finish(struct roost_engine *e, struct roost_conn *c) {
         publish(e, c, c->server_slot, &server, c->server_slot->rest,
                 ROOST_F_PAIRED | ROOST_F_SERVER | (c->attached ? ROOST_F_ATTACHED : 0));
     }
-    if (s->sleep_quiet_ms)
-        client.rest.sleep_due_s = (uint32_t)((c->active_ms + s->sleep_quiet_ms + 999) / 1000);
+    client.rest.sleep_due_s = roost_sleep_due_s(e, c);
     publish(e, c, c->slot, &client, index, c->server_slot ? ROOST_F_PAIRED : 0);
     if (client.probed)
         roost_answer_probe(e, &c->key, &client.ka);
@@ -262,6 +262,7 @@ static void finish(struct roost_engine *e, struct roost_conn *c) {
         roost_leg_close(e, &c->server, false);
     e->stat[ROOST_E_FROZEN]++;
     roost_conn_transition(e, c, ROOST_ST_IDLE, (enum roost_cause)c->freeze_cause);
+    roost_inband_frozen(e, c);
     if (c->keep_link) {
         c->phase = ROOST_HELD_LINK;
     } else {

@@ -27,19 +27,6 @@
 #define ROOST_INBAND_PREFIX_PATIENCE_MS 40
 #define ROOST_INBAND_FRAME_PATIENCE_MS 1000
 
-enum roost_inband_verb {
-    ROOST_INBAND_UNKNOWN = 0, /* no verb of this version: answer "unknown" */
-    ROOST_INBAND_BAD,         /* arguments or flags that are none: do nothing, answer "bad" */
-    ROOST_INBAND_PING,
-    ROOST_INBAND_DONE,          /* transfer complete: the server link may be closed now */
-    ROOST_INBAND_QUIET,         /* set the quiet intervals that are given */
-    ROOST_INBAND_KEEPALIVE,     /* on, interval_ms: the manager's probes of the inactive client */
-    ROOST_INBAND_ALWAYS_ACTIVE, /* on */
-    ROOST_INBAND_NAME,          /* register name for this client */
-    ROOST_INBAND_SLEEP,
-    ROOST_INBAND_STATUS /* answered whether or not answer is set */
-};
-
 enum roost_inband_quiet { /* indices of quiet_ms; as in the configuration: ACTIVE to STANDBY, to IDLE, to SLEEP */
     ROOST_INBAND_ACTIVE,
     ROOST_INBAND_STANDBY,

@@ -10,6 +10,8 @@
  *     sweep.c       what sleeping connections need by time    connection.c  the awake ones, by id and by key
  *     waiting.c     servers whose client is not to be had     mailbox.c     batches in, batches out
  *     ports.c       local ports of links that may sleep
+ *     policy.c      what is in force for one connection
+ *     inband_relay.c, inband_requests.c                       what the ends ask for in the payload (inband.c)
  */
 #ifndef ROOST_CEXT_INTERNAL_H
 #define ROOST_CEXT_INTERNAL_H
@@ -26,6 +28,7 @@
 #include "datapath.h"
 #include "hosts.h"
 #include "mailbox.h"
+#include "overrides.h"
 #include "servers.h"
 #include "table.h"
 #include "wheel.h"
@@ -129,10 +132,12 @@ struct roost_conn {
     struct roost_conn *next_waking; /* to be thawed in the next turn */
     struct roost_conn *next_dead;
     bool waking;
-    struct roost_ka *slot;        /* in MARKED, HELD_LINK, ASKED, THAWING */
-    struct roost_ka *server_slot; /* of a pair, in MARKED and THAWING */
-    struct roost_key server_key;  /* of server_slot */
-    bool server_local;            /* it runs on this machine */
+    struct roost_ka *slot;            /* in MARKED, HELD_LINK, ASKED, THAWING */
+    struct roost_ka *server_slot;     /* of a pair, in MARKED and THAWING */
+    struct roost_key server_key;      /* of server_slot */
+    bool server_local;                /* it runs on this machine */
+    struct roost_in_band *in_band;    /* what in-band requests need just now; NULL: nothing */
+    struct roost_override *overrides; /* NULL: its service's policy holds */
 };
 
 struct roost_grace {
@@ -175,6 +180,8 @@ enum roost_engine_counter {
     ROOST_E_THAW_NS,
     ROOST_E_BYTES_IN,
     ROOST_E_BYTES_OUT,
+    ROOST_E_IN_BAND,
+    ROOST_E_IN_BAND_REFUSED,
     ROOST_E_COUNT
 };
 
@@ -194,6 +201,9 @@ struct roost_engine {
     struct roost_listener *by_index[ROOST_MAX_SERVICES]; /* by the index of the service */
     int door[ROOST_DOORS];                               /* a router's listening sockets for servers; -1: none */
     struct roost_hosts hosts;
+    struct roost_override_table overrides;
+    char name[64];                         /* the manager's */
+    uint32_t in_band_asked;                /* questions to the control plane, ever */
     struct roost_waiting *waiting_servers; /* oldest first */
     uint32_t servers_waiting, server_wait_ms;
     uint64_t servers_retry_ms;
@@ -291,9 +301,49 @@ void roost_attach_refused(struct roost_engine *e, struct roost_conn *c, int erro
 void roost_link_timer(struct roost_engine *e, struct roost_conn *c);
 
 /* relay.c */
+enum roost_moved {
+    ROOST_MOVED_ALL,
+    ROOST_MOVED_AGAIN, /* there may be more, but others wait */
+    ROOST_BLOCKED,     /* the sink takes no more just now */
+    ROOST_SOURCE_BROKEN,
+    ROOST_SINK_BROKEN
+};
+
 void roost_relay(struct roost_engine *e, struct roost_conn *c);
 int roost_leg_flush(struct roost_leg *leg); /* 0 nothing pending any more, -EAGAIN, or -errno */
 int roost_leg_queue(struct roost_leg *leg, const uint8_t *data, uint32_t length);
+/* Sends, behind what is pending; what is not taken is queued: ROOST_BLOCKED. */
+enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint32_t length);
+void roost_relay_count(struct roost_engine *e, struct roost_conn *c, bool to_server, uint64_t bytes); /* of payload */
+
+/* inband_relay.c */
+bool roost_inband_looks(struct roost_engine *e, const struct roost_conn *c, bool client); /* into what this end sends */
+/* A chunk that was read from an end: payload to the other one, requests carried out. data: not e->scratch past
+ * ROOST_PENDING_MAX. */
+enum roost_moved roost_inband_chunk(struct roost_engine *e, struct roost_conn *c, bool client, const uint8_t *data,
+                                    uint32_t length);
+/* Before an end is read: what of it waits goes on, if it may. *stop: nothing may be read from it now. */
+enum roost_moved roost_inband_resume(struct roost_engine *e, struct roost_conn *c, bool client, bool *stop);
+enum roost_moved roost_inband_end(struct roost_engine *e, struct roost_conn *c,
+                                  bool client); /* before its FIN goes on */
+/* The first bytes of a server that attached, read before it was linked. 0 or -ENOMEM. */
+int roost_inband_early(struct roost_engine *e, struct roost_conn *c, const uint8_t *data, uint32_t length);
+void roost_inband_turn(struct roost_engine *e, struct roost_conn *c);       /* after its relay */
+int roost_inband_unlinked(struct roost_engine *e, struct roost_conn *c);    /* the server link goes; 0 or -ENOMEM */
+bool roost_inband_wants_link(const struct roost_conn *c);                   /* bytes of the client wait for a server */
+bool roost_inband_unfinished(const struct roost_conn *c);                   /* a frame, or the answer to one */
+void roost_inband_frozen(struct roost_engine *e, struct roost_conn *c);     /* it is IDLE now */
+uint64_t roost_inband_due_ms(struct roost_engine *e, struct roost_conn *c); /* when roost_inband_timer wants to run */
+void roost_inband_timer(struct roost_engine *e, struct roost_conn *c);
+void roost_inband_free(struct roost_conn *c);
+int roost_inband_answered(struct roost_engine *e, const struct roost_command *command);
+int roost_inband_tell(struct roost_engine *e, struct roost_conn *c);
+
+/* policy.c: what is in force for one connection. */
+int roost_policy_restore(struct roost_engine *e, const struct roost_command *command);
+uint32_t roost_quiet_ms(struct roost_engine *e, const struct roost_conn *c, enum roost_state state); /* 0 = never */
+uint16_t roost_probe_interval_s(struct roost_engine *e, const struct roost_conn *c);
+uint32_t roost_sleep_due_s(struct roost_engine *e, const struct roost_conn *c); /* for its record */
 
 /* freeze.c */
 int roost_grace_start(struct roost_engine *e);

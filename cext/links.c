@@ -272,7 +272,7 @@ void roost_link_attach(struct roost_engine *e, struct roost_conn *c) {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &one, sizeof(one));
     if ((c->preamble_len && roost_leg_queue(&c->server, (uint8_t *)c->preamble, c->preamble_len)) ||
-        (c->early_len && roost_leg_queue(&c->client, c->early, c->early_len)) || roost_watch(e, fd, c, true)) {
+        (c->early_len && roost_inband_early(e, c, c->early, c->early_len)) || roost_watch(e, fd, c, true)) {
         close(fd);
         roost_leg_fresh(&c->server, -1);
         c->preamble_len = c->early_len = 0;
@@ -280,10 +280,8 @@ void roost_link_attach(struct roost_engine *e, struct roost_conn *c) {
         roost_look(e, c, ROOST_C_SERVER_ATTACH);
         return;
     }
-    if (c->early_len) {
-        c->tx += c->early_len;
+    if (c->early_len)
         roost_conn_touch(e, c);
-    }
     free(c->preamble);
     free(c->early);
     c->preamble = NULL;
@@ -302,6 +300,10 @@ void roost_link_attach(struct roost_engine *e, struct roost_conn *c) {
 }
 
 void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
+    if (roost_inband_unlinked(e, c)) {
+        roost_conn_close(e, c, ROOST_C_SERVER_CLOSE, true); /* what the server said cannot be kept */
+        return;
+    }
     roost_link_abandon(e, c);
     c->attached = false;
     if (c->state != ROOST_ST_STANDBY)
@@ -311,7 +313,7 @@ void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_ca
         return;
     }
     roost_conn_set_timer(e, c);
-    if (c->client.readable)
+    if (c->client.readable || c->in_band)
         roost_conn_run(e, c);
     if (c->want_freeze) {
         c->want_freeze = false;
@@ -327,13 +329,13 @@ static int end(struct roost_engine *e, struct roost_conn *c, enum roost_cause ca
     if (c->client.eof || c->client.shut)
         return -EBUSY;                 /* the end of it all has begun */
     if (c->link == ROOST_CONNECTING) { /* what is pending for the server is no more than our own header */
-        if (c->rx == 0 && !c->client.readable) {
+        if (c->rx == 0 && !c->client.readable && !roost_inband_wants_link(c)) {
             roost_link_drop(e, c, cause);
             return 0;
         }
         return -EBUSY; /* the client spoke and waits for this very link */
     }
-    if (c->server.pending)
+    if (c->server.pending || roost_inband_unfinished(c))
         return -EBUSY;
     if (c->link == ROOST_UNLINKING)
         return 0;

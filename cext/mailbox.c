@@ -84,7 +84,7 @@ void roost_mailbox_destroy(struct roost_mailbox *m) {
  * longer. */
 static bool patient(const struct roost_event *event) {
     return (event->type == ROOST_EV_TRANSITION && !event->token) || event->type == ROOST_EV_QUIET ||
-           event->type == ROOST_EV_SLEEP_DUE;
+           event->type == ROOST_EV_SLEEP_DUE || event->type == ROOST_EV_OVERRIDES;
 }
 
 void roost_mailbox_post(struct roost_mailbox *m, const struct roost_event *event) {

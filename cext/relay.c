@@ -50,55 +50,66 @@ int roost_leg_flush(struct roost_leg *leg) {
     return 0;
 }
 
-enum outcome {
-    MOVED_ALL,
-    AGAIN,
-    BLOCKED,
-    SOURCE_BROKEN,
-    SINK_BROKEN
-};
+enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint32_t length) {
+    ssize_t sent = 0;
+    if (!leg->pending)
+        sent = send(leg->fd, data, length, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && errno != EAGAIN && errno != EINTR) {
+        leg->refused = true; /* these bytes are acknowledged and went nowhere */
+        return ROOST_SINK_BROKEN;
+    }
+    if (sent < 0)
+        sent = 0;
+    if ((uint32_t)sent == length)
+        return ROOST_MOVED_ALL;
+    leg->writable = false;
+    if (roost_leg_queue(leg, data + sent, length - (uint32_t)sent))
+        return ROOST_SINK_BROKEN; /* no memory: the bytes are acknowledged and cannot be kept; both ends learn it */
+    return ROOST_BLOCKED;
+}
 
-/* Moves what there is from one leg to the other; AGAIN: there may be more, but others wait. */
-static enum outcome move(struct roost_engine *e, struct roost_conn *c, struct roost_leg *from, struct roost_leg *to,
-                         uint64_t *counter, uint64_t *total) {
+void roost_relay_count(struct roost_engine *e, struct roost_conn *c, bool to_server, uint64_t bytes) {
+    c->asked = to_server;
+    *(to_server ? &c->rx : &c->tx) += bytes;
+    e->stat[to_server ? ROOST_E_BYTES_IN : ROOST_E_BYTES_OUT] += bytes;
+}
+
+/* Moves what there is from one end to the other. */
+static enum roost_moved move(struct roost_engine *e, struct roost_conn *c, bool client) {
+    struct roost_leg *from = client ? &c->client : &c->server, *to = client ? &c->server : &c->client;
+    const bool looks = roost_inband_looks(e, c, client);
     for (int reads = 0; reads < READS_A_TURN; reads++) {
+        bool stop = false;
         int f = roost_leg_flush(to);
         if (f)
-            return f == -EAGAIN ? BLOCKED : SINK_BROKEN;
-        if (!from->readable || from->eof)
-            return MOVED_ALL;
+            return f == -EAGAIN ? ROOST_BLOCKED : ROOST_SINK_BROKEN;
+        enum roost_moved moved = looks ? roost_inband_resume(e, c, client, &stop) : ROOST_MOVED_ALL;
+        if (moved != ROOST_MOVED_ALL || stop || !from->readable || from->eof)
+            return moved;
         ssize_t n = recv(from->fd, e->scratch, ROOST_PENDING_MAX, MSG_DONTWAIT);
         if (n < 0) {
             if (errno == EINTR)
                 continue;
             if (errno != EAGAIN)
-                return SOURCE_BROKEN;
+                return ROOST_SOURCE_BROKEN;
             from->readable = false;
-            return MOVED_ALL;
+            return ROOST_MOVED_ALL;
         }
         if (n == 0) {
             from->eof = true;
-            return MOVED_ALL;
+            return looks ? roost_inband_end(e, c, client) : ROOST_MOVED_ALL;
         }
         roost_conn_touch(e, c);
-        c->asked = from == &c->client;
-        *counter += (uint64_t)n;
-        *total += (uint64_t)n;
-        ssize_t sent = send(to->fd, e->scratch, (size_t)n, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0 && errno != EAGAIN && errno != EINTR) {
-            to->refused = true; /* these bytes are acknowledged and went nowhere */
-            return SINK_BROKEN;
+        if (looks) {
+            moved = roost_inband_chunk(e, c, client, e->scratch, (uint32_t)n);
+        } else {
+            roost_relay_count(e, c, client, (uint64_t)n);
+            moved = roost_leg_send(to, e->scratch, (uint32_t)n);
         }
-        if (sent < 0)
-            sent = 0;
-        if (sent < n) {
-            to->writable = false;
-            if (roost_leg_queue(to, e->scratch + sent, (uint32_t)(n - sent)))
-                return SINK_BROKEN; /* no memory: the bytes are acknowledged and cannot be kept; both ends learn it */
-            return BLOCKED;
-        }
+        if (moved != ROOST_MOVED_ALL)
+            return moved;
     }
-    return AGAIN;
+    return ROOST_MOVED_AGAIN;
 }
 
 /* The server's side failed. What the client sent is lost when the server's kernel did not acknowledge it, and may be when
@@ -146,13 +157,13 @@ static bool pass_on_ends(struct roost_engine *e, struct roost_conn *c) {
     return false;
 }
 
-void roost_relay(struct roost_engine *e, struct roost_conn *c) {
-    if (c->phase != ROOST_LIVE)
-        return;
+static void relay(struct roost_engine *e, struct roost_conn *c) {
     if (c->link == ROOST_UNLINKED) {
         int f = roost_leg_flush(&c->client);
         if (f && f != -EAGAIN)
             roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
+        else if (roost_inband_wants_link(c))
+            roost_link_start(e, c, ROOST_C_CLIENT_DATA);
         else if (c->client.readable)
             roost_look(e, c, ROOST_C_NONE);
         return;
@@ -161,28 +172,36 @@ void roost_relay(struct roost_engine *e, struct roost_conn *c) {
         return;
 
     /* The server first: a link that has ended must not swallow what the client says now. */
-    enum outcome out = move(e, c, &c->server, &c->client, &c->tx, &e->stat[ROOST_E_BYTES_OUT]);
-    if (out == SINK_BROKEN) {
+    enum roost_moved out = move(e, c, false);
+    if (out == ROOST_SINK_BROKEN) {
         roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
         return;
     }
-    if (out == SOURCE_BROKEN) {
+    if (out == ROOST_SOURCE_BROKEN) {
         server_broken(e, c);
         return;
     }
     bool over =
         c->server.eof && !c->server.pending && (c->attached || !roost_service_of(e, c->service)->close_with_server);
-    enum outcome in = MOVED_ALL;
+    enum roost_moved in = ROOST_MOVED_ALL;
     if (c->link == ROOST_LINKED && !over)
-        in = move(e, c, &c->client, &c->server, &c->rx, &e->stat[ROOST_E_BYTES_IN]);
-    if (in == SOURCE_BROKEN) {
+        in = move(e, c, true);
+    if (in == ROOST_SOURCE_BROKEN) {
         roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
         return;
     }
-    if (in == SINK_BROKEN) {
+    if (in == ROOST_SINK_BROKEN) {
         server_broken(e, c);
         return;
     }
-    if (pass_on_ends(e, c) && (in == AGAIN || out == AGAIN))
+    if (pass_on_ends(e, c) && (in == ROOST_MOVED_AGAIN || out == ROOST_MOVED_AGAIN))
         roost_conn_run(e, c);
+}
+
+void roost_relay(struct roost_engine *e, struct roost_conn *c) {
+    if (c->phase != ROOST_LIVE)
+        return;
+    relay(e, c);
+    if (c->in_band && !c->dead)
+        roost_inband_turn(e, c);
 }

@@ -41,6 +41,8 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_THAW_NS] = "thaw_ns",
     [ROOST_E_BYTES_IN] = "bytes_from_clients",
     [ROOST_E_BYTES_OUT] = "bytes_to_clients",
+    [ROOST_E_IN_BAND] = "in_band_requests",
+    [ROOST_E_IN_BAND_REFUSED] = "in_band_refused",
 };
 
 static const char *const gauge_names[] = {

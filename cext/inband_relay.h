@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* In-band requests of one connection on their way: between inband_relay.c (bytes), inband_requests.c (what is asked) and
+ * policy.c (what stays of it). The engine thread's own. */
+#ifndef ROOST_CEXT_INBAND_RELAY_H
+#define ROOST_CEXT_INBAND_RELAY_H
+
+#include "inband.h"
+
+struct roost_engine;
+struct roost_conn;
+struct roost_leg;
+
+struct roost_inband_end { /* what one end sends */
+    struct roost_inband filter;
+    uint64_t held_ms;           /* when the last of the bytes came that the filter holds */
+    struct roost_pending *rest; /* read from it and not looked at yet, since it has to be answered first */
+    uint32_t asked;             /* number of the question to the control plane that waits, 0: none */
+    uint16_t number;            /* of the request behind that question */
+    uint8_t verb;
+    bool answer;
+    bool answering; /* an answer stands in its leg's pending */
+    bool stopped;   /* was not read, though it may have said something */
+};
+
+struct roost_in_band {
+    struct roost_inband_end client, server;
+    uint8_t goal;                /* DONE or SLEEP: the client is not read until that is done; 0: none */
+    bool begun;                  /* to go down for it; it may have to be tried again */
+    bool unlinked;               /* the server link went for it */
+    uint64_t retry_ms, until_ms; /* of the goal */
+};
+
+/* inband_requests.c */
+#define ROOST_INBAND_LATER (-1) /* the control plane answers */
+/* enum roost_inband_result, or ROOST_INBAND_LATER. */
+int roost_inband_carry_out(struct roost_engine *e, struct roost_conn *c, bool client,
+                           const struct roost_inband_request *r);
+void roost_inband_pursue(struct roost_engine *e, struct roost_conn *c); /* the goal */
+
+/* inband_relay.c. Writes a frame of ours to an end, or nothing if that cannot be written to. */
+enum roost_moved roost_inband_write(struct roost_conn *c, bool client, const uint8_t *frames, size_t length);
+
+/* policy.c. 0, or -ENOMEM and nothing is changed. */
+int roost_policy_set(struct roost_engine *e, struct roost_conn *c, const struct roost_inband_request *r);
+void roost_policy_tell(struct roost_engine *e, struct roost_conn *c); /* to the control plane, if need be */
+
+#endif
