@@ -331,6 +331,26 @@ class Health(_Section):
     )
 
 
+InBandRequest = Literal["done", "quiet", "keepalive", "always-active", "name", "sleep", "status"]
+
+
+class InBand(_Section):
+    """What the ends of a service's connections may ask for inside their payload, see [in-band.md](in-band.md). Whoever
+    chooses bytes of the payload can ask: by default nobody may, and nothing is looked at."""
+
+    clients: tuple[InBandRequest, ...] = Field(
+        (), description="what clients may ask for, and `ping`; empty: what clients send is not looked at"
+    )
+    servers: tuple[InBandRequest, ...] = Field((), description="the same for servers")
+    forward: bool = Field(
+        False, description="requests are also passed on to the other end; `false`: only those that ask for it"
+    )
+    stay: bool = Field(
+        False,
+        description="clients understand when they are told in band to stay connected, since they cannot be dialled",
+    )
+
+
 class Service(_Section):
     """One for each address that clients connect to; any key of `[policy]` may stand here too."""
 
@@ -371,6 +391,9 @@ class Service(_Section):
         description="what the server sees of a quiet client: `transient` closes the link to the server and makes a new "
         "one when the client speaks; `persistent` lets both sleep, each with its connection open, for protocols with a "
         "session in the connection (SSH, TLS, MQTT, SQL)",
+    )
+    in_band: InBand = Field(
+        InBand(), description="`[service.in_band]`, see [below](#servicein_band): requests inside the payload"
     )
     active_quiet: Duration | None = None
     standby_quiet: Duration | None = None
@@ -524,7 +547,7 @@ def _where(location: tuple[int | str, ...], data: dict[str, Any]) -> str:
     if location[0] == "service" and len(location) > 1 and isinstance(location[1], int):
         name = data["service"][location[1]]
         name = name.get("name") if isinstance(name, dict) else None
-        part = "[service.health] of " if location[2:3] == ("health",) else ""
+        part = f"[service.{location[2]}] of " if location[2:3] in (("health",), ("in_band",)) else ""
         return part + (f'[[service]] "{name}"' if name else f"[[service]] number {location[1] + 1}")
     return f"[{location[0]}]"
 
@@ -534,9 +557,7 @@ def _explain(detail: ErrorDetails, data: dict[str, Any]) -> str:
     location = detail["loc"]
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "extra_forbidden":
-        model = _SECTIONS.get(str(location[0]), Config) if len(location) > 1 else Config
-        if location[2:3] == ("health",) and len(location) > 3:
-            model = Health
+        model = _model_at(location[:-1])
         key = str(location[-1])
         close = difflib.get_close_matches(key, list(model.model_fields), n=1, cutoff=0.5)
         if not close:  # "qiet" is far from "active_quiet" as a whole, near to its last word
@@ -556,6 +577,18 @@ def _explain(detail: ErrorDetails, data: dict[str, Any]) -> str:
     shown = f" (it is {given!r})" if told else ""
     place = _where(location[:-1] if len(location) > 1 else (), data)
     return f"`{key}` {'in ' + place if place[0] == '[' else place}: {message}{shown}"
+
+
+def _model_at(location: tuple[int | str, ...]) -> type[_Section]:
+    """The section that a place in the file belongs to."""
+    model: type[_Section] = Config
+    for part in location:
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        if part in _SECTIONS:
+            model = _SECTIONS[str(part)]
+        elif isinstance(annotation, type) and issubclass(annotation, _Section):
+            model = annotation
+    return model
 
 
 def _in(location: tuple[int | str, ...], data: dict[str, Any]) -> str:
@@ -620,6 +653,10 @@ def _render_keys(model: type[_Section], skip: tuple[str, ...] = ()) -> list[str]
             f"| `{name}` | {_shown_type(field.annotation, field.metadata)} | {default} | {field.description} |"
         )
     return lines
+
+
+def _described(model: type[_Section]) -> list[str]:
+    return [" ".join((model.__doc__ or "").split()), ""]
 
 
 EXAMPLE = """\
@@ -694,18 +731,18 @@ def render_reference() -> str:
     for name, model in _SECTIONS.items():
         title = f"[[{name}]]" if model is Service else f"[{name}]"
         skip = tuple(Policy.model_fields) if model is Service else ()
-        lines += ["", f"## {title}", "", " ".join((model.__doc__ or "").split()), "", *_render_keys(model, skip)]
+        lines += ["", f"## {title}", "", *_described(model), *_render_keys(model, skip)]
         if model is Service:
-            lines += ["", "Overrides: " + ", ".join(f"`{key}`" for key in skip) + "."]
+            lines += ["", "Overrides: " + ", ".join(f"`{key}`" for key in Policy.model_fields) + "."]
             lines += [
                 "",
                 "## [service.health]",
                 "",
-                " ".join((Health.__doc__ or "").split()),
-                "",
+                *_described(Health),
                 *_render_keys(Health),
             ]
             lines += ["", "```toml", *HEALTH_EXAMPLE.splitlines(), "```", "", *HEALTH_NOTE.splitlines()]
+            lines += ["", "## [service.in_band]", "", *_described(InBand), *_render_keys(InBand)]
     lines += [
         "",
         "## Users of attach",

@@ -33,7 +33,18 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from appliance import __version__, sysctls
-from appliance.engine import REST_SIZE, WAITING_MAX, Command, Engine, EngineError, EngineOptions, Key, Op, Record
+from appliance.engine import (
+    REST_SIZE,
+    WAITING_MAX,
+    Command,
+    Engine,
+    EngineError,
+    EngineOptions,
+    EventType,
+    Key,
+    Op,
+    Record,
+)
 from appliance.frontends.frontend import MAX_HANDSHAKES, MAX_TURNED_AWAY, Frontend, Settings, bind
 from appliance.frontends.passwords import PasswordHash, Users
 from appliance.frontends.target import parse_address
@@ -44,7 +55,9 @@ from control import config as configuration
 from control.channel.operations import Operations
 from control.config import Config, ConfigError, parse_endpoint, parse_ports
 from control.health import Health
+from control.in_band import InBand
 from control.monitor import BATCH, EnginePort, Monitor, history_row
+from control.overrides import Overrides
 from control.policy import needs_restart, reloaded, service_spec
 from control.registry import Registry
 from control.states import AWAKE, LEGAL, Cause, State
@@ -62,8 +75,8 @@ long for the store's writer; this keeps the whole within the 10 ms that a wake-u
 
 SPARE_DESCRIPTORS: Final = 512
 
-NAMES_AGAIN_S: Final = 5.0
-"""Between two attempts to read the names of clients from a database that could not be read at start."""
+READ_AGAIN_S: Final = 5.0
+"""Between two attempts to read names and overrides from a database that could not be read at start."""
 
 
 class DaemonError(Exception):
@@ -309,6 +322,7 @@ class Daemon:
             ring_bytes=config.table.ring_kb * 1024,
             max_awake=max_awake,
             next_id=self._store.next_id(),
+            name=config.instance,
         )
 
     def _run_engine(self, max_awake: int) -> int:
@@ -351,11 +365,19 @@ class Daemon:
         self._registry = Registry(store, engine)
         self._registry.load()
         self._monitor.listen(self._registry.hear)
+        self._overrides = Overrides(store, engine)
+        self._overrides.load()
+        self._monitor.listen(self._overrides.hear)
+        self._monitor.handle(EventType.OVERRIDES, self._overrides.keep)
+        in_band = InBand(engine, self._registry, config.attach.domain)
+        self._monitor.handle(EventType.IN_BAND, in_band.ask)
         span = (0, 0) if store.status.error else store.begin_run()
         store.start()
         engine.start()
         monitor = threading.Thread(target=self._monitor.run, name="roost-monitor", daemon=True)
         monitor.start()
+        namer = threading.Thread(target=in_band.run, name="roost-in-band", daemon=True)
+        namer.start()
         reconciler = threading.Thread(target=self._reconcile, args=(found, *span), name="roost-reconcile", daemon=True)
         reconciler.start()
         facts: dict[str, Any] = {
@@ -379,6 +401,7 @@ class Daemon:
             self._monitor.stop()
             monitor.join(5)
             self._monitor.drain()
+            in_band.stop()
             store.close()
         if self._fatal:
             log.critical("the daemon ends: %s", self._fatal)
@@ -425,9 +448,8 @@ class Daemon:
                 log.warning("history: added %d transitions that the last daemon could not write", missing)
             if found.other_boot:
                 log.info("after a reboot: put back %d sleeping connections", self._put_back())
-            while not self._registry.loaded and not self._terminate.is_set():
-                time.sleep(NAMES_AGAIN_S)
-                self._registry.load()
+            while not (self._registry.load() and self._overrides.load()) and not self._terminate.is_set():
+                time.sleep(READ_AGAIN_S)
         except Exception as error:
             log.exception("reconciling with the store failed")
             self._on_fatal(f"reconciling with the store: {error}")

@@ -50,6 +50,10 @@ GENERATION: Final = 1 << 63
 """Bit of the tokens of ROOST_OP_SLEEP: the rest of it is the generation of the row that was committed."""
 
 
+NOBODY: Final = 0
+"""In place of a token: it goes to sleep by command, and nobody waits for the outcome."""
+
+
 class EnginePort(Protocol):
     """What the monitor needs of appliance.engine.Engine; the tests bring a fake one."""
 
@@ -129,6 +133,7 @@ class Monitor:
         self._waiters_lock = threading.Lock()
         self._sleep_tokens: dict[bytes, int] = {}
         self._inserting: dict[bytes, Record] = {}
+        self._handlers: dict[int, Callable[[Event], None]] = {}
         self._listeners: tuple[Callable[[list[Event]], None], ...] = ()
         self._unread: dict[bytes, tuple[Event, float]] = {}
         self._stopping = False
@@ -187,13 +192,17 @@ class Monitor:
                 if (op := policy.when_quiet(event.from_state, event.service in self._persistent)) is not None:
                     turn.commands.append(Command(op=op, cause=Cause.QUIET, id=event.id))
             elif kind == EventType.SLEEP_DUE:
-                self._sleep_due(event.record, turn)
+                self._sleep_due(event, turn)
             elif kind == EventType.REFUSED:
                 self._refused(event, turn)
             elif kind == EventType.PRESSURE:
                 self._relieve(event.count, turn, now)
             elif kind == EventType.SERVER_DOWN:
                 self.server_down(event)
+            elif kind == EventType.DONE:
+                self._resolve(event.token, Outcome(0, event.to_state, event.id), None)
+            elif kind in self._handlers:
+                self._handle(event)
             elif kind == EventType.FATAL:
                 reason = f"engine: {os.strerror(event.error)}"
                 log.critical("%s", reason)
@@ -279,15 +288,20 @@ class Monitor:
         )
         if source == State.SLEEP or (source, target) == (State.NONE, State.IDLE):  # a pair after a reboot is IDLE
             turn.deletes.append((packed, event.id))
+        elif source == State.IDLE and self._sleep_tokens.get(packed) == NOBODY:
+            del self._sleep_tokens[packed]  # if it was woken, that request is over
         if self._listeners:
             turn.transitions.append(event)
         if event.token:
             self._resolve(event.token, Outcome(0, target, event.id), target)
 
-    def _sleep_due(self, record: Record, turn: _Turn) -> None:
+    def _sleep_due(self, event: Event, turn: _Turn) -> None:
+        record = event.record
         if not self._store.sleep_allowed:
             self.counters.sleep_deferred += 1  # the engine says it again later
             return
+        if event.cause == Cause.COMMAND:
+            self._sleep_tokens.setdefault(record.key_raw, NOBODY)
         turn.upserts.append((record.key_raw, self._packed(record)))
 
     def _packed(self, record: Record) -> bytes:
@@ -394,6 +408,17 @@ class Monitor:
                 waiter.future.set_result(Outcome(ETIMEDOUT))
 
     # -- listeners ----------------------------------------------------------------------------------------------------
+
+    def handle(self, kind: EventType, handler: Callable[[Event], None]) -> None:
+        """Let `handler` have the events of a kind that is not the monitor's, in the monitor's thread: it may not
+        block."""
+        self._handlers[kind] = handler
+
+    def _handle(self, event: Event) -> None:
+        try:
+            self._handlers[event.type](event)
+        except Exception:
+            log.exception("connection %d: event %d was not handled", event.id, event.type)
 
     def listen(self, listener: Callable[[list[Event]], None]) -> Callable[[], None]:
         """Call `listener` with each batch of transitions, in the monitor's thread; returns how to end it."""

@@ -6,10 +6,10 @@ Pure functions of the configuration and of one event; the timers run in the engi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from appliance.engine import Balance, Op, SecondServer, ServiceSpec
+from appliance.engine import Balance, Op, SecondServer, ServiceSpec, Verb
 from control.config import Config, Service, parse_endpoint
 from control.states import State
 
@@ -60,6 +60,12 @@ def _fixed(service: Service) -> dict[str, Any]:
     return {key: getattr(service, key) for key in keys}
 
 
+def _verbs(requests: Sequence[str]) -> int:
+    """Bits of roost_service.in_band_clients; whoever may ask for anything may `ping`."""
+    allowed = {Verb[request.upper().replace("-", "_")] for request in requests}
+    return sum(1 << verb for verb in allowed | {Verb.PING}) if allowed else 0
+
+
 def service_spec(service: Service, index: int, config: Config) -> ServiceSpec:
     """The engine's form of a service and of the policy in force for it."""
     policy = service.policy(config.policy)
@@ -86,6 +92,10 @@ def service_spec(service: Service, index: int, config: Config) -> ServiceSpec:
         max_fails=service.max_fails,
         second_server=SECOND_SERVER[policy.on_second_server],
         second_server_ms=_ms(policy.second_server_wait),
+        in_band_clients=_verbs(service.in_band.clients),
+        in_band_servers=_verbs(service.in_band.servers),
+        in_band_forward=service.in_band.forward,
+        in_band_stay=service.in_band.stay,
     )
 
 

@@ -18,17 +18,17 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from appliance.engine import Event, Key
+from appliance.engine import Event
+from control.living import living
 from control.monitor import EnginePort
 from control.states import State
 from control.store.schema import NAME_LENGTH, NAMED
-from control.store.store import READ_CHUNK, Store
+from control.store.store import Store
 
 log = logging.getLogger("roost.registry")
 
@@ -50,13 +50,15 @@ class Named:
     connected: bool
 
 
-def canonical(name: str) -> str:
-    """The form in which a name is kept: lower case. ValueError with a sentence when it is none."""
+def canonical(name: str, domain: str) -> str:
+    """The form in which a name is kept: lower case, without the domain. ValueError with a sentence when it is none."""
     lower = name.lower()
     if not name.isascii() or not _NAME.fullmatch(lower):
         raise ValueError(
             f"a client's name is 1 to {NAME_LENGTH} letters, digits, `.`, `_` and `-`, a letter or digit first"
         )
+    if lower.endswith(f".{domain}"):
+        raise ValueError(f'"{name}": the name is given without the domain, .{domain}')
     return lower
 
 
@@ -84,29 +86,16 @@ class Registry:
             return True
         try:
             rows = list(self._store.named())
-            living: list[tuple[bytes, str]] = []
-            for start in range(0, len(rows), READ_CHUNK):
-                living += self._living(rows[start : start + READ_CHUNK])
+            owners = [NAMED.unpack(named)[:2] for _, named in rows]
+            alive = living(self._engine, self._store, owners)
         except SQLAlchemyError as error:
             log.error("names cannot be read: %s", getattr(error, "orig", None) or error)
             return False
         with self._lock:
-            self._named, self._at = dict(rows), dict(living)
+            self._named = dict(rows)
+            self._at = {key: name for (name, _), (key, _), lives in zip(rows, owners, alive, strict=True) if lives}
             self._loaded = True
         return True
-
-    def _living(self, rows: Sequence[tuple[str, bytes]]) -> list[tuple[bytes, str]]:
-        ids = self._store.sleeping_ids([NAMED.unpack(named)[0] for _, named in rows])
-        found = []
-        for name, named in rows:
-            key, number, _ = NAMED.unpack(named)
-            event = self._engine.find(Key.unpack(key))
-            # Nowhere, but asleep by its row: it is about to be put back after a reboot. Of what sleeps, the row alone
-            # has the number.
-            known = (event.id or event.record.id if event else 0) or ids.get(key, 0)
-            if known == number:
-                found.append((key, name))
-        return found
 
     # -- names --------------------------------------------------------------------------------------------------------
 

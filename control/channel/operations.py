@@ -461,12 +461,9 @@ class Operations:
 
 def _canonical(name: str, domain: str) -> str:
     try:
-        canonical_name = canonical(name)
+        return canonical(name, domain)
     except ValueError as error:
         raise OperationError(400, str(error)) from None
-    if canonical_name.endswith(f".{domain}"):
-        raise OperationError(400, f'"{name}": the name is given without the domain, .{domain}')
-    return canonical_name
 
 
 def _refused(action: str, before: str, error: int) -> OperationError:

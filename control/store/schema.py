@@ -13,9 +13,9 @@ from typing import Final
 
 from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, SmallInteger, String, Table
 
-SCHEMA_VERSION: Final = 2
-UPGRADABLE: Final = frozenset({1})
-"""Older versions that lack nothing but tables: 1 had no `names`."""
+SCHEMA_VERSION: Final = 3
+UPGRADABLE: Final = frozenset({1, 2})
+"""Older versions that lack nothing but tables: 1 had no `names`, 2 no `overrides`."""
 
 KEY: Final = struct.Struct("!16s16sHH")
 """A 4-tuple as bytes: client address, local address (IPv4-mapped), client port, local port: struct roost_key."""
@@ -29,6 +29,10 @@ burst of 100,000 of them must cost 12 MB and not the 40 MB of tuples."""
 
 NAMED: Final = struct.Struct("=36sQQ")
 """What a name stands for: key, id, since (wall clock, ms). Packed, since the collector of cycles walks no bytes."""
+
+OVERRIDES_BYTES: Final = 20
+OVERRIDDEN: Final = struct.Struct(f"=Q{OVERRIDES_BYTES}s")
+"""A connection's number, and what it set in band."""
 
 NAME_LENGTH: Final = 63
 
@@ -84,6 +88,17 @@ names = Table(
     Column("key", LargeBinary(KEY.size), nullable=False),
     Column("id", BigInteger, nullable=False, comment="of the connection; it may be closed by now"),
     Column("since", BigInteger, nullable=False, comment="wall clock, ms"),
+    sqlite_with_rowid=False,
+)
+
+overrides = Table(
+    "overrides",
+    metadata,
+    Column("key", LargeBinary(KEY.size), primary_key=True),
+    Column("id", BigInteger, nullable=False),
+    Column(
+        "overrides", LargeBinary(OVERRIDES_BYTES), nullable=False, comment="struct roost_overrides of cext/engine.h"
+    ),
     sqlite_with_rowid=False,
 )
 

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading and writing the store while connections come and go.
 
-One thread writes. What is to be written waits in three places, all bounded in memory:
+One thread writes. What is to be written waits in four places, all bounded in memory:
 
     ops       key -> what `sleeping` shall say about it: a packed record (upsert) or a number (delete). A dict, so that
               the last word about a 4-tuple replaces the ones before it; never more entries than the table has slots
     history   packed rows (schema.HISTORY), in order. Past the bound new rows are dropped, counted and reported
     names     name -> what it shall stand for (schema.NAMED), or None; like ops. Nobody gives a name while the database
               cannot be written, since control/registry.py refuses it
+
+    overrides key -> what its connection set in band (schema.OVERRIDDEN), or None; like ops
 
 The writer takes a batch of each, writes it in one transaction, and only after the commit hands the keys of the upserts
 to ``on_slept``: nothing counts as SLEEP before its row is committed. When a write fails the batch goes back, the
@@ -44,6 +46,7 @@ from control.store.schema import (
     KA_BYTES,
     KEY,
     NAMED,
+    OVERRIDDEN,
     SCHEMA_VERSION,
     UPGRADABLE,
     address_text,
@@ -51,6 +54,7 @@ from control.store.schema import (
     meta,
     metadata,
     names,
+    overrides,
     services,
     sleeping,
 )
@@ -124,10 +128,11 @@ class _Batch:
     rows: list[bytes] = field(default_factory=list)
     stale: list[tuple[bytes, int]] = field(default_factory=list)
     names: dict[str, bytes | None] = field(default_factory=dict)
+    overrides: dict[bytes, bytes | None] = field(default_factory=dict)
     queued_names: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.ops or self.rows or self.stale or self.names)
+        return bool(self.ops or self.rows or self.stale or self.names or self.overrides)
 
 
 def boot_id() -> str:
@@ -160,6 +165,7 @@ class Store:
         self._ops: dict[bytes, bytes | int] = {}
         self._stale: list[tuple[bytes, int]] = []
         self._names: dict[str, bytes | None] = {}
+        self._overrides: dict[bytes, bytes | None] = {}
         self._generation = time.time_ns()
         self._rows: deque[bytes] = deque()
         self._queued_rows = self._settled_rows = 0  # ever; the second: committed
@@ -203,7 +209,7 @@ class Store:
         if self._thread is not None:
             self._thread.join(timeout_s)
         with self._wake:
-            left = len(self._ops) + len(self._rows) + len(self._names)
+            left = len(self._ops) + len(self._rows) + len(self._names) + len(self._overrides)
         if left:
             log.error("store: %d rows could not be written before the end: %s", left, self._status.error or "no time")
         if self._restore is not None:
@@ -322,11 +328,13 @@ class Store:
         deletes: Iterable[tuple[bytes, int]] = (),
         stale: Iterable[tuple[bytes, int]] = (),
         names: Mapping[str, bytes | None] = MappingProxyType({}),
+        overrides: Mapping[bytes, bytes | None] = MappingProxyType({}),
     ) -> None:
         """Queue history rows (schema.HISTORY), records to be put to sleep (key, ka + rest) and records to be
         forgotten (key, id; id 0: whichever it is). stale (key, generation): rows that were committed in vain; rows of
-        another generation stay. names: what each stands for from now on (schema.NAMED), None: it is forgotten. Never
-        blocks on the database; `flush` does."""
+        another generation stay. names: what each stands for from now on (schema.NAMED), None: it is forgotten.
+        overrides: likewise what a connection set in band (schema.OVERRIDDEN). Never blocks on the database; `flush`
+        does."""
         with self._wake:
             ops = self._ops
             for key, record in upserts:
@@ -338,6 +346,7 @@ class Store:
                     continue  # a newer connection with the same 4-tuple: its row replaces the old one anyhow
                 ops[key] = number if waiting is None else 0
             self._stale.extend(stale)
+            self._overrides.update(overrides)
             if names:
                 self._names.update(names)
                 self._queued_names += len(names)
@@ -405,7 +414,7 @@ class Store:
     @property
     def _waiting(self) -> bool:
         """Whether there is anything to write; the caller holds the lock."""
-        return bool(self._ops or self._rows or self._stale or self._names)
+        return bool(self._ops or self._rows or self._stale or self._names or self._overrides)
 
     def _pause(self, failures: int) -> float:
         """How long to wait before the next batch, seconds; the caller holds the lock."""
@@ -424,6 +433,7 @@ class Store:
                 batch.ops[key] = self._ops.pop(key)
         batch.stale, self._stale = self._stale, []
         batch.names, self._names = self._names, {}
+        batch.overrides, self._overrides = self._overrides, {}
         batch.queued_names = self._queued_names - self._taken_names
         self._taken_names = self._queued_names
         for _ in range(min(self._batch, len(self._rows))):
@@ -441,6 +451,7 @@ class Store:
                     self._ops[key] = 0  # a delete that follows anything else forgets whichever row there is
             self._stale[:0] = batch.stale
             self._names = batch.names | self._names
+            self._overrides = batch.overrides | self._overrides
             self._taken_names -= batch.queued_names
             self._rows.extendleft(reversed(batch.rows))
 
@@ -499,6 +510,8 @@ class Store:
                     self._max_id = max(self._max_id, max(number for _, number, _, _ in slept))
                 if batch.names:
                     self._write_names(connection, batch.names)
+                if batch.overrides:
+                    _write_overrides(connection, batch.overrides)
                 _set_meta(connection, "max_id", self._max_id)
         self._status.written_history += len(batch.rows)
         self._status.last_commit_ms = (time.monotonic() - began) * 1000
@@ -637,6 +650,13 @@ class Store:
             for row in connection.execution_options(yield_per=1000).execute(query):
                 yield row[0], NAMED.pack(*row[1:])
 
+    def overridden(self) -> Iterator[tuple[bytes, bytes]]:
+        """Every key with what its connection set in band (schema.OVERRIDDEN). Raises SQLAlchemyError."""
+        query = sa.select(overrides.c.key, overrides.c.id, overrides.c.overrides)
+        with self._reading() as connection:
+            for row in connection.execution_options(yield_per=1000).execute(query):
+                yield row[0], OVERRIDDEN.pack(*row[1:])
+
     def history_of(self, number: int, limit: int = 100) -> list[dict[str, Any]]:
         """The last `limit` transitions of a connection, oldest first; columns of `history`."""
         return self._history(sa.select(history).where(history.c.id == number), limit)
@@ -672,6 +692,15 @@ def _row(row: Row[Any]) -> SleepingRow:
 def _chunks(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     for start in range(0, len(keys), READ_CHUNK):
         yield keys[start : start + READ_CHUNK]
+
+
+def _write_overrides(connection: Connection, changed: Mapping[bytes, bytes | None]) -> None:
+    for chunk in _chunks([key for key, packed in changed.items() if packed is None]):
+        connection.execute(sa.delete(overrides).where(overrides.c.key.in_(chunk)))
+    kept = [(key, *OVERRIDDEN.unpack(packed)) for key, packed in changed.items() if packed is not None]
+    if kept:
+        rows = [dict(zip(("key", "id", "overrides"), row, strict=True)) for row in kept]
+        connection.execute(_upsert(connection, overrides), rows)
 
 
 def _upsert(connection: Connection, table: sa.Table) -> sa.Insert:

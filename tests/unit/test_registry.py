@@ -255,7 +255,7 @@ def test_what_is_no_name_is_refused(rig: Rig, name: str) -> None:
 
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True))
 def test_a_name_is_the_same_in_any_case(name: str) -> None:
-    assert canonical(name) == canonical(name.upper()) == canonical(name.lower())
+    assert canonical(name, "roost") == canonical(name.upper(), "roost") == canonical(name.lower(), "roost")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What connections set in band, kept for the time after this daemon.
+
+The engine holds it while the daemon runs, whatever the state of the connection (cext/overrides.h), and tells it when a
+connection goes IDLE: awake ones do not outlive the daemon anyway. It is forgotten with its connection.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from appliance.engine import Command, Event, Op
+from control.living import living
+from control.monitor import BATCH, EnginePort
+from control.states import State
+from control.store.schema import OVERRIDDEN, OVERRIDES_BYTES
+from control.store.store import Store
+
+log = logging.getLogger("roost.overrides")
+
+
+class Overrides:
+    """`keep` and `hear` belong to the monitor's thread; `load` may be called from any."""
+
+    def __init__(self, store: Store, engine: EnginePort) -> None:
+        self._store = store
+        self._engine = engine
+        self._written: set[bytes] = set()
+        self.loaded = False
+        """False: the database could not be read yet; sleeping connections wake to the policy of their service."""
+
+    def load(self) -> bool:
+        """Hand to the engine what is kept of connections that live, and forget the rest; whether it succeeded."""
+        if self.loaded:
+            return True
+        try:
+            rows = [(key, *OVERRIDDEN.unpack(packed)) for key, packed in self._store.overridden()]
+            alive = living(self._engine, self._store, [row[:2] for row in rows])
+        except SQLAlchemyError as error:
+            log.error("what was set in band cannot be read: %s", getattr(error, "orig", None) or error)
+            return False
+        commands = []
+        for (key, number, overrides), lives in zip(rows, alive, strict=True):
+            if lives:
+                commands.append(Command(op=Op.OVERRIDE, id=number, key=key, overrides=overrides))
+        self._written.update(key for key, _, _ in rows)
+        self._store.add(overrides={row[0]: None for row, lives in zip(rows, alive, strict=True) if not lives})
+        for start in range(0, len(commands), BATCH):
+            self._engine.submit(commands[start : start + BATCH])
+        self.loaded = True
+        return True
+
+    def keep(self, event: Event) -> None:
+        """An event of type OVERRIDES."""
+        key, overrides = event.record.key_raw, event.overrides
+        kept = OVERRIDDEN.pack(event.id, overrides) if overrides != bytes(OVERRIDES_BYTES) else None
+        self._written.add(key)
+        self._store.add(overrides={key: kept})
+
+    def hear(self, transitions: list[Event]) -> None:
+        """A batch of the monitor's transitions (Monitor.listen)."""
+        if not self._written:
+            return
+        for event in transitions:
+            if event.to_state == State.CLOSED and (key := event.record.key_raw) in self._written:
+                self._written.remove(key)
+                self._store.add(overrides={key: None})
