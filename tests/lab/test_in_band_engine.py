@@ -8,7 +8,7 @@ import errno
 import pytest
 
 from appliance.engine import EventType, Op, Verb
-from appliance.inband import Answer, Frame, Ping, Recipient, Result, Stay, encode
+from appliance.inband import MAGIC, Answer, Frame, Ping, Recipient, Result, Stay, encode
 from tests.lab.engine_lab import EngineLab, receive
 from tests.lab.in_band_lab import End
 
@@ -53,3 +53,31 @@ def test_a_server_that_attaches_may_ask_with_its_first_bytes(box: EngineLab, fam
     assert receive(pair.client, 10) == b"helloworld"
     assert server.frame() == Frame(Answer(Result.OK), 5, Recipient.SERVER)
     server.expect(b"200\r\n")
+
+
+@BOTH
+@pytest.mark.engine(service={"in_band_clients": 1 << Verb.PING})
+def test_a_connection_with_half_a_frame_is_not_quiet(box: EngineLab, family: int) -> None:
+    pair = box.connect(family)
+    pair.client.sendall(b"x" + MAGIC)
+    assert receive(pair.server, 1) == b"x"
+    for op in (Op.STANDBY, Op.IDLE):
+        box.submit(op, pair)
+        box.wait(lambda op=op: (op, errno.EBUSY) in box.refusals(pair), "half a frame is held")  # type: ignore[misc]
+    assert receive(pair.server, len(MAGIC)) == MAGIC, "its time is over, it was payload"
+    box.to_idle(pair)
+    box.wake_and_answer(pair)
+
+
+@BOTH
+@pytest.mark.engine(service={"in_band_clients": 1 << Verb.PING})
+def test_half_a_frame_that_is_held_when_its_server_ends_is_for_the_next_one(box: EngineLab, family: int) -> None:
+    pair = box.connect(family)
+    pair.client.sendall(b"x" + MAGIC)
+    assert receive(pair.server, 1) == b"x"
+    pair.server.sendall(b"-")  # the request is answered: with it the server may go
+    assert receive(pair.client, 1) == b"-"
+    pair.server.close()
+    pair.server = box.accept(family)
+    assert receive(pair.server, len(MAGIC)) == MAGIC
+    box.exchange(pair)
