@@ -136,7 +136,10 @@ def test_the_policy_names_what_each_end_may_ask_for() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('in_band = { client = ["done"] }', 'unknown key `client` in [service.in_band] of [[service]] "a"; did you mean `clients`?'),
+        (
+            'in_band = { client = ["done"] }',
+            'unknown key `client` in [service.in_band] of [[service]] "a"; did you mean `clients`?',
+        ),
         ('in_band = { clients = ["dane"] }', '`clients` in [service.in_band] of [[service]] "a": Input should be '),
         ("in_band = true", '`in_band` in [[service]] "a": Input should be '),
     ],
