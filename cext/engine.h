@@ -82,6 +82,7 @@ struct roost_record { /* all of an inactive connection: what the store keeps for
 
 enum {
     ROOST_SERVERS_MAX = 32,  /* of one service */
+    ROOST_PLACES = 64,       /* for them, and for those that have left it but still have links */
     ROOST_WAITING_MAX = 1024 /* servers that wait for a client; what comes then is refused at once */
 };
 
@@ -207,7 +208,7 @@ int roost_service_add(roost_engine *e, const struct roost_service *service, char
 int roost_service_update(roost_engine *e, const struct roost_service *service);
 /* A server is up (or down): from now on links go there (or not); links that are there go on. -ENOENT: no such server. */
 int roost_server_mark(roost_engine *e, uint16_t service, const struct roost_server *server, int up);
-/* Fills status; how many it filled, at most max (64 is room for all). -ENOENT: no such service. */
+/* Fills status; how many it filled, at most max (ROOST_PLACES: all). -ENOENT: no such service. */
 int roost_servers_read(roost_engine *e, uint16_t service, struct roost_server_status *status, uint32_t max);
 void roost_stop_listening(roost_engine *e); /* no new clients from now on; those in the listen queues are reset */
 /* Local ports of links to the servers of persistent services, which the kernel must give to nobody (before roost_start;
