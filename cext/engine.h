@@ -190,7 +190,7 @@ typedef struct roost_engine roost_engine;
 /* All return 0 or a count, or -errno with a sentence for people in err (err_len bytes). */
 roost_engine *roost_open(const struct roost_options *options, char *err, uint32_t err_len);
 /* Hears inactive connections on an interface. servers: the servers' legs of persistent services, not clients. Returns 1
- * native, 2 generic, 3 the loopback interface: legs of servers on this machine. */
+ * native, 2 generic, 3 the loopback interface: servers on this machine. */
 int roost_attach(roost_engine *e, const char *ifname, const char *mode /* auto native generic */, int servers,
                  char *err, uint32_t err_len);
 /* Makes this machine answer for others (once, before transparent services are added): steering programs, and the doors
