@@ -6,8 +6,8 @@ One thread writes. What is to be written waits in three places, all bounded in m
     ops       key -> what `sleeping` shall say about it: a packed record (upsert) or a number (delete). A dict, so that
               the last word about a 4-tuple replaces the ones before it; never more entries than the table has slots
     history   packed rows (schema.HISTORY), in order. Past the bound new rows are dropped, counted and reported
-    keyed     (table, text) -> the row of that text in a table of schema.KEYED, packed, or None; like ops. Nobody gives a
-              name while the database cannot be written, since control/registry.py refuses it
+    keyed     (table, text) -> the row of that text in a table of schema.KEYED, packed, or None; like ops. Nobody gives
+              a name while the database cannot be written, since control/registry.py refuses it
 
 The writer takes a batch of each, writes it in one transaction, and only after the commit hands the keys of the upserts
 to ``on_slept``: nothing counts as SLEEP before its row is committed. When a write fails the batch goes back, the
@@ -328,8 +328,8 @@ class Store:
     ) -> None:
         """Queue history rows (schema.HISTORY), records to be put to sleep (key, ka + rest) and records to be
         forgotten (key, id; id 0: whichever it is). stale (key, generation): rows that were committed in vain; rows of
-        another generation stay. keyed: the rows of texts from now on (schema.KEYED), None: it is forgotten. Never blocks
-        on the database; `flush` does."""
+        another generation stay. keyed: the rows of texts from now on (schema.KEYED), None: it is forgotten. Never
+        blocks on the database; `flush` does."""
         with self._wake:
             ops = self._ops
             for key, record in upserts:
@@ -515,9 +515,7 @@ class Store:
                 connection.execute(sa.delete(table).where(table.c[columns[0]] == sa.bindparam("n")), forgotten)
             kept = [(text, *form.unpack(packed)) for text, packed in rows.items() if packed is not None]
             if kept:
-                connection.execute(
-                    _upsert(connection, table), [dict(zip(columns, row, strict=True)) for row in kept]
-                )
+                connection.execute(_upsert(connection, table), [dict(zip(columns, row, strict=True)) for row in kept])
 
     def _history_values(self, connection: Connection, rows: Sequence[bytes]) -> list[dict[str, Any]]:
         unpacked = [HISTORY.unpack(row) for row in rows]
@@ -581,8 +579,8 @@ class Store:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float = 1.0) -> bool:
-        """Wait until all the history and every row of a text that was queued by now is committed; whether it is. A database
-        that cannot be written is not waited for."""
+        """Wait until all the history and every row of a text that was queued by now is committed; whether it is. A
+        database that cannot be written is not waited for."""
         with self._wake:
             rows, changes = self._queued_rows, self._queued_keyed
 
