@@ -43,6 +43,7 @@ class AgentLab:
         config["agents"] = agents or {}
         config["agent"] = [{"name": "site", "token": roost_agent.token_digest(TOKEN), "clients": ["camera*", "meter*"]}]
         self.daemon: DaemonHandle = lab.daemon(config)
+        self.agents: list[Process] = []
         self.token_file = lab.workspace / "token"
         self.token_file.write_text(TOKEN + "\n")
 
@@ -61,7 +62,15 @@ class AgentLab:
         argv = [PYTHON, "-I", program, "--appliance", self.appliance(AGENTS), "--token-file",
                 str(token_file or self.token_file), *options]  # fmt: skip
         with (self.lab.workspace / "agent.log").open("ab") as log:
-            return self.lab.run("wan", argv, stderr=log)
+            process = self.lab.run("wan", argv, stderr=log)
+        self.agents.append(process)
+        return process
+
+    def end_agents(self) -> None:
+        """After each test: none of its agents stays, and nothing of their connections."""
+        while self.agents:
+            self.agents.pop().close()
+        self.wait(lambda: self.connections("agents") == [], "no agent is left")
 
     def log(self) -> str:
         return (self.lab.workspace / "agent.log").read_text()
@@ -110,7 +119,8 @@ class AgentLab:
         with self.lab.enter("lan"):
             server = socket.create_connection((self.lab.address("box", "lan0"), 3128), 5)
         server.settimeout(20)
-        server.sendall(b"CONNECT %b HTTP/1.1\r\nHost: x\r\n\r\n" % target.encode() + early)
+        where = target if ":" in target else f"{target}:80"
+        server.sendall(b"CONNECT %b HTTP/1.1\r\nHost: x\r\n\r\n" % where.encode() + early)
         head = b""
         while not head.endswith(b"\r\n\r\n"):
             byte = server.recv(1)
