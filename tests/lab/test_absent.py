@@ -24,13 +24,6 @@ PAGE = b"thermostat: 21.5\n"
 NOBODY = "192.0.2.1:9"
 
 
-@pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    """Without translation: a client's address can be dialled."""
-    with Lab(clients=20, nat=False) as lab:
-        yield lab
-
-
 class Dialling:
     """The policy `dial`, then `wait` for half a second; clients are told to stay after two failures."""
 
@@ -43,10 +36,9 @@ class Dialling:
 
 
 @pytest.fixture(scope="module")
-def dialling(lab: Lab) -> Iterator[Dialling]:
-    made = Dialling(lab)
-    yield made
-    made.box.daemon.terminate()
+def dialling() -> Iterator[Dialling]:
+    with Lab(clients=20, nat=False) as lab:  # without translation: a client's address can be dialled
+        yield Dialling(lab)
 
 
 def connect_as(box: AgentLab, port: int, source_port: int) -> socket.socket:
@@ -186,10 +178,9 @@ def test_figure_25_a_client_that_was_dialled_in_vain_is_told_to_stay_until_a_dia
 
 
 @pytest.fixture(scope="module")
-def waiting(lab: Lab) -> Iterator[AgentLab]:
-    box = AgentLab(lab, absent={"steps": ["wait"], "wait": "3s"})
-    yield box
-    box.daemon.terminate()
+def waiting() -> Iterator[AgentLab]:
+    with Lab(clients=20, nat=False) as lab:
+        yield AgentLab(lab, absent={"steps": ["wait"], "wait": "3s"})
 
 
 def test_figure_6_a_server_waits_for_a_client_by_its_address(waiting: AgentLab) -> None:
@@ -252,10 +243,10 @@ def test_a_server_that_went_away_while_it_waited_gets_no_client(waiting: AgentLa
         assert "server-attach" not in [row["cause"] for row in events]
 
 
-def test_figure_6_without_a_step_a_server_is_refused_at_once(lab: Lab) -> None:
-    box = AgentLab(lab, absent={"steps": []})
-    for ask, words in ((box.ask, "404"), (box.ask_by_socks, "(4)")):
-        began = time.monotonic()
-        assert words in ask(NOBODY)[2]
-        assert time.monotonic() - began < 3
-    box.daemon.terminate()
+def test_figure_6_without_a_step_a_server_is_refused_at_once() -> None:
+    with Lab(clients=20) as lab:
+        box = AgentLab(lab, absent={"steps": []})
+        for ask, words in ((box.ask, "404"), (box.ask_by_socks, "(4)")):
+            began = time.monotonic()
+            assert words in ask(NOBODY)[2]
+            assert time.monotonic() - began < 3
