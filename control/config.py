@@ -355,7 +355,7 @@ class Agents(_Section):
         10_000,
         ge=1,
         le=1_000_000,
-        description="agents with TLS at once; each costs the daemon some 20 KB, asleep or not",
+        description="agents with TLS at once; each costs the daemon 17 KB, asleep or not",
     )
     hello_timeout: Duration = Field(10.0, gt=0, le=300, description="how long an agent may take to say who it is")
 
@@ -853,11 +853,12 @@ def render_reference() -> str:
         "curl --socks5-hostname billing:PASSWORD@10.0.0.1:3128 http://thermostat-17.roost/status",
         "```",
         "",
-        "A name stands for one connection, so the port that a server asks for with it means nothing. Given again it",
-        "moves to the new connection; given to a connection that has one it replaces that one. It outlives its",
-        "connection: a server that asks for it then is told that the client is not connected. Upper and lower case",
-        "are the same. Names are never looked up in the DNS, and nothing is reached but clients: the appliance's own",
-        "addresses and `localhost` are refused (403, or SOCKS5 reply 2).",
+        "A name stands for one connection, so the port that a server asks for with it means nothing, unless the client",
+        "is dialled (`[absent]`). Given again it moves to the new connection; given to a connection that has one it",
+        "replaces that one. It outlives its connection: a server that asks for it then is told that the client is not",
+        "connected, or whatever the steps of `[absent]` come to. Upper and lower case are the same. Names are never",
+        "looked up in the DNS, and nothing is reached but clients: the appliance's own addresses and `localhost` are",
+        "refused (403, or SOCKS5 reply 2). Agents bring names of their own, see [agents.md](agents.md).",
         "",
         "## The store",
         "",

@@ -160,7 +160,9 @@ class Initiating:
 
     async def _run(self, word: str) -> None:
         environment = {**os.environ, "ROOST_CLIENT": self.name, "ROOST_DO": word}
-        process = await asyncio.create_subprocess_exec(*shlex.split(self.what), env=environment, stdin=-3)
+        process = await asyncio.create_subprocess_exec(
+            *shlex.split(self.what), env=environment, stdin=asyncio.subprocess.DEVNULL
+        )
         if code := await process.wait():
             raise ClientError(f"run: exit status {code}")
 

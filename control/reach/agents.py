@@ -51,6 +51,9 @@ log = logging.getLogger("roost.agents")
 GOODBYE_S: Final = 1.0
 """How long a link to an agent is kept for what it may still say, when nothing is expected any more."""
 
+GATHER_S: Final = 0.01
+"""How long hellos gather for one commit."""
+
 END_S: Final = 10.0
 """How long an agent may take to close a data connection whose server is gone; then it is reset."""
 
@@ -144,6 +147,7 @@ class Agents:
         self._asks: dict[str, _Ask] = {}
         self._turns: WeakValueDictionary[tuple[bytes, int], asyncio.Lock] = WeakValueDictionary()
         self._sessions: dict[bytes, _Session] = {}
+        self._commit: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.counts = {"hellos": 0, "rejected": 0, "asked": 0, "answered": 0}
 
@@ -220,10 +224,22 @@ class Agents:
                 raise ProtocolError("too many TLS sessions: [agents] tls_sessions")
             self._tls[link.packed] = channel.tls
         self._registry.give_all(services, link.packed, link.number)
-        await asyncio.to_thread(self._registry.commit)
+        await self._committed()
         self.counts["hellos"] += 1
         log.info("agent %s at %s speaks for %s", agent.name, link.key.client_text, ", ".join(services))
         await channel.write({"welcome": VERSION, "stay": self._dialled.take_due(services)})
+
+    async def _committed(self) -> None:
+        """Until what was given by now is written. All that say hello at about the same time wait in one thread: after a
+        reboot agents come by the thousand."""
+        if self._commit is None:
+            self._commit = asyncio.ensure_future(self._commit_soon())
+        await asyncio.shield(self._commit)
+
+    async def _commit_soon(self) -> None:
+        await asyncio.sleep(GATHER_S)
+        self._commit = None  # who comes now is too late for this one
+        await asyncio.to_thread(self._registry.commit)
 
     def _agent_of(self, token: object) -> Agent:
         digest = token_digest(token if isinstance(token, str) else "")

@@ -2,7 +2,7 @@
 """TLS with an agent, apart from any socket: the state outlives the links of a control connection that sleeps.
 
 The engine closes its link to the daemon when an agent falls quiet, and the agent does not notice; so the TLS session
-must be the connection's, not the link's. It is kept in the daemon's memory, some 20 KB each, and dies with the daemon:
+must be the connection's, not the link's. It is kept in the daemon's memory, 17 KB each, and dies with the daemon:
 the agents are then reset when they are next needed, and come again. Freezing both legs (the persistent interface) would
 not help: the other leg ends in this very process.
 """

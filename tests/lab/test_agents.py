@@ -226,7 +226,7 @@ def test_figure_16_the_reference_client_connects_again_whatever_ends_its_connect
     program = str(Path(__file__).resolve().parents[2] / "examples" / "persistent_client.py")
     client = box.lab.run("wan", [PYTHON, "-I", program, box.lab.address("box", "wan0"), str(TELEMETRY)],
                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-    ids = set()
+    ids: set[int] = set()
     for _ in range(3):
         box.wait(lambda: len(box.connections("telemetry")) == 1 and not ids & {box.connections("telemetry")[0]["id"]},
                  "it is connected")  # fmt: skip

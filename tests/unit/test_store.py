@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -351,7 +351,7 @@ def named(number: int, identity: int) -> bytes:
     return NAMED.pack(key(number).pack(), identity, 1000 + number)
 
 
-def names(changes: dict[str, bytes | None]) -> dict[tuple[str, str], bytes | None]:
+def names(changes: Mapping[str, bytes | None]) -> dict[tuple[str, str], bytes | None]:
     return {("names", name): packed for name, packed in changes.items()}
 
 
