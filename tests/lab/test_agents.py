@@ -116,6 +116,36 @@ def test_figure_20_all_that_a_server_said_before_it_left_reaches_the_client(box:
     listener.close()
 
 
+def test_figure_20_a_client_that_reads_late_gets_all_that_a_server_said_before_it_left(box: AgentLab) -> None:
+    """The agent learns that the server is gone while it still has bytes of it, and the kernels have more."""
+    box.lab.sysctl("wan", "net.ipv4.tcp_wmem", "4096 16384 32768")  # what the agent's kernel takes off its hands
+    with box.lab.enter("wan"):
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.bind(("127.0.0.1", 9104))
+        listener.listen()
+    box.agent("--accepting", "camera=9104")
+    box.wait_for_agent("camera")
+    box.to_sleep("camera")
+    control = box.spoken_for()["camera"]["agent"]
+    sent = os.urandom(300_000)
+    with box.tunnel("camera.roost") as server:
+        server.sendall(sent)
+    client, _ = listener.accept()
+
+    def attached() -> int:
+        """How often the control connection was: to ask for the client, and to say that the server is gone."""
+        history = box.daemon.get(f"/v1/connections/{control}")["history"]
+        return [row["cause"] for row in history].count("server-attach")
+
+    box.wait(lambda: attached() == 2 and box.control_state("camera") != "ACTIVE", "the agent was told")
+    with client:
+        client.settimeout(20)
+        assert receive(client, len(sent) + 1) == sent
+    box.wait(lambda: len(box.connections("agents")) == 1, "the session is over")
+    listener.close()
+
+
 def test_figure_18_a_server_lets_an_initiating_client_connect_by_a_command(box: AgentLab) -> None:
     """curl is the client; its request is answered by the server that asked, not by one of the service."""
     command = f"curl -s -o {box.lab.workspace}/checked-in http://{box.appliance(HELD)}/check-in"
