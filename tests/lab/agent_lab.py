@@ -18,6 +18,7 @@ from typing import Any, Final
 from appliance.agent import roost_agent
 from appliance.lab import Lab, wait_until
 from appliance.lab.daemon import DaemonHandle
+from appliance.lab.lab import endpoint
 from appliance.lab.processes import Process
 
 AGENTS, HELD, TELEMETRY, WEB = 7100, 7200, 8000, 8080
@@ -37,6 +38,7 @@ class AgentLab:
         config["service"][0]["name"] = "telemetry"
         config["service"] += [
             {"name": "agents", "listen": self.appliance(AGENTS), "kind": "agents"},
+            {"name": "agents6", "listen": self.appliance(AGENTS, 6), "kind": "agents"},
             {"name": "held", "listen": self.appliance(HELD), "kind": "held", **(held or {})},
         ]
         config["absent"] = absent or {}
@@ -47,8 +49,8 @@ class AgentLab:
         self.token_file = lab.workspace / "token"
         self.token_file.write_text(TOKEN + "\n")
 
-    def appliance(self, port: int) -> str:
-        return f"{self.lab.address('box', 'wan0')}:{port}"
+    def appliance(self, port: int, family: int = 4) -> str:
+        return endpoint(self.lab.address("box", "wan0", family), port)
 
     @property
     def proxy(self) -> str:
@@ -56,11 +58,11 @@ class AgentLab:
 
     # Clients' side
 
-    def agent(self, *options: str, token_file: Path | None = None) -> Process:
+    def agent(self, *options: str, family: int = 4) -> Process:
         """roost-agent behind the NAT, as it is installed: one file, and the system's Python."""
         program = str(Path(roost_agent.__file__))
-        argv = [PYTHON, "-I", program, "--appliance", self.appliance(AGENTS), "--token-file",
-                str(token_file or self.token_file), *options]  # fmt: skip
+        argv = [PYTHON, "-I", program, "--appliance", self.appliance(AGENTS, family), "--token-file",
+                str(self.token_file), *options]  # fmt: skip
         with (self.lab.workspace / "agent.log").open("ab") as log:
             process = self.lab.run("wan", argv, stderr=log)
         self.agents.append(process)

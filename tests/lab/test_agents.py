@@ -146,6 +146,17 @@ def test_figure_20_a_client_that_reads_late_gets_all_that_a_server_said_before_i
     listener.close()
 
 
+def test_an_agent_and_its_data_connections_may_come_by_ipv6(box: AgentLab) -> None:
+    agent = box.agent("--accepting", f"camera={WEB}", family=6)
+    box.wait_for_agent("camera")
+    assert box.spoken_for()["camera"]["agent"].startswith("[fd00:")
+    for _ in range(2):
+        assert box.ask("camera.roost") == (0, PAGE, "")
+        box.wait(lambda: len(box.connections("agents6")) == 1, "the session is over")
+    agent.kill()
+    box.wait(lambda: box.connections("agents6") == [], "it is gone")
+
+
 def test_figure_18_a_server_lets_an_initiating_client_connect_by_a_command(box: AgentLab) -> None:
     """curl is the client; its request is answered by the server that asked, not by one of the service."""
     command = f"curl -s -o {box.lab.workspace}/checked-in http://{box.appliance(HELD)}/check-in"
