@@ -72,7 +72,15 @@ class AgentLab:
         """After each test: none of its agents stays, and nothing of their connections."""
         while self.agents:
             self.agents.pop().close()
-        self.wait(lambda: self.connections("agents") == [], "no agent is left")
+        self.wait_for_nobody()
+
+    def wait_for_nobody(self) -> None:
+        """Until no agent is connected, and the registry has heard so."""
+
+        def nobody() -> bool:
+            return self.connections("agents") == [] and not any(row["connected"] for row in self.spoken_for().values())
+
+        self.wait(nobody, "no agent is left")
 
     def log(self) -> str:
         return (self.lab.workspace / "agent.log").read_text()

@@ -155,6 +155,7 @@ def test_an_agent_and_its_data_connections_may_come_by_ipv6(box: AgentLab) -> No
         box.wait(lambda: len(box.connections("agents6")) == 1, "the session is over")
     agent.kill()
     box.wait(lambda: box.connections("agents6") == [], "it is gone")
+    box.wait_for_nobody()
 
 
 def test_figure_18_a_server_lets_an_initiating_client_connect_by_a_command(box: AgentLab) -> None:
@@ -361,7 +362,7 @@ def test_an_agent_that_is_killed_in_a_session_is_noticed_at_both_ends_and_comes_
         assert client.recv(1) == b""
         with contextlib.suppress(ConnectionResetError):
             assert server.recv(1) == b""
-    box.wait(lambda: box.connections("agents") == [], "its connections are gone")
+    box.wait_for_nobody()
     agent = box.agent("--accepting", f"camera={WEB}")
     box.wait_for_agent("camera")
     assert box.ask("camera.roost") == (0, PAGE, "")
