@@ -19,6 +19,7 @@ import pytest
 from appliance.agent.roost_agent import encode
 from appliance.lab import Lab
 from appliance.lab.processes import python_environment
+from tests.certificates import make_certificate
 from tests.lab.agent_lab import AGENTS, HELD, PYTHON, TELEMETRY, TOKEN, WEB, AgentLab
 from tests.lab.engine_lab import receive
 
@@ -428,12 +429,7 @@ def test_a_held_client_that_speaks_and_that_nobody_asks_for_is_reset_in_time() -
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    names = folder / "certificate.pem", folder / "key.pem"
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                    "-days", "2", "-subj", "/CN=roost.test", "-addext", "subjectAltName=DNS:roost.test",
-                    "-out", str(names[0]), "-keyout", str(names[1])], check=True, capture_output=True)  # fmt: skip
-    return names
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 def test_an_agent_with_tls_sleeps_and_wakes_and_comes_again_after_a_crash(certificate: tuple[Path, Path]) -> None:

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import subprocess
 import tracemalloc
 from collections.abc import Iterator
 from errno import ECONNREFUSED, EMFILE
@@ -31,6 +30,7 @@ from control.reach.tls import TlsState, server_context
 from control.registry import Registry
 from control.states import Cause, State
 from control.store.store import Store
+from tests.certificates import make_certificate
 from tests.unit.fake_engine import FakeEngine, event, key
 
 
@@ -275,10 +275,7 @@ def test_two_sockets_that_are_joined_carry_every_byte_both_ways_at_once() -> Non
 
 
 def test_a_tls_session_goes_on_over_any_number_of_links_and_costs_little(tmp_path: Path) -> None:
-    names = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                    "-days", "2", "-subj", "/CN=roost.test", "-addext", "subjectAltName=DNS:roost.test",
-                    "-out", str(names[0]), "-keyout", str(names[1])], check=True, capture_output=True)  # fmt: skip
+    names = make_certificate(tmp_path)
     context = server_context(str(names[0]), str(names[1]))
     state = TlsState(context, 7)
     to, back = ssl.MemoryBIO(), ssl.MemoryBIO()
