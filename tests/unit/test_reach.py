@@ -323,10 +323,5 @@ def test_services_of_agents_and_held_clients_have_the_daemon_for_their_server() 
     config = parse(AGENTS)
     specs = [service_spec(service, 1, config, ("127.0.0.1", 4711)) for service in config.service]
     for spec in specs:
-        assert (spec.server, spec.server_port, spec.proxy_header, spec.close_with_server) == (
-            "127.0.0.1",
-            4711,
-            1,
-            False,
-        )
+        assert (spec.servers, spec.proxy_header, spec.close_with_server) == ((("127.0.0.1", 4711),), 1, False)
     assert specs[1].standby_quiet_ms >= specs[1].connect_timeout_ms, "a held client that spoke is not unlinked unheard"
