@@ -348,12 +348,14 @@ class Monitor:
 
     # -- commands with an answer --------------------------------------------------------------------------------------
 
-    def command(self, command: Command, states: Iterable[State], timeout_s: float) -> Future[Outcome]:
+    def command(
+        self, command: Command, states: Iterable[State], timeout_s: float, first: Sequence[Command] = ()
+    ) -> Future[Outcome]:
         """Submit a command; the future is done when its connection reaches one of `states`, or it is refused, or
-        after timeout_s (ETIMEDOUT)."""
+        after timeout_s (ETIMEDOUT). first: commands that are carried out right before, whose outcome nobody hears."""
         waiter = self._expect(states, timeout_s)
         command.token = waiter[0]
-        self._engine.submit([command])
+        self._engine.submit([*first, command])
         return waiter[1]
 
     def sleep(self, record: Record, timeout_s: float) -> Future[Outcome]:

@@ -23,6 +23,8 @@ COMMANDS = {
     "wake": "Put a connection back into the kernel.",
     "close": "Close a connection, whatever its state.",
     "name": "Give a client a name by which servers reach it.",
+    "agents": "The clients that agents speak for.",
+    "dialled": "The clients that were dialled in vain.",
     "events": "The transitions, as they happened and as they happen.",
     "unpin": "Let every sleeping connection go and detach from the interfaces.",
     "doctor": "What this machine must offer, present or missing, with the fix.",
