@@ -299,6 +299,7 @@ class ServiceSpec:
     close_with_server: bool = False
     transparent: bool = False
     persistent: bool = False
+    unreachable: bool = False
     as_client: bool = False
     fail_closed: bool = False
     proxy_header: int = 0
@@ -420,7 +421,7 @@ class Engine:
             "second_server_ms",
         ):
             setattr(raw, name, getattr(spec, name))
-        for flag in ("close_with_server", "transparent", "as_client", "persistent", "fail_closed"):
+        for flag in ("close_with_server", "transparent", "as_client", "persistent", "unreachable", "fail_closed"):
             setattr(raw, flag, int(getattr(spec, flag)))
         ffi.memmove(raw.listen, pack_address(spec.listen), 16)
         raw.servers = len(spec.servers)

@@ -131,6 +131,7 @@ struct roost_service {
     uint8_t as_client;           /* servers see the client's address, and its port where that is free */
     uint8_t proxy_header;        /* version of the PROXY protocol that a link to the server begins with; 0: none */
     uint8_t persistent;          /* a linked connection freezes with its server's leg, and both thaw together */
+    uint8_t unreachable;         /* no server that comes by itself reaches its clients: they are the appliance's own */
     uint8_t fail_closed;         /* transparent: without a daemon new clients are refused, not routed to the server */
     uint8_t second_server;       /* enum roost_second_server */
     uint32_t second_server_ms;   /* how long it waits at most, to be linked or to take over; then it is refused */

@@ -93,6 +93,7 @@ def service_spec(
         as_client=(service.source or ("client" if service.transparent else "appliance")) == "client",
         proxy_header=PROXY_HEADER["v1" if service.kind != "server" else service.proxy_protocol],
         persistent=service.interface == "persistent",
+        unreachable=service.kind == "agents",
         fail_closed=config.router.fail == "closed",
         balance=BALANCE[service.balance],
         max_fails=service.max_fails,
