@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Redis: its server, and redis-cli as a session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from appliance.lab.lab import Lab
+from appliance.lab.programs.program import Dialogue, Endpoint, Server, directory
+
+
+class Redis(Server):
+    """redis-server without persistence; all endpoints share one port. It probes quiet clients every second."""
+
+    def __init__(self, lab: Lab, space: str, listen: Sequence[Endpoint]) -> None:
+        self._lab = lab
+        options = {"port": str(listen[0][1]), "save": "", "dir": str(directory(lab, "redis")), "protected-mode": "no",
+                   "tcp-keepalive": "1", "timeout": "0"}  # fmt: skip
+        argv = ["redis-server", *(word for key, value in options.items() for word in (f"--{key}", value))]
+        super().__init__(lab, space, [*argv, "--bind", *(host for host, _ in listen)], "Ready to accept connections")
+
+    def session(self, space: str, to: Endpoint) -> Dialogue:
+        """redis-cli, which prints each answer on a line. By itself it probes its server every 15 s."""
+        return Dialogue(self._lab, space, ["redis-cli", "-h", to[0], "-p", str(to[1])])
