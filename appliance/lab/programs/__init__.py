@@ -14,6 +14,9 @@ from appliance.lab.programs.nginx import Nginx
 from appliance.lab.programs.postgres import Postgres
 from appliance.lab.programs.program import Dialogue, Endpoint, ProgramError, Server
 from appliance.lab.programs.redis import Redis
-from appliance.lab.programs.ssh import OpenSsh
+from appliance.lab.programs.ssh import CallingHome, Keys, OpenSsh, visit
 
-__all__ = ["Dialogue", "Endpoint", "Mosquitto", "Nginx", "OpenSsh", "Postgres", "ProgramError", "Redis", "Server"]
+__all__ = [
+    "CallingHome", "Dialogue", "Endpoint", "Keys", "Mosquitto", "Nginx", "OpenSsh", "Postgres", "ProgramError", "Redis",
+    "Server", "visit",
+]  # fmt: skip

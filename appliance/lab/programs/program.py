@@ -62,12 +62,14 @@ def directory(lab: Lab, name: str) -> Path:
     return path
 
 
-def run(lab: Lab, argv: Sequence[str], user: str | None = None, space: str = "lan") -> None:
-    """Run a tool to its end, such as a generator of keys; ProgramError with what it said unless it succeeds."""
+def run(lab: Lab, argv: Sequence[str], user: str | None = None, space: str = "lan") -> str:
+    """Run a tool to its end, such as a generator of keys; what it printed, or ProgramError with that if it failed."""
     process = lab.run_tree(space, argv, user, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     said, _ = process.popen.communicate(timeout=60)
+    text: str = said.decode(errors="replace")
     if process.popen.returncode != 0:
-        raise ProgramError(f"{argv[0]} failed: {said.decode(errors='replace').strip()}")
+        raise ProgramError(f"{argv[0]} failed: {text.strip()}")
+    return text
 
 
 class Dialogue:

@@ -38,11 +38,20 @@ class Keys:
         path.write_text(_CONFIG.format(home=self.home) + "".join(f"{line}\n" for line in more))
         return path
 
-    def argv(self, *more: str) -> list[str]:
-        """The client, with nothing of its own user's configuration."""
+    def client(self, *more: str) -> list[str]:
+        """The client's command line; it takes nothing from its own user's configuration."""
         options = {"UserKnownHostsFile": str(self.home / "known"), "HostKeyAlias": "server.lab", "BatchMode": "yes",
                    "IdentitiesOnly": "yes", "IdentityFile": str(self.home / "user"), "LogLevel": "ERROR"}  # fmt: skip
         return ["ssh", "-F", "none", *(word for k, v in options.items() for word in ("-o", f"{k}={v}")), *more]
+
+
+def visit(lab: Lab, space: str, keys: Keys, to: Endpoint, command: str, proxy: str | None = None) -> tuple[int, str]:
+    """Run a command by ssh; its exit code (255: ssh's own) and what was printed. proxy: nc's options for one."""
+    through = ["-o", f"ProxyCommand=nc {proxy} %h %p"] if proxy else []
+    argv = keys.client("-T", "-o", "ConnectTimeout=15", *through, "-p", str(to[1]), f"root@{to[0]}", command)
+    process = lab.run(space, argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    said, _ = process.popen.communicate(timeout=30)
+    return process.popen.returncode, said.decode(errors="replace")
 
 
 class OpenSsh(Server):
@@ -55,6 +64,46 @@ class OpenSsh(Server):
 
     def session(self, space: str, to: Endpoint) -> Dialogue:
         """A shell on the server, which is told lines; it has said that it is there when this returns."""
-        shell = Dialogue(self._lab, space, self.keys.argv("-T", "-p", str(to[1]), f"root@{to[0]}", "exec sh"))
+        shell = Dialogue(self._lab, space, self.keys.client("-T", "-p", str(to[1]), f"root@{to[0]}", "exec sh"))
         shell.ask("echo shell is there", "shell is there\n")
         return shell
+
+
+class CallingHome:
+    """A device behind a firewall that calls home (RFC 8071): it connects out, and serves SSH on that connection to
+    whoever speaks there. As with inetd, an sshd is started for each visit, once something has come to be read; the
+    connection stays when it ends.
+    """
+
+    def __init__(self, lab: Lab, space: str, home: Endpoint, keys: Keys) -> None:
+        self._lab, self._space = lab, space
+        self._argv = [_SSHD, "-i", "-e", "-f", str(keys.config())]
+        with lab.enter(space):
+            self.socket = socket.create_connection(home, 10)
+        self.socket.settimeout(None)
+        self.address: Endpoint = self.socket.getsockname()[:2]
+        self.visits = 0
+        self._leave, self._left = os.pipe()
+        self._thread = threading.Thread(target=self._serve, name="calling home", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        poll.register(self._leave, select.POLLIN)
+        with (self._lab.workspace / "calling-home.log").open("ab") as log:
+            while self._leave not in dict(poll.poll()):
+                with suppress(ConnectionError):
+                    if self.socket.recv(1, socket.MSG_PEEK):
+                        self.visits += 1
+                        here = self.socket.fileno()
+                        self._lab.run_tree(self._space, self._argv, stdin=here, stdout=here, stderr=log).wait()
+                        continue
+                return
+
+    def close(self) -> None:
+        """Hang up."""
+        os.close(self._left)
+        self._thread.join()
+        os.close(self._leave)
+        self.socket.close()

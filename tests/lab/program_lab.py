@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon between programs that know nothing of it: where they meet, and what the history says of their connection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+from appliance.lab import DaemonError, DaemonHandle, Lab, endpoint, wait_until
+from appliance.lab.programs import Endpoint
+
+QUICK: Final = {"active_quiet": "200ms", "standby_quiet": "400ms", "idle_quiet": "600ms"}
+BY_COMMAND: Final = dict.fromkeys(QUICK, "1h")
+PROXY_PORT: Final = 3128
+Way = Literal["address", "router", "host"]
+
+
+class ProgramLab:
+    """A lab with a daemon that has one service.
+
+    `way` is where clients connect to, and where the server is:
+      address   an address of the appliance; the server is on the LAN
+      router    the server's own address, on the LAN
+      host      an address of the appliance; the server is on its loopback
+    """
+
+    def __init__(self, lab: Lab, way: Way, family: int, port: int, policy: dict[str, str] = QUICK,
+                 router: dict[str, Any] | None = None, **service: Any) -> None:  # fmt: skip
+        self.lab = lab
+        self.server_space = "box" if way == "host" else "lan"
+        loopback = "::1" if family == 6 else "127.0.0.1"
+        self.server: Endpoint = (loopback if way == "host" else lab.address("lan", "eth0", family), port)
+        """Where the server listens."""
+        self.door: Endpoint = self.server if way == "router" else (lab.address("box", "wan0", family), port)
+        """Where clients connect to."""
+        where = {"listen": endpoint(*self.door)}
+        where |= {"transparent": True} if way == "router" else {"server": endpoint(*self.server)}
+        self.daemon: DaemonHandle = lab.daemon({
+            "policy": policy,
+            "service": [{"name": "programs", **where, **service}],
+            "router": {"lan": ["lan0"], **(router or {})} if way == "router" else {},
+            "attach": {"listen": [endpoint(self.proxy, PROXY_PORT)]},
+        })  # fmt: skip
+
+    @property
+    def proxy(self) -> str:
+        """The address at which servers ask for clients, at PROXY_PORT."""
+        return self.lab.address("box", "lan0")
+
+    def quick_keepalives(self) -> None:
+        """From now on programs that switch keep-alives on, and set no interval themselves, send one every second."""
+        for space in ("wan", "lan", "box"):
+            for key, value in (("time", 1), ("intvl", 1)):
+                self.lab.sysctl(space, f"net.ipv4.tcp_keepalive_{key}", value)
+
+    # The connections
+
+    def connections(self) -> list[dict[str, Any]]:
+        return self.daemon.connections()
+
+    def the_connection(self) -> int:
+        """The number of the only connection there is."""
+        wait_until(lambda: len(self.connections()) == 1, 10, "there is one connection")
+        return int(self.connections()[0]["id"])
+
+    def path(self, connection: int) -> list[str]:
+        """The states that it went through."""
+        rows = self.daemon.get("/v1/history", limit=100_000)
+        return [str(row["to"]) for row in rows if row["id"] == connection]
+
+    def causes(self, connection: int) -> list[str]:
+        rows = self.daemon.get("/v1/history", limit=100_000)
+        return [str(row["cause"]) for row in rows if row["id"] == connection]
+
+    def wait_path(self, connection: int, *states: str) -> None:
+        """Until the history says that it went through exactly these."""
+        try:
+            wait_until(lambda: self.path(connection) == list(states), 15, f"went through {states}")
+        except TimeoutError as late:
+            raise TimeoutError(f"{late}; it went through {self.path(connection)}") from None
+
+    def wait_state(self, connection: int, state: str) -> None:
+        wait_until(lambda: self.path(connection)[-1:] == [state], 15, f"the connection is {state}")
+
+    def to(self, connection: int, *actions: str) -> None:
+        """Commands to it: standby, idle, sleep. A freeze is refused while bytes are on their way, and asked for again."""
+        for action in actions:
+            wait_until(lambda action=action: self._acted(connection, action), 10, f"{action} is done")  # type: ignore[misc]
+
+    def _acted(self, connection: int, action: str) -> bool:
+        try:
+            self.daemon.act(connection, action)
+        except DaemonError:
+            return False
+        return True
+
+    def counter(self, name: str) -> int:
+        return int(self.daemon.status()["counters"].get(name, 0))
+
+
+def lines_of(text: str) -> Sequence[str]:
+    return [line for line in text.splitlines() if line]
