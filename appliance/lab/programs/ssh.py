@@ -3,7 +3,13 @@
 
 from __future__ import annotations
 
+import os
+import select
+import socket
+import subprocess
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from appliance.lab.lab import Lab, endpoint
@@ -47,7 +53,8 @@ class Keys:
 
 def visit(lab: Lab, space: str, keys: Keys, to: Endpoint, command: str, proxy: str | None = None) -> tuple[int, str]:
     """Run a command by ssh; its exit code (255: ssh's own) and what was printed. proxy: nc's options for one."""
-    through = ["-o", f"ProxyCommand=nc {proxy} %h %p"] if proxy else []
+    # nc makes the connection and hands it over: as a relay it would be killed with the farewell still in its hands.
+    through = ["-o", "ProxyUseFdpass=yes", "-o", f"ProxyCommand=nc -F {proxy} %h %p"] if proxy else []
     argv = keys.client("-T", "-o", "ConnectTimeout=15", *through, "-p", str(to[1]), f"root@{to[0]}", command)
     process = lab.run(space, argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     said, _ = process.popen.communicate(timeout=30)
