@@ -114,7 +114,8 @@ class Sleepers:
             for name, (key, ka) in _KEY_AND_KA.items():
                 fd = _open_pinned(self._pin_dir / name)
                 try:
-                    about = dict(line.split(":", 1) for line in Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines())
+                    lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
+                    about = dict(line.split(":", 1) for line in lines)
                     bucket, buckets = int(about["value_size"]), int(about["max_entries"])
                     tables.append(Table(mmap.mmap(fd, bucket * buckets), bucket, key, key + ka))
                 finally:

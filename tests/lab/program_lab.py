@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from appliance.lab import DaemonError, DaemonHandle, Lab, endpoint, wait_until
@@ -33,7 +34,7 @@ class ProgramLab:
         """Where the server listens."""
         self.door: Endpoint = self.server if way == "router" else (lab.address("box", "wan0", family), port)
         """Where clients connect to."""
-        where = {"listen": endpoint(*self.door)}
+        where: dict[str, Any] = {"listen": endpoint(*self.door)}
         where |= {"transparent": True} if way == "router" else {"server": endpoint(*self.server)}
         self.daemon: DaemonHandle = lab.daemon({
             "policy": policy,
@@ -83,9 +84,9 @@ class ProgramLab:
         wait_until(lambda: self.path(connection)[-1:] == [state], 15, f"the connection is {state}")
 
     def to(self, connection: int, *actions: str) -> None:
-        """Commands to it: standby, idle, sleep. A freeze is refused while bytes are on their way, and asked for again."""
+        """Commands to it: standby, idle, sleep. What is refused while bytes are on their way is asked for again."""
         for action in actions:
-            wait_until(lambda action=action: self._acted(connection, action), 10, f"{action} is done")  # type: ignore[misc]
+            wait_until(partial(self._acted, connection, action), 10, f"{action} is done")
 
     def _acted(self, connection: int, action: str) -> bool:
         try:
@@ -97,6 +98,12 @@ class ProgramLab:
     def counter(self, name: str) -> int:
         return int(self.daemon.status()["counters"].get(name, 0))
 
-
-def lines_of(text: str) -> Sequence[str]:
-    return [line for line in text.splitlines() if line]
+    def established(self, space: str) -> int:
+        """How many connections of the service's the kernel of a namespace knows."""
+        port, found = f":{self.server[1]:04X}", 0
+        with self.lab.enter(space):
+            for table in ("tcp", "tcp6"):
+                for line in Path(f"/proc/thread-self/net/{table}").read_text().splitlines()[1:]:
+                    _, local, remote, state, *_ = line.split()
+                    found += state == "01" and (local.endswith(port) or remote.endswith(port))
+        return found

@@ -74,7 +74,6 @@ class Nginx(Server):
         if tls:
             host = f"[{to[0]}]" if ":" in to[0] else to[0]
             options += ["--cacert", str(self.certificate), "--resolve", f"server.lab:{to[1]}:{host}"]
-        urls = [where] * times
-        argv = ["curl", "--silent", "--show-error", "--no-buffer", "--max-time", "30", "--keepalive-time", "1", *options,
-                "--write-out", "connects %{num_connects}\\n", *urls]  # fmt: skip
+        argv = ["curl", "--silent", "--show-error", "--no-buffer", "--max-time", "30", "--keepalive-time", "1",
+                "--write-out", "connects %{num_connects}\\n", *options, *[where] * times]  # fmt: skip
         return self._lab.run(space, argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -16,7 +16,7 @@ class Postgres(Server):
     """A new, empty cluster that trusts everybody, its endpoints at one port. It probes quiet clients every second."""
 
     def __init__(self, lab: Lab, space: str, listen: Sequence[Endpoint]) -> None:
-        self._lab = lab
+        self._lab, self._space, self._here = lab, space, listen[0]
         programs, data = _programs(), lab.home(_USER) / "data"
         run(lab, [str(programs / "initdb"), "-D", str(data), "-U", _USER, "--auth=trust", "--no-sync", "--locale=C",
                   "--encoding=UTF8"], user=_USER)  # fmt: skip
@@ -31,8 +31,16 @@ class Postgres(Server):
 
     def session(self, space: str, to: Endpoint) -> Dialogue:
         """psql, which prints one line a row. It probes a quiet server as the sysctls of its namespace say."""
-        argv = ["psql", "-X", "-q", "-A", "-t", "-h", to[0], "-p", str(to[1]), "-U", _USER, "-d", "postgres"]
-        return Dialogue(self._lab, space, argv)
+        return Dialogue(self._lab, space, _client(to))
+
+    def backends(self) -> list[str]:
+        """Process ids of those who serve a session, beside the one that tells."""
+        query = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        return run(self._lab, [*_client(self._here), "-c", query], space=self._space).split()
+
+
+def _client(to: Endpoint) -> list[str]:
+    return ["psql", "-X", "-q", "-A", "-t", "-h", to[0], "-p", str(to[1]), "-U", _USER, "-d", "postgres"]
 
 
 def _programs() -> Path:
