@@ -56,5 +56,5 @@ def test_programs_have_ended_when_their_lab_has() -> None:
 
 def test_a_server_that_cannot_start_says_why() -> None:
     with Lab(clients=10, nat=False) as lab:
-        with pytest.raises(ProgramError, match="192.0.2.1"):
+        with pytest.raises(ProgramError, match=r"192\.0\.2\.1"):
             Redis(lab, "lan", [("192.0.2.1", 6379)])
