@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -11,13 +12,14 @@ from appliance.lab import DaemonError, DaemonHandle, Lab, endpoint, wait_until
 from appliance.lab.programs import Endpoint
 
 QUICK: Final = {"active_quiet": "200ms", "standby_quiet": "400ms", "idle_quiet": "600ms"}
-BY_COMMAND: Final = dict.fromkeys(QUICK, "1h")
+"""Quiet connections sleep by themselves; a program that thinks for that long, on a busy machine, sleeps in between."""
+_BY_COMMAND: Final = dict.fromkeys(QUICK, "1h")
 PROXY_PORT: Final = 3128
 Way = Literal["address", "router", "host"]
 
 
 class ProgramLab:
-    """A lab with a daemon that has one service.
+    """A lab with a daemon that has one service, whose connections sleep when they are told to.
 
     `way` is where clients connect to, and where the server is:
       address   an address of the appliance; the server is on the LAN
@@ -25,7 +27,7 @@ class ProgramLab:
       host      an address of the appliance; the server is on its loopback
     """
 
-    def __init__(self, lab: Lab, way: Way, family: int, port: int, policy: dict[str, str] = QUICK,
+    def __init__(self, lab: Lab, way: Way, family: int, port: int, policy: dict[str, str] = _BY_COMMAND,
                  router: dict[str, Any] | None = None, **service: Any) -> None:  # fmt: skip
         self.lab = lab
         self.server_space = "box" if way == "host" else "lan"
@@ -75,13 +77,17 @@ class ProgramLab:
 
     def wait_path(self, connection: int, *states: str) -> None:
         """Until the history says that it went through exactly these."""
+        self._wait_for(connection, lambda path: path == list(states), f"went through {states}")
+
+    def wait_last(self, connection: int, *states: str) -> None:
+        """Until the history says that these were the last it went through."""
+        self._wait_for(connection, lambda path: path[-len(states) :] == list(states), f"went through {states} last")
+
+    def _wait_for(self, connection: int, right: Callable[[list[str]], bool], what: str) -> None:
         try:
-            wait_until(lambda: self.path(connection) == list(states), 15, f"went through {states}")
+            wait_until(lambda: right(self.path(connection)), 15, f"connection {connection} {what}")
         except TimeoutError as late:
             raise TimeoutError(f"{late}; it went through {self.path(connection)}") from None
-
-    def wait_state(self, connection: int, state: str) -> None:
-        wait_until(lambda: self.path(connection)[-1:] == [state], 15, f"the connection is {state}")
 
     def to(self, connection: int, *actions: str) -> None:
         """Commands to it: standby, idle, sleep. What is refused while bytes are on their way is asked for again."""

@@ -16,7 +16,7 @@ import pytest
 from appliance.lab import Lab, wait_until
 from appliance.lab.programs import Dialogue, Mosquitto, Nginx, OpenSsh, Postgres, Redis
 from tests.lab.aging import DAY_S, HOUR_S, Sleepers
-from tests.lab.program_lab import ProgramLab, Way
+from tests.lab.program_lab import QUICK, ProgramLab, Way
 
 NIGHT_S: Final = 8 * HOUR_S
 LONG_S: Final = 25 * DAY_S  # past half of the timestamps' space, which is 24.8 days
@@ -121,6 +121,7 @@ def tell(lab: Lab, name: str, way: Way, family: int, sleep_s: int, keepalives: b
     number = 0
     for _ in story(box):
         number = number or box.the_connection()
+        box.to(number, "sleep")
         path += ASLEEP
         box.wait_path(number, *path)
         assert box.established("box") == 0, "the appliance has no socket of it"
@@ -147,14 +148,14 @@ def test_a_session_goes_on_after_25_days(lab: Lab, name: str) -> None:
 
 def test_figure_11_a_persistent_socket_of_an_application_on_the_same_machine(lab: Lab) -> None:
     """It is maintained for as long as the client is connected, and closed when it no longer is."""
-    box = ProgramLab(lab, "host", 4, 5432, interface="persistent")
+    box = ProgramLab(lab, "host", 4, 5432, policy=QUICK, interface="persistent")
     server = Postgres(lab, "box", [box.server])
     client = server.session("wan", box.door)
     pid = client.ask("CREATE TEMP TABLE t AS SELECT 42 AS n; SELECT pg_backend_pid();", "\n")
     number = box.the_connection()
-    box.wait_path(number, *ASLEEP)
+    box.wait_last(number, *ASLEEP)
     assert server.backends() == [pid.strip()]
     assert client.ask("SELECT n FROM t;", "\n") == "42\n"
-    box.wait_path(number, *ASLEEP, *ASLEEP)
+    box.wait_last(number, *ASLEEP, *ASLEEP)
     assert client.end() == 0
     wait_until(lambda: server.backends() == [], 10, "the application's socket is closed")

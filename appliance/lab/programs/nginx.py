@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from appliance.lab.lab import Lab, endpoint
 from appliance.lab.processes import Process
-from appliance.lab.programs.program import Dialogue, Endpoint, Server, directory, run
+from appliance.lab.programs.program import Dialogue, Endpoint, Server, directory, environment, run
 
 _CONFIG = """\
 user root;
@@ -76,4 +76,4 @@ class Nginx(Server):
             options += ["--cacert", str(self.certificate), "--resolve", f"server.lab:{to[1]}:{host}"]
         argv = ["curl", "--silent", "--show-error", "--no-buffer", "--max-time", "30", "--keepalive-time", "1",
                 "--write-out", "connects %{num_connects}\\n", *options, *[where] * times]  # fmt: skip
-        return self._lab.run(space, argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return self._lab.run(space, argv, env=environment(self._lab), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

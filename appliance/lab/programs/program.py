@@ -9,7 +9,6 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from appliance.lab.lab import Lab
 from appliance.lab.processes import Process
@@ -26,10 +25,11 @@ class Server:
     """A server program and its log. `ready` is a text that its log has once it listens."""
 
     def __init__(self, lab: Lab, space: str, argv: Sequence[str], ready: str, user: str | None = None) -> None:
-        name = Path(argv[0]).name
-        self.log = _free(lab.workspace / f"{name}.log")
+        self.what = f"{type(self).__name__} in {space}"
+        self.log = _free(lab.workspace / f"{type(self).__name__}.log")
         with self.log.open("wb") as log:
-            self.process = lab.run_tree(space, argv, user, cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = lab.run_tree(space, argv, user, cwd="/", env=environment(lab), stdin=subprocess.DEVNULL,
+                                        stdout=log, stderr=log)  # fmt: skip
         self.wait_for_log(ready)
 
     def wait_for_log(self, text: str) -> None:
@@ -38,7 +38,7 @@ class Server:
         while text not in self.log.read_text(errors="replace"):
             if not self.process.running or time.monotonic() > deadline:
                 tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
-                raise ProgramError(f"{self.process.what} did not log {text!r}; its log ends:\n{tail}")
+                raise ProgramError(f"{self.what} did not log {text!r}; its log ends:\n{tail}")
             time.sleep(0.02)
 
     def close(self) -> None:
@@ -55,6 +55,11 @@ def _free(path: Path) -> Path:
     return free
 
 
+def environment(lab: Lab) -> dict[str, str]:
+    """Nothing of the user's: no proxy, no password, no configuration at home."""
+    return {"PATH": os.environ["PATH"], "HOME": str(lab.workspace), "LC_ALL": "C.UTF-8"}
+
+
 def directory(lab: Lab, name: str) -> Path:
     """A new directory in the lab's workspace."""
     path = _free(lab.workspace / name)
@@ -64,7 +69,8 @@ def directory(lab: Lab, name: str) -> Path:
 
 def run(lab: Lab, argv: Sequence[str], user: str | None = None, space: str = "lan") -> str:
     """Run a tool to its end, such as a generator of keys; what it printed, or ProgramError with that if it failed."""
-    process = lab.run_tree(space, argv, user, cwd="/", stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = lab.run_tree(space, argv, user, cwd="/", env=environment(lab), stdin=subprocess.DEVNULL,
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
     said, _ = process.popen.communicate(timeout=60)
     text: str = said.decode(errors="replace")
     if process.popen.returncode != 0:
@@ -75,9 +81,9 @@ def run(lab: Lab, argv: Sequence[str], user: str | None = None, space: str = "la
 class Dialogue:
     """A client program that reads lines and prints answers: what a person at a terminal would type and see."""
 
-    def __init__(self, lab: Lab, space: str, argv: Sequence[str], **popen: Any) -> None:
-        self.process: Process = lab.run(space, argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=subprocess.STDOUT, bufsize=0, **popen)  # fmt: skip
+    def __init__(self, lab: Lab, space: str, argv: Sequence[str]) -> None:
+        self.process: Process = lab.run(space, argv, env=environment(lab), stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0)  # fmt: skip
         self._unread = b""
 
     def say(self, line: str) -> None:

@@ -13,20 +13,25 @@ from contextlib import suppress
 from pathlib import Path
 
 from appliance.lab.lab import Lab, endpoint
-from appliance.lab.programs.program import Dialogue, Endpoint, Server, directory, run
+from appliance.lab.processes import Process
+from appliance.lab.programs.program import Dialogue, Endpoint, Server, directory, environment, run
 
 _CONFIG = """\
 HostKey {home}/host
 AuthorizedKeysFile {home}/user.pub
 StrictModes no
 PermitRootLogin yes
+PermitUserRC no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 UsePAM no
 PrintMotd no
 PidFile none
 """
-_SSHD = "/usr/sbin/sshd"  # it starts itself anew for each connection, and insists on an absolute path
+# sshd lets nobody in whose account is locked, and root's often is: here it reads accounts of its own. It starts itself
+# anew for each connection, and insists on an absolute path.
+_SSHD = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/shadow && exec /usr/sbin/sshd "$@"']
+_SHADOW = "root:*:20000:0:99999:7:::\n"
 
 
 class Keys:
@@ -39,10 +44,13 @@ class Keys:
         (self.home / "known").write_text("server.lab " + (self.home / "host.pub").read_text())
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd's empty room; the machine's service makes the same
 
-    def config(self, *more: str) -> Path:
+    def server(self, *options: str, config: Sequence[str] = ()) -> list[str]:
+        """The server's command line, with more lines of configuration; it logs to its standard error."""
         path = self.home / "sshd_config"
-        path.write_text(_CONFIG.format(home=self.home) + "".join(f"{line}\n" for line in more))
-        return path
+        path.write_text(_CONFIG.format(home=self.home) + "".join(f"{line}\n" for line in config))
+        shadow = self.home / "shadow"
+        shadow.write_text(_SHADOW)
+        return [*_SSHD, str(shadow), "-e", "-f", str(path), *options]
 
     def client(self, *more: str) -> list[str]:
         """The client's command line; it takes nothing from its own user's configuration."""
@@ -56,7 +64,8 @@ def visit(lab: Lab, space: str, keys: Keys, to: Endpoint, command: str, proxy: s
     # nc makes the connection and hands it over: as a relay it would be killed with the farewell still in its hands.
     through = ["-o", "ProxyUseFdpass=yes", "-o", f"ProxyCommand=nc -F {proxy} %h %p"] if proxy else []
     argv = keys.client("-T", "-o", "ConnectTimeout=15", *through, "-p", str(to[1]), f"root@{to[0]}", command)
-    process = lab.run(space, argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = lab.run(space, argv, env=environment(lab), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                      stderr=subprocess.STDOUT)  # fmt: skip
     said, _ = process.popen.communicate(timeout=30)
     return process.popen.returncode, said.decode(errors="replace")
 
@@ -66,8 +75,8 @@ class OpenSsh(Server):
 
     def __init__(self, lab: Lab, space: str, listen: Sequence[Endpoint]) -> None:
         self._lab, self.keys = lab, Keys(lab)
-        config = self.keys.config(*(f"ListenAddress {endpoint(*one)}" for one in listen))
-        super().__init__(lab, space, [_SSHD, "-D", "-e", "-f", str(config)], "Server listening on")
+        argv = self.keys.server("-D", config=[f"ListenAddress {endpoint(*one)}" for one in listen])
+        super().__init__(lab, space, argv, "Server listening on")
 
     def session(self, space: str, to: Endpoint) -> Dialogue:
         """A shell on the server, which is told lines; it has said that it is there when this returns."""
@@ -84,12 +93,13 @@ class CallingHome:
 
     def __init__(self, lab: Lab, space: str, home: Endpoint, keys: Keys) -> None:
         self._lab, self._space = lab, space
-        self._argv = [_SSHD, "-i", "-e", "-f", str(keys.config())]
+        self._argv = keys.server("-i")
         with lab.enter(space):
             self.socket = socket.create_connection(home, 10)
         self.socket.settimeout(None)
         self.address: Endpoint = self.socket.getsockname()[:2]
         self.visits = 0
+        self._sshd: Process | None = None
         self._leave, self._left = os.pipe()
         self._thread = threading.Thread(target=self._serve, name="calling home", daemon=True)
         self._thread.start()
@@ -104,13 +114,19 @@ class CallingHome:
                     if self.socket.recv(1, socket.MSG_PEEK):
                         self.visits += 1
                         here = self.socket.fileno()
-                        self._lab.run_tree(self._space, self._argv, stdin=here, stdout=here, stderr=log).wait()
+                        self._sshd = self._lab.run_tree(self._space, self._argv, stdin=here, stdout=here, stderr=log)
+                        self._sshd.wait()
                         continue
                 return
 
     def close(self) -> None:
-        """Hang up."""
+        """Hang up, whoever visits."""
+        if self._left < 0:
+            return
         os.close(self._left)
+        self._left = -1
+        if self._sshd is not None:
+            self._sshd.kill()
         self._thread.join()
         os.close(self._leave)
         self.socket.close()
