@@ -208,10 +208,16 @@ class Lab:
                 "network": {"interfaces": ["wan0"], **config.get("network", {})},
             }))  # fmt: skip
         handle = DaemonHandle(lambda argv, **popen: self.run("box", argv, **popen), path)
-        self._stack.callback(handle.close)
+        self._stack.callback(self._close_daemon, handle)
         if start:
             handle.start()
         return handle
+
+    def _close_daemon(self, handle: DaemonHandle) -> None:
+        with self.enter(
+            "box"
+        ):  # what it pinned is detached from interfaces, which are known by a number of this namespace
+            handle.close()
 
 
 def endpoint(address: str, port: int) -> str:

@@ -10,12 +10,11 @@ from appliance.lab.programs.program import Dialogue, Endpoint, Server, directory
 
 
 class Redis(Server):
-    """redis-server without persistence; all endpoints share one port. It probes quiet clients every second."""
+    """redis-server without persistence; all endpoints share one port."""
 
     def __init__(self, lab: Lab, space: str, listen: Sequence[Endpoint]) -> None:
         self._lab, self._space, self._here = lab, space, listen[0]
-        options = {"port": str(listen[0][1]), "save": "", "dir": str(directory(lab, "redis")), "protected-mode": "no",
-                   "tcp-keepalive": "1", "timeout": "0"}  # fmt: skip
+        options = {"port": str(listen[0][1]), "save": "", "dir": str(directory(lab, "redis")), "protected-mode": "no"}
         argv = ["redis-server", *(word for key, value in options.items() for word in (f"--{key}", value))]
         super().__init__(lab, space, [*argv, "--bind", *(host for host, _ in listen)], "Ready to accept connections")
 
