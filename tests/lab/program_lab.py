@@ -91,13 +91,18 @@ class ProgramLab:
 
     def to(self, connection: int, *actions: str) -> None:
         """Commands to it: standby, idle, sleep. What is refused while bytes are on their way is asked for again."""
+        refusals: list[str] = []
         for action in actions:
-            wait_until(partial(self._acted, connection, action), 10, f"{action} is done")
+            try:
+                wait_until(partial(self._acted, connection, action, refusals), 10, f"{action} is done")
+            except TimeoutError as late:
+                raise TimeoutError(f"{late}; {refusals[-1]}; it went through {self.path(connection)}") from None
 
-    def _acted(self, connection: int, action: str) -> bool:
+    def _acted(self, connection: int, action: str, refusals: list[str]) -> bool:
         try:
             self.daemon.act(connection, action)
-        except DaemonError:
+        except DaemonError as refusal:
+            refusals.append(str(refusal))
             return False
         return True
 
