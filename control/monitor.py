@@ -100,6 +100,9 @@ class _Turn:
     deletes: list[tuple[bytes, int]] = field(default_factory=list)
     stale: list[tuple[bytes, int]] = field(default_factory=list)
     transitions: list[Event] = field(default_factory=list)
+    outcomes: list[tuple[int, Outcome, int | None]] = field(default_factory=list)
+    """Arguments of _resolve. Whoever waits for one may queue a new row at once, and must find the old one's removal in
+    the queue: after it, that removal would take the new row of the same connection away."""
 
 
 class Monitor:
@@ -208,6 +211,8 @@ class Monitor:
             self._engine.submit(turn.commands)
         if turn.rows or turn.upserts or turn.deletes or turn.stale:
             self._store.add(turn.rows, turn.upserts, turn.deletes, turn.stale)
+        for outcome in turn.outcomes:
+            self._resolve(*outcome)
         if turn.transitions:
             self._tell(turn.transitions)
         self.counters.batches += 1
@@ -282,7 +287,7 @@ class Monitor:
         if self._listeners:
             turn.transitions.append(event)
         if event.token:
-            self._resolve(event.token, Outcome(0, target, event.id), target)
+            turn.outcomes.append((event.token, Outcome(0, target, event.id), target))
 
     def _sleep_due(self, record: Record, turn: _Turn) -> None:
         if not self._store.sleep_allowed:
@@ -313,7 +318,7 @@ class Monitor:
             turn.rows.append(history_row(event.record, State.SLEEP, State.CLOSED, number=event.id))
             turn.deletes.append((key, event.id))
         if event.token:
-            self._resolve(event.token, Outcome(event.error or EIO, event.from_state, event.id), None)
+            turn.outcomes.append((event.token, Outcome(event.error or EIO, event.from_state, event.id), None))
 
     def slept(self, committed: list[Committed]) -> None:
         """These rows are committed: only now may the engine forget the records. Store's

@@ -104,6 +104,22 @@ class Lab:
         self._stack.callback(process.close)
         return process
 
+    def run_tree(self, space: str, argv: Sequence[str], user: str | None = None, **popen: Any) -> Process:
+        """Start a program that forks, such as a server with its workers, as root or as `user`; it and all of them are
+        ended when the lab closes."""
+        what = f"{Path(argv[0]).name} in {space}"
+        process = self._spawner.start_tree(self._spaces[space], argv, what, user, **popen)
+        self._stack.callback(process.close)
+        return process
+
+    def home(self, user: str) -> Path:
+        """A directory for a program that must be `user`, who cannot enter the workspace; removed with the lab."""
+        home = leftovers.workspace(leftovers.new_name())
+        home.mkdir(mode=0o700)
+        self._stack.callback(shutil.rmtree, home)
+        shutil.chown(home, user, user)
+        return home
+
     def peer(self, space: str, module: str, *options: str) -> Peer:
         """Start a program of appliance.peers in a namespace."""
         argv = Peer.argv(module, *options)
@@ -192,10 +208,16 @@ class Lab:
                 "network": {"interfaces": ["wan0"], **config.get("network", {})},
             }))  # fmt: skip
         handle = DaemonHandle(lambda argv, **popen: self.run("box", argv, **popen), path)
-        self._stack.callback(handle.close)
+        self._stack.callback(self._close_daemon, handle)
         if start:
             handle.start()
         return handle
+
+    def _close_daemon(self, handle: DaemonHandle) -> None:
+        with self.enter(
+            "box"
+        ):  # what it pinned is detached from interfaces, which are known by a number of this namespace
+            handle.close()
 
 
 def endpoint(address: str, port: int) -> str:
