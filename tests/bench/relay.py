@@ -12,7 +12,7 @@ HAProxy and the forwarding share a network that no BPF program of ours is in. Ro
 HAProxy has one; it is given the same priority as the engine gives itself. A run is four measurements, each made of all
 four ways right after one another, every other run in reverse order; the ratios are of the two neighbours in a run.
 
-    throughput_1, throughput_64   streams from the clients to the server for some seconds, until the last byte is counted
+    throughput_1, throughput_64   streams from the clients to the server, until its last byte is counted
     rtt_us                        64 bytes there and back, one at a time on one connection
     connects_per_s                connect, 64 bytes there and back, end by the server; 64 at a time
     connect_cpu_us                processor time of the process in the middle for each of them, in all its threads
