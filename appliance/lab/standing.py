@@ -30,7 +30,7 @@ from appliance.lab.interrupts import interrupts
 from appliance.lab.lab import Lab, endpoint, wait_until
 
 MODES: Final = ("router", "proxy", "host")
-LINE_PORT, WEB_PORT, ATTACH_PORT, CLIENT_PORT = 8000, 8080, 3128, 9000
+LINE_PORT, SESSION_PORT, WEB_PORT, ATTACH_PORT, CLIENT_PORT = 8000, 8001, 8080, 3128, 9000
 CLIENT: Final = "thermostat"
 LOOPBACK: Final = "127.0.0.1"
 POLICY: Final = {"active_quiet": "1s", "standby_quiet": "2s", "idle_quiet": "4s"}
@@ -112,7 +112,8 @@ def _claim(lab: Lab, name: str) -> None:
 def _servers(lab: Lab, mode: str) -> str:
     """The application: one that answers lines, and one that serves a page. The address of both."""
     space, address = ("box", LOOPBACK) if mode == "host" else ("lan", lab.address("lan", "eth0"))
-    lab.peer(space, "server", "--listen", address, str(LINE_PORT)).request("stats")
+    listens = [word for port in (LINE_PORT, SESSION_PORT) for word in ("--listen", address, str(port))]
+    lab.peer(space, "server", *listens).request("stats")
     pages = lab.workspace / "pages"
     pages.mkdir()
     (pages / "index.html").write_text(PAGE)
@@ -125,12 +126,17 @@ def _servers(lab: Lab, mode: str) -> str:
 def _config(lab: Lab, mode: str, server: str) -> dict[str, Any]:
     """The daemon's configuration."""
     services = []
-    for service, port in (("line", LINE_PORT), ("web", WEB_PORT)):
+    ports = {"line": LINE_PORT, "session": SESSION_PORT, "web": WEB_PORT}
+    if mode == "host":
+        del ports["session"]  # the server's leg has no interface that it is heard on
+    for service, port in ports.items():
         where: dict[str, Any]
         if mode == "router":
             where = {"listen": endpoint(server, port), "transparent": True}
         else:
             where = {"listen": endpoint(lab.address("box", "wan0"), port), "server": endpoint(server, port)}
+        if service == "session":
+            where["interface"] = "persistent"
         services.append({"name": service, **where})
     attach = LOOPBACK if mode == "host" else lab.address("box", "lan0")
     router = {"lan": ["lan0"], "attach_ports": [CLIENT_PORT]} if mode == "router" else {}
@@ -181,7 +187,7 @@ def _commands(lab: Lab, name: str, mode: str, server: str) -> list[list[str]]:
 
 def _describe(lab: Lab, name: str, mode: str, config: dict[str, Any], daemon: DaemonHandle) -> dict[str, Any]:
     """What `roost lab up` tells."""
-    keys = ("name", "listen", "server")
+    keys = ("name", "listen", "server", "interface")
     return {
         "name": name,
         "mode": mode,

@@ -114,8 +114,9 @@ def _show(told: dict[str, Any]) -> None:
         click.echo(f"  {space:<4} {found['name']:<12} {'  '.join(found['addresses'])}")
     click.echo("")
     for service in told["services"]:
-        click.echo(f"  service {service['name']:<5} clients connect to {service['listen']}")
-    click.echo(f"  attach        servers ask {told['attach']} for {told['client']}, a client that is connected\n")
+        kept = f", {service['interface']}" if "interface" in service else ""
+        click.echo(f"  service {service['name']:<7} clients connect to {service['listen']}{kept}")
+    click.echo(f"  attach          servers ask {told['attach']} for {told['client']}, a client that is connected\n")
     for why, text in told["try"]:
         if why:
             click.echo(f"  # {why}")

@@ -49,7 +49,7 @@ class StandingLab:
     def shell(self, script: str) -> str:
         """What a script prints; each of its commands must go well. It may name the lab `roost`, as people do."""
         script = re.sub(r"\broost lab (up|down)", rf"roost lab \1 --name {NAME}", script)
-        script = re.sub(r"\broost-(wan|nat|box|lan|lab)\b", rf"{NAME}-\1", script)
+        script = re.sub(r"\broost-(wan\b|nat\b|box\b|lan\b|lab\b|\$)", rf"{NAME}-\1", script)
         script = script.replace("./roost ", f"{' '.join(ROOST)} ")  # without its set-up
         done = subprocess.run(["bash", "-e", "-o", "pipefail", "-c", script], env=self.environment, timeout=60,
                               capture_output=True, text=True, check=False)  # fmt: skip
