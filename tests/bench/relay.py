@@ -24,6 +24,7 @@ computed in software. So these are no figures of a network card: they are to be 
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import subprocess
 from collections import defaultdict
@@ -127,13 +128,15 @@ def answers(lab: Lab, target: tuple[str, int]) -> bool:
 
 def haproxy(lab: Lab, listen: tuple[str, int]) -> Callable[[], float]:
     """HAProxy in the appliance's place; its processor time."""
+    if shutil.which("haproxy") is None:
+        raise PeerError("haproxy is not installed. Run: apt-get install haproxy")
     config = lab.workspace / "haproxy.cfg"
     config.write_text(
         HAPROXY.format(listen=endpoint(*listen), server=endpoint(lab.address("lan", "eth0"), PORT)).lstrip()
     )
     argv = ["nice", "-n", str(ENGINE_NICE), "haproxy", "-q", "-db", "-f", str(config)]
     process = lab.run("box", argv)
-    wait_until(lambda: answers(lab, listen), 10, "HAProxy listens (is it installed? apt-get install haproxy)")
+    wait_until(lambda: answers(lab, listen), 10, "HAProxy listens")
     return process.cpu_s
 
 
