@@ -218,7 +218,7 @@ def test_urgent_data_and_an_end_that_were_there_before_the_first_read_get_throug
     box: EngineLab, family: int, end: bool
 ) -> None:
     """A read stops before urgent data and before the end, and nothing tells again that they are there."""
-    box.engine.update_service(box.spec(family, server_port=9001))
+    box.engine.update_service(box.spec(family, servers=((box.lab.address("lan", "eth0", family), 9001),)))
     client = box.dial(family)
     client.sendall(b"abc")
     client.send(b"U", 0 if end else socket.MSG_OOB)
