@@ -80,6 +80,10 @@ static enum outcome move(struct roost_engine *e, struct roost_conn *c, struct ro
             from->eof = true;
             return MOVED_ALL;
         }
+        /* A short read took all there was; what comes now is told by epoll. But a read also ends before urgent data,
+         * and nothing tells of an end that was there already. */
+        if (n < ROOST_PENDING_MAX && !from->more)
+            from->readable = false;
         roost_conn_touch(e, c);
         c->asked = from == &c->client;
         *counter += (uint64_t)n;

@@ -85,6 +85,10 @@ class Lab:
     def address(self, space: str, ifname: str, family: int = 4) -> str:
         return topology.ADDRESSES[space, ifname, family]
 
+    def addresses_of(self, space: str) -> list[str]:
+        """All IPv4 addresses of a namespace's interfaces, those towards the clients first."""
+        return [address for (node, _, family), address in topology.ADDRESSES.items() if (node, family) == (space, 4)]
+
     def client_addresses(self, family: int = 4, count: int | None = None) -> list[str]:
         """Addresses that client sockets in "wan" can bind to; as many as the lab was made with, or `count`."""
         return [topology.client_address(index, family) for index in range(count or self.addresses)]

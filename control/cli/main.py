@@ -29,6 +29,7 @@ COMMANDS = {
     "unpin": "Let every sleeping connection go and detach from the interfaces.",
     "doctor": "What this machine must offer, present or missing, with the fix.",
     "demo": "25,000 real clients fall asleep, are woken, survive a crash.",
+    "lab": "A network with the appliance at work in it, to try things in.",
     "test": "Lint, then every test.",
     "bench": "Measure.",
     "lint": "Check the sources: ruff, mypy, clang-format, cppcheck, shellcheck.",
