@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from errno import ENOSPC
-from typing import Any, Final
+from typing import Any
 
 from cext import _engine
 
@@ -97,8 +97,8 @@ SERVERS_MAX: int = lib.ROOST_SERVERS_MAX
 WAITING_MAX: int = lib.ROOST_WAITING_MAX
 """Servers that wait for a client, each with a descriptor."""
 
-PLACES: Final = 64
-"""Servers of one service, and those that have left it but still have links (ROOST_PLACES)."""
+PLACES: int = lib.ROOST_PLACES
+"""Servers of one service, and those that have left it but still have links."""
 
 Server = tuple[str, int]
 """Address and port of a server."""
@@ -331,6 +331,7 @@ class ServiceSpec:
     close_with_server: bool = False
     transparent: bool = False
     persistent: bool = False
+    unreachable: bool = False
     as_client: bool = False
     fail_closed: bool = False
     proxy_header: int = 0
@@ -468,6 +469,7 @@ class Engine:
             "transparent",
             "as_client",
             "persistent",
+            "unreachable",
             "fail_closed",
             "in_band_forward",
             "in_band_stay",

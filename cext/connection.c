@@ -244,7 +244,7 @@ void roost_conn_close(struct roost_engine *e, struct roost_conn *c, enum roost_c
 }
 
 int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool server) {
-    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET};
+    struct epoll_event event = {.events = EPOLLIN | EPOLLPRI | EPOLLOUT | EPOLLRDHUP | EPOLLET};
     event.data.u64 = (uint64_t)(uintptr_t)c | (server ? 1 : 0);
     return epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
 }

@@ -407,7 +407,7 @@ int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const ch
     memset(i, 0, sizeof(*i));
     if (strlen(ifname) >= sizeof(i->name) || !(i->index = if_nametoindex(ifname)))
         return complain(err, err_len, ENODEV, "there is no interface %s; `ip link` lists those there are", ifname);
-    if (has_type(ifname, ARPHRD_LOOPBACK))
+    if (servers && has_type(ifname, ARPHRD_LOOPBACK))
         return attach_loopback(d, i->index, ifname, err, err_len);
     memcpy(i->name, ifname, strlen(ifname));
     i->servers = servers;

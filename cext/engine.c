@@ -47,6 +47,8 @@ static void leg_event(struct roost_engine *e, struct roost_conn *c, bool server,
     struct roost_leg *leg = server ? &c->server : &c->client;
     if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
         leg->readable = true;
+    if (events & (EPOLLPRI | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
+        leg->more = true;
     if (events & EPOLLOUT)
         leg->writable = true;
     if (server && c->link == ROOST_CONNECTING) {

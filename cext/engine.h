@@ -112,6 +112,7 @@ struct roost_record { /* all of an inactive connection: what the store keeps for
 
 enum {
     ROOST_SERVERS_MAX = 32,  /* of one service */
+    ROOST_PLACES = 64,       /* for them, and for those that have left it but still have links */
     ROOST_WAITING_MAX = 1024 /* servers that wait for a client; what comes then is refused at once */
 };
 
@@ -160,6 +161,7 @@ struct roost_service {
     uint8_t as_client;           /* servers see the client's address, and its port where that is free */
     uint8_t proxy_header;        /* version of the PROXY protocol that a link to the server begins with; 0: none */
     uint8_t persistent;          /* a linked connection freezes with its server's leg, and both thaw together */
+    uint8_t unreachable;         /* no server that comes by itself reaches its clients: they are the appliance's own */
     uint8_t fail_closed;         /* transparent: without a daemon new clients are refused, not routed to the server */
     uint8_t second_server;       /* enum roost_second_server */
     uint32_t second_server_ms;   /* how long it waits at most, to be linked or to take over; then it is refused */
@@ -239,7 +241,7 @@ typedef struct roost_engine roost_engine;
 /* All return 0 or a count, or -errno with a sentence for people in err (err_len bytes). */
 roost_engine *roost_open(const struct roost_options *options, char *err, uint32_t err_len);
 /* Hears inactive connections on an interface. servers: the servers' legs of persistent services, not clients. Returns 1
- * native, 2 generic, 3 the loopback interface: legs of servers on this machine. */
+ * native, 2 generic, 3 the loopback interface: servers on this machine. */
 int roost_attach(roost_engine *e, const char *ifname, const char *mode /* auto native generic */, int servers,
                  char *err, uint32_t err_len);
 /* Makes this machine answer for others (once, before transparent services are added): steering programs, and the doors
@@ -257,7 +259,7 @@ int roost_service_add(roost_engine *e, const struct roost_service *service, char
 int roost_service_update(roost_engine *e, const struct roost_service *service);
 /* A server is up (or down): from now on links go there (or not); links that are there go on. -ENOENT: no such server. */
 int roost_server_mark(roost_engine *e, uint16_t service, const struct roost_server *server, int up);
-/* Fills status; how many it filled, at most max (64 is room for all). -ENOENT: no such service. */
+/* Fills status; how many it filled, at most max (ROOST_PLACES: all). -ENOENT: no such service. */
 int roost_servers_read(roost_engine *e, uint16_t service, struct roost_server_status *status, uint32_t max);
 void roost_stop_listening(roost_engine *e); /* no new clients from now on; those in the listen queues are reset */
 /* Local ports of links to the servers of persistent services, which the kernel must give to nobody (before roost_start;

@@ -66,6 +66,7 @@ struct roost_pending { /* read from one leg, not yet taken by the other */
 struct roost_leg {
     int fd; /* -1: none */
     bool readable, writable;
+    bool more;                     /* its end or urgent data may stand behind what a short read gave */
     bool eof;                      /* the peer's FIN was read */
     bool shut;                     /* we sent ours */
     bool refused;                  /* a send to it failed with bytes in hand */

@@ -110,7 +110,7 @@ static void leave_server(struct roost_engine *e, struct roost_conn *c) {
     c->place = 0;
 }
 
-/* A link could not be made: another server will be tried, and this one is down if it was not the first time. */
+/* A link could not be made: another server will be tried, and this one is down when that was one time too many. */
 static void blame_server(struct roost_engine *e, struct roost_conn *c, int error) {
     struct roost_pool *pool = roost_pool_of(e, c->service);
     if (!pool || !c->place)

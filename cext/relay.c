@@ -99,6 +99,10 @@ static enum roost_moved move(struct roost_engine *e, struct roost_conn *c, bool 
             from->eof = true;
             return looks ? roost_inband_end(e, c, client) : ROOST_MOVED_ALL;
         }
+        /* A short read took all there was; what comes now is told by epoll. But a read also ends before urgent data,
+         * and nothing tells of an end that was there already. */
+        if (n < ROOST_PENDING_MAX && !from->more)
+            from->readable = false;
         roost_conn_touch(e, c);
         if (looks) {
             moved = roost_inband_chunk(e, c, client, e->scratch, (uint32_t)n);

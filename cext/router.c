@@ -96,7 +96,7 @@ static bool complete(struct roost_engine *e, struct roost_key *key, const uint8_
     for (int i = 0; i < e->listeners; i++) {
         const struct roost_service *s = &e->listener[i].service;
         bool every = roost_address_is_any(s->listen); /* then its own server asks for it */
-        if ((every && !s->transparent) || (!any_port && key->local_port != htons(s->listen_port)))
+        if (s->unreachable || (every && !s->transparent) || (!any_port && key->local_port != htons(s->listen_port)))
             continue;
         memcpy(key->local, every ? server : s->listen, sizeof(key->local));
         key->local_port = htons(s->listen_port);
@@ -111,13 +111,13 @@ static bool scan(struct roost_engine *e, struct roost_key *key) {
     uint64_t positions = roost_table_positions(&e->table);
     struct roost_key other;
     for (struct roost_conn *c = e->oldest; c; c = c->newer)
-        if (!memcmp(c->key.client, key->client, sizeof(key->client))) {
+        if (!memcmp(c->key.client, key->client, sizeof(key->client)) && !roost_service_of(e, c->service)->unreachable) {
             *key = c->key;
             return true;
         }
     for (uint64_t p = 0; p < positions; p++) {
         const struct roost_ka *slot = roost_table_at(&e->table, p, &other);
-        if (slot && !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) &&
+        if (slot && !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) && !roost_service_of(e, slot->service)->unreachable &&
             !memcmp(other.client, key->client, sizeof(key->client))) {
             *key = other;
             return true;

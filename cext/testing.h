@@ -58,7 +58,7 @@ struct roost_pool_handle; /* the servers of a service, none at first */
 struct roost_pool_handle *roost_testing_pool(void);
 void roost_testing_pool_free(struct roost_pool_handle *h);
 int roost_testing_pool_set(struct roost_pool_handle *h, const struct roost_service *service);
-/* Fills servers (room for 64). */
+/* Fills servers (room for ROOST_PLACES). */
 int roost_testing_pool_read(const struct roost_pool_handle *h, struct roost_server_status *servers);
 void roost_testing_pool_mark(struct roost_pool_handle *h, const struct roost_server *server, int up);
 /* A link of this client is begun: its place, or -1. */

@@ -298,6 +298,87 @@ class Attach(_Section):
         return self
 
 
+def _network(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError('a network is text: "192.0.2.0/24" or "2001:db8::/32"')
+    return str(ipaddress.ip_network(value))
+
+
+AddressRange = Annotated[str, BeforeValidator(_network)]
+
+
+class Absent(_Section):
+    """What is done for a server that asks for a client which is not connected, by the proxy ([attach])."""
+
+    steps: tuple[Literal["agent", "dial", "wait"], ...] = Field(
+        ("agent",),
+        description="what is tried, in this order; `[]`: the server is refused at once. `agent`: the agent that has "
+        "the client's name is asked, see docs/agents.md; `dial`: the appliance connects to the client; `wait`: the "
+        "server waits until the client connects",
+    )
+    wait: Duration = Field(30.0, gt=0, le=3600, description="how long a server waits in the step `wait`")
+    agent_timeout: Duration = Field(15.0, gt=0, le=3600, description="how long an agent and its client may take")
+    dial_networks: tuple[AddressRange, ...] = Field(
+        (), description="clients are dialled in these networks alone; the appliance's own addresses never are"
+    )
+    dial_port: int = Field(0, ge=0, le=65535, description="port that is dialled; 0: the one that the server asked for")
+    dial_timeout: Duration = Field(5.0, gt=0, le=300, description="how long a client may take to accept")
+    dial_limit: int = Field(
+        256,
+        ge=1,
+        le=10_000,
+        description="connections that were dialled, at once; each costs 6 descriptors, and none of them ever sleeps",
+    )
+    stay_after: int = Field(
+        3,
+        ge=0,
+        le=1000,
+        description="a client that was dialled in vain so often in a row is told to stay connected when it connects "
+        "the next time; 0: never",
+    )
+
+    @model_validator(mode="after")
+    def _networks_are_known(self) -> Absent:
+        if "dial" in self.steps and not self.dial_networks:
+            raise ValueError('[absent] steps has "dial": dial_networks must say where clients are')
+        if len(set(self.steps)) < len(self.steps):
+            raise ValueError("[absent] steps names a step twice")
+        return self
+
+
+class Agents(_Section):
+    """The control connections of agents, at services with `kind = "agents"`."""
+
+    certificate: str = Field("", description="PEM file; with it agents must speak TLS (1.2 or later)")
+    private_key: str = Field("", description="PEM file of the certificate's key")
+    tls_sessions: int = Field(
+        10_000,
+        ge=1,
+        le=1_000_000,
+        description="agents with TLS at once; each costs the daemon 17 KB, asleep or not",
+    )
+    hello_timeout: Duration = Field(10.0, gt=0, le=300, description="how long an agent may take to say who it is")
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Agents:
+        if bool(self.certificate) != bool(self.private_key):
+            raise ValueError("[agents] needs certificate and private_key, or neither")
+        return self
+
+
+class Agent(_Section):
+    """One for each agent, or for each group of agents that may share a token."""
+
+    name: str = Field(description="for people", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    token: str = Field(
+        description="SHA-256 of its token in hexadecimal; `roost-agent --new-token` makes both",
+        pattern=r"^[0-9a-f]{64}$",
+    )
+    clients: tuple[str, ...] = Field(
+        min_length=1, description="names of clients that it may speak for; `*` stands for any characters"
+    )
+
+
 class History(_Section):
     """The history of transitions, and the writing of the store."""
 
@@ -360,7 +441,14 @@ class Service(_Section):
     )
     listen: Endpoint = Field(description="address and port for clients; `0.0.0.0` or `[::]` for every local address")
     server: Endpoint | None = Field(
-        None, description="address and port of the server; a transparent service needs none: the one the client meant"
+        None,
+        description="address and port of the server; a transparent service needs none: the one the client meant; "
+        "the kinds `agents` and `held` have none",
+    )
+    kind: Literal["server", "agents", "held"] = Field(
+        "server",
+        description="who answers clients: `server`: the server; `agents`: the daemon, clients are agents; `held`: "
+        "nobody until a server asks for the client, for clients that agents tell to connect",
     )
     servers: tuple[Endpoint, ...] = Field(
         (), max_length=SERVERS_MAX, description="instead of `server`: several, which share the links"
@@ -473,6 +561,9 @@ class Config(_Section):
     table: Table = Field(default_factory=Table)
     policy: Policy = Field(default_factory=Policy)
     attach: Attach = Field(default_factory=Attach)
+    absent: Absent = Field(default_factory=Absent)
+    agents: Agents = Field(default_factory=Agents)
+    agent: tuple[Agent, ...] = Field((), description="agents")
     history: History = Field(default_factory=History)
     service: tuple[Service, ...] = Field((), description="services")
 
@@ -490,11 +581,30 @@ class Config(_Section):
     @model_validator(mode="after")
     def _servers_are_known(self) -> Config:
         for service in self.service:
+            if service.kind != "server":
+                about_one = service.transparent or service.source or service.interface != "transient"
+                if service.every_server or about_one or service.proxy_protocol != "none":
+                    why = f'kind = "{service.kind}" has no server, and no key about one'
+                    raise ValueError(f'[[service]] "{service.name}": {why}')
+                continue
             if problem := service.problem_of_servers():
                 raise ValueError(f'[[service]] "{service.name}"{" " if problem[0] != ":" else ""}{problem}')
             if not self.router.lan and (service.transparent or service.source == "client"):
                 key = "transparent = true" if service.transparent else 'source = "client"'
                 raise ValueError(f'[[service]] "{service.name}" has {key}: [router] must name its lan interfaces')
+        return self
+
+    @model_validator(mode="after")
+    def _agents_are_known(self) -> Config:
+        listening = any(service.kind == "agents" for service in self.service)
+        if listening and not self.agent:
+            raise ValueError('a [[service]] has kind = "agents": [[agent]] must say who they are')
+        if self.agent and not listening:
+            raise ValueError('there is an [[agent]], but no [[service]] with kind = "agents"')
+        for key in ("name", "token"):
+            values = [getattr(agent, key) for agent in self.agent]
+            if len(set(values)) < len(values):
+                raise ValueError(f"two [[agent]] have the same {key}")
         return self
 
     @model_validator(mode="after")
@@ -544,11 +654,11 @@ def load(path: str | Path) -> Config:
 def _where(location: tuple[int | str, ...], data: dict[str, Any]) -> str:
     if not location:
         return "at the top level"
-    if location[0] == "service" and len(location) > 1 and isinstance(location[1], int):
-        name = data["service"][location[1]]
+    if location[0] in _LISTS and len(location) > 1 and isinstance(location[1], int):
+        name = data[str(location[0])][location[1]]
         name = name.get("name") if isinstance(name, dict) else None
         part = f"[service.{location[2]}] of " if location[2:3] in (("health",), ("in_band",)) else ""
-        return part + (f'[[service]] "{name}"' if name else f"[[service]] number {location[1] + 1}")
+        return part + (f'[[{location[0]}]] "{name}"' if name else f"[[{location[0]}]] number {location[1] + 1}")
     return f"[{location[0]}]"
 
 
@@ -572,7 +682,8 @@ def _explain(detail: ErrorDetails, data: dict[str, Any]) -> str:
     names = [str(part) for part in location if isinstance(part, str)]
     key = names[-1] if len(names) > 1 or location[0] not in _SECTIONS else str(location[0])
     given = detail.get("input")
-    secret = location[:2] == ("attach", "users")  # a password written in place of its hash does not belong in a log
+    # A password or a token written in place of its hash does not belong in a log.
+    secret = location[:2] == ("attach", "users") or (location[0] == "agent" and location[-1] == "token")
     told = isinstance(given, str | int | float) and str(given) not in message and not secret
     shown = f" (it is {given!r})" if told else ""
     place = _where(location[:-1] if len(location) > 1 else (), data)
@@ -603,9 +714,15 @@ _SECTIONS: dict[str, type[_Section]] = {
     "table": Table,
     "policy": Policy,
     "attach": Attach,
+    "absent": Absent,
+    "agents": Agents,
+    "agent": Agent,
     "history": History,
     "service": Service,
 }
+
+_LISTS = ("agent", "service")
+"""Sections of which there may be several."""
 
 
 def _shown_default(default: object) -> str:
@@ -729,7 +846,7 @@ def render_reference() -> str:
         *_render_keys(Config, skip=tuple(_SECTIONS)),
     ]
     for name, model in _SECTIONS.items():
-        title = f"[[{name}]]" if model is Service else f"[{name}]"
+        title = f"[[{name}]]" if name in _LISTS else f"[{name}]"
         skip = tuple(Policy.model_fields) if model is Service else ()
         lines += ["", f"## {title}", "", *_described(model), *_render_keys(model, skip)]
         if model is Service:
@@ -773,11 +890,12 @@ def render_reference() -> str:
         "curl --socks5-hostname billing:PASSWORD@10.0.0.1:3128 http://thermostat-17.roost/status",
         "```",
         "",
-        "A name stands for one connection, so the port that a server asks for with it means nothing. Given again it",
-        "moves to the new connection; given to a connection that has one it replaces that one. It outlives its",
-        "connection: a server that asks for it then is told that the client is not connected. Upper and lower case",
-        "are the same. Names are never looked up in the DNS, and nothing is reached but clients: the appliance's own",
-        "addresses and `localhost` are refused (403, or SOCKS5 reply 2).",
+        "A name stands for one connection, so the port that a server asks for with it means nothing, unless the client",
+        "is dialled (`[absent]`). Given again it moves to the new connection; given to a connection that has one it",
+        "replaces that one. It outlives its connection: a server that asks for it then is told that the client is not",
+        "connected, or whatever the steps of `[absent]` come to. Upper and lower case are the same. Names are never",
+        "looked up in the DNS, and nothing is reached but clients: the appliance's own addresses and `localhost` are",
+        "refused (403, or SOCKS5 reply 2). Agents bring names of their own, see [agents.md](agents.md).",
         "",
         "## The store",
         "",

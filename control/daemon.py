@@ -21,6 +21,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -44,6 +45,7 @@ from appliance.engine import (
     Key,
     Op,
     Record,
+    ServiceSpec,
 )
 from appliance.frontends.frontend import MAX_HANDSHAKES, MAX_TURNED_AWAY, Frontend, Settings, bind
 from appliance.frontends.passwords import PasswordHash, Users
@@ -53,12 +55,15 @@ from appliance.reachability import UnreachableError, interface_towards
 from appliance.router import RouterError, close_routes, open_routes
 from control import config as configuration
 from control.channel.operations import Operations
-from control.config import Config, ConfigError, parse_endpoint, parse_ports
+from control.config import Config, ConfigError, Service, parse_endpoint, parse_ports
 from control.health import Health
 from control.in_band import InBand
 from control.monitor import BATCH, EnginePort, Monitor, history_row
 from control.overrides import Overrides
 from control.policy import needs_restart, reloaded, service_spec
+from control.reach.links import MAX_LINKS
+from control.reach.reach import Reach
+from control.reach.tls import server_context
 from control.registry import Registry
 from control.states import AWAKE, LEGAL, Cause, State
 from control.store import records
@@ -254,6 +259,7 @@ class Daemon:
         self._fatal = ""
         self._terminate = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._endpoint: socket.socket | None = None
 
     def run(self) -> int:
         """Start, serve until told to end, end."""
@@ -285,7 +291,7 @@ class Daemon:
             finally:
                 self._engine.close()
         finally:
-            for listener in self._listeners:
+            for listener in [*self._listeners, *([self._endpoint] if self._endpoint else [])]:
                 listener.close()
             lock.release()
 
@@ -303,6 +309,8 @@ class Daemon:
         try:
             for address, port in attach:
                 self._listeners.append(bind(address, port))
+            if any(service.kind != "server" for service in config.service):
+                self._endpoint = bind("127.0.0.1", 0)
         except OSError as error:
             raise DaemonError(_port_trouble(str(error.strerror), error.errno)) from None
         try:
@@ -310,6 +318,16 @@ class Daemon:
         except OSError as error:
             reason = error.strerror or error
             raise DaemonError(f"cannot listen on the control socket {config.control_socket}: {reason}") from None
+
+    def _tls(self) -> ssl.SSLContext | None:
+        agents = self._config.agents
+        if not agents.certificate:
+            return None
+        try:
+            return server_context(agents.certificate, agents.private_key)
+        except OSError as error:
+            files = f"certificate {agents.certificate}, private_key {agents.private_key}"
+            raise DaemonError(f"[agents] {files}: {error.strerror or error}") from None
 
     def _options(self, max_awake: int) -> EngineOptions:
         config = self._config
@@ -327,6 +345,7 @@ class Daemon:
 
     def _run_engine(self, max_awake: int) -> int:
         config, engine, store = self._config, self._engine, self._store
+        tls = self._tls()
         interfaces: dict[str, str] = {}
         for name in config.network.interfaces:
             interfaces[name] = engine.attach(name, config.network.xdp_mode)
@@ -346,7 +365,7 @@ class Daemon:
             engine.open_router(router.attach_ports, round(router.wait * 1000))
         for index, service in self._services.items():
             try:
-                engine.add_service(service_spec(service, index, config))
+                engine.add_service(self._spec(service, index, config))
             except EngineError as error:
                 number = next((n for n in (EADDRINUSE, EADDRNOTAVAIL) if str(error).endswith(os.strerror(n))), None)
                 raise DaemonError(_port_trouble(f'service "{service.name}": {error}', number)) from None
@@ -371,6 +390,8 @@ class Daemon:
         self._monitor.handle(EventType.OVERRIDES, self._overrides.keep)
         in_band = InBand(engine, self._registry, config.attach.domain)
         self._monitor.handle(EventType.IN_BAND, in_band.ask)
+        self._reach = Reach(config, engine, self._monitor, store, self._registry, self._services, tls)
+        self._reach.load()
         span = (0, 0) if store.status.error else store.begin_run()
         store.start()
         engine.start()
@@ -390,7 +411,7 @@ class Daemon:
             "database": config.database_url.rpartition("@")[2],
         }
         operations = Operations(engine, store, self._monitor, self._registry, self._services, self._policies,
-                                self._health, config.attach, facts)  # fmt: skip
+                                self._health, config.attach, facts, self._reach)  # fmt: skip
         try:
             asyncio.run(self._serve(operations, facts))
         finally:
@@ -448,11 +469,17 @@ class Daemon:
                 log.warning("history: added %d transitions that the last daemon could not write", missing)
             if found.other_boot:
                 log.info("after a reboot: put back %d sleeping connections", self._put_back())
-            while not (self._registry.load() and self._overrides.load()) and not self._terminate.is_set():
+            while not self._load() and not self._terminate.is_set():
                 time.sleep(READ_AGAIN_S)
+            if self._reach.spoken_for.loaded and (strays := self._reach.agents.forget_strays()):
+                log.info("closed %d data connections whose sessions ended with the last daemon", strays)
         except Exception as error:
             log.exception("reconciling with the store failed")
             self._on_fatal(f"reconciling with the store: {error}")
+
+    def _load(self) -> bool:
+        """Read what the store has about connections that live; whether all of it could be read. Each part once."""
+        return self._registry.load() and self._overrides.load() and self._reach.load()
 
     def _put_back(self) -> int:
         boot, offset = boot_id(), wall_offset_ms()
@@ -468,6 +495,12 @@ class Daemon:
             while self._monitor.inserting and not self._terminate.is_set():
                 time.sleep(0.01)  # one page at a time: a million records must not stand in memory
         return put
+
+    def _spec(self, service: Service, index: int, config: Config) -> ServiceSpec:
+        if self._endpoint is None:
+            return service_spec(service, index, config)
+        host, port = self._endpoint.getsockname()[:2]
+        return service_spec(service, index, config, (host, port))
 
     def _on_fatal(self, reason: str) -> None:
         self._fatal = self._fatal or reason
@@ -491,6 +524,7 @@ class Daemon:
         frontend = self._frontend(operations)
         *attach, listener = self._listeners
         self._listeners = []  # each is owned by who serves it now
+        self._reach.begin(operations.find, operations.has_address, self._endpoint)
         facts["attach"] = [list(frontend.serve(one)) for one in attach]
         facts["attach_protocols"] = list(self._config.attach.protocols)
         facts["attach_counts"] = frontend.counts
@@ -499,7 +533,8 @@ class Daemon:
         log.info(
             "ready: %s",
             ", ".join(
-                f"{s.name} {s.listen} -> {' '.join(s.every_server) or 'the same'}" for s in self._services.values()
+                f"{s.name} {s.listen} -> {' '.join(s.every_server) or ('the same' if s.kind == 'server' else s.kind)}"
+                for s in self._services.values()
             ),
         )
         try:
@@ -510,6 +545,7 @@ class Daemon:
         finally:
             self._health.close()
             await frontend.close()
+            await self._reach.close()
             server.should_exit = True
             await asyncio.wait({api}, timeout=3)
             Path(self._config.control_socket).unlink(missing_ok=True)
@@ -542,7 +578,7 @@ class Daemon:
                 continue
             kept = reloaded(old, service)
             try:
-                self._engine.update_service(service_spec(kept, index, in_force))
+                self._engine.update_service(self._spec(kept, index, in_force))
             except EngineError as error:
                 log.error("SIGHUP: %s", error)
                 continue
@@ -593,7 +629,10 @@ def _port_trouble(message: str, number: int | None) -> str:
 def _spare_descriptors(config: Config) -> int:
     asking = MAX_HANDSHAKES + MAX_TURNED_AWAY if config.attach.listen else 0
     may_wait = any(service.policy(config.policy).on_second_server != "refuse" for service in config.service)
-    return SPARE_DESCRIPTORS + asking + (WAITING_MAX if may_wait or config.router.wait else 0)
+    spare = SPARE_DESCRIPTORS + asking + (WAITING_MAX if may_wait or config.router.wait else 0)
+    if any(service.kind != "server" for service in config.service):
+        spare += MAX_LINKS
+    return spare + (6 * config.absent.dial_limit if "dial" in config.absent.steps else 0)
 
 
 def _descriptor_share(spare: int) -> int:

@@ -104,6 +104,9 @@ class _Turn:
     deletes: list[tuple[bytes, int]] = field(default_factory=list)
     stale: list[tuple[bytes, int]] = field(default_factory=list)
     transitions: list[Event] = field(default_factory=list)
+    outcomes: list[tuple[int, Outcome, int | None]] = field(default_factory=list)
+    """Arguments of _resolve. Whoever waits for one may queue a new row at once, and must find the old one's removal in
+    the queue: after it, that removal would take the new row of the same connection away."""
 
 
 class Monitor:
@@ -217,6 +220,8 @@ class Monitor:
             self._engine.submit(turn.commands)
         if turn.rows or turn.upserts or turn.deletes or turn.stale:
             self._store.add(turn.rows, turn.upserts, turn.deletes, turn.stale)
+        for outcome in turn.outcomes:
+            self._resolve(*outcome)
         if turn.transitions:
             self._tell(turn.transitions)
         self.counters.batches += 1
@@ -293,7 +298,7 @@ class Monitor:
         if self._listeners:
             turn.transitions.append(event)
         if event.token:
-            self._resolve(event.token, Outcome(0, target, event.id), target)
+            turn.outcomes.append((event.token, Outcome(0, target, event.id), target))
 
     def _sleep_due(self, event: Event, turn: _Turn) -> None:
         record = event.record
@@ -327,7 +332,7 @@ class Monitor:
             turn.rows.append(history_row(event.record, State.SLEEP, State.CLOSED, number=event.id))
             turn.deletes.append((key, event.id))
         if event.token:
-            self._resolve(event.token, Outcome(event.error or EIO, event.from_state, event.id), None)
+            turn.outcomes.append((event.token, Outcome(event.error or EIO, event.from_state, event.id), None))
 
     def slept(self, committed: list[Committed]) -> None:
         """These rows are committed: only now may the engine forget the records. Store's
@@ -362,12 +367,14 @@ class Monitor:
 
     # -- commands with an answer --------------------------------------------------------------------------------------
 
-    def command(self, command: Command, states: Iterable[State], timeout_s: float) -> Future[Outcome]:
+    def command(
+        self, command: Command, states: Iterable[State], timeout_s: float, first: Sequence[Command] = ()
+    ) -> Future[Outcome]:
         """Submit a command; the future is done when its connection reaches one of `states`, or it is refused, or
-        after timeout_s (ETIMEDOUT)."""
+        after timeout_s (ETIMEDOUT). first: commands that are carried out right before, whose outcome nobody hears."""
         waiter = self._expect(states, timeout_s)
         command.token = waiter[0]
-        self._engine.submit([command])
+        self._engine.submit([*first, command])
         return waiter[1]
 
     def sleep(self, record: Record, timeout_s: float) -> Future[Outcome]:

@@ -16,7 +16,7 @@ from control.living import living
 from control.monitor import BATCH, EnginePort
 from control.states import State
 from control.store.schema import OVERRIDDEN, OVERRIDES_BYTES
-from control.store.store import Store
+from control.store.store import Keyed, Store
 
 log = logging.getLogger("roost.overrides")
 
@@ -28,6 +28,8 @@ class Overrides:
         self._store = store
         self._engine = engine
         self._written: set[bytes] = set()
+        self._waiting: dict[bytes, bytes | None] = {}
+        """For a database that cannot be written now: no longer than their connections live, so there is a bound."""
         self.loaded = False
         """False: the database could not be read yet; sleeping connections wake to the policy of their service."""
 
@@ -36,17 +38,20 @@ class Overrides:
         if self.loaded:
             return True
         try:
-            rows = [(key, *OVERRIDDEN.unpack(packed)) for key, packed in self._store.overridden()]
+            rows = [(key, *OVERRIDDEN.unpack(packed)) for key, packed in self._store.keyed("overrides")]
             alive = living(self._engine, self._store, [row[:2] for row in rows])
         except SQLAlchemyError as error:
             log.error("what was set in band cannot be read: %s", getattr(error, "orig", None) or error)
             return False
         commands = []
+        dead: dict[Keyed, bytes | None] = {}
         for (key, number, overrides), lives in zip(rows, alive, strict=True):
             if lives:
                 commands.append(Command(op=Op.OVERRIDE, id=number, key=key, overrides=overrides))
-        self._written.update(key for key, _, _ in rows)
-        self._store.add(overrides={row[0]: None for row, lives in zip(rows, alive, strict=True) if not lives})
+                self._written.add(key)
+            elif key not in self._written:  # else it is another connection's by now
+                dead["overrides", key] = None
+        self._store.add(keyed=dead)
         for start in range(0, len(commands), BATCH):
             self._engine.submit(commands[start : start + BATCH])
         self.loaded = True
@@ -54,16 +59,27 @@ class Overrides:
 
     def keep(self, event: Event) -> None:
         """An event of type OVERRIDES."""
-        key, overrides = event.record.key_raw, event.overrides
+        overrides = event.overrides
         kept = OVERRIDDEN.pack(event.id, overrides) if overrides != bytes(OVERRIDES_BYTES) else None
-        self._written.add(key)
-        self._store.add(overrides={key: kept})
+        self._waiting[event.record.key_raw] = kept
+        self._write()
 
     def hear(self, transitions: list[Event]) -> None:
         """A batch of the monitor's transitions (Monitor.listen)."""
-        if not self._written:
+        if not self._written and not self._waiting:
             return
         for event in transitions:
-            if event.to_state == State.CLOSED and (key := event.record.key_raw) in self._written:
+            if event.to_state != State.CLOSED:
+                continue
+            key = event.record.key_raw
+            self._waiting.pop(key, None)
+            if key in self._written:
                 self._written.remove(key)
-                self._store.add(overrides={key: None})
+                self._store.add(keyed={("overrides", key): None})
+        self._write()
+
+    def _write(self) -> None:
+        if self._waiting and not self._store.status.error:
+            self._written.update(self._waiting)
+            self._store.add(keyed={("overrides", key): kept for key, kept in self._waiting.items()})
+            self._waiting.clear()

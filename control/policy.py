@@ -49,7 +49,7 @@ SECOND_SERVER: Final = {
     "wait": SecondServer.WAITS,
     "take-over": SecondServer.TAKES_OVER,
 }
-_FIXED: Final = ("listen", "transparent", "source", "interface")
+_FIXED: Final = ("listen", "kind", "transparent", "source", "interface")
 _SERVERS: Final = ("server", "servers")
 
 
@@ -66,15 +66,27 @@ def _verbs(requests: Sequence[str]) -> int:
     return sum(1 << verb for verb in allowed | {Verb.PING}) if allowed else 0
 
 
-def service_spec(service: Service, index: int, config: Config) -> ServiceSpec:
-    """The engine's form of a service and of the policy in force for it."""
+HELD_LINGER_S: Final = 5.0
+
+
+def service_spec(
+    service: Service, index: int, config: Config, endpoint: tuple[str, int] = ("127.0.0.1", 0)
+) -> ServiceSpec:
+    """The engine's form of a service and of the policy in force for it. endpoint: where the daemon itself is the
+    server, for services of agents and of held clients; it learns the client's 4-tuple by the PROXY protocol."""
     policy = service.policy(config.policy)
+    if service.kind != "server":
+        policy = policy.model_copy(update={"on_server_close": "standby", "on_second_server": "refuse"})
+        if service.kind == "held" and policy.active_quiet:
+            # A client that has spoken is reset after connect_timeout; until then its bytes wait in the link.
+            least = policy.connect_timeout + HELD_LINGER_S
+            policy = policy.model_copy(update={"active_quiet": max(policy.active_quiet, least)})
     listen, listen_port = parse_endpoint(service.listen)
     return ServiceSpec(
         index=index,
         listen=listen,
         listen_port=listen_port,
-        servers=tuple(map(parse_endpoint, service.every_server)),
+        servers=tuple(map(parse_endpoint, service.every_server)) if service.kind == "server" else (endpoint,),
         standby_quiet_ms=_ms(policy.active_quiet),
         idle_quiet_ms=_ms(policy.standby_quiet),
         sleep_quiet_ms=_ms(policy.idle_quiet),
@@ -85,8 +97,9 @@ def service_spec(service: Service, index: int, config: Config) -> ServiceSpec:
         close_with_server=policy.on_server_close == "close",
         transparent=service.transparent,
         as_client=(service.source or ("client" if service.transparent else "appliance")) == "client",
-        proxy_header=PROXY_HEADER[service.proxy_protocol],
+        proxy_header=PROXY_HEADER["v1" if service.kind != "server" else service.proxy_protocol],
         persistent=service.interface == "persistent",
+        unreachable=service.kind == "agents",
         fail_closed=config.router.fail == "closed",
         balance=BALANCE[service.balance],
         max_fails=service.max_fails,
@@ -112,7 +125,18 @@ def needs_restart(old: Config, new: Config) -> list[str]:
     """The changed keys that wait for a restart: a running daemon takes over the policy and the servers alone."""
     changed = [
         section
-        for section in ("instance", "paths", "network", "router", "table", "attach", "history")
+        for section in (
+            "instance",
+            "paths",
+            "network",
+            "router",
+            "table",
+            "attach",
+            "absent",
+            "agents",
+            "agent",
+            "history",
+        )
         if getattr(old, section) != getattr(new, section)
     ]
     before, after = ({s.name: _fixed(s) for s in c.service} for c in (old, new))

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of clients: which connection a name stands for.
 
-The table `names` of the store is the truth: who gives a name waits for its commit. Looking one up is done in memory,
-since a server waits for it. A name outlives its connection, and a 4-tuple may be another connection's by then (a NAT
-gives ports again), so two dicts say different things:
+A table of the store is the truth: who gives a name waits for its commit. Looking one up is done in memory, since a
+server waits for it. A name outlives its connection, and a 4-tuple may be another connection's by then (a NAT gives
+ports again), so two dicts say different things:
 
-    _named   name -> key, id, since (schema.NAMED): the connection that it was given to last, whether or not it lives
-    _at      key -> name, only while that very connection lives
+    _named   name -> key, id, since: the connection that it was given to last, whether or not it lives
+    _at      key -> its names with blanks between them, only while that very connection lives
 
 Neither holds anything for a connection without a name. What they hold is bytes and text, which Python's collector of
 cycles does not walk: a million names must not become a pause for the clients that wake.
+
+There are two registries: of names that stand for a client's own connection (`names`), and of the clients that an agent
+speaks for, where all names of an agent stand for its control connection (`agents`).
 """
 
 from __future__ import annotations
@@ -18,8 +21,9 @@ import logging
 import re
 import threading
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -27,8 +31,8 @@ from appliance.engine import Event
 from control.living import living
 from control.monitor import EnginePort
 from control.states import State
-from control.store.schema import NAME_LENGTH, NAMED
-from control.store.store import Store
+from control.store.schema import KEYED, NAME_LENGTH
+from control.store.store import Keyed, Store
 
 log = logging.getLogger("roost.registry")
 
@@ -42,12 +46,14 @@ class RegistryError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What a name stands for; since: wall clock, ms. connected False: that connection is closed."""
+    """What a name stands for; since: wall clock, ms. connected False: that connection is closed. service: of an agent's
+    client, the one by which it connects by itself (0: it accepts connections)."""
 
     key: bytes
     id: int
     since: int
     connected: bool
+    service: int = 0
 
 
 def canonical(name: str, domain: str) -> str:
@@ -63,11 +69,14 @@ def canonical(name: str, domain: str) -> str:
 
 
 class Registry:
-    """The names of one daemon's clients. May be called from any thread."""
+    """The names of one daemon's clients. May be called from any thread. `kind`: of schema.KEYED."""
 
-    def __init__(self, store: Store, engine: EnginePort) -> None:
+    def __init__(self, store: Store, engine: EnginePort, kind: Literal["names", "agents"] = "names") -> None:
         self._store = store
         self._engine = engine
+        self._kind = kind
+        self._form = KEYED[kind][1]
+        self._listeners: tuple[Callable[[str], None], ...] = ()
         self._lock = threading.Lock()
         self._named: dict[str, bytes] = {}
         self._at: dict[bytes, str] = {}
@@ -85,15 +94,18 @@ class Registry:
         if self._loaded:
             return True
         try:
-            rows = list(self._store.named())
-            owners = [NAMED.unpack(named)[:2] for _, named in rows]
+            rows = list(self._store.keyed(self._kind))
+            owners = [self._form.unpack(named)[:2] for _, named in rows]
             alive = living(self._engine, self._store, owners)
         except SQLAlchemyError as error:
             log.error("names cannot be read: %s", getattr(error, "orig", None) or error)
             return False
+        at: dict[bytes, str] = {}
+        for (name, _), (key, _), lives in zip(rows, owners, alive, strict=True):
+            if lives:
+                at[key] = f"{at[key]} {name}" if key in at else name
         with self._lock:
-            self._named = dict(rows)
-            self._at = {key: name for (name, _), (key, _), lives in zip(rows, owners, alive, strict=True) if lives}
+            self._named, self._at = dict(rows), at
             self._loaded = True
         return True
 
@@ -104,18 +116,31 @@ class Registry:
         other; a name that this connection had is forgotten. `commit` waits until that is written.
 
         Raises RegistryError, and then nothing has changed."""
+        self.give_all({name: 0}, key, number)
+
+    def give_all(self, services: Mapping[str, int], key: bytes, number: int) -> None:
+        """The same for any number of names at once, each with its service (see Named)."""
         self._writable()
-        named = NAMED.pack(key, number, time.time_ns() // 1_000_000)
+        since = time.time_ns() // 1_000_000
         with self._lock:
-            changes: dict[str, bytes | None] = {name: named}
-            before = self._at.get(key)
-            if before is not None and before != name and NAMED.unpack(self._named[before])[1] == number:
-                del self._named[before]
-                changes[before] = None
-            self._leave(name)
-            self._named[name] = named
-            self._at[key] = name
-            self._store.add(names=changes)
+            changes: dict[Keyed, bytes | None] = {}
+            for before in self._at.get(key, "").split():
+                if before not in services and self._number(before) == number:
+                    del self._named[before]
+                    changes[self._kind, before] = None
+            for name, service in services.items():
+                self._leave(name)
+                named = self._form.pack(key, number, since, *([service] if self._kind == "agents" else []))
+                self._named[name] = changes[self._kind, name] = named
+            self._at[key] = " ".join(services)
+            self._store.add(keyed=changes)
+        for name in services:
+            for listener in self._listeners:
+                listener(name)
+
+    def listen(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with each name that is given, in the giver's thread. For the life of the registry."""
+        self._listeners += (listener,)
 
     def remove(self, name: str) -> bool:
         """Forget a name; whether there was one. Raises RegistryError."""
@@ -125,7 +150,7 @@ class Registry:
                 return False
             self._leave(name)
             del self._named[name]
-            self._store.add(names={name: None})
+            self._store.add(keyed={(self._kind, name): None})
             return True
 
     def commit(self) -> None:
@@ -139,10 +164,20 @@ class Registry:
 
     def _leave(self, name: str) -> None:
         """The name's connection has it no more; the caller holds the lock."""
-        if (named := self._named.get(name)) is not None:
-            key = NAMED.unpack(named)[0]
-            if self._at.get(key) == name:
+        if (named := self._named.get(name)) is None:
+            return
+        key = self._form.unpack(named)[0]
+        names = self._at.get(key, "").split()
+        if name in names:
+            names.remove(name)
+            if names:
+                self._at[key] = " ".join(names)
+            else:
                 del self._at[key]
+
+    def _number(self, name: str) -> int:
+        """The number of the connection that a name was given to."""
+        return int(self._form.unpack(self._named[name])[1])
 
     # -- looking up ---------------------------------------------------------------------------------------------------
 
@@ -151,12 +186,21 @@ class Registry:
         with self._lock:
             if (named := self._named.get(name)) is None:
                 return None
-            key, number, since = NAMED.unpack(named)
-            return Named(key, number, since, self._at.get(key) == name)
+            key, number, since, *service = self._form.unpack(named)
+            return Named(key, number, since, name in self._at.get(key, "").split(), *service)
 
     def name_at(self, key: bytes) -> str | None:
-        """The name of the connection that has this key."""
-        return self._at.get(key)
+        """The name of the connection that has this key; the first, where it has several."""
+        return names[0] if (names := self.names_at(key)) else None
+
+    def names_at(self, key: bytes) -> list[str]:
+        """The names of the connection that has this key."""
+        return self._at.get(key, "").split()
+
+    def all(self) -> list[str]:
+        """Every name there is."""
+        with self._lock:
+            return list(self._named)
 
     # -- the life of connections --------------------------------------------------------------------------------------
 
@@ -169,9 +213,9 @@ class Registry:
             if key not in self._at:
                 continue
             with self._lock:
-                if (name := self._at.get(key)) is None:
+                if not (names := self.names_at(key)):
                     continue
-                number = NAMED.unpack(self._named[name])[1]
+                number = self._number(names[0])
                 # The engine does not know the number of a SLEEP connection that it closes (0). Numbers grow: a larger
                 # one is a newer connection with this 4-tuple, a smaller one an older that has not been heard of yet.
                 if event.id > number or (event.to_state == State.CLOSED and event.id in (0, number)):

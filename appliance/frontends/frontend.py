@@ -10,6 +10,7 @@ Nothing that a server does or leaves undone holds anything of ours for longer th
 
     HANDSHAKE_S    for the whole handshake, however it is dripped, the checking of a password in it
     timeout_s      more, for the client to wake, and second_server_wait if it is linked to another server
+    what [absent] says, more, when the client is not connected
     LINGER_S       more, for a refusal to be read
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -25,9 +25,11 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A client's name with its domain: lower case, since host names are the same in any case (RFC 4343)."""
+    """A client's name with its domain: lower case, since host names are the same in any case (RFC 4343). The port that
+    was asked for with it matters only where the client must be dialled: the name stands for one connection."""
 
     text: str
+    port: int = field(default=0, compare=False)
 
 
 Target = Address | Name
@@ -42,7 +44,7 @@ def address(ip: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> Add
 
 
 def host_target(host: str, port: int) -> Target:
-    """The target out of a host, which is an address or a name, and a port, which a name makes meaningless.
+    """The target out of a host, which is an address or a name, and a port.
 
     Raises ValueError when it can be neither."""
     try:
@@ -53,7 +55,7 @@ def host_target(host: str, port: int) -> Target:
     # A last label of digits is that of a mistyped IPv4 address (RFC 3696 2: no top-level domain is numeric).
     if len(host) > 253 or not _NAME.fullmatch(host) or host.rpartition(".")[2].isdigit():
         raise ValueError("the target is neither a client's address nor a client's name")
-    return Name(host.lower())
+    return Name(host.lower(), port)
 
 
 def _split(text: str) -> tuple[str, int, bool]:

@@ -85,6 +85,10 @@ class Lab:
     def address(self, space: str, ifname: str, family: int = 4) -> str:
         return topology.ADDRESSES[space, ifname, family]
 
+    def addresses_of(self, space: str) -> list[str]:
+        """All IPv4 addresses of a namespace's interfaces, those towards the clients first."""
+        return [address for (node, _, family), address in topology.ADDRESSES.items() if (node, family) == (space, 4)]
+
     def client_addresses(self, family: int = 4, count: int | None = None) -> list[str]:
         """Addresses that client sockets in "wan" can bind to; as many as the lab was made with, or `count`."""
         return [topology.client_address(index, family) for index in range(count or self.addresses)]
@@ -103,6 +107,22 @@ class Lab:
         process = self._spawner.start(self._spaces[space], argv, f"{Path(argv[0]).name} in {space}", **popen)
         self._stack.callback(process.close)
         return process
+
+    def run_tree(self, space: str, argv: Sequence[str], user: str | None = None, **popen: Any) -> Process:
+        """Start a program that forks, such as a server with its workers, as root or as `user`; it and all of them are
+        ended when the lab closes."""
+        what = f"{Path(argv[0]).name} in {space}"
+        process = self._spawner.start_tree(self._spaces[space], argv, what, user, **popen)
+        self._stack.callback(process.close)
+        return process
+
+    def home(self, user: str) -> Path:
+        """A directory for a program that must be `user`, who cannot enter the workspace; removed with the lab."""
+        home = leftovers.workspace(leftovers.new_name())
+        home.mkdir(mode=0o700)
+        self._stack.callback(shutil.rmtree, home)
+        shutil.chown(home, user, user)
+        return home
 
     def peer(self, space: str, module: str, *options: str) -> Peer:
         """Start a program of appliance.peers in a namespace."""
@@ -192,10 +212,16 @@ class Lab:
                 "network": {"interfaces": ["wan0"], **config.get("network", {})},
             }))  # fmt: skip
         handle = DaemonHandle(lambda argv, **popen: self.run("box", argv, **popen), path)
-        self._stack.callback(handle.close)
+        self._stack.callback(self._close_daemon, handle)
         if start:
             handle.start()
         return handle
+
+    def _close_daemon(self, handle: DaemonHandle) -> None:
+        with self.enter(
+            "box"
+        ):  # what it pinned is detached from interfaces, which are known by a number of this namespace
+            handle.close()
 
 
 def endpoint(address: str, port: int) -> str:

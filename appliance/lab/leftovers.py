@@ -28,6 +28,12 @@ def _start_time(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
+def owner(name: str) -> int | None:
+    """The process whose lab has this name; None when it is gone, or when this is no lab's name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match and _start_time(int(match[1])) == int(match[2]) else None
+
+
 def new_name() -> str:
     """roost-lab-PID-START-NUMBER: unique among all labs of the machine."""
     pid = os.getpid()
@@ -55,8 +61,7 @@ def reap() -> list[str]:
         if not directory.is_dir():
             continue
         for entry in directory.iterdir():
-            match = _NAME.fullmatch(entry.name)
-            if match is None or _start_time(int(match[1])) == int(match[2]):
+            if not _NAME.fullmatch(entry.name) or owner(entry.name) is not None:
                 continue
             if directory == BPFFS:
                 unpin(entry)

@@ -83,6 +83,29 @@ class Process:
                     stream.close()
 
 
+class ProcessTree(Process):
+    """A program with all that it forks, in a PID namespace of its own: they end together, however they end.
+
+    The process that was started is unshare(1), which forks the namespace's first process and waits for it; that one is
+    the program, and the kernel ends the others with it. `user`: who the program shall be, when root will not do.
+    """
+
+    @staticmethod
+    def argv(program: Sequence[str], user: str | None = None) -> list[str]:
+        # A change of user clears the death signal that unshare has set.
+        become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "--pdeathsig=KILL", "--"]
+        return ["unshare", "--pid", "--fork", "--kill-child", "--", *(become if user else []), *program]
+
+    def kill(self) -> int:
+        """SIGKILL to all, and wait until the last has ended."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for program in map(int, children.read_text().split()):
+                os.kill(program, signal.SIGKILL)
+                return self.wait()
+        return super().kill()  # it has not forked yet
+
+
 class Spawner:
     """Starts processes from one thread that lives as long as the lab.
 
@@ -95,9 +118,14 @@ class Spawner:
         self._owner = os.getpid()
 
     def start(self, space: Namespace, argv: Sequence[str], what: str, **popen: Any) -> Process:
-        return self._thread.submit(self._start, space, list(argv), what, popen).result()
+        return Process(self._thread.submit(self._start, space, list(argv), popen).result(), what)
 
-    def _start(self, space: Namespace, argv: list[str], what: str, popen: dict[str, Any]) -> Process:
+    def start_tree(
+        self, space: Namespace, argv: Sequence[str], what: str, user: str | None = None, **popen: Any
+    ) -> ProcessTree:
+        return ProcessTree(self._thread.submit(self._start, space, ProcessTree.argv(argv, user), popen).result(), what)
+
+    def _start(self, space: Namespace, argv: list[str], popen: dict[str, Any]) -> subprocess.Popen[Any]:
         owner = self._owner
         own_preexec = popen.pop("preexec_fn", None)
 
@@ -110,7 +138,7 @@ class Spawner:
                 own_preexec()
 
         move_thread(space.fd)
-        return Process(subprocess.Popen(argv, preexec_fn=in_child, **popen), what)
+        return subprocess.Popen(argv, preexec_fn=in_child, **popen)
 
     def close(self) -> None:
         self._thread.shutdown()

@@ -7,6 +7,8 @@
     POST /v1/connections/{id}/{action}              standby idle sleep wake close
     PUT  /v1/connections/{id}/name                  {"name": "thermostat-17"}: servers reach it by that name from now on
     DELETE /v1/connections/{id}/name                it has no name any more
+    GET  /v1/agents                                 the clients that agents speak for
+    GET  /v1/dialled                                the clients that were dialled in vain, and who is to stay connected
     DELETE /v1/names/{name}                         nobody has that name any more, whether or not its connection lives
     GET  /v1/events?last=                           server-sent events: transitions as they happen
     GET  /v1/history?limit=                         the last transitions
@@ -114,6 +116,14 @@ def make_app(operations: Operations, monitor: Monitor) -> FastAPI:
     @app.delete("/v1/names/{name}")
     def forget_name(name: str) -> dict[str, Any]:
         return operations.forget_name(name)
+
+    @app.get("/v1/agents")
+    async def agents() -> list[dict[str, Any]]:
+        return operations.agents()
+
+    @app.get("/v1/dialled")
+    async def dialled() -> list[dict[str, Any]]:
+        return operations.dialled()
 
     @app.get("/v1/history")
     def recent(limit: Annotated[int, Query(ge=0, le=100_000)] = 100) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from errno import ECONNRESET, EIO, ELOOP, ENOENT, ENOTCONN, ETIMEDOUT
+from errno import EIO, ELOOP, ENOENT, ENOTCONN, ETIMEDOUT
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -22,6 +22,10 @@ from appliance.frontends.target import Address, Name, Target, parse_address
 from control.config import Attach, Policy, Service, parse_endpoint
 from control.health import Health
 from control.monitor import EnginePort, Monitor, Outcome
+from control.reach.absent import ABSENT
+from control.reach.linker import Linker
+from control.reach.reach import Reach
+from control.reach.server import Server
 from control.registry import Named, Registry, RegistryError, canonical
 from control.states import AWAKE, INACTIVE, Cause, State
 from control.store import records
@@ -102,6 +106,7 @@ class Operations:
         health: Health,
         attach: Attach,
         facts: dict[str, Any],
+        reach: Reach | None = None,
     ) -> None:
         self._engine = engine
         self._store = store
@@ -114,6 +119,8 @@ class Operations:
         listens = [*attach.listen, *(service.listen for service in services.values())]  # a reload does not change them
         self._listens = [(ipaddress.ip_address(where), port) for where, port in map(parse_endpoint, listens)]
         self._facts = facts
+        self._reach = reach
+        self._linker = reach.linker if reach else Linker(monitor)
         self._began = time.monotonic()
         self._addresses: tuple[float, list[str]] = (0.0, [])
 
@@ -151,6 +158,7 @@ class Operations:
             },
             "control": {name: getattr(counters, name) for name in counters.__dataclass_fields__},
             "services": [self._service_row(index, service) for index, service in tuple(self._services.items())],
+            "agents": self._reach.counts() if self._reach else {},
             "counters": self._engine.stats(),
         }
 
@@ -159,7 +167,7 @@ class Operations:
             "name": service.name,
             "index": index,
             "listen": service.listen,
-            "server": " ".join(service.every_server) or service.listen,
+            "server": " ".join(service.every_server) or (service.listen if service.kind == "server" else service.kind),
             "transparent": service.transparent,
             "interface": service.interface,
             "balance": service.balance,
@@ -286,7 +294,7 @@ class Operations:
                 raise OSError(ELOOP, "the target is the appliance itself")
             if (event := self._find(target.host, target.port)) is None:
                 raise OSError(ENOENT, "no such connection")
-            return event.record.key, event.service
+            return self._reachable(event), event.service
         if target.text == "localhost" or target.text.endswith(".localhost"):  # RFC 6761 6.3
             raise OSError(ELOOP, "the target is the appliance itself")
         if not self._registry.loaded:
@@ -295,7 +303,14 @@ class Operations:
             raise OSError(ENOENT, "no such name")
         if (event := self._event_of(named)) is None:
             raise OSError(ENOTCONN, "the client of this name is not connected")
-        return event.record.key, event.service
+        return self._reachable(event), event.service
+
+    def _reachable(self, event: Event) -> Key:
+        """Its key; a server must not speak to an agent, which obeys what it is told on its control connection."""
+        service = self._services.get(event.service)
+        if service is not None and service.kind == "agents":
+            raise OSError(ELOOP, "the target is an agent's connection to the appliance itself")
+        return event.record.key
 
     def _named(self, target: Name) -> Named | None:
         name, dot, domain = target.text.rpartition(f".{self._domain}")
@@ -330,6 +345,10 @@ class Operations:
                 if (event := self._engine.find(Key.of(address, port, candidate, listen_port))) is not None:
                     return event
         return None
+
+    def has_address(self, address: str) -> bool:
+        """Whether this machine has the address."""
+        return address in self._local_addresses()
 
     def _local_addresses(self) -> list[str]:
         now = time.monotonic()
@@ -367,6 +386,16 @@ class Operations:
         key = event.record.key_raw
         number = number or event.id or event.record.id or self._ids_of([key]).get(key, 0)
         return Located(number, State(event.to_state), event)
+
+    # -- clients that are reached by other ways -----------------------------------------------------------------------
+
+    def agents(self) -> list[dict[str, Any]]:
+        """The clients that agents speak for."""
+        return self._reach.agents.clients() if self._reach else []
+
+    def dialled(self) -> list[dict[str, Any]]:
+        """The clients that were dialled in vain."""
+        return self._reach.dialled.all() if self._reach else []
 
     # -- names --------------------------------------------------------------------------------------------------------
 
@@ -444,19 +473,23 @@ class Operations:
 
     async def attach(self, target: Target, fd: int, preamble: bytes, early: bytes, timeout_s: float) -> int:
         """Link a server's socket to a client, waking it; 0 or an errno. fd is closed, or the engine's, from here on."""
+        server = Server(fd, preamble, early, timeout_s)
         try:
-            key, service = self._wanted(target)
-        except OSError as error:
-            os.close(fd)
-            return error.errno or EIO
-        policy = self._policies.get(service)
-        if policy is not None and policy.on_second_server != "refuse":
-            timeout_s += policy.second_server_wait + SETTLE_S  # the engine keeps to it, and says so when it is over
-        command = Command(op=Op.ATTACH, cause=Cause.SERVER_ATTACH, key=key, fd=fd, preamble=preamble, early=early)
-        outcome = await asyncio.wrap_future(self._monitor.command(command, [State.ACTIVE], timeout_s))
-        if not outcome.error and outcome.state != State.ACTIVE:
-            return ECONNRESET  # CLOSED on the way up
-        return outcome.error
+            try:
+                key, service = self._wanted(target)
+            except OSError as error:
+                number = error.errno or EIO
+                absent = self._reach.absent if self._reach else None
+                if absent is None or number not in ABSENT:
+                    return number
+                return await absent.reach(target, number, server)
+            policy = self._policies.get(service)
+            if policy is not None and policy.on_second_server != "refuse":
+                # The engine keeps to it, and says so when it is over.
+                server.timeout_s += policy.second_server_wait + SETTLE_S
+            return await self._linker.link(key, server)
+        finally:
+            server.close()
 
 
 def _canonical(name: str, domain: str) -> str:

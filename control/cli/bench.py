@@ -96,6 +96,15 @@ def attach(attaches: int, runs: int, as_json: bool) -> None:
 
 
 @command.command()
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Each measurement.")
+@click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True)
+@json_option
+def relay(seconds: float, runs: int, as_json: bool) -> None:
+    """What going through Roost costs a connection, beside HAProxy and beside plain routing."""
+    _measure("relay", as_json, seconds=seconds, runs=runs)
+
+
+@command.command()
 @click.option("--connections", type=click.IntRange(min=100), default=100_000, show_default=True)
 @click.option(
     "--minutes",

@@ -4,11 +4,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,8 +14,6 @@ from control.cli.client import json_option, print_json
 if TYPE_CHECKING:
     from control.demo.outcome import Outcome
     from control.demo.story import Plan, View
-
-_ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @click.command("demo")
@@ -79,55 +74,16 @@ def _run(plan: Plan, as_json: bool) -> Outcome:
 
 def _in_a_lab(plan: Plan, view: View) -> Outcome:
     from appliance.lab import Lab
+    from appliance.lab.interrupts import interrupts
     from control.demo.story import Story
 
     lab = Lab(clients=plan.clients)
-    with _interrupts() as interrupts:
-        with interrupts.held():
+    with interrupts() as signals:
+        with signals.held():
             lab.__enter__()
         try:
-            interrupts.check()
+            signals.check()
             return Story(lab, plan, view).run()
         finally:
-            with interrupts.held():
+            with signals.held():
                 lab.__exit__(*sys.exc_info())
-
-
-class _Interrupts:
-    """Signals that want an end raise KeyboardInterrupt, whichever they are; but a lab is made, and taken away, as a
-    whole. Not by a mask: with several threads the kernel delivers to one that does not block."""
-
-    def __init__(self) -> None:
-        self._held = False
-        self._wanted = False
-
-    def handle(self, *_: object) -> None:
-        """The handler. A second signal changes nothing: cleaning up takes a second or two, and is under way."""
-        first, self._wanted = not self._wanted, True
-        if first and not self._held:
-            raise KeyboardInterrupt
-
-    def check(self) -> None:
-        """Raise what was held back."""
-        if self._wanted:
-            raise KeyboardInterrupt
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Signals wait."""
-        self._held = True
-        try:
-            yield
-        finally:
-            self._held = False
-
-
-@contextmanager
-def _interrupts() -> Iterator[_Interrupts]:
-    interrupts = _Interrupts()
-    before = {number: signal.signal(number, interrupts.handle) for number in _ENDS}
-    try:
-        yield interrupts
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

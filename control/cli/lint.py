@@ -13,7 +13,7 @@ import click
 
 from appliance.paths import checkout
 
-PYTHON_TREES = ("appliance", "control", "cext", "spark", "tests", "ebpf", "setup.py")
+PYTHON_TREES = ("appliance", "control", "cext", "spark", "tests", "examples", "ebpf", "setup.py")
 C_TREES = ("ebpf", "cext", "tests")
 SHELL_SCRIPTS = ("roost", ".ci/run")
 GENERATED = frozenset({"cext/_engine.c"})

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import ipaddress
 import struct
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, SmallInteger, String, Table
 
-SCHEMA_VERSION: Final = 3
-UPGRADABLE: Final = frozenset({1, 2})
-"""Older versions that lack nothing but tables: 1 had no `names`, 2 no `overrides`."""
+SCHEMA_VERSION: Final = 4
+UPGRADABLE: Final = frozenset({1, 2, 3})
+"""Older versions that lack nothing but tables: 1 had no `names`, 2 no `agents` and no `dialled`, 3 no `overrides`."""
 
 KEY: Final = struct.Struct("!16s16sHH")
 """A 4-tuple as bytes: client address, local address (IPv4-mapped), client port, local port: struct roost_key."""
@@ -29,6 +31,14 @@ burst of 100,000 of them must cost 12 MB and not the 40 MB of tuples."""
 
 NAMED: Final = struct.Struct("=36sQQ")
 """What a name stands for: key, id, since (wall clock, ms). Packed, since the collector of cycles walks no bytes."""
+
+AGENT: Final = struct.Struct("=36sQQH")
+"""A client of an agent: key, id and since of the agent's control connection, and the number of the service by which the
+client connects by itself, 0 when the agent opens data connections for it."""
+
+DIALLED: Final = struct.Struct("=IBQ")
+"""What became of dialling a client: failures in a row, whether it is to stay connected (Stay), the last attempt (wall
+clock, ms)."""
 
 OVERRIDES_BYTES: Final = 20
 OVERRIDDEN: Final = struct.Struct(f"=Q{OVERRIDES_BYTES}s")
@@ -91,6 +101,27 @@ names = Table(
     sqlite_with_rowid=False,
 )
 
+agents = Table(
+    "agents",
+    metadata,
+    Column("name", String(NAME_LENGTH), primary_key=True, comment="of the client, lower case, without the domain"),
+    Column("key", LargeBinary(KEY.size), nullable=False, comment="of the agent's control connection"),
+    Column("id", BigInteger, nullable=False, comment="of that connection; it may be closed by now"),
+    Column("since", BigInteger, nullable=False, comment="wall clock, ms"),
+    Column("service", Integer, nullable=False, comment="by which the client connects by itself; 0: it accepts"),
+    sqlite_with_rowid=False,
+)
+
+dialled = Table(
+    "dialled",
+    metadata,
+    Column("client", String(NAME_LENGTH), primary_key=True, comment="its name without the domain, or its address"),
+    Column("failures", Integer, nullable=False, comment="in a row"),
+    Column("stay", SmallInteger, nullable=False, comment="0 it need not; 1 it is to be told to stay; 2 it was told"),
+    Column("at", BigInteger, nullable=False, comment="the last attempt: wall clock, ms"),
+    sqlite_with_rowid=False,
+)
+
 overrides = Table(
     "overrides",
     metadata,
@@ -109,6 +140,17 @@ meta = Table(
     Column("value", BigInteger, nullable=False),
 )
 
+
+KEYED: Final[Mapping[str, tuple[Table, struct.Struct]]] = MappingProxyType(
+    {
+        "names": (names, NAMED),
+        "agents": (agents, AGENT),
+        "dialled": (dialled, DIALLED),
+        "overrides": (overrides, OVERRIDDEN),
+    }
+)
+"""The tables whose rows are found by their first column, a text or a 4-tuple, and the packed form of the others, in
+their order."""
 
 _MAPPED: Final = b"\0" * 10 + b"\xff\xff"
 

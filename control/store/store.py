@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading and writing the store while connections come and go.
 
-One thread writes. What is to be written waits in four places, all bounded in memory:
+One thread writes. What is to be written waits in three places, all bounded in memory:
 
     ops       key -> what `sleeping` shall say about it: a packed record (upsert) or a number (delete). A dict, so that
               the last word about a 4-tuple replaces the ones before it; never more entries than the table has slots
     history   packed rows (schema.HISTORY), in order. Past the bound new rows are dropped, counted and reported
-    names     name -> what it shall stand for (schema.NAMED), or None; like ops. Nobody gives a name while the database
-              cannot be written, since control/registry.py refuses it
-
-    overrides key -> what its connection set in band (schema.OVERRIDDEN), or None; like ops
+    keyed     (table, key) -> the row of that key in a table of schema.KEYED, packed, or None; like ops. While the
+              database cannot be written nobody gives a name (control/registry.py refuses it), and what is set in band
+              waits with its connection (control/overrides.py)
 
 The writer takes a batch of each, writes it in one transaction, and only after the commit hands the keys of the upserts
 to ``on_slept``: nothing counts as SLEEP before its row is committed. When a write fails the batch goes back, the
@@ -45,16 +44,13 @@ from control.store.schema import (
     HISTORY,
     KA_BYTES,
     KEY,
-    NAMED,
-    OVERRIDDEN,
+    KEYED,
     SCHEMA_VERSION,
     UPGRADABLE,
     address_text,
     history,
     meta,
     metadata,
-    names,
-    overrides,
     services,
     sleeping,
 )
@@ -122,17 +118,20 @@ Committed = tuple[bytes, int, int, bytes]
 """A row of `sleeping` that is committed: key, id, generation, ka + rest."""
 
 
+Keyed = tuple[str, str | bytes]
+"""A table of schema.KEYED and the text or 4-tuple by which a row of it is found."""
+
+
 @dataclass(slots=True)
 class _Batch:
     ops: dict[bytes, bytes | int] = field(default_factory=dict)
     rows: list[bytes] = field(default_factory=list)
     stale: list[tuple[bytes, int]] = field(default_factory=list)
-    names: dict[str, bytes | None] = field(default_factory=dict)
-    overrides: dict[bytes, bytes | None] = field(default_factory=dict)
-    queued_names: int = 0
+    keyed: dict[Keyed, bytes | None] = field(default_factory=dict)
+    queued_keyed: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.ops or self.rows or self.stale or self.names or self.overrides)
+        return bool(self.ops or self.rows or self.stale or self.keyed)
 
 
 def boot_id() -> str:
@@ -164,12 +163,11 @@ class Store:
         self._history_bound = history_bound
         self._ops: dict[bytes, bytes | int] = {}
         self._stale: list[tuple[bytes, int]] = []
-        self._names: dict[str, bytes | None] = {}
-        self._overrides: dict[bytes, bytes | None] = {}
+        self._keyed: dict[Keyed, bytes | None] = {}
         self._generation = time.time_ns()
         self._rows: deque[bytes] = deque()
         self._queued_rows = self._settled_rows = 0  # ever; the second: committed
-        self._queued_names = self._taken_names = self._settled_names = 0  # likewise, counting each change of a name
+        self._queued_keyed = self._taken_keyed = self._settled_keyed = 0  # likewise, counting each change of such a row
         self._urgent = False  # somebody waits for the commit: a connection that is to sleep, a reader of history
         self._gathering = False  # the writer waits for more
         lock = threading.RLock()
@@ -209,7 +207,7 @@ class Store:
         if self._thread is not None:
             self._thread.join(timeout_s)
         with self._wake:
-            left = len(self._ops) + len(self._rows) + len(self._names) + len(self._overrides)
+            left = len(self._ops) + len(self._rows) + len(self._keyed)
         if left:
             log.error("store: %d rows could not be written before the end: %s", left, self._status.error or "no time")
         if self._restore is not None:
@@ -327,14 +325,12 @@ class Store:
         upserts: Iterable[tuple[bytes, bytes]] = (),
         deletes: Iterable[tuple[bytes, int]] = (),
         stale: Iterable[tuple[bytes, int]] = (),
-        names: Mapping[str, bytes | None] = MappingProxyType({}),
-        overrides: Mapping[bytes, bytes | None] = MappingProxyType({}),
+        keyed: Mapping[Keyed, bytes | None] = MappingProxyType({}),
     ) -> None:
         """Queue history rows (schema.HISTORY), records to be put to sleep (key, ka + rest) and records to be
         forgotten (key, id; id 0: whichever it is). stale (key, generation): rows that were committed in vain; rows of
-        another generation stay. names: what each stands for from now on (schema.NAMED), None: it is forgotten.
-        overrides: likewise what a connection set in band (schema.OVERRIDDEN). Never blocks on the database; `flush`
-        does."""
+        another generation stay. keyed: what stands in these rows from now on (schema.KEYED), None: nothing. Never
+        blocks on the database; `flush` does."""
         with self._wake:
             ops = self._ops
             for key, record in upserts:
@@ -346,10 +342,9 @@ class Store:
                     continue  # a newer connection with the same 4-tuple: its row replaces the old one anyhow
                 ops[key] = number if waiting is None else 0
             self._stale.extend(stale)
-            self._overrides.update(overrides)
-            if names:
-                self._names.update(names)
-                self._queued_names += len(names)
+            if keyed:
+                self._keyed.update(keyed)
+                self._queued_keyed += len(keyed)
             room = self._history_bound - len(self._rows)
             if len(rows) > room:
                 if not self._status.dropped_history:
@@ -403,7 +398,7 @@ class Store:
             with self._wake:
                 self._status.error = ""
                 self._settled_rows += len(batch.rows)
-                self._settled_names += batch.queued_names
+                self._settled_keyed += batch.queued_keyed
                 self._committed.notify_all()
                 done = self._closing and not self._waiting
             if slept:
@@ -414,7 +409,7 @@ class Store:
     @property
     def _waiting(self) -> bool:
         """Whether there is anything to write; the caller holds the lock."""
-        return bool(self._ops or self._rows or self._stale or self._names or self._overrides)
+        return bool(self._ops or self._rows or self._stale or self._keyed)
 
     def _pause(self, failures: int) -> float:
         """How long to wait before the next batch, seconds; the caller holds the lock."""
@@ -432,10 +427,9 @@ class Store:
             for key in list(islice(self._ops, self._batch)):
                 batch.ops[key] = self._ops.pop(key)
         batch.stale, self._stale = self._stale, []
-        batch.names, self._names = self._names, {}
-        batch.overrides, self._overrides = self._overrides, {}
-        batch.queued_names = self._queued_names - self._taken_names
-        self._taken_names = self._queued_names
+        batch.keyed, self._keyed = self._keyed, {}
+        batch.queued_keyed = self._queued_keyed - self._taken_keyed
+        self._taken_keyed = self._queued_keyed
         for _ in range(min(self._batch, len(self._rows))):
             batch.rows.append(self._rows.popleft())
         self._urgent = bool(self._ops) or (self._urgent and bool(self._rows))
@@ -450,9 +444,8 @@ class Store:
                 elif isinstance(newer, int):
                     self._ops[key] = 0  # a delete that follows anything else forgets whichever row there is
             self._stale[:0] = batch.stale
-            self._names = batch.names | self._names
-            self._overrides = batch.overrides | self._overrides
-            self._taken_names -= batch.queued_names
+            self._keyed = batch.keyed | self._keyed
+            self._taken_keyed -= batch.queued_keyed
             self._rows.extendleft(reversed(batch.rows))
 
     def _write(self, batch: _Batch) -> list[Committed]:
@@ -493,7 +486,7 @@ class Store:
                 # Outside of a transaction, where SQLite allows it. A lost row of history is a gap in a report; a lost
                 # row of `sleeping` is a client that nobody can wake, so the log is synced before SLEEP is believed. And
                 # who gave a name was told that it lasts.
-                connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if records or batch.names else 'NORMAL'}")
+                connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if records or batch.keyed else 'NORMAL'}")
                 connection.commit()
             with connection.begin():
                 for rows in _chunks(batch.rows):  # as dictionaries a row is ten times as large as packed
@@ -508,22 +501,22 @@ class Store:
                 if records:
                     connection.execute(_upsert(connection, sleeping), records)
                     self._max_id = max(self._max_id, max(number for _, number, _, _ in slept))
-                if batch.names:
-                    self._write_names(connection, batch.names)
-                if batch.overrides:
-                    _write_overrides(connection, batch.overrides)
+                if batch.keyed:
+                    self._write_keyed(connection, batch.keyed)
                 _set_meta(connection, "max_id", self._max_id)
         self._status.written_history += len(batch.rows)
         self._status.last_commit_ms = (time.monotonic() - began) * 1000
         return slept
 
-    def _write_names(self, connection: Connection, changed: Mapping[str, bytes | None]) -> None:
-        if forgotten := [{"n": name} for name, named in changed.items() if named is None]:
-            connection.execute(_FORGET_NAME, forgotten)
-        kept = [(name, *NAMED.unpack(named)) for name, named in changed.items() if named is not None]
-        if kept:
-            rows = [dict(zip(("name", "key", "id", "since"), row, strict=True)) for row in kept]
-            connection.execute(_upsert(connection, names), rows)
+    def _write_keyed(self, connection: Connection, changed: Mapping[Keyed, bytes | None]) -> None:
+        for kind, (table, form) in KEYED.items():
+            columns = [column.name for column in table.columns]
+            rows = {key: packed for (where, key), packed in changed.items() if where == kind}
+            if forgotten := [{"k": key} for key, packed in rows.items() if packed is None]:
+                connection.execute(sa.delete(table).where(table.c[columns[0]] == sa.bindparam("k")), forgotten)
+            kept = [(key, *form.unpack(packed)) for key, packed in rows.items() if packed is not None]
+            if kept:
+                connection.execute(_upsert(connection, table), [dict(zip(columns, row, strict=True)) for row in kept])
 
     def _history_values(self, connection: Connection, rows: Sequence[bytes]) -> list[dict[str, Any]]:
         unpacked = [HISTORY.unpack(row) for row in rows]
@@ -587,13 +580,13 @@ class Store:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float = 1.0) -> bool:
-        """Wait until all the history and every name that was queued by now is committed; whether it is. A database
-        that cannot be written is not waited for."""
+        """Wait until all the history and every row of schema.KEYED that was queued by now is committed; whether it is.
+        A database that cannot be written is not waited for."""
         with self._wake:
-            rows, changes = self._queued_rows, self._queued_names
+            rows, changes = self._queued_rows, self._queued_keyed
 
             def settled() -> bool:
-                return self._settled_rows >= rows and self._settled_names >= changes
+                return self._settled_rows >= rows and self._settled_keyed >= changes
 
             if self._thread is not None:
                 self._urgent = self._urgent or not settled()
@@ -643,19 +636,13 @@ class Store:
                 found.update((row[0], row[1]) for row in connection.execute(query))
         return found
 
-    def named(self) -> Iterator[tuple[str, bytes]]:
-        """Every name, with what it stands for (schema.NAMED). Raises SQLAlchemyError when it cannot be read."""
-        query = sa.select(names.c.name, names.c.key, names.c.id, names.c.since)
+    def keyed(self, kind: str) -> Iterator[tuple[Any, bytes]]:
+        """Every row of one of schema.KEYED: its key, and the rest packed. Raises SQLAlchemyError when it cannot be
+        read."""
+        table, form = KEYED[kind]
         with self._reading() as connection:
-            for row in connection.execution_options(yield_per=1000).execute(query):
-                yield row[0], NAMED.pack(*row[1:])
-
-    def overridden(self) -> Iterator[tuple[bytes, bytes]]:
-        """Every key with what its connection set in band (schema.OVERRIDDEN). Raises SQLAlchemyError."""
-        query = sa.select(overrides.c.key, overrides.c.id, overrides.c.overrides)
-        with self._reading() as connection:
-            for row in connection.execution_options(yield_per=1000).execute(query):
-                yield row[0], OVERRIDDEN.pack(*row[1:])
+            for row in connection.execution_options(yield_per=1000).execute(sa.select(*table.columns)):
+                yield row[0], form.pack(*row[1:])
 
     def history_of(self, number: int, limit: int = 100) -> list[dict[str, Any]]:
         """The last `limit` transitions of a connection, oldest first; columns of `history`."""
@@ -678,8 +665,6 @@ _READ = sa.select(sleeping.c.key, sleeping.c.ka, sleeping.c.rest).where(
 )
 _FORGET = sa.delete(sleeping).where(sleeping.c.key == sa.bindparam("k"), sleeping.c.id == sa.bindparam("i"))
 
-_FORGET_NAME = sa.delete(names).where(names.c.name == sa.bindparam("n"))
-
 _FORGET_STALE = sa.delete(sleeping).where(
     sleeping.c.key == sa.bindparam("k"), sleeping.c.generation == sa.bindparam("g")
 )
@@ -692,15 +677,6 @@ def _row(row: Row[Any]) -> SleepingRow:
 def _chunks(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     for start in range(0, len(keys), READ_CHUNK):
         yield keys[start : start + READ_CHUNK]
-
-
-def _write_overrides(connection: Connection, changed: Mapping[bytes, bytes | None]) -> None:
-    for chunk in _chunks([key for key, packed in changed.items() if packed is None]):
-        connection.execute(sa.delete(overrides).where(overrides.c.key.in_(chunk)))
-    kept = [(key, *OVERRIDDEN.unpack(packed)) for key, packed in changed.items() if packed is not None]
-    if kept:
-        rows = [dict(zip(("key", "id", "overrides"), row, strict=True)) for row in kept]
-        connection.execute(_upsert(connection, overrides), rows)
 
 
 def _upsert(connection: Connection, table: sa.Table) -> sa.Insert:

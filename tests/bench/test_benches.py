@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from appliance.lab import Lab
 from control.cli.bench import command
-from tests.bench import attach, chaos, churn, hold, wake
+from tests.bench import attach, chaos, churn, hold, relay, wake
 from tests.bench.figures import Report
 
 CONTRACT = {
@@ -18,6 +18,14 @@ CONTRACT = {
     "churn": {"freeze_us", "thaw_us", "freeze_busy_us", "thaw_busy_us"},
     "wake": {"idle_extra_us_p50", "idle_extra_us_p99", "sleep_extra_us_p99"},
     "attach": {f"{mode}_{key}" for mode in attach.MODES for key in attach.TARGETS},
+    "relay": {
+        "throughput_1_vs_haproxy",
+        "throughput_64_vs_haproxy",
+        "connects_vs_haproxy",
+        "rtt_us_p50",
+        "haproxy_rtt_us_p50",
+        "routed_rtt_us_p50",
+    },
     "hold": {"bytes_per_connection", "lost", "daemon_rss_mb"},
 }
 
@@ -58,6 +66,16 @@ def test_attach_reaches_every_client_in_every_mode_and_state() -> None:
     report = attach.run(attaches=200, runs=2)
     assert_sound(report)
     assert report.figures["router_idle_ms_p50"].median > report.figures["router_idle_direct_ms_p50"].median / 2
+
+
+def test_relay_measures_every_way_through_the_appliance() -> None:
+    report = relay.run(seconds=0.2, runs=1)
+    assert_sound(report)
+    for way in ("", "router_", "haproxy_", "routed_"):
+        for key in ("rtt_us_p50", "throughput_1_gbit_s", "throughput_64_gbit_s", "connects_per_s"):
+            assert report.figures[way + key].median > 0, way + key
+    assert report.figures["connect_cpu_us"].median > 0, "it did not go through the daemon"
+    assert report.figures["haproxy_connect_cpu_us"].median > 0, "it did not go through HAProxy"
 
 
 def test_hold_keeps_its_clients_and_counts_what_they_cost() -> None:

@@ -5,20 +5,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from appliance.lab import wait_until
 from appliance.lab.processes import python_environment
-from appliance.paths import BPFFS
+from tests.lab.traces import MARK, leftovers_of, started_by
 
 CLIENTS = 500
 COMMAND = [sys.executable, "-m", "control.cli.main", "demo", "--clients", str(CLIENTS)]
@@ -35,27 +32,6 @@ def finished() -> subprocess.CompletedProcess[str]:
 def told(finished: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     outcome: dict[str, Any] = json.loads(finished.stdout)  # fails if anything else was printed
     return outcome
-
-
-def leftovers_of(pid: int) -> list[str]:
-    mine = re.compile(rf"roost-lab-{pid}-")
-    places = (Path(tempfile.gettempdir()), BPFFS)
-    return [str(entry) for place in places for entry in place.iterdir() if mine.match(entry.name)]
-
-
-def started_by(mark: str) -> list[int]:
-    """Processes with this ROOST_TEST_DEMO in their environment: the demo's, and all that it started."""
-    variable = f"ROOST_TEST_DEMO={mark}".encode()
-    found = []
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
-            continue
-        try:
-            if variable in (process / "environ").read_bytes().split(b"\0"):
-                found.append(int(process.name))
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it ended while we looked, or is shielded and so none of ours
-    return found
 
 
 def test_the_demo_holds_what_it_claims(finished: subprocess.CompletedProcess[str], told: dict[str, Any]) -> None:
@@ -108,7 +84,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(number: signal.Signals, after
     mark = str(time.monotonic_ns())
     demo = subprocess.Popen(
         COMMAND,
-        env=python_environment({"ROOST_TEST_DEMO": mark}),
+        env=python_environment({MARK: mark}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

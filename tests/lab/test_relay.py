@@ -212,6 +212,32 @@ def test_what_a_client_says_while_its_server_is_down_arrives_when_it_is_back(box
 
 
 @BOTH
+@pytest.mark.engine(service={"connect_timeout_ms": 5000})
+@pytest.mark.parametrize("end", [False, True])
+def test_urgent_data_and_an_end_that_were_there_before_the_first_read_get_through(
+    box: EngineLab, family: int, end: bool
+) -> None:
+    """A read stops before urgent data and before the end, and nothing tells again that they are there."""
+    box.engine.update_service(box.spec(family, servers=((box.lab.address("lan", "eth0", family), 9001),)))
+    client = box.dial(family)
+    client.sendall(b"abc")
+    client.send(b"U", 0 if end else socket.MSG_OOB)
+    client.sendall(b"def")
+    if end:
+        client.shutdown(socket.SHUT_WR)
+    time.sleep(0.1)  # it is all in the appliance's kernel
+    with box.lab.enter("lan"):
+        address = (box.lab.address("lan", "eth0", family), 9001)
+        late = socket.create_server(address, family=socket.AF_INET6 if family == 6 else socket.AF_INET)
+    with late:
+        late.settimeout(5)
+        with late.accept()[0] as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+            server.settimeout(5)
+            assert receive(server, 8 if end else 7) == b"abcUdef"
+
+
+@BOTH
 @pytest.mark.engine(service={"proxy_header": 1})
 def test_a_server_is_told_whose_connection_it_is_on_every_link(box: EngineLab, family: int) -> None:
     pair = box.connect(family, greet=False)

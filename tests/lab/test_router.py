@@ -335,3 +335,24 @@ def test_new_clients_are_refused_after_an_orderly_end_where_the_policy_says_so(f
         daemon.terminate()
         with lab.enter("wan"), pytest.raises(ConnectionRefusedError):
             socket.create_connection((lab.address("lan", "eth0", family), 8000), 5)
+
+
+@pytest.mark.parametrize("by_address", [False, True])
+@pytest.mark.engine(router=True, attach_ports=(47001,), service={"unreachable": True})
+def test_no_server_reaches_the_appliances_own_clients(box: EngineLab, by_address: bool) -> None:
+    """The control connections of agents."""
+    pair = box.connect()
+    box.to_standby(pair)
+    port = 47001 if by_address else pair.key.client_port
+    assert is_reset(box, pair.client.getsockname()[0], port)
+    box.wake_and_answer(pair)
+
+
+def is_reset(box: EngineLab, address: str, port: int) -> bool:
+    """What becomes of a server's connection to there."""
+    try:
+        with box.lab.enter("lan"), socket.create_connection((address, port), 5) as server:
+            server.recv(1)
+    except ConnectionError:
+        return True
+    return False

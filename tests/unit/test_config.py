@@ -161,3 +161,28 @@ def test_a_password_in_place_of_its_hash_is_not_repeated() -> None:
         parse('[attach]\nauth = "password"\nusers.bob = "hunter2"', "f.toml")
     assert "hunter2" not in str(caught.value)
     assert "`bob` in [attach]" in str(caught.value)
+
+
+AGENT = '[[agent]]\nname = "site"\ntoken = "{token}"\nclients = ["camera"]\n'
+AGENT_SERVICE = '[[service]]\nname = "agents"\nlisten = "0.0.0.0:7100"\nkind = "agents"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (AGENT_SERVICE, "[[agent]] must say who they are"),
+        (AGENT.format(token="0" * 64), 'no [[service]] with kind = "agents"'),
+        (AGENT.format(token="0" * 64) * 2 + AGENT_SERVICE, "two [[agent]] have the same name"),
+        (AGENT.format(token="secret") + AGENT_SERVICE, '`token` in [[agent]] "site"'),
+        (AGENT_SERVICE + 'server = "10.0.0.1:1"\n', 'kind = "agents" has no server'),
+        ('[absent]\nsteps = ["dial"]\n', "dial_networks must say where clients are"),
+        ('[absent]\nsteps = ["wait", "wait"]\n', "names a step twice"),
+        ('[absent]\ndial_networks = ["10.0.0.1/8"]\n', "host bits set"),
+        ('[agents]\ncertificate = "x.pem"\n', "needs certificate and private_key"),
+    ],
+)
+def test_what_is_wrong_about_agents_is_said_without_a_secret(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert said in str(caught.value)
+    assert "'secret'" not in str(caught.value)

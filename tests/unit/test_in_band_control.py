@@ -70,7 +70,7 @@ def answers(commands: list[Command]) -> list[tuple[int, int, int, bytes]]:
 def test_a_name_is_answered_once_it_is_written_and_the_status_tells_it(rig: Rig) -> None:
     rig.monitor.turn([asked(key(1), 1, Verb.NAME, "Door", 5)])
     until(lambda: rig.engine.commands)
-    assert dict(rig.store.named()).keys() == {"door"}
+    assert dict(rig.store.keyed("names")).keys() == {"door"}
     rig.monitor.turn([asked(key(1), 1, Verb.STATUS, question=6), asked(key(2), 2, Verb.STATUS, question=7)])
     assert answers(rig.engine.commands) == [(1, 5, 0, b""), (1, 6, 0, b"door"), (2, 7, 0, b"")]
 
@@ -79,7 +79,7 @@ def test_names_that_come_together_are_written_together_and_bad_ones_refused(rig:
     names = ["a", "b.roost", "c"]
     commands = rig.in_band.give([asked(key(i), i, Verb.NAME, name) for i, name in enumerate(names, 1)])
     assert answers(commands) == [(1, 1, 0, b""), (2, 1, EINVAL, b""), (3, 1, 0, b"")]
-    assert dict(rig.store.named()).keys() == {"a", "c"}
+    assert dict(rig.store.keyed("names")).keys() == {"a", "c"}
 
 
 def test_without_a_database_a_name_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,8 @@ class Checkout:
             "PATH": f"{self.bin}:{os.environ['PATH']}",
             "ROOST_TEST_CALLS": str(self.calls_file),
             "ROOST_TEST_ROOT": str(self.root),
+            "ROOST_POLICY": str(self.base / "policy-rc.d"),
+            "ROOST_UNITS": str(self.base / "units"),
         }
 
     def run(self, *args: str, cwd: Path | None = None, **extra: str) -> subprocess.CompletedProcess[str]:
@@ -202,6 +204,46 @@ def test_missing_packages_are_installed_with_one_apt_run(tree: Checkout) -> None
     assert update.endswith("_update")
     assert install.endswith("_install_gcc")
     assert "installing 1 missing" in done.stderr
+
+
+APT_WITH_A_SERVICE = """#!/bin/sh
+case "$*" in *install*) ;; *) exit 0 ;; esac
+"$ROOST_POLICY" nginx start
+echo "policy:$?" >>"$ROOST_TEST_CALLS"
+: >"$ROOST_UNITS/multi-user.target.wants/nginx.service"
+: >"$ROOST_UNITS/timers.target.wants/nginx.timer"
+"""
+
+
+def test_no_service_of_an_installed_package_starts_now_or_at_the_next_boot(tree: Checkout) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root installs packages")
+    units = tree.base / "units"
+    for wants in ("multi-user.target.wants", "timers.target.wants"):
+        (units / wants).mkdir(parents=True)
+    (units / "multi-user.target.wants" / "ssh.service").touch()  # the machine's own
+    tree.script(tree.bin / "dpkg-query", "#!/bin/sh\nprintf 'ii clang\\n'\n")
+    tree.script(tree.bin / "dpkg", "#!/bin/sh\nexit 0\n")
+    tree.script(tree.bin / "apt-get", APT_WITH_A_SERVICE)
+    tree.script(tree.bin / "systemctl", '#!/bin/sh\nfor last; do :; done; echo "$1:$last" >>"$ROOST_TEST_CALLS"\n')
+    done = tree.run("status")
+    assert done.returncode == 0, done.stderr
+    refused, *disabled = tree.calls()[:3]
+    assert refused == "policy:101"
+    assert sorted(disabled) == ["disable:nginx.service", "disable:nginx.timer"]
+    assert not (tree.base / "policy-rc.d").exists()
+
+
+def test_a_policy_of_the_machines_own_stays(tree: Checkout) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root installs packages")
+    policy = tree.base / "policy-rc.d"
+    tree.script(policy, "#!/bin/sh\nexit 101\n")
+    tree.script(tree.bin / "dpkg-query", "#!/bin/sh\nprintf 'ii clang\\n'\n")
+    for tool in ("dpkg", "apt-get"):
+        tree.script(tree.bin / tool, "#!/bin/sh\nexit 0\n")
+    assert tree.run("status").returncode == 0
+    assert policy.read_text() == "#!/bin/sh\nexit 101\n"
 
 
 def test_without_root_a_missing_package_is_a_sentence(tree: Checkout) -> None:

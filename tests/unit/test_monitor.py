@@ -192,6 +192,20 @@ def test_leaving_sleep_forgets_the_row_and_writes_history_once(rig: Rig) -> None
     assert rig.history() == [(1, "SLEEP", "STANDBY", "command")]
 
 
+def test_a_row_that_the_outcome_of_a_command_leads_to_outlives_the_removal_of_the_one_before(still: Rig) -> None:
+    """Awake and down again within one batch, and told to sleep at once: its new row is not taken for the old one."""
+    k = still.asleep(1)
+    done = still.monitor.command(Command(op=Op.IDLE, cause=Cause.COMMAND, id=1, key=k), [State.IDLE], 5)
+    done.add_done_callback(lambda _: still.monitor.sleep(record(k, 1), 5))
+    token = still.engine.commands[-1].token
+    woke = event(EventType.TRANSITION, k, 1, from_state=State.SLEEP, to_state=State.ACTIVE, cause=Cause.CLIENT_DATA)
+    froze = event(EventType.TRANSITION, k, 1, from_state=State.ACTIVE, to_state=State.IDLE, cause=Cause.COMMAND)
+    froze.token = token
+    still.monitor.turn([woke, froze])
+    until(lambda: still.engine.ops().count(Op.SLEEP) == 2)
+    assert still.store.sleeping_by_id(1)
+
+
 def test_a_connection_that_woke_before_its_sleep_keeps_no_row(rig: Rig) -> None:
     c = rig.engine.add(key(1), 1, State.IDLE)
     rig.engine.say(event(EventType.SLEEP_DUE, c.key, 1))

@@ -119,6 +119,29 @@ def test_a_name_reaches_its_connection_in_every_state(rig: Rig) -> None:
     assert [row["name"] for chunk in rig.operations.connections() for row in chunk] == ["thermostat-17", None]
 
 
+def test_an_agent_has_several_names_and_loses_all_with_its_connection(rig: Rig) -> None:
+    agents = Registry(rig.store, rig.engine, "agents")
+    agents.load()
+    given: list[str] = []
+    agents.listen(given.append)
+    c = rig.engine.add(key(1), 1, State.ACTIVE)
+    agents.give_all({"a": 0, "b": 2}, key(1).pack(), 1)
+    agents.give_all({"b": 3, "c": 0}, key(1).pack(), 1)
+    assert (agents.find("a"), agents.names_at(key(1).pack()), given) == (None, ["b", "c"], ["a", "b", "b", "c"])
+    rig.engine.add(key(2), 2, State.ACTIVE)
+    agents.give_all({"c": 0}, key(2).pack(), 2)
+    found = agents.find("b"), agents.find("c")
+    assert [(one.key, one.service, one.connected) for one in found if one] == [
+        (key(1).pack(), 3, True), (key(2).pack(), 0, True)]  # fmt: skip
+    agents.commit()
+    again = Registry(rig.store, rig.engine, "agents")
+    assert again.load()
+    assert (again.find("b"), again.find("c")) == found
+    agents.hear([transition(c.key, 1, State.IDLE, State.CLOSED)])
+    assert [(one := agents.find(name)) and one.connected for name in "bc"] == [False, True]
+    assert list(rig.store.keyed("names")) == []
+
+
 def test_a_name_given_again_moves_and_a_connection_has_one_name(rig: Rig) -> None:
     for number in (1, 2):
         rig.engine.add(key(number), number, State.IDLE)
@@ -127,7 +150,7 @@ def test_a_name_given_again_moves_and_a_connection_has_one_name(rig: Rig) -> Non
     assert (rig.wanted(Name("a.roost")), rig.registry.name_at(key(1).pack())) == (key(2), None)
     rig.operations.give_name("2", "b")
     assert (rig.wanted(Name("a.roost")), rig.wanted(Name("b.roost"))) == (ENOENT, key(2))
-    assert [name for name, _ in rig.store.named()] == ["b"]
+    assert [name for name, _ in rig.store.keyed("names")] == ["b"]
 
 
 def test_a_name_outlives_its_connection_but_does_not_reach_the_next_one_at_its_address(rig: Rig) -> None:
@@ -242,7 +265,7 @@ def test_names_are_removed_by_connection_and_by_name(rig: Rig) -> None:
     with pytest.raises(OperationError, match='nobody has the name "a"') as caught:
         rig.operations.forget_name("a")
     assert caught.value.status == 404
-    assert list(rig.store.named()) == []
+    assert list(rig.store.keyed("names")) == []
 
 
 @pytest.mark.parametrize("name", ["", "-a", ".a", "a b", "a/b", "ü", "a" * 64, "ſ", "a.roost"])
@@ -296,14 +319,14 @@ class Written:
         self.status = StoreStatus()
         self.rows: dict[str, bytes] = {}
 
-    def add(self, names: Mapping[str, bytes | None]) -> None:
-        for name, named in names.items():
+    def add(self, keyed: Mapping[tuple[str, str], bytes | None]) -> None:
+        for (_, name), named in keyed.items():
             if named is None:
                 self.rows.pop(name, None)
             else:
                 self.rows[name] = named
 
-    def named(self) -> Iterator[tuple[str, bytes]]:
+    def keyed(self, _kind: str) -> Iterator[tuple[str, bytes]]:
         return iter(self.rows.items())
 
     def sleeping_ids(self, keys: object) -> dict[bytes, int]:

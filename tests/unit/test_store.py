@@ -7,7 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,19 @@ from appliance.engine import Key
 from control.states import Cause, State
 from control.store import schema
 from control.store import store as module
-from control.store.schema import HISTORY, KA_BYTES, NAMED, SCHEMA_VERSION, address_text
-from control.store.store import Committed, Store, StoreError
+from control.store.schema import (
+    AGENT,
+    DIALLED,
+    HISTORY,
+    KA_BYTES,
+    KEYED,
+    NAMED,
+    OVERRIDDEN,
+    OVERRIDES_BYTES,
+    SCHEMA_VERSION,
+    address_text,
+)
+from control.store.store import Committed, Keyed, Store, StoreError
 from tests.unit.fake_engine import key, record
 
 HOLD_A_LOCK = """
@@ -351,18 +362,22 @@ def named(number: int, identity: int) -> bytes:
     return NAMED.pack(key(number).pack(), identity, 1000 + number)
 
 
+def names(changes: Mapping[str, bytes | None]) -> dict[Keyed, bytes | None]:
+    return {("names", name): packed for name, packed in changes.items()}
+
+
 def test_the_last_word_about_a_name_is_what_stays(make: Callable[..., Store]) -> None:
     store = make()
-    store.add(names={"a": named(1, 11), "b": named(2, 12)})
-    store.add(names={"a": named(3, 13), "c": named(4, 14)})
+    store.add(keyed=names({"a": named(1, 11), "b": named(2, 12)}))
+    store.add(keyed=names({"a": named(3, 13), "c": named(4, 14)}))
     assert store.flush()
-    store.add(names={"b": None, "never": None})
-    store.add(names={"c": None})
-    store.add(names={"c": named(5, 15)})
+    store.add(keyed=names({"b": None, "never": None}))
+    store.add(keyed=names({"c": None}))
+    store.add(keyed=names({"c": named(5, 15)}))
     assert store.flush()
-    assert dict(store.named()) == {"a": named(3, 13), "c": named(5, 15)}
+    assert dict(store.keyed("names")) == {"a": named(3, 13), "c": named(5, 15)}
     store.close()
-    assert dict(make().named()) == {"a": named(3, 13), "c": named(5, 15)}
+    assert dict(make().keyed("names")) == {"a": named(3, 13), "c": named(5, 15)}
 
 
 def test_a_name_is_written_at_once_and_synced(make: Callable[..., Store]) -> None:
@@ -370,7 +385,7 @@ def test_a_name_is_written_at_once_and_synced(make: Callable[..., Store]) -> Non
     said: list[str] = []
     sa.event.listen(store._writer_engine, "before_cursor_execute", lambda *args: said.append(args[2]))
     began = time.monotonic()
-    store.add(names={"a": named(1, 11)})
+    store.add(keyed=names({"a": named(1, 11)}))
     assert store.flush()
     assert time.monotonic() - began < module.RELAXED_GATHER_S
     assert "PRAGMA synchronous=FULL" in said
@@ -380,48 +395,73 @@ def test_names_wait_for_a_database_that_is_locked_and_the_last_word_wins_then(
     make: Callable[..., Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = make()
-    store.add(names={"a": named(1, 11), "b": named(2, 12)})
+    store.add(keyed=names({"a": named(1, 11), "b": named(2, 12)}))
     assert store.flush()
-    write = store._write_names
+    write = store._write_keyed
 
     meanwhile = [{"a": named(4, 14)}]  # said while the batch with the word before it is being written
 
     def locked(*_: object) -> None:
         if meanwhile:
-            store.add(names=meanwhile.pop())
+            store.add(keyed=names(meanwhile.pop()))
         raise sqlite3.OperationalError("database is locked")
 
-    monkeypatch.setattr(store, "_write_names", locked)
-    store.add(names={"a": named(3, 13), "b": None})
+    monkeypatch.setattr(store, "_write_keyed", locked)
+    store.add(keyed=names({"a": named(3, 13), "b": None}))
     until(lambda: "locked" in store.status.error)
     assert store.flush() is False
-    assert dict(store.named()) == {"a": named(1, 11), "b": named(2, 12)}
-    monkeypatch.setattr(store, "_write_names", write)
+    assert dict(store.keyed("names")) == {"a": named(1, 11), "b": named(2, 12)}
+    monkeypatch.setattr(store, "_write_keyed", write)
     until(lambda: not store.status.error)
     assert store.flush()
-    assert dict(store.named()) == {"a": named(4, 14)}
+    assert dict(store.keyed("names")) == {"a": named(4, 14)}
     assert store.flush(), "what was tried twice is counted once"
 
 
-def test_a_database_of_version_1_is_upgraded_in_place(
-    make: Callable[..., Store], slept: Recorder, tmp_path: Path
+@pytest.mark.parametrize(
+    ("version", "lacks"),
+    [
+        (1, ("names", "agents", "dialled", "overrides")),
+        (2, ("agents", "dialled", "overrides")),
+        (3, ("overrides",)),
+    ],
+)
+def test_a_database_of_an_earlier_version_is_upgraded_in_place(
+    make: Callable[..., Store], slept: Recorder, tmp_path: Path, version: int, lacks: tuple[str, ...]
 ) -> None:
     store = make()
     store.add([row(1, 1)], [sleeper(1, 11)])
     until(lambda: slept.slept and store.status.written_history)
     store.close()
     with sqlite3.connect(tmp_path / "below" / "roost.db") as old:
-        old.execute("DROP TABLE names")
-        old.execute("UPDATE meta SET value = 1 WHERE key = 'schema'")
+        for table in lacks:
+            old.execute(f"DROP TABLE {table}")
+        old.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (version,))
     store = make()
     assert store.status.text == "ok"
     assert store.sleeping_by_id(11)
     assert [r["id"] for r in store.recent_history()] == [1]
-    store.add(names={"a": named(1, 11)})
+    added: dict[Keyed, bytes | None] = {
+        ("names", "a"): named(1, 11),
+        ("agents", "a"): AGENT.pack(key(1).pack(), 7, 1000, 2),
+        ("dialled", "a"): DIALLED.pack(3, 1, 2000),
+        ("overrides", key(1).pack()): OVERRIDDEN.pack(11, b"o" * OVERRIDES_BYTES),
+    }
+    store.add(keyed=added)
     assert store.flush()
-    assert dict(store.named()) == {"a": named(1, 11)}
+    assert {(kind, found): packed for kind in KEYED for found, packed in store.keyed(kind)} == added
     with sqlite3.connect(tmp_path / "below" / "roost.db") as new:
         assert new.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone() == (SCHEMA_VERSION,)
+
+
+def test_texts_of_different_tables_are_different_rows(make: Callable[..., Store]) -> None:
+    store = make()
+    agent, dial = AGENT.pack(key(1).pack(), 7, 1000, 2), DIALLED.pack(3, 1, 2000)
+    store.add(keyed={("names", "a"): named(1, 11), ("agents", "a"): agent, ("dialled", "a"): dial})
+    assert store.flush()
+    store.add(keyed={("names", "a"): None})
+    assert store.flush()
+    assert [dict(store.keyed(kind)) for kind in ("names", "agents", "dialled")] == [{}, {"a": agent}, {"a": dial}]
 
 
 def test_a_database_of_a_later_version_is_left_alone(make: Callable[..., Store], tmp_path: Path) -> None:

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`roost dialled`."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from control.cli.client import Client, daemon_options, json_option, print_json
+
+STAY: Final = {"no": "", "due": "to be told to stay connected", "told": "was told to stay connected"}
+
+
+@click.command("dialled")
+@daemon_options
+@json_option
+def command(config_path: str | None, socket_path: str | None, as_json: bool) -> None:
+    """The clients that were dialled in vain, and who of them is to stay connected.
+
+    \b
+    Example:
+      roost dialled
+      roost dialled --json | jq -r '.[] | select(.stay == "told") | .client'
+    """
+    rows = Client.find(config_path, socket_path).get("/v1/dialled")
+    if as_json:
+        print_json(rows)
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("client", "failures in a row", "last", "stay"):
+        table.add_column(title)
+    for row in rows:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at_ms"] / 1000))
+        table.add_row(row["client"], str(row["failures"]), at, STAY[row["stay"]])
+    Console(highlight=False, markup=False).print(table)

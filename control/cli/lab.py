@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`roost lab`: a network with the appliance at work in it, to try things in."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from control.cli.client import json_option, print_json
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def name_option(function: F) -> F:
+    """--name: several labs may stand at a time."""
+    return click.option(
+        "--name",
+        default="roost",
+        show_default=True,
+        metavar="NAME",
+        help="The lab's name; its namespaces are NAME-wan, NAME-nat, NAME-box and NAME-lan.",
+    )(function)
+
+
+@click.group("lab")
+def command() -> None:
+    """A network in namespaces of this machine with clients, a NAT, the appliance and a server, to try things in (root).
+
+    \b
+    Example:
+      sudo ./roost lab up --mode router
+      sudo ip netns exec roost-wan curl http://10.3.0.2:8080/
+      sudo ./roost lab down
+    """
+
+
+@command.command()
+@click.option("--mode", type=click.Choice(["router", "proxy", "host"]), default="proxy", show_default=True,
+              help="How clients and servers come together: see docs/flows.md.")  # fmt: skip
+@name_option
+@json_option
+def up(mode: str, name: str, as_json: bool) -> None:
+    """Put the lab up, with the appliance running, and say what is where. It stands until `roost lab down`."""
+    _require_root("up")
+    from appliance.lab.standing import description
+
+    standing = description(name)
+    if standing is not None:
+        raise click.ClickException(
+            f"a lab is up already: {name}, mode {standing['mode']}, held by process {standing['pid']}. End it with: "
+            f"sudo ./roost lab down{_named(name)}"
+        )
+    try:
+        told = _put_up(mode, name)
+    except KeyboardInterrupt:
+        click.echo("Ended early; nothing is left behind.", err=True)
+        sys.exit(130)
+    if as_json:
+        print_json(told)
+    else:
+        _show(told)
+
+
+@command.command()
+@name_option
+def down(name: str) -> None:
+    """Take the lab down, with every program in its namespaces. Nothing of it stays."""
+    _require_root("down")
+    from appliance.lab.standing import take_down
+
+    click.echo(f"The lab {name} is gone." if take_down(name) else f"No lab with the name {name} is up.")
+
+
+def _require_root(what: str) -> None:
+    if os.geteuid() != 0:
+        raise click.ClickException(f"the lab needs root, for its network namespaces. Run: sudo ./roost lab {what}")
+
+
+def _named(name: str) -> str:
+    return "" if name == "roost" else f" --name {name}"
+
+
+def _put_up(mode: str, name: str) -> dict[str, Any]:
+    """Start the process that holds the lab, and wait until it says that all is there."""
+    from appliance.lab.processes import python_environment
+
+    holder = subprocess.Popen([sys.executable, "-m", "appliance.lab.standing", mode, name], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, env=python_environment(), start_new_session=True)  # fmt: skip
+    assert holder.stdout is not None
+    try:
+        line = holder.stdout.readline()
+    except KeyboardInterrupt:
+        holder.terminate()
+        holder.wait()
+        raise
+    if not line:
+        raise click.ClickException(f"the lab ended while it was put up (exit code {holder.wait()})")
+    told: dict[str, Any] = json.loads(line)
+    if "error" in told:
+        holder.wait()
+        raise click.ClickException(f"the lab could not be put up: {told['error']}")
+    return told
+
+
+def _show(told: dict[str, Any]) -> None:
+    click.echo(f"The lab {told['name']} is up, mode {told['mode']}.\n")
+    for space, found in told["namespaces"].items():
+        click.echo(f"  {space:<4} {found['name']:<12} {'  '.join(found['addresses'])}")
+    click.echo("")
+    for service in told["services"]:
+        kept = f", {service['interface']}" if "interface" in service else ""
+        click.echo(f"  service {service['name']:<7} clients connect to {service['listen']}{kept}")
+    click.echo(f"  attach          servers ask {told['attach']} for {told['client']}, a client that is connected\n")
+    for why, text in told["try"]:
+        if why:
+            click.echo(f"  # {why}")
+        click.echo(f"  sudo {text}" if not text.startswith("(") else f"  {text.replace('| ip', '| sudo ip', 1)}")
+    click.echo(f"\nIts configuration and log: {told['config']}, {told['log']}")
+    click.echo(f"End it with: sudo ./roost lab down{_named(told['name'])}")

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done for a server that asks for a client which is not connected: the steps of [absent], one after another.
+
+A step that cannot apply (no agent speaks for the client, the policy lets nobody dial it) is passed over; what the
+server is told in the end is what the last step that did apply came to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from errno import ENOENT, ENOTCONN, ETIMEDOUT
+
+from appliance.engine import Key, pack_address
+from appliance.frontends.target import Address, Name, Target, parse_address
+from control.config import Absent as Policy
+from control.reach.agents import Agents
+from control.reach.arrivals import Arrivals, What
+from control.reach.dialling import Dialler
+from control.reach.linker import Linker
+from control.reach.server import Server
+from control.registry import Registry
+
+ABSENT = (ENOENT, ENOTCONN)
+"""The errnos that say so."""
+
+
+class Absent:
+    """All of it runs in one event loop. find: the connection of a target, or OSError. domain: of names, without a dot
+    in front."""
+
+    def __init__(self, policy: Policy, domain: str, names: Registry, arrivals: Arrivals, linker: Linker,
+                 find: Callable[[Target], Key], agents: Agents | None = None,
+                 dialler: Dialler | None = None) -> None:  # fmt: skip
+        self._policy = policy
+        self._domain = domain
+        self._names = names
+        self._arrivals = arrivals
+        self._linker = linker
+        self._find = find
+        self._agents = agents
+        self._dialler = dialler
+
+    async def reach(self, target: Target, error: int, server: Server) -> int:
+        """0, or an errno; `error` is what was found already: nobody, or nobody now."""
+        steps = {"agent": self._agent, "dial": self._dial, "wait": self._wait}
+        for step in self._policy.steps:
+            outcome = await steps[step](target, server)
+            if outcome == 0:
+                return 0
+            error = error if outcome is None else outcome
+        return error
+
+    def _name(self, target: Name) -> str | None:
+        """The name without the domain; None: of another domain."""
+        name, dot, domain = target.text.rpartition(f".{self._domain}")
+        return name if dot and not domain else None
+
+    async def _agent(self, target: Target, server: Server) -> int | None:
+        name = self._name(target) if isinstance(target, Name) else None
+        if self._agents is None or name is None:
+            return None
+        outcome = await self._agents.reach(name, server, self._policy.agent_timeout)
+        return None if outcome == ENOTCONN else outcome
+
+    async def _dial(self, target: Target, server: Server) -> int | None:
+        client, where = self._whereabouts(target)
+        if self._dialler is None or where is None or not self._dialler.may(where):
+            return None
+        return await self._dialler.dial(client, where, server)
+
+    def _whereabouts(self, target: Target) -> tuple[str, Address | None]:
+        """How the client is called, and where it is, or was when it was last heard of."""
+        if isinstance(target, Address):
+            return target.host, Address(target.host, self._policy.dial_port or target.port)
+        name = self._name(target)
+        named = self._names.find(name) if name is not None else None
+        if name is None or named is None:
+            return "", None
+        host = parse_address(Key.unpack(named.key).client_text).host
+        return name, Address(host, self._policy.dial_port or target.port)
+
+    async def _wait(self, target: Target, server: Server) -> int | None:
+        if isinstance(target, Address):
+            what: What = ("address", pack_address(target.host), target.port.to_bytes(2, "big"))
+        elif (name := self._name(target)) is not None:
+            what = ("name", name)
+        else:
+            return None
+        deadline = asyncio.get_running_loop().time() + self._policy.wait
+        while True:
+            with self._arrivals.expect(what) as arrival:
+                try:
+                    key = self._find(target)
+                except OSError as error:
+                    if error.errno not in ABSENT:
+                        return error.errno
+                    try:
+                        async with asyncio.timeout_at(deadline):
+                            await arrival
+                    except TimeoutError:
+                        return ETIMEDOUT
+                    continue
+            if server.gone:
+                return ENOTCONN
+            outcome = await self._linker.link_when_free(key, server, deadline)
+            if outcome not in ABSENT:
+                return outcome

@@ -1,0 +1,520 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents: they say which clients they speak for, and are asked for one when a server wants it (docs/agents.md).
+
+An agent's control connection is a client's connection like any other, to a service of the kind `agents`, and sleeps
+like any other; nothing is kept here for it but its rows in the registry (and its TLS state, where TLS is used). It is
+the engine that knows the connection by its 4-tuple and number, so who said hello once on it need not say it again.
+
+    agent                                          appliance
+      | {"roost-agent":1,"token":..,"clients":{..}} ->|  hello
+      |<- {"welcome":1,"stay":[..]}                   |  the link is closed; the connection may sleep
+      |                                               |  a server asks for "camera": it is woken
+      |<- {"attach":"camera","nonce":".."}            |
+      | {"roost-agent":1,"nonce":".."}              ->|  on a new connection, which becomes the client's; or
+      | {"nonce":"..","error":".."}                 ->|  on the control connection
+      |<- {"end":"..","bytes":n}                      |  the server is gone, it had sent n bytes
+
+What is no such message, or comes with a wrong token, or too late, is answered by a reset, always the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import secrets
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from errno import EBUSY, ECONNREFUSED, ENOTCONN, ETIMEDOUT
+from fnmatch import fnmatchcase
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from appliance.agent.roost_agent import MAX_CLIENTS, VERSION, Lines, ProtocolError, encode, token_digest
+from appliance.engine import Command, Event, Key, Op
+from control.config import Agent
+from control.monitor import EnginePort, Monitor
+from control.reach.arrivals import Arrivals, What
+from control.reach.dialled import Dialled
+from control.reach.linker import AGAIN_S, Linker
+from control.reach.links import Link, Links
+from control.reach.server import Server
+from control.reach.tls import HANDSHAKE, TlsState
+from control.registry import Named, Registry, RegistryError, canonical
+from control.states import INACTIVE, Cause, State
+
+log = logging.getLogger("roost.agents")
+
+GOODBYE_S: Final = 1.0
+"""How long a link to an agent is kept for what it may still say, when nothing is expected any more."""
+
+GATHER_S: Final = 0.01
+"""How long hellos gather for one commit."""
+
+END_S: Final = 10.0
+"""How long an agent may take to close a data connection whose server is gone; then it is reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """agents: who may come. services: their numbers by name, those that clients may connect to. domain: of names, which
+    are given without it. tls: None: none."""
+
+    agents: Sequence[Agent]
+    services: Mapping[str, int]
+    hello_s: float
+    domain: str
+    tls: ssl.SSLContext | None = None
+    tls_sessions: int = 10_000
+
+
+class _Channel:
+    """The messages on one link of a control connection."""
+
+    def __init__(self, link: Link, tls: TlsState | None = None) -> None:
+        self.link = link
+        self.tls = tls
+        self.lines = Lines()
+        self.lines.feed(self._opened(link.waiting))
+        link.waiting = b""
+
+    def _opened(self, data: bytes) -> bytes:
+        return self.tls.receive(data) if self.tls and data else data
+
+    async def next(self) -> dict[str, Any] | None:
+        """The next message; None: the link ended. Raises ProtocolError, ssl.SSLError or OSError."""
+        while True:
+            if self.tls and (answer := self.tls.outgoing()):
+                await self.link.write(answer)
+            if (message := self.lines.next_message()) is not None:
+                return message
+            data = await self.link.read()
+            if not data:
+                if self.lines.unfinished:
+                    raise ProtocolError("half a line")
+                return None
+            self.lines.feed(self._opened(data))
+
+    async def write(self, message: Mapping[str, object]) -> None:
+        """Raises OSError."""
+        data = encode(dict(message))
+        if self.tls:
+            self.tls.seal(data)
+            data = self.tls.outgoing()
+        await self.link.write(data)
+
+    def finish(self) -> None:
+        """Nothing more will be said on this link."""
+        with contextlib.suppress(OSError):
+            self.link.sock.shutdown(socket.SHUT_WR)
+
+
+@dataclass(slots=True)
+class _Session:
+    """A data connection and the server that has it. size: bytes that the server has sent, by what was heard so far."""
+
+    nonce: str
+    client: str
+    linked: bool = False
+    size: int = 0
+
+
+@dataclass(slots=True)
+class _Ask:
+    """A server that waits for the client of an agent. answer: the data connection's link, or an errno."""
+
+    key: bytes
+    answer: asyncio.Future[Link | int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Agents:
+    """All of it runs in one event loop, but for `hear`. registry: the one of the kind `agents`."""
+
+    def __init__(self, settings: Settings, engine: EnginePort, monitor: Monitor, registry: Registry, names: Registry,
+                 arrivals: Arrivals, dialled: Dialled, links: Links, linker: Linker) -> None:  # fmt: skip
+        self._settings = settings
+        self._engine = engine
+        self._monitor = monitor
+        self._registry = registry
+        self._names = names
+        self._arrivals = arrivals
+        self._dialled = dialled
+        self._links = links
+        self._linker = linker
+        self._channels: dict[bytes, _Channel] = {}
+        self._tls: dict[bytes, TlsState] = {}
+        self._asks: dict[str, _Ask] = {}
+        self._turns: WeakValueDictionary[tuple[bytes, int], asyncio.Lock] = WeakValueDictionary()
+        self._sessions: dict[bytes, _Session] = {}
+        self._commit: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.counts = {"hellos": 0, "rejected": 0, "asked": 0, "answered": 0}
+
+    def begin(self) -> None:
+        """The running loop is the one that links come in."""
+        self._loop = asyncio.get_running_loop()
+
+    # -- an agent that speaks -----------------------------------------------------------------------------------------
+
+    async def serve(self, link: Link) -> None:
+        """One link of a client of the service: of a control connection, of a data connection to be, or of nobody."""
+        if link.packed in self._sessions:
+            await link.read_all()  # its server is gone, and so is what the client still says
+            return
+        try:
+            if link.number == self._number(link.packed):
+                tls = self._tls_of(link)
+                if self._settings.tls and tls is None:
+                    self._reject(link, "its TLS session is forgotten")  # it comes again
+                    return
+                await self._listen(_Channel(link, tls))
+            else:
+                await self._introduce(link)
+        except (ProtocolError, ssl.SSLError, OSError, TimeoutError, RegistryError, ValueError) as error:
+            self._reject(link, str(error) or "too slow")
+
+    def _number(self, key: bytes) -> int:
+        """The number of the connection with this key on which an agent said hello; 0: none did."""
+        names = self._registry.names_at(key)
+        named = self._registry.find(names[0]) if names else None
+        return named.id if named else 0
+
+    def _tls_of(self, link: Link) -> TlsState | None:
+        tls = self._tls.get(link.packed)
+        return tls if tls and tls.number == link.number else None
+
+    def _reject(self, link: Link, why: str) -> None:
+        self.counts["rejected"] += 1
+        log.info("%s is turned away: %s", link.key.client_text, why)
+        self._links.reject(link)
+
+    async def _introduce(self, link: Link) -> None:
+        """The first message of a connection."""
+        async with asyncio.timeout(self._settings.hello_s):
+            if not link.waiting and not (await link.readable()):
+                raise ProtocolError("it said nothing")
+            link.waiting = link.waiting or await link.read()
+            tls = None
+            if self._settings.tls and link.waiting[:1] == bytes([HANDSHAKE]):
+                tls = TlsState(self._settings.tls, link.number)
+            channel = _Channel(link, tls)
+            message = await channel.next()
+        if message is None or message.get("roost-agent") != VERSION:
+            raise ProtocolError("no hello")
+        if "nonce" in message:
+            ask = self._asks.get(message["nonce"]) if isinstance(message["nonce"], str) else None
+            if ask is None or ask.answer.done() or tls:
+                raise ProtocolError("no server waits for this data connection")
+            link.waiting = channel.lines.unfinished
+            self._links.take(link)
+            ask.answer.set_result(link)
+            return
+        if self._settings.tls and tls is None:
+            raise ProtocolError("no TLS")
+        await self._hello(channel, message)
+        await self._listen(channel)
+
+    async def _hello(self, channel: _Channel, message: Mapping[str, Any]) -> None:
+        """Raises ProtocolError, ValueError or RegistryError."""
+        agent = self._agent_of(message.get("token"))
+        link, services = channel.link, self._wanted(agent, message.get("clients"))
+        if channel.tls is not None:
+            if len(self._tls) >= self._settings.tls_sessions and link.packed not in self._tls:
+                raise ProtocolError("too many TLS sessions: [agents] tls_sessions")
+            self._tls[link.packed] = channel.tls
+        self._registry.give_all(services, link.packed, link.number)
+        await self._committed()
+        self.counts["hellos"] += 1
+        log.info("agent %s at %s speaks for %s", agent.name, link.key.client_text, ", ".join(services))
+        await channel.write({"welcome": VERSION, "stay": self._dialled.take_due(services)})
+
+    async def _committed(self) -> None:
+        """Until what was given by now is written. All that say hello at about the same time wait in one thread: after a
+        reboot agents come by the thousand."""
+        if self._commit is None:
+            self._commit = asyncio.ensure_future(self._commit_soon())
+        await asyncio.shield(self._commit)
+
+    async def _commit_soon(self) -> None:
+        await asyncio.sleep(GATHER_S)
+        self._commit = None  # who comes now is too late for this one
+        await asyncio.to_thread(self._registry.commit)
+
+    def _agent_of(self, token: object) -> Agent:
+        digest = token_digest(token if isinstance(token, str) else "")
+        found = [agent for agent in self._settings.agents if hmac.compare_digest(agent.token, digest)]
+        if not found or not isinstance(token, str):
+            raise ProtocolError("a wrong token")
+        return found[0]
+
+    def _wanted(self, agent: Agent, clients: object) -> dict[str, int]:
+        """The clients of a hello, each with the number of its service."""
+        if not isinstance(clients, dict) or not 1 <= len(clients) <= MAX_CLIENTS:
+            raise ProtocolError(f"a hello names 1 to {MAX_CLIENTS} clients")
+        wanted: dict[str, int] = {}
+        for text, about in clients.items():
+            name = canonical(text, self._settings.domain)
+            if not any(fnmatchcase(name, pattern.lower()) for pattern in agent.clients):
+                raise ProtocolError(f'the agent {agent.name} may not speak for "{name}"')
+            service = about.get("service") if isinstance(about, dict) else None
+            if service is not None and service not in self._settings.services:
+                raise ProtocolError(f'there is no service "{service}"')
+            wanted[name] = self._settings.services[service] if service is not None else 0
+        return wanted
+
+    async def _listen(self, channel: _Channel) -> None:
+        """What an agent that is known says. Nothing is expected of it but answers to what it is asked."""
+        key = channel.link.packed
+        self._channels[key] = channel
+        try:
+            while True:
+                async with asyncio.timeout(None if self._asked(key) else GOODBYE_S):
+                    message = await channel.next()
+                if message is None:
+                    return
+                if "nonce" in message:
+                    self._answer(key, message)
+                elif message.get("roost-agent") == VERSION:
+                    await self._hello(channel, message)
+        except TimeoutError:
+            if channel.lines.unfinished:
+                raise
+            self._leave(channel)
+            channel.finish()
+            await channel.link.read_all()
+        finally:
+            self._leave(channel)
+
+    def _leave(self, channel: _Channel) -> None:
+        if self._channels.get(channel.link.packed) is channel:
+            del self._channels[channel.link.packed]
+
+    def _asked(self, key: bytes) -> bool:
+        return any(ask.key == key and not ask.answer.done() for ask in self._asks.values())
+
+    def _answer(self, key: bytes, message: Mapping[str, Any]) -> None:
+        ask = self._asks.get(message["nonce"]) if isinstance(message["nonce"], str) else None
+        if ask is not None and ask.key == key and not ask.answer.done() and "error" in message:
+            log.info("an agent cannot reach its client: %.200s", message["error"])
+            ask.answer.set_result(ECONNREFUSED)
+
+    # -- an agent that is spoken to -----------------------------------------------------------------------------------
+
+    async def reach(self, name: str, server: Server, timeout_s: float) -> int:
+        """Let the agent of the client with this name bring the client, and link it to the server. 0, or an errno:
+        ENOTCONN no agent speaks for it now, ECONNREFUSED the agent could not, ETIMEDOUT."""
+        named = self._registry.find(name)
+        if named is None or not named.connected:
+            return ENOTCONN
+        self.counts["asked"] += 1
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                came: Link | Key | int
+                if named.service:
+                    came = await self._told_to_connect(name, named)
+                else:
+                    came = await self._told_to_open(name, named)
+        except TimeoutError:
+            return ETIMEDOUT
+        if isinstance(came, int):
+            return came
+        if isinstance(came, Link):
+            return await self._join(came, server)
+        return await self._meet(name, came, named.service, server, deadline)
+
+    async def _told_to_open(self, name: str, named: Named) -> Link | int:
+        """The data connection that an agent has opened, or an errno."""
+        with self._asking(named.key) as (nonce, ask):
+            await self._say(name, {"attach": name, "nonce": nonce})
+            link = await ask.answer
+            if isinstance(link, Link):
+                self._sessions[link.packed] = _Session(nonce, name)
+            return link
+
+    async def _told_to_connect(self, name: str, named: Named) -> Key | int:
+        """The connection that a client has made by itself, or an errno."""
+        client = named.key[:16]
+        what: tuple[What, ...] = (("service", client, named.service), ("name", name))
+        # Behind one address the next connection to the service is the client's that was told last: one by one.
+        async with self._turns.setdefault((client, named.service), asyncio.Lock()):
+            with self._asking(named.key) as (nonce, ask), self._arrivals.expect(*what) as arrival:
+                await self._say(name, {"attach": name, "nonce": nonce})
+                either: set[asyncio.Future[Any]] = {arrival, ask.answer}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if not arrival.done():
+                    return ECONNREFUSED
+                return Key.unpack(arrival.result() or self._key_of(name))
+
+    def _key_of(self, name: str) -> bytes:
+        named = self._names.find(name)
+        return named.key if named else b""
+
+    @contextlib.contextmanager
+    def _asking(self, key: bytes) -> Iterator[tuple[str, _Ask]]:
+        nonce, ask = secrets.token_urlsafe(16), _Ask(key)
+        self._asks[nonce] = ask
+        try:
+            yield nonce, ask
+        except BaseException:  # too late, by an instant
+            if ask.answer.done() and not ask.answer.cancelled() and isinstance(link := ask.answer.result(), Link):
+                self._links.reject(link)
+                link.sock.close()
+            raise
+        finally:
+            del self._asks[nonce]
+            ask.answer.cancel()
+            if not self._asked(key) and (channel := self._channels.pop(key, None)) is not None:
+                channel.finish()
+
+    async def _say(self, name: str, message: Mapping[str, object]) -> None:
+        """A message on the control connection of a client's agent, which is woken. Cancel it when it lasts too long.
+        Raises OSError."""
+        while True:
+            named = self._registry.find(name)
+            with self._arrivals.expect(("agent", name)) as comes:
+                if named is not None and named.connected:
+                    if await self._say_at(Key.unpack(named.key), named.id, message):
+                        return
+                    await asyncio.wait({comes}, timeout=AGAIN_S)
+                else:
+                    await comes
+
+    async def _say_at(self, key: Key, number: int, message: Mapping[str, object]) -> bool:
+        """False: not now."""
+        packed = key.pack()
+        if (channel := self._channels.get(packed)) is not None:
+            try:
+                await channel.write(message)
+            except OSError:
+                return False
+            return True
+        tls = self._tls.get(packed)
+        if self._settings.tls and (tls is None or tls.number != number):
+            # A daemon before this one had its TLS session. The agent comes again, and then it is asked.
+            self._engine.submit([Command(op=Op.CLOSE, cause=Cause.COMMAND, key=key)])
+            return False
+        ours, engines = socket.socketpair()
+        ours.setblocking(False)
+        command = Command(op=Op.ATTACH, cause=Cause.SERVER_ATTACH, key=key, fd=engines.detach())
+        outcome = await asyncio.wrap_future(self._monitor.command(command, [State.ACTIVE], END_S))
+        if outcome.error or outcome.state != State.ACTIVE:
+            ours.close()
+            if outcome.error != EBUSY:
+                log.debug("the agent at %s cannot be asked: errno %d", key.client_text, outcome.error)
+            return False
+        link = Link(ours, key, number, 0)
+        channel = _Channel(link, tls)
+        await channel.write(message)
+        self._channels[packed] = channel
+        self._links.begin(self._hear_out(channel))
+        return True
+
+    async def _hear_out(self, channel: _Channel) -> None:
+        try:
+            await self._listen(channel)
+        except (ProtocolError, ssl.SSLError, OSError, TimeoutError, RegistryError, ValueError) as error:
+            self._reject(channel.link, str(error) or "too slow")
+        finally:
+            channel.link.sock.close()
+
+    # -- sessions -----------------------------------------------------------------------------------------------------
+
+    async def _join(self, link: Link, server: Server) -> int:
+        """Give the server the data connection that an agent has opened for it."""
+        error = await self._linker.hand_over(link, server)
+        if error:
+            self._sessions.pop(link.packed, None)
+            self._links.reject(link)
+        else:
+            self.counts["answered"] += 1
+        return error
+
+    async def _meet(self, name: str, key: Key, service: int, server: Server, deadline: float) -> int:
+        """Give the server the connection that a client has made by itself."""
+        error = await self._linker.link_at_once(key, service, server, deadline)
+        if error:
+            return error
+        self.counts["answered"] += 1
+        event = self._engine.find(key)
+        if event is not None and event.id and not self._names.names_at(key.pack()):
+            try:  # until it ends, servers that ask for the name get this connection
+                self._names.give(name, key.pack(), event.id)
+            except RegistryError as why:
+                log.warning("%s: %s", name, why)
+        return 0
+
+    def hear(self, transitions: list[Event]) -> None:
+        """A batch of the monitor's transitions (Monitor.listen)."""
+        if not self._sessions and not self._tls:
+            return
+        for event in transitions:
+            key = event.record.key_raw
+            session = self._sessions.get(key)
+            if event.to_state == State.CLOSED:
+                self._sessions.pop(key, None)
+                if (tls := self._tls.get(key)) is not None and event.id in (0, tls.number):
+                    self._tls.pop(key, None)
+            elif session is not None and event.cause == Cause.SERVER_ATTACH:
+                session.linked, session.size = True, event.tx_bytes  # those that came with its request
+            elif session is not None and session.linked and event.from_state == State.ACTIVE:
+                session.linked = False
+                session.size += event.tx_bytes
+                self._call(self._session_over, key, event.id)
+
+    def _call(self, what: Callable[..., None], *arguments: object) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon ends
+                self._loop.call_soon_threadsafe(what, *arguments)
+
+    def _session_over(self, key: bytes, number: int) -> None:
+        if (session := self._sessions.get(key)) is not None:
+            self._links.begin(self._end(key, number, session))
+
+    async def _end(self, key: bytes, number: int, session: _Session) -> None:
+        """The server of a data connection is gone. The agent closes it, since it alone knows when it has all bytes."""
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(END_S):
+                await self._say(session.client, {"end": session.nonce, "bytes": session.size})
+                while key in self._sessions:
+                    with self._arrivals.expect(("key", key)) as changed:
+                        if key in self._sessions:
+                            await changed
+                return
+        self._engine.submit([Command(op=Op.CLOSE, cause=Cause.COMMAND, id=number, key=key)])
+        self._sessions.pop(key, None)
+
+    def forget_strays(self) -> int:
+        """Close the connections of the services of agents that no agent said hello on: data connections of sessions
+        that ended with a daemon before this one. How many; it looks at every connection once."""
+        strays = [
+            Command(op=Op.CLOSE, cause=Cause.RESTORE, key=event.record.key_raw)
+            for event in self._engine.list()
+            if self._links.kind(event.service) == "agents"
+            and event.to_state in INACTIVE
+            and not self._registry.names_at(event.record.key_raw)
+        ]
+        self._engine.submit(strays)
+        return len(strays)
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def clients(self) -> list[dict[str, Any]]:
+        """The clients that agents speak for, as programs read it."""
+        names = {index: name for name, index in self._settings.services.items()}
+        rows = [(name, named) for name in self._registry.all() if (named := self._registry.find(name)) is not None]
+        return [
+            {
+                "name": name,
+                "agent": Key.unpack(named.key).client_text,
+                "id": named.id,
+                "connected": named.connected,
+                "connects_to": names.get(named.service) if named.service else None,
+                "stay": self._dialled.stays(name),
+                "since_ms": named.since,
+            }
+            for name, named in rows
+        ]

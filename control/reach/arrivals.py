@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting for what happens to clients, without asking the engine again and again: the monitor's transitions tell.
+
+What can be waited for is a tuple:
+
+    ("address", client, port)       a connection of this client (16 bytes) and port (2 bytes, network order) appears
+    ("service", client, index)      a connection of this client to this service appears
+    ("name", text)                  a name is given to a connection
+    ("agent", text)                 an agent says that it speaks for the client of this name
+    ("key", key)                    anything happens to the connection with this key (36 bytes)
+
+Nothing is kept for what nobody waits for, and a batch of transitions costs one look at an empty dict then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Final
+
+from appliance.engine import Event
+from control.states import State
+
+What = tuple[str, bytes, bytes] | tuple[str, bytes, int] | tuple[str, str] | tuple[str, bytes]
+
+_CLIENT: Final = slice(0, 16)
+_PORT: Final = slice(32, 34)
+
+
+class Arrivals:
+    """`begin` and `expect` belong to one event loop; `hear` and `named` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: dict[What, list[asyncio.Future[bytes]]] = {}
+
+    def begin(self) -> None:
+        """Tell those who wait in the running loop from now on."""
+        self._loop = asyncio.get_running_loop()
+
+    @contextlib.contextmanager
+    def expect(self, *what: What) -> Iterator[asyncio.Future[bytes]]:
+        """A future of the key of the connection, or b"" for a name: the first of these that happens, from now on."""
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        for one in what:
+            self._waiting.setdefault(one, []).append(future)
+        try:
+            yield future
+        finally:
+            future.cancel()
+            for one in what:
+                waiting = self._waiting[one]
+                waiting.remove(future)
+                if not waiting:
+                    del self._waiting[one]
+
+    def hear(self, transitions: list[Event]) -> None:
+        """A batch of the monitor's transitions (Monitor.listen)."""
+        if not self._waiting:
+            return
+        for event in transitions:
+            key = event.record.key_raw
+            happened: list[What] = [("key", key)]
+            if event.from_state == State.NONE:
+                happened += [("address", key[_CLIENT], key[_PORT]), ("service", key[_CLIENT], event.service)]
+            for what in happened:
+                if what in self._waiting:
+                    self._tell(what, key)
+
+    def named(self, kind: str, name: str) -> None:
+        """A name was given: kind "name" or "agent"."""
+        if (kind, name) in self._waiting:
+            self._tell((kind, name), b"")
+
+    def _tell(self, what: What, key: bytes) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon ends
+                self._loop.call_soon_threadsafe(self._happened, what, key)
+
+    def _happened(self, what: What, key: bytes) -> None:
+        for future in self._waiting.get(what, ()):
+            if not future.done():
+                future.set_result(key)

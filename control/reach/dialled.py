@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of dialling clients, and who is to be told to stay connected since nobody can dial it.
+
+    failures in a row:  0 -> 1 -> ... -> stay_after: DUE -> (its next connection) -> TOLD
+                        ^------------------- a dial-out succeeds ------------------------'
+
+A client is known by its name where it has one, else by its address: its port is another one the next time. Several
+clients behind one address are then told together, which does no harm.
+
+Rows are few, since they are made by failure alone; past BOUND the one that was touched first is forgotten.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Any, Final
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from appliance.engine import Key
+from appliance.frontends.target import parse_address
+from control.registry import Registry
+from control.store.schema import DIALLED
+from control.store.store import Keyed, Store
+
+log = logging.getLogger("roost.reach")
+
+BOUND: Final = 100_000
+
+
+class Stay(IntEnum):
+    """Whether a client is to stay connected; the numbers of the column `stay`."""
+
+    NO = 0
+    DUE = 1
+    TOLD = 2
+
+
+class Dialled:
+    """The table `dialled`. May be called from any thread."""
+
+    def __init__(self, store: Store, registry: Registry, stay_after: int) -> None:
+        self._store = store
+        self._registry = registry
+        self._stay_after = stay_after
+        self._lock = threading.Lock()
+        self._rows: dict[str, bytes] = {}
+
+    def load(self) -> None:
+        """Read the table; what was counted since the start goes before it."""
+        try:
+            rows = dict(self._store.keyed("dialled"))
+        except SQLAlchemyError as error:
+            log.error("dial-outs cannot be read: %s", getattr(error, "orig", None) or error)
+            return
+        with self._lock:
+            self._rows = rows | self._rows
+
+    # -- counting -----------------------------------------------------------------------------------------------------
+
+    def failed(self, client: str) -> None:
+        """A client, by its name or its address, could not be dialled."""
+        with self._lock:
+            failures, stay, _ = self._row(client)
+            if not stay and 0 < self._stay_after <= failures + 1:
+                stay = Stay.DUE
+                log.info("%s was dialled in vain %d times: it will be told to stay connected", client, failures + 1)
+            self._put(client, failures + 1, stay)
+
+    def succeeded(self, client: str) -> None:
+        """It could: nothing that was counted holds any more."""
+        with self._lock:
+            if self._rows.pop(client, None) is not None:
+                self._store.add(keyed={("dialled", client): None})
+
+    # -- telling ------------------------------------------------------------------------------------------------------
+
+    def told_to_stay(self, key: bytes) -> bool:
+        """Whether the client of this connection is to be told to stay connected, by what it understands, now. Who asks
+        tells it: the next answer is no."""
+        if not self._rows:
+            return False
+        return bool(self.take_due([*self._registry.names_at(key), parse_address(Key.unpack(key).client_text).host]))
+
+    def take_due(self, clients: Iterable[str]) -> list[str]:
+        """Those of the clients that are to be told now; they count as told."""
+        with self._lock:
+            due = [client for client in clients if client in self._rows and self._row(client)[1] == Stay.DUE]
+            for client in due:
+                self._put(client, self._row(client)[0], Stay.TOLD)
+        return due
+
+    def stays(self, client: str) -> bool:
+        """Whether the client, by its name or its address, is marked to stay connected, told or not."""
+        return client in self._rows and self._row(client)[1] != Stay.NO
+
+    def all(self) -> list[dict[str, Any]]:
+        """Every row, as programs read it."""
+        with self._lock:
+            rows = [(client, *DIALLED.unpack(packed)) for client, packed in self._rows.items()]
+        return [
+            {"client": client, "failures": failures, "stay": Stay(stay).name.lower(), "at_ms": at}
+            for client, failures, stay, at in rows
+        ]
+
+    # -- rows; the caller holds the lock ------------------------------------------------------------------------------
+
+    def _row(self, client: str) -> tuple[int, int, int]:
+        failures, stay, at = DIALLED.unpack(self._rows.get(client, bytes(DIALLED.size)))
+        return failures, stay, at
+
+    def _put(self, client: str, failures: int, stay: int) -> None:
+        self._rows.pop(client, None)  # a dict's order is that of the first insertion
+        packed = self._rows[client] = DIALLED.pack(min(failures, 2**31 - 1), stay, time.time_ns() // 1_000_000)
+        changes: dict[Keyed, bytes | None] = {("dialled", client): packed}
+        if len(self._rows) > BOUND:
+            oldest = next(iter(self._rows))
+            del self._rows[oldest]
+            changes["dialled", oldest] = None
+        self._store.add(keyed=changes)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linking a server to a client that is connected: by the engine, whoever the client is linked to at the moment."""
+
+from __future__ import annotations
+
+import asyncio
+from errno import EBUSY, ECONNRESET, ETIMEDOUT
+from typing import Final
+
+from appliance.engine import Command, Key, Op
+from control.monitor import Monitor, Outcome
+from control.reach.arrivals import Arrivals
+from control.reach.links import Link, Links
+from control.reach.server import Server
+from control.states import Cause, State
+
+AGAIN_S: Final = 0.05
+"""How long a link that cannot be ended yet (bytes are on their way through it) is given before it is tried again."""
+
+
+class Linker:
+    """All of it runs in one event loop. Every method returns 0 or an errno of appliance.frontends.handshake.ANSWERS,
+    and leaves the server's descriptor to its caller."""
+
+    def __init__(self, monitor: Monitor, arrivals: Arrivals | None = None, links: Links | None = None) -> None:
+        self._monitor = monitor
+        self._arrivals = arrivals or Arrivals()
+        self._links = links
+
+    async def link(self, key: Key, server: Server) -> int:
+        """Link it to the client's connection, waking that. EBUSY: it is linked to another server."""
+        if self._links is not None and (link := self._links.at(key.pack())) is not None:
+            return await self.hand_over(link, server)
+        return _error(await self._attach(key, server, server.preamble))
+
+    async def link_when_free(self, key: Key, server: Server, deadline: float) -> int:
+        """The same; waits until the client is free. deadline: of the event loop's clock."""
+        return await self._again(key, server, deadline, push=False)
+
+    async def link_at_once(self, key: Key, service: int, server: Server, deadline: float) -> int:
+        """The same for a client that has connected because it was told to for this server: the link that every client
+        gets when it connects is ended."""
+        if self._links is not None and self._links.kind(service) == "held":
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await self.hand_over(await self._links.wait_for(key.pack()), server)
+            except TimeoutError:
+                return ETIMEDOUT
+        return await self._again(key, server, deadline, push=True)
+
+    async def _again(self, key: Key, server: Server, deadline: float, push: bool) -> int:
+        loop = asyncio.get_running_loop()
+        while True:
+            with self._arrivals.expect(("key", key.pack())) as changed:
+                if self._links is not None and (link := self._links.at(key.pack())) is not None:
+                    error = await self.hand_over(link, server)
+                else:
+                    first = [Command(op=Op.STANDBY, cause=Cause.COMMAND, key=key)] if push else []
+                    error = _error(await self._attach(key, server, server.preamble, first))
+                left = deadline - loop.time()
+                if error != EBUSY or left <= 0:
+                    return error
+                await asyncio.wait({changed}, timeout=min(left, AGAIN_S) if push else left)
+
+    async def hand_over(self, link: Link, server: Server) -> int:
+        """Link it to the client that is linked to the daemon (links.py says in which order)."""
+        assert self._links is not None, "a link is one of its"
+        self._links.take(link)
+        deadline = asyncio.get_running_loop().time() + server.timeout_s
+        rest = asyncio.ensure_future(link.read_all())
+        try:
+            while True:
+                end = Command(op=Op.STANDBY, cause=Cause.COMMAND, id=link.number, key=link.key)
+                attached = asyncio.ensure_future(self._attach(link.key, server, b"", [end]))
+                await asyncio.wait({rest, attached}, return_when=asyncio.FIRST_COMPLETED)
+                if rest.done():
+                    with server.socket() as sock:
+                        await asyncio.get_running_loop().sock_sendall(sock, server.preamble + rest.result())
+                    link.sock.close()
+                    await attached
+                    return 0  # whatever comes now, the server was told that it has its client
+                error = _error(attached.result())
+                if error != EBUSY or asyncio.get_running_loop().time() > deadline:
+                    return error
+                await asyncio.sleep(AGAIN_S)  # bytes are on their way through the link: it is being read meanwhile
+        except OSError:
+            return ECONNRESET  # the server went away; the client's bytes were its own, so the client must not go on
+        finally:
+            rest.cancel()
+            link.sock.close()
+
+    async def _attach(self, key: Key, server: Server, preamble: bytes, first: list[Command] | None = None) -> Outcome:
+        command = Command(
+            op=Op.ATTACH, cause=Cause.SERVER_ATTACH, key=key, fd=server.dup(), preamble=preamble, early=server.early
+        )
+        future = self._monitor.command(command, [State.ACTIVE], server.timeout_s, first or [])
+        return await asyncio.wrap_future(future)
+
+
+def _error(outcome: Outcome) -> int:
+    if not outcome.error and outcome.state != State.ACTIVE:
+        return ECONNRESET  # CLOSED on the way up
+    return outcome.error

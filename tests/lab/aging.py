@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time that passes for sleeping connections alone.
+
+A night takes a night. What it changes in the appliance, though, is little: the clock that a sleeping connection shows
+its peer has gone on (`ts_offset`), and its peer was heard that much longer ago (`heard_s`). Both are written straight
+into the tables that the daemon has pinned, for all connections in them: both legs of a pair grow old together.
+
+A peer's own clock stays, and the peer is an unmodified kernel: it refuses a timestamp that is more than 2^31 ms (24.8
+days) ahead of the last one it knows, unless it heard that one more than 24 days ago (RFC 7323 5.5), which here it did
+not. So a longer time passes in steps, between which the peers' keep-alives are answered, as they are in life.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from appliance.lab import wait_until
+
+HOUR_S: Final = 3600
+DAY_S: Final = 24 * HOUR_S
+_STEP_S: Final = 20 * DAY_S  # below 2^31 ms
+
+# ebpf/table.h and ebpf/record.h
+_SLOTS: Final = 20
+_HEADER: Final = 64
+_KEY_AND_KA: Final = {"table4": (12, 36), "table6": (36, 36)}
+_CTL, _TS_OFFSET, _HEARD_S = 0, 12, 20
+_PHASE_ASLEEP: Final = (2, 3)  # IDLE, SLEEP
+
+_SYS_BPF: Final = {"x86_64": 321, "aarch64": 280}
+_BPF_OBJ_GET: Final = 7
+_MOD: Final = 1 << 32
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One pinned table, as it lies in memory."""
+
+    memory: mmap.mmap
+    bucket: int  # bytes
+    key: int
+    slot: int
+
+    def asleep(self) -> Iterator[int]:
+        """Where the numbers (struct roost_ka) of each sleeping connection begin."""
+        for start in range(0, len(self.memory) // self.bucket * self.bucket, self.bucket):
+            for number, tag in enumerate(struct.unpack_from(f"={_SLOTS}H", self.memory, start)):
+                ka = start + _HEADER + number * self.slot + self.key
+                if tag and self.read(ka + _CTL) & 0xFF in _PHASE_ASLEEP:
+                    yield ka
+
+    def read(self, at: int) -> int:
+        return int(struct.unpack_from("=I", self.memory, at)[0])
+
+    def add(self, at: int, amount: int) -> None:
+        struct.pack_into("=I", self.memory, at, (self.read(at) + amount) % _MOD)
+
+
+class Sleepers:
+    """All connections that sleep in the tables below pin_dir."""
+
+    def __init__(self, pin_dir: Path) -> None:
+        self._pin_dir = pin_dir
+
+    def grow_older(self, seconds: int, keepalives: bool = False) -> None:
+        """That much time passes for them. keepalives: their peers send some, each within a few seconds; whoever is to
+        sleep for longer than 20 days needs that."""
+        while seconds > 0:
+            step = min(seconds, _STEP_S)
+            if keepalives:
+                self._hear_all()
+            elif step < seconds:
+                raise ValueError("after 20 days the peers must hear something: keepalives=True")
+            with self._tables() as tables:
+                for table in tables:
+                    for ka in table.asleep():
+                        table.add(ka + _TS_OFFSET, step * 1000)
+                        table.add(ka + _HEARD_S, -step)
+            seconds -= step
+        if keepalives:
+            self._hear_all()
+
+    def count(self) -> int:
+        with self._tables() as tables:
+            return sum(1 for table in tables for _ in table.asleep())
+
+    def _hear_all(self) -> None:
+        """Until each has been heard from now on. Its answer has gone out with that."""
+        now_s = time.monotonic_ns() // 1_000_000_000
+
+        def heard() -> bool:
+            with self._tables() as tables:
+                return all(
+                    0 < (table.read(ka + _HEARD_S) - now_s) % _MOD < DAY_S for table in tables for ka in table.asleep()
+                )
+
+        wait_until(heard, 10, "a keep-alive of each sleeping connection")
+
+    @contextmanager
+    def _tables(self) -> Iterator[list[Table]]:
+        tables: list[Table] = []
+        try:
+            for name, (key, ka) in _KEY_AND_KA.items():
+                fd = _open_pinned(self._pin_dir / name)
+                try:
+                    lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
+                    about = dict(line.split(":", 1) for line in lines)
+                    bucket, buckets = int(about["value_size"]), int(about["max_entries"])
+                    tables.append(Table(mmap.mmap(fd, bucket * buckets), bucket, key, key + ka))
+                finally:
+                    os.close(fd)
+            yield tables
+        finally:
+            for table in tables:
+                table.memory.close()
+
+
+def _open_pinned(path: Path) -> int:
+    """A descriptor of the map that is pinned at path."""
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    attributes = struct.pack("QII", ctypes.addressof(name), 0, 0)
+    fd: int = _libc.syscall(_SYS_BPF[platform.machine()], _BPF_OBJ_GET, attributes, len(attributes))
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+    return fd

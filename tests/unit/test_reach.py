@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of reaching clients that need no network: who is to stay, what is waited for, what may be dialled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import tracemalloc
+from collections.abc import Iterator
+from errno import ECONNREFUSED, EMFILE
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.engine import EventType, Key
+from appliance.frontends.splice import join
+from appliance.frontends.target import Address
+from control.config import parse
+from control.policy import service_spec
+from control.reach import dialled as dialled_module
+from control.reach.arrivals import Arrivals
+from control.reach.dialled import Dialled
+from control.reach.dialling import Dialler
+from control.reach.links import Links, parse_header
+from control.reach.server import Server
+from control.reach.tls import TlsState, server_context
+from control.registry import Registry
+from control.states import Cause, State
+from control.store.store import Store
+from tests.certificates import make_certificate
+from tests.unit.fake_engine import FakeEngine, event, key
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(f"sqlite:///{tmp_path}/roost.db", lambda slept: None)
+    made.open()
+    made.start()
+    yield made
+    made.close(3)
+
+
+@pytest.fixture
+def registry(store: Store) -> Registry:
+    made = Registry(store, FakeEngine())
+    made.load()
+    return made
+
+
+# -- who is to stay connected -----------------------------------------------------------------------------------------
+
+
+def test_failures_past_the_threshold_make_a_client_be_told_once(store: Store, registry: Registry) -> None:
+    dialled = Dialled(store, registry, stay_after=3)
+    registry.give("meter", key(1).pack(), 1)
+    for _ in range(2):
+        dialled.failed("meter")
+    assert not dialled.told_to_stay(key(1).pack())
+    dialled.failed("meter")
+    dialled.failed("meter")
+    assert dialled.stays("meter")
+    assert not dialled.told_to_stay(key(2).pack())
+    assert dialled.told_to_stay(key(1).pack())
+    assert not dialled.told_to_stay(key(1).pack()), "once is enough"
+    (row,) = dialled.all()
+    assert (row["client"], row["failures"], row["stay"]) == ("meter", 4, "told")
+
+
+def test_a_client_without_a_name_is_known_by_its_address_whatever_its_port(store: Store, registry: Registry) -> None:
+    dialled = Dialled(store, registry, stay_after=1)
+    dialled.failed("192.0.0.7")
+    assert dialled.told_to_stay(key(7, port=41234).pack())
+
+
+def test_a_successful_dial_out_resets_the_count_and_the_mark(store: Store, registry: Registry) -> None:
+    dialled = Dialled(store, registry, stay_after=2)
+    dialled.failed("meter")
+    dialled.succeeded("meter")
+    dialled.failed("meter")
+    assert not dialled.stays("meter")
+    dialled.failed("meter")
+    assert dialled.take_due(["camera", "meter"]) == ["meter"]
+    dialled.succeeded("meter")
+    assert (dialled.all(), dialled.stays("meter")) == ([], False)
+
+
+def test_counts_are_in_the_store_and_bounded(store: Store, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialled_module, "BOUND", 2)
+    dialled = Dialled(store, registry, stay_after=2)
+    for client in ("a", "b", "a", "c"):
+        dialled.failed(client)
+    assert store.flush()
+    again = Dialled(store, registry, stay_after=2)
+    again.load()
+    assert {row["client"]: row["stay"] for row in again.all()} == {"a": "due", "c": "no"}
+
+
+def test_zero_tells_nobody(store: Store, registry: Registry) -> None:
+    dialled = Dialled(store, registry, stay_after=0)
+    for _ in range(50):
+        dialled.failed("meter")
+    assert not dialled.stays("meter")
+
+
+# -- arrivals ---------------------------------------------------------------------------------------------------------
+
+
+def appears(number: int, service: int = 1) -> Any:
+    made = event(EventType.TRANSITION, key(number), number, to_state=State.ACTIVE, cause=Cause.CLIENT_CONNECT)
+    assert made.service == service
+    return made
+
+
+def test_who_waits_is_told_of_what_it_waits_for_and_nothing_stays_behind() -> None:
+    async def scenario() -> None:
+        arrivals = Arrivals()
+        arrivals.begin()
+        client, port = key(1).client, key(1).client_port.to_bytes(2, "big")
+        with (
+            arrivals.expect(("address", client, port)) as by_address,
+            arrivals.expect(("service", client, 1), ("name", "meter")) as by_service,
+            arrivals.expect(("service", client, 2)) as other_service,
+            arrivals.expect(("key", key(1).pack())) as by_key,
+            arrivals.expect(("name", "meter")) as by_name,
+        ):
+            arrivals.hear([appears(2)])
+            arrivals.named("agent", "meter")
+            await asyncio.sleep(0)
+            assert not any(one.done() for one in (by_address, by_service, other_service, by_key, by_name))
+            arrivals.hear([appears(1)])
+            arrivals.named("name", "meter")
+            for one in (by_address, by_service, by_key):
+                assert await one == key(1).pack()
+            assert await by_name == b""
+            assert not other_service.done()
+        assert arrivals._waiting == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_that_only_changes_its_state_is_no_arrival() -> None:
+    async def scenario() -> None:
+        arrivals = Arrivals()
+        arrivals.begin()
+        with arrivals.expect(("service", key(1).client, 1)) as future:
+            moved = event(EventType.TRANSITION, key(1), 1, from_state=State.IDLE, to_state=State.ACTIVE)
+            arrivals.hear([moved])
+            await asyncio.sleep(0.01)
+            assert not future.done()
+
+    asyncio.run(scenario())
+
+
+# -- links ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_header_of_a_link_names_its_client() -> None:
+    assert parse_header(b"PROXY TCP4 192.0.2.7 10.0.0.1 40123 7100") == Key.of("192.0.2.7", 40123, "10.0.0.1", 7100)
+    assert parse_header(b"PROXY TCP6 2001:db8::7 2001:db8::1 1 2") == Key.of("2001:db8::7", 1, "2001:db8::1", 2)
+    for wrong in (b"", b"GET / HTTP/1.1", b"PROXY UNKNOWN", b"PROXY TCP4 a b 1 2", b"PROXY TCP4 1.1.1.1 2.2.2.2 x 2"):
+        with pytest.raises(ValueError):  # noqa: PT011  (of several origins)
+            parse_header(wrong)
+
+
+@pytest.mark.parametrize("said", [b"", b"nonsense\r\n", b"x" * 200, b"PROXY TCP4 192.0.0.9 10.0.0.1 40000 7000\r\n{"])
+def test_a_program_of_this_machine_that_is_no_link_of_the_engine_is_closed(said: bytes) -> None:
+    async def scenario() -> None:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.setblocking(False)
+        links = Links(FakeEngine(), {1: "agents"}, lambda _: 1.0)
+        links.serve(listener)
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(said)
+        writer.write_eof()
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+        await links.close()
+
+    asyncio.run(scenario())
+
+
+# -- dialling ---------------------------------------------------------------------------------------------------------
+
+
+def dialler(dialled: Dialled, *networks: str, limit: int = 1) -> Dialler:
+    return Dialler(networks, 1.0, limit, dialled, lambda host: host == "192.0.2.1")
+
+
+def test_what_may_be_dialled(store: Store, registry: Registry) -> None:
+    made = dialler(Dialled(store, registry, 1), "192.0.2.0/24", "127.0.0.0/8", "2001:db8::/32", "0.0.0.0/8")
+    assert made.may(Address("192.0.2.7", 80))
+    assert made.may(Address("2001:db8::7", 80))
+    for host, port in [("192.0.2.7", 0), ("192.0.2.1", 80), ("192.0.3.7", 80), ("127.0.0.1", 80), ("0.0.0.0", 80),
+                       ("2001:db9::1", 80)]:  # fmt: skip
+        assert not made.may(Address(host, port))
+
+
+def test_a_dial_out_joins_the_two_counts_failures_and_is_bounded(store: Store, registry: Registry) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        dialled = Dialled(store, registry, 1)
+        made = dialler(dialled)
+        listener = socket.create_server(("127.0.0.1", 0))
+        where = Address(*listener.getsockname())
+        theirs, ours = socket.socketpair()
+        theirs.setblocking(False)
+        ours.setblocking(False)
+        server = Server(ours.detach(), b"preamble ", b"early ", 1.0)
+        assert await made.dial("meter", where, server) == 0
+        assert await made.dial("meter", where, server) == EMFILE
+        server.close()
+        client, _ = listener.accept()
+        client.setblocking(False)
+        await loop.sock_sendall(theirs, b"asked")
+        theirs.shutdown(socket.SHUT_WR)
+        got = b""
+        while data := await loop.sock_recv(client, 100):
+            got += data
+        assert got == b"early asked"
+        await loop.sock_sendall(client, b"answered")
+        client.close()
+        got = b""
+        while data := await loop.sock_recv(theirs, 100):
+            got += data
+        assert got == b"preamble answered"
+        for _ in range(100):
+            if not made.open:
+                break
+            await asyncio.sleep(0.01)
+        assert made.open == 0
+        listener.close()
+        again, _ = socket.socketpair()
+        server = Server(again.detach(), b"", b"", 1.0)
+        assert await made.dial("meter", where, server) == ECONNREFUSED
+        server.close()
+        assert dialled.stays("meter")
+        theirs.close()
+
+    asyncio.run(scenario())
+
+
+def test_two_sockets_that_are_joined_carry_every_byte_both_ways_at_once() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        (a, b), (c, d) = socket.socketpair(), socket.socketpair()
+        for sock in (a, b, c, d):
+            sock.setblocking(False)
+        joining = asyncio.ensure_future(join(b, c))
+        sent = bytes(range(256)) * 8000
+
+        async def receive(sock: socket.socket) -> bytes:
+            got = b""
+            while data := await loop.sock_recv(sock, 1 << 16):
+                got += data
+            return got
+
+        async def send(sock: socket.socket) -> None:
+            await loop.sock_sendall(sock, sent)
+            sock.shutdown(socket.SHUT_WR)
+
+        _, _, one, other = await asyncio.gather(send(a), send(d), receive(a), receive(d))
+        await joining
+        assert one == other == sent
+        a.close()
+        d.close()
+
+    asyncio.run(scenario())
+
+
+# -- TLS, and the configuration ---------------------------------------------------------------------------------------
+
+
+def test_a_tls_session_goes_on_over_any_number_of_links_and_costs_little(tmp_path: Path) -> None:
+    names = make_certificate(tmp_path)
+    context = server_context(str(names[0]), str(names[1]))
+    state = TlsState(context, 7)
+    to, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context(cafile=str(names[0])).wrap_bio(back, to, server_hostname="roost.test")
+    for _ in range(10):
+        try:
+            client.do_handshake()
+            break
+        except ssl.SSLWantReadError:
+            assert state.receive(to.read()) == b""
+            back.write(state.outgoing())
+    client.write(b"hello")
+    data = to.read()
+    assert state.receive(data[:10]) + state.receive(data[10:]) == b"hello"
+    state.seal(b"welcome")
+    back.write(state.outgoing())
+    assert client.read(100) == b"welcome"
+    with pytest.raises(ssl.SSLError):
+        TlsState(context, 8).receive(b"\x16\x03\x01\x00\x05nonsense")
+    tracemalloc.start()
+    many = [TlsState(context, number) for number in range(100)]
+    assert tracemalloc.get_traced_memory()[0] / len(many) < 4000, "Python's share of it"
+    tracemalloc.stop()
+
+
+AGENTS = """
+[[agent]]
+name = "site"
+token = "{0}"
+clients = ["camera-*"]
+[[service]]
+name = "agents"
+listen = "0.0.0.0:7100"
+kind = "agents"
+[[service]]
+name = "held"
+listen = "0.0.0.0:7200"
+kind = "held"
+active_quiet = "1s"
+on_server_close = "close"
+""".replace("{0}", "0" * 64)
+
+
+def test_services_of_agents_and_held_clients_have_the_daemon_for_their_server() -> None:
+    config = parse(AGENTS)
+    specs = [service_spec(service, 1, config, ("127.0.0.1", 4711)) for service in config.service]
+    for spec in specs:
+        assert (spec.servers, spec.proxy_header, spec.close_with_server) == ((("127.0.0.1", 4711),), 1, False)
+    assert specs[1].standby_quiet_ms >= specs[1].connect_timeout_ms, "a held client that spoke is not unlinked unheard"
