@@ -203,7 +203,7 @@ class Monitor:
             elif kind == EventType.SERVER_DOWN:
                 self.server_down(event)
             elif kind == EventType.DONE:
-                self._resolve(event.token, Outcome(0, event.to_state, event.id), None)
+                turn.outcomes.append((event.token, Outcome(0, event.to_state, event.id), None))
             elif kind in self._handlers:
                 self._handle(event)
             elif kind == EventType.FATAL:

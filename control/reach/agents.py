@@ -229,7 +229,9 @@ class Agents:
         await self._committed()
         self.counts["hellos"] += 1
         log.info("agent %s at %s speaks for %s", agent.name, link.key.client_text, ", ".join(services))
-        await channel.write({"welcome": VERSION, "stay": self._dialled.take_due(services)})
+        stay = self._dialled.due(services)
+        await channel.write({"welcome": VERSION, "stay": stay})
+        self._dialled.told(stay)
 
     async def _committed(self) -> None:
         """Until what was given by now is written. All that say hello at about the same time wait in one thread: after a

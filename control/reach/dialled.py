@@ -47,7 +47,7 @@ class Dialled:
         self._store = store
         self._registry = registry
         self._stay_after = stay_after
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._rows: dict[str, bytes] = {}
 
     def load(self) -> None:
@@ -79,24 +79,27 @@ class Dialled:
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
-    def told_to_stay(self, key: bytes) -> bool:
-        """Whether the client of this connection is to be told to stay connected, by what it understands, now. Who asks
-        tells it: the next answer is no."""
-        if not self._rows:
-            return False
-        return bool(self.take_due([*self._registry.names_at(key), parse_address(Key.unpack(key).client_text).host]))
-
-    def take_due(self, clients: Iterable[str]) -> list[str]:
-        """Those of the clients that are to be told now; they count as told."""
+    def due(self, clients: Iterable[str]) -> list[str]:
+        """Those of the clients, by their names or addresses, that are to be told to stay connected."""
         with self._lock:
-            due = [client for client in clients if client in self._rows and self._row(client)[1] == Stay.DUE]
-            for client in due:
+            return [client for client in clients if self._row(client)[1] == Stay.DUE]
+
+    def due_at(self, key: bytes) -> list[str]:
+        """The same of the client that has this connection: its names, and its address."""
+        if not self._rows:
+            return []
+        return self.due([*self._registry.names_at(key), parse_address(Key.unpack(key).client_text).host])
+
+    def told(self, clients: Iterable[str]) -> None:
+        """These that were due were told."""
+        with self._lock:
+            for client in self.due(clients):
                 self._put(client, self._row(client)[0], Stay.TOLD)
-        return due
 
     def stays(self, client: str) -> bool:
         """Whether the client, by its name or its address, is marked to stay connected, told or not."""
-        return client in self._rows and self._row(client)[1] != Stay.NO
+        with self._lock:
+            return self._row(client)[1] != Stay.NO
 
     def all(self) -> list[dict[str, Any]]:
         """Every row, as programs read it."""

@@ -18,6 +18,7 @@ from control.reach.dialled import Dialled
 from control.reach.dialling import Dialler
 from control.reach.linker import Linker
 from control.reach.links import Links
+from control.reach.telling import Telling
 from control.registry import Registry
 from control.store.store import Store
 
@@ -47,9 +48,11 @@ class Reach:
             settings, engine, monitor, self.spoken_for, names, self.arrivals, self.dialled, self.links, self.linker
         )
         self.links.agents = self.agents
+        self.telling = Telling(engine, monitor, names, self.dialled, services)
         names.listen(lambda name: self.arrivals.named("name", name))
+        names.listen(self.telling.named)
         self.spoken_for.listen(lambda name: self.arrivals.named("agent", name))
-        for hear in (self.spoken_for.hear, self.agents.hear, self.arrivals.hear):
+        for hear in (self.spoken_for.hear, self.agents.hear, self.arrivals.hear, self.telling.hear):
             monitor.listen(hear)
         self.absent: Absent | None = None
         self._dialler: Dialler | None = None

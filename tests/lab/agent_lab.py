@@ -28,14 +28,14 @@ PYTHON: Final = "/usr/bin/python3"  # not the virtual environment's: the agent n
 
 
 class AgentLab:
-    """One daemon. absent: keys of [absent]; agents: keys of [agents]."""
+    """One daemon. absent: keys of [absent]; agents: keys of [agents]; held, telemetry: keys of the services."""
 
     def __init__(self, lab: Lab, absent: dict[str, Any] | None = None, agents: dict[str, Any] | None = None,
-                 held: dict[str, Any] | None = None) -> None:  # fmt: skip
+                 held: dict[str, Any] | None = None, telemetry: dict[str, Any] | None = None) -> None:  # fmt: skip
         self.lab = lab
         lab.server(TELEMETRY)
         config = lab.config(TELEMETRY, policy=POLICY)
-        config["service"][0]["name"] = "telemetry"
+        config["service"][0] |= {"name": "telemetry", **(telemetry or {})}
         config["service"] += [
             {"name": "agents", "listen": self.appliance(AGENTS), "kind": "agents"},
             {"name": "agents6", "listen": self.appliance(AGENTS, 6), "kind": "agents"},

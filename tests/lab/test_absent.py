@@ -11,27 +11,31 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from appliance.inband import Frame, Recipient, Stay
 from appliance.lab import Lab
 from appliance.lab.processes import python_environment
 from tests.lab.agent_lab import TELEMETRY, WEB, AgentLab
 from tests.lab.engine_lab import receive
+from tests.lab.in_band_lab import End
 
 PAGE = b"thermostat: 21.5\n"
 NOBODY = "192.0.2.1:9"
 
 
 class Dialling:
-    """The policy `dial`, then `wait` for half a second; clients are told to stay after two failures."""
+    """The policy `dial`, then `wait` for half a second; clients are told to stay after two failures, those of the
+    service `telemetry` in band."""
 
     def __init__(self, lab: Lab) -> None:
         self.absent: dict[str, Any] = {"steps": ["agent", "dial", "wait"], "wait": "500ms", "dial_timeout": "1s",
                                        "dial_networks": ["10.10.0.0/24", "10.3.0.0/24"], "stay_after": 2,
                                        "dial_limit": 2}  # fmt: skip
-        self.box = AgentLab(lab, absent=self.absent)
+        self.box = AgentLab(lab, absent=self.absent, telemetry={"in_band": {"stay": True}})
         self.client = lab.address("wan", "eth0")
 
 
@@ -172,6 +176,61 @@ def test_figure_25_a_client_that_was_dialled_in_vain_is_told_to_stay_until_a_dia
     with listening(box, 9203) as listener, box.tunnel("camera-25.roost:9203"):
         listener.accept()[0].close()
     assert "camera-25" not in dialled(box), f"{client} could be dialled: nothing holds any more"
+
+
+def exchange(end: End) -> None:
+    """A question and its answer, and no other payload."""
+    end.sock.sendall(b"ECHO there?\n")
+    end.expect(b"ECHO there?\n")
+
+
+@contextmanager
+def connected(box: AgentLab) -> Iterator[End]:
+    """The one client of `telemetry`, which understands what it is told in band."""
+    with box.dial(TELEMETRY) as sock:
+        sock.settimeout(10)
+        yield End(sock, Recipient.CLIENT)
+    box.wait(lambda: box.connections("telemetry") == [], "it is gone")
+
+
+def test_figure_25_a_client_that_was_dialled_in_vain_is_told_in_band_when_it_connects(dialling: Dialling) -> None:
+    box, client = dialling.box, dialling.client
+    for _ in range(2):
+        box.ask(f"{client}:9")
+    assert dialled(box)[client]["stay"] == "due"
+    with connected(box) as end:
+        assert end.frame() == Frame(Stay(), to=Recipient.CLIENT)
+        exchange(end)
+        box.wait(lambda: dialled(box)[client]["stay"] == "told", "it counts as told")
+    with connected(box) as end:
+        exchange(end)
+        exchange(end)
+        assert not end.frames, "once is enough"
+    with listening(box, 9204) as listener, box.tunnel(f"{client}:9204"):
+        listener.accept()[0].close()
+    assert client not in dialled(box)
+
+
+def test_figure_25_a_client_that_gets_its_name_in_its_sleep_is_told_when_it_wakes(dialling: Dialling) -> None:
+    box = dialling.box
+
+    def call_it(name: str) -> None:
+        (row,) = box.connections("telemetry")
+        assert box.daemon.http("PUT", f"/v1/connections/{row['id']}/name", json={"name": name}).is_success
+
+    with connected(box) as end:
+        exchange(end)
+        call_it("camera-26")
+    for _ in range(2):
+        box.ask("camera-26.roost:9")
+    with connected(box) as end:
+        exchange(end)
+        box.wait(lambda: [row["state"] for row in box.connections("telemetry")] == ["IDLE"], "it sleeps")
+        call_it("camera-26")
+        assert dialled(box)["camera-26"]["stay"] == "due"
+        exchange(end)
+        assert end.frame() == Frame(Stay(), to=Recipient.CLIENT)
+        box.wait(lambda: dialled(box)["camera-26"]["stay"] == "told", "it counts as told")
 
 
 # -- wait, and refuse: figure 6 ---------------------------------------------------------------------------------------

@@ -9,18 +9,20 @@ import socket
 import ssl
 import tracemalloc
 from collections.abc import Iterator
-from errno import ECONNREFUSED, EMFILE
+from errno import EAGAIN, ECONNREFUSED, EMFILE, ENOENT, EPERM
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from appliance.engine import EventType, Key
+from appliance.engine import EventType, Key, Op
 from appliance.frontends.splice import join
 from appliance.frontends.target import Address
 from control.config import parse
+from control.monitor import Monitor
 from control.policy import service_spec
 from control.reach import dialled as dialled_module
+from control.reach import telling
 from control.reach.arrivals import Arrivals
 from control.reach.dialled import Dialled
 from control.reach.dialling import Dialler
@@ -31,7 +33,7 @@ from control.registry import Registry
 from control.states import Cause, State
 from control.store.store import Store
 from tests.certificates import make_certificate
-from tests.unit.fake_engine import FakeEngine, event, key
+from tests.unit.fake_engine import FakeEngine, event, key, record
 
 
 @pytest.fixture
@@ -58,13 +60,14 @@ def test_failures_past_the_threshold_make_a_client_be_told_once(store: Store, re
     registry.give("meter", key(1).pack(), 1)
     for _ in range(2):
         dialled.failed("meter")
-    assert not dialled.told_to_stay(key(1).pack())
+    assert dialled.due_at(key(1).pack()) == []
     dialled.failed("meter")
     dialled.failed("meter")
     assert dialled.stays("meter")
-    assert not dialled.told_to_stay(key(2).pack())
-    assert dialled.told_to_stay(key(1).pack())
-    assert not dialled.told_to_stay(key(1).pack()), "once is enough"
+    assert dialled.due_at(key(2).pack()) == []
+    assert dialled.due_at(key(1).pack()) == dialled.due(["camera", "meter"]) == ["meter"]
+    dialled.told(["meter"])
+    assert dialled.due_at(key(1).pack()) == [], "once is enough"
     (row,) = dialled.all()
     assert (row["client"], row["failures"], row["stay"]) == ("meter", 4, "told")
 
@@ -72,7 +75,7 @@ def test_failures_past_the_threshold_make_a_client_be_told_once(store: Store, re
 def test_a_client_without_a_name_is_known_by_its_address_whatever_its_port(store: Store, registry: Registry) -> None:
     dialled = Dialled(store, registry, stay_after=1)
     dialled.failed("192.0.0.7")
-    assert dialled.told_to_stay(key(7, port=41234).pack())
+    assert dialled.due_at(key(7, port=41234).pack()) == ["192.0.0.7"]
 
 
 def test_a_successful_dial_out_resets_the_count_and_the_mark(store: Store, registry: Registry) -> None:
@@ -82,8 +85,9 @@ def test_a_successful_dial_out_resets_the_count_and_the_mark(store: Store, regis
     dialled.failed("meter")
     assert not dialled.stays("meter")
     dialled.failed("meter")
-    assert dialled.take_due(["camera", "meter"]) == ["meter"]
+    assert dialled.due(["meter"]) == ["meter"]
     dialled.succeeded("meter")
+    dialled.told(["meter"])  # by who had asked before
     assert (dialled.all(), dialled.stays("meter")) == ([], False)
 
 
@@ -103,6 +107,99 @@ def test_zero_tells_nobody(store: Store, registry: Registry) -> None:
     for _ in range(50):
         dialled.failed("meter")
     assert not dialled.stays("meter")
+
+
+class Telling:
+    """control.reach.telling with an engine that notes the commands. Of the two services only 1 lets clients be told."""
+
+    def __init__(self, store: Store, registry: Registry) -> None:
+        self.engine = FakeEngine(carry_out=False)
+        self.monitor = Monitor(self.engine, store, 1000)
+        self.dialled = Dialled(store, registry, stay_after=1)
+        config = parse(STAY)
+        services = dict(enumerate(config.service, 1))
+        self.telling = telling.Telling(self.engine, self.monitor, registry, self.dialled, services)
+        self.monitor.listen(self.telling.hear)
+        registry.listen(self.telling.named)
+
+    def answer(self, error: int = 0) -> None:
+        """What the engine says to its one command."""
+        (command,) = self.engine.commands
+        assert command.op == Op.TELL
+        self.engine.commands.clear()
+        kind = EventType.REFUSED if error else EventType.DONE
+        said = {"op": Op.TELL, "token": command.token, "error": error}
+        assert isinstance(command.key, bytes)
+        self.monitor.turn([event(kind, Key.unpack(command.key), command.id, **said)])
+
+    def stay(self) -> str:
+        return str(self.dialled.all()[0]["stay"])
+
+
+STAY = """
+[[service]]
+name = "stays"
+listen = "192.0.2.1:5"
+server = "192.0.2.2:6"
+in_band = { stay = true }
+[[service]]
+name = "other"
+listen = "192.0.2.1:6"
+server = "192.0.2.2:6"
+"""
+
+
+@pytest.fixture
+def told(store: Store, registry: Registry) -> Telling:
+    return Telling(store, registry)
+
+
+def test_a_client_is_told_in_band_when_it_connects_and_counts_as_told_when_that_is_done(told: Telling) -> None:
+    told.monitor.turn([appears(1)])
+    assert told.engine.commands == [], "nobody dialled it"
+    told.dialled.failed("192.0.0.1")
+    told.monitor.turn([appears(1), appears(1), appears(2)])
+    assert told.stay() == "due"
+    told.answer()
+    assert told.stay() == "told"
+    told.monitor.turn([appears(1)])
+    assert told.engine.commands == []
+
+
+@pytest.mark.parametrize("error", [ENOENT, EPERM, EAGAIN])
+def test_a_client_that_the_engine_could_not_tell_is_told_the_next_time(told: Telling, error: int) -> None:
+    told.dialled.failed("192.0.0.1")
+    told.monitor.turn([appears(1)])
+    told.answer(error)
+    assert told.stay() == "due"
+    woken = event(
+        EventType.TRANSITION, key(1), 1, from_state=State.SLEEP, to_state=State.ACTIVE, cause=Cause.CLIENT_DATA
+    )
+    told.monitor.turn([woken])
+    told.answer()
+    assert told.stay() == "told"
+
+
+def test_a_client_is_told_when_it_gets_the_name_by_which_it_was_dialled(told: Telling, registry: Registry) -> None:
+    told.dialled.failed("meter")
+    for number, state in ((1, State.STANDBY), (2, State.IDLE)):
+        told.engine.add(key(number), number, state)
+    told.monitor.turn([appears(1)])
+    registry.give("meter", key(2).pack(), 2)
+    assert told.engine.commands == [], "it sleeps; it is told when it wakes"
+    registry.give("camera", key(1).pack(), 1)
+    assert told.engine.commands == [], "another one"
+    registry.give("meter", key(1).pack(), 1)
+    told.answer()
+    assert told.stay() == "told"
+
+
+def test_a_service_whose_clients_do_not_understand_it_is_left_alone(told: Telling) -> None:
+    told.dialled.failed("192.0.0.1")
+    other = appears(1)
+    other.record = record(key(1), 1, service=2)
+    told.monitor.turn([other])
+    assert (told.engine.commands, told.stay()) == ([], "due")
 
 
 # -- arrivals ---------------------------------------------------------------------------------------------------------
