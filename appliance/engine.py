@@ -623,6 +623,18 @@ class Engine:
         key, ka, rest = (bytes(ffi.buffer(ffi.addressof(raw, part))) for part in ("key", "ka", "rest"))
         return Record(key, ka, rest)
 
+    def find_overrides(self, key: bytes, number: int) -> dict[str, int]:
+        """What the connection with this packed key and number set in band, as far as it did: intervals (0: never), and
+        whether it is always active."""
+        raw_key, raw = ffi.new("struct roost_key *"), ffi.new("struct roost_overrides *")
+        ffi.memmove(raw_key, key, 36)
+        if not lib.roost_find_overrides(self._raw, raw_key, number, raw):
+            return {}
+        intervals = zip(("active_quiet_ms", "standby_quiet_ms", "idle_quiet_ms"), raw.quiet_ms, strict=True)
+        values = [*intervals, ("probe_interval_s", raw.probe_interval_s)]
+        found = {name: int(value) for bit, (name, value) in enumerate(values) if raw.given & 1 << bit}
+        return found | ({"always_active": 1} if raw.always_active else {})
+
     def find(self, key: Key) -> Event | None:
         """The connection of a 4-tuple, or None; to_state is its state."""
         raw_key, raw = ffi.new("struct roost_key *"), ffi.new("struct roost_event *")

@@ -347,6 +347,15 @@ int roost_find_peer(roost_engine *e, const struct roost_key *key, struct roost_r
     return peer != NULL;
 }
 
+int roost_find_overrides(roost_engine *e, const struct roost_key *key, uint64_t id, struct roost_overrides *overrides) {
+    roost_lock(e);
+    const struct roost_override *o = roost_overrides_find(&e->overrides, &e->table.config, key, id);
+    if (o)
+        *overrides = o->set;
+    roost_unlock(e);
+    return o != NULL;
+}
+
 uint64_t roost_memory(roost_engine *e) {
     return roost_datapath_memory(&e->path);
 }

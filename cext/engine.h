@@ -277,6 +277,8 @@ int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, ui
 int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event); /* 1 found, 0 not */
 /* The server's leg of an inactive pair, by its client's key; 1 found, 0 not. */
 int roost_find_peer(roost_engine *e, const struct roost_key *key, struct roost_record *record);
+/* What a connection set in band, by its key and number, whatever its state; 1 found, 0: nothing. */
+int roost_find_overrides(roost_engine *e, const struct roost_key *key, uint64_t id, struct roost_overrides *overrides);
 int roost_stats_read(roost_engine *e, struct roost_stats *stats);
 const char *roost_stat_name(uint32_t index); /* NULL past the last one */
 uint64_t roost_memory(roost_engine *e);      /* bytes of kernel memory in our maps (as bpf fdinfo says) */

@@ -250,6 +250,8 @@ class Operations:
         if located.state in INACTIVE and record.paired:
             peer = record.peer or self._engine.find_peer(record.key_raw)
             shown["server"] = peer.key.client_text if peer else None
+        if set_in_band := self._engine.find_overrides(record.key_raw, located.id):
+            shown["in_band"] = set_in_band
         if located.id and not self._store.status.error:
             shown["history"] = [self.transition_row(row) for row in self._store.history_of(located.id)]
         return shown

@@ -488,8 +488,11 @@ def intervals(end: End) -> tuple[int, int, int]:
 @BOTH
 def test_what_was_asked_for_holds_after_a_sleep(box: InBandLab, family: int) -> None:
     session = box.connect("all", family)
+    assert "in_band" not in session.shown(), "nothing was asked for yet"
     assert session.client.ask(Quiet(active_ms=60_000, idle_ms=70_000)) == OK
     assert session.client.ask(KeepAlive(True, 9_000)) == OK
+    asked_for = {"active_quiet_ms": 60_000, "idle_quiet_ms": 70_000, "probe_interval_s": 9}
+    assert session.shown()["in_band"] == asked_for
     session.client.tell(Sleep())
     session.server.expect_end()
     session.server.sock.close()
@@ -499,6 +502,7 @@ def test_what_was_asked_for_holds_after_a_sleep(box: InBandLab, family: int) -> 
     session.client.tell(Sleep())
     session.wait_state("SLEEP")
     assert session.shown()["keep_alive"]["probe_interval_s"] == 9
+    assert session.shown()["in_band"] == asked_for
 
 
 def test_what_was_asked_for_ends_with_its_connection(box: InBandLab) -> None:
@@ -544,6 +548,7 @@ def test_what_was_asked_for_outlives_the_daemon(box: InBandLab, state: str, end:
     box.daemon.start()
     for session in sessions:
         session.wait_state(state)
+        assert session.shown()["in_band"] == {"active_quiet_ms": 300_000, "always_active": 1}
     for session in sessions:
         session.wake()
         assert intervals(session.client) == (NEVER, NEVER, NEVER)

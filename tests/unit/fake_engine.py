@@ -146,6 +146,9 @@ class FakeEngine:
     def find_peer(self, key: bytes) -> Record | None:
         return None
 
+    def find_overrides(self, key: bytes, number: int) -> dict[str, int]:
+        return {}
+
     def list(self) -> Iterator[Event]:
         for c in tuple(self.connections.values()):
             yield self._as_event(c)

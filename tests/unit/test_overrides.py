@@ -26,6 +26,11 @@ def told(k: Key, number: int, overrides: bytes = SET) -> Event:
     return found
 
 
+def closed(number: int) -> Event:
+    return event(EventType.TRANSITION, key(number), number, from_state=State.IDLE, to_state=State.CLOSED,
+                 cause=Cause.CLIENT_CLOSE)  # fmt: skip
+
+
 class Rig:
     """One run of a daemon, as far as this goes."""
 
@@ -82,6 +87,23 @@ def test_the_next_engine_gets_it_for_the_connection_that_set_it(run: Callable[[F
     assert [c.id for c in last.commands] == [1], "what was of no use is forgotten"
 
 
+def test_while_the_database_cannot_be_written_it_waits_with_its_connection(run: Callable[[FakeEngine], Rig]) -> None:
+    engine = FakeEngine(carry_out=False)
+    for number in (1, 2):
+        engine.add(key(number), number, State.IDLE)
+    first = run(engine)
+    first.store._status.error = "full"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(first.store, "add", lambda *_, **__: pytest.fail("nothing is to pile up in the store"))
+        first.overrides.keep(told(key(1), 1))
+        first.overrides.keep(told(key(2), 2))
+        first.overrides.hear([closed(2)])
+    first.store._status.error = ""
+    first.monitor.turn([closed(3)])
+    run(engine)
+    assert [c.id for c in engine.commands] == [1]
+
+
 @pytest.mark.parametrize("forget", ["closed", "taken back"])
 def test_it_is_forgotten_with_its_connection_or_when_it_is_taken_back(
     run: Callable[[FakeEngine], Rig], forget: str
@@ -91,9 +113,7 @@ def test_it_is_forgotten_with_its_connection_or_when_it_is_taken_back(
     first = run(engine)
     first.monitor.turn([told(key(1), 1)])
     if forget == "closed":
-        end = event(EventType.TRANSITION, key(1), 1, from_state=State.IDLE, to_state=State.CLOSED,
-                    cause=Cause.CLIENT_CLOSE)  # fmt: skip
-        first.monitor.turn([end])
+        first.monitor.turn([closed(1)])
     else:
         first.monitor.turn([told(key(1), 1, bytes(OVERRIDES_BYTES))])
     run(engine)
