@@ -641,6 +641,13 @@ class Engine:
         ffi.memmove(raw_key, key.pack(), 36)
         return self._unpack(raw, 1)[0] if lib.roost_find(self._raw, raw_key, raw) else None
 
+    def find_client(self, address: bytes, port: int, local: bytes) -> Event | None:
+        """The connection of a client's packed address and port, whichever service it came in by. local: packed
+        addresses of this machine, one after the other, for services that listen on all of them."""
+        raw = ffi.new("struct roost_event *")
+        found = lib.roost_find_client(self._raw, address, port, local, len(local) // 16, raw)
+        return self._unpack(raw, 1)[0] if found else None
+
     def stats(self) -> dict[str, int]:
         """Counters and gauges by name."""
         raw = ffi.new("struct roost_stats *")

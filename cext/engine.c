@@ -9,6 +9,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,6 +21,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "address.h"
 #include "internal.h"
 #include "repair.h"
 
@@ -318,9 +320,8 @@ int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, ui
     return (int)count;
 }
 
-int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event) {
-    int found = 1;
-    roost_lock(e);
+/* The connection with this key, as it stands; false: there is none. */
+static bool find(struct roost_engine *e, const struct roost_key *key, struct roost_event *event) {
     struct roost_conn *c = roost_conn_by_key(e, key);
     struct roost_ka *slot = c ? NULL : roost_table_find(&e->table, key);
     if (c)
@@ -328,7 +329,33 @@ int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event 
     else if (slot && !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER))
         roost_event_of_slot(e, key, slot, event);
     else
-        found = 0;
+        return false;
+    return true;
+}
+
+int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event) {
+    roost_lock(e);
+    bool found = find(e, key, event);
+    roost_unlock(e);
+    return found;
+}
+
+int roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, const uint8_t *locals, uint32_t count,
+                      struct roost_event *event) {
+    struct roost_key key = {.client_port = htons(port)};
+    bool found = false;
+    memcpy(key.client, client, sizeof(key.client));
+    roost_lock(e);
+    for (int i = 0; i < e->listeners && !found; i++) {
+        const struct roost_service *s = &e->listener[i].service;
+        bool every = roost_address_is_any(s->listen);
+        const uint8_t *candidates = every ? locals : s->listen;
+        key.local_port = htons(s->listen_port);
+        for (uint32_t j = 0; j < (every ? count : 1) && !found; j++) {
+            memcpy(key.local, candidates + j * sizeof(key.local), sizeof(key.local));
+            found = find(e, &key, event);
+        }
+    }
     roost_unlock(e);
     return found;
 }

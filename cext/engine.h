@@ -275,6 +275,10 @@ int roost_wake_events(roost_engine *e); /* make a waiting roost_events return */
  * state in events[].to_state; id 0 for SLEEP (the store knows it); gap_ms since the last payload byte. */
 int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, uint32_t max);
 int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event); /* 1 found, 0 not */
+/* The same for the connection of a client address and port, whatever service it came in by; locals: count addresses that
+ * services of every local address listen on. */
+int roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, const uint8_t *locals, uint32_t count,
+                      struct roost_event *event);
 /* The server's leg of an inactive pair, by its client's key; 1 found, 0 not. */
 int roost_find_peer(roost_engine *e, const struct roost_key *key, struct roost_record *record);
 /* What a connection set in band, by its key and number, whatever its state; 1 found, 0: nothing. */

@@ -16,24 +16,34 @@
 #define ACCEPTS_A_TURN 128
 #define ACCEPT_PAUSE_MS 50
 
-static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd, const struct sockaddr_storage *peer) {
+/* The address that a client connected to; -errno. */
+static int accepted_at(const struct roost_service *s, int fd, struct roost_key *key) {
     struct sockaddr_storage self;
     socklen_t size = sizeof(self);
+    if (!roost_address_is_any(s->listen)) {
+        memcpy(key->local, s->listen, sizeof(key->local));
+        key->local_port = htons(s->listen_port);
+        return 0;
+    }
+    if (getsockname(fd, (struct sockaddr *)&self, &size))
+        return -errno;
+    roost_address_from(&self, key->local, &key->local_port);
+    return 0;
+}
+
+static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd, const struct sockaddr_storage *peer) {
+    const struct roost_service *s = &l->service;
     struct roost_key key;
-    int one = 1;
-    if (getsockname(fd, (struct sockaddr *)&self, &size)) {
+    if (accepted_at(s, fd, &key)) {
         close(fd);
         return;
     }
     roost_address_from(peer, key.client, &key.client_port);
-    roost_address_from(&self, key.local, &key.local_port);
     /* A service that answers for every server would have this machine for its server, and link to itself. */
-    const struct roost_service *s = &l->service;
     if (s->transparent && roost_address_is_any(s->listen) && roost_address_is_ours(key.local)) {
         roost_reset_fd(fd);
         return;
     }
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     struct roost_conn *c = roost_conn_new(e, &key, e->next_id++, l->service.index);
     if (!c || roost_watch(e, fd, c, false)) {
         roost_reset_fd(fd);
@@ -106,10 +116,11 @@ void roost_accept_turn(struct roost_engine *e, struct roost_listener *l) {
 
 int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, char *err, uint32_t err_len) {
     struct sockaddr_storage address;
-    int one = 1, fd = roost_socket_for(ip, transparent); /* SO_OOBINLINE is inherited */
+    int one = 1, fd = roost_socket_for(ip, transparent); /* its options are inherited by what it accepts */
     int e = fd < 0 ? fd : 0;
     socklen_t size = roost_address_to(ip, htons(port), &address);
     if (!e && (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) ||
+               setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)) ||
                bind(fd, (struct sockaddr *)&address, size) || listen(fd, 65535)))
         e = -errno;
     if (!e)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from errno import EIO, ELOOP, ENOENT, ENOTCONN, ETIMEDOUT
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from appliance.engine import KA, REST, Command, Event, Key, Op
+from appliance.engine import KA, REST, Command, Event, Key, Op, pack_address
 from appliance.frontends.target import Address, Name, Target, parse_address
 from control.config import Attach, Policy, Service, parse_endpoint
 from control.health import Health
@@ -122,7 +123,8 @@ class Operations:
         self._reach = reach
         self._linker = reach.linker if reach else Linker(monitor)
         self._began = time.monotonic()
-        self._addresses: tuple[float, list[str]] = (0.0, [])
+        self._addresses: tuple[set[str], bytes] = (set(), b"")
+        self._addresses_read = -math.inf
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
@@ -329,34 +331,26 @@ class Operations:
         for listening, port in self._listens:
             if port != target.port or listening.version != ip.version:
                 continue
-            everywhere = listening.is_unspecified and (ip.is_loopback or target.host in self._local_addresses())
+            everywhere = listening.is_unspecified and (ip.is_loopback or self.has_address(target.host))
             if ip == listening or ip.is_unspecified or everywhere:
                 return True
         return False
 
     def _find(self, address: str, port: int) -> Event | None:
-        version = ipaddress.ip_address(address).version
-        for service in self._services.values():
-            listen, listen_port = parse_endpoint(service.listen)
-            where = ipaddress.ip_address(listen)
-            if where.is_unspecified:
-                candidates = [a for a in self._local_addresses() if ipaddress.ip_address(a).version == version]
-            else:
-                candidates = [listen] if where.version == version else []
-            for candidate in candidates:
-                if (event := self._engine.find(Key.of(address, port, candidate, listen_port))) is not None:
-                    return event
-        return None
+        return self._engine.find_client(pack_address(address), port, self._local_addresses()[1])
 
     def has_address(self, address: str) -> bool:
         """Whether this machine has the address."""
-        return address in self._local_addresses()
+        return address in self._local_addresses()[0]
 
-    def _local_addresses(self) -> list[str]:
+    def _local_addresses(self) -> tuple[set[str], bytes]:
+        """Those of this machine: as texts, and packed one after the other."""
         now = time.monotonic()
-        if now - self._addresses[0] > 5.0 or not self._addresses[1]:
-            self._addresses = (now, local_addresses())
-        return self._addresses[1]
+        if now - self._addresses_read > 5.0:
+            texts = local_addresses()
+            self._addresses_read = now
+            self._addresses = set(texts), b"".join(map(pack_address, texts))
+        return self._addresses
 
     def locate(self, name: str) -> Located:
         """The connection with this number, ``client-address:port``, or name with its domain."""

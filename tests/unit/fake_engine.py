@@ -143,6 +143,11 @@ class FakeEngine:
         with self._ready:
             self._ready.notify_all()
 
+    def find_client(self, address: bytes, port: int, local: bytes) -> Event | None:
+        ports = {s.listen_port for s in self.services}
+        found = (c for k, c in self.connections.items() if (k.client, k.client_port) == (address, port))
+        return next((self._as_event(c) for c in found if not ports or c.key.local_port in ports), None)
+
     def find_peer(self, key: bytes) -> Record | None:
         return None
 

@@ -210,3 +210,35 @@ def test_an_address_comes_back_as_it_was_written(address: object, port: int) -> 
     text = f"[{address}]:{port}" if ":" in str(address) else f"{address}:{port}"
     mapped = getattr(address, "ipv4_mapped", None)
     assert parse_authority(text) == Address(str(mapped or address), port)
+
+
+PLAIN_FIELDS = st.sampled_from(
+    [b"User-Agent", b"Proxy-Connection", b"Accept", b"accept", b"X-Other", b"Content-Length"]
+)
+PLAIN_VALUES = st.text('!"#/:;0()abcXYZ *-', max_size=12).map(str.encode)
+AUTHORITIES = st.one_of(
+    st.sampled_from([b"192.0.2.7:40123", b"[2001:db8::1]:443", b"meter-1.roost:80", b"999.1.1.1:80", b"a:0", b"host"]),
+    st.text("0123456789abcf.:[]-_", max_size=24).map(str.encode),
+)
+
+
+@given(target=AUTHORITIES, host=AUTHORITIES, fields=st.lists(st.tuples(PLAIN_FIELDS, PLAIN_VALUES), max_size=4),
+       early=st.binary(max_size=30))  # fmt: skip
+def test_a_plain_request_means_what_the_library_reads_in_it(
+    target: bytes, host: bytes, fields: list[tuple[bytes, bytes]], early: bytes
+) -> None:
+    lines = [b"CONNECT " + target + b" HTTP/1.1", b"Host: " + host, *(name + b": " + value for name, value in fields)]
+    data = b"\r\n".join(lines) + b"\r\n\r\n"
+    at_once, by_the_library = ConnectHandshake(), ConnectHandshake()
+    by_the_library.receive(data[:1])  # a part is left to the library
+    by_the_library.receive(data[1:] + early)
+    at_once.receive(data + early)
+    assert at_once.next_event() == by_the_library.next_event()
+
+
+def test_requests_of_curl_and_of_python_are_plain() -> None:
+    from appliance.frontends.connect import _PLAIN
+
+    curl = [b"Host: a.roost:80", b"User-Agent: curl/8.5.0", b"Proxy-Connection: Keep-Alive", b"", b""]
+    assert _PLAIN.match(b"\r\n".join([b"CONNECT a.roost:80 HTTP/1.1", *curl]))
+    assert _PLAIN.match(b"CONNECT 192.0.2.7:40123 HTTP/1.1\r\nHost: 192.0.2.7:40123\r\n\r\n")
