@@ -256,8 +256,10 @@ def test_a_server_waits_for_a_client_that_is_not_connected_yet(box: EngineLab, f
     with reach(box, (address, PORT_OF_CLIENTS)) as server:
         server.sendall(b"are you there?")
         time.sleep(0.3)
+        linked = box.stat("linked")
         client = box.dial(family, source=address)
         box.accept(family)  # its own server
+        box.wait(lambda: box.stat("linked") > linked, "its own server is linked")  # a link that begins is not ended
         box.engine.submit([Command(Op.STANDBY, cause=Cause.COMMAND, key=box.key_of(client))])
         assert receive(client, 14) == b"are you there?"
         client.sendall(b"now")
