@@ -242,7 +242,7 @@ void roost_link_connected(struct roost_engine *e, struct roost_conn *c) {
         roost_pool_linked(roost_pool_of(e, c->service), c->place - 1);
     c->link = ROOST_LINKED;
     c->retry_ms = 0;
-    c->server.readable = c->server.writable = true;
+    c->server.writable = true; /* what there is to read, the event has said or the next one will */
     e->stat[ROOST_E_LINKED]++;
     roost_conn_touch(e, c);
     roost_conn_set_timer(e, c);
