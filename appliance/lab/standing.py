@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A lab that stands, with the appliance at work in it, until it is taken down (`roost lab up`, `roost lab down`).
 
-    python -m appliance.lab.standing MODE NAME
+    python -m appliance.lab.standing MODE NAME [TABLE.KEY=VALUE...]
 
-holds it: prints one line of JSON once everything answers (the description, or {"error": sentence}), and takes all
+holds it, with these settings over its configuration (settings.py): prints one line of JSON once everything answers (the description, or {"error": sentence}), and takes all
 away at SIGTERM. The namespaces have names, NAME-wan and so on (names.py), and /run/NAME-lab leads to the working
 directory with the daemon's configuration (roost.toml), log and control socket, and the description (lab.json). That
 link also says who holds the lab: when its process is gone, `take_down` does what it can no longer do.
@@ -12,26 +12,34 @@ link also says who holds the lab: when its process is gone, `take_down` does wha
     router  the server's own address               their address, at any attach port; the proxy
     proxy   the appliance's, from behind a NAT     the proxy: CONNECT and SOCKS5
     host    the same, the server on its loopback   the proxy, on its loopback
+
+Agents and clients that they let connect have services in every mode; the token of the agents is in agent.token.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
+from appliance.agent import roost_agent
 from appliance.lab import leftovers, names
 from appliance.lab.daemon import DaemonHandle
 from appliance.lab.interrupts import interrupts
 from appliance.lab.lab import Lab, endpoint, wait_until
+from appliance.lab.settings import apply
 
 MODES: Final = ("router", "proxy", "host")
 LINE_PORT, SESSION_PORT, WEB_PORT, ATTACH_PORT, CLIENT_PORT = 8000, 8001, 8080, 3128, 9000
+AGENTS_PORT, CHECK_IN_PORT = 7100, 7200
 CLIENT: Final = "thermostat"
+TOKEN_FILE: Final = "agent.token"
 LOOPBACK: Final = "127.0.0.1"
 POLICY: Final = {"active_quiet": "1s", "standby_quiet": "2s", "idle_quiet": "4s"}
 PAGE: Final = "Hello from the lab's server.\n"
@@ -123,8 +131,8 @@ def _servers(lab: Lab, mode: str) -> str:
     return address
 
 
-def _config(lab: Lab, mode: str, server: str) -> dict[str, Any]:
-    """The daemon's configuration."""
+def _config(lab: Lab, mode: str, server: str, settings: Sequence[str]) -> dict[str, Any]:
+    """The daemon's configuration, with the settings that were asked for."""
     services = []
     ports = {"line": LINE_PORT, "session": SESSION_PORT, "web": WEB_PORT}
     if mode == "host":
@@ -134,15 +142,27 @@ def _config(lab: Lab, mode: str, server: str) -> dict[str, Any]:
         if mode == "router":
             where = {"listen": endpoint(server, port), "transparent": True}
         else:
-            where = {"listen": endpoint(lab.address("box", "wan0"), port), "server": endpoint(server, port)}
+            where = {"listen": endpoint(lab.address("box", "wan0"), port), "servers": [endpoint(server, port)]}
         if service == "session":
             where["interface"] = "persistent"
         services.append({"name": service, **where})
+    for service, port, kind in (("agents", AGENTS_PORT, "agents"), ("check-in", CHECK_IN_PORT, "held")):
+        services.append({"name": service, "listen": endpoint(lab.address("box", "wan0"), port), "kind": kind})
     attach = LOOPBACK if mode == "host" else lab.address("box", "lan0")
     router = {"lan": ["lan0"], "attach_ports": [CLIENT_PORT]} if mode == "router" else {}
-    return {"policy": POLICY, "service": services, "router": router,
-            "table": {"ipv4": 10_000, "ipv6": 1000, "idle": 10_000},
-            "attach": {"listen": [endpoint(attach, ATTACH_PORT)]}}  # fmt: skip
+    config = {"policy": dict(POLICY), "service": services, "router": router,
+              "table": {"ipv4": 10_000, "ipv6": 1000, "idle": 10_000},
+              "attach": {"listen": [endpoint(attach, ATTACH_PORT)]},
+              "agent": [{"name": "lab", "token": roost_agent.token_digest(_token(lab)), "clients": ["*"]}]}  # fmt: skip
+    apply(config, settings)
+    return config
+
+
+def _token(lab: Lab) -> str:
+    """A new one for the lab's agents, who find it in a file."""
+    token = secrets.token_urlsafe(32)
+    (lab.workspace / TOKEN_FILE).write_text(token + "\n")
+    return token
 
 
 def _client(lab: Lab, daemon: DaemonHandle, address: str) -> None:
@@ -187,7 +207,7 @@ def _commands(lab: Lab, name: str, mode: str, server: str) -> list[list[str]]:
 
 def _describe(lab: Lab, name: str, mode: str, config: dict[str, Any], daemon: DaemonHandle) -> dict[str, Any]:
     """What `roost lab up` tells."""
-    keys = ("name", "listen", "server", "interface")
+    keys = ("name", "listen", "servers", "interface", "kind")
     return {
         "name": name,
         "mode": mode,
@@ -201,10 +221,11 @@ def _describe(lab: Lab, name: str, mode: str, config: dict[str, Any], daemon: Da
         "services": [{key: service[key] for key in keys if key in service} for service in config["service"]],
         "attach": config["attach"]["listen"][0],
         "client": f"{CLIENT}.roost",
+        "agent_token_file": str(link_of(name) / TOKEN_FILE),
     }
 
 
-def _put_up(stack: ExitStack, mode: str, name: str) -> dict[str, Any]:
+def _put_up(stack: ExitStack, mode: str, name: str, settings: Sequence[str]) -> dict[str, Any]:
     """The lab and all in it; what to undo goes onto the stack."""
     if description(name) is not None:
         raise StandingError(f"a lab with the name {name} stands already")
@@ -213,7 +234,7 @@ def _put_up(stack: ExitStack, mode: str, name: str) -> dict[str, Any]:
     _claim(lab, name)
     _keep_standard_error(lab.workspace / "lab.log")
     server = _servers(lab, mode)
-    config = _config(lab, mode, server)
+    config = _config(lab, mode, server, settings)
     daemon = lab.daemon(config)
     _client(lab, daemon, server if mode == "router" else lab.address("box", "wan0"))
     told = _describe(lab, name, mode, config, daemon) | {"try": _commands(lab, name, mode, server)}
@@ -236,12 +257,12 @@ def _keep_standard_error(log: Path) -> None:
         os.dup2(file.fileno(), 2)
 
 
-def hold(mode: str, name: str) -> int:
+def hold(mode: str, name: str, *settings: str) -> int:
     """Put the lab up, say so, and take it down when told to. The exit code."""
     with interrupts() as signals, ExitStack() as stack:
         try:
             with signals.held():
-                told = _put_up(stack, mode, name)
+                told = _put_up(stack, mode, name, settings)
             signals.check()
             print(json.dumps(told), flush=True)
             os.dup2(2, 1)

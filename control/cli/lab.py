@@ -43,10 +43,18 @@ def command() -> None:
 @command.command()
 @click.option("--mode", type=click.Choice(["router", "proxy", "host"]), default="proxy", show_default=True,
               help="How clients and servers come together: see docs/flows.md.")  # fmt: skip
+@click.option("--set", "settings", multiple=True, metavar="TABLE.KEY=VALUE",
+              help="A setting of the appliance, over the lab's own; may be given several times. A service is meant by "
+              "its name: service.web.proxy_protocol=v1. The keys are those of docs/configuration.md.")  # fmt: skip
 @name_option
 @json_option
-def up(mode: str, name: str, as_json: bool) -> None:
-    """Put the lab up, with the appliance running, and say what is where. It stands until `roost lab down`."""
+def up(mode: str, settings: tuple[str, ...], name: str, as_json: bool) -> None:
+    """Put the lab up, with the appliance running, and say what is where. It stands until `roost lab down`.
+
+    \b
+    Example:
+      sudo ./roost lab up --mode router --set policy.on_second_server=wait
+    """
     _require_root("up")
     from appliance.lab.standing import description
 
@@ -57,7 +65,7 @@ def up(mode: str, name: str, as_json: bool) -> None:
             f"sudo ./roost lab down{_named(name)}"
         )
     try:
-        told = _put_up(mode, name)
+        told = _put_up(mode, name, settings)
     except KeyboardInterrupt:
         click.echo("Ended early; nothing is left behind.", err=True)
         sys.exit(130)
@@ -86,12 +94,13 @@ def _named(name: str) -> str:
     return "" if name == "roost" else f" --name {name}"
 
 
-def _put_up(mode: str, name: str) -> dict[str, Any]:
+def _put_up(mode: str, name: str, settings: tuple[str, ...]) -> dict[str, Any]:
     """Start the process that holds the lab, and wait until it says that all is there."""
     from appliance.lab.processes import python_environment
 
-    holder = subprocess.Popen([sys.executable, "-m", "appliance.lab.standing", mode, name], stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, env=python_environment(), start_new_session=True)  # fmt: skip
+    holder = subprocess.Popen([sys.executable, "-m", "appliance.lab.standing", mode, name, *settings],
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=python_environment(),
+                              start_new_session=True)  # fmt: skip
     assert holder.stdout is not None
     try:
         line = holder.stdout.readline()
@@ -114,9 +123,10 @@ def _show(told: dict[str, Any]) -> None:
         click.echo(f"  {space:<4} {found['name']:<12} {'  '.join(found['addresses'])}")
     click.echo("")
     for service in told["services"]:
+        who = "agents" if service.get("kind") == "agents" else "clients"
         kept = f", {service['interface']}" if "interface" in service else ""
-        click.echo(f"  service {service['name']:<7} clients connect to {service['listen']}{kept}")
-    click.echo(f"  attach          servers ask {told['attach']} for {told['client']}, a client that is connected\n")
+        click.echo(f"  service {service['name']:<9} {who} connect to {service['listen']}{kept}")
+    click.echo(f"  attach            servers ask {told['attach']} for {told['client']}, a client that is connected\n")
     for why, text in told["try"]:
         if why:
             click.echo(f"  # {why}")
