@@ -186,7 +186,7 @@ def _commands(lab: Lab, name: str, mode: str, server: str) -> list[list[str]]:
     inside = {space: f"ip netns exec {given}" for space, given in names.names(name).items()}
     front = server if mode == "router" else lab.address("box", "wan0")
     space, proxy = ("box", LOOPBACK) if mode == "host" else ("lan", lab.address("box", "lan0"))
-    ask = f"ASK temperature; sleep 1) | {inside[space]} curl -s"
+    ask = f"echo ASK temperature | {inside[space]} curl -s"
     found = [
         ["the connections, and what became of them", f"./roost connections -c {link_of(name)}/roost.toml"],
         ["", f"./roost events -c {link_of(name)}/roost.toml --follow"],
@@ -194,9 +194,9 @@ def _commands(lab: Lab, name: str, mode: str, server: str) -> list[list[str]]:
         ["a client speaks, sleeps 6 s, and speaks again",
          f"{inside['wan']} {_talk(front, LINE_PORT, 'ECHO one', 'ECHO two', pause_s=6)}"],
         ["a server asks the proxy for the client that sleeps",
-         f"(echo {ask} -p -x http://{proxy}:{ATTACH_PORT} telnet://{CLIENT}.roost:{CLIENT_PORT}"],
+         f"{ask} -p -x http://{proxy}:{ATTACH_PORT} telnet://{CLIENT}.roost:{CLIENT_PORT}"],
         ["the same by SOCKS5",
-         f"(echo {ask} -x socks5h://{proxy}:{ATTACH_PORT} telnet://{CLIENT}.roost:{CLIENT_PORT}"],
+         f"{ask} -x socks5h://{proxy}:{ATTACH_PORT} telnet://{CLIENT}.roost:{CLIENT_PORT}"],
     ]  # fmt: skip
     if mode == "router":
         client = lab.client_addresses()[0]

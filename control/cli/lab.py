@@ -130,6 +130,6 @@ def _show(told: dict[str, Any]) -> None:
     for why, text in told["try"]:
         if why:
             click.echo(f"  # {why}")
-        click.echo(f"  sudo {text}" if not text.startswith("(") else f"  {text.replace('| ip', '| sudo ip', 1)}")
+        click.echo(f"  {text.replace('| ip', '| sudo ip', 1)}" if text.startswith("echo") else f"  sudo {text}")
     click.echo(f"\nIts configuration and log: {told['config']}, {told['log']}")
     click.echo(f"End it with: sudo ./roost lab down{_named(told['name'])}")

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from appliance.lab.names import in_use
-from appliance.lab.processes import python_environment
+from appliance.lab.processes import ROOT, python_environment
 from appliance.lab.standing import link_of, take_down
 from tests.lab.traces import MARK, leftovers_of, started_by
 
@@ -52,7 +52,7 @@ class StandingLab:
         script = re.sub(r"\broost-(wan\b|nat\b|box\b|lan\b|lab\b|\$)", rf"{NAME}-\1", script)
         script = script.replace("./roost ", f"{' '.join(ROOST)} ")  # without its set-up
         done = subprocess.run(["bash", "-e", "-o", "pipefail", "-c", script], env=self.environment, timeout=60,
-                              capture_output=True, text=True, check=False)  # fmt: skip
+                              cwd=ROOT, capture_output=True, text=True, check=False)  # fmt: skip
         assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
         return done.stdout
 
