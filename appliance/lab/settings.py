@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that differ from a lab's own configuration: `TABLE.KEY=VALUE`, as `roost lab up --set` takes them.
 
-    policy.on_second_server=wait        a value is TOML (5, true, ["a", "b"]), or text without its quotes
-    service.web.health.interval=500ms   a table of a list of tables is meant by its `name`
+policy.on_second_server=wait        a value is TOML (5, true, ["a", "b"]), or text without its quotes
+service.web.health.interval=500ms   a table of a list of tables is meant by its `name`
 """
 
 from __future__ import annotations

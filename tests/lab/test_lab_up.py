@@ -48,6 +48,17 @@ def test_a_second_lab_of_the_same_name_is_told_what_is_up_and_how_to_end_it(lab:
     assert lab.shell(f"ip netns exec {NAME}-wan curl -s http://198.18.0.1:8080/") == PAGE, "the first lab is untouched"
 
 
+def test_a_setting_that_the_appliance_does_not_take_is_said_and_nothing_stays(lab: StandingLab) -> None:
+    for setting, words in (
+        ("service.wbe.listen=1", "no service 'wbe' here"),
+        ("policy.quiet=1s", "unknown key `quiet`"),
+    ):
+        done = lab.run("up", "--set", setting)
+        assert done.returncode == 1
+        assert words in done.stderr
+        assert lab.traces() == []
+
+
 def test_down_without_a_lab_says_so(lab: StandingLab) -> None:
     done = lab.run("down")
     assert (done.returncode, done.stdout) == (0, f"No lab with the name {NAME} is up.\n")
