@@ -545,6 +545,15 @@ class Engine:
         if lib.roost_link_ports(self._raw, first, last) < 0:
             raise EngineError(f"{first}-{last} is no range of ports")
 
+    def reserve_link_port(self, port: int) -> None:
+        """Keep a port from new links, until unreserve_link_ports; before start."""
+        if lib.roost_link_port_reserve(self._raw, port) < 0:
+            raise EngineError("out of memory")
+
+    def unreserve_link_ports(self) -> None:
+        """New links may have every port of the range again that is not asleep."""
+        lib.roost_link_ports_unreserve(self._raw)
+
     def start(self) -> None:
         """Starts the engine thread."""
         self._buffers.err[0] = b"\0"

@@ -118,6 +118,22 @@ static int op_idle(struct roost_engine *e, const struct roost_command *command, 
     return -error;
 }
 
+static bool is_pair(const struct roost_ka *slot) {
+    return slot && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED;
+}
+
+/* Whether the row has the server's leg of a pair as it is now: the client's may be as it was, and the server's not. */
+static bool same_peer(struct roost_engine *e, const struct roost_ka *slot, const struct roost_command *command) {
+    struct roost_key key;
+    if (!is_pair(slot))
+        return true;
+    const struct roost_rest *rest = &e->table.rest[slot->rest];
+    const struct roost_ka *peer = roost_table_peer(&e->table, slot, &key);
+    return peer && command->peer.rest.id == rest->id && command->record.rest.peer == rest->peer &&
+           command->record.rest.peer_version == rest->peer_version && peer->snd_nxt == command->peer.ka.snd_nxt &&
+           peer->rcv_nxt == command->peer.ka.rcv_nxt;
+}
+
 static int op_sleep(struct roost_engine *e, const struct roost_command *command) {
     struct roost_ka *slot = roost_table_find(&e->table, &command->record.key);
     if (!slot || ROOST_PHASE(slot->ctl) != ROOST_IDLE || roost_conn_by_key(e, &command->record.key))
@@ -125,7 +141,7 @@ static int op_sleep(struct roost_engine *e, const struct roost_command *command)
     struct roost_rest *rest = &e->table.rest[slot->rest];
     /* It may have woken and be frozen again: then the row is of another moment, and useless. */
     if (rest->id != command->id || slot->snd_nxt != command->record.ka.snd_nxt ||
-        slot->rcv_nxt != command->record.ka.rcv_nxt)
+        slot->rcv_nxt != command->record.ka.rcv_nxt || !same_peer(e, slot, command))
         return EAGAIN;
     struct roost_event event;
     roost_event_of_slot(e, &command->record.key, slot, &event);
@@ -173,10 +189,6 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
         roost_wake_queue(e, c);
     }
     return 0;
-}
-
-static bool is_pair(const struct roost_ka *slot) {
-    return slot && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED;
 }
 
 /* A client that sleeps with a server is that server's. To be taken over from it, both must be awake. */
@@ -253,8 +265,8 @@ static struct roost_ka *insert_pair(struct roost_engine *e, const struct roost_c
     struct roost_ka *server = insert_idle(e, &command->peer);
     struct roost_ka *client = server ? insert_idle(e, &command->record) : NULL;
     if (client) {
-        e->table.rest[server->rest].peer = roost_table_position(&e->table, client);
-        e->table.rest[client->rest].peer = roost_table_position(&e->table, server);
+        roost_table_pair(&e->table, &e->table.rest[server->rest], client);
+        roost_table_pair(&e->table, &e->table.rest[client->rest], server);
     } else if (server) {
         roost_table_remove(&e->table, server);
     }

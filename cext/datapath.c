@@ -102,6 +102,13 @@ static int make_pin_dir(const char *pin_dir, char *err, size_t err_len) {
     return 0;
 }
 
+static int complain_of_version(const char *path, char *err, size_t err_len) {
+    return complain(err, err_len, EINVAL,
+                    "%s was made by another version of Roost and its layout does not fit; let the connections go with "
+                    "`roost unpin`, or run the version that made it",
+                    path);
+}
+
 /* Takes the pinned map of that name instead of a new one. 1 adopted, 0 none there, or -errno. */
 static int adopt_map(struct roost_datapath *d, struct bpf_map *map, char *err, size_t err_len) {
     char path[320];
@@ -113,10 +120,7 @@ static int adopt_map(struct roost_datapath *d, struct bpf_map *map, char *err, s
         return errno == ENOENT ? 0 : complain(err, err_len, errno, "cannot open %s: %s", path, strerror(errno));
     int e = bpf_obj_get_info_by_fd(fd, &info, &size) ? -errno : 0;
     if (!e && (info.type != bpf_map__type(map) || info.value_size != bpf_map__value_size(map)))
-        e = complain(err, err_len, EINVAL,
-                     "%s was made by another version of Roost and its layout does not fit; let the connections go with "
-                     "`roost unpin`, or run the version that made it",
-                     path);
+        e = complain_of_version(path, err, err_len);
     if (!e && bpf_map__set_max_entries(map, info.max_entries))
         e = -errno;
     if (!e && bpf_map__reuse_fd(map, fd))
@@ -197,6 +201,12 @@ static void *map_memory(struct roost_datapath *d, int fd, size_t size, char *err
     return memory;
 }
 
+static uint32_t value_size(int fd) {
+    struct bpf_map_info info = {0};
+    __u32 size = sizeof(info);
+    return bpf_obj_get_info_by_fd(fd, &info, &size) ? 0 : info.value_size;
+}
+
 static uint32_t entries(int fd) {
     struct bpf_map_info info = {0};
     __u32 size = sizeof(info);
@@ -218,7 +228,7 @@ static int open_rest(struct roost_datapath *d, uint32_t slots, char *err, size_t
             return complain(err, err_len, errno, "cannot pin %s: %s", path, strerror(errno));
     }
     d->map_fd[REST] = fd;
-    return 0;
+    return value_size(fd) == sizeof(struct roost_rest) ? 0 : complain_of_version(path, err, err_len);
 }
 
 static int share_config(struct roost_datapath *d, struct roost_table *t, char *err, size_t err_len) {

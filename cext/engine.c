@@ -440,6 +440,7 @@ void roost_close(roost_engine *e) {
         close(e->wake_fd);
     free(e->by_id);
     free(e->by_key);
+    free(e->link_ports_reserved);
     pthread_mutex_destroy(&e->lock);
     free(e);
 }

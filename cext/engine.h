@@ -265,6 +265,9 @@ void roost_stop_listening(roost_engine *e); /* no new clients from now on; those
 /* Local ports of links to the servers of persistent services, which the kernel must give to nobody (before roost_start;
  * 10240 to 32767 otherwise, below what it gives by itself). */
 int roost_link_ports(roost_engine *e, uint16_t first, uint16_t last);
+/* Keeps one from new links (before roost_start): after a reboot it is that of a leg which is about to be put back. */
+int roost_link_port_reserve(roost_engine *e, uint16_t port);
+void roost_link_ports_unreserve(roost_engine *e); /* all of them */
 int roost_start(roost_engine *e, char *err, uint32_t err_len);
 int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t count);
 /* Waits up to timeout_ms for an event, and then up to patience_ms for more, unless somebody waits for one of them: the

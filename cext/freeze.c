@@ -98,7 +98,8 @@ static int mark_server(struct roost_engine *e, struct roost_conn *c) {
                             .rest = roost_table_rest_alloc(&e->table)};
     if (mark.rest == ROOST_NO_REST)
         return -ENOSPC;
-    e->table.rest[mark.rest] = (struct roost_rest){.id = c->id, .peer = roost_table_position(&e->table, c->slot)};
+    e->table.rest[mark.rest] = (struct roost_rest){.id = c->id};
+    roost_table_pair(&e->table, &e->table.rest[mark.rest], c->slot);
     c->server_slot = roost_table_insert(&e->table, &c->server_key, &mark);
     if (c->server_slot)
         return 0;
@@ -244,8 +245,8 @@ static void finish(struct roost_engine *e, struct roost_conn *c) {
     if (c->server_slot) {
         if (c->server_local) /* when it ends, the kernel says so */
             server.probe_interval_s = 0;
-        server.rest.peer = roost_table_position(&e->table, c->slot);
-        client.rest.peer = roost_table_position(&e->table, c->server_slot);
+        roost_table_pair(&e->table, &server.rest, c->slot);
+        roost_table_pair(&e->table, &client.rest, c->server_slot);
         publish(e, c, c->server_slot, &server, c->server_slot->rest,
                 ROOST_F_PAIRED | ROOST_F_SERVER | (c->attached ? ROOST_F_ATTACHED : 0));
     }

@@ -215,6 +215,7 @@ struct roost_engine {
     bool pressure_told;
     uint64_t next_id;
     uint16_t link_port_first, link_port_last, link_port_next; /* of links that may sleep (ports.c) */
+    uint8_t *link_ports_reserved;                             /* a bit for each; NULL: none */
     uint64_t now_ms;
     uint64_t accept_resume_ms;
     struct roost_conn *ready, **ready_tail;

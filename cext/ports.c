@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/in.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -43,19 +44,41 @@ static int local_address(const uint8_t server[16], uint8_t local[16]) {
     return e;
 }
 
+static bool is_reserved(const struct roost_engine *e, uint16_t port) {
+    return e->link_ports_reserved && e->link_ports_reserved[port / 8] >> port % 8 & 1;
+}
+
+int roost_link_port_reserve(roost_engine *e, uint16_t port) {
+    if (!e->link_ports_reserved)
+        e->link_ports_reserved = calloc(65536 / 8, 1);
+    if (!e->link_ports_reserved)
+        return -ENOMEM;
+    e->link_ports_reserved[port / 8] |= (uint8_t)(1 << port % 8);
+    return 0;
+}
+
+void roost_link_ports_unreserve(roost_engine *e) {
+    roost_lock(e);
+    free(e->link_ports_reserved);
+    e->link_ports_reserved = NULL;
+    roost_unlock(e);
+}
+
 int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, roost_connect_from *connect_from) {
     struct roost_key key = {.client_port = htons(to->port)};
+    uint32_t ports = (uint32_t)(e->link_port_last - e->link_port_first) + 1;
     memcpy(key.client, to->address, sizeof(key.client));
     int error = local_address(to->address, key.local);
-    for (int tries = 0; !error && tries < TRIES; tries++) {
+    for (int tries = 0; !error && ports > 0 && tries < TRIES; ports--) {
         uint16_t port = e->link_port_next;
         e->link_port_next = port == e->link_port_last ? e->link_port_first : port + 1;
         key.local_port = htons(port);
-        if (roost_table_find(&e->table, &key))
+        if (is_reserved(e, port) || roost_table_find(&e->table, &key))
             continue;
         int fd = connect_from(to, key.local, key.local_port);
         if (fd != -EADDRINUSE && fd != -EADDRNOTAVAIL) /* a link that is awake, or somebody listens there */
             return fd;
+        tries++;
     }
     return error ? error : -EADDRNOTAVAIL;
 }

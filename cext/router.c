@@ -164,6 +164,9 @@ int roost_router_link(struct roost_engine *e, struct roost_command *command, uin
     if (!error)
         error = roost_attach_server(e, command, since_ms, wait_ms);
     if (error == ENOENT || error == EAGAIN)
+        command->error =
+            error; /* it waits for a client that is not there, whose own server may be first when it comes */
+    if (error && error != ENOTUNIQ && command->error && *wait_ms < e->server_wait_ms)
         *wait_ms = e->server_wait_ms;
     return error;
 }

@@ -7,8 +7,10 @@
 #include <errno.h>
 #include <linux/if_ether.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "internal.h"
+#include "repair.h"
 #include "segment.h"
 
 #define SLICE_MS 50
@@ -23,15 +25,26 @@ static void send_probes(struct roost_engine *e, uint32_t *count) {
     *count = 0;
 }
 
+/* A server's leg that has lost its client (its record was lost, or a predecessor was killed at a bad moment): the server
+ * is told by a socket that is good for one RST. */
+static void end_orphan(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
+    int fd = roost_repair_rebuild(key, slot, &e->table.rest[slot->rest]);
+    if (fd == -EMFILE || fd == -ENFILE)
+        return;                          /* tried again in a second */
+    roost_table_remove(&e->table, slot); /* the guard stops an RST of what is in the table */
+    if (fd >= 0 && !roost_repair_finish(fd))
+        roost_reset_fd(fd);
+    else if (fd >= 0)
+        close(fd);
+}
+
 /* One end of a pair is gone: the other learns it, and for that both wake. */
 static void dead_pair(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
     struct roost_key client;
     int error;
     if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) {
-        if (!roost_table_peer(&e->table, slot, &client)) {
-            roost_table_remove(&e->table, slot);
-            return;
-        }
+        if (!roost_table_peer(&e->table, slot, &client))
+            return; /* end_orphan's */
         key = &client;
     }
     struct roost_conn *c = roost_conn_by_key(e, key);
@@ -64,35 +77,36 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
     roost_table_remove(&e->table, slot);
 }
 
-/* True when a probe was put into the outbox. */
-static bool probe(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot, uint32_t now_s,
-                  uint32_t at) {
+/* Puts a probe into the outbox when one is due, which has count already. */
+static void probe(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot, uint32_t now_s,
+                  uint32_t *count) {
     const struct roost_service *s = roost_service_of(e, slot->service);
     uint32_t quiet_s = now_s - slot->heard_s;
     if ((int32_t)quiet_s < 0 || quiet_s < slot->probe_interval_s) {
         slot->probe_sent = 0; /* heard since */
-        return false;
+        return;
     }
     uint32_t retry_s = s->probe_retry_s ? s->probe_retry_s : slot->probe_interval_s;
     uint32_t due_s = slot->probe_interval_s + slot->probe_sent * retry_s;
     if (quiet_s < due_s)
-        return false;
+        return;
     if (quiet_s >= due_s + retry_s) /* nobody probed for a while (no daemon): that is not the client's silence */
         slot->heard_s = now_s - due_s;
     if (slot->probe_sent >= (s->probe_count ? s->probe_count : 3)) {
         e->stat[ROOST_E_PROBE_DEAD]++;
+        send_probes(e, count); /* what ends a connection may need the outbox */
         dead(e, key, slot);
-        return false;
+        return;
     }
     slot->probe_sent++;
-    struct roost_outbox_item *item = &e->path.out[at];
+    struct roost_outbox_item *item = &e->path.out[*count];
     item->length = ETH_HLEN + (uint32_t)roost_segment_probe(key, slot, e->now_ms, item->data + ETH_HLEN);
-    if (!(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER))
-        return true;
-    e->stat[ROOST_E_PROBES]++;
-    e->stat[ROOST_E_PROBE_LOST] += !roost_datapath_send(
-        &e->path, item->data + ETH_HLEN, item->length - ETH_HLEN); /* to another interface than the batch's */
-    return false;
+    if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) { /* to another interface than the batch's */
+        e->stat[ROOST_E_PROBES]++;
+        e->stat[ROOST_E_PROBE_LOST] += !roost_datapath_send(&e->path, item->data + ETH_HLEN, item->length - ETH_HLEN);
+    } else if (++*count == ROOST_OUTBOX_ITEMS) {
+        send_probes(e, count);
+    }
 }
 
 static void sleep_due(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot, uint32_t now_s) {
@@ -123,10 +137,14 @@ void roost_sweep_turn(struct roost_engine *e) {
         uint32_t phase = ROOST_PHASE(slot->ctl);
         if (phase != ROOST_IDLE && phase != ROOST_SLEEP)
             continue;
+        if (phase == ROOST_IDLE && roost_table_orphan(&e->table, slot)) {
+            end_orphan(e, &key, slot);
+            continue;
+        }
         if (phase == ROOST_IDLE)
             sleep_due(e, &key, slot, now_s);
-        if (slot->probe_interval_s && probe(e, &key, slot, now_s, count) && ++count == ROOST_OUTBOX_ITEMS)
-            send_probes(e, &count);
+        if (slot->probe_interval_s)
+            probe(e, &key, slot, now_s, &count);
     }
     send_probes(e, &count);
     e->sweep_at = end == positions ? 0 : end;

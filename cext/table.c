@@ -184,19 +184,24 @@ struct roost_ka *roost_table_at(struct roost_table *t, uint64_t position, struct
     return &t->bucket6[bucket].slot[i].ka;
 }
 
+void roost_table_pair(struct roost_table *t, struct roost_rest *rest, const struct roost_ka *other) {
+    rest->peer = roost_table_position(t, other);
+    rest->peer_version = ROOST_VERSION(other->ctl);
+}
+
 struct roost_ka *roost_table_peer(struct roost_table *t, const struct roost_ka *slot, struct roost_key *key) {
     const struct roost_rest *rest = &t->rest[slot->rest];
     struct roost_ka *peer = roost_table_at(t, rest->peer, key);
     bool server = ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER;
-    if (!peer || !(ROOST_FLAGS(peer->ctl) & ROOST_F_PAIRED) || !(ROOST_FLAGS(peer->ctl) & ROOST_F_SERVER) != server)
+    if (!peer || !(ROOST_FLAGS(peer->ctl) & ROOST_F_PAIRED) || ROOST_VERSION(peer->ctl) != rest->peer_version ||
+        !(ROOST_FLAGS(peer->ctl) & ROOST_F_SERVER) != server)
         return NULL;
-    if (peer->rest == ROOST_NO_REST) /* a client in SLEEP */
+    if (peer->rest == ROOST_NO_REST) /* a client in SLEEP, or being frozen */
         return server ? peer : NULL;
     return t->rest[peer->rest].id == rest->id ? peer : NULL;
 }
 
-/* A server's leg whose client is not there, or has another. */
-static bool is_orphan(struct roost_table *t, const struct roost_ka *slot) {
+bool roost_table_orphan(struct roost_table *t, const struct roost_ka *slot) {
     struct roost_key key;
     if (!(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER))
         return false;
@@ -247,7 +252,7 @@ uint64_t roost_table_adopt(struct roost_table *t, uint64_t *max_id) {
     }
     for (uint64_t p = 0; p < positions; p++) {
         struct roost_ka *slot = roost_table_at(t, p, &key);
-        if (slot && is_orphan(t, slot)) {
+        if (slot && roost_table_orphan(t, slot)) {
             slot->rest = ROOST_NO_REST;
             t->rest_used--;
             roost_table_remove(t, slot);

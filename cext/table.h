@@ -59,4 +59,10 @@ uint32_t roost_table_position(const struct roost_table *t, const struct roost_ka
 /* The other leg of a pair and its key; NULL when it is not there any more. slot must have its rest at hand. */
 struct roost_ka *roost_table_peer(struct roost_table *t, const struct roost_ka *slot, struct roost_key *key);
 
+/* Lets one leg's rest name the other's slot. */
+void roost_table_pair(struct roost_table *t, struct roost_rest *rest, const struct roost_ka *other);
+
+/* Whether a slot is a server's leg whose client is not there any more, or has another. */
+bool roost_table_orphan(struct roost_table *t, const struct roost_ka *slot);
+
 #endif

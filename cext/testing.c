@@ -95,6 +95,10 @@ struct roost_rest *roost_testing_rest(struct roost_table_handle *h, uint32_t ind
     return &h->table.rest[index];
 }
 
+void roost_testing_pair(struct roost_table_handle *h, uint32_t rest, const struct roost_ka *other) {
+    roost_table_pair(&h->table, &h->table.rest[rest], other);
+}
+
 uint32_t roost_testing_position(struct roost_table_handle *h, const struct roost_ka *slot) {
     return roost_table_position(&h->table, slot);
 }

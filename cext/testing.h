@@ -26,6 +26,7 @@ uint32_t roost_testing_same_tag_max(void);
 void roost_testing_set_phase(struct roost_ka *slot, uint32_t phase);
 uint32_t roost_testing_rest_alloc(struct roost_table_handle *t);
 struct roost_rest *roost_testing_rest(struct roost_table_handle *t, uint32_t index);
+void roost_testing_pair(struct roost_table_handle *h, uint32_t rest, const struct roost_ka *other);
 uint32_t roost_testing_position(struct roost_table_handle *h, const struct roost_ka *slot);
 uint64_t roost_testing_adopt(struct roost_table_handle *t, uint64_t *max_id);
 uint64_t roost_testing_used(struct roost_table_handle *t, uint64_t *used6, uint64_t *rest_used, uint64_t *refused);

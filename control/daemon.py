@@ -81,6 +81,8 @@ long for the store's writer; this keeps the whole within the 10 ms that a wake-u
 SPARE_DESCRIPTORS: Final = 512
 
 READ_AGAIN_S: Final = 5.0
+PUT_BACK_S: Final = 5.0
+"""How long the engine may take to carry out a page of insertions."""
 """Between two attempts to read names and overrides from a database that could not be read at start."""
 
 
@@ -152,6 +154,8 @@ class Inventory:
     """Rows of this boot whose connection is gone; forgotten, and CLOSED in the history."""
     other_boot: int = 0
     """Rows from before a reboot: to be put back into the table."""
+    ports: set[int] = field(default_factory=set)
+    """Ours, of the servers' legs among them: no new link may take one meanwhile."""
 
 
 def take_inventory(engine: EnginePort, store: Store, boot: str) -> Inventory:
@@ -187,6 +191,8 @@ def take_inventory(engine: EnginePort, store: Store, boot: str) -> Inventory:
             if row.boot_id != boot and event_of is None:
                 found.other_boot += 1
                 found.sleep_ids.append(row.id)  # asleep all the while: it is no transition that the history lacks
+                if (peer := _record(row).peer) is not None:
+                    found.ports.add(peer.key.local_port)
             elif event_of is None:
                 found.without_slot += 1
                 rows.append(history_row(_record(row), State.SLEEP, State.CLOSED))
@@ -379,6 +385,8 @@ class Daemon:
         self._monitor = Monitor(engine, store, max_awake, self._on_fatal, persistent)
         found = take_inventory(engine, store, boot_id())
         self._monitor.states = list(found.states)
+        for port in found.ports:
+            engine.reserve_link_port(port)
         self._health = Health(engine)
         self._monitor.server_down = self._health.link_failed
         self._registry = Registry(store, engine)
@@ -469,6 +477,7 @@ class Daemon:
                 log.warning("history: added %d transitions that the last daemon could not write", missing)
             if found.other_boot:
                 log.info("after a reboot: put back %d sleeping connections", self._put_back())
+            self._engine.unreserve_link_ports()
             while not self._load() and not self._terminate.is_set():
                 time.sleep(READ_AGAIN_S)
             if self._reach.spoken_for.loaded and (strays := self._reach.agents.forget_strays()):
@@ -483,7 +492,8 @@ class Daemon:
 
     def _put_back(self) -> int:
         boot, offset = boot_id(), wall_offset_ms()
-        put = 0
+        put, deadline = 0, 0.0
+        last: Record | None = None
         after = b""
         while page := self._store.sleeping_rows(after):
             after = page[-1].key
@@ -492,8 +502,12 @@ class Daemon:
             records = [_record(row).shifted(row.wall_offset_ms - offset) for row in page if row.boot_id != boot]
             self._monitor.insert(records)
             put += len(records)
+            last = records[-1] if records else last
+            deadline = time.monotonic() + PUT_BACK_S
             while self._monitor.inserting and not self._terminate.is_set():
                 time.sleep(0.01)  # one page at a time: a million records must not stand in memory
+        while last is not None and self._engine.find(last.key) is None and time.monotonic() < deadline:
+            time.sleep(0.01)  # the engine has the commands, and carries them out in order
         return put
 
     def _spec(self, service: Service, index: int, config: Config) -> ServiceSpec:

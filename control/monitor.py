@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from errno import EIO, ENOENT, ETIMEDOUT
+from errno import EAGAIN, EIO, ENOENT, ETIMEDOUT
 from itertools import count
 from typing import Final, Protocol
 
@@ -309,12 +309,16 @@ class Monitor:
             return
         if event.cause == Cause.COMMAND:
             self._sleep_tokens.setdefault(record.key_raw, NOBODY)
-        turn.upserts.append((record.key_raw, self._packed(record)))
+        if (row := self._packed(record)) is not None:
+            turn.upserts.append((record.key_raw, row))
 
-    def _packed(self, record: Record) -> bytes:
-        """For its row, the server's leg of a pair included: after a reboot the table knows neither."""
+    def _packed(self, record: Record) -> bytes | None:
+        """For its row, the server's leg of a pair included: after a reboot the table knows neither. None: it is not
+        IDLE any more, and the row that there may be is better."""
         if record.paired:
             record.peer = self._engine.find_peer(record.key_raw)
+            if record.peer is None:
+                return None
         return records.pack(record)
 
     def _refused(self, event: Event, turn: _Turn) -> None:
@@ -383,8 +387,11 @@ class Monitor:
         """Put an IDLE connection to sleep by command: its row is written first."""
         token, future = self._expect([State.SLEEP], timeout_s)
         packed = record.key_raw
+        if (row := self._packed(record)) is None:
+            self._resolve(token, Outcome(EAGAIN), None)
+            return future
         self._sleep_tokens[packed] = token
-        self._store.add(upserts=[(packed, self._packed(record))])
+        self._store.add(upserts=[(packed, row)])
         return future
 
     def _expect(self, states: Iterable[State], timeout_s: float) -> tuple[int, Future[Outcome]]:

@@ -141,7 +141,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
         (_S.SLEEP, _C.SERVER_ATTACH): frozenset({_S.ACTIVE, _S.IDLE}),
         (_S.SLEEP, _C.SERVER_DATA): frozenset({_S.ACTIVE, _S.IDLE}),
         (_S.SLEEP, _C.SERVER_CLOSE): frozenset({_S.CLOSED}),
-        (_S.SLEEP, _C.COMMAND): frozenset({_S.STANDBY, _S.IDLE, _S.CLOSED}),
+        (_S.SLEEP, _C.COMMAND): frozenset({_S.ACTIVE, _S.STANDBY, _S.IDLE, _S.CLOSED}),
         (_S.SLEEP, _C.PROBE_TIMEOUT): frozenset({_S.IDLE, _S.CLOSED}),
         (_S.SLEEP, _C.RESTORE): frozenset({_S.IDLE, _S.CLOSED}),
         # CLOSED is the end: no entry.

@@ -78,8 +78,8 @@ struct roost_rest {    /* 40 bytes; id 0 marks a free slot, whose snd_wnd then i
     __u32 sleep_due_s; /* CLOCK_MONOTONIC seconds when SLEEP is due, 0 = never */
     __u16 mss;         /* the client's MSS option (mss_clamp), bytes */
     __u16 reserved;
-    __u32 peer; /* position in the table of the other leg (ROOST_F_PAIRED) */
-    __u32 reserved2;
+    __u32 peer;         /* position in the table of the other leg (ROOST_F_PAIRED) */
+    __u32 peer_version; /* of the slot there: it may have another owner by now */
 };
 
 /* 4-tuple as the engine and the control plane see it: IPv4 addresses are IPv4-mapped (::ffff:a.b.c.d). */

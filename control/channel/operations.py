@@ -433,11 +433,14 @@ class Operations:
         """Carry out standby, idle, sleep, wake or close; returns where the connection is then."""
         located = await asyncio.to_thread(self.locate, name)
         state = located.state
-        target = {"standby": State.STANDBY, "idle": State.IDLE, "sleep": State.SLEEP, "wake": State.STANDBY}.get(
-            action, State.CLOSED
-        )
+        targets = {
+            "standby": [State.STANDBY],
+            "idle": [State.IDLE],
+            "sleep": [State.SLEEP],
+            "wake": [State.STANDBY, State.ACTIVE],  # ACTIVE: one that sleeps with its server
+        }.get(action, [State.CLOSED])
         before = state.label
-        if state is target or (action == "wake" and state in AWAKE):
+        if state in targets:
             return {"id": located.id, "client": located.key.client_text, "before": before, "state": before}
         if action in ("standby", "idle") and state in INACTIVE:
             raise OperationError(409, f"the connection is {before}; wake it first")
@@ -445,21 +448,21 @@ class Operations:
             outcome = await self._sleep(located)
         else:
             op = {"standby": Op.STANDBY, "idle": Op.IDLE, "wake": Op.WAKE, "close": Op.CLOSE}[action]
-            outcome = await self._command(op, located, target)
+            outcome = await self._command(op, located, targets)
         if outcome.error:
             raise _refused(action, before, outcome.error)
         after = State(outcome.state).label
         return {"id": located.id or outcome.id, "client": located.key.client_text, "before": before, "state": after}
 
-    async def _command(self, op: Op, located: Located, target: State) -> Outcome:
+    async def _command(self, op: Op, located: Located, targets: list[State]) -> Outcome:
         command = Command(op=op, cause=Cause.COMMAND, id=located.id if located.state in AWAKE else 0, key=located.key)
-        return await asyncio.wrap_future(self._monitor.command(command, [target], COMMAND_TIMEOUT_S))
+        return await asyncio.wrap_future(self._monitor.command(command, targets, COMMAND_TIMEOUT_S))
 
     async def _sleep(self, located: Located) -> Outcome:
         if not self._store.sleep_allowed:
             raise OperationError(503, f"nothing can SLEEP now: store: {self._store.status.text}")
         if located.state in AWAKE:
-            outcome = await self._command(Op.IDLE, located, State.IDLE)
+            outcome = await self._command(Op.IDLE, located, [State.IDLE])
             if outcome.error:
                 return outcome
         event = await asyncio.to_thread(self._engine.find, located.key)

@@ -196,6 +196,7 @@ class EngineLab:
                 op = Op.STANDBY if awake else Op.IDLE
                 return Command(op, cause=Cause.QUIET, id=event.id)
             case EventType.SLEEP_DUE:
+                event.record.peer = engine_peer(self.engine, event.record)
                 self.rows[key] = event.record
                 return Command(Op.SLEEP, cause=Cause.QUIET, id=event.id, record=event.record)
             case EventType.NEED_RECORD:
@@ -332,6 +333,7 @@ class EngineLab:
         if self.state(pair) is not State.IDLE:
             self.to_idle(pair)
         self.rows[pair.key.pack()] = record = self.record(pair)
+        record.peer = engine_peer(self.engine, record)
         self.engine.submit([Command(Op.SLEEP, cause=Cause.COMMAND, id=pair.id, record=record)])
         self.wait_state(pair, State.SLEEP)
 
@@ -370,6 +372,11 @@ class EngineLab:
         self.submit(Op.ATTACH, pair, Cause.SERVER_ATTACH, fd=accepted.detach(), preamble=preamble, early=early,
                     token=token)  # fmt: skip
         return server
+
+
+def engine_peer(engine: Engine, record: Record) -> Record | None:
+    """The server's leg of a pair, which a row has, too."""
+    return engine.find_peer(record.key_raw) if record.paired else None
 
 
 @dataclass(frozen=True)

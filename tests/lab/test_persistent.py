@@ -11,8 +11,8 @@ from typing import Final
 
 import pytest
 
-from appliance.engine import Op
-from control.states import Cause, State
+from appliance.engine import KA, Command, Op, Record
+from control.states import LEGAL, Cause, State
 from tests.lab.engine_lab import EngineLab, Pair, receive, tcp_info
 
 ACTIVE, STANDBY, IDLE, SLEEP, CLOSED = State.ACTIVE, State.STANDBY, State.IDLE, State.SLEEP, State.CLOSED
@@ -175,18 +175,53 @@ def test_a_restarted_engine_wakes_both_legs(box: EngineLab, family: int, state: 
     assert {pair.id for pair in pairs} == {e.id for pair in pairs for e in box.transition_events(pair)}
 
 
-def test_a_lost_record_is_told_to_both_ends(box: EngineLab) -> None:
-    pair = box.connect()
+@BOTH
+def test_a_lost_record_is_told_to_both_ends(box: EngineLab, family: int) -> None:
+    """The server's too, which says nothing: its keep-alives were answered all the time."""
+    pair = box.connect(family)
     fall_asleep(box, pair, SLEEP)
     box.rows.clear()
     pair.client.sendall(b"anybody there?")
-    with pytest.raises(ConnectionResetError):
-        pair.client.recv(1)
+    for end in (pair.client, pair.server):
+        with pytest.raises(ConnectionResetError):
+            end.recv(1)
     box.wait_state(pair, CLOSED)
-    pair.server.sendall(b"and you?")
-    with pytest.raises(ConnectionResetError):
-        pair.server.recv(1)
     assert nothing_is_left(box)
+
+
+@ASLEEP
+def test_a_wake_command_wakes_both_legs(box: EngineLab, state: State) -> None:
+    pair = box.connect()
+    fall_asleep(box, pair, state)
+    told = len(box.transitions(pair))
+    box.submit(Op.WAKE, pair)
+    box.wait_state(pair, ACTIVE)
+    assert box.transitions(pair)[told:] == [(state, ACTIVE, Cause.COMMAND)]
+    assert (int(state), int(ACTIVE), int(Cause.COMMAND)) in LEGAL
+    box.exchange(pair)
+
+
+def test_a_row_with_another_moment_of_the_servers_leg_is_not_taken(box: EngineLab) -> None:
+    """The client has said nothing since, so its own numbers are as they were."""
+    pair = box.connect()
+    fall_asleep(box, pair)
+    stale = box.record(pair)
+    stale.peer = box.engine.find_peer(pair.key.pack())
+    peer = stale.peer
+    assert peer is not None
+    box.submit(Op.WAKE, pair)
+    box.wait_state(pair, ACTIVE)
+    fall_asleep(box, pair)
+    fresh = box.record(pair)
+    assert (fresh.snd_nxt, fresh.rcv_nxt) == (stale.snd_nxt, stale.rcv_nxt)
+    values = list(KA.unpack(peer.ka))
+    values[2] += 5  # rcv_nxt: the server had said something since
+    fresh.peer = Record(peer.key_raw, KA.pack(*values), peer.rest)
+    for record in (stale, fresh):
+        box.engine.submit([Command(Op.SLEEP, cause=Cause.COMMAND, id=pair.id, record=record)])
+    box.wait(lambda: box.refusals(pair).count((Op.SLEEP, errno.EAGAIN)) >= 1, "it is refused")
+    box.to_sleep(pair)
+    box.exchange(pair)
 
 
 @BOTH

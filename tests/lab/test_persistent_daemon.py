@@ -140,6 +140,8 @@ def test_a_session_survives_a_reboot_of_the_appliance(stack: ExitStack, speaker:
     session.daemon.start()
     session.wait("SLEEP")
     assert session.daemon.get("/v1/connections/1")["server"] == f"{lab.address('lan', 'eth0')}:8000"
+    assert session.daemon.act(1, "wake")["state"] == "ACTIVE"
+    session.wait("SLEEP")
     says, hears = (session.client, session.server) if speaker == "client" else (session.server, session.client)
     says.sendall(b"after the reboot")
     assert receive(hears, 16) == b"after the reboot"

@@ -260,6 +260,7 @@ def test_a_server_waits_for_a_client_that_is_not_connected_yet(box: EngineLab, f
         client = box.dial(family, source=address)
         box.accept(family)  # its own server
         box.wait(lambda: box.stat("linked") > linked, "its own server is linked")  # a link that begins is not ended
+        time.sleep(0.2)  # the one that waits finds its client busy, a few times
         box.engine.submit([Command(Op.STANDBY, cause=Cause.COMMAND, key=box.key_of(client))])
         assert receive(client, 14) == b"are you there?"
         client.sendall(b"now")

@@ -121,6 +121,12 @@ class FakeEngine:
     def link_ports(self, first: int, last: int) -> None:
         pass
 
+    def reserve_link_port(self, port: int) -> None:
+        pass
+
+    def unreserve_link_ports(self) -> None:
+        pass
+
     def start(self) -> None:
         self.started = True
 

@@ -244,7 +244,7 @@ def pair(t: Table, client: Key, server: Key, phases: tuple[int, int], number: in
             for key, phase, flags in ((client, phases[0], PAIRED), (server, phases[1], PAIRED | SERVER))]  # fmt: skip
     for leg, other in (legs, reversed(legs)):
         if leg.rest != NO_REST:
-            lib.roost_testing_rest(t.raw, leg.rest).peer = lib.roost_testing_position(t.raw, other)
+            lib.roost_testing_pair(t.raw, leg.rest, other)
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -279,6 +279,20 @@ def test_adoption_removes_a_servers_leg_whose_client_has_another() -> None:
         assert t.adopt()[0] == 0
         t.remove(client)
         assert t.adopt()[0] == 1, "that leg's client is gone"
+
+
+def test_a_leg_does_not_take_the_next_owner_of_a_slot_for_its_other_leg() -> None:
+    """The client's slot is given away while the server's leg still names it."""
+    source = random.Random(6)
+    client, server, stranger = (random_key(source, 4) for _ in range(3))
+    with table(slots4=20) as t:  # one bucket
+        pair(t, client, server, (SLEEP, IDLE))
+        position = lib.roost_testing_position(t.raw, t.find(client))
+        t.remove(client)
+        assert t.insert(stranger, Ka(phase=SLEEP, flags=PAIRED))
+        assert lib.roost_testing_position(t.raw, t.find(stranger)) == position
+        assert t.adopt()[0] == 1
+        assert not t.find(server)
 
 
 def test_positions_name_slots() -> None:
