@@ -345,3 +345,13 @@ def test_with_every_port_asleep_a_client_is_refused_and_no_sleeper_is_touched(bo
     sleeping.append(box.connect())  # its port is free again
     for pair in sleeping:
         box.exchange(pair)
+
+
+@pytest.mark.engine(service=PERSISTENT, link_ports=(47500, 47503))
+def test_no_new_link_takes_a_port_that_is_kept_for_a_leg_to_be_put_back(box: EngineLab) -> None:
+    """After a reboot, until the table has the leg again."""
+    for port in (47500, 47501, 47503):
+        box.engine.reserve_link_port(port)
+    assert box.connect().server.getpeername()[1] == 47502
+    box.engine.unreserve_link_ports()
+    assert box.connect().server.getpeername()[1] != 47502
