@@ -328,19 +328,19 @@ class Store:
         keyed: Mapping[Keyed, bytes | None] = MappingProxyType({}),
     ) -> None:
         """Queue history rows (schema.HISTORY), records to be put to sleep (key, ka + rest) and records to be
-        forgotten (key, id; id 0: whichever it is). stale (key, generation): rows that were committed in vain; rows of
-        another generation stay. keyed: what stands in these rows from now on (schema.KEYED), None: nothing. Never
-        blocks on the database; `flush` does."""
+        forgotten (key, id; id 0: whichever it is). Both of one key: it woke and is to sleep again. stale (key,
+        generation): rows that were committed in vain; rows of another generation stay. keyed: what stands in these
+        rows from now on (schema.KEYED), None: nothing. Never blocks on the database; `flush` does."""
         with self._wake:
             ops = self._ops
-            for key, record in upserts:
-                ops[key] = record
-                self._urgent = True
             for key, number in deletes:
                 waiting = ops.get(key)
                 if isinstance(waiting, bytes) and number and _ID.unpack_from(waiting, KA_BYTES)[0] != number:
                     continue  # a newer connection with the same 4-tuple: its row replaces the old one anyhow
                 ops[key] = number if waiting is None else 0
+            for key, record in upserts:
+                ops[key] = record
+                self._urgent = True
             self._stale.extend(stale)
             if keyed:
                 self._keyed.update(keyed)

@@ -268,6 +268,15 @@ def test_saying_sleep_due_twice_does_not_lose_the_record_of_what_sleeps(rig: Rig
     assert rig.store.sleeping_by_id(1)
 
 
+def test_a_connection_put_back_that_is_due_to_sleep_at_once_does(rig: Rig) -> None:
+    """A pair after a reboot is put back as IDLE, and its sleep may be due by the next sweep: one batch says both."""
+    c = rig.engine.add(key(1), 1, State.IDLE)
+    back = event(EventType.TRANSITION, c.key, 1, from_state=State.NONE, to_state=State.IDLE, cause=Cause.RESTORE)
+    rig.monitor.turn([back, event(EventType.SLEEP_DUE, c.key, 1)])
+    until(lambda: c.state is State.SLEEP)
+    assert rig.store.sleeping_by_id(1)
+
+
 def test_while_the_database_fails_nothing_is_queued_for_sleep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("control.store.store.BACKOFF_S", (0.05,))
     database = tmp_path / "roost.db"

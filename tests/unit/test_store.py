@@ -111,7 +111,9 @@ def test_the_last_word_about_a_4_tuple_wins(make: Callable[..., Store], slept: R
     store = make()
     packed, first = sleeper(1, 11)
     _, second = sleeper(1, 12)
-    store.add(upserts=[(packed, first)], deletes=[(packed, 11)])
+    with store._wake:  # the writer takes neither before the other
+        store.add(upserts=[(packed, first)])
+        store.add(deletes=[(packed, 11)])
     store.add([row(2, 2)])
     until(lambda: store.status.written_history == 1)
     assert store.read([packed]) == {}
@@ -119,6 +121,9 @@ def test_the_last_word_about_a_4_tuple_wins(make: Callable[..., Store], slept: R
     store.add(upserts=[(packed, second)], deletes=[(packed, 11)])
     until(lambda: slept.slept)
     assert slept.slept == [(packed, 12)], "forgetting the old connection keeps the new one with the same 4-tuple"
+    store.add(upserts=[(packed, second)], deletes=[(packed, 12)])
+    until(lambda: len(slept.slept) == 2)
+    assert store.read([packed]), "what wakes and is to sleep again, in one call, is to sleep"
 
 
 def test_forgetting_asks_for_the_number_unless_it_is_unknown(make: Callable[..., Store], slept: Recorder) -> None:
