@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -128,7 +129,11 @@ def unpack_address(packed: bytes) -> str:
 
 
 _KEY = struct.Struct("=16s16s2s2s")
-KA = struct.Struct("=IIIIIIHHHBBI")
+KA = struct.Struct("=IIIIIIHHIHH")
+"""struct roost_ka and, behind it, the index of the service: ctl, snd_nxt, rcv_nxt, ts_offset, ts_recent, heard, window,
+probe_interval_s, rest, service, reserved."""
+_HEARD_SHIFT: int = lib.ROOST_HEARD_SHIFT
+_HEARD_WRAP_S: int = lib.ROOST_HEARD_WRAP_S
 REST = struct.Struct("=QQIIIHHII")
 REST_SIZE: int = REST.size
 OVERRIDES_BYTES: int = ffi.sizeof("struct roost_overrides")
@@ -173,7 +178,7 @@ class Key:
 
 @dataclass(slots=True)
 class Record:
-    """A connection's record: key, and the raw bytes of struct roost_ka (36) and struct roost_rest (40)."""
+    """A connection's record: key, and the raw bytes of KA (36) and of struct roost_rest (40)."""
 
     key_raw: bytes
     ka: bytes
@@ -208,13 +213,23 @@ class Record:
 
     @property
     def heard_s(self) -> int:
-        """CLOCK_MONOTONIC seconds when the client was last heard."""
-        return int(KA.unpack(self.ka)[5])
+        """CLOCK_MONOTONIC seconds when the client was last heard, modulo 2^20."""
+        return int(KA.unpack(self.ka)[5]) >> _HEARD_SHIFT
+
+    @property
+    def silence_s(self) -> int:
+        """Seconds since the client was last heard; six days stand for more."""
+        return min((time.monotonic_ns() // 10**9 - self.heard_s) % _HEARD_WRAP_S, _HEARD_WRAP_S // 2)
+
+    @property
+    def probes_unanswered(self) -> int:
+        """Probes that the appliance has sent since it heard the client."""
+        return int(KA.unpack(self.ka)[5]) & 0xF
 
     @property
     def service(self) -> int:
         """Index of the service."""
-        return int(KA.unpack(self.ka)[7])
+        return int(KA.unpack(self.ka)[9])
 
     @property
     def id(self) -> int:
@@ -236,7 +251,8 @@ class Record:
         of the new boot minus what the old one would show now, mostly negative)."""
         ka = list(KA.unpack(self.ka))
         ka[3] = (ka[3] - ms) % 2**32
-        ka[5] = max(0, ka[5] + ms // 1000)
+        when, rest_of_heard = divmod(ka[5], 1 << _HEARD_SHIFT)
+        ka[5] = (when + ms // 1000) % _HEARD_WRAP_S << _HEARD_SHIFT | rest_of_heard
         rest = list(REST.unpack(self.rest))
         rest[1] = max(0, rest[1] + ms)
         if rest[4]:
@@ -359,13 +375,13 @@ class ServerStatus:
 
 def _check_layout() -> None:
     sizes = {
-        "struct roost_key": _KEY.size,
-        "struct roost_ka": KA.size,
-        "struct roost_rest": REST.size,
+        "struct roost_key": (_KEY.size, ffi.sizeof("struct roost_key")),
+        "struct roost_ka with its service": (KA.size, ffi.sizeof("struct roost_ka") + 4),
+        "struct roost_rest": (REST.size, ffi.sizeof("struct roost_rest")),
     }
-    for name, size in sizes.items():
-        if ffi.sizeof(name) != size:
-            raise EngineError(f"{name} is {ffi.sizeof(name)} bytes, expected {size}: rebuild the extension")
+    for name, (expected, size) in sizes.items():
+        if size != expected:
+            raise EngineError(f"{name} is {size} bytes, expected {expected}: rebuild the extension")
 
 
 _check_layout()
@@ -629,8 +645,8 @@ class Engine:
         ffi.memmove(raw_key, key, 36)
         if not lib.roost_find_peer(self._raw, raw_key, raw):
             return None
-        key, ka, rest = (bytes(ffi.buffer(ffi.addressof(raw, part))) for part in ("key", "ka", "rest"))
-        return Record(key, ka, rest)
+        parts = (("key", _KEY.size), ("ka", KA.size), ("rest", REST_SIZE))
+        return Record(*(bytes(ffi.buffer(ffi.addressof(raw, part), size)) for part, size in parts))
 
     def find_overrides(self, key: bytes, number: int) -> dict[str, int]:
         """What the connection with this packed key and number set in band, as far as it did: intervals (0: never), and

@@ -41,7 +41,7 @@ void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, str
     event->tx_bytes = c->tx;
     event->gap_ms = e->now_ms > c->active_ms ? e->now_ms - c->active_ms : 0;
     event->record.key = c->key;
-    event->record.ka.service = c->service;
+    event->record.service = c->service;
     event->record.rest.id = c->id;
     event->record.rest.active_ms = c->active_ms;
 }
@@ -52,8 +52,9 @@ void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, co
     event->at_ms = roost_realtime_ms();
     event->record.key = *key;
     event->record.ka = *slot;
+    event->record.service = roost_table_service(&e->table, slot);
     event->from_state = event->to_state = slot->rest == ROOST_NO_REST ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
-    if (slot->rest != ROOST_NO_REST) {
+    if (roost_table_has_rest(slot)) {
         event->record.rest = e->table.rest[slot->rest];
         event->id = event->record.rest.id;
         event->gap_ms = roost_monotonic_ms() - event->record.rest.active_ms;
@@ -194,7 +195,7 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
 /* A client that sleeps with a server is that server's. To be taken over from it, both must be awake. */
 static int wake_pair(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot,
                      uint32_t *wait_ms) {
-    const struct roost_service *s = roost_service_of(e, slot->service);
+    const struct roost_service *s = roost_service_of(e, roost_table_service(&e->table, slot));
     int error = EBUSY;
     if (s->second_server != ROOST_SECOND_REFUSED)
         *wait_ms = s->second_server_ms;
@@ -249,12 +250,12 @@ int roost_attach_server(struct roost_engine *e, struct roost_command *command, u
 static struct roost_ka *insert_idle(struct roost_engine *e, const struct roost_record *record) {
     struct roost_ka ka = record->ka;
     ka.ctl = (ka.ctl & ~0xffu) | ROOST_IDLE;
-    ka.probe_sent = 0;
+    ka.heard &= ~0xfu; /* no probe of ours is under way */
     ka.rest = roost_table_rest_alloc(&e->table);
     if (ka.rest == ROOST_NO_REST)
         return NULL;
     e->table.rest[ka.rest] = record->rest;
-    struct roost_ka *slot = roost_table_insert(&e->table, &record->key, &ka);
+    struct roost_ka *slot = roost_table_insert(&e->table, &record->key, &ka, record->service);
     if (!slot)
         roost_table_rest_release(&e->table, ka.rest);
     return slot;
@@ -277,8 +278,8 @@ static struct roost_ka *insert_sleeping(struct roost_engine *e, const struct roo
     struct roost_ka ka = command->record.ka;
     ka.ctl = (ka.ctl & ~0xffu) | ROOST_SLEEP;
     ka.rest = ROOST_NO_REST;
-    ka.probe_sent = 0;
-    return roost_table_insert(&e->table, &command->record.key, &ka);
+    ka.heard &= ~0xfu;
+    return roost_table_insert(&e->table, &command->record.key, &ka, command->record.service);
 }
 
 static int op_insert(struct roost_engine *e, const struct roost_command *command) {

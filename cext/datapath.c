@@ -28,18 +28,20 @@
 #define STEER_PIN "steer-"
 #define LOOPBACK_PIN "loopback-"
 #define TC_HANDLE 1
+#define MIN_ENDPOINTS 1024
 
 enum {
     CONFIG,
-    TABLE4,
-    TABLE6,
+    TABLES4,
+    TABLES6,
+    ENDPOINTS,
     RING,
     COUNTERS,
     CHALLENGES,
     REST
 };
-static const char *const map_name[ROOST_PINNED_MAPS] = {"config",   "table4",     "table6", "ring",
-                                                        "counters", "challenges", "rest"};
+static const char *const map_name[ROOST_PINNED_MAPS] = {"config", "tables4",  "tables6",    "endpoints",
+                                                        "ring",   "counters", "challenges", "rest"};
 
 static int complain(char *err, size_t err_len, int error, const char *format, ...) {
     va_list args;
@@ -136,8 +138,10 @@ static int is_pinned_map(const char *name) {
     return -1;
 }
 
-static uint32_t buckets_for(uint32_t slots) {
-    return slots ? (slots + ROOST_BUCKET_SLOTS - 1) / ROOST_BUCKET_SLOTS : 1;
+/* A server or service has many connections, mostly; a router's clients may have called many servers. */
+static uint32_t endpoints_for(const struct roost_sizes *sizes) {
+    uint64_t slots = ((uint64_t)sizes->ipv4_slots + sizes->ipv6_slots) / 16;
+    return slots < MIN_ENDPOINTS ? MIN_ENDPOINTS : slots > ROOST_MAX_ENDPOINTS ? ROOST_MAX_ENDPOINTS : (uint32_t)slots;
 }
 
 /* Opens, shares maps by their pins, loads, pins what is new. */
@@ -160,10 +164,8 @@ static int load(struct roost_datapath *d, const char *bpf_dir, const char *file,
             return e;
         if (e)
             continue;
-        if (!strcmp(name, "table4"))
-            bpf_map__set_max_entries(map, buckets_for(sizes->ipv4_slots));
-        else if (!strcmp(name, "table6"))
-            bpf_map__set_max_entries(map, buckets_for(sizes->ipv6_slots));
+        if (!strcmp(name, "endpoints"))
+            bpf_map__set_max_entries(map, endpoints_for(sizes));
         else if (!strcmp(name, "ring"))
             bpf_map__set_max_entries(map, sizes->ring_bytes);
     }
@@ -231,21 +233,104 @@ static int open_rest(struct roost_datapath *d, uint32_t slots, char *err, size_t
     return value_size(fd) == sizeof(struct roost_rest) ? 0 : complain_of_version(path, err, err_len);
 }
 
-static int share_config(struct roost_datapath *d, struct roost_table *t, char *err, size_t err_len) {
+static int outer_of(const struct roost_datapath *d, bool v4) {
+    return d->map_fd[v4 ? TABLES4 : TABLES6];
+}
+
+static size_t bucket_size(bool v4) {
+    return v4 ? sizeof(struct roost_bucket4) : sizeof(struct roost_bucket6);
+}
+
+/* A map for a generation of a table, in its place; its descriptor, or -errno. */
+static int make_generation(struct roost_datapath *d, bool v4, uint32_t which, uint32_t buckets, char *err,
+                           size_t err_len) {
+    LIBBPF_OPTS(bpf_map_create_opts, options, .map_flags = BPF_F_MMAPABLE | BPF_F_INNER_MAP);
+    int fd = bpf_map_create(BPF_MAP_TYPE_ARRAY, v4 ? "table4" : "table6", sizeof(__u32), (__u32)bucket_size(v4),
+                            buckets, &options);
+    if (fd < 0)
+        return complain(err, err_len, errno, "cannot make a table of %u buckets: %s", buckets, strerror(errno));
+    if (bpf_map_update_elem(outer_of(d, v4), &which, &fd, BPF_ANY)) {
+        int e = errno;
+        close(fd);
+        return complain(err, err_len, e, "cannot put a table in its place: %s", strerror(e));
+    }
+    return fd;
+}
+
+static int open_generation(const struct roost_datapath *d, bool v4, uint32_t which, char *err, size_t err_len) {
+    __u32 id;
+    int fd = bpf_map_lookup_elem(outer_of(d, v4), &which, &id) ? -1 : bpf_map_get_fd_by_id(id);
+    return fd < 0 ? complain(err, err_len, errno, "cannot open the table: %s", strerror(errno)) : fd;
+}
+
+/* Maps a generation's memory; its descriptor is closed: the outer map keeps it. */
+static int begin_generation(struct roost_datapath *d, struct roost_table *t, bool v4, uint32_t which, int fd,
+                            uint32_t buckets, char *err, size_t err_len) {
+    void *memory = map_memory(d, fd, (size_t)buckets * bucket_size(v4), err, err_len);
+    close(fd);
+    if (!memory)
+        return -ENOMEM;
+    roost_table_begin(t, v4, which, memory, buckets);
+    return 0;
+}
+
+static int new_table(struct roost_datapath *d, struct roost_table *t, bool v4, uint32_t slots, char *err,
+                     size_t err_len) {
+    uint32_t buckets = slots ? (slots + ROOST_BUCKET_SLOTS - 1) / ROOST_BUCKET_SLOTS : 1;
+    int fd = make_generation(d, v4, 0, buckets, err, err_len);
+    return fd < 0 ? fd : begin_generation(d, t, v4, 0, fd, buckets, err, err_len);
+}
+
+/* The generations that config says are in use: the previous first, as when the current one came. */
+static int adopt_table(struct roost_datapath *d, struct roost_table *t, bool v4, char *err, size_t err_len) {
+    struct roost_generations found = v4 ? t->config.v4 : t->config.v6;
+    memset(v4 ? &t->config.v4 : &t->config.v6, 0, sizeof(found));
+    uint32_t order[2], count = 0;
+    if (ROOST_PREVIOUS(found.in_use))
+        order[count++] = (ROOST_PREVIOUS(found.in_use) - 1) % ROOST_GENERATIONS;
+    order[count++] = ROOST_CURRENT(found.in_use) % ROOST_GENERATIONS;
+    for (uint32_t i = 0; i < count; i++) {
+        int fd = open_generation(d, v4, order[i], err, err_len);
+        int e = fd < 0 ? fd : begin_generation(d, t, v4, order[i], fd, entries(fd), err, err_len);
+        if (e)
+            return e;
+    }
+    return 0;
+}
+
+static int tell_config(struct roost_datapath *d, const struct roost_table *t, char *err, size_t err_len) {
     __u32 zero = 0;
+    return bpf_map_update_elem(d->map_fd[CONFIG], &zero, &t->config, 0)
+               ? complain(err, err_len, errno, "cannot write the config map: %s", strerror(errno))
+               : 0;
+}
+
+static int open_tables(struct roost_datapath *d, struct roost_table *t, const struct roost_sizes *sizes, char *err,
+                       size_t err_len) {
+    __u32 zero = 0;
+    int e;
+    memset(t, 0, sizeof(*t));
     if (bpf_map_lookup_elem(d->map_fd[CONFIG], &zero, &t->config))
         return complain(err, err_len, errno, "cannot read the config map: %s", strerror(errno));
-    if (!t->config.buckets4) { /* new: nobody was here before us */
+    if (!t->config.v6.buckets[ROOST_CURRENT(t->config.v6.in_use)]) { /* new: nobody was here before us */
         if (getrandom(t->config.seed, sizeof(t->config.seed), 0) != sizeof(t->config.seed) ||
             getrandom(t->config.secret, sizeof(t->config.secret), 0) != sizeof(t->config.secret))
             return complain(err, err_len, EIO, "no random seed from the kernel");
-        t->config.buckets4 = entries(d->map_fd[TABLE4]);
-        t->config.buckets6 = entries(d->map_fd[TABLE6]);
-        if (bpf_map_update_elem(d->map_fd[CONFIG], &zero, &t->config, 0))
-            return complain(err, err_len, errno, "cannot write the config map: %s", strerror(errno));
+        if ((e = new_table(d, t, true, sizes->ipv4_slots, err, err_len)) ||
+            (e = new_table(d, t, false, sizes->ipv6_slots, err, err_len)) || (e = tell_config(d, t, err, err_len)))
+            return e;
+    } else if ((e = adopt_table(d, t, true, err, err_len)) || (e = adopt_table(d, t, false, err, err_len))) {
+        return e;
     }
     memcpy(d->secret, t->config.secret, sizeof(d->secret));
     return 0;
+}
+
+/* What an earlier layout pinned under names of its own. */
+static int refuse_old_pins(const char *pin_dir, char *err, size_t err_len) {
+    char path[320];
+    snprintf(path, sizeof(path), "%s/table4", pin_dir);
+    return access(path, F_OK) ? 0 : complain_of_version(path, err, err_len);
 }
 
 static int attach_lookup(struct roost_datapath *d, char *err, size_t err_len);
@@ -261,25 +346,26 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     snprintf(d->pin_dir, sizeof(d->pin_dir), "%s", pin_dir);
     snprintf(d->bpf_dir, sizeof(d->bpf_dir), "%s", bpf_dir);
     libbpf_set_print(quiet);
-    if ((e = make_pin_dir(pin_dir, err, err_len)) ||
+    if ((e = make_pin_dir(pin_dir, err, err_len)) || (e = refuse_old_pins(pin_dir, err, err_len)) ||
         (e = load(d, bpf_dir, "inactive", sizes, &d->inactive, err, err_len)) ||
         (e = load(d, bpf_dir, "guard", sizes, &d->guard, err, err_len)) ||
         (e = load(d, bpf_dir, "lookup", sizes, &d->lookup, err, err_len)) ||
         (e = load(d, bpf_dir, "closed", sizes, &d->closed, err, err_len)) ||
-        (e = open_rest(d, sizes->idle_slots, err, err_len)) || (e = share_config(d, t, err, err_len)))
+        (e = open_rest(d, sizes->idle_slots, err, err_len)) || (e = open_tables(d, t, sizes, err, err_len)))
         return e;
     d->closed_fd = bpf_program__fd(bpf_object__find_program_by_name(d->closed, "roost_closed"));
 
     t->rest_slots = entries(d->map_fd[REST]);
-    t->bucket4 = map_memory(d, d->map_fd[TABLE4], t->config.buckets4 * sizeof(*t->bucket4), err, err_len);
-    t->bucket6 =
-        map_memory(d, d->map_fd[TABLE6], t->config.buckets6 * ((sizeof(*t->bucket6) + 7) / 8 * 8), err, err_len);
+    uint32_t endpoints = entries(d->map_fd[ENDPOINTS]);
+    struct roost_endpoint *endpoint = map_memory(d, d->map_fd[ENDPOINTS], endpoints * sizeof(*endpoint), err, err_len);
     t->rest = map_memory(d, d->map_fd[REST], (size_t)t->rest_slots * sizeof(*t->rest), err, err_len);
     d->out = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "outbox"), ROOST_OUTBOX_ITEMS * sizeof(*d->out),
                         err, err_len);
     d->cursor = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "cursor"), sizeof(*d->cursor), err, err_len);
-    if (!t->bucket4 || !t->bucket6 || !t->rest || !d->out || !d->cursor)
+    if (!endpoint || !t->rest || !d->out || !d->cursor)
         return -ENOMEM;
+    if ((e = roost_endpoints_init(&t->endpoints, endpoint, endpoints)))
+        return complain(err, err_len, -e, "out of memory");
     d->ring = ring_buffer__new(d->map_fd[RING], on_frame, context, NULL);
     if (!d->ring)
         return complain(err, err_len, errno, "cannot open the ring buffer: %s", strerror(errno));
@@ -648,6 +734,15 @@ uint64_t roost_datapath_memory(const struct roost_datapath *d) {
     const struct bpf_object *objects[] = {d->inactive, d->guard, d->lookup, d->closed, d->steer, d->loopback};
     for (int i = 0; i < ROOST_PINNED_MAPS; i++)
         bytes += memlock(d->map_fd[i]);
+    for (__u32 n = 0; n < 2 * ROOST_GENERATIONS; n++) {
+        char ignored[128];
+        bool v4 = n < ROOST_GENERATIONS;
+        int fd = open_generation(d, v4, n % ROOST_GENERATIONS, ignored, sizeof(ignored));
+        if (fd < 0)
+            continue; /* not in use */
+        bytes += memlock(fd);
+        close(fd);
+    }
     bytes += memlock(bpf_object__find_map_fd_by_name(d->inactive, "outbox"));
     bytes += memlock(bpf_object__find_map_fd_by_name(d->inactive, "cursor"));
     for (size_t i = 0; i < sizeof(objects) / sizeof(objects[0]); i++) {

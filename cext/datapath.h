@@ -3,7 +3,7 @@
  * The BPF side of the box: loads the programs, pins maps and links, adopts what an earlier daemon left, attaches to
  * interfaces, and is the way in (ring) and out (outbox) for single frames.
  *
- * Below pin_dir:  config table4 table6 ring counters challenges rest     the maps
+ * Below pin_dir:  config tables4 tables6 endpoints ring counters challenges rest     the maps
  *                 xdp-IFNAME                                           the XDP link of each interface
  *                 lookup                                               the link of the socket lookup program
  *                 steer-IFNAME, loopback-IFNAME                        tc programs of an interface's ingress
@@ -21,7 +21,7 @@
 #include "table.h"
 
 #define ROOST_MAX_INTERFACES 8
-#define ROOST_PINNED_MAPS 7
+#define ROOST_PINNED_MAPS 8
 
 struct roost_interface {
     char name[16];

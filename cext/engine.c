@@ -221,7 +221,12 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
     int error = roost_datapath_open(&e->path, &e->table, options->pin_dir, options->bpf_dir, &sizes, roost_on_frame, e,
                                     err, err_len);
     if (!error) {
-        roost_table_adopt(&e->table, &max_id);
+        int64_t removed = roost_table_adopt(&e->table, &max_id);
+        if (removed < 0)
+            snprintf(err, err_len, "out of memory while adopting the tables");
+        error = removed < 0 ? (int)removed : 0;
+    }
+    if (!error) {
         e->next_id = options->next_id > max_id ? options->next_id : max_id + 1;
         error = roost_conns_init(e, options->max_awake);
     }
@@ -364,10 +369,11 @@ int roost_find_peer(roost_engine *e, const struct roost_key *key, struct roost_r
     struct roost_ka *slot, *peer = NULL;
     roost_lock(e);
     slot = roost_table_find(&e->table, key);
-    if (slot && slot->rest != ROOST_NO_REST && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED)
+    if (slot && roost_table_has_rest(slot) && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED)
         peer = roost_table_peer(&e->table, slot, &record->key);
     if (peer) {
         record->ka = *peer;
+        record->service = roost_table_service(&e->table, peer);
         record->rest = e->table.rest[peer->rest];
     }
     roost_unlock(e);

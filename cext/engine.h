@@ -107,6 +107,8 @@ struct roost_overrides {       /* 20 bytes */
 struct roost_record { /* all of an inactive connection: what the store keeps for SLEEP */
     struct roost_key key;
     struct roost_ka ka;
+    uint16_t service; /* index of the service it came in by; in the table its endpoint has it */
+    uint16_t reserved;
     struct roost_rest rest;
 };
 

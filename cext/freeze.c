@@ -94,13 +94,12 @@ static int mark_server(struct roost_engine *e, struct roost_conn *c) {
         roost_table_find(&e->table, &c->server_key))
         return -EOPNOTSUPP;
     struct roost_ka mark = {.ctl = ROOST_FREEZING | (ROOST_F_PAIRED | ROOST_F_SERVER) << 16,
-                            .service = c->service,
                             .rest = roost_table_rest_alloc(&e->table)};
     if (mark.rest == ROOST_NO_REST)
         return -ENOSPC;
     e->table.rest[mark.rest] = (struct roost_rest){.id = c->id};
     roost_table_pair(&e->table, &e->table.rest[mark.rest], c->slot);
-    c->server_slot = roost_table_insert(&e->table, &c->server_key, &mark);
+    c->server_slot = roost_table_insert(&e->table, &c->server_key, &mark, c->service);
     if (c->server_slot)
         return 0;
     roost_table_rest_release(&e->table, mark.rest);
@@ -133,9 +132,8 @@ int roost_freeze(struct roost_engine *e, struct roost_conn *c, bool keep_link, e
         return -EBUSY;
     if (is_link_local(c->key.local) || is_link_local(c->key.client))
         return -EOPNOTSUPP;
-    struct roost_ka mark = {
-        .ctl = ROOST_FREEZING | (pair ? ROOST_F_PAIRED << 16 : 0), .service = c->service, .rest = ROOST_NO_REST};
-    c->slot = roost_table_insert(&e->table, &c->key, &mark);
+    struct roost_ka mark = {.ctl = ROOST_FREEZING | (pair ? ROOST_F_PAIRED << 16 : 0), .rest = ROOST_NO_REST};
+    c->slot = roost_table_insert(&e->table, &c->key, &mark, c->service);
     int error = !c->slot ? -ENOSPC : pair ? mark_server(e, c) : 0;
     if (error) {
         if (c->slot)
@@ -204,8 +202,7 @@ static bool wanted(const struct roost_conn *c, struct taken *client, struct take
 static void publish(struct roost_engine *e, struct roost_conn *c, struct roost_ka *slot, struct taken *leg,
                     uint32_t index, uint32_t flags) {
     leg->ka.ctl |= flags << 16;
-    leg->ka.service = c->service;
-    leg->ka.heard_s = (uint32_t)(e->now_ms / 1000);
+    leg->ka.heard = ROOST_HEARD(e->now_ms / 1000, 0, 0);
     leg->ka.probe_interval_s = leg->probe_interval_s;
     leg->ka.rest = index;
     leg->rest.id = c->id;

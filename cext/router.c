@@ -117,7 +117,8 @@ static bool scan(struct roost_engine *e, struct roost_key *key) {
         }
     for (uint64_t p = 0; p < positions; p++) {
         const struct roost_ka *slot = roost_table_at(&e->table, p, &other);
-        if (slot && !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) && !roost_service_of(e, slot->service)->unreachable &&
+        if (slot && !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) &&
+            !roost_service_of(e, roost_table_service(&e->table, slot))->unreachable &&
             !memcmp(other.client, key->client, sizeof(key->client))) {
             *key = other;
             return true;

@@ -78,8 +78,8 @@ int roost_stats_read(roost_engine *e, struct roost_stats *stats) {
     *value++ = e->box.lost;
     *value++ = e->path.replay_failed;
     *value++ = e->path.probe_raw;
-    *value++ = (uint64_t)e->table.config.buckets4 * ROOST_BUCKET_SLOTS;
-    *value++ = (uint64_t)e->table.config.buckets6 * ROOST_BUCKET_SLOTS;
+    *value++ = roost_table_slots(&e->table, true);
+    *value++ = roost_table_slots(&e->table, false);
     *value++ = e->table.rest_slots;
     *value++ = e->servers_waiting;
     roost_unlock(e);

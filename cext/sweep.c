@@ -15,6 +15,7 @@
 
 #define SLICE_MS 50
 #define SLICES (1000 / SLICE_MS)
+#define AHEAD_S 64 /* how far ahead of the engine's clock a client may have been heard: its turn may have been long */
 #define SLEEP_RETRY_S 30 /* asked again, should the store not have managed */
 
 static void send_probes(struct roost_engine *e, uint32_t *count) {
@@ -80,25 +81,27 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
 /* Puts a probe into the outbox when one is due, which has count already. */
 static void probe(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot, uint32_t now_s,
                   uint32_t *count) {
-    const struct roost_service *s = roost_service_of(e, slot->service);
-    uint32_t quiet_s = now_s - slot->heard_s;
-    if ((int32_t)quiet_s < 0 || quiet_s < slot->probe_interval_s) {
-        slot->probe_sent = 0; /* heard since */
+    const struct roost_service *s = roost_service_of(e, roost_table_service(&e->table, slot));
+    uint32_t heard = __atomic_load_n(&slot->heard, __ATOMIC_RELAXED), sent = ROOST_HEARD_PROBES(heard);
+    uint32_t quiet_s = ROOST_SILENCE_S(heard, now_s);
+    if (quiet_s < slot->probe_interval_s || quiet_s > ROOST_HEARD_WRAP_S - AHEAD_S) /* XDP's clock is a moment ahead */
         return;
-    }
     uint32_t retry_s = s->probe_retry_s ? s->probe_retry_s : slot->probe_interval_s;
-    uint32_t due_s = slot->probe_interval_s + slot->probe_sent * retry_s;
+    uint32_t due_s = slot->probe_interval_s + sent * retry_s;
     if (quiet_s < due_s)
         return;
+    uint32_t since_s = now_s - quiet_s;
     if (quiet_s >= due_s + retry_s) /* nobody probed for a while (no daemon): that is not the client's silence */
-        slot->heard_s = now_s - due_s;
-    if (slot->probe_sent >= (s->probe_count ? s->probe_count : 3)) {
+        since_s = now_s - due_s;
+    if (sent >= (s->probe_count ? s->probe_count : 3)) {
         e->stat[ROOST_E_PROBE_DEAD]++;
         send_probes(e, count); /* what ends a connection may need the outbox */
         dead(e, key, slot);
         return;
     }
-    slot->probe_sent++;
+    if (!__atomic_compare_exchange_n(&slot->heard, &heard, ROOST_HEARD(since_s, ROOST_HEARD_TICK(heard), sent + 1),
+                                     false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        return; /* heard in this very moment */
     struct roost_outbox_item *item = &e->path.out[*count];
     item->length = ETH_HLEN + (uint32_t)roost_segment_probe(key, slot, e->now_ms, item->data + ETH_HLEN);
     if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) { /* to another interface than the batch's */
@@ -107,6 +110,16 @@ static void probe(struct roost_engine *e, const struct roost_key *key, struct ro
     } else if (++*count == ROOST_OUTBOX_ITEMS) {
         send_probes(e, count);
     }
+}
+
+/* The time since a client was heard has 20 bits. Before it runs over, it stays where it is: more than six days. */
+static void keep_silence_known(struct roost_ka *slot, uint32_t now_s) {
+    uint32_t heard = __atomic_load_n(&slot->heard, __ATOMIC_RELAXED), silence_s = ROOST_SILENCE_S(heard, now_s);
+    if (silence_s > ROOST_SILENCE_MAX_S && silence_s < ROOST_HEARD_WRAP_S - AHEAD_S)
+        __atomic_compare_exchange_n(
+            &slot->heard, &heard,
+            ROOST_HEARD(now_s - ROOST_SILENCE_MAX_S, ROOST_HEARD_TICK(heard), ROOST_HEARD_PROBES(heard)), false,
+            __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
 static void sleep_due(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot, uint32_t now_s) {
@@ -141,8 +154,9 @@ void roost_sweep_turn(struct roost_engine *e) {
             end_orphan(e, &key, slot);
             continue;
         }
-        if (phase == ROOST_IDLE)
+        if (phase == ROOST_IDLE && roost_table_has_rest(slot))
             sleep_due(e, &key, slot, now_s);
+        keep_silence_known(slot, now_s);
         if (slot->probe_interval_s)
             probe(e, &key, slot, now_s, &count);
     }

@@ -1,7 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "table.h"
 
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
 #include <string.h>
+
+/* A slot's name: family, generation, position in it. */
+#define NAME_V6 0x80000000u
+#define NAME_GENERATION_SHIFT 29
+#define NAME_OFFSET ((1u << NAME_GENERATION_SHIFT) - 1)
+
+#define SPINS 1000 /* XDP holds a lock for less than a microsecond; unless its processor was taken from the machine */
 
 static const uint8_t mapped_prefix[12] = {[10] = 0xff, [11] = 0xff};
 
@@ -9,58 +19,134 @@ bool roost_key_is_v4(const struct roost_key *key) {
     return !memcmp(key->client, mapped_prefix, 12) && !memcmp(key->local, mapped_prefix, 12);
 }
 
-static struct roost_key4 narrow(const struct roost_key *key) {
-    struct roost_key4 k = {.client_port = key->client_port, .local_port = key->local_port};
-    memcpy(&k.client, key->client + 12, 4);
-    memcpy(&k.local, key->local + 12, 4);
-    return k;
+/* Both kinds of slot as one: what lies before ka. */
+struct far {
+    uint16_t *port, *endpoint;
+};
+
+static struct far far_of(struct roost_ka *slot) {
+    uint16_t *end = (uint16_t *)slot;
+    return (struct far){end - 2, end - 1};
 }
 
-static void widen(const struct roost_key4 *k, struct roost_key *key) {
-    memcpy(key->client, mapped_prefix, 12);
-    memcpy(key->local, mapped_prefix, 12);
-    memcpy(key->client + 12, &k->client, 4);
-    memcpy(key->local + 12, &k->local, 4);
-    key->client_port = k->client_port;
-    key->local_port = k->local_port;
+static uint32_t endpoint_of(const struct roost_ka *slot) {
+    return ((const uint16_t *)slot)[-1];
 }
 
-static struct roost_place place_of(const struct roost_table *t, const struct roost_key *key, bool v4) {
-    if (!v4)
-        return roost_place_of(roost_hash6(&t->config, key), t->config.buckets6);
-    struct roost_key4 k = narrow(key);
-    return roost_place_of(roost_hash4(&t->config, &k), t->config.buckets4);
+static const struct roost_endpoint *near_of(const struct roost_table *t, const struct roost_ka *slot) {
+    return &t->endpoints.entry[endpoint_of(slot) % t->endpoints.slots];
 }
 
-struct roost_ka *roost_table_find(struct roost_table *t, const struct roost_key *key) {
-    bool v4 = roost_key_is_v4(key);
-    if (v4 ? !t->config.buckets4 : !t->config.buckets6)
-        return NULL;
-    struct roost_place place = place_of(t, key, v4);
-    struct roost_key4 k = narrow(key);
+uint16_t roost_table_service(const struct roost_table *t, const struct roost_ka *slot) {
+    return near_of(t, slot)->service;
+}
+
+/* The slots of one generation, and where they lie. */
+static struct roost_bucket_head *head_of(const struct roost_generation *g, bool v4, uint32_t bucket) {
+    return v4 ? &g->bucket4[bucket].head : &g->bucket6[bucket].head;
+}
+
+static struct roost_ka *slot_of(const struct roost_generation *g, bool v4, uint32_t bucket, uint32_t i) {
+    return v4 ? &g->bucket4[bucket].slot[i].ka : &g->bucket6[bucket].slot[i].ka;
+}
+
+static size_t bucket_size(bool v4) {
+    return v4 ? sizeof(struct roost_bucket4) : sizeof(struct roost_bucket6);
+}
+
+static struct roost_generation *current(struct roost_table *t, bool v4) {
+    return v4 ? &t->gen4[ROOST_CURRENT(t->config.v4.in_use)] : &t->gen6[ROOST_CURRENT(t->config.v6.in_use)];
+}
+
+/* The far address of a slot, as a record has it. */
+static void far_address(const struct roost_ka *slot, bool v4, uint8_t address[16]) {
+    if (v4) {
+        memcpy(address, mapped_prefix, 12);
+        memcpy(address + 12, (const char *)slot - 8, 4);
+    } else {
+        memcpy(address, (const char *)slot - 20, 16);
+    }
+}
+
+static void key_of(const struct roost_table *t, const struct roost_ka *slot, bool v4, struct roost_key *key) {
+    const struct roost_endpoint *near = near_of(t, slot);
+    bool server = ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER;
+    memcpy(server ? key->client : key->local, near->address, 16);
+    far_address(slot, v4, server ? key->local : key->client);
+    uint16_t port = ((const uint16_t *)slot)[-2];
+    key->client_port = server ? near->port : port;
+    key->local_port = server ? port : near->port;
+}
+
+static struct roost_place place_of(const struct roost_table *t, const struct roost_key *key, bool v4,
+                                   uint32_t buckets) {
+    return roost_place_of(v4 ? roost_hash4(&t->config, key) : roost_hash6(&t->config, key), buckets);
+}
+
+static struct roost_ka *find_in(struct roost_table *t, const struct roost_generation *g, bool v4,
+                                const struct roost_key *key) {
+    struct roost_place place = place_of(t, key, v4, g->buckets);
+    struct roost_key found;
     for (int side = 0; side < 2; side++) {
-        if (v4) {
-            struct roost_bucket4 *b = &t->bucket4[place.bucket[side]];
-            for (int i = 0; i < ROOST_BUCKET_SLOTS; i++)
-                if (b->tag[i] == place.tag && !memcmp(&b->slot[i].key, &k, sizeof(k)))
-                    return &b->slot[i].ka;
-        } else {
-            struct roost_bucket6 *b = &t->bucket6[place.bucket[side]];
-            for (int i = 0; i < ROOST_BUCKET_SLOTS; i++)
-                if (b->tag[i] == place.tag && !memcmp(&b->slot[i].key, key, sizeof(*key)))
-                    return &b->slot[i].ka;
+        const struct roost_bucket_head *head = head_of(g, v4, place.bucket[side]);
+        for (uint32_t i = 0; i < ROOST_BUCKET_SLOTS; i++) {
+            if (__atomic_load_n(&head->tag[i], __ATOMIC_ACQUIRE) != place.tag)
+                continue;
+            struct roost_ka *slot = slot_of(g, v4, place.bucket[side], i);
+            key_of(t, slot, v4, &found);
+            if (!memcmp(&found, key, sizeof(found)))
+                return slot;
         }
     }
     return NULL;
 }
 
+struct roost_ka *roost_table_find(struct roost_table *t, const struct roost_key *key) {
+    bool v4 = roost_key_is_v4(key);
+    struct roost_generation *generation = v4 ? t->gen4 : t->gen6;
+    for (int i = 0; i < ROOST_GENERATIONS; i++) { /* at most two; nothing moves while this thread looks */
+        struct roost_ka *slot = generation[i].memory ? find_in(t, &generation[i], v4, key) : NULL;
+        if (slot)
+            return slot;
+    }
+    return NULL;
+}
+
+static void lock(struct roost_bucket_head *head) {
+    for (int spins = 0;; spins++) {
+        uint32_t expected = ROOST_LOCK_FREE;
+        if (__atomic_compare_exchange_n(&head->lock, &expected, ROOST_LOCK_ENGINE, false, __ATOMIC_ACQUIRE,
+                                        __ATOMIC_RELAXED))
+            return;
+        if (spins > SPINS)
+            sched_yield();
+    }
+}
+
+static void unlock(struct roost_bucket_head *head) {
+    __atomic_store_n(&head->lock, ROOST_LOCK_FREE, __ATOMIC_RELEASE);
+}
+
+/* In the order of their numbers, as XDP does not wait but gives up, and nobody else takes two. */
+static void lock_both(const struct roost_generation *g, bool v4, const struct roost_place *place) {
+    lock(head_of(g, v4, place->bucket[0]));
+    if (place->bucket[1] != place->bucket[0])
+        lock(head_of(g, v4, place->bucket[1]));
+}
+
+static void unlock_both(const struct roost_generation *g, bool v4, const struct roost_place *place) {
+    unlock(head_of(g, v4, place->bucket[0]));
+    if (place->bucket[1] != place->bucket[0])
+        unlock(head_of(g, v4, place->bucket[1]));
+}
+
 /* Free position in a bucket, -1 when there is none or when the tag is there too often; *used counts the taken. */
-static int free_position(const uint16_t *tags, uint16_t tag, int *used) {
+static int free_position(const struct roost_bucket_head *head, uint8_t tag, int *used) {
     int position = -1, same = 0;
     *used = 0;
     for (int i = 0; i < ROOST_BUCKET_SLOTS; i++) {
-        same += tags[i] == tag;
-        if (tags[i])
+        same += head->tag[i] == tag;
+        if (head->tag[i])
             ++*used;
         else if (position < 0)
             position = i;
@@ -68,40 +154,59 @@ static int free_position(const uint16_t *tags, uint16_t tag, int *used) {
     return same < ROOST_SAME_TAG_MAX ? position : -1;
 }
 
-struct roost_ka *roost_table_insert(struct roost_table *t, const struct roost_key *key, const struct roost_ka *ka) {
-    bool v4 = roost_key_is_v4(key);
-    if (v4 ? !t->config.buckets4 : !t->config.buckets6)
-        return NULL;
-    struct roost_place place = place_of(t, key, v4);
-    uint16_t *tags[2];
+/* Puts a slot into a generation: the far end and endpoint are set. NULL: there is no room. */
+static struct roost_ka *put(struct roost_table *t, const struct roost_generation *g, bool v4,
+                            const struct roost_key *key, const struct roost_ka *ka, uint32_t endpoint) {
+    struct roost_place place = place_of(t, key, v4, g->buckets);
+    bool server = ROOST_FLAGS(ka->ctl) & ROOST_F_SERVER;
+    const uint8_t *far = server ? key->local : key->client;
     int position[2], used[2];
-    for (int side = 0; side < 2; side++) {
-        tags[side] = v4 ? t->bucket4[place.bucket[side]].tag : t->bucket6[place.bucket[side]].tag;
-        position[side] = free_position(tags[side], place.tag, &used[side]);
-    }
+    struct roost_ka *slot = NULL;
+    lock_both(g, v4, &place);
+    for (int side = 0; side < 2; side++)
+        position[side] = free_position(head_of(g, v4, place.bucket[side]), place.tag, &used[side]);
     int side = position[0] < 0 || (position[1] >= 0 && used[1] < used[0]);
-    if (position[side] < 0) {
+    if (position[side] >= 0) {
+        uint32_t at = (uint32_t)position[side];
+        slot = slot_of(g, v4, place.bucket[side], at);
+        /* Another version than the last owner's: who still reads that one's record must notice. */
+        uint32_t ctl = (ka->ctl & ~0xff00u) | ((slot->ctl + 0x100u) & 0xff00u);
+        __atomic_store_n(&slot->ctl, (ctl & ~0xffu) | ROOST_FREEZING, __ATOMIC_SEQ_CST);
+        memcpy(v4 ? (char *)slot - 8 : (char *)slot - 20, v4 ? far + 12 : far, v4 ? 4 : 16);
+        *far_of(slot).port = server ? key->local_port : key->client_port;
+        *far_of(slot).endpoint = (uint16_t)endpoint;
+        memcpy((char *)slot + sizeof(slot->ctl), (const char *)ka + sizeof(ka->ctl), sizeof(*ka) - sizeof(ka->ctl));
+        __atomic_store_n(&head_of(g, v4, place.bucket[side])->tag[at], place.tag, __ATOMIC_SEQ_CST);
+        __atomic_store_n(&slot->ctl, ctl, __ATOMIC_SEQ_CST);
+    }
+    unlock_both(g, v4, &place);
+    return slot;
+}
+
+struct roost_ka *roost_table_insert(struct roost_table *t, const struct roost_key *key, const struct roost_ka *ka,
+                                    uint16_t service) {
+    bool v4 = roost_key_is_v4(key), server = ROOST_FLAGS(ka->ctl) & ROOST_F_SERVER;
+    struct roost_generation *g = current(t, v4);
+    if (!g->memory)
+        return NULL;
+    uint32_t endpoint = roost_endpoints_take(&t->endpoints, server ? key->client : key->local,
+                                             server ? key->client_port : key->local_port, service);
+    struct roost_ka *slot = endpoint == ROOST_NO_ENDPOINT ? NULL : put(t, g, v4, key, ka, endpoint);
+    if (!slot) {
+        if (endpoint != ROOST_NO_ENDPOINT)
+            roost_endpoints_drop(&t->endpoints, endpoint);
         t->refused++;
         return NULL;
     }
-    struct roost_ka *slot;
-    if (v4) {
-        struct roost_slot4 *s = &t->bucket4[place.bucket[side]].slot[position[side]];
-        s->key = narrow(key);
-        slot = &s->ka;
+    if (v4)
         t->used4++;
-    } else {
-        struct roost_slot6 *s = &t->bucket6[place.bucket[side]].slot[position[side]];
-        s->key = *key;
-        slot = &s->ka;
+    else
         t->used6++;
-    }
-    uint32_t ctl = (ka->ctl & ~0xff00u) | (uint32_t)++t->version << 8;
-    __atomic_store_n(&slot->ctl, (ctl & ~0xffu) | ROOST_FREEZING, __ATOMIC_SEQ_CST);
-    memcpy((char *)slot + sizeof(slot->ctl), (const char *)ka + sizeof(ka->ctl), sizeof(*ka) - sizeof(ka->ctl));
-    __atomic_store_n(&tags[side][position[side]], place.tag, __ATOMIC_SEQ_CST);
-    __atomic_store_n(&slot->ctl, ctl, __ATOMIC_SEQ_CST);
     return slot;
+}
+
+bool roost_table_has_rest(const struct roost_ka *slot) {
+    return slot->rest != ROOST_NO_REST && !(ROOST_FLAGS(slot->ctl) & ROOST_F_BORN);
 }
 
 void roost_table_rest_release(struct roost_table *t, uint32_t index) {
@@ -123,33 +228,51 @@ uint32_t roost_table_rest_alloc(struct roost_table *t) {
     return index;
 }
 
-uint32_t roost_table_position(const struct roost_table *t, const struct roost_ka *slot) {
-    const char *at = (const char *)slot, *base4 = (const char *)t->bucket4;
-    size_t size4 = (size_t)t->config.buckets4 * sizeof(struct roost_bucket4);
-    if (base4 && at >= base4 && at < base4 + size4) {
-        size_t bucket = (size_t)(at - base4) / sizeof(struct roost_bucket4);
-        size_t i = (size_t)(at - (const char *)t->bucket4[bucket].slot) / sizeof(struct roost_slot4);
-        return (uint32_t)(bucket * ROOST_BUCKET_SLOTS + i);
-    }
-    size_t bucket = (size_t)(at - (const char *)t->bucket6) / sizeof(struct roost_bucket6);
-    size_t i = (size_t)(at - (const char *)t->bucket6[bucket].slot) / sizeof(struct roost_slot6);
-    return (uint32_t)((t->config.buckets4 + bucket) * ROOST_BUCKET_SLOTS + i);
+/* Which generation a slot lies in, and where there. */
+struct location {
+    const struct roost_generation *generation;
+    uint32_t which, bucket, i;
+    bool v4;
+};
+
+static bool lies_in(const struct roost_generation *g, bool v4, const struct roost_ka *slot, struct location *l) {
+    const char *at = (const char *)slot, *base = g->memory;
+    if (!base || at < base || at >= base + (size_t)g->buckets * bucket_size(v4))
+        return false;
+    size_t slot_size = v4 ? sizeof(struct roost_slot4) : sizeof(struct roost_slot6);
+    size_t offset = (size_t)(at - base) % bucket_size(v4) - sizeof(struct roost_bucket_head);
+    l->generation = g;
+    l->bucket = (uint32_t)((size_t)(at - base) / bucket_size(v4));
+    l->i = (uint32_t)(offset / slot_size);
+    l->v4 = v4;
+    return true;
+}
+
+static struct location locate(const struct roost_table *t, const struct roost_ka *slot) {
+    struct location l = {0};
+    for (l.which = 0; l.which < ROOST_GENERATIONS; l.which++)
+        if (lies_in(&t->gen4[l.which], true, slot, &l) || lies_in(&t->gen6[l.which], false, slot, &l))
+            return l;
+    abort(); /* a pointer to no slot: whatever is done next destroys somebody's connection */
+}
+
+/* FREE first, which holds packets: with the tag gone the slot is anybody's. */
+static void clear(struct roost_table *t, struct roost_ka *slot, const struct location *l) {
+    uint32_t endpoint = endpoint_of(slot);
+    roost_table_set_phase(slot, ROOST_FREE);
+    __atomic_store_n(&head_of(l->generation, l->v4, l->bucket)->tag[l->i], 0, __ATOMIC_SEQ_CST);
+    roost_endpoints_drop(&t->endpoints, endpoint);
+    if (l->v4)
+        t->used4--;
+    else
+        t->used6--;
 }
 
 void roost_table_remove(struct roost_table *t, struct roost_ka *slot) {
-    uint32_t position = roost_table_position(t, slot), bucket = position / ROOST_BUCKET_SLOTS;
-    uint16_t *tag;
-    if (bucket < t->config.buckets4) {
-        tag = &t->bucket4[bucket].tag[position % ROOST_BUCKET_SLOTS];
-        t->used4--;
-    } else {
-        tag = &t->bucket6[bucket - t->config.buckets4].tag[position % ROOST_BUCKET_SLOTS];
-        t->used6--;
-    }
-    uint32_t rest = slot->rest;
-    __atomic_store_n(tag, 0, __ATOMIC_SEQ_CST);
-    roost_table_set_phase(slot, ROOST_FREE); /* a reader that still has the slot holds its packet */
-    if (rest != ROOST_NO_REST && rest < t->rest_slots)
+    struct location l = locate(t, slot);
+    uint32_t rest = roost_table_has_rest(slot) ? slot->rest : ROOST_NO_REST;
+    clear(t, slot, &l);
+    if (rest < t->rest_slots)
         roost_table_rest_release(t, rest);
 }
 
@@ -163,35 +286,75 @@ void roost_table_publish(struct roost_ka *slot, const struct roost_ka *ka, enum 
     __atomic_store_n(&slot->ctl, ctl, __ATOMIC_SEQ_CST);
 }
 
+static const struct roost_generation *nth(const struct roost_table *t, int n, bool *v4) {
+    *v4 = n < ROOST_GENERATIONS;
+    return *v4 ? &t->gen4[n] : &t->gen6[n - ROOST_GENERATIONS];
+}
+
 uint64_t roost_table_positions(const struct roost_table *t) {
-    return ((uint64_t)t->config.buckets4 + t->config.buckets6) * ROOST_BUCKET_SLOTS;
+    uint64_t buckets = 0;
+    bool v4;
+    for (int n = 0; n < 2 * ROOST_GENERATIONS; n++)
+        buckets += nth(t, n, &v4)->buckets;
+    return buckets * ROOST_BUCKET_SLOTS;
+}
+
+uint64_t roost_table_slots(const struct roost_table *t, bool v4) {
+    const struct roost_generations *g = v4 ? &t->config.v4 : &t->config.v6;
+    return (uint64_t)g->buckets[ROOST_CURRENT(g->in_use)] * ROOST_BUCKET_SLOTS;
+}
+
+static struct roost_ka *taken(struct roost_table *t, const struct roost_generation *g, bool v4, uint64_t position,
+                              struct roost_key *key) {
+    uint32_t bucket = (uint32_t)(position / ROOST_BUCKET_SLOTS), i = position % ROOST_BUCKET_SLOTS;
+    if (bucket >= g->buckets || !__atomic_load_n(&head_of(g, v4, bucket)->tag[i], __ATOMIC_ACQUIRE))
+        return NULL;
+    struct roost_ka *slot = slot_of(g, v4, bucket, i);
+    key_of(t, slot, v4, key);
+    return slot;
 }
 
 struct roost_ka *roost_table_at(struct roost_table *t, uint64_t position, struct roost_key *key) {
-    uint64_t bucket = position / ROOST_BUCKET_SLOTS;
-    uint32_t i = position % ROOST_BUCKET_SLOTS;
-    if (bucket < t->config.buckets4) {
-        struct roost_bucket4 *b = &t->bucket4[bucket];
-        if (!b->tag[i])
-            return NULL;
-        widen(&b->slot[i].key, key);
-        return &b->slot[i].ka;
+    bool v4;
+    for (int n = 0; n < 2 * ROOST_GENERATIONS; n++) {
+        const struct roost_generation *g = nth(t, n, &v4);
+        uint64_t here = (uint64_t)g->buckets * ROOST_BUCKET_SLOTS;
+        if (position < here)
+            return taken(t, g, v4, position, key);
+        position -= here;
     }
-    bucket -= t->config.buckets4;
-    if (bucket >= t->config.buckets6 || !t->bucket6[bucket].tag[i])
-        return NULL;
-    *key = t->bucket6[bucket].slot[i].key;
-    return &t->bucket6[bucket].slot[i].ka;
+    return NULL;
+}
+
+uint32_t roost_table_name(const struct roost_table *t, const struct roost_ka *slot) {
+    struct location l = locate(t, slot);
+    return (l.v4 ? 0 : NAME_V6) | l.which << NAME_GENERATION_SHIFT | (l.bucket * ROOST_BUCKET_SLOTS + l.i);
+}
+
+struct roost_ka *roost_table_named(struct roost_table *t, uint32_t name, struct roost_key *key) {
+    bool v4 = !(name & NAME_V6);
+    uint32_t which = (name & ~NAME_V6) >> NAME_GENERATION_SHIFT;
+    return taken(t, v4 ? &t->gen4[which] : &t->gen6[which], v4, name & NAME_OFFSET, key);
+}
+
+void roost_table_begin(struct roost_table *t, bool v4, uint32_t which, void *memory, uint32_t buckets) {
+    struct roost_generations *told = v4 ? &t->config.v4 : &t->config.v6;
+    struct roost_generation *g = v4 ? &t->gen4[which] : &t->gen6[which];
+    bool first = !current(t, v4)->memory;
+    g->memory = memory;
+    g->buckets = buckets;
+    told->buckets[which] = buckets;
+    told->in_use = which | (first ? 0 : (ROOST_CURRENT(told->in_use) + 1) << 8);
 }
 
 void roost_table_pair(struct roost_table *t, struct roost_rest *rest, const struct roost_ka *other) {
-    rest->peer = roost_table_position(t, other);
+    rest->peer = roost_table_name(t, other);
     rest->peer_version = ROOST_VERSION(other->ctl);
 }
 
 struct roost_ka *roost_table_peer(struct roost_table *t, const struct roost_ka *slot, struct roost_key *key) {
     const struct roost_rest *rest = &t->rest[slot->rest];
-    struct roost_ka *peer = roost_table_at(t, rest->peer, key);
+    struct roost_ka *peer = roost_table_named(t, rest->peer, key);
     bool server = ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER;
     if (!peer || !(ROOST_FLAGS(peer->ctl) & ROOST_F_PAIRED) || ROOST_VERSION(peer->ctl) != rest->peer_version ||
         !(ROOST_FLAGS(peer->ctl) & ROOST_F_SERVER) != server)
@@ -206,50 +369,85 @@ bool roost_table_orphan(struct roost_table *t, const struct roost_ka *slot) {
     if (!(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER))
         return false;
     const struct roost_ka *client = roost_table_peer(t, slot, &key);
-    return !client || (client->rest != ROOST_NO_REST && t->rest[client->rest].peer != roost_table_position(t, slot));
+    return !client || (client->rest != ROOST_NO_REST && t->rest[client->rest].peer != roost_table_name(t, slot));
 }
 
-uint64_t roost_table_adopt(struct roost_table *t, uint64_t *max_id) {
-    uint64_t removed = 0, positions = roost_table_positions(t);
-    struct roost_key key;
-    t->used4 = t->used6 = t->rest_used = 0;
-    t->rest_free = ROOST_NO_REST;
-    t->rest_fresh = 0;
-    *max_id = 0;
-    for (uint64_t p = 0; p < positions; p++) { /* counts first: removing counts down */
-        if (roost_table_at(t, p, &key)) {
-            if (p < (uint64_t)t->config.buckets4 * ROOST_BUCKET_SLOTS)
-                t->used4++;
-            else
-                t->used6++;
+/* A dead engine's locks. XDP's are let go of by XDP. */
+static void break_locks(struct roost_table *t) {
+    bool v4;
+    for (int n = 0; n < 2 * ROOST_GENERATIONS; n++) {
+        const struct roost_generation *g = nth(t, n, &v4);
+        for (uint32_t bucket = 0; bucket < g->buckets; bucket++) {
+            uint32_t expected = ROOST_LOCK_ENGINE;
+            __atomic_compare_exchange_n(&head_of(g, v4, bucket)->lock, &expected, ROOST_LOCK_FREE, false,
+                                        __ATOMIC_SEQ_CST, __ATOMIC_RELAXED);
         }
     }
-    /* A rest slot in use is one that a table slot names: the database row or the table is the owner, never the id. */
+}
+
+/* What a slot of an adopted table is worth: its phase from now on, or FREE. */
+static enum roost_phase adopted_phase(const struct roost_table *t, const struct roost_ka *slot) {
+    enum roost_phase phase = ROOST_PHASE(slot->ctl);
+    if (ROOST_FLAGS(slot->ctl) & ROOST_F_BORN) /* FREEZING: XDP puts it in just now */
+        return phase == ROOST_IDLE || phase == ROOST_FREEZING ? phase : ROOST_FREE;
+    bool has_rest = slot->rest < t->rest_slots && t->rest[slot->rest].id;
+    if (phase == ROOST_WAKING)
+        return has_rest ? ROOST_IDLE : ROOST_SLEEP;
+    return phase == ROOST_SLEEP || (phase == ROOST_IDLE && has_rest) ? phase : ROOST_FREE;
+}
+
+/* What is there, before any of it is removed. */
+static void count_slots(struct roost_table *t) {
+    struct roost_key key;
+    t->used4 = t->used6 = t->rest_used = 0;
+    memset(t->endpoints.uses, 0, t->endpoints.slots * sizeof(*t->endpoints.uses));
+    for (uint64_t p = 0, positions = roost_table_positions(t); p < positions; p++) {
+        const struct roost_ka *slot = roost_table_at(t, p, &key);
+        if (!slot)
+            continue;
+        if (roost_key_is_v4(&key))
+            t->used4++;
+        else
+            t->used6++;
+        roost_endpoints_hold(&t->endpoints, endpoint_of(slot));
+    }
+    roost_endpoints_settle(&t->endpoints);
+}
+
+static uint64_t adopt_slots(struct roost_table *t, uint64_t *max_id) {
+    uint64_t removed = 0, positions = roost_table_positions(t);
+    struct roost_key key;
     for (uint64_t p = 0; p < positions; p++) {
         struct roost_ka *slot = roost_table_at(t, p, &key);
         if (!slot)
             continue;
-        enum roost_phase phase = ROOST_PHASE(slot->ctl);
-        bool has_rest = slot->rest != ROOST_NO_REST && slot->rest < t->rest_slots && t->rest[slot->rest].id;
-        if (phase == ROOST_WAKING)
-            roost_table_set_phase(slot, phase = has_rest ? ROOST_IDLE : ROOST_SLEEP);
-        if (phase == ROOST_SLEEP)
+        enum roost_phase phase = adopted_phase(t, slot);
+        if (phase == ROOST_FREE) { /* its rest slot is one that nobody names: free, below */
             slot->rest = ROOST_NO_REST;
-        if ((phase == ROOST_IDLE && has_rest) || phase == ROOST_SLEEP) {
-            if (phase == ROOST_IDLE) {
-                t->rest_used++;
-                if (t->rest[slot->rest].id > *max_id)
-                    *max_id = t->rest[slot->rest].id;
-                if (slot->rest >= t->rest_fresh)
-                    t->rest_fresh = slot->rest + 1;
-            }
-            t->version = (uint8_t)(ROOST_VERSION(slot->ctl));
+            roost_table_remove(t, slot);
+            removed++;
             continue;
         }
-        slot->rest = ROOST_NO_REST; /* the loop below frees it */
-        roost_table_remove(t, slot);
-        removed++;
+        if (ROOST_FLAGS(slot->ctl) & ROOST_F_BORN)
+            continue;
+        if (phase != ROOST_PHASE(slot->ctl))
+            roost_table_set_phase(slot, phase);
+        if (phase == ROOST_SLEEP) {
+            slot->rest = ROOST_NO_REST;
+            continue;
+        }
+        t->rest_used++;
+        if (t->rest[slot->rest].id > *max_id)
+            *max_id = t->rest[slot->rest].id;
+        if (slot->rest >= t->rest_fresh)
+            t->rest_fresh = slot->rest + 1;
     }
+    return removed;
+}
+
+static uint64_t remove_orphans(struct roost_table *t) {
+    uint64_t removed = 0, positions = roost_table_positions(t);
+    struct roost_key key;
     for (uint64_t p = 0; p < positions; p++) {
         struct roost_ka *slot = roost_table_at(t, p, &key);
         if (slot && roost_table_orphan(t, slot)) {
@@ -259,20 +457,38 @@ uint64_t roost_table_adopt(struct roost_table *t, uint64_t *max_id) {
             removed++;
         }
     }
-    /* Rest slots below rest_fresh that nobody names are free. Mark the named ones first, in reserved. */
-    for (uint32_t i = 0; i < t->rest_fresh; i++)
-        t->rest[i].reserved = 0;
-    for (uint64_t p = 0; p < positions; p++) {
-        struct roost_ka *slot = roost_table_at(t, p, &key);
-        if (slot && slot->rest != ROOST_NO_REST)
-            t->rest[slot->rest].reserved = 1;
+    return removed;
+}
+
+/* Rest slots below rest_fresh that no slot names are free. named: a bit for each of them, all 0. */
+static void free_unnamed_rests(struct roost_table *t, uint64_t *named) {
+    struct roost_key key;
+    for (uint64_t p = 0, positions = roost_table_positions(t); p < positions; p++) {
+        const struct roost_ka *slot = roost_table_at(t, p, &key);
+        if (slot && roost_table_has_rest(slot))
+            named[slot->rest / 64] |= 1ULL << slot->rest % 64;
     }
     for (uint32_t i = t->rest_fresh; i-- > 0;) {
-        if (t->rest[i].reserved)
+        if (named[i / 64] >> i % 64 & 1)
             continue;
         memset(&t->rest[i], 0, sizeof(t->rest[i]));
         t->rest[i].snd_wnd = t->rest_free;
         t->rest_free = i;
     }
-    return removed;
+}
+
+int64_t roost_table_adopt(struct roost_table *t, uint64_t *max_id) {
+    t->rest_free = ROOST_NO_REST;
+    t->rest_fresh = 0;
+    *max_id = 0;
+    break_locks(t);
+    count_slots(t);
+    uint64_t removed = adopt_slots(t, max_id);
+    removed += remove_orphans(t);
+    uint64_t *named = calloc((size_t)t->rest_fresh / 64 + 1, sizeof(*named));
+    if (!named)
+        return -ENOMEM;
+    free_unnamed_rests(t, named);
+    free(named);
+    return (int64_t)removed;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The engine's side of the inactive table (ebpf/table.h says how it is laid out) and of the rest slots. One thread
- * writes; XDP reads at any moment. A pointer to a slot stays good until the slot is removed: nothing moves.
+ * The engine's side of the inactive table (ebpf/table.h says how it is laid out) and of the rest slots. XDP reads at any
+ * moment, and puts in what is born asleep; all else is written by one thread. A pointer to a slot stays good until the
+ * slot is removed, by roost_table_remove or, while the table grows, by roost_table_move.
  */
 #ifndef ROOST_CEXT_TABLE_H
 #define ROOST_CEXT_TABLE_H
@@ -11,32 +12,47 @@
 #include <stdint.h>
 
 #include "../ebpf/table.h"
+#include "endpoints.h"
+
+/* One generation of the table of one family. */
+struct roost_generation {
+    union {
+        struct roost_bucket4 *bucket4; /* memory-mapped BPF arrays, or plain memory in unit tests */
+        struct roost_bucket6 *bucket6;
+        void *memory; /* NULL: not in use */
+    };
+    uint32_t buckets;
+};
 
 struct roost_table {
     struct roost_config config;
-    struct roost_bucket4 *bucket4; /* memory-mapped BPF arrays, or plain memory in unit tests */
-    struct roost_bucket6 *bucket6;
+    struct roost_generation gen4[ROOST_GENERATIONS], gen6[ROOST_GENERATIONS];
+    struct roost_endpoints endpoints;
     struct roost_rest *rest;
     uint32_t rest_slots;
     uint32_t rest_free;  /* first free rest slot, ROOST_NO_REST = none */
     uint32_t rest_fresh; /* slots from here on have never been used: they are not linked into the free list, so that
                             their pages stay untouched */
-    uint64_t used4, used6, rest_used;
-    uint64_t refused; /* inserts refused because both buckets were full */
-    uint8_t version;
+    uint64_t used4, used6, rest_used; /* without what XDP put in since the last roost_table_adopt */
+    uint64_t refused;                 /* inserts refused because both buckets, or the endpoints, were full */
 };
 
 bool roost_key_is_v4(const struct roost_key *key);
 
+/* Lets the table of a family have this memory as its generation `which`: the only one, or with the one until now as the
+ * previous. The caller tells XDP what t->config then says. */
+void roost_table_begin(struct roost_table *t, bool v4, uint32_t which, void *memory, uint32_t buckets);
+
 /* Counts what an adopted table holds and finds the free rest slots. Slots that no process can own any more (FREEZING,
  * THAWED) are removed, and so are servers' legs without their clients'; WAKING ones go back to IDLE or SLEEP. Returns how
- * many were removed; *max_id: the largest id. */
-uint64_t roost_table_adopt(struct roost_table *t, uint64_t *max_id);
+ * many were removed; *max_id: the largest id. -ENOMEM: no memory to do it in. */
+int64_t roost_table_adopt(struct roost_table *t, uint64_t *max_id);
 
 struct roost_ka *roost_table_find(struct roost_table *t, const struct roost_key *key);
 
-/* A new slot holding *ka with a version of its own; NULL when both buckets are full. The key must not be there. */
-struct roost_ka *roost_table_insert(struct roost_table *t, const struct roost_key *key, const struct roost_ka *ka);
+/* A new slot holding *ka with a version of its own; NULL when there is no room. The key must not be there. */
+struct roost_ka *roost_table_insert(struct roost_table *t, const struct roost_key *key, const struct roost_ka *ka,
+                                    uint16_t service);
 
 /* Removes the slot, and its rest slot if it has one. */
 void roost_table_remove(struct roost_table *t, struct roost_ka *slot);
@@ -47,14 +63,27 @@ void roost_table_set_phase(struct roost_ka *slot, enum roost_phase phase);
 /* Fills all of a FREEZING slot and publishes it under the given phase. */
 void roost_table_publish(struct roost_ka *slot, const struct roost_ka *ka, enum roost_phase phase);
 
+/* Whether it has a rest slot: neither asleep in the database nor born asleep. */
+bool roost_table_has_rest(const struct roost_ka *slot);
+
 /* A rest slot's index, or ROOST_NO_REST when all are in use. */
 uint32_t roost_table_rest_alloc(struct roost_table *t);
 void roost_table_rest_release(struct roost_table *t, uint32_t index);
 
-/* All slot positions, used or not, count from 0 to roost_table_positions; NULL = not in use. */
+/* The index of the service that a slot's endpoint belongs to. */
+uint16_t roost_table_service(const struct roost_table *t, const struct roost_ka *slot);
+
+/* All slot positions, used or not, count from 0 to roost_table_positions; NULL = not in use. They change their meaning
+ * when the table grows. */
 uint64_t roost_table_positions(const struct roost_table *t);
 struct roost_ka *roost_table_at(struct roost_table *t, uint64_t position, struct roost_key *key);
-uint32_t roost_table_position(const struct roost_table *t, const struct roost_ka *slot);
+
+/* How many slots the current table of a family has. */
+uint64_t roost_table_slots(const struct roost_table *t, bool v4);
+
+/* A slot's name, the same for as long as it is there. */
+uint32_t roost_table_name(const struct roost_table *t, const struct roost_ka *slot);
+struct roost_ka *roost_table_named(struct roost_table *t, uint32_t name, struct roost_key *key);
 
 /* The other leg of a pair and its key; NULL when it is not there any more. slot must have its rest at hand. */
 struct roost_ka *roost_table_peer(struct roost_table *t, const struct roost_ka *slot, struct roost_key *key);

@@ -17,38 +17,52 @@
 
 struct roost_table_handle {
     struct roost_table table;
+    struct roost_endpoint *endpoints;
 };
 
-struct roost_table_handle *roost_testing_table(uint32_t slots4, uint32_t slots6, uint32_t rest_slots) {
+static bool begin(struct roost_table *t, bool v4, uint32_t slots) {
+    uint32_t buckets = (slots + ROOST_BUCKET_SLOTS - 1) / ROOST_BUCKET_SLOTS;
+    if (!buckets)
+        return true; /* a table without this family */
+    void *memory = calloc(buckets, v4 ? sizeof(struct roost_bucket4) : sizeof(struct roost_bucket6));
+    if (memory)
+        roost_table_begin(t, v4, 0, memory, buckets);
+    return memory;
+}
+
+struct roost_table_handle *roost_testing_table(uint32_t slots4, uint32_t slots6, uint32_t rest_slots,
+                                               uint32_t endpoint_slots) {
     struct roost_table_handle *h = calloc(1, sizeof(*h));
     if (!h)
         return NULL;
     struct roost_table *t = &h->table;
     t->config.seed[0] = 1;
     t->config.seed[1] = 2;
-    t->config.buckets4 = (slots4 + ROOST_BUCKET_SLOTS - 1) / ROOST_BUCKET_SLOTS;
-    t->config.buckets6 = (slots6 + ROOST_BUCKET_SLOTS - 1) / ROOST_BUCKET_SLOTS;
-    t->bucket4 = calloc(t->config.buckets4 + 1, sizeof(*t->bucket4));
-    t->bucket6 = calloc(t->config.buckets6 + 1, sizeof(*t->bucket6));
     t->rest = calloc((size_t)rest_slots + 1, sizeof(*t->rest));
     t->rest_slots = rest_slots;
     t->rest_free = ROOST_NO_REST;
-    if (t->bucket4 && t->bucket6 && t->rest)
+    h->endpoints = calloc(endpoint_slots, sizeof(*h->endpoints));
+    if (t->rest && h->endpoints && begin(t, true, slots4) && begin(t, false, slots6) &&
+        !roost_endpoints_init(&t->endpoints, h->endpoints, endpoint_slots))
         return h;
     roost_testing_table_free(h);
     return NULL;
 }
 
 void roost_testing_table_free(struct roost_table_handle *h) {
-    free(h->table.bucket4);
-    free(h->table.bucket6);
+    for (int i = 0; i < ROOST_GENERATIONS; i++) {
+        free(h->table.gen4[i].memory);
+        free(h->table.gen6[i].memory);
+    }
+    roost_endpoints_free(&h->table.endpoints);
+    free(h->endpoints);
     free(h->table.rest);
     free(h);
 }
 
 struct roost_ka *roost_testing_insert(struct roost_table_handle *h, const struct roost_key *key,
-                                      const struct roost_ka *ka) {
-    return roost_table_insert(&h->table, key, ka);
+                                      const struct roost_ka *ka, uint16_t service) {
+    return roost_table_insert(&h->table, key, ka, service);
 }
 
 struct roost_ka *roost_testing_find(struct roost_table_handle *h, const struct roost_key *key) {
@@ -59,17 +73,10 @@ void roost_testing_remove(struct roost_table_handle *h, struct roost_ka *slot) {
     roost_table_remove(&h->table, slot);
 }
 
-void roost_testing_place(struct roost_table_handle *h, const struct roost_key *key, uint32_t *buckets, uint16_t *tag) {
+void roost_testing_place(struct roost_table_handle *h, const struct roost_key *key, uint32_t *buckets, uint8_t *tag) {
     const struct roost_config *config = &h->table.config;
-    struct roost_place place;
-    if (roost_key_is_v4(key)) {
-        struct roost_key4 narrow = {.client_port = key->client_port, .local_port = key->local_port};
-        memcpy(&narrow.client, key->client + 12, 4);
-        memcpy(&narrow.local, key->local + 12, 4);
-        place = roost_place_of(roost_hash4(config, &narrow), config->buckets4);
-    } else {
-        place = roost_place_of(roost_hash6(config, key), config->buckets6);
-    }
+    struct roost_place place = roost_key_is_v4(key) ? roost_place_of(roost_hash4(config, key), config->v4.buckets[0])
+                                                    : roost_place_of(roost_hash6(config, key), config->v6.buckets[0]);
     buckets[0] = place.bucket[0];
     buckets[1] = place.bucket[1];
     *tag = place.tag;
@@ -99,11 +106,19 @@ void roost_testing_pair(struct roost_table_handle *h, uint32_t rest, const struc
     roost_table_pair(&h->table, &h->table.rest[rest], other);
 }
 
-uint32_t roost_testing_position(struct roost_table_handle *h, const struct roost_ka *slot) {
-    return roost_table_position(&h->table, slot);
+uint32_t roost_testing_name(struct roost_table_handle *h, const struct roost_ka *slot) {
+    return roost_table_name(&h->table, slot);
 }
 
-uint64_t roost_testing_adopt(struct roost_table_handle *h, uint64_t *max_id) {
+uint32_t roost_testing_endpoints_used(struct roost_table_handle *h) {
+    return h->table.endpoints.used;
+}
+
+uint16_t roost_testing_service(struct roost_table_handle *h, const struct roost_ka *slot) {
+    return roost_table_service(&h->table, slot);
+}
+
+int64_t roost_testing_adopt(struct roost_table_handle *h, uint64_t *max_id) {
     return roost_table_adopt(&h->table, max_id);
 }
 

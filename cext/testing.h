@@ -13,22 +13,25 @@
 #include "engine.h"
 
 struct roost_table_handle; /* a table in plain memory */
-struct roost_table_handle *roost_testing_table(uint32_t slots4, uint32_t slots6, uint32_t rest_slots);
+struct roost_table_handle *roost_testing_table(uint32_t slots4, uint32_t slots6, uint32_t rest_slots,
+                                               uint32_t endpoint_slots);
 void roost_testing_table_free(struct roost_table_handle *t);
 struct roost_ka *roost_testing_insert(struct roost_table_handle *t, const struct roost_key *key,
-                                      const struct roost_ka *ka);
+                                      const struct roost_ka *ka, uint16_t service);
 struct roost_ka *roost_testing_find(struct roost_table_handle *t, const struct roost_key *key);
 void roost_testing_remove(struct roost_table_handle *t, struct roost_ka *slot);
 /* Where a key may lie: its two buckets and its tag. */
-void roost_testing_place(struct roost_table_handle *t, const struct roost_key *key, uint32_t *buckets, uint16_t *tag);
+void roost_testing_place(struct roost_table_handle *t, const struct roost_key *key, uint32_t *buckets, uint8_t *tag);
 uint32_t roost_testing_bucket_slots(void);
 uint32_t roost_testing_same_tag_max(void);
 void roost_testing_set_phase(struct roost_ka *slot, uint32_t phase);
 uint32_t roost_testing_rest_alloc(struct roost_table_handle *t);
 struct roost_rest *roost_testing_rest(struct roost_table_handle *t, uint32_t index);
 void roost_testing_pair(struct roost_table_handle *h, uint32_t rest, const struct roost_ka *other);
-uint32_t roost_testing_position(struct roost_table_handle *h, const struct roost_ka *slot);
-uint64_t roost_testing_adopt(struct roost_table_handle *t, uint64_t *max_id);
+uint32_t roost_testing_name(struct roost_table_handle *h, const struct roost_ka *slot);
+uint32_t roost_testing_endpoints_used(struct roost_table_handle *h);
+uint16_t roost_testing_service(struct roost_table_handle *h, const struct roost_ka *slot);
+int64_t roost_testing_adopt(struct roost_table_handle *t, uint64_t *max_id);
 uint64_t roost_testing_used(struct roost_table_handle *t, uint64_t *used6, uint64_t *rest_used, uint64_t *refused);
 
 /* enum roost_verdict for a segment (flags: FIN 1, SYN 2, RST 4, ACK 16). */

@@ -114,7 +114,7 @@ static struct roost_conn *rouse(struct roost_engine *e, const struct roost_key *
                                 enum roost_cause cause) {
     bool sleeping = ROOST_PHASE(slot->ctl) == ROOST_SLEEP;
     const struct roost_rest *rest = sleeping ? NULL : &e->table.rest[slot->rest];
-    struct roost_conn *c = roost_conn_new(e, key, rest ? rest->id : 0, slot->service);
+    struct roost_conn *c = roost_conn_new(e, key, rest ? rest->id : 0, roost_table_service(&e->table, slot));
     if (!c)
         return NULL;
     if (rest)

@@ -234,7 +234,7 @@ def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:
 
 
 def _ka_of_service(service: int) -> bytes:
-    return bytes(26) + service.to_bytes(2, sys.byteorder) + bytes(8)
+    return bytes(32) + service.to_bytes(2, sys.byteorder) + bytes(2)
 
 
 def _holds(ids: array[int], number: int) -> bool:

@@ -58,17 +58,10 @@ int roost_guard(struct __sk_buff *skb) {
     const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
     if (!cfg)
         return TC_ACT_OK;
-    struct roost_ka *slot;
-    if (v6) {
-        slot = find6(cfg, &key);
-    } else {
-        struct roost_key4 key4 = {.client_port = key.client_port, .local_port = key.local_port};
-        __builtin_memcpy(&key4.client, key.client + 12, 4);
-        __builtin_memcpy(&key4.local, key.local + 12, 4);
-        slot = find4(cfg, &key4);
-    }
-    if (!slot)
+    struct found found = {};
+    if (!find(cfg, &key, v6, &found))
         return TC_ACT_OK;
+    struct roost_ka *slot = found.slot;
 
     count(ROOST_N_RST_GUARDED);
     __u32 phase = ROOST_PHASE(slot->ctl);

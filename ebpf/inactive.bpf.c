@@ -34,7 +34,7 @@ struct {
 
 static __always_inline int may_challenge(struct roost_ka *slot, const struct roost_ka *ka, __u64 now_ms) {
     __u64 tick = now_ms / 512;
-    if (ka->challenge_tick == (__u8)tick)
+    if (ROOST_HEARD_TICK(ka->heard) == (__u8)tick)
         return 0;
     __u32 zero = 0;
     struct challenge_budget *b = bpf_map_lookup_elem(&challenges, &zero);
@@ -47,14 +47,13 @@ static __always_inline int may_challenge(struct roost_ka *slot, const struct roo
     if (!b->left)
         return 0;
     b->left--;
-    slot->challenge_tick = (__u8)tick;
+    slot->heard = ROOST_HEARD(ka->heard >> ROOST_HEARD_SHIFT, tick, ka->heard);
     return 1;
 }
 
 /* A probe that is answered between two sweeps must not count, however short the interval. */
-static __always_inline void heard(struct roost_ka *slot, __u64 now_ms) {
-    slot->heard_s = now_ms / 1000;
-    slot->probe_sent = 0;
+static __always_inline void heard(struct roost_ka *slot, const struct roost_ka *ka, __u64 now_ms) {
+    slot->heard = ROOST_HEARD(now_ms / 1000, ROOST_HEARD_TICK(ka->heard), 0);
 }
 
 /* RFC 7323 4.3; a ts_recent of 0 is none yet. */
@@ -63,8 +62,8 @@ static __always_inline int newer_ts(const struct roost_ka *ka, const struct roos
 }
 
 /* Turns the frame around into an ACK made from the record alone. */
-static __always_inline int answer(struct xdp_md *ctx, const struct packet *p, const struct roost_ka *ka,
-                                  const struct roost_segment *s, __u64 now_ms) {
+static __noinline int answer(struct xdp_md *ctx, const struct packet *p, const struct roost_ka *ka,
+                             const struct roost_segment *s, __u64 now_ms) {
     struct {
         __u8 l2[18];
         __u8 rest[40 + 32];
@@ -146,7 +145,7 @@ static __always_inline int answer(struct xdp_md *ctx, const struct packet *p, co
 }
 
 /* Hands the frame to the engine. A full ring costs the sender a retransmission, nothing else: no state was changed. */
-static __always_inline int hand_over(struct xdp_md *ctx, const struct packet *p, __u32 why) {
+static __noinline int hand_over(struct xdp_md *ctx, const struct packet *p, __u32 why) {
     __u32 length = bpf_xdp_get_buff_len(ctx);
     struct roost_frame *f;
     if (length <= ROOST_FRAME_SMALL) {
@@ -189,20 +188,13 @@ int roost_inactive(struct xdp_md *ctx) {
         return XDP_PASS;
     if (!parse(ctx, &p))
         return p.not_ip ? outbox_or_pass(ctx, cfg) : XDP_PASS;
-    struct roost_ka *slot;
-    if (p.v6) {
-        slot = find6(cfg, &p.key);
-    } else {
-        struct roost_key4 key4 = {.client_port = p.key.client_port, .local_port = p.key.local_port};
-        __builtin_memcpy(&key4.client, p.key.client + 12, 4);
-        __builtin_memcpy(&key4.local, p.key.local + 12, 4);
-        slot = find4(cfg, &key4);
-    }
-    if (!slot)
+    struct found found = {};
+    if (!find(cfg, &p.key, p.v6, &found))
         return XDP_PASS;
+    struct roost_ka *slot = found.slot;
 
     struct roost_ka ka;
-    if (!snapshot(slot, &ka, &p.key))
+    if (!snapshot(&found, &ka))
         return hand_over(ctx, &p, ROOST_WHY_HOLD); /* the slot changed hands just now: the engine knows more */
 
     struct roost_segment s = {};
@@ -219,13 +211,13 @@ int roost_inactive(struct xdp_md *ctx) {
     case ROOST_V_WAKE:
         return hand_over(ctx, &p, ROOST_WHY_WAKE);
     case ROOST_V_ANSWER:
-        heard(slot, now_ms);
+        heard(slot, &ka, now_ms);
         if (newer_ts(&ka, &s))
             slot->ts_recent = s.tsval;
         count(ROOST_N_ANSWERED);
         return answer(ctx, &p, &ka, &s, now_ms);
     case ROOST_V_HEARD:
-        heard(slot, now_ms);
+        heard(slot, &ka, now_ms);
         count(ROOST_N_HEARD);
         return XDP_DROP;
     case ROOST_V_CHALLENGE:

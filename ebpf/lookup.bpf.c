@@ -21,18 +21,16 @@ SEC("sk_lookup")
 int roost_lookup(struct bpf_sk_lookup *ctx) {
     __u32 zero = 0;
     const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
-    struct roost_ka *slot = 0;
     if (!cfg || ctx->protocol != IPPROTO_TCP)
         return SK_PASS;
+    struct found found;
+    struct roost_key key = {.client_port = ctx->remote_port, .local_port = bpf_htons(ctx->local_port)};
+    __u32 *client = (__u32 *)key.client, *local = (__u32 *)key.local;
     if (ctx->family == FAMILY_INET) {
-        struct roost_key4 key = {.client = ctx->remote_ip4,
-                                 .local = ctx->local_ip4,
-                                 .client_port = ctx->remote_port,
-                                 .local_port = bpf_htons(ctx->local_port)};
-        slot = find4(cfg, &key);
+        client[2] = local[2] = bpf_htonl(0xffff);
+        client[3] = ctx->remote_ip4;
+        local[3] = ctx->local_ip4;
     } else if (ctx->family == FAMILY_INET6) {
-        struct roost_key key = {.client_port = ctx->remote_port, .local_port = bpf_htons(ctx->local_port)};
-        __u32 *client = (__u32 *)key.client, *local = (__u32 *)key.local;
         client[0] = ctx->remote_ip6[0];
         client[1] = ctx->remote_ip6[1];
         client[2] = ctx->remote_ip6[2];
@@ -41,7 +39,8 @@ int roost_lookup(struct bpf_sk_lookup *ctx) {
         local[1] = ctx->local_ip6[1];
         local[2] = ctx->local_ip6[2];
         local[3] = ctx->local_ip6[3];
-        slot = find6(cfg, &key);
+    } else {
+        return SK_PASS;
     }
-    return slot ? SK_DROP : SK_PASS;
+    return find(cfg, &key, ctx->family == FAMILY_INET6, &found) ? SK_DROP : SK_PASS;
 }

@@ -42,8 +42,8 @@ int roost_loopback(struct __sk_buff *skb) {
     struct roost_key key = {};
     __be16 ports[2];
     __u32 zero = 0, at = ETH_HLEN;
+    int v6 = 0;
     const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
-    struct roost_ka *slot;
     if (!cfg)
         return TC_ACT_UNSPEC;
     if (skb->protocol == bpf_htons(ETH_P_IP)) {
@@ -51,8 +51,6 @@ int roost_loopback(struct __sk_buff *skb) {
         if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.protocol != IPPROTO_TCP ||
             bpf_skb_load_bytes(skb, at + ip.ihl * 4, ports, sizeof(ports)))
             return TC_ACT_UNSPEC;
-        struct roost_key4 key4 = {ip.saddr, ip.daddr, ports[0], ports[1]};
-        slot = find4(cfg, &key4);
         __builtin_memcpy(key.client + 12, &ip.saddr, 4);
         __builtin_memcpy(key.local + 12, &ip.daddr, 4);
         key.local[10] = key.local[11] = key.client[10] = key.client[11] = 0xff;
@@ -63,16 +61,15 @@ int roost_loopback(struct __sk_buff *skb) {
             return TC_ACT_UNSPEC;
         __builtin_memcpy(key.client, &ip.saddr, 16);
         __builtin_memcpy(key.local, &ip.daddr, 16);
-        key.client_port = ports[0];
-        key.local_port = ports[1];
-        slot = find6(cfg, &key);
+        v6 = 1;
     } else {
         return TC_ACT_UNSPEC;
     }
-    if (!slot)
-        return TC_ACT_UNSPEC;
+    struct found found;
     key.client_port = ports[0];
     key.local_port = ports[1];
+    if (!find(cfg, &key, v6, &found))
+        return TC_ACT_UNSPEC;
 
     __u32 length = skb->len;
     if (length <= ROOST_FRAME_SMALL)

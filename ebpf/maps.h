@@ -20,21 +20,44 @@ struct {
     __type(value, struct roost_config);
 } config SEC(".maps");
 
-struct {
+/* The generations of the tables (ebpf/table.h), each a map that the engine makes. */
+struct table4 {
     __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
+    __uint(map_flags, BPF_F_MMAPABLE | BPF_F_INNER_MAP);
     __uint(max_entries, 1);
     __type(key, __u32);
-    __type(value, struct roost_bucket4);
-} table4 SEC(".maps");
+    __uint(value_size, sizeof(struct roost_bucket4));
+};
+
+struct table6 {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(map_flags, BPF_F_MMAPABLE | BPF_F_INNER_MAP);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __uint(value_size, sizeof(struct roost_bucket6));
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+    __uint(max_entries, ROOST_GENERATIONS);
+    __type(key, __u32);
+    __array(values, struct table4);
+} tables4 SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+    __uint(max_entries, ROOST_GENERATIONS);
+    __type(key, __u32);
+    __array(values, struct table6);
+} tables6 SEC(".maps");
 
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(map_flags, BPF_F_MMAPABLE);
     __uint(max_entries, 1);
     __type(key, __u32);
-    __type(value, struct roost_bucket6);
-} table6 SEC(".maps");
+    __type(value, struct roost_endpoint);
+} endpoints SEC(".maps");
 
 struct {
     __uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -54,86 +77,128 @@ static __always_inline void count(__u32 what) {
         *n += 1;
 }
 
-/* The slots of a bucket whose tag matches, as a bit mask: of the 40 slots a key may lie in, on average none but the
- * right one is then touched. Without a branch, or the verifier would follow every combination of them. */
-static __always_inline __u32 matching(const volatile __u16 *tags, __u16 tag) {
-    __u32 mask = 0;
+/* The slots of a bucket whose tag matches, as a bit mask, eight tags at a time: of the 112 slots a key may lie in, seldom
+ * any but the right one is then touched. */
+static __always_inline __u64 matching(const volatile __u64 *tags, __u8 tag) {
+    __u64 wanted = tag * 0x0101010101010101ULL, mask = 0;
 #pragma clang loop unroll(full)
-    for (int i = 0; i < ROOST_BUCKET_SLOTS; i++) {
-        __u32 difference = tags[i] ^ tag;
-        asm volatile("" : "+r"(difference));
-        mask |= ((difference - 1) >> 31) << i; /* difference is at most 65535 */
+    for (int i = 0; i < ROOST_BUCKET_SLOTS / 8; i++) {
+        __u64 x = tags[i] ^ wanted;
+        x = ~(((x & 0x7f7f7f7f7f7f7f7fULL) + 0x7f7f7f7f7f7f7f7fULL) | x | 0x7f7f7f7f7f7f7f7fULL); /* 0x80: the same */
+        mask |= ((x >> 7) * 0x0102040810204080ULL >> 56) << (8 * i);
     }
     return mask;
 }
 
 /* Index of the lowest bit: the number of ones below it. */
-static __always_inline __u32 lowest(__u32 mask) {
-    __u32 n = (mask & -mask) - 1;
-    n -= (n >> 1) & 0x55555555;
-    n = (n & 0x33333333) + ((n >> 2) & 0x33333333);
-    n = (n + (n >> 4)) & 0x0f0f0f0f;
-    n = (n * 0x01010101) >> 24;
-    asm volatile(""
-                 : "+r"(n)); /* or clang compares the number before the shift, and the verifier knows no bound of n */
-    return n;
+static __always_inline __u32 lowest(__u64 mask) {
+    __u64 n = (mask & -mask) - 1;
+    n -= (n >> 1) & 0x5555555555555555ULL;
+    n = (n & 0x3333333333333333ULL) + ((n >> 2) & 0x3333333333333333ULL);
+    n = (n + (n >> 4)) & 0x0f0f0f0f0f0f0f0fULL;
+    __u32 count = (n * 0x0101010101010101ULL) >> 56;
+    asm volatile("" : "+r"(count)); /* or clang compares the number before the shift, and the verifier knows no bound */
+    return count;
 }
 
-static __always_inline int same_key4(const struct roost_key4 *a, const struct roost_key4 *b) {
-    return a->client == b->client && a->client_port == b->client_port && a->local == b->local &&
-           a->local_port == b->local_port;
+static __always_inline __u32 low32(const __u8 *address) {
+    __u32 value;
+    __builtin_memcpy(&value, address + 12, 4);
+    return value;
 }
 
-static __always_inline int same_key6(const struct roost_key *a, const struct roost_key *b) {
-    const __u32 *x = (const void *)a, *y = (const void *)b;
-    __u32 difference = 0;
-#pragma clang loop unroll(full)
-    for (int i = 0; i < 9; i++)
-        difference |= x[i] ^ y[i];
-    return !difference;
+static __always_inline int near_is(__u32 endpoint, const __u8 *address, __be16 port) {
+    const struct roost_endpoint *e = bpf_map_lookup_elem(&endpoints, &endpoint);
+    return e && roost_same_near(e, address, port);
 }
 
-/* The slot of a key, or NULL. */
-#define ROOST_FIND(table, same)                                                                                        \
-    for (int side = 0; side < 2; side++) {                                                                             \
-        __u32 index = side ? place.bucket[1] : place.bucket[0];                                                        \
-        table##_value *b = bpf_map_lookup_elem(&table, &index);                                                        \
-        __u32 mask = b ? matching(b->tag, place.tag) : 0;                                                              \
-        for (int i = 0; i < ROOST_SAME_TAG_MAX; i++) {                                                                 \
-            __u32 at = lowest(mask);                                                                                   \
-            if (at >= ROOST_BUCKET_SLOTS || !b)                                                                        \
-                break;                                                                                                 \
-            if (same(&b->slot[at].key, key))                                                                           \
-                return &b->slot[at].ka;                                                                                \
-            mask &= mask - 1;                                                                                          \
+/* Whether a slot is this key's. ctl: its own, read before. */
+static __always_inline int is4(const struct roost_slot4 *s, __u32 ctl, const struct roost_key *key) {
+    if (ROOST_FLAGS(ctl) & ROOST_F_SERVER)
+        return s->far == low32(key->local) && s->far_port == key->local_port &&
+               near_is(s->endpoint, key->client, key->client_port);
+    return s->far == low32(key->client) && s->far_port == key->client_port &&
+           near_is(s->endpoint, key->local, key->local_port);
+}
+
+static __always_inline int is6(const struct roost_slot6 *s, __u32 ctl, const struct roost_key *key) {
+    if (ROOST_FLAGS(ctl) & ROOST_F_SERVER)
+        return s->far_port == key->local_port && roost_same_address(s->far, key->local) &&
+               near_is(s->endpoint, key->client, key->client_port);
+    return s->far_port == key->client_port && roost_same_address(s->far, key->client) &&
+           near_is(s->endpoint, key->local, key->local_port);
+}
+
+static __always_inline __u32 buckets_of(const struct roost_generations *generations, __u32 which) {
+    asm volatile("" : "+r"(which)); /* or it comes back from the stack, where the verifier forgets its bounds */
+    which &= ROOST_GENERATIONS - 1;
+    return generations->buckets[which];
+}
+
+/* Where a key was found. */
+struct found {
+    struct roost_ka *slot;
+    __u32 ctl; /* of the moment when the slot was this key's */
+};
+
+/* The fetching add is a full barrier on every architecture. */
+static __always_inline __u32 ctl_of(struct roost_ka *slot) {
+    return __sync_fetch_and_add(&slot->ctl, 0);
+}
+
+#define ROOST_FIND_IN(family)                                                                                          \
+    static __noinline int find_in##family(void *table, const struct roost_place *place, const struct roost_key *key,   \
+                                          struct found *found) {                                                       \
+        for (int side = 0; side < 2; side++) {                                                                         \
+            __u32 index = side ? place->bucket[1] : place->bucket[0];                                                  \
+            struct roost_bucket##family *b = bpf_map_lookup_elem(table, &index);                                       \
+            __u64 mask = b ? matching(b->head.tags, place->tag) : 0;                                                   \
+            for (int i = 0; i < ROOST_SAME_TAG_MAX; i++) {                                                             \
+                __u32 at = lowest(mask);                                                                               \
+                if (!mask || at >= ROOST_BUCKET_SLOTS || !b)                                                           \
+                    break;                                                                                             \
+                __u32 ctl = ctl_of(&b->slot[at].ka);                                                                   \
+                if (is##family(&b->slot[at], ctl, key)) {                                                              \
+                    found->slot = &b->slot[at].ka;                                                                     \
+                    found->ctl = ctl;                                                                                  \
+                    return 1;                                                                                          \
+                }                                                                                                      \
+                mask &= mask - 1;                                                                                      \
+            }                                                                                                          \
         }                                                                                                              \
+        return 0;                                                                                                      \
     }                                                                                                                  \
-    return 0
+    static __always_inline int find##family(const struct roost_config *cfg, const struct roost_key *key,               \
+                                            struct found *found) {                                                     \
+        __u32 in_use = *(volatile const __u32 *)&cfg->v##family.in_use;                                                \
+        __u64 hash = roost_hash##family(cfg, key);                                                                     \
+        if (ROOST_PREVIOUS(in_use)) { /* before the current one: a slot is copied, then removed */                     \
+            __u32 old = (ROOST_PREVIOUS(in_use) - 1) % ROOST_GENERATIONS;                                              \
+            void *table = bpf_map_lookup_elem(&tables##family, &old);                                                  \
+            struct roost_place place = roost_place_of(hash, buckets_of(&cfg->v##family, old));                         \
+            if (table && find_in##family(table, &place, key, found))                                                   \
+                return 1;                                                                                              \
+        }                                                                                                              \
+        __u32 current = ROOST_CURRENT(in_use) % ROOST_GENERATIONS;                                                     \
+        void *table = bpf_map_lookup_elem(&tables##family, &current);                                                  \
+        struct roost_place place = roost_place_of(hash, buckets_of(&cfg->v##family, current));                         \
+        return table && find_in##family(table, &place, key, found);                                                    \
+    }
 
-static __always_inline struct roost_ka *find4(const struct roost_config *cfg, const struct roost_key4 *key) {
-    typedef struct roost_bucket4 table4_value;
-    struct roost_place place = roost_place_of(roost_hash4(cfg, key), cfg->buckets4);
-    ROOST_FIND(table4, same_key4);
+ROOST_FIND_IN(4)
+ROOST_FIND_IN(6)
+
+/* Looks a key up. 0: it is in no table. */
+static __always_inline int find(const struct roost_config *cfg, const struct roost_key *key, int v6,
+                                struct found *found) {
+    return v6 ? find6(cfg, key, found) : find4(cfg, key, found);
 }
 
-static __always_inline struct roost_ka *find6(const struct roost_config *cfg, const struct roost_key *key) {
-    typedef struct roost_bucket6 table6_value;
-    struct roost_place place = roost_place_of(roost_hash6(cfg, key), cfg->buckets6);
-    ROOST_FIND(table6, same_key6);
-}
-
-/* One moment of a record. Returns 0 when the slot changed hands while it was read, or since it was found: its ports are
- * looked at again (they lie just before ka in both kinds of slot; whoever has the same ports and the same tag in the same
- * bucket by chance still differs in ctl). The fetching add is a full barrier on every architecture. */
-static __always_inline int snapshot(struct roost_ka *slot, struct roost_ka *copy, const struct roost_key *key) {
-    __u32 before = __sync_fetch_and_add(&slot->ctl, 0);
-    const __be16 *ports = (const __be16 *)slot - 2;
-    if (ports[0] != key->client_port || ports[1] != key->local_port)
-        return 0;
-    __builtin_memcpy(copy, slot, sizeof(*copy));
-    __u32 after = __sync_fetch_and_add(&slot->ctl, 0);
-    copy->ctl = before;
-    return before == after;
+/* One moment of a record. Returns 0 when the slot changed hands since it was found. */
+static __always_inline int snapshot(const struct found *found, struct roost_ka *copy) {
+    __builtin_memcpy(copy, found->slot, sizeof(*copy));
+    copy->ctl = found->ctl;
+    return ctl_of(found->slot) == found->ctl;
 }
 
 #endif

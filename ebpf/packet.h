@@ -173,7 +173,7 @@ static __always_inline int header_good(struct xdp_md *ctx, const struct packet *
 
 /* The segment: 1 good, 0 malformed (truncated, impossible header length), -1 bad checksum. Only what is short enough
  * to be answered from the record is summed here; the engine sums what it is handed before it believes it. */
-static __always_inline int read_segment(struct xdp_md *ctx, const struct packet *p, struct roost_segment *s) {
+static __noinline int read_segment(struct xdp_md *ctx, const struct packet *p, struct roost_segment *s) {
     __u8 buffer[64] = {};
     __u32 frame = bpf_xdp_get_buff_len(ctx);
     if (p->l4 + p->l4_length > frame || p->l4 > 512)

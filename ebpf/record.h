@@ -5,11 +5,13 @@
  *
  * An inactive connection is split by who needs what:
  *
- *     table slot  = key + struct roost_ka    what answering and sending a keep-alive needs   (IDLE and SLEEP)
- *     rest slot   = struct roost_rest        what only rebuilding the socket needs           (IDLE alone;
- *                                            for SLEEP it is a row of the database)
+ *     table slot  = far end + struct roost_ka    what answering and sending a keep-alive needs   (IDLE and SLEEP)
+ *     endpoint    = struct roost_endpoint        the near end, shared by all connections that have it
+ *     rest slot   = struct roost_rest            what only rebuilding the socket needs           (IDLE alone;
+ *                                                for SLEEP it is a row of the database)
  *
- * IPv4 slot 48 bytes, IPv6 slot 72 bytes, rest slot 40 bytes.
+ * IPv4 slot 40 bytes, IPv6 slot 52 bytes, rest slot 40 bytes. A connection that was born asleep (ebpf/born.h) has no rest
+ * slot: what it needs of one is in roost_ka.rest itself, until the engine has to do with it for the first time.
  *
  * A connection of the persistent interface has two legs, its client's and its server's, and each is a slot with the other's
  * position. The client's leg stands for the connection: it is what has a state. The server's keeps its rest slot in
@@ -45,6 +47,7 @@ enum roost_flag {
     ROOST_F_PAIRED = 8,     /* one of two legs that sleep and wake together; the other is at rest.peer */
     ROOST_F_SERVER = 16,    /* the server's leg of a pair: "client" of its key is the server's end of it */
     ROOST_F_ATTACHED = 32,  /* of a server's leg: that server came by itself */
+    ROOST_F_BORN = 64,      /* born asleep, and nobody has spoken yet: no rest slot, no number, IDLE */
 };
 
 /* ctl = phase | version << 8 | flags << 16 | scales << 24; scales = rcv_wscale << 4 | snd_wscale. One 32-bit word, so
@@ -55,20 +58,38 @@ enum roost_flag {
 #define ROOST_SND_WSCALE(ctl) (((ctl) >> 24) & 0xfu)
 #define ROOST_RCV_WSCALE(ctl) (((ctl) >> 28) & 0xfu)
 
-struct roost_ka { /* 36 bytes */
+struct roost_ka { /* 32 bytes */
     __u32 ctl;
     __u32 snd_nxt;          /* our next sequence number; everything before it is acknowledged */
     __u32 rcv_nxt;          /* the next one we expect */
     __u32 ts_offset;        /* our TSval = CLOCK_MONOTONIC in ms + ts_offset */
     __u32 ts_recent;        /* X: the newest TSval heard while inactive, 0 = none yet */
-    __u32 heard_s;          /* X: CLOCK_MONOTONIC seconds of the last valid segment heard */
+    __u32 heard;            /* X: see ROOST_HEARD */
     __u16 window;           /* our advertised window as it goes on the wire (already scaled down) */
-    __u16 service;          /* index of the service it came in by */
     __u16 probe_interval_s; /* the appliance probes the client this long after hearing it; 0 = never */
-    __u8 probe_sent;        /* probes sent since the client was last heard; X sets it to 0 */
-    __u8 challenge_tick;    /* X: CLOCK_MONOTONIC ms / 512 of the last challenge ACK, low byte */
-    __u32 rest;             /* index of the rest slot, ROOST_NO_REST in SLEEP */
+    __u32 rest;             /* index of the rest slot, ROOST_NO_REST in SLEEP; with ROOST_F_BORN: see ROOST_BORN */
 };
+
+/* heard = when << 12 | tick << 4 | probes. when: the last valid segment, CLOCK_MONOTONIC seconds, the low 20 bits (12
+ * days). tick: of the last challenge ACK, CLOCK_MONOTONIC ms / 512, the low 8 bits. probes: sent since then, at most 15.
+ * One word, so that hearing the client is one store. */
+enum {
+    ROOST_HEARD_SHIFT = 12,
+    ROOST_HEARD_WRAP_S = 1 << 20
+};
+#define ROOST_HEARD(when_s, tick, probes)                                                                              \
+    ((__u32)(when_s) << ROOST_HEARD_SHIFT | (__u32)(__u8)(tick) << 4 | ((probes)&0xfu))
+#define ROOST_HEARD_TICK(heard) (((heard) >> 4) & 0xffu)
+#define ROOST_HEARD_PROBES(heard) ((heard)&0xfu)
+/* Seconds since the client was heard. Past this much it is not known any more how long: the engine keeps it there. */
+#define ROOST_SILENCE_S(heard, now_s) (((__u32)(now_s) - ((heard) >> ROOST_HEARD_SHIFT)) & (ROOST_HEARD_WRAP_S - 1))
+#define ROOST_SILENCE_MAX_S (ROOST_HEARD_WRAP_S / 2)
+
+/* What the rest slot of a connection born asleep would say: the client's MSS option, and its window as it stood in its
+ * acknowledgement (not scaled yet). */
+#define ROOST_BORN(mss, window) ((__u32)(mss) << 16 | (__u16)(window))
+#define ROOST_BORN_MSS(rest) ((rest) >> 16)
+#define ROOST_BORN_WINDOW(rest) ((rest)&0xffffu)
 
 struct roost_rest {    /* 40 bytes; id 0 marks a free slot, whose snd_wnd then is the next free index */
     __u64 id;          /* the connection's number, never used again */
@@ -90,12 +111,12 @@ struct roost_key { /* 36 bytes */
     __be16 local_port;
 };
 
-/* 4-tuple as it stands in the IPv4 table. */
-struct roost_key4 { /* 12 bytes */
-    __be32 client;
-    __be32 local;
-    __be16 client_port;
-    __be16 local_port;
+/* A near end: the address and port that clients connect to, or, of servers' legs, the server's. */
+struct roost_endpoint { /* 24 bytes: a multiple of 8, as the values of an array map lie */
+    __u8 address[16];
+    __be16 port;
+    __u16 service;
+    __u32 reserved;
 };
 
 #endif

@@ -242,12 +242,8 @@ static __always_inline enum owner owner_of(struct __sk_buff *skb, const struct p
 }
 
 static __always_inline int asleep(const struct roost_config *cfg, const struct roost_key *key, int v6) {
-    if (v6)
-        return find6(cfg, key) != 0;
-    struct roost_key4 key4 = {.client_port = key->client_port, .local_port = key->local_port};
-    __builtin_memcpy(&key4.client, key->client + 12, 4);
-    __builtin_memcpy(&key4.local, key->local + 12, 4);
-    return find4(cfg, &key4) != 0;
+    struct found found;
+    return find(cfg, key, v6, &found);
 }
 
 /* The entry of a server's address and port, its own or the one for every address; NULL: not managed. */

@@ -234,10 +234,10 @@ class Operations:
                 "rcv_nxt": ka[2],
                 "ts_offset": ka[3],
                 "ts_recent": ka[4],
-                "heard_s_ago": max(int(time.monotonic()) - ka[5], 0),
+                "heard_s_ago": record.silence_s,
                 "window": ka[6],
-                "probe_interval_s": ka[8],
-                "probes_unanswered": ka[9],
+                "probe_interval_s": ka[7],
+                "probes_unanswered": record.probes_unanswered,
             }
         if located.state is State.SLEEP and not self._store.status.error:
             row = self._store.sleeping_by_id(located.id) if located.id else None

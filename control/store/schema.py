@@ -15,9 +15,10 @@ from typing import Final
 
 from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, SmallInteger, String, Table
 
-SCHEMA_VERSION: Final = 4
-UPGRADABLE: Final = frozenset({1, 2, 3})
-"""Older versions that lack nothing but tables: 1 had no `names`, 2 no `agents` and no `dialled`, 3 no `overrides`."""
+SCHEMA_VERSION: Final = 5
+UPGRADABLE: Final = frozenset({1, 2, 3, 4})
+"""Older versions that lack nothing but tables: 1 had no `names`, 2 no `agents` and no `dialled`, 3 no `overrides`.
+4 and before wrote records otherwise (records.from_schema_4)."""
 
 KEY: Final = struct.Struct("!16s16sHH")
 """A 4-tuple as bytes: client address, local address (IPv4-mapped), client port, local port: struct roost_key."""
@@ -63,7 +64,7 @@ sleeping = Table(
     Column("slept_at", BigInteger, nullable=False, comment="wall clock, ms"),
     Column("boot_id", String(36), nullable=False, comment="of the machine when the row was written"),
     Column("wall_offset_ms", BigInteger, nullable=False, comment="wall clock minus CLOCK_MONOTONIC at that time, ms"),
-    Column("ka", LargeBinary(KA_BYTES), nullable=False, comment="struct roost_ka of ebpf/record.h"),
+    Column("ka", LargeBinary(KA_BYTES), nullable=False, comment="struct roost_ka of ebpf/record.h and its service"),
     Column("rest", LargeBinary, nullable=False, comment="struct roost_rest of ebpf/record.h; see records.py"),
     sqlite_with_rowid=False,
 )

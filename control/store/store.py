@@ -40,6 +40,7 @@ from sqlalchemy.engine import Connection, Engine, Row, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from control.states import State
+from control.store import records
 from control.store.schema import (
     HISTORY,
     KA_BYTES,
@@ -75,7 +76,7 @@ ID_GAP: Final = 100_000
 """Left between the numbers of two runs of the daemon: a killed one may have given numbers that were never written."""
 
 _SERVICE: Final = struct.Struct("=H")
-_SERVICE_AT: Final = 26  # offset of roost_ka.service
+_SERVICE_AT: Final = 32  # behind struct roost_ka
 _ID: Final = struct.Struct("=Q")  # roost_rest.id stands first
 
 
@@ -227,6 +228,7 @@ class Store:
             if version != SCHEMA_VERSION:
                 _set_meta(connection, "schema", SCHEMA_VERSION)
                 if version is not None:
+                    _rewrite_records(connection)
                     log.info("store: the database was brought from schema %d to %d", version, SCHEMA_VERSION)
             self._max_id = max(self._max_id, _meta(connection, "max_id") or 0)
             self._agree_on_services(connection)
@@ -699,6 +701,21 @@ def _meta(connection: Connection, key: str) -> int | None:
 def _set_meta(connection: Connection, key: str, value: int) -> None:
     if not connection.execute(sa.update(meta).where(meta.c.key == key).values(value=value)).rowcount:
         connection.execute(sa.insert(meta).values(key=key, value=value))
+
+
+def _rewrite_records(connection: Connection) -> None:
+    """What schema 4 and earlier ones put to sleep, in the form of today."""
+    update = (
+        sa.update(sleeping)
+        .where(sleeping.c.key == sa.bindparam("of"))
+        .values(ka=sa.bindparam("k"), rest=sa.bindparam("r"))
+    )
+    found = connection.execution_options(yield_per=READ_CHUNK).execute(
+        sa.select(sleeping.c.key, sleeping.c.ka, sleeping.c.rest)
+    )
+    for rows in found.partitions():
+        changed = [(key, *records.from_schema_4(ka, rest)) for key, ka, rest in rows]
+        connection.execute(update, [{"of": key, "k": ka, "r": rest} for key, ka, rest in changed])
 
 
 def _engine(url: sa.URL, timeout_s: float, writer: bool) -> Engine:

@@ -31,14 +31,18 @@ DAY_S: Final = 24 * HOUR_S
 _STEP_S: Final = 20 * DAY_S  # below 2^31 ms
 
 # ebpf/table.h and ebpf/record.h
-_SLOTS: Final = 20
+_SLOTS: Final = 56
 _HEADER: Final = 64
-_KEY_AND_KA: Final = {"table4": (12, 36), "table6": (36, 36)}
-_CTL, _TS_OFFSET, _HEARD_S = 0, 12, 20
+_GENERATIONS: Final = 4
+_KEY_AND_KA: Final = {"tables4": (8, 32), "tables6": (20, 32)}
+_CTL, _TS_OFFSET, _HEARD = 0, 12, 20
+_WHEN_SHIFT, _WHEN_WRAP_S = 12, 1 << 20
 _PHASE_ASLEEP: Final = (2, 3)  # IDLE, SLEEP
 
 _SYS_BPF: Final = {"x86_64": 321, "aarch64": 280}
+_BPF_MAP_LOOKUP_ELEM: Final = 1
 _BPF_OBJ_GET: Final = 7
+_BPF_MAP_GET_FD_BY_ID: Final = 14
 _MOD: Final = 1 << 32
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -55,7 +59,7 @@ class Table:
     def asleep(self) -> Iterator[int]:
         """Where the numbers (struct roost_ka) of each sleeping connection begin."""
         for start in range(0, len(self.memory) // self.bucket * self.bucket, self.bucket):
-            for number, tag in enumerate(struct.unpack_from(f"={_SLOTS}H", self.memory, start)):
+            for number, tag in enumerate(self.memory[start : start + _SLOTS]):
                 ka = start + _HEADER + number * self.slot + self.key
                 if tag and self.read(ka + _CTL) & 0xFF in _PHASE_ASLEEP:
                     yield ka
@@ -63,8 +67,19 @@ class Table:
     def read(self, at: int) -> int:
         return int(struct.unpack_from("=I", self.memory, at)[0])
 
-    def add(self, at: int, amount: int) -> None:
-        struct.pack_into("=I", self.memory, at, (self.read(at) + amount) % _MOD)
+    def write(self, at: int, value: int) -> None:
+        struct.pack_into("=I", self.memory, at, value % _MOD)
+
+    def silence_s(self, ka: int) -> int:
+        """Seconds since that connection's far end was heard."""
+        now_s = time.monotonic_ns() // 1_000_000_000
+        return (now_s - (self.read(ka + _HEARD) >> _WHEN_SHIFT)) % _WHEN_WRAP_S
+
+    def grow_older(self, ka: int, seconds: int) -> None:
+        """It was heard that much longer ago, as far as the table can say it: the engine keeps half of the range."""
+        self.write(ka + _TS_OFFSET, self.read(ka + _TS_OFFSET) + seconds * 1000)
+        older = min(self.silence_s(ka) + seconds, _WHEN_WRAP_S // 2) - self.silence_s(ka)
+        self.write(ka + _HEARD, self.read(ka + _HEARD) - (older << _WHEN_SHIFT))
 
 
 class Sleepers:
@@ -85,8 +100,7 @@ class Sleepers:
             with self._tables() as tables:
                 for table in tables:
                     for ka in table.asleep():
-                        table.add(ka + _TS_OFFSET, step * 1000)
-                        table.add(ka + _HEARD_S, -step)
+                        table.grow_older(ka, step)
             seconds -= step
         if keepalives:
             self._hear_all()
@@ -97,13 +111,12 @@ class Sleepers:
 
     def _hear_all(self) -> None:
         """Until each has been heard from now on. Its answer has gone out with that."""
-        now_s = time.monotonic_ns() // 1_000_000_000
+        began = time.monotonic()
 
         def heard() -> bool:
             with self._tables() as tables:
-                return all(
-                    0 < (table.read(ka + _HEARD_S) - now_s) % _MOD < DAY_S for table in tables for ka in table.asleep()
-                )
+                silences = [table.silence_s(ka) for table in tables for ka in table.asleep()]
+                return all(silence < time.monotonic() - began - 1 for silence in silences)
 
         wait_until(heard, 10, "a keep-alive of each sleeping connection")
 
@@ -112,13 +125,11 @@ class Sleepers:
         tables: list[Table] = []
         try:
             for name, (key, ka) in _KEY_AND_KA.items():
-                fd = _open_pinned(self._pin_dir / name)
-                try:
+                for fd in _generations(self._pin_dir / name):
                     lines = Path(f"/proc/self/fdinfo/{fd}").read_text().splitlines()
                     about = dict(line.split(":", 1) for line in lines)
                     bucket, buckets = int(about["value_size"]), int(about["max_entries"])
                     tables.append(Table(mmap.mmap(fd, bucket * buckets), bucket, key, key + ka))
-                finally:
                     os.close(fd)
             yield tables
         finally:
@@ -126,11 +137,25 @@ class Sleepers:
                 table.memory.close()
 
 
-def _open_pinned(path: Path) -> int:
-    """A descriptor of the map that is pinned at path."""
+def _bpf(command: int, attributes: bytes) -> int:
+    return int(_libc.syscall(_SYS_BPF[platform.machine()], command, attributes, len(attributes)))
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), what)
+    return result
+
+
+def _generations(path: Path) -> Iterator[int]:
+    """Descriptors of the maps in the map of maps that is pinned at path."""
     name = ctypes.create_string_buffer(os.fsencode(path))
-    attributes = struct.pack("QII", ctypes.addressof(name), 0, 0)
-    fd: int = _libc.syscall(_SYS_BPF[platform.machine()], _BPF_OBJ_GET, attributes, len(attributes))
-    if fd < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
-    return fd
+    outer = _check(_bpf(_BPF_OBJ_GET, struct.pack("QII", ctypes.addressof(name), 0, 0)), str(path))
+    try:
+        for number in range(_GENERATIONS):
+            key, found = ctypes.c_uint32(number), ctypes.c_uint32()
+            look = struct.pack("=I4xQQQ", outer, ctypes.addressof(key), ctypes.addressof(found), 0)
+            if not _bpf(_BPF_MAP_LOOKUP_ELEM, look):
+                yield _check(_bpf(_BPF_MAP_GET_FD_BY_ID, struct.pack("=III", found.value, 0, 0)), str(path))
+    finally:
+        os.close(outer)

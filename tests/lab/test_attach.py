@@ -89,7 +89,7 @@ def test_after_unpinning_nothing_is_left_on_the_interface(nat_free_lab: Lab) -> 
         assert "xdp" in link_details(nat_free_lab)
         assert "roost_guard" in egress_filters(nat_free_lab)
         pins = box.pin_dir
-        assert {path.name for path in pins.iterdir()} >= {"table4", "table6", "rest", "ring", "xdp-wan0"}
+        assert {path.name for path in pins.iterdir()} >= {"tables4", "tables6", "endpoints", "rest", "ring", "xdp-wan0"}
     # The kernel frees a link whose pin is gone in its own time.
     wait_until(lambda: "xdp" not in link_details(nat_free_lab), 10, "the program detached")
     assert "roost_guard" not in egress_filters(nat_free_lab)

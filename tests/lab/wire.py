@@ -18,14 +18,13 @@ from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Dot1Q, Ether
 
-from appliance.engine import Record
+from appliance.engine import KA, Record
 from tests.lab.engine_lab import EngineLab, Pair
 
 _ALL: Final = socket.htons(3)
 _SOL_PACKET: Final = 263
 _PACKET_AUXDATA: Final = 8
 _TP_STATUS_VLAN_VALID: Final = 0x10
-_RECORD: Final = struct.Struct("=IIIIIIHHHBBI")
 MOD: Final = 2**32
 TIMESTAMPS: Final = 1
 
@@ -34,9 +33,10 @@ class Sleeper:
     """A connection that sleeps, as its record says: the numbers that a genuine segment carries."""
 
     def __init__(self, pair: Pair, record: Record) -> None:
-        fields = _RECORD.unpack(record.ka)
+        fields = KA.unpack(record.ka)
         self.pair = pair
-        self.ctl, self.snd_nxt, self.rcv_nxt, self.ts_offset, self.ts_recent, self.heard_s = fields[:6]
+        self.ctl, self.snd_nxt, self.rcv_nxt, self.ts_offset, self.ts_recent, _ = fields[:6]
+        self.heard_s = record.heard_s
         self.window_on_wire = fields[6]
         self.window = fields[6] << (self.ctl >> 28 & 0xF)
         self.timestamps = bool(self.ctl >> 16 & TIMESTAMPS)

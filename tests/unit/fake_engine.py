@@ -6,7 +6,6 @@ Tests put events in (`connect`, `quiet`, ...), take commands out (`commands`), o
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
 from collections import deque
@@ -15,6 +14,8 @@ from dataclasses import dataclass, field
 from errno import EBUSY, EEXIST, ENOENT
 
 from appliance.engine import (
+    KA,
+    REST,
     Command,
     EngineOptions,
     Event,
@@ -28,9 +29,6 @@ from appliance.engine import (
 )
 from control.states import AWAKE, Cause, State
 
-KA = struct.Struct("=IIIIIIHHHBBI")
-REST = struct.Struct("=QQIIIHHII")
-
 
 def key(number: int = 1, port: int = 40000) -> Key:
     return Key.of(f"192.0.{number >> 8 & 255}.{number & 255}", port, "10.0.0.1", 7000)
@@ -39,7 +37,7 @@ def key(number: int = 1, port: int = 40000) -> Key:
 def record(
     k: Key, identity: int, service: int = 1, *, sleep_due_s: int = 0, active_ms: int = 0, ts_offset: int = 0
 ) -> Record:
-    ka = KA.pack(State.IDLE, 1000, 2000, ts_offset, 0, int(time.monotonic()), 512, service, 0, 0, 0, 0)
+    ka = KA.pack(State.IDLE, 1000, 2000, ts_offset, 0, int(time.monotonic()) << 12, 512, 0, 0, service, 0)
     return Record(k.pack(), ka, REST.pack(identity, active_ms, 65535, 65535, sleep_due_s, 1460, 0, 0, 0))
 
 

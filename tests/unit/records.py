@@ -24,9 +24,8 @@ class Ka:
     rcv_nxt: int = 2000
     ts_offset: int = 0
     ts_recent: int = 0
-    heard_s: int = 0
+    heard: int = 0
     window: int = 502
-    service: int = 1
     probe_interval_s: int = 0
     rest: int = NO_REST
 
@@ -37,7 +36,7 @@ class Ka:
     def c(self) -> Any:
         """A struct roost_ka of C."""
         raw = ffi.new("struct roost_ka *")
-        for name in ("ctl", "snd_nxt", "rcv_nxt", "ts_offset", "ts_recent", "heard_s", "window", "service",
+        for name in ("ctl", "snd_nxt", "rcv_nxt", "ts_offset", "ts_recent", "heard", "window",
                      "probe_interval_s", "rest"):  # fmt: skip
             setattr(raw, name, getattr(self, name))
         return raw

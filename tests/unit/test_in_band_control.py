@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.engine import Command, Event, EventType, Key, Op, ServiceSpec, Verb
+from appliance.engine import KA, Command, Event, EventType, Key, Op, ServiceSpec, Verb
 from control.config import ConfigError, parse
 from control.in_band import InBand
 from control.monitor import Monitor, Outcome
@@ -19,7 +19,7 @@ from control.policy import service_spec
 from control.registry import Registry
 from control.states import Cause, State
 from control.store.store import Store
-from tests.unit.fake_engine import KA, FakeEngine, event, key
+from tests.unit.fake_engine import FakeEngine, event, key
 from tests.unit.test_monitor import until
 
 SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:6"\n'

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from appliance import sysctls
-from appliance.engine import Command, EngineOptions, EventType, Key, Op
+from appliance.engine import KA, REST, Command, EngineOptions, EventType, Key, Op
 from control import daemon as daemon_module
 from control import monitor as monitor_module
 from control.channel.operations import local_addresses
@@ -28,7 +28,7 @@ from control.monitor import Monitor, Outcome, history_row
 from control.states import Cause, State
 from control.store.schema import HISTORY, KA_BYTES, REST_BYTES
 from control.store.store import Store, StoreError
-from tests.unit.fake_engine import KA, REST, FakeEngine, event, key, record
+from tests.unit.fake_engine import FakeEngine, event, key, record
 
 
 def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:

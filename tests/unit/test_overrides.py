@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from appliance.engine import Event, EventType, Key, Op, ffi
+from appliance.engine import KA, Event, EventType, Key, Op, ffi
 from control.monitor import Monitor
 from control.overrides import Overrides
 from control.states import Cause, State
 from control.store.schema import OVERRIDES_BYTES
 from control.store.store import Store
-from tests.unit.fake_engine import KA, FakeEngine, event, key
+from tests.unit.fake_engine import FakeEngine, event, key
 
 SET = struct.pack("=IIIIBBH", 5000, 0, 0, 0, 1, 1, 0)
 

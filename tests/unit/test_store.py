@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sqlite3
+import struct
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.engine import Key
+from appliance.engine import KA, Key
 from control.states import Cause, State
 from control.store import schema
 from control.store import store as module
@@ -34,6 +35,8 @@ from control.store.schema import (
 )
 from control.store.store import Committed, Keyed, Store, StoreError
 from tests.unit.fake_engine import key, record
+
+OLD_KA = struct.Struct("=IIIIIIHHHBBI")  # until schema 4
 
 HOLD_A_LOCK = """
 import sqlite3, sys
@@ -429,6 +432,7 @@ def test_names_wait_for_a_database_that_is_locked_and_the_last_word_wins_then(
         (1, ("names", "agents", "dialled", "overrides")),
         (2, ("agents", "dialled", "overrides")),
         (3, ("overrides",)),
+        (4, ()),
     ],
 )
 def test_a_database_of_an_earlier_version_is_upgraded_in_place(
@@ -441,10 +445,13 @@ def test_a_database_of_an_earlier_version_is_upgraded_in_place(
     with sqlite3.connect(tmp_path / "below" / "roost.db") as old:
         for table in lacks:
             old.execute(f"DROP TABLE {table}")
+        old.execute("UPDATE sleeping SET ka = ?", (OLD_KA.pack(2, 1000, 2000, 0, 0, 500, 512, 3, 60, 0, 0, 0),))
         old.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (version,))
     store = make()
     assert store.status.text == "ok"
-    assert store.sleeping_by_id(11)
+    found = store.sleeping_by_id(11)
+    assert found is not None
+    assert KA.unpack(found.ka) == (2, 1000, 2000, 0, 0, 500 << 12, 512, 60, 0, 3, 0)
     assert [r["id"] for r in store.recent_history()] == [1]
     added: dict[Keyed, bytes | None] = {
         ("names", "a"): named(1, 11),
