@@ -328,6 +328,14 @@ class EngineOptions:
     name: str = ""
 
 
+class Born(IntEnum):
+    """Whether clients may be born asleep."""
+
+    NEVER = lib.ROOST_BORN_NEVER
+    STORM = lib.ROOST_BORN_STORM
+    ALWAYS = lib.ROOST_BORN_ALWAYS
+
+
 @dataclass(slots=True)
 class ServiceSpec:
     """A service and its policy (struct roost_service); times in the units of the names, 0 = never. No servers: a link
@@ -359,6 +367,8 @@ class ServiceSpec:
     in_band_servers: int = 0
     in_band_forward: bool = False
     in_band_stay: bool = False
+    born: int = Born.NEVER
+    born_rate: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,6 +488,8 @@ class Engine:
             "second_server_ms",
             "in_band_clients",
             "in_band_servers",
+            "born",
+            "born_rate",
         ):
             setattr(raw, name, getattr(spec, name))
         for flag in (
@@ -628,13 +640,14 @@ class Engine:
         """Makes a waiting events() return."""
         lib.roost_wake_events(self._raw)
 
-    def list(self) -> Iterator[Event]:
+    def list(self, born: bool = False) -> Iterator[Event]:
         """Everything that exists, awake first; to_state is the state, id 0 for SLEEP (the store knows it). What moves
-        meanwhile may be missed or come twice."""
+        meanwhile may be missed or come twice. born: those, too, that were born asleep and have not spoken; their id is
+        0, and there may be millions."""
         cursor = ffi.new("uint64_t *", 0)
         raw = ffi.new("struct roost_event[]", 4096)
         while True:
-            count = lib.roost_list(self._raw, cursor, raw, 4096)
+            count = lib.roost_list(self._raw, cursor, raw, 4096, int(born))
             yield from self._unpack(raw, count)
             if cursor[0] == 0:
                 return
@@ -646,7 +659,8 @@ class Engine:
         if not lib.roost_find_peer(self._raw, raw_key, raw):
             return None
         parts = (("key", _KEY.size), ("ka", KA.size), ("rest", REST_SIZE))
-        return Record(*(bytes(ffi.buffer(ffi.addressof(raw, part), size)) for part, size in parts))
+        key, ka, rest = (bytes(ffi.buffer(ffi.addressof(raw, part), size)) for part, size in parts)
+        return Record(key, ka, rest)
 
     def find_overrides(self, key: bytes, number: int) -> dict[str, int]:
         """What the connection with this packed key and number set in band, as far as it did: intervals (0: never), and

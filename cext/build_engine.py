@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds cext/_engine, the C engine as a Python extension (cffi, API mode: calls release the GIL).
 
-The declarations are the headers themselves: ebpf/record.h, cext/engine.h and cext/testing.h, without their
-preprocessor lines.
+The declarations are the headers themselves: ebpf/record.h, ebpf/birth.h, cext/engine.h and cext/testing.h, without
+their preprocessor lines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from cffi import FFI
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNEL_TYPES = """
-typedef uint8_t __u8; typedef uint16_t __u16; typedef uint32_t __u32; typedef uint64_t __u64;
+typedef uint8_t __u8; typedef uint16_t __u16; typedef uint32_t __u32;
+typedef unsigned long long __u64;
 typedef uint16_t __be16; typedef uint32_t __be32;
 """
 
@@ -28,7 +29,7 @@ def declarations(header: Path) -> str:
 
 ffibuilder = FFI()
 ffibuilder.cdef(KERNEL_TYPES)
-for name in ("ebpf/record.h", "cext/engine.h", "cext/testing.h"):
+for name in ("ebpf/record.h", "ebpf/birth.h", "cext/engine.h", "cext/testing.h"):
     ffibuilder.cdef(declarations(ROOT / name))
 ffibuilder.set_source(
     "cext._engine",

@@ -58,6 +58,8 @@ void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, co
         event->record.rest = e->table.rest[slot->rest];
         event->id = event->record.rest.id;
         event->gap_ms = roost_monotonic_ms() - event->record.rest.active_ms;
+    } else if (ROOST_IS_BORN(slot->rest)) {
+        event->gap_ms = (uint64_t)ROOST_SILENCE_S(slot->heard, roost_monotonic_ms() / 1000) * 1000;
     }
 }
 
@@ -139,6 +141,8 @@ static int op_sleep(struct roost_engine *e, const struct roost_command *command)
     struct roost_ka *slot = roost_table_find(&e->table, &command->record.key);
     if (!slot || ROOST_PHASE(slot->ctl) != ROOST_IDLE || roost_conn_by_key(e, &command->record.key))
         return EAGAIN; /* it woke meanwhile */
+    if (!roost_table_has_rest(slot))
+        return EAGAIN; /* another one, born asleep */
     struct roost_rest *rest = &e->table.rest[slot->rest];
     /* It may have woken and be frozen again: then the row is of another moment, and useless. */
     if (rest->id != command->id || slot->snd_nxt != command->record.ka.snd_nxt ||

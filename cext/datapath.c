@@ -38,10 +38,12 @@ enum {
     RING,
     COUNTERS,
     CHALLENGES,
+    BIRTHS = ROOST_MAP_BIRTHS,
+    BIRTHS_GATE,
     REST
 };
-static const char *const map_name[ROOST_PINNED_MAPS] = {"config", "tables4",  "tables6",    "endpoints",
-                                                        "ring",   "counters", "challenges", "rest"};
+static const char *const map_name[ROOST_PINNED_MAPS] = {"config",   "tables4",    "tables6", "endpoints",   "ring",
+                                                        "counters", "challenges", "births",  "births_gate", "rest"};
 
 static int complain(char *err, size_t err_len, int error, const char *format, ...) {
     va_list args;
@@ -362,8 +364,12 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     d->out = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "outbox"), ROOST_OUTBOX_ITEMS * sizeof(*d->out),
                         err, err_len);
     d->cursor = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "cursor"), sizeof(*d->cursor), err, err_len);
-    if (!endpoint || !t->rest || !d->out || !d->cursor)
+    d->births_gate = map_memory(d, d->map_fd[BIRTHS_GATE], sizeof(*d->births_gate), err, err_len);
+    if (!d->births_gate || !endpoint || !t->rest || !d->out || !d->cursor)
         return -ENOMEM;
+    if (!d->births_gate->secret[0] &&
+        getrandom(d->births_gate->secret, sizeof(d->births_gate->secret), 0) != sizeof(d->births_gate->secret))
+        return complain(err, err_len, EIO, "no random secret from the kernel");
     if ((e = roost_endpoints_init(&t->endpoints, endpoint, endpoints)))
         return complain(err, err_len, -e, "out of memory");
     d->ring = ring_buffer__new(d->map_fd[RING], on_frame, context, NULL);

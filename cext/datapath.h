@@ -3,7 +3,8 @@
  * The BPF side of the box: loads the programs, pins maps and links, adopts what an earlier daemon left, attaches to
  * interfaces, and is the way in (ring) and out (outbox) for single frames.
  *
- * Below pin_dir:  config tables4 tables6 endpoints ring counters challenges rest     the maps
+ * Below pin_dir:  config tables4 tables6 endpoints ring counters challenges
+ *                 births births_gate rest     the maps
  *                 xdp-IFNAME                                           the XDP link of each interface
  *                 lookup                                               the link of the socket lookup program
  *                 steer-IFNAME, loopback-IFNAME                        tc programs of an interface's ingress
@@ -17,11 +18,16 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "../ebpf/birth.h"
 #include "../ebpf/frame.h"
 #include "table.h"
 
 #define ROOST_MAX_INTERFACES 8
-#define ROOST_PINNED_MAPS 8
+#define ROOST_PINNED_MAPS 10
+
+enum roost_pinned_map { /* what of roost_datapath.map_fd others than datapath.c need */
+    ROOST_MAP_BIRTHS = 7
+};
 
 struct roost_interface {
     char name[16];
@@ -46,12 +52,13 @@ struct roost_datapath {
     int interfaces;
     struct roost_outbox_item *out; /* memory-mapped */
     uint32_t *cursor;
+    struct roost_births_gate *births_gate; /* memory-mapped */
     int raw4, raw6; /* raw sockets: probes where no XDP driver or no neighbour is there (the kernel resolves it) */
     uint64_t replay_failed, probe_raw;
     struct {
         void *address;
         size_t size;
-    } mapped[8];
+    } mapped[16];
     int maps_mapped;
 };
 

@@ -221,7 +221,9 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
     int error = roost_datapath_open(&e->path, &e->table, options->pin_dir, options->bpf_dir, &sizes, roost_on_frame, e,
                                     err, err_len);
     if (!error) {
+        roost_births_forget(e);
         int64_t removed = roost_table_adopt(&e->table, &max_id);
+        roost_born_adopted(e);
         if (removed < 0)
             snprintf(err, err_len, "out of memory while adopting the tables");
         error = removed < 0 ? (int)removed : 0;
@@ -294,7 +296,7 @@ int roost_wake_events(roost_engine *e) {
 
 /* Cursor: hash buckets of the awake first, then positions of the table. Connections that move while the list is taken
  * may be missed or seen twice. */
-int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, uint32_t max) {
+int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, uint32_t max, int born) {
     uint32_t count = 0;
     roost_lock(e);
     uint64_t positions = roost_table_positions(&e->table), scanned = 0;
@@ -311,7 +313,8 @@ int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, ui
             struct roost_key key;
             struct roost_ka *slot = roost_table_at(&e->table, *cursor - e->hash_size, &key);
             if (slot && (ROOST_PHASE(slot->ctl) == ROOST_IDLE || ROOST_PHASE(slot->ctl) == ROOST_SLEEP) &&
-                !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) && !roost_conn_by_key(e, &key)) {
+                !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) && (born || !ROOST_IS_BORN(slot->rest)) &&
+                !roost_conn_by_key(e, &key)) {
                 if (count == max)
                     break;
                 roost_event_of_slot(e, &key, slot, &events[count++]);

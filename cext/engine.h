@@ -17,6 +17,7 @@
 
 #include <stdint.h>
 
+#include "../ebpf/birth.h"
 #include "../ebpf/record.h"
 
 /* States and causes: the numbers of control/states.py (a unit test holds them together). */
@@ -171,6 +172,8 @@ struct roost_service {
     uint16_t in_band_servers; /* the same for servers */
     uint8_t in_band_forward;  /* requests are forwarded whether or not they ask for it */
     uint8_t in_band_stay;     /* clients may be told to stay connected (ROOST_OP_TELL) */
+    uint8_t born;             /* enum roost_born (ebpf/birth.h): whether clients may be born asleep */
+    uint32_t born_rate;       /* clients a second, on one processor, from which on it is a storm */
 };
 
 struct roost_options {
@@ -278,7 +281,7 @@ int roost_events(roost_engine *e, struct roost_event *events, uint32_t max, uint
 int roost_wake_events(roost_engine *e); /* make a waiting roost_events return */
 /* Snapshot of what exists: awake connections, then table slots. *cursor starts at 0 and is 0 again at the end.
  * state in events[].to_state; id 0 for SLEEP (the store knows it); gap_ms since the last payload byte. */
-int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, uint32_t max);
+int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, uint32_t max, int born);
 int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event); /* 1 found, 0 not */
 /* The same for the connection of a client address and port, whatever service it came in by; locals: count addresses that
  * services of every local address listen on. */

@@ -25,6 +25,7 @@
 #include "../ebpf/frame.h"
 #include "../ebpf/judge.h"
 #include "../ebpf/steer.h"
+#include "born.h"
 #include "datapath.h"
 #include "hosts.h"
 #include "mailbox.h"
@@ -183,6 +184,8 @@ enum roost_engine_counter {
     ROOST_E_BYTES_OUT,
     ROOST_E_IN_BAND,
     ROOST_E_IN_BAND_REFUSED,
+    ROOST_E_BORN_SPOKE,
+    ROOST_E_BORN_GONE,
     ROOST_E_COUNT
 };
 
@@ -227,6 +230,8 @@ struct roost_engine {
     struct roost_held *stray, **stray_tail; /* frames of connections that need no thaw: to the stack */
     uint64_t sweep_at, sweep_ms;
     uint64_t stat[ROOST_E_COUNT];
+    uint64_t births_ms;      /* when XDP is told the next time that we live */
+    uint64_t born_before[2]; /* IPv4, IPv6: of XDP's counters when the tables were adopted */
     uint8_t scratch[ROOST_SCRATCH];
 };
 

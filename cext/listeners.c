@@ -151,6 +151,8 @@ int roost_service_add(roost_engine *e, const struct roost_service *service, char
     l->fd = fd;
     int error = roost_pool_set(&l->pool, service);
     if (!error)
+        error = roost_births_tell(e, service);
+    if (!error)
         error = roost_watch_plain(e, fd, TAG_LISTENER + (uint64_t)e->listeners);
     if (!error) {
         e->listeners++;
@@ -177,6 +179,7 @@ int roost_service_update(roost_engine *e, const struct roost_service *service) {
         memcpy(fresh.listen, s->listen, sizeof(fresh.listen));
         fresh.listen_port = s->listen_port;
         *s = fresh;
+        error = roost_births_tell(e, s);
     }
     roost_unlock(e);
     return error;
@@ -214,5 +217,6 @@ void roost_stop_listening(roost_engine *e) {
         e->door[i] = -1;
     }
     e->accept_resume_ms = 0;
+    roost_births_close(e);
     roost_unlock(e);
 }

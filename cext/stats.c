@@ -16,6 +16,10 @@ static const char *const bpf_names[ROOST_N_COUNT] = {
     [ROOST_N_OVERSIZE] = "frames_oversize",
     [ROOST_N_RST_GUARDED] = "rst_guarded",
     [ROOST_N_GUARD_WOKEN] = "guard_woke",
+    [ROOST_N_COOKIES] = "syn_cookies",
+    [ROOST_N_BORN4] = "born_ipv4",
+    [ROOST_N_BORN6] = "born_ipv6",
+    [ROOST_N_BORN_REFUSED] = "born_refused",
 };
 
 static const char *const engine_names[ROOST_E_COUNT] = {
@@ -43,11 +47,13 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_BYTES_OUT] = "bytes_to_clients",
     [ROOST_E_IN_BAND] = "in_band_requests",
     [ROOST_E_IN_BAND_REFUSED] = "in_band_refused",
+    [ROOST_E_BORN_SPOKE] = "born_spoke",
+    [ROOST_E_BORN_GONE] = "born_gone",
 };
 
 static const char *const gauge_names[] = {
-    "awake",         "table_ipv4", "table_ipv6", "idle_records", "table_refused", "events_waiting", "events_lost",
-    "replay_failed", "probes_raw", "ipv4_slots", "ipv6_slots",   "idle_slots",    "servers_waiting"};
+    "awake",         "table_ipv4", "table_ipv6", "idle_records", "table_refused", "events_waiting",  "events_lost",
+    "replay_failed", "probes_raw", "ipv4_slots", "ipv6_slots",   "idle_slots",    "servers_waiting", "born"};
 #define GAUGES (sizeof(gauge_names) / sizeof(gauge_names[0]))
 
 _Static_assert(ROOST_N_COUNT + ROOST_E_COUNT + GAUGES <= 64, "struct roost_stats has 64 places");
@@ -70,8 +76,8 @@ int roost_stats_read(roost_engine *e, struct roost_stats *stats) {
     for (int i = 0; i < ROOST_E_COUNT; i++)
         *value++ = e->stat[i];
     *value++ = e->awake;
-    *value++ = e->table.used4;
-    *value++ = e->table.used6;
+    roost_table_used(e, value, value + 1);
+    value += 2;
     *value++ = e->table.rest_used;
     *value++ = e->table.refused;
     *value++ = e->box.events;
@@ -82,6 +88,7 @@ int roost_stats_read(roost_engine *e, struct roost_stats *stats) {
     *value++ = roost_table_slots(&e->table, false);
     *value++ = e->table.rest_slots;
     *value++ = e->servers_waiting;
+    *value++ = roost_born_unspoken(e);
     roost_unlock(e);
     return 0;
 }

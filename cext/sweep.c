@@ -68,6 +68,11 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
         roost_conn_close(e, c, ROOST_C_PROBE_TIMEOUT, true);
         return;
     }
+    if (ROOST_IS_BORN(slot->rest)) { /* nobody knew it by a number */
+        e->stat[ROOST_E_BORN_GONE]++;
+        roost_table_remove(&e->table, slot);
+        return;
+    }
     roost_event_of_slot(e, key, slot, &event);
     event.type = ROOST_EV_TRANSITION;
     event.to_state = ROOST_ST_CLOSED;
@@ -137,6 +142,7 @@ void roost_sweep_turn(struct roost_engine *e) {
     if (e->now_ms < e->sweep_ms)
         return;
     e->sweep_ms = e->now_ms + SLICE_MS;
+    roost_births_turn(e);
     uint64_t positions = roost_table_positions(&e->table);
     uint64_t end = e->sweep_at + (positions + SLICES - 1) / SLICES;
     uint32_t now_s = (uint32_t)(e->now_ms / 1000), count = 0;

@@ -206,7 +206,7 @@ struct roost_ka *roost_table_insert(struct roost_table *t, const struct roost_ke
 }
 
 bool roost_table_has_rest(const struct roost_ka *slot) {
-    return slot->rest != ROOST_NO_REST && !(ROOST_FLAGS(slot->ctl) & ROOST_F_BORN);
+    return slot->rest != ROOST_NO_REST && !ROOST_IS_BORN(slot->rest);
 }
 
 void roost_table_rest_release(struct roost_table *t, uint32_t index) {
@@ -388,7 +388,7 @@ static void break_locks(struct roost_table *t) {
 /* What a slot of an adopted table is worth: its phase from now on, or FREE. */
 static enum roost_phase adopted_phase(const struct roost_table *t, const struct roost_ka *slot) {
     enum roost_phase phase = ROOST_PHASE(slot->ctl);
-    if (ROOST_FLAGS(slot->ctl) & ROOST_F_BORN) /* FREEZING: XDP puts it in just now */
+    if (ROOST_IS_BORN(slot->rest)) /* FREEZING: XDP puts it in just now */
         return phase == ROOST_IDLE || phase == ROOST_FREEZING ? phase : ROOST_FREE;
     bool has_rest = slot->rest < t->rest_slots && t->rest[slot->rest].id;
     if (phase == ROOST_WAKING)
@@ -428,8 +428,10 @@ static uint64_t adopt_slots(struct roost_table *t, uint64_t *max_id) {
             removed++;
             continue;
         }
-        if (ROOST_FLAGS(slot->ctl) & ROOST_F_BORN)
+        if (ROOST_IS_BORN(slot->rest)) {
+            t->born++;
             continue;
+        }
         if (phase != ROOST_PHASE(slot->ctl))
             roost_table_set_phase(slot, phase);
         if (phase == ROOST_SLEEP) {
@@ -480,6 +482,7 @@ static void free_unnamed_rests(struct roost_table *t, uint64_t *named) {
 int64_t roost_table_adopt(struct roost_table *t, uint64_t *max_id) {
     t->rest_free = ROOST_NO_REST;
     t->rest_fresh = 0;
+    t->born = 0;
     *max_id = 0;
     break_locks(t);
     count_slots(t);

@@ -34,6 +34,7 @@ struct roost_table {
     uint32_t rest_fresh; /* slots from here on have never been used: they are not linked into the free list, so that
                             their pages stay untouched */
     uint64_t used4, used6, rest_used; /* without what XDP put in since the last roost_table_adopt */
+    uint64_t born;                    /* that nobody has spoken on; likewise */
     uint64_t refused;                 /* inserts refused because both buckets, or the endpoints, were full */
 };
 

@@ -113,6 +113,8 @@ static void rouse_server(struct roost_engine *e, struct roost_conn *c) {
 static struct roost_conn *rouse(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot,
                                 enum roost_cause cause) {
     bool sleeping = ROOST_PHASE(slot->ctl) == ROOST_SLEEP;
+    if (ROOST_IS_BORN(slot->rest) && roost_born_settle(e, key, slot))
+        return NULL; /* it stays asleep, and is asked again */
     const struct roost_rest *rest = sleeping ? NULL : &e->table.rest[slot->rest];
     struct roost_conn *c = roost_conn_new(e, key, rest ? rest->id : 0, roost_table_service(&e->table, slot));
     if (!c)
@@ -148,7 +150,7 @@ struct roost_conn *roost_wake(struct roost_engine *e, const struct roost_key *ke
         return NULL;
     }
     struct roost_conn *c = rouse(e, key, slot, cause);
-    *error = c ? 0 : ENOMEM;
+    *error = c ? 0 : ROOST_IS_BORN(slot->rest) ? ENOSPC : ENOMEM;
     return c;
 }
 

@@ -480,6 +480,16 @@ class Service(_Section):
         "one when the client speaks; `persistent` lets both sleep, each with its connection open, for protocols with a "
         "session in the connection (SSH, TLS, MQTT, SQL)",
     )
+    born: Literal["never", "storm", "always"] = Field(
+        "never",
+        description="whether clients may be born asleep: their handshake is answered by SYN cookies in the data path, "
+        "without a socket, and whoever says nothing sleeps from the first moment. `storm`: while more than `born_rate` "
+        "connect; `always`: for clients that seldom speak at once. Such a client has a number and a history from when "
+        "it speaks, or is spoken to, for the first time. `listen` must name an address",
+    )
+    born_rate: int = Field(
+        1000, ge=1, description='with `born = "storm"`: how many clients a second, on one processor, are a storm'
+    )
     in_band: InBand = Field(
         InBand(), description="`[service.in_band]`, see [below](#servicein_band): requests inside the payload"
     )
@@ -587,6 +597,16 @@ class Config(_Section):
                     why = f'kind = "{service.kind}" has no server, and no key about one'
                     raise ValueError(f'[[service]] "{service.name}": {why}')
                 continue
+            if service.born != "never":
+                listen, _ = parse_endpoint(service.listen)
+                if service.interface != "transient" or service.transparent:
+                    why = "is for transient services that are not transparent"
+                elif ipaddress.ip_address(listen).is_unspecified:
+                    why = f'needs the address that clients connect to: listen = "{service.listen}" stands for any'
+                else:
+                    why = ""
+                if why:
+                    raise ValueError(f'[[service]] "{service.name}": born = "{service.born}" {why}')
             if problem := service.problem_of_servers():
                 raise ValueError(f'[[service]] "{service.name}"{" " if problem[0] != ":" else ""}{problem}')
             if not self.router.lan and (service.transparent or service.source == "client"):

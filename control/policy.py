@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from appliance.engine import Balance, Op, SecondServer, ServiceSpec, Verb
+from appliance.engine import Balance, Born, Op, SecondServer, ServiceSpec, Verb
 from control.config import Config, Service, parse_endpoint
 from control.states import State
 
@@ -49,6 +49,7 @@ SECOND_SERVER: Final = {
     "wait": SecondServer.WAITS,
     "take-over": SecondServer.TAKES_OVER,
 }
+BORN: Final = {"never": Born.NEVER, "storm": Born.STORM, "always": Born.ALWAYS}
 _FIXED: Final = ("listen", "kind", "transparent", "source", "interface")
 _SERVERS: Final = ("server", "servers")
 
@@ -109,6 +110,8 @@ def service_spec(
         in_band_servers=_verbs(service.in_band.servers),
         in_band_forward=service.in_band.forward,
         in_band_stay=service.in_band.stay,
+        born=BORN[service.born],
+        born_rate=service.born_rate,
     )
 
 

@@ -65,6 +65,10 @@ enum roost_counter { /* names: cext/stats.c */
     ROOST_N_OVERSIZE,
     ROOST_N_RST_GUARDED,
     ROOST_N_GUARD_WOKEN,
+    ROOST_N_COOKIES,
+    ROOST_N_BORN4,
+    ROOST_N_BORN6,
+    ROOST_N_BORN_REFUSED,
     ROOST_N_COUNT,
 };
 

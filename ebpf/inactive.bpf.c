@@ -7,7 +7,9 @@
 #include "maps.h"
 #include "outbox.h"
 #include "packet.h"
+#include "born.h"
 #include "judge.h"
+#include "reply.h"
 
 #include <linux/if_ether.h>
 #include <linux/ip.h>
@@ -61,87 +63,17 @@ static __always_inline int newer_ts(const struct roost_ka *ka, const struct roos
     return s->has_ts && (!ka->ts_recent || (__s32)(s->tsval - ka->ts_recent) > 0);
 }
 
-/* Turns the frame around into an ACK made from the record alone. */
+/* An ACK made from the record alone. */
 static __noinline int answer(struct xdp_md *ctx, const struct packet *p, const struct roost_ka *ka,
                              const struct roost_segment *s, __u64 now_ms) {
-    struct {
-        __u8 l2[18];
-        __u8 rest[40 + 32];
-    } reply = {};
-    __u32 l3_length = p->v6 ? 40 : 20;
-    __u32 l4_length = ROOST_FLAGS(ka->ctl) & ROOST_F_TIMESTAMPS ? 32 : 20;
-    __u32 l2 = p->l3 == 18 ? 18 : 14;
-
-    if (l2 == 18) {
-        if (bpf_xdp_load_bytes(ctx, 0, reply.l2, 18))
-            return XDP_DROP;
-    } else {
-        if (bpf_xdp_load_bytes(ctx, 0, reply.l2, 14))
-            return XDP_DROP;
+    struct reply r = {.seq = ka->snd_nxt, .ack = ka->rcv_nxt, .window = ka->window, .flags = ROOST_ACK};
+    if (ROOST_FLAGS(ka->ctl) & ROOST_F_TIMESTAMPS) {
+        r.options[0] = bpf_htonl(0x0101080a);
+        r.options[1] = bpf_htonl((__u32)now_ms + ka->ts_offset);
+        r.options[2] = bpf_htonl(newer_ts(ka, s) ? s->tsval : ka->ts_recent);
+        r.options_length = 12;
     }
-    __u8 mac[6];
-    __builtin_memcpy(mac, reply.l2, 6);
-    __builtin_memcpy(reply.l2, reply.l2 + 6, 6);
-    __builtin_memcpy(reply.l2 + 6, mac, 6);
-
-    struct tcphdr tcp = {};
-    struct {
-        __u8 nop[2], kind, length;
-        __be32 tsval, tsecr;
-    } __attribute__((packed)) ts = {{1, 1}, 8, 10, 0, 0};
-    tcp.source = p->key.local_port;
-    tcp.dest = p->key.client_port;
-    tcp.seq = bpf_htonl(ka->snd_nxt);
-    tcp.ack_seq = bpf_htonl(ka->rcv_nxt);
-    tcp.doff = l4_length / 4;
-    tcp.ack = 1;
-    tcp.window = bpf_htons(ka->window);
-    if (l4_length == 32) {
-        ts.tsval = bpf_htonl((__u32)now_ms + ka->ts_offset);
-        ts.tsecr = bpf_htonl(newer_ts(ka, s) ? s->tsval : ka->ts_recent);
-    }
-    __s64 sum = pseudo_sum(&p->key, p->v6, l4_length);
-    sum = bpf_csum_diff(0, 0, (__be32 *)&tcp, sizeof(tcp), sum);
-    if (l4_length == 32)
-        sum = bpf_csum_diff(0, 0, (__be32 *)&ts, sizeof(ts), sum);
-    tcp.check = fold(sum);
-
-    if (p->v6) {
-        struct ipv6hdr ip = {};
-        ip.version = 6;
-        ip.payload_len = bpf_htons(l4_length);
-        ip.nexthdr = 6;
-        ip.hop_limit = 64;
-        __builtin_memcpy(&ip.saddr, p->key.local, 16);
-        __builtin_memcpy(&ip.daddr, p->key.client, 16);
-        __builtin_memcpy(reply.rest, &ip, 40);
-        __builtin_memcpy(reply.rest + 40, &tcp, 20);
-        __builtin_memcpy(reply.rest + 60, &ts, 12);
-    } else {
-        struct iphdr ip = {};
-        ip.version = 4;
-        ip.ihl = 5;
-        ip.tot_len = bpf_htons(20 + l4_length);
-        ip.frag_off = bpf_htons(0x4000);
-        ip.ttl = 64;
-        ip.protocol = 6;
-        __builtin_memcpy(&ip.saddr, p->key.local + 12, 4);
-        __builtin_memcpy(&ip.daddr, p->key.client + 12, 4);
-        ip.check = fold(bpf_csum_diff(0, 0, (__be32 *)&ip, sizeof(ip), 0));
-        __builtin_memcpy(reply.rest, &ip, 20);
-        __builtin_memcpy(reply.rest + 20, &tcp, 20);
-        __builtin_memcpy(reply.rest + 40, &ts, 12);
-    }
-
-    __s32 length = l2 + l3_length + l4_length;
-    if (bpf_xdp_adjust_tail(ctx, length - (__s32)bpf_xdp_get_buff_len(ctx)))
-        return XDP_DROP;
-    if (l2 == 18 ? bpf_xdp_store_bytes(ctx, 0, reply.l2, 18) : bpf_xdp_store_bytes(ctx, 0, reply.l2, 14))
-        return XDP_DROP;
-    __u32 rest = l3_length + l4_length;
-    if (rest > sizeof(reply.rest) || bpf_xdp_store_bytes(ctx, l2, reply.rest, rest))
-        return XDP_DROP;
-    return XDP_TX;
+    return send_back(ctx, p, &r);
 }
 
 /* Hands the frame to the engine. A full ring costs the sender a retransmission, nothing else: no state was changed. */
@@ -179,26 +111,52 @@ full:
     return XDP_DROP;
 }
 
-SEC("xdp")
-int roost_inactive(struct xdp_md *ctx) {
-    struct packet p = {};
-    __u32 zero = 0;
-    const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
-    if (!cfg)
-        return XDP_PASS;
-    if (!parse(ctx, &p))
-        return p.not_ip ? outbox_or_pass(ctx, cfg) : XDP_PASS;
-    struct found found = {};
-    if (!find(cfg, &p.key, p.v6, &found))
-        return XDP_PASS;
-    struct roost_ka *slot = found.slot;
+#define SPEAKS (-1)
 
+/* A packet of no connection that we know: of one that is being born, perhaps. A verdict, or SPEAKS: it is in the table now,
+ * and this packet is more than its birth. */
+static __noinline int unknown(struct xdp_md *ctx, const struct roost_config *cfg, const struct packet *p) {
+    __u32 zero = 0;
+    const struct roost_births_gate *gate = bpf_map_lookup_elem(&births_gate, &zero);
+    if (!gate || !gate->services)
+        return XDP_PASS;
+    struct roost_birth_place place = {.port = p->key.local_port};
+    __builtin_memcpy(place.address, p->key.local, 16);
+    const struct roost_birth *birth = bpf_map_lookup_elem(&births, &place);
+    if (!birth)
+        return XDP_PASS;
+    struct birth_notes *notes = bpf_map_lookup_elem(&births_notes, &zero);
+    struct birth_ward ward = {gate, birth, bpf_ktime_get_ns() / 1000000};
+    if (!notes || (__s32)(gate->open_until_s - (__u32)(ward.now_ms / 1000)) < 0 ||
+        read_segment(ctx, p, &notes->segment) <= 0)
+        return XDP_PASS; /* the stack counts what is wrong with it */
+    int flags = notes->segment.flags & (ROOST_FIN | ROOST_SYN | ROOST_RST | ROOST_ACK);
+    if (flags == ROOST_SYN) {
+        if (!is_storm(birth, ward.now_ms))
+            return XDP_PASS;
+        int verdict = answer_syn(ctx, p, notes, &ward);
+        return verdict ? verdict : XDP_PASS;
+    }
+    if ((flags & ~ROOST_FIN) != ROOST_ACK)
+        return XDP_PASS;
+    int ended = end_handshake(ctx, p, notes, &ward);
+    if (!ended)
+        return XDP_PASS;
+    if (p->v6 ? bear6(cfg, &p->key, birth->endpoint, &notes->ka) : bear4(cfg, &p->key, birth->endpoint, &notes->ka))
+        return ended == 2 ? SPEAKS : XDP_DROP;
+    count(ROOST_N_BORN_REFUSED); /* its next packet brings the cookie, too */
+    return XDP_DROP;
+}
+
+/* A packet of a connection in the table. */
+static __noinline int known(struct xdp_md *ctx, const struct packet *p, const struct found *found) {
+    struct roost_ka *slot = found->slot;
     struct roost_ka ka;
-    if (!snapshot(&found, &ka))
-        return hand_over(ctx, &p, ROOST_WHY_HOLD); /* the slot changed hands just now: the engine knows more */
+    if (!snapshot(found, &ka))
+        return hand_over(ctx, p, ROOST_WHY_HOLD); /* the slot changed hands just now: the engine knows more */
 
     struct roost_segment s = {};
-    int good = read_segment(ctx, &p, &s);
+    int good = read_segment(ctx, p, &s);
     if (good <= 0) {
         count(good < 0 ? ROOST_N_BAD_CHECKSUM : ROOST_N_MALFORMED);
         return XDP_DROP;
@@ -207,15 +165,15 @@ int roost_inactive(struct xdp_md *ctx) {
     __u64 now_ms = bpf_ktime_get_ns() / 1000000;
     switch (roost_judge(&ka, &s)) {
     case ROOST_V_HOLD:
-        return hand_over(ctx, &p, ROOST_WHY_HOLD);
+        return hand_over(ctx, p, ROOST_WHY_HOLD);
     case ROOST_V_WAKE:
-        return hand_over(ctx, &p, ROOST_WHY_WAKE);
+        return hand_over(ctx, p, ROOST_WHY_WAKE);
     case ROOST_V_ANSWER:
         heard(slot, &ka, now_ms);
         if (newer_ts(&ka, &s))
             slot->ts_recent = s.tsval;
         count(ROOST_N_ANSWERED);
-        return answer(ctx, &p, &ka, &s, now_ms);
+        return answer(ctx, p, &ka, &s, now_ms);
     case ROOST_V_HEARD:
         heard(slot, &ka, now_ms);
         count(ROOST_N_HEARD);
@@ -227,9 +185,26 @@ int roost_inactive(struct xdp_md *ctx) {
         }
         count(ROOST_N_CHALLENGED);
         s.has_ts = 0; /* never echo a timestamp of a segment that was not accepted */
-        return answer(ctx, &p, &ka, &s, now_ms);
+        return answer(ctx, p, &ka, &s, now_ms);
     default:
         count(ROOST_N_DROPPED);
         return XDP_DROP;
     }
+}
+
+SEC("xdp")
+int roost_inactive(struct xdp_md *ctx) {
+    struct packet p = {};
+    __u32 zero = 0;
+    const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
+    if (!cfg)
+        return XDP_PASS;
+    if (!parse(ctx, &p))
+        return p.not_ip ? outbox_or_pass(ctx, cfg) : XDP_PASS;
+    struct found found = {};
+    if (find(cfg, &p.key, p.v6, &found))
+        return known(ctx, &p, &found);
+    int verdict = unknown(ctx, cfg, &p);
+    /* It did more than end its handshake: the engine knows what to do about it. */
+    return verdict == SPEAKS ? hand_over(ctx, &p, ROOST_WHY_HOLD) : verdict;
 }

@@ -28,8 +28,9 @@ struct roost_segment {
     __u32 seq;
     __u32 ack;
     __u32 payload; /* bytes */
-    __u32 tsval;
-    __u8 flags; /* enum roost_tcp_flag */
+    __u32 tsval, tsecr;
+    __u16 window; /* as on the wire */
+    __u8 flags;   /* enum roost_tcp_flag */
     __u8 has_ts;
 };
 

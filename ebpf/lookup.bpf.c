@@ -26,21 +26,27 @@ int roost_lookup(struct bpf_sk_lookup *ctx) {
     struct found found;
     struct roost_key key = {.client_port = ctx->remote_port, .local_port = bpf_htons(ctx->local_port)};
     __u32 *client = (__u32 *)key.client, *local = (__u32 *)key.local;
-    if (ctx->family == FAMILY_INET) {
-        client[2] = local[2] = bpf_htonl(0xffff);
-        client[3] = ctx->remote_ip4;
-        local[3] = ctx->local_ip4;
-    } else if (ctx->family == FAMILY_INET6) {
+    int v6 = ctx->family == FAMILY_INET6;
+    if (!v6 && ctx->family != FAMILY_INET)
+        return SK_PASS;
+    if (v6) {
         client[0] = ctx->remote_ip6[0];
         client[1] = ctx->remote_ip6[1];
         client[2] = ctx->remote_ip6[2];
         client[3] = ctx->remote_ip6[3];
+        asm volatile("" ::: "memory"); /* or clang makes one load of two fields, at an address that it calculates */
         local[0] = ctx->local_ip6[0];
         local[1] = ctx->local_ip6[1];
         local[2] = ctx->local_ip6[2];
         local[3] = ctx->local_ip6[3];
     } else {
-        return SK_PASS;
+        __u32 remote = ctx->remote_ip4;
+        asm volatile("" : "+r"(remote));
+        client[3] = remote;
+        remote = ctx->local_ip4;
+        asm volatile("" : "+r"(remote));
+        local[3] = remote;
+        client[2] = local[2] = bpf_htonl(0xffff);
     }
-    return find(cfg, &key, ctx->family == FAMILY_INET6, &found) ? SK_DROP : SK_PASS;
+    return find(cfg, &key, v6, &found) ? SK_DROP : SK_PASS;
 }

@@ -112,8 +112,11 @@ static __always_inline int near_is(__u32 endpoint, const __u8 *address, __be16 p
     return e && roost_same_near(e, address, port);
 }
 
-/* Whether a slot is this key's. ctl: its own, read before. */
-static __always_inline int is4(const struct roost_slot4 *s, __u32 ctl, const struct roost_key *key) {
+/* Whether a slot is this key's. ctl: its own, read before. Global functions, which the verifier follows once, and not for
+ * each slot that a key may lie in. */
+__attribute__((noinline)) int is4(const struct roost_slot4 *s, __u32 ctl, const struct roost_key *key) {
+    if (!s || !key)
+        return 0;
     if (ROOST_FLAGS(ctl) & ROOST_F_SERVER)
         return s->far == low32(key->local) && s->far_port == key->local_port &&
                near_is(s->endpoint, key->client, key->client_port);
@@ -121,7 +124,9 @@ static __always_inline int is4(const struct roost_slot4 *s, __u32 ctl, const str
            near_is(s->endpoint, key->local, key->local_port);
 }
 
-static __always_inline int is6(const struct roost_slot6 *s, __u32 ctl, const struct roost_key *key) {
+__attribute__((noinline)) int is6(const struct roost_slot6 *s, __u32 ctl, const struct roost_key *key) {
+    if (!s || !key)
+        return 0;
     if (ROOST_FLAGS(ctl) & ROOST_F_SERVER)
         return s->far_port == key->local_port && roost_same_address(s->far, key->local) &&
                near_is(s->endpoint, key->client, key->client_port);
@@ -189,8 +194,7 @@ ROOST_FIND_IN(4)
 ROOST_FIND_IN(6)
 
 /* Looks a key up. 0: it is in no table. */
-static __always_inline int find(const struct roost_config *cfg, const struct roost_key *key, int v6,
-                                struct found *found) {
+static __noinline int find(const struct roost_config *cfg, const struct roost_key *key, int v6, struct found *found) {
     return v6 ? find6(cfg, key, found) : find4(cfg, key, found);
 }
 

@@ -112,7 +112,7 @@ static __always_inline int to_wire(struct xdp_md *ctx) {
 }
 
 /* A frame that is not IP: the engine's own, or none of our business. */
-static __always_inline int outbox_or_pass(struct xdp_md *ctx, const struct roost_config *cfg) {
+static __noinline int outbox_or_pass(struct xdp_md *ctx, const struct roost_config *cfg) {
     struct roost_errand errand;
     if (bpf_xdp_load_bytes(ctx, 0, &errand, sizeof(errand)) || errand.ethertype != bpf_htons(ROOST_ERRAND_ETHERTYPE) ||
         errand.secret[0] != cfg->secret[0] || errand.secret[1] != cfg->secret[1])

@@ -127,9 +127,9 @@ static __always_inline int parse(struct xdp_md *ctx, struct packet *p) {
 }
 
 struct option_walk {
-    __u8 buffer[64];
+    __u8 buffer[64] __attribute__((aligned(8)));
     __u32 at, header;
-    __u32 tsval;
+    __u32 tsval, tsecr;
     __u8 has_ts;
 };
 
@@ -149,6 +149,7 @@ static long next_option(__u32 i, struct option_walk *walk) {
         return 1;
     if (option[0] == 8 && option[1] == 10) {
         walk->tsval = (__u32)option[2] << 24 | (__u32)option[3] << 16 | (__u32)option[4] << 8 | option[5];
+        walk->tsecr = (__u32)option[6] << 24 | (__u32)option[7] << 16 | (__u32)option[8] << 8 | option[9];
         walk->has_ts = 1;
         return 1;
     }
@@ -156,9 +157,8 @@ static long next_option(__u32 i, struct option_walk *walk) {
     return 0;
 }
 
-/* Whether the IPv4 header sums to zero; IPv6 has no checksum. */
-static __always_inline int header_good(struct xdp_md *ctx, const struct packet *p) {
-    __u8 buffer[64] = {};
+/* Whether the IPv4 header sums to zero; IPv6 has no checksum. buffer: 64 bytes for its use, all zero. */
+static __always_inline int header_good(struct xdp_md *ctx, const struct packet *p, __u8 *buffer) {
     __u32 size = p->l4 - p->l3;
     if (p->v6)
         return 1;
@@ -168,48 +168,48 @@ static __always_inline int header_good(struct xdp_md *ctx, const struct packet *
     KEEP(size);
     if (size > 60 || bpf_xdp_load_bytes(ctx, p->l3, buffer, size))
         return 0;
-    return !fold(bpf_csum_diff(0, 0, (__be32 *)buffer, sizeof(buffer), 0));
+    return !fold(bpf_csum_diff(0, 0, (__be32 *)buffer, 64, 0));
 }
 
 /* The segment: 1 good, 0 malformed (truncated, impossible header length), -1 bad checksum. Only what is short enough
  * to be answered from the record is summed here; the engine sums what it is handed before it believes it. */
 static __noinline int read_segment(struct xdp_md *ctx, const struct packet *p, struct roost_segment *s) {
-    __u8 buffer[64] = {};
+    struct option_walk walk = {.at = sizeof(struct tcphdr)}; /* its buffer is all that the stack has room for */
     __u32 frame = bpf_xdp_get_buff_len(ctx);
     if (p->l4 + p->l4_length > frame || p->l4 > 512)
         return 0;
+    int good = header_good(ctx, p, walk.buffer);
+    __builtin_memset(walk.buffer, 0, sizeof(walk.buffer));
     __u32 size = p->l4_length > 61 ? 61 : p->l4_length;
     KEEP(size);
     if (size < sizeof(struct tcphdr))
         return 0;
     KEEP(size);
-    if (size > 61 || bpf_xdp_load_bytes(ctx, p->l4, buffer, size))
+    if (size > 61 || bpf_xdp_load_bytes(ctx, p->l4, walk.buffer, size))
         return 0;
-    struct tcphdr *tcp = (void *)buffer;
-    __u32 header = tcp->doff * 4;
-    if (header < sizeof(*tcp) || header > p->l4_length)
+    struct tcphdr *tcp = (void *)walk.buffer;
+    walk.header = tcp->doff * 4;
+    if (walk.header < sizeof(*tcp) || walk.header > p->l4_length)
         return 0;
     s->seq = bpf_ntohl(tcp->seq);
     s->ack = bpf_ntohl(tcp->ack_seq);
-    s->payload = p->l4_length - header;
-    s->flags = buffer[13];
-
-    struct option_walk walk = {.at = sizeof(*tcp), .header = header};
-    __builtin_memcpy(walk.buffer, buffer, sizeof(buffer));
-    if (header >= 32 && *(__be32 *)(buffer + 20) == bpf_htonl(0x0101080a)) /* the layout of RFC 7323 appendix A */
-        walk.at = 22;
-    bpf_loop(40, next_option, &walk, 0);
-    s->tsval = walk.tsval;
-    s->has_ts = walk.has_ts;
-
-    if (!header_good(ctx, p))
+    s->payload = p->l4_length - walk.header;
+    s->window = bpf_ntohs(tcp->window);
+    s->flags = walk.buffer[13];
+    if (!good)
         return -1;
     if (p->l4_length <= 61) {
         __s64 sum = pseudo_sum(&p->key, p->v6, p->l4_length);
-        sum = bpf_csum_diff(0, 0, (__be32 *)buffer, sizeof(buffer), sum);
+        sum = bpf_csum_diff(0, 0, (__be32 *)walk.buffer, sizeof(walk.buffer), sum);
         if (fold(sum))
             return -1;
     }
+    if (walk.header >= 32 && *(__be32 *)(walk.buffer + 20) == bpf_htonl(0x0101080a)) /* RFC 7323 appendix A */
+        walk.at = 22;
+    bpf_loop(40, next_option, &walk, 0);
+    s->tsval = walk.tsval;
+    s->tsecr = walk.tsecr;
+    s->has_ts = walk.has_ts;
     return 1;
 }
 

@@ -47,7 +47,6 @@ enum roost_flag {
     ROOST_F_PAIRED = 8,     /* one of two legs that sleep and wake together; the other is at rest.peer */
     ROOST_F_SERVER = 16,    /* the server's leg of a pair: "client" of its key is the server's end of it */
     ROOST_F_ATTACHED = 32,  /* of a server's leg: that server came by itself */
-    ROOST_F_BORN = 64,      /* born asleep, and nobody has spoken yet: no rest slot, no number, IDLE */
 };
 
 /* ctl = phase | version << 8 | flags << 16 | scales << 24; scales = rcv_wscale << 4 | snd_wscale. One 32-bit word, so
@@ -67,7 +66,7 @@ struct roost_ka { /* 32 bytes */
     __u32 heard;            /* X: see ROOST_HEARD */
     __u16 window;           /* our advertised window as it goes on the wire (already scaled down) */
     __u16 probe_interval_s; /* the appliance probes the client this long after hearing it; 0 = never */
-    __u32 rest;             /* index of the rest slot, ROOST_NO_REST in SLEEP; with ROOST_F_BORN: see ROOST_BORN */
+    __u32 rest;             /* index of the rest slot, ROOST_NO_REST in SLEEP; or see ROOST_BORN */
 };
 
 /* heard = when << 12 | tick << 4 | probes. when: the last valid segment, CLOCK_MONOTONIC seconds, the low 20 bits (12
@@ -85,10 +84,11 @@ enum {
 #define ROOST_SILENCE_S(heard, now_s) (((__u32)(now_s) - ((heard) >> ROOST_HEARD_SHIFT)) & (ROOST_HEARD_WRAP_S - 1))
 #define ROOST_SILENCE_MAX_S (ROOST_HEARD_WRAP_S / 2)
 
-/* What the rest slot of a connection born asleep would say: the client's MSS option, and its window as it stood in its
- * acknowledgement (not scaled yet). */
-#define ROOST_BORN(mss, window) ((__u32)(mss) << 16 | (__u16)(window))
-#define ROOST_BORN_MSS(rest) ((rest) >> 16)
+/* Of an IDLE connection that was born asleep, until the engine gives it a number and a rest slot: what that would say,
+ * the client's MSS option and its window as it stood in its acknowledgement (not scaled yet). */
+#define ROOST_BORN(mss, window) (1u << 31 | (__u32)(mss) << 16 | (__u16)(window))
+#define ROOST_IS_BORN(rest) ((rest) >> 31 && (rest) != ROOST_NO_REST)
+#define ROOST_BORN_MSS(rest) (((rest) >> 16) & 0x7fffu)
 #define ROOST_BORN_WINDOW(rest) ((rest)&0xffffu)
 
 struct roost_rest {    /* 40 bytes; id 0 marks a free slot, whose snd_wnd then is the next free index */

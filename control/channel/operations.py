@@ -136,6 +136,8 @@ class Operations:
         """The whole state of the daemon as plain data."""
         self._monitor.catch_up()
         states = {state.label: max(self._monitor.states[state], 0) for state in State if state not in (0, 5)}
+        stats = self._engine.stats()
+        states["IDLE"] += stats["born"]  # the monitor knows none of them until it speaks
         store = self._store.status
         inactive = states["IDLE"] + states["SLEEP"]
         memory = self._engine.memory()
@@ -161,7 +163,7 @@ class Operations:
             "control": {name: getattr(counters, name) for name in counters.__dataclass_fields__},
             "services": [self._service_row(index, service) for index, service in tuple(self._services.items())],
             "agents": self._reach.counts() if self._reach else {},
-            "counters": self._engine.stats(),
+            "counters": stats,
         }
 
     def _service_row(self, index: int, service: Service) -> dict[str, Any]:
@@ -183,7 +185,7 @@ class Operations:
         """Chunks of connections: of one state if given, whose ``address:port`` begins with `client`."""
         left = limit if limit is not None else -1
         chunk: list[Event] = []
-        for event in self._engine.list():
+        for event in self._engine.list(born=True):
             if left == 0:
                 break
             if state is not None and event.to_state != state:

@@ -158,7 +158,7 @@ class FakeEngine:
     def find_overrides(self, key: bytes, number: int) -> dict[str, int]:
         return {}
 
-    def list(self) -> Iterator[Event]:
+    def list(self, born: bool = False) -> Iterator[Event]:
         for c in tuple(self.connections.values()):
             yield self._as_event(c)
 
@@ -167,7 +167,7 @@ class FakeEngine:
         return self._as_event(c) if c else None
 
     def stats(self) -> dict[str, int]:
-        return {"keepalives_answered": 7}
+        return {"keepalives_answered": 7, "born": 0}
 
     def memory(self) -> int:
         return 160 * 1000

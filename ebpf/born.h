@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Born asleep: a handshake without a socket. XDP answers a SYN with a SYN cookie (RFC 4987 3.6) and forgets it. The
+ * acknowledgement that brings the cookie back goes straight into the table, as an IDLE connection that nobody has spoken
+ * on; what the SYN said comes back with it, in the cookie (MSS) and in the echoed timestamp (window scale, SACK; RFC 7323
+ * lets a clock stand still for a moment). Without timestamps neither of the two is agreed on.
+ *
+ * A cookie is a SipHash of the 4-tuple, the client's sequence number and the minute, with a secret of its own:
+ *
+ *     | minute mod 4 : 2 | MSS class : 3 | hash : 27 |
+ *
+ * and is good for two minutes. Whoever cannot see the SYN-ACK has to guess 2^26 times.
+ */
+#ifndef ROOST_BORN_H
+#define ROOST_BORN_H
+
+#include "birth.h"
+#include "maps.h"
+#include "packet.h"
+#include "reply.h"
+
+#ifndef AF_INET
+#define AF_INET 2
+#define AF_INET6 10
+#endif
+#define CURRENT_NETNS (-1L)
+
+#define COOKIE_PERIOD_S 64
+#define COOKIE_HASH_BITS 27
+#define COOKIE_HASH_MASK ((1u << COOKIE_HASH_BITS) - 1)
+
+/* Of the lowest bits of the SYN-ACK's TSval. */
+#define TS_WSCALE 0xfu /* 15: none */
+#define TS_SACK 0x10u
+#define TS_BITS 0x1fu
+
+#define OUR_WSCALE 7u
+#define OUR_WINDOW 65152u /* bytes: a multiple of 2^OUR_WSCALE that a SYN-ACK can say, where windows are not scaled */
+
+#define LOCK_TRIES 4
+
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, ROOST_MAX_BIRTHS);
+    __type(key, struct roost_birth_place);
+    __type(value, struct roost_birth);
+} births SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(map_flags, BPF_F_MMAPABLE);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct roost_births_gate);
+} births_gate SEC(".maps");
+
+/* How many SYNs came, to see a storm. */
+struct birth_rate {
+    __u64 tick;
+    __u32 now, before;
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct birth_rate);
+} births_rate SEC(".maps");
+
+static __always_inline int is_storm(const struct roost_birth *birth, __u64 now_ms) {
+    __u32 zero = 0;
+    __u64 tick = now_ms / ROOST_BIRTH_TICK_MS;
+    if (!birth->rate)
+        return 1;
+    struct birth_rate *r = bpf_map_lookup_elem(&births_rate, &zero);
+    if (!r)
+        return 0;
+    if (r->tick != tick) {
+        r->before = r->tick + 1 == tick ? r->now : 0;
+        r->now = 0;
+        r->tick = tick;
+    }
+    r->now++;
+    return r->now > birth->rate || r->before > birth->rate;
+}
+
+/* MSS classes, ascending: a client is sent segments of the largest that does not exceed its option. */
+static __always_inline __u32 mss_of_class(__u32 class) {
+    return class < 4 ? (class < 2 ? (class ? 1220 : 536) : (class == 2 ? 1300 : 1360))
+                     : (class < 6 ? (class == 4 ? 1400 : 1420) : (class == 6 ? 1440 : 1460));
+}
+
+static __always_inline __u32 class_of_mss(__u32 mss) {
+    __u32 class = 0;
+#pragma clang loop unroll(full)
+    for (__u32 i = 1; i < 8; i++)
+        if (mss >= mss_of_class(i))
+            class = i;
+    return class;
+}
+
+static __always_inline __u64 birth_hash(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn,
+                                        __u32 period) {
+    __u64 word[6];
+    __builtin_memcpy(word, key->client, 16);
+    __builtin_memcpy(word + 2, key->local, 16);
+    word[4] = ((__u64)key->client_port << 48) | ((__u64)key->local_port << 32) | isn;
+    word[5] = period;
+    return roost_siphash(gate->secret, word, 6);
+}
+
+static __always_inline __u32 cookie_of(__u64 hash, __u32 period, __u32 class) {
+    return (period & 3) << 30 | class << COOKIE_HASH_BITS | (((__u32)hash + class) & COOKIE_HASH_MASK);
+}
+
+/* Our clock for this connection: where it begins is nobody's business (RFC 7323 7.1). Not of the minute, for it has to be
+ * found again. */
+static __always_inline __u32 birth_clock(const struct roost_births_gate *gate, const struct roost_key *key) {
+    return (__u32)(birth_hash(gate, key, 0, 0xffffffff) >> 32);
+}
+
+/* What is at hand when a packet comes that is for such a service. */
+struct birth_ward {
+    const struct roost_births_gate *gate;
+    const struct roost_birth *birth;
+    __u64 now_ms;
+};
+
+/* What a SYN offers. */
+struct offer {
+    __u8 buffer[64];
+    __u32 at, header;
+    __u32 tsval;
+    __u16 mss;
+    __u8 wscale; /* 15: none */
+    __u8 sack, has_ts;
+};
+
+/* One option (RFC 9293 3.1); a callback of bpf_loop: 1 ends the walk. */
+static long next_offer(__u32 i, struct offer **walk) {
+    struct offer *o = *walk;
+    __u32 at = o->at;
+    if (at >= o->header || at > 50)
+        return 1;
+    const __u8 *option = &o->buffer[at];
+    if (option[0] == 0)
+        return 1;
+    if (option[0] == 1) {
+        o->at = at + 1;
+        return 0;
+    }
+    __u32 length = option[1];
+    if (length < 2 || at + length > o->header)
+        return 1;
+    if (option[0] == 2 && length == 4) {
+        o->mss = (__u16)option[2] << 8 | option[3];
+    } else if (option[0] == 3 && length == 3) {
+        o->wscale = option[2] > 14 ? 14 : option[2];
+    } else if (option[0] == 4 && length == 2) {
+        o->sack = 1;
+    } else if (option[0] == 8 && length == 10) {
+        o->tsval = (__u32)option[2] << 24 | (__u32)option[3] << 16 | (__u32)option[4] << 8 | option[5];
+        o->has_ts = 1;
+    }
+    o->at = at + length;
+    return 0;
+}
+
+/* What would be too much for the stack of a program. */
+struct birth_notes {
+    struct roost_segment segment;
+    struct offer offer;
+    struct reply reply;
+    struct roost_ka ka;
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct birth_notes);
+} births_notes SEC(".maps");
+
+/* Answers a SYN with a cookie; 0: the stack may have it. */
+static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, struct birth_notes *notes,
+                                 const struct birth_ward *ward) {
+    const struct roost_segment *s = &notes->segment;
+    struct offer *o = &notes->offer;
+    struct reply *r = &notes->reply;
+    __builtin_memset(o, 0, sizeof(*o));
+    __builtin_memset(r, 0, sizeof(*r));
+    o->at = 20;
+    o->wscale = 15;
+    o->mss = p->v6 ? 1220 : 536;
+    o->header = p->l4_length;
+    __u32 header = p->l4_length;
+    KEEP(header);
+    if (header < 20)
+        return 0;
+    KEEP(header);
+    if (header > 60 || bpf_xdp_load_bytes(ctx, p->l4, o->buffer, header)) /* with data: the stack knows what to do */
+        return 0;
+    bpf_loop(40, next_offer, &o, 0); /* what it is given must lie on the stack */
+    if (o->mss < 536)
+        return 0;
+
+    __u32 period = (__u32)(ward->now_ms / (COOKIE_PERIOD_S * 1000));
+    r->seq = cookie_of(birth_hash(ward->gate, &p->key, s->seq, period), period, class_of_mss(o->mss));
+    r->ack = s->seq + 1;
+    r->window = OUR_WINDOW;
+    r->flags = ROOST_SYN | ROOST_ACK;
+    r->options[0] = bpf_htonl(0x02040000 | ward->birth->mss);
+    r->options_length = 4;
+    if (o->has_ts) {
+        __u32 now = (__u32)ward->now_ms + birth_clock(ward->gate, &p->key);
+        __u32 tsval = (now & ~TS_BITS) | o->wscale | (o->sack ? TS_SACK : 0);
+        if ((__s32)(tsval - now) > 0)
+            tsval -= TS_BITS + 1;
+        r->options[1] = bpf_htonl(o->sack ? 0x0402080a : 0x0101080a);
+        r->options[2] = bpf_htonl(tsval);
+        r->options[3] = bpf_htonl(o->tsval);
+        r->options_length = 16;
+        if (o->wscale != 15) {
+            r->options[4] = bpf_htonl(0x01030300 | OUR_WSCALE);
+            r->options_length = 20;
+        }
+    }
+    count(ROOST_N_COOKIES);
+    return send_back(ctx, p, r);
+}
+
+/* Whether the kernel has a socket for exactly this 4-tuple: then the packet is that one's. */
+static __noinline int has_socket(struct xdp_md *ctx, const struct packet *p) {
+    struct bpf_sock_tuple tuple = {};
+    if (p->v6) {
+        __builtin_memcpy(tuple.ipv6.saddr, p->key.client, 16);
+        __builtin_memcpy(tuple.ipv6.daddr, p->key.local, 16);
+        tuple.ipv6.sport = p->key.client_port;
+        tuple.ipv6.dport = p->key.local_port;
+    } else {
+        tuple.ipv4.saddr = low32(p->key.client);
+        tuple.ipv4.daddr = low32(p->key.local);
+        tuple.ipv4.sport = p->key.client_port;
+        tuple.ipv4.dport = p->key.local_port;
+    }
+    struct bpf_sock *sk =
+        bpf_skc_lookup_tcp(ctx, &tuple, p->v6 ? sizeof(tuple.ipv6) : sizeof(tuple.ipv4), CURRENT_NETNS, 0);
+    if (!sk)
+        return 0;
+    int established = sk->state != 10 /* TCP_LISTEN */;
+    bpf_sk_release(sk);
+    return established;
+}
+
+static __always_inline int try_lock(__u32 *lock) {
+    for (int i = 0; i < LOCK_TRIES; i++)
+        if (__sync_val_compare_and_swap(lock, ROOST_LOCK_FREE, ROOST_LOCK_XDP) == ROOST_LOCK_FREE)
+            return 1;
+    return 0;
+}
+
+static __always_inline void unlock(__u32 *lock) {
+    __sync_val_compare_and_swap(lock, ROOST_LOCK_XDP, ROOST_LOCK_FREE); /* with a barrier */
+}
+
+/* Slots taken, and how many of them with this tag. */
+static __always_inline __u32 ones(__u64 mask) {
+    __u64 n = mask - ((mask >> 1) & 0x5555555555555555ULL);
+    n = (n & 0x3333333333333333ULL) + ((n >> 2) & 0x3333333333333333ULL);
+    n = (n + (n >> 4)) & 0x0f0f0f0f0f0f0f0fULL;
+    return (n * 0x0101010101010101ULL) >> 56;
+}
+
+#define ROOST_ALL_SLOTS ((1ULL << ROOST_BUCKET_SLOTS) - 1)
+
+/* Puts a record into a bucket whose lock is held; 0: it is full. */
+#define ROOST_PUT(family)                                                                                              \
+    static __always_inline int put##family(struct roost_bucket##family *b, __u8 tag, const struct roost_key *key,      \
+                                           __u32 endpoint, const struct roost_ka *ka) {                                \
+        __u32 at = lowest(matching(b->head.tags, 0));                                                                  \
+        if (at >= ROOST_BUCKET_SLOTS || ones(matching(b->head.tags, tag)) >= ROOST_SAME_TAG_MAX)                       \
+            return 0;                                                                                                  \
+        struct roost_slot##family *slot = &b->slot[at];                                                                \
+        __u32 ctl = (ka->ctl & ~0xff00u) | ((slot->ka.ctl + 0x100u) & 0xff00u);                                        \
+        __sync_lock_test_and_set(&slot->ka.ctl, (ctl & ~0xffu) | ROOST_FREEZING);                                      \
+        far##family(slot, key);                                                                                        \
+        slot->far_port = key->client_port;                                                                             \
+        slot->endpoint = endpoint;                                                                                     \
+        slot->ka.snd_nxt = ka->snd_nxt;                                                                                \
+        slot->ka.rcv_nxt = ka->rcv_nxt;                                                                                \
+        slot->ka.ts_offset = ka->ts_offset;                                                                            \
+        slot->ka.ts_recent = ka->ts_recent;                                                                            \
+        slot->ka.heard = ka->heard;                                                                                    \
+        slot->ka.window = ka->window;                                                                                  \
+        slot->ka.probe_interval_s = ka->probe_interval_s;                                                              \
+        slot->ka.rest = ka->rest;                                                                                      \
+        ctl_of(&slot->ka);                                                                                             \
+        b->head.tag[at] = tag;                                                                                         \
+        __sync_lock_test_and_set(&slot->ka.ctl, ctl);                                                                  \
+        return 1;                                                                                                      \
+    }
+
+static __always_inline void far4(struct roost_slot4 *slot, const struct roost_key *key) {
+    slot->far = low32(key->client);
+}
+
+static __always_inline void far6(struct roost_slot6 *slot, const struct roost_key *key) {
+    __builtin_memcpy(slot->far, key->client, 16);
+}
+
+ROOST_PUT(4)
+ROOST_PUT(6)
+
+/* Puts it into the emptier of its two buckets, unless it is there by now. 0: no room, or no lock to be had. */
+#define ROOST_BEAR(family)                                                                                             \
+    static __noinline int bear##family(const struct roost_config *cfg, const struct roost_key *key, __u32 endpoint,    \
+                                       const struct roost_ka *ka) {                                                    \
+        __u32 current = ROOST_CURRENT(*(volatile const __u32 *)&cfg->v##family.in_use) % ROOST_GENERATIONS;            \
+        void *table = bpf_map_lookup_elem(&tables##family, &current);                                                  \
+        if (!table)                                                                                                    \
+            return 0;                                                                                                  \
+        struct roost_place place = roost_place_of(roost_hash##family(cfg, key), buckets_of(&cfg->v##family, current)); \
+        __u32 first = place.bucket[0], second = place.bucket[1];                                                       \
+        struct roost_bucket##family *a = bpf_map_lookup_elem(table, &first);                                           \
+        struct roost_bucket##family *b = bpf_map_lookup_elem(table, &second);                                          \
+        struct found found;                                                                                            \
+        int born = 0;                                                                                                  \
+        if (!a || !b || !try_lock(&a->head.lock))                                                                      \
+            return 0;                                                                                                  \
+        if (first != second && !try_lock(&b->head.lock)) {                                                             \
+            unlock(&a->head.lock);                                                                                     \
+            return 0;                                                                                                  \
+        }                                                                                                              \
+        if (find_in##family(table, &place, key, &found)) {                                                             \
+            born = 1;                                                                                                  \
+        } else {                                                                                                       \
+            /* The emptier one, as the engine does. */                                                                 \
+            struct roost_bucket##family *into =                                                                        \
+                ones(matching(a->head.tags, 0)) >= ones(matching(b->head.tags, 0)) ? a : b;                            \
+            born = put##family(into, place.tag, key, endpoint, ka);                                                    \
+            if (born)                                                                                                  \
+                count(ROOST_N_BORN##family);                                                                           \
+        }                                                                                                              \
+        if (first != second)                                                                                           \
+            unlock(&b->head.lock);                                                                                     \
+        unlock(&a->head.lock);                                                                                         \
+        return born;                                                                                                   \
+    }
+
+ROOST_BEAR(4)
+ROOST_BEAR(6)
+
+/* Whether this acknowledgement brings a cookie of ours back; isn: the sequence number that its SYN had. */
+static __always_inline int cookie_good(const struct roost_births_gate *gate, const struct roost_key *key, __u32 cookie,
+                                       __u32 isn, __u64 now_ms) {
+    __u32 now = (__u32)(now_ms / (COOKIE_PERIOD_S * 1000)), age = (now - (cookie >> 30)) & 3;
+    if (age > 1)
+        return 0;
+    __u32 class = (cookie >> COOKIE_HASH_BITS) & 7;
+    return cookie_of(birth_hash(gate, key, isn, now - age), now - age, class) == cookie;
+}
+
+/* A record in notes->ka out of the acknowledgement that ends a handshake: 1; 2: its packet is more than that; 0: it ends
+ * none, and is the stack's. */
+static __noinline int end_handshake(struct xdp_md *ctx, const struct packet *p, struct birth_notes *notes,
+                                    const struct birth_ward *ward) {
+    const struct roost_segment *s = &notes->segment;
+    struct roost_ka *ka = &notes->ka;
+    const struct roost_births_gate *gate = ward->gate;
+    __u64 now_ms = ward->now_ms;
+    __u32 cookie = s->ack - 1, isn = s->seq - 1;
+    int late = 0;
+    __builtin_memset(ka, 0, sizeof(*ka));
+    ka->snd_nxt = s->ack;
+    ka->rcv_nxt = s->seq;
+    ka->window = OUR_WINDOW;
+    if (!cookie_good(gate, &p->key, cookie, isn, now_ms)) {
+        /* The acknowledgement was lost, and a keep-alive probe comes instead. */
+        if (s->payload > 1 || !cookie_good(gate, &p->key, cookie, s->seq, now_ms))
+            return 0;
+        ka->rcv_nxt++;
+        late = 1;
+    }
+    if (has_socket(ctx, p))
+        return 0;
+    ka->ctl = ROOST_IDLE;
+    __u32 raw_window = s->window;
+    if (s->has_ts) {
+        __u32 wscale = s->tsecr & TS_WSCALE;
+        ka->ctl |= ROOST_F_TIMESTAMPS << 16 | (s->tsecr & TS_SACK ? ROOST_F_SACK << 16 : 0);
+        if (wscale != 15) {
+            ka->ctl |= ROOST_F_WSCALE << 16 | wscale << 24 | OUR_WSCALE << 28;
+            ka->window = OUR_WINDOW >> OUR_WSCALE;
+        }
+        ka->ts_offset = birth_clock(gate, &p->key);
+        ka->ts_recent = s->tsval;
+    }
+    ka->heard = ROOST_HEARD(now_ms / 1000, 0, 0);
+    ka->probe_interval_s = ward->birth->probe_interval_s;
+    ka->rest = ROOST_BORN(mss_of_class((cookie >> COOKIE_HASH_BITS) & 7), raw_window);
+    return late || s->payload || s->flags & ROOST_FIN ? 2 : 1;
+}
+
+#endif
