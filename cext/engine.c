@@ -261,7 +261,8 @@ int roost_start(roost_engine *e, char *err, uint32_t err_len) {
     if (!error)
         error = roost_watch_plain(e, e->grace.event_fd, TAG_GRACE);
     if (!error) {
-        sigfillset(&all); /* signals are Python's */
+        roost_births_turn(e); /* whoever connects from now on may be born */
+        sigfillset(&all);     /* signals are Python's */
         pthread_sigmask(SIG_SETMASK, &all, &old);
         error = -pthread_create(&e->thread, NULL, engine_thread, e);
         pthread_sigmask(SIG_SETMASK, &old, NULL);
