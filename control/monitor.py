@@ -36,6 +36,7 @@ from control.store.store import Committed, Store, StoreError
 log = logging.getLogger("roost.monitor")
 
 BATCH: Final = 512
+_PAIR_IS_BACK: Final = (State.NONE, State.IDLE, Cause.RESTORE)  # after a reboot
 POLL_MS: Final = 200
 PATIENCE_MS: Final = 20
 """How long events that nobody waits for gather. Python at work takes a processor from the clients that wake."""
@@ -293,7 +294,7 @@ class Monitor:
                 event.gap_ms,
             )
         )
-        if source == State.SLEEP or (source, target) == (State.NONE, State.IDLE):  # a pair after a reboot is IDLE
+        if source == State.SLEEP or (source, target, event.cause) == _PAIR_IS_BACK:
             turn.deletes.append((packed, event.id))
         elif source == State.IDLE and self._sleep_tokens.get(packed) == NOBODY:
             del self._sleep_tokens[packed]  # if it was woken, that request is over

@@ -100,7 +100,7 @@ _S, _C = State, Cause
 TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProxyType(
     {
         # A connection appears.
-        (_S.NONE, _C.CLIENT_CONNECT): frozenset({_S.ACTIVE}),
+        (_S.NONE, _C.CLIENT_CONNECT): frozenset({_S.ACTIVE, _S.IDLE}),  # IDLE: it was born asleep, and now speaks
         (_S.NONE, _C.RESTORE): frozenset({_S.SLEEP, _S.IDLE}),  # IDLE: with its server's leg
         # ACTIVE: linked. IDLE: both legs froze together (the persistent interface), and the server keeps its socket.
         # server-attach: another server takes over, so that the present link is ended first.
