@@ -34,7 +34,7 @@ for name in ("ebpf/record.h", "ebpf/birth.h", "cext/engine.h", "cext/testing.h")
 ffibuilder.set_source(
     "cext._engine",
     '#include "engine.h"\n#include "testing.h"\n',
-    sources=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "cext").glob("*.c") if path.name != "_engine.c"),
+    sources=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "cext").glob("*.c") if path.name[0] != "_"),
     include_dirs=[str(ROOT / "cext"), str(ROOT / "ebpf")],
     libraries=["bpf", "elf", "z"],
     extra_compile_args=["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread"],

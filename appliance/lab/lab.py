@@ -18,6 +18,7 @@ from appliance.lab.daemon import DaemonHandle, toml
 from appliance.lab.groups import ChaosPair, SwarmGroup
 from appliance.lab.namespaces import Namespace
 from appliance.lab.processes import Peer, Process, Spawner
+from appliance.lab.simulator import Simulator
 
 _PORTS_AN_ADDRESS = 16_000  # of some 64,000: choosing a port stays cheap for the kernel
 
@@ -46,6 +47,7 @@ class Lab:
         self._stack = ExitStack()
         self._spaces: dict[str, Namespace] = {}
         self._daemons = 0
+        self._simulators = 0
 
     def __enter__(self) -> Self:
         leftovers.reap()
@@ -163,6 +165,21 @@ class Lab:
         group = SwarmGroup(lambda: self.peer("wan", "swarm"), addresses or self.client_addresses(family))
         self._stack.callback(group.close)
         return group
+
+    def simulator(self, clients: int, port: int = 8000, family: int = 4, server: str | None = None,
+                  **options: Any) -> Simulator:  # fmt: skip
+        """Simulated clients, beside the NAT: on an interface of "box" of their own (its .box_interface).
+
+        They connect to `port` of `server`, an address of the appliance's unless given. options: addresses (that the
+        clients have together), timestamps, window_scale, sack (what they offer), answer_fin (a client that hears FIN
+        sends its own at once), verify_payload, segment (bytes), to_kernel (no daemon will attach to the interface:
+        the kernel answers them).
+        """
+        self._simulators += 1
+        simulator = Simulator(self._spaces["box"], self._simulators, server or self.address("box", "wan0", family),
+                              port, clients, **options)  # fmt: skip
+        self._stack.callback(simulator.close)
+        return simulator
 
     def asker(self) -> Peer:
         """A server that wants to reach clients (appliance.peers.asker)."""

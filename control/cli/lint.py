@@ -16,7 +16,7 @@ from appliance.paths import checkout
 PYTHON_TREES = ("appliance", "control", "cext", "spark", "tests", "examples", "ebpf", "setup.py")
 C_TREES = ("ebpf", "cext", "tests")
 SHELL_SCRIPTS = ("roost", ".ci/run")
-GENERATED = frozenset({"cext/_engine.c"})
+GENERATED = frozenset({"cext/_engine.c", "cext/_simulator.c"})
 
 
 @dataclass(frozen=True, slots=True)

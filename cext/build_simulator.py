@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds cext/_simulator, the driver of the client simulator, as a Python extension (see build_engine.py)."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+from cffi import FFI
+
+ROOT = Path(__file__).resolve().parent.parent
+_engine = runpy.run_path(str(ROOT / "cext" / "build_engine.py"))  # setuptools runs this file outside any package
+
+ffibuilder = FFI()
+ffibuilder.cdef(_engine["KERNEL_TYPES"].replace("uint64_t __u64", "unsigned long long __u64"))  # arrays of it
+for name in ("ebpf/simulator.h", "cext/simulator/simulator.h"):
+    ffibuilder.cdef(_engine["declarations"](ROOT / name))
+ffibuilder.cdef("#define SIM_FIRST_OFFENCE ...")
+ffibuilder.set_source(
+    "cext._simulator",
+    '#include "simulator/simulator.h"\n',
+    sources=["cext/simulator/simulator.c"],
+    include_dirs=[str(ROOT / "cext"), str(ROOT / "ebpf")],
+    libraries=["bpf", "elf", "z"],
+    extra_compile_args=["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread"],
+    extra_link_args=["-pthread"],
+)
+
+if __name__ == "__main__":
+    ffibuilder.compile(tmpdir=str(ROOT), verbose=True)
