@@ -13,13 +13,13 @@ _engine = runpy.run_path(str(ROOT / "cext" / "build_engine.py"))  # setuptools r
 
 ffibuilder = FFI()
 ffibuilder.cdef(_engine["KERNEL_TYPES"].replace("uint64_t __u64", "unsigned long long __u64"))  # arrays of it
-for name in ("ebpf/simulator.h", "cext/simulator/simulator.h"):
+for name in ("ebpf/reflector.h", "ebpf/simulator.h", "cext/simulator/simulator.h"):
     ffibuilder.cdef(_engine["declarations"](ROOT / name))
 ffibuilder.cdef("#define SIM_FIRST_OFFENCE ...")
 ffibuilder.set_source(
     "cext._simulator",
     '#include "simulator/simulator.h"\n',
-    sources=["cext/simulator/simulator.c"],
+    sources=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "cext" / "simulator").glob("*.c")),
     include_dirs=[str(ROOT / "cext"), str(ROOT / "ebpf")],
     libraries=["bpf", "elf", "z"],
     extra_compile_args=["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread"],

@@ -28,6 +28,8 @@ char _license[] SEC("license") = "GPL";
 #define OPTIONS 20 /* of our SYN, bytes */
 #define CHUNK 512  /* what bpf_csum_diff takes at once before Linux 6.13 */
 
+#define CHALLENGE_MS 500
+
 #define FIN 1
 #define SYN 2
 #define RST 4
@@ -56,7 +58,7 @@ struct {
 struct {
     __uint(type, BPF_MAP_TYPE_ARRAY);
     __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, SIM_BATCH);
+    __uint(max_entries, SIM_RUN);
     __type(key, __u32);
     __type(value, __u64); /* an array's values are 8 bytes apart in any case */
 } sim_list SEC(".maps");
@@ -762,6 +764,8 @@ static __always_inline int judge_connected(struct work *w, struct sim_client *c,
     if (!reply)
         return 0;
 acknowledge:
+    if (w->offence && w->now_ms - c->sent_ms < CHALLENGE_MS)
+        return 0; /* two who correct each other would not stop; Linux has the same limit */
     compose(w, c, r, c->snd_nxt, ACK);
     return 1;
 }
@@ -1085,14 +1089,44 @@ __attribute__((noinline)) int act(struct task *t) {
     return 0;
 }
 
+struct tally {
+    struct sim_job *job;
+    __u32 sum;
+};
+
+/* Of one processor; a callback of bpf_loop. */
+static long add_settled(__u32 cpu, struct tally *tally) {
+    const struct sim_counters *count = bpf_map_lookup_elem(&sim_counts, &cpu);
+    if (!count)
+        return 1;
+#pragma clang loop unroll(full)
+    for (int i = 0; i < SIM_SETTLING; i++) {
+        __u32 which = tally->job->settling[i];
+        KEEP(which);
+        if (which < SIM_COUNTERS)
+            tally->sum += (__u32)count->n[which];
+    }
+    return 0;
+}
+
+/* Whether one more client may be set going; what has been settled is looked at only when it matters. */
+static __always_inline int has_room(struct sim_job *job) {
+    if (job->begun - job->settled < job->in_flight)
+        return 1;
+    struct tally tally = {.job = job};
+    bpf_loop(job->processors, add_settled, &tally, 0);
+    job->settled = tally.sum - job->base;
+    return job->begun - job->settled < job->in_flight;
+}
+
 static __always_inline int send(struct xdp_md *ctx, struct work *w) {
     __u32 zero = 0;
     struct sim_job *job = bpf_map_lookup_elem(&sim_jobs, &zero);
     if (!job)
         return XDP_DROP;
-    __u32 turn = job->next++;
+    __u32 turn = job->next;
     int more = 0;
-    w->index = job->from + turn;
+    w->index = job->first + turn;
     if (job->use_list) {
         __u64 *entry = bpf_map_lookup_elem(&sim_list, &turn);
         if (!entry)
@@ -1100,13 +1134,15 @@ static __always_inline int send(struct xdp_md *ctx, struct work *w) {
         more = !!(*entry & SIM_MORE);
         w->index = (__u32)*entry & ~SIM_MORE;
     }
+    if (!more && !has_room(job))
+        return XDP_DROP;
+    job->next = turn + 1;
     struct sim_client *client = w->index < w->cfg->clients ? bpf_map_lookup_elem(&sim_clients, &w->index) : 0;
     if (!client)
         return XDP_DROP;
     if (!lock(client)) {
         w->count->n[SIM_N_CONTENDED]++;
-        if (!more)
-            w->count->n[SIM_N_SKIPPED]++;
+        w->count->n[SIM_N_SKIPPED] += !more;
         return XDP_DROP;
     }
     struct task t = {.index = w->index, .now_ms = w->now_ms, .more = more, .client = *client};
@@ -1114,6 +1150,8 @@ static __always_inline int send(struct xdp_md *ctx, struct work *w) {
     store_and_unlock(client, &t.client);
     if (t.idle)
         w->count->n[SIM_N_SKIPPED]++;
+    else if (!more)
+        job->begun++;
     if (!go)
         return XDP_DROP;
     if (!(w->cfg->v6 ? write_segment(ctx, w, &t.reply, 1) : write_segment(ctx, w, &t.reply, 0)))

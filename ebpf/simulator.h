@@ -15,8 +15,11 @@
 #include <linux/types.h>
 
 enum sim_size {
+    SIM_LIVE_FRAME = 16,
+    SIM_SETTLING = 4, /* counters by which a client is done with */
     SIM_MAX_CPUS = 256,
-    SIM_BATCH = 256,             /* frames of one run; entries of the list */
+    SIM_BATCH = 64,              /* frames between two looks at what has come: a veth's ring holds 256 */
+    SIM_RUN = 4096,              /* frames of one run, whose setting up takes some 20 us; entries of the list */
     SIM_MAX_SEGMENT = 1448,      /* payload bytes; with any option that we send a frame of 1514 bytes */
     SIM_PATTERN = 65536,         /* period of what clients say, bytes */
     SIM_PATTERN_SLACK = 2048,    /* the first bytes again, so that a segment is one piece of memory */
@@ -90,18 +93,24 @@ enum sim_action {
     SIM_ACTIONS = 7,
 };
 
-/* What the live frames of one run do: frame k is for client list[k], or from + k. In the list SIM_MORE marks a further
- * segment of what a client says. */
+/* What the live frames of one run do: the next one is for client list[next], or first + next. In the list SIM_MORE marks
+ * a further segment of what a client says. While in_flight clients wait for their answer a frame is dropped, and next
+ * stays; waiting = begun - settled, and settled is the sum of some counters since the phase began. */
 #define SIM_MORE 0x80000000u
 struct sim_job {
     __u32 action;
-    __u32 next; /* k */
-    __u32 from;
+    __u32 next;
+    __u32 first;
     __u32 use_list;
     __u32 say;    /* bytes */
     __u32 answer; /* bytes expected back */
     __u32 tries;  /* SIM_GIVE_UP: clients that have been asked again so often */
-    __u32 pad;
+    __u32 in_flight;
+    __u32 begun; /* by this run and those before it */
+    __u32 settled;
+    __u32 base;                   /* what the counters were, added up */
+    __u32 settling[SIM_SETTLING]; /* the counters; SIM_COUNTERS: none */
+    __u32 processors;
 };
 
 struct sim_config {

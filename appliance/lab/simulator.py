@@ -148,6 +148,51 @@ class Offence:
     """The client as it was when the frame came."""
 
 
+class Fault(IntEnum):
+    """What is wrong with a reflector's answers (enum reflector_fault)."""
+
+    NONE = lib.REFLECTOR_NONE
+    CHECKSUM = lib.REFLECTOR_CHECKSUM
+    IP_CHECKSUM = lib.REFLECTOR_IP_CHECKSUM
+    SEQ = lib.REFLECTOR_SEQ
+    ACK = lib.REFLECTOR_ACK
+    TSVAL = lib.REFLECTOR_TSVAL
+    TSECR = lib.REFLECTOR_TSECR
+    ZERO_TSECR = lib.REFLECTOR_ZERO_TSECR
+    FLAGS = lib.REFLECTOR_FLAGS
+    PORT = lib.REFLECTOR_PORT
+    NO_TIMESTAMP = lib.REFLECTOR_NO_TIMESTAMP
+    RESET = lib.REFLECTOR_RESET
+
+
+class Reflector:
+    """The least that answers the clients' SYNs and keep-alive probes: a yardstick, or a server with a fault."""
+
+    def __init__(self, box: Namespace, ifname: str) -> None:
+        err = ffi.new("char[]", _ERR_LEN)
+        path = str(bpf_objects() / "reflector.bpf.o").encode()
+        with box.entered():
+            self._handle = lib.reflector_open(path, socket.if_nametoindex(ifname), err, _ERR_LEN) or None
+        if self._handle is None:
+            raise SimulatorError(ffi.string(err).decode())
+
+    def fault(self, fault: Fault) -> None:
+        """From now on all answers have it."""
+        lib.reflector_set_fault(self._handle, fault)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            lib.reflector_close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:  # fmt: skip
+        self.close()
+
+
 class Simulator:
     """Clients behind an interface of their own. Made by Lab.simulator."""
 
@@ -246,6 +291,10 @@ class Simulator:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:  # fmt: skip
         self.close()
+
+    def reflector(self) -> Reflector:
+        """A bare reflector in place of the appliance; not with to_kernel, nor while a daemon is on the interface."""
+        return Reflector(self._box, self.box_interface)
 
     # Who is who
 

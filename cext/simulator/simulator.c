@@ -17,8 +17,10 @@
 
 #define NS_A_S 1000000000ull
 #define NS_A_MS 1000000ull
-#define SPINS 200          /* looks at the counters, before sleeping */
-#define NAP_NS 50000       /* between looks, when nothing may be sent */
+#define SPINS 200    /* looks at the counters, before sleeping */
+#define NAP_NS 50000 /* between looks, when nothing may be sent */
+#define NAPS 40
+#define LONG_NAP_NS 500000 /* after so many of the short ones */
 #define SWEEPS_A_TIMEOUT 4 /* how late a retransmission may be */
 #define LEAST_SWEEP_NS 5000000ull
 #define MAPS 7
@@ -309,27 +311,23 @@ void sim_set_verify_payload(struct simulator *s, bool on) {
 
 /* Sending */
 
-/* One run of count <= SIM_BATCH frames. list: the clients, or NULL for from, from + 1, ... How many of them were in no
- * state for it goes to *skipped. 0 or -errno. */
-static int run(struct simulator *s, const struct sim_job *job, const uint32_t *list, uint32_t count,
-               uint64_t *skipped) {
-    uint8_t frame[128] = {0};
-    LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = frame, .repeat = (int)count, .batch_size = count,
-                .flags = BPF_F_TEST_XDP_LIVE_FRAMES);
-    options.data_size_in = (s->config->v6 ? 54 : 34) + 20;
-    if (job->action == SIM_CONNECT)
-        options.data_size_in += 20;
-    else if (s->config->offer_timestamps)
-        options.data_size_in += 12;
+/* One run of count <= SIM_RUN frames. list: the clients, or NULL for job->first, job->first + 1, ... In *job is
+ * afterwards how far it came. 0 or -errno. */
+static int run(struct simulator *s, struct sim_job *job, const uint32_t *list, uint32_t count) {
+    /* Shorter than any frame that is sent, so that the program changes the length of each. The kernel takes a frame's
+     * length anew only then, and its pages come back with the length that the last receiver gave them. */
+    uint8_t frame[SIM_LIVE_FRAME] = {0};
+    LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = frame, .data_size_in = sizeof(frame), .repeat = (int)count,
+                .batch_size = SIM_BATCH, .flags = BPF_F_TEST_XDP_LIVE_FRAMES);
+    job->next = 0;
+    job->use_list = list != NULL;
+    job->processors = (uint32_t)s->cpus;
     pthread_mutex_lock(&s->running);
     *s->job = *job;
-    s->job->next = 0;
-    s->job->use_list = list != NULL;
     for (uint32_t i = 0; list && i < count; i++)
         s->list[i] = list[i];
-    uint64_t before = count_of(s, SIM_N_SKIPPED);
     int e = bpf_prog_test_run_opts(s->program_fd, &options) ? -errno : 0;
-    *skipped = count_of(s, SIM_N_SKIPPED) - before;
+    *job = *s->job;
     pthread_mutex_unlock(&s->running);
     return e;
 }
@@ -353,13 +351,13 @@ struct sweep {
 };
 
 static int flush(struct sweep *sweep) {
-    struct sim_job again = {.action = SIM_AGAIN}, give_up = {.action = SIM_GIVE_UP, .tries = sweep->tries};
-    uint64_t skipped;
+    struct sim_job again = {.action = SIM_AGAIN, .in_flight = UINT32_MAX};
+    struct sim_job give_up = {.action = SIM_GIVE_UP, .in_flight = UINT32_MAX, .tries = sweep->tries};
     int e = 0;
     if (sweep->agains)
-        e = run(sweep->s, &again, sweep->again, sweep->agains, &skipped);
+        e = run(sweep->s, &again, sweep->again, sweep->agains);
     if (!e && sweep->give_ups)
-        e = run(sweep->s, &give_up, sweep->give_up, sweep->give_ups, &skipped);
+        e = run(sweep->s, &give_up, sweep->give_up, sweep->give_ups);
     sweep->sent += sweep->agains;
     sweep->agains = sweep->give_ups = 0;
     return e;
@@ -408,90 +406,87 @@ static int sweep_phase(struct simulator *s, struct sim_phase *p, uint64_t now_ns
     return e ? e : flush(&sweep);
 }
 
-struct tally {
-    uint64_t done, refused, cut, lost;
+/* The counters that say what became of the clients of a phase: done, lost, and then refused or cut. */
+static const uint32_t settling[SIM_ACTIONS][SIM_SETTLING] = {
+    [SIM_CONNECT] = {SIM_N_ESTABLISHED, SIM_N_LOST_CONNECTING, SIM_N_REFUSED, SIM_COUNTERS},
+    [SIM_PROBE] = {SIM_N_ANSWERED, SIM_N_LOST_PROBED, SIM_COUNTERS, SIM_N_CUT_PROBES},
+    [SIM_SAY] = {SIM_N_SPOKEN, SIM_N_LOST_ASKING, SIM_COUNTERS, SIM_N_CUT_ASKING},
+    [SIM_FINISH] = {SIM_N_CLOSED, SIM_N_LOST_ENDING, SIM_COUNTERS, SIM_COUNTERS},
+    [SIM_ABORT] = {SIM_N_CLOSED, SIM_N_LOST_ENDING, SIM_COUNTERS, SIM_COUNTERS},
 };
 
-static struct tally tally(const struct simulator *s, uint32_t action) {
-    switch (action) {
-    case SIM_CONNECT:
-        return (struct tally){.done = count_of(s, SIM_N_ESTABLISHED),
-                              .refused = count_of(s, SIM_N_REFUSED),
-                              .lost = count_of(s, SIM_N_LOST_CONNECTING)};
-    case SIM_PROBE:
-        return (struct tally){.done = count_of(s, SIM_N_ANSWERED),
-                              .cut = count_of(s, SIM_N_CUT_PROBES),
-                              .lost = count_of(s, SIM_N_LOST_PROBED)};
-    case SIM_SAY:
-        return (struct tally){.done = count_of(s, SIM_N_SPOKEN),
-                              .cut = count_of(s, SIM_N_CUT_ASKING),
-                              .lost = count_of(s, SIM_N_LOST_ASKING)};
-    default:
-        return (struct tally){.done = count_of(s, SIM_N_CLOSED), .lost = count_of(s, SIM_N_LOST_ENDING)};
-    }
+static uint64_t settled_by(const struct simulator *s, const struct sim_phase *p, int which) {
+    uint32_t counter = settling[p->action][which];
+    return counter < SIM_COUNTERS ? count_of(s, counter) : 0;
 }
 
 void sim_phase_begin(struct simulator *s, struct sim_phase *p) {
-    struct tally base = tally(s, p->action);
     p->begun = p->done = p->refused = p->cut = p->lost = p->skipped = p->retransmitted = 0;
     p->elapsed_ns = p->cpu_ns = 0;
     p->offered = p->swept = 0;
-    p->base_done = base.done;
-    p->base_refused = base.refused;
-    p->base_cut = base.cut;
-    p->base_lost = base.lost;
+    for (int i = 0; i < SIM_SETTLING; i++)
+        p->base[i] = settled_by(s, p, i);
     p->base_retransmitted = count_of(s, SIM_N_RETRANSMITTED);
     p->began_ns = clock_ns(CLOCK_MONOTONIC);
     p->sweep_due_ns = p->began_ns + p->rto_ms * NS_A_MS;
 }
 
 static uint64_t outstanding(const struct simulator *s, struct sim_phase *p) {
-    struct tally now = tally(s, p->action);
-    p->done = now.done - p->base_done;
-    p->refused = now.refused - p->base_refused;
-    p->cut = now.cut - p->base_cut;
-    p->lost = now.lost - p->base_lost;
+    p->done = settled_by(s, p, 0) - p->base[0];
+    p->lost = settled_by(s, p, 1) - p->base[1];
+    p->refused = settled_by(s, p, 2) - p->base[2];
+    p->cut = settled_by(s, p, 3) - p->base[3];
     uint64_t settled = p->done + p->refused + p->cut + p->lost;
     return p->begun > settled ? p->begun - settled : 0;
 }
 
-/* Sets up to count clients going. 0 or -errno. */
+/* Sets up to count clients going, as many as may wait. 0 or -errno. */
 static int offer(struct simulator *s, struct sim_phase *p, uint32_t count) {
-    struct sim_job job = {.action = p->action, .from = p->first + p->offered, .say = p->say, .answer = p->answer};
+    struct sim_job job = {.action = p->action,
+                          .first = p->first + p->offered,
+                          .say = p->say,
+                          .answer = p->answer,
+                          .in_flight = p->in_flight,
+                          .begun = (uint32_t)p->begun};
     uint32_t segments = p->action == SIM_SAY && p->say > s->config->segment
                             ? (p->say + s->config->segment - 1) / s->config->segment
                             : 1;
-    uint32_t frames[SIM_BATCH], filled = 0;
-    uint64_t skipped = 0;
+    uint32_t frames[SIM_RUN], filled = 0;
     int e;
+    memcpy(job.settling, settling[p->action], sizeof(job.settling));
+    for (int i = 0; i < SIM_SETTLING; i++)
+        job.base += (uint32_t)p->base[i];
+    job.settled = (uint32_t)(p->done + p->refused + p->cut + p->lost);
     if (segments == 1) {
-        e = run(s, &job, p->list ? p->list + p->offered : NULL, count, &skipped);
+        e = run(s, &job, p->list ? p->list + p->offered : NULL, count);
     } else {
-        if (count > SIM_BATCH / segments)
-            count = SIM_BATCH / segments;
+        if (count > SIM_RUN / segments)
+            count = SIM_RUN / segments ? SIM_RUN / segments : 1;
         for (uint32_t i = 0; i < count; i++)
-            for (uint32_t segment = 0; segment < segments; segment++)
+            for (uint32_t segment = 0; segment < segments && filled < SIM_RUN; segment++)
                 frames[filled++] = client_of(p, p->offered + i) | (segment ? SIM_MORE : 0);
-        e = run(s, &job, frames, filled, &skipped);
+        e = run(s, &job, frames, filled);
     }
-    p->offered += count;
-    p->begun += count - skipped;
-    p->skipped += skipped;
+    /* When frames were dropped for lack of room the run ends in the middle of what a client says: the rest follows as
+     * the peer acknowledges. */
+    uint32_t offered = (job.next + segments - 1) / segments, begun = job.begun - (uint32_t)p->begun;
+    p->offered += offered;
+    p->begun += begun;
+    p->skipped += offered - begun;
     return e;
 }
 
 /* How many clients may be set going now. */
 static uint32_t allowed(const struct sim_phase *p, uint64_t waiting, uint64_t now_ns) {
     uint64_t count = p->count - p->offered;
-    if (count > SIM_BATCH)
-        count = SIM_BATCH;
+    if (count > SIM_RUN)
+        count = SIM_RUN;
     if (p->rate > 0) {
         double due = (double)(now_ns - p->began_ns) / NS_A_S * p->rate - p->offered;
         if (due < (double)count)
             count = due > 0 ? (uint64_t)due : 0;
     }
-    uint64_t room = waiting < p->in_flight ? p->in_flight - waiting : 0;
-    return (uint32_t)(count < room ? count : room);
+    return waiting < p->in_flight ? (uint32_t)count : 0;
 }
 
 int sim_phase_step(struct simulator *s, struct sim_phase *p, uint32_t slice_ms) {
@@ -511,7 +506,7 @@ int sim_phase_step(struct simulator *s, struct sim_phase *p, uint32_t slice_ms) 
             e = offer(s, p, count);
             idle = 0;
         } else if (++idle > SPINS || p->rate > 0) {
-            nap(NAP_NS);
+            nap(idle > SPINS + NAPS ? LONG_NAP_NS : NAP_NS);
         }
     }
     p->elapsed_ns = now - p->began_ns;

@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "../../ebpf/reflector.h"
 #include "../../ebpf/simulator.h"
 
 struct simulator;
@@ -46,7 +47,7 @@ struct sim_phase {   /* what is to be done, then how far it is */
     uint64_t elapsed_ns, cpu_ns; /* cpu_ns: of the threads that stepped */
     /* the driver's own */
     uint32_t offered, swept;
-    uint64_t began_ns, sweep_due_ns, base_done, base_refused, base_cut, base_lost, base_retransmitted;
+    uint64_t began_ns, sweep_due_ns, base[SIM_SETTLING], base_retransmitted;
 };
 
 /* NULL with a sentence in err. */
@@ -68,6 +69,13 @@ void sim_forget_offences(struct simulator *s); /* the frames, and their counters
 uint32_t sim_tsval(const struct simulator *s, uint32_t index, uint32_t ms);
 void sim_pattern(const struct simulator *s, uint32_t index, uint32_t position, uint8_t *bytes, uint32_t count);
 uint64_t sim_memory(const struct simulator *s); /* bytes of the clients' table */
+
+/* A bare reflector on an interface (ebpf/reflector.bpf.c), for a thread that is in its namespace. NULL with a sentence
+ * in err. */
+struct reflector;
+struct reflector *reflector_open(const char *object, uint32_t ifindex, char *err, size_t err_len);
+void reflector_set_fault(struct reflector *r, uint32_t fault);
+void reflector_close(struct reflector *r);
 
 void sim_set_drop_every(struct simulator *s, uint32_t frames);
 void sim_set_expect_loss(struct simulator *s, bool expected);
