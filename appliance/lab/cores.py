@@ -70,8 +70,8 @@ def cpu_ns(thread: int) -> int:
 
 
 def _set_threaded(space: Namespace, ifname: str, on: bool) -> None:
-    """A sysfs shows the interfaces of the namespace that it was mounted in: one is mounted for a moment, out of sight of
-    all others."""
+    """A sysfs shows the interfaces of the namespace that it was mounted in: one is mounted for a moment, out of sight
+    of all others."""
     script = 'mount -t sysfs sysfs /sys && echo "$1" > "/sys/class/net/$2/threaded"'
     done = subprocess.run(["unshare", "--mount", "sh", "-c", script, "sh", str(int(on)), ifname], text=True,
                           capture_output=True, preexec_fn=lambda: move_thread(space.fd))  # fmt: skip

@@ -175,7 +175,7 @@ class Lab:
         sends its own at once), verify_payload, segment (bytes), to_kernel (no daemon will attach to the interface:
         the kernel answers them).
         """
-        self._simulators += 1
+        self._simulators += 1  # no number, and so no client's address, is used twice
         simulator = Simulator(self._spaces["box"], self._simulators, server or self.address("box", "wan0", family),
                               port, clients, **options)  # fmt: skip
         self._stack.callback(simulator.close)

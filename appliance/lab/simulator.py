@@ -53,7 +53,7 @@ _ERR_LEN: Final = 512
 _NO_DAD: Final = 2  # IFA_F_NODAD
 _FAMILY: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
 _PREFIX: Final = {4: 24, 6: 64}
-MAX_SIMULATORS: Final = 15
+MAX_SIMULATORS: Final = 255  # in a lab, one after the other
 
 
 class SimulatorError(Exception):
@@ -212,10 +212,11 @@ class Simulator:
         self.box_interface = f"wan{number}"
         self._base = int(ipaddress.ip_address(f"fd00:65:{number}::1" if self.family == 6 else "100.64.0.1"))
         if self.family == 4:
-            self._base += number << 18
+            self._base += number << 14
         self._box = box
         self._space = Namespace(f"simulator{number}")
         self._handle: Any = None
+        self._linked = False
         try:
             mac = self._link(number, to_kernel)
             self._open(mac, timestamps, window_scale, sack, answer_fin, verify_payload, segment)
@@ -228,6 +229,7 @@ class Simulator:
         link = {4: f"198.18.{number}.", 6: f"fd00:18:{number}::"}
         with self._box.entered(), IPRoute() as ip:
             ip.link("add", ifname=self.box_interface, kind="veth", peer={"ifname": "eth0", "net_ns_fd": self._space.fd})
+        self._linked = True
         with self._space.entered(), IPRoute() as ip:
             self._ifindex = ip.link_lookup(ifname="eth0")[0]
             ip.link("set", index=self._ifindex, state="up")
@@ -241,7 +243,7 @@ class Simulator:
                         family=_FAMILY[family], flags=_NO_DAD)  # fmt: skip
             ip.neigh("replace", dst=f"{link[self.family]}2", family=_FAMILY[self.family], lladdr=here, ifindex=index,
                      state="permanent")  # fmt: skip
-            network = f"fd00:65:{number}::/64" if self.family == 6 else f"{self.address_of(0)}/14"
+            network = f"fd00:65:{number}::/64" if self.family == 6 else f"{self.address_of(0)}/18"
             ip.route("add", dst=str(ipaddress.ip_network(network, strict=False)), family=_FAMILY[self.family],
                      gateway=f"{link[self.family]}2", oif=index)  # fmt: skip
             ip.tc("add", "pfifo", index, limit=_BURST)
@@ -285,6 +287,10 @@ class Simulator:
         if self._handle is not None:
             lib.sim_close(self._handle)
             self._handle = None
+        if self._linked:
+            with self._box.entered(), IPRoute() as ip:
+                ip.link("del", index=ip.link_lookup(ifname=self.box_interface)[0])
+            self._linked = False
         self._space.close()
 
     def __enter__(self) -> Self:
@@ -296,9 +302,9 @@ class Simulator:
 
     @contextmanager
     def one_core_each(self, box_cpu: int, own_cpu: int) -> Iterator[list[int]]:
-        """What arrives in the box is received on one processor, what arrives at the clients on another, where the calling
-        thread runs, too. Yields the kernel threads that do the box's receiving (for cores.cpu_ns). To be entered once
-        the daemon, or the reflector, is attached."""
+        """What arrives in the box is received on one processor, what arrives at the clients on another, where the
+        calling thread runs, too. Yields the kernel threads that do the box's receiving (for cores.cpu_ns). To be
+        entered once the daemon, or the reflector, is attached."""
         with (
             received_on(self._box, self.box_interface, box_cpu) as threads,
             received_on(self._space, "eth0", own_cpu),
@@ -343,10 +349,10 @@ class Simulator:
         lib.sim_pattern(self._handle, client, position, data, count)
         return bytes(ffi.buffer(data))
 
-    # What clients do. `clients` are numbers from 0 on; `rate` is clients a second (0: as fast as the answers come, with
-    # `in_flight` of them waited for: with more than the defaults the frames that follow one another overrun the veth's
-    # ring of 256, where the two ends run on different processors); what is not answered
-    # within rto_s is sent again, up to `tries` times, each time after twice as long.
+    # What clients do. `clients` are numbers from 0 on. `rate` is clients a second; 0 is as fast as answers come, with
+    # `in_flight` of them waited for. With more than the defaults the veth's ring of 256 frames overruns where the two
+    # ends run on different processors, and what it loses is sent again: what is not answered within rto_s is, up to
+    # `tries` times, each time after twice as long.
 
     def connect(self, clients: Sequence[int], rate: float = 0, in_flight: int = 64, rto_s: float = 1.0, tries: int = 6,
                 timeout_s: float = 60) -> Outcome:  # fmt: skip
