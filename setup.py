@@ -22,4 +22,7 @@ class BuildPyAndBpf(build_py):
             subprocess.run([sys.executable, "ebpf/build.py", "--out", str(out)], check=True)
 
 
-setup(cffi_modules=["cext/build_engine.py:ffibuilder", "cext/build_simulator.py:ffibuilder"], cmdclass={"build_py": BuildPyAndBpf})
+setup(
+    cffi_modules=["cext/build_engine.py:ffibuilder", "cext/build_simulator.py:ffibuilder"],
+    cmdclass={"build_py": BuildPyAndBpf},
+)

@@ -28,6 +28,7 @@ def compiler_command(source: Path, target: Path) -> list[str]:
         "-target",
         "bpf",
         "-mcpu=v3",
+        *(["-DROOST_LOADS_IN_ORDER"] if os.uname().machine == "x86_64" else []),
         "-Wall",
         "-Werror",
         "-fno-crash-diagnostics",

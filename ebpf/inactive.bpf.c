@@ -8,6 +8,7 @@
 #include "outbox.h"
 #include "packet.h"
 #include "born.h"
+#include "fast.h"
 #include "judge.h"
 #include "reply.h"
 
@@ -199,12 +200,15 @@ int roost_inactive(struct xdp_md *ctx) {
     const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
     if (!cfg)
         return XDP_PASS;
+    int verdict = fast(ctx, cfg);
+    if (verdict != FAST_LONG_WAY)
+        return verdict;
     if (!parse(ctx, &p))
         return p.not_ip ? outbox_or_pass(ctx, cfg) : XDP_PASS;
     struct found found = {};
     if (find(cfg, &p.key, p.v6, &found))
         return known(ctx, &p, &found);
-    int verdict = unknown(ctx, cfg, &p);
+    verdict = unknown(ctx, cfg, &p);
     /* It did more than end its handshake: the engine knows what to do about it. */
     return verdict == SPEAKS ? hand_over(ctx, &p, ROOST_WHY_HOLD) : verdict;
 }
