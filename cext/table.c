@@ -178,6 +178,7 @@ static struct roost_ka *put(struct roost_table *t, const struct roost_generation
         memcpy((char *)slot + sizeof(slot->ctl), (const char *)ka + sizeof(ka->ctl), sizeof(*ka) - sizeof(ka->ctl));
         __atomic_store_n(&head_of(g, v4, place.bucket[side])->tag[at], place.tag, __ATOMIC_SEQ_CST);
         __atomic_store_n(&slot->ctl, ctl, __ATOMIC_SEQ_CST);
+        roost_table_due(head_of(g, v4, place.bucket[side]), 0);
     }
     unlock_both(g, v4, &place);
     return slot;
@@ -291,12 +292,34 @@ static const struct roost_generation *nth(const struct roost_table *t, int n, bo
     return *v4 ? &t->gen4[n] : &t->gen6[n - ROOST_GENERATIONS];
 }
 
-uint64_t roost_table_positions(const struct roost_table *t) {
+uint64_t roost_table_buckets(const struct roost_table *t) {
     uint64_t buckets = 0;
     bool v4;
     for (int n = 0; n < 2 * ROOST_GENERATIONS; n++)
         buckets += nth(t, n, &v4)->buckets;
-    return buckets * ROOST_BUCKET_SLOTS;
+    return buckets;
+}
+
+struct roost_bucket_head *roost_table_bucket(const struct roost_table *t, uint64_t bucket) {
+    bool v4;
+    for (int n = 0; n < 2 * ROOST_GENERATIONS; n++) {
+        const struct roost_generation *g = nth(t, n, &v4);
+        if (bucket < g->buckets)
+            return head_of(g, v4, (uint32_t)bucket);
+        bucket -= g->buckets;
+    }
+    return NULL;
+}
+
+void roost_table_due(struct roost_bucket_head *head, uint32_t due_s) {
+    uint32_t now = __atomic_load_n(&head->due_s, __ATOMIC_RELAXED);
+    while (due_s < now &&
+           !__atomic_compare_exchange_n(&head->due_s, &now, due_s, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+}
+
+uint64_t roost_table_positions(const struct roost_table *t) {
+    return roost_table_buckets(t) * ROOST_BUCKET_SLOTS;
 }
 
 uint64_t roost_table_slots(const struct roost_table *t, bool v4) {

@@ -79,6 +79,12 @@ uint16_t roost_table_service(const struct roost_table *t, const struct roost_ka 
 uint64_t roost_table_positions(const struct roost_table *t);
 struct roost_ka *roost_table_at(struct roost_table *t, uint64_t position, struct roost_key *key);
 
+/* The buckets of all generations count from 0, too; bucket n has the positions from n * ROOST_BUCKET_SLOTS on. */
+uint64_t roost_table_buckets(const struct roost_table *t);
+struct roost_bucket_head *roost_table_bucket(const struct roost_table *t, uint64_t n);
+/* The bucket is to be looked at by then. */
+void roost_table_due(struct roost_bucket_head *head, uint32_t due_s);
+
 /* How many slots the current table of a family has. */
 uint64_t roost_table_slots(const struct roost_table *t, bool v4);
 

@@ -308,13 +308,22 @@ static __always_inline void far6(struct roost_slot6 *slot, const struct roost_ke
     __builtin_memcpy(slot->far, key->client, 16);
 }
 
+/* The engine looks at the bucket by then. It may be changing the time, too: whoever loses looks again. */
+static __always_inline void due_by(struct roost_bucket_head *head, __u32 due_s) {
+    for (int i = 0; i < LOCK_TRIES; i++) {
+        __u32 now = *(volatile __u32 *)&head->due_s;
+        if (now <= due_s || __sync_val_compare_and_swap(&head->due_s, now, due_s) == now)
+            return;
+    }
+}
+
 ROOST_PUT(4)
 ROOST_PUT(6)
 
 /* Puts it into the emptier of its two buckets, unless it is there by now. 0: no room, or no lock to be had. */
 #define ROOST_BEAR(family)                                                                                             \
     static __noinline int bear##family(const struct roost_config *cfg, const struct roost_key *key, __u32 endpoint,    \
-                                       const struct roost_ka *ka) {                                                    \
+                                       const struct roost_ka *ka, __u32 now_s) {                                       \
         __u32 current = ROOST_CURRENT(*(volatile const __u32 *)&cfg->v##family.in_use) % ROOST_GENERATIONS;            \
         void *table = bpf_map_lookup_elem(&tables##family, &current);                                                  \
         if (!table)                                                                                                    \
@@ -338,6 +347,8 @@ ROOST_PUT(6)
             struct roost_bucket##family *into =                                                                        \
                 ones(matching(a->head.tags, 0)) >= ones(matching(b->head.tags, 0)) ? a : b;                            \
             born = put##family(into, place.tag, key, endpoint, ka);                                                    \
+            if (born && ka->probe_interval_s)                                                                          \
+                due_by(&into->head, now_s + ka->probe_interval_s);                                                     \
             if (born)                                                                                                  \
                 count(ROOST_N_BORN##family);                                                                           \
         }                                                                                                              \

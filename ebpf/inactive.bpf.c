@@ -143,7 +143,9 @@ static __noinline int unknown(struct xdp_md *ctx, const struct roost_config *cfg
     int ended = end_handshake(ctx, p, notes, &ward);
     if (!ended)
         return XDP_PASS;
-    if (p->v6 ? bear6(cfg, &p->key, birth->endpoint, &notes->ka) : bear4(cfg, &p->key, birth->endpoint, &notes->ka))
+    __u32 now_s = ward.now_ms / 1000;
+    if (p->v6 ? bear6(cfg, &p->key, birth->endpoint, &notes->ka, now_s)
+              : bear4(cfg, &p->key, birth->endpoint, &notes->ka, now_s))
         return ended == 2 ? SPEAKS : XDP_DROP;
     count(ROOST_N_BORN_REFUSED); /* its next packet brings the cookie, too */
     return XDP_DROP;

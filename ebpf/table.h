@@ -9,7 +9,7 @@
  * is there. When both buckets are full the insert is refused; at 90 % load that is rarer than one in ten thousand
  * (tests/unit/test_table.py measures it).
  *
- *     bucket   | tag 0 .. tag 55 | lock | |  slot 0  |  slot 1  | ... | slot 55 |
+ *     bucket   | tag 0 .. tag 55 | lock due |  slot 0  |  slot 1  | ... | slot 55 |
  *              '------- 64 bytes --------' '- far ka -'
  *
  * A slot holds the far end alone; the near end it names by number, since few different ones serve all connections: the
@@ -59,7 +59,7 @@ struct roost_bucket_head { /* 64 bytes */
         __u64 tags[ROOST_BUCKET_SLOTS / 8];
     };
     __u32 lock;
-    __u32 spare;
+    __u32 due_s; /* CLOCK_MONOTONIC seconds when the engine must look at these slots; who adds one may set it earlier */
 };
 
 struct roost_bucket4 { /* 2304 bytes */
