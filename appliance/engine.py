@@ -325,6 +325,7 @@ class EngineOptions:
     ring_bytes: int = 4 << 20
     max_awake: int = 8192
     next_id: int = 1
+    grow: bool = False
     name: str = ""
 
 
@@ -446,7 +447,7 @@ class Engine:
         raw = ffi.new("struct roost_options *")
         name = ffi.new("char[]", options.name.encode())
         raw.pin_dir, raw.bpf_dir, raw.name = pin_dir, bpf_dir, name
-        for size in ("ipv4_slots", "ipv6_slots", "idle_slots", "ring_bytes", "max_awake", "next_id"):
+        for size in ("ipv4_slots", "ipv6_slots", "idle_slots", "ring_bytes", "max_awake", "next_id", "grow"):
             setattr(raw, size, getattr(options, size))
         self._raw = lib.roost_open(raw, self._buffers.err, ERR_LEN)
         if not self._raw:

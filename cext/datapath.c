@@ -243,20 +243,22 @@ static size_t bucket_size(bool v4) {
     return v4 ? sizeof(struct roost_bucket4) : sizeof(struct roost_bucket6);
 }
 
-/* A map for a generation of a table, in its place; its descriptor, or -errno. */
-static int make_generation(struct roost_datapath *d, bool v4, uint32_t which, uint32_t buckets, char *err,
-                           size_t err_len) {
+int roost_datapath_make_generation(const struct roost_datapath *d, bool v4, uint32_t buckets, char *err,
+                                   size_t err_len) {
     LIBBPF_OPTS(bpf_map_create_opts, options, .map_flags = BPF_F_MMAPABLE | BPF_F_INNER_MAP);
     int fd = bpf_map_create(BPF_MAP_TYPE_ARRAY, v4 ? "table4" : "table6", sizeof(__u32), (__u32)bucket_size(v4),
                             buckets, &options);
-    if (fd < 0)
-        return complain(err, err_len, errno, "cannot make a table of %u buckets: %s", buckets, strerror(errno));
-    if (bpf_map_update_elem(outer_of(d, v4), &which, &fd, BPF_ANY)) {
-        int e = errno;
-        close(fd);
-        return complain(err, err_len, e, "cannot put a table in its place: %s", strerror(e));
-    }
-    return fd;
+    return fd < 0 ? complain(err, err_len, errno, "cannot make a table of %u buckets: %s", buckets, strerror(errno))
+                  : fd;
+}
+
+/* A map for a generation of a table, in its place; its descriptor, or -errno. */
+static int place_generation(struct roost_datapath *d, bool v4, uint32_t which, int fd, char *err, size_t err_len) {
+    if (fd < 0 || !bpf_map_update_elem(outer_of(d, v4), &which, &fd, BPF_ANY))
+        return fd;
+    int e = errno;
+    close(fd);
+    return complain(err, err_len, e, "cannot put a table in its place: %s", strerror(e));
 }
 
 static int open_generation(const struct roost_datapath *d, bool v4, uint32_t which, char *err, size_t err_len) {
@@ -279,7 +281,8 @@ static int begin_generation(struct roost_datapath *d, struct roost_table *t, boo
 static int new_table(struct roost_datapath *d, struct roost_table *t, bool v4, uint32_t slots, char *err,
                      size_t err_len) {
     uint32_t buckets = slots ? (slots + ROOST_BUCKET_SLOTS - 1) / ROOST_BUCKET_SLOTS : 1;
-    int fd = make_generation(d, v4, 0, buckets, err, err_len);
+    int fd = roost_datapath_make_generation(d, v4, buckets, err, err_len);
+    fd = place_generation(d, v4, 0, fd, err, err_len);
     return fd < 0 ? fd : begin_generation(d, t, v4, 0, fd, buckets, err, err_len);
 }
 
@@ -305,6 +308,39 @@ static int tell_config(struct roost_datapath *d, const struct roost_table *t, ch
     return bpf_map_update_elem(d->map_fd[CONFIG], &zero, &t->config, 0)
                ? complain(err, err_len, errno, "cannot write the config map: %s", strerror(errno))
                : 0;
+}
+
+int roost_datapath_use_generation(struct roost_datapath *d, struct roost_table *t, bool v4, uint32_t which, int fd,
+                                  uint32_t buckets, char *err, size_t err_len) {
+    struct roost_config config = t->config;
+    __u32 zero = 0;
+    /* How large it is, before anybody is sent there. */
+    (v4 ? &config.v4 : &config.v6)->buckets[which] = buckets;
+    fd = place_generation(d, v4, which, fd, err, err_len);
+    if (fd < 0)
+        return fd;
+    if (bpf_map_update_elem(d->map_fd[CONFIG], &zero, &config, 0)) {
+        int e = errno;
+        close(fd);
+        return complain(err, err_len, e, "cannot write the config map: %s", strerror(e));
+    }
+    int e = begin_generation(d, t, v4, which, fd, buckets, err, err_len);
+    return e ? e : tell_config(d, t, err, err_len);
+}
+
+void roost_datapath_end_previous(struct roost_datapath *d, struct roost_table *t, bool v4) {
+    char ignored[128];
+    uint32_t which;
+    void *memory = roost_table_end_previous(t, v4, &which);
+    tell_config(d, t, ignored, sizeof(ignored));  /* else XDP looks into an empty table first, that is all */
+    bpf_map_delete_elem(outer_of(d, v4), &which); /* returns when no program looks into it any more */
+    for (int i = 0; i < d->maps_mapped; i++) {
+        if (d->mapped[i].address != memory)
+            continue;
+        munmap(memory, d->mapped[i].size);
+        d->mapped[i] = d->mapped[--d->maps_mapped];
+        return;
+    }
 }
 
 static int open_tables(struct roost_datapath *d, struct roost_table *t, const struct roost_sizes *sizes, char *err,

@@ -82,6 +82,15 @@ int roost_datapath_steer_map(const struct roost_datapath *d, const char *name); 
 int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bool servers, char *err, size_t err_len);
 /* Ends the steering of interfaces that an earlier daemon steered and this one has not. */
 void roost_datapath_end_old_steering(struct roost_datapath *d);
+/* A map for a generation of a table: its descriptor, or -errno. Any thread's. */
+int roost_datapath_make_generation(const struct roost_datapath *d, bool v4, uint32_t buckets, char *err,
+                                   size_t err_len);
+/* Makes it the current generation, and the one until now the previous. It takes fd. 0 or -errno. */
+int roost_datapath_use_generation(struct roost_datapath *d, struct roost_table *t, bool v4, uint32_t which, int fd,
+                                  uint32_t buckets, char *err, size_t err_len);
+/* Gives the memory of the previous one back; all that was there has moved. */
+void roost_datapath_end_previous(struct roost_datapath *d, struct roost_table *t, bool v4);
+
 int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len);
 
 int roost_datapath_ring_fd(const struct roost_datapath *d);

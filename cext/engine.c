@@ -140,9 +140,11 @@ static void timers_turn(struct roost_engine *e) {
 static int timeout_ms(const struct roost_engine *e) {
     if (e->ready || e->graced || e->waking || e->stray || __atomic_load_n(&e->box.first_command, __ATOMIC_RELAXED))
         return 0;
-    if (e->wheel.armed || e->accept_resume_ms || e->waiting_servers)
-        return ROOST_WHEEL_TICK_MS;
-    return 50;
+    if (roost_growth_busy(e))
+        return 0;
+    int wait = e->wheel.armed || e->accept_resume_ms || e->waiting_servers ? ROOST_WHEEL_TICK_MS : 50;
+    uint64_t slice_ms = e->sweep_ms > e->now_ms ? e->sweep_ms - e->now_ms : 0;
+    return slice_ms < (uint64_t)wait ? (int)slice_ms : wait;
 }
 
 static void turn(struct roost_engine *e, const struct epoll_event *events, int count) {
@@ -157,6 +159,7 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     timers_turn(e);
     roost_waiting_turn(e);
     roost_sweep_turn(e);
+    roost_growth_turn(e);
     roost_accept_resume(e);
     if (e->pressure_told && e->awake <= e->max_awake - e->max_awake / 4)
         e->pressure_told = false;
@@ -213,6 +216,7 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
     e->stray_tail = &e->stray;
     e->now_ms = roost_monotonic_ms();
     roost_wheel_init(&e->wheel, e->now_ms);
+    e->growth.allowed = options->grow;
     e->max_awake = options->max_awake ? options->max_awake : 8192;
     snprintf(e->name, sizeof(e->name), "%s", options->name ? options->name : "");
     e->epoll_fd = e->wake_fd = -1;
@@ -261,6 +265,7 @@ int roost_start(roost_engine *e, char *err, uint32_t err_len) {
     if (!error)
         error = roost_watch_plain(e, e->grace.event_fd, TAG_GRACE);
     if (!error) {
+        roost_growth_resume(e);
         roost_births_turn(e); /* whoever connects from now on may be born */
         sigfillset(&all);     /* signals are Python's */
         pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -406,6 +411,7 @@ void roost_stop(roost_engine *e) {
     kick(e);
     pthread_join(e->thread, NULL);
     roost_grace_stop(e);
+    roost_growth_stop(e);
     e->started = false;
 }
 

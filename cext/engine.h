@@ -179,12 +179,13 @@ struct roost_service {
 struct roost_options {
     const char *pin_dir; /* below a bpffs; made if missing */
     const char *bpf_dir; /* where the compiled *.bpf.o lie */
-    uint32_t ipv4_slots; /* capacity of the tables; an adopted table keeps the size it was made with */
+    uint32_t ipv4_slots; /* capacity of the tables; an adopted table keeps the size it has */
     uint32_t ipv6_slots;
     uint32_t idle_slots; /* rest slots */
     uint32_t ring_bytes; /* a power of two */
     uint32_t max_awake;  /* client connections with a socket; above 7/8 of it: ROOST_EV_PRESSURE */
     uint64_t next_id;    /* first number to give (the engine also looks at the adopted table) */
+    uint8_t grow;        /* whether the tables may grow */
     const char *name;    /* the manager's own, for in-band requests to it alone; NULL: none */
 };
 

@@ -27,6 +27,7 @@
 #include "../ebpf/steer.h"
 #include "born.h"
 #include "datapath.h"
+#include "growth.h"
 #include "hosts.h"
 #include "mailbox.h"
 #include "overrides.h"
@@ -186,6 +187,8 @@ enum roost_engine_counter {
     ROOST_E_IN_BAND_REFUSED,
     ROOST_E_BORN_SPOKE,
     ROOST_E_BORN_GONE,
+    ROOST_E_GROWN,
+    ROOST_E_GROWTH_FAILED,
     ROOST_E_COUNT
 };
 
@@ -230,6 +233,7 @@ struct roost_engine {
     struct roost_held *stray, **stray_tail; /* frames of connections that need no thaw: to the stack */
     uint64_t sweep_at, sweep_ms;
     uint64_t stat[ROOST_E_COUNT];
+    struct roost_growth growth;
     uint64_t births_ms;      /* when XDP is told the next time that we live */
     uint64_t born_before[2]; /* IPv4, IPv6: of XDP's counters when the tables were adopted */
     uint8_t scratch[ROOST_SCRATCH];

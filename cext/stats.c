@@ -49,6 +49,8 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_IN_BAND_REFUSED] = "in_band_refused",
     [ROOST_E_BORN_SPOKE] = "born_spoke",
     [ROOST_E_BORN_GONE] = "born_gone",
+    [ROOST_E_GROWN] = "tables_grown",
+    [ROOST_E_GROWTH_FAILED] = "tables_not_grown",
 };
 
 static const char *const gauge_names[] = {

@@ -370,6 +370,43 @@ void roost_table_begin(struct roost_table *t, bool v4, uint32_t which, void *mem
     told->in_use = which | (first ? 0 : (ROOST_CURRENT(told->in_use) + 1) << 8);
 }
 
+bool roost_table_is_previous(const struct roost_table *t, const struct roost_ka *slot) {
+    struct location l = locate(t, slot);
+    return l.which != ROOST_CURRENT(l.v4 ? t->config.v4.in_use : t->config.v6.in_use);
+}
+
+struct roost_ka *roost_table_move(struct roost_table *t, const struct roost_key *key, struct roost_ka *slot) {
+    struct location l = locate(t, slot);
+    struct roost_ka copy = *slot; /* XDP may note meanwhile that the client was heard: that much is lost */
+    uint32_t endpoint = endpoint_of(slot);
+    struct roost_ka *moved = put(t, current(t, l.v4), l.v4, key, &copy, endpoint);
+    if (!moved)
+        return NULL;
+    roost_endpoints_hold(&t->endpoints, endpoint);
+    if (l.v4)
+        t->used4++;
+    else
+        t->used6++;
+    clear(t, slot, &l);
+    return moved;
+}
+
+void *roost_table_end_previous(struct roost_table *t, bool v4, uint32_t *which) {
+    struct roost_generations *told = v4 ? &t->config.v4 : &t->config.v6;
+    *which = (ROOST_PREVIOUS(told->in_use) - 1) % ROOST_GENERATIONS;
+    struct roost_generation *g = v4 ? &t->gen4[*which] : &t->gen6[*which];
+    void *memory = g->memory;
+    told->in_use = ROOST_CURRENT(told->in_use);
+    told->buckets[*which] = 0;
+    g->memory = NULL;
+    g->buckets = 0;
+    return memory;
+}
+
+uint64_t roost_table_buckets_max(void) {
+    return NAME_OFFSET / ROOST_BUCKET_SLOTS;
+}
+
 void roost_table_pair(struct roost_table *t, struct roost_rest *rest, const struct roost_ka *other) {
     rest->peer = roost_table_name(t, other);
     rest->peer_version = ROOST_VERSION(other->ctl);

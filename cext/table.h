@@ -58,6 +58,14 @@ struct roost_ka *roost_table_insert(struct roost_table *t, const struct roost_ke
 /* Removes the slot, and its rest slot if it has one. */
 void roost_table_remove(struct roost_table *t, struct roost_ka *slot);
 
+/* Whether a slot is in a generation that the table is growing out of. */
+bool roost_table_is_previous(const struct roost_table *t, const struct roost_ka *slot);
+/* Moves an IDLE or SLEEP slot from there into the current one; NULL: no room. */
+struct roost_ka *roost_table_move(struct roost_table *t, const struct roost_key *key, struct roost_ka *slot);
+/* The table has no previous generation any more; the memory of the one that it had. */
+void *roost_table_end_previous(struct roost_table *t, bool v4, uint32_t *which);
+uint64_t roost_table_buckets_max(void); /* that a slot's name can tell apart */
+
 /* Sets the phase, after every write to the other fields has become visible. */
 void roost_table_set_phase(struct roost_ka *slot, enum roost_phase phase);
 

@@ -346,6 +346,7 @@ class Daemon:
             ring_bytes=config.table.ring_kb * 1024,
             max_awake=max_awake,
             next_id=self._store.next_id(),
+            grow=config.table.grow,
             name=config.instance,
         )
 

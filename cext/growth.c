@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A table grows by a generation (ebpf/table.h). XDP looks into the old one first, and a slot is in the new one before it
+ * leaves the old: at no moment is it in neither. What XDP notes of a client while its slot is being copied is lost, which
+ * costs nothing. A slot that the engine is about to change stays until that is done.
+ */
+#include "growth.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+#define GROW_PERCENT 92 /* of the slots in use */
+#define GROWTH_PERCENT 40
+#define MOVES_A_TURN 1024 /* positions; some 100 us */
+#define RETRY_MS 30000
+#define MEMORY_SPARED 4 /* this part of the machine's memory stays free */
+
+static const struct roost_generations *told(const struct roost_engine *e, bool v4) {
+    return v4 ? &e->table.config.v4 : &e->table.config.v6;
+}
+
+static void *make(void *context) {
+    struct roost_growth *g = context;
+    char err[256];
+    g->fd = roost_datapath_make_generation(&g->engine->path, g->v4, g->buckets, err, sizeof(err));
+    __atomic_store_n(&g->made, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static void fail(struct roost_engine *e) {
+    e->growth.step = ROOST_GROWTH_NONE;
+    e->growth.retry_ms = e->now_ms + RETRY_MS;
+    e->stat[ROOST_E_GROWTH_FAILED]++;
+}
+
+static uint64_t available_bytes(void) {
+    return (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static void begin(struct roost_engine *e, bool v4) {
+    struct roost_growth *g = &e->growth;
+    uint64_t now = told(e, v4)->buckets[ROOST_CURRENT(told(e, v4)->in_use)];
+    uint64_t buckets = now + now * GROWTH_PERCENT / 100 + 1;
+    uint64_t bytes = buckets * (v4 ? sizeof(struct roost_bucket4) : sizeof(struct roost_bucket6));
+    uint64_t total = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    g->v4 = v4;
+    g->buckets = (uint32_t)buckets;
+    g->which = (ROOST_CURRENT(told(e, v4)->in_use) + 1) % ROOST_GENERATIONS;
+    g->engine = e;
+    g->made = 0;
+    if (buckets > roost_table_buckets_max() || available_bytes() < bytes + total / MEMORY_SPARED ||
+        pthread_create(&g->thread, NULL, make, g)) {
+        fail(e);
+        return;
+    }
+    g->step = ROOST_GROWTH_MAKING;
+}
+
+static void start_moving(struct roost_engine *e) {
+    struct roost_growth *g = &e->growth;
+    g->at = g->left = 0;
+    g->legs_moved = false;
+    g->step = ROOST_GROWTH_MOVING;
+    e->sweep_at = 0; /* buckets have other numbers now */
+}
+
+static void begin_moving(struct roost_engine *e) {
+    struct roost_growth *g = &e->growth;
+    char err[256];
+    pthread_join(g->thread, NULL);
+    if (g->fd < 0 ||
+        roost_datapath_use_generation(&e->path, &e->table, g->v4, g->which, g->fd, g->buckets, err, sizeof(err)))
+        fail(e);
+    else
+        start_moving(e);
+}
+
+static bool is_in_old(const struct roost_engine *e, const struct roost_ka *slot) {
+    return roost_table_is_previous(&e->table, slot);
+}
+
+/* Neither the engine nor a worker has to do with it now. */
+static bool is_quiet(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot) {
+    uint32_t phase = ROOST_PHASE(slot->ctl);
+    return (phase == ROOST_IDLE || phase == ROOST_SLEEP) && !roost_conn_by_key(e, key);
+}
+
+/* Both legs of a pair, for each names the other's slot. False: not now. */
+static bool move_pair(struct roost_engine *e, const struct roost_key *key, struct roost_ka *leg) {
+    struct roost_key client_key;
+    struct roost_ka *client = roost_table_peer(&e->table, leg, &client_key);
+    if (!client)
+        return true; /* an orphan: the sweep ends it */
+    if (!is_in_old(e, leg) && !is_in_old(e, client))
+        return true;
+    if (!is_quiet(e, &client_key, client) || ROOST_PHASE(leg->ctl) != ROOST_IDLE)
+        return false;
+    if (is_in_old(e, client))
+        client = roost_table_move(&e->table, &client_key, client);
+    if (client && is_in_old(e, leg)) {
+        roost_table_pair(&e->table, &e->table.rest[leg->rest], client);
+        leg = roost_table_move(&e->table, key, leg);
+    }
+    if (!client || !leg)
+        return false;
+    roost_table_pair(&e->table, &e->table.rest[leg->rest], client);
+    if (roost_table_has_rest(client))
+        roost_table_pair(&e->table, &e->table.rest[client->rest], leg);
+    return true;
+}
+
+/* True: it is where it belongs. */
+static bool move(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
+    if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER)
+        return move_pair(e, key, slot);
+    if (!is_in_old(e, slot))
+        return true;
+    if (ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED) /* with its server's leg, unless it has none any more */
+        return e->growth.legs_moved && is_quiet(e, key, slot) && roost_table_move(&e->table, key, slot);
+    return is_quiet(e, key, slot) && roost_table_move(&e->table, key, slot);
+}
+
+static void end(struct roost_engine *e) {
+    roost_datapath_end_previous(&e->path, &e->table, e->growth.v4);
+    e->growth.step = ROOST_GROWTH_NONE;
+    e->sweep_at = 0;
+    e->stat[ROOST_E_GROWN]++;
+}
+
+static void move_some(struct roost_engine *e) {
+    struct roost_growth *g = &e->growth;
+    uint64_t positions = roost_table_positions(&e->table), until = g->at + MOVES_A_TURN;
+    for (; g->at < until && g->at < positions; g->at++) {
+        struct roost_key key;
+        struct roost_ka *slot = roost_table_at(&e->table, g->at, &key);
+        if (slot && !move(e, &key, slot))
+            g->left++;
+    }
+    if (g->at < positions)
+        return;
+    if (!g->left) {
+        end(e);
+        return;
+    }
+    g->legs_moved = true;
+    g->at = g->left = 0;
+    g->retry_ms = e->now_ms + 100; /* what is busy now will not be for long */
+}
+
+static bool is_full(struct roost_engine *e, bool v4, uint64_t used) {
+    return used * 100 >= roost_table_slots(&e->table, v4) * GROW_PERCENT;
+}
+
+void roost_growth_turn(struct roost_engine *e) {
+    struct roost_growth *g = &e->growth;
+    uint64_t used4, used6;
+    if (g->step == ROOST_GROWTH_MAKING) {
+        if (__atomic_load_n(&g->made, __ATOMIC_ACQUIRE))
+            begin_moving(e);
+        return;
+    }
+    if (g->step == ROOST_GROWTH_MOVING) {
+        if (e->now_ms >= g->retry_ms)
+            move_some(e);
+        return;
+    }
+    if (!g->allowed || e->now_ms < g->retry_ms)
+        return;
+    g->retry_ms = e->now_ms + 50;
+    roost_table_used(e, &used4, &used6);
+    if (is_full(e, true, used4))
+        begin(e, true);
+    else if (is_full(e, false, used6))
+        begin(e, false);
+}
+
+bool roost_growth_busy(const struct roost_engine *e) {
+    return e->growth.step == ROOST_GROWTH_MOVING && e->now_ms >= e->growth.retry_ms;
+}
+
+void roost_growth_resume(struct roost_engine *e) {
+    bool six = ROOST_PREVIOUS(told(e, false)->in_use);
+    if (!six && !ROOST_PREVIOUS(told(e, true)->in_use))
+        return;
+    e->growth.v4 = !six;
+    start_moving(e);
+}
+
+void roost_growth_stop(struct roost_engine *e) {
+    struct roost_growth *g = &e->growth;
+    if (g->step != ROOST_GROWTH_MAKING)
+        return;
+    pthread_join(g->thread, NULL);
+    if (g->fd >= 0)
+        close(g->fd);
+    g->step = ROOST_GROWTH_NONE;
+}

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table that grows while it is used: nobody in it is lost, and nobody notices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from appliance.lab import Lab, wait_until
+from appliance.lab.simulator import Simulator
+from tests.lab.echo import Echo
+
+PORT = 8000
+CLIENTS = 60_000
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+class Grown:
+    """A daemon whose tables begin with 2,000 places, and simulated clients that are born asleep."""
+
+    def __init__(self, stack: ExitStack, family: int) -> None:
+        self.lab = stack.enter_context(Lab(clients=10, nat=False))
+        self.simulator: Simulator = stack.enter_context(self.lab.simulator(CLIENTS, PORT, family=family))
+        self.echo = stack.enter_context(Echo(self.lab.space("lan"), self.lab.address("lan", "eth0", family), PORT))
+        table = {"ipv4": 2000, "ipv6": 2000, "idle": 5000}
+        config: dict[str, Any] = self.lab.config(port=PORT, service={"born": "always"}, table=table)
+        config["network"] = {"interfaces": ["wan0", self.simulator.box_interface]}
+        self.daemon = self.lab.daemon(config)
+
+    def counters(self) -> dict[str, int]:
+        counters: dict[str, int] = self.daemon.status()["counters"]
+        return counters
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_a_table_grows_thirtyfold_under_keepalives_and_nobody_is_lost(stack: ExitStack, family: int) -> None:
+    grown = Grown(stack, family)
+    simulator, source = grown.simulator, random.Random(family)
+    joined = 0
+    while joined < CLIENTS:
+        before = grown.counters()
+        room = max(100, before[f"ipv{family}_slots"] * 95 // 100 - before[f"table_ipv{family}"])
+        some = range(joined, min(CLIENTS, joined + room))
+        assert simulator.connect(some).done == len(some)
+        joined = some.stop
+        asked = simulator.keep_alive(source.sample(range(joined), min(joined, 3000)))
+        assert asked.retransmitted == 0, "a moving slot holds no packet of a client that only keeps alive"
+        wait_until(lambda: grown.counters()[f"ipv{family}_slots"] > before[f"ipv{family}_slots"] or joined == CLIENTS,
+                   10, "the table grows")  # fmt: skip
+    everybody = simulator.keep_alive(range(CLIENTS))
+    assert everybody.done == CLIENTS
+    after = grown.counters()
+    assert after["tables_grown"] >= 5
+    assert after[f"table_ipv{family}"] == after["born"] == CLIENTS
+    assert simulator.speak(source.sample(range(CLIENTS), 500), 200, 200).done == 500
+    assert simulator.offences() == {}, simulator.first_offences()
