@@ -20,13 +20,13 @@ struct roost_table_handle {
     struct roost_endpoint *endpoints;
 };
 
-static bool begin(struct roost_table *t, bool v4, uint32_t slots) {
+static bool begin(struct roost_table *t, bool v4, uint32_t which, uint32_t slots) {
     uint32_t buckets = (slots + ROOST_BUCKET_SLOTS - 1) / ROOST_BUCKET_SLOTS;
     if (!buckets)
         return true; /* a table without this family */
     void *memory = calloc(buckets, v4 ? sizeof(struct roost_bucket4) : sizeof(struct roost_bucket6));
     if (memory)
-        roost_table_begin(t, v4, 0, memory, buckets);
+        roost_table_begin(t, v4, which, memory, buckets);
     return memory;
 }
 
@@ -42,7 +42,7 @@ struct roost_table_handle *roost_testing_table(uint32_t slots4, uint32_t slots6,
     t->rest_slots = rest_slots;
     t->rest_free = ROOST_NO_REST;
     h->endpoints = calloc(endpoint_slots, sizeof(*h->endpoints));
-    if (t->rest && h->endpoints && begin(t, true, slots4) && begin(t, false, slots6) &&
+    if (t->rest && h->endpoints && begin(t, true, 0, slots4) && begin(t, false, 0, slots6) &&
         !roost_endpoints_init(&t->endpoints, h->endpoints, endpoint_slots))
         return h;
     roost_testing_table_free(h);
@@ -80,6 +80,15 @@ void roost_testing_place(struct roost_table_handle *h, const struct roost_key *k
     buckets[0] = place.bucket[0];
     buckets[1] = place.bucket[1];
     *tag = place.tag;
+}
+
+int roost_testing_grow(struct roost_table_handle *h, int v4, uint32_t slots) {
+    return begin(&h->table, v4, 1, slots);
+}
+
+int roost_testing_move(struct roost_table_handle *h, const struct roost_key *key) {
+    struct roost_ka *slot = roost_table_find(&h->table, key);
+    return slot && roost_table_is_previous(&h->table, slot) && roost_table_move(&h->table, key, slot);
 }
 
 uint32_t roost_testing_bucket_slots(void) {

@@ -22,6 +22,9 @@ struct roost_ka *roost_testing_find(struct roost_table_handle *t, const struct r
 void roost_testing_remove(struct roost_table_handle *t, struct roost_ka *slot);
 /* Where a key may lie: its two buckets and its tag. */
 void roost_testing_place(struct roost_table_handle *t, const struct roost_key *key, uint32_t *buckets, uint8_t *tag);
+/* Begins a larger generation, and moves one slot into it; nonzero: done. */
+int roost_testing_grow(struct roost_table_handle *t, int v4, uint32_t slots);
+int roost_testing_move(struct roost_table_handle *t, const struct roost_key *key);
 uint32_t roost_testing_bucket_slots(void);
 uint32_t roost_testing_same_tag_max(void);
 void roost_testing_set_phase(struct roost_ka *slot, uint32_t phase);

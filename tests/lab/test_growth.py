@@ -6,13 +6,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
 
 from appliance.lab import Lab, wait_until
 from appliance.lab.simulator import Simulator
+from control.states import State
 from tests.lab.echo import Echo
+from tests.lab.engine_lab import EngineLab
+from tests.lab.test_persistent import PERSISTENT, fall_asleep
 
 PORT = 8000
 CLIENTS = 60_000
@@ -36,6 +40,10 @@ class Grown:
         config["network"] = {"interfaces": ["wan0", self.simulator.box_interface]}
         self.daemon = self.lab.daemon(config)
 
+    def is_larger_than(self, before: dict[str, int]) -> bool:
+        after = self.counters()
+        return any(after[name] > before[name] for name in ("ipv4_slots", "ipv6_slots"))
+
     def counters(self) -> dict[str, int]:
         counters: dict[str, int] = self.daemon.status()["counters"]
         return counters
@@ -54,8 +62,8 @@ def test_a_table_grows_thirtyfold_under_keepalives_and_nobody_is_lost(stack: Exi
         joined = some.stop
         asked = simulator.keep_alive(source.sample(range(joined), min(joined, 3000)))
         assert asked.retransmitted == 0, "a moving slot holds no packet of a client that only keeps alive"
-        wait_until(lambda: grown.counters()[f"ipv{family}_slots"] > before[f"ipv{family}_slots"] or joined == CLIENTS,
-                   10, "the table grows")  # fmt: skip
+        if joined < CLIENTS:
+            wait_until(partial(grown.is_larger_than, before), 10, "the table grows")
     everybody = simulator.keep_alive(range(CLIENTS))
     assert everybody.done == CLIENTS
     after = grown.counters()
@@ -63,3 +71,22 @@ def test_a_table_grows_thirtyfold_under_keepalives_and_nobody_is_lost(stack: Exi
     assert after[f"table_ipv{family}"] == after["born"] == CLIENTS
     assert simulator.speak(source.sample(range(CLIENTS), 500), 200, 200).done == 500
     assert simulator.offences() == {}, simulator.first_offences()
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.engine(service=PERSISTENT, ipv4_slots=56, ipv6_slots=56, grow=True)
+def test_both_legs_of_pairs_find_each_other_in_the_larger_table(box: EngineLab, family: int) -> None:
+    """Some sleep, some are IDLE, and some are awake or waking while the slots move."""
+    pairs = [box.connect(family) for _ in range(35)]
+    for number, pair in enumerate(pairs):
+        fall_asleep(box, pair, State.SLEEP if number % 2 else State.IDLE)
+        if number >= 25:  # the table is as full as it may be
+            pair.server.sendall(b"in between")
+    box.wait(lambda: box.stat("tables_grown") == 1, "the table has grown", 5)
+    assert box.stat(f"ipv{family}_slots") > 56
+    for number, pair in enumerate(pairs):
+        if number >= 25:
+            assert pair.client.recv(10) == b"in between"
+        box.exchange(pair)
+        box.wait_state(pair, State.ACTIVE)
+    assert box.stat(f"table_ipv{family}") == 0

@@ -353,3 +353,30 @@ def test_adoption_knows_which_endpoints_are_in_use() -> None:
         for key in keys:
             t.remove(key)
         assert lib.roost_testing_endpoints_used(t.raw) == 0
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("moved", [0, 1, 70, 200])
+def test_whoever_takes_over_a_table_that_was_growing_finds_each_slot_where_it_is(family: int, moved: int) -> None:
+    """The predecessor was killed when it had moved so many."""
+    source = random.Random(moved)
+    with table(slots4=224, slots6=224, endpoints=256) as t:
+        keys = [random_key(source, family) for _ in range(200)]
+        for number, key in enumerate(keys):
+            assert t.insert(key, Ka(phase=SLEEP, snd_nxt=number), service=number % 3)
+        assert lib.roost_testing_grow(t.raw, family == 4, 448)
+        for key in keys[:moved]:
+            assert lib.roost_testing_move(t.raw, c_key(key))
+            assert not lib.roost_testing_move(t.raw, c_key(key)), "it is there now"
+        fresh = random_key(source, family)
+        assert t.insert(fresh, Ka(phase=SLEEP))
+        assert not lib.roost_testing_move(t.raw, c_key(fresh)), "what comes meanwhile comes into the larger one"
+        assert t.adopt() == (0, 0)
+        assert t.used()[f"ipv{family}"] == 201
+        for number, key in enumerate(keys):
+            assert (t.find(key).snd_nxt, lib.roost_testing_service(t.raw, t.find(key))) == (number, number % 3)
+        for key in [*keys, fresh]:
+            t.remove(key)
+            assert not t.find(key), "it is in one of them only"
+        assert t.used()[f"ipv{family}"] == 0
+        assert lib.roost_testing_endpoints_used(t.raw) == 0
