@@ -112,14 +112,31 @@ static bool move_pair(struct roost_engine *e, const struct roost_key *key, struc
     return true;
 }
 
+/* A pair's client. In SLEEP only its server's leg knows that they belong together: it is moved with that. One that is
+ * still there after all legs have been looked at has lost its leg, and its session with it, or fell asleep just now: to
+ * be woken is right for the one, and does the other no harm. */
+static bool move_client_of_pair(struct roost_engine *e, const struct roost_key *key, struct roost_ka *client) {
+    struct roost_key leg_key;
+    int error;
+    if (!is_quiet(e, key, client))
+        return false;
+    if (!roost_table_has_rest(client)) {
+        if (e->growth.legs_moved)
+            roost_wake(e, key, ROOST_C_COMMAND, &error);
+        return false;
+    }
+    struct roost_ka *leg = roost_table_peer(&e->table, client, &leg_key);
+    return leg ? move_pair(e, &leg_key, leg) : roost_table_move(&e->table, key, client) != NULL;
+}
+
 /* True: it is where it belongs. */
 static bool move(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
     if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER)
         return move_pair(e, key, slot);
     if (!is_in_old(e, slot))
         return true;
-    if (ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED) /* with its server's leg, unless it has none any more */
-        return e->growth.legs_moved && is_quiet(e, key, slot) && roost_table_move(&e->table, key, slot);
+    if (ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED)
+        return move_client_of_pair(e, key, slot);
     return is_quiet(e, key, slot) && roost_table_move(&e->table, key, slot);
 }
 

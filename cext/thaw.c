@@ -542,6 +542,14 @@ void roost_thaw_turn(struct roost_engine *e) {
     }
 }
 
+/* Where the server's leg of a pair is now: since the row was written the table may have grown. */
+static void find_leg(struct roost_engine *e, const struct roost_key *key, struct roost_rest *rest) {
+    const struct roost_ka *leg = roost_table_find(&e->table, key);
+    if (leg && ROOST_FLAGS(leg->ctl) & ROOST_F_SERVER && roost_table_has_rest(leg) &&
+        e->table.rest[leg->rest].id == rest->id)
+        roost_table_pair(&e->table, rest, leg);
+}
+
 /* The store's answer to ROOST_EV_NEED_RECORD. */
 void roost_restore(struct roost_engine *e, const struct roost_command *command) {
     struct roost_conn *c = roost_conn_by_key(e, &command->record.key);
@@ -566,6 +574,8 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
         roost_conn_forget(e, c);
         return;
     }
+    if (usable && command->peer.rest.id)
+        find_leg(e, &command->peer.key, &rest);
     if (usable) {
         roost_conn_set_id(e, c, rest.id);
         c->active_ms = rest.active_ms;
