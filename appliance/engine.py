@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from errno import ENOSPC
-from typing import Any
+from typing import Any, Final
 
 from cext import _engine
 
@@ -62,6 +62,7 @@ class EventType(IntEnum):
     IN_BAND = lib.ROOST_EV_IN_BAND
     OVERRIDES = lib.ROOST_EV_OVERRIDES
     DONE = lib.ROOST_EV_DONE
+    ROWS = lib.ROOST_EV_ROWS
 
 
 class Verb(IntEnum):
@@ -136,6 +137,10 @@ _HEARD_SHIFT: int = lib.ROOST_HEARD_SHIFT
 _HEARD_WRAP_S: int = lib.ROOST_HEARD_WRAP_S
 REST = struct.Struct("=QQIIIHHII")
 REST_SIZE: int = REST.size
+ROW: Final = struct.Struct("=QQ36sHBBB7xQQQ")
+"""A transition that is of interest to the history alone (struct roost_row): id, at_ms, key, service, from, to, cause,
+rx, tx, gap."""
+
 OVERRIDES_BYTES: int = ffi.sizeof("struct roost_overrides")
 
 
@@ -296,6 +301,8 @@ class Event:
     tx_bytes: int
     gap_ms: int
     record: Record
+    rows: bytes = field(default=b"", init=False)
+    """Of ROWS: `count` transitions, packed (ROW)."""
 
     @property
     def service(self) -> int:
@@ -311,6 +318,16 @@ class Event:
     def overrides(self) -> bytes:
         """Of OVERRIDES: struct roost_overrides as it is."""
         return self.record.ka[:OVERRIDES_BYTES]
+
+
+def transitions(rows: bytes) -> Iterator[Event]:
+    """The transitions of an event of type ROWS, each as the event it stands for."""
+    for number, at_ms, key, service, source, target, cause, rx_bytes, tx_bytes, gap_ms in ROW.iter_unpack(rows):
+        ka = KA.pack(0, 0, 0, 0, 0, 0, 0, 0, 0, service, 0)
+        record = Record(key, ka, REST.pack(number, 0, 0, 0, 0, 0, 0, 0, 0))
+        yield Event(
+            EventType.TRANSITION, source, target, cause, 0, 0, 0, number, 0, at_ms, rx_bytes, tx_bytes, gap_ms, record
+        )
 
 
 @dataclass(slots=True)
@@ -389,6 +406,7 @@ def _check_layout() -> None:
         "struct roost_key": (_KEY.size, ffi.sizeof("struct roost_key")),
         "struct roost_ka with its service": (KA.size, ffi.sizeof("struct roost_ka") + 4),
         "struct roost_rest": (REST.size, ffi.sizeof("struct roost_rest")),
+        "struct roost_row": (ROW.size, ffi.sizeof("struct roost_row")),
     }
     for name, (expected, size) in sizes.items():
         if size != expected:
@@ -628,14 +646,41 @@ class Engine:
         view = ffi.buffer(raw, count * _EVENT.size)
         return [Event(*(*row[:13], Record(*row[13:]))) for row in _EVENT.iter_unpack(view)]
 
-    def events(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]:
+    def batch(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]:
         """Waits up to timeout_ms for events, or until wake(); takes at most max_events. Once there is one it waits up
-        to patience_ms for more, unless somebody waits for what it says (a command's token, a needed record)."""
+        to patience_ms for more, unless somebody waits for what it says (a command's token, a needed record).
+        Transitions that are of interest to the history alone come packed, as ROWS."""
         if self._buffers.capacity < max_events:
             self._buffers.events = ffi.new("struct roost_event[]", max_events)
             self._buffers.capacity = max_events
         count = lib.roost_events(self._raw, self._buffers.events, max_events, timeout_ms, patience_ms)
-        return self._unpack(self._buffers.events, count) if count else []
+        if not count:
+            return []
+        events = self._unpack(self._buffers.events, count)
+        if standing := [event for event in events if event.type == EventType.ROWS]:
+            self._take_rows(standing)
+        return events
+
+    def _take_rows(self, standing: list[Event]) -> None:
+        count = sum(event.count for event in standing)
+        raw = ffi.new("struct roost_row[]", count)
+        taken = lib.roost_rows(self._raw, raw, count)
+        if taken != count:
+            raise EngineError(f"of {count} transitions the engine gave {taken}")
+        rows = bytes(ffi.buffer(raw))
+        at = 0
+        for event in standing:
+            event.rows = rows[at : (at := at + event.count * ROW.size)]
+
+    def events(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]:
+        """As `batch`, with an event for every transition: more than max_events of them, then."""
+        found: list[Event] = []
+        for event in self.batch(max_events, timeout_ms, patience_ms):
+            if event.type == EventType.ROWS:
+                found.extend(transitions(event.rows))
+            else:
+                found.append(event)
+        return found
 
     def wake(self) -> None:
         """Makes a waiting events() return."""

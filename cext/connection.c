@@ -183,17 +183,45 @@ void roost_conn_set_timer(struct roost_engine *e, struct roost_conn *c) {
         roost_wheel_cancel(&e->wheel, &c->timer);
 }
 
-void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum roost_state to, enum roost_cause cause) {
+/* Is it of interest to the history alone? What goes to sleep or wakes is something to decide about. */
+static bool is_plain(const struct roost_conn *c, enum roost_state to) {
+    return c->state != ROOST_ST_IDLE && c->state != ROOST_ST_SLEEP && to != ROOST_ST_IDLE && to != ROOST_ST_SLEEP;
+}
+
+static void post_row(struct roost_engine *e, const struct roost_conn *c, enum roost_state to, enum roost_cause cause) {
+    struct roost_row row = {.id = c->id,
+                            .at_ms = roost_realtime_ms(),
+                            .key = c->key,
+                            .service = c->service,
+                            .from_state = c->state,
+                            .to_state = (uint8_t)to,
+                            .cause = (uint8_t)cause,
+                            .rx_bytes = c->rx,
+                            .tx_bytes = c->tx,
+                            .gap_ms = e->now_ms > c->active_ms ? e->now_ms - c->active_ms : 0};
+    roost_mailbox_post_row(&e->box, &row);
+}
+
+static void post_transition(struct roost_engine *e, const struct roost_conn *c, enum roost_state to,
+                            enum roost_cause cause, uint64_t token) {
     struct roost_event event;
     roost_event_of_conn(e, c, &event);
     event.type = ROOST_EV_TRANSITION;
     event.from_state = c->state;
     event.to_state = (uint8_t)to;
     event.cause = (uint8_t)cause;
+    event.token = token;
+    roost_mailbox_post(&e->box, &event);
+}
+
+void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum roost_state to, enum roost_cause cause) {
     /* A command to freeze is not answered by the STANDBY on its way. */
     bool on_the_way = c->want_freeze && to == ROOST_ST_STANDBY;
-    event.token = on_the_way ? 0 : c->token;
-    roost_mailbox_post(&e->box, &event);
+    uint64_t token = on_the_way ? 0 : c->token;
+    if (!token && is_plain(c, to))
+        post_row(e, c, to, cause);
+    else
+        post_transition(e, c, to, cause, token);
     if (c->state == ROOST_ST_NONE)
         roost_hosts_add(&e->hosts, &c->key);
     if (to == ROOST_ST_CLOSED) {

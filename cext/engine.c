@@ -295,6 +295,10 @@ int roost_events(roost_engine *e, struct roost_event *events, uint32_t max, uint
     return roost_mailbox_take(&e->box, events, max, timeout_ms, patience_ms);
 }
 
+int roost_rows(roost_engine *e, struct roost_row *rows, uint32_t max) {
+    return (int)roost_mailbox_rows(&e->box, rows, max);
+}
+
 int roost_wake_events(roost_engine *e) {
     roost_mailbox_poke(&e->box);
     return 0;

@@ -79,7 +79,8 @@ enum roost_event_type {
                                  by error (errno). It is not chosen any more until roost_server_mark */
     ROOST_EV_IN_BAND = 9, /* asked, id: op (STATUS, NAME) needs the control plane; ROOST_OP_ANSWER with this count */
     ROOST_EV_OVERRIDES = 10, /* overridden, id: differs from what was told; comes when the connection goes IDLE */
-    ROOST_EV_DONE = 11       /* op, token, id: carried out, and no transition tells of it; for commands with a token */
+    ROOST_EV_DONE = 11,      /* op, token, id: carried out, and no transition tells of it; for commands with a token */
+    ROOST_EV_ROWS = 12 /* count: so many transitions that nobody waits for, each in place of an event: roost_rows */
 };
 
 /* Verbs of in-band requests (docs/in-band.md). */
@@ -237,6 +238,21 @@ struct roost_event {
     };
 };
 
+/* A transition that is of interest to the history alone, as the store keeps it (HISTORY of control/store/schema.py). */
+struct roost_row {
+    uint64_t id;
+    uint64_t at_ms;
+    struct roost_key key;
+    uint16_t service;
+    uint8_t from_state;
+    uint8_t to_state;
+    uint8_t cause;
+    uint8_t unused[7];
+    uint64_t rx_bytes; /* these as in struct roost_event */
+    uint64_t tx_bytes;
+    uint64_t gap_ms;
+};
+
 /* Per-verdict counters of the BPF programs and counters of the engine, by name (see roost_stat_name). */
 struct roost_stats {
     uint64_t value[64];
@@ -279,6 +295,9 @@ int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t
 /* Waits up to timeout_ms for an event, and then up to patience_ms for more, unless somebody waits for one of them: the
  * answer to a command with a token, a record that is needed, a refusal, pressure. */
 int roost_events(roost_engine *e, struct roost_event *events, uint32_t max, uint32_t timeout_ms, uint32_t patience_ms);
+/* The rows of the ROOST_EV_ROWS that roost_events gave last, in their order: at most max, and how many. To be taken
+ * before roost_events is called again. */
+int roost_rows(roost_engine *e, struct roost_row *rows, uint32_t max);
 int roost_wake_events(roost_engine *e); /* make a waiting roost_events return */
 /* Snapshot of what exists: awake connections, then table slots. *cursor starts at 0 and is 0 again at the end.
  * state in events[].to_state; id 0 for SLEEP (the store knows it); gap_ms since the last payload byte. */

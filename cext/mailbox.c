@@ -8,11 +8,20 @@
 
 #define EVENTS_A_BLOCK 256
 #define COMMANDS_A_BLOCK 128
+#define ROWS_A_BLOCK 256
+#define ROWS_AN_EVENT 256
+#define ROWS_PROMPT 4096 /* so many do not wait for the end of the gathering */
 
 struct roost_event_block {
     struct roost_event_block *next;
     uint32_t from, to;
     struct roost_event event[EVENTS_A_BLOCK];
+};
+
+struct roost_row_block {
+    struct roost_row_block *next;
+    uint32_t from, to;
+    struct roost_row row[ROWS_A_BLOCK];
 };
 
 struct roost_command_block {
@@ -49,6 +58,44 @@ static struct roost_event *append(struct roost_event_chain *chain) {
     return &block->event[block->to++];
 }
 
+static struct roost_row *append_row(struct roost_mailbox *m) {
+    struct roost_row_block *block = m->last_row;
+    if (!block || block->to == ROWS_A_BLOCK) {
+        block = malloc(sizeof(*block));
+        if (!block)
+            return NULL;
+        block->next = NULL;
+        block->from = block->to = 0;
+        if (m->last_row)
+            m->last_row->next = block;
+        else
+            m->first_row = block;
+        m->last_row = block;
+    }
+    return &block->row[block->to++];
+}
+
+static uint32_t take_rows(struct roost_mailbox *m, struct roost_row *rows, uint32_t max) {
+    uint32_t taken = 0;
+    while (taken < max && m->first_row) {
+        struct roost_row_block *block = m->first_row;
+        uint32_t count = block->to - block->from;
+        if (count > max - taken)
+            count = max - taken;
+        memcpy(rows + taken, block->row + block->from, count * sizeof(*rows));
+        block->from += count;
+        taken += count;
+        if (block->from == block->to) {
+            m->first_row = block->next;
+            if (!m->first_row)
+                m->last_row = NULL;
+            free(block);
+        }
+    }
+    m->rows -= taken;
+    return taken;
+}
+
 static uint32_t take(struct roost_event_chain *chain, struct roost_event *events, uint32_t max) {
     uint32_t taken = 0;
     while (taken < max && chain->first) {
@@ -76,6 +123,9 @@ void roost_mailbox_destroy(struct roost_mailbox *m) {
     struct roost_event dropped;
     while (take(&m->urgent, &dropped, 1) || take(&m->rest, &dropped, 1))
         m->events--;
+    struct roost_row row;
+    while (take_rows(m, &row, 1))
+        continue;
     pthread_mutex_destroy(&m->lock);
     pthread_cond_destroy(&m->ready);
 }
@@ -84,7 +134,7 @@ void roost_mailbox_destroy(struct roost_mailbox *m) {
  * longer. */
 static bool patient(const struct roost_event *event) {
     return (event->type == ROOST_EV_TRANSITION && !event->token) || event->type == ROOST_EV_QUIET ||
-           event->type == ROOST_EV_SLEEP_DUE || event->type == ROOST_EV_OVERRIDES;
+           event->type == ROOST_EV_SLEEP_DUE || event->type == ROOST_EV_OVERRIDES || event->type == ROOST_EV_ROWS;
 }
 
 void roost_mailbox_post(struct roost_mailbox *m, const struct roost_event *event) {
@@ -94,6 +144,36 @@ void roost_mailbox_post(struct roost_mailbox *m, const struct roost_event *event
         *place = *event;
         m->events++;
         m->prompt |= m->events >= EVENTS_A_BLOCK || !patient(event);
+    } else {
+        m->lost++;
+    }
+    pthread_mutex_unlock(&m->lock);
+    m->untold = true;
+}
+
+/* The event at the end that stands for rows, and for one more; or NULL. */
+static struct roost_event *event_of_rows(struct roost_mailbox *m) {
+    struct roost_event_block *block = m->rest.last;
+    struct roost_event *event = block ? &block->event[block->to - 1] : NULL;
+    if (event && event->type == ROOST_EV_ROWS && event->count < ROWS_AN_EVENT)
+        return event;
+    event = append(&m->rest);
+    if (event) {
+        *event = (struct roost_event){.type = ROOST_EV_ROWS};
+        m->events++;
+    }
+    return event;
+}
+
+void roost_mailbox_post_row(struct roost_mailbox *m, const struct roost_row *row) {
+    pthread_mutex_lock(&m->lock);
+    struct roost_event *event = event_of_rows(m);
+    struct roost_row *place = event ? append_row(m) : NULL;
+    if (place) {
+        *place = *row;
+        event->count++;
+        m->rows++;
+        m->prompt |= m->events >= EVENTS_A_BLOCK || m->rows >= ROWS_PROMPT;
     } else {
         m->lost++;
     }
@@ -146,6 +226,13 @@ int roost_mailbox_take(struct roost_mailbox *m, struct roost_event *events, uint
     return (int)taken;
 }
 
+uint32_t roost_mailbox_rows(struct roost_mailbox *m, struct roost_row *rows, uint32_t max) {
+    pthread_mutex_lock(&m->lock);
+    uint32_t taken = take_rows(m, rows, max);
+    pthread_mutex_unlock(&m->lock);
+    return taken;
+}
+
 void roost_mailbox_poke(struct roost_mailbox *m) {
     pthread_mutex_lock(&m->lock);
     m->poked = true;
@@ -154,7 +241,7 @@ void roost_mailbox_poke(struct roost_mailbox *m) {
 }
 
 bool roost_mailbox_crowded(struct roost_mailbox *m) {
-    return __atomic_load_n(&m->events, __ATOMIC_RELAXED) > ROOST_CROWDED;
+    return __atomic_load_n(&m->events, __ATOMIC_RELAXED) + __atomic_load_n(&m->rows, __ATOMIC_RELAXED) > ROOST_CROWDED;
 }
 
 static int submit_one(struct roost_mailbox *m, const struct roost_command *command) {

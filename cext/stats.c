@@ -82,7 +82,7 @@ int roost_stats_read(roost_engine *e, struct roost_stats *stats) {
     value += 2;
     *value++ = e->table.rest_used;
     *value++ = e->table.refused;
-    *value++ = e->box.events;
+    *value++ = e->box.events + e->box.rows;
     *value++ = e->box.lost;
     *value++ = e->path.replay_failed;
     *value++ = e->path.probe_raw;

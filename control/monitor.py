@@ -7,7 +7,10 @@ is by who waits:
 
     1. NEED_RECORD   a client or a server waits for the rebuilt socket: read the rows, answer, submit at once
     2. QUIET, SLEEP_DUE, PRESSURE   decisions
-    3. TRANSITION    history, counters, whoever waits for a token
+    3. TRANSITION, ROWS   history, counters, whoever waits for a token
+
+ROWS are transitions that ask for no decision, of clients that come and go, some thousand a second. The engine packs
+them as the store keeps them, and nothing is done here for each of them.
 
 A batch is small (BATCH), so that a record which is needed while a burst is worked off waits for one batch alone.
 """
@@ -18,7 +21,7 @@ import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -26,7 +29,7 @@ from errno import EAGAIN, EIO, ENOENT, ETIMEDOUT
 from itertools import count
 from typing import Final, Protocol
 
-from appliance.engine import Command, Event, EventType, Key, Op, Record
+from appliance.engine import ROW, Command, Event, EventType, Key, Op, Record, transitions
 from control import policy
 from control.states import AWAKE, LEGAL, Cause, IllegalTransition, State
 from control.store import records
@@ -51,6 +54,12 @@ GENERATION: Final = 1 << 63
 """Bit of the tokens of ROOST_OP_SLEEP: the rest of it is the generation of the row that was committed."""
 
 
+if ROW.format != HISTORY.format:
+    raise ImportError("the engine's rows of history are not the store's: rebuild the extension")
+
+_FROM, _TO, _CAUSE = 54, 55, 56
+"""Where they stand in a row."""
+
 NOBODY: Final = 0
 """In place of a token: it goes to sleep by command, and nobody waits for the outcome."""
 
@@ -59,7 +68,7 @@ class EnginePort(Protocol):
     """What the monitor needs of appliance.engine.Engine; the tests bring a fake one."""
 
     def submit(self, commands: Sequence[Command]) -> None: ...
-    def events(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]: ...
+    def batch(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]: ...
     def wake(self) -> None: ...
     def list(self, born: bool = False) -> Iterator[Event]: ...
     def find(self, key: Key) -> Event | None: ...
@@ -97,6 +106,29 @@ class _Waiter:
     deadline: float
 
 
+class Transitions:
+    """Those of one batch, in order, for whoever looks at them: most batches are of interest to nobody."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self) -> None:
+        self._parts: list[Event | bytes] = []
+
+    def add(self, part: Event | bytes) -> None:
+        """One, or some that are packed as ROW."""
+        self._parts.append(part)
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def __iter__(self) -> Iterator[Event]:
+        for part in self._parts:
+            if isinstance(part, bytes):
+                yield from transitions(part)
+            else:
+                yield part
+
+
 @dataclass(slots=True)
 class _Turn:
     """What one batch of events adds up to."""
@@ -106,7 +138,7 @@ class _Turn:
     upserts: list[tuple[bytes, bytes]] = field(default_factory=list)
     deletes: list[tuple[bytes, int]] = field(default_factory=list)
     stale: list[tuple[bytes, int]] = field(default_factory=list)
-    transitions: list[Event] = field(default_factory=list)
+    transitions: Transitions = field(default_factory=Transitions)
     outcomes: list[tuple[int, Outcome, int | None]] = field(default_factory=list)
     """Arguments of _resolve. Whoever waits for one may queue a new row at once, and must find the old one's removal in
     the queue: after it, that removal would take the new row of the same connection away."""
@@ -140,7 +172,7 @@ class Monitor:
         self._sleep_tokens: dict[bytes, int] = {}
         self._inserting: dict[bytes, Record] = {}
         self._handlers: dict[int, Callable[[Event], None]] = {}
-        self._listeners: tuple[Callable[[list[Event]], None], ...] = ()
+        self._listeners: tuple[Callable[[Iterable[Event]], None], ...] = ()
         self._unread: dict[bytes, tuple[Event, float]] = {}
         self._stopping = False
         self._askers: deque[threading.Event] = deque()
@@ -154,10 +186,10 @@ class Monitor:
         try:
             while not self._stopping:
                 askers = [self._askers.popleft() for _ in range(len(self._askers))]
-                events = self._engine.events(BATCH, *((0, 0) if askers else (POLL_MS, PATIENCE_MS)))
+                events = self._engine.batch(BATCH, *((0, 0) if askers else (POLL_MS, PATIENCE_MS)))
                 self.turn(events)
                 while askers and len(events) == BATCH:
-                    self.turn(events := self._engine.events(BATCH, 0))
+                    self.turn(events := self._engine.batch(BATCH, 0))
                 for asker in askers:
                     asker.set()
         except Exception as error:
@@ -178,7 +210,7 @@ class Monitor:
 
     def drain(self) -> None:
         """Take what the stopped engine still has to say. Only when `run` has returned."""
-        while events := self._engine.events(BATCH, 0):
+        while events := self._engine.batch(BATCH, 0):
             self.turn(events)
 
     def turn(self, events: Sequence[Event]) -> None:
@@ -194,6 +226,8 @@ class Monitor:
             kind = event.type
             if kind == EventType.TRANSITION:
                 self._transition(event, turn)
+            elif kind == EventType.ROWS:
+                self._rows(event.rows, turn)
             elif kind == EventType.QUIET:
                 if (op := policy.when_quiet(event.from_state, event.service in self._persistent)) is not None:
                     turn.commands.append(Command(op=op, cause=Cause.QUIET, id=event.id))
@@ -273,11 +307,8 @@ class Monitor:
     def _transition(self, event: Event, turn: _Turn) -> None:
         source, target = event.from_state, event.to_state
         if (source, target, event.cause) not in LEGAL:
-            self.counters.illegal += 1
-            log.error("connection %d: %s", event.id, IllegalTransition(source, target, event.cause))
-        self.counters.transitions += 1
-        self.states[source] -= 1
-        self.states[target] += 1
+            self._illegal(event)
+        self._count(source, target, 1)
         record = event.record
         packed = record.key_raw
         turn.rows.append(
@@ -299,9 +330,31 @@ class Monitor:
         elif source == State.IDLE and self._sleep_tokens.get(packed) == NOBODY:
             del self._sleep_tokens[packed]  # if it was woken, that request is over
         if self._listeners:
-            turn.transitions.append(event)
+            turn.transitions.add(event)
         if event.token:
             turn.outcomes.append((event.token, Outcome(0, target, event.id), target))
+
+    def _rows(self, rows: bytes, turn: _Turn) -> None:
+        size = ROW.size
+        kinds = Counter(zip(rows[_FROM::size], rows[_TO::size], rows[_CAUSE::size], strict=True))
+        for (source, target, _), times in kinds.items():
+            self._count(source, target, times)
+        if not kinds.keys() <= LEGAL:
+            for event in transitions(rows):
+                if (event.from_state, event.to_state, event.cause) not in LEGAL:
+                    self._illegal(event)
+        turn.rows.extend(rows[at : at + size] for at in range(0, len(rows), size))
+        if self._listeners:
+            turn.transitions.add(rows)
+
+    def _count(self, source: int, target: int, times: int) -> None:
+        self.counters.transitions += times
+        self.states[source] -= times
+        self.states[target] += times
+
+    def _illegal(self, event: Event) -> None:
+        self.counters.illegal += 1
+        log.error("connection %d: %s", event.id, IllegalTransition(event.from_state, event.to_state, event.cause))
 
     def _sleep_due(self, event: Event, turn: _Turn) -> None:
         record = event.record
@@ -437,7 +490,7 @@ class Monitor:
         except Exception:
             log.exception("connection %d: event %d was not handled", event.id, event.type)
 
-    def listen(self, listener: Callable[[list[Event]], None]) -> Callable[[], None]:
+    def listen(self, listener: Callable[[Iterable[Event]], None]) -> Callable[[], None]:
         """Call `listener` with each batch of transitions, in the monitor's thread; returns how to end it."""
         self._listeners += (listener,)
 
@@ -446,10 +499,10 @@ class Monitor:
 
         return end
 
-    def _tell(self, transitions: list[Event]) -> None:
+    def _tell(self, batch: Transitions) -> None:
         for listener in self._listeners:
             try:
-                listener(transitions)
+                listener(batch)
             except Exception:  # a listener's defect must not stop the loop that wakes clients
                 log.exception("a listener failed")
 

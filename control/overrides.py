@@ -8,6 +8,7 @@ connection goes IDLE: awake ones do not outlive the daemon anyway. It is forgott
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -64,7 +65,7 @@ class Overrides:
         self._waiting[event.record.key_raw] = kept
         self._write()
 
-    def hear(self, transitions: list[Event]) -> None:
+    def hear(self, transitions: Iterable[Event]) -> None:
         """A batch of the monitor's transitions (Monitor.listen)."""
         if not self._written and not self._waiting:
             return

@@ -21,7 +21,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -204,7 +204,7 @@ class Registry:
 
     # -- the life of connections --------------------------------------------------------------------------------------
 
-    def hear(self, transitions: list[Event]) -> None:
+    def hear(self, transitions: Iterable[Event]) -> None:
         """A batch of the monitor's transitions (Monitor.listen)."""
         if not self._at:
             return

@@ -25,7 +25,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -159,10 +159,10 @@ async def _live(operations: Operations, monitor: Monitor, past: list[dict[str, A
         dropped += max(len(batch) - room, 0)
         ready.set()
 
-    def hear(batch: list[Event]) -> None:  # in the monitor's thread
+    def hear(transitions: Iterable[Event]) -> None:  # in the monitor's thread
         # RuntimeError: the loop is closed; the daemon is at its end and the listener is removed right after.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(take, batch)
+            loop.call_soon_threadsafe(take, list(transitions))
 
     end = monitor.listen(hear)
     try:

@@ -26,7 +26,7 @@ import logging
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from errno import EBUSY, ECONNREFUSED, ENOTCONN, ETIMEDOUT
 from fnmatch import fnmatchcase
@@ -449,7 +449,7 @@ class Agents:
                 log.warning("%s: %s", name, why)
         return 0
 
-    def hear(self, transitions: list[Event]) -> None:
+    def hear(self, transitions: Iterable[Event]) -> None:
         """A batch of the monitor's transitions (Monitor.listen)."""
         if not self._sessions and not self._tls:
             return

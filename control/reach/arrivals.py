@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from appliance.engine import Event
@@ -55,7 +55,7 @@ class Arrivals:
                 if not waiting:
                     del self._waiting[one]
 
-    def hear(self, transitions: list[Event]) -> None:
+    def hear(self, transitions: Iterable[Event]) -> None:
         """A batch of the monitor's transitions (Monitor.listen)."""
         if not self._waiting:
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Final
 
@@ -37,8 +37,10 @@ class Telling:
         self._lock = threading.Lock()
         self._under_way: set[str] = set()
 
-    def hear(self, transitions: list[Event]) -> None:
+    def hear(self, transitions: Iterable[Event]) -> None:
         """A batch of the monitor's transitions (Monitor.listen)."""
+        if not any(service.in_band.stay for service in self._services.values()):
+            return
         for event in transitions:
             if event.to_state == State.ACTIVE:
                 self._tell(event)

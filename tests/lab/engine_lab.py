@@ -388,12 +388,19 @@ class TcpInfo:
     unacked: int
     last_ack_recv_ms: int
     retransmits: int
+    segments_in: int
 
 
 def tcp_info(sock: socket.socket) -> TcpInfo:
-    raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-    unacked, last_ack, retransmits = (struct.unpack_from("=I", raw, at)[0] for at in (24, 56, 100))
-    return TcpInfo(raw[0], raw[3], unacked, last_ack, retransmits)
+    raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 144)
+    unacked, last_ack, retransmits, heard = (struct.unpack_from("=I", raw, at)[0] for at in (24, 56, 100, 140))
+    return TcpInfo(raw[0], raw[3], unacked, last_ack, retransmits, heard)
+
+
+def reset(sock: socket.socket) -> None:
+    """Ends it by RST."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()
 
 
 def receive(sock: socket.socket, size: int) -> bytes:

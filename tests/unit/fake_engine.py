@@ -134,7 +134,7 @@ class FakeEngine:
             for command in commands:
                 self._do(command)
 
-    def events(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]:
+    def batch(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]:
         with self._ready:
             if not self.pending:
                 self._ready.wait(timeout_ms / 1000)

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from errno import EIO, ENOENT, ETIMEDOUT
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from appliance import sysctls
-from appliance.engine import KA, REST, Command, EngineOptions, EventType, Key, Op
+from appliance.engine import KA, REST, ROW, Command, EngineOptions, Event, EventType, Key, Op
 from control import daemon as daemon_module
 from control import monitor as monitor_module
 from control.channel.operations import local_addresses
@@ -224,6 +224,70 @@ def test_an_illegal_transition_is_counted_and_still_written(rig: Rig, caplog: py
     assert rig.history() == [(1, "SLEEP", "IDLE", "quiet")]
     assert rig.monitor.counters.illegal == 1
     assert "illegal transition SLEEP -> IDLE by quiet" in caplog.text
+
+
+def rows(*kinds: tuple[int, State, State, Cause]) -> Event:
+    """The engine's event for transitions that nobody waits for, each of a connection number."""
+    packed = [ROW.pack(n, 5, key(n).pack(), 1, source, to, cause, 64, 128, 0) for n, source, to, cause in kinds]
+    found = event(EventType.ROWS, key(0), count=len(packed))
+    found.rows = b"".join(packed)
+    return found
+
+
+CAME_AND_WENT = (
+    (1, State.NONE, State.ACTIVE, Cause.CLIENT_CONNECT),
+    (2, State.NONE, State.ACTIVE, Cause.CLIENT_CONNECT),
+    (1, State.ACTIVE, State.CLOSED, Cause.CLIENT_CLOSE),
+)
+
+
+def test_clients_that_come_and_go_are_written_and_counted(rig: Rig) -> None:
+    rig.monitor.turn([rows(*CAME_AND_WENT)])
+    until(lambda: len(rig.history()) == 3)
+    assert rig.history() == [
+        (1, "NONE", "ACTIVE", "client-connect"),
+        (2, "NONE", "ACTIVE", "client-connect"),
+        (1, "ACTIVE", "CLOSED", "client-close"),
+    ]
+    assert (rig.monitor.states[State.ACTIVE], rig.monitor.states[State.CLOSED]) == (1, 1)
+    assert (rig.monitor.counters.transitions, rig.monitor.counters.illegal) == (3, 0)
+    written = rig.store.recent_history(1)[0]
+    assert (written["client"], written["rx_bytes"], written["tx_bytes"]) == (key(1).client_text, 64, 128)
+
+
+def test_an_illegal_transition_among_those_that_nobody_waits_for_is_counted_too(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.monitor.turn([rows(*CAME_AND_WENT, (2, State.CLOSED, State.ACTIVE, Cause.CLIENT_DATA))])
+    until(lambda: len(rig.history()) == 4)
+    assert rig.monitor.counters.illegal == 1
+    assert "connection 2: illegal transition CLOSED -> ACTIVE by client-data" in caplog.text
+
+
+def test_who_listens_hears_all_transitions_in_their_order(still: Rig) -> None:
+    heard: list[tuple[int, int, str, int]] = []
+
+    def hear(transitions: Iterable[Event]) -> None:
+        heard.extend((e.id, e.to_state, e.record.key.client_text, e.service) for e in transitions)
+
+    still.monitor.listen(hear)
+    asleep = event(EventType.TRANSITION, key(3), 3, from_state=State.STANDBY, to_state=State.IDLE, cause=Cause.QUIET)
+    still.monitor.turn([rows(*CAME_AND_WENT[:2]), asleep, rows(CAME_AND_WENT[2])])
+    assert heard == [
+        (number, state, key(number).client_text, 1)
+        for number, state in ((1, State.ACTIVE), (2, State.ACTIVE), (3, State.IDLE), (1, State.CLOSED))
+    ]
+
+
+def test_transitions_that_nobody_looks_at_stay_packed(still: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unpacked(packed: bytes) -> Iterator[Event]:
+        raise AssertionError("it was unpacked")
+
+    heard: list[bool] = []
+    monkeypatch.setattr(monitor_module, "transitions", unpacked)
+    still.monitor.listen(lambda transitions: heard.append(True))
+    still.monitor.turn([rows(*CAME_AND_WENT)])
+    assert heard == [True]
 
 
 def test_pressure_is_relieved_down_to_three_quarters(still: Rig) -> None:

@@ -71,7 +71,7 @@ class Rig:
     def turn(self) -> None:
         """Let the monitor hear what the engine says."""
         while self.engine.pending:
-            self.monitor.turn(self.engine.events(timeout_ms=0))
+            self.monitor.turn(self.engine.batch(timeout_ms=0))
 
     def sleep(self, number: int) -> None:
         """Put a connection to sleep, its row written."""

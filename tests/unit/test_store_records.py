@@ -7,8 +7,9 @@ import struct
 
 import pytest
 
-from appliance.engine import KA, REST, Key, Record
+from appliance.engine import KA, REST, Key, Record, ffi
 from control.store.records import from_schema_4, pack, unpack
+from control.store.schema import HISTORY
 
 KEY = Key.of("192.0.2.1", 5, "192.0.2.2", 6).pack()
 OTHER = Key.of("2001:db8::1", 7, "2001:db8::2", 8).pack()
@@ -68,3 +69,12 @@ def test_a_record_of_schema_4_says_what_it_said(paired: bool) -> None:
 def test_a_row_of_schema_2_whose_rest_is_shorter_is_taken_too() -> None:
     ka, rest = from_schema_4(OLD.pack(*range(12)), b"r" * 32)
     assert unpack(KEY, ka + rest).service == 7
+
+
+def test_a_row_of_the_engines_is_a_row_of_the_stores() -> None:
+    numbers = {"id": 2**40, "at_ms": 2**41, "service": 7, "from_state": 1, "to_state": 2, "cause": 3}
+    counted = {"rx_bytes": 2**42, "tx_bytes": 2**43, "gap_ms": 2**44}
+    row = ffi.new("struct roost_row *", numbers | counted)
+    ffi.memmove(ffi.addressof(row, "key"), KEY, len(KEY))
+    packed = bytes(ffi.buffer(row))
+    assert HISTORY.unpack(packed) == (2**40, 2**41, KEY, 7, 1, 2, 3, 2**42, 2**43, 2**44)
