@@ -243,8 +243,8 @@ void roost_reset_fd(int fd) {
     close(fd);
 }
 
-/* Explicitly out of epoll: the control plane may still hold a duplicate of an attached server's descriptor, and epoll
- * forgets a file only with its last one. */
+/* Explicitly out of epoll, which forgets a file only with its last descriptor: the control plane may hold a duplicate of an
+ * attached server's, and a process that was forked just now one of each. */
 void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset) {
     if (leg->fd < 0)
         return;
@@ -271,8 +271,22 @@ void roost_conn_close(struct roost_engine *e, struct roost_conn *c, enum roost_c
     roost_conn_forget(e, c);
 }
 
-int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool server) {
-    struct epoll_event event = {.events = EPOLLIN | EPOLLPRI | EPOLLOUT | EPOLLRDHUP | EPOLLET};
+static int watch(struct roost_engine *e, int op, int fd, struct roost_conn *c, bool server, uint32_t out) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLET | out};
     event.data.u64 = (uint64_t)(uintptr_t)c | (server ? 1 : 0);
-    return epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
+    return epoll_ctl(e->epoll_fd, op, fd, &event) ? -errno : 0;
+}
+
+int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool server) {
+    return watch(e, EPOLL_CTL_ADD, fd, c, server, server ? EPOLLOUT : 0);
+}
+
+void roost_watch_blocked(struct roost_engine *e, struct roost_conn *c) {
+    if (!c->client.pending || c->client.watched_out || c->client.fd < 0)
+        return;
+    /* No memory: nobody would tell when it is writable. */
+    if (watch(e, EPOLL_CTL_MOD, c->client.fd, c, false, EPOLLOUT))
+        roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
+    else
+        c->client.watched_out = true;
 }

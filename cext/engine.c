@@ -47,15 +47,18 @@ static void leg_event(struct roost_engine *e, struct roost_conn *c, bool server,
     if (c->dead)
         return;
     struct roost_leg *leg = server ? &c->server : &c->client;
+    if (leg->fd < 0 || leg->turn == e->turn)
+        return; /* of a socket that is closed by now */
     if (events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
         leg->readable = true;
     if (events & (EPOLLPRI | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
         leg->more = true;
+    if (events & EPOLLRDHUP)
+        leg->ends = true;
     if (events & EPOLLOUT)
         leg->writable = true;
     if (server && c->link == ROOST_CONNECTING) {
-        if (events & (EPOLLOUT | EPOLLHUP | EPOLLERR))
-            roost_link_connected(e, c);
+        roost_link_event(e, c, events);
         return;
     }
     if (c->phase == ROOST_LIVE) {
@@ -149,6 +152,7 @@ static int timeout_ms(const struct roost_engine *e) {
 
 static void turn(struct roost_engine *e, const struct epoll_event *events, int count) {
     e->now_ms = roost_monotonic_ms();
+    e->turn++;
     for (int i = 0; i < count; i++)
         dispatch(e, &events[i]);
     roost_commands_turn(e);

@@ -89,12 +89,15 @@ static enum roost_moved out_of_memory(struct roost_conn *c, bool client) {
     return ROOST_SINK_BROKEN;
 }
 
-enum roost_moved roost_inband_write(struct roost_conn *c, bool client, const uint8_t *frames, size_t length) {
+enum roost_moved roost_inband_write(struct roost_engine *e, struct roost_conn *c, bool client, const uint8_t *frames,
+                                    size_t length) {
     struct roost_leg *leg = leg_of(c, client);
     if (!length || leg->fd < 0 || leg->shut)
         return ROOST_MOVED_ALL;
     bool refused = leg->refused;
     enum roost_moved moved = roost_leg_send(leg, frames, (uint32_t)length);
+    if (client)
+        roost_watch_blocked(e, c);
     leg->refused = refused; /* an answer that is lost is nobody's payload */
     return moved;
 }
@@ -109,8 +112,8 @@ static void add(struct output *o, const uint8_t *data, size_t length) {
     o->ready += length;
 }
 
-static void send_answers(struct roost_conn *c, bool client, struct output *o) {
-    end_of(c, client)->answering |= roost_inband_write(c, client, o->answers, o->answered) == ROOST_BLOCKED;
+static void send_answers(struct roost_engine *e, struct roost_conn *c, bool client, struct output *o) {
+    end_of(c, client)->answering |= roost_inband_write(e, c, client, o->answers, o->answered) == ROOST_BLOCKED;
     o->answered = 0;
 }
 
@@ -125,7 +128,7 @@ static bool take_request(struct roost_engine *e, struct roost_conn *c, bool clie
         o->answered += roost_inband_answer(o->answers + o->answered, client ? 'c' : 's', r->number,
                                            (enum roost_inband_result)result, NULL);
     if (o->answered > ANSWERS_MAX)
-        send_answers(c, client, o);
+        send_answers(e, c, client, o);
     return may_read(c, client);
 }
 
@@ -169,7 +172,7 @@ enum roost_moved roost_inband_chunk(struct roost_engine *e, struct roost_conn *c
         roost_conn_set_timer(e, c);
     }
     enum roost_moved moved = whole ? pass(e, c, client, chunk, size) : pass(e, c, client, o.payload, o.ready);
-    send_answers(c, client, &o);
+    send_answers(e, c, client, &o);
     return moved;
 }
 

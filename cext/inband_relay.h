@@ -38,7 +38,8 @@ int roost_inband_carry_out(struct roost_engine *e, struct roost_conn *c, bool cl
 void roost_inband_pursue(struct roost_engine *e, struct roost_conn *c); /* the goal */
 
 /* inband_relay.c. Writes a frame of ours to an end, or nothing if that cannot be written to. */
-enum roost_moved roost_inband_write(struct roost_conn *c, bool client, const uint8_t *frames, size_t length);
+enum roost_moved roost_inband_write(struct roost_engine *e, struct roost_conn *c, bool client, const uint8_t *frames,
+                                    size_t length);
 
 /* policy.c. 0, or -ENOMEM and nothing is changed. */
 int roost_policy_set(struct roost_engine *e, struct roost_conn *c, const struct roost_inband_request *r);

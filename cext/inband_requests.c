@@ -161,7 +161,7 @@ int roost_inband_answered(struct roost_engine *e, const struct roost_command *co
         size_t length = roost_inband_answer(frame, client ? 'c' : 's', end->number,
                                             command->error ? ROOST_INBAND_R_REFUSED : ROOST_INBAND_R_OK,
                                             told && !command->error ? &status : NULL);
-        end->answering |= roost_inband_write(c, client, frame, length) == ROOST_BLOCKED;
+        end->answering |= roost_inband_write(e, c, client, frame, length) == ROOST_BLOCKED;
     }
     end->asked = 0;
     roost_conn_run(e, c);
@@ -176,5 +176,5 @@ int roost_inband_tell(struct roost_engine *e, struct roost_conn *c) {
         return EAGAIN;
     if (c->client.shut || c->client.eof)
         return ENOTCONN;
-    return roost_inband_write(c, true, frame, roost_inband_stay(frame)) == ROOST_SINK_BROKEN ? ECONNRESET : 0;
+    return roost_inband_write(e, c, true, frame, roost_inband_stay(frame)) == ROOST_SINK_BROKEN ? ECONNRESET : 0;
 }

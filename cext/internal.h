@@ -65,13 +65,24 @@ struct roost_pending { /* read from one leg, not yet taken by the other */
     uint8_t data[];
 };
 
+/* The ACK that ends the handshake with a server. It is the kernel's to send within 200 ms if nobody does before. */
+enum roost_greeting {
+    ROOST_GREETED = 0,   /* the first bytes have passed */
+    ROOST_GREETING_HELD, /* to go with the client's first bytes: a packet and a wake-up of the server less */
+    ROOST_GREETING_SENT, /* by itself: the server may be the one to speak first */
+};
+
 struct roost_leg {
     int fd; /* -1: none */
     bool readable, writable;
     bool more;                     /* its end or urgent data may stand behind what a short read gave */
+    bool ends;                     /* the peer's FIN is here: behind what there is to read, nothing comes any more */
     bool eof;                      /* the peer's FIN was read */
     bool shut;                     /* we sent ours */
     bool refused;                  /* a send to it failed with bytes in hand */
+    uint8_t greeting;              /* enum roost_greeting */
+    bool watched_out;              /* epoll tells when it can be written to again */
+    uint64_t turn;                 /* of the loop in which it was made: that turn's events are of an earlier socket */
     struct roost_pending *pending; /* to be written to this leg */
 };
 
@@ -223,6 +234,7 @@ struct roost_engine {
     uint16_t link_port_first, link_port_last, link_port_next; /* of links that may sleep (ports.c) */
     uint8_t *link_ports_reserved;                             /* a bit for each; NULL: none */
     uint64_t now_ms;
+    uint64_t turn;
     uint64_t accept_resume_ms;
     struct roost_conn *ready, **ready_tail;
     struct roost_conn *gathering, *in_grace, *graced; /* freeze batches */
@@ -283,6 +295,9 @@ void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum ro
 /* Ends an awake connection: CLOSED. reset: towards both ends by RST, else by the close that is already under way. */
 void roost_conn_close(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset);
 int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool server);
+/* The client's socket is watched for reading alone until bytes wait for it: a new one can always be written to, and an
+ * event that says so would cost every client a turn of the loop. */
+void roost_watch_blocked(struct roost_engine *e, struct roost_conn *c);
 void roost_reset_fd(int fd); /* close with RST */
 void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset);
 
@@ -298,7 +313,7 @@ void roost_link_start(struct roost_engine *e, struct roost_conn *c, enum roost_c
 void roost_link_open(struct roost_engine *e, struct roost_conn *c);    /* connects; the transition is the caller's */
 void roost_link_abandon(struct roost_engine *e, struct roost_conn *c); /* undoes it; no transition */
 void roost_link_attach(struct roost_engine *e, struct roost_conn *c);
-void roost_link_connected(struct roost_engine *e, struct roost_conn *c);
+void roost_link_event(struct roost_engine *e, struct roost_conn *c, uint32_t events);       /* while it is CONNECTING */
 void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause); /* -> STANDBY */
 int roost_link_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);   /* orderly, -> STANDBY */
 /* The same for the sake of another server, at once: what the present one has sent may still wait for a slow client. */

@@ -16,6 +16,7 @@
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -42,11 +43,13 @@ struct roost_pool *roost_pool_of(struct roost_engine *e, uint16_t service) {
  * A descriptor or -errno. */
 static int connect_from(const struct roost_server *to, const uint8_t *from, uint16_t port_be) {
     struct sockaddr_storage server, local;
-    int one = 1, fd = roost_socket_for(to->address, from != NULL);
+    int one = 1, zero = 0, fd = roost_socket_for(to->address, from != NULL);
     if (fd < 0)
         return fd;
     socklen_t size = roost_address_to(to->address, htons(to->port), &server);
     int e = setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    if (!e) /* ROOST_GREETING_HELD */
+        e = setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &zero, sizeof(zero));
     if (!e && from) {
         socklen_t local_size = roost_address_to(from, port_be, &local);
         /* Beside an earlier link in TIME-WAIT, and beside servers that came for a client by this address. */
@@ -90,6 +93,8 @@ static int begin(struct roost_engine *e, struct roost_conn *c, const struct roos
     if (fd < 0)
         return fd;
     roost_leg_fresh(&c->server, fd);
+    c->server.turn = e->turn;
+    c->server.greeting = ROOST_GREETING_HELD;
     if (!introduce(s, c) && !roost_watch(e, fd, c, true))
         return 0;
     close(fd);
@@ -224,20 +229,25 @@ void roost_links_turn(struct roost_engine *e) {
         leave_server(e, c);
 }
 
-void roost_link_connected(struct roost_engine *e, struct roost_conn *c) {
+/* Is it connected? One that was, and is reset already, is a link that ends. */
+static bool made(struct roost_engine *e, struct roost_conn *c, uint32_t events) {
     struct sockaddr_storage peer;
     socklen_t size = sizeof(peer);
     int error = 0;
     socklen_t error_size = sizeof(error);
-    if (c->server.fd < 0)
+    if (!(events & (EPOLLERR | EPOLLHUP)))
+        return events & EPOLLOUT;
+    if (!getpeername(c->server.fd, (struct sockaddr *)&peer, &size))
+        return true;
+    getsockopt(c->server.fd, SOL_SOCKET, SO_ERROR, &error, &error_size);
+    if (error)
+        try_another(e, c, error);
+    return false;
+}
+
+void roost_link_event(struct roost_engine *e, struct roost_conn *c, uint32_t events) {
+    if (!made(e, c, events))
         return;
-    /* Not SO_ERROR alone: an event of an earlier attempt's socket may have brought us here. */
-    if (getpeername(c->server.fd, (struct sockaddr *)&peer, &size)) {
-        getsockopt(c->server.fd, SOL_SOCKET, SO_ERROR, &error, &error_size);
-        if (error)
-            try_another(e, c, error);
-        return;
-    }
     if (c->place)
         roost_pool_linked(roost_pool_of(e, c->service), c->place - 1);
     c->link = ROOST_LINKED;

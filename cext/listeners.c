@@ -52,7 +52,7 @@ static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd,
         return;
     }
     c->client.fd = fd;
-    c->client.readable = c->client.writable = true;
+    c->client.writable = true; /* what there is to read, epoll says */
     e->stat[ROOST_E_ACCEPTED]++;
     roost_link_start(e, c, ROOST_C_CLIENT_CONNECT);
 }

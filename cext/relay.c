@@ -6,6 +6,8 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -50,10 +52,11 @@ int roost_leg_flush(struct roost_leg *leg) {
     return 0;
 }
 
-enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint32_t length) {
+/* flags: MSG_MORE or 0. */
+static enum roost_moved send_on(struct roost_leg *leg, const uint8_t *data, uint32_t length, int flags) {
     ssize_t sent = 0;
     if (!leg->pending)
-        sent = send(leg->fd, data, length, MSG_NOSIGNAL | MSG_DONTWAIT);
+        sent = send(leg->fd, data, length, MSG_NOSIGNAL | MSG_DONTWAIT | flags);
     if (sent < 0 && errno != EAGAIN && errno != EINTR) {
         leg->refused = true; /* these bytes are acknowledged and went nowhere */
         return ROOST_SINK_BROKEN;
@@ -66,6 +69,17 @@ enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint
     if (roost_leg_queue(leg, data + sent, length - (uint32_t)sent))
         return ROOST_SINK_BROKEN; /* no memory: the bytes are acknowledged and cannot be kept; both ends learn it */
     return ROOST_BLOCKED;
+}
+
+enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint32_t length) {
+    return send_on(leg, data, length, 0);
+}
+
+/* Does an end's FIN go on to the other one, as soon as what came before it is through? */
+static bool passes_on(struct roost_engine *e, const struct roost_conn *c, bool client) {
+    if (client)
+        return c->link == ROOST_LINKED;
+    return c->link == ROOST_LINKED && !c->attached && roost_service_of(e, c->service)->close_with_server;
 }
 
 void roost_relay_count(struct roost_engine *e, struct roost_conn *c, bool to_server, uint64_t bytes) {
@@ -108,7 +122,9 @@ static enum roost_moved move(struct roost_engine *e, struct roost_conn *c, bool 
             moved = roost_inband_chunk(e, c, client, e->scratch, (uint32_t)n);
         } else {
             roost_relay_count(e, c, client, (uint64_t)n);
-            moved = roost_leg_send(to, e->scratch, (uint32_t)n);
+            /* The FIN that is known to follow goes in the same packet as the last bytes. */
+            bool last = from->ends && !from->eof && !to->shut && passes_on(e, c, client);
+            moved = send_on(to, e->scratch, (uint32_t)n, last ? MSG_MORE : 0);
         }
         if (moved != ROOST_MOVED_ALL)
             return moved;
@@ -128,13 +144,16 @@ static void server_broken(struct roost_engine *e, struct roost_conn *c) {
 
 /* FINs, once all that came before them is through. Returns false when the connection left LINKED. */
 static bool pass_on_ends(struct roost_engine *e, struct roost_conn *c) {
-    if (c->client.eof && !c->server.pending && !c->server.shut) {
+    const bool over = c->client.eof && c->server.eof && !c->client.pending; /* then the close says so */
+    if (c->client.eof && !c->server.pending && !c->server.shut && !over) {
         shutdown(c->server.fd, SHUT_WR);
         c->server.shut = true;
     }
     if (!c->server.eof || c->client.pending)
         return true;
-    if (c->client.eof) {
+    if (over && c->server.pending) /* it still reads, as far as we know */
+        return true;
+    if (over) {
         roost_conn_close(e, c, c->client.shut ? ROOST_C_SERVER_CLOSE : ROOST_C_CLIENT_CLOSE, false);
         return false;
     }
@@ -151,7 +170,7 @@ static bool pass_on_ends(struct roost_engine *e, struct roost_conn *c) {
         }
         return true;
     }
-    if (c->server.pending) /* it still reads, as far as we know */
+    if (c->server.pending) /* likewise */
         return true;
     if (roost_link_unacknowledged(c)) {
         roost_link_settle(e, c);
@@ -159,6 +178,22 @@ static bool pass_on_ends(struct roost_engine *e, struct roost_conn *c) {
     }
     roost_link_drop(e, c, ROOST_C_SERVER_CLOSE);
     return false;
+}
+
+/* In each of the relay's turns until somebody has spoken. Where clients always speak first, there is no hurry. */
+static void greet(struct roost_engine *e, struct roost_conn *c) {
+    struct roost_pool *pool = roost_pool_of(e, c->service);
+    const bool spoken = c->rx || c->tx || c->server.eof;
+    int one = 1;
+    if (!spoken &&
+        (c->server.greeting == ROOST_GREETING_SENT || (pool && pool->client_first == ROOST_SURELY_CLIENT_FIRST)))
+        return;
+    /* It sends the ACK if none went yet, and ends what holding one back has begun: the kernel would delay that of the
+     * server's first bytes, too, 40 ms long, which a server with Nagle's algorithm waits for with its next ones. */
+    setsockopt(c->server.fd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof(one));
+    if (spoken && pool)
+        roost_pool_spoken(pool, c->rx && !c->tx);
+    c->server.greeting = spoken ? ROOST_GREETED : ROOST_GREETING_SENT;
 }
 
 static void relay(struct roost_engine *e, struct roost_conn *c) {
@@ -198,6 +233,8 @@ static void relay(struct roost_engine *e, struct roost_conn *c) {
         server_broken(e, c);
         return;
     }
+    if (c->server.greeting)
+        greet(e, c);
     if (pass_on_ends(e, c) && (in == ROOST_MOVED_AGAIN || out == ROOST_MOVED_AGAIN))
         roost_conn_run(e, c);
 }
@@ -208,4 +245,6 @@ void roost_relay(struct roost_engine *e, struct roost_conn *c) {
     relay(e, c);
     if (c->in_band && !c->dead)
         roost_inband_turn(e, c);
+    if (!c->dead)
+        roost_watch_blocked(e, c);
 }

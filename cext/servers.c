@@ -145,6 +145,13 @@ void roost_pool_linked(struct roost_pool *pool, int place) {
     pool->place[place].failed_in_row = 0;
 }
 
+void roost_pool_spoken(struct roost_pool *pool, bool client_first) {
+    if (!client_first)
+        pool->client_first = 0;
+    else if (pool->client_first < ROOST_SURELY_CLIENT_FIRST)
+        pool->client_first++;
+}
+
 bool roost_pool_failed(struct roost_pool *pool, int place) {
     struct roost_member *m = &pool->place[place];
     m->failed++;

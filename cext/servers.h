@@ -16,6 +16,7 @@
 
 #define ROOST_PLACES 64   /* those configured, and those that leave */
 #define ROOST_NOBODY (-1) /* no place */
+#define ROOST_SURELY_CLIENT_FIRST 16
 
 struct roost_member {
     struct roost_server server;
@@ -29,10 +30,11 @@ struct roost_member {
 
 struct roost_pool {
     struct roost_member place[ROOST_PLACES];
-    uint8_t balance;   /* enum roost_balance */
-    uint8_t max_fails; /* down after so many failed links in a row; 0: never by that */
-    bool as_accepted;  /* no servers: a link goes to the one that the client connected to */
-    int last;          /* chosen place: ties go round from there */
+    uint8_t balance;      /* enum roost_balance */
+    uint8_t max_fails;    /* down after so many failed links in a row; 0: never by that */
+    bool as_accepted;     /* no servers: a link goes to the one that the client connected to */
+    uint8_t client_first; /* links in a row on which the client spoke first, up to ROOST_SURELY_CLIENT_FIRST */
+    int last;             /* chosen place: ties go round from there */
 };
 
 /* Takes a configuration over: a server that stays keeps its state. 0; or -EINVAL: more than ROOST_SERVERS_MAX, -ENOSPC: too
@@ -51,6 +53,7 @@ uint32_t roost_pool_left(const struct roost_pool *pool, uint64_t tried);
 void roost_pool_enter(struct roost_pool *pool, int place); /* a link is begun */
 void roost_pool_leave(struct roost_pool *pool, int place); /* it is over, or came to nothing */
 void roost_pool_linked(struct roost_pool *pool, int place);
-bool roost_pool_failed(struct roost_pool *pool, int place); /* true: so it is down now */
+void roost_pool_spoken(struct roost_pool *pool, bool client_first); /* the first bytes on a link */
+bool roost_pool_failed(struct roost_pool *pool, int place);         /* true: so it is down now */
 
 #endif

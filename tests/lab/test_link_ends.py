@@ -16,8 +16,8 @@ import pytest
 from appliance.engine import Op
 from appliance.lab import DaemonHandle, Lab, wait_until
 from control.states import Cause, State
-from tests.lab.engine_lab import EngineLab, receive, tcp_info
-from tests.lab.test_relay import reset, send_and_close
+from tests.lab.engine_lab import EngineLab, receive, reset, tcp_info
+from tests.lab.test_relay import send_and_close
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 PORT = 8000

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import resource
 import socket
-import struct
 import threading
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from control.states import Cause, State
-from tests.lab.engine_lab import EngineLab, receive
+from tests.lab.engine_lab import EngineLab, receive, reset, tcp_info
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 CLOSING = pytest.mark.engine(service={"close_with_server": True})
@@ -26,11 +25,6 @@ def rss_bytes() -> int:
 
 def send_and_close(sock: socket.socket, data: bytes) -> None:
     sock.sendall(data)
-    sock.close()
-
-
-def reset(sock: socket.socket) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
 
 
@@ -249,3 +243,72 @@ def test_a_server_is_told_whose_connection_it_is_on_every_link(box: EngineLab, f
     pair.client.sendall(b"again")
     pair.server = box.accept(family)
     assert receive(pair.server, len(line) + 5) == line + b"again"
+
+
+def corked_end(sock: socket.socket, data: bytes) -> None:
+    """Sends the bytes and a FIN in one packet."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+    sock.sendall(data)
+    sock.shutdown(socket.SHUT_WR)
+
+
+@BOTH
+@CLOSING
+def test_last_bytes_and_the_end_go_on_in_one_packet(box: EngineLab, family: int) -> None:
+    pair = box.connect(family)
+    before = tcp_info(pair.client).segments_in
+    corked_end(pair.server, b"last words")
+    assert receive(pair.client, 100) == b"last words"
+    assert tcp_info(pair.client).segments_in == before + 1
+    before = tcp_info(pair.server).segments_in
+    corked_end(pair.client, b"and mine")
+    assert receive(pair.server, 100) == b"and mine"
+    assert tcp_info(pair.server).segments_in <= before + 2, "those, and the acknowledgement of what it said itself"
+
+
+@BOTH
+def test_last_bytes_of_a_server_reach_a_client_that_stays(box: EngineLab, family: int) -> None:
+    """No FIN follows them here: nothing may hold them back for one."""
+    pair = box.connect(family)
+    began = time.monotonic()
+    corked_end(pair.server, b"last words")
+    assert receive(pair.client, 10) == b"last words"
+    assert time.monotonic() - began < 0.15, "the kernel lets go of what waits for more after 200 ms"
+    pair.server.close()
+    box.wait_state(pair, State.STANDBY)
+    box.wake_and_answer(pair)
+
+
+@BOTH
+def test_a_server_may_speak_first_where_every_client_did_until_now(box: EngineLab, family: int) -> None:
+    for _ in range(20):
+        client = box.dial(family)
+        client.sendall(b"hello")
+        server = box.accept(family)
+        assert receive(server, 5) == b"hello"
+        client.close()
+    took = []
+    for _ in range(4):
+        client = box.dial(family)
+        began = time.monotonic()
+        server = box.accept(family)
+        server.sendall(b"220 ready")
+        assert receive(client, 9) == b"220 ready"
+        took.append(time.monotonic() - began)
+    assert min(took[1:]) < 0.1, "after one that had to wait for the kernel to end the handshake, none has to"
+
+
+def test_a_greeting_in_two_parts_is_not_held_up_by_a_late_acknowledgement(box: EngineLab) -> None:
+    """A server with Nagle's algorithm sends its second part when the first is acknowledged: at once, on a new link."""
+    took = []
+    for _ in range(5):
+        client = box.dial()
+        client.sendall(b"hello")
+        server = box.accept()
+        assert receive(server, 5) == b"hello"
+        began = time.monotonic()
+        server.sendall(b"one ")
+        server.sendall(b"two")
+        assert receive(client, 7) == b"one two"
+        took.append(time.monotonic() - began)
+    assert min(took) < 0.03, "a delayed acknowledgement takes 40 ms"
