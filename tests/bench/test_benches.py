@@ -23,6 +23,8 @@ CONTRACT = {
         "throughput_64_vs_haproxy",
         "connects_vs_haproxy",
         "rtt_us_p50",
+        "added_rtt_vs_haproxy",
+        "connect_cpu_vs_haproxy",
         "haproxy_rtt_us_p50",
         "routed_rtt_us_p50",
     },
@@ -74,6 +76,8 @@ def test_relay_measures_every_way_through_the_appliance() -> None:
     for way in ("", "router_", "haproxy_", "routed_"):
         for key in ("rtt_us_p50", "throughput_1_gbit_s", "throughput_64_gbit_s", "connects_per_s"):
             assert report.figures[way + key].median > 0, way + key
+    added = report.figures["added_rtt_us"].median
+    assert added == pytest.approx(report.figures["rtt_us_p50"].median - report.figures["routed_rtt_us_p50"].median)
     assert report.figures["connect_cpu_us"].median > 0, "it did not go through the daemon"
     assert report.figures["haproxy_connect_cpu_us"].median > 0, "it did not go through HAProxy"
 
