@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a freeze and a thaw cost on the one engine thread.
+"""What a freeze and a thaw cost, and how many of both the engine does in a second.
 
 Method. Real clients connect and are answered by a real server, then their server links are closed (STANDBY): a client
 socket each is what is left. All of them are frozen batch after batch: the clock runs from the call that submits a
@@ -9,6 +9,12 @@ ROOST_OP_WAKE, by key. A run is one such pass over all connections, and its figu
 
 `freeze_busy_us` and `thaw_busy_us` are the part that the engine thread spends in snapshots and in rebuilding, by its
 own clock, for each connection.
+
+In life some connections go to sleep while others wake. So half of them are frozen beforehand, and then each run freezes
+the one half while it thaws the other: commands of both kinds are submitted in turn, and never are more than `WINDOWS`
+batches of them on their way, as the control plane would have it. `operations_per_s` is all that was done in such a run,
+freezes and thaws, by the time from the first command to the last event; `pairs_per_s` is half of it, a pair being one
+freeze and one thaw.
 
 In the end some clients speak, and must be answered: what was frozen and thawed was alive.
 """
@@ -30,7 +36,9 @@ JOINING = 2000  # at a time: while they join, a client takes two descriptors
 PATIENCE_S = 60.0
 SPEAKING = 2000  # in the end: each then has a server again
 QUIET_S = 7200  # the clients' keep-alives stay out of it
+WINDOWS = 2  # batches on their way: the next is at hand when one is done
 FREEZE_US = THAW_US = 25.0
+OPERATIONS_PER_S = 120_000
 
 
 class Table:
@@ -41,7 +49,7 @@ class Table:
         self.state: dict[int, int] = {}
         self.key: dict[int, bytes] = {}
         self._left = 0
-        self._target = 0
+        self._target: int | None = 0
         self.refused: Counter[int] = Counter()
 
     def see(self, event: Event) -> None:
@@ -49,7 +57,7 @@ class Table:
             self.state[event.id] = event.to_state
             if event.id not in self.key:
                 self.key[event.id] = event.record.key_raw
-            if event.to_state == self._target:
+            if self._target is None or event.to_state == self._target:
                 self._left -= 1
         elif event.type == EventType.REFUSED:
             self.refused[event.error] += 1
@@ -60,6 +68,19 @@ class Table:
         self._left, self._target = len(commands), target
         began = time.perf_counter()
         self._engine.submit(commands)
+        until(self._engine, lambda: self._left <= 0, self.see, PATIENCE_S, what)
+        return time.perf_counter() - began
+
+    def flow(self, parts: Sequence[Sequence[Command]], what: str) -> float:
+        """Submit batches, each as soon as the one `WINDOWS` before it is done, and wait for all; the seconds that took.
+        Every command must lead to one transition."""
+        self._left, self._target = 0, None
+        room = WINDOWS * max(len(part) for part in parts)
+        began = time.perf_counter()
+        for part in parts:
+            self._left += len(part)
+            until(self._engine, lambda: self._left <= room, self.see, PATIENCE_S, what)
+            self._engine.submit(part)
         until(self._engine, lambda: self._left <= 0, self.see, PATIENCE_S, what)
         return time.perf_counter() - began
 
@@ -82,6 +103,29 @@ def batches(commands: Sequence[Command], batch: int) -> list[Sequence[Command]]:
     return [commands[start : start + batch] for start in range(0, len(commands), batch)]
 
 
+def freezing(numbers: Sequence[int]) -> list[Command]:
+    return [Command(Op.IDLE, cause=Cause.COMMAND, id=one) for one in numbers]
+
+
+def thawing(numbers: Sequence[int], table: Table) -> list[Command]:
+    return [Command(Op.WAKE, cause=Cause.COMMAND, key=table.key[one]) for one in numbers]
+
+
+def overlapping(table: Table, batch: int, runs: int) -> list[float]:
+    """Freezes and thaws a second of each run, in which one half falls asleep while the other wakes."""
+    awake = table.ids(State.STANDBY)
+    table.move(freezing(awake[::2]), State.IDLE, "freezing a half")
+    speeds = []
+    for number in range(1, runs + 1):
+        to_freeze, to_thaw = freezing(table.ids(State.STANDBY)), thawing(table.ids(State.IDLE), table)
+        mixed = [one for pair in zip(to_freeze, to_thaw, strict=False) for one in pair]
+        took_s = table.flow(batches(mixed, batch), "freezing one half and thawing the other")
+        speeds.append(len(mixed) / took_s)
+        say(f"overlapping run {number}: {speeds[-1]:,.0f} freezes and thaws a second")
+    table.move(thawing(table.ids(State.IDLE), table), State.STANDBY, "thawing a half")
+    return speeds
+
+
 def run(connections: int = 10_000, batch: int = 2000, runs: int = 5) -> Report:
     """Freeze and thaw `connections` connections `runs` times, `batch` commands at once."""
     need_room(connections, others=max(JOINING, SPEAKING))
@@ -101,10 +145,9 @@ def run(connections: int = 10_000, batch: int = 2000, runs: int = 5) -> Report:
             first = engine.stats()
             for number in range(1, runs + 1):
                 before = engine.stats()
-                idle = [Command(Op.IDLE, cause=Cause.COMMAND, id=one) for one in numbers]
+                idle = freezing(numbers)
                 froze_s = sum(table.move(part, State.IDLE, "freezing a batch") for part in batches(idle, batch))
-                asleep = table.ids(State.IDLE)
-                wake = [Command(Op.WAKE, cause=Cause.COMMAND, key=table.key[one]) for one in asleep]
+                wake = thawing(table.ids(State.IDLE), table)
                 thawed_s = sum(table.move(part, State.STANDBY, "thawing a batch") for part in batches(wake, batch))
                 after = engine.stats()
                 frozen, thawed = after["frozen"] - before["frozen"], after["thawed"] - before["thawed"]
@@ -115,6 +158,7 @@ def run(connections: int = 10_000, batch: int = 2000, runs: int = 5) -> Report:
                 freeze_busy_us.append((after["freeze_ns"] - before["freeze_ns"]) / 1e3 / frozen)
                 thaw_busy_us.append((after["thaw_ns"] - before["thaw_ns"]) / 1e3 / thawed)
                 say(f"run {number}: freeze {freeze_us[-1]:.1f} µs, thaw {thaw_us[-1]:.1f} µs")
+            speeds = overlapping(table, batch, runs)
             last = engine.stats()
             asked = min(SPEAKING, connections)
             said = swarm.say(asked)
@@ -122,8 +166,11 @@ def run(connections: int = 10_000, batch: int = 2000, runs: int = 5) -> Report:
         swarm.close()
         server.close()
     report.did = (
-        f"{connections:,} clients frozen and thawed {runs} times, {batch:,} in a batch; {asked:,} spoke afterwards"
+        f"{connections:,} clients frozen and thawed {runs} times, {batch:,} in a batch, then one half while the other "
+        f"was thawed; {asked:,} spoke afterwards"
     )
+    report.add("operations_per_s", speeds, "operations/s", Target(at_least=OPERATIONS_PER_S))
+    report.add("pairs_per_s", [speed / 2 for speed in speeds], "pairs/s")
     report.add("freeze_us", freeze_us, "µs", Target(at_most=FREEZE_US))
     report.add("thaw_us", thaw_us, "µs", Target(at_most=THAW_US))
     report.add("freeze_busy_us", freeze_busy_us, "µs")
