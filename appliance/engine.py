@@ -313,6 +313,11 @@ class Event:
         return self.record.ka[:OVERRIDES_BYTES]
 
 
+def default_workers() -> int:
+    """Threads that help the engine thread to freeze and thaw in bulk: it has one of the processors itself."""
+    return len(os.sched_getaffinity(0)) - 1
+
+
 @dataclass(slots=True)
 class EngineOptions:
     """Sizes and places (struct roost_options)."""
@@ -324,6 +329,7 @@ class EngineOptions:
     idle_slots: int = 131072
     ring_bytes: int = 4 << 20
     max_awake: int = 8192
+    workers: int = field(default_factory=default_workers)
     next_id: int = 1
     grow: bool = False
     name: str = ""
@@ -447,7 +453,7 @@ class Engine:
         raw = ffi.new("struct roost_options *")
         name = ffi.new("char[]", options.name.encode())
         raw.pin_dir, raw.bpf_dir, raw.name = pin_dir, bpf_dir, name
-        for size in ("ipv4_slots", "ipv6_slots", "idle_slots", "ring_bytes", "max_awake", "next_id", "grow"):
+        for size in ("ipv4_slots", "ipv6_slots", "idle_slots", "ring_bytes", "max_awake", "workers", "next_id", "grow"):
             setattr(raw, size, getattr(options, size))
         self._raw = lib.roost_open(raw, self._buffers.err, ERR_LEN)
         if not self._raw:

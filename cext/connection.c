@@ -248,3 +248,9 @@ int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool serve
     event.data.u64 = (uint64_t)(uintptr_t)c | (server ? 1 : 0);
     return epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
 }
+
+int roost_rewatch(struct roost_engine *e, int fd, struct roost_conn *c) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLPRI | EPOLLOUT | EPOLLRDHUP | EPOLLET};
+    event.data.u64 = (uint64_t)(uintptr_t)c;
+    return epoll_ctl(e->epoll_fd, EPOLL_CTL_MOD, fd, &event) ? -errno : 0;
+}

@@ -80,7 +80,7 @@ static void dispatch(struct roost_engine *e, const struct epoll_event *event) {
         roost_grace_done(e);
     else if (tag == TAG_DOOR + ROOST_DOOR_IPV4 || tag == TAG_DOOR + ROOST_DOOR_IPV6)
         roost_router_accept(e, (int)(tag - TAG_DOOR));
-    else if (read(e->wake_fd, &drained, sizeof(drained)) < 0)
+    else if (tag != TAG_SPARE && read(e->wake_fd, &drained, sizeof(drained)) < 0)
         return; /* somebody was faster */
 }
 
@@ -218,6 +218,7 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
     roost_wheel_init(&e->wheel, e->now_ms);
     e->growth.allowed = options->grow;
     e->max_awake = options->max_awake ? options->max_awake : 8192;
+    e->worker_threads = options->workers;
     snprintf(e->name, sizeof(e->name), "%s", options->name ? options->name : "");
     e->epoll_fd = e->wake_fd = -1;
     roost_link_ports(e, 10240, 32767);
@@ -225,6 +226,7 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
     int error = roost_datapath_open(&e->path, &e->table, options->pin_dir, options->bpf_dir, &sizes, roost_on_frame, e,
                                     err, err_len);
     if (!error) {
+        roost_survey_open(&e->survey, options->bpf_dir); /* without it, sockets are asked one by one */
         roost_births_forget(e);
         int64_t removed = roost_table_adopt(&e->table, &max_id);
         roost_born_adopted(e);
@@ -269,7 +271,11 @@ int roost_start(roost_engine *e, char *err, uint32_t err_len) {
         roost_births_turn(e); /* whoever connects from now on may be born */
         sigfillset(&all);     /* signals are Python's */
         pthread_sigmask(SIG_SETMASK, &all, &old);
-        error = -pthread_create(&e->thread, NULL, engine_thread, e);
+        error = roost_workers_start(&e->workers, e->worker_threads, ENGINE_NICE);
+        if (!error)
+            error = -pthread_create(&e->thread, NULL, engine_thread, e);
+        if (!error)
+            pthread_setname_np(e->thread, "roost-engine");
         pthread_sigmask(SIG_SETMASK, &old, NULL);
     }
     if (error)
@@ -410,6 +416,7 @@ void roost_stop(roost_engine *e) {
     roost_unlock(e);
     kick(e);
     pthread_join(e->thread, NULL);
+    roost_workers_stop(&e->workers);
     roost_grace_stop(e);
     roost_growth_stop(e);
     e->started = false;
@@ -446,6 +453,8 @@ void roost_close(roost_engine *e) {
         roost_conn_forget(e, c);
     }
     roost_conns_free_dead(e);
+    roost_spares_trim(&e->spares, 0);
+    roost_survey_close(&e->survey);
     roost_datapath_close(&e->path);
     roost_hosts_close(&e->hosts);
     roost_overrides_close(&e->overrides);

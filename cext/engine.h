@@ -184,6 +184,7 @@ struct roost_options {
     uint32_t idle_slots; /* rest slots */
     uint32_t ring_bytes; /* a power of two */
     uint32_t max_awake;  /* client connections with a socket; above 7/8 of it: ROOST_EV_PRESSURE */
+    uint32_t workers;    /* threads that help the engine thread to freeze and thaw in bulk */
     uint64_t next_id;    /* first number to give (the engine also looks at the adopted table) */
     uint8_t grow;        /* whether the tables may grow */
     const char *name;    /* the manager's own, for in-band requests to it alone; NULL: none */

@@ -32,8 +32,11 @@
 #include "mailbox.h"
 #include "overrides.h"
 #include "servers.h"
+#include "spares.h"
+#include "survey.h"
 #include "table.h"
 #include "wheel.h"
+#include "workers.h"
 
 #include "engine.h"
 
@@ -46,7 +49,8 @@ enum {
     TAG_WAKE = 1,
     TAG_RING = 2,
     TAG_GRACE = 3,
-    TAG_DOOR = 4, /* and the next: enum roost_door */
+    TAG_DOOR = 4,  /* and the next: enum roost_door */
+    TAG_SPARE = 6, /* a spare socket: nothing that it says means anything */
     TAG_LISTENER = 16,
     TAG_END = TAG_LISTENER + ROOST_MAX_SERVICES
 };
@@ -72,6 +76,7 @@ struct roost_leg {
     bool eof;                      /* the peer's FIN was read */
     bool shut;                     /* we sent ours */
     bool refused;                  /* a send to it failed with bytes in hand */
+    bool rebuilt;                  /* from a record, not accepted or connected */
     struct roost_pending *pending; /* to be written to this leg */
 };
 
@@ -167,6 +172,8 @@ enum roost_engine_counter {
     ROOST_E_FREEZE_CANCELLED,
     ROOST_E_THAWED,
     ROOST_E_THAW_FAILED,
+    ROOST_E_SURVEYED,
+    ROOST_E_REUSED,
     ROOST_E_HELD_DROPPED,
     ROOST_E_REPLAYED,
     ROOST_E_STRAY_REPLAYED,
@@ -200,6 +207,10 @@ struct roost_engine {
     int epoll_fd, wake_fd;
     struct roost_mailbox box;
     struct roost_datapath path;
+    struct roost_survey survey;
+    struct roost_workers workers;
+    uint32_t worker_threads;
+    struct roost_spares spares;
     struct roost_table table;
     struct roost_wheel wheel;
     struct roost_grace grace;
@@ -283,7 +294,8 @@ void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum ro
 /* Ends an awake connection: CLOSED. reset: towards both ends by RST, else by the close that is already under way. */
 void roost_conn_close(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset);
 int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool server);
-void roost_reset_fd(int fd); /* close with RST */
+int roost_rewatch(struct roost_engine *e, int fd, struct roost_conn *c); /* a client's socket that was a spare one */
+void roost_reset_fd(int fd);                                             /* close with RST */
 void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset);
 
 /* ports.c */
@@ -363,6 +375,7 @@ int roost_freeze(struct roost_engine *e, struct roost_conn *c, bool keep_link, e
 void roost_freeze_cancel(struct roost_engine *e, struct roost_conn *c, int error);
 void roost_freeze_turn(struct roost_engine *e);
 void roost_grace_done(struct roost_engine *e);
+uint32_t roost_spares_room(const struct roost_engine *e); /* for spare sockets: what is awake comes first */
 
 /* thaw.c */
 int roost_on_frame(void *context, void *data, size_t size);

@@ -39,7 +39,7 @@ static void end_orphan(struct roost_engine *e, const struct roost_key *key, stru
     if (fd == -EMFILE || fd == -ENFILE)
         return;                          /* tried again in a second */
     roost_table_remove(&e->table, slot); /* the guard stops an RST of what is in the table */
-    if (fd >= 0 && !roost_repair_finish(fd))
+    if (fd >= 0 && !roost_repair_finish(fd, false))
         roost_reset_fd(fd);
     else if (fd >= 0)
         close(fd);
@@ -203,6 +203,7 @@ void roost_sweep_turn(struct roost_engine *e) {
     if (e->now_ms < e->sweep_ms)
         return;
     roost_births_turn(e);
+    roost_spares_trim(&e->spares, roost_spares_room(e));
     uint64_t buckets = roost_table_buckets(&e->table);
     uint32_t slice_ms = buckets > LARGE_BUCKETS ? SLICE_OF_LARGE_MS : SLICE_MS;
     uint64_t end = e->sweep_at + (buckets * slice_ms + 999) / 1000;

@@ -177,7 +177,7 @@ void roost_testing_undo(int fd) {
 
 int roost_testing_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest) {
     int fd = roost_repair_rebuild(key, ka, rest);
-    int e = fd < 0 ? 0 : roost_repair_finish(fd);
+    int e = fd < 0 ? 0 : roost_repair_finish(fd, false);
     if (!e)
         return fd;
     close(fd);
