@@ -297,6 +297,25 @@ int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t
     return error;
 }
 
+int roost_submit_many(roost_engine *e, uint8_t op, uint8_t cause, const uint64_t *ids, const struct roost_key *keys,
+                      uint32_t count) {
+    struct roost_command command;
+    int error = 0;
+    memset(&command, 0, sizeof(command));
+    command.op = op;
+    command.cause = cause;
+    command.fd = -1;
+    for (uint32_t i = 0; i < count && !error; i++) {
+        if (ids)
+            command.id = ids[i];
+        if (keys)
+            command.record.key = keys[i];
+        error = roost_mailbox_submit(&e->box, &command, 1);
+    }
+    kick(e);
+    return error;
+}
+
 int roost_events(roost_engine *e, struct roost_event *events, uint32_t max, uint32_t timeout_ms, uint32_t patience_ms) {
     return roost_mailbox_take(&e->box, events, max, timeout_ms, patience_ms);
 }

@@ -11,10 +11,10 @@ ROOST_OP_WAKE, by key. A run is one such pass over all connections, and its figu
 own clock, for each connection.
 
 In life some connections go to sleep while others wake. So half of them are frozen beforehand, and then each run freezes
-the one half while it thaws the other: commands of both kinds are submitted in turn, and never are more than `WINDOWS`
-batches of them on their way, as the control plane would have it. `operations_per_s` is all that was done in such a run,
-freezes and thaws, by the time from the first command to the last event; `pairs_per_s` is half of it, a pair being one
-freeze and one thaw.
+the one half while it thaws the other, and the other way round, `TURNS` times in all, without a pause: a batch is half
+freezes and half thaws, and never are more than `WINDOWS` batches on their way. `operations_per_s` is all that was done
+in such a run, freezes and thaws, by the time from the first command to the last event; `pairs_per_s` is half of it, a
+pair being one freeze and one thaw.
 
 In the end some clients speak, and must be answered: what was frozen and thawed was alive.
 """
@@ -23,9 +23,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from appliance.engine import Command, Engine, EngineError, Event, EventType, Op
+from appliance.engine import Engine, EngineError, Event, EventType, Op
 from appliance.lab import Lab, SwarmGroup
 from control.states import Cause, State
 from tests.bench.direct import WAN, alarms, names, need_room, running_engine, say, services, until
@@ -37,6 +37,7 @@ PATIENCE_S = 60.0
 SPEAKING = 2000  # in the end: each then has a server again
 QUIET_S = 7200  # the clients' keep-alives stay out of it
 WINDOWS = 2  # batches on their way: the next is at hand when one is done
+TURNS = 4  # of each half, in a run that overlaps: the grace period at its end is then a small part of it
 FREEZE_US = THAW_US = 25.0
 OPERATIONS_PER_S = 120_000
 
@@ -63,26 +64,37 @@ class Table:
             self.refused[event.error] += 1
             self._left -= 1
 
-    def move(self, commands: Sequence[Command], target: State, what: str) -> float:
+    def submit(self, op: Op, numbers: Sequence[int]) -> None:
+        """One command for each connection: those that wake are named by their keys."""
+        if op is Op.WAKE:
+            self._engine.submit_many(op, Cause.COMMAND, keys=[self.key[number] for number in numbers])
+        else:
+            self._engine.submit_many(op, Cause.COMMAND, ids=numbers)
+
+    def move(self, op: Op, numbers: Sequence[int], target: State, what: str) -> float:
         """Submit a batch and wait until all of it is in `target`; the seconds that took."""
-        self._left, self._target = len(commands), target
+        self._left, self._target = len(numbers), target
         began = time.perf_counter()
-        self._engine.submit(commands)
+        self.submit(op, numbers)
         until(self._engine, lambda: self._left <= 0, self.see, PATIENCE_S, what)
         return time.perf_counter() - began
 
-    def flow(self, parts: Sequence[Sequence[Command]], what: str) -> float:
-        """Submit batches, each as soon as the one `WINDOWS` before it is done, and wait for all; the seconds that took.
-        Every command must lead to one transition."""
+    def flow(self, parts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> float:
+        """Freeze the first and thaw the second of each part, and begin each as soon as no more than `WINDOWS` are on
+        their way with it; the seconds that took."""
         self._left, self._target = 0, None
-        room = WINDOWS * max(len(part) for part in parts)
         began = time.perf_counter()
-        for part in parts:
-            self._left += len(part)
-            until(self._engine, lambda: self._left <= room, self.see, PATIENCE_S, what)
-            self._engine.submit(part)
-        until(self._engine, lambda: self._left <= 0, self.see, PATIENCE_S, what)
+        for freezing, thawing in parts:
+            both = len(freezing) + len(thawing)
+            self._wait((WINDOWS - 1) * both)
+            self._left += both
+            self.submit(Op.IDLE, freezing)
+            self.submit(Op.WAKE, thawing)
+        self._wait(0)
         return time.perf_counter() - began
+
+    def _wait(self, left: int) -> None:
+        until(self._engine, lambda: self._left <= left, self.see, PATIENCE_S, "freezing and thawing")
 
     def ids(self, state: State) -> list[int]:
         return [number for number, now in self.state.items() if now == state]
@@ -95,34 +107,27 @@ def join(swarm: SwarmGroup, table: Table, engine: Engine, address: str, count: i
     if joined.connected != count:
         raise EngineError(f"{joined.connected} of {count} clients connected; failed: {dict(joined.failed)}")
     until(engine, lambda: len(table.state) >= expected, table.see, PATIENCE_S, f"{count} clients accepted")
-    active = [Command(Op.STANDBY, cause=Cause.COMMAND, id=number) for number in table.ids(State.ACTIVE)]
-    table.move(active, State.STANDBY, "clients to STANDBY")
+    table.move(Op.STANDBY, table.ids(State.ACTIVE), State.STANDBY, "clients to STANDBY")
 
 
-def batches(commands: Sequence[Command], batch: int) -> list[Sequence[Command]]:
-    return [commands[start : start + batch] for start in range(0, len(commands), batch)]
-
-
-def freezing(numbers: Sequence[int]) -> list[Command]:
-    return [Command(Op.IDLE, cause=Cause.COMMAND, id=one) for one in numbers]
-
-
-def thawing(numbers: Sequence[int], table: Table) -> list[Command]:
-    return [Command(Op.WAKE, cause=Cause.COMMAND, key=table.key[one]) for one in numbers]
+def batches(numbers: Sequence[int], batch: int) -> list[Sequence[int]]:
+    return [numbers[start : start + batch] for start in range(0, len(numbers), batch)]
 
 
 def overlapping(table: Table, batch: int, runs: int) -> list[float]:
-    """Freezes and thaws a second of each run, in which one half falls asleep while the other wakes."""
-    awake = table.ids(State.STANDBY)
-    table.move(freezing(awake[::2]), State.IDLE, "freezing a half")
+    """Freezes and thaws a second of each run, in which one half falls asleep while the other wakes, and back, `TURNS`
+    times."""
+    numbers = table.ids(State.STANDBY)
+    half = len(numbers) // 2
+    size = min(batch // 2, half // (2 * WINDOWS)) or 1  # its turn comes again when it is done: freezes go in order
+    first, second = batches(numbers[:half], size), batches(numbers[half : 2 * half], size)
+    table.move(Op.IDLE, numbers[:half], State.IDLE, "freezing a half")
     speeds = []
     for number in range(1, runs + 1):
-        to_freeze, to_thaw = freezing(table.ids(State.STANDBY)), thawing(table.ids(State.IDLE), table)
-        mixed = [one for pair in zip(to_freeze, to_thaw, strict=False) for one in pair]
-        took_s = table.flow(batches(mixed, batch), "freezing one half and thawing the other")
-        speeds.append(len(mixed) / took_s)
+        took_s = table.flow([*zip(second, first, strict=True), *zip(first, second, strict=True)] * (TURNS // 2))
+        speeds.append(2 * half * TURNS / took_s)
         say(f"overlapping run {number}: {speeds[-1]:,.0f} freezes and thaws a second")
-    table.move(thawing(table.ids(State.IDLE), table), State.STANDBY, "thawing a half")
+    table.move(Op.WAKE, numbers[:half], State.STANDBY, "thawing a half")
     return speeds
 
 
@@ -145,10 +150,13 @@ def run(connections: int = 10_000, batch: int = 2000, runs: int = 5) -> Report:
             first = engine.stats()
             for number in range(1, runs + 1):
                 before = engine.stats()
-                idle = freezing(numbers)
-                froze_s = sum(table.move(part, State.IDLE, "freezing a batch") for part in batches(idle, batch))
-                wake = thawing(table.ids(State.IDLE), table)
-                thawed_s = sum(table.move(part, State.STANDBY, "thawing a batch") for part in batches(wake, batch))
+                froze_s = sum(
+                    table.move(Op.IDLE, part, State.IDLE, "freezing a batch") for part in batches(numbers, batch)
+                )
+                asleep = table.ids(State.IDLE)
+                thawed_s = sum(
+                    table.move(Op.WAKE, part, State.STANDBY, "thawing a batch") for part in batches(asleep, batch)
+                )
                 after = engine.stats()
                 frozen, thawed = after["frozen"] - before["frozen"], after["thawed"] - before["thawed"]
                 if not frozen or frozen != thawed:
