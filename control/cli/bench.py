@@ -67,7 +67,7 @@ def chaos(seconds: float, clients: int, mode: str, as_json: bool) -> None:
 
 
 @command.command()
-@click.option("--connections", type=click.IntRange(min=4), default=10_000, show_default=True)
+@click.option("--connections", type=click.IntRange(min=16), default=10_000, show_default=True)
 @click.option("--batch", type=click.IntRange(min=1), default=2000, show_default=True, help="Commands in one batch.")
 @click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True)
 @json_option
