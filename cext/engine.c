@@ -68,9 +68,17 @@ static void leg_event(struct roost_engine *e, struct roost_conn *c, bool server,
     }
 }
 
+static void rebuilt_event(struct roost_engine *e, uint32_t fd, uint32_t events) {
+    struct roost_conn *c = fd < e->rebuilt_size ? e->rebuilt[fd] : NULL;
+    if (c) /* else it is a spare socket */
+        leg_event(e, c, false, events);
+}
+
 static void dispatch(struct roost_engine *e, const struct epoll_event *event) {
     uint64_t tag = event->data.u64, drained;
-    if (tag >= TAG_END)
+    if (tag & TAG_REBUILT)
+        rebuilt_event(e, (uint32_t)tag, event->events);
+    else if (tag >= TAG_END)
         leg_event(e, (struct roost_conn *)(uintptr_t)(tag & ~1ULL), tag & 1, event->events);
     else if (tag >= TAG_LISTENER)
         roost_accept_turn(e, &e->listener[tag - TAG_LISTENER]);
@@ -80,7 +88,7 @@ static void dispatch(struct roost_engine *e, const struct epoll_event *event) {
         roost_grace_done(e);
     else if (tag == TAG_DOOR + ROOST_DOOR_IPV4 || tag == TAG_DOOR + ROOST_DOOR_IPV6)
         roost_router_accept(e, (int)(tag - TAG_DOOR));
-    else if (tag != TAG_SPARE && read(e->wake_fd, &drained, sizeof(drained)) < 0)
+    else if (read(e->wake_fd, &drained, sizeof(drained)) < 0)
         return; /* somebody was faster */
 }
 
@@ -484,6 +492,7 @@ void roost_close(roost_engine *e) {
         close(e->wake_fd);
     free(e->by_id);
     free(e->by_key);
+    free(e->rebuilt);
     free(e->link_ports_reserved);
     pthread_mutex_destroy(&e->lock);
     free(e);

@@ -337,9 +337,10 @@ static void spend_slice(void *context, uint32_t slice, uint32_t from, uint32_t t
     int epoll_fd = b->engine->epoll_fd;
     (void)slice;
     for (struct spent *s = &b->spent[from]; s < &b->spent[to]; s++) {
-        struct epoll_event silent = {.events = EPOLLET, .data.u64 = TAG_SPARE};
-        if (s->spare &&
-            (epoll_ctl(epoll_fd, EPOLL_CTL_MOD, s->fd, &silent) || roost_repair_disconnect(s->fd, &s->key, s->rebuilt)))
+        struct epoll_event event = roost_rebuilt_event(s->fd);
+        /* Accepted, it is watched by its connection's address, which means nothing any more. */
+        if (s->spare && ((!s->rebuilt && epoll_ctl(epoll_fd, EPOLL_CTL_MOD, s->fd, &event)) ||
+                         roost_repair_disconnect(s->fd, &s->key, s->rebuilt)))
             s->spare = false;
         if (s->spare)
             continue;
@@ -356,9 +357,12 @@ uint32_t roost_spares_room(const struct roost_engine *e) {
 static void spend_all(struct roost_engine *e, struct batch *b) {
     uint32_t room = roost_spares_room(e);
     room = room > e->spares.count ? room - e->spares.count : 0;
-    for (uint32_t i = 0; i < b->spents; i++)
-        if (b->spent[i].spare)
-            b->spent[i].spare = room && room--;
+    for (uint32_t i = 0; i < b->spents; i++) {
+        struct spent *s = &b->spent[i];
+        if (s->spare)
+            s->spare = room && !roost_rebuilt_reserve(e, s->fd) && room--;
+        roost_rebuilt_name(e, s->fd, NULL);
+    }
     roost_workers_run(&e->workers, spend_slice, b, b->spents, SLICE);
     for (uint32_t i = 0; i < b->spents; i++) {
         const struct spent *s = &b->spent[i];

@@ -44,16 +44,19 @@
 #define ROOST_SCRATCH (256 * 1024)
 #define ROOST_PENDING_MAX (64 * 1024) /* most that is ever buffered for a slow reader, per direction */
 
-/* What epoll's data names: these, or a connection (an address, the lowest bit set for its server leg). */
+/* What epoll's data names: these, or a connection (an address, the lowest bit set for its server leg); or, of a client's
+ * socket that was rebuilt, TAG_REBUILT and its descriptor, by which roost_engine.rebuilt has its connection: as a spare
+ * socket it has none, and stays in the epoll instance nevertheless. */
 enum {
     TAG_WAKE = 1,
     TAG_RING = 2,
     TAG_GRACE = 3,
-    TAG_DOOR = 4,  /* and the next: enum roost_door */
-    TAG_SPARE = 6, /* a spare socket: nothing that it says means anything */
+    TAG_DOOR = 4, /* and the next: enum roost_door */
     TAG_LISTENER = 16,
     TAG_END = TAG_LISTENER + ROOST_MAX_SERVICES
 };
+
+#define TAG_REBUILT (1ULL << 63)
 
 struct roost_held { /* a frame that waits for its connection */
     struct roost_held *next;
@@ -211,6 +214,8 @@ struct roost_engine {
     struct roost_workers workers;
     uint32_t worker_threads;
     struct roost_spares spares;
+    struct roost_conn **rebuilt; /* by descriptor; see TAG_REBUILT */
+    uint32_t rebuilt_size;
     struct roost_table table;
     struct roost_wheel wheel;
     struct roost_grace grace;
@@ -294,8 +299,12 @@ void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum ro
 /* Ends an awake connection: CLOSED. reset: towards both ends by RST, else by the close that is already under way. */
 void roost_conn_close(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset);
 int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool server);
-int roost_rewatch(struct roost_engine *e, int fd, struct roost_conn *c); /* a client's socket that was a spare one */
-void roost_reset_fd(int fd);                                             /* close with RST */
+/* Room for what is rebuilt with these descriptors. 0 or -ENOMEM. */
+int roost_rebuilt_reserve(struct roost_engine *e, int fd);
+void roost_rebuilt_name(struct roost_engine *e, int fd, struct roost_conn *c); /* NULL: it is nobody's from now on */
+/* How a rebuilt client's socket is to be watched, named or not. */
+struct epoll_event roost_rebuilt_event(int fd);
+void roost_reset_fd(int fd); /* close with RST */
 void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset);
 
 /* ports.c */

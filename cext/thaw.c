@@ -13,6 +13,7 @@
 #include <linux/if_ether.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -327,6 +328,7 @@ static void replay(struct roost_engine *e, struct batch *b, struct roost_held **
 static void replay_held(struct roost_engine *e, struct roost_conn **conns, int count) {
     struct batch b = {0};
     for (int i = 0; i < count; i++) {
+        conns[i]->client.readable |= conns[i]->held != NULL;
         replay(e, &b, &conns[i]->held);
         conns[i]->held_tail = &conns[i]->held;
         conns[i]->held_frames = 0;
@@ -365,16 +367,18 @@ void roost_hold_release(struct roost_engine *e, struct roost_conn *c) {
 /* What does the client want, now that the socket is there? Data: a server; its end: ours, too. */
 void roost_look(struct roost_engine *e, struct roost_conn *c, enum roost_cause otherwise) {
     uint8_t byte;
-    ssize_t n = recv(c->client.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    if (n > 0) {
-        roost_link_start(e, c, ROOST_C_CLIENT_DATA);
-        return;
+    if (c->client.readable) {
+        ssize_t n = recv(c->client.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+        if (n > 0) {
+            roost_link_start(e, c, ROOST_C_CLIENT_DATA);
+            return;
+        }
+        if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
+            roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, n != 0);
+            return;
+        }
+        c->client.readable = false;
     }
-    if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
-        roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, n != 0);
-        return;
-    }
-    c->client.readable = false;
     if (otherwise != ROOST_C_NONE && c->state != ROOST_ST_STANDBY) {
         roost_conn_transition(e, c, ROOST_ST_STANDBY, otherwise);
         c->told_quiet_ms = e->now_ms; /* whoever woke it gets a whole quiet interval */
@@ -453,8 +457,12 @@ static void rebuild_slice(void *context, uint32_t slice, uint32_t from, uint32_t
 }
 
 static int watch(struct roost_engine *e, const struct rebuilding *leg) {
-    /* A spare socket was never out of the epoll instance. */
-    return leg->spare ? roost_rewatch(e, leg->fd, leg->conn) : roost_watch(e, leg->fd, leg->conn, leg->server);
+    struct epoll_event event = roost_rebuilt_event(leg->fd);
+    if (leg->server)
+        return roost_watch(e, leg->fd, leg->conn, true);
+    if (leg->spare) /* it was never out of the epoll instance */
+        return 0;
+    return epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, leg->fd, &event) ? -errno : 0;
 }
 
 /* Out of repair mode, and watched from then on. */
@@ -475,9 +483,11 @@ static struct rebuilding *server_leg(const struct roost_conn *c, struct rebuildi
 }
 
 /* Either both legs were rebuilt, or neither is there afterwards: 0 or the error. */
-static int rebuilt(const struct roost_conn *c, struct rebuilding *client) {
+static int rebuilt(struct roost_engine *e, const struct roost_conn *c, struct rebuilding *client) {
     struct rebuilding *server = server_leg(c, client);
     int error = client->fd < 0 ? client->fd : server && server->fd < 0 ? server->fd : 0;
+    if (!error)
+        error = roost_rebuilt_reserve(e, client->fd);
     if (!error)
         return 0;
     if (client->fd >= 0)
@@ -497,7 +507,7 @@ static bool awake(struct roost_engine *e, struct roost_conn *c, struct rebuildin
     e->stat[ROOST_E_THAWED]++;
     e->stat[ROOST_E_REUSED] += client->spare;
     roost_leg_fresh(&c->client, client->fd);
-    c->client.readable = c->client.writable = c->client.rebuilt = true;
+    c->client.writable = c->client.rebuilt = true; /* readable when something is replayed, or epoll says so */
     if (server) {
         roost_leg_fresh(&c->server, server->fd);
         c->server.readable = c->server.writable = c->server.rebuilt = true;
@@ -580,11 +590,15 @@ static void gather(struct roost_engine *e, struct thaws *b) {
 static int rebuild(struct roost_engine *e, struct thaws *b, struct roost_conn **awake_ones) {
     int count = 0;
     roost_workers_run(&e->workers, rebuild_slice, b, b->legs, SLICE);
-    for (uint32_t i = 0; i < b->conns; i++)
+    for (uint32_t i = 0; i < b->conns; i++) {
+        struct rebuilding *leg = &b->leg[b->first_leg[i]];
+        if (rebuilt(e, b->conn[i], leg))
+            continue;
+        roost_rebuilt_name(e, leg->fd, b->conn[i]);
         /* Before they leave repair mode: were we killed in between, the close would be silent, and the next daemon
          * removes the slot; after it the close sends a FIN that the record knows nothing of. */
-        if (!rebuilt(b->conn[i], &b->leg[b->first_leg[i]]))
-            set_phases(b->conn[i], ROOST_THAWED);
+        set_phases(b->conn[i], ROOST_THAWED);
+    }
     roost_workers_run(&e->workers, finish_slice, b, b->legs, SLICE);
     for (uint32_t i = 0; i < b->conns; i++) {
         struct rebuilding *leg = &b->leg[b->first_leg[i]];
