@@ -432,7 +432,7 @@ int roost_find_overrides(roost_engine *e, const struct roost_key *key, uint64_t 
 }
 
 uint64_t roost_memory(roost_engine *e) {
-    return roost_datapath_memory(&e->path);
+    return roost_datapath_memory(&e->path) + roost_survey_memory(&e->survey);
 }
 
 void roost_stop(roost_engine *e) {

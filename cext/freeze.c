@@ -181,7 +181,7 @@ struct batch {
     struct roost_taking leg[2 * SNAPSHOTS_A_TURN];
     uint32_t conns, legs;
     struct spent {
-        int fd; /* -1: it is a spare socket now */
+        int fd;
         struct roost_key key;
         bool spare, rebuilt, server;
     } spent[2 * SNAPSHOTS_A_TURN]; /* sockets that are not needed any more */

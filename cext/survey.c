@@ -10,6 +10,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "datapath.h"
+
 int roost_survey_open(struct roost_survey *s, const char *bpf_dir) {
     char path[512];
     memset(s, 0, sizeof(*s));
@@ -21,11 +23,14 @@ int roost_survey_open(struct roost_survey *s, const char *bpf_dir) {
     int e = bpf_object__load(s->object);
     if (e)
         return e;
+    const struct bpf_map *map = bpf_object__find_map_by_name(s->object, "sockets");
+    if (!map || bpf_map__value_size(map) != sizeof(*s->item) ||
+        bpf_map__max_entries(map) != ROOST_SURVEY_SLICES * ROOST_SURVEY_SLICE)
+        return -EINVAL; /* of another build */
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     s->size = ROOST_SURVEY_SLICES * ROOST_SURVEY_SLICE * sizeof(*s->item);
     s->size = (s->size + page - 1) / page * page;
-    void *memory = mmap(NULL, s->size, PROT_READ | PROT_WRITE, MAP_SHARED,
-                        bpf_object__find_map_fd_by_name(s->object, "sockets"), 0);
+    void *memory = mmap(NULL, s->size, PROT_READ | PROT_WRITE, MAP_SHARED, bpf_map__fd(map), 0);
     if (memory == MAP_FAILED)
         return -errno;
     s->item = memory;
@@ -37,6 +42,12 @@ void roost_survey_close(struct roost_survey *s) {
     if (s->item)
         munmap(s->item, s->size);
     bpf_object__close(s->object);
+}
+
+uint64_t roost_survey_memory(const struct roost_survey *s) {
+    if (s->program < 0)
+        return 0;
+    return roost_bpf_memory(bpf_object__find_map_fd_by_name(s->object, "sockets")) + roost_bpf_memory(s->program);
 }
 
 int roost_survey_run(const struct roost_survey *s, uint32_t slice, uint32_t count) {

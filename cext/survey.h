@@ -19,6 +19,7 @@ struct roost_survey {
 /* 0, or -errno when the kernel does not take the program; then nothing is to be had from roost_survey_run. */
 int roost_survey_open(struct roost_survey *s, const char *bpf_dir);
 void roost_survey_close(struct roost_survey *s);
+uint64_t roost_survey_memory(const struct roost_survey *s); /* bytes, the kernel's */
 
 /* Looks at the sockets whose keys are in the first count items of a slice, in this thread's network namespace. Each slice
  * is one thread's at a time. 0 or -errno. */

@@ -12,6 +12,7 @@
 #include "repair.h"
 #include "segment.h"
 #include "servers.h"
+#include "spares.h"
 #include "table.h"
 #include "wheel.h"
 #include "workers.h"
@@ -200,6 +201,34 @@ int roost_testing_reuse(int fd, int bound, const struct roost_key *key, const st
                         const struct roost_rest *rest) {
     int e = roost_repair_reuse(fd, bound, key, ka, rest);
     return e < 0 ? e : roost_repair_finish(e, false);
+}
+
+struct roost_spares_handle {
+    struct roost_spares spares;
+};
+
+struct roost_spares_handle *roost_testing_spares(void) {
+    return calloc(1, sizeof(struct roost_spares_handle));
+}
+
+void roost_testing_spares_free(struct roost_spares_handle *h) {
+    free(h);
+}
+
+int roost_testing_spares_put(struct roost_spares_handle *h, const struct roost_key *key, int bound, int fd) {
+    return roost_spares_put(&h->spares, key, bound, fd);
+}
+
+int roost_testing_spares_take(struct roost_spares_handle *h, const struct roost_key *key, int *bound) {
+    bool is_bound = false;
+    int fd = roost_spares_take(&h->spares, key, &is_bound);
+    *bound = is_bound;
+    return fd;
+}
+
+uint32_t roost_testing_spares_trim(struct roost_spares_handle *h, uint32_t most) {
+    roost_spares_trim(&h->spares, most);
+    return h->spares.count;
 }
 
 static void count_slice(void *context, uint32_t slice, uint32_t from, uint32_t to) {

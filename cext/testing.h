@@ -55,6 +55,13 @@ int roost_testing_disconnect(int fd, const struct roost_key *key);
 /* Rebuilds a connection with a socket that was disconnected. */
 int roost_testing_reuse(int fd, int bound, const struct roost_key *key, const struct roost_ka *ka,
                         const struct roost_rest *rest);
+struct roost_spares_handle;
+struct roost_spares_handle *roost_testing_spares(void);
+void roost_testing_spares_free(struct roost_spares_handle *h);
+int roost_testing_spares_put(struct roost_spares_handle *h, const struct roost_key *key, int bound, int fd);
+int roost_testing_spares_take(struct roost_spares_handle *h, const struct roost_key *key, int *bound); /* fd or -1 */
+uint32_t roost_testing_spares_trim(struct roost_spares_handle *h, uint32_t most); /* how many are left */
+
 /* Lets so many threads do so many batches of count items, and adds to done[item] for each. 0 or -errno. */
 int roost_testing_workers(uint32_t threads, uint32_t batches, uint32_t count, uint32_t each, uint32_t *done);
 int roost_testing_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest);

@@ -22,7 +22,7 @@
 #include "repair.h"
 #include "segment.h"
 
-#define THAWS_A_BATCH 64
+#define THAWS_A_BATCH 128
 #define SLICE 8 /* sockets for one worker at a time */
 #define RETRY_MS 250
 
@@ -32,7 +32,7 @@
 #define HELD_MAX 512
 #define STRAYS_MAX 1024
 #define FRAMES_A_DRAIN 512
-#define BATCHES_A_TURN 4
+#define BATCHES_A_TURN 2
 
 static struct roost_held *hold(const struct roost_frame *f, bool server) {
     struct roost_held *h = malloc(sizeof(*h) + f->length);

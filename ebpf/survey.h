@@ -8,8 +8,8 @@
 
 #include "record.h"
 
-#define ROOST_SURVEY_SLICE 32  /* sockets at most in one run */
-#define ROOST_SURVEY_SLICES 64 /* runs that may be under way at the same time */
+#define ROOST_SURVEY_SLICE 16  /* sockets at most in one run */
+#define ROOST_SURVEY_SLICES 16 /* runs that may be under way at the same time */
 
 /* Bits of roost_survey_item.found. */
 enum {
