@@ -22,7 +22,8 @@
 
 #define WITHOUT_MEMBARRIER_US 50000 /* what is on its way to TCP has arrived long before */
 #define SNAPSHOTS_A_TURN 128        /* about a millisecond: others wait to be woken */
-#define SLICE 16                    /* sockets for one worker at a time */
+#define SPARES_TRIM_MS 50
+#define SLICE 16 /* sockets for one worker at a time */
 _Static_assert(SLICE <= ROOST_SURVEY_SLICE && 2 * SNAPSHOTS_A_TURN <= SLICE * ROOST_SURVEY_SLICES, "fits a survey");
 
 static void *grace_thread(void *context) {
@@ -350,12 +351,13 @@ static void spend_slice(void *context, uint32_t slice, uint32_t from, uint32_t t
     }
 }
 
-uint32_t roost_spares_room(const struct roost_engine *e) {
+/* For spare sockets: what is awake comes first. */
+static uint32_t spares_room(const struct roost_engine *e) {
     return e->awake < e->max_awake ? (uint32_t)(e->max_awake - e->awake) : 0;
 }
 
 static void spend_all(struct roost_engine *e, struct batch *b) {
-    uint32_t room = roost_spares_room(e);
+    uint32_t room = spares_room(e);
     room = room > e->spares.count ? room - e->spares.count : 0;
     for (uint32_t i = 0; i < b->spents; i++) {
         struct spent *s = &b->spent[i];
@@ -402,8 +404,16 @@ void roost_grace_done(struct roost_engine *e) {
     e->in_grace = NULL;
 }
 
+static void trim_spares(struct roost_engine *e) {
+    if (e->now_ms < e->spares_trim_ms)
+        return;
+    e->spares_trim_ms = e->now_ms + SPARES_TRIM_MS;
+    roost_spares_trim(&e->spares, spares_room(e));
+}
+
 void roost_freeze_turn(struct roost_engine *e) {
     struct timespec from, to;
+    trim_spares(e);
     if (e->graced) {
         clock_gettime(CLOCK_MONOTONIC, &from);
         roost_drain(e); /* what was held until now has its say */

@@ -214,6 +214,7 @@ struct roost_engine {
     struct roost_workers workers;
     uint32_t worker_threads;
     struct roost_spares spares;
+    uint64_t spares_trim_ms;
     struct roost_conn **rebuilt; /* by descriptor; see TAG_REBUILT */
     uint32_t rebuilt_size;
     struct roost_table table;
@@ -384,7 +385,6 @@ int roost_freeze(struct roost_engine *e, struct roost_conn *c, bool keep_link, e
 void roost_freeze_cancel(struct roost_engine *e, struct roost_conn *c, int error);
 void roost_freeze_turn(struct roost_engine *e);
 void roost_grace_done(struct roost_engine *e);
-uint32_t roost_spares_room(const struct roost_engine *e); /* for spare sockets: what is awake comes first */
 
 /* thaw.c */
 int roost_on_frame(void *context, void *data, size_t size);
