@@ -249,6 +249,7 @@ void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset) 
     if (leg->fd < 0)
         return;
     epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, leg->fd, NULL);
+    roost_rebuilt_name(e, leg->fd, NULL);
     if (reset)
         roost_reset_fd(leg->fd);
     else
@@ -289,4 +290,30 @@ void roost_watch_blocked(struct roost_engine *e, struct roost_conn *c) {
         roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
     else
         c->client.watched_out = true;
+}
+
+int roost_rebuilt_reserve(struct roost_engine *e, int fd) {
+    uint32_t size = e->rebuilt_size ? e->rebuilt_size : 1024;
+    while (size <= (uint32_t)fd)
+        size *= 2;
+    if (size == e->rebuilt_size)
+        return 0;
+    struct roost_conn **more = realloc(e->rebuilt, size * sizeof(*more));
+    if (!more)
+        return -ENOMEM;
+    memset(more + e->rebuilt_size, 0, (size - e->rebuilt_size) * sizeof(*more));
+    e->rebuilt = more;
+    e->rebuilt_size = size;
+    return 0;
+}
+
+void roost_rebuilt_name(struct roost_engine *e, int fd, struct roost_conn *c) {
+    if ((uint32_t)fd < e->rebuilt_size)
+        e->rebuilt[fd] = c;
+}
+
+struct epoll_event roost_rebuilt_event(int fd) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLPRI | EPOLLOUT | EPOLLRDHUP | EPOLLET};
+    event.data.u64 = TAG_REBUILT | (uint64_t)fd;
+    return event;
 }

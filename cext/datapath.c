@@ -757,7 +757,7 @@ void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values) {
     free(each);
 }
 
-static uint64_t memlock(int fd) {
+uint64_t roost_bpf_memory(int fd) {
     char path[64], line[256];
     unsigned long long bytes = 0;
     snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
@@ -775,23 +775,23 @@ uint64_t roost_datapath_memory(const struct roost_datapath *d) {
     uint64_t bytes = 0;
     const struct bpf_object *objects[] = {d->inactive, d->guard, d->lookup, d->closed, d->steer, d->loopback};
     for (int i = 0; i < ROOST_PINNED_MAPS; i++)
-        bytes += memlock(d->map_fd[i]);
+        bytes += roost_bpf_memory(d->map_fd[i]);
     for (__u32 n = 0; n < 2 * ROOST_GENERATIONS; n++) {
         char ignored[128];
         bool v4 = n < ROOST_GENERATIONS;
         int fd = open_generation(d, v4, n % ROOST_GENERATIONS, ignored, sizeof(ignored));
         if (fd < 0)
             continue; /* not in use */
-        bytes += memlock(fd);
+        bytes += roost_bpf_memory(fd);
         close(fd);
     }
-    bytes += memlock(bpf_object__find_map_fd_by_name(d->inactive, "outbox"));
-    bytes += memlock(bpf_object__find_map_fd_by_name(d->inactive, "cursor"));
+    bytes += roost_bpf_memory(bpf_object__find_map_fd_by_name(d->inactive, "outbox"));
+    bytes += roost_bpf_memory(bpf_object__find_map_fd_by_name(d->inactive, "cursor"));
     for (size_t i = 0; i < sizeof(objects) / sizeof(objects[0]); i++) {
         struct bpf_program *program;
         if (!objects[i])
             continue;
-        bpf_object__for_each_program(program, objects[i]) bytes += memlock(bpf_program__fd(program));
+        bpf_object__for_each_program(program, objects[i]) bytes += roost_bpf_memory(bpf_program__fd(program));
     }
     return bytes;
 }

@@ -71,9 +71,17 @@ static void leg_event(struct roost_engine *e, struct roost_conn *c, bool server,
     }
 }
 
+static void rebuilt_event(struct roost_engine *e, uint32_t fd, uint32_t events) {
+    struct roost_conn *c = fd < e->rebuilt_size ? e->rebuilt[fd] : NULL;
+    if (c) /* else it is a spare socket */
+        leg_event(e, c, false, events);
+}
+
 static void dispatch(struct roost_engine *e, const struct epoll_event *event) {
     uint64_t tag = event->data.u64, drained;
-    if (tag >= TAG_END)
+    if (tag & TAG_REBUILT)
+        rebuilt_event(e, (uint32_t)tag, event->events);
+    else if (tag >= TAG_END)
         leg_event(e, (struct roost_conn *)(uintptr_t)(tag & ~1ULL), tag & 1, event->events);
     else if (tag >= TAG_LISTENER)
         roost_accept_turn(e, &e->listener[tag - TAG_LISTENER]);
@@ -222,6 +230,7 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
     roost_wheel_init(&e->wheel, e->now_ms);
     e->growth.allowed = options->grow;
     e->max_awake = options->max_awake ? options->max_awake : 8192;
+    e->worker_threads = options->workers;
     snprintf(e->name, sizeof(e->name), "%s", options->name ? options->name : "");
     e->epoll_fd = e->wake_fd = -1;
     roost_link_ports(e, 10240, 32767);
@@ -229,6 +238,7 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
     int error = roost_datapath_open(&e->path, &e->table, options->pin_dir, options->bpf_dir, &sizes, roost_on_frame, e,
                                     err, err_len);
     if (!error) {
+        roost_survey_open(&e->survey, options->bpf_dir); /* without it, sockets are asked one by one */
         roost_births_forget(e);
         int64_t removed = roost_table_adopt(&e->table, &max_id);
         roost_born_adopted(e);
@@ -273,7 +283,11 @@ int roost_start(roost_engine *e, char *err, uint32_t err_len) {
         roost_births_turn(e); /* whoever connects from now on may be born */
         sigfillset(&all);     /* signals are Python's */
         pthread_sigmask(SIG_SETMASK, &all, &old);
-        error = -pthread_create(&e->thread, NULL, engine_thread, e);
+        error = roost_workers_start(&e->workers, e->worker_threads, ENGINE_NICE);
+        if (!error)
+            error = -pthread_create(&e->thread, NULL, engine_thread, e);
+        if (!error)
+            pthread_setname_np(e->thread, "roost-engine");
         pthread_sigmask(SIG_SETMASK, &old, NULL);
     }
     if (error)
@@ -291,6 +305,25 @@ static void kick(struct roost_engine *e) {
 
 int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t count) {
     int error = roost_mailbox_submit(&e->box, commands, count);
+    kick(e);
+    return error;
+}
+
+int roost_submit_many(roost_engine *e, uint8_t op, uint8_t cause, const uint64_t *ids, const struct roost_key *keys,
+                      uint32_t count) {
+    struct roost_command command;
+    int error = 0;
+    memset(&command, 0, sizeof(command));
+    command.op = op;
+    command.cause = cause;
+    command.fd = -1;
+    for (uint32_t i = 0; i < count && !error; i++) {
+        if (ids)
+            command.id = ids[i];
+        if (keys)
+            command.record.key = keys[i];
+        error = roost_mailbox_submit(&e->box, &command, 1);
+    }
     kick(e);
     return error;
 }
@@ -407,7 +440,7 @@ int roost_find_overrides(roost_engine *e, const struct roost_key *key, uint64_t 
 }
 
 uint64_t roost_memory(roost_engine *e) {
-    return roost_datapath_memory(&e->path);
+    return roost_datapath_memory(&e->path) + roost_survey_memory(&e->survey);
 }
 
 void roost_stop(roost_engine *e) {
@@ -418,6 +451,7 @@ void roost_stop(roost_engine *e) {
     roost_unlock(e);
     kick(e);
     pthread_join(e->thread, NULL);
+    roost_workers_stop(&e->workers);
     roost_grace_stop(e);
     roost_growth_stop(e);
     e->started = false;
@@ -454,6 +488,8 @@ void roost_close(roost_engine *e) {
         roost_conn_forget(e, c);
     }
     roost_conns_free_dead(e);
+    roost_spares_trim(&e->spares, 0);
+    roost_survey_close(&e->survey);
     roost_datapath_close(&e->path);
     roost_hosts_close(&e->hosts);
     roost_overrides_close(&e->overrides);
@@ -464,6 +500,7 @@ void roost_close(roost_engine *e) {
         close(e->wake_fd);
     free(e->by_id);
     free(e->by_key);
+    free(e->rebuilt);
     free(e->link_ports_reserved);
     pthread_mutex_destroy(&e->lock);
     free(e);

@@ -185,6 +185,7 @@ struct roost_options {
     uint32_t idle_slots; /* rest slots */
     uint32_t ring_bytes; /* a power of two */
     uint32_t max_awake;  /* client connections with a socket; above 7/8 of it: ROOST_EV_PRESSURE */
+    uint32_t workers;    /* threads that help the engine thread to freeze and thaw in bulk */
     uint64_t next_id;    /* first number to give (the engine also looks at the adopted table) */
     uint8_t grow;        /* whether the tables may grow */
     const char *name;    /* the manager's own, for in-band requests to it alone; NULL: none */
@@ -292,6 +293,9 @@ int roost_link_port_reserve(roost_engine *e, uint16_t port);
 void roost_link_ports_unreserve(roost_engine *e); /* all of them */
 int roost_start(roost_engine *e, char *err, uint32_t err_len);
 int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t count);
+/* The same command for many connections, by number or by key: the other is NULL. */
+int roost_submit_many(roost_engine *e, uint8_t op, uint8_t cause, const uint64_t *ids, const struct roost_key *keys,
+                      uint32_t count);
 /* Waits up to timeout_ms for an event, and then up to patience_ms for more, unless somebody waits for one of them: the
  * answer to a command with a token, a record that is needed, a refusal, pressure. */
 int roost_events(roost_engine *e, struct roost_event *events, uint32_t max, uint32_t timeout_ms, uint32_t patience_ms);

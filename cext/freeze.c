@@ -21,7 +21,10 @@
 #include "repair.h"
 
 #define WITHOUT_MEMBARRIER_US 50000 /* what is on its way to TCP has arrived long before */
-#define SNAPSHOTS_A_TURN 64         /* about a millisecond: others wait to be woken */
+#define SNAPSHOTS_A_TURN 128        /* about a millisecond: others wait to be woken */
+#define SPARES_TRIM_MS 50
+#define SLICE 16 /* sockets for one worker at a time */
+_Static_assert(SLICE <= ROOST_SURVEY_SLICE && 2 * SNAPSHOTS_A_TURN <= SLICE * ROOST_SURVEY_SLICES, "fits a survey");
 
 static void *grace_thread(void *context) {
     struct roost_grace *g = context;
@@ -165,19 +168,74 @@ void roost_freeze_cancel(struct roost_engine *e, struct roost_conn *c, int error
 
 /* A leg as its socket had it. */
 struct taken {
-    struct roost_ka ka;
-    struct roost_rest rest;
+    struct roost_taking taking;
     uint16_t probe_interval_s;
     bool probed; /* a keep-alive was held: it is answered from the record */
 };
 
-static int take(struct roost_engine *e, struct roost_conn *c, struct taken *client, struct taken *server) {
-    int error = roost_repair_snapshot(c->client.fd, e->path.closed_fd, &client->ka, &client->rest);
-    if (error || !c->server_slot)
+/* Of one turn: connections, and the legs of each one after the other. */
+struct batch {
+    struct roost_engine *engine;
+    struct roost_conn *conn[SNAPSHOTS_A_TURN];
+    uint32_t first_leg[SNAPSHOTS_A_TURN]; /* the client's; a pair's server's is next to it */
+    int error[SNAPSHOTS_A_TURN];
+    struct roost_taking leg[2 * SNAPSHOTS_A_TURN];
+    uint32_t conns, legs;
+    struct spent {
+        int fd;
+        struct roost_key key;
+        bool spare, rebuilt, server;
+    } spent[2 * SNAPSHOTS_A_TURN]; /* sockets that are not needed any more */
+    uint32_t spents;
+};
+
+static void add_leg(struct batch *b, const struct roost_key *key, int fd) {
+    b->leg[b->legs++] = (struct roost_taking){.key = key, .fd = fd};
+}
+
+/* Whether the connection can still be frozen, as far as the engine knows. */
+static bool fit(struct roost_engine *e, struct roost_conn *c) {
+    if (c->dead || c->phase != ROOST_MARKED)
+        return false;
+    bool linked = c->keep_link || c->server_slot;
+    if (c->attach_fd < 0 && !c->want_close && !(linked && (c->server.readable || c->server.eof)))
+        return true;
+    roost_freeze_cancel(e, c, EAGAIN);
+    return false;
+}
+
+static void gather(struct roost_engine *e, struct batch *b) {
+    for (int i = 0; i < SNAPSHOTS_A_TURN && e->graced; i++) {
+        struct roost_conn *c = e->graced;
+        e->graced = c->next_frozen;
+        c->in_batch = false;
+        c->queued--;
+        if (!fit(e, c))
+            continue;
+        b->first_leg[b->conns] = b->legs;
+        b->conn[b->conns++] = c;
+        add_leg(b, &c->key, c->client.fd);
+        if (c->server_slot)
+            add_leg(b, &c->server_key, c->server.fd);
+    }
+}
+
+static void take_slice(void *context, uint32_t slice, uint32_t from, uint32_t to) {
+    struct batch *b = context;
+    roost_repair_snapshots(&b->engine->survey, slice, b->engine->path.closed_fd, &b->leg[from], to - from);
+}
+
+/* Both legs or neither. */
+static int taken_of(struct roost_engine *e, const struct roost_conn *c, const struct roost_taking *leg) {
+    int error = leg[0].error, closed = e->path.closed_fd;
+    if (!c->server_slot)
         return error;
-    error = roost_repair_snapshot(c->server.fd, e->path.closed_fd, &server->ka, &server->rest);
-    if (error)
-        roost_repair_undo(c->client.fd, e->path.closed_fd);
+    if (!error && leg[1].error) {
+        roost_repair_undo(leg[0].fd, closed);
+        error = leg[1].error;
+    } else if (error && !leg[1].error) {
+        roost_repair_undo(leg[1].fd, closed);
+    }
     return error;
 }
 
@@ -191,7 +249,7 @@ static void give_back(struct roost_engine *e, struct roost_conn *c) {
 static bool wanted(const struct roost_conn *c, struct taken *client, struct taken *server) {
     for (const struct roost_held *h = c->held; h; h = h->next) {
         struct taken *leg = h->server ? server : client;
-        enum roost_verdict verdict = roost_judge_held(h, &leg->ka);
+        enum roost_verdict verdict = roost_judge_held(h, &leg->taking.ka);
         leg->probed |= verdict == ROOST_V_ANSWER;
         if (verdict == ROOST_V_WAKE)
             return true;
@@ -201,63 +259,67 @@ static bool wanted(const struct roost_conn *c, struct taken *client, struct take
 
 static void publish(struct roost_engine *e, struct roost_conn *c, struct roost_ka *slot, struct taken *leg,
                     uint32_t index, uint32_t flags) {
-    leg->ka.ctl |= flags << 16;
-    leg->ka.heard = ROOST_HEARD(e->now_ms / 1000, 0, 0);
-    leg->ka.probe_interval_s = leg->probe_interval_s;
-    leg->ka.rest = index;
-    leg->rest.id = c->id;
-    leg->rest.active_ms = c->active_ms;
-    e->table.rest[index] = leg->rest;
-    roost_table_publish(slot, &leg->ka, ROOST_IDLE);
+    struct roost_ka *ka = &leg->taking.ka;
+    ka->ctl |= flags << 16;
+    ka->heard = ROOST_HEARD(e->now_ms / 1000, 0, 0);
+    ka->probe_interval_s = leg->probe_interval_s;
+    ka->rest = index;
+    leg->taking.rest.id = c->id;
+    leg->taking.rest.active_ms = c->active_ms;
+    e->table.rest[index] = leg->taking.rest;
+    roost_table_publish(slot, ka, ROOST_IDLE);
 }
 
-static void finish(struct roost_engine *e, struct roost_conn *c) {
-    struct taken client = {.probe_interval_s = roost_probe_interval_s(e, c)};
-    struct taken server = {.probe_interval_s = roost_service_of(e, c->service)->probe_interval_s};
-    if (c->dead || c->phase != ROOST_MARKED)
-        return;
-    bool linked = c->keep_link || c->server_slot;
-    if (c->attach_fd >= 0 || c->want_close || (linked && (c->server.readable || c->server.eof))) {
-        roost_freeze_cancel(e, c, EAGAIN);
-        return;
-    }
-    uint32_t index = roost_table_rest_alloc(&e->table);
-    if (index == ROOST_NO_REST) {
-        e->stat[ROOST_E_TABLE_FULL]++;
-        roost_freeze_cancel(e, c, ENOSPC);
-        return;
-    }
-    int error = take(e, c, &client, &server);
-    if (!error && wanted(c, &client, &server)) {
-        give_back(e, c);
-        error = -EAGAIN;
-    }
-    if (error) {
-        roost_table_rest_release(&e->table, index);
-        roost_freeze_cancel(e, c, -error);
-        return;
-    }
-    roost_drop_held(c); /* nothing that the kernel would act on */
+/* Publishes a connection of which every leg was taken. */
+static void publish_legs(struct roost_engine *e, struct roost_conn *c, struct taken *client, struct taken *server,
+                         uint32_t index) {
     /* The server's leg first: were we killed in between, it is one without a client, which the next engine removes. */
     if (c->server_slot) {
         if (c->server_local) /* when it ends, the kernel says so */
-            server.probe_interval_s = 0;
-        roost_table_pair(&e->table, &server.rest, c->slot);
-        roost_table_pair(&e->table, &client.rest, c->server_slot);
-        publish(e, c, c->server_slot, &server, c->server_slot->rest,
+            server->probe_interval_s = 0;
+        roost_table_pair(&e->table, &server->taking.rest, c->slot);
+        roost_table_pair(&e->table, &client->taking.rest, c->server_slot);
+        publish(e, c, c->server_slot, server, c->server_slot->rest,
                 ROOST_F_PAIRED | ROOST_F_SERVER | (c->attached ? ROOST_F_ATTACHED : 0));
     }
-    client.rest.sleep_due_s = roost_sleep_due_s(e, c);
-    publish(e, c, c->slot, &client, index, c->server_slot ? ROOST_F_PAIRED : 0);
-    if (client.probed)
-        roost_answer_probe(e, &c->key, &client.ka);
-    if (server.probed)
-        roost_answer_probe(e, &c->server_key, &server.ka);
-    close(c->client.fd); /* in repair mode: no FIN, no RST */
-    c->client.fd = -1;
-    c->client.readable = c->client.writable = false;
+    client->taking.rest.sleep_due_s = roost_sleep_due_s(e, c);
+    publish(e, c, c->slot, client, index, c->server_slot ? ROOST_F_PAIRED : 0);
+    if (client->probed)
+        roost_answer_probe(e, &c->key, &client->taking.ka);
+    if (server->probed)
+        roost_answer_probe(e, &c->server_key, &server->taking.ka);
+}
+
+static void spend(struct batch *b, struct roost_leg *leg, const struct roost_key *key, bool server) {
+    b->spent[b->spents++] =
+        (struct spent){.fd = leg->fd, .key = *key, .spare = !server, .rebuilt = leg->rebuilt, .server = server};
+    leg->fd = -1;
+    leg->readable = leg->writable = false;
+}
+
+/* IDLE, or an error: then the sockets are as they were, and so is all else. */
+static int finish(struct roost_engine *e, struct batch *b, uint32_t i) {
+    struct roost_conn *c = b->conn[i];
+    const struct roost_taking *leg = &b->leg[b->first_leg[i]];
+    int error = taken_of(e, c, leg);
+    if (error)
+        return error;
+    e->stat[ROOST_E_SURVEYED] += leg[0].surveyed + (c->server_slot && leg[1].surveyed);
+    struct taken client = {.taking = leg[0], .probe_interval_s = roost_probe_interval_s(e, c)};
+    struct taken server = {.probe_interval_s = roost_service_of(e, c->service)->probe_interval_s};
     if (c->server_slot)
-        roost_leg_close(e, &c->server, false);
+        server.taking = leg[1];
+    bool heard = wanted(c, &client, &server);
+    uint32_t index = heard ? ROOST_NO_REST : roost_table_rest_alloc(&e->table);
+    if (index == ROOST_NO_REST) {
+        give_back(e, c);
+        return heard ? -EAGAIN : -ENOSPC;
+    }
+    roost_drop_held(c); /* nothing that the kernel would act on */
+    publish_legs(e, c, &client, &server, index);
+    spend(b, &c->client, &c->key, false);
+    if (c->server_slot)
+        spend(b, &c->server, &c->server_key, true);
     e->stat[ROOST_E_FROZEN]++;
     roost_conn_transition(e, c, ROOST_ST_IDLE, (enum roost_cause)c->freeze_cause);
     roost_inband_frozen(e, c);
@@ -266,6 +328,67 @@ static void finish(struct roost_engine *e, struct roost_conn *c) {
     } else {
         c->slot = c->server_slot = NULL;
         roost_conn_forget(e, c);
+    }
+    return 0;
+}
+
+/* In repair mode: no FIN, no RST, whichever way the socket goes. */
+static void spend_slice(void *context, uint32_t slice, uint32_t from, uint32_t to) {
+    struct batch *b = context;
+    int epoll_fd = b->engine->epoll_fd;
+    (void)slice;
+    for (struct spent *s = &b->spent[from]; s < &b->spent[to]; s++) {
+        struct epoll_event event = roost_rebuilt_event(s->fd);
+        /* Accepted, it is watched by its connection's address, which means nothing any more. */
+        if (s->spare && ((!s->rebuilt && epoll_ctl(epoll_fd, EPOLL_CTL_MOD, s->fd, &event)) ||
+                         roost_repair_disconnect(s->fd, &s->key, s->rebuilt)))
+            s->spare = false;
+        if (s->spare)
+            continue;
+        if (s->server) /* the control plane may still hold a duplicate: roost_leg_close */
+            epoll_ctl(epoll_fd, EPOLL_CTL_DEL, s->fd, NULL);
+        close(s->fd);
+    }
+}
+
+/* For spare sockets: what is awake comes first. */
+static uint32_t spares_room(const struct roost_engine *e) {
+    return e->awake < e->max_awake ? (uint32_t)(e->max_awake - e->awake) : 0;
+}
+
+static void spend_all(struct roost_engine *e, struct batch *b) {
+    uint32_t room = spares_room(e);
+    room = room > e->spares.count ? room - e->spares.count : 0;
+    for (uint32_t i = 0; i < b->spents; i++) {
+        struct spent *s = &b->spent[i];
+        if (s->spare)
+            s->spare = room && !roost_rebuilt_reserve(e, s->fd) && room--;
+        roost_rebuilt_name(e, s->fd, NULL);
+    }
+    roost_workers_run(&e->workers, spend_slice, b, b->spents, SLICE);
+    for (uint32_t i = 0; i < b->spents; i++) {
+        const struct spent *s = &b->spent[i];
+        if (s->spare && !roost_spares_put(&e->spares, &s->key, s->rebuilt, s->fd))
+            close(s->fd);
+    }
+}
+
+/* All that can be frozen is, and its sockets are gone, before any freeze is cancelled: what is drained from the ring then
+ * may meet them, and must not find a socket whose record was taken already. */
+static void snapshots(struct roost_engine *e) {
+    struct batch b;
+    b.engine = e;
+    b.conns = b.legs = b.spents = 0;
+    gather(e, &b);
+    roost_workers_run(&e->workers, take_slice, &b, b.legs, SLICE);
+    for (uint32_t i = 0; i < b.conns; i++)
+        b.error[i] = finish(e, &b, i);
+    spend_all(e, &b);
+    for (uint32_t i = 0; i < b.conns; i++) {
+        if (!b.error[i])
+            continue;
+        e->stat[ROOST_E_TABLE_FULL] += b.error[i] == -ENOSPC;
+        roost_freeze_cancel(e, b.conn[i], -b.error[i]);
     }
 }
 
@@ -281,18 +404,20 @@ void roost_grace_done(struct roost_engine *e) {
     e->in_grace = NULL;
 }
 
+static void trim_spares(struct roost_engine *e) {
+    if (e->now_ms < e->spares_trim_ms)
+        return;
+    e->spares_trim_ms = e->now_ms + SPARES_TRIM_MS;
+    roost_spares_trim(&e->spares, spares_room(e));
+}
+
 void roost_freeze_turn(struct roost_engine *e) {
     struct timespec from, to;
+    trim_spares(e);
     if (e->graced) {
         clock_gettime(CLOCK_MONOTONIC, &from);
         roost_drain(e); /* what was held until now has its say */
-        for (int i = 0; i < SNAPSHOTS_A_TURN && e->graced; i++) {
-            struct roost_conn *c = e->graced;
-            e->graced = c->next_frozen;
-            c->in_batch = false;
-            c->queued--;
-            finish(e, c);
-        }
+        snapshots(e);
         clock_gettime(CLOCK_MONOTONIC, &to);
         e->stat[ROOST_E_FREEZE_NS] +=
             (uint64_t)(to.tv_sec - from.tv_sec) * 1000000000 + (uint64_t)(to.tv_nsec - from.tv_nsec);

@@ -32,8 +32,11 @@
 #include "mailbox.h"
 #include "overrides.h"
 #include "servers.h"
+#include "spares.h"
+#include "survey.h"
 #include "table.h"
 #include "wheel.h"
+#include "workers.h"
 
 #include "engine.h"
 
@@ -41,7 +44,9 @@
 #define ROOST_SCRATCH (256 * 1024)
 #define ROOST_PENDING_MAX (64 * 1024) /* most that is ever buffered for a slow reader, per direction */
 
-/* What epoll's data names: these, or a connection (an address, the lowest bit set for its server leg). */
+/* What epoll's data names: these, or a connection (an address, the lowest bit set for its server leg); or, of a client's
+ * socket that was rebuilt, TAG_REBUILT and its descriptor, by which roost_engine.rebuilt has its connection: as a spare
+ * socket it has none, and stays in the epoll instance nevertheless. */
 enum {
     TAG_WAKE = 1,
     TAG_RING = 2,
@@ -50,6 +55,8 @@ enum {
     TAG_LISTENER = 16,
     TAG_END = TAG_LISTENER + ROOST_MAX_SERVICES
 };
+
+#define TAG_REBUILT (1ULL << 63)
 
 struct roost_held { /* a frame that waits for its connection */
     struct roost_held *next;
@@ -83,6 +90,7 @@ struct roost_leg {
     uint8_t greeting;              /* enum roost_greeting */
     bool watched_out;              /* epoll tells when it can be written to again */
     uint64_t turn;                 /* of the loop in which it was made: that turn's events are of an earlier socket */
+    bool rebuilt;                  /* from a record, not accepted or connected */
     struct roost_pending *pending; /* to be written to this leg */
 };
 
@@ -178,6 +186,8 @@ enum roost_engine_counter {
     ROOST_E_FREEZE_CANCELLED,
     ROOST_E_THAWED,
     ROOST_E_THAW_FAILED,
+    ROOST_E_SURVEYED,
+    ROOST_E_REUSED,
     ROOST_E_HELD_DROPPED,
     ROOST_E_REPLAYED,
     ROOST_E_STRAY_REPLAYED,
@@ -211,6 +221,13 @@ struct roost_engine {
     int epoll_fd, wake_fd;
     struct roost_mailbox box;
     struct roost_datapath path;
+    struct roost_survey survey;
+    struct roost_workers workers;
+    uint32_t worker_threads;
+    struct roost_spares spares;
+    uint64_t spares_trim_ms;
+    struct roost_conn **rebuilt; /* by descriptor; see TAG_REBUILT */
+    uint32_t rebuilt_size;
     struct roost_table table;
     struct roost_wheel wheel;
     struct roost_grace grace;
@@ -298,6 +315,11 @@ int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool serve
 /* The client's socket is watched for reading alone until bytes wait for it: a new one can always be written to, and an
  * event that says so would cost every client a turn of the loop. */
 void roost_watch_blocked(struct roost_engine *e, struct roost_conn *c);
+/* Room for what is rebuilt with these descriptors. 0 or -ENOMEM. */
+int roost_rebuilt_reserve(struct roost_engine *e, int fd);
+void roost_rebuilt_name(struct roost_engine *e, int fd, struct roost_conn *c); /* NULL: it is nobody's from now on */
+/* How a rebuilt client's socket is to be watched, named or not. */
+struct epoll_event roost_rebuilt_event(int fd);
 void roost_reset_fd(int fd); /* close with RST */
 void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset);
 

@@ -13,9 +13,11 @@
 #ifndef ROOST_CEXT_REPAIR_H
 #define ROOST_CEXT_REPAIR_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "../ebpf/record.h"
+#include "survey.h"
 
 /* Fills ka (all but service, probes and rest) and rest (all but id, active_ms and sleep_due_s) from a connected
  * socket, which is left in repair mode behind a filter that lets nothing in: close it, or give up with
@@ -25,14 +27,34 @@
 int roost_repair_snapshot(int fd, int closed_filter, struct roost_ka *ka, struct roost_rest *rest);
 void roost_repair_undo(int fd, int closed_filter);
 
+struct roost_taking { /* a socket of which the record is to be taken */
+    const struct roost_key *key;
+    int fd;
+    int error; /* as of roost_repair_snapshot, which this is for many */
+    bool surveyed;
+    struct roost_ka ka;
+    struct roost_rest rest;
+};
+
+/* The same for up to ROOST_SURVEY_SLICE sockets at once, by a survey where the kernel has it. slice: the survey's. */
+void roost_repair_snapshots(const struct roost_survey *s, uint32_t slice, int closed_filter, struct roost_taking *legs,
+                            uint32_t count);
+
+/* Makes a spare socket of a client's, of which a snapshot was taken (spares.h): silent, as close() would be. rebuilt: by
+ * this engine, not accepted. 0 or -errno: then close it. */
+int roost_repair_disconnect(int fd, const struct roost_key *key, bool rebuilt);
+
 /* Sequence numbers and window of a live socket, for roost_judge; it stays as it is. 0 or -errno. */
 int roost_repair_peek(int fd, struct roost_ka *ka);
 
 /* A new non-blocking connected socket from a record, still in repair mode (closing it is silent), or -errno.
  * Its local address may be another's, for which a router answers. */
 int roost_repair_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest);
-/* Out of repair mode: from now on it is the connection. 0 or -errno. */
-int roost_repair_finish(int fd);
+/* The same with a spare socket, which is closed when that fails. bound: to the key's local address. */
+int roost_repair_reuse(int spare, bool bound, const struct roost_key *key, const struct roost_ka *ka,
+                       const struct roost_rest *rest);
+/* Out of repair mode: from now on it is the connection. spare: it was one. 0 or -errno. */
+int roost_repair_finish(int fd, bool spare);
 
 /* CLOCK_MONOTONIC in ms: the clock behind TCP timestamps and every *_ms and *_s field of the record. */
 uint64_t roost_monotonic_ms(void);

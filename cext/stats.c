@@ -29,6 +29,8 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_FREEZE_CANCELLED] = "freeze_cancelled",
     [ROOST_E_THAWED] = "thawed",
     [ROOST_E_THAW_FAILED] = "thaw_failed",
+    [ROOST_E_SURVEYED] = "sockets_surveyed",
+    [ROOST_E_REUSED] = "sockets_reused",
     [ROOST_E_HELD_DROPPED] = "frames_held_dropped",
     [ROOST_E_REPLAYED] = "frames_replayed",
     [ROOST_E_STRAY_REPLAYED] = "frames_stray",
@@ -53,9 +55,10 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_GROWTH_FAILED] = "tables_not_grown",
 };
 
-static const char *const gauge_names[] = {
-    "awake",         "table_ipv4", "table_ipv6", "idle_records", "table_refused", "events_waiting",  "events_lost",
-    "replay_failed", "probes_raw", "ipv4_slots", "ipv6_slots",   "idle_slots",    "servers_waiting", "born"};
+static const char *const gauge_names[] = {"awake",           "table_ipv4",     "table_ipv6",   "idle_records",
+                                          "table_refused",   "events_waiting", "events_lost",  "replay_failed",
+                                          "probes_raw",      "ipv4_slots",     "ipv6_slots",   "idle_slots",
+                                          "servers_waiting", "born",           "sockets_spare"};
 #define GAUGES (sizeof(gauge_names) / sizeof(gauge_names[0]))
 
 _Static_assert(ROOST_N_COUNT + ROOST_E_COUNT + GAUGES <= 64, "struct roost_stats has 64 places");
@@ -91,6 +94,7 @@ int roost_stats_read(roost_engine *e, struct roost_stats *stats) {
     *value++ = e->table.rest_slots;
     *value++ = e->servers_waiting;
     *value++ = roost_born_unspoken(e);
+    *value++ = e->spares.count;
     roost_unlock(e);
     return 0;
 }

@@ -39,7 +39,7 @@ static void end_orphan(struct roost_engine *e, const struct roost_key *key, stru
     if (fd == -EMFILE || fd == -ENFILE)
         return;                          /* tried again in a second */
     roost_table_remove(&e->table, slot); /* the guard stops an RST of what is in the table */
-    if (fd >= 0 && !roost_repair_finish(fd))
+    if (fd >= 0 && !roost_repair_finish(fd, false))
         roost_reset_fd(fd);
     else if (fd >= 0)
         close(fd);

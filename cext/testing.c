@@ -12,8 +12,10 @@
 #include "repair.h"
 #include "segment.h"
 #include "servers.h"
+#include "spares.h"
 #include "table.h"
 #include "wheel.h"
+#include "workers.h"
 
 struct roost_table_handle {
     struct roost_table table;
@@ -175,9 +177,79 @@ void roost_testing_undo(int fd) {
     roost_repair_undo(fd, -1);
 }
 
+int roost_testing_survey(const char *bpf_dir, int fd, const struct roost_key *key, struct roost_ka *ka,
+                         struct roost_rest *rest, int *surveyed) {
+    struct roost_survey survey;
+    struct roost_taking leg = {.key = key, .fd = fd};
+    int e = roost_survey_open(&survey, bpf_dir);
+    if (!e) {
+        roost_repair_snapshots(&survey, 0, -1, &leg, 1);
+        e = leg.error;
+        *ka = leg.ka;
+        *rest = leg.rest;
+        *surveyed = leg.surveyed;
+    }
+    roost_survey_close(&survey);
+    return e;
+}
+
+int roost_testing_disconnect(int fd, const struct roost_key *key) {
+    return roost_repair_disconnect(fd, key, false);
+}
+
+int roost_testing_reuse(int fd, int bound, const struct roost_key *key, const struct roost_ka *ka,
+                        const struct roost_rest *rest) {
+    int e = roost_repair_reuse(fd, bound, key, ka, rest);
+    return e < 0 ? e : roost_repair_finish(e, false);
+}
+
+struct roost_spares_handle {
+    struct roost_spares spares;
+};
+
+struct roost_spares_handle *roost_testing_spares(void) {
+    return calloc(1, sizeof(struct roost_spares_handle));
+}
+
+void roost_testing_spares_free(struct roost_spares_handle *h) {
+    free(h);
+}
+
+int roost_testing_spares_put(struct roost_spares_handle *h, const struct roost_key *key, int bound, int fd) {
+    return roost_spares_put(&h->spares, key, bound, fd);
+}
+
+int roost_testing_spares_take(struct roost_spares_handle *h, const struct roost_key *key, int *bound) {
+    bool is_bound = false;
+    int fd = roost_spares_take(&h->spares, key, &is_bound);
+    *bound = is_bound;
+    return fd;
+}
+
+uint32_t roost_testing_spares_trim(struct roost_spares_handle *h, uint32_t most) {
+    roost_spares_trim(&h->spares, most);
+    return h->spares.count;
+}
+
+static void count_slice(void *context, uint32_t slice, uint32_t from, uint32_t to) {
+    uint32_t *done = context;
+    (void)slice;
+    for (uint32_t i = from; i < to; i++)
+        done[i]++;
+}
+
+int roost_testing_workers(uint32_t threads, uint32_t batches, uint32_t count, uint32_t each, uint32_t *done) {
+    struct roost_workers workers;
+    int e = roost_workers_start(&workers, threads, 0);
+    for (uint32_t i = 0; i < batches && !e; i++)
+        roost_workers_run(&workers, count_slice, done, count, each);
+    roost_workers_stop(&workers);
+    return e;
+}
+
 int roost_testing_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest) {
     int fd = roost_repair_rebuild(key, ka, rest);
-    int e = fd < 0 ? 0 : roost_repair_finish(fd);
+    int e = fd < 0 ? 0 : roost_repair_finish(fd, false);
     if (!e)
         return fd;
     close(fd);

@@ -48,6 +48,22 @@ uint32_t roost_testing_probe(const struct roost_key *key, const struct roost_ka 
 
 int roost_testing_snapshot(int fd, struct roost_ka *ka, struct roost_rest *rest); /* 0: the socket is in repair mode */
 void roost_testing_undo(int fd);
+/* The same by a survey, whose program lies in bpf_dir. *surveyed: the socket itself needed not be asked. */
+int roost_testing_survey(const char *bpf_dir, int fd, const struct roost_key *key, struct roost_ka *ka,
+                         struct roost_rest *rest, int *surveyed);
+int roost_testing_disconnect(int fd, const struct roost_key *key);
+/* Rebuilds a connection with a socket that was disconnected. */
+int roost_testing_reuse(int fd, int bound, const struct roost_key *key, const struct roost_ka *ka,
+                        const struct roost_rest *rest);
+struct roost_spares_handle;
+struct roost_spares_handle *roost_testing_spares(void);
+void roost_testing_spares_free(struct roost_spares_handle *h);
+int roost_testing_spares_put(struct roost_spares_handle *h, const struct roost_key *key, int bound, int fd);
+int roost_testing_spares_take(struct roost_spares_handle *h, const struct roost_key *key, int *bound); /* fd or -1 */
+uint32_t roost_testing_spares_trim(struct roost_spares_handle *h, uint32_t most); /* how many are left */
+
+/* Lets so many threads do so many batches of count items, and adds to done[item] for each. 0 or -errno. */
+int roost_testing_workers(uint32_t threads, uint32_t batches, uint32_t count, uint32_t each, uint32_t *done);
 int roost_testing_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest);
 
 /* header: 108 bytes; returns how many of them are used. */

@@ -13,6 +13,7 @@
 #include <linux/if_ether.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -21,7 +22,8 @@
 #include "repair.h"
 #include "segment.h"
 
-#define THAWS_A_BATCH 64
+#define THAWS_A_BATCH 128
+#define SLICE 8 /* sockets for one worker at a time */
 #define RETRY_MS 250
 
 /* Frames held for one connection: few while none of them has proved genuine (anybody can send those), then what a
@@ -30,7 +32,7 @@
 #define HELD_MAX 512
 #define STRAYS_MAX 1024
 #define FRAMES_A_DRAIN 512
-#define BATCHES_A_TURN 4
+#define BATCHES_A_TURN 2
 
 static struct roost_held *hold(const struct roost_frame *f, bool server) {
     struct roost_held *h = malloc(sizeof(*h) + f->length);
@@ -326,6 +328,7 @@ static void replay(struct roost_engine *e, struct batch *b, struct roost_held **
 static void replay_held(struct roost_engine *e, struct roost_conn **conns, int count) {
     struct batch b = {0};
     for (int i = 0; i < count; i++) {
+        conns[i]->client.readable |= conns[i]->held != NULL;
         replay(e, &b, &conns[i]->held);
         conns[i]->held_tail = &conns[i]->held;
         conns[i]->held_frames = 0;
@@ -364,16 +367,18 @@ void roost_hold_release(struct roost_engine *e, struct roost_conn *c) {
 /* What does the client want, now that the socket is there? Data: a server; its end: ours, too. */
 void roost_look(struct roost_engine *e, struct roost_conn *c, enum roost_cause otherwise) {
     uint8_t byte;
-    ssize_t n = recv(c->client.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    if (n > 0) {
-        roost_link_start(e, c, ROOST_C_CLIENT_DATA);
-        return;
+    if (c->client.readable) {
+        ssize_t n = recv(c->client.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+        if (n > 0) {
+            roost_link_start(e, c, ROOST_C_CLIENT_DATA);
+            return;
+        }
+        if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
+            roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, n != 0);
+            return;
+        }
+        c->client.readable = false;
     }
-    if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
-        roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, n != 0);
-        return;
-    }
-    c->client.readable = false;
     if (otherwise != ROOST_C_NONE && c->state != ROOST_ST_STANDBY) {
         roost_conn_transition(e, c, ROOST_ST_STANDBY, otherwise);
         c->told_quiet_ms = e->now_ms; /* whoever woke it gets a whole quiet interval */
@@ -409,121 +414,213 @@ static void set_phases(struct roost_conn *c, enum roost_phase phase) {
         roost_table_set_phase(c->server_slot, phase);
 }
 
-static int rebuild_leg(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot) {
-    return roost_repair_rebuild(key, slot, &e->table.rest[slot->rest]);
+/* A socket that is made again from its record. */
+struct rebuilding {
+    struct roost_conn *conn;
+    const struct roost_key *key;
+    const struct roost_ka *slot;
+    const struct roost_rest *rest;
+    int fd; /* first a spare socket or -1, then the rebuilt one or -errno */
+    int error;
+    bool spare, bound, server;
+};
+
+/* Of one turn: connections, and the legs of each one after the other. */
+struct thaws {
+    struct roost_engine *engine;
+    struct roost_conn *conn[THAWS_A_BATCH];
+    uint32_t first_leg[THAWS_A_BATCH]; /* the client's; a pair's server's is next to it */
+    struct rebuilding leg[2 * THAWS_A_BATCH];
+    uint32_t conns, legs;
+};
+
+static void add_leg(struct thaws *b, struct roost_conn *c, bool server) {
+    struct roost_engine *e = b->engine;
+    struct rebuilding *leg = &b->leg[b->legs++];
+    *leg = (struct rebuilding){.conn = c,
+                               .key = server ? &c->server_key : &c->key,
+                               .slot = server ? c->server_slot : c->slot,
+                               .fd = -1,
+                               .server = server};
+    leg->rest = &e->table.rest[leg->slot->rest];
+    if (!server)
+        leg->fd = roost_spares_take(&e->spares, leg->key, &leg->bound);
+    leg->spare = leg->fd >= 0;
 }
 
-/* The rebuilt sockets of a connection, out of repair mode: the client's, and in *server the server's or -1. -errno: there
- * are none. */
-static int rebuild(struct roost_engine *e, struct roost_conn *c, int *server) {
-    *server = -1;
-    if (e->awake > e->max_awake) /* there would be no descriptor left for its server */
-        return -EMFILE;
-    int client = rebuild_leg(e, &c->key, c->slot);
-    if (client < 0)
-        return client;
-    int error = 0;
-    if (c->server_slot && (*server = rebuild_leg(e, &c->server_key, c->server_slot)) < 0)
-        error = *server;
-    if (!error) {
-        /* Before they leave repair mode: were we killed in between, the close would be silent, and the next daemon
-         * removes the slot; after it the close sends a FIN that the record knows nothing of. */
-        set_phases(c, ROOST_THAWED);
-        error = roost_repair_finish(client);
+static void rebuild_slice(void *context, uint32_t slice, uint32_t from, uint32_t to) {
+    struct thaws *b = context;
+    (void)slice;
+    for (struct rebuilding *leg = &b->leg[from]; leg < &b->leg[to]; leg++)
+        leg->fd = leg->spare ? roost_repair_reuse(leg->fd, leg->bound, leg->key, leg->slot, leg->rest)
+                             : roost_repair_rebuild(leg->key, leg->slot, leg->rest);
+}
+
+static int watch(struct roost_engine *e, const struct rebuilding *leg) {
+    struct epoll_event event = roost_rebuilt_event(leg->fd);
+    if (leg->server)
+        return roost_watch(e, leg->fd, leg->conn, true);
+    if (leg->spare) /* it was never out of the epoll instance */
+        return 0;
+    return epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, leg->fd, &event) ? -errno : 0;
+}
+
+/* Out of repair mode, and watched from then on. */
+static void finish_slice(void *context, uint32_t slice, uint32_t from, uint32_t to) {
+    struct thaws *b = context;
+    (void)slice;
+    for (struct rebuilding *leg = &b->leg[from]; leg < &b->leg[to]; leg++) {
+        if (leg->fd < 0)
+            continue;
+        leg->error = roost_repair_finish(leg->fd, leg->spare);
+        if (!leg->error)
+            leg->error = watch(b->engine, leg);
     }
-    if (!error && *server >= 0)
-        error = roost_repair_finish(*server);
+}
+
+static struct rebuilding *server_leg(const struct roost_conn *c, struct rebuilding *client) {
+    return c->server_slot ? client + 1 : NULL;
+}
+
+/* Either both legs were rebuilt, or neither is there afterwards: 0 or the error. */
+static int rebuilt(struct roost_engine *e, const struct roost_conn *c, struct rebuilding *client) {
+    struct rebuilding *server = server_leg(c, client);
+    int error = client->fd < 0 ? client->fd : server && server->fd < 0 ? server->fd : 0;
     if (!error)
-        return client;
-    set_phases(c, ROOST_WAKING);
-    close(client);
-    if (*server >= 0)
-        close(*server);
+        error = roost_rebuilt_reserve(e, client->fd);
+    if (!error)
+        return 0;
+    if (client->fd >= 0)
+        close(client->fd); /* in repair mode: silent */
+    if (server && server->fd >= 0)
+        close(server->fd);
+    client->fd = error;
+    if (server)
+        server->fd = error;
     return error;
 }
 
-/* The rebuilt sockets, watched. False: no memory for that; both ends learn it. */
-static bool watch(struct roost_engine *e, struct roost_conn *c, int client, int server) {
-    roost_leg_fresh(&c->client, client);
-    c->client.readable = c->client.writable = true;
-    if (server >= 0) {
-        roost_leg_fresh(&c->server, server);
-        c->server.readable = c->server.writable = true;
+/* The connection is awake: its sockets are there, out of repair mode and watched. False: one of them is not, and both ends
+ * learn it. */
+static bool awake(struct roost_engine *e, struct roost_conn *c, struct rebuilding *client) {
+    struct rebuilding *server = server_leg(c, client);
+    e->stat[ROOST_E_THAWED]++;
+    e->stat[ROOST_E_REUSED] += client->spare;
+    roost_leg_fresh(&c->client, client->fd);
+    c->client.writable = c->client.rebuilt = c->client.watched_out =
+        true; /* readable when something is replayed, or epoll says so */
+    if (server) {
+        roost_leg_fresh(&c->server, server->fd);
+        c->server.readable = c->server.writable = c->server.rebuilt = true;
         c->link = ROOST_LINKED;
         c->attached = ROOST_FLAGS(c->server_slot->ctl) & ROOST_F_ATTACHED;
         roost_link_resumed(e, c);
     }
-    if (!roost_watch(e, client, c, false) && (server < 0 || !roost_watch(e, server, c, true)))
+    if (!client->error && (!server || !server->error))
         return true;
     roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
     return false;
 }
 
-/* The connection, awake; its slots then only hold packets. False: it stays asleep. */
-static bool thaw(struct roost_engine *e, struct roost_conn *c) {
+/* It stays asleep: who woke it retransmits and so asks again. */
+static void stay_asleep(struct roost_engine *e, struct roost_conn *c, int error) {
     const struct roost_rest *rest = &e->table.rest[c->slot->rest];
-    int server;
-    bool paired = ROOST_FLAGS(c->slot->ctl) & ROOST_F_PAIRED;
-    /* The server's handshake goes on while the socket is rebuilt and the frame replayed. */
-    if (c->speaks && !paired && c->link == ROOST_UNLINKED && c->attach_fd < 0 && !c->want_close)
-        roost_link_open(e, c);
-    c->speaks = false;
-    int fd = rebuild(e, c, &server);
-    if (fd >= 0) {
-        e->stat[ROOST_E_THAWED]++;
-        return watch(e, c, fd, server);
-    }
     e->stat[ROOST_E_THAW_FAILED]++;
     if (c->link == ROOST_CONNECTING)
         roost_link_abandon(e, c);
-    if (fd == -EMFILE || fd == -ENFILE)
+    if (error == EMFILE || error == ENFILE)
         roost_tell_pressure(e);
-    set_phases(c, ROOST_IDLE); /* who woke it retransmits and so asks again */
+    set_phases(c, ROOST_IDLE);
     c->server_slot = NULL;
     if (c->attach_fd >= 0)
-        roost_attach_refused(e, c, -fd);
-    roost_refuse(e, ROOST_OP_WAKE, c->token, c->id, &c->key, -fd);
+        roost_attach_refused(e, c, error);
+    roost_refuse(e, ROOST_OP_WAKE, c->token, c->id, &c->key, error);
     c->token = 0;
     if (c->link == ROOST_LINKED) {
         c->phase = ROOST_HELD_LINK;
         roost_wheel_set(&e->wheel, &c->timer, e->now_ms + RETRY_MS); /* the server may have data for it */
-        return false;
+        return;
     }
     if (!rest->id) { /* its record is lost and there is no telling the client: it learns when it speaks next */
         roost_table_remove(&e->table, c->slot);
         c->slot = NULL;
         roost_conn_transition(e, c, ROOST_ST_CLOSED, ROOST_C_COMMAND);
         roost_conn_forget(e, c);
-        return false;
+        return;
     }
     if (c->state == ROOST_ST_SLEEP) { /* its record is in memory now */
         roost_conn_transition(e, c, ROOST_ST_IDLE, (enum roost_cause)c->wake_cause);
     }
     c->slot = NULL;
     roost_conn_forget(e, c);
-    return false;
+}
+
+/* Those that are to be rebuilt in one go. */
+static void gather(struct roost_engine *e, struct thaws *b) {
+    while (e->waking && b->conns < THAWS_A_BATCH) {
+        struct roost_conn *c = e->waking;
+        e->waking = c->next_waking;
+        if (!e->waking)
+            e->waking_tail = &e->waking;
+        c->waking = false;
+        c->queued--;
+        if (c->dead || !c->slot)
+            continue;
+        if (c->phase == ROOST_MARKED) {
+            roost_freeze_cancel(e, c, EAGAIN);
+            continue;
+        }
+        bool paired = ROOST_FLAGS(c->slot->ctl) & ROOST_F_PAIRED;
+        /* The server's handshake goes on while the socket is rebuilt and the frame replayed. */
+        if (c->speaks && !paired && c->link == ROOST_UNLINKED && c->attach_fd < 0 && !c->want_close)
+            roost_link_open(e, c);
+        c->speaks = false;
+        if (e->awake > e->max_awake) { /* there would be no descriptor left for its server */
+            stay_asleep(e, c, EMFILE);
+            continue;
+        }
+        b->first_leg[b->conns] = b->legs;
+        b->conn[b->conns++] = c;
+        add_leg(b, c, false);
+        if (c->server_slot)
+            add_leg(b, c, true);
+    }
+}
+
+/* Rebuilds what was gathered. How many connections are awake then, and in awake_ones which. */
+static int rebuild(struct roost_engine *e, struct thaws *b, struct roost_conn **awake_ones) {
+    int count = 0;
+    roost_workers_run(&e->workers, rebuild_slice, b, b->legs, SLICE);
+    for (uint32_t i = 0; i < b->conns; i++) {
+        struct rebuilding *leg = &b->leg[b->first_leg[i]];
+        if (rebuilt(e, b->conn[i], leg))
+            continue;
+        roost_rebuilt_name(e, leg->fd, b->conn[i]);
+        /* Before they leave repair mode: were we killed in between, the close would be silent, and the next daemon
+         * removes the slot; after it the close sends a FIN that the record knows nothing of. */
+        set_phases(b->conn[i], ROOST_THAWED);
+    }
+    roost_workers_run(&e->workers, finish_slice, b, b->legs, SLICE);
+    for (uint32_t i = 0; i < b->conns; i++) {
+        struct rebuilding *leg = &b->leg[b->first_leg[i]];
+        if (leg->fd < 0)
+            stay_asleep(e, b->conn[i], -leg->fd);
+        else if (awake(e, b->conn[i], leg))
+            awake_ones[count++] = b->conn[i];
+    }
+    return count;
 }
 
 void roost_thaw_turn(struct roost_engine *e) {
     struct roost_conn *batch[THAWS_A_BATCH];
     struct timespec from, to;
     for (int turn = 0; e->waking && turn < BATCHES_A_TURN; turn++) {
-        int count = 0;
+        struct thaws b;
+        b.engine = e;
+        b.conns = b.legs = 0;
         clock_gettime(CLOCK_MONOTONIC, &from);
-        while (e->waking && count < THAWS_A_BATCH) {
-            struct roost_conn *c = e->waking;
-            e->waking = c->next_waking;
-            if (!e->waking)
-                e->waking_tail = &e->waking;
-            c->waking = false;
-            c->queued--;
-            if (c->dead || !c->slot)
-                continue;
-            if (c->phase == ROOST_MARKED)
-                roost_freeze_cancel(e, c, EAGAIN);
-            else if (thaw(e, c))
-                batch[count++] = c;
-        }
+        gather(e, &b);
+        int count = rebuild(e, &b, batch);
         release(e, batch, count);
         clock_gettime(CLOCK_MONOTONIC, &to);
         e->stat[ROOST_E_THAW_NS] +=

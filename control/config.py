@@ -216,6 +216,12 @@ class Table(_Section):
         description="client connections with a socket; passing 7/8 of it "
         "freezes the least recently active down to 3/4. 0 = what the descriptor limit allows",
     )
+    workers: int | None = Field(
+        None,
+        ge=0,
+        le=63,
+        description="threads that help to freeze and thaw in bulk; unset = one for each processor but the engine's own",
+    )
 
     @field_validator("ring_kb")
     @classmethod

@@ -46,6 +46,7 @@ from appliance.engine import (
     Op,
     Record,
     ServiceSpec,
+    default_workers,
 )
 from appliance.frontends.frontend import MAX_HANDSHAKES, MAX_TURNED_AWAY, Frontend, Settings, bind
 from appliance.frontends.passwords import PasswordHash, Users
@@ -345,6 +346,7 @@ class Daemon:
             idle_slots=config.table.idle,
             ring_bytes=config.table.ring_kb * 1024,
             max_awake=max_awake,
+            workers=default_workers() if config.table.workers is None else config.table.workers,
             next_id=self._store.next_id(),
             grow=config.table.grow,
             name=config.instance,

@@ -67,12 +67,12 @@ def chaos(seconds: float, clients: int, mode: str, as_json: bool) -> None:
 
 
 @command.command()
-@click.option("--connections", type=click.IntRange(min=1), default=10_000, show_default=True)
+@click.option("--connections", type=click.IntRange(min=16), default=10_000, show_default=True)
 @click.option("--batch", type=click.IntRange(min=1), default=2000, show_default=True, help="Commands in one batch.")
 @click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True)
 @json_option
 def churn(connections: int, batch: int, runs: int, as_json: bool) -> None:
-    """What a freeze and a thaw cost on the one engine thread."""
+    """What a freeze and a thaw cost, and how many of both the engine does in a second."""
     _measure("churn", as_json, connections=connections, batch=batch, runs=runs)
 
 

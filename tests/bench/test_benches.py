@@ -15,7 +15,7 @@ from tests.bench.figures import Report
 
 CONTRACT = {
     "chaos": {"lost_bytes", "duplicated_bytes", "reordered", "unexpected_resets", "pairs"},
-    "churn": {"freeze_us", "thaw_us", "freeze_busy_us", "thaw_busy_us"},
+    "churn": {"pairs_per_s", "operations_per_s", "freeze_us", "thaw_us", "freeze_busy_us", "thaw_busy_us"},
     "wake": {"idle_extra_us_p50", "idle_extra_us_p99", "sleep_extra_us_p99"},
     "attach": {f"{mode}_{key}" for mode in attach.MODES for key in attach.TARGETS},
     "relay": {
@@ -51,6 +51,7 @@ def test_churn_freezes_and_thaws_every_connection_and_each_lives_on() -> None:
     report = churn.run(connections=1000, batch=500, runs=2)
     assert_sound(report)
     assert report.figures["freeze_us"].runs == 2
+    assert report.figures["operations_per_s"].median > report.figures["pairs_per_s"].median > 0
     # What the engine thread is busy for is inside of what the whole takes.
     assert report.figures["freeze_us"].median > report.figures["freeze_busy_us"].median > 0
     assert report.figures["thaw_us"].median > report.figures["thaw_busy_us"].median > 0

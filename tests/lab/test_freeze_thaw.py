@@ -134,7 +134,7 @@ def test_a_sleeping_connection_costs_no_descriptor(box: EngineLab) -> None:
     before = descriptors()
     for pair in pairs:
         box.to_idle(pair)
-    assert descriptors() == before - len(pairs)
+    box.wait(lambda: descriptors() == before - len(pairs), "the spare sockets to be closed")
     assert box.stat("awake") == 0
 
 

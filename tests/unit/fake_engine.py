@@ -185,8 +185,8 @@ class FakeEngine:
 
     def _as_event(self, c: Connection) -> Event:
         found = event(EventType.TRANSITION, c.key, 0 if c.state is State.SLEEP else c.id, to_state=c.state)
-        found.record = c.record if c.state is not State.SLEEP else Record(c.key.pack(), c.record.ka, bytes(REST.size))
-        return found
+        record = c.record if c.state is not State.SLEEP else Record(c.key.pack(), c.record.ka, bytes(REST.size))
+        return found._replace(record=record)
 
     def _refuse(self, command: Command, k: Key, error: int) -> None:
         self.say(

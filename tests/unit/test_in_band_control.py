@@ -113,7 +113,7 @@ def test_who_asked_to_sleep_sleeps_by_command_and_who_woke_meanwhile_by_time(rig
         wake = event(EventType.TRANSITION, key(1), 1, from_state=State.IDLE, to_state=State.ACTIVE,
                      cause=Cause.CLIENT_DATA)  # fmt: skip
         rig.monitor.turn([wake])
-        due.cause = Cause.NONE
+        due = due._replace(cause=Cause.NONE)
     rig.monitor.turn([due])
     until(lambda: rig.engine.commands)
     assert [(c.op, c.cause) for c in rig.engine.commands] == [(Op.SLEEP, Cause.QUIET if woken else Cause.COMMAND)]

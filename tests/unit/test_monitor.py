@@ -200,8 +200,7 @@ def test_a_row_that_the_outcome_of_a_command_leads_to_outlives_the_removal_of_th
     token = still.engine.commands[-1].token
     woke = event(EventType.TRANSITION, k, 1, from_state=State.SLEEP, to_state=State.ACTIVE, cause=Cause.CLIENT_DATA)
     froze = event(EventType.TRANSITION, k, 1, from_state=State.ACTIVE, to_state=State.IDLE, cause=Cause.COMMAND)
-    froze.token = token
-    still.monitor.turn([woke, froze])
+    still.monitor.turn([woke, froze._replace(token=token)])
     until(lambda: still.engine.ops().count(Op.SLEEP) == 2)
     assert still.store.sleeping_by_id(1)
 

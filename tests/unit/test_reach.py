@@ -196,8 +196,7 @@ def test_a_client_is_told_when_it_gets_the_name_by_which_it_was_dialled(told: Te
 
 def test_a_service_whose_clients_do_not_understand_it_is_left_alone(told: Telling) -> None:
     told.dialled.failed("192.0.0.1")
-    other = appears(1)
-    other.record = record(key(1), 1, service=2)
+    other = appears(1)._replace(record=record(key(1), 1, service=2))
     told.monitor.turn([other])
     assert (told.engine.commands, told.stay()) == ([], "due")
 
