@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def all_done(outcome: Outcome, clients: int = CLIENTS) -> bool:
     return outcome.done == outcome.begun == clients
 
 
-OPTIONS = (
+OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"family": 6},
     {"timestamps": False},
@@ -269,7 +270,7 @@ def test_a_client_that_is_never_answered_gives_up_and_is_counted(lab: Lab, ends:
     simulator = ends.simulator
     simulator.connect(range(3))
     simulator.drop_every(1)
-    quick = {"rto_s": 0.02, "tries": 3, "timeout_s": 10}
+    quick: dict[str, Any] = {"rto_s": 0.02, "tries": 3, "timeout_s": 10}
     for lost in (simulator.connect(range(3, 4), **quick), simulator.keep_alive(range(1), **quick),
                  simulator.speak(range(1, 2), 10, 10, **quick), simulator.finish(range(2, 3), **quick)):  # fmt: skip
         assert (lost.begun, lost.lost, lost.done) == (1, 1, 0)
