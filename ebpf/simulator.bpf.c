@@ -504,7 +504,10 @@ static __always_inline int judge_syn_sent(struct work *w, struct sim_client *c, 
                                           struct reply *r) {
     const struct sim_config *cfg = w->cfg;
     if ((s->flags & ACK) && s->ack != c->snd_nxt) {
-        w->offence = SIM_N_BAD_ACK;
+        if (s->flags & (SYN | RST))
+            w->offence = SIM_N_BAD_ACK;
+        else
+            w->count->n[SIM_N_HALF_OPEN]++; /* RFC 9293 3.5.1: our RST ends it, and the next SYN gets through */
         return judge_stray(w, s, r);
     }
     if ((s->flags & (RST | ACK)) == (RST | ACK)) {

@@ -161,6 +161,7 @@ enum sim_counter { /* names: sim_counter_names of cext/simulator/simulator.c */
     SIM_N_PROBED_BY_PEER,
     SIM_N_DUPLICATE,
     SIM_N_OUT_OF_ORDER,
+    SIM_N_HALF_OPEN,  /* the challenge ACK of a connection that only the peer still has */
     SIM_N_CHALLENGED, /* our challenge ACKs */
     SIM_N_STRAY,      /* for a client without a connection; answered by RST */
     SIM_N_DROPPED,    /* on purpose: drop_every */
