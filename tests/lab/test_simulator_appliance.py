@@ -9,6 +9,7 @@ import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -29,15 +30,15 @@ Transition = tuple[State, State, Cause]
 class Box:
     """An appliance in front of echo servers, and simulated clients of both families."""
 
-    def __init__(self, lab: Lab, stack: ExitStack) -> None:
+    def __init__(self, lab: Lab, stack: ExitStack, service: dict[str, Any], simulator: dict[str, Any]) -> None:
         self.lab = lab
-        self.echo = {
-            family: stack.enter_context(Echo(lab.space("lan"), lab.address("lan", "eth0", family), PORT))
-            for family in (4, 6)
-        }
-        self.simulator: dict[int, Simulator] = {family: lab.simulator(2 * CLIENTS, PORT, family) for family in (4, 6)}
+        self.echo: dict[int, Echo] = {}
+        self.simulator: dict[int, Simulator] = {}
+        for family in (4, 6):
+            self.echo[family] = stack.enter_context(Echo(lab.space("lan"), lab.address("lan", "eth0", family), PORT))
+            self.simulator[family] = lab.simulator(CLIENTS, PORT, family, **simulator)
         interfaces = ["wan0", *(simulator.box_interface for simulator in self.simulator.values())]
-        config = lab.config(PORT, policy=POLICY) | {"network": {"interfaces": interfaces}}
+        config = lab.config(PORT, policy=POLICY, service=service) | {"network": {"interfaces": interfaces}}
         self.daemon: DaemonHandle = lab.daemon(config)
 
     def states(self) -> dict[str, int]:
@@ -66,9 +67,11 @@ class Box:
 
 
 @pytest.fixture
-def box() -> Iterator[Box]:
+def box(request: pytest.FixtureRequest) -> Iterator[Box]:
+    """`@pytest.mark.parametrize("box", [{"service": ..., "simulator": ...}], indirect=True)` gives options of both."""
+    options: dict[str, dict[str, Any]] = getattr(request, "param", {})
     with Lab(clients=100, nat=False) as lab, ExitStack() as stack:
-        yield Box(lab, stack)
+        yield Box(lab, stack, options.get("service", {}), options.get("simulator", {}))
 
 
 def served(simulator: Simulator, clients: range, rto_s: float = 0.3) -> None:
@@ -104,6 +107,31 @@ def test_the_appliances_answers_are_right_asleep_and_awake(box: Box, family: int
     assert box.echo[family].received == 3 * BYTES * CLIENTS
     assert simulator.offences() == {}, simulator.first_offences()
     assert box.daemon.status()["control"]["illegal"] == 0
+
+
+@pytest.mark.parametrize(
+    "box",
+    [{"service": {"born": "always"}, "simulator": options}
+     for options in ({}, {"timestamps": False}, {"window_scale": False, "sack": False})],
+    indirect=True, ids=str)  # fmt: skip
+def test_clients_that_are_born_asleep_get_right_answers_from_the_first_on(box: Box) -> None:
+    everybody = range(CLIENTS)
+    for simulator in box.simulator.values():
+        born = simulator.connect(everybody)
+        assert (born.done, born.retransmitted) == (CLIENTS, 0)
+    box.wait_for_sleep(2 * CLIENTS)
+    assert box.counter("accepted") == 0
+    for simulator in box.simulator.values():
+        for _ in range(2):
+            kept = simulator.keep_alive(everybody)
+            assert (kept.done, kept.retransmitted) == (CLIENTS, 0)
+        served(simulator, everybody)
+    box.wait_for_sleep(2 * CLIENTS)
+    for simulator in box.simulator.values():
+        assert simulator.keep_alive(everybody).done == CLIENTS
+        assert simulator.finish(everybody).done == CLIENTS
+        assert simulator.offences() == {}, simulator.first_offences()
+    box.wait_for({})
 
 
 def test_what_is_lost_on_the_way_is_made_good(box: Box) -> None:
