@@ -471,6 +471,10 @@ class Simulator:
         """Of the frames that the clients get, lose each n-th; 0: none."""
         lib.sim_set_drop_every(self._handle, frames)
 
+    def lose_every(self, frames: int) -> None:
+        """Of the frames that the clients send, lose each n-th; 0: none."""
+        lib.sim_set_lose_every(self._handle, frames)
+
     def expect_loss(self, expected: bool = True) -> None:
         """The network loses frames, so that an acknowledgement may have a number that is ahead of the client's."""
         lib.sim_set_expect_loss(self._handle, expected)

@@ -73,6 +73,7 @@ static const char *const counter_names[SIM_COUNTERS] = {
     [SIM_N_HALF_OPEN] = "half_open",
     [SIM_N_CHALLENGED] = "challenged",
     [SIM_N_STRAY] = "stray",
+    [SIM_N_LOST_FRAMES] = "lost_frames",
     [SIM_N_DROPPED] = "dropped",
     [SIM_N_CONTENDED] = "contended",
     [SIM_N_UNPARSED] = "unparsed",
@@ -297,6 +298,10 @@ uint64_t sim_memory(const struct simulator *s) {
 
 void sim_set_drop_every(struct simulator *s, uint32_t frames) {
     __atomic_store_n(&s->config->drop_every, frames, __ATOMIC_RELAXED);
+}
+
+void sim_set_lose_every(struct simulator *s, uint32_t frames) {
+    __atomic_store_n(&s->config->lose_every, frames, __ATOMIC_RELAXED);
 }
 
 void sim_set_expect_loss(struct simulator *s, bool expected) {

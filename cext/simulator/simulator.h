@@ -78,6 +78,7 @@ void reflector_set_fault(struct reflector *r, uint32_t fault);
 void reflector_close(struct reflector *r);
 
 void sim_set_drop_every(struct simulator *s, uint32_t frames);
+void sim_set_lose_every(struct simulator *s, uint32_t frames);
 void sim_set_expect_loss(struct simulator *s, bool expected);
 void sim_set_answer_fin(struct simulator *s, bool on);
 void sim_set_verify_payload(struct simulator *s, bool on);

@@ -75,7 +75,7 @@ def box(request: pytest.FixtureRequest) -> Iterator[Box]:
 
 
 def served(simulator: Simulator, clients: range, rto_s: float = 0.3) -> None:
-    outcome = simulator.speak(clients, BYTES, BYTES, rto_s=rto_s, timeout_s=30)
+    outcome = simulator.speak(clients, BYTES, BYTES, rto_s=rto_s)
     assert outcome.done == outcome.begun == len(clients)
 
 
@@ -135,16 +135,19 @@ def test_clients_that_are_born_asleep_get_right_answers_from_the_first_on(box: B
 
 
 def test_what_is_lost_on_the_way_is_made_good(box: Box) -> None:
-    simulator, some = box.simulator[4], range(20)
-    simulator.drop_every(8)
+    """A thawed socket knows no round trip: its first retransmission comes after 3 s, the kernel's value for that."""
+    simulator, some = box.simulator[4], range(10)
+    simulator.drop_every(10)
+    simulator.lose_every(11)
     assert simulator.connect(some, rto_s=0.2).done == len(some)
     box.wait_for_sleep(len(some))
     assert simulator.keep_alive(some, rto_s=0.1).done == len(some)
     served(simulator, some, rto_s=0.2)
     box.wait_for_sleep(len(some))
     assert simulator.finish(some, rto_s=0.2).done == len(some)
-    assert simulator.counters()["dropped"] > len(some)
-    assert simulator.offences() == {}, simulator.first_offences()
+    assert min(simulator.counters()[lost] for lost in ("dropped", "lost_frames")) >= 5
+    # A thawed socket echoes no TSval before it has taken a segment in order, and the first one may be what was lost.
+    assert set(simulator.offences()) <= {"zero_tsecr"}, simulator.first_offences()
 
 
 def test_the_appliances_own_probes_are_answered(box: Box) -> None:
