@@ -504,7 +504,10 @@ static __always_inline int judge_syn_sent(struct work *w, struct sim_client *c, 
                                           struct reply *r) {
     const struct sim_config *cfg = w->cfg;
     if ((s->flags & ACK) && s->ack != c->snd_nxt) {
-        w->offence = SIM_N_BAD_ACK;
+        if (s->flags & (SYN | RST))
+            w->offence = SIM_N_BAD_ACK;
+        else
+            w->count->n[SIM_N_HALF_OPEN]++; /* RFC 9293 3.5.1: our RST ends it, and the next SYN gets through */
         return judge_stray(w, s, r);
     }
     if ((s->flags & (RST | ACK)) == (RST | ACK)) {
@@ -908,6 +911,15 @@ static __always_inline __u32 read_segment(struct xdp_md *ctx, int l4, __u32 l4_l
     return walk.bad ? SIM_N_MALFORMED : 0;
 }
 
+/* The turn of a frame to be lost has come. */
+static __always_inline int lost(struct work *w, __u32 every, __u64 *turn, int counter) {
+    if (!every || ++*turn < every)
+        return 0;
+    *turn = 0;
+    w->count->n[counter]++;
+    return 1;
+}
+
 static __always_inline int receive(struct xdp_md *ctx, struct work *w, int v6) {
     const struct sim_config *cfg = w->cfg;
     const int l4 = v6 ? 54 : 34;
@@ -950,11 +962,8 @@ static __always_inline int receive(struct xdp_md *ctx, struct work *w, int v6) {
     sum += bpf_htonl(l4_length) + (__u64)bpf_htonl(IPPROTO_TCP);
 
     w->count->n[SIM_N_RECEIVED]++;
-    if (cfg->drop_every && ++w->count->drop_turn >= cfg->drop_every) {
-        w->count->drop_turn = 0;
-        w->count->n[SIM_N_DROPPED]++;
+    if (lost(w, cfg->drop_every, &w->count->drop_turn, SIM_N_DROPPED))
         return XDP_DROP;
-    }
     struct sim_client *client = bpf_map_lookup_elem(&sim_clients, &w->index);
     if (!client)
         return XDP_DROP;
@@ -984,7 +993,9 @@ static __always_inline int receive(struct xdp_md *ctx, struct work *w, int v6) {
     w->offence = t.offence;
     if (w->offence)
         note_offence(ctx, w, &before);
-    return answer && write_segment(ctx, w, &t.reply, v6) ? XDP_TX : XDP_DROP;
+    if (!answer || lost(w, cfg->lose_every, &w->count->lose_turn, SIM_N_LOST_FRAMES))
+        return XDP_DROP;
+    return write_segment(ctx, w, &t.reply, v6) ? XDP_TX : XDP_DROP;
 unparsed:
     w->count->n[SIM_N_UNPARSED]++;
     return XDP_PASS;
@@ -1152,7 +1163,7 @@ static __always_inline int send(struct xdp_md *ctx, struct work *w) {
         w->count->n[SIM_N_SKIPPED]++;
     else if (!more)
         job->begun++;
-    if (!go)
+    if (!go || lost(w, w->cfg->lose_every, &w->count->lose_turn, SIM_N_LOST_FRAMES))
         return XDP_DROP;
     if (!(w->cfg->v6 ? write_segment(ctx, w, &t.reply, 1) : write_segment(ctx, w, &t.reply, 0)))
         return XDP_DROP;
@@ -1164,7 +1175,8 @@ int roost_simulator(struct xdp_md *ctx) {
     struct work w = {};
     if (!find_settings(&w))
         return XDP_PASS;
-    w.now_ms = bpf_ktime_get_ns() / 1000000;
+    w.now_ms =
+        bpf_ktime_get_coarse_ns() / 1000000; /* of the last tick: reading the clock costs a tenth of a keep-alive */
     if (ctx->ingress_ifindex == LOOPBACK_IFINDEX)
         return send(ctx, &w);
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;

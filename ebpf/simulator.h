@@ -131,6 +131,7 @@ struct sim_config {
     __u32 segment;       /* payload bytes of a full segment */
     __u32 secret;
     __u32 drop_every;  /* of the frames received drop each n-th, unread; 0 = none */
+    __u32 lose_every;  /* of the frames to be sent lose each n-th; 0 = none */
     __u32 expect_loss; /* the network loses frames: a gap in the sequence is not an offence */
 };
 
@@ -161,11 +162,13 @@ enum sim_counter { /* names: sim_counter_names of cext/simulator/simulator.c */
     SIM_N_PROBED_BY_PEER,
     SIM_N_DUPLICATE,
     SIM_N_OUT_OF_ORDER,
-    SIM_N_CHALLENGED, /* our challenge ACKs */
-    SIM_N_STRAY,      /* for a client without a connection; answered by RST */
-    SIM_N_DROPPED,    /* on purpose: drop_every */
-    SIM_N_CONTENDED,  /* dropped since the client's lock was held too long */
-    SIM_N_UNPARSED,   /* not TCP, fragments, IP options: given to the stack */
+    SIM_N_HALF_OPEN,   /* the challenge ACK of a connection that only the peer still has */
+    SIM_N_CHALLENGED,  /* our challenge ACKs */
+    SIM_N_STRAY,       /* for a client without a connection; answered by RST */
+    SIM_N_LOST_FRAMES, /* on purpose: lose_every */
+    SIM_N_DROPPED,     /* on purpose: drop_every */
+    SIM_N_CONTENDED,   /* dropped since the client's lock was held too long */
+    SIM_N_UNPARSED,    /* not TCP, fragments, IP options: given to the stack */
     /* offences */
     SIM_N_BAD_IP_CHECKSUM,
     SIM_N_BAD_CHECKSUM,
@@ -188,7 +191,7 @@ enum sim_counter { /* names: sim_counter_names of cext/simulator/simulator.c */
 
 struct sim_counters { /* of one processor */
     __u64 n[SIM_COUNTERS];
-    __u64 drop_turn;
+    __u64 drop_turn, lose_turn;
 };
 
 /* The first frame that offended so. */

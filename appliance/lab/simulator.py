@@ -354,12 +354,12 @@ class Simulator:
     # ends run on different processors, and what it loses is sent again: what is not answered within rto_s is, up to
     # `tries` times, each time after twice as long.
 
-    def connect(self, clients: Sequence[int], rate: float = 0, in_flight: int = 64, rto_s: float = 1.0, tries: int = 6,
+    def connect(self, clients: Sequence[int], rate: float = 0, in_flight: int = 112, rto_s: float = 1.0, tries: int = 6,
                 timeout_s: float = 60) -> Outcome:  # fmt: skip
         """Handshakes."""
         return self._run("connect", lib.SIM_CONNECT, clients, rate, in_flight, rto_s, tries, timeout_s)
 
-    def keep_alive(self, clients: Sequence[int], rate: float = 0, in_flight: int = 128, rto_s: float = 1.0,
+    def keep_alive(self, clients: Sequence[int], rate: float = 0, in_flight: int = 240, rto_s: float = 1.0,
                    tries: int = 6, timeout_s: float = 60) -> Outcome:  # fmt: skip
         """A keep-alive probe (RFC 9293 3.8.4) of each client, and its answer."""
         return self._run("keep_alive", lib.SIM_PROBE, clients, rate, in_flight, rto_s, tries, timeout_s)
@@ -392,7 +392,8 @@ class Simulator:
 
     def _run(self, what: str, action: int, clients: Sequence[int], rate: float, in_flight: int, rto_s: float,
              tries: int, timeout_s: float, say: int = 0, answer: int = 0) -> Outcome:  # fmt: skip
-        if clients and not (min(clients) >= 0 and max(clients) < self.clients):
+        ends = (clients[0], clients[-1]) if isinstance(clients, range) and clients else clients
+        if ends and not (min(ends) >= 0 and max(ends) < self.clients):
             raise ValueError(f"the simulator has {self.clients} clients, from 0 on")
         phase = ffi.new("struct sim_phase *")
         phase.action, phase.count = action, len(clients)
@@ -469,6 +470,10 @@ class Simulator:
     def drop_every(self, frames: int) -> None:
         """Of the frames that the clients get, lose each n-th; 0: none."""
         lib.sim_set_drop_every(self._handle, frames)
+
+    def lose_every(self, frames: int) -> None:
+        """Of the frames that the clients send, lose each n-th; 0: none."""
+        lib.sim_set_lose_every(self._handle, frames)
 
     def expect_loss(self, expected: bool = True) -> None:
         """The network loses frames, so that an acknowledgement may have a number that is ahead of the client's."""

@@ -7,6 +7,7 @@
 #include <bpf/libbpf.h>
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,8 +70,10 @@ static const char *const counter_names[SIM_COUNTERS] = {
     [SIM_N_PROBED_BY_PEER] = "probed_by_peer",
     [SIM_N_DUPLICATE] = "duplicate",
     [SIM_N_OUT_OF_ORDER] = "out_of_order",
+    [SIM_N_HALF_OPEN] = "half_open",
     [SIM_N_CHALLENGED] = "challenged",
     [SIM_N_STRAY] = "stray",
+    [SIM_N_LOST_FRAMES] = "lost_frames",
     [SIM_N_DROPPED] = "dropped",
     [SIM_N_CONTENDED] = "contended",
     [SIM_N_UNPARSED] = "unparsed",
@@ -297,6 +300,10 @@ void sim_set_drop_every(struct simulator *s, uint32_t frames) {
     __atomic_store_n(&s->config->drop_every, frames, __ATOMIC_RELAXED);
 }
 
+void sim_set_lose_every(struct simulator *s, uint32_t frames) {
+    __atomic_store_n(&s->config->lose_every, frames, __ATOMIC_RELAXED);
+}
+
 void sim_set_expect_loss(struct simulator *s, bool expected) {
     __atomic_store_n(&s->config->expect_loss, expected, __ATOMIC_RELAXED);
 }
@@ -424,6 +431,7 @@ void sim_phase_begin(struct simulator *s, struct sim_phase *p) {
     p->begun = p->done = p->refused = p->cut = p->lost = p->skipped = p->retransmitted = 0;
     p->elapsed_ns = p->cpu_ns = 0;
     p->offered = p->swept = 0;
+    p->run = SIM_RUN;
     for (int i = 0; i < SIM_SETTLING; i++)
         p->base[i] = settled_by(s, p, i);
     p->base_retransmitted = count_of(s, SIM_N_RETRANSMITTED);
@@ -469,6 +477,11 @@ static int offer(struct simulator *s, struct sim_phase *p, uint32_t count) {
     }
     /* When frames were dropped for lack of room the run ends in the middle of what a client says: the rest follows as
      * the peer acknowledges. */
+    if (job.next <
+        (segments == 1 ? count : filled)) /* where the answers come from another processor, be ready for them */
+        p->run = p->run / 2 > SIM_BATCH ? p->run / 2 : SIM_BATCH;
+    else if (p->run < SIM_RUN)
+        p->run *= 2;
     uint32_t offered = (job.next + segments - 1) / segments, begun = job.begun - (uint32_t)p->begun;
     p->offered += offered;
     p->begun += begun;
@@ -479,8 +492,8 @@ static int offer(struct simulator *s, struct sim_phase *p, uint32_t count) {
 /* How many clients may be set going now. */
 static uint32_t allowed(const struct sim_phase *p, uint64_t waiting, uint64_t now_ns) {
     uint64_t count = p->count - p->offered;
-    if (count > SIM_RUN)
-        count = SIM_RUN;
+    if (count > p->run)
+        count = p->run;
     if (p->rate > 0) {
         double due = (double)(now_ns - p->began_ns) / NS_A_S * p->rate - p->offered;
         if (due < (double)count)
@@ -505,7 +518,9 @@ int sim_phase_step(struct simulator *s, struct sim_phase *p, uint32_t slice_ms) 
         } else if (count) {
             e = offer(s, p, count);
             idle = 0;
-        } else if (++idle > SPINS || p->rate > 0) {
+        } else if (++idle < SPINS && !(p->rate > 0)) {
+            sched_yield(); /* to the thread that receives the answers, if this is its processor */
+        } else {
             nap(idle > SPINS + NAPS ? LONG_NAP_NS : NAP_NS);
         }
     }

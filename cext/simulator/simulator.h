@@ -46,7 +46,7 @@ struct sim_phase {   /* what is to be done, then how far it is */
     uint64_t begun, done, refused, cut, lost, skipped, retransmitted;
     uint64_t elapsed_ns, cpu_ns; /* cpu_ns: of the threads that stepped */
     /* the driver's own */
-    uint32_t offered, swept;
+    uint32_t offered, swept, run;
     uint64_t began_ns, sweep_due_ns, base[SIM_SETTLING], base_retransmitted;
 };
 
@@ -78,6 +78,7 @@ void reflector_set_fault(struct reflector *r, uint32_t fault);
 void reflector_close(struct reflector *r);
 
 void sim_set_drop_every(struct simulator *s, uint32_t frames);
+void sim_set_lose_every(struct simulator *s, uint32_t frames);
 void sim_set_expect_loss(struct simulator *s, bool expected);
 void sim_set_answer_fin(struct simulator *s, bool on);
 void sim_set_verify_payload(struct simulator *s, bool on);

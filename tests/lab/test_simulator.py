@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -61,7 +62,7 @@ def all_done(outcome: Outcome, clients: int = CLIENTS) -> bool:
     return outcome.done == outcome.begun == clients
 
 
-OPTIONS = (
+OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"family": 6},
     {"timestamps": False},
@@ -98,6 +99,38 @@ def test_a_client_can_connect_again(ends: Ends) -> None:
         assert all_done(ends.simulator.speak(range(CLIENTS), 200, 200))
         assert all_done(ends.simulator.finish(range(CLIENTS)))
     assert ends.simulator.offences() == {}
+
+
+@FAMILIES
+def test_handshakes_by_syn_cookies_are_good_ones(lab: Lab, family: int) -> None:
+    port = next(_ports)
+    lab.sysctl("box", "net.ipv4.tcp_syncookies", 2)  # always
+    try:
+        with Echo(lab.space("box"), lab.address("box", "wan0", family), port):
+            with lab.simulator(CLIENTS, port, family, to_kernel=True) as simulator:
+                assert all_done(simulator.connect(range(CLIENTS)))
+                assert all_done(simulator.speak(range(CLIENTS), 3000, 3000))
+                assert all_done(simulator.finish(range(CLIENTS)))
+                assert simulator.offences() == {}, simulator.first_offences()
+    finally:
+        lab.sysctl("box", "net.ipv4.tcp_syncookies", 1)
+
+
+@pytest.mark.parametrize("ends", [{"clients": 20}], indirect=True)
+def test_a_client_that_lost_its_connection_ends_the_servers_half_and_connects_again(ends: Ends) -> None:
+    simulator, some = ends.simulator, range(20)
+    simulator.connect(some)
+    simulator.speak(some, 10, 10)
+    simulator.drop_every(1)
+    assert simulator.keep_alive(some, rto_s=0.02, tries=0).lost == 20
+    simulator.drop_every(0)
+    again = simulator.connect(some, rto_s=0.1)
+    assert again.done == 20
+    assert again.retransmitted >= 20, "the first SYN of each was for the old one"
+    assert simulator.counters()["half_open"] == 20
+    wait_until(lambda: ends.echo.resets == 20, 5, "the server's old connections are gone")
+    assert all_done(simulator.speak(some, 10, 10), 20)
+    assert simulator.offences() == {}, simulator.first_offences()
 
 
 def test_the_clients_options_are_what_the_server_negotiates(ends: Ends) -> None:
@@ -269,7 +302,7 @@ def test_a_client_that_is_never_answered_gives_up_and_is_counted(lab: Lab, ends:
     simulator = ends.simulator
     simulator.connect(range(3))
     simulator.drop_every(1)
-    quick = {"rto_s": 0.02, "tries": 3, "timeout_s": 10}
+    quick: dict[str, Any] = {"rto_s": 0.02, "tries": 3, "timeout_s": 10}
     for lost in (simulator.connect(range(3, 4), **quick), simulator.keep_alive(range(1), **quick),
                  simulator.speak(range(1, 2), 10, 10, **quick), simulator.finish(range(2, 3), **quick)):  # fmt: skip
         assert (lost.begun, lost.lost, lost.done) == (1, 1, 0)
