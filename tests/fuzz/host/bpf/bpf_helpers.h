@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * In place of libbpf's header when a program of ebpf/ is compiled for the host: a helper is a function of kernel.c, and
+ * a map is its declaration, whose address names the memory that the harness gave it.
+ *
+ * A further helper: declare it here under its own name and give it a body in kernel.c. One whose arguments are a map and
+ * its values is a macro that adds their sizes from the map's declaration, as the kernel knows them.
+ */
+#ifndef ROOST_HOST_BPF_HELPERS_H
+#define ROOST_HOST_BPF_HELPERS_H
+
+#include <linux/bpf.h>
+
+#define SEC(name)
+#ifndef __always_inline
+#define __always_inline inline __attribute__((always_inline))
+#endif
+#define __uint(name, number) int(*name)[number]
+#define __type(name, type) typeof(type) *name
+
+void *host_map_lookup(const void *map, __u32 key_size, __u32 value_size, const void *key);
+#define bpf_map_lookup_elem(m, k) host_map_lookup((m), sizeof(*(m)->key), sizeof(*(m)->value), (k))
+
+#define bpf_loop(times, step, context, flags)                                                                          \
+    ({                                                                                                                 \
+        __u32 host_i = 0;                                                                                              \
+        while (host_i < (times) && !step(host_i, (context)))                                                           \
+            host_i++;                                                                                                  \
+        (long)host_i;                                                                                                  \
+    })
+
+__u64 bpf_ktime_get_ns(void);
+__u32 bpf_get_prandom_u32(void);
+__s64 bpf_csum_diff(__be32 *from, __u32 from_size, __be32 *to, __u32 to_size, __u32 seed);
+
+long bpf_xdp_load_bytes(struct xdp_md *ctx, __u32 offset, void *to, __u32 length);
+long bpf_xdp_store_bytes(struct xdp_md *ctx, __u32 offset, void *from, __u32 length);
+long bpf_xdp_adjust_tail(struct xdp_md *ctx, int delta);
+__u64 bpf_xdp_get_buff_len(struct xdp_md *ctx);
+long bpf_fib_lookup(void *ctx, struct bpf_fib_lookup *fib, int size, __u32 flags);
+long bpf_redirect(__u32 ifindex, __u64 flags);
+
+long bpf_skb_load_bytes(const void *skb, __u32 offset, void *to, __u32 length);
+
+void *bpf_ringbuf_reserve(void *ring, __u64 size, __u64 flags);
+void bpf_ringbuf_submit(void *record, __u64 flags);
+void bpf_ringbuf_discard(void *record, __u64 flags);
+
+#endif

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "world.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "../../ebpf/judge.h"
+#include "reference.h"
+
+#define BUCKETS 3 /* few: tags and buckets are shared */
+
+static void open_table(struct roost_table *t) {
+    if (!t->bucket4) {
+        t->config = (struct roost_config){{0x526f6f7374206572, 0x72616e6473203031}, {1, 2}, BUCKETS, BUCKETS};
+        t->rest_slots = CONNECTIONS;
+        t->bucket4 = malloc(BUCKETS * sizeof(*t->bucket4));
+        t->bucket6 = malloc(BUCKETS * sizeof(*t->bucket6));
+        t->rest = malloc(CONNECTIONS * sizeof(*t->rest));
+    }
+    if (!t->bucket4 || !t->bucket6 || !t->rest)
+        abort();
+    memset(t->bucket4, 0, BUCKETS * sizeof(*t->bucket4));
+    memset(t->bucket6, 0, BUCKETS * sizeof(*t->bucket6));
+    memset(t->rest, 0, CONNECTIONS * sizeof(*t->rest));
+    t->rest_free = ROOST_NO_REST;
+    t->rest_fresh = 0;
+    t->used4 = t->used6 = t->rest_used = t->refused = 0;
+    t->version = 0;
+}
+
+static void key_of(int i, struct roost_key *key) {
+    memset(key, 0, sizeof(*key));
+    if (i & 1) {
+        memcpy(key->client, "\x20\x01\x0d\xb8", 4);
+        memcpy(key->local, "\x20\x01\x0d\xb8\0\x01", 6);
+        key->client[15] = (uint8_t)(16 + i);
+        key->local[15] = 1;
+    } else {
+        key->client[10] = key->client[11] = key->local[10] = key->local[11] = 0xff;
+        memcpy(key->client + 12, (const uint8_t[]){10, 0, 0, (uint8_t)(16 + i)}, 4);
+        memcpy(key->local + 12, (const uint8_t[]){10, 0, 1, 1}, 4);
+    }
+    put16((uint8_t *)&key->client_port, 40000 + (uint32_t)i);
+    put16((uint8_t *)&key->local_port, 443);
+}
+
+void world_insert(struct world *w, int i, enum roost_phase phase) {
+    struct connection *c = &w->connection[i];
+    if (c->slot)
+        world_remove(w, i);
+    bool timestamps = i & 2, scaled = i & 4, wraps = i & 8;
+    struct roost_ka ka = {
+        .ctl = phase | ((timestamps ? ROOST_F_TIMESTAMPS : 0u) | (scaled ? ROOST_F_WSCALE : 0u)) << 16 |
+               (scaled ? 0x77000000u : 0),
+        .snd_nxt = wraps ? 0xfffffffeu : 0x10000000u,
+        .rcv_nxt = wraps ? 0x00000001u : 0x20000000u,
+        .ts_offset = 0x01000000u * (uint32_t)i,
+        .ts_recent = timestamps ? 1000 : 0,
+        .heard_s = 1,
+        .window = (uint16_t)(i == 16  ? 0
+                             : scaled ? 500
+                                      : 60000),
+        .service = (uint16_t)i,
+        .probe_sent = 1,
+        .rest = ROOST_NO_REST,
+    };
+    if (phase != ROOST_SLEEP) {
+        ka.rest = roost_table_rest_alloc(&w->table);
+        if (ka.rest == ROOST_NO_REST)
+            abort();
+        w->table.rest[ka.rest] = (struct roost_rest){.id = (uint64_t)i + 1};
+    }
+    c->slot = roost_table_insert(&w->table, &c->key, &ka);
+    claim(c->slot != NULL, "the table has no room for connection %d", i);
+}
+
+void world_remove(struct world *w, int i) {
+    if (w->connection[i].slot)
+        roost_table_remove(&w->table, w->connection[i].slot);
+    w->connection[i].slot = NULL;
+}
+
+void world_fill(struct world *w) {
+    static const enum roost_phase phase[] = {ROOST_IDLE,   ROOST_IDLE,   ROOST_SLEEP,   ROOST_SLEEP,
+                                             ROOST_WAKING, ROOST_THAWED, ROOST_FREEZING};
+    open_table(&w->table);
+    for (int i = 0; i < CONNECTIONS; i++) {
+        w->connection[i].slot = NULL;
+        key_of(i, &w->connection[i].key);
+        if (i < CONNECTIONS - 2) /* the last two are strangers at first */
+            world_insert(w, i, phase[(i / 2) % (int)(sizeof(phase) / sizeof(phase[0]))]);
+    }
+}
+
+int world_find(const struct world *w, const struct roost_key *key) {
+    for (int i = 0; i < CONNECTIONS; i++)
+        if (!memcmp(&w->connection[i].key, key, sizeof(*key)))
+            return i;
+    return -1;
+}
+
+enum { /* links of world_frame */
+    LINK_PLAIN,
+    LINK_VLAN,
+    LINK_PROVIDER_VLAN,
+    LINK_TWO_VLANS,
+    LINKS
+};
+
+enum { /* TCP options of world_frame */
+    OPTIONS_NONE,
+    OPTIONS_TIMESTAMPS,       /* in the usual layout */
+    OPTIONS_TIMESTAMPS_MOVED, /* behind others */
+    OPTIONS_FREE,
+    OPTIONS
+};
+
+enum { /* what is wrong with a frame of world_frame: a mask */
+    WRONG_TCP_SUM = 1,
+    WRONG_IP_SUM = 2,
+    WRONG_IP_LENGTH = 4,
+    WRONG_DATA_OFFSET = 8,
+    WRONG_ADDRESS = 16,
+    WRONG_PORT = 32,
+    WRONG_CUT = 64,
+    WRONG_BYTES = 128
+};
+
+/* Sequence numbers are asked for relative to the record: near ones in one signed byte, others whole. */
+static uint32_t near_or_far(struct input *in, uint32_t base) {
+    uint32_t how = take(in, 1);
+    if (how == 0x80)
+        return base + take(in, 4);
+    return base + (uint32_t)(int32_t)(int8_t)how;
+}
+
+static size_t put_options(struct input *in, uint8_t *at, uint32_t ts_recent) {
+    size_t length = 0, got;
+    uint32_t kind = take(in, 1) % OPTIONS;
+    if (kind == OPTIONS_TIMESTAMPS || kind == OPTIONS_TIMESTAMPS_MOVED) {
+        if (kind == OPTIONS_TIMESTAMPS_MOVED) { /* a selective acknowledgement first */
+            memcpy(at, "\x05\x0a\0\0\0\1\0\0\0\2", 10);
+            length = 10;
+        } else {
+            memcpy(at, "\1\1", 2);
+            length = 2;
+        }
+        memcpy(at + length, "\x08\x0a", 2);
+        put32(at + length + 2, near_or_far(in, ts_recent));
+        put32(at + length + 6, 0);
+        length += 10;
+    } else if (kind == OPTIONS_FREE) {
+        const uint8_t *from = take_bytes(in, take(in, 1) % 41, &got);
+        memcpy(at, from, got);
+        length = got;
+    }
+    while (length & 3)
+        at[length++] = 0;
+    return length;
+}
+
+size_t world_frame(const struct world *w, struct input *in, uint8_t *f) {
+    const struct connection *c = &w->connection[take(in, 1) % CONNECTIONS];
+    struct roost_ka ka = c->slot ? *c->slot : (struct roost_ka){.rcv_nxt = 1, .snd_nxt = 1};
+    bool v4 = roost_key_is_v4(&c->key);
+    uint32_t link = take(in, 1) % LINKS, extensions = take(in, 1) % 11, wrong = take(in, 1);
+    size_t at = 12, got;
+
+    memcpy(f, "\x02\0\0\0\0\1\x02\0\0\0\0\2", 12);
+    if (link != LINK_PLAIN) {
+        put16(f + at, link == LINK_PROVIDER_VLAN ? 0x88a8 : 0x8100);
+        put16(f + at + 2, 7);
+        at += 4;
+    }
+    if (link == LINK_TWO_VLANS) {
+        put16(f + at, 0x8100);
+        put16(f + at + 2, 8);
+        at += 4;
+    }
+    put16(f + at, v4 ? 0x0800 : 0x86dd);
+    size_t l3 = at + 2;
+    uint8_t *ip = f + l3;
+    uint32_t fragment = take(in, 1);
+    size_t header = v4 ? 20 + extensions * 4 : 40;
+    memset(ip, 0, header);
+    if (v4) {
+        ip[0] = (uint8_t)(0x40 | header / 4);
+        ip[8] = 64;
+        ip[9] = 6;
+        put16(ip + 6, fragment & 1 ? 0x2000 : fragment & 2 ? 0x0001 : 0x4000);
+        memcpy(ip + 12, c->key.client + 12, 4);
+        memcpy(ip + 16, c->key.local + 12, 4);
+        memset(ip + 20, 1, header - 20);
+    } else {
+        static const uint8_t kinds[] = {0, 60, 43, 60, 44, 51};
+        ip[0] = 0x60;
+        ip[7] = 64;
+        memcpy(ip + 8, c->key.client, 16);
+        memcpy(ip + 24, c->key.local, 16);
+        uint8_t *next = ip + 6;
+        for (uint32_t i = 0; i < extensions; i++) {
+            uint32_t choice = take(in, 1);
+            *next = kinds[choice % sizeof(kinds)];
+            next = ip + header;
+            size_t size = (1 + (choice >> 4) % 4) * 8;
+            memset(next, 0, size);
+            next[1] = (uint8_t)(size / 8 - 1);
+            header += size;
+        }
+        *next = 6;
+    }
+
+    uint8_t *tcp = ip + header;
+    memset(tcp, 0, 20);
+    memcpy(tcp, &c->key.client_port, 2);
+    memcpy(tcp + 2, &c->key.local_port, 2);
+    put32(tcp + 4, near_or_far(in, ka.rcv_nxt));
+    put32(tcp + 8, near_or_far(in, ka.snd_nxt));
+    tcp[13] = (uint8_t)take(in, 1);
+    put16(tcp + 14, 1000);
+    size_t tcp_length = 20 + put_options(in, tcp + 20, ka.ts_recent);
+    tcp[12] = (uint8_t)(tcp_length / 4 << 4);
+    size_t payload = take(in, 1);
+    if (payload == 255)
+        payload = take(in, 2) % (FRAME_MAX - 1000);
+    memset(tcp + tcp_length, 'x', payload);
+    tcp_length += payload;
+
+    if (wrong & WRONG_ADDRESS)
+        ip[v4 ? 12 + take(in, 1) % 8 : 8 + take(in, 1) % 32] ^= (uint8_t)(1 + take(in, 1));
+    if (wrong & WRONG_PORT)
+        tcp[take(in, 1) % 4] ^= (uint8_t)(1 + take(in, 1));
+    if (wrong & WRONG_DATA_OFFSET)
+        tcp[12] = (uint8_t)take(in, 1);
+    size_t total = v4 ? header + tcp_length : header - 40 + tcp_length;
+    put16(ip + (v4 ? 2 : 4), (uint32_t)total + (wrong & WRONG_IP_LENGTH ? near_or_far(in, 0) : 0));
+    if (v4)
+        put16(ip + 10, reference_sum(ip, header, NULL, 0) ^ (wrong & WRONG_IP_SUM ? 1 + take(in, 1) : 0));
+    put16(tcp + 16, reference_tcp_sum(ip + (v4 ? 12 : 8), v4 ? 8 : 32, tcp, tcp_length) ^
+                        (wrong & WRONG_TCP_SUM ? 1 + take(in, 1) : 0));
+    size_t length = l3 + header + tcp_length;
+    if (wrong & WRONG_CUT) {
+        uint32_t cut = take(in, 1);
+        if (cut & 0x80) { /* padding of Ethernet, not of IP */
+            got = 1 + (cut & 0x7f);
+            memset(f + length, 0, got);
+            length += got;
+        } else {
+            length -= cut < length - 14 ? cut : length - 14;
+        }
+    }
+    if (wrong & WRONG_BYTES)
+        for (uint32_t n = 1 + take(in, 1) % 4; n; n--) {
+            uint32_t where = take(in, 1);
+            f[where % length] = (uint8_t)take(in, 1);
+        }
+    return length;
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A table with connections in it, and frames that are for them or nearly: what the targets that run programs of ebpf/ have
+ * in common. The real table (cext/table.c) is filled; the programs look into it as they do in the kernel.
+ */
+#ifndef ROOST_FUZZ_WORLD_H
+#define ROOST_FUZZ_WORLD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "../../cext/table.h"
+#include "input.h"
+
+#define CONNECTIONS 24
+#define FRAME_MAX 3500
+
+struct connection {
+    struct roost_key key;
+    struct roost_ka *slot; /* NULL: not in the table */
+};
+
+struct world {
+    struct roost_table table;
+    struct connection connection[CONNECTIONS];
+};
+
+/* Empties the table and puts every connection into it: even ones IPv4, odd ones IPv6; each in a phase of its own, with and
+ * without timestamps and window scaling, with sequence numbers about to wrap and not. */
+void world_fill(struct world *w);
+
+void world_insert(struct world *w, int i, enum roost_phase phase);
+void world_remove(struct world *w, int i);
+
+/* The connection with this key, in the table or not; -1 when there is none. */
+int world_find(const struct world *w, const struct roost_key *key);
+
+/* A frame as the input describes it (seeds.py names the fields). Returns its length, 14 to FRAME_MAX. */
+size_t world_frame(const struct world *w, struct input *in, uint8_t *frame);
+
+#endif
