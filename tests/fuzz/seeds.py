@@ -91,4 +91,96 @@ def _xdp() -> dict[str, bytes]:
     return seeds
 
 
-SEEDS: Mapping[str, Mapping[str, bytes]] = {"xdp": _xdp()}
+def _segment() -> dict[str, bytes]:
+    raw, made, own = (bytes([i]) for i in range(3))
+    seeds = {f"made-{c}": made + frame(c, seq=-1, payload=c, options=timestamps(1)) for c in range(4)}
+    seeds |= {
+        f"wrong-{bit}": made + frame(bit % 2, payload=3, wrong=1 << bit, tail=b"\x0b\x0c\x0d") for bit in range(8)
+    }
+    seeds["extensions"] = made + frame(1, extensions=b"\x10\x21\x32")
+    seeds["own-ipv4"] = own + bytes([2]) + bytes(29) + b"\1\1" + bytes(36)
+    seeds["own-ipv6"] = own + bytes([0]) + bytes(29) + b"\0\0" + bytes(range(36))
+    seeds["raw-ipv6"] = raw + b"\0" + b"\x60\0\0\0\0\x28\0\x40" + bytes(32) + b"\x3c\xff" + bytes(6) + bytes(40)
+    seeds["raw-ipv4"] = raw + b"\0" + b"\x45\0\xff\xff\0\0\x40\0\x40\6\0\0" + bytes(8) + bytes(20)
+    return seeds
+
+
+def _inband() -> dict[str, bytes]:
+    whole, bytewise, mixed = bytes([1]) + b"\xff" * 8, bytes([1]) + b"\0" * 8, bytes([1, 0, 3, 7, 8, 9, 16, 40, 100])
+
+    def literal(data: bytes) -> bytes:
+        pieces = (data[at : at + 64] for at in range(0, len(data), 64))
+        return b"".join(bytes([(len(piece) - 1) << 2]) + piece for piece in pieces)
+
+    def sealed(body: bytes) -> bytes:
+        return b"\2" + bytes([len(body)]) + body
+
+    bodies = (
+        b"m 1? ping",
+        b"m 2 done",
+        b"m@edge-1 3?> quiet active=5000 standby=never idle=60000",
+        b"m 4 keepalive on interval=30000",
+        b"m 5 keepalive off",
+        b"m 6 always-active on",
+        b"m 7 name sensor-17.attic",
+        b"m 8 sleep",
+        b"m 65535? status",
+        b"m 9! ping",
+        b"m 10 unknown-verb with arguments",
+        b"m@other 11 ping",
+        b"c 12 ping",
+        b"m 13 quiet active=0",
+        b"m 14 name " + b"n" * 63,
+    )
+    seeds = {f"request-{i}": mixed + literal(b"before") + sealed(body) for i, body in enumerate(bodies)}
+    for name, head in (("whole", whole), ("bytewise", bytewise), ("mixed", mixed)):
+        seeds[f"all-{name}"] = head + b"".join(sealed(body) + literal(b"between") for body in bodies)
+    seeds["beginnings"] = mixed + literal(b"\x10\x10ROOST/1\x10ROOST/1 \x10ROOST/1 m 1 ping 00000000\n")
+    seeds["unfinished"] = bytewise + literal(b"x\x10ROOST/1 m 1 ping")
+    seeds["longest"] = mixed + literal(b"\x10ROOST/1 ") + literal(b"a" * 250) + literal(b"\n")
+    seeds["own"] = bytewise + (b"\3" + bytes(13) + b"\7" + bytes(29)) + (b"\3" + bytes(13) + b"\x80" + bytes(29))
+    return seeds
+
+
+def _proxy() -> dict[str, bytes]:
+    key = bytes.fromhex("20010db8000000000000000000000001 20010db8000000000000000000000002 c350 01bb")
+    seeds = {f"how-{how}": bytes([how]) + key for how in range(4)}
+    seeds["longest"] = b"\2" + b"\xff" * 36
+    return seeds
+
+
+def _tc() -> dict[str, bytes]:
+    guard, loopback, lookup, clients, servers, phase, remove, trouble, manage = (bytes([i]) for i in range(9))
+    everybody = range(CONNECTIONS)
+    seeds = {}
+    seeds["guard"] = b"".join(guard + frame(c, seq=c % 3, flags=RST) for c in everybody)
+    seeds["guard-far"] = b"".join(guard + frame(c, seq=-0x10000000, flags=RST) for c in everybody)
+    seeds["guard-others"] = b"".join(guard + frame(c, flags=ACK, link=c % 4) for c in everybody)
+    seeds["loopback"] = b"".join(loopback + frame(c, payload=c * 10) + b"\0" for c in everybody)
+    seeds["loopback-long"] = b"".join(
+        loopback + frame(c, payload=1400) + b"\xff" + n for c, n in enumerate((b"\0\3", b"\0\x40", b"\xff\xff"))
+    )
+    seeds["lookup"] = b"".join(lookup + bytes([c, c % 8, c, c, c]) for c in everybody)
+    for name, how in (("open", b"\0"), ("closed", b"\1"), ("everywhere", b"\7"), ("attach", b"\x08")):
+        known = manage + b"\0" + how + manage + b"\1" + how
+        for flags in (SYN, ACK, SYN | ACK, RST, RST | ACK):
+            packets = b"".join(
+                side + frame(c, flags=flags, payload=c) + bytes([sockets, cookie])
+                for side in (clients, servers)
+                for c in (0, 1, 22, 23)
+                for sockets, cookie in ((0, 0), (1, 0), (1, 1), (2, 0), (4, 1))
+            )
+            seeds[f"steer-{name}-{flags}"] = known + packets
+    seeds["steer-fragments"] = clients + frame(0, fragment=1) + b"\2\0" + clients + frame(0, fragment=2) + b"\0\0"
+    seeds["trouble"] = trouble + b"\xff" + guard + frame(0, flags=RST) + loopback + frame(0)
+    seeds["phases"] = phase + b"\0\3" + guard + frame(0, flags=RST) + remove + b"\0" + guard + frame(0, flags=RST)
+    return seeds
+
+
+SEEDS: Mapping[str, Mapping[str, bytes]] = {
+    "xdp": _xdp(),
+    "tc": _tc(),
+    "segment": _segment(),
+    "inband": _inband(),
+    "proxy": _proxy(),
+}

@@ -10,7 +10,7 @@ import pytest
 from tests.fuzz.mutants import MUTANTS, Mutant, plant
 from tests.fuzz.targets import TARGETS, Target, build, run
 
-SECONDS = 5
+SECONDS = 4
 SOAK_S = 1800
 MUTANT_S = 20
 

@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 #include <linux/if_ether.h>
+#include <linux/pkt_cls.h>
 
 #include "bpf/bpf_helpers.h"
 
@@ -30,44 +31,159 @@ struct host host;
 
 static struct map {
     const void *map;
-    uint8_t *data;
-    uint32_t entries;
-    size_t value_size;
+    uint8_t *data; /* a hash's is its own: keys and values by turns */
+    uint32_t entries, used;
+    size_t key_size, value_size;
+    bool hash, sockets;
 } maps[MAPS_MAX];
 
 static struct {
     uint8_t *memory, *data;
     size_t length;
+    bool skb;
 } frame;
+
+static struct bpf_sock listener = {.state = 10}, connection = {.state = 1};
 
 static void refuse(const char *what) {
     fprintf(stderr, "host: %s\n", what);
     abort();
 }
 
-static struct map *map_of(const void *map) {
+static struct map *find_map(const void *map) {
     for (int i = 0; i < MAPS_MAX; i++)
         if (maps[i].map == map)
             return &maps[i];
     return NULL;
 }
 
-void host_map_array(const void *map, void *data, uint32_t entries, size_t value_size) {
-    struct map *m = map_of(map);
+static struct map *new_map(const void *map) {
+    struct map *m = find_map(map);
     if (!m)
-        m = map_of(NULL);
+        m = find_map(NULL);
     if (!m)
         refuse("more maps than MAPS_MAX");
-    *m = (struct map){map, data, entries, value_size};
+    if (m->hash)
+        free(m->data);
+    *m = (struct map){.map = map};
+    return m;
+}
+
+static struct map *map_of(const void *map) {
+    struct map *m = find_map(map);
+    if (!m)
+        refuse("a map that has no memory");
+    return m;
+}
+
+void host_map_array(const void *map, void *data, uint32_t entries, size_t value_size) {
+    struct map *m = new_map(map);
+    m->data = data;
+    m->entries = entries;
+    m->key_size = sizeof(uint32_t);
+    m->value_size = value_size;
+}
+
+void host_map_hash(const void *map, uint32_t entries, size_t key_size, size_t value_size) {
+    struct map *m = new_map(map);
+    m->hash = true;
+    m->entries = entries;
+    m->key_size = key_size;
+    m->value_size = value_size;
+    m->data = calloc(entries, key_size + value_size);
+    if (!m->data)
+        refuse("no memory");
+}
+
+void host_map_sockets(const void *map, bool there) {
+    struct map *m = new_map(map);
+    m->sockets = true;
+    m->entries = there;
+    m->key_size = sizeof(uint32_t);
+    m->value_size = sizeof(uint64_t);
+}
+
+void *host_map_next(const void *map, __u32 index, void **key) {
+    const struct map *m = map_of(map);
+    if (index >= m->used)
+        return NULL;
+    *key = m->data + index * (m->key_size + m->value_size);
+    return (uint8_t *)*key + m->key_size;
+}
+
+static void *find_value(const struct map *m, const void *key) {
+    void *at, *value;
+    for (uint32_t i = 0; (value = host_map_next(m->map, i, &at)); i++)
+        if (!memcmp(at, key, m->key_size))
+            return value;
+    return NULL;
 }
 
 void *host_map_lookup(const void *map, __u32 key_size, __u32 value_size, const void *key) {
     const struct map *m = map_of(map);
     uint32_t index;
-    if (!m || m->value_size != value_size || key_size != sizeof(index))
-        refuse("a map without memory, or of another size");
+    if (m->value_size != value_size || m->key_size != key_size)
+        refuse("a map of another size");
+    if (m->hash)
+        return find_value(m, key);
     memcpy(&index, key, sizeof(index));
+    if (m->sockets) {
+        host.references += m->entries;
+        return m->entries ? &listener : NULL;
+    }
     return index < m->entries ? m->data + (size_t)index * value_size : NULL;
+}
+
+/* Of hashes alone; a full one lets its oldest entry go, as LRU maps may. */
+long bpf_map_update_elem(const void *map, const void *key, const void *value, __u64 flags) {
+    struct map *m = map_of(map);
+    uint8_t *at;
+    if (!m->hash || flags)
+        refuse("an update that is not there");
+    void *there = find_value(m, key);
+    if (!there) {
+        size_t size = m->key_size + m->value_size;
+        if (m->used == m->entries)
+            memmove(m->data, m->data + size, --m->used * size);
+        at = m->data + m->used++ * size;
+        memcpy(at, key, m->key_size);
+        there = at + m->key_size;
+    }
+    memcpy(there, value, m->value_size);
+    return 0;
+}
+
+struct bpf_sock *bpf_skc_lookup_tcp(void *ctx, struct bpf_sock_tuple *tuple, __u32 size, __u64 netns, __u64 flags) {
+    (void)ctx;
+    if (!tuple || (size != sizeof(tuple->ipv4) && size != sizeof(tuple->ipv6)) || netns != (__u64)BPF_F_CURRENT_NETNS ||
+        flags)
+        refuse("a socket lookup that the kernel would refuse");
+    uint32_t found = host.sockets >> 2 * (host.lookups++ % 16) & 3;
+    host.references += found == HOST_LISTENER || found == HOST_CONNECTION;
+    return found == HOST_LISTENER ? &listener : found == HOST_CONNECTION ? &connection : NULL;
+}
+
+long bpf_sk_release(void *sk) {
+    if (!sk || !host.references)
+        refuse("a socket released that was not held");
+    host.references--;
+    return 0;
+}
+
+long bpf_sk_assign(void *ctx, void *sk, __u64 flags) {
+    (void)ctx;
+    if (!sk || !host.references || flags)
+        refuse("a frame given to a socket that is not held");
+    host.assigned = true;
+    return 0;
+}
+
+long bpf_tcp_check_syncookie(void *sk, void *ip, __u32 ip_length, void *tcp, __u32 tcp_length) {
+    if (!sk || (ip_length != 20 && ip_length != 40) || tcp_length != 20 ||
+        (*(uint8_t *)ip >> 4 == 4) != (ip_length == 20))
+        refuse("a cookie check that the kernel would refuse");
+    (void)tcp;
+    return host.cookie ? 0 : -ENOENT;
 }
 
 __u64 bpf_ktime_get_ns(void) {
@@ -97,7 +213,7 @@ __s64 bpf_csum_diff(__be32 *from, __u32 from_size, __be32 *to, __u32 to_size, __
     return (__s64)sum;
 }
 
-static void begin(const uint8_t *bytes, size_t length) {
+static void begin(const uint8_t *bytes, size_t length, bool skb) {
     if (!frame.memory) {
         frame.memory = mmap(NULL, HOST_SKB_MAX + 2 * MARGIN, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
@@ -109,16 +225,19 @@ static void begin(const uint8_t *bytes, size_t length) {
     if (length)
         memcpy(frame.data, bytes, length);
     frame.length = length;
+    frame.skb = skb;
     ASAN_POISON_MEMORY_REGION(frame.memory, MARGIN);
     ASAN_POISON_MEMORY_REGION(frame.data + length, HOST_SKB_MAX + MARGIN - length);
     host_forget_records();
     host.redirected_to = 0;
+    host.lookups = host.references = 0;
+    host.assigned = false;
 }
 
 void host_begin_xdp(struct xdp_md *ctx, const uint8_t *bytes, size_t length) {
     if (length < ETH_HLEN || length > HOST_FRAME_MAX)
         refuse("no frame that a driver would give");
-    begin(bytes, length);
+    begin(bytes, length, false);
     memset(ctx, 0, sizeof(*ctx));
     ctx->data = (__u32)(uintptr_t)frame.data;
     ctx->data_end = (__u32)(uintptr_t)(frame.data + length);
@@ -129,7 +248,7 @@ void host_begin_xdp(struct xdp_md *ctx, const uint8_t *bytes, size_t length) {
 void host_begin_skb(struct __sk_buff *skb, const uint8_t *bytes, size_t length) {
     if (length < ETH_HLEN || length > HOST_SKB_MAX)
         refuse("no frame that tc would give");
-    begin(bytes, length);
+    begin(bytes, length, true);
     memset(skb, 0, sizeof(*skb));
     skb->len = (__u32)length;
     skb->ifindex = 3;
@@ -141,6 +260,8 @@ void host_begin_skb(struct __sk_buff *skb, const uint8_t *bytes, size_t length) 
 const uint8_t *host_frame(size_t *length) {
     if (host.reserved)
         refuse("a ring record was reserved and neither submitted nor discarded");
+    if (host.references)
+        refuse("a socket was not released");
     *length = frame.length;
     return frame.data;
 }
@@ -164,8 +285,7 @@ long bpf_skb_load_bytes(const void *skb, __u32 offset, void *to, __u32 length) {
     return load(offset, to, length);
 }
 
-long bpf_xdp_store_bytes(struct xdp_md *ctx, __u32 offset, void *from, __u32 length) {
-    (void)ctx;
+static long store(uint32_t offset, const void *from, uint32_t length) {
     if (offset > 0xffff)
         return -EFAULT;
     if (!length || (size_t)offset + length > frame.length)
@@ -174,17 +294,38 @@ long bpf_xdp_store_bytes(struct xdp_md *ctx, __u32 offset, void *from, __u32 len
     return 0;
 }
 
-long bpf_xdp_adjust_tail(struct xdp_md *ctx, int delta) {
-    long length = (long)frame.length + delta;
-    if (length < ETH_HLEN || length > HOST_FRAME_MAX || (delta > 0 && host.no_tail_room))
+long bpf_xdp_store_bytes(struct xdp_md *ctx, __u32 offset, void *from, __u32 length) {
+    (void)ctx;
+    return store(offset, from, length);
+}
+
+long bpf_skb_store_bytes(struct __sk_buff *skb, __u32 offset, const void *from, __u32 length, __u64 flags) {
+    (void)skb;
+    return flags ? -EINVAL : store(offset, from, length);
+}
+
+static long resize(long length, long max) {
+    bool grows = length > (long)frame.length;
+    if (length < ETH_HLEN || length > max || (grows && host.no_tail_room))
         return -EINVAL;
     ASAN_UNPOISON_MEMORY_REGION(frame.data, (size_t)length);
-    if (delta > 0)
-        memset(frame.data + frame.length, 0, (size_t)delta);
+    if (grows)
+        memset(frame.data + frame.length, 0, (size_t)length - frame.length);
     ASAN_POISON_MEMORY_REGION(frame.data + length, HOST_SKB_MAX + MARGIN - (size_t)length);
     frame.length = (size_t)length;
-    ctx->data_end = (__u32)(uintptr_t)(frame.data + length);
     return 0;
+}
+
+long bpf_xdp_adjust_tail(struct xdp_md *ctx, int delta) {
+    long error = resize((long)frame.length + delta, HOST_FRAME_MAX);
+    ctx->data_end = (__u32)(uintptr_t)(frame.data + frame.length);
+    return error;
+}
+
+long bpf_skb_change_tail(struct __sk_buff *skb, __u32 length, __u64 flags) {
+    long error = flags ? -EINVAL : resize((long)length, HOST_SKB_MAX);
+    skb->len = (__u32)frame.length;
+    return error;
 }
 
 __u64 bpf_xdp_get_buff_len(struct xdp_md *ctx) {
@@ -206,7 +347,7 @@ long bpf_fib_lookup(void *ctx, struct bpf_fib_lookup *fib, int size, __u32 flags
 long bpf_redirect(__u32 ifindex, __u64 flags) {
     (void)flags;
     host.redirected_to = ifindex;
-    return XDP_REDIRECT;
+    return frame.skb ? TC_ACT_REDIRECT : XDP_REDIRECT;
 }
 
 void *bpf_ringbuf_reserve(void *ring, __u64 size, __u64 flags) {

@@ -24,6 +24,12 @@ struct host_record { /* what a program submitted to the ring */
     size_t size;
 };
 
+enum host_socket {
+    HOST_NO_SOCKET,
+    HOST_LISTENER,
+    HOST_CONNECTION,
+};
+
 struct host {
     /* What the kernel does; the harness sets it. */
     uint64_t now_ns;
@@ -32,18 +38,28 @@ struct host {
     bool no_tail_room;
     long fib_result;
     uint32_t fib_ifindex;
+    uint32_t sockets; /* what each socket lookup of a run finds: two bits of an enum host_socket, the lowest first */
+    bool cookie;      /* ACKs carry a good SYN cookie */
     /* What a run did; host_begin clears it. */
     struct host_record record[HOST_RECORDS_MAX];
     int records;
     void *reserved; /* neither submitted nor discarded yet */
     size_t reserved_size;
     uint32_t redirected_to;
+    int lookups;    /* of sockets */
+    int references; /* to sockets, not released yet */
+    bool assigned;  /* the frame was given to a socket */
 };
 
 extern struct host host;
 
 /* Gives a map its values: entries of value_size bytes, at data, which stays the caller's. Any earlier ones are replaced. */
 void host_map_array(const void *map, void *data, uint32_t entries, size_t value_size);
+
+/* Gives a map of entries room for keys and values of its own, and empties it. */
+void host_map_hash(const void *map, uint32_t entries, size_t key_size, size_t value_size);
+/* A map whose every entry is a socket that listens. */
+void host_map_sockets(const void *map, bool there);
 
 /* Puts a frame under the next run of a program. */
 void host_begin_xdp(struct xdp_md *ctx, const uint8_t *frame, size_t length);

@@ -15,11 +15,24 @@
 #ifndef __always_inline
 #define __always_inline inline __attribute__((always_inline))
 #endif
+#define __noinline __attribute__((noinline))
 #define __uint(name, number) int(*name)[number]
 #define __type(name, type) typeof(type) *name
 
 void *host_map_lookup(const void *map, __u32 key_size, __u32 value_size, const void *key);
 #define bpf_map_lookup_elem(m, k) host_map_lookup((m), sizeof(*(m)->key), sizeof(*(m)->value), (k))
+
+void *host_map_next(const void *map, __u32 index, void **key);
+#define bpf_for_each_map_elem(m, step, context, flags)                                                                 \
+    ({                                                                                                                 \
+        void *host_key, *host_value;                                                                                   \
+        __u32 host_i = 0;                                                                                              \
+        while ((host_value = host_map_next((m), host_i, &host_key)) &&                                                 \
+               !step((m), (typeof((m)->key))host_key, (typeof((m)->value))host_value, (context)))                      \
+            host_i++;                                                                                                  \
+        (long)host_i;                                                                                                  \
+    })
+long bpf_map_update_elem(const void *map, const void *key, const void *value, __u64 flags);
 
 #define bpf_loop(times, step, context, flags)                                                                          \
     ({                                                                                                                 \
@@ -40,7 +53,14 @@ __u64 bpf_xdp_get_buff_len(struct xdp_md *ctx);
 long bpf_fib_lookup(void *ctx, struct bpf_fib_lookup *fib, int size, __u32 flags);
 long bpf_redirect(__u32 ifindex, __u64 flags);
 
+struct bpf_sock *bpf_skc_lookup_tcp(void *ctx, struct bpf_sock_tuple *tuple, __u32 size, __u64 netns, __u64 flags);
+long bpf_sk_release(void *sk);
+long bpf_sk_assign(void *ctx, void *sk, __u64 flags);
+long bpf_tcp_check_syncookie(void *sk, void *ip, __u32 ip_length, void *tcp, __u32 tcp_length);
+
 long bpf_skb_load_bytes(const void *skb, __u32 offset, void *to, __u32 length);
+long bpf_skb_store_bytes(struct __sk_buff *skb, __u32 offset, const void *from, __u32 length, __u64 flags);
+long bpf_skb_change_tail(struct __sk_buff *skb, __u32 length, __u64 flags);
 
 void *bpf_ringbuf_reserve(void *ring, __u64 size, __u64 flags);
 void bpf_ringbuf_submit(void *record, __u64 flags);
