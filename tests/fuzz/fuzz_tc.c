@@ -48,10 +48,7 @@ static uint64_t counts[ROOST_N_COUNT];
 static struct packet taken_apart;
 
 static void give_maps(void) {
-    struct roost_table *t = &world.table;
-    host_map_array(&config, &t->config, 1, sizeof(t->config));
-    host_map_array(&table4, t->bucket4, t->config.buckets4, sizeof(*t->bucket4));
-    host_map_array(&table6, t->bucket6, t->config.buckets6, sizeof(*t->bucket6));
+    world_give_maps(&world, &config, &tables4, &tables6, &endpoints);
     host_map_array(&counters, counts, ROOST_N_COUNT, sizeof(counts[0]));
     host_map_array(&scratch, &taken_apart, 1, sizeof(taken_apart));
     host_map_hash(&managed, 8, sizeof(struct roost_managed_key), sizeof(struct roost_managed));

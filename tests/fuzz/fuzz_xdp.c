@@ -38,10 +38,7 @@ static struct roost_outbox_item items[ROOST_OUTBOX_ITEMS];
 static uint32_t cursor_value;
 
 static void give_maps(void) {
-    struct roost_table *t = &world.table;
-    host_map_array(&config, &t->config, 1, sizeof(t->config));
-    host_map_array(&table4, t->bucket4, t->config.buckets4, sizeof(*t->bucket4));
-    host_map_array(&table6, t->bucket6, t->config.buckets6, sizeof(*t->bucket6));
+    world_give_maps(&world, &config, &tables4, &tables6, &endpoints);
     host_map_array(&counters, counts, ROOST_N_COUNT, sizeof(counts[0]));
     host_map_array(&challenges, &budget, 1, sizeof(budget));
     host_map_array(&outbox, items, ROOST_OUTBOX_ITEMS, sizeof(items[0]));
@@ -120,47 +117,52 @@ static void claim_answer(const struct outcome *o, const uint8_t *frame, const st
               "an answer with the wrong timestamps");
 }
 
-/* What the program changed of the table: nothing but what the verdict allows. */
-static void claim_table(const struct roost_ka *before, const struct roost_ka *slot, bool was_heard, bool challenged,
-                        uint32_t ts_recent) {
-    struct roost_ka want = *before;
-    uint64_t now_ms = host.now_ns / 1000000;
-    if (was_heard) {
-        want.heard_s = (uint32_t)(now_ms / 1000);
-        want.probe_sent = 0;
-        want.ts_recent = ts_recent;
+/* The table's memory before a run, to see what the program wrote. */
+static uint8_t before[4][sizeof(struct roost_bucket6) * 2];
+
+static void remember_table(void) {
+    const void *memory;
+    size_t size;
+    for (int i = 0; (memory = world_memory(&world, i, &size)); i++)
+        memcpy(before[i], memory, size);
+}
+
+/* Nothing was written but, into one record, what its verdict says. */
+static void claim_table(const struct roost_ka *slot, const struct roost_ka *want) {
+    const uint8_t *memory;
+    size_t size;
+    for (int i = 0; (memory = world_memory(&world, i, &size)); i++) {
+        if (slot && (const uint8_t *)slot >= memory && (const uint8_t *)slot < memory + size) {
+            claim(!memcmp(want, slot, sizeof(*want)), "the record was changed otherwise than its verdict says");
+            memcpy(before[i] + ((const uint8_t *)slot - memory), slot, sizeof(*slot));
+        }
+        claim(!memcmp(before[i], memory, size), "the program changed what is somebody else's");
     }
-    if (challenged)
-        want.challenge_tick = (uint8_t)(now_ms / 512);
-    claim(!memcmp(&want, slot, sizeof(want)), "the record was changed otherwise than its verdict says");
 }
 
 static void check(const uint8_t *frame, size_t length) {
-    static uint8_t before4[sizeof(struct roost_bucket4) * 8], before6[sizeof(struct roost_bucket6) * 8];
-    const struct roost_table *table = &world.table;
-    size_t size4 = table->config.buckets4 * sizeof(*table->bucket4);
-    size_t size6 = table->config.buckets6 * sizeof(*table->bucket6);
     struct tuple t;
     bool whole = reference_tuple(frame, length, &t);
     int i = whole ? world_find(&world, &t.key) : -1;
     const struct roost_ka *slot = i < 0 ? NULL : world.connection[i].slot;
-    struct roost_ka ka = slot ? *slot : (struct roost_ka){0};
-    memcpy(before4, table->bucket4, size4);
-    memcpy(before6, table->bucket6, size6);
+    struct roost_ka ka = slot ? *slot : (struct roost_ka){0}, want = ka;
+    remember_table();
 
     struct outcome o = run(frame, length);
     if (!slot) {
         claim_passed(&o, frame, length);
-        claim(!memcmp(before4, table->bucket4, size4) && !memcmp(before6, table->bucket6, size6),
-              "a frame for nobody changed the table");
+        claim_table(NULL, NULL);
         return;
     }
 
     struct roost_segment s;
-    bool good = roost_segment_parse(frame, length, t.l3, &s), was_heard = false, challenged = false;
+    bool good = roost_segment_parse(frame, length, t.l3, &s);
     const uint8_t *ip = frame + t.l3;
     bool header_sum = t.v6 || !reference_sum(ip, t.l4 - t.l3, NULL, 0);
     bool summed = t.l4_length <= 61; /* longer ones are the engine's to sum: none is answered as a probe */
+    uint64_t now_ms = host.now_ns / 1000000;
+    uint8_t tick = (uint8_t)(now_ms / 512), last_tick = (uint8_t)ROOST_HEARD_TICK(ka.heard);
+    uint32_t heard = ROOST_HEARD(now_ms / 1000, last_tick, 0);
     if (!good) {
         claim_dropped(&o, "malformed");
     } else if (t.l4 > 512) { /* no sender makes such a header */
@@ -170,7 +172,6 @@ static void check(const uint8_t *frame, size_t length) {
         claim_dropped(&o, "bad checksum");
     } else {
         bool newer = s.has_ts && (!ka.ts_recent || (int32_t)(s.tsval - ka.ts_recent) > 0);
-        uint8_t tick = (uint8_t)(host.now_ns / 1000000 / 512);
         switch (roost_judge(&ka, &s)) {
         case ROOST_V_HOLD:
             claim_handed_over(&o, frame, length, &t, ROOST_WHY_HOLD);
@@ -180,35 +181,28 @@ static void check(const uint8_t *frame, size_t length) {
             break;
         case ROOST_V_ANSWER:
             claim(summed, "a segment was answered that was not summed");
-            was_heard = true;
-            claim_answer(&o, frame, &t, &ka, newer ? s.tsval : ka.ts_recent);
-            if (newer)
-                ka.ts_recent = s.tsval;
+            want.heard = heard;
+            want.ts_recent = newer ? s.tsval : ka.ts_recent;
+            claim_answer(&o, frame, &t, &ka, want.ts_recent);
             break;
         case ROOST_V_HEARD:
-            was_heard = true;
+            want.heard = heard;
             claim_dropped(&o, "heard");
             break;
         case ROOST_V_CHALLENGE:
-            challenged = ka.challenge_tick != tick && budget.left < 0xffffffff;
-            if (challenged)
-                claim_answer(&o, frame, &t, &ka, ka.ts_recent);
-            else
+            if (last_tick == tick) {
                 claim_dropped(&o, "challenged in this tick");
+                break;
+            }
+            want.heard = ROOST_HEARD(ka.heard >> ROOST_HEARD_SHIFT, tick, ROOST_HEARD_PROBES(ka.heard));
+            claim_answer(&o, frame, &t, &ka, ka.ts_recent);
             break;
         case ROOST_V_DROP:
             claim_dropped(&o, "as the judge says");
             break;
         }
     }
-    uint32_t ts_recent = ka.ts_recent;
-    size_t at = (size_t)((const uint8_t *)slot - (const uint8_t *)(t.v6 ? (void *)table->bucket6 : table->bucket4));
-    struct roost_ka before;
-    memcpy(&before, (t.v6 ? before6 : before4) + at, sizeof(before));
-    claim_table(&before, slot, was_heard, challenged, ts_recent);
-    memcpy((t.v6 ? before6 : before4) + at, slot, sizeof(*slot));
-    claim(!memcmp(before4, table->bucket4, size4) && !memcmp(before6, table->bucket6, size6),
-          "the program changed somebody else's record");
+    claim_table(slot, &want);
 }
 
 /* The engine's own frame: an item of the outbox goes to the stack or to the wire as it is. */

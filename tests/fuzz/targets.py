@@ -29,14 +29,14 @@ class Target:
     libraries: tuple[str, ...] = ()
 
 
-_WORLD = ("tests/fuzz/world.c", "cext/table.c")
-_KERNEL = ("tests/fuzz/host/kernel.c", *_WORLD)
+_TABLE = ("cext/table.c", "cext/endpoints.c")
+_WORLD = ("tests/fuzz/world.c", "tests/fuzz/host/kernel.c", *_TABLE)
 _ALL = (
-    Target("xdp", ("tests/fuzz/fuzz_xdp.c", "cext/segment.c", *_KERNEL), 512),
-    Target("tc", ("tests/fuzz/fuzz_tc.c", *_KERNEL), 512),
+    Target("xdp", ("tests/fuzz/fuzz_xdp.c", "cext/segment.c", *_WORLD), 512),
+    Target("tc", ("tests/fuzz/fuzz_tc.c", *_WORLD), 512),
     Target("segment", ("tests/fuzz/fuzz_segment.c", "cext/segment.c", *_WORLD), 256),
     Target("inband", ("tests/fuzz/fuzz_inband.c", "cext/inband.c"), 2048, ("-lz",)),
-    Target("proxy", ("tests/fuzz/fuzz_proxy.c", "cext/proxy_header.c", "cext/table.c"), 64),
+    Target("proxy", ("tests/fuzz/fuzz_proxy.c", "cext/proxy_header.c", *_TABLE), 64),
 )
 TARGETS = {target.name: target for target in _ALL}
 

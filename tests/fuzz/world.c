@@ -5,27 +5,80 @@
 #include <string.h>
 
 #include "../../ebpf/judge.h"
+#include "host/kernel.h"
 #include "reference.h"
 
-#define BUCKETS 3 /* few: tags and buckets are shared */
+#define ENDPOINTS 32
+
+static const struct { /* few buckets: tags and buckets are shared */
+    bool v4;
+    uint32_t which, buckets;
+} generations[] = {{true, 0, 1}, {false, 0, 1}, {true, 1, 2}, {false, 1, 2}};
+#define PIECES ((int)(sizeof(generations) / sizeof(generations[0])))
+
+static size_t size_of(int piece) {
+    size_t bucket = generations[piece].v4 ? sizeof(struct roost_bucket4) : sizeof(struct roost_bucket6);
+    return generations[piece].buckets * bucket;
+}
+
+void *world_memory(struct world *w, int piece, size_t *size) {
+    if (piece == PIECES)
+        return NULL;
+    *size = size_of(piece);
+    return (generations[piece].v4 ? w->table.gen4 : w->table.gen6)[generations[piece].which].memory;
+}
+
+static void *allocate(size_t size) {
+    void *memory = calloc(1, size);
+    if (!memory)
+        abort();
+    return memory;
+}
 
 static void open_table(struct roost_table *t) {
-    if (!t->bucket4) {
-        t->config = (struct roost_config){{0x526f6f7374206572, 0x72616e6473203031}, {1, 2}, BUCKETS, BUCKETS};
-        t->rest_slots = CONNECTIONS;
-        t->bucket4 = malloc(BUCKETS * sizeof(*t->bucket4));
-        t->bucket6 = malloc(BUCKETS * sizeof(*t->bucket6));
-        t->rest = malloc(CONNECTIONS * sizeof(*t->rest));
+    static struct roost_rest *rest;
+    static struct roost_endpoints endpoints;
+    if (!rest) {
+        rest = allocate(CONNECTIONS * sizeof(*rest));
+        if (roost_endpoints_init(&endpoints, allocate(ENDPOINTS * sizeof(*endpoints.entry)), ENDPOINTS))
+            abort();
     }
-    if (!t->bucket4 || !t->bucket6 || !t->rest)
-        abort();
-    memset(t->bucket4, 0, BUCKETS * sizeof(*t->bucket4));
-    memset(t->bucket6, 0, BUCKETS * sizeof(*t->bucket6));
-    memset(t->rest, 0, CONNECTIONS * sizeof(*t->rest));
-    t->rest_free = ROOST_NO_REST;
-    t->rest_fresh = 0;
-    t->used4 = t->used6 = t->rest_used = t->refused = 0;
-    t->version = 0;
+    memset(rest, 0, CONNECTIONS * sizeof(*rest));
+    memset(endpoints.uses, 0, ENDPOINTS * sizeof(*endpoints.uses));
+    roost_endpoints_settle(&endpoints);
+    *t = (struct roost_table){.config = {{0x526f6f7374206572, 0x72616e6473203031}, {1, 2}, {0}, {0}},
+                              .endpoints = endpoints,
+                              .rest = rest,
+                              .rest_slots = CONNECTIONS,
+                              .rest_free = ROOST_NO_REST};
+}
+
+static void begin(struct roost_table *t, uint32_t which) {
+    static void *memory[PIECES];
+    for (int i = 0; i < PIECES; i++) {
+        if (generations[i].which != which)
+            continue;
+        if (!memory[i])
+            memory[i] = allocate(size_of(i));
+        memset(memory[i], 0, size_of(i));
+        roost_table_begin(t, generations[i].v4, which, memory[i], generations[i].buckets);
+    }
+}
+
+void world_give_maps(struct world *w, const void *config, const void *tables4, const void *tables6,
+                     const void *endpoints) {
+    static void *outer4[ROOST_GENERATIONS], *outer6[ROOST_GENERATIONS];
+    for (int i = 0; i < ROOST_GENERATIONS; i++) {
+        struct roost_generation *g4 = &w->table.gen4[i], *g6 = &w->table.gen6[i];
+        outer4[i] = g4->memory ? g4 : NULL;
+        outer6[i] = g6->memory ? g6 : NULL;
+        host_map_array(g4, g4->memory, g4->buckets, sizeof(*g4->bucket4));
+        host_map_array(g6, g6->memory, g6->buckets, sizeof(*g6->bucket6));
+    }
+    host_map_array(config, &w->table.config, 1, sizeof(w->table.config));
+    host_map_of_maps(tables4, outer4, ROOST_GENERATIONS);
+    host_map_of_maps(tables6, outer6, ROOST_GENERATIONS);
+    host_map_array(endpoints, w->table.endpoints.entry, w->table.endpoints.slots, sizeof(struct roost_endpoint));
 }
 
 static void key_of(int i, struct roost_key *key) {
@@ -48,20 +101,19 @@ void world_insert(struct world *w, int i, enum roost_phase phase) {
     struct connection *c = &w->connection[i];
     if (c->slot)
         world_remove(w, i);
-    bool timestamps = i & 2, scaled = i & 4, wraps = i & 8;
+    bool timestamps = i & 2, scaled = i & 4, wraps = i & 8, server = i % 5 == 4;
+    uint32_t flags = (timestamps ? ROOST_F_TIMESTAMPS : 0u) | (scaled ? ROOST_F_WSCALE : 0u) |
+                     (server ? ROOST_F_SERVER | ROOST_F_PAIRED : 0u);
     struct roost_ka ka = {
-        .ctl = phase | ((timestamps ? ROOST_F_TIMESTAMPS : 0u) | (scaled ? ROOST_F_WSCALE : 0u)) << 16 |
-               (scaled ? 0x77000000u : 0),
+        .ctl = phase | flags << 16 | (scaled ? 0x77000000u : 0),
         .snd_nxt = wraps ? 0xfffffffeu : 0x10000000u,
         .rcv_nxt = wraps ? 0x00000001u : 0x20000000u,
         .ts_offset = 0x01000000u * (uint32_t)i,
         .ts_recent = timestamps ? 1000 : 0,
-        .heard_s = 1,
+        .heard = ROOST_HEARD(1, 0, 1),
         .window = (uint16_t)(i == 16  ? 0
                              : scaled ? 500
                                       : 60000),
-        .service = (uint16_t)i,
-        .probe_sent = 1,
         .rest = ROOST_NO_REST,
     };
     if (phase != ROOST_SLEEP) {
@@ -70,7 +122,7 @@ void world_insert(struct world *w, int i, enum roost_phase phase) {
             abort();
         w->table.rest[ka.rest] = (struct roost_rest){.id = (uint64_t)i + 1};
     }
-    c->slot = roost_table_insert(&w->table, &c->key, &ka);
+    c->slot = roost_table_insert(&w->table, &c->key, &ka, (uint16_t)i);
     claim(c->slot != NULL, "the table has no room for connection %d", i);
 }
 
@@ -84,9 +136,12 @@ void world_fill(struct world *w) {
     static const enum roost_phase phase[] = {ROOST_IDLE,   ROOST_IDLE,   ROOST_SLEEP,   ROOST_SLEEP,
                                              ROOST_WAKING, ROOST_THAWED, ROOST_FREEZING};
     open_table(&w->table);
+    begin(&w->table, 0);
     for (int i = 0; i < CONNECTIONS; i++) {
         w->connection[i].slot = NULL;
         key_of(i, &w->connection[i].key);
+        if (i == CONNECTIONS / 2)
+            begin(&w->table, 1);
         if (i < CONNECTIONS - 2) /* the last two are strangers at first */
             world_insert(w, i, phase[(i / 2) % (int)(sizeof(phase) / sizeof(phase[0]))]);
     }

@@ -20,14 +20,21 @@ struct connection {
     struct roost_ka *slot; /* NULL: not in the table */
 };
 
+/* A table that grows: each family has two generations, with connections in both. */
 struct world {
     struct roost_table table;
     struct connection connection[CONNECTIONS];
 };
 
-/* Empties the table and puts every connection into it: even ones IPv4, odd ones IPv6; each in a phase of its own, with and
- * without timestamps and window scaling, with sequence numbers about to wrap and not. */
+/* The whole of the table's memory, piece by piece; NULL: no more. */
+void *world_memory(struct world *w, int piece, size_t *size);
+
+/* Empties the table and puts connections into it: even ones IPv4, odd ones IPv6; each in a phase of its own, with and
+ * without timestamps and window scaling, with sequence numbers about to wrap and not, clients' and servers' legs. */
 void world_fill(struct world *w);
+/* Gives the programs' maps of the table, which they all have, to the host's kernel. */
+void world_give_maps(struct world *w, const void *config, const void *tables4, const void *tables6,
+                     const void *endpoints);
 
 void world_insert(struct world *w, int i, enum roost_phase phase);
 void world_remove(struct world *w, int i);

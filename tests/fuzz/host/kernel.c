@@ -34,7 +34,7 @@ static struct map {
     uint8_t *data; /* a hash's is its own: keys and values by turns */
     uint32_t entries, used;
     size_t key_size, value_size;
-    bool hash, sockets;
+    bool hash, sockets, of_maps;
 } maps[MAPS_MAX];
 
 static struct {
@@ -84,6 +84,15 @@ void host_map_array(const void *map, void *data, uint32_t entries, size_t value_
     m->value_size = value_size;
 }
 
+void host_map_of_maps(const void *map, void *const *inner, uint32_t entries) {
+    struct map *m = new_map(map);
+    memcpy(&m->data, &inner, sizeof(inner));
+    m->of_maps = true;
+    m->entries = entries;
+    m->key_size = sizeof(uint32_t);
+    m->value_size = sizeof(inner[0]);
+}
+
 void host_map_hash(const void *map, uint32_t entries, size_t key_size, size_t value_size) {
     struct map *m = new_map(map);
     m->hash = true;
@@ -119,19 +128,20 @@ static void *find_value(const struct map *m, const void *key) {
     return NULL;
 }
 
-void *host_map_lookup(const void *map, __u32 key_size, __u32 value_size, const void *key) {
+void *bpf_map_lookup_elem(const void *map, const void *key) {
     const struct map *m = map_of(map);
     uint32_t index;
-    if (m->value_size != value_size || m->key_size != key_size)
-        refuse("a map of another size");
     if (m->hash)
         return find_value(m, key);
     memcpy(&index, key, sizeof(index));
+    if (index >= m->entries)
+        return NULL;
     if (m->sockets) {
-        host.references += m->entries;
-        return m->entries ? &listener : NULL;
+        host.references++;
+        return &listener;
     }
-    return index < m->entries ? m->data + (size_t)index * value_size : NULL;
+    void *value = m->data + (size_t)index * m->value_size;
+    return m->of_maps ? *(void **)value : value;
 }
 
 /* Of hashes alone; a full one lets its oldest entry go, as LRU maps may. */

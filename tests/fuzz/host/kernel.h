@@ -56,6 +56,8 @@ extern struct host host;
 /* Gives a map its values: entries of value_size bytes, at data, which stays the caller's. Any earlier ones are replaced. */
 void host_map_array(const void *map, void *data, uint32_t entries, size_t value_size);
 
+/* Lets a map have other maps as its values, in the order of `maps`; NULL: none there. */
+void host_map_of_maps(const void *map, void *const *maps, uint32_t entries);
 /* Gives a map of entries room for keys and values of its own, and empties it. */
 void host_map_hash(const void *map, uint32_t entries, size_t key_size, size_t value_size);
 /* A map whose every entry is a socket that listens. */

@@ -3,8 +3,7 @@
  * In place of libbpf's header when a program of ebpf/ is compiled for the host: a helper is a function of kernel.c, and
  * a map is its declaration, whose address names the memory that the harness gave it.
  *
- * A further helper: declare it here under its own name and give it a body in kernel.c. One whose arguments are a map and
- * its values is a macro that adds their sizes from the map's declaration, as the kernel knows them.
+ * A further helper: declare it here under its own name and give it a body in kernel.c. One that calls back is a macro.
  */
 #ifndef ROOST_HOST_BPF_HELPERS_H
 #define ROOST_HOST_BPF_HELPERS_H
@@ -18,10 +17,9 @@
 #define __noinline __attribute__((noinline))
 #define __uint(name, number) int(*name)[number]
 #define __type(name, type) typeof(type) *name
+#define __array(name, type) typeof(type) *name[]
 
-void *host_map_lookup(const void *map, __u32 key_size, __u32 value_size, const void *key);
-#define bpf_map_lookup_elem(m, k) host_map_lookup((m), sizeof(*(m)->key), sizeof(*(m)->value), (k))
-
+void *bpf_map_lookup_elem(const void *map, const void *key);
 void *host_map_next(const void *map, __u32 index, void **key);
 #define bpf_for_each_map_elem(m, step, context, flags)                                                                 \
     ({                                                                                                                 \
