@@ -17,8 +17,7 @@ static void read_text(const char *header, size_t length, const struct roost_key 
     int end = 0;
     memcpy(line, header, length);
     line[length] = 0;
-    claim(length > 2 && !strcmp(line + length - 2, "\r\n") && strcspn(line, "\r\n") == length - 2, "no single line: %s",
-          line);
+    claim(strlen(line) == length && !strcmp(line + strcspn(line, "\r\n"), "\r\n"), "no single line: %s", line);
     claim(sscanf(line, "PROXY %7s %63s %63s %u %u%n", family, client, local, &client_port, &local_port, &end) == 5 &&
               (size_t)end + 2 == length,
           "not the fields of version 1: %s", line);

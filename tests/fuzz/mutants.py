@@ -1,26 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bugs to plant. A target that does not find its mutants proves nothing by finding nothing in the product."""
+"""Bugs that the fuzz targets must find."""
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import dataclass
-from pathlib import Path
-
-from tests.fuzz.targets import ROOT
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """In `file`, `old` (which must stand there exactly once) becomes `new`; `target` must find it, saying `says`."""
-
-    name: str
-    target: str
-    file: str
-    old: str
-    new: str
-    says: str
-
+from tests.mutants import Mutant
 
 MUTANTS = (
     Mutant(
@@ -104,17 +87,3 @@ MUTANTS = (
         "not the beginning of version 2",
     ),
 )
-
-
-def plant(mutant: Mutant, tree: Path) -> Path:
-    """A copy of the sources below `tree`, with the bug in it; its root."""
-    for part in ("ebpf", "cext", "tests/fuzz"):
-        shutil.copytree(
-            ROOT / part, tree / part, ignore=shutil.ignore_patterns("*.o", "*.so", "_engine.c", "__pycache__")
-        )
-    file = tree / mutant.file
-    text = file.read_text()
-    if text.count(mutant.old) != 1:
-        raise LookupError(f"{mutant.file}: what {mutant.name!r} would change is there {text.count(mutant.old)} times")
-    file.write_text(text.replace(mutant.old, mutant.new))
-    return tree

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.fuzz.seeds import SEEDS
+from tests.mutants import ROOT
 
-ROOT = Path(__file__).parents[2]
 SANITIZERS = ("-fsanitize=fuzzer,address,undefined", "-fno-sanitize=alignment", "-fno-sanitize-recover=all")
 WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-sign-compare")
 

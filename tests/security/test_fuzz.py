@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.mutants import MUTANTS, Mutant, plant
+from tests.fuzz.mutants import MUTANTS
 from tests.fuzz.targets import TARGETS, Target, build, run
+from tests.mutants import Mutant, plant
 
 SECONDS = 4
 SOAK_S = 1800

@@ -37,17 +37,26 @@ static struct map {
     bool hash, sockets, of_maps;
 } maps[MAPS_MAX];
 
-static struct {
+static struct frame {
     uint8_t *memory, *data;
     size_t length;
     bool skb;
-} frame;
+} frames[HOST_CPUS];
+static struct host hosts[HOST_CPUS]; /* of the processors that are not the current one */
+static int cpu;
+#define frame (frames[cpu])
 
 static struct bpf_sock listener = {.state = 10}, connection = {.state = 1};
 
 static void refuse(const char *what) {
     fprintf(stderr, "host: %s\n", what);
     abort();
+}
+
+void host_on_cpu(int n) {
+    hosts[cpu] = host;
+    cpu = n;
+    host = hosts[cpu];
 }
 
 static struct map *find_map(const void *map) {

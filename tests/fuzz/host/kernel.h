@@ -17,7 +17,8 @@
 
 #define HOST_FRAME_MAX 3500 /* bytes of a page, less head room and skb_shared_info: what a driver gives at most */
 #define HOST_SKB_MAX 70000  /* a tc program may see more: the loopback interface has no MTU of 1500 */
-#define HOST_RECORDS_MAX 4  /* ring records that one run of a program may submit */
+#define HOST_CPUS 4
+#define HOST_RECORDS_MAX 4 /* ring records that one run of a program may submit */
 
 struct host_record { /* what a program submitted to the ring */
     void *data;
@@ -52,6 +53,9 @@ struct host {
 };
 
 extern struct host host;
+
+/* Programs run on processor n from now on: each has a frame, and a struct host, of its own. Maps are everybody's. */
+void host_on_cpu(int n);
 
 /* Gives a map its values: entries of value_size bytes, at data, which stays the caller's. Any earlier ones are replaced. */
 void host_map_array(const void *map, void *data, uint32_t entries, size_t value_size);
