@@ -469,7 +469,10 @@ static void count_slots(struct roost_table *t) {
             t->used4++;
         else
             t->used6++;
-        roost_endpoints_hold(&t->endpoints, endpoint_of(slot));
+        if (ROOST_IS_BORN(slot->rest)) /* more may be coming */
+            roost_endpoints_pin(&t->endpoints, endpoint_of(slot));
+        else
+            roost_endpoints_hold(&t->endpoints, endpoint_of(slot));
     }
     roost_endpoints_settle(&t->endpoints);
 }
