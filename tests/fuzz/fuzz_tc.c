@@ -58,8 +58,7 @@ static void give_maps(void) {
 }
 
 static const struct roost_ka *slot_of(const struct roost_key *key) {
-    int i = world_find(&world, key);
-    return i < 0 ? NULL : world.connection[i].slot;
+    return roost_table_find(&world.table, key);
 }
 
 static struct roost_key turned(const struct roost_key *key) {
@@ -137,7 +136,7 @@ static void from_loopback(uint8_t *frame, size_t length) {
 }
 
 static void lookup(struct input *in) {
-    struct roost_key key = world.connection[take(in, 1) % CONNECTIONS].key;
+    struct roost_key key = world.key[take(in, 1) % CONNECTIONS];
     uint32_t change = take(in, 1), v4 = roost_key_is_v4(&key);
     if (change & 1)
         key.client[v4 ? 12 + take(in, 1) % 4 : take(in, 1) % 16] ^= (uint8_t)take(in, 1);
@@ -237,7 +236,7 @@ static void steered(struct input *in, const uint8_t *frame, size_t length, bool 
 }
 
 static void manage(struct input *in) {
-    const struct roost_key *key = &world.connection[take(in, 1) % CONNECTIONS].key;
+    const struct roost_key *key = &world.key[take(in, 1) % CONNECTIONS];
     uint32_t how = take(in, 1);
     struct roost_managed_key server = {.port = key->local_port};
     struct roost_managed value = {.fail_closed = !!(how & 1)};

@@ -6,7 +6,8 @@
  * For each frame the model says what must come of it; a plain parser (reference.h) and the engine's own (cext/segment.c)
  * stand behind it, so that the two of the product are also compared with each other. The claims:
  *
- *     a frame that is not TCP, or for nobody in the table, passes unchanged, and nothing else happens
+ *     a frame that is not TCP, or for nobody in the table, passes unchanged, and nothing else happens; but where clients
+ *     may be born asleep, a SYN is answered with a cookie, and who brings one back is in the table as what the SYN said
  *     a frame for a connection in the table never passes
  *     an answer is made from the record, for its connection, with good checksums, exactly where the judge says so
  *     a good segment for a connection that is being moved is held, whole
@@ -28,6 +29,8 @@ enum { /* what the input asks for */
     DO_TIME,
     DO_TROUBLE,
     DO_ERRAND,
+    DO_GATE,
+    DO_SOCKETS,
     DOES
 };
 
@@ -36,6 +39,9 @@ static struct challenge_budget budget;
 static uint64_t counts[ROOST_N_COUNT];
 static struct roost_outbox_item items[ROOST_OUTBOX_ITEMS];
 static uint32_t cursor_value;
+static struct roost_births_gate gate;
+static struct birth_rate rate;
+static struct birth_notes notes;
 
 static void give_maps(void) {
     world_give_maps(&world, &config, &tables4, &tables6, &endpoints);
@@ -43,6 +49,30 @@ static void give_maps(void) {
     host_map_array(&challenges, &budget, 1, sizeof(budget));
     host_map_array(&outbox, items, ROOST_OUTBOX_ITEMS, sizeof(items[0]));
     host_map_array(&cursor, &cursor_value, 1, sizeof(cursor_value));
+    host_map_array(&births_gate, &gate, 1, sizeof(gate));
+    host_map_array(&births_rate, &rate, 1, sizeof(rate));
+    host_map_array(&births_notes, &notes, 1, sizeof(notes));
+    host_map_hash(&births, 4, sizeof(struct roost_birth_place), sizeof(struct roost_birth));
+}
+
+/* Both services' clients may be born asleep, always or when there are more of them than `per_tick`. */
+static void open_gate(uint32_t per_tick) {
+    gate = (struct roost_births_gate){
+        {0x6120736563726574, 0x6f66206f7572206f}, (uint32_t)(host.now_ns / 1000000000) + 2, 2};
+    for (int i = 0; i < 2; i++) {
+        struct roost_birth_place place = {.port = world.key[i].local_port};
+        struct roost_birth birth = {world.endpoint[i], 1400, 60, per_tick};
+        memcpy(place.address, world.key[i].local, 16);
+        bpf_map_update_elem(&births, &place, &birth, 0);
+    }
+}
+
+static const struct roost_birth *birth_of(const struct tuple *t) {
+    struct roost_birth_place place = {.port = t->key.local_port};
+    memcpy(place.address, t->key.local, 16);
+    return (int32_t)(gate.open_until_s - (uint32_t)(host.now_ns / 1000000000)) < 0
+               ? NULL
+               : bpf_map_lookup_elem(&births, &place);
 }
 
 /* What the program did. */
@@ -87,11 +117,10 @@ static void claim_handed_over(const struct outcome *o, const uint8_t *frame, siz
           "handed over with other bytes");
 }
 
-/* An ACK with the numbers of the record, back to where the frame came from. */
-static void claim_answer(const struct outcome *o, const uint8_t *frame, const struct tuple *t,
-                         const struct roost_ka *ka, uint32_t tsecr) {
+/* A whole segment of `size` bytes, back to where the frame came from: its place in the outcome; NULL: there was no room. */
+static const uint8_t *claim_reply(const struct outcome *o, const uint8_t *frame, const struct tuple *t, size_t *size) {
     if (host.no_tail_room && o->action == XDP_DROP)
-        return;
+        return NULL;
     claim(o->action == XDP_TX && !host.records, "verdict %d and %d records for a frame to be answered", o->action,
           host.records);
     struct tuple a;
@@ -101,16 +130,27 @@ static void claim_answer(const struct outcome *o, const uint8_t *frame, const st
           "an answer with other addresses or ports");
     claim(!memcmp(o->frame, frame + 6, 6) && !memcmp(o->frame + 6, frame, 6), "an answer to another station");
     claim(a.l3 == t->l3 && !memcmp(o->frame + 12, frame + 12, t->l3 - 12), "an answer in another VLAN");
-    size_t header = t->v6 ? 40 : 20, size = ROOST_FLAGS(ka->ctl) & ROOST_F_TIMESTAMPS ? 32 : 20;
-    claim(a.l4 == a.l3 + header && a.l4_length == size && o->length == a.l4 + size, "an answer of %zu bytes",
-          o->length);
+    size_t header = t->v6 ? 40 : 20;
+    *size = a.l4_length;
+    claim(a.l4 == a.l3 + header && o->length == a.l4 + *size, "an answer of %zu bytes", o->length);
     const uint8_t *ip = o->frame + a.l3, *tcp = o->frame + a.l4;
     claim(t->v6 || !reference_sum(ip, 20, NULL, 0), "an answer with a bad IP checksum");
-    claim(!reference_tcp_sum(ip + (t->v6 ? 8 : 12), t->v6 ? 32 : 8, tcp, size), "an answer with a bad TCP checksum");
+    claim(!reference_tcp_sum(ip + (t->v6 ? 8 : 12), t->v6 ? 32 : 8, tcp, *size), "an answer with a bad TCP checksum");
+    claim(tcp[12] == *size / 4 << 4 && !get16(tcp + 18), "an answer with a bad header");
+    return tcp;
+}
+
+/* An ACK with the numbers of the record. */
+static void claim_answer(const struct outcome *o, const uint8_t *frame, const struct tuple *t,
+                         const struct roost_ka *ka, uint32_t tsecr) {
+    size_t size;
+    const uint8_t *tcp = claim_reply(o, frame, t, &size);
+    if (!tcp)
+        return;
+    claim(size == (ROOST_FLAGS(ka->ctl) & ROOST_F_TIMESTAMPS ? 32 : 20), "an answer of %zu bytes", size);
     claim(get32(tcp + 4) == ka->snd_nxt, "an answer with sequence number %u", get32(tcp + 4));
     claim(get32(tcp + 8) == ka->rcv_nxt, "an answer that acknowledges %u", get32(tcp + 8));
-    claim(tcp[12] == size / 4 << 4 && tcp[13] == ROOST_ACK, "an answer that is no plain ACK");
-    claim(get16(tcp + 14) == ka->window && !get16(tcp + 18), "an answer with another window");
+    claim(tcp[13] == ROOST_ACK && get16(tcp + 14) == ka->window, "an answer that is no plain ACK, or another window");
     if (size == 32)
         claim(get32(tcp + 20) == 0x0101080a && get32(tcp + 24) == (uint32_t)(host.now_ns / 1000000) + ka->ts_offset &&
                   get32(tcp + 28) == tsecr,
@@ -127,82 +167,269 @@ static void remember_table(void) {
         memcpy(before[i], memory, size);
 }
 
-/* Nothing was written but, into one record, what its verdict says. */
-static void claim_table(const struct roost_ka *slot, const struct roost_ka *want) {
-    const uint8_t *memory;
+/* Nothing was written but, into one record, what its verdict says. fresh: all of it, and its tag. */
+static void claim_table(const struct roost_ka *slot, const struct roost_ka *want, bool fresh) {
+    uint8_t *memory;
     size_t size;
     for (int i = 0; (memory = world_memory(&world, i, &size)); i++) {
         if (slot && (const uint8_t *)slot >= memory && (const uint8_t *)slot < memory + size) {
+            bool v4 = !(i & 1);
+            size_t bucket = v4 ? sizeof(struct roost_bucket4) : sizeof(struct roost_bucket6);
+            size_t slot_size = v4 ? sizeof(struct roost_slot4) : sizeof(struct roost_slot6);
+            size_t at = (size_t)((const uint8_t *)slot - memory),
+                   in_bucket = at % bucket - sizeof(struct roost_bucket_head);
+            size_t tag = at / bucket * bucket + in_bucket / slot_size, far = slot_size - sizeof(*slot);
             claim(!memcmp(want, slot, sizeof(*want)), "the record was changed otherwise than its verdict says");
-            memcpy(before[i] + ((const uint8_t *)slot - memory), slot, sizeof(*slot));
+            memcpy(before[i] + at, slot, sizeof(*slot));
+            if (fresh) {
+                claim(!before[i][tag], "somebody was born into a slot that was taken");
+                before[i][tag] = memory[tag];
+                memcpy(before[i] + at - far, memory + at - far, far);
+            }
         }
         claim(!memcmp(before[i], memory, size), "the program changed what is somebody else's");
     }
 }
 
+/* Whether XDP can answer for this segment: it is whole and, as far as XDP sums it, good. NULL: yes, else why not. */
+static const char *fault_of(const uint8_t *frame, size_t length, const struct tuple *t, struct roost_segment *s) {
+    const uint8_t *ip = frame + t->l3;
+    if (!roost_segment_parse(frame, length, t->l3, s))
+        return "malformed";
+    if (t->l4 > 512) /* no sender makes such a header */
+        return "its header is too long";
+    bool summed = t->l4_length <= 61; /* longer ones are the engine's to sum: none is answered as a probe */
+    if ((!t->v6 && reference_sum(ip, t->l4 - t->l3, NULL, 0)) ||
+        (summed && reference_tcp_sum(ip + (t->v6 ? 8 : 12), t->v6 ? 32 : 8, frame + t->l4, t->l4_length)))
+        return "bad checksum";
+    return NULL;
+}
+
+/* What the judge says of a segment for this record. Returns what the record is then. */
+static struct roost_ka claim_judged(const struct outcome *o, const uint8_t *frame, size_t length, const struct tuple *t,
+                                    const struct roost_segment *s, const struct roost_ka *ka) {
+    struct roost_ka want = *ka;
+    uint64_t now_ms = host.now_ns / 1000000;
+    uint8_t tick = (uint8_t)(now_ms / 512), last_tick = (uint8_t)ROOST_HEARD_TICK(ka->heard);
+    uint32_t heard = ROOST_HEARD(now_ms / 1000, last_tick, 0);
+    bool newer = s->has_ts && (!ka->ts_recent || (int32_t)(s->tsval - ka->ts_recent) > 0);
+    switch (roost_judge(ka, s)) {
+    case ROOST_V_HOLD:
+        claim_handed_over(o, frame, length, t, ROOST_WHY_HOLD);
+        break;
+    case ROOST_V_WAKE:
+        claim_handed_over(o, frame, length, t, ROOST_WHY_WAKE);
+        break;
+    case ROOST_V_ANSWER:
+        claim(t->l4_length <= 61, "a segment was answered that was not summed");
+        want.heard = heard;
+        want.ts_recent = newer ? s->tsval : ka->ts_recent;
+        claim_answer(o, frame, t, ka, want.ts_recent);
+        break;
+    case ROOST_V_HEARD:
+        want.heard = heard;
+        claim_dropped(o, "heard");
+        break;
+    case ROOST_V_CHALLENGE:
+        if (last_tick == tick) {
+            claim_dropped(o, "challenged in this tick");
+            break;
+        }
+        want.heard = ROOST_HEARD(ka->heard >> ROOST_HEARD_SHIFT, tick, ROOST_HEARD_PROBES(ka->heard));
+        claim_answer(o, frame, t, ka, ka->ts_recent);
+        break;
+    case ROOST_V_DROP:
+        claim_dropped(o, "as the judge says");
+        break;
+    }
+    return want;
+}
+
+/* What a SYN offers; of several options of a kind, the last. */
+struct offered {
+    uint32_t mss, wscale, tsval;
+    bool sack, has_ts;
+};
+
+static struct offered read_offer(const uint8_t *tcp, size_t header, bool v6) {
+    struct offered o = {.mss = v6 ? 1220 : 536, .wscale = 15};
+    for (size_t at = 20; at < header && tcp[at];) {
+        if (tcp[at] == 1) {
+            at++;
+            continue;
+        }
+        if (at + 1 >= header || tcp[at + 1] < 2 || at + tcp[at + 1] > header)
+            break;
+        const uint8_t *value = tcp + at + 2;
+        if (tcp[at] == 2 && tcp[at + 1] == 4)
+            o.mss = get16(value);
+        if (tcp[at] == 3 && tcp[at + 1] == 3)
+            o.wscale = *value < 14 ? *value : 14;
+        if (tcp[at] == 4 && tcp[at + 1] == 2)
+            o.sack = true;
+        if (tcp[at] == 8 && tcp[at + 1] == 10) {
+            o.tsval = get32(value);
+            o.has_ts = true;
+        }
+        at += tcp[at + 1];
+    }
+    return o;
+}
+
+static void check(const uint8_t *frame, size_t length);
+
+/* The SYN-ACK to this SYN; then its client brings the cookie back, and must be in the table as what it offered. */
+static void claim_cookie(const struct outcome *o, const uint8_t *frame, const struct tuple *t,
+                         const struct roost_segment *s) {
+    static const uint32_t classes[] = {536, 1220, 1300, 1360, 1400, 1420, 1440, 1460};
+    uint8_t ack[14 + 40 + 32] = {0};
+    size_t size, header = t->v6 ? 40 : 20, l4 = 14 + header;
+    struct offered offer = read_offer(frame + t->l4, t->l4_length, t->v6);
+    if (offer.mss < 536) {
+        claim(o->action == XDP_PASS, "a SYN was answered whose client takes no whole segment");
+        return;
+    }
+    const uint8_t *tcp = claim_reply(o, frame, t, &size);
+    if (!tcp)
+        return;
+    claim(tcp[13] == (ROOST_SYN | ROOST_ACK) && get32(tcp + 8) == s->seq + 1, "a SYN was answered with flags %x",
+          tcp[13]);
+    struct offered ours = read_offer(tcp, size, t->v6);
+    claim(ours.mss == 1400 && ours.has_ts == offer.has_ts && (!ours.sack || offer.sack) &&
+              (ours.wscale == 15 || offer.wscale != 15),
+          "a SYN-ACK agrees to what was not offered");
+    claim(!offer.has_ts || get32(tcp + 32) == offer.tsval, "a SYN-ACK without the client's clock");
+
+    memcpy(ack, frame, 12);
+    put16(ack + 12, t->v6 ? 0x86dd : 0x0800);
+    uint8_t *ip = ack + 14, *segment = ack + l4;
+    size_t l4_length = offer.has_ts ? 32 : 20;
+    if (t->v6) {
+        ip[0] = 0x60;
+        put16(ip + 4, (uint32_t)l4_length);
+        ip[6] = 6;
+        memcpy(ip + 8, t->key.client, 16);
+        memcpy(ip + 24, t->key.local, 16);
+    } else {
+        ip[0] = 0x45;
+        put16(ip + 2, (uint32_t)(20 + l4_length));
+        ip[9] = 6;
+        memcpy(ip + 12, t->key.client + 12, 4);
+        memcpy(ip + 16, t->key.local + 12, 4);
+        put16(ip + 10, reference_sum(ip, 20, NULL, 0));
+    }
+    memcpy(segment, &t->key.client_port, 2);
+    memcpy(segment + 2, &t->key.local_port, 2);
+    put32(segment + 4, s->seq + 1);
+    put32(segment + 8, get32(tcp + 4) + 1);
+    segment[12] = (uint8_t)(l4_length / 4 << 4);
+    segment[13] = ROOST_ACK;
+    put16(segment + 14, 777);
+    if (offer.has_ts) {
+        put32(segment + 20, 0x0101080a);
+        put32(segment + 24, offer.tsval + 1);
+        put32(segment + 28, ours.tsval);
+    }
+    uint32_t snd_nxt = get32(tcp + 4) + 1;
+    put16(segment + 16, reference_tcp_sum(ip + (t->v6 ? 8 : 12), t->v6 ? 32 : 8, segment, l4_length));
+    check(ack, l4 + l4_length);
+
+    const struct roost_ka *slot = roost_table_find(&world.table, &t->key);
+    if (!slot) /* a socket has it, or there was no room */
+        return;
+    uint32_t mss = 0, flags = ROOST_FLAGS(slot->ctl);
+    for (size_t i = 0; i < sizeof(classes) / sizeof(classes[0]); i++)
+        if (classes[i] <= offer.mss)
+            mss = classes[i];
+    claim(slot->snd_nxt == snd_nxt && slot->rcv_nxt == s->seq + 1, "somebody was born with other numbers");
+    claim(ROOST_IS_BORN(slot->rest) && ROOST_BORN_MSS(slot->rest) == mss && ROOST_BORN_WINDOW(slot->rest) == 777,
+          "somebody was born with an MSS of %u, and offered %u", ROOST_BORN_MSS(slot->rest), offer.mss);
+    claim(!(flags & ROOST_F_TIMESTAMPS) == !offer.has_ts, "somebody was born with timestamps, or without");
+    claim(!(flags & ROOST_F_SACK) == !ours.sack, "somebody was born with SACK, or without");
+    claim(!(flags & ROOST_F_WSCALE) == (ours.wscale == 15), "somebody was born with window scaling, or without");
+    if (flags & ROOST_F_WSCALE)
+        claim(ROOST_SND_WSCALE(slot->ctl) == offer.wscale && ROOST_RCV_WSCALE(slot->ctl) == ours.wscale,
+              "somebody was born with window scales %u and %u", ROOST_SND_WSCALE(slot->ctl),
+              ROOST_RCV_WSCALE(slot->ctl));
+    if (offer.has_ts)
+        claim(slot->ts_recent == offer.tsval + 1, "somebody was born with another clock");
+}
+
+/* A frame for nobody in the table. */
+static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t length, const struct tuple *t,
+                           bool whole) {
+    struct roost_segment s;
+    const struct roost_birth *birth = whole ? birth_of(t) : NULL;
+    const struct roost_ka *slot = whole ? roost_table_find(&world.table, &t->key) : NULL;
+    if (!birth || fault_of(frame, length, t, &s)) {
+        claim_passed(o, frame, length);
+        claim_table(NULL, NULL, false);
+        return;
+    }
+    uint32_t flags = s.flags & (ROOST_FIN | ROOST_SYN | ROOST_RST | ROOST_ACK);
+    if (flags == ROOST_SYN) {
+        claim_table(NULL, NULL, false);
+        if (o->action == XDP_PASS) { /* no storm, or more than options in it: the stack's */
+            bool answerable = t->l4_length <= 60 && read_offer(frame + t->l4, t->l4_length, t->v6).mss >= 536;
+            claim(birth->rate || !answerable, "a SYN was not answered");
+            claim_passed(o, frame, length);
+            return;
+        }
+        uint8_t bytes[FRAME_MAX];
+        struct outcome answered = {o->action, bytes, o->length};
+        memcpy(bytes, o->frame, o->length); /* the host has one frame, and the claim sends another */
+        claim_cookie(&answered, frame, t, &s);
+        return;
+    }
+    uint32_t cookie = s.ack - 1;
+    uint64_t now_ms = host.now_ns / 1000000;
+    bool late = s.payload <= 1 && cookie_good(&gate, &t->key, cookie, s.seq, now_ms);
+    bool good = late || cookie_good(&gate, &t->key, cookie, s.seq - 1, now_ms);
+    bool socket = (host.sockets & 3) == HOST_CONNECTION;
+    if ((flags & ~(uint32_t)ROOST_FIN) != ROOST_ACK || !good || socket) {
+        claim_passed(o, frame, length);
+        claim_table(NULL, NULL, false);
+        return;
+    }
+    if (!slot) {
+        claim_dropped(o, "no room");
+        claim_table(NULL, NULL, false);
+        return;
+    }
+    struct roost_ka ka = *slot;
+    ka.snd_nxt = s.ack;
+    ka.rcv_nxt = s.seq + late;
+    ka.heard = ROOST_HEARD(now_ms / 1000, 0, 0);
+    ka.ts_recent = s.has_ts ? s.tsval : 0;
+    ka.probe_interval_s = birth->probe_interval_s;
+    claim(ROOST_PHASE(slot->ctl) == ROOST_IDLE && ROOST_IS_BORN(slot->rest), "born in phase %u",
+          ROOST_PHASE(slot->ctl));
+    if (late || s.payload || s.flags & ROOST_FIN)
+        ka = claim_judged(o, frame, length, t, &s, &ka);
+    else
+        claim_dropped(o, "it ends a handshake");
+    claim_table(slot, &ka, true);
+}
+
 static void check(const uint8_t *frame, size_t length) {
     struct tuple t;
+    struct roost_segment s;
     bool whole = reference_tuple(frame, length, &t);
-    int i = whole ? world_find(&world, &t.key) : -1;
-    const struct roost_ka *slot = i < 0 ? NULL : world.connection[i].slot;
-    struct roost_ka ka = slot ? *slot : (struct roost_ka){0}, want = ka;
+    const struct roost_ka *slot = whole ? roost_table_find(&world.table, &t.key) : NULL;
+    struct roost_ka ka = slot ? *slot : (struct roost_ka){0};
     remember_table();
 
     struct outcome o = run(frame, length);
     if (!slot) {
-        claim_passed(&o, frame, length);
-        claim_table(NULL, NULL);
+        check_stranger(&o, frame, length, &t, whole);
         return;
     }
-
-    struct roost_segment s;
-    bool good = roost_segment_parse(frame, length, t.l3, &s);
-    const uint8_t *ip = frame + t.l3;
-    bool header_sum = t.v6 || !reference_sum(ip, t.l4 - t.l3, NULL, 0);
-    bool summed = t.l4_length <= 61; /* longer ones are the engine's to sum: none is answered as a probe */
-    uint64_t now_ms = host.now_ns / 1000000;
-    uint8_t tick = (uint8_t)(now_ms / 512), last_tick = (uint8_t)ROOST_HEARD_TICK(ka.heard);
-    uint32_t heard = ROOST_HEARD(now_ms / 1000, last_tick, 0);
-    if (!good) {
-        claim_dropped(&o, "malformed");
-    } else if (t.l4 > 512) { /* no sender makes such a header */
-        claim_dropped(&o, "its header is too long");
-    } else if (!header_sum ||
-               (summed && reference_tcp_sum(ip + (t.v6 ? 8 : 12), t.v6 ? 32 : 8, frame + t.l4, t.l4_length))) {
-        claim_dropped(&o, "bad checksum");
-    } else {
-        bool newer = s.has_ts && (!ka.ts_recent || (int32_t)(s.tsval - ka.ts_recent) > 0);
-        switch (roost_judge(&ka, &s)) {
-        case ROOST_V_HOLD:
-            claim_handed_over(&o, frame, length, &t, ROOST_WHY_HOLD);
-            break;
-        case ROOST_V_WAKE:
-            claim_handed_over(&o, frame, length, &t, ROOST_WHY_WAKE);
-            break;
-        case ROOST_V_ANSWER:
-            claim(summed, "a segment was answered that was not summed");
-            want.heard = heard;
-            want.ts_recent = newer ? s.tsval : ka.ts_recent;
-            claim_answer(&o, frame, &t, &ka, want.ts_recent);
-            break;
-        case ROOST_V_HEARD:
-            want.heard = heard;
-            claim_dropped(&o, "heard");
-            break;
-        case ROOST_V_CHALLENGE:
-            if (last_tick == tick) {
-                claim_dropped(&o, "challenged in this tick");
-                break;
-            }
-            want.heard = ROOST_HEARD(ka.heard >> ROOST_HEARD_SHIFT, tick, ROOST_HEARD_PROBES(ka.heard));
-            claim_answer(&o, frame, &t, &ka, ka.ts_recent);
-            break;
-        case ROOST_V_DROP:
-            claim_dropped(&o, "as the judge says");
-            break;
-        }
-    }
-    claim_table(slot, &want);
+    const char *fault = fault_of(frame, length, &t, &s);
+    if (fault)
+        claim_dropped(&o, fault);
+    else
+        ka = claim_judged(&o, frame, length, &t, &s, &ka);
+    claim_table(slot, &ka, false);
 }
 
 /* The engine's own frame: an item of the outbox goes to the stack or to the wire as it is. */
@@ -255,6 +482,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     host.now_ns = 3600ull * 1000000000;
     host.random = 7;
     host.ring_full = host.no_tail_room = false;
+    host.sockets = 0;
+    memset(&rate, 0, sizeof(rate));
+    memset(&gate, 0, sizeof(gate));
     while (in.at < in.end) {
         size_t length, got;
         int i;
@@ -289,6 +519,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             break;
         case DO_ERRAND:
             errand(&in, frame);
+            break;
+        case DO_GATE:
+            open_gate(take(&in, 1));
+            break;
+        case DO_SOCKETS:
+            host.sockets = take(&in, 1);
             break;
         }
     }

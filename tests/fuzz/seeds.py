@@ -44,8 +44,14 @@ def timestamps(delta: int, *, moved: bool = False) -> bytes:
     return bytes([2 if moved else 1]) + near(delta)
 
 
+OF_LINUX = b"\4\xb4\x05\1\2\3\4\x07"
+"""The options of a SYN of Linux: an MSS of 1460, SACK, timestamps, a window scale of 7."""
+
+
 def _xdp() -> dict[str, bytes]:
-    do_frame, do_raw, do_phase, do_remove, do_time, do_trouble, do_errand = (bytes([i]) for i in range(7))
+    do_frame, do_raw, do_phase, do_remove, do_time, do_trouble, do_errand, do_gate, do_sockets = (
+        bytes([i]) for i in range(9)
+    )
     seeds = {}
     everybody = range(CONNECTIONS)
     seeds["probes"] = b"".join(do_frame + frame(c, seq=-1) for c in everybody)
@@ -80,6 +86,26 @@ def _xdp() -> dict[str, bytes]:
         do_phase + bytes([c, p]) + do_frame + frame(c, seq=-1) for c in (0, 1, 22) for p in range(5)
     )
     seeds["removed"] = b"".join(do_remove + bytes([c]) + do_frame + frame(c, seq=-1) for c in everybody)
+    offers = (b"\0", OF_LINUX, timestamps(9), b"\3\x04\x02\x04\x05\xb4", b"\3\x07\x03\x03\x0e\x02\x04\x02\x18")
+    for n, offer in enumerate(offers):
+        seeds[f"born-{n}"] = (
+            do_gate
+            + b"\0"
+            + b"".join(
+                do_frame
+                + frame(c, flags=SYN, options=offer)
+                + do_frame
+                + frame(c, seq=-1)
+                + do_frame
+                + frame(c, payload=3)
+                for c in (22, 23)
+            )
+        )
+    seeds["born-late"] = (
+        do_gate + b"\0" + do_frame + frame(22, flags=SYN) + do_time + b"\xff\xff" + do_frame + frame(22)
+    )
+    seeds["storm"] = do_gate + b"\2" + 5 * (do_frame + frame(22, flags=SYN, options=OF_LINUX) + do_remove + b"\x16")
+    seeds["born-a-socket"] = do_gate + b"\0" + do_sockets + b"\2" + do_frame + frame(22, flags=SYN, options=OF_LINUX)
     seeds["trouble"] = do_trouble + b"\3" + do_frame + frame(0, payload=9) + do_frame + frame(0, seq=-1)
     seeds["short"] = do_raw + bytes([14]) + bytes(12) + b"\x81\0"
     seeds["raw"] = do_raw + bytes([20]) + bytes(12) + b"\x08\x06" + bytes(6)

@@ -9,6 +9,7 @@
 #include "reference.h"
 
 #define ENDPOINTS 32
+#define SERVICE 7
 
 static const struct { /* few buckets: tags and buckets are shared */
     bool v4;
@@ -97,10 +98,12 @@ static void key_of(int i, struct roost_key *key) {
     put16((uint8_t *)&key->local_port, 443);
 }
 
+struct roost_ka *world_slot(struct world *w, int i) {
+    return roost_table_find(&w->table, &w->key[i]);
+}
+
 void world_insert(struct world *w, int i, enum roost_phase phase) {
-    struct connection *c = &w->connection[i];
-    if (c->slot)
-        world_remove(w, i);
+    world_remove(w, i);
     bool timestamps = i & 2, scaled = i & 4, wraps = i & 8, server = i % 5 == 4;
     uint32_t flags = (timestamps ? ROOST_F_TIMESTAMPS : 0u) | (scaled ? ROOST_F_WSCALE : 0u) |
                      (server ? ROOST_F_SERVER | ROOST_F_PAIRED : 0u);
@@ -122,14 +125,14 @@ void world_insert(struct world *w, int i, enum roost_phase phase) {
             abort();
         w->table.rest[ka.rest] = (struct roost_rest){.id = (uint64_t)i + 1};
     }
-    c->slot = roost_table_insert(&w->table, &c->key, &ka, (uint16_t)i);
-    claim(c->slot != NULL, "the table has no room for connection %d", i);
+    claim(roost_table_insert(&w->table, &w->key[i], &ka, SERVICE) != NULL, "the table has no room for connection %d",
+          i);
 }
 
 void world_remove(struct world *w, int i) {
-    if (w->connection[i].slot)
-        roost_table_remove(&w->table, w->connection[i].slot);
-    w->connection[i].slot = NULL;
+    struct roost_ka *slot = world_slot(w, i);
+    if (slot)
+        roost_table_remove(&w->table, slot);
 }
 
 void world_fill(struct world *w) {
@@ -137,21 +140,19 @@ void world_fill(struct world *w) {
                                              ROOST_WAKING, ROOST_THAWED, ROOST_FREEZING};
     open_table(&w->table);
     begin(&w->table, 0);
+    for (int i = 0; i < 2; i++) {
+        struct roost_key key;
+        key_of(i, &key);
+        w->endpoint[i] = roost_endpoints_take(&w->table.endpoints, key.local, key.local_port, SERVICE);
+        roost_endpoints_pin(&w->table.endpoints, w->endpoint[i]);
+    }
     for (int i = 0; i < CONNECTIONS; i++) {
-        w->connection[i].slot = NULL;
-        key_of(i, &w->connection[i].key);
+        key_of(i, &w->key[i]);
         if (i == CONNECTIONS / 2)
             begin(&w->table, 1);
         if (i < CONNECTIONS - 2) /* the last two are strangers at first */
             world_insert(w, i, phase[(i / 2) % (int)(sizeof(phase) / sizeof(phase[0]))]);
     }
-}
-
-int world_find(const struct world *w, const struct roost_key *key) {
-    for (int i = 0; i < CONNECTIONS; i++)
-        if (!memcmp(&w->connection[i].key, key, sizeof(*key)))
-            return i;
-    return -1;
 }
 
 enum { /* links of world_frame */
@@ -167,6 +168,7 @@ enum { /* TCP options of world_frame */
     OPTIONS_TIMESTAMPS,       /* in the usual layout */
     OPTIONS_TIMESTAMPS_MOVED, /* behind others */
     OPTIONS_FREE,
+    OPTIONS_OF_SYN, /* what Linux offers */
     OPTIONS
 };
 
@@ -204,6 +206,12 @@ static size_t put_options(struct input *in, uint8_t *at, uint32_t ts_recent) {
         put32(at + length + 2, near_or_far(in, ts_recent));
         put32(at + length + 6, 0);
         length += 10;
+    } else if (kind == OPTIONS_OF_SYN) {
+        memcpy(at, "\x02\x04\0\0\x04\x02\x08\x0a\0\0\0\0\0\0\0\0\x01\x03\x03\0", 20);
+        put16(at + 2, take(in, 2));
+        put32(at + 8, take(in, 4));
+        at[19] = (uint8_t)take(in, 1);
+        length = 20;
     } else if (kind == OPTIONS_FREE) {
         const uint8_t *from = take_bytes(in, take(in, 1) % 41, &got);
         memcpy(at, from, got);
@@ -214,10 +222,12 @@ static size_t put_options(struct input *in, uint8_t *at, uint32_t ts_recent) {
     return length;
 }
 
-size_t world_frame(const struct world *w, struct input *in, uint8_t *f) {
-    const struct connection *c = &w->connection[take(in, 1) % CONNECTIONS];
-    struct roost_ka ka = c->slot ? *c->slot : (struct roost_ka){.rcv_nxt = 1, .snd_nxt = 1};
-    bool v4 = roost_key_is_v4(&c->key);
+size_t world_frame(struct world *w, struct input *in, uint8_t *f) {
+    int i = (int)(take(in, 1) % CONNECTIONS);
+    const struct roost_key *key = &w->key[i];
+    const struct roost_ka *slot = world_slot(w, i);
+    struct roost_ka ka = slot ? *slot : (struct roost_ka){.rcv_nxt = 1, .snd_nxt = 1};
+    bool v4 = roost_key_is_v4(key);
     uint32_t link = take(in, 1) % LINKS, extensions = take(in, 1) % 11, wrong = take(in, 1);
     size_t at = 12, got;
 
@@ -243,17 +253,17 @@ size_t world_frame(const struct world *w, struct input *in, uint8_t *f) {
         ip[8] = 64;
         ip[9] = 6;
         put16(ip + 6, fragment & 1 ? 0x2000 : fragment & 2 ? 0x0001 : 0x4000);
-        memcpy(ip + 12, c->key.client + 12, 4);
-        memcpy(ip + 16, c->key.local + 12, 4);
+        memcpy(ip + 12, key->client + 12, 4);
+        memcpy(ip + 16, key->local + 12, 4);
         memset(ip + 20, 1, header - 20);
     } else {
         static const uint8_t kinds[] = {0, 60, 43, 60, 44, 51};
         ip[0] = 0x60;
         ip[7] = 64;
-        memcpy(ip + 8, c->key.client, 16);
-        memcpy(ip + 24, c->key.local, 16);
+        memcpy(ip + 8, key->client, 16);
+        memcpy(ip + 24, key->local, 16);
         uint8_t *next = ip + 6;
-        for (uint32_t i = 0; i < extensions; i++) {
+        for (uint32_t n = 0; n < extensions; n++) {
             uint32_t choice = take(in, 1);
             *next = kinds[choice % sizeof(kinds)];
             next = ip + header;
@@ -267,8 +277,8 @@ size_t world_frame(const struct world *w, struct input *in, uint8_t *f) {
 
     uint8_t *tcp = ip + header;
     memset(tcp, 0, 20);
-    memcpy(tcp, &c->key.client_port, 2);
-    memcpy(tcp + 2, &c->key.local_port, 2);
+    memcpy(tcp, &key->client_port, 2);
+    memcpy(tcp + 2, &key->local_port, 2);
     put32(tcp + 4, near_or_far(in, ka.rcv_nxt));
     put32(tcp + 8, near_or_far(in, ka.snd_nxt));
     tcp[13] = (uint8_t)take(in, 1);

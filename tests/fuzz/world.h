@@ -15,15 +15,11 @@
 #define CONNECTIONS 24
 #define FRAME_MAX 3500
 
-struct connection {
-    struct roost_key key;
-    struct roost_ka *slot; /* NULL: not in the table */
-};
-
 /* A table that grows: each family has two generations, with connections in both. */
 struct world {
     struct roost_table table;
-    struct connection connection[CONNECTIONS];
+    struct roost_key key[CONNECTIONS];
+    uint32_t endpoint[2]; /* of the address and port that all IPv4, all IPv6 clients connect to */
 };
 
 /* The whole of the table's memory, piece by piece; NULL: no more. */
@@ -39,10 +35,9 @@ void world_give_maps(struct world *w, const void *config, const void *tables4, c
 void world_insert(struct world *w, int i, enum roost_phase phase);
 void world_remove(struct world *w, int i);
 
-/* The connection with this key, in the table or not; -1 when there is none. */
-int world_find(const struct world *w, const struct roost_key *key);
+struct roost_ka *world_slot(struct world *w, int i); /* NULL: it is not in the table */
 
 /* A frame as the input describes it (seeds.py names the fields). Returns its length, 14 to FRAME_MAX. */
-size_t world_frame(const struct world *w, struct input *in, uint8_t *frame);
+size_t world_frame(struct world *w, struct input *in, uint8_t *frame);
 
 #endif
