@@ -14,6 +14,7 @@
 #define REGIONS_MAX 8
 #define WORDS_MAX 8192
 #define PENDING_MAX 64
+#define PATIENCE 8       /* failures of a compare-and-exchange */
 #define MAX_STEPS 200000 /* of one run: more is a loop without an end */
 
 enum state {
@@ -44,6 +45,7 @@ static struct thread {
     const uint8_t *failed_at; /* a compare-and-exchange, the last access of all */
     unsigned failed_size;
     uint64_t failed_value;
+    int failures;
 } threads[THREADS_MAX];
 
 static struct region {
@@ -78,6 +80,13 @@ void (*on_switch)(int thread);
 
 int running(void) {
     return current;
+}
+
+bool others_are_done(void) {
+    bool done = true;
+    for (int i = 0; i < scenario->threads; i++)
+        done &= i == current || threads[i].state == DONE;
+    return done;
 }
 
 static void print_event(const struct event *e) {
@@ -212,9 +221,17 @@ static void enter(struct thread *t) {
     }
 }
 
+static bool is_met(int waiting) {
+    int who = current;
+    current = waiting;
+    bool met = threads[waiting].condition();
+    current = who;
+    return met;
+}
+
 static bool can_run(int i) {
     const struct thread *t = &threads[i];
-    return t->state == READY || (t->state == WAITING && t->condition()) ||
+    return t->state == READY || (t->state == WAITING && is_met(i)) ||
            (t->state == SPINNING && load_bytes(t->failed_at, t->failed_size) != t->failed_value);
 }
 
@@ -459,24 +476,23 @@ TSAN(void, unaligned_read16, void *at) {
     visit(at, 16, false, HERE);
 }
 
-/* A compare-and-exchange that has failed twice in a row is a lock that somebody waits for: until it changes, nothing can
- * come of trying again. */
+/* A compare-and-exchange that goes on failing is a lock that somebody waits for: until it changes, nothing can come of
+ * trying again. Whoever tries a few times and gives up is not stopped. */
 static void failed(const void *at, unsigned size) {
     struct thread *t = &threads[current];
     uint64_t value = load_bytes(at, size);
-    bool again = t->failed_at == at && t->failed_value == value;
+    t->failures = t->failed_at == at && t->failed_value == value ? t->failures + 1 : 1;
     t->failed_at = at;
     t->failed_size = size;
     t->failed_value = value;
-    if (!again)
+    if (t->failures < PATIENCE)
         return;
     t->state = SPINNING;
-    record("spins", NULL, false, NULL);
     int n = others();
     if (!n)
         fail("a lock that nobody lets go of");
     preempt(choose(n * variants(t)), "waits for the lock");
-    t->failed_at = NULL;
+    t->failures = 0;
 }
 
 /* Orders, as the compiler numbers them. Those from release on let every earlier store become visible first. */

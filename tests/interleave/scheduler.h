@@ -57,6 +57,7 @@ void holds(bool condition, const char *format, ...) __attribute__((format(printf
 void step(const char *what);
 void await(bool (*condition)(void), const char *what);
 
+bool others_are_done(void);
 int running(void); /* the thread that runs, -1 outside a run */
 
 /* Called with the number of the thread that goes on. */

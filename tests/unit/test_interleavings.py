@@ -10,7 +10,7 @@ import pytest
 from tests.interleave.explore import BrokenClaimError, build, explore, scenarios
 from tests.mutants import Mutant, plant
 
-TABLE, MAPS, MODEL = "cext/table.c", "ebpf/maps.h", "tests/interleave/model.c"
+TABLE, MAPS, BORN, MODEL = "cext/table.c", "ebpf/maps.h", "ebpf/born.h", "tests/interleave/model.c"
 MUTANTS = (
     Mutant(
         "a reader does not look whether the slot changed hands",
@@ -43,6 +43,22 @@ MUTANTS = (
         "    memcpy(waited_for, flying, sizeof(flying));\n",
         "",
         "a packet of A came to the stack, and there is no socket: RST",
+    ),
+    Mutant(
+        "who is to be born is not looked up again under the lock",
+        "two acknowledgements of one birth",
+        BORN,
+        "        if (find_in##family(table, &place, key, &found)) {",
+        "        if (!found.slot && 0) {",
+        "C is in the table twice",
+    ),
+    Mutant(
+        "a birth does not lock",
+        "a birth while another falls asleep",
+        BORN,
+        "ROOST_LOCK_FREE, ROOST_LOCK_XDP) == ROOST_LOCK_FREE)",
+        "ROOST_LOCK_FREE, ROOST_LOCK_XDP) <= ROOST_LOCK_ENGINE)",
+        "CLAIM BROKEN",
     ),
     Mutant(
         "a dead engine's locks stay",

@@ -34,7 +34,7 @@ static struct map {
     uint8_t *data; /* a hash's is its own: keys and values by turns */
     uint32_t entries, used;
     size_t key_size, value_size;
-    bool hash, sockets, of_maps;
+    bool hash, sockets, of_maps, percpu;
 } maps[MAPS_MAX];
 
 static struct frame {
@@ -93,6 +93,11 @@ void host_map_array(const void *map, void *data, uint32_t entries, size_t value_
     m->value_size = value_size;
 }
 
+void host_map_percpu(const void *map, void *data, uint32_t entries, size_t value_size) {
+    host_map_array(map, data, entries, value_size);
+    map_of(map)->percpu = true;
+}
+
 void host_map_of_maps(const void *map, void *const *inner, uint32_t entries) {
     struct map *m = new_map(map);
     memcpy(&m->data, &inner, sizeof(inner));
@@ -149,6 +154,8 @@ void *bpf_map_lookup_elem(const void *map, const void *key) {
         host.references++;
         return &listener;
     }
+    if (m->percpu)
+        index += (uint32_t)cpu * m->entries;
     void *value = m->data + (size_t)index * m->value_size;
     return m->of_maps ? *(void **)value : value;
 }
@@ -177,7 +184,8 @@ struct bpf_sock *bpf_skc_lookup_tcp(void *ctx, struct bpf_sock_tuple *tuple, __u
     if (!tuple || (size != sizeof(tuple->ipv4) && size != sizeof(tuple->ipv6)) || netns != (__u64)BPF_F_CURRENT_NETNS ||
         flags)
         refuse("a socket lookup that the kernel would refuse");
-    uint32_t found = host.sockets >> 2 * (host.lookups++ % 16) & 3;
+    uint32_t found = host.find_socket ? host.find_socket(tuple, size == sizeof(tuple->ipv4))
+                                      : host.sockets >> 2 * (host.lookups++ % 16) & 3;
     host.references += found == HOST_LISTENER || found == HOST_CONNECTION;
     return found == HOST_LISTENER ? &listener : found == HOST_CONNECTION ? &connection : NULL;
 }

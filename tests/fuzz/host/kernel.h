@@ -40,7 +40,8 @@ struct host {
     long fib_result;
     uint32_t fib_ifindex;
     uint32_t sockets; /* what each socket lookup of a run finds: two bits of an enum host_socket, the lowest first */
-    bool cookie;      /* ACKs carry a good SYN cookie */
+    enum host_socket (*find_socket)(const struct bpf_sock_tuple *tuple, bool v4); /* or, if not NULL, what this says */
+    bool cookie;                                                                  /* ACKs carry a good SYN cookie */
     /* What a run did; host_begin clears it. */
     struct host_record record[HOST_RECORDS_MAX];
     int records;
@@ -60,6 +61,8 @@ void host_on_cpu(int n);
 /* Gives a map its values: entries of value_size bytes, at data, which stays the caller's. Any earlier ones are replaced. */
 void host_map_array(const void *map, void *data, uint32_t entries, size_t value_size);
 
+/* The same for a map with values of each processor's own: `data` has entries for HOST_CPUS of them. */
+void host_map_percpu(const void *map, void *data, uint32_t entries, size_t value_size);
 /* Lets a map have other maps as its values, in the order of `maps`; NULL: none there. */
 void host_map_of_maps(const void *map, void *const *maps, uint32_t entries);
 /* Gives a map of entries room for keys and values of its own, and empties it. */
