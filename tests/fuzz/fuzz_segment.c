@@ -102,7 +102,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         foreign(raw, got, l3);
         break;
     case 1:
-        world_fill(&world);
+        world_fill(&world, true);
         got = world_frame(&world, &in, frame);
         foreign(frame, got, get16(frame + 12) == 0x8100 || get16(frame + 12) == 0x88a8 ? 18 : 14);
         break;

@@ -253,7 +253,7 @@ static void manage(struct input *in) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static uint8_t frame[HOST_SKB_MAX];
     struct input in = {data, data + size};
-    world_fill(&world);
+    world_fill(&world, take(&in, 1) & 1);
     give_maps();
     host.ring_full = host.no_tail_room = false;
     host.fib_result = BPF_FIB_LKUP_RET_SUCCESS;

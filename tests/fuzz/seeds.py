@@ -203,9 +203,14 @@ def _tc() -> dict[str, bytes]:
     return seeds
 
 
+def _both_tables(seeds: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Each once with a table that is as large as it was, and once with one that grows."""
+    return {f"{name}-{grows}": bytes([grows]) + data for name, data in seeds.items() for grows in (0, 1)}
+
+
 SEEDS: Mapping[str, Mapping[str, bytes]] = {
-    "xdp": _xdp(),
-    "tc": _tc(),
+    "xdp": _both_tables(_xdp()),
+    "tc": _both_tables(_tc()),
     "segment": _segment(),
     "inband": _inband(),
     "proxy": _proxy(),

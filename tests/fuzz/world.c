@@ -23,10 +23,11 @@ static size_t size_of(int piece) {
 }
 
 void *world_memory(struct world *w, int piece, size_t *size) {
-    if (piece == PIECES)
-        return NULL;
-    *size = size_of(piece);
-    return (generations[piece].v4 ? w->table.gen4 : w->table.gen6)[generations[piece].which].memory;
+    void *memory = piece == PIECES
+                       ? NULL
+                       : (generations[piece].v4 ? w->table.gen4 : w->table.gen6)[generations[piece].which].memory;
+    *size = memory ? size_of(piece) : 0;
+    return memory;
 }
 
 static void *allocate(size_t size) {
@@ -135,7 +136,7 @@ void world_remove(struct world *w, int i) {
         roost_table_remove(&w->table, slot);
 }
 
-void world_fill(struct world *w) {
+void world_fill(struct world *w, bool grows) {
     static const enum roost_phase phase[] = {ROOST_IDLE,   ROOST_IDLE,   ROOST_SLEEP,   ROOST_SLEEP,
                                              ROOST_WAKING, ROOST_THAWED, ROOST_FREEZING};
     open_table(&w->table);
@@ -148,7 +149,7 @@ void world_fill(struct world *w) {
     }
     for (int i = 0; i < CONNECTIONS; i++) {
         key_of(i, &w->key[i]);
-        if (i == CONNECTIONS / 2)
+        if (i == CONNECTIONS / 2 && grows)
             begin(&w->table, 1);
         if (i < CONNECTIONS - 2) /* the last two are strangers at first */
             world_insert(w, i, phase[(i / 2) % (int)(sizeof(phase) / sizeof(phase[0]))]);

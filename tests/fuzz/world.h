@@ -15,7 +15,7 @@
 #define CONNECTIONS 24
 #define FRAME_MAX 3500
 
-/* A table that grows: each family has two generations, with connections in both. */
+/* A table; in one that grows, each family has two generations, with connections in both. */
 struct world {
     struct roost_table table;
     struct roost_key key[CONNECTIONS];
@@ -27,7 +27,7 @@ void *world_memory(struct world *w, int piece, size_t *size);
 
 /* Empties the table and puts connections into it: even ones IPv4, odd ones IPv6; each in a phase of its own, with and
  * without timestamps and window scaling, with sequence numbers about to wrap and not, clients' and servers' legs. */
-void world_fill(struct world *w);
+void world_fill(struct world *w, bool grows);
 /* Gives the programs' maps of the table, which they all have, to the host's kernel. */
 void world_give_maps(struct world *w, const void *config, const void *tables4, const void *tables6,
                      const void *endpoints);

@@ -14,7 +14,17 @@ from tests.mutants import ROOT
 _EXPLORED = ("tests/interleave/product.c", "cext/table.c", "cext/endpoints.c")
 _AROUND = ("tests/interleave/scheduler.c", "tests/interleave/model.c", "tests/fuzz/host/kernel.c")
 # Without position-independent code an address in a schedule is one that addr2line knows.
-_FLAGS = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-sign-compare", "-fno-pie")
+_FLAGS = (
+    "-std=gnu11",
+    "-O1",
+    "-DROOST_LOADS_IN_ORDER",
+    "-g",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+    "-Wno-sign-compare",
+    "-fno-pie",
+)
 _WRAPPED = "-Wl,--wrap=memcpy,--wrap=memset,--wrap=memcmp"
 _LINE = re.compile(r"(?P<name>.+): (?P<schedules>\d+) schedules, at most (?P<preemptions>\d+) preemptions")
 
