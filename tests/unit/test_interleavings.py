@@ -69,6 +69,14 @@ MUTANTS = (
         "a bucket is locked, and nobody holds the lock",
     ),
     Mutant(
+        "a slot whose move was cut short is adopted twice",
+        "data while its slot is moved",
+        TABLE,
+        "        if (is_copy(t, slot, &key)) {",
+        "        if (0 && is_copy(t, slot, &key)) {",
+        "A is in the table twice",
+    ),
+    Mutant(
         "a record whose socket lived is adopted",
         "data while thawing",
         TABLE,
@@ -89,6 +97,15 @@ def test_every_interleaving_keeps_every_connection(model: Path, capsys: pytest.C
     assert [one.name for one in explored] == scenarios(model)
     with capsys.disabled():
         print(f" {sum(one.schedules for one in explored)} schedules of {len(explored)} scenarios ", end="")
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=BrokenClaimError,
+    reason="a growing table tells XDP of its new generation and waits for nobody who looks into the old one alone",
+)
+def test_nobody_is_born_into_two_tables(model: Path) -> None:
+    explore(model, "two acknowledgements while a new table begins")
 
 
 @pytest.mark.soak
