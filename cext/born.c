@@ -65,6 +65,7 @@ int roost_births_tell(struct roost_engine *e, const struct roost_service *s) {
         birth.endpoint = roost_endpoints_take(&e->table.endpoints, place.address, place.port, s->index);
         if (birth.endpoint == ROOST_NO_ENDPOINT)
             return -ENOSPC;
+        roost_endpoints_pin(&e->table.endpoints, birth.endpoint);
     }
     static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
     birth.mss = mss_of(e, !memcmp(s->listen, mapped, sizeof(mapped)));

@@ -48,8 +48,13 @@ static void link_into(struct roost_endpoints *e, uint32_t index) {
 }
 
 void roost_endpoints_hold(struct roost_endpoints *e, uint32_t index) {
-    if (index < e->slots)
+    if (index < e->slots && e->uses[index] != ROOST_ENDPOINT_PINNED)
         e->uses[index]++;
+}
+
+void roost_endpoints_pin(struct roost_endpoints *e, uint32_t index) {
+    if (index < e->slots)
+        e->uses[index] = ROOST_ENDPOINT_PINNED;
 }
 
 void roost_endpoints_settle(struct roost_endpoints *e) {
@@ -80,12 +85,12 @@ uint32_t roost_endpoints_take(struct roost_endpoints *e, const uint8_t address[1
         e->entry[index] = wanted;
         link_into(e, index);
     }
-    e->uses[index]++;
+    roost_endpoints_hold(e, index);
     return index;
 }
 
 void roost_endpoints_drop(struct roost_endpoints *e, uint32_t index) {
-    if (index >= e->slots || !e->uses[index] || --e->uses[index])
+    if (index >= e->slots || !e->uses[index] || e->uses[index] == ROOST_ENDPOINT_PINNED || --e->uses[index])
         return;
     uint32_t *at = chain_of(e, &e->entry[index]);
     while (*at != index)

@@ -469,9 +469,22 @@ static void count_slots(struct roost_table *t) {
             t->used4++;
         else
             t->used6++;
-        roost_endpoints_hold(&t->endpoints, endpoint_of(slot));
+        if (ROOST_IS_BORN(slot->rest)) /* more may be coming */
+            roost_endpoints_pin(&t->endpoints, endpoint_of(slot));
+        else
+            roost_endpoints_hold(&t->endpoints, endpoint_of(slot));
     }
     roost_endpoints_settle(&t->endpoints);
+}
+
+/* Whether the previous generation has this slot of the current one, too: the predecessor was killed while it moved it. */
+static bool is_copy(struct roost_table *t, const struct roost_ka *slot, const struct roost_key *key) {
+    bool v4 = roost_key_is_v4(key);
+    const struct roost_generations *told = v4 ? &t->config.v4 : &t->config.v6;
+    uint32_t previous = ROOST_PREVIOUS(told->in_use);
+    if (!previous || roost_table_is_previous(t, slot))
+        return false;
+    return find_in(t, v4 ? &t->gen4[previous - 1] : &t->gen6[previous - 1], v4, key) != NULL;
 }
 
 static uint64_t adopt_slots(struct roost_table *t, uint64_t *max_id) {
@@ -481,6 +494,11 @@ static uint64_t adopt_slots(struct roost_table *t, uint64_t *max_id) {
         struct roost_ka *slot = roost_table_at(t, p, &key);
         if (!slot)
             continue;
+        if (is_copy(t, slot, &key)) { /* the one that pairs know by name stays */
+            slot->rest = ROOST_NO_REST;
+            roost_table_remove(t, slot);
+            continue;
+        }
         enum roost_phase phase = adopted_phase(t, slot);
         if (phase == ROOST_FREE) { /* its rest slot is one that nobody names: free, below */
             slot->rest = ROOST_NO_REST;

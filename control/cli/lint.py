@@ -17,6 +17,7 @@ PYTHON_TREES = ("appliance", "control", "cext", "spark", "tests", "examples", "e
 C_TREES = ("ebpf", "cext", "tests")
 SHELL_SCRIPTS = ("roost", ".ci/run")
 GENERATED = frozenset({"cext/_engine.c", "cext/_simulator.c"})
+HOSTED = ("tests/fuzz/", "tests/interleave/")  # programs of ebpf/ compiled for the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,8 @@ def tools(root: Path) -> list[Tool]:
     typed = [tree for tree in trees if tree not in ("ebpf", "setup.py")]
     formatted = c_sources(root, ".c", ".h")
     compiled = c_sources(root, ".c")
-    programs = [name for name in compiled if name.endswith(".bpf.c")]
-    ordinary = [name for name in compiled if not name.endswith(".bpf.c")]
+    programs = [name for name in compiled if name.endswith(".bpf.c") or name.startswith(HOSTED)]
+    ordinary = [name for name in compiled if name not in programs]
     # Only findings that are bugs end the run; cppcheck's style opinions are clang-format's and the reader's affair.
     cppcheck = (
         "cppcheck",

@@ -380,3 +380,14 @@ def test_whoever_takes_over_a_table_that_was_growing_finds_each_slot_where_it_is
             assert not t.find(key), "it is in one of them only"
         assert t.used()[f"ipv{family}"] == 0
         assert lib.roost_testing_endpoints_used(t.raw) == 0
+
+
+def test_the_near_end_of_those_born_asleep_is_not_given_away() -> None:
+    """XDP puts slots under it and counts no use: the last one that this process knows of is not the last."""
+    born = 1 << 31 | 1460 << 16 | 500
+    with table(endpoints=1) as t:
+        first, other = Key.of("192.0.2.1", 1, "192.0.2.9", 80), Key.of("192.0.2.1", 1, "192.0.2.9", 81)
+        assert t.insert(first, Ka(phase=IDLE, rest=born))
+        t.adopt()
+        t.remove(first)
+        assert not t.insert(other), "its number was given to another near end"

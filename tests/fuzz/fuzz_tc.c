@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The programs beside XDP, each with the frames that it may meet: guard.bpf.c (egress), loopback.bpf.c and steer.bpf.c
+ * (ingress), lookup.bpf.c (a 4-tuple on its way to a listener). The claims:
+ *
+ *     the guard stops an RST exactly where its connection is in the table, and wakes where the RST proves itself
+ *     loopback takes exactly what is for a connection in the table, and hands it over whole
+ *     no listener gets a packet of a connection in the table
+ *     steering marks what is ours, answers with an RST only where it was told to refuse, and leaves the rest as it was;
+ *     it releases every socket that it looked up
+ */
+#include "host/kernel.h"
+#include "world.h"
+
+#include "reference.h"
+
+#include "../../ebpf/judge.h"
+
+#define _license guard_license
+#include "../../ebpf/guard.bpf.c"
+#undef _license
+#define _license loopback_license
+#include "../../ebpf/loopback.bpf.c"
+#undef _license
+#define _license lookup_license
+#include "../../ebpf/lookup.bpf.c"
+#undef _license
+#define _license steer_license
+#include "../../ebpf/steer.bpf.c"
+
+enum { /* what the input asks for */
+    DO_GUARD,
+    DO_LOOPBACK,
+    DO_LOOKUP,
+    DO_STEER_CLIENTS,
+    DO_STEER_SERVERS,
+    DO_PHASE,
+    DO_REMOVE,
+    DO_TROUBLE,
+    DO_MANAGE,
+    DOES
+};
+
+#define MARK 0x00abcdefu /* bits of the mark that are somebody else's */
+
+static struct world world;
+static uint64_t counts[ROOST_N_COUNT];
+static struct packet taken_apart;
+
+static void give_maps(void) {
+    world_give_maps(&world, &config, &tables4, &tables6, &endpoints);
+    host_map_array(&counters, counts, ROOST_N_COUNT, sizeof(counts[0]));
+    host_map_array(&scratch, &taken_apart, 1, sizeof(taken_apart));
+    host_map_hash(&managed, 8, sizeof(struct roost_managed_key), sizeof(struct roost_managed));
+    host_map_hash(&attach_ports, 8, sizeof(__be16), sizeof(__u8));
+    host_map_hash(&datagrams, 4, sizeof(struct datagram), sizeof(__u8));
+    host_map_sockets(&doors, true);
+}
+
+static const struct roost_ka *slot_of(const struct roost_key *key) {
+    return roost_table_find(&world.table, key);
+}
+
+static struct roost_key turned(const struct roost_key *key) {
+    struct roost_key other = {.client_port = key->local_port, .local_port = key->client_port};
+    memcpy(other.client, key->local, 16);
+    memcpy(other.local, key->client, 16);
+    return other;
+}
+
+/* The same frame, going out: addresses and ports change places, which no checksum notices. */
+static void turn_round(uint8_t *frame, size_t length) {
+    struct tuple t;
+    if (!reference_tuple(frame, length, &t))
+        return;
+    struct roost_key key = turned(&t.key);
+    memcpy(frame + t.l3 + (t.v6 ? 8 : 12), key.client + (t.v6 ? 0 : 12), t.v6 ? 16 : 4);
+    memcpy(frame + t.l3 + (t.v6 ? 24 : 16), key.local + (t.v6 ? 0 : 12), t.v6 ? 16 : 4);
+    memcpy(frame + t.l4, &key.client_port, 2);
+    memcpy(frame + t.l4 + 2, &key.local_port, 2);
+}
+
+static void guard(uint8_t *frame, size_t length) {
+    struct __sk_buff skb;
+    struct tuple t;
+    size_t after;
+    turn_round(frame, length);
+    host_begin_skb(&skb, frame, length);
+    int verdict = roost_guard(&skb);
+    const uint8_t *left = host_frame(&after);
+    claim(after == length && !memcmp(left, frame, length), "the guard changed a frame");
+    claim(verdict == TC_ACT_OK || verdict == TC_ACT_SHOT, "the guard says %d", verdict);
+    claim(verdict == TC_ACT_SHOT || !host.records, "the guard woke somebody and let the RST go");
+    bool plain = reference_tuple(frame, length, &t) && (!t.v6 || t.l4 == t.l3 + 40) &&
+                 (t.l3 == 14 || (get16(frame + 12) == 0x8100 && t.l3 == 18));
+    if (!plain) /* not what the kernel makes an RST of */
+        return;
+    struct roost_key key = turned(&t.key);
+    const struct roost_ka *slot = slot_of(&key);
+    bool rst = frame[t.l4 + 13] & ROOST_RST;
+    claim((verdict == TC_ACT_SHOT) == (rst && slot), "an RST was %s", verdict == TC_ACT_OK ? "let go" : "stopped");
+    if (!rst || !slot)
+        return;
+    uint32_t phase = ROOST_PHASE(slot->ctl);
+    bool proven = (phase == ROOST_IDLE || phase == ROOST_SLEEP) && get32(frame + t.l4 + 4) == slot->snd_nxt;
+    claim(host.records == (proven && !host.ring_full), "an RST woke %d connections", host.records);
+    if (!host.records)
+        return;
+    const struct roost_frame *f = host.record[0].data;
+    claim(host.record[0].size == sizeof(*f) && f->why == ROOST_WHY_GUARD && !f->length &&
+              !memcmp(&f->key, &key, sizeof(key)),
+          "the guard woke another connection");
+}
+
+static void from_loopback(uint8_t *frame, size_t length) {
+    struct __sk_buff skb;
+    struct tuple t;
+    size_t after;
+    host_begin_skb(&skb, frame, length);
+    int verdict = roost_loopback(&skb);
+    const uint8_t *left = host_frame(&after);
+    claim(after == length && !memcmp(left, frame, length), "loopback changed a frame");
+    claim(verdict == TC_ACT_UNSPEC || verdict == TC_ACT_SHOT, "loopback says %d", verdict);
+    claim(host.records == (verdict == TC_ACT_SHOT && !host.ring_full), "loopback handed %d frames over", host.records);
+    bool plain = reference_tuple(frame, length, &t) && t.l3 == 14 && (!t.v6 || t.l4 == t.l3 + 40);
+    if (plain)
+        claim((verdict == TC_ACT_SHOT) == (slot_of(&t.key) != NULL), "loopback says %d", verdict);
+    if (!host.records)
+        return;
+    const struct roost_frame *f = host.record[0].data;
+    claim(host.record[0].size >= sizeof(*f) + f->length && f->why == ROOST_WHY_LOCAL && f->l3 == 14,
+          "a record that is shorter than it says");
+    claim(f->length == (length > ROOST_FRAME_LARGE ? 0 : length) && !memcmp(f->data, frame, f->length),
+          "loopback handed other bytes over");
+    claim(slot_of(&f->key) != NULL, "loopback handed over what is for nobody");
+}
+
+static void lookup(struct input *in) {
+    struct roost_key key = world.key[take(in, 1) % CONNECTIONS];
+    uint32_t change = take(in, 1), v4 = roost_key_is_v4(&key);
+    if (change & 1)
+        key.client[v4 ? 12 + take(in, 1) % 4 : take(in, 1) % 16] ^= (uint8_t)take(in, 1);
+    if (change & 2)
+        key.local_port ^= (uint16_t)take(in, 2);
+    struct bpf_sk_lookup ctx = {.family = v4 ? FAMILY_INET : FAMILY_INET6,
+                                .protocol = change & 4 ? IPPROTO_UDP : IPPROTO_TCP,
+                                .remote_port = key.client_port,
+                                .local_port = get16((const uint8_t *)&key.local_port)};
+    if (v4) {
+        memcpy(&ctx.remote_ip4, key.client + 12, 4);
+        memcpy(&ctx.local_ip4, key.local + 12, 4);
+    } else {
+        memcpy(ctx.remote_ip6, key.client, 16);
+        memcpy(ctx.local_ip6, key.local, 16);
+    }
+    bool ours = !(change & 4) && slot_of(&key);
+    claim(roost_lookup(&ctx) == (ours ? SK_DROP : SK_PASS), "a listener %s a packet", ours ? "gets" : "misses");
+}
+
+static const struct roost_managed *manager_of(const struct tuple *t) {
+    struct roost_managed_key key = {.port = t->key.local_port};
+    memcpy(key.address, t->key.local, 16);
+    const struct roost_managed *found = bpf_map_lookup_elem(&managed, &key);
+    if (found)
+        return found;
+    memset(key.address, 0, 16);
+    key.address[10] = key.address[11] = t->v6 ? 0 : 0xff;
+    return bpf_map_lookup_elem(&managed, &key);
+}
+
+static void claim_refusal(const uint8_t *refusal, size_t length, const uint8_t *frame, const struct tuple *t) {
+    struct tuple a;
+    const uint8_t *tcp = frame + t->l4;
+    claim(reference_tuple(refusal, length, &a) && a.l4 == 34 && a.l4_length == 20 && !a.v6,
+          "a refusal that is no TCP segment");
+    struct roost_key key = turned(&t->key);
+    claim(!memcmp(&a.key, &key, sizeof(key)), "a refusal to somebody else");
+    claim(!memcmp(refusal, frame + 6, 6) && !memcmp(refusal + 6, frame, 6), "a refusal to another station");
+    claim(!reference_sum(refusal + 14, 20, NULL, 0) && !reference_tcp_sum(refusal + 26, 8, refusal + 34, 20),
+          "a refusal with bad checksums");
+    claim(refusal[47] & ROOST_RST, "a refusal without RST");
+    if (tcp[13] & ROOST_ACK)
+        claim(get32(refusal + 38) == get32(tcp + 8), "a refusal out of the window");
+    else
+        claim(refusal[47] & ROOST_ACK && get32(refusal + 42) == get32(tcp + 4) + (tcp[13] & ROOST_SYN ? 1 : 0),
+              "a refusal that acknowledges something else");
+}
+
+static void steered(struct input *in, const uint8_t *frame, size_t length, bool servers) {
+    struct __sk_buff skb;
+    struct tuple t;
+    size_t after;
+    host.sockets = take(in, 1);
+    host.cookie = take(in, 1) & 1;
+    host_begin_skb(&skb, frame, length);
+    skb.mark = MARK;
+    int verdict = servers ? roost_steer_servers(&skb) : roost_steer_clients(&skb);
+    const uint8_t *left = host_frame(&after);
+    bool marked = (skb.mark & ROOST_MARK_MASK) == ROOST_MARK;
+    claim(skb.mark == MARK || skb.mark == ((MARK & ~ROOST_MARK_MASK) | ROOST_MARK), "the mark became %x", skb.mark);
+    claim(!host.records, "steering handed a frame over");
+    claim(verdict == TC_ACT_UNSPEC || (!servers && (verdict == TC_ACT_SHOT || verdict == TC_ACT_REDIRECT)),
+          "steering says %d", verdict);
+    if (verdict != TC_ACT_REDIRECT && !(verdict == TC_ACT_SHOT && host.no_tail_room))
+        claim(after == length && !memcmp(left, frame, length), "steering changed a frame that it did not answer");
+    if (!reference_tuple(frame, length, &t) || t.l3 != 14) {
+        claim(verdict == TC_ACT_UNSPEC || !t.v6, "steering says %d", verdict);
+        return;
+    }
+
+    uint8_t flags = frame[t.l4 + 13];
+    bool opens = (flags & (ROOST_SYN | ROOST_ACK)) == ROOST_SYN;
+    uint32_t socket = host.sockets & 3;
+    if (socket == HOST_LISTENER && (flags & (ROOST_SYN | ROOST_ACK | ROOST_RST)) == ROOST_ACK && host.cookie)
+        socket = HOST_CONNECTION;
+    const struct roost_managed *server = servers ? NULL : manager_of(&t);
+    if (socket == HOST_CONNECTION || (server && slot_of(&t.key))) {
+        claim(marked && verdict == TC_ACT_UNSPEC, "a packet of ours was not marked");
+    } else if (server && socket == HOST_LISTENER && (opens || server->fail_closed)) {
+        claim(marked && verdict == TC_ACT_UNSPEC, "a new client's packet was not marked");
+    } else if (server && server->fail_closed && t.v6) {
+        claim(marked && verdict == TC_ACT_UNSPEC, "the stack was not let refuse a client");
+    } else if (server && server->fail_closed) {
+        claim(!marked && verdict != TC_ACT_UNSPEC, "a client got through to a server that is closed");
+        claim(verdict == TC_ACT_SHOT || !(flags & ROOST_RST), "an RST was answered");
+        if (verdict == TC_ACT_REDIRECT)
+            claim_refusal(left, after, frame, &t);
+        else
+            claim(flags & ROOST_RST || host.no_tail_room, "a client was not told that it is refused");
+    } else if (servers) {
+        claim(marked == host.assigned, "a server's packet was marked, and no door has it");
+        claim(!(flags & ROOST_RST) || !marked, "an RST was given to the door");
+    } else {
+        claim(!marked && verdict == TC_ACT_UNSPEC, "a stranger's packet was not left alone");
+    }
+}
+
+static void manage(struct input *in) {
+    const struct roost_key *key = &world.key[take(in, 1) % CONNECTIONS];
+    uint32_t how = take(in, 1);
+    struct roost_managed_key server = {.port = key->local_port};
+    struct roost_managed value = {.fail_closed = !!(how & 1)};
+    __u8 one = 1;
+    memcpy(server.address, key->local, 16);
+    if (how & 2)
+        memset(server.address + (how & 4 ? 0 : 12), 0, how & 4 ? 16 : 4);
+    if (how & 8)
+        bpf_map_update_elem(&attach_ports, &key->client_port, &one, 0);
+    else
+        bpf_map_update_elem(&managed, &server, &value, 0);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static uint8_t frame[HOST_SKB_MAX];
+    struct input in = {data, data + size};
+    world_fill(&world, take(&in, 1) & 1);
+    give_maps();
+    host.ring_full = host.no_tail_room = false;
+    host.fib_result = BPF_FIB_LKUP_RET_SUCCESS;
+    while (in.at < in.end) {
+        uint32_t what = take(&in, 1) % DOES;
+        size_t length = 0;
+        int i;
+        if (what == DO_GUARD || what == DO_LOOPBACK || what == DO_STEER_CLIENTS || what == DO_STEER_SERVERS)
+            length = world_frame(&world, &in, frame);
+        switch (what) {
+        case DO_GUARD:
+            guard(frame, length);
+            break;
+        case DO_LOOPBACK:
+            i = (int)take(&in, 1);
+            if (i == 255) { /* what TCP hands over at once there */
+                size_t longer = length + take(&in, 2);
+                memset(frame + length, 0, longer - length);
+                length = longer;
+            }
+            from_loopback(frame, length);
+            break;
+        case DO_LOOKUP:
+            lookup(&in);
+            break;
+        case DO_STEER_CLIENTS:
+        case DO_STEER_SERVERS:
+            steered(&in, frame, length, what == DO_STEER_SERVERS);
+            break;
+        case DO_PHASE:
+            i = (int)(take(&in, 1) % CONNECTIONS);
+            world_insert(&world, i, ROOST_FREEZING + take(&in, 1) % ROOST_THAWED);
+            break;
+        case DO_REMOVE:
+            world_remove(&world, (int)(take(&in, 1) % CONNECTIONS));
+            break;
+        case DO_TROUBLE:
+            i = (int)take(&in, 1);
+            host.ring_full = i & 1;
+            host.no_tail_room = i & 2;
+            host.fib_result = i & 4 ? BPF_FIB_LKUP_RET_NOT_FWDED : BPF_FIB_LKUP_RET_SUCCESS;
+            host_map_sockets(&doors, !(i & 8));
+            break;
+        case DO_MANAGE:
+            manage(&in);
+            break;
+        }
+    }
+    host_forget_records();
+    return 0;
+}

@@ -1,0 +1,535 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * ebpf/inactive.bpf.c against a model of it: connections in every phase, and a stream of frames, of time going by, and of
+ * connections that come, go and change phase.
+ *
+ * For each frame the model says what must come of it; a plain parser (reference.h) and the engine's own (cext/segment.c)
+ * stand behind it, so that the two of the product are also compared with each other. The claims:
+ *
+ *     a frame that is not TCP, or for nobody in the table, passes unchanged, and nothing else happens; but where clients
+ *     may be born asleep, a SYN is answered with a cookie, and who brings one back is in the table as what the SYN said
+ *     a frame for a connection in the table never passes
+ *     an answer is made from the record, for its connection, with good checksums, exactly where the judge says so
+ *     a good segment for a connection that is being moved is held, whole
+ *     the program changes nothing of the table but the fields marked X (ebpf/record.h)
+ */
+#include "host/kernel.h"
+#include "world.h"
+
+#include "../../cext/segment.h"
+#include "reference.h"
+
+#include "../../ebpf/inactive.bpf.c"
+
+enum { /* what the input asks for */
+    DO_FRAME,
+    DO_RAW_FRAME,
+    DO_PHASE,
+    DO_REMOVE,
+    DO_TIME,
+    DO_TROUBLE,
+    DO_ERRAND,
+    DO_GATE,
+    DO_SOCKETS,
+    DOES
+};
+
+static struct world world;
+static struct challenge_budget budget;
+static uint64_t counts[ROOST_N_COUNT];
+static struct roost_outbox_item items[ROOST_OUTBOX_ITEMS];
+static uint32_t cursor_value;
+static struct roost_births_gate gate;
+static struct birth_rate rate;
+static struct birth_notes notes;
+
+static void give_maps(void) {
+    world_give_maps(&world, &config, &tables4, &tables6, &endpoints);
+    host_map_array(&counters, counts, ROOST_N_COUNT, sizeof(counts[0]));
+    host_map_array(&challenges, &budget, 1, sizeof(budget));
+    host_map_array(&outbox, items, ROOST_OUTBOX_ITEMS, sizeof(items[0]));
+    host_map_array(&cursor, &cursor_value, 1, sizeof(cursor_value));
+    host_map_array(&births_gate, &gate, 1, sizeof(gate));
+    host_map_array(&births_rate, &rate, 1, sizeof(rate));
+    host_map_array(&births_notes, &notes, 1, sizeof(notes));
+    host_map_hash(&births, 4, sizeof(struct roost_birth_place), sizeof(struct roost_birth));
+}
+
+/* Both services' clients may be born asleep, always or when there are more of them than `per_tick`. */
+static void open_gate(uint32_t per_tick) {
+    gate = (struct roost_births_gate){
+        {0x6120736563726574, 0x6f66206f7572206f}, (uint32_t)(host.now_ns / 1000000000) + 2, 2};
+    for (int i = 0; i < 2; i++) {
+        struct roost_birth_place place = {.port = world.key[i].local_port};
+        struct roost_birth birth = {world.endpoint[i], 1400, 60, per_tick};
+        memcpy(place.address, world.key[i].local, 16);
+        bpf_map_update_elem(&births, &place, &birth, 0);
+    }
+}
+
+static const struct roost_birth *birth_of(const struct tuple *t) {
+    struct roost_birth_place place = {.port = t->key.local_port};
+    memcpy(place.address, t->key.local, 16);
+    return (int32_t)(gate.open_until_s - (uint32_t)(host.now_ns / 1000000000)) < 0
+               ? NULL
+               : bpf_map_lookup_elem(&births, &place);
+}
+
+/* What the program did. */
+struct outcome {
+    int action;
+    const uint8_t *frame;
+    size_t length, came; /* bytes, as it came */
+};
+
+static struct outcome run(const uint8_t *frame, size_t length) {
+    struct xdp_md ctx;
+    struct outcome o = {.came = length};
+    host_begin_xdp(&ctx, frame, length);
+    o.action = roost_inactive(&ctx);
+    o.frame = host_frame(&o.length);
+    return o;
+}
+
+static void claim_passed(const struct outcome *o, const uint8_t *frame, size_t length) {
+    claim(o->action == XDP_PASS, "a frame that is not ours had verdict %d", o->action);
+    claim(o->length == length && !memcmp(o->frame, frame, length), "a frame that passes was changed");
+    claim(!host.records, "a frame that passes went to the engine, too");
+}
+
+static void claim_dropped(const struct outcome *o, const char *why) {
+    claim(o->action == XDP_DROP && !host.records, "verdict %d and %d records for a frame to be dropped: %s", o->action,
+          host.records, why);
+}
+
+static void claim_handed_over(const struct outcome *o, const uint8_t *frame, size_t length, const struct tuple *t,
+                              uint8_t why) {
+    claim(o->action == XDP_DROP, "verdict %d for a frame to be handed over", o->action);
+    claim(host.records == !host.ring_full, "%d records for a frame to be handed over", host.records);
+    if (!host.records)
+        return;
+    const struct roost_frame *f = host.record[0].data;
+    claim(host.record[0].size >= sizeof(*f) + f->length, "a record that is shorter than it says");
+    claim(!memcmp(&f->key, &t->key, sizeof(f->key)), "handed over under another key");
+    claim(f->why == why, "handed over as %u, not as %u", f->why, why);
+    claim(f->l3 == t->l3 && f->ifindex == 3 && f->queue == 1, "handed over with the wrong place");
+    claim(f->length == (length > ROOST_FRAME_MAX ? 0 : length) && !memcmp(f->data, frame, f->length),
+          "handed over with other bytes");
+}
+
+/* A whole segment of `size` bytes, back to where the frame came from: its place in the outcome; NULL: there was no room. */
+static const uint8_t *claim_reply(const struct outcome *o, const uint8_t *frame, const struct tuple *t, size_t *size) {
+    if (host.no_tail_room && o->action == XDP_DROP)
+        return NULL;
+    claim(o->action == XDP_TX && !host.records, "verdict %d and %d records for a frame to be answered", o->action,
+          host.records);
+    struct tuple a;
+    claim(reference_tuple(o->frame, o->length, &a), "an answer that is no TCP segment");
+    claim(!memcmp(a.key.client, t->key.local, 16) && !memcmp(a.key.local, t->key.client, 16) &&
+              a.key.client_port == t->key.local_port && a.key.local_port == t->key.client_port,
+          "an answer with other addresses or ports");
+    claim(!memcmp(o->frame, frame + 6, 6) && !memcmp(o->frame + 6, frame, 6), "an answer to another station");
+    claim(a.l3 == t->l3 && !memcmp(o->frame + 12, frame + 12, t->l3 - 12), "an answer in another VLAN");
+    size_t header = t->v6 ? 40 : 20;
+    *size = a.l4_length;
+    /* One that is turned round in its place keeps what Ethernet padded it with. */
+    claim(a.l4 == a.l3 + header && (o->length == a.l4 + *size || o->length == o->came), "an answer of %zu bytes",
+          o->length);
+    const uint8_t *ip = o->frame + a.l3, *tcp = o->frame + a.l4;
+    claim(t->v6 || !reference_sum(ip, 20, NULL, 0), "an answer with a bad IP checksum");
+    claim(!reference_tcp_sum(ip + (t->v6 ? 8 : 12), t->v6 ? 32 : 8, tcp, *size), "an answer with a bad TCP checksum");
+    claim(tcp[12] == *size / 4 << 4 && !get16(tcp + 18), "an answer with a bad header");
+    return tcp;
+}
+
+/* An ACK with the numbers of the record. */
+static void claim_answer(const struct outcome *o, const uint8_t *frame, const struct tuple *t,
+                         const struct roost_ka *ka, uint32_t tsecr) {
+    size_t size;
+    const uint8_t *tcp = claim_reply(o, frame, t, &size);
+    if (!tcp)
+        return;
+    claim(size == (ROOST_FLAGS(ka->ctl) & ROOST_F_TIMESTAMPS ? 32 : 20), "an answer of %zu bytes", size);
+    claim(get32(tcp + 4) == ka->snd_nxt, "an answer with sequence number %u", get32(tcp + 4));
+    claim(get32(tcp + 8) == ka->rcv_nxt, "an answer that acknowledges %u", get32(tcp + 8));
+    claim(tcp[13] == ROOST_ACK && get16(tcp + 14) == ka->window, "an answer that is no plain ACK, or another window");
+    if (size == 32)
+        claim(get32(tcp + 20) == 0x0101080a && get32(tcp + 24) == (uint32_t)(host.now_ns / 1000000) + ka->ts_offset &&
+                  get32(tcp + 28) == tsecr,
+              "an answer with the wrong timestamps");
+}
+
+/* The table's memory before a run, to see what the program wrote. */
+static uint8_t before[4][sizeof(struct roost_bucket6) * 2];
+
+static void remember_table(void) {
+    const void *memory;
+    size_t size;
+    for (int i = 0; (memory = world_memory(&world, i, &size)); i++)
+        memcpy(before[i], memory, size);
+}
+
+/* Nothing was written but, into one record, what its verdict says. fresh: all of it, and its tag. */
+static void claim_table(const struct roost_ka *slot, const struct roost_ka *want, bool fresh) {
+    uint8_t *memory;
+    size_t size;
+    for (int i = 0; (memory = world_memory(&world, i, &size)); i++) {
+        if (slot && (const uint8_t *)slot >= memory && (const uint8_t *)slot < memory + size) {
+            bool v4 = !(i & 1);
+            size_t bucket = v4 ? sizeof(struct roost_bucket4) : sizeof(struct roost_bucket6);
+            size_t slot_size = v4 ? sizeof(struct roost_slot4) : sizeof(struct roost_slot6);
+            size_t at = (size_t)((const uint8_t *)slot - memory),
+                   in_bucket = at % bucket - sizeof(struct roost_bucket_head);
+            size_t tag = at / bucket * bucket + in_bucket / slot_size, far = slot_size - sizeof(*slot);
+            claim(!memcmp(want, slot, sizeof(*want)), "the record was changed otherwise than its verdict says");
+            memcpy(before[i] + at, slot, sizeof(*slot));
+            if (fresh) {
+                claim(!before[i][tag], "somebody was born into a slot that was taken");
+                before[i][tag] = memory[tag];
+                memcpy(before[i] + at - far, memory + at - far, far);
+            }
+        }
+        claim(!memcmp(before[i], memory, size), "the program changed what is somebody else's");
+    }
+}
+
+/* Whether XDP can answer for this segment: it is whole and, as far as XDP sums it, good. NULL: yes, else why not. */
+static const char *fault_of(const uint8_t *frame, size_t length, const struct tuple *t, struct roost_segment *s) {
+    const uint8_t *ip = frame + t->l3;
+    if (!roost_segment_parse(frame, length, t->l3, s))
+        return "malformed";
+    if (t->l4 > 512) /* no sender makes such a header */
+        return "its header is too long";
+    bool summed = t->l4_length <= 61; /* longer ones are the engine's to sum: none is answered as a probe */
+    if ((!t->v6 && reference_sum(ip, t->l4 - t->l3, NULL, 0)) ||
+        (summed && reference_tcp_sum(ip + (t->v6 ? 8 : 12), t->v6 ? 32 : 8, frame + t->l4, t->l4_length)))
+        return "bad checksum";
+    return NULL;
+}
+
+/* What the judge says of a segment for this record. Returns what the record is then. */
+static struct roost_ka claim_judged(const struct outcome *o, const uint8_t *frame, size_t length, const struct tuple *t,
+                                    const struct roost_segment *s, const struct roost_ka *ka) {
+    struct roost_ka want = *ka;
+    uint64_t now_ms = host.now_ns / 1000000;
+    uint8_t tick = (uint8_t)(now_ms / 512), last_tick = (uint8_t)ROOST_HEARD_TICK(ka->heard);
+    uint32_t heard = ROOST_HEARD(now_ms / 1000, last_tick, 0);
+    bool newer = s->has_ts && (!ka->ts_recent || (int32_t)(s->tsval - ka->ts_recent) > 0);
+    switch (roost_judge(ka, s)) {
+    case ROOST_V_HOLD:
+        claim_handed_over(o, frame, length, t, ROOST_WHY_HOLD);
+        break;
+    case ROOST_V_WAKE:
+        claim_handed_over(o, frame, length, t, ROOST_WHY_WAKE);
+        break;
+    case ROOST_V_ANSWER:
+        claim(t->l4_length <= 61, "a segment was answered that was not summed");
+        want.heard = heard;
+        want.ts_recent = newer ? s->tsval : ka->ts_recent;
+        claim_answer(o, frame, t, ka, want.ts_recent);
+        break;
+    case ROOST_V_HEARD:
+        want.heard = heard;
+        claim_dropped(o, "heard");
+        break;
+    case ROOST_V_CHALLENGE:
+        if (last_tick == tick) {
+            claim_dropped(o, "challenged in this tick");
+            break;
+        }
+        want.heard = ROOST_HEARD(ka->heard >> ROOST_HEARD_SHIFT, tick, ROOST_HEARD_PROBES(ka->heard));
+        claim_answer(o, frame, t, ka, ka->ts_recent);
+        break;
+    case ROOST_V_DROP:
+        claim_dropped(o, "as the judge says");
+        break;
+    }
+    return want;
+}
+
+/* What a SYN offers; of several options of a kind, the last. */
+struct offered {
+    uint32_t mss, wscale, tsval;
+    bool sack, has_ts;
+};
+
+static struct offered read_offer(const uint8_t *tcp, size_t header, bool v6) {
+    struct offered o = {.mss = v6 ? 1220 : 536, .wscale = 15};
+    for (size_t at = 20; at < header && tcp[at];) {
+        if (tcp[at] == 1) {
+            at++;
+            continue;
+        }
+        if (at + 1 >= header || tcp[at + 1] < 2 || at + tcp[at + 1] > header)
+            break;
+        const uint8_t *value = tcp + at + 2;
+        if (tcp[at] == 2 && tcp[at + 1] == 4)
+            o.mss = get16(value);
+        if (tcp[at] == 3 && tcp[at + 1] == 3)
+            o.wscale = *value < 14 ? *value : 14;
+        if (tcp[at] == 4 && tcp[at + 1] == 2)
+            o.sack = true;
+        if (tcp[at] == 8 && tcp[at + 1] == 10) {
+            o.tsval = get32(value);
+            o.has_ts = true;
+        }
+        at += tcp[at + 1];
+    }
+    return o;
+}
+
+static void check(const uint8_t *frame, size_t length);
+
+/* The SYN-ACK to this SYN; then its client brings the cookie back, and must be in the table as what it offered. */
+static void claim_cookie(const struct outcome *o, const uint8_t *frame, const struct tuple *t,
+                         const struct roost_segment *s) {
+    static const uint32_t classes[] = {536, 1220, 1300, 1360, 1400, 1420, 1440, 1460};
+    uint8_t ack[14 + 40 + 32] = {0};
+    size_t size, header = t->v6 ? 40 : 20, l4 = 14 + header;
+    struct offered offer = read_offer(frame + t->l4, t->l4_length, t->v6);
+    if (offer.mss < 536) {
+        claim(o->action == XDP_PASS, "a SYN was answered whose client takes no whole segment");
+        return;
+    }
+    const uint8_t *tcp = claim_reply(o, frame, t, &size);
+    if (!tcp)
+        return;
+    claim(tcp[13] == (ROOST_SYN | ROOST_ACK) && get32(tcp + 8) == s->seq + 1, "a SYN was answered with flags %x",
+          tcp[13]);
+    struct offered ours = read_offer(tcp, size, t->v6);
+    claim(ours.mss == 1400 && ours.has_ts == offer.has_ts && (!ours.sack || offer.sack) &&
+              (ours.wscale == 15 || offer.wscale != 15),
+          "a SYN-ACK agrees to what was not offered");
+    claim(!offer.has_ts || get32(tcp + 32) == offer.tsval, "a SYN-ACK without the client's clock");
+
+    memcpy(ack, frame, 12);
+    put16(ack + 12, t->v6 ? 0x86dd : 0x0800);
+    uint8_t *ip = ack + 14, *segment = ack + l4;
+    size_t l4_length = offer.has_ts ? 32 : 20;
+    if (t->v6) {
+        ip[0] = 0x60;
+        put16(ip + 4, (uint32_t)l4_length);
+        ip[6] = 6;
+        memcpy(ip + 8, t->key.client, 16);
+        memcpy(ip + 24, t->key.local, 16);
+    } else {
+        ip[0] = 0x45;
+        put16(ip + 2, (uint32_t)(20 + l4_length));
+        ip[9] = 6;
+        memcpy(ip + 12, t->key.client + 12, 4);
+        memcpy(ip + 16, t->key.local + 12, 4);
+        put16(ip + 10, reference_sum(ip, 20, NULL, 0));
+    }
+    memcpy(segment, &t->key.client_port, 2);
+    memcpy(segment + 2, &t->key.local_port, 2);
+    put32(segment + 4, s->seq + 1);
+    put32(segment + 8, get32(tcp + 4) + 1);
+    segment[12] = (uint8_t)(l4_length / 4 << 4);
+    segment[13] = ROOST_ACK;
+    put16(segment + 14, 777);
+    if (offer.has_ts) {
+        put32(segment + 20, 0x0101080a);
+        put32(segment + 24, offer.tsval + 1);
+        put32(segment + 28, ours.tsval);
+    }
+    uint32_t snd_nxt = get32(tcp + 4) + 1;
+    put16(segment + 16, reference_tcp_sum(ip + (t->v6 ? 8 : 12), t->v6 ? 32 : 8, segment, l4_length));
+    check(ack, l4 + l4_length);
+
+    const struct roost_ka *slot = roost_table_find(&world.table, &t->key);
+    if (!slot) /* a socket has it, or there was no room */
+        return;
+    uint32_t mss = 0, flags = ROOST_FLAGS(slot->ctl);
+    for (size_t i = 0; i < sizeof(classes) / sizeof(classes[0]); i++)
+        if (classes[i] <= offer.mss)
+            mss = classes[i];
+    claim(slot->snd_nxt == snd_nxt && slot->rcv_nxt == s->seq + 1, "somebody was born with other numbers");
+    claim(ROOST_IS_BORN(slot->rest) && ROOST_BORN_MSS(slot->rest) == mss && ROOST_BORN_WINDOW(slot->rest) == 777,
+          "somebody was born with an MSS of %u, and offered %u", ROOST_BORN_MSS(slot->rest), offer.mss);
+    claim(!(flags & ROOST_F_TIMESTAMPS) == !offer.has_ts, "somebody was born with timestamps, or without");
+    claim(!(flags & ROOST_F_SACK) == !ours.sack, "somebody was born with SACK, or without");
+    claim(!(flags & ROOST_F_WSCALE) == (ours.wscale == 15), "somebody was born with window scaling, or without");
+    if (flags & ROOST_F_WSCALE)
+        claim(ROOST_SND_WSCALE(slot->ctl) == offer.wscale && ROOST_RCV_WSCALE(slot->ctl) == ours.wscale,
+              "somebody was born with window scales %u and %u", ROOST_SND_WSCALE(slot->ctl),
+              ROOST_RCV_WSCALE(slot->ctl));
+    if (offer.has_ts)
+        claim(slot->ts_recent == offer.tsval + 1, "somebody was born with another clock");
+}
+
+/* A frame for nobody in the table. */
+static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t length, const struct tuple *t,
+                           bool whole) {
+    struct roost_segment s;
+    const struct roost_birth *birth = whole ? birth_of(t) : NULL;
+    const struct roost_ka *slot = whole ? roost_table_find(&world.table, &t->key) : NULL;
+    if (!birth || fault_of(frame, length, t, &s)) {
+        claim_passed(o, frame, length);
+        claim_table(NULL, NULL, false);
+        return;
+    }
+    uint32_t flags = s.flags & (ROOST_FIN | ROOST_SYN | ROOST_RST | ROOST_ACK);
+    if (flags == ROOST_SYN) {
+        claim_table(NULL, NULL, false);
+        if (o->action == XDP_PASS) { /* no storm, or more than options in it: the stack's */
+            bool answerable = t->l4_length <= 60 && read_offer(frame + t->l4, t->l4_length, t->v6).mss >= 536;
+            claim(birth->rate || !answerable, "a SYN was not answered");
+            claim_passed(o, frame, length);
+            return;
+        }
+        uint8_t bytes[FRAME_MAX];
+        struct outcome answered = {o->action, bytes, o->length, o->came};
+        memcpy(bytes, o->frame, o->length); /* the host has one frame, and the claim sends another */
+        claim_cookie(&answered, frame, t, &s);
+        return;
+    }
+    uint32_t cookie = s.ack - 1;
+    uint64_t now_ms = host.now_ns / 1000000;
+    bool late = s.payload <= 1 && cookie_good(&gate, &t->key, cookie, s.seq, now_ms);
+    bool good = late || cookie_good(&gate, &t->key, cookie, s.seq - 1, now_ms);
+    bool socket = (host.sockets & 3) == HOST_CONNECTION;
+    if ((flags & ~(uint32_t)ROOST_FIN) != ROOST_ACK || !good || socket) {
+        claim_passed(o, frame, length);
+        claim_table(NULL, NULL, false);
+        return;
+    }
+    if (!slot) {
+        claim_dropped(o, "no room");
+        claim_table(NULL, NULL, false);
+        return;
+    }
+    struct roost_ka ka = *slot;
+    ka.snd_nxt = s.ack;
+    ka.rcv_nxt = s.seq + late;
+    ka.heard = ROOST_HEARD(now_ms / 1000, 0, 0);
+    ka.ts_recent = s.has_ts ? s.tsval : 0;
+    ka.probe_interval_s = birth->probe_interval_s;
+    claim(ROOST_PHASE(slot->ctl) == ROOST_IDLE && ROOST_IS_BORN(slot->rest), "born in phase %u",
+          ROOST_PHASE(slot->ctl));
+    if (late || s.payload || s.flags & ROOST_FIN)
+        ka = claim_judged(o, frame, length, t, &s, &ka);
+    else
+        claim_dropped(o, "it ends a handshake");
+    claim_table(slot, &ka, true);
+}
+
+static void check(const uint8_t *frame, size_t length) {
+    struct tuple t;
+    struct roost_segment s;
+    bool whole = reference_tuple(frame, length, &t);
+    const struct roost_ka *slot = whole ? roost_table_find(&world.table, &t.key) : NULL;
+    struct roost_ka ka = slot ? *slot : (struct roost_ka){0};
+    remember_table();
+
+    struct outcome o = run(frame, length);
+    if (!slot) {
+        check_stranger(&o, frame, length, &t, whole);
+        return;
+    }
+    const char *fault = fault_of(frame, length, &t, &s);
+    if (fault)
+        claim_dropped(&o, fault);
+    else
+        ka = claim_judged(&o, frame, length, &t, &s, &ka);
+    claim_table(slot, &ka, false);
+}
+
+/* The engine's own frame: an item of the outbox goes to the stack or to the wire as it is. */
+static void errand(struct input *in, uint8_t *bytes) {
+    union {
+        struct roost_errand errand;
+        uint8_t bytes[ROOST_FRAME_MAX];
+    } frame = {.errand = {.ethertype = 0xb588}};
+    uint32_t how = take(in, 1);
+    struct roost_outbox_item *item = &items[cursor_value = take(in, 1) % ROOST_OUTBOX_ITEMS];
+    frame.errand.to_wire = how & 1;
+    memcpy(frame.errand.secret, world.table.config.secret, sizeof(frame.errand.secret));
+    bool forged = how & 2;
+    if (forged)
+        frame.bytes[16 + take(in, 1) % 16] ^= (uint8_t)(1 + take(in, 1) % 255);
+    memset(item, 0, sizeof(*item));
+    item->failed = 1;
+    size_t length = world_frame(&world, in, bytes);
+    item->length = (uint32_t)(length < sizeof(item->data) ? length : sizeof(item->data));
+    memcpy(item->data, bytes, item->length);
+    if (how & 4)
+        item->length = take(in, 4);
+    host.fib_result = how & 8 ? BPF_FIB_LKUP_RET_NO_NEIGH : BPF_FIB_LKUP_RET_SUCCESS;
+    host.fib_ifindex = 9;
+
+    struct outcome o = run(frame.bytes, sizeof(frame));
+    if (forged) {
+        claim_passed(&o, frame.bytes, sizeof(frame));
+        claim(item->failed, "a frame with a forged secret sent something");
+        return;
+    }
+    bool fits = item->length >= ETH_HLEN && item->length <= ROOST_FRAME_MAX;
+    if (!fits || item->failed) {
+        claim(o.action == XDP_DROP, "verdict %d for an item that was not sent", o.action);
+        claim(item->failed, "an item that does not fit was sent");
+        return;
+    }
+    claim(o.length == item->length && !memcmp(o.frame + ETH_HLEN, item->data + ETH_HLEN, o.length - ETH_HLEN),
+          "an item went out with other bytes");
+    claim(o.action == (frame.errand.to_wire ? XDP_REDIRECT : XDP_PASS), "verdict %d for an item", o.action);
+    claim(!frame.errand.to_wire || host.redirected_to == 9, "an item went out by interface %u", host.redirected_to);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+    static uint8_t frame[FRAME_MAX];
+    struct input in = {data, data + size};
+    world_fill(&world, take(&in, 1) & 1);
+    give_maps();
+    memset(&budget, 0, sizeof(budget));
+    host.now_ns = 3600ull * 1000000000;
+    host.random = 7;
+    host.ring_full = host.no_tail_room = false;
+    host.sockets = 0;
+    memset(&rate, 0, sizeof(rate));
+    memset(&gate, 0, sizeof(gate));
+    while (in.at < in.end) {
+        size_t length, got;
+        int i;
+        switch (take(&in, 1) % DOES) {
+        case DO_FRAME:
+            length = world_frame(&world, &in, frame);
+            check(frame, length);
+            break;
+        case DO_RAW_FRAME:
+            length = take(&in, 1);
+            memset(frame, 0, ETH_HLEN);
+            const uint8_t *raw = take_bytes(&in, length, &got);
+            memcpy(frame, raw, got);
+            if (got < ETH_HLEN)
+                got = ETH_HLEN;
+            check(frame, got);
+            break;
+        case DO_PHASE:
+            i = (int)(take(&in, 1) % CONNECTIONS);
+            world_insert(&world, i, ROOST_FREEZING + take(&in, 1) % ROOST_THAWED);
+            break;
+        case DO_REMOVE:
+            world_remove(&world, (int)(take(&in, 1) % CONNECTIONS));
+            break;
+        case DO_TIME:
+            host.now_ns += (uint64_t)take(&in, 2) * 1000000;
+            break;
+        case DO_TROUBLE:
+            i = (int)take(&in, 1);
+            host.ring_full = i & 1;
+            host.no_tail_room = i & 2;
+            break;
+        case DO_ERRAND:
+            errand(&in, frame);
+            break;
+        case DO_GATE:
+            open_gate(take(&in, 1));
+            break;
+        case DO_SOCKETS:
+            host.sockets = take(&in, 1);
+            break;
+        }
+    }
+    host_forget_records();
+    return 0;
+}

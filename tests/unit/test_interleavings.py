@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Freezing, sleeping and thawing against packets, in every order there is (tests/interleave)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.interleave.explore import BrokenClaimError, build, explore, scenarios
+from tests.mutants import Mutant, plant
+
+TABLE, MAPS, BORN, MODEL = "cext/table.c", "ebpf/maps.h", "ebpf/born.h", "tests/interleave/model.c"
+MUTANTS = (
+    Mutant(
+        "a reader does not look whether the slot changed hands",
+        "a probe while the slot gets another owner",
+        MAPS,
+        "    return ctl_of(found->slot) == found->ctl;",
+        "    return 1;",
+        "an answer for A from no record of its own",
+    ),
+    Mutant(
+        "a slot's next owner has the version of its last",
+        "a probe while the slot is given to somebody put back",
+        TABLE,
+        "(ka->ctl & ~0xff00u) | ((slot->ctl + 0x100u) & 0xff00u)",
+        "(ka->ctl & ~0xff00u) | (slot->ctl & 0xff00u)",
+        "an answer for A from no record of its own",
+    ),
+    Mutant(
+        "a record is published without a barrier",
+        "a probe while freezing",
+        TABLE,
+        "sizeof(*ka) - sizeof(ka->ctl));\n    __atomic_store_n(&slot->ctl, ctl, __ATOMIC_SEQ_CST);\n}",
+        "sizeof(*ka) - sizeof(ka->ctl));\n    __atomic_store_n(&slot->ctl, ctl, __ATOMIC_RELAXED);\n}",
+        "an answer for A from no record of its own",
+    ),
+    Mutant(
+        "a freeze does not wait for packets on their way",
+        "data while freezing",
+        MODEL,
+        "    memcpy(waited_for, flying, sizeof(flying));\n",
+        "",
+        "a packet of A came to the stack, and there is no socket: RST",
+    ),
+    Mutant(
+        "who is to be born is not looked up again under the lock",
+        "two acknowledgements of one birth",
+        BORN,
+        "        if (find_in##family(table, &place, key, &found)) {",
+        "        if (!found.slot && 0) {",
+        "C is in the table twice",
+    ),
+    Mutant(
+        "a birth does not lock",
+        "a birth while another falls asleep",
+        BORN,
+        "ROOST_LOCK_FREE, ROOST_LOCK_XDP) == ROOST_LOCK_FREE)",
+        "ROOST_LOCK_FREE, ROOST_LOCK_XDP) <= ROOST_LOCK_ENGINE)",
+        "CLAIM BROKEN",
+    ),
+    Mutant(
+        "a dead engine's locks stay",
+        "data while freezing",
+        TABLE,
+        "    break_locks(t);\n",
+        "",
+        "a bucket is locked, and nobody holds the lock",
+    ),
+    Mutant(
+        "a slot whose move was cut short is adopted twice",
+        "data while its slot is moved",
+        TABLE,
+        "        if (is_copy(t, slot, &key)) {",
+        "        if (0 && is_copy(t, slot, &key)) {",
+        "A is in the table twice",
+    ),
+    Mutant(
+        "a record whose socket lived is adopted",
+        "data while thawing",
+        TABLE,
+        "    if (phase == ROOST_WAKING)\n",
+        "    if (phase == ROOST_WAKING || phase == ROOST_THAWED)\n",
+        "A's socket died with the engine, and its record lives on",
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("model"))
+
+
+def test_every_interleaving_keeps_every_connection(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    explored = explore(model)
+    assert [one.name for one in explored] == scenarios(model)
+    with capsys.disabled():
+        print(f" {sum(one.schedules for one in explored)} schedules of {len(explored)} scenarios ", end="")
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=BrokenClaimError,
+    reason="a growing table tells XDP of its new generation and waits for nobody who looks into the old one alone",
+)
+def test_nobody_is_born_into_two_tables(model: Path) -> None:
+    explore(model, "two acknowledgements while a new table begins")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_every_interleaving_with_one_more_preemption_keeps_every_connection(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explored = explore(model, deeper=True)
+    with capsys.disabled():
+        print(f" {sum(one.schedules for one in explored)} schedules of {len(explored)} scenarios ", end="")
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_planted_race_is_found(mutant: Mutant, tmp_path: Path) -> None:
+    model = build(tmp_path, plant(mutant, tmp_path / "tree"))
+    with pytest.raises(BrokenClaimError) as caught:
+        explore(model, mutant.target)
+    assert mutant.says in str(caught.value)
