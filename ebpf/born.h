@@ -5,12 +5,12 @@
  * on; what the SYN said comes back with it, in the cookie (MSS) and in the echoed timestamp (window scale, SACK; RFC 7323
  * lets a clock stand still for a moment). Without timestamps neither of the two is agreed on.
  *
- * A cookie is a SipHash of the 4-tuple, the client's sequence number, what the timestamp carries and the minute, with a
- * secret of its own:
+ * A cookie is a SipHash of the 4-tuple, the client's sequence number, what both agree on and the minute, with a secret of
+ * its own:
  *
  *     | minute mod 4 : 2 | MSS class : 3 | hash : 27 |
  *
- * and is good for two minutes. Whoever cannot see the SYN-ACK has to guess 2^26 times. A client that we forgot meanwhile
+ * and is good for two minutes. Of what a stranger guesses, one in 2^28 is good. A client that we forgot meanwhile
  * echoes some later timestamp of ours: its cookie is not good any more, or its scale would be taken for another.
  */
 #ifndef ROOST_BORN_H
@@ -57,7 +57,7 @@ struct {
     __type(value, struct roost_births_gate);
 } births_gate SEC(".maps");
 
-/* How many SYNs came, to see a storm. */
+/* How many SYNs came for a service, to see a storm. */
 struct birth_rate {
     __u64 tick;
     __u32 now, before;
@@ -65,17 +65,17 @@ struct birth_rate {
 
 struct {
     __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-    __uint(max_entries, 1);
+    __uint(max_entries, ROOST_BIRTH_RATES);
     __type(key, __u32);
     __type(value, struct birth_rate);
 } births_rate SEC(".maps");
 
 static __always_inline int is_storm(const struct roost_birth *birth, __u64 now_ms) {
-    __u32 zero = 0;
+    __u32 service = birth->service;
     __u64 tick = now_ms / ROOST_BIRTH_TICK_MS;
     if (!birth->rate)
         return 1;
-    struct birth_rate *r = bpf_map_lookup_elem(&births_rate, &zero);
+    struct birth_rate *r = bpf_map_lookup_elem(&births_rate, &service);
     if (!r)
         return 0;
     if (r->tick != tick) {
@@ -102,7 +102,8 @@ static __always_inline __u32 class_of_mss(__u32 mss) {
     return class;
 }
 
-/* agreed: TS_AGREED and the lowest bits of the SYN-ACK's TSval; 0 without timestamps. Not inlined: it needs much stack. */
+/* agreed: TS_AGREED and the lowest bits of the SYN-ACK's TSval, or 0 without timestamps; and the MSS class from bit 8 on.
+ * Not inlined: it needs much stack. */
 static __noinline __u64 birth_hash(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn,
                                    __u32 period, __u32 agreed) {
     __u64 word[6];
@@ -113,8 +114,10 @@ static __noinline __u64 birth_hash(const struct roost_births_gate *gate, const s
     return roost_siphash(gate->secret, word, 6);
 }
 
-static __always_inline __u32 cookie_of(__u64 hash, __u32 period, __u32 class) {
-    return (period & 3) << 30 | class << COOKIE_HASH_BITS | (((__u32)hash + class) & COOKIE_HASH_MASK);
+static __always_inline __u32 cookie_of(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn,
+                                       __u32 period, __u32 agreed, __u32 class) {
+    __u32 hash = birth_hash(gate, key, isn, period, agreed | class << 8);
+    return (period & 3) << 30 | class << COOKIE_HASH_BITS | (hash & COOKIE_HASH_MASK);
 }
 
 /* Our clock for this connection: where it begins is nobody's business (RFC 7323 7.1). Not of the minute, for it has to be
@@ -257,7 +260,7 @@ static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, str
 
     __u32 period = (__u32)(ward->now_ms / (COOKIE_PERIOD_S * 1000));
     __u32 carried = o->wscale | (o->sack ? TS_SACK : 0), agreed = o->has_ts ? carried | TS_AGREED : 0;
-    r->seq = cookie_of(birth_hash(ward->gate, &p->key, s->seq, period, agreed), period, class_of_mss(o->mss));
+    r->seq = cookie_of(ward->gate, &p->key, s->seq, period, agreed, class_of_mss(o->mss));
     r->ack = s->seq + 1;
     r->window = OUR_WINDOW;
     r->flags = ROOST_SYN | ROOST_ACK;
@@ -398,7 +401,7 @@ static __always_inline int cookie_good(const struct roost_births_gate *gate, con
     if (age > 1)
         return 0;
     __u32 class = (cookie >> COOKIE_HASH_BITS) & 7;
-    return cookie_of(birth_hash(gate, key, isn, now - age, agreed), now - age, class) == cookie;
+    return cookie_of(gate, key, isn, now - age, agreed, class) == cookie;
 }
 
 /* A record in notes->ka out of the acknowledgement that ends a handshake: 1; 2: its packet is more than that; 0: it ends
