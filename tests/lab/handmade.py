@@ -21,6 +21,8 @@ from appliance.lab import Lab
 from tests.lab.wire import MOD, Wire, checksums_are_right, timestamps_of
 
 ADDRESS: Final = {4: "10.127.0.1", 6: "fd00:64::dead:1"}
+NETWORK: Final = {4: "10.127.0.0/16", 6: "fd00:64::dead:0/112"}
+"""Where nobody is, and handmade clients may be."""
 LINUX: Final = (
     ("MSS", 1460),
     ("SAckOK", b""),
@@ -35,8 +37,8 @@ _NOBODY: Final = f"""
     table inet handmade {{
         chain forward {{
             type filter hook forward priority filter;
-            ip daddr {ADDRESS[4]} drop
-            ip6 daddr {ADDRESS[6]} drop
+            ip daddr {NETWORK[4]} drop
+            ip6 daddr {NETWORK[6]} drop
         }}
     }}
 """
@@ -109,7 +111,9 @@ class Handmade:
         return packets
 
     def _new(self, quiet_s: float) -> list[Any]:
-        mine = [p for p in map(Ether, self.wire.heard(quiet_s)) if self.is_mine(p)]
+        port = self.port.to_bytes(2)
+        frames = [frame for frame in self.wire.heard(quiet_s) if port in frame]  # scapy is slow
+        mine = [packet for packet in map(Ether, frames) if self.is_mine(packet)]
         assert all(map(checksums_are_right, mine))
         return mine
 
