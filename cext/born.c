@@ -22,6 +22,8 @@
 #define HEADERS_IPV4 40u /* bytes of IP and TCP */
 #define HEADERS_IPV6 60u
 
+_Static_assert(ROOST_BIRTH_RATES >= ROOST_MAX_SERVICES, "each service has a counter of SYNs");
+
 void roost_births_forget(struct roost_engine *e) {
     struct roost_birth_place place;
     int map = e->path.map_fd[ROOST_MAP_BIRTHS];
@@ -70,6 +72,7 @@ int roost_births_tell(struct roost_engine *e, const struct roost_service *s) {
     static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
     birth.mss = mss_of(e, !memcmp(s->listen, mapped, sizeof(mapped)));
     birth.probe_interval_s = s->probe_interval_s;
+    birth.service = s->index;
     uint64_t rate = (uint64_t)s->born_rate * ROOST_BIRTH_TICK_MS / 1000;
     birth.rate = s->born == ROOST_BORN_ALWAYS ? 0 : rate ? (uint32_t)rate : 1;
     if (bpf_map_update_elem(map, &place, &birth, BPF_ANY))

@@ -7,7 +7,8 @@
 
 #include "record.h"
 
-#define ROOST_MAX_BIRTHS 256 /* services that may have it */
+#define ROOST_MAX_BIRTHS 256   /* services that may have it */
+#define ROOST_BIRTH_RATES 1024 /* numbers that a service may have */
 
 enum roost_born {
     ROOST_BORN_NEVER = 0,
@@ -26,7 +27,8 @@ struct roost_birth {
     __u32 endpoint; /* of the table: it is never given away */
     __u16 mss;      /* our MSS option */
     __u16 probe_interval_s;
-    __u32 rate; /* SYNs for it in ROOST_BIRTH_TICK_MS, on one processor, from which on it is a storm; 0: always */
+    __u32 rate;    /* SYNs for it in ROOST_BIRTH_TICK_MS, on one processor, from which on it is a storm; 0: always */
+    __u32 service; /* its number */
 };
 
 #define ROOST_BIRTH_TICK_MS 128

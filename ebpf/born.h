@@ -5,11 +5,13 @@
  * on; what the SYN said comes back with it, in the cookie (MSS) and in the echoed timestamp (window scale, SACK; RFC 7323
  * lets a clock stand still for a moment). Without timestamps neither of the two is agreed on.
  *
- * A cookie is a SipHash of the 4-tuple, the client's sequence number and the minute, with a secret of its own:
+ * A cookie is a SipHash of the 4-tuple, the client's sequence number, what both agree on and the minute, with a secret of
+ * its own:
  *
  *     | minute mod 4 : 2 | MSS class : 3 | hash : 27 |
  *
- * and is good for two minutes. Whoever cannot see the SYN-ACK has to guess 2^26 times.
+ * and is good for two minutes. Of what a stranger guesses, one in 2^28 is good. A client that we forgot meanwhile
+ * echoes some later timestamp of ours: its cookie is not good any more, or its scale would be taken for another.
  */
 #ifndef ROOST_BORN_H
 #define ROOST_BORN_H
@@ -33,6 +35,7 @@
 #define TS_WSCALE 0xfu /* 15: none */
 #define TS_SACK 0x10u
 #define TS_BITS 0x1fu
+#define TS_AGREED 0x20u /* of what the cookie proves: that there are timestamps at all */
 
 #define OUR_WSCALE 7u
 #define OUR_WINDOW 65152u /* bytes: a multiple of 2^OUR_WSCALE that a SYN-ACK can say, where windows are not scaled */
@@ -54,7 +57,7 @@ struct {
     __type(value, struct roost_births_gate);
 } births_gate SEC(".maps");
 
-/* How many SYNs came, to see a storm. */
+/* How many SYNs came for a service, to see a storm. */
 struct birth_rate {
     __u64 tick;
     __u32 now, before;
@@ -62,17 +65,17 @@ struct birth_rate {
 
 struct {
     __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-    __uint(max_entries, 1);
+    __uint(max_entries, ROOST_BIRTH_RATES);
     __type(key, __u32);
     __type(value, struct birth_rate);
 } births_rate SEC(".maps");
 
 static __always_inline int is_storm(const struct roost_birth *birth, __u64 now_ms) {
-    __u32 zero = 0;
+    __u32 service = birth->service;
     __u64 tick = now_ms / ROOST_BIRTH_TICK_MS;
     if (!birth->rate)
         return 1;
-    struct birth_rate *r = bpf_map_lookup_elem(&births_rate, &zero);
+    struct birth_rate *r = bpf_map_lookup_elem(&births_rate, &service);
     if (!r)
         return 0;
     if (r->tick != tick) {
@@ -99,24 +102,28 @@ static __always_inline __u32 class_of_mss(__u32 mss) {
     return class;
 }
 
-static __always_inline __u64 birth_hash(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn,
-                                        __u32 period) {
+/* agreed: TS_AGREED and the lowest bits of the SYN-ACK's TSval, or 0 without timestamps; and the MSS class from bit 8 on.
+ * Not inlined: it needs much stack. */
+static __noinline __u64 birth_hash(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn,
+                                   __u32 period, __u32 agreed) {
     __u64 word[6];
     __builtin_memcpy(word, key->client, 16);
     __builtin_memcpy(word + 2, key->local, 16);
     word[4] = ((__u64)key->client_port << 48) | ((__u64)key->local_port << 32) | isn;
-    word[5] = period;
+    word[5] = (__u64)agreed << 32 | period;
     return roost_siphash(gate->secret, word, 6);
 }
 
-static __always_inline __u32 cookie_of(__u64 hash, __u32 period, __u32 class) {
-    return (period & 3) << 30 | class << COOKIE_HASH_BITS | (((__u32)hash + class) & COOKIE_HASH_MASK);
+static __always_inline __u32 cookie_of(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn,
+                                       __u32 period, __u32 agreed, __u32 class) {
+    __u32 hash = birth_hash(gate, key, isn, period, agreed | class << 8);
+    return (period & 3) << 30 | class << COOKIE_HASH_BITS | (hash & COOKIE_HASH_MASK);
 }
 
 /* Our clock for this connection: where it begins is nobody's business (RFC 7323 7.1). Not of the minute, for it has to be
  * found again. */
 static __always_inline __u32 birth_clock(const struct roost_births_gate *gate, const struct roost_key *key) {
-    return (__u32)(birth_hash(gate, key, 0, 0xffffffff) >> 32);
+    return (__u32)(birth_hash(gate, key, 0, 0xffffffff, 0) >> 32);
 }
 
 /* What is at hand when a packet comes that is for such a service. */
@@ -136,11 +143,13 @@ struct offer {
     __u8 sack, has_ts;
 };
 
+#define OFFER_LAST 58 /* where the last option of two bytes may begin; what is read of it lies within the buffer */
+
 /* One option (RFC 9293 3.1); a callback of bpf_loop: 1 ends the walk. */
 static long next_offer(__u32 i, struct offer **walk) {
     struct offer *o = *walk;
     __u32 at = o->at;
-    if (at >= o->header || at > 50)
+    if (at >= o->header || at > OFFER_LAST)
         return 1;
     const __u8 *option = &o->buffer[at];
     if (option[0] == 0)
@@ -181,54 +190,6 @@ struct {
     __type(value, struct birth_notes);
 } births_notes SEC(".maps");
 
-/* Answers a SYN with a cookie; 0: the stack may have it. */
-static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, struct birth_notes *notes,
-                                 const struct birth_ward *ward) {
-    const struct roost_segment *s = &notes->segment;
-    struct offer *o = &notes->offer;
-    struct reply *r = &notes->reply;
-    __builtin_memset(o, 0, sizeof(*o));
-    __builtin_memset(r, 0, sizeof(*r));
-    o->at = 20;
-    o->wscale = 15;
-    o->mss = p->v6 ? 1220 : 536;
-    o->header = p->l4_length;
-    __u32 header = p->l4_length;
-    KEEP(header);
-    if (header < 20)
-        return 0;
-    KEEP(header);
-    if (header > 60 || bpf_xdp_load_bytes(ctx, p->l4, o->buffer, header)) /* with data: the stack knows what to do */
-        return 0;
-    bpf_loop(40, next_offer, &o, 0); /* what it is given must lie on the stack */
-    if (o->mss < 536)
-        return 0;
-
-    __u32 period = (__u32)(ward->now_ms / (COOKIE_PERIOD_S * 1000));
-    r->seq = cookie_of(birth_hash(ward->gate, &p->key, s->seq, period), period, class_of_mss(o->mss));
-    r->ack = s->seq + 1;
-    r->window = OUR_WINDOW;
-    r->flags = ROOST_SYN | ROOST_ACK;
-    r->options[0] = bpf_htonl(0x02040000 | ward->birth->mss);
-    r->options_length = 4;
-    if (o->has_ts) {
-        __u32 now = (__u32)ward->now_ms + birth_clock(ward->gate, &p->key);
-        __u32 tsval = (now & ~TS_BITS) | o->wscale | (o->sack ? TS_SACK : 0);
-        if ((__s32)(tsval - now) > 0)
-            tsval -= TS_BITS + 1;
-        r->options[1] = bpf_htonl(o->sack ? 0x0402080a : 0x0101080a);
-        r->options[2] = bpf_htonl(tsval);
-        r->options[3] = bpf_htonl(o->tsval);
-        r->options_length = 16;
-        if (o->wscale != 15) {
-            r->options[4] = bpf_htonl(0x01030300 | OUR_WSCALE);
-            r->options_length = 20;
-        }
-    }
-    count(ROOST_N_COOKIES);
-    return send_back(ctx, p, r);
-}
-
 /* Whether the kernel has a socket for exactly this 4-tuple: then the packet is that one's. */
 static __noinline int has_socket(struct xdp_md *ctx, const struct packet *p) {
     struct bpf_sock_tuple tuple = {};
@@ -250,6 +211,77 @@ static __noinline int has_socket(struct xdp_md *ctx, const struct packet *p) {
     int established = sk->state != 10 /* TCP_LISTEN */;
     bpf_sk_release(sk);
     return established;
+}
+
+/* Whether the kernel would take a packet from this address to that one at all (RFC 1122 3.2.1.3, RFC 4291 2.7). One with a
+ * link-local address is the kernel's alone: it means something on one link. */
+static __always_inline int can_be_client(const struct packet *p) {
+    __u64 from[2], to[2];
+    __builtin_memcpy(from, p->key.client, 16);
+    __builtin_memcpy(to, p->key.local, 16);
+    if (from[0] == to[0] && from[1] == to[1])
+        return 0;
+    if (p->v6) /* nor a multicast one, the unspecified, the loopback's, or an IPv4-mapped one */
+        return from[0] && p->key.client[0] != 0xff && (p->key.client[0] != 0xfe || p->key.client[1] >> 6 != 2);
+    return p->key.client[12] && p->key.client[12] != 127 && p->key.client[12] < 224;
+}
+
+static __noinline int may_answer(struct xdp_md *ctx, const struct packet *p) {
+    __u8 to; /* several, if the lowest bit is set */
+    if (!can_be_client(p) || bpf_xdp_load_bytes(ctx, 0, &to, 1) || to & 1)
+        return 0;
+    return !has_socket(ctx, p);
+}
+
+/* Answers a SYN with a cookie; 0: the stack may have it, and knows what to do. */
+static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, struct birth_notes *notes,
+                                 const struct birth_ward *ward) {
+    const struct roost_segment *s = &notes->segment;
+    struct offer *o = &notes->offer;
+    struct reply *r = &notes->reply;
+    if (s->payload || !may_answer(ctx, p))
+        return 0;
+    __builtin_memset(o, 0, sizeof(*o));
+    __builtin_memset(r, 0, sizeof(*r));
+    o->at = 20;
+    o->wscale = 15;
+    o->mss = p->v6 ? 1220 : 536;
+    o->header = p->l4_length;
+    __u32 header = p->l4_length;
+    KEEP(header);
+    if (header < 20)
+        return 0;
+    KEEP(header);
+    if (header > 60 || bpf_xdp_load_bytes(ctx, p->l4, o->buffer, header))
+        return 0;
+    bpf_loop(40, next_offer, &o, 0); /* what it is given must lie on the stack */
+    if (o->mss < 536)
+        return 0;
+
+    __u32 period = (__u32)(ward->now_ms / (COOKIE_PERIOD_S * 1000));
+    __u32 carried = o->wscale | (o->sack ? TS_SACK : 0), agreed = o->has_ts ? carried | TS_AGREED : 0;
+    r->seq = cookie_of(ward->gate, &p->key, s->seq, period, agreed, class_of_mss(o->mss));
+    r->ack = s->seq + 1;
+    r->window = OUR_WINDOW;
+    r->flags = ROOST_SYN | ROOST_ACK;
+    r->options[0] = bpf_htonl(0x02040000 | ward->birth->mss);
+    r->options_length = 4;
+    if (o->has_ts) {
+        __u32 now = (__u32)ward->now_ms + birth_clock(ward->gate, &p->key);
+        __u32 tsval = (now & ~TS_BITS) | carried;
+        if ((__s32)(tsval - now) > 0)
+            tsval -= TS_BITS + 1;
+        r->options[1] = bpf_htonl(o->sack ? 0x0402080a : 0x0101080a);
+        r->options[2] = bpf_htonl(tsval);
+        r->options[3] = bpf_htonl(o->tsval);
+        r->options_length = 16;
+        if (o->wscale != 15) {
+            r->options[4] = bpf_htonl(0x01030300 | OUR_WSCALE);
+            r->options_length = 20;
+        }
+    }
+    count(ROOST_N_COOKIES);
+    return send_back(ctx, p, r);
 }
 
 static __always_inline int try_lock(__u32 *lock) {
@@ -361,14 +393,15 @@ ROOST_PUT(6)
 ROOST_BEAR(4)
 ROOST_BEAR(6)
 
-/* Whether this acknowledgement brings a cookie of ours back; isn: the sequence number that its SYN had. */
+/* Whether this acknowledgement brings a cookie of ours back; isn: the sequence number that its SYN had; agreed: of
+ * birth_hash. */
 static __always_inline int cookie_good(const struct roost_births_gate *gate, const struct roost_key *key, __u32 cookie,
-                                       __u32 isn, __u64 now_ms) {
+                                       __u32 isn, __u32 agreed, __u64 now_ms) {
     __u32 now = (__u32)(now_ms / (COOKIE_PERIOD_S * 1000)), age = (now - (cookie >> 30)) & 3;
     if (age > 1)
         return 0;
     __u32 class = (cookie >> COOKIE_HASH_BITS) & 7;
-    return cookie_of(birth_hash(gate, key, isn, now - age), now - age, class) == cookie;
+    return cookie_of(gate, key, isn, now - age, agreed, class) == cookie;
 }
 
 /* A record in notes->ka out of the acknowledgement that ends a handshake: 1; 2: its packet is more than that; 0: it ends
@@ -379,15 +412,15 @@ static __noinline int end_handshake(struct xdp_md *ctx, const struct packet *p, 
     struct roost_ka *ka = &notes->ka;
     const struct roost_births_gate *gate = ward->gate;
     __u64 now_ms = ward->now_ms;
-    __u32 cookie = s->ack - 1, isn = s->seq - 1;
+    __u32 cookie = s->ack - 1, isn = s->seq - 1, agreed = s->has_ts ? (s->tsecr & TS_BITS) | TS_AGREED : 0;
     int late = 0;
     __builtin_memset(ka, 0, sizeof(*ka));
     ka->snd_nxt = s->ack;
     ka->rcv_nxt = s->seq;
     ka->window = OUR_WINDOW;
-    if (!cookie_good(gate, &p->key, cookie, isn, now_ms)) {
+    if (!cookie_good(gate, &p->key, cookie, isn, agreed, now_ms)) {
         /* The acknowledgement was lost, and a keep-alive probe comes instead. */
-        if (s->payload > 1 || !cookie_good(gate, &p->key, cookie, s->seq, now_ms))
+        if (s->payload > 1 || !cookie_good(gate, &p->key, cookie, s->seq, agreed, now_ms))
             return 0;
         ka->rcv_nxt++;
         late = 1;

@@ -29,3 +29,4 @@ def box(nat_free_lab: Lab, request: pytest.FixtureRequest) -> Iterator[EngineLab
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "engine(**arguments): arguments of EngineLab for the fixture `box`")
+    config.addinivalue_line("markers", "appliance(fixture): the fixture whose appliance the fixture `ward` is about")

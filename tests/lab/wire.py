@@ -12,14 +12,15 @@ import struct
 import time
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Dot1Q, Ether
 
 from appliance.engine import KA, Record
-from tests.lab.engine_lab import EngineLab, Pair
+from appliance.lab import Lab
+from tests.lab.engine_lab import Pair
 
 _ALL: Final = socket.htons(3)
 _SOL_PACKET: Final = 263
@@ -68,10 +69,17 @@ LAN: Final = ("lan", "eth0", "lan0")
 """A namespace, its interface, and the appliance's at the other end."""
 
 
+class InLab(Protocol):
+    """An appliance in a lab: an engine, or a whole daemon."""
+
+    @property
+    def lab(self) -> Lab: ...
+
+
 class Wire:
     """with Wire(box) as wire: wire.send(packet); wire.replies(sleeper)"""
 
-    def __init__(self, box: EngineLab, side: tuple[str, str, str] = WAN) -> None:
+    def __init__(self, box: InLab, side: tuple[str, str, str] = WAN) -> None:
         self.box = box
         space, ifname, far = side
         with box.lab.enter(space):
@@ -80,7 +88,6 @@ class Wire:
             self.mac = self._raw.getsockname()[4].hex(":")
         self._raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 24)
         self._raw.setsockopt(_SOL_PACKET, _PACKET_AUXDATA, 1)
-        self._raw.settimeout(0.05)
         with box.lab.enter("box"), socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as other:
             other.bind((far, 0))
             self.box_mac = other.getsockname()[4].hex(":")
@@ -109,6 +116,7 @@ class Wire:
     def heard(self, quiet_s: float = 0.15, at_most_s: float = 5.0) -> list[bytes]:
         """Frames that left the appliance, until none has come for quiet_s or at_most_s are over."""
         frames: list[bytes] = []
+        self._raw.settimeout(min(quiet_s, 0.05))
         end = time.monotonic() + quiet_s
         last = time.monotonic() + at_most_s
         while time.monotonic() < min(end, last):
