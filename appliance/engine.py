@@ -301,7 +301,7 @@ class Event(NamedTuple):
     tx_bytes: int
     gap_ms: int
     record: Record
-    rows: bytes = field(default=b"", init=False)
+    rows: bytes = b""
     """Of ROWS: `count` transitions, packed (ROW)."""
 
     @property
@@ -664,7 +664,7 @@ class Engine:
     def _unpack(raw: Any, count: int) -> list[Event]:
         view = ffi.buffer(raw, count * _EVENT.size)
         new = tuple.__new__  # past the arguments by name
-        return [new(Event, (*row[:13], Record(row[13], row[14], row[15]))) for row in _EVENT.iter_unpack(view)]
+        return [new(Event, (*row[:13], Record(row[13], row[14], row[15]), b"")) for row in _EVENT.iter_unpack(view)]
 
     def batch(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]:
         """Waits up to timeout_ms for events, or until wake(); takes at most max_events. Once there is one it waits up
@@ -677,20 +677,24 @@ class Engine:
         if not count:
             return []
         events = self._unpack(self._buffers.events, count)
-        if standing := [event for event in events if event.type == EventType.ROWS]:
-            self._take_rows(standing)
+        standing = [at for at, event in enumerate(events) if event.type == EventType.ROWS]
+        if standing:
+            self._take_rows(events, standing)
         return events
 
-    def _take_rows(self, standing: list[Event]) -> None:
-        count = sum(event.count for event in standing)
+    def _take_rows(self, events: list[Event], standing: list[int]) -> None:
+        """Gives those events the transitions that they stand for."""
+        count = sum(events[at].count for at in standing)
         raw = ffi.new("struct roost_row[]", count)
         taken = lib.roost_rows(self._raw, raw, count)
         if taken != count:
             raise EngineError(f"of {count} transitions the engine gave {taken}")
         rows = bytes(ffi.buffer(raw))
-        at = 0
-        for event in standing:
-            event.rows = rows[at : (at := at + event.count * ROW.size)]
+        begin = 0
+        for at in standing:
+            end = begin + events[at].count * ROW.size
+            events[at] = events[at]._replace(rows=rows[begin:end])
+            begin = end
 
     def events(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]:
         """As `batch`, with an event for every transition: more than max_events of them, then."""

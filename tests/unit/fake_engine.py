@@ -47,7 +47,7 @@ def event(kind: EventType, k: Key, identity: int = 0, **fields: int) -> Event:
     )
     values["at_ms"] = time.time_ns() // 1_000_000
     values.update(fields)
-    return Event(type=kind, id=identity, record=record(k, identity), **values)
+    return Event(type=kind, id=identity, record=record(k, identity), rows=b"", **values)
 
 
 @dataclass

@@ -228,9 +228,7 @@ def test_an_illegal_transition_is_counted_and_still_written(rig: Rig, caplog: py
 def rows(*kinds: tuple[int, State, State, Cause]) -> Event:
     """The engine's event for transitions that nobody waits for, each of a connection number."""
     packed = [ROW.pack(n, 5, key(n).pack(), 1, source, to, cause, 64, 128, 0) for n, source, to, cause in kinds]
-    found = event(EventType.ROWS, key(0), count=len(packed))
-    found.rows = b"".join(packed)
-    return found
+    return event(EventType.ROWS, key(0), count=len(packed))._replace(rows=b"".join(packed))
 
 
 CAME_AND_WENT = (
