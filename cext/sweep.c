@@ -130,7 +130,8 @@ static uint32_t probe(struct roost_engine *e, const struct roost_key *key, struc
     } else if (++*count == ROOST_OUTBOX_ITEMS) {
         send_probes(e, count);
     }
-    return may_wait(retry_s, retry_s);
+    uint32_t next_s = retry_s < interval_s ? retry_s : interval_s; /* when it answers, its interval begins anew */
+    return may_wait(next_s, next_s);
 }
 
 /* The time since a client was heard has 20 bits. Before it runs over, it stays where it is: more than six days. */
