@@ -68,7 +68,7 @@ def build(target: Target, out: Path, root: Path = ROOT) -> Path:
         "clang",
         "-std=gnu11",
         "-g",
-        "-O1",
+        target.optimise,
         "-DROOST_LOADS_IN_ORDER",
         *SANITIZERS,
         *WARNINGS,
