@@ -274,7 +274,8 @@ void roost_conn_close(struct roost_engine *e, struct roost_conn *c, enum roost_c
 
 static int watch(struct roost_engine *e, int op, int fd, struct roost_conn *c, bool server, uint32_t out) {
     struct epoll_event event = {.events = EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLET | out};
-    event.data.u64 = (uint64_t)(uintptr_t)c | (server ? 1 : 0);
+    event.data.u64 =
+        !server && c->client.rebuilt ? TAG_REBUILT | (uint64_t)fd : (uint64_t)(uintptr_t)c | (server ? 1 : 0);
     return epoll_ctl(e->epoll_fd, op, fd, &event) ? -errno : 0;
 }
 
@@ -313,7 +314,7 @@ void roost_rebuilt_name(struct roost_engine *e, int fd, struct roost_conn *c) {
 }
 
 struct epoll_event roost_rebuilt_event(int fd) {
-    struct epoll_event event = {.events = EPOLLIN | EPOLLPRI | EPOLLOUT | EPOLLRDHUP | EPOLLET};
+    struct epoll_event event = {.events = EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLET};
     event.data.u64 = TAG_REBUILT | (uint64_t)fd;
     return event;
 }

@@ -288,6 +288,8 @@ int roost_start(roost_engine *e, char *err, uint32_t err_len) {
             error = -pthread_create(&e->thread, NULL, engine_thread, e);
         if (!error)
             pthread_setname_np(e->thread, "roost-engine");
+        else
+            roost_workers_stop(&e->workers);
         pthread_sigmask(SIG_SETMASK, &old, NULL);
     }
     if (error)
