@@ -14,9 +14,9 @@ import pytest
 from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
 
-from appliance.engine import KA, Born
+from appliance.engine import KA, Born, Op
 from control.states import Cause, State
-from tests.lab.engine_lab import EngineLab, receive
+from tests.lab.engine_lab import EngineLab, Pair, receive
 from tests.lab.handmade import LINUX, OUR_WSCALE, Handmade, hide
 from tests.lab.wire import MOD, Wire, timestamps_of
 
@@ -67,6 +67,13 @@ class Ward:
     def sleeps(self, client: Handmade) -> None:
         self.box.wait(lambda: self.state(client) is State.IDLE, "it is born")
         assert self.stat("awake") == 0, "without a socket"
+
+    def pair(self, client: Handmade, server: socket.socket) -> Pair:
+        """As EngineLab knows a connection; there is no client's socket."""
+        return Pair(server, server, client.key, self.number(client))
+
+    def number(self, client: Handmade) -> int:
+        return next(event.id for event in self.box.events if event.record.key_raw == client.key.pack() and event.id)
 
     def transitions(self, client: Handmade) -> list[tuple[State, State, Cause]]:
         key = client.key.pack()
@@ -500,6 +507,28 @@ def test_one_that_was_given_up_and_is_not_dead_is_not_taken_for_another(ward: Wa
     client.keepalive()
     assert str(client.hear()[TCP].flags) == "R"
     assert ward.state(client) is None
+
+
+@pytest.mark.parametrize(("end", "family"), [("reset", 4), ("reset", 6), ("given-up", 6)])
+@pytest.mark.appliance("probing")
+def test_the_address_of_those_who_are_born_is_not_given_away_when_one_of_them_goes(
+    ward: Ward, family: int, end: str
+) -> None:
+    """Slots name it by a number, and the number is free for another when no slot needs it any more."""
+    for _ in range(2):
+        gone = ward.born(family)
+        if end == "reset":
+            gone.send("R")
+        ward.box.wait(lambda gone=gone: ward.state(gone) is None, "it is gone", 10)  # type: ignore[misc]
+    other = ward.client(10 - family)  # whose slots name another address
+    other.syn()
+    other.ack()
+    server = ward.converse(other)
+    ward.box.submit(Op.IDLE, ward.pair(other, server))
+    ward.box.wait(lambda: ward.state(other) is State.IDLE, "it sleeps again")
+    new = ward.born(family)
+    assert (ward.state(new), ward.state(other)) == (State.IDLE, State.IDLE)
+    ward.converse(new)
 
 
 def _layers(packet: Any) -> Any:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from appliance.engine import Born
 from control import config as configuration
 from control.config import EXAMPLE, Config, ConfigError, Policy, load, parse, parse_duration, parse_endpoint
 from control.policy import needs_restart, service_spec
@@ -50,6 +51,26 @@ SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:
         (f'[attach]\nusers.bob = "{HASH}"', '[attach.users] are asked for nothing; set auth = "password"'),
         (f'[attach]\nauth = "password"\nusers."b:b" = "{HASH}"', '"b:b" is no name of a user'),
         (f'[attach]\nauth = "password"\nusers.bob = "{HASH[:-40]}"', "a password's hash needs ln=14,r=8,p=1"),
+        (SERVICE + 'born = "often"', "`born` in [[service]] \"a\": Input should be 'never', 'storm' or 'always'"),
+        (SERVICE + "born_rate = 0", '`born_rate` in [[service]] "a": Input should be greater than or equal to 1'),
+        (
+            SERVICE + 'born = "always"\ninterface = "persistent"',
+            '[[service]] "a": born = "always" is for transient services that are not transparent',
+        ),
+        (
+            '[router]\nlan = ["lan0"]\n'
+            + SERVICE.replace('server = "192.0.2.2:6"', "transparent = true")
+            + 'born = "storm"',
+            '[[service]] "a": born = "storm" is for transient services that are not transparent',
+        ),
+        (
+            SERVICE.replace("192.0.2.1:5", "0.0.0.0:5") + 'born = "always"',
+            'born = "always" needs the address that clients connect to: listen = "0.0.0.0:5" stands for any',
+        ),
+        (
+            SERVICE.replace("192.0.2.1:5", "[::]:5") + 'born = "always"',
+            'born = "always" needs the address that clients connect to: listen = "[::]:5" stands for any',
+        ),
         ("x = [", "f.toml: not TOML: "),
         ("policy = 4", "`policy` at the top level: "),
     ],
@@ -140,6 +161,15 @@ def test_the_example_is_valid_and_the_documentation_is_generated_from_the_code()
 
 def test_a_service_can_override_every_policy_key() -> None:
     assert set(Policy.model_fields) <= set(configuration.Service.model_fields)
+
+
+def test_whether_clients_are_born_asleep_reaches_the_engine_at_a_reload() -> None:
+    old = parse(SERVICE)
+    new = parse(SERVICE + 'born = "storm"\nborn_rate = 50')
+    assert needs_restart(old, new) == []
+    assert service_spec(old.service[0], 1, old).born == Born.NEVER
+    spec = service_spec(new.service[0], 1, new)
+    assert (spec.born, spec.born_rate) == (Born.STORM, 50)
 
 
 def test_only_policy_and_servers_are_taken_over_by_a_running_daemon() -> None:
