@@ -113,7 +113,34 @@ def relay(seconds: float, runs: int, as_json: bool) -> None:
     show_default=True,
     help="How long to listen to keep-alives.",
 )
+@click.option(
+    "--simulated",
+    is_flag=True,
+    help="Clients that are no kernel sockets, and sleep from birth; as ever with more than 200,000. Each is kept alive "
+    "three times, however long that takes.",
+)
 @json_option
-def hold(connections: int, minutes: float, as_json: bool) -> None:
+def hold(connections: int, minutes: float, simulated: bool, as_json: bool) -> None:
     """What an IDLE connection costs, and that every one of them is kept alive."""
-    _measure("hold", as_json, connections=connections, minutes=minutes)
+    _measure("hold", as_json, connections=connections, minutes=minutes, simulated=simulated)
+
+
+@command.command()
+@click.option("--clients", type=click.IntRange(min=1000), default=1_000_000, show_default=True, help="In each run.")
+@click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True)
+@json_option
+def storm(clients: int, runs: int, as_json: bool) -> None:
+    """Handshakes a second on one core, when all clients come back at once; beside HAProxy."""
+    _measure("storm", as_json, clients=clients, runs=runs)
+
+
+@command.command()
+@click.option("--clients", type=click.IntRange(min=1000), default=1_000_000, show_default=True, help="Asleep.")
+@click.option(
+    "--kernel-clients", type=click.IntRange(min=1000), default=100_000, show_default=True, help="Of kernel sockets."
+)
+@click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True)
+@json_option
+def keepalive(clients: int, kernel_clients: int, runs: int, as_json: bool) -> None:
+    """What answering a keep-alive costs, beside a bare reflector and beside kernel sockets."""
+    _measure("keepalive", as_json, clients=clients, kernel_clients=kernel_clients, runs=runs)

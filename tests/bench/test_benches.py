@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from appliance.lab import Lab
 from control.cli.bench import command
-from tests.bench import attach, chaos, churn, hold, relay, wake
+from tests.bench import attach, chaos, churn, hold, keepalive, relay, storm, wake
 from tests.bench.figures import Report
 
 CONTRACT = {
@@ -28,7 +28,9 @@ CONTRACT = {
         "haproxy_rtt_us_p50",
         "routed_rtt_us_p50",
     },
-    "hold": {"bytes_per_connection", "lost", "daemon_rss_mb"},
+    "hold": {"bytes_per_connection", "lost", "failed", "daemon_rss_mb"},
+    "storm": {"handshakes_per_s", "handshakes_per_core_s", "vs_haproxy", "refused", "lost"},
+    "keepalive": {"vs_reflector", "vs_kernel", "core_ns", "reflector_core_ns", "kernel_core_ns"},
 }
 
 
@@ -91,6 +93,30 @@ def test_hold_keeps_its_clients_and_counts_what_they_cost() -> None:
     assert figures["keepalives_answered"].median >= 500
     assert figures["maps_bytes_per_connection"].median > 48 + 32, "a slot and a rest slot at the least"
     assert figures["bytes_per_connection"].median >= figures["maps_bytes_per_connection"].median
+
+
+def test_hold_keeps_simulated_clients_that_sleep_from_birth() -> None:
+    report = hold.run(connections=20_000, simulated=True)
+    assert_sound(report)
+    figures = report.figures
+    assert figures["idle"].median == 20_000
+    assert figures["keepalives_answered"].median == 60_000, "every one of them three times"
+    assert figures["woken_and_answered"].median == 10_000
+    assert figures["sockets_bytes_per_connection"].median == 0
+
+
+def test_storm_counts_only_clients_that_are_asleep_and_those_that_haproxy_took() -> None:
+    report = storm.run(clients=5000, runs=2)
+    assert_sound(report)
+    assert report.figures["handshakes_per_core_s"].runs == 2
+    assert report.figures["handshakes_per_core_s"].median > report.figures["haproxy_per_core_s"].median
+
+
+def test_keepalive_measures_all_three_who_answer() -> None:
+    report = keepalive.run(clients=20_000, kernel_clients=5000, runs=2)
+    assert_sound(report)
+    figures = report.figures
+    assert figures["reflector_core_ns"].median < figures["core_ns"].median < figures["kernel_core_ns"].median
 
 
 def test_the_last_line_of_a_bench_is_one_json_object() -> None:
