@@ -17,7 +17,8 @@ Counted for `bytes_per_connection`, at the moment between the keep-alives and th
 
 `total_bytes_per_connection` has the daemon's whole resident memory in place of its growth. `lost` are clients that
 did not connect, had a probe unanswered or have no connection at the end; `failed` those that spoke and did not hear
-it all."""
+it all.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ right after one another in each run:
                     and it needs no descriptor. Their frames pass the smallest XDP program, as veth needs one
 
 `vs_reflector` is the reflector's time divided by ours (1 = as cheap as can be), `vs_kernel` the kernel's divided by
-ours."""
+ours.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ HAProxy stands in a network of its own, in which no program of ours is, with one
 receiving. It only accepts, and waits for the client's first byte before it would connect to a server, as the
 appliance does. The same simulated clients connect to it, which cost the machine less than real ones would. As many as
 its descriptors allow come in a run; after it all leave. `vs_haproxy` compares for each second of the core, so that
-its short runs lose nothing to the clients' pace."""
+its short runs lose nothing to the clients' pace.
+"""
 
 from __future__ import annotations
 

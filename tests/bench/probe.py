@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it costs to probe millions of sleeping clients.
+
+Method. Simulated clients connect and are born asleep; the service probes each that was not heard for `interval`. When
+all are there and one interval is over, so that the probes go round, the processor time of everything that works for
+them is counted for `seconds`: the whole daemon, with the softirqs that its threads do, and the NAPI thread that
+receives the answers. Both run on one processor, the clients on another, and nothing else happens.
+
+`core_share` is that time divided by the time that went by: the share of one core. Probes must go out as often as the
+interval says (`probes_a_round`: probes in one interval for each connection, about 1), nearly every one must be
+answered at once (`answered_share`; one that is lost on the way is sent again after `probe_retry`, and counts as a
+further probe), and no connection may be lost.
+"""
+
+from __future__ import annotations
+
+import time
+
+from tests.bench.direct import say
+from tests.bench.figures import Report, Target
+from tests.bench.simulated import Busy, Nursery, nursery, pin, two_processors
+
+CORE_SHARE = Target(at_most=0.2)
+LEAST_ANSWERED = Target(at_least=0.999)
+LEAST_A_ROUND = Target(at_least=0.95)
+RETRY_S = 10
+
+
+def run(connections: int = 10_000_000, interval_s: int = 60, seconds: float = 60.0) -> Report:
+    """Probe `connections` every `interval_s`, and look on for `seconds`."""
+    report = Report("probe")
+    core, clients_core = two_processors()
+    with nursery(connections, probe_interval=f"{interval_s}s", probe_retry=f"{RETRY_S}s") as born:
+        pin(born.daemon.pid, core)
+        with born.simulator.one_core_each(core, clients_core) as threads:
+            joined = born.connect(range(connections))
+            say(f"{joined.done:,} clients are asleep, after {joined.elapsed_s:.0f} s; "
+                f"their probes go round from {interval_s} s on")  # fmt: skip
+            time.sleep(interval_s)
+            daemon, receiving = Busy([], born.daemon.pid), Busy(threads)
+            before, began = counted(born), time.monotonic()
+            time.sleep(seconds)
+            after, took = counted(born), time.monotonic() - began
+            daemon_ns, receiving_ns = daemon.ns(), receiving.ns()
+        sent, heard, unsent, answered = (now - then for now, then in zip(after, before, strict=True))
+        report.add_zero("lost", born.gone(range(connections)) + connections - born.asleep(), "connections")
+        born.add_to(report)
+        born.daemon.terminate()
+    report.did = f"{connections:,} simulated clients asleep, each probed every {interval_s} s, for {took:.0f} s"
+    report.add("core_share", (daemon_ns + receiving_ns) / 1e9 / took, "", CORE_SHARE)
+    report.add("daemon_share", daemon_ns / 1e9 / took, "")
+    report.add("receiving_share", receiving_ns / 1e9 / took, "")
+    report.add("core_ns", (daemon_ns + receiving_ns) / max(sent, 1), "ns")
+    report.add("probes_a_round", sent / connections * interval_s / took, "", LEAST_A_ROUND)
+    report.add("answered_share", heard / max(sent, 1), "", LEAST_ANSWERED)
+    report.add("probes_per_s", sent / took, "1/s")
+    report.add("probes_unsent", unsent, "probes")
+    report.add("seen_by_clients", answered, "probes")
+    return report
+
+
+def counted(born: Nursery) -> tuple[int, int, int, int]:
+    """Probes sent, answers heard and probes that could not be sent, of the appliance; and those that came to clients."""
+    counters = born.daemon.status()["counters"]
+    seen = born.simulator.counters()["probed_by_peer"]
+    return counters["probes_sent"], counters["acks_heard"], counters["probes_unsent"], seen
