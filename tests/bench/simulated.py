@@ -15,7 +15,6 @@ from typing import Any
 from appliance.lab import DaemonHandle, Lab, wait_until
 from appliance.lab.cores import cpu_ns
 from appliance.lab.simulator import ClientState, Outcome, Simulator
-from tests.bench.direct import WAN
 from tests.bench.figures import Report
 
 PORT = 8000
@@ -47,12 +46,12 @@ def patience_s(clients: int) -> float:
     return PATIENCE_S + clients / LEAST_RATE
 
 
-def config(lab: Lab, simulators: Sequence[Simulator], clients: int, policy: dict[str, Any] | None = None,
+def config(lab: Lab, interfaces: Sequence[str], clients: int, policy: dict[str, Any] | None = None,
            **service: Any) -> dict[str, Any]:  # fmt: skip
     """The appliance's, with room for so many clients, all born asleep."""
     table = {"ipv4": math.ceil(clients / LOAD) + FEW, "ipv6": FEW, "idle": AWAKE_ONCE}
     settings = lab.config(PORT, policy={**QUIET, **(policy or {})}, table=table, service={"born": "always", **service})
-    return settings | {"network": {"interfaces": [WAN, *(simulator.box_interface for simulator in simulators)]}}
+    return settings | {"network": {"interfaces": list(interfaces)}}
 
 
 @contextmanager
@@ -60,7 +59,7 @@ def nursery(clients: int, policy: dict[str, Any] | None = None, **service: Any) 
     """A lab with so many simulated clients, none connected yet, and the daemon for them."""
     with Lab(clients=FEW, nat=False) as lab:
         simulator = lab.simulator(clients, PORT)
-        daemon = lab.daemon(config(lab, [simulator], clients, policy, **service))
+        daemon = lab.daemon(config(lab, [simulator.box_interface], clients, policy, **service))
         yield Nursery(lab, simulator, daemon)
 
 
@@ -141,6 +140,13 @@ class Busy:
 
     def ns(self) -> int:
         return self._used() - self._before
+
+
+def before_all_others(threads: Sequence[int]) -> None:
+    """Give NAPI threads the place that they have as softirqs: no other thread keeps them from their processor. Not for
+    loads that never end, which the kernel would then stop now and then (sched(7), the limit for real-time threads)."""
+    for thread in threads:
+        os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(1))
 
 
 def process_ns(pid: int) -> int:
