@@ -25,7 +25,7 @@ from tests.bench.simulated import Busy, Nursery, before_all_others, nursery, pin
 
 CORE_SHARE = Target(at_most=0.2)
 LEAST_ANSWERED = Target(at_least=0.999)
-LEAST_A_ROUND = Target(at_least=0.9)  # the clock by which they are due has seconds
+LEAST_A_ROUND = Target(at_least=0.85)  # a probe may be late by an eighth (cext/sweep.c)
 RETRY_S = 10
 
 

@@ -104,6 +104,10 @@ class Nursery:
         connections = self.daemon.status()["connections"]
         return int(connections["IDLE"] + connections["SLEEP"])
 
+    def known(self) -> int:
+        """Connections that the daemon knows, in whichever state."""
+        return sum(self.daemon.status()["connections"].values())
+
     def none_awake(self) -> None:
         """Wait until those who spoke are asleep again, and all about them is written."""
 
