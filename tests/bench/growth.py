@@ -85,7 +85,7 @@ def sizes_up_to(connections: int) -> list[int]:
 
 
 def run(connections: int = 10_000_000, rounds: int = 5, answers: int = 1_000_000) -> Report:
-    """From the smallest of SIZES to `connections`; `rounds`, in each of which all are asked, until there are `answers`."""
+    """From the smallest of SIZES to `connections`; in each round all are asked, until there are so many `answers`."""
     report = Report("growth")
     fixed_maps, fixed_daemon = fixed()
     found = [measure(size, rounds, answers, fixed_maps, report) for size in sizes_up_to(connections)]

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from appliance.lab import Lab
 from control.cli.bench import command
-from tests.bench import attach, chaos, churn, hold, keepalive, relay, storm, wake
+from tests.bench import attach, chaos, churn, flood, growth, hold, keepalive, probe, relay, restart, storm, wake
 from tests.bench.figures import Report
 
 CONTRACT = {
@@ -30,6 +30,10 @@ CONTRACT = {
     },
     "hold": {"bytes_per_connection", "lost", "failed", "daemon_rss_mb"},
     "storm": {"handshakes_per_s", "handshakes_per_core_s", "vs_haproxy", "refused", "lost"},
+    "probe": {"core_share", "lost"},
+    "flood": {"lost", "woken", "relay_p99_ratio"},
+    "restart": {"seconds", "lost"},
+    "growth": {"bytes_ratio", "ns_ratio"},
     "keepalive": {"vs_reflector", "vs_kernel", "core_ns", "reflector_core_ns", "kernel_core_ns"},
 }
 
@@ -60,7 +64,7 @@ def test_churn_freezes_and_thaws_every_connection_and_each_lives_on() -> None:
 
 
 def test_wake_measures_wakeups_from_memory_and_from_the_database() -> None:
-    report = wake.run(wakeups=200, sleep_wakeups=100, runs=2)
+    report = wake.run(wakeups=200, sleep_wakeups=100, runs=2, asleep_beside=10_000)
     assert_sound(report)
     assert report.figures["idle_wakeups"].median == 200
     assert report.figures["sleep_wakeups"].median == 100
@@ -117,6 +121,38 @@ def test_keepalive_measures_all_three_who_answer() -> None:
     assert_sound(report)
     figures = report.figures
     assert figures["reflector_core_ns"].median < figures["core_ns"].median < figures["kernel_core_ns"].median
+
+
+def test_probe_sees_every_connection_probed_and_heard() -> None:
+    report = probe.run(connections=2000, interval_s=1, seconds=3)
+    assert_sound(report)
+    assert 0 < report.figures["core_share"].median < 1
+    assert report.figures["seen_by_clients"].median > 2000
+
+
+def test_flood_reaches_the_appliance_and_wakes_nobody() -> None:
+    report = flood.run(connections=10_000, seconds=1)
+    assert_sound(report)
+    for what in ("syn", "segment"):
+        assert report.figures[f"{what}_frames_per_s"].median > 10_000
+        assert report.figures[f"{what}_taken_share"].median > 0.5
+        assert report.figures[f"{what}_core_ns"].median > 0
+
+
+def test_restart_loses_none_and_measures_both_ends_of_a_daemon() -> None:
+    report = restart.run(connections=10_000, runs=1)
+    assert_sound(report)
+    assert report.figures["seconds"].runs == 2
+    assert report.figures["seconds"].min > 0.1, "a daemon does not start faster"
+
+
+def test_growth_compares_each_size_with_the_smallest() -> None:
+    report = growth.run(connections=50_000, rounds=2, answers=50_000)
+    assert_sound(report)
+    figures = report.figures
+    assert figures["bytes_10000"].median >= 40, "a slot"
+    assert figures["total_bytes_10000"].median > figures["total_bytes_50000"].median > figures["bytes_50000"].median
+    assert figures["ns_10000"].runs == 2
 
 
 def test_the_last_line_of_a_bench_is_one_json_object() -> None:
