@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -153,7 +154,7 @@ def keepalive(clients: int, kernel_clients: int, runs: int, as_json: bool) -> No
     _measure("keepalive", as_json, clients=clients, kernel_clients=kernel_clients, runs=runs)
 
 
-def _connections(default: int) -> Any:
+def _connections(default: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The option of benches with simulated clients."""
     return click.option("--connections", type=click.IntRange(min=1000), default=default, show_default=True)
 

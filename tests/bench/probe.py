@@ -26,14 +26,15 @@ from tests.bench.simulated import Busy, Nursery, before_all_others, nursery, pin
 CORE_SHARE = Target(at_most=0.2)
 LEAST_ANSWERED = Target(at_least=0.999)
 LEAST_A_ROUND = Target(at_least=0.85)  # a probe may be late by an eighth (cext/sweep.c)
-RETRY_S = 10
+RETRIES_AN_INTERVAL = 6
 
 
 def run(connections: int = 10_000_000, interval_s: int = 60, seconds: float = 60.0) -> Report:
     """Probe `connections` every `interval_s`, and look on for `seconds`."""
     report = Report("probe")
     core, clients_core = two_processors()
-    with nursery(connections, probe_interval=f"{interval_s}s", probe_retry=f"{RETRY_S}s") as born:
+    retry_s = max(1, interval_s // RETRIES_AN_INTERVAL)
+    with nursery(connections, probe_interval=f"{interval_s}s", probe_retry=f"{retry_s}s") as born:
         pin(born.daemon.pid, core)
         simulator = born.simulator
         with (

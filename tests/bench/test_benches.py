@@ -124,10 +124,10 @@ def test_keepalive_measures_all_three_who_answer() -> None:
 
 
 def test_probe_sees_every_connection_probed_and_heard() -> None:
-    report = probe.run(connections=2000, interval_s=1, seconds=3)
+    report = probe.run(connections=2000, interval_s=1, seconds=5)
     assert_sound(report)
     assert 0 < report.figures["core_share"].median < 1
-    assert report.figures["seen_by_clients"].median > 2000
+    assert report.figures["seen_by_clients"].median >= 2000
 
 
 def test_flood_reaches_the_appliance_and_wakes_nobody() -> None:
@@ -147,11 +147,11 @@ def test_restart_loses_none_and_measures_both_ends_of_a_daemon() -> None:
 
 
 def test_growth_compares_each_size_with_the_smallest() -> None:
-    report = growth.run(connections=50_000, rounds=2, answers=50_000)
+    report = growth.run(connections=20_000, rounds=2, answers=20_000)
     assert_sound(report)
     figures = report.figures
     assert figures["bytes_10000"].median >= 40, "a slot"
-    assert figures["total_bytes_10000"].median > figures["total_bytes_50000"].median > figures["bytes_50000"].median
+    assert figures["total_bytes_10000"].median > figures["total_bytes_20000"].median > figures["bytes_20000"].median
     assert figures["ns_10000"].runs == 2
 
 
