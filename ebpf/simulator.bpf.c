@@ -29,6 +29,7 @@ char _license[] SEC("license") = "GPL";
 #define CHUNK 512  /* what bpf_csum_diff takes at once before Linux 6.13 */
 
 #define CHALLENGE_MS 500
+#define OUTSIDE (1u << 30) /* of any window */
 
 #define FIN 1
 #define SYN 2
@@ -1036,6 +1037,23 @@ static __always_inline int send_again(const struct work *w, struct sim_client *c
     return 1;
 }
 
+/* What an attacker sends in a client's name. He knows none of its numbers; what he guesses as a sequence number shall be
+ * wrong for sure. */
+static __always_inline void compose_spoofed(const struct work *w, const struct sim_client *c, struct reply *r,
+                                            __u32 action) {
+    if (action == SIM_SPOOF_SYN) {
+        r->seq = bpf_get_prandom_u32();
+        r->flags = SYN;
+    } else {
+        r->seq = c->snd_nxt + OUTSIDE;
+        r->ack = bpf_get_prandom_u32();
+        r->flags = ACK;
+        r->has_ts = !!(SIM_FLAGS(c->ctl) & SIM_F_TIMESTAMPS);
+    }
+    r->window = SIM_WINDOW;
+    r->tsval = tsval(w, w->now_ms);
+}
+
 /* What the job wants of the client; whether t->reply is to be sent. */
 __attribute__((noinline)) int act(struct task *t) {
     struct work work = {}, *w = &work;
@@ -1095,6 +1113,10 @@ __attribute__((noinline)) int act(struct task *t) {
         if (SIM_RETRIES(c->ctl) >= job->tries && state != SIM_CLOSED && state < SIM_DONE)
             give_up(w, c);
         return 0;
+    case SIM_SPOOF_SYN:
+    case SIM_SPOOF_SEGMENT:
+        compose_spoofed(w, c, r, job->action);
+        return 1;
     }
     t->idle = 1;
     return 0;

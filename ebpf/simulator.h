@@ -90,7 +90,9 @@ enum sim_action {
     SIM_ABORT = 4,  /* RST */
     SIM_AGAIN = 5,  /* whatever was not answered, once more */
     SIM_GIVE_UP = 6,
-    SIM_ACTIONS = 7,
+    SIM_SPOOF_SYN = 7,     /* from here on: what somebody else sends in a client's name, who knows nothing of it */
+    SIM_SPOOF_SEGMENT = 8, /* an ACK outside of the window */
+    SIM_ACTIONS = 9,
 };
 
 /* What the live frames of one run do: the next one is for client list[next], or first + next. In the list SIM_MORE marks

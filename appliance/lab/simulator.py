@@ -390,6 +390,32 @@ class Simulator:
             raise SimulatorError(f"the simulator cannot send: {os.strerror(-sent)}")
         return sent
 
+    # What others do in the clients' names, who know nothing of it: as fast as can be, or so many a second, and each of
+    # the clients in turn. The frames sent.
+
+    def spoof_syns(self, clients: range, seconds: float, rate: float = 0) -> int:
+        """SYNs. The clients answer what comes back by RST, as those who have asked for nothing do, unless all that they
+        get is lost (drop_every(1))."""
+        return self._spoof(lib.SIM_SPOOF_SYN, clients, seconds, rate)
+
+    def spoof_segments(self, clients: range, seconds: float, rate: float = 0) -> int:
+        """Bare acknowledgements with sequence numbers outside of the window."""
+        return self._spoof(lib.SIM_SPOOF_SEGMENT, clients, seconds, rate)
+
+    def _spoof(self, action: int, clients: range, seconds: float, rate: float) -> int:
+        if not clients or clients.step != 1 or clients.start < 0 or clients.stop > self.clients:
+            raise ValueError(f"the simulator has {self.clients} clients, from 0 on")
+        end, sent = monotonic() + seconds, 0
+        with self._space.entered():
+            while (left := end - monotonic()) > 0:
+                slice_ms = max(1, min(_SLICE_MS, int(left * 1000)))
+                now = int(lib.sim_spoof(self._handle, action, clients.start, len(clients), sent % len(clients), rate,
+                                        slice_ms))  # fmt: skip
+                if now < 0:
+                    raise SimulatorError(f"spoofing: the simulator cannot send: {os.strerror(-now)}")
+                sent += now
+        return sent
+
     def _run(self, what: str, action: int, clients: Sequence[int], rate: float, in_flight: int, rto_s: float,
              tries: int, timeout_s: float, say: int = 0, answer: int = 0) -> Outcome:  # fmt: skip
         ends = (clients[0], clients[-1]) if isinstance(clients, range) and clients else clients

@@ -413,6 +413,28 @@ static int sweep_phase(struct simulator *s, struct sim_phase *p, uint64_t now_ns
     return e ? e : flush(&sweep);
 }
 
+int64_t sim_spoof(struct simulator *s, uint32_t action, uint32_t first, uint32_t count, uint32_t at, double rate,
+                  uint32_t ms) {
+    uint64_t began = clock_ns(CLOCK_MONOTONIC), now = began, end = began + ms * NS_A_MS;
+    struct sim_job job = {.action = action, .in_flight = UINT32_MAX};
+    int64_t sent = 0;
+    int e = 0;
+    for (; !e && now < end; now = clock_ns(CLOCK_MONOTONIC)) {
+        uint32_t frames = count - at < SIM_RUN ? count - at : SIM_RUN;
+        double due = (double)(now - began) / NS_A_S * rate - (double)sent;
+        if (rate > 0 && due < frames) {
+            nap(NAP_NS);
+            continue;
+        }
+        job.first = first + at;
+        job.begun = 0;
+        e = run(s, &job, NULL, frames);
+        sent += frames;
+        at = at + frames < count ? at + frames : 0;
+    }
+    return e ? e : sent;
+}
+
 /* The counters that say what became of the clients of a phase: done, lost, and then refused or cut. */
 static const uint32_t settling[SIM_ACTIONS][SIM_SETTLING] = {
     [SIM_CONNECT] = {SIM_N_ESTABLISHED, SIM_N_LOST_CONNECTING, SIM_N_REFUSED, SIM_COUNTERS},

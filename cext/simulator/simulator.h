@@ -59,6 +59,10 @@ void sim_phase_begin(struct simulator *s, struct sim_phase *phase);
 int sim_phase_step(struct simulator *s, struct sim_phase *phase, uint32_t slice_ms);
 /* Sends again what is due of all clients, whichever phase it is from. Retransmissions, or -errno. */
 int64_t sim_tend(struct simulator *s, uint32_t rto_ms, uint32_t tries);
+/* Sends spoofed frames (SIM_SPOOF_*) in the names of count clients from first on, each in turn, beginning with first + at;
+ * for ms, at most rate a second unless that is 0. The frames, or -errno. */
+int64_t sim_spoof(struct simulator *s, uint32_t action, uint32_t first, uint32_t count, uint32_t at, double rate,
+                  uint32_t ms);
 
 void sim_count(const struct simulator *s, uint64_t *counters /* SIM_COUNTERS */);
 const char *sim_counter_name(uint32_t counter); /* NULL: there is none of that number */

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -80,10 +81,17 @@ def churn(connections: int, batch: int, runs: int, as_json: bool) -> None:
 @click.option("--wakeups", type=click.IntRange(min=100), default=5000, show_default=True, help="From IDLE.")
 @click.option("--sleep-wakeups", type=click.IntRange(min=100), default=2000, show_default=True, help="From SLEEP.")
 @click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True, help="Into which they are divided.")
+@click.option(
+    "--asleep",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Others that sleep all the time, simulated.",
+)
 @json_option
-def wake(wakeups: int, sleep_wakeups: int, runs: int, as_json: bool) -> None:
+def wake(wakeups: int, sleep_wakeups: int, runs: int, asleep: int, as_json: bool) -> None:
     """How much longer than usual the first answer takes a client that was asleep."""
-    _measure("wake", as_json, wakeups=wakeups, sleep_wakeups=sleep_wakeups, runs=runs)
+    _measure("wake", as_json, wakeups=wakeups, sleep_wakeups=sleep_wakeups, runs=runs, asleep_beside=asleep)
 
 
 @command.command()
@@ -113,7 +121,82 @@ def relay(seconds: float, runs: int, as_json: bool) -> None:
     show_default=True,
     help="How long to listen to keep-alives.",
 )
+@click.option(
+    "--simulated",
+    is_flag=True,
+    help="Clients that are no kernel sockets, and sleep from birth; as ever with more than 200,000. Each is kept alive "
+    "three times, however long that takes.",
+)
 @json_option
-def hold(connections: int, minutes: float, as_json: bool) -> None:
+def hold(connections: int, minutes: float, simulated: bool, as_json: bool) -> None:
     """What an IDLE connection costs, and that every one of them is kept alive."""
-    _measure("hold", as_json, connections=connections, minutes=minutes)
+    _measure("hold", as_json, connections=connections, minutes=minutes, simulated=simulated)
+
+
+@command.command()
+@click.option("--clients", type=click.IntRange(min=1000), default=1_000_000, show_default=True, help="In each run.")
+@click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True)
+@json_option
+def storm(clients: int, runs: int, as_json: bool) -> None:
+    """Handshakes a second on one core, when all clients come back at once; beside HAProxy."""
+    _measure("storm", as_json, clients=clients, runs=runs)
+
+
+@command.command()
+@click.option("--clients", type=click.IntRange(min=1000), default=1_000_000, show_default=True, help="Asleep.")
+@click.option(
+    "--kernel-clients", type=click.IntRange(min=1000), default=100_000, show_default=True, help="Of kernel sockets."
+)
+@click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True)
+@json_option
+def keepalive(clients: int, kernel_clients: int, runs: int, as_json: bool) -> None:
+    """What answering a keep-alive costs, beside a bare reflector and beside kernel sockets."""
+    _measure("keepalive", as_json, clients=clients, kernel_clients=kernel_clients, runs=runs)
+
+
+def _connections(default: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The option of benches with simulated clients."""
+    return click.option("--connections", type=click.IntRange(min=1000), default=default, show_default=True)
+
+
+@command.command()
+@_connections(10_000_000)
+@click.option("--interval", type=click.IntRange(min=1), default=60, show_default=True, help="Between probes, seconds.")
+@click.option("--seconds", type=click.FloatRange(min=1), default=60.0, show_default=True, help="How long to look on.")
+@json_option
+def probe(connections: int, interval: int, seconds: float, as_json: bool) -> None:
+    """What share of a core the appliance's own keep-alive probes take."""
+    _measure("probe", as_json, connections=connections, interval_s=interval, seconds=seconds)
+
+
+@command.command()
+@_connections(1_000_000)
+@click.option("--seconds", type=click.FloatRange(min=1), default=30.0, show_default=True, help="Each flood.")
+@click.option(
+    "--rate", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Frames a second; 0: all it can."
+)
+@json_option
+def flood(connections: int, seconds: float, rate: float, as_json: bool) -> None:
+    """Forged SYNs and segments: nobody is lost or woken, and a relay hardly notices."""
+    _measure("flood", as_json, connections=connections, seconds=seconds, rate=rate)
+
+
+@command.command()
+@_connections(10_000_000)
+@click.option("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Of each kind of end.")
+@json_option
+def restart(connections: int, runs: int, as_json: bool) -> None:
+    """How long sleeping clients are without a daemon that is stopped or killed, and started."""
+    _measure("restart", as_json, connections=connections, runs=runs)
+
+
+@command.command()
+@_connections(10_000_000)
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Of keep-alives, each size.")
+@click.option(
+    "--answers", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="In a round, at the least."
+)
+@json_option
+def growth(connections: int, rounds: int, answers: int, as_json: bool) -> None:
+    """What memory and time a connection takes, from 10,000 connections on."""
+    _measure("growth", as_json, connections=connections, rounds=rounds, answers=answers)

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from appliance.lab import Lab
 from control.cli.bench import command
-from tests.bench import attach, chaos, churn, hold, relay, wake
+from tests.bench import attach, chaos, churn, flood, growth, hold, keepalive, probe, relay, restart, storm, wake
 from tests.bench.figures import Report
 
 CONTRACT = {
@@ -28,7 +28,13 @@ CONTRACT = {
         "haproxy_rtt_us_p50",
         "routed_rtt_us_p50",
     },
-    "hold": {"bytes_per_connection", "lost", "daemon_rss_mb"},
+    "hold": {"bytes_per_connection", "lost", "failed", "daemon_rss_mb"},
+    "storm": {"handshakes_per_s", "handshakes_per_core_s", "vs_haproxy", "refused", "lost"},
+    "probe": {"core_share", "lost"},
+    "flood": {"lost", "woken", "relay_p99_ratio"},
+    "restart": {"seconds", "lost"},
+    "growth": {"bytes_ratio", "ns_ratio"},
+    "keepalive": {"vs_reflector", "vs_kernel", "core_ns", "reflector_core_ns", "kernel_core_ns"},
 }
 
 
@@ -58,7 +64,7 @@ def test_churn_freezes_and_thaws_every_connection_and_each_lives_on() -> None:
 
 
 def test_wake_measures_wakeups_from_memory_and_from_the_database() -> None:
-    report = wake.run(wakeups=200, sleep_wakeups=100, runs=2)
+    report = wake.run(wakeups=200, sleep_wakeups=100, runs=2, asleep_beside=10_000)
     assert_sound(report)
     assert report.figures["idle_wakeups"].median == 200
     assert report.figures["sleep_wakeups"].median == 100
@@ -91,6 +97,62 @@ def test_hold_keeps_its_clients_and_counts_what_they_cost() -> None:
     assert figures["keepalives_answered"].median >= 500
     assert figures["maps_bytes_per_connection"].median > 48 + 32, "a slot and a rest slot at the least"
     assert figures["bytes_per_connection"].median >= figures["maps_bytes_per_connection"].median
+
+
+def test_hold_keeps_simulated_clients_that_sleep_from_birth() -> None:
+    report = hold.run(connections=20_000, simulated=True)
+    assert_sound(report)
+    figures = report.figures
+    assert figures["idle"].median == 20_000
+    assert figures["keepalives_answered"].median == 60_000, "every one of them three times"
+    assert figures["woken_and_answered"].median == 10_000
+    assert figures["sockets_bytes_per_connection"].median == 0
+
+
+def test_storm_counts_only_clients_that_are_asleep_and_those_that_haproxy_took() -> None:
+    report = storm.run(clients=5000, runs=2)
+    assert_sound(report)
+    assert report.figures["handshakes_per_core_s"].runs == 2
+    assert report.figures["handshakes_per_core_s"].median > report.figures["haproxy_per_core_s"].median
+
+
+def test_keepalive_measures_all_three_who_answer() -> None:
+    report = keepalive.run(clients=20_000, kernel_clients=5000, runs=2)
+    assert_sound(report)
+    figures = report.figures
+    assert figures["reflector_core_ns"].median < figures["core_ns"].median < figures["kernel_core_ns"].median
+
+
+def test_probe_sees_every_connection_probed_and_heard() -> None:
+    report = probe.run(connections=2000, interval_s=1, seconds=5)
+    assert_sound(report)
+    assert 0 < report.figures["core_share"].median < 1
+    assert report.figures["seen_by_clients"].median >= 2000
+
+
+def test_flood_reaches_the_appliance_and_wakes_nobody() -> None:
+    report = flood.run(connections=10_000, seconds=1)
+    assert_sound(report)
+    for what in ("syn", "segment"):
+        assert report.figures[f"{what}_frames_per_s"].median > 10_000
+        assert report.figures[f"{what}_taken_share"].median > 0.5
+        assert report.figures[f"{what}_core_ns"].median > 0
+
+
+def test_restart_loses_none_and_measures_both_ends_of_a_daemon() -> None:
+    report = restart.run(connections=10_000, runs=1)
+    assert_sound(report)
+    assert report.figures["seconds"].runs == 2
+    assert report.figures["seconds"].min > 0.1, "a daemon does not start faster"
+
+
+def test_growth_compares_each_size_with_the_smallest() -> None:
+    report = growth.run(connections=20_000, rounds=2, answers=20_000)
+    assert_sound(report)
+    figures = report.figures
+    assert figures["bytes_10000"].median >= 40, "a slot"
+    assert figures["total_bytes_10000"].median > figures["total_bytes_20000"].median > figures["bytes_20000"].median
+    assert figures["ns_10000"].runs == 2
 
 
 def test_the_last_line_of_a_bench_is_one_json_object() -> None:

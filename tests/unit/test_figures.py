@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from appliance.engine import EngineError
-from tests.bench import chaos, direct, hold
+from tests.bench import chaos, direct, memory
 from tests.bench.figures import Figure, Report, Stolen, Target, machine, percentile
 
 
@@ -176,7 +176,7 @@ Rss:                  20 kB
 
 
 def test_pages_of_mapped_tables_are_told_from_the_daemons_own() -> None:
-    assert hold.mapped_map_bytes(SMAPS) == 804 * 1024
+    assert memory.mapped_map_bytes(SMAPS) == 804 * 1024
 
 
 def test_slab_sizes_and_socket_counts_are_read_as_the_kernel_writes_them() -> None:
@@ -188,11 +188,11 @@ def test_slab_sizes_and_socket_counts_are_read_as_the_kernel_writes_them() -> No
         "filp                 799    924    192   21    1 : tunables    0    0    0 : slabdata     44     44      0\n"
         "dentry             65573  67788    192   21    1 : tunables    0    0    0 : slabdata   3228   3228      0\n"
     )
-    assert hold.socket_bytes(hold.object_sizes(slabinfo)) == 3584
+    assert memory.socket_bytes(memory.object_sizes(slabinfo)) == 3584
     sockstat = "sockets: used 120\nTCP: inuse 7 orphan 0 tw 41 alloc 900 mem 10\nUDP: inuse 0 mem 0\n"
-    assert hold.tcp_counts(sockstat) == (7, 41)
+    assert memory.tcp_counts(sockstat) == (7, 41)
     with pytest.raises(ValueError, match="TCP"):
-        hold.tcp_counts("sockets: used 120\n")
+        memory.tcp_counts("sockets: used 120\n")
 
 
 def test_more_connections_than_descriptors_are_refused_before_anything_is_built(

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the cost of a sleeping connection grows with their number: memory, and the time of a keep-alive's answer.
+
+Method. For each number a lab of its own with a daemon whose table is made for it (filled to LOAD); simulated clients
+connect and are born asleep. In each of `rounds` all send a keep-alive probe, few of them several times, in an order
+that has nothing to do with where it is in the table, and every field of every answer is checked. The appliance's
+processor does nothing else, and the clients are on another one.
+
+    bytes_N     what grows with the connections, for each: maps and programs (bpf fdinfo) less those of a daemon whose
+                table is made for FEW connections, and the growth of the daemon's own memory since before the first
+                client
+    total_bytes_N   everything, for each: all maps and programs, and the daemon's whole resident memory without their
+                    pages
+    ns_N        processor time of the NAPI thread that receives the probes and answers them, for each answer
+    ..._ratio   the largest figure of any number, divided by that of the smallest number
+
+What is fixed is `fixed_maps_mb` and `fixed_daemon_mb`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.bench.direct import say
+from tests.bench.figures import Report, Target
+from tests.bench.memory import memory, sockets_growth
+from tests.bench.simulated import FEW, LOAD, Busy, nursery, pin, two_processors
+
+SIZES = (10_000, 100_000, 1_000_000, 10_000_000)
+RATIO = Target(at_most=1.15)
+WARM_UP_ROUNDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What so many connections cost."""
+
+    connections: int
+    bytes_each: float
+    total_bytes_each: float
+    ns: list[float]
+
+
+def fixed() -> tuple[int, int]:
+    """Bytes of (maps and programs, daemon) where there is hardly a connection."""
+    with nursery(FEW) as born:
+        before = memory(born.lab, born.daemon)
+        born.daemon.terminate()
+    return before.maps, before.daemon
+
+
+def measure(connections: int, rounds: int, answers: int, fixed_maps: int, report: Report) -> Size:
+    core, clients_core = two_processors()
+    everybody = range(connections)
+    turns = -(-answers // connections)
+    ns = []
+    with nursery(connections) as born:
+        pin(born.daemon.pid, core)
+        before = memory(born.lab, born.daemon)
+        with born.simulator.one_core_each(core, clients_core) as threads:
+            born.connect(everybody)
+            held = memory(born.lab, born.daemon)
+            for number in range(WARM_UP_ROUNDS + rounds):
+                busy = Busy(threads)
+                answered = sum(born.keep_alive(everybody).done for _ in range(turns))
+                if number >= WARM_UP_ROUNDS:
+                    ns.append(busy.ns() / answered)
+        lost = born.gone(everybody)
+        if lost:
+            report.problems.append(f"{lost:,} of {connections:,} connections were lost")
+        found = Report(report.bench)
+        born.add_to(found)
+        report.problems += found.problems
+        born.daemon.terminate()
+    sockets = sockets_growth(before, held)
+    grown = held.maps - fixed_maps + held.daemon - before.daemon + sockets
+    size = Size(connections, grown / connections, (held.maps + held.daemon + sockets) / connections, ns)
+    say(f"{connections:,}: {size.bytes_each:.1f} bytes each, {sorted(ns)[len(ns) // 2]:.0f} ns an answer")
+    return size
+
+
+def sizes_up_to(connections: int) -> list[int]:
+    """The powers of ten from the smallest on, and `connections` itself."""
+    return sorted({*(size for size in SIZES if size < connections), connections})
+
+
+def run(connections: int = 10_000_000, rounds: int = 5, answers: int = 1_000_000) -> Report:
+    """From the smallest of SIZES to `connections`; in each round all are asked, until there are so many `answers`."""
+    report = Report("growth")
+    fixed_maps, fixed_daemon = fixed()
+    found = [measure(size, rounds, answers, fixed_maps, report) for size in sizes_up_to(connections)]
+    smallest = found[0]
+    report.did = f"{' / '.join(f'{size.connections:,}' for size in found)} connections, the table filled to {LOAD:.0%}"
+    bytes_ratio = max(size.bytes_each for size in found) / smallest.bytes_each
+    report.add("bytes_ratio", bytes_ratio, "", RATIO)
+    by_round = zip(*(size.ns for size in found), strict=True)
+    report.add("ns_ratio", [max(ns) / ns[0] for ns in by_round], "", RATIO)
+    for size in found:
+        report.add(f"bytes_{size.connections}", size.bytes_each, "bytes")
+        report.add(f"total_bytes_{size.connections}", size.total_bytes_each, "bytes")
+        report.add(f"ns_{size.connections}", size.ns, "ns")
+    report.add("fixed_maps_mb", fixed_maps / 1e6, "MB")
+    report.add("fixed_daemon_mb", fixed_daemon / 1e6, "MB")
+    return report

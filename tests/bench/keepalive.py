@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What answering a keep-alive probe costs, beside the least that could answer it and beside kernel sockets.
+
+Method. Simulated clients send a keep-alive probe each, as fast as answers come, and check every field of every
+answer. The one who answers is on a processor of its own (a NAPI thread; of the appliance the whole daemon, too), the
+clients are on another. Counted is the processor time of the answering side, divided by the answers. Three answer,
+right after one another in each run:
+
+    ...             the appliance: `clients` asleep, all born so
+    reflector_...   a bare XDP program that turns the frame around and looks nothing up (ebpf/reflector.bpf.c)
+    kernel_...      sockets of this machine's kernel, fewer of them, since each takes 2 KB and more. They have done
+                    their handshake and wait in the queue of a listener: TCP answers for such a one as for any other,
+                    and it needs no descriptor. Their frames pass the smallest XDP program, as veth needs one
+
+`vs_reflector` is the reflector's time divided by ours (1 = as cheap as can be), `vs_kernel` the kernel's divided by
+ours.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from appliance.lab import Lab
+from appliance.lab.simulator import Outcome, Simulator
+from tests.bench.direct import WAN, say
+from tests.bench.figures import Report, Target
+from tests.bench.simulated import FEW, PORT, BenchError, Busy, Nursery, nursery, patience_s, pin, two_processors
+
+VS_REFLECTOR = Target(at_least=0.8)
+VS_KERNEL = Target(at_least=5)
+QUEUE = 65_535  # of a listener, the most (net.core.somaxconn)
+QUEUE_LOAD = 0.5  # the kernel spreads clients over listeners by a hash
+WARM_UP = 10_000
+
+
+@dataclass(slots=True)
+class Way:
+    """One who answers: what its processors have used in each run."""
+
+    name: str
+    clients: int
+    keep_alive: Callable[[range], Outcome]
+    busy: Callable[[], Busy]
+    core_ns: list[float] = field(default_factory=list)
+    per_s: list[float] = field(default_factory=list)
+
+    def measure(self) -> None:
+        busy = self.busy()
+        outcome = self.keep_alive(range(self.clients))
+        if outcome.done != self.clients:
+            raise BenchError(f"{self.name} did not answer all of {self.clients:,} clients: {outcome}")
+        self.core_ns.append(busy.ns() / outcome.done)
+        self.per_s.append(outcome.per_s)
+
+    def add_to(self, report: Report, prefix: str) -> None:
+        report.add(f"{prefix}core_ns", self.core_ns, "ns")
+        report.add(f"{prefix}answers_per_core_s", [1e9 / ns for ns in self.core_ns], "1/s")
+        report.add(f"{prefix}answers_per_s", self.per_s, "1/s")
+
+
+def patient(simulator: Simulator) -> Callable[[range], Outcome]:
+    return lambda clients: simulator.keep_alive(clients, timeout_s=patience_s(len(clients)))
+
+
+def connected(simulator: Simulator, who: str) -> None:
+    outcome = simulator.connect(range(simulator.clients), timeout_s=patience_s(simulator.clients))
+    if outcome.done != simulator.clients:
+        raise BenchError(f"not every client could connect to {who}: {outcome}")
+
+
+def listeners(stack: ExitStack, lab: Lab, clients: int) -> None:
+    """Sockets of the kernel's for so many clients."""
+    with lab.enter("box"):
+        for _ in range(1 + int(clients / (QUEUE * QUEUE_LOAD))):
+            address = lab.address("box", WAN), PORT
+            stack.enter_context(socket.create_server(address, backlog=QUEUE, reuse_port=True))
+
+
+@contextmanager
+def everybody(clients: int, kernel_clients: int) -> Iterator[tuple[Nursery, list[Way], list[Simulator]]]:
+    """All three, their clients connected."""
+    core, clients_core = two_processors()
+    with ExitStack() as stack:
+        born = stack.enter_context(nursery(clients))
+        pin(born.daemon.pid, core)
+        lab = stack.enter_context(Lab(clients=FEW, nat=False))
+        bare, kernel = lab.simulator(clients, PORT), lab.simulator(kernel_clients, PORT, to_kernel=True)
+        stack.enter_context(bare.reflector())
+        listeners(stack, lab, kernel_clients)
+        threads = [stack.enter_context(one.one_core_each(core, clients_core)) for one in (born.simulator, bare, kernel)]
+        born.connect(range(clients))
+        connected(bare, "the reflector")
+        connected(kernel, "the kernel")
+        roost = Way("Roost", clients, born.keep_alive, lambda: Busy(threads[0], born.daemon.pid))
+        reflector = Way("the reflector", clients, patient(bare), lambda: Busy(threads[1]))
+        sockets = Way("the kernel", kernel_clients, patient(kernel), lambda: Busy(threads[2]))
+        yield born, [roost, reflector, sockets], [bare, kernel]
+        born.daemon.terminate()
+
+
+def run(clients: int = 1_000_000, kernel_clients: int = 100_000, runs: int = 5) -> Report:
+    """All clients of each of the three are answered `runs` times."""
+    report = Report("keepalive")
+    with everybody(clients, kernel_clients) as (born, ways, others):
+        for way in ways:
+            way.keep_alive(range(min(way.clients, WARM_UP)))
+        for number in range(1, runs + 1):
+            for way in ways if number % 2 else ways[::-1]:
+                way.measure()
+            say(f"run {number}: {', '.join(f'{way.name} {way.core_ns[-1]:,.0f} ns' for way in ways)} an answer")
+        report.add_zero("lost", born.gone(range(clients)), "clients")
+        born.add_to(report)
+        report.problems += [f"frames of a yardstick were wrong: {wrong}" for o in others if (wrong := o.offences())]
+    roost, reflector, kernel = ways
+    report.did = (
+        f"{runs} runs: {clients:,} clients asleep, as many of a reflector and {kernel_clients:,} kernel sockets"
+    )
+    against = ((reflector, "vs_reflector", VS_REFLECTOR), (kernel, "vs_kernel", VS_KERNEL))
+    for other, key, target in against:
+        pairs = zip(other.core_ns, roost.core_ns, strict=True)
+        report.add(key, [theirs / ours for theirs, ours in pairs], "", target)
+    for way, prefix in ((roost, ""), (reflector, "reflector_"), (kernel, "kernel_")):
+        way.add_to(report, prefix)
+    return report
