@@ -158,7 +158,7 @@ static void move_some(struct roost_engine *e) {
     }
     if (g->at < positions)
         return;
-    if (!g->left) {
+    if (!g->left && roost_table_previous_is_empty(&e->table, g->v4)) {
         end(e);
         return;
     }

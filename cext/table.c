@@ -391,6 +391,20 @@ struct roost_ka *roost_table_move(struct roost_table *t, const struct roost_key 
     return moved;
 }
 
+bool roost_table_previous_is_empty(struct roost_table *t, bool v4) {
+    uint32_t which = (ROOST_PREVIOUS(v4 ? t->config.v4.in_use : t->config.v6.in_use) - 1) % ROOST_GENERATIONS;
+    const struct roost_generation *g = v4 ? &t->gen4[which] : &t->gen6[which];
+    uint64_t any = 0;
+    for (uint32_t bucket = 0; bucket < g->buckets && !any; bucket++) {
+        struct roost_bucket_head *head = head_of(g, v4, bucket);
+        lock(head); /* XDP looks under the lock whether this is still the table that clients are born into */
+        for (int i = 0; i < ROOST_BUCKET_SLOTS / 8; i++)
+            any |= head->tags[i];
+        unlock(head);
+    }
+    return !any;
+}
+
 void *roost_table_end_previous(struct roost_table *t, bool v4, uint32_t *which) {
     struct roost_generations *told = v4 ? &t->config.v4 : &t->config.v6;
     *which = (ROOST_PREVIOUS(told->in_use) - 1) % ROOST_GENERATIONS;

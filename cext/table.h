@@ -62,6 +62,8 @@ void roost_table_remove(struct roost_table *t, struct roost_ka *slot);
 bool roost_table_is_previous(const struct roost_table *t, const struct roost_ka *slot);
 /* Moves an IDLE or SLEEP slot from there into the current one; NULL: no room. */
 struct roost_ka *roost_table_move(struct roost_table *t, const struct roost_key *key, struct roost_ka *slot);
+/* Whether nothing is left in the previous generation, and nobody is about to put anything there. */
+bool roost_table_previous_is_empty(struct roost_table *t, bool v4);
 /* The table has no previous generation any more; the memory of the one that it had. */
 void *roost_table_end_previous(struct roost_table *t, bool v4, uint32_t *which);
 uint64_t roost_table_buckets_max(void); /* that a slot's name can tell apart */

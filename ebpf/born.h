@@ -352,11 +352,44 @@ static __always_inline void due_by(struct roost_bucket_head *head, __u32 due_s) 
 ROOST_PUT(4)
 ROOST_PUT(6)
 
-/* Puts it into the emptier of its two buckets, unless it is there by now. 0: no room, or no lock to be had. */
+/* Whether a key has been put into the generation that a table is growing out of, under the locks there. Somebody who still
+ * sees that one alone may be about to do so; after us he sees the new one, too. -1: no lock to be had. */
+#define ROOST_IN_OLD(family)                                                                                           \
+    static __noinline int in_old##family(const struct roost_config *cfg, const struct roost_key *key, __u32 in_use) {  \
+        __u32 old = (ROOST_PREVIOUS(in_use) - 1) % ROOST_GENERATIONS;                                                  \
+        void *table = bpf_map_lookup_elem(&tables##family, &old);                                                      \
+        if (!table)                                                                                                    \
+            return 0; /* it has been grown out of meanwhile */                                                         \
+        struct roost_place place = roost_place_of(roost_hash##family(cfg, key), buckets_of(&cfg->v##family, old));     \
+        __u32 first = place.bucket[0], second = place.bucket[1];                                                       \
+        struct roost_bucket##family *a = bpf_map_lookup_elem(table, &first);                                           \
+        struct roost_bucket##family *b = bpf_map_lookup_elem(table, &second);                                          \
+        struct found found;                                                                                            \
+        if (!a || !b || !try_lock(&a->head.lock))                                                                      \
+            return -1;                                                                                                 \
+        if (first != second && !try_lock(&b->head.lock)) {                                                             \
+            unlock(&a->head.lock);                                                                                     \
+            return -1;                                                                                                 \
+        }                                                                                                              \
+        int there = find_in##family(table, &place, key, &found);                                                       \
+        if (first != second)                                                                                           \
+            unlock(&b->head.lock);                                                                                     \
+        unlock(&a->head.lock);                                                                                         \
+        return there;                                                                                                  \
+    }
+
+ROOST_IN_OLD(4)
+ROOST_IN_OLD(6)
+
+/* Generations in use and an endpoint, as one argument: a function of a BPF program has five. */
+#define BIRTH_WHERE(in_use, endpoint) ((in_use) << 16 | (endpoint))
+
+/* Puts it into the emptier of its two buckets, unless it is there by now. 0: no room, or no lock to be had, or a table began
+ * to grow in this moment. */
 #define ROOST_BEAR(family)                                                                                             \
-    static __noinline int bear##family(const struct roost_config *cfg, const struct roost_key *key, __u32 endpoint,    \
+    static __noinline int bear##family(const struct roost_config *cfg, const struct roost_key *key, __u32 where,       \
                                        const struct roost_ka *ka, __u32 now_s) {                                       \
-        __u32 current = ROOST_CURRENT(*(volatile const __u32 *)&cfg->v##family.in_use) % ROOST_GENERATIONS;            \
+        __u32 current = ROOST_CURRENT(where >> 16) % ROOST_GENERATIONS, endpoint = where & 0xffff;                     \
         void *table = bpf_map_lookup_elem(&tables##family, &current);                                                  \
         if (!table)                                                                                                    \
             return 0;                                                                                                  \
@@ -372,7 +405,9 @@ ROOST_PUT(6)
             unlock(&a->head.lock);                                                                                     \
             return 0;                                                                                                  \
         }                                                                                                              \
-        if (find_in##family(table, &place, key, &found)) {                                                             \
+        if (*(volatile const __u32 *)&cfg->v##family.in_use != where >> 16) {                                          \
+            born = 0;                                                                                                  \
+        } else if (find_in##family(table, &place, key, &found)) {                                                      \
             born = 1;                                                                                                  \
         } else {                                                                                                       \
             /* The emptier one, as the engine does. */                                                                 \

@@ -144,8 +144,14 @@ static __noinline int unknown(struct xdp_md *ctx, const struct roost_config *cfg
     if (!ended)
         return XDP_PASS;
     __u32 now_s = ward.now_ms / 1000;
-    if (p->v6 ? bear6(cfg, &p->key, birth->endpoint, &notes->ka, now_s)
-              : bear4(cfg, &p->key, birth->endpoint, &notes->ka, now_s))
+    __u32 in_use = *(volatile const __u32 *)(p->v6 ? &cfg->v6.in_use : &cfg->v4.in_use);
+    __u32 where = BIRTH_WHERE(in_use, birth->endpoint);
+    int there = 0;
+    if (ROOST_PREVIOUS(in_use))
+        there = p->v6 ? in_old6(cfg, &p->key, in_use) : in_old4(cfg, &p->key, in_use);
+    if (!there)
+        there = p->v6 ? bear6(cfg, &p->key, where, &notes->ka, now_s) : bear4(cfg, &p->key, where, &notes->ka, now_s);
+    if (there > 0)
         return ended == 2 ? SPEAKS : XDP_DROP;
     count(ROOST_N_BORN_REFUSED); /* its next packet brings the cookie, too */
     return XDP_DROP;
