@@ -261,6 +261,10 @@ static int place_generation(struct roost_datapath *d, bool v4, uint32_t which, i
     return complain(err, err_len, e, "cannot put a table in its place: %s", strerror(e));
 }
 
+static int forget_fd(int fd) {
+    return fd < 0 ? fd : close(fd);
+}
+
 static int open_generation(const struct roost_datapath *d, bool v4, uint32_t which, char *err, size_t err_len) {
     __u32 id;
     int fd = bpf_map_lookup_elem(outer_of(d, v4), &which, &id) ? -1 : bpf_map_get_fd_by_id(id);
@@ -325,7 +329,14 @@ int roost_datapath_use_generation(struct roost_datapath *d, struct roost_table *
         return complain(err, err_len, e, "cannot write the config map: %s", strerror(e));
     }
     int e = begin_generation(d, t, v4, which, fd, buckets, err, err_len);
-    return e ? e : tell_config(d, t, err, err_len);
+    if (!e)
+        e = tell_config(d, t, err, err_len);
+    if (e)
+        return e;
+    /* Whoever has not heard of it yet looks into the old one alone, and would miss what is moved. The kernel returns from
+     * a change to a map of maps when no program is running any more that began before it. */
+    fd = open_generation(d, v4, which, err, err_len);
+    return fd < 0 ? fd : forget_fd(place_generation(d, v4, which, fd, err, err_len));
 }
 
 void roost_datapath_end_previous(struct roost_datapath *d, struct roost_table *t, bool v4) {

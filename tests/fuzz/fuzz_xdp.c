@@ -250,6 +250,7 @@ static struct roost_ka claim_judged(const struct outcome *o, const uint8_t *fram
 /* What a SYN offers; of several options of a kind, the last. */
 struct offered {
     uint32_t mss, wscale, tsval;
+    uint32_t tsecr; /* of the first: that of a segment */
     bool sack, has_ts;
 };
 
@@ -271,6 +272,7 @@ static struct offered read_offer(const uint8_t *tcp, size_t header, bool v6) {
             o.sack = true;
         if (tcp[at] == 8 && tcp[at + 1] == 10) {
             o.tsval = get32(value);
+            o.tsecr = o.has_ts ? o.tsecr : get32(value + 4);
             o.has_ts = true;
         }
         at += tcp[at + 1];
@@ -373,6 +375,8 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
         claim_table(NULL, NULL, false);
         if (o->action == XDP_PASS) { /* no storm, or more than options in it: the stack's */
             bool answerable = t->l4_length <= 60 && read_offer(frame + t->l4, t->l4_length, t->v6).mss >= 536;
+            struct packet p = {.key = t->key, .v6 = t->v6};
+            answerable &= !s.payload && can_be_client(&p) && !(frame[0] & 1) && (host.sockets & 3) != HOST_CONNECTION;
             claim(birth->rate || !answerable, "a SYN was not answered");
             claim_passed(o, frame, length);
             return;
@@ -385,8 +389,11 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
     }
     uint32_t cookie = s.ack - 1;
     uint64_t now_ms = host.now_ns / 1000000;
-    bool late = s.payload <= 1 && cookie_good(&gate, &t->key, cookie, s.seq, now_ms);
-    bool good = late || cookie_good(&gate, &t->key, cookie, s.seq - 1, now_ms);
+    const uint8_t *tcp = frame + t->l4;
+    uint32_t echoed = read_offer(tcp, (size_t)(tcp[12] >> 4) * 4, t->v6).tsecr;
+    uint32_t agreed = s.has_ts ? TS_AGREED | (echoed & TS_BITS) : 0;
+    bool late = s.payload <= 1 && cookie_good(&gate, &t->key, cookie, s.seq, agreed, now_ms);
+    bool good = late || cookie_good(&gate, &t->key, cookie, s.seq - 1, agreed, now_ms);
     bool socket = (host.sockets & 3) == HOST_CONNECTION;
     if ((flags & ~(uint32_t)ROOST_FIN) != ROOST_ACK || !good || socket) {
         claim_passed(o, frame, length);

@@ -34,8 +34,8 @@ MUTANTS = (
         "SACK is agreed to with everybody",
         "xdp",
         "ebpf/born.h",
-        "| o->wscale | (o->sack ? TS_SACK : 0);",
-        "| o->wscale | TS_SACK;",
+        "carried = o->wscale | (o->sack ? TS_SACK : 0),",
+        "carried = o->wscale | TS_SACK,",
         "somebody was born with SACK, or without",
     ),
     Mutant(

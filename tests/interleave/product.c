@@ -9,7 +9,7 @@
 __u32 cookie_for(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn, __u64 now_ms);
 __u32 cookie_for(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn, __u64 now_ms) {
     __u32 period = (__u32)(now_ms / (COOKIE_PERIOD_S * 1000));
-    return cookie_of(gate, key, isn, period, 0, 0); /* the frames have no timestamps */
+    return cookie_of(gate, key, isn, period, 0, 0);
 }
 
 const unsigned long notes_size = sizeof(struct birth_notes);

@@ -36,7 +36,6 @@ struct scenario {
     void (*end)(bool killed); /* after each run: the claims about what came of it; killed: thread 0 was */
     int preemptions;          /* most of them in a run */
     bool mortal;              /* thread 0 may be killed */
-    bool open;                /* known to fail: explored only when it is named */
 };
 
 struct explored {
