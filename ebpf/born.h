@@ -352,6 +352,15 @@ static __always_inline void due_by(struct roost_bucket_head *head, __u32 due_s) 
 ROOST_PUT(4)
 ROOST_PUT(6)
 
+/* Somebody found no room: the next ones need not try. The engine opens again when it sees that there is some. */
+static __noinline int close_gate(void) {
+    __u32 zero = 0;
+    struct roost_births_gate *gate = bpf_map_lookup_elem(&births_gate, &zero);
+    if (gate)
+        gate->open_until_s = 0;
+    return 0;
+}
+
 /* Puts it into the emptier of its two buckets, unless it is there by now. 0: no room, or no lock to be had. */
 #define ROOST_BEAR(family)                                                                                             \
     static __noinline int bear##family(const struct roost_config *cfg, const struct roost_key *key, __u32 endpoint,    \
@@ -383,6 +392,8 @@ ROOST_PUT(6)
                 due_by(&into->head, now_s + ka->probe_interval_s);                                                     \
             if (born)                                                                                                  \
                 count(ROOST_N_BORN##family);                                                                           \
+            else                                                                                                       \
+                close_gate();                                                                                          \
         }                                                                                                              \
         if (first != second)                                                                                           \
             unlock(&b->head.lock);                                                                                     \
