@@ -384,6 +384,15 @@ ROOST_IN_OLD(6)
 /* Generations in use and an endpoint, as one argument: a function of a BPF program has five. */
 #define BIRTH_WHERE(in_use, endpoint) ((in_use) << 16 | (endpoint))
 
+/* Somebody found no room: the next ones need not try. The engine opens again when it sees that there is some. */
+static __noinline int close_gate(void) {
+    __u32 zero = 0;
+    struct roost_births_gate *gate = bpf_map_lookup_elem(&births_gate, &zero);
+    if (gate)
+        gate->open_until_s = 0;
+    return 0;
+}
+
 /* Puts it into the emptier of its two buckets, unless it is there by now. 0: no room, or no lock to be had, or a table began
  * to grow in this moment. */
 #define ROOST_BEAR(family)                                                                                             \
@@ -418,6 +427,8 @@ ROOST_IN_OLD(6)
                 due_by(&into->head, now_s + ka->probe_interval_s);                                                     \
             if (born)                                                                                                  \
                 count(ROOST_N_BORN##family);                                                                           \
+            else                                                                                                       \
+                close_gate();                                                                                          \
         }                                                                                                              \
         if (first != second)                                                                                           \
             unlock(&b->head.lock);                                                                                     \
