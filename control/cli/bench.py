@@ -203,8 +203,31 @@ def growth(connections: int, rounds: int, answers: int, as_json: bool) -> None:
     _measure("growth", as_json, connections=connections, rounds=rounds, answers=answers)
 
 
+_results = click.argument(
+    "results", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+
+
 @command.command()
-@click.argument("results", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_results
+def table(results: tuple[Path, ...]) -> None:
+    """Print what benches measured as a table in Markdown: files with what they printed with --json.
+
+    \b
+    Example:
+      ./roost bench table storm.json growth.json
+    """
+    require_checkout("Printing results")
+    from tests.bench import plot
+
+    try:
+        click.echo(plot.table(plot.results(results)))
+    except plot.PlotError as problem:
+        raise click.ClickException(str(problem)) from None
+
+
+@command.command()
+@_results
 @click.option(
     "--to",
     "directory",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of what the benches measured: `roost bench plot`.
+"""Pictures, and a table, of what the benches measured: `roost bench plot`, `roost bench table`.
 
 From the JSON lines that benches print with --json: `growth.svg`, how the cost of a connection grows with their
 number, and `peers.svg`, each figure beside those of others in the same run. Which of the two are drawn follows from
@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.bench.svg import Bar, Group, Panel, Point, bars, panels
+from tests.bench.svg import Bar, Group, Panel, Point, bars, number, panels
 
 OURS, OTHERS, BARE = "#1f6fb2", "#d08a2e", "#8a8a8a"
-Figures = Mapping[str, Mapping[str, float]]
+Figures = Mapping[str, Mapping[str, Any]]
 
 
 class PlotError(Exception):
@@ -87,6 +87,18 @@ def peer_groups(found: Mapping[str, Figures]) -> list[Group]:
             each = [Bar(name, figures[key]["median"], colour) for name, key, colour in who]
             groups.append(Group(title, unit, each))
     return groups
+
+
+def table(found: Mapping[str, Figures]) -> str:
+    """All figures in Markdown."""
+    lines = ["| bench | figure | median | least to most | runs | unit |", "|---|---|---:|---:|---:|---|"]
+    for bench, figures in found.items():
+        for key, figure in figures.items():
+            spread = f"{number(figure['min'])} to {number(figure['max'])}" if figure["runs"] > 1 else ""
+            lines.append(
+                f"| `{bench}` | `{key}` | {number(figure['median'])} | {spread} | {figure['runs']} | {figure['unit']} |"
+            )
+    return "\n".join(lines)
 
 
 def draw(files: Iterable[Path], directory: Path) -> list[Path]:

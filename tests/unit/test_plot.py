@@ -94,6 +94,13 @@ def test_the_command_says_what_it_drew(tmp_path: Path) -> None:
     assert (result.exit_code, result.stdout.split()) == (0, [str(tmp_path / "new" / "growth.svg")])
 
 
+def test_the_table_has_every_figure_with_its_spread(tmp_path: Path) -> None:
+    result = CliRunner().invoke(command, ["table", str(growth(tmp_path))])
+    assert result.exit_code == 0
+    assert "| `growth` | `ns_10000` | 410 | 400 to 500 | 3 |  |" in result.stdout.splitlines()
+    assert "| `growth` | `bytes_10000` | 47.5 |  | 1 |  |" in result.stdout.splitlines()
+
+
 @pytest.mark.parametrize(("value", "text"), [(0, "0"), (47.25, "47.2"), (999, "999"), (1234, "1,234"), (50_000, "50k"),
                                              (1_270_000, "1.27M")])  # fmt: skip
 def test_numbers_are_short(value: float, text: str) -> None:
