@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -200,3 +201,54 @@ def restart(connections: int, runs: int, as_json: bool) -> None:
 def growth(connections: int, rounds: int, answers: int, as_json: bool) -> None:
     """What memory and time a connection takes, from 10,000 connections on."""
     _measure("growth", as_json, connections=connections, rounds=rounds, answers=answers)
+
+
+_results = click.argument(
+    "results", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+
+
+@command.command()
+@_results
+def table(results: tuple[Path, ...]) -> None:
+    """Print what benches measured as a table in Markdown: files with what they printed with --json.
+
+    \b
+    Example:
+      ./roost bench table storm.json growth.json
+    """
+    require_checkout("Printing results")
+    from tests.bench import plot
+
+    try:
+        click.echo(plot.table(plot.results(results)))
+    except plot.PlotError as problem:
+        raise click.ClickException(str(problem)) from None
+
+
+@command.command()
+@_results
+@click.option(
+    "--to",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("docs/pictures"),
+    show_default=True,
+    help="Where the pictures go.",
+)
+def plot(results: tuple[Path, ...], directory: Path) -> None:
+    """Draw pictures (SVG) of what benches measured: files with what they printed with --json.
+
+    \b
+    Example:
+      sudo ./roost bench growth --json > growth.json
+      ./roost bench plot growth.json
+    """
+    require_checkout("Drawing")
+    from tests.bench.plot import PlotError, draw
+
+    try:
+        for picture in draw(results, directory):
+            click.echo(str(picture))
+    except PlotError as problem:
+        raise click.ClickException(str(problem)) from None
