@@ -507,8 +507,7 @@ static bool awake(struct roost_engine *e, struct roost_conn *c, struct rebuildin
     e->stat[ROOST_E_THAWED]++;
     e->stat[ROOST_E_REUSED] += client->spare;
     roost_leg_fresh(&c->client, client->fd);
-    c->client.writable = c->client.rebuilt = c->client.watched_out =
-        true; /* readable when something is replayed, or epoll says so */
+    c->client.writable = c->client.rebuilt = true; /* readable when something is replayed, or epoll says so */
     if (server) {
         roost_leg_fresh(&c->server, server->fd);
         c->server.readable = c->server.writable = c->server.rebuilt = true;
