@@ -408,3 +408,37 @@ def test_strangers_cannot_move_a_client(ends: Ends) -> None:
     assert before[0] != before[1]
     simulator.keep_alive(range(2))
     assert [_essence(simulator.client(i)) for i in range(2)] == before
+
+
+@FAMILIES
+def test_spoofed_syns_reach_the_server_and_their_senders_disown_them(lab: Lab, family: int) -> None:
+    port = next(_ports)
+    with (
+        Echo(lab.space("box"), lab.address("box", "wan0", family), port) as echo,
+        lab.simulator(CLIENTS, port, family, to_kernel=True) as simulator,
+    ):
+        sent = simulator.spoof_syns(range(CLIENTS), seconds=0.05, rate=10_000)
+        assert sent >= CLIENTS, "each in turn"
+        wait_until(
+            lambda: simulator.counters()["stray"] >= CLIENTS, 5, "the server answered, and was told to forget it"
+        )
+        assert simulator.census() == {ClientState.CLOSED: CLIENTS}
+        assert echo.accepted == 0
+        assert simulator.offences() == {}
+
+
+def test_segments_outside_of_the_window_leave_both_ends_as_they_were(ends: Ends) -> None:
+    simulator = ends.simulator
+    assert all_done(simulator.connect(range(CLIENTS)))
+    before = [_essence(simulator.client(i)) for i in range(CLIENTS)]
+    assert simulator.spoof_segments(range(CLIENTS), seconds=0.05, rate=10_000) >= CLIENTS
+    assert all_done(simulator.speak(range(CLIENTS), 100, 100)), "the connections live"
+    now = [_essence(simulator.client(i)) for i in range(CLIENTS)]
+    assert [(state, sent - 100 & 0xFFFFFFFF, heard - 100 & 0xFFFFFFFF) for state, sent, heard in now] == before
+
+
+def test_only_clients_that_exist_are_spoofed(lab: Lab) -> None:
+    with lab.simulator(10, next(_ports)) as simulator:
+        for clients in (range(0), range(5, 11), range(0, 10, 2)):
+            with pytest.raises(ValueError, match="has 10 clients"):
+                simulator.spoof_syns(clients, seconds=1)
