@@ -393,7 +393,7 @@ static __noinline int close_gate(void) {
     return 0;
 }
 
-/* Puts it into the emptier of its two buckets, unless it is there by now. 0: no room, or no lock to be had, or a table began
+/* Puts it into the emptier of its two buckets, unless it is there by now. 0: no room; -1: no lock to be had, or a table began
  * to grow in this moment. */
 #define ROOST_BEAR(family)                                                                                             \
     static __noinline int bear##family(const struct roost_config *cfg, const struct roost_key *key, __u32 where,       \
@@ -401,7 +401,7 @@ static __noinline int close_gate(void) {
         __u32 current = ROOST_CURRENT(where >> 16) % ROOST_GENERATIONS, endpoint = where & 0xffff;                     \
         void *table = bpf_map_lookup_elem(&tables##family, &current);                                                  \
         if (!table)                                                                                                    \
-            return 0;                                                                                                  \
+            return -1;                                                                                                 \
         struct roost_place place = roost_place_of(roost_hash##family(cfg, key), buckets_of(&cfg->v##family, current)); \
         __u32 first = place.bucket[0], second = place.bucket[1];                                                       \
         struct roost_bucket##family *a = bpf_map_lookup_elem(table, &first);                                           \
@@ -409,13 +409,13 @@ static __noinline int close_gate(void) {
         struct found found;                                                                                            \
         int born = 0;                                                                                                  \
         if (!a || !b || !try_lock(&a->head.lock))                                                                      \
-            return 0;                                                                                                  \
+            return -1;                                                                                                 \
         if (first != second && !try_lock(&b->head.lock)) {                                                             \
             unlock(&a->head.lock);                                                                                     \
-            return 0;                                                                                                  \
+            return -1;                                                                                                 \
         }                                                                                                              \
         if (*(volatile const __u32 *)&cfg->v##family.in_use != where >> 16) {                                          \
-            born = 0;                                                                                                  \
+            born = -1;                                                                                                 \
         } else if (find_in##family(table, &place, key, &found)) {                                                      \
             born = 1;                                                                                                  \
         } else {                                                                                                       \

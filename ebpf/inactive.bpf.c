@@ -128,12 +128,12 @@ static __noinline int unknown(struct xdp_md *ctx, const struct roost_config *cfg
         return XDP_PASS;
     struct birth_notes *notes = bpf_map_lookup_elem(&births_notes, &zero);
     struct birth_ward ward = {gate, birth, bpf_ktime_get_ns() / 1000000};
-    if (!notes || (__s32)(gate->open_until_s - (__u32)(ward.now_ms / 1000)) < 0 ||
-        read_segment(ctx, p, &notes->segment) <= 0)
+    if (!notes || read_segment(ctx, p, &notes->segment) <= 0)
         return XDP_PASS; /* the stack counts what is wrong with it */
     int flags = notes->segment.flags & (ROOST_FIN | ROOST_SYN | ROOST_RST | ROOST_ACK);
     if (flags == ROOST_SYN) {
-        if (!is_storm(birth, ward.now_ms))
+        /* A handshake that was begun may end, whatever the gate says by then. */
+        if ((__s32)(gate->open_until_s - (__u32)(ward.now_ms / 1000)) < 0 || !is_storm(birth, ward.now_ms))
             return XDP_PASS;
         int verdict = answer_syn(ctx, p, notes, &ward);
         return verdict ? verdict : XDP_PASS;
@@ -153,8 +153,8 @@ static __noinline int unknown(struct xdp_md *ctx, const struct roost_config *cfg
         there = p->v6 ? bear6(cfg, &p->key, where, &notes->ka, now_s) : bear4(cfg, &p->key, where, &notes->ka, now_s);
     if (there > 0)
         return ended == 2 ? SPEAKS : XDP_DROP;
-    count(ROOST_N_BORN_REFUSED); /* its next packet brings the cookie, too */
-    return XDP_DROP;
+    count(ROOST_N_BORN_REFUSED);
+    return there ? XDP_DROP : XDP_PASS; /* its next packet brings the cookie, too; without room it is told by RST */
 }
 
 /* A packet of a connection in the table. */

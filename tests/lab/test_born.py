@@ -390,12 +390,18 @@ def test_in_a_storm_they_are_born_and_else_accepted(stack: ExitStack) -> None:
 
 
 def test_a_full_table_means_the_ordinary_way_before_the_engine_knows(stack: ExitStack) -> None:
-    """They come faster than the engine looks whether there is room. Whoever was told a cookie before is refused."""
+    """They come faster than the engine looks whether there is room. Whoever was told a cookie before is refused, by RST."""
     nursery = Nursery(stack, table={"ipv4": 560, "ipv6": 560, "idle": 560, "grow": False})
-    clients = [nursery.connect(keepalives=True) for _ in range(700)]
+    clients: list[socket.socket] = []
+    refused = 0
+    while len(clients) < 700:
+        try:
+            clients.append(nursery.connect(keepalives=True))
+        except ConnectionResetError:
+            refused += 1
     time.sleep(4.5)  # the clients give up after 4 s
     lost = [client for client in clients if tcp_info(client).state != ESTABLISHED]
-    assert len(lost) <= 5
+    assert refused + len(lost) <= 5
     counters = nursery.counters()
     assert counters["born"] + counters["accepted"] == len(clients) - len(lost)
     assert counters["born"] > 400
