@@ -390,7 +390,7 @@ def test_in_a_storm_they_are_born_and_else_accepted(stack: ExitStack) -> None:
 
 
 def test_a_full_table_means_the_ordinary_way_before_the_engine_knows(stack: ExitStack) -> None:
-    """They come faster than the engine looks whether there is room. Whoever was told a cookie before is refused, by RST."""
+    """They come faster than the engine looks whether there is room. Whoever had a cookie by then is refused, by RST."""
     nursery = Nursery(stack, table={"ipv4": 560, "ipv6": 560, "idle": 560, "grow": False})
     clients: list[socket.socket] = []
     refused = 0
