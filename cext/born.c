@@ -98,7 +98,8 @@ void roost_births_turn(struct roost_engine *e) {
 }
 
 void roost_births_close(struct roost_engine *e) {
-    e->path.births_gate->open_until_s = 0;
+    if (e->path.births_gate) /* NULL: the data path could not be opened */
+        e->path.births_gate->open_until_s = 0;
 }
 
 void roost_table_used(struct roost_engine *e, uint64_t *used4, uint64_t *used6) {
