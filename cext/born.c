@@ -123,10 +123,6 @@ void roost_born_adopted(struct roost_engine *e) {
     e->born_before[1] = counters[ROOST_N_BORN6];
 }
 
-void roost_born_use_endpoint(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot) {
-    roost_endpoints_take(&e->table.endpoints, key->local, key->local_port, roost_table_service(&e->table, slot));
-}
-
 int roost_born_settle(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
     const struct roost_service *s = roost_service_of(e, roost_table_service(&e->table, slot));
     uint32_t window = ROOST_BORN_WINDOW(slot->rest) << ROOST_SND_WSCALE(slot->ctl);
@@ -147,7 +143,6 @@ int roost_born_settle(struct roost_engine *e, const struct roost_key *key, struc
     };
     /* One store makes it a connection with a rest slot: a successor finds either. */
     __atomic_store_n(&slot->rest, index, __ATOMIC_RELEASE);
-    roost_born_use_endpoint(e, key, slot);
     e->stat[ROOST_E_BORN_SPOKE]++;
     roost_hosts_add(&e->hosts, key);
     struct roost_event event;

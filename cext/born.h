@@ -25,9 +25,6 @@ void roost_table_used(struct roost_engine *e, uint64_t *used4, uint64_t *used6);
 /* How many were born and have not spoken yet. */
 uint64_t roost_born_unspoken(struct roost_engine *e);
 
-/* XDP counts no uses of endpoints: before roost_table_remove takes one away for this slot, it must have one. One that was
- * adopted has two then, which keeps what the service has anyway. */
-void roost_born_use_endpoint(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot);
 /* Makes one of them a connection like any other: somebody speaks, or wants to. 0, or ENOSPC: no rest slot is free. */
 int roost_born_settle(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot);
 

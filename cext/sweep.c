@@ -76,7 +76,6 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
     }
     if (ROOST_IS_BORN(slot->rest)) { /* nobody knew it by a number */
         e->stat[ROOST_E_BORN_GONE]++;
-        roost_born_use_endpoint(e, key, slot);
         roost_table_remove(&e->table, slot);
         return;
     }
