@@ -49,7 +49,11 @@ def seen(capture: Path, client_port: int) -> list[Frame]:
 
 
 def session(client: socket.socket, server: socket.socket, between: Callable[[], None]) -> None:
-    """Words and answers one after the other, more than a window of data, and an end from the client's side."""
+    """Words and answers one after the other and an end from the client's side.
+
+    The server ends when its last word has been read: an end that comes at the heels of a word may share its segment on
+    the way through the appliance.
+    """
     for number in range(3):
         client.sendall(b"question %d" % number)
         assert receive(server, 10) == b"question %d" % number
@@ -59,8 +63,8 @@ def session(client: socket.socket, server: socket.socket, between: Callable[[], 
     client.shutdown(socket.SHUT_WR)
     assert server.recv(1) == b""
     server.sendall(b"bye")
-    server.close()
     assert receive(client, 3) == b"bye"
+    server.close()
     assert client.recv(1) == b""
     client.close()
 
