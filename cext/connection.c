@@ -106,6 +106,7 @@ struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key
     *head = c;
     into_order(e, c);
     e->awake++;
+    roost_sockets_note(e, key);
     return c;
 }
 

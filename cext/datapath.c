@@ -40,10 +40,12 @@ enum {
     CHALLENGES,
     BIRTHS = ROOST_MAP_BIRTHS,
     BIRTHS_GATE,
+    BIRTHS_SOCKETS,
     REST
 };
-static const char *const map_name[ROOST_PINNED_MAPS] = {"config",   "tables4",    "tables6", "endpoints",   "ring",
-                                                        "counters", "challenges", "births",  "births_gate", "rest"};
+static const char *const map_name[ROOST_PINNED_MAPS] = {"config",      "tables4",        "tables6",    "endpoints",
+                                                        "ring",        "counters",       "challenges", "births",
+                                                        "births_gate", "births_sockets", "rest"};
 
 static int complain(char *err, size_t err_len, int error, const char *format, ...) {
     va_list args;
@@ -412,7 +414,8 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
                         err, err_len);
     d->cursor = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "cursor"), sizeof(*d->cursor), err, err_len);
     d->births_gate = map_memory(d, d->map_fd[BIRTHS_GATE], sizeof(*d->births_gate), err, err_len);
-    if (!d->births_gate || !endpoint || !t->rest || !d->out || !d->cursor)
+    d->births_sockets = map_memory(d, d->map_fd[BIRTHS_SOCKETS], sizeof(*d->births_sockets), err, err_len);
+    if (!d->births_gate || !d->births_sockets || !endpoint || !t->rest || !d->out || !d->cursor)
         return -ENOMEM;
     if (!d->births_gate->secret[0] &&
         getrandom(d->births_gate->secret, sizeof(d->births_gate->secret), 0) != sizeof(d->births_gate->secret))

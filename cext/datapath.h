@@ -4,7 +4,7 @@
  * interfaces, and is the way in (ring) and out (outbox) for single frames.
  *
  * Below pin_dir:  config tables4 tables6 endpoints ring counters challenges
- *                 births births_gate rest     the maps
+ *                 births births_gate births_sockets rest             the maps
  *                 xdp-IFNAME                                           the XDP link of each interface
  *                 lookup                                               the link of the socket lookup program
  *                 steer-IFNAME, loopback-IFNAME                        tc programs of an interface's ingress
@@ -19,11 +19,12 @@
 #include <stdint.h>
 
 #include "../ebpf/birth.h"
+#include "../ebpf/sockets.h"
 #include "../ebpf/frame.h"
 #include "table.h"
 
 #define ROOST_MAX_INTERFACES 8
-#define ROOST_PINNED_MAPS 10
+#define ROOST_PINNED_MAPS 11
 
 enum roost_pinned_map { /* what of roost_datapath.map_fd others than datapath.c need */
     ROOST_MAP_BIRTHS = 7
@@ -53,6 +54,7 @@ struct roost_datapath {
     struct roost_outbox_item *out; /* memory-mapped */
     uint32_t *cursor;
     struct roost_births_gate *births_gate; /* memory-mapped */
+    struct roost_sockets *births_sockets;  /* memory-mapped */
     int raw4, raw6; /* raw sockets: probes where no XDP driver or no neighbour is there (the kernel resolves it) */
     uint64_t replay_failed, probe_raw;
     struct {

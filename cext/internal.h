@@ -264,6 +264,7 @@ struct roost_engine {
     uint64_t stat[ROOST_E_COUNT];
     struct roost_growth growth;
     uint64_t births_ms;      /* when XDP is told the next time that we live */
+    uint64_t sockets_ms;     /* when the sockets that live are noted the next time */
     uint64_t born_before[2]; /* IPv4, IPv6: of XDP's counters when the tables were adopted */
     uint8_t scratch[ROOST_SCRATCH];
 };
@@ -295,6 +296,11 @@ void roost_accept_pause(struct roost_engine *e); /* no room: new clients and ser
 void roost_accept_resume(struct roost_engine *e);
 void roost_tell_pressure(struct roost_engine *e); /* descriptors run short */
 void roost_conn_timer(struct roost_engine *e, struct roost_conn *c);
+
+/* sockets.c: what XDP must know of sockets. When the engine starts; in each turn; before somebody gets one. */
+void roost_sockets_begin(struct roost_engine *e);
+void roost_sockets_turn(struct roost_engine *e);
+void roost_sockets_note(struct roost_engine *e, const struct roost_key *key);
 
 /* connection.c */
 int roost_conns_init(struct roost_engine *e, uint32_t expected);

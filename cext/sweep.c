@@ -204,6 +204,7 @@ void roost_sweep_turn(struct roost_engine *e) {
     if (e->now_ms < e->sweep_ms)
         return;
     roost_births_turn(e);
+    roost_sockets_turn(e);
     uint64_t buckets = roost_table_buckets(&e->table);
     uint32_t slice_ms = buckets > LARGE_BUCKETS ? SLICE_OF_LARGE_MS : SLICE_MS;
     uint64_t end = e->sweep_at + (buckets * slice_ms + 999) / 1000;

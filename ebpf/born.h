@@ -17,9 +17,11 @@
 #define ROOST_BORN_H
 
 #include "birth.h"
+#include "insert.h"
 #include "maps.h"
 #include "packet.h"
 #include "reply.h"
+#include "sockets.h"
 
 #ifndef AF_INET
 #define AF_INET 2
@@ -28,6 +30,7 @@
 #define CURRENT_NETNS (-1L)
 
 #define COOKIE_PERIOD_S 64
+#define CLOCK_PERIOD 0xffffffff /* no period of a cookie */
 #define COOKIE_HASH_BITS 27
 #define COOKIE_HASH_MASK ((1u << COOKIE_HASH_BITS) - 1)
 
@@ -39,8 +42,6 @@
 
 #define OUR_WSCALE 7u
 #define OUR_WINDOW 65152u /* bytes: a multiple of 2^OUR_WSCALE that a SYN-ACK can say, where windows are not scaled */
-
-#define LOCK_TRIES 4
 
 struct {
     __uint(type, BPF_MAP_TYPE_HASH);
@@ -57,6 +58,14 @@ struct {
     __type(value, struct roost_births_gate);
 } births_gate SEC(".maps");
 
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(map_flags, BPF_F_MMAPABLE);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct roost_sockets);
+} births_sockets SEC(".maps");
+
 /* How many SYNs came for a service, to see a storm. */
 struct birth_rate {
     __u64 tick;
@@ -69,6 +78,15 @@ struct {
     __type(key, __u32);
     __type(value, struct birth_rate);
 } births_rate SEC(".maps");
+
+/* Somebody found no room: the next ones need not try. The engine opens again when it sees that there is some. */
+static __noinline int close_gate(void) {
+    __u32 zero = 0;
+    struct roost_births_gate *gate = bpf_map_lookup_elem(&births_gate, &zero);
+    if (gate)
+        gate->open_until_s = 0;
+    return 0;
+}
 
 static __always_inline int is_storm(const struct roost_birth *birth, __u64 now_ms) {
     __u32 service = birth->service;
@@ -102,10 +120,16 @@ static __always_inline __u32 class_of_mss(__u32 mss) {
     return class;
 }
 
-/* agreed: TS_AGREED and the lowest bits of the SYN-ACK's TSval, or 0 without timestamps; and the MSS class from bit 8 on.
- * Not inlined: it needs much stack. */
-static __noinline __u64 birth_hash(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn,
-                                   __u32 period, __u32 agreed) {
+/* agreed: TS_AGREED and the lowest bits of the SYN-ACK's TSval, or 0 without timestamps; and the MSS class from bit 8 on. */
+static __always_inline __u64 birth_hash4(const struct roost_births_gate *gate, __u32 client, __u32 local, __u32 ports,
+                                         __u32 isn, __u32 period, __u32 agreed) {
+    __u64 word[3] = {(__u64)client << 32 | local, (__u64)ports << 32 | isn, (__u64)agreed << 32 | period};
+    return roost_siphash(gate->secret, word, 3);
+}
+
+/* Not inlined: it needs much stack. */
+static __noinline __u64 birth_hash6(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn,
+                                    __u32 period, __u32 agreed) {
     __u64 word[6];
     __builtin_memcpy(word, key->client, 16);
     __builtin_memcpy(word + 2, key->local, 16);
@@ -114,16 +138,48 @@ static __noinline __u64 birth_hash(const struct roost_births_gate *gate, const s
     return roost_siphash(gate->secret, word, 6);
 }
 
+#define PORTS(client, local) ((__u32)(client) << 16 | (local))
+
+/* Of packets, an IPv4-mapped source address is IPv4: from an IPv6 one nobody can be a client. */
+static __noinline __u64 birth_hash(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn,
+                                   __u32 period, __u32 agreed) {
+    __u64 high;
+    __builtin_memcpy(&high, key->client, 8);
+    if (!high)
+        return birth_hash4(gate, low32(key->client), low32(key->local), PORTS(key->client_port, key->local_port), isn,
+                           period, agreed);
+    return birth_hash6(gate, key, isn, period, agreed);
+}
+
+/* The cookie of a hash. */
+static __always_inline __u32 cookie_with(__u64 hash, __u32 period, __u32 class) {
+    return (period & 3) << 30 | class << COOKIE_HASH_BITS | ((__u32)hash & COOKIE_HASH_MASK);
+}
+
+static __always_inline __u32 cookie_class(__u32 cookie) {
+    return (cookie >> COOKIE_HASH_BITS) & 7;
+}
+
 static __always_inline __u32 cookie_of(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn,
                                        __u32 period, __u32 agreed, __u32 class) {
-    __u32 hash = birth_hash(gate, key, isn, period, agreed | class << 8);
-    return (period & 3) << 30 | class << COOKIE_HASH_BITS | (hash & COOKIE_HASH_MASK);
+    return cookie_with(birth_hash(gate, key, isn, period, agreed | class << 8), period, class);
 }
 
 /* Our clock for this connection: where it begins is nobody's business (RFC 7323 7.1). Not of the minute, for it has to be
  * found again. */
 static __always_inline __u32 birth_clock(const struct roost_births_gate *gate, const struct roost_key *key) {
-    return (__u32)(birth_hash(gate, key, 0, 0xffffffff, 0) >> 32);
+    return (__u32)(birth_hash(gate, key, 0, CLOCK_PERIOD, 0) >> 32);
+}
+
+static __always_inline __u32 birth_clock4(const struct roost_births_gate *gate, __u32 client, __u32 local,
+                                          __u32 ports) {
+    return (__u32)(birth_hash4(gate, client, local, ports, 0, CLOCK_PERIOD, 0) >> 32);
+}
+
+/* Our TSval of now, or of a moment ago, with what it carries. */
+static __always_inline __u32 carrying(__u32 now, __u32 carried) {
+    __u32 tsval = (now & ~TS_BITS) | carried;
+    return (__s32)(tsval - now) > 0 ? tsval - TS_BITS - 1 : tsval;
 }
 
 /* What is at hand when a packet comes that is for such a service. */
@@ -180,7 +236,7 @@ struct birth_notes {
     struct roost_segment segment;
     struct offer offer;
     struct reply reply;
-    struct roost_ka ka;
+    struct newborn born;
 };
 
 struct {
@@ -190,7 +246,16 @@ struct {
     __type(value, struct birth_notes);
 } births_notes SEC(".maps");
 
-/* Whether the kernel has a socket for exactly this 4-tuple: then the packet is that one's. */
+/* Whether a socket that was looked up is one for exactly its 4-tuple. */
+static __always_inline int is_connected(struct bpf_sock *sk) {
+    if (!sk)
+        return 0;
+    int connected = sk->state != 10 /* TCP_LISTEN */;
+    bpf_sk_release(sk);
+    return connected;
+}
+
+/* Whether the kernel has such a socket: then the packet is that one's. */
 static __noinline int has_socket(struct xdp_md *ctx, const struct packet *p) {
     struct bpf_sock_tuple tuple = {};
     if (p->v6) {
@@ -204,13 +269,8 @@ static __noinline int has_socket(struct xdp_md *ctx, const struct packet *p) {
         tuple.ipv4.sport = p->key.client_port;
         tuple.ipv4.dport = p->key.local_port;
     }
-    struct bpf_sock *sk =
-        bpf_skc_lookup_tcp(ctx, &tuple, p->v6 ? sizeof(tuple.ipv6) : sizeof(tuple.ipv4), CURRENT_NETNS, 0);
-    if (!sk)
-        return 0;
-    int established = sk->state != 10 /* TCP_LISTEN */;
-    bpf_sk_release(sk);
-    return established;
+    return is_connected(
+        bpf_skc_lookup_tcp(ctx, &tuple, p->v6 ? sizeof(tuple.ipv6) : sizeof(tuple.ipv4), CURRENT_NETNS, 0));
 }
 
 /* Whether the kernel would take a packet from this address to that one at all (RFC 1122 3.2.1.3, RFC 4291 2.7). One with a
@@ -267,10 +327,7 @@ static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, str
     r->options[0] = bpf_htonl(0x02040000 | ward->birth->mss);
     r->options_length = 4;
     if (o->has_ts) {
-        __u32 now = (__u32)ward->now_ms + birth_clock(ward->gate, &p->key);
-        __u32 tsval = (now & ~TS_BITS) | carried;
-        if ((__s32)(tsval - now) > 0)
-            tsval -= TS_BITS + 1;
+        __u32 tsval = carrying((__u32)ward->now_ms + birth_clock(ward->gate, &p->key), carried);
         r->options[1] = bpf_htonl(o->sack ? 0x0402080a : 0x0101080a);
         r->options[2] = bpf_htonl(tsval);
         r->options[3] = bpf_htonl(o->tsval);
@@ -284,161 +341,6 @@ static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, str
     return send_back(ctx, p, r);
 }
 
-static __always_inline int try_lock(__u32 *lock) {
-    for (int i = 0; i < LOCK_TRIES; i++)
-        if (__sync_val_compare_and_swap(lock, ROOST_LOCK_FREE, ROOST_LOCK_XDP) == ROOST_LOCK_FREE)
-            return 1;
-    return 0;
-}
-
-static __always_inline void unlock(__u32 *lock) {
-    __sync_val_compare_and_swap(lock, ROOST_LOCK_XDP, ROOST_LOCK_FREE); /* with a barrier */
-}
-
-/* Slots taken, and how many of them with this tag. */
-static __always_inline __u32 ones(__u64 mask) {
-    __u64 n = mask - ((mask >> 1) & 0x5555555555555555ULL);
-    n = (n & 0x3333333333333333ULL) + ((n >> 2) & 0x3333333333333333ULL);
-    n = (n + (n >> 4)) & 0x0f0f0f0f0f0f0f0fULL;
-    return (n * 0x0101010101010101ULL) >> 56;
-}
-
-#define ROOST_ALL_SLOTS ((1ULL << ROOST_BUCKET_SLOTS) - 1)
-
-/* Puts a record into a bucket whose lock is held; 0: it is full. */
-#define ROOST_PUT(family)                                                                                              \
-    static __always_inline int put##family(struct roost_bucket##family *b, __u8 tag, const struct roost_key *key,      \
-                                           __u32 endpoint, const struct roost_ka *ka) {                                \
-        __u32 at = lowest(matching(b->head.tags, 0));                                                                  \
-        if (at >= ROOST_BUCKET_SLOTS || ones(matching(b->head.tags, tag)) >= ROOST_SAME_TAG_MAX)                       \
-            return 0;                                                                                                  \
-        struct roost_slot##family *slot = &b->slot[at];                                                                \
-        __u32 ctl = (ka->ctl & ~0xff00u) | ((slot->ka.ctl + 0x100u) & 0xff00u);                                        \
-        __sync_lock_test_and_set(&slot->ka.ctl, (ctl & ~0xffu) | ROOST_FREEZING);                                      \
-        far##family(slot, key);                                                                                        \
-        slot->far_port = key->client_port;                                                                             \
-        slot->endpoint = endpoint;                                                                                     \
-        slot->ka.snd_nxt = ka->snd_nxt;                                                                                \
-        slot->ka.rcv_nxt = ka->rcv_nxt;                                                                                \
-        slot->ka.ts_offset = ka->ts_offset;                                                                            \
-        slot->ka.ts_recent = ka->ts_recent;                                                                            \
-        slot->ka.heard = ka->heard;                                                                                    \
-        slot->ka.window = ka->window;                                                                                  \
-        slot->ka.probe_interval_s = ka->probe_interval_s;                                                              \
-        slot->ka.rest = ka->rest;                                                                                      \
-        ctl_of(&slot->ka);                                                                                             \
-        b->head.tag[at] = tag;                                                                                         \
-        __sync_lock_test_and_set(&slot->ka.ctl, ctl);                                                                  \
-        return 1;                                                                                                      \
-    }
-
-static __always_inline void far4(struct roost_slot4 *slot, const struct roost_key *key) {
-    slot->far = low32(key->client);
-}
-
-static __always_inline void far6(struct roost_slot6 *slot, const struct roost_key *key) {
-    __builtin_memcpy(slot->far, key->client, 16);
-}
-
-/* The engine looks at the bucket by then. It may be changing the time, too: whoever loses looks again. */
-static __always_inline void due_by(struct roost_bucket_head *head, __u32 due_s) {
-    for (int i = 0; i < LOCK_TRIES; i++) {
-        __u32 now = *(volatile __u32 *)&head->due_s;
-        if (now <= due_s || __sync_val_compare_and_swap(&head->due_s, now, due_s) == now)
-            return;
-    }
-}
-
-ROOST_PUT(4)
-ROOST_PUT(6)
-
-/* Whether a key has been put into the generation that a table is growing out of, under the locks there. Somebody who still
- * sees that one alone may be about to do so; after us he sees the new one, too. -1: no lock to be had. */
-#define ROOST_IN_OLD(family)                                                                                           \
-    static __noinline int in_old##family(const struct roost_config *cfg, const struct roost_key *key, __u32 in_use) {  \
-        __u32 old = (ROOST_PREVIOUS(in_use) - 1) % ROOST_GENERATIONS;                                                  \
-        void *table = bpf_map_lookup_elem(&tables##family, &old);                                                      \
-        if (!table)                                                                                                    \
-            return 0; /* it has been grown out of meanwhile */                                                         \
-        struct roost_place place = roost_place_of(roost_hash##family(cfg, key), buckets_of(&cfg->v##family, old));     \
-        __u32 first = place.bucket[0], second = place.bucket[1];                                                       \
-        struct roost_bucket##family *a = bpf_map_lookup_elem(table, &first);                                           \
-        struct roost_bucket##family *b = bpf_map_lookup_elem(table, &second);                                          \
-        struct found found;                                                                                            \
-        if (!a || !b || !try_lock(&a->head.lock))                                                                      \
-            return -1;                                                                                                 \
-        if (first != second && !try_lock(&b->head.lock)) {                                                             \
-            unlock(&a->head.lock);                                                                                     \
-            return -1;                                                                                                 \
-        }                                                                                                              \
-        int there = find_in##family(table, &place, key, &found);                                                       \
-        if (first != second)                                                                                           \
-            unlock(&b->head.lock);                                                                                     \
-        unlock(&a->head.lock);                                                                                         \
-        return there;                                                                                                  \
-    }
-
-ROOST_IN_OLD(4)
-ROOST_IN_OLD(6)
-
-/* Generations in use and an endpoint, as one argument: a function of a BPF program has five. */
-#define BIRTH_WHERE(in_use, endpoint) ((in_use) << 16 | (endpoint))
-
-/* Somebody found no room: the next ones need not try. The engine opens again when it sees that there is some. */
-static __noinline int close_gate(void) {
-    __u32 zero = 0;
-    struct roost_births_gate *gate = bpf_map_lookup_elem(&births_gate, &zero);
-    if (gate)
-        gate->open_until_s = 0;
-    return 0;
-}
-
-/* Puts it into the emptier of its two buckets, unless it is there by now. 0: no room; -1: no lock to be had, or a table began
- * to grow in this moment. */
-#define ROOST_BEAR(family)                                                                                             \
-    static __noinline int bear##family(const struct roost_config *cfg, const struct roost_key *key, __u32 where,       \
-                                       const struct roost_ka *ka, __u32 now_s) {                                       \
-        __u32 current = ROOST_CURRENT(where >> 16) % ROOST_GENERATIONS, endpoint = where & 0xffff;                     \
-        void *table = bpf_map_lookup_elem(&tables##family, &current);                                                  \
-        if (!table)                                                                                                    \
-            return -1;                                                                                                 \
-        struct roost_place place = roost_place_of(roost_hash##family(cfg, key), buckets_of(&cfg->v##family, current)); \
-        __u32 first = place.bucket[0], second = place.bucket[1];                                                       \
-        struct roost_bucket##family *a = bpf_map_lookup_elem(table, &first);                                           \
-        struct roost_bucket##family *b = bpf_map_lookup_elem(table, &second);                                          \
-        struct found found;                                                                                            \
-        int born = 0;                                                                                                  \
-        if (!a || !b || !try_lock(&a->head.lock))                                                                      \
-            return -1;                                                                                                 \
-        if (first != second && !try_lock(&b->head.lock)) {                                                             \
-            unlock(&a->head.lock);                                                                                     \
-            return -1;                                                                                                 \
-        }                                                                                                              \
-        if (*(volatile const __u32 *)&cfg->v##family.in_use != where >> 16) {                                          \
-            born = -1;                                                                                                 \
-        } else if (find_in##family(table, &place, key, &found)) {                                                      \
-            born = 1;                                                                                                  \
-        } else {                                                                                                       \
-            /* The emptier one, as the engine does. */                                                                 \
-            struct roost_bucket##family *into =                                                                        \
-                ones(matching(a->head.tags, 0)) >= ones(matching(b->head.tags, 0)) ? a : b;                            \
-            born = put##family(into, place.tag, key, endpoint, ka);                                                    \
-            if (born && ka->probe_interval_s)                                                                          \
-                due_by(&into->head, now_s + ka->probe_interval_s);                                                     \
-            if (born)                                                                                                  \
-                count(ROOST_N_BORN##family);                                                                           \
-            else                                                                                                       \
-                close_gate();                                                                                          \
-        }                                                                                                              \
-        if (first != second)                                                                                           \
-            unlock(&b->head.lock);                                                                                     \
-        unlock(&a->head.lock);                                                                                         \
-        return born;                                                                                                   \
-    }
-
-ROOST_BEAR(4)
-ROOST_BEAR(6)
-
 /* Whether this acknowledgement brings a cookie of ours back; isn: the sequence number that its SYN had; agreed: of
  * birth_hash. */
 static __always_inline int cookie_good(const struct roost_births_gate *gate, const struct roost_key *key, __u32 cookie,
@@ -446,16 +348,25 @@ static __always_inline int cookie_good(const struct roost_births_gate *gate, con
     __u32 now = (__u32)(now_ms / (COOKIE_PERIOD_S * 1000)), age = (now - (cookie >> 30)) & 3;
     if (age > 1)
         return 0;
-    __u32 class = (cookie >> COOKIE_HASH_BITS) & 7;
-    return cookie_of(gate, key, isn, now - age, agreed, class) == cookie;
+    return cookie_of(gate, key, isn, now - age, agreed, cookie_class(cookie)) == cookie;
 }
 
-/* A record in notes->ka out of the acknowledgement that ends a handshake: 1; 2: its packet is more than that; 0: it ends
+/* What the SYN-ACK's timestamp has carried there and back. */
+static __always_inline void agree(struct roost_ka *ka, __u32 tsecr) {
+    __u32 wscale = tsecr & TS_WSCALE;
+    ka->ctl |= ROOST_F_TIMESTAMPS << 16 | (tsecr & TS_SACK ? ROOST_F_SACK << 16 : 0);
+    if (wscale != 15) {
+        ka->ctl |= ROOST_F_WSCALE << 16 | wscale << 24 | OUR_WSCALE << 28;
+        ka->window = OUR_WINDOW >> OUR_WSCALE;
+    }
+}
+
+/* A record in notes->born.ka out of the acknowledgement that ends a handshake: 1; 2: its packet is more than that; 0: it ends
  * none, and is the stack's. */
 static __noinline int end_handshake(struct xdp_md *ctx, const struct packet *p, struct birth_notes *notes,
                                     const struct birth_ward *ward) {
     const struct roost_segment *s = &notes->segment;
-    struct roost_ka *ka = &notes->ka;
+    struct roost_ka *ka = &notes->born.ka;
     const struct roost_births_gate *gate = ward->gate;
     __u64 now_ms = ward->now_ms;
     __u32 cookie = s->ack - 1, isn = s->seq - 1, agreed = s->has_ts ? (s->tsecr & TS_BITS) | TS_AGREED : 0;
@@ -474,20 +385,15 @@ static __noinline int end_handshake(struct xdp_md *ctx, const struct packet *p, 
     if (has_socket(ctx, p))
         return 0;
     ka->ctl = ROOST_IDLE;
-    __u32 raw_window = s->window;
     if (s->has_ts) {
-        __u32 wscale = s->tsecr & TS_WSCALE;
-        ka->ctl |= ROOST_F_TIMESTAMPS << 16 | (s->tsecr & TS_SACK ? ROOST_F_SACK << 16 : 0);
-        if (wscale != 15) {
-            ka->ctl |= ROOST_F_WSCALE << 16 | wscale << 24 | OUR_WSCALE << 28;
-            ka->window = OUR_WINDOW >> OUR_WSCALE;
-        }
+        agree(ka, s->tsecr);
         ka->ts_offset = birth_clock(gate, &p->key);
         ka->ts_recent = s->tsval;
     }
-    ka->heard = ROOST_HEARD(now_ms / 1000, 0, 0);
+    notes->born.now_s = now_ms / 1000;
+    ka->heard = ROOST_HEARD(notes->born.now_s, 0, 0);
     ka->probe_interval_s = ward->birth->probe_interval_s;
-    ka->rest = ROOST_BORN(mss_of_class((cookie >> COOKIE_HASH_BITS) & 7), raw_window);
+    ka->rest = ROOST_BORN(mss_of_class(cookie_class(cookie)), s->window);
     return late || s->payload || s->flags & ROOST_FIN ? 2 : 1;
 }
 

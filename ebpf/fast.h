@@ -13,6 +13,8 @@
 #include "packet.h"
 
 #define FAST_LONG_WAY (-1)
+#define FAST_SYN (-2)     /* it is one (ebpf/fast_born.h) */
+#define FAST_BIRTH (-3)   /* an acknowledgement for nobody in the table: of a handshake, perhaps */
 #define FAST_CANDIDATES 3 /* slots with the right tag that are looked at */
 #define TS_LAYOUT bpf_htonl(0x0101080a)
 
@@ -56,8 +58,10 @@ static __always_inline __u64 fast_matching(const volatile __u64 *tags, __u8 tag)
     return mask;
 }
 
+/* 0, and *sure says whether it is not there. */
 static __always_inline struct roost_ka *fast_find(void *table, const struct roost_place *place, const struct iphdr *ip,
-                                                  const struct tcphdr *tcp, __u32 *ctl) {
+                                                  const struct tcphdr *tcp, __u32 *ctl, int *sure) {
+    *sure = 0;
     for (int side = 0; side < 2; side++) {
         __u32 index = side ? place->bucket[1] : place->bucket[0];
         struct roost_bucket4 *b = bpf_map_lookup_elem(table, &index);
@@ -79,11 +83,31 @@ static __always_inline struct roost_ka *fast_find(void *table, const struct roos
                 return &s->ka;
             mask &= mask - 1;
         }
+        if (mask)
+            return 0;
     }
+    *sure = 1;
     return 0;
 }
 
-/* A verdict, or FAST_LONG_WAY with nothing changed. */
+static __always_inline __u64 fast_hash(const struct roost_config *cfg, const struct iphdr *ip,
+                                       const struct tcphdr *tcp) {
+    __u64 word[2] = {((__u64)ip->saddr << 32) | ip->daddr, ((__u64)tcp->source << 16) | tcp->dest};
+    return roost_siphash(cfg->seed, word, 2);
+}
+
+/* The frame goes back where it came from. */
+static __always_inline void fast_turn(__u16 *mac) {
+    __u16 far[3] = {mac[0], mac[1], mac[2]};
+    mac[0] = mac[3];
+    mac[1] = mac[4];
+    mac[2] = mac[5];
+    mac[3] = far[0];
+    mac[4] = far[1];
+    mac[5] = far[2];
+}
+
+/* A verdict, or one of the others above with nothing changed. */
 static __noinline int fast(struct xdp_md *ctx, const struct roost_config *cfg) {
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
     struct ethhdr *eth = data;
@@ -95,6 +119,8 @@ static __noinline int fast(struct xdp_md *ctx, const struct roost_config *cfg) {
         return FAST_LONG_WAY;
     int timestamps = tcp->doff == 8;
     __u32 flags = ((__u8 *)tcp)[13] & (ROOST_FIN | ROOST_SYN | ROOST_RST | ROOST_ACK | ROOST_URG);
+    if (flags == ROOST_SYN)
+        return FAST_SYN;
     if (flags != ROOST_ACK ||
         (timestamps ? ip->tot_len != bpf_htons(52) : tcp->doff != 5 || ip->tot_len != bpf_htons(40)))
         return FAST_LONG_WAY;
@@ -104,15 +130,15 @@ static __noinline int fast(struct xdp_md *ctx, const struct roost_config *cfg) {
     if (ROOST_PREVIOUS(in_use))
         return FAST_LONG_WAY;
 
-    __u64 word[2] = {((__u64)ip->saddr << 32) | ip->daddr, ((__u64)tcp->source << 16) | tcp->dest};
     __u32 generation = ROOST_CURRENT(in_use) % ROOST_GENERATIONS, ctl;
     void *table = bpf_map_lookup_elem(&tables4, &generation);
     if (!table)
         return FAST_LONG_WAY;
-    struct roost_place place = roost_place_of(roost_siphash(cfg->seed, word, 2), buckets_of(&cfg->v4, generation));
-    struct roost_ka *slot = fast_find(table, &place, ip, tcp, &ctl);
+    struct roost_place place = roost_place_of(fast_hash(cfg, ip, tcp), buckets_of(&cfg->v4, generation));
+    int absent;
+    struct roost_ka *slot = fast_find(table, &place, ip, tcp, &ctl, &absent);
     if (!slot)
-        return FAST_LONG_WAY;
+        return absent && timestamps ? FAST_BIRTH : FAST_LONG_WAY;
     __u32 snd_nxt = slot->snd_nxt, rcv_nxt = slot->rcv_nxt, ts_offset = slot->ts_offset, ts_recent = slot->ts_recent;
     __u32 heard = slot->heard, window = slot->window, phase = ROOST_PHASE(ctl);
     if (ordered_ctl(slot) != ctl || (phase != ROOST_IDLE && phase != ROOST_SLEEP) || bpf_ntohl(tcp->ack_seq) != snd_nxt)
@@ -143,14 +169,7 @@ static __noinline int fast(struct xdp_md *ctx, const struct roost_config *cfg) {
         return XDP_DROP;
     }
 
-    __u16 *mac = (void *)eth;
-    __u16 far[3] = {mac[0], mac[1], mac[2]};
-    mac[0] = mac[3];
-    mac[1] = mac[4];
-    mac[2] = mac[5];
-    mac[3] = far[0];
-    mac[4] = far[1];
-    mac[5] = far[2];
+    fast_turn((void *)eth);
     __be32 *ip_words = (void *)ip, *tcp_words = (void *)tcp;
     ip_words[0] = bpf_htonl(0x45000000 | (timestamps ? 52 : 40));
     ip_words[1] = bpf_htonl(0x4000); /* don't fragment */

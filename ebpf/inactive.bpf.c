@@ -9,6 +9,7 @@
 #include "packet.h"
 #include "born.h"
 #include "fast.h"
+#include "fast_born.h"
 #include "judge.h"
 #include "reply.h"
 
@@ -112,6 +113,29 @@ full:
     return XDP_DROP;
 }
 
+/* Not inlined: it needs much stack. */
+static __noinline __u64 key_hash(const struct roost_config *cfg, const struct roost_key *key, int v6) {
+    return v6 ? roost_hash6(cfg, key) : roost_hash4(cfg, key);
+}
+
+/* Puts a connection that has just been born into the table; as insert4() says. */
+static __noinline int settle_in(const struct roost_config *cfg, const struct packet *p, struct newborn *n,
+                                const struct roost_birth *birth) {
+    n->key = p->key;
+    n->hash = key_hash(cfg, &n->key, p->v6);
+    n->in_use = *(volatile const __u32 *)(p->v6 ? &cfg->v6.in_use : &cfg->v4.in_use);
+    n->endpoint = birth->endpoint;
+    if (ROOST_PREVIOUS(n->in_use)) {
+        int there = p->v6 ? in_old6(cfg, n) : in_old4(cfg, n);
+        if (there)
+            return there;
+    }
+    int there = p->v6 ? insert6(cfg, n) : insert4(cfg, n);
+    if (!there)
+        close_gate();
+    return there;
+}
+
 #define SPEAKS (-1)
 
 /* A packet of no connection that we know: of one that is being born, perhaps. A verdict, or SPEAKS: it is in the table now,
@@ -133,24 +157,23 @@ static __noinline int unknown(struct xdp_md *ctx, const struct roost_config *cfg
     int flags = notes->segment.flags & (ROOST_FIN | ROOST_SYN | ROOST_RST | ROOST_ACK);
     if (flags == ROOST_SYN) {
         /* A handshake that was begun may end, whatever the gate says by then. */
-        if ((__s32)(gate->open_until_s - (__u32)(ward.now_ms / 1000)) < 0 || !is_storm(birth, ward.now_ms))
-            return XDP_PASS;
-        int verdict = answer_syn(ctx, p, notes, &ward);
-        return verdict ? verdict : XDP_PASS;
+        __u32 now_s = ward.now_ms / 1000;
+        int verdict = 0;
+        if ((__s32)(gate->open_until_s - now_s) >= 0 && is_storm(birth, ward.now_ms))
+            verdict = answer_syn(ctx, p, notes, &ward);
+        if (verdict)
+            return verdict;
+        struct roost_sockets *sockets = bpf_map_lookup_elem(&births_sockets, &zero);
+        if (sockets)
+            roost_socket_note(sockets, key_hash(cfg, &p->key, p->v6), now_s);
+        return XDP_PASS;
     }
     if ((flags & ~ROOST_FIN) != ROOST_ACK)
         return XDP_PASS;
     int ended = end_handshake(ctx, p, notes, &ward);
     if (!ended)
         return XDP_PASS;
-    __u32 now_s = ward.now_ms / 1000;
-    __u32 in_use = *(volatile const __u32 *)(p->v6 ? &cfg->v6.in_use : &cfg->v4.in_use);
-    __u32 where = BIRTH_WHERE(in_use, birth->endpoint);
-    int there = 0;
-    if (ROOST_PREVIOUS(in_use))
-        there = p->v6 ? in_old6(cfg, &p->key, in_use) : in_old4(cfg, &p->key, in_use);
-    if (!there)
-        there = p->v6 ? bear6(cfg, &p->key, where, &notes->ka, now_s) : bear4(cfg, &p->key, where, &notes->ka, now_s);
+    int there = settle_in(cfg, p, &notes->born, birth);
     if (there > 0)
         return ended == 2 ? SPEAKS : XDP_DROP;
     count(ROOST_N_BORN_REFUSED);
@@ -201,22 +224,28 @@ static __noinline int known(struct xdp_md *ctx, const struct packet *p, const st
     }
 }
 
-SEC("xdp")
-int roost_inactive(struct xdp_md *ctx) {
+static __noinline int long_way(struct xdp_md *ctx, const struct roost_config *cfg) {
     struct packet p = {};
-    __u32 zero = 0;
-    const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
-    if (!cfg)
-        return XDP_PASS;
-    int verdict = fast(ctx, cfg);
-    if (verdict != FAST_LONG_WAY)
-        return verdict;
     if (!parse(ctx, &p))
         return p.not_ip ? outbox_or_pass(ctx, cfg) : XDP_PASS;
     struct found found = {};
     if (find(cfg, &p.key, p.v6, &found))
         return known(ctx, &p, &found);
-    verdict = unknown(ctx, cfg, &p);
+    int verdict = unknown(ctx, cfg, &p);
     /* It did more than end its handshake: the engine knows what to do about it. */
     return verdict == SPEAKS ? hand_over(ctx, &p, ROOST_WHY_HOLD) : verdict;
+}
+
+SEC("xdp")
+int roost_inactive(struct xdp_md *ctx) {
+    __u32 zero = 0;
+    const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
+    if (!cfg)
+        return XDP_PASS;
+    int verdict = fast(ctx, cfg);
+    if (verdict == FAST_SYN)
+        verdict = fast_syn(ctx, cfg);
+    else if (verdict == FAST_BIRTH)
+        verdict = fast_birth(ctx, cfg);
+    return verdict == FAST_LONG_WAY ? long_way(ctx, cfg) : verdict;
 }

@@ -40,6 +40,7 @@ static uint64_t counts[ROOST_N_COUNT];
 static struct roost_outbox_item items[ROOST_OUTBOX_ITEMS];
 static uint32_t cursor_value;
 static struct roost_births_gate gate;
+static struct roost_sockets sockets;
 static struct birth_rate rate;
 static struct birth_notes notes;
 
@@ -50,6 +51,7 @@ static void give_maps(void) {
     host_map_array(&outbox, items, ROOST_OUTBOX_ITEMS, sizeof(items[0]));
     host_map_array(&cursor, &cursor_value, 1, sizeof(cursor_value));
     host_map_array(&births_gate, &gate, 1, sizeof(gate));
+    host_map_array(&births_sockets, &sockets, 1, sizeof(sockets));
     host_map_array(&births_rate, &rate, 1, sizeof(rate));
     host_map_array(&births_notes, &notes, 1, sizeof(notes));
     host_map_hash(&births, 4, sizeof(struct roost_birth_place), sizeof(struct roost_birth));
@@ -359,6 +361,19 @@ static void claim_cookie(const struct outcome *o, const uint8_t *frame, const st
         claim(slot->ts_recent == offer.tsval + 1, "somebody was born with another clock");
 }
 
+static uint64_t hash_of(const struct roost_key *key) {
+    return roost_key_is_v4(key) ? roost_hash4(&world.table.config, key) : roost_hash6(&world.table.config, key);
+}
+
+/* If the kernel has a socket for a key, somebody has noted it. */
+static void note_socket(const struct roost_key *key) {
+    bool any = false;
+    for (int i = 0; i < 32; i += 2)
+        any |= (host.sockets >> i & 3) == HOST_CONNECTION;
+    if (any)
+        roost_socket_note(&sockets, hash_of(key), (uint32_t)(host.now_ns / 1000000000));
+}
+
 /* A frame for nobody in the table. */
 static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t length, const struct tuple *t,
                            bool whole) {
@@ -378,6 +393,8 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
             struct packet p = {.key = t->key, .v6 = t->v6};
             answerable &= !s.payload && can_be_client(&p) && !(frame[0] & 1) && (host.sockets & 3) != HOST_CONNECTION;
             claim(birth->rate || !answerable, "a SYN was not answered");
+            claim(roost_socket_perhaps(&sockets, hash_of(&t->key), (uint32_t)(host.now_ns / 1000000000)),
+                  "a SYN that may make a socket was not noted");
             claim_passed(o, frame, length);
             return;
         }
@@ -427,6 +444,8 @@ static void check(const uint8_t *frame, size_t length) {
     const struct roost_ka *slot = whole ? roost_table_find(&world.table, &t.key) : NULL;
     struct roost_ka ka = slot ? *slot : (struct roost_ka){0};
     remember_table();
+    if (whole)
+        note_socket(&t.key);
 
     struct outcome o = run(frame, length);
     if (!slot) {
@@ -494,6 +513,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     host.sockets = 0;
     memset(&rate, 0, sizeof(rate));
     memset(&gate, 0, sizeof(gate));
+    memset(&sockets, 0, sizeof(sockets));
     while (in.at < in.end) {
         size_t length, got;
         int i;

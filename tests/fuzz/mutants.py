@@ -39,6 +39,22 @@ MUTANTS = (
         "somebody was born with SACK, or without",
     ),
     Mutant(
+        "a SYN of Linux is not summed",
+        "xdp",
+        "ebpf/fast_born.h",
+        " || fold_words(pseudo + words(tcp_words, 10)) != 0xffff)",
+        ")",
+        "CLAIM BROKEN",
+    ),
+    Mutant(
+        "nobody notes whose SYN goes to the stack",
+        "xdp",
+        "ebpf/fast_born.h",
+        "        roost_socket_note(sockets, key_hash, now_s);\n",
+        "",
+        "was not noted",
+    ),
+    Mutant(
         "an answer keeps the frame's length",
         "xdp",
         "ebpf/reply.h",

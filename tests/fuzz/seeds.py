@@ -101,6 +101,11 @@ def _xdp() -> dict[str, bytes]:
                 for c in (22, 23)
             )
         )
+    seeds["born-wrong"] = (
+        do_gate
+        + b"\0"
+        + b"".join(do_frame + frame(22, flags=SYN, options=OF_LINUX, wrong=bit, tail=b"\7") for bit in (1, 2))
+    )
     seeds["born-late"] = (
         do_gate + b"\0" + do_frame + frame(22, flags=SYN) + do_time + b"\xff\xff" + do_frame + frame(22)
     )

@@ -10,7 +10,7 @@ import pytest
 from tests.interleave.explore import BrokenClaimError, build, explore, scenarios
 from tests.mutants import Mutant, plant
 
-TABLE, MAPS, BORN, MODEL = "cext/table.c", "ebpf/maps.h", "ebpf/born.h", "tests/interleave/model.c"
+TABLE, MAPS, INSERT, MODEL = "cext/table.c", "ebpf/maps.h", "ebpf/insert.h", "tests/interleave/model.c"
 MUTANTS = (
     Mutant(
         "a reader does not look whether the slot changed hands",
@@ -47,15 +47,15 @@ MUTANTS = (
     Mutant(
         "who is to be born is not looked up again under the lock",
         "two acknowledgements of one birth",
-        BORN,
-        "        } else if (find_in##family(table, &place, key, &found)) {",
-        "        } else if (!found.slot && 0) {",
+        INSERT,
+        "(same_a | same_b) && find_in##family(table, &place, &n->key, &found)",
+        "0 && found.slot",
         "C is in the table twice",
     ),
     Mutant(
         "a birth does not lock",
         "a birth while another falls asleep",
-        BORN,
+        INSERT,
         "ROOST_LOCK_FREE, ROOST_LOCK_XDP) == ROOST_LOCK_FREE)",
         "ROOST_LOCK_FREE, ROOST_LOCK_XDP) <= ROOST_LOCK_ENGINE)",
         "CLAIM BROKEN",
