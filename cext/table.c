@@ -140,18 +140,25 @@ static void unlock_both(const struct roost_generation *g, bool v4, const struct 
         unlock(head_of(g, v4, place->bucket[1]));
 }
 
-/* Free position in a bucket, -1 when there is none or when the tag is there too often; *used counts the taken. */
-static int free_position(const struct roost_bucket_head *head, uint8_t tag, int *used) {
-    int position = -1, same = 0;
+/* Free position in a bucket, one of a key's home if there is; -1 when there is none or when the tag is there too often.
+ * *used counts the taken. */
+static int free_position(const struct roost_bucket_head *head, const struct roost_place *place, int side, int *used) {
+    int position = -1, at_home = -1, same = 0;
     *used = 0;
     for (int i = 0; i < ROOST_BUCKET_SLOTS; i++) {
-        same += head->tag[i] == tag;
-        if (head->tag[i])
+        same += head->tag[i] == place->tag;
+        if (head->tag[i]) {
             ++*used;
-        else if (position < 0)
+            continue;
+        }
+        if (position < 0)
             position = i;
+        if (at_home < 0 && !side && i >= place->home && i < place->home + ROOST_HOME_SLOTS)
+            at_home = i;
     }
-    return same < ROOST_SAME_TAG_MAX ? position : -1;
+    if (same >= ROOST_SAME_TAG_MAX)
+        return -1;
+    return at_home < 0 ? position : at_home;
 }
 
 /* Puts a slot into a generation: the far end and endpoint are set. NULL: there is no room. */
@@ -164,8 +171,8 @@ static struct roost_ka *put(struct roost_table *t, const struct roost_generation
     struct roost_ka *slot = NULL;
     lock_both(g, v4, &place);
     for (int side = 0; side < 2; side++)
-        position[side] = free_position(head_of(g, v4, place.bucket[side]), place.tag, &used[side]);
-    int side = position[0] < 0 || (position[1] >= 0 && used[1] < used[0]);
+        position[side] = free_position(head_of(g, v4, place.bucket[side]), &place, side, &used[side]);
+    int side = position[0] < 0 || (position[1] >= 0 && roost_side((uint32_t)used[0], (uint32_t)used[1]));
     if (position[side] >= 0) {
         uint32_t at = (uint32_t)position[side];
         slot = slot_of(g, v4, place.bucket[side], at);

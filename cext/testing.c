@@ -75,13 +75,15 @@ void roost_testing_remove(struct roost_table_handle *h, struct roost_ka *slot) {
     roost_table_remove(&h->table, slot);
 }
 
-void roost_testing_place(struct roost_table_handle *h, const struct roost_key *key, uint32_t *buckets, uint8_t *tag) {
+void roost_testing_place(struct roost_table_handle *h, const struct roost_key *key, uint32_t *buckets, uint8_t *tag,
+                         uint8_t *home) {
     const struct roost_config *config = &h->table.config;
     struct roost_place place = roost_key_is_v4(key) ? roost_place_of(roost_hash4(config, key), config->v4.buckets[0])
                                                     : roost_place_of(roost_hash6(config, key), config->v6.buckets[0]);
     buckets[0] = place.bucket[0];
     buckets[1] = place.bucket[1];
     *tag = place.tag;
+    *home = place.home;
 }
 
 int roost_testing_grow(struct roost_table_handle *h, int v4, uint32_t slots) {

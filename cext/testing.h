@@ -21,7 +21,8 @@ struct roost_ka *roost_testing_insert(struct roost_table_handle *t, const struct
 struct roost_ka *roost_testing_find(struct roost_table_handle *t, const struct roost_key *key);
 void roost_testing_remove(struct roost_table_handle *t, struct roost_ka *slot);
 /* Where a key may lie: its two buckets and its tag. */
-void roost_testing_place(struct roost_table_handle *t, const struct roost_key *key, uint32_t *buckets, uint8_t *tag);
+void roost_testing_place(struct roost_table_handle *t, const struct roost_key *key, uint32_t *buckets, uint8_t *tag,
+                         uint8_t *home);
 /* Begins a larger generation, and moves one slot into it; nonzero: done. */
 int roost_testing_grow(struct roost_table_handle *t, int v4, uint32_t slots);
 int roost_testing_move(struct roost_table_handle *t, const struct roost_key *key);

@@ -58,6 +58,36 @@ static __always_inline __u64 fast_matching(const volatile __u64 *tags, __u8 tag)
     return mask;
 }
 
+static __always_inline int fast_is(const struct roost_slot4 *s, __u32 ctl, const struct iphdr *ip,
+                                   const struct tcphdr *tcp) {
+    __u32 number = s->endpoint;
+    const struct roost_endpoint *e = bpf_map_lookup_elem(&endpoints, &number);
+    return e && s->far == ip->saddr && s->far_port == tcp->source && e->port == tcp->dest &&
+           *(const __be32 *)(e->address + 12) == ip->daddr && !(ROOST_FLAGS(ctl) & ROOST_F_SERVER);
+}
+
+/* Looks where most keys are, and not at the tags: a slot that has another owner meanwhile, or none, has another ctl. */
+static __always_inline struct roost_ka *fast_at_home(void *table, const struct roost_place *place,
+                                                     const struct iphdr *ip, const struct tcphdr *tcp, __u32 *ctl) {
+    __u32 index = place->bucket[0], home = place->home;
+    struct roost_bucket4 *b = bpf_map_lookup_elem(table, &index);
+    KEEP(home);
+    if (!b || home > ROOST_BUCKET_SLOTS - ROOST_HOME_SLOTS)
+        return 0;
+    (void)*(const volatile __u64 *)b->head.tags; /* on its way while the home is read, should that not be enough */
+    struct roost_slot4 *slot = &b->slot[home];
+#pragma clang loop unroll(full)
+    for (int i = 0; i < ROOST_HOME_SLOTS; i++) {
+        struct roost_slot4 *s = slot + i;
+        if (*(volatile __be32 *)&s->far != ip->saddr || s->far_port != tcp->source)
+            continue;
+        *ctl = ordered_ctl(&s->ka);
+        if (fast_is(s, *ctl, ip, tcp))
+            return &s->ka;
+    }
+    return 0;
+}
+
 /* 0, and *sure says whether it is not there. */
 static __always_inline struct roost_ka *fast_find(void *table, const struct roost_place *place, const struct iphdr *ip,
                                                   const struct tcphdr *tcp, __u32 *ctl, int *sure) {
@@ -76,10 +106,7 @@ static __always_inline struct roost_ka *fast_find(void *table, const struct roos
                 return 0;
             struct roost_slot4 *s = &b->slot[at];
             *ctl = ordered_ctl(&s->ka);
-            __u32 number = s->endpoint;
-            const struct roost_endpoint *e = bpf_map_lookup_elem(&endpoints, &number);
-            if (e && s->far == ip->saddr && s->far_port == tcp->source && e->port == tcp->dest &&
-                *(const __be32 *)(e->address + 12) == ip->daddr && !(ROOST_FLAGS(*ctl) & ROOST_F_SERVER))
+            if (fast_is(s, *ctl, ip, tcp))
                 return &s->ka;
             mask &= mask - 1;
         }
@@ -136,7 +163,9 @@ static __noinline int fast(struct xdp_md *ctx, const struct roost_config *cfg) {
         return FAST_LONG_WAY;
     struct roost_place place = roost_place_of(fast_hash(cfg, ip, tcp), buckets_of(&cfg->v4, generation));
     int absent;
-    struct roost_ka *slot = fast_find(table, &place, ip, tcp, &ctl, &absent);
+    struct roost_ka *slot = fast_at_home(table, &place, ip, tcp, &ctl);
+    if (!slot)
+        slot = fast_find(table, &place, ip, tcp, &ctl, &absent);
     if (!slot)
         return absent && timestamps ? FAST_BIRTH : FAST_LONG_WAY;
     __u32 snd_nxt = slot->snd_nxt, rcv_nxt = slot->rcv_nxt, ts_offset = slot->ts_offset, ts_recent = slot->ts_recent;

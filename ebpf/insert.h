@@ -125,7 +125,13 @@ ROOST_FILL(6)
 ROOST_IN_OLD(4)
 ROOST_IN_OLD(6)
 
-/* Puts it into the emptier of its two buckets, as the engine does, unless it is there by now. 0: no room; -1: no lock to be
+/* The slot to take of those that are free: of its home, if it may be. */
+static __always_inline __u32 choice(const struct roost_place *place, __u64 free, int second) {
+    __u64 home = second ? 0 : free & (((1ULL << ROOST_HOME_SLOTS) - 1) << place->home);
+    return lowest(home ? home : free);
+}
+
+/* Puts it where the engine would, unless it is there by now. 0: no room; -1: no lock to be
  * had, or a table began to grow in this moment. */
 #define ROOST_INSERT(family)                                                                                           \
     static __noinline int insert##family(const struct roost_config *cfg, const struct newborn *n) {                    \
@@ -146,11 +152,12 @@ ROOST_IN_OLD(6)
                 there = 1;                                                                                             \
             } else {                                                                                                   \
                 __u64 free_a = matching(a->head.tags, 0), free_b = matching(b->head.tags, 0);                          \
-                int second = ones(free_a) < ones(free_b);                                                              \
+                int second = roost_side(ROOST_BUCKET_SLOTS - ones(free_a), ROOST_BUCKET_SLOTS - ones(free_b));         \
                 if (ones(second ? same_b : same_a) >= ROOST_SAME_TAG_MAX)                                              \
                     there = 0;                                                                                         \
                 else                                                                                                   \
-                    there = fill##family(second ? b : a, lowest(second ? free_b : free_a), place.tag, n);              \
+                    there =                                                                                            \
+                        fill##family(second ? b : a, choice(&place, second ? free_b : free_a, second), place.tag, n);  \
             }                                                                                                          \
         }                                                                                                              \
         unlock_both(&place, &a->head.lock, &b->head.lock);                                                             \

@@ -32,7 +32,9 @@
 
 #define ROOST_BUCKET_SLOTS 56
 #define ROOST_SAME_TAG_MAX 8 /* slots of one bucket that may share a tag; insert sees to it, readers rely on it */
-#define ROOST_GENERATIONS 4  /* of which at most two are in use */
+#define ROOST_HOME_SLOTS 3
+#define ROOST_FIRST_BUCKET 44 /* slots that are taken in a key's first bucket from which on the emptier one is chosen */
+#define ROOST_GENERATIONS 4   /* of which at most two are in use */
 
 struct roost_slot4 { /* 40 bytes */
     __be32 far;
@@ -93,6 +95,7 @@ struct roost_config {
 struct roost_place {
     __u32 bucket[2];
     __u8 tag;
+    __u8 home; /* the first slot of its home in bucket[0] */
 };
 
 #define ROOST_ROTL(x, b) (((x) << (b)) | ((x) >> (64 - (b))))
@@ -127,10 +130,17 @@ static inline __attribute__((always_inline)) struct roost_place roost_place_of(_
     struct roost_place place;
     place.bucket[0] = (__u32)(((hash & 0xffffffffULL) * buckets) >> 32);
     place.bucket[1] = (__u32)(((hash >> 32) * buckets) >> 32);
-    place.tag = (__u8)((hash * 0x9e3779b97f4a7c15ULL) >> 56);
+    __u64 mixed = hash * 0x9e3779b97f4a7c15ULL;
+    place.tag = (__u8)(mixed >> 56);
     if (!place.tag)
         place.tag = 1;
+    place.home = (__u8)(((mixed >> 40 & 0xffff) * (ROOST_BUCKET_SLOTS / ROOST_HOME_SLOTS) >> 16) * ROOST_HOME_SLOTS);
     return place;
+}
+
+/* Which of the two buckets a key goes into, by how many slots of them are taken. */
+static inline __attribute__((always_inline)) int roost_side(__u32 taken0, __u32 taken1) {
+    return taken0 >= ROOST_FIRST_BUCKET && taken1 < taken0;
 }
 
 /* client and local: the packet's source and destination, the low 32 bits of what an IPv4-mapped address is. */

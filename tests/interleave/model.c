@@ -28,6 +28,7 @@
 #include "../../ebpf/frame.h"
 #include "../../ebpf/judge.h"
 #include "../../ebpf/birth.h"
+#include "../../ebpf/sockets.h"
 #include "../fuzz/host/bpf/bpf_helpers.h"
 #include "../fuzz/host/kernel.h"
 #include "../fuzz/reference.h"
@@ -46,7 +47,7 @@ int roost_guard(struct __sk_buff *skb);
 __u32 cookie_for(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn, __u64 now_ms);
 extern const unsigned long notes_size;
 extern char config, tables4, tables6, endpoints, counters, challenges; /* maps: only their addresses */
-extern char births, births_gate, births_rate, births_notes;
+extern char births, births_gate, births_rate, births_notes, births_sockets;
 
 enum socket {
     NO_SOCKET,
@@ -76,6 +77,8 @@ static struct roost_bucket4 old_table[1], new_table[1];
 static struct roost_endpoint endpoint[ENDPOINTS];
 static struct roost_rest rests[RESTS];
 static uint64_t counts[HOST_CPUS][ROOST_N_COUNT];
+static struct roost_sockets sockets; /* none */
+static struct roost_sockets sockets; /* none */
 static struct roost_births_gate gate = {.secret = {3, 4}, .open_until_s = 0x7fffffff, .services = 1};
 static struct roost_birth birth = {.mss = 1460};
 
@@ -691,7 +694,7 @@ static const struct scenario scenarios[] = {
      false},
 };
 
-/* Clients until the second one has the first one's tag: there is one bucket alone. */
+/* Clients until all have one home and the second one has the first one's tag: there is one bucket alone. */
 static void choose_keys(void) {
     struct roost_config seed = {.seed = {1, 2}};
     uint32_t client = 0x0a000001;
@@ -703,10 +706,12 @@ static void choose_keys(void) {
         put32(key->local + 12, 0x0a000101);
         put16((uint8_t *)&key->client_port, 40000 + (uint32_t)i);
         put16((uint8_t *)&key->local_port, 443);
-        uint8_t first = roost_place_of(roost_hash4(&seed, &conns[0].key), 1).tag;
-        do
+        struct roost_place first, place;
+        do {
             put32(key->client + 12, client++);
-        while (i == 1 && roost_place_of(roost_hash4(&seed, key), 1).tag != first);
+            first = roost_place_of(roost_hash4(&seed, &conns[0].key), 1);
+            place = roost_place_of(roost_hash4(&seed, key), 1);
+        } while (place.home != first.home || (i == 1 && place.tag != first.tag));
     }
 }
 
@@ -723,6 +728,7 @@ static void give_maps(void) {
     host_map_percpu(&births_rate, rates, 1, sizeof(rates[0]));
     host_map_percpu(&births_notes, calloc(HOST_CPUS, notes_size), 1, notes_size);
     host_map_array(&births_gate, &gate, 1, sizeof(gate));
+    host_map_array(&births_sockets, &sockets, 1, sizeof(sockets));
     host_map_hash(&births, 1, sizeof(struct roost_birth_place), sizeof(struct roost_birth));
 }
 

@@ -19,6 +19,8 @@ from tests.unit.records import FREEZING, IDLE, PAIRED, SERVER, SLEEP, THAWED, WA
 
 SLOTS: int = lib.roost_testing_bucket_slots()
 SAME_TAG_MAX: int = lib.roost_testing_same_tag_max()
+HOME_SLOTS = 3
+FIRST_BUCKET = 44  # slots taken there from which on the emptier bucket is chosen
 RESTS = 64
 
 
@@ -35,11 +37,16 @@ class Table:
     def remove(self, key: Key) -> None:
         lib.roost_testing_remove(self.raw, self.find(key))
 
-    def place(self, key: Key) -> tuple[int, int, int]:
-        """Its two buckets and its tag."""
-        buckets, tag = ffi.new("uint32_t[2]"), ffi.new("uint8_t *")
-        lib.roost_testing_place(self.raw, c_key(key), buckets, tag)
-        return buckets[0], buckets[1], tag[0]
+    def place(self, key: Key) -> tuple[int, int, int, int]:
+        """Its two buckets, its tag, and the first slot of its home."""
+        buckets, tag, home = ffi.new("uint32_t[2]"), ffi.new("uint8_t *"), ffi.new("uint8_t *")
+        lib.roost_testing_place(self.raw, c_key(key), buckets, tag, home)
+        return buckets[0], buckets[1], tag[0], home[0]
+
+    def is_at_home(self, key: Key) -> bool:
+        first, _, _, home = self.place(key)
+        position = lib.roost_testing_name(self.raw, self.find(key)) % (1 << 29)
+        return bool(0 <= position - first * SLOTS - home < HOME_SLOTS)
 
     def rest(self, number: int) -> int:
         """A rest slot with that number (not 0), or NO_REST."""
@@ -126,18 +133,28 @@ def test_an_insert_is_refused_only_when_both_buckets_are_full_or_crowded_with_it
         refused = 0
         for _ in range(1200):
             key = random_key(source, family)
-            first, second, tag = t.place(key)
+            first, second, tag, _ = t.place(key)
             room = [len(tags[b]) < SLOTS and tags[b].count(tag) < SAME_TAG_MAX for b in (first, second)]
             assert bool(t.insert(key)) == any(room)
             if not any(room):
                 refused += 1
                 assert not t.find(key)
-            elif not room[0] or (room[1] and len(tags[second]) < len(tags[first])):
+            elif not room[0] or (room[1] and FIRST_BUCKET <= len(tags[first]) > len(tags[second])):
                 tags[second].append(tag)
             else:
                 tags[first].append(tag)
         assert refused == t.used()["refused"] >= 600
         assert t.used()[f"ipv{family}"] == 1200 - refused
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_at_90_percent_load_two_of_three_are_at_home(family: int) -> None:
+    source = random.Random(90)
+    slots = 20_000
+    with table(slots if family == 4 else 0, slots if family == 6 else 0) as t:
+        keys = [key for _ in range(slots * 9 // 10) if t.insert(key := random_key(source, family))]
+        at_home = sum(map(t.is_at_home, keys))
+        assert 0.66 < at_home / len(keys) < 0.75
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -286,11 +303,12 @@ def test_adoption_removes_a_servers_leg_whose_client_has_another() -> None:
 def test_a_leg_does_not_take_the_next_owner_of_a_slot_for_its_other_leg() -> None:
     """The client's slot is given away while the server's leg still names it."""
     source = random.Random(6)
-    client, server, stranger = (random_key(source, 4) for _ in range(3))
+    client, server = (random_key(source, 4) for _ in range(2))
     with table(slots4=SLOTS) as t:  # one bucket
         pair(t, client, server, (SLEEP, IDLE))
         position = lib.roost_testing_name(t.raw, t.find(client))
         t.remove(client)
+        stranger = next(key for _ in range(10_000) if t.place(key := random_key(source, 4))[3] == t.place(client)[3])
         assert t.insert(stranger, Ka(phase=SLEEP, flags=PAIRED))
         assert lib.roost_testing_name(t.raw, t.find(stranger)) == position
         assert t.adopt()[0] == 1
