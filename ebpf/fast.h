@@ -183,7 +183,7 @@ static __noinline int fast(struct xdp_md *ctx, const struct roost_config *cfg) {
     if (fold_words(words((__be32 *)ip, 5)) != 0xffff || fold_words(sum) != 0xffff)
         return FAST_LONG_WAY; /* which counts it */
 
-    __u64 now_ms = bpf_ktime_get_ns() / 1000000;
+    __u64 now_ms = coarse_ms();
     if (timestamps) {
         __u32 tsval = bpf_ntohl(options[1]);
         if (!ts_recent || (__s32)(tsval - ts_recent) > 0) {

@@ -73,7 +73,7 @@ static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cf
     if (fold_words(words(ip_words, 5)) != 0xffff || fold_words(pseudo + words(tcp_words, 10)) != 0xffff)
         return FAST_LONG_WAY;
 
-    __u64 now_ms = bpf_ktime_get_ns() / 1000000;
+    __u64 now_ms = coarse_ms();
     __u8 first = *(__u8 *)&from, several = *(__u8 *)data & 1;
     __be16 near = tcp->dest, far = tcp->source;
     __u32 ports = PORTS(far, near), isn = bpf_ntohl(tcp->seq), theirs = options[2], now_s = now_ms / 1000;
@@ -129,7 +129,7 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     if (ROOST_PREVIOUS(n->in_use))
         return FAST_LONG_WAY;
 
-    __u64 now_ms = bpf_ktime_get_ns() / 1000000;
+    __u64 now_ms = coarse_ms();
     __u32 isn = bpf_ntohl(tcp->seq) - 1, cookie = bpf_ntohl(tcp->ack_seq) - 1, tsecr = bpf_ntohl(options[2]);
     __u32 period = (__u32)(now_ms / (COOKIE_PERIOD_S * 1000)), age = (period - (cookie >> 30)) & 3;
     __u32 class = cookie_class(cookie), ports = PORTS(tcp->source, tcp->dest);

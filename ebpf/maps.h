@@ -77,6 +77,12 @@ static __always_inline void count(__u32 what) {
         *n += 1;
 }
 
+/* CLOCK_MONOTONIC in ms, of the last tick (some ms ago at most): a fifth of what reading the clock itself costs. A TSval may
+ * thereby be behind one that a socket sent in the same tick; its receiver then waits for the next one (RFC 7323 5.3 R1). */
+static __always_inline __u64 coarse_ms(void) {
+    return bpf_ktime_get_coarse_ns() / 1000000;
+}
+
 /* The slots of a bucket whose tag matches, as a bit mask, eight tags at a time: of the 112 slots a key may lie in, seldom
  * any but the right one is then touched. */
 static __always_inline __u64 matching(const volatile __u64 *tags, __u8 tag) {

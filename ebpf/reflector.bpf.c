@@ -7,6 +7,9 @@
  * ports, sequence numbers and timestamps in place. Its initial sequence number is the client's: thereby a probe, whose
  * number is one less than what it acknowledges, is known from any other ACK. It knows only the header layouts of the
  * simulator with timestamps, and clients that have said nothing yet.
+ *
+ * With memory, it reads and writes one cache line of each client's before it answers, as anybody must who remembers clients:
+ * what is left of its pace then is the machine's limit for a table of that size.
  */
 #include "reflector.h"
 
@@ -34,6 +37,25 @@ struct {
     __type(key, __u32);
     __type(value, struct reflector_settings);
 } faults SEC(".maps");
+
+struct line {
+    __u64 word[8];
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct line);
+} memory SEC(".maps");
+
+/* Whether the client's line says so; it always does, but the answer has to wait for it. */
+static __always_inline int remembered(__u32 lines, __u32 address, __u32 port) {
+    __u64 hash = ((__u64)address << 16 | port) * 0x9e3779b97f4a7c15ULL;
+    __u32 index = ((hash >> 32) * lines) >> 32;
+    struct line *line = bpf_map_lookup_elem(&memory, &index);
+    return line && line->word[0]++ < 1ULL << 60;
+}
 
 struct timestamps {
     __be32 layout, tsval, tsecr;
@@ -148,7 +170,10 @@ int roost_reflector(struct xdp_md *ctx) {
         struct iphdr *ip = (void *)(eth + 1);
         if ((void *)(ip + 1) > end || *(__u8 *)ip != 0x45 || ip->protocol != IPPROTO_TCP)
             return XDP_PASS;
-        verdict = reflect(ctx, (void *)(ip + 1), settings->fault);
+        struct tcphdr *tcp = (void *)(ip + 1);
+        if (settings->lines && ((void *)(tcp + 1) > end || !remembered(settings->lines, ip->saddr, tcp->source)))
+            return XDP_DROP;
+        verdict = reflect(ctx, tcp, settings->fault);
         exchange(&ip->saddr, &ip->daddr, 4);
         if (settings->fault == REFLECTOR_IP_CHECKSUM)
             ip->check++;

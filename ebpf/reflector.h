@@ -24,7 +24,7 @@ enum reflector_fault {
 
 struct reflector_settings {
     __u32 fault;
-    __u32 pad;
+    __u32 lines; /* of `memory`; 0: it is not looked at */
 };
 
 #endif

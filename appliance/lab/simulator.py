@@ -150,6 +150,9 @@ class Offence:
     """The client as it was when the frame came."""
 
 
+CACHE_LINE = 64  # bytes
+
+
 class Fault(IntEnum):
     """What is wrong with a reflector's answers (enum reflector_fault)."""
 
@@ -168,13 +171,17 @@ class Fault(IntEnum):
 
 
 class Reflector:
-    """The least that answers the clients' SYNs and keep-alive probes: a yardstick, or a server with a fault."""
+    """The least that answers the clients' SYNs and keep-alive probes: a yardstick, or a server with a fault.
 
-    def __init__(self, box: Namespace, ifname: str) -> None:
+    With `memory_bytes`, it reads and writes a cache line of a client's in that much memory before it answers (IPv4).
+    """
+
+    def __init__(self, box: Namespace, ifname: str, memory_bytes: int = 0) -> None:
         err = ffi.new("char[]", _ERR_LEN)
         path = str(bpf_objects() / "reflector.bpf.o").encode()
         with box.entered():
-            self._handle = lib.reflector_open(path, socket.if_nametoindex(ifname), err, _ERR_LEN) or None
+            lines = memory_bytes // CACHE_LINE
+            self._handle = lib.reflector_open(path, socket.if_nametoindex(ifname), lines, err, _ERR_LEN) or None
         if self._handle is None:
             raise SimulatorError(ffi.string(err).decode())
 
@@ -312,9 +319,9 @@ class Simulator:
         ):
             yield threads
 
-    def reflector(self) -> Reflector:
+    def reflector(self, memory_bytes: int = 0) -> Reflector:
         """A bare reflector in place of the appliance; not with to_kernel, nor while a daemon is on the interface."""
-        return Reflector(self._box, self.box_interface)
+        return Reflector(self._box, self.box_interface, memory_bytes)
 
     # Who is who
 

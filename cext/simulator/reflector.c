@@ -16,14 +16,15 @@ struct reflector {
     struct reflector_settings *settings; /* memory-mapped: a page */
 };
 
-struct reflector *reflector_open(const char *object, uint32_t ifindex, char *err, size_t err_len) {
+struct reflector *reflector_open(const char *object, uint32_t ifindex, uint32_t lines, char *err, size_t err_len) {
     struct reflector *r = calloc(1, sizeof(*r));
     if (!r) {
         snprintf(err, err_len, "no memory");
         return NULL;
     }
     r->object = bpf_object__open_file(object, NULL);
-    if (!r->object || bpf_object__load(r->object)) {
+    if (!r->object || (lines && bpf_map__set_max_entries(bpf_object__find_map_by_name(r->object, "memory"), lines)) ||
+        bpf_object__load(r->object)) {
         snprintf(err, err_len, "cannot load the BPF object %s: %s (was `roost` set up?)", object, strerror(errno));
         goto failed;
     }
@@ -34,6 +35,7 @@ struct reflector *reflector_open(const char *object, uint32_t ifindex, char *err
         goto failed;
     }
     r->settings = memory;
+    r->settings->lines = lines;
     r->link = bpf_program__attach_xdp(bpf_object__find_program_by_name(r->object, "roost_reflector"), (int)ifindex);
     if (!r->link) {
         snprintf(err, err_len, "cannot attach the reflector to interface %u: %s (is there a program already?)", ifindex,

@@ -77,7 +77,7 @@ uint64_t sim_memory(const struct simulator *s); /* bytes of the clients' table *
 /* A bare reflector on an interface (ebpf/reflector.bpf.c), for a thread that is in its namespace. NULL with a sentence
  * in err. */
 struct reflector;
-struct reflector *reflector_open(const char *object, uint32_t ifindex, char *err, size_t err_len);
+struct reflector *reflector_open(const char *object, uint32_t ifindex, uint32_t lines, char *err, size_t err_len);
 void reflector_set_fault(struct reflector *r, uint32_t fault);
 void reflector_close(struct reflector *r);
 

@@ -217,6 +217,10 @@ __u64 bpf_ktime_get_ns(void) {
     return host.now_ns;
 }
 
+__u64 bpf_ktime_get_coarse_ns(void) {
+    return host.now_ns;
+}
+
 __u32 bpf_get_prandom_u32(void) {
     return host.random;
 }

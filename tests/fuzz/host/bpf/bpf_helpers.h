@@ -41,6 +41,7 @@ long bpf_map_update_elem(const void *map, const void *key, const void *value, __
     })
 
 __u64 bpf_ktime_get_ns(void);
+__u64 bpf_ktime_get_coarse_ns(void);
 __u32 bpf_get_prandom_u32(void);
 __s64 bpf_csum_diff(__be32 *from, __u32 from_size, __be32 *to, __u32 to_size, __u32 seed);
 
