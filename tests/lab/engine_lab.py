@@ -93,7 +93,7 @@ class EngineLab:
                         family=socket.AF_INET6 if family == 6 else socket.AF_INET, backlog=1000)  # fmt: skip
                 listener.settimeout(5)
                 self._listeners[family] = stack.enter_context(listener)
-            stack.callback(self._unpin)
+            stack.callback(self.unpin)
             stack.callback(self.stop)
             self.start()
             self._stack = stack.pop_all()
@@ -171,7 +171,8 @@ class EngineLab:
             self._thread.join()
             self._thread = None
 
-    def _unpin(self) -> None:
+    def unpin(self) -> None:
+        """What a reboot leaves: nothing. The engine must be stopped."""
         with self.lab.enter("box"):
             unpin(self._pins)
 

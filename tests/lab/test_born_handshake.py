@@ -542,3 +542,28 @@ def test_the_syn_ack_goes_to_whom_the_syn_came_from(ward: Ward, family: int) -> 
     assert (answer.src, answer.dst) == (ward.wire.box_mac, ward.wire.mac)
     assert _layers(answer).src == client.target[0]
     assert len(answer[TCP].payload) == 0
+
+
+@BOTH
+def test_a_socket_that_was_there_before_the_appliance_is_known_to_it(family: int) -> None:
+    """Of a server program that stood at the address, say: its last connections are the kernel's still."""
+    with opened(service=BORN) as new_ward:
+        before = new_ward()
+        address = before.box.target(family)
+        before.box.stop()
+        before.box.unpin()
+        with before.box.lab.enter("box"):
+            listener = socket.create_server(address, family=socket.AF_INET6 if family == 6 else socket.AF_INET)
+        old = before.client(family, port=31_003)
+        with listener:
+            old.syn()
+            old.ack()
+            server = listener.accept()[0]
+        with server:
+            before.box.start()
+            ward = new_ward()
+            new = ward.client(family, port=31_003, isn=old.isn + 5_000_000)
+            new.send("S", seq=new.isn, options=new.options)
+            challenge = new.hear()
+            assert (str(challenge[TCP].flags), challenge[TCP].ack) == ("A", old.snd_nxt)
+            assert ward.stat("syn_cookies") == 0
