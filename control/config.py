@@ -198,14 +198,14 @@ class Router(_Section):
 class Table(_Section):
     """Sizes of the pinned tables. A table that already exists keeps the size it has."""
 
-    ipv4: int = Field(262_144, ge=1, le=1 << 26, description="inactive IPv4 connections (IDLE and SLEEP)")
-    ipv6: int = Field(65_536, ge=1, le=1 << 26, description="inactive IPv6 connections (IDLE and SLEEP)")
+    ipv4: int = Field(262_144, ge=1, le=1 << 28, description="inactive IPv4 connections (IDLE and SLEEP)")
+    ipv6: int = Field(65_536, ge=1, le=1 << 28, description="inactive IPv6 connections (IDLE and SLEEP)")
     grow: bool = Field(
         True,
         description="whether the tables of inactive connections grow when they are 92 % full, while a quarter of the "
         "machine's memory stays free",
     )
-    idle: int = Field(262_144, ge=1, le=1 << 26, description="IDLE connections, both families together")
+    idle: int = Field(262_144, ge=1, le=1 << 28, description="IDLE connections, both families together")
     ring_kb: int = Field(
         4096, ge=64, le=1 << 20, description="ring buffer for the packets that wake connections, KiB, a power of two"
     )

@@ -31,7 +31,19 @@ from appliance.lab import Lab
 from appliance.lab.simulator import Outcome, Simulator
 from tests.bench.direct import WAN, say
 from tests.bench.figures import Report, Target
-from tests.bench.simulated import FEW, PORT, BenchError, Busy, Nursery, nursery, patience_s, pin, two_processors
+from tests.bench.simulated import (
+    FEW,
+    LOAD,
+    PORT,
+    SLOT_BYTES,
+    BenchError,
+    Busy,
+    Nursery,
+    nursery,
+    patience_s,
+    pin,
+    two_processors,
+)
 
 VS_REFLECTOR = Target(at_least=0.8)
 VS_KERNEL = Target(at_least=5)
@@ -40,8 +52,6 @@ QUEUE_LOAD = 0.5  # the kernel spreads clients over listeners by a hash
 WARM_UP = 10_000
 FEW_CLIENTS = 1_000
 FEW_ROUNDS = 200
-SLOT_BYTES = 41.1  # of the appliance's table, at IPv4
-LOAD = 0.9  # of it
 
 
 @dataclass(slots=True)
