@@ -29,6 +29,8 @@
 #define LOOPBACK_PIN "loopback-"
 #define TC_HANDLE 1
 #define MIN_ENDPOINTS 1024
+#define PROBE_BATCH 64 /* between two looks at what has come: a veth's ring holds 256 */
+#define LEAST_LIVE 8   /* fewer probes go out sooner one by one: setting a run up takes some 20 us */
 
 enum {
     CONFIG,
@@ -413,9 +415,14 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     d->out = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "outbox"), ROOST_OUTBOX_ITEMS * sizeof(*d->out),
                         err, err_len);
     d->cursor = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "cursor"), sizeof(*d->cursor), err, err_len);
+    d->probe = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "probes"), ROOST_PROBES * sizeof(*d->probe),
+                          err, err_len);
+    d->probe_run = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "probe_run"), sizeof(*d->probe_run), err,
+                              err_len);
     d->births_gate = map_memory(d, d->map_fd[BIRTHS_GATE], sizeof(*d->births_gate), err, err_len);
     d->births_sockets = map_memory(d, d->map_fd[BIRTHS_SOCKETS], sizeof(*d->births_sockets), err, err_len);
-    if (!d->births_gate || !d->births_sockets || !endpoint || !t->rest || !d->out || !d->cursor)
+    if (!d->births_gate || !d->births_sockets || !endpoint || !t->rest || !d->out || !d->cursor || !d->probe ||
+        !d->probe_run)
         return -ENOMEM;
     if (!d->births_gate->secret[0] &&
         getrandom(d->births_gate->secret, sizeof(d->births_gate->secret), 0) != sizeof(d->births_gate->secret))
@@ -688,13 +695,19 @@ bool roost_datapath_generic(const struct roost_datapath *d, uint32_t ifindex) {
     return false;
 }
 
-/* One live-frame run over the first count items. The frame that the kernel starts from is as large as any: the
- * program cuts it. */
-static int run(struct roost_datapath *d, bool to_wire, uint32_t count, uint32_t ifindex, uint32_t queue) {
+/* A live-frame run of the program that is attached to our interfaces. 0 or -errno. */
+static int run(const struct roost_datapath *d, const struct bpf_test_run_opts *options) {
+    struct bpf_test_run_opts once = *options;
+    int fd = bpf_program__fd(bpf_object__find_program_by_name(d->inactive, "roost_inactive"));
+    return bpf_prog_test_run_opts(fd, &once) ? -errno : 0;
+}
+
+/* The frame that the kernel starts from is as large as any: the program cuts it. */
+static int replay(struct roost_datapath *d, uint32_t count, uint32_t ifindex, uint32_t queue) {
     union {
         struct roost_errand errand;
         uint8_t bytes[ROOST_FRAME_MAX];
-    } frame = {.errand = {.ethertype = htons(ROOST_ERRAND_ETHERTYPE), .to_wire = to_wire}};
+    } frame = {.errand = {.ethertype = htons(ROOST_ERRAND_ETHERTYPE)}};
     struct xdp_md context = {.data_end = sizeof(frame), .ingress_ifindex = ifindex, .rx_queue_index = queue};
     /* Attached generically the program is not in the kernel's dispatcher: there, one run a frame is the quick way. */
     uint32_t at_once = roost_datapath_generic(d, ifindex) ? 1 : count;
@@ -702,18 +715,15 @@ static int run(struct roost_datapath *d, bool to_wire, uint32_t count, uint32_t 
                 .ctx_size_in = sizeof(context), .repeat = (int)at_once, .batch_size = at_once,
                 .flags = BPF_F_TEST_XDP_LIVE_FRAMES);
     memcpy(frame.errand.secret, d->secret, sizeof(d->secret));
-    for (uint32_t i = 0; i < count; i++)
-        d->out[i].failed = 1;
     __atomic_store_n(d->cursor, 0, __ATOMIC_SEQ_CST);
-    int fd = bpf_program__fd(bpf_object__find_program_by_name(d->inactive, "roost_inactive"));
     int e = 0;
     for (uint32_t done = 0; done < count && !e; done += at_once)
-        e = bpf_prog_test_run_opts(fd, &options) ? -errno : 0;
+        e = run(d, &options);
     return e;
 }
 
 int roost_datapath_replay(struct roost_datapath *d, uint32_t count, uint32_t ifindex, uint32_t queue) {
-    int e = run(d, false, count, ifindex, queue);
+    int e = replay(d, count, ifindex, queue);
     if (e)
         d->replay_failed += count;
     return e;
@@ -734,26 +744,40 @@ bool roost_datapath_send(struct roost_datapath *d, const uint8_t *packet, size_t
     return sent == (ssize_t)length;
 }
 
-/* The interface that clients are behind, when there is one. A live frame's route is looked up for one interface. */
-static const struct roost_interface *clients_interface(const struct roost_datapath *d) {
-    const struct roost_interface *only = NULL;
+/* The interfaces that clients are behind; none when one of them has no native XDP. */
+static uint32_t clients_interfaces(const struct roost_datapath *d, uint32_t *ifindex) {
+    uint32_t count = 0;
     for (int i = 0; i < d->interfaces; i++) {
         if (d->interface[i].servers)
             continue;
-        if (only)
-            return NULL;
-        only = &d->interface[i];
+        if (d->interface[i].generic)
+            return 0;
+        ifindex[count++] = d->interface[i].index;
     }
-    return only;
+    return count;
 }
 
-uint32_t roost_datapath_probe(struct roost_datapath *d, uint32_t count) {
-    const struct roost_interface *only = clients_interface(d);
+static void probe_live(struct roost_datapath *d, uint32_t count, uint32_t now_s) {
+    uint8_t frame[ROOST_PROBE_FRAME] = {0};
+    LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = frame, .data_size_in = sizeof(frame), .repeat = (int)count,
+                .batch_size = count < PROBE_BATCH ? count : PROBE_BATCH, .flags = BPF_F_TEST_XDP_LIVE_FRAMES);
+    d->probe_run->next = 0;
+    d->probe_run->now_s = now_s;
+    __atomic_store_n(&d->probe_run->count, count, __ATOMIC_SEQ_CST);
+    run(d, &options); /* what it could not send, whatever the reason, is not marked */
+    __atomic_store_n(&d->probe_run->count, 0, __ATOMIC_SEQ_CST);
+}
+
+uint32_t roost_datapath_probe(struct roost_datapath *d, uint32_t count, uint32_t now_s) {
     uint32_t lost = 0;
-    bool live = only && !only->generic && !run(d, true, count, only->index, 0);
     for (uint32_t i = 0; i < count; i++)
-        if ((!live || d->out[i].failed) &&
-            !roost_datapath_send(d, d->out[i].data + ETH_HLEN, d->out[i].length - ETH_HLEN))
+        d->probe[i].sent = 0;
+    d->probe_run->interfaces = clients_interfaces(d, d->probe_run->ifindex);
+    if (d->probe_run->interfaces && count >= LEAST_LIVE)
+        probe_live(d, count, now_s);
+    for (uint32_t i = 0; i < count; i++)
+        if (!d->probe[i].sent &&
+            !roost_datapath_send(d, (const uint8_t *)d->probe[i].packet, d->probe[i].length))
             lost++;
     return lost;
 }
@@ -786,6 +810,7 @@ uint64_t roost_bpf_memory(int fd) {
 }
 
 uint64_t roost_datapath_memory(const struct roost_datapath *d) {
+    static const char *const own[] = {"outbox", "cursor", "probes", "probe_run", "routes"};
     uint64_t bytes = 0;
     const struct bpf_object *objects[] = {d->inactive, d->guard, d->lookup, d->closed, d->steer, d->loopback};
     for (int i = 0; i < ROOST_PINNED_MAPS; i++)
@@ -799,8 +824,8 @@ uint64_t roost_datapath_memory(const struct roost_datapath *d) {
         bytes += roost_bpf_memory(fd);
         close(fd);
     }
-    bytes += roost_bpf_memory(bpf_object__find_map_fd_by_name(d->inactive, "outbox"));
-    bytes += roost_bpf_memory(bpf_object__find_map_fd_by_name(d->inactive, "cursor"));
+    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
+        bytes += roost_bpf_memory(bpf_object__find_map_fd_by_name(d->inactive, own[i]));
     for (size_t i = 0; i < sizeof(objects) / sizeof(objects[0]); i++) {
         struct bpf_program *program;
         if (!objects[i])

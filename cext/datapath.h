@@ -53,6 +53,8 @@ struct roost_datapath {
     int interfaces;
     struct roost_outbox_item *out; /* memory-mapped */
     uint32_t *cursor;
+    struct roost_probe *probe; /* memory-mapped, ROOST_PROBES of them */
+    struct roost_probe_run *probe_run;
     struct roost_births_gate *births_gate; /* memory-mapped */
     struct roost_sockets *births_sockets;  /* memory-mapped */
     int raw4, raw6; /* raw sockets: probes where no XDP driver or no neighbour is there (the kernel resolves it) */
@@ -60,7 +62,7 @@ struct roost_datapath {
     struct {
         void *address;
         size_t size;
-    } mapped[16];
+    } mapped[20];
     int maps_mapped;
 };
 
@@ -104,8 +106,9 @@ bool roost_datapath_generic(const struct roost_datapath *d, uint32_t ifindex);
  * ifindex. 0 or -errno. */
 int roost_datapath_replay(struct roost_datapath *d, uint32_t count, uint32_t ifindex, uint32_t queue);
 
-/* Sends count probes. Each item of d->out is 14 free bytes and an IP packet. Returns how many could not be sent. */
-uint32_t roost_datapath_probe(struct roost_datapath *d, uint32_t count);
+/* Sends the first count (<= ROOST_PROBES) of d->probe, put there by the caller. now_s: CLOCK_MONOTONIC seconds. Returns how
+ * many could not be sent. */
+uint32_t roost_datapath_probe(struct roost_datapath *d, uint32_t count, uint32_t now_s);
 /* Sends an IP packet, by the routing table alone: to whichever interface. False: it could not be sent. */
 bool roost_datapath_send(struct roost_datapath *d, const uint8_t *packet, size_t length);
 

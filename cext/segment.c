@@ -9,28 +9,31 @@
 
 #define TCP_HEADER 20
 
-/* RFC 1071, over 16-bit words in network order; an odd last byte counts as the high half of a word. */
-static uint32_t sum_words(const uint8_t *data, size_t length, uint32_t sum) {
-    uint64_t total = sum;
-    for (size_t i = 0; i + 1 < length; i += 2)
-        total += (uint32_t)data[i] << 8 | data[i + 1];
-    if (length & 1)
-        total += (uint32_t)data[length - 1] << 8;
-    while (total >> 32)
-        total = (total & 0xffffffff) + (total >> 32);
-    return (uint32_t)total;
+/* RFC 1071, in whichever order the processor has its bytes: the folded sum is right as it lies in memory. An odd last byte
+ * counts as the first one of a word. */
+static uint64_t sum_words(const uint8_t *data, size_t length, uint64_t sum) {
+    uint32_t word;
+    for (; length >= 4; data += 4, length -= 4) {
+        memcpy(&word, data, 4);
+        sum += word;
+    }
+    word = 0;
+    memcpy(&word, data, length);
+    return sum + word;
 }
 
-static uint16_t fold(uint32_t sum) {
+/* The complement of the sum, as it goes on the wire. */
+static uint16_t fold(uint64_t sum) {
+    sum = (sum & 0xffffffff) + (sum >> 32);
+    sum = (sum & 0xffffffff) + (sum >> 32);
     sum = (sum & 0xffff) + (sum >> 16);
     sum = (sum & 0xffff) + (sum >> 16);
     return (uint16_t)~sum;
 }
 
-static uint32_t tcp_sum(const uint8_t *addresses, size_t addresses_length, const uint8_t *tcp, size_t length) {
-    uint32_t sum = sum_words(addresses, addresses_length, 0);
-    sum += IPPROTO_TCP + (uint32_t)(length >> 16) + (uint32_t)(length & 0xffff);
-    return sum_words(tcp, length, sum);
+static uint64_t tcp_sum(const uint8_t *addresses, size_t addresses_length, const uint8_t *tcp, size_t length) {
+    uint64_t sum = (uint64_t)htonl(IPPROTO_TCP) + htonl((uint32_t)length);
+    return sum_words(tcp, length, sum_words(addresses, addresses_length, sum));
 }
 
 /* Where the TCP segment of a frame lies. */
@@ -88,7 +91,7 @@ void roost_segment_checksum(uint8_t *frame, size_t length, size_t l3) {
         return;
     uint8_t *check = frame + (s.tcp - frame) + 16;
     memset(check, 0, 2);
-    uint16_t sum = htons(fold(tcp_sum(s.v4 ? s.ip + 12 : s.ip + 8, s.v4 ? 8 : 32, s.tcp, s.length)));
+    uint16_t sum = fold(tcp_sum(s.v4 ? s.ip + 12 : s.ip + 8, s.v4 ? 8 : 32, s.tcp, s.length));
     memcpy(check, &sum, 2);
 }
 
@@ -164,7 +167,7 @@ size_t roost_segment_ack(const struct roost_key *key, const struct roost_ka *ka,
         packet[9] = IPPROTO_TCP;
         memcpy(packet + 12, key->local + 12, 4);
         memcpy(packet + 16, key->client + 12, 4);
-        uint16_t check = htons(fold(sum_words(packet, header, 0)));
+        uint16_t check = fold(sum_words(packet, header, 0));
         memcpy(packet + 10, &check, 2);
     } else {
         packet[0] = 0x60;
@@ -174,7 +177,7 @@ size_t roost_segment_ack(const struct roost_key *key, const struct roost_ka *ka,
         memcpy(packet + 8, key->local, 16);
         memcpy(packet + 24, key->client, 16);
     }
-    uint16_t check = htons(fold(tcp_sum(v4 ? packet + 12 : packet + 8, v4 ? 8 : 32, tcp, tcp_length)));
+    uint16_t check = fold(tcp_sum(v4 ? packet + 12 : packet + 8, v4 ? 8 : 32, tcp, tcp_length));
     memcpy(tcp + 16, &check, 2);
     return header + tcp_length;
 }

@@ -7,7 +7,6 @@
  * of slots with times of their own would be walked every second.
  */
 #include <errno.h>
-#include <linux/if_ether.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -20,16 +19,24 @@
 #define SLICE_OF_LARGE_MS 5
 #define LOOK_MAX_S 3600
 #define LOOK_AT_LEGS_S 60 /* servers' legs that have lost their clients */
+#define PREFETCHED 8      /* buckets: they lie so far apart that the processor fetches none by itself */
 #define LATE 8            /* a slot may be late by this part of its interval */
 #define AHEAD_S 64 /* how far ahead of the engine's clock a client may have been heard: its turn may have been long */
 #define SLEEP_RETRY_S 30 /* asked again, should the store not have managed */
 
-static void send_probes(struct roost_engine *e, uint32_t *count) {
-    if (!*count)
+/* A bucket's walk. */
+struct walk {
+    struct roost_engine *e;
+    uint32_t now_s;
+    uint32_t probes; /* that wait in e->path.probe */
+};
+
+static void send_probes(struct walk *w) {
+    if (!w->probes)
         return;
-    e->stat[ROOST_E_PROBES] += *count;
-    e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probe(&e->path, *count);
-    *count = 0;
+    w->e->stat[ROOST_E_PROBES] += w->probes;
+    w->e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probe(&w->e->path, w->probes, w->now_s);
+    w->probes = 0;
 }
 
 /* A server's leg that has lost its client (its record was lost, or a predecessor was killed at a bad moment): the server
@@ -95,41 +102,50 @@ static uint32_t may_wait(uint32_t due_s, uint32_t interval_s) {
     return due_s > late_s ? due_s : late_s ? late_s : 1;
 }
 
-/* Puts a probe into the outbox, which has *count already, when one is due. Seconds until the slot is to be looked at
- * again for the next. */
-static uint32_t probe(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot, uint32_t now_s,
-                      uint32_t *count) {
-    const struct roost_service *s = roost_service_of(e, roost_table_service(&e->table, slot));
+/* Lets a probe go out with the others of this walk. */
+static void put_probe(struct walk *w, const struct roost_ka *slot, bool v4) {
+    struct roost_engine *e = w->e;
+    struct roost_probe *probe = &e->path.probe[w->probes];
+    struct roost_key key;
+    roost_table_key(&e->table, slot, v4, &key);
+    probe->length = (uint32_t)roost_segment_probe(&key, slot, e->now_ms, (uint8_t *)probe->packet);
+    if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) { /* to another interface than clients' */
+        e->stat[ROOST_E_PROBES]++;
+        e->stat[ROOST_E_PROBE_LOST] += !roost_datapath_send(&e->path, (const uint8_t *)probe->packet, probe->length);
+    } else if (++w->probes == ROOST_PROBES) {
+        send_probes(w);
+    }
+}
+
+/* Sends a probe when one is due. Seconds until the slot is to be looked at again for the next. */
+static uint32_t probe(struct walk *w, struct roost_ka *slot, bool v4) {
+    struct roost_engine *e = w->e;
     uint32_t heard = __atomic_load_n(&slot->heard, __ATOMIC_RELAXED), sent = ROOST_HEARD_PROBES(heard);
-    uint32_t quiet_s = ROOST_SILENCE_S(heard, now_s), interval_s = slot->probe_interval_s;
+    uint32_t quiet_s = ROOST_SILENCE_S(heard, w->now_s), interval_s = slot->probe_interval_s;
     if (quiet_s > ROOST_HEARD_WRAP_S - AHEAD_S) /* XDP's clock is a moment ahead */
         quiet_s = 0;
     if (quiet_s < interval_s)
         return may_wait(interval_s - quiet_s, interval_s);
+    const struct roost_service *s = roost_service_of(e, roost_table_service(&e->table, slot));
     uint32_t retry_s = s->probe_retry_s ? s->probe_retry_s : interval_s;
     uint32_t due_s = interval_s + sent * retry_s;
     if (quiet_s < due_s)
         return may_wait(due_s - quiet_s, retry_s);
-    uint32_t since_s = now_s - quiet_s;
+    uint32_t since_s = w->now_s - quiet_s;
     if (quiet_s >= due_s + may_wait(retry_s, interval_s)) /* nobody probed for a while (no daemon): not its silence */
-        since_s = now_s - due_s;
+        since_s = w->now_s - due_s;
     if (sent >= (s->probe_count ? s->probe_count : 3)) {
+        struct roost_key key;
         e->stat[ROOST_E_PROBE_DEAD]++;
-        send_probes(e, count); /* what ends a connection may need the outbox */
-        dead(e, key, slot);
+        send_probes(w); /* nobody's who is awake by then */
+        roost_table_key(&e->table, slot, v4, &key);
+        dead(e, &key, slot);
         return 1;
     }
     if (!__atomic_compare_exchange_n(&slot->heard, &heard, ROOST_HEARD(since_s, ROOST_HEARD_TICK(heard), sent + 1),
                                      false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         return 1; /* heard in this very moment */
-    struct roost_outbox_item *item = &e->path.out[*count];
-    item->length = ETH_HLEN + (uint32_t)roost_segment_probe(key, slot, e->now_ms, item->data + ETH_HLEN);
-    if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) { /* to another interface than the batch's */
-        e->stat[ROOST_E_PROBES]++;
-        e->stat[ROOST_E_PROBE_LOST] += !roost_datapath_send(&e->path, item->data + ETH_HLEN, item->length - ETH_HLEN);
-    } else if (++*count == ROOST_OUTBOX_ITEMS) {
-        send_probes(e, count);
-    }
+    put_probe(w, slot, v4);
     uint32_t next_s = retry_s < interval_s ? retry_s : interval_s; /* when it answers, its interval begins anew */
     return may_wait(next_s, next_s);
 }
@@ -145,59 +161,73 @@ static void keep_silence_known(struct roost_ka *slot, uint32_t now_s) {
 }
 
 /* Says that it is due for SLEEP; seconds until it is, or is to be said again. */
-static uint32_t sleep_due(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot, uint32_t now_s) {
+static uint32_t sleep_due(struct walk *w, struct roost_ka *slot, bool v4) {
+    struct roost_engine *e = w->e;
     struct roost_rest *rest = &e->table.rest[slot->rest];
     if (!rest->sleep_due_s)
         return LOOK_MAX_S;
-    if ((int32_t)(now_s - rest->sleep_due_s) < 0)
-        return rest->sleep_due_s - now_s;
+    if ((int32_t)(w->now_s - rest->sleep_due_s) < 0)
+        return rest->sleep_due_s - w->now_s;
     if (roost_mailbox_crowded(&e->box))
         return 1;
     struct roost_event event;
-    roost_event_of_slot(e, key, slot, &event);
+    struct roost_key key;
+    roost_table_key(&e->table, slot, v4, &key);
+    roost_event_of_slot(e, &key, slot, &event);
     event.type = ROOST_EV_SLEEP_DUE;
     roost_mailbox_post(&e->box, &event);
-    rest->sleep_due_s = now_s + SLEEP_RETRY_S;
+    rest->sleep_due_s = w->now_s + SLEEP_RETRY_S;
     return SLEEP_RETRY_S;
 }
 
 /* Does what is due of a slot; seconds until it is to be looked at again. */
-static uint32_t look(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot, uint32_t now_s,
-                     uint32_t *count) {
+static uint32_t look(struct walk *w, struct roost_ka *slot, bool v4) {
     uint32_t phase = ROOST_PHASE(slot->ctl), next_s = LOOK_MAX_S;
     if (phase != ROOST_IDLE && phase != ROOST_SLEEP)
         return 1; /* on its way to or from there */
     if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) {
-        if (phase == ROOST_IDLE && roost_table_orphan(&e->table, slot)) {
-            end_orphan(e, key, slot);
+        if (phase == ROOST_IDLE && roost_table_orphan(&w->e->table, slot)) {
+            struct roost_key key;
+            roost_table_key(&w->e->table, slot, v4, &key);
+            end_orphan(w->e, &key, slot);
             return 1;
         }
         next_s = LOOK_AT_LEGS_S;
     }
     if (phase == ROOST_IDLE && roost_table_has_rest(slot)) {
-        uint32_t due_s = sleep_due(e, key, slot, now_s);
+        uint32_t due_s = sleep_due(w, slot, v4);
         next_s = due_s < next_s ? due_s : next_s;
     }
-    keep_silence_known(slot, now_s);
+    keep_silence_known(slot, w->now_s);
     if (slot->probe_interval_s) {
-        uint32_t due_s = probe(e, key, slot, now_s, count);
+        uint32_t due_s = probe(w, slot, v4);
         next_s = due_s < next_s ? due_s : next_s;
     }
     return next_s;
 }
 
-static void look_into_bucket(struct roost_engine *e, uint64_t bucket, struct roost_bucket_head *head, uint32_t now_s,
-                             uint32_t *count) {
+static void look_into_bucket(struct walk *w, struct roost_bucket_head *head, bool v4) {
     uint32_t next_s = LOOK_MAX_S;
     __atomic_store_n(&head->due_s, UINT32_MAX,
                      __ATOMIC_RELAXED); /* first: what comes in meanwhile says when it is due */
     for (uint32_t i = 0; i < ROOST_BUCKET_SLOTS; i++) {
-        struct roost_key key;
-        struct roost_ka *slot = roost_table_at(&e->table, bucket * ROOST_BUCKET_SLOTS + i, &key);
-        uint32_t due_s = slot ? look(e, &key, slot, now_s, count) : LOOK_MAX_S;
+        struct roost_ka *slot = roost_table_slot(head, v4, i);
+        uint32_t due_s = slot ? look(w, slot, v4) : LOOK_MAX_S;
         next_s = due_s < next_s ? due_s : next_s;
     }
-    roost_table_due(head, now_s + next_s);
+    roost_table_due(head, w->now_s + next_s);
+}
+
+/* Looks into what is due of the first so many buckets of a stretch. */
+static void look_along(struct walk *w, const struct roost_stretch *s, uint64_t buckets) {
+    char *at = s->first;
+    for (uint64_t n = 0; n < buckets; n++, at += s->bucket_size) {
+        struct roost_bucket_head *head = (struct roost_bucket_head *)at;
+        if (n + PREFETCHED < s->buckets)
+            __builtin_prefetch(&((struct roost_bucket_head *)(at + PREFETCHED * s->bucket_size))->due_s);
+        if (__atomic_load_n(&head->due_s, __ATOMIC_RELAXED) <= w->now_s)
+            look_into_bucket(w, head, s->v4);
+    }
 }
 
 void roost_sweep_turn(struct roost_engine *e) {
@@ -208,15 +238,17 @@ void roost_sweep_turn(struct roost_engine *e) {
     uint64_t buckets = roost_table_buckets(&e->table);
     uint32_t slice_ms = buckets > LARGE_BUCKETS ? SLICE_OF_LARGE_MS : SLICE_MS;
     uint64_t end = e->sweep_at + (buckets * slice_ms + 999) / 1000;
-    uint32_t now_s = (uint32_t)(e->now_ms / 1000), count = 0;
+    struct walk w = {.e = e, .now_s = (uint32_t)(e->now_ms / 1000)};
     e->sweep_ms = e->now_ms + slice_ms;
     if (end > buckets)
         end = buckets;
-    for (uint64_t n = e->sweep_at; n < end; n++) {
-        struct roost_bucket_head *head = roost_table_bucket(&e->table, n);
-        if (__atomic_load_n(&head->due_s, __ATOMIC_RELAXED) <= now_s)
-            look_into_bucket(e, n, head, now_s, &count);
+    while (e->sweep_at < end) {
+        struct roost_stretch s = roost_table_stretch(&e->table, e->sweep_at);
+        uint64_t here = s.buckets < end - e->sweep_at ? s.buckets : end - e->sweep_at;
+        look_along(&w, &s, here);
+        e->sweep_at += here;
     }
-    send_probes(e, &count);
-    e->sweep_at = end == buckets ? 0 : end;
+    send_probes(&w);
+    if (end == buckets)
+        e->sweep_at = 0;
 }

@@ -318,6 +318,28 @@ struct roost_bucket_head *roost_table_bucket(const struct roost_table *t, uint64
     return NULL;
 }
 
+struct roost_stretch roost_table_stretch(const struct roost_table *t, uint64_t bucket) {
+    bool v4;
+    for (int n = 0; n < 2 * ROOST_GENERATIONS; n++) {
+        const struct roost_generation *g = nth(t, n, &v4);
+        if (bucket < g->buckets)
+            return (struct roost_stretch){(char *)head_of(g, v4, (uint32_t)bucket), bucket_size(v4),
+                                          g->buckets - bucket, v4};
+        bucket -= g->buckets;
+    }
+    return (struct roost_stretch){0};
+}
+
+struct roost_ka *roost_table_slot(struct roost_bucket_head *bucket, bool v4, uint32_t i) {
+    if (!__atomic_load_n(&bucket->tag[i], __ATOMIC_ACQUIRE))
+        return NULL;
+    return v4 ? &((struct roost_bucket4 *)bucket)->slot[i].ka : &((struct roost_bucket6 *)bucket)->slot[i].ka;
+}
+
+void roost_table_key(const struct roost_table *t, const struct roost_ka *slot, bool v4, struct roost_key *key) {
+    key_of(t, slot, v4, key);
+}
+
 void roost_table_due(struct roost_bucket_head *head, uint32_t due_s) {
     uint32_t now = __atomic_load_n(&head->due_s, __ATOMIC_RELAXED);
     while (due_s < now &&

@@ -95,6 +95,20 @@ struct roost_bucket_head *roost_table_bucket(const struct roost_table *t, uint64
 /* The bucket is to be looked at by then. */
 void roost_table_due(struct roost_bucket_head *head, uint32_t due_s);
 
+/* Buckets of one generation, one behind the other. */
+struct roost_stretch {
+    char *first;
+    size_t bucket_size;
+    uint64_t buckets;
+    bool v4;
+};
+/* All that lie from bucket n to the end of its generation. n < roost_table_buckets. */
+struct roost_stretch roost_table_stretch(const struct roost_table *t, uint64_t n);
+/* Slot i of a bucket of a stretch; NULL: not in use. */
+struct roost_ka *roost_table_slot(struct roost_bucket_head *bucket, bool v4, uint32_t i);
+/* Whose a slot in use is. */
+void roost_table_key(const struct roost_table *t, const struct roost_ka *slot, bool v4, struct roost_key *key);
+
 /* How many slots the current table of a family has. */
 uint64_t roost_table_slots(const struct roost_table *t, bool v4);
 

@@ -157,12 +157,8 @@ struct roost_conn *roost_wake(struct roost_engine *e, const struct roost_key *ke
 }
 
 void roost_answer_probe(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka) {
-    struct roost_outbox_item *item = &e->path.out[0];
-    item->length = ETH_HLEN + (uint32_t)roost_segment_ack(key, ka, e->now_ms, ka->snd_nxt, item->data + ETH_HLEN);
-    if (ROOST_FLAGS(ka->ctl) & ROOST_F_SERVER)
-        roost_datapath_send(&e->path, item->data + ETH_HLEN, item->length - ETH_HLEN);
-    else
-        roost_datapath_probe(&e->path, 1);
+    uint8_t packet[ROOST_PROBE_MAX];
+    roost_datapath_send(&e->path, packet, roost_segment_ack(key, ka, e->now_ms, ka->snd_nxt, packet));
 }
 
 enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roost_ka *ka) {

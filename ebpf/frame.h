@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * What passes between the BPF programs and the engine: frames held for it (ring buffer), frames and packets it sends
- * (the outbox of live-frame BPF_PROG_RUN), and the counters.
+ * (live-frame BPF_PROG_RUN: ebpf/outbox.h), and the counters.
  */
 #ifndef ROOST_FRAME_H
 #define ROOST_FRAME_H
@@ -32,8 +32,7 @@ struct roost_frame {
     __u8 data[];
 };
 
-/* One frame or packet for the outbox. Towards the stack: a whole frame. Towards the wire: data has 14 free bytes for
- * the Ethernet header, which the program fills from the routing table; failed says that it could not. */
+/* A whole frame for the stack (the outbox of live-frame BPF_PROG_RUN). */
 struct roost_outbox_item {
     __u32 length;
     __u32 failed;
@@ -46,9 +45,29 @@ struct roost_outbox_item {
 struct roost_errand {
     __u8 mac[12];
     __be16 ethertype;
-    __u8 to_wire;
-    __u8 pad;
+    __u16 pad;
     __u64 secret[2];
+};
+
+/* A packet of ours for the wire, without payload: IPv4 or IPv6, a TCP header, perhaps timestamps. */
+#define ROOST_PROBE_MAX 72
+struct roost_probe {
+    __u32 length; /* bytes of packet: 40, 52, 60 or 72 */
+    __u32 sent;   /* the program found a way for it */
+    __be32 packet[ROOST_PROBE_MAX / 4];
+};
+#define ROOST_PROBES 1024
+
+/* What a run sends: probes next, next + 1, ... below count. It comes from no interface that a program can be attached to,
+ * and its frames are shorter than a packet. */
+#define ROOST_PROBE_IFINDEX 1 /* the loopback interface */
+#define ROOST_PROBE_FRAME 16  /* bytes */
+#define ROOST_PROBE_INTERFACES 8
+struct roost_probe_run {
+    __u32 next, count;
+    __u32 now_s; /* CLOCK_MONOTONIC seconds: a route that was looked up in them is good */
+    __u32 interfaces;
+    __u32 ifindex[ROOST_PROBE_INTERFACES]; /* that clients are behind */
 };
 
 enum roost_counter { /* names: cext/stats.c */

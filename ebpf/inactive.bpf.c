@@ -227,7 +227,7 @@ static __noinline int known(struct xdp_md *ctx, const struct packet *p, const st
 static __noinline int long_way(struct xdp_md *ctx, const struct roost_config *cfg) {
     struct packet p = {};
     if (!parse(ctx, &p))
-        return p.not_ip ? outbox_or_pass(ctx, cfg) : XDP_PASS;
+        return outbox_or_pass(ctx, cfg, p.not_ip);
     struct found found = {};
     if (find(cfg, &p.key, p.v6, &found))
         return known(ctx, &p, &found);

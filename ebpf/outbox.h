@@ -1,21 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The engine's way to send, by live-frame BPF_PROG_RUN: each run takes the next item of the outbox.
- * To the stack: as received by the interface that the run names (a held frame, coming home).
- * To the wire: by the routing table (a keep-alive probe made from a record).
+ * The engine's way to send, by live-frame BPF_PROG_RUN.
  *
- * The engine runs the very program that is attached to its interfaces, on a frame of an experimental EtherType that
- * carries a secret. A program of its own would be tidier, but BPF_PROG_RUN with more than one repetition puts the
- * program into the kernel's XDP dispatcher and takes it out again, with two RCU grace periods (30 ms measured) each
- * time, unless it is there already because it is attached.
+ * To the stack: each frame of a run takes the next item of the outbox, as received by the interface that the run names
+ * (a held frame, coming home). It is of an experimental EtherType and carries a secret.
+ *
+ * To the wire, by the routing table: keep-alive probes. A run takes as many as there are, and its pages come back as the
+ * last receiver left them, so nothing in a frame says what it is for: what does is where it comes from, the loopback
+ * interface, and a length that is less than any packet's. That length is also what makes the kernel look at the new one
+ * each time.
+ *
+ * The engine runs the very program that is attached to its interfaces. A program of its own would be tidier, but
+ * BPF_PROG_RUN with more than one repetition puts the program into the kernel's XDP dispatcher and takes it out again,
+ * with two RCU grace periods (30 ms measured) each time, unless it is there already because it is attached.
  */
 #ifndef ROOST_OUTBOX_H
 #define ROOST_OUTBOX_H
 
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
+#include <linux/in.h>
 
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -44,80 +48,160 @@ struct {
     __type(value, __u32);
 } cursor SEC(".maps");
 
-/* The next item, its bytes in the frame; NULL when something does not fit. */
-static __always_inline struct roost_outbox_item *next_item(struct xdp_md *ctx) {
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(map_flags, BPF_F_MMAPABLE);
+    __uint(max_entries, ROOST_PROBES);
+    __type(key, __u32);
+    __type(value, struct roost_probe);
+} probes SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(map_flags, BPF_F_MMAPABLE);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct roost_probe_run);
+} probe_run SEC(".maps");
+
+/* Routes that were looked up in this second, by destination: most clients share their address or their NAT's with others
+ * that are due. Only the run of the engine, which is one thread, writes them. */
+#define ROUTES 1024
+struct route {
+    __be32 to[4];
+    __u32 at_s; /* plus 1; 0: none yet */
+    __u32 ifindex;
+    __u16 mac[6]; /* as an Ethernet header has them */
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(max_entries, ROUTES);
+    __type(key, __u32);
+    __type(value, struct route);
+} routes SEC(".maps");
+
+/* The next item, its bytes in the frame, which the stack then gets. */
+static __always_inline int to_stack(struct xdp_md *ctx) {
     __u32 zero = 0;
     __u32 *at = bpf_map_lookup_elem(&cursor, &zero);
     if (!at)
-        return 0;
+        return XDP_DROP;
     __u32 index = (*at)++;
     struct roost_outbox_item *item = bpf_map_lookup_elem(&outbox, &index);
     if (!item)
-        return 0;
+        return XDP_DROP;
     __u32 length = item->length;
     if (length < ETH_HLEN || length > ROOST_FRAME_MAX)
-        return 0;
+        return XDP_DROP;
     if (bpf_xdp_adjust_tail(ctx, (int)length - (int)bpf_xdp_get_buff_len(ctx)))
-        return 0;
+        return XDP_DROP;
     if (bpf_xdp_store_bytes(ctx, 0, item->data, length))
-        return 0;
-    return item;
-}
-
-static __always_inline int to_stack(struct xdp_md *ctx) {
-    struct roost_outbox_item *item = next_item(ctx);
-    if (!item)
         return XDP_DROP;
     item->failed = 0;
     return XDP_PASS;
 }
 
-static __always_inline int to_wire(struct xdp_md *ctx) {
-    struct roost_outbox_item *item = next_item(ctx);
-    if (!item)
+/* Looks the way of a packet up: there must be one clients' interface that has one. Should several have, which of them is
+ * right only the kernel knows, when it sends by itself. */
+static __noinline int look_up_route(struct xdp_md *ctx, const struct roost_probe_run *run, const __be32 *packet,
+                                    struct route *route) {
+    struct bpf_fib_lookup fib = {.l4_protocol = IPPROTO_TCP};
+    int ways = 0;
+    route->at_s = 0;
+    for (__u32 i = 0; i < ROOST_PROBE_INTERFACES && i < run->interfaces; i++) {
+        /* OUTPUT: as a host that sends, not as a router that forwards (forwarding may be off). */
+        fib.ifindex = run->ifindex[i];
+        fib.rt_metric = 0; /* where its TOS goes in, too */
+        if (*(const __u8 *)packet >> 4 == 4) {
+            fib.family = AF_INET;
+            fib.ipv4_src = packet[3];
+            fib.ipv4_dst = packet[4];
+        } else {
+            fib.family = AF_INET6;
+            __builtin_memcpy(fib.ipv6_src, packet + 2, 16);
+            __builtin_memcpy(fib.ipv6_dst, packet + 6, 16);
+        }
+        fib.tot_len = ROOST_PROBE_MAX;
+        if (bpf_fib_lookup(ctx, &fib, sizeof(fib), BPF_FIB_LOOKUP_OUTPUT) != BPF_FIB_LKUP_RET_SUCCESS)
+            continue;
+        ways++;
+        route->ifindex = fib.ifindex;
+        __builtin_memcpy(route->mac, fib.dmac, 6);
+        __builtin_memcpy(route->mac + 3, fib.smac, 6);
+    }
+    if (ways != 1)
+        return 0;
+    route->at_s = run->now_s + 1;
+    return 1;
+}
+
+static __always_inline struct route *route_of(struct xdp_md *ctx, const struct roost_probe_run *run,
+                                              const __be32 *packet) {
+    __be32 to[4] = {packet[4], 0, 0, 0};
+    if (*(const __u8 *)packet >> 4 != 4)
+        __builtin_memcpy(to, packet + 6, 16);
+    __u32 index = ((to[0] ^ to[1] ^ to[2] ^ to[3]) * 0x9e3779b9u) >> 22;
+    struct route *route = bpf_map_lookup_elem(&routes, &index);
+    if (!route)
+        return 0;
+    if (route->at_s == run->now_s + 1 && route->to[0] == to[0] && route->to[1] == to[1] && route->to[2] == to[2] &&
+        route->to[3] == to[3])
+        return route;
+    __builtin_memcpy(route->to, to, 16);
+    return look_up_route(ctx, run, packet, route) ? route : 0;
+}
+
+/* So many words from one place to the other. */
+#define COPY(to, from, first, behind)                                                                                  \
+    _Pragma("clang loop unroll(full)") for (int w = first; w < behind; w++)(to)[w] = (from)[w]
+
+/* The next probe; none of the engine's business: passed on. */
+static __noinline int to_wire(struct xdp_md *ctx) {
+    __u32 zero = 0;
+    struct roost_probe_run *run = bpf_map_lookup_elem(&probe_run, &zero);
+    if (!run || run->next >= run->count)
+        return XDP_PASS;
+    __u32 index = run->next++;
+    struct roost_probe *probe = bpf_map_lookup_elem(&probes, &index);
+    if (!probe)
+        return XDP_DROP;
+    __u32 length = probe->length;
+    if (length < 40 || length > ROOST_PROBE_MAX)
+        return XDP_DROP;
+    const struct route *route = route_of(ctx, run, probe->packet);
+    if (!route || bpf_xdp_adjust_tail(ctx, ETH_HLEN + (int)length - ROOST_PROBE_FRAME))
         return XDP_DROP;
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
     struct ethhdr *eth = data;
-    struct bpf_fib_lookup fib = {.ifindex = ctx->ingress_ifindex};
-    if ((void *)(eth + 1) > end)
+    __u16 *mac = data;
+    __be32 *packet = (void *)(eth + 1);
+    if ((void *)(packet + 10) > end)
         return XDP_DROP;
-    struct iphdr *ip = (void *)(eth + 1);
-    if ((void *)(ip + 1) > end)
-        return XDP_DROP;
-    if (ip->version == 4) {
-        fib.family = AF_INET;
-        fib.l4_protocol = 6;
-        fib.tot_len = bpf_ntohs(ip->tot_len);
-        fib.ipv4_src = ip->saddr;
-        fib.ipv4_dst = ip->daddr;
-        eth->h_proto = bpf_htons(ETH_P_IP);
-    } else {
-        struct ipv6hdr *ip6 = (void *)(eth + 1);
-        if ((void *)(ip6 + 1) > end)
-            return XDP_DROP;
-        fib.family = AF_INET6;
-        fib.l4_protocol = 6;
-        fib.tot_len = bpf_ntohs(ip6->payload_len) + 40;
-        __builtin_memcpy(fib.ipv6_src, &ip6->saddr, 16);
-        __builtin_memcpy(fib.ipv6_dst, &ip6->daddr, 16);
-        eth->h_proto = bpf_htons(ETH_P_IPV6);
-    }
-    /* OUTPUT: route as a host that sends, not as a router that forwards (forwarding may be off). */
-    if (bpf_fib_lookup(ctx, &fib, sizeof(fib), BPF_FIB_LOOKUP_OUTPUT) != BPF_FIB_LKUP_RET_SUCCESS)
-        return XDP_DROP;
-    __builtin_memcpy(eth->h_dest, fib.dmac, 6);
-    __builtin_memcpy(eth->h_source, fib.smac, 6);
-    item->failed = 0;
-    return bpf_redirect(fib.ifindex, 0);
+    COPY(mac, route->mac, 0, 6);
+    eth->h_proto = *(const __u8 *)probe->packet >> 4 == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
+    COPY(packet, probe->packet, 0, 10);
+    if ((void *)(packet + 13) <= end)
+        COPY(packet, probe->packet, 10, 13);
+    if ((void *)(packet + 15) <= end)
+        COPY(packet, probe->packet, 13, 15);
+    if ((void *)(packet + 18) <= end)
+        COPY(packet, probe->packet, 15, 18);
+    probe->sent = 1;
+    return bpf_redirect(route->ifindex, 0);
 }
 
-/* A frame that is not IP: the engine's own, or none of our business. */
-static __noinline int outbox_or_pass(struct xdp_md *ctx, const struct roost_config *cfg) {
+/* A frame that has no TCP segment in it: the engine's own, or none of our business. */
+static __noinline int outbox_or_pass(struct xdp_md *ctx, const struct roost_config *cfg, int not_ip) {
     struct roost_errand errand;
+    if (ctx->ingress_ifindex == ROOST_PROBE_IFINDEX && ctx->data_end - ctx->data == ROOST_PROBE_FRAME)
+        return to_wire(ctx);
+    if (!not_ip)
+        return XDP_PASS;
     if (bpf_xdp_load_bytes(ctx, 0, &errand, sizeof(errand)) || errand.ethertype != bpf_htons(ROOST_ERRAND_ETHERTYPE) ||
         errand.secret[0] != cfg->secret[0] || errand.secret[1] != cfg->secret[1])
         return XDP_PASS;
-    return errand.to_wire ? to_wire(ctx) : to_stack(ctx);
+    return to_stack(ctx);
 }
 
 #endif
