@@ -190,7 +190,7 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
     if (c->phase == ROOST_HELD_LINK) {
         c->wake_cause = command->cause;
         c->phase = ROOST_THAWING;
-        roost_table_set_phase(c->slot, ROOST_WAKING);
+        roost_slot_wakes(e, c);
         roost_wake_queue(e, c);
     }
     return 0;

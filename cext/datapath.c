@@ -29,8 +29,9 @@
 #define LOOPBACK_PIN "loopback-"
 #define TC_HANDLE 1
 #define MIN_ENDPOINTS 1024
-#define PROBE_BATCH 64 /* between two looks at what has come: a veth's ring holds 256 */
-#define LEAST_LIVE 8   /* fewer probes go out sooner one by one: setting a run up takes some 20 us */
+#define PROBE_BATCH 64          /* between two looks at what has come: a veth's ring holds 256 */
+#define PROBES_ON_THEIR_WAY 128 /* how many are sent at first, of as many as there are */
+#define LEAST_LIVE 8            /* fewer go out sooner one by one: setting a run up takes some 20 us */
 
 enum {
     CONFIG,
@@ -415,13 +416,13 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     d->out = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "outbox"), ROOST_OUTBOX_ITEMS * sizeof(*d->out),
                         err, err_len);
     d->cursor = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "cursor"), sizeof(*d->cursor), err, err_len);
-    d->probe = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "probes"), ROOST_PROBES * sizeof(*d->probe),
-                          err, err_len);
+    d->probes = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "probes"),
+                           ROOST_PROBES * sizeof(*d->probes), err, err_len);
     d->probe_run = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "probe_run"), sizeof(*d->probe_run), err,
                               err_len);
     d->births_gate = map_memory(d, d->map_fd[BIRTHS_GATE], sizeof(*d->births_gate), err, err_len);
     d->births_sockets = map_memory(d, d->map_fd[BIRTHS_SOCKETS], sizeof(*d->births_sockets), err, err_len);
-    if (!d->births_gate || !d->births_sockets || !endpoint || !t->rest || !d->out || !d->cursor || !d->probe ||
+    if (!d->births_gate || !d->births_sockets || !endpoint || !t->rest || !d->out || !d->cursor || !d->probes ||
         !d->probe_run)
         return -ENOMEM;
     if (!d->births_gate->secret[0] &&
@@ -757,29 +758,79 @@ static uint32_t clients_interfaces(const struct roost_datapath *d, uint32_t *ifi
     return count;
 }
 
-static void probe_live(struct roost_datapath *d, uint32_t count, uint32_t now_s) {
-    uint8_t frame[ROOST_PROBE_FRAME] = {0};
-    LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = frame, .data_size_in = sizeof(frame), .repeat = (int)count,
-                .batch_size = count < PROBE_BATCH ? count : PROBE_BATCH, .flags = BPF_F_TEST_XDP_LIVE_FRAMES);
-    d->probe_run->next = 0;
-    d->probe_run->now_s = now_s;
-    __atomic_store_n(&d->probe_run->count, count, __ATOMIC_SEQ_CST);
-    run(d, &options); /* what it could not send, whatever the reason, is not marked */
-    __atomic_store_n(&d->probe_run->count, 0, __ATOMIC_SEQ_CST);
+static struct roost_probe *half(const struct roost_datapath *d, bool second) {
+    return d->probes + (second ? ROOST_PROBES / 2 : 0);
 }
 
-uint32_t roost_datapath_probe(struct roost_datapath *d, uint32_t count, uint32_t now_s) {
+/* Sends what is left, one by one. Returns how many could not be sent. */
+static uint32_t send_singly(struct roost_datapath *d, struct roost_probe *probe, uint32_t count) {
     uint32_t lost = 0;
     for (uint32_t i = 0; i < count; i++)
-        d->probe[i].sent = 0;
-    d->probe_run->interfaces = clients_interfaces(d, d->probe_run->ifindex);
-    if (d->probe_run->interfaces && count >= LEAST_LIVE)
-        probe_live(d, count, now_s);
-    for (uint32_t i = 0; i < count; i++)
-        if (!d->probe[i].sent &&
-            !roost_datapath_send(d, (const uint8_t *)d->probe[i].packet, d->probe[i].length))
-            lost++;
+        if (__atomic_load_n(&probe[i].state, __ATOMIC_ACQUIRE) != ROOST_PROBE_TAKEN)
+            lost += !roost_datapath_send(d, (const uint8_t *)probe[i].packet, probe[i].length);
     return lost;
+}
+
+uint32_t roost_datapath_probes_begin(struct roost_datapath *d) {
+    struct roost_probe *offered = half(d, d->second_half), *next = half(d, !d->second_half);
+    uint32_t count = d->probes_put, had_their_turn = d->probes_left, lost = 0;
+    __atomic_store_n(&d->probe_run->count, 0, __ATOMIC_SEQ_CST);
+    /* The other half: on another processor somebody may still be reading the last one taken of this. */
+    d->second_half = !d->second_half;
+    d->probes_put = d->probes_left = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t state = __atomic_load_n(&offered[i].state, __ATOMIC_ACQUIRE);
+        if (state == ROOST_PROBE_WAITS && i >= had_their_turn)
+            next[d->probes_put++] = offered[i];
+        else if (state != ROOST_PROBE_TAKEN)
+            lost += send_singly(d, &offered[i], 1);
+    }
+    d->probes_left = d->probes_put;
+    return lost;
+}
+
+struct roost_probe *roost_datapath_probe(struct roost_datapath *d) {
+    if (d->probes_put == ROOST_PROBES / 2)
+        return NULL;
+    struct roost_probe *probe = half(d, d->second_half) + d->probes_put++;
+    probe->state = ROOST_PROBE_WAITS;
+    return probe;
+}
+
+uint32_t roost_datapath_probes_end(struct roost_datapath *d, uint32_t now_s) {
+    struct roost_probe_run *r = d->probe_run;
+    uint8_t frame[ROOST_PROBE_FRAME] = {0};
+    uint32_t live = d->probes_left > PROBES_ON_THEIR_WAY ? d->probes_left : PROBES_ON_THEIR_WAY;
+    live = live < d->probes_put ? live : d->probes_put;
+    LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = frame, .data_size_in = sizeof(frame), .repeat = (int)live,
+                .batch_size = live < PROBE_BATCH ? live : PROBE_BATCH, .flags = BPF_F_TEST_XDP_LIVE_FRAMES);
+    r->interfaces = clients_interfaces(d, r->ifindex);
+    r->now_s = now_s;
+    r->next = d->second_half ? ROOST_PROBES / 2 : 0;
+    if (r->interfaces && d->probes_put >= LEAST_LIVE) {
+        __atomic_store_n(&r->count, r->next + d->probes_put, __ATOMIC_SEQ_CST);
+        if (!run(d, &options))
+            return 0;
+        __atomic_store_n(&r->count, 0, __ATOMIC_SEQ_CST);
+    }
+    uint32_t lost = send_singly(d, half(d, d->second_half), d->probes_put);
+    d->probes_put = 0;
+    return lost;
+}
+
+void roost_datapath_retract_probe(struct roost_datapath *d, const struct roost_key *key) {
+    bool v4 = roost_key_is_v4(key);
+    size_t header = v4 ? 20 : 40, address = v4 ? 4 : 16;
+    for (struct roost_probe *p = half(d, d->second_half), *end = p + d->probes_put; p < end; p++) {
+        const uint8_t *packet = (const uint8_t *)p->packet;
+        uint32_t waits = ROOST_PROBE_WAITS;
+        if (p->length >= header + 20 && !memcmp(packet + header, &key->local_port, 2) &&
+            !memcmp(packet + header + 2, &key->client_port, 2) &&
+            !memcmp(packet + header - address, key->client + 16 - address, address) &&
+            !memcmp(packet + header - 2 * address, key->local + 16 - address, address))
+            __atomic_compare_exchange_n(&p->state, &waits, ROOST_PROBE_TAKEN, false, __ATOMIC_ACQ_REL,
+                                        __ATOMIC_RELAXED);
+    }
 }
 
 void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values) {

@@ -53,8 +53,10 @@ struct roost_datapath {
     int interfaces;
     struct roost_outbox_item *out; /* memory-mapped */
     uint32_t *cursor;
-    struct roost_probe *probe; /* memory-mapped, ROOST_PROBES of them */
+    struct roost_probe *probes; /* memory-mapped */
     struct roost_probe_run *probe_run;
+    bool second_half;                 /* of them is filled, or offered */
+    uint32_t probes_put, probes_left; /* in that half; of them: since the slice before */
     struct roost_births_gate *births_gate; /* memory-mapped */
     struct roost_sockets *births_sockets;  /* memory-mapped */
     int raw4, raw6; /* raw sockets: probes where no XDP driver or no neighbour is there (the kernel resolves it) */
@@ -106,9 +108,15 @@ bool roost_datapath_generic(const struct roost_datapath *d, uint32_t ifindex);
  * ifindex. 0 or -errno. */
 int roost_datapath_replay(struct roost_datapath *d, uint32_t count, uint32_t ifindex, uint32_t queue);
 
-/* Sends the first count (<= ROOST_PROBES) of d->probe, put there by the caller. now_s: CLOCK_MONOTONIC seconds. Returns how
- * many could not be sent. */
-uint32_t roost_datapath_probe(struct roost_datapath *d, uint32_t count, uint32_t now_s);
+/* Probes, a slice of the sweep at a time: what the slice before left is taken over (begin), more are put in, all are offered
+ * to the XDP program (end), and as many as are on their way at a time are sent. A slice later those that are still left are sent, too.
+ * Both return how many could not be sent. */
+uint32_t roost_datapath_probes_begin(struct roost_datapath *d);
+/* Where the caller puts a packet and its length; NULL: no room, until they were offered twice. */
+struct roost_probe *roost_datapath_probe(struct roost_datapath *d);
+uint32_t roost_datapath_probes_end(struct roost_datapath *d, uint32_t now_s); /* CLOCK_MONOTONIC seconds */
+/* This connection is not to be probed any more: it wakes. */
+void roost_datapath_retract_probe(struct roost_datapath *d, const struct roost_key *key);
 /* Sends an IP packet, by the routing table alone: to whichever interface. False: it could not be sent. */
 bool roost_datapath_send(struct roost_datapath *d, const uint8_t *packet, size_t length);
 

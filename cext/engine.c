@@ -66,7 +66,7 @@ static void leg_event(struct roost_engine *e, struct roost_conn *c, bool server,
     } else if (server && c->phase == ROOST_HELD_LINK && leg->readable) {
         c->wake_cause = ROOST_C_SERVER_DATA;
         c->phase = ROOST_THAWING;
-        roost_table_set_phase(c->slot, ROOST_WAKING);
+        roost_slot_wakes(e, c);
         roost_wake_queue(e, c);
     }
 }
@@ -117,7 +117,7 @@ void roost_conn_timer(struct roost_engine *e, struct roost_conn *c) {
     }
     if (c->phase == ROOST_HELD_LINK && c->server.readable) { /* an earlier thaw failed */
         c->phase = ROOST_THAWING;
-        roost_table_set_phase(c->slot, ROOST_WAKING);
+        roost_slot_wakes(e, c);
         roost_wake_queue(e, c);
     }
     if (c->phase != ROOST_LIVE)

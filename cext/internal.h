@@ -412,6 +412,8 @@ int roost_on_frame(void *context, void *data, size_t size);
 void roost_drain(struct roost_engine *e); /* frames out of the ring, at most so many */
 /* Whether a held frame would wake a leg with this record. */
 enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roost_ka *ka);
+/* The slot of a connection that wakes holds packets from now on, and no probe goes out for it any more. */
+void roost_slot_wakes(struct roost_engine *e, struct roost_conn *c);
 void roost_answer_probe(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka);
 void roost_drop_held(struct roost_conn *c);
 void roost_thaw_turn(struct roost_engine *e);

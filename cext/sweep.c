@@ -3,8 +3,12 @@
  * What inactive connections need by time: keep-alive probes of the appliance's own, the death of those that do not
  * answer, and SLEEP when IDLE has lasted. Each bucket of the table says when the first of its slots is due; once a
  * second all buckets are asked, a slice at a time, and those that are due are walked. Nothing is kept per connection but
- * what the record has. A slot may be looked at later than it is due by an eighth of its interval, or else a bucket full
- * of slots with times of their own would be walked every second.
+ * what the record has.
+ *
+ * A bucket full of slots with times of their own would be walked every second. So a probe may be early or late by an eighth of
+ * its interval, and each bucket has a moment of its own in every interval, towards which the times of its clients are
+ * moved: after four rounds at most it is walked once for all their probes, and once more to see who did not answer. The
+ * moments lie evenly: clients that all came within seconds are probed all through the interval after those four rounds.
  */
 #include <errno.h>
 #include <string.h>
@@ -17,26 +21,32 @@
 #define SLICE_MS 50
 #define LARGE_BUCKETS 20000 /* a slice of more than that would keep who wakes waiting */
 #define SLICE_OF_LARGE_MS 5
+#define SLICE_OF_MANY_MS 2 /* while answers are slow to come, so that more than FEW_PROBES are sent in one burst */
+#define FEW_PROBES 128
 #define LOOK_MAX_S 3600
 #define LOOK_AT_LEGS_S 60 /* servers' legs that have lost their clients */
 #define PREFETCHED 8      /* buckets: they lie so far apart that the processor fetches none by itself */
-#define LATE 8            /* a slot may be late by this part of its interval */
+#define LATE 8            /* a slot may be early or late by this part of its interval */
+#define SPREAD 0x9e3779b1u
 #define AHEAD_S 64 /* how far ahead of the engine's clock a client may have been heard: its turn may have been long */
 #define SLEEP_RETRY_S 30 /* asked again, should the store not have managed */
 
-/* A bucket's walk. */
+/* A slice of the walk over all buckets. */
 struct walk {
     struct roost_engine *e;
     uint32_t now_s;
-    uint32_t probes; /* that wait in e->path.probe */
+    uint32_t salt; /* by which the bucket's moment differs from others' */
+    struct {
+        uint32_t heard_s, interval_s, due_s;
+    } last; /* what first_probe_s() said last of this bucket; interval_s 0: nothing */
 };
 
-static void send_probes(struct walk *w) {
-    if (!w->probes)
-        return;
-    w->e->stat[ROOST_E_PROBES] += w->probes;
-    w->e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probe(&w->e->path, w->probes, w->now_s);
-    w->probes = 0;
+static void begin_probes(struct roost_engine *e) {
+    e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probes_begin(&e->path);
+}
+
+static void end_probes(struct walk *w) {
+    w->e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probes_end(&w->e->path, w->now_s);
 }
 
 /* A server's leg that has lost its client (its record was lost, or a predecessor was killed at a bad moment): the server
@@ -102,19 +112,45 @@ static uint32_t may_wait(uint32_t due_s, uint32_t interval_s) {
     return due_s > late_s ? due_s : late_s ? late_s : 1;
 }
 
-/* Lets a probe go out with the others of this walk. */
-static void put_probe(struct walk *w, const struct roost_ka *slot, bool v4) {
+/* How far to go of so many seconds: to the next of the places, an eighth apart, that lie on the way. */
+static uint32_t step(uint32_t seconds, uint32_t eighth_s) {
+    return seconds ? (seconds - 1) % eighth_s + 1 : 0;
+}
+
+/* Seconds from when a client was heard until its first probe: its interval, moved towards the moment of its bucket. Clients
+ * of a bucket were mostly heard at the same time, when they answered the probe before. */
+static uint32_t first_probe_s(struct walk *w, uint32_t heard_s, uint32_t interval_s) {
+    if (w->last.heard_s == heard_s && w->last.interval_s == interval_s)
+        return w->last.due_s;
+    uint32_t eighth_s = interval_s / LATE, due_s = interval_s;
+    if (eighth_s) {
+        uint32_t after_s = (heard_s + w->salt) % interval_s;
+        due_s = after_s < interval_s / 2 ? interval_s - step(after_s, eighth_s)
+                                         : interval_s + step(interval_s - after_s, eighth_s);
+    }
+    w->last.heard_s = heard_s;
+    w->last.interval_s = interval_s;
+    w->last.due_s = due_s;
+    return due_s;
+}
+
+static void send_probe(struct walk *w, const struct roost_ka *slot, bool v4) {
     struct roost_engine *e = w->e;
-    struct roost_probe *probe = &e->path.probe[w->probes];
     struct roost_key key;
     roost_table_key(&e->table, slot, v4, &key);
-    probe->length = (uint32_t)roost_segment_probe(&key, slot, e->now_ms, (uint8_t *)probe->packet);
+    e->stat[ROOST_E_PROBES]++;
     if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) { /* to another interface than clients' */
-        e->stat[ROOST_E_PROBES]++;
-        e->stat[ROOST_E_PROBE_LOST] += !roost_datapath_send(&e->path, (const uint8_t *)probe->packet, probe->length);
-    } else if (++w->probes == ROOST_PROBES) {
-        send_probes(w);
+        uint8_t packet[ROOST_PROBE_MAX];
+        e->stat[ROOST_E_PROBE_LOST] +=
+            !roost_datapath_send(&e->path, packet, roost_segment_probe(&key, slot, e->now_ms, packet));
+        return;
     }
+    struct roost_probe *probe;
+    while (!(probe = roost_datapath_probe(&e->path))) {
+        end_probes(w);
+        begin_probes(e);
+    }
+    probe->length = (uint32_t)roost_segment_probe(&key, slot, e->now_ms, (uint8_t *)probe->packet);
 }
 
 /* Sends a probe when one is due. Seconds until the slot is to be looked at again for the next. */
@@ -124,20 +160,19 @@ static uint32_t probe(struct walk *w, struct roost_ka *slot, bool v4) {
     uint32_t quiet_s = ROOST_SILENCE_S(heard, w->now_s), interval_s = slot->probe_interval_s;
     if (quiet_s > ROOST_HEARD_WRAP_S - AHEAD_S) /* XDP's clock is a moment ahead */
         quiet_s = 0;
-    if (quiet_s < interval_s)
-        return may_wait(interval_s - quiet_s, interval_s);
+    uint32_t since_s = w->now_s - quiet_s, due_s = first_probe_s(w, since_s, interval_s);
+    if (quiet_s < due_s)
+        return due_s - quiet_s;
     const struct roost_service *s = roost_service_of(e, roost_table_service(&e->table, slot));
     uint32_t retry_s = s->probe_retry_s ? s->probe_retry_s : interval_s;
-    uint32_t due_s = interval_s + sent * retry_s;
+    due_s += sent * retry_s;
     if (quiet_s < due_s)
         return may_wait(due_s - quiet_s, retry_s);
-    uint32_t since_s = w->now_s - quiet_s;
     if (quiet_s >= due_s + may_wait(retry_s, interval_s)) /* nobody probed for a while (no daemon): not its silence */
         since_s = w->now_s - due_s;
     if (sent >= (s->probe_count ? s->probe_count : 3)) {
         struct roost_key key;
         e->stat[ROOST_E_PROBE_DEAD]++;
-        send_probes(w); /* nobody's who is awake by then */
         roost_table_key(&e->table, slot, v4, &key);
         dead(e, &key, slot);
         return 1;
@@ -145,8 +180,9 @@ static uint32_t probe(struct walk *w, struct roost_ka *slot, bool v4) {
     if (!__atomic_compare_exchange_n(&slot->heard, &heard, ROOST_HEARD(since_s, ROOST_HEARD_TICK(heard), sent + 1),
                                      false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         return 1; /* heard in this very moment */
-    put_probe(w, slot, v4);
-    uint32_t next_s = retry_s < interval_s ? retry_s : interval_s; /* when it answers, its interval begins anew */
+    send_probe(w, slot, v4);
+    /* When it answers, its interval begins anew. */
+    uint32_t next_s = retry_s < interval_s - interval_s / LATE ? retry_s : interval_s - interval_s / LATE;
     return may_wait(next_s, next_s);
 }
 
@@ -218,15 +254,18 @@ static void look_into_bucket(struct walk *w, struct roost_bucket_head *head, boo
     roost_table_due(head, w->now_s + next_s);
 }
 
-/* Looks into what is due of the first so many buckets of a stretch. */
-static void look_along(struct walk *w, const struct roost_stretch *s, uint64_t buckets) {
+/* Looks into what is due of the first so many buckets of a stretch, which begins with bucket `first`. */
+static void look_along(struct walk *w, const struct roost_stretch *s, uint64_t first, uint64_t buckets) {
     char *at = s->first;
     for (uint64_t n = 0; n < buckets; n++, at += s->bucket_size) {
         struct roost_bucket_head *head = (struct roost_bucket_head *)at;
         if (n + PREFETCHED < s->buckets)
             __builtin_prefetch(&((struct roost_bucket_head *)(at + PREFETCHED * s->bucket_size))->due_s);
-        if (__atomic_load_n(&head->due_s, __ATOMIC_RELAXED) <= w->now_s)
-            look_into_bucket(w, head, s->v4);
+        if (__atomic_load_n(&head->due_s, __ATOMIC_RELAXED) > w->now_s)
+            continue;
+        w->salt = (uint32_t)(first + n) * SPREAD >> 16;
+        w->last.interval_s = 0;
+        look_into_bucket(w, head, s->v4);
     }
 }
 
@@ -236,19 +275,22 @@ void roost_sweep_turn(struct roost_engine *e) {
     roost_births_turn(e);
     roost_sockets_turn(e);
     uint64_t buckets = roost_table_buckets(&e->table);
-    uint32_t slice_ms = buckets > LARGE_BUCKETS ? SLICE_OF_LARGE_MS : SLICE_MS;
+    uint32_t slice_ms = buckets <= LARGE_BUCKETS              ? SLICE_MS
+                        : e->path.probes_left > FEW_PROBES ? SLICE_OF_MANY_MS
+                                                           : SLICE_OF_LARGE_MS;
     uint64_t end = e->sweep_at + (buckets * slice_ms + 999) / 1000;
     struct walk w = {.e = e, .now_s = (uint32_t)(e->now_ms / 1000)};
     e->sweep_ms = e->now_ms + slice_ms;
     if (end > buckets)
         end = buckets;
+    begin_probes(e);
     while (e->sweep_at < end) {
         struct roost_stretch s = roost_table_stretch(&e->table, e->sweep_at);
         uint64_t here = s.buckets < end - e->sweep_at ? s.buckets : end - e->sweep_at;
-        look_along(&w, &s, here);
+        look_along(&w, &s, e->sweep_at, here);
         e->sweep_at += here;
     }
-    send_probes(&w);
+    end_probes(&w);
     if (end == buckets)
         e->sweep_at = 0;
 }

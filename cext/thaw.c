@@ -110,6 +110,11 @@ static void rouse_server(struct roost_engine *e, struct roost_conn *c) {
     }
 }
 
+void roost_slot_wakes(struct roost_engine *e, struct roost_conn *c) {
+    roost_table_set_phase(c->slot, ROOST_WAKING);
+    roost_datapath_retract_probe(&e->path, &c->key);
+}
+
 /* An inactive connection becomes an awake one. Its slot stays until its socket is there: IDLE as WAKING, which holds
  * its packets; SLEEP as it is, answering keep-alives, for the store may take its time. */
 static struct roost_conn *rouse(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot,
@@ -133,7 +138,7 @@ static struct roost_conn *rouse(struct roost_engine *e, const struct roost_key *
         event.type = ROOST_EV_NEED_RECORD;
         roost_mailbox_post(&e->box, &event);
     } else {
-        roost_table_set_phase(slot, ROOST_WAKING);
+        roost_slot_wakes(e, c);
         rouse_server(e, c);
         roost_wake_queue(e, c);
     }
@@ -259,7 +264,7 @@ static void on_frame(struct roost_engine *e, const struct roost_frame *f) {
         if (c->phase == ROOST_HELD_LINK) {
             c->wake_cause = ROOST_C_CLIENT_DATA;
             c->phase = ROOST_THAWING;
-            roost_table_set_phase(c->slot, ROOST_WAKING);
+            roost_slot_wakes(e, c);
             roost_wake_queue(e, c);
         }
         c->speaks |= speaks;
@@ -674,7 +679,7 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
     }
     e->table.rest[index] = rest;
     c->slot->rest = index;
-    roost_table_set_phase(c->slot, ROOST_WAKING);
+    roost_slot_wakes(e, c);
     if (usable)
         rouse_server(e, c);
     c->phase = ROOST_THAWING;

@@ -10,6 +10,7 @@
 
 #include "judge.h"
 #include "maps.h"
+#include "outbox.h"
 #include "packet.h"
 
 #define FAST_LONG_WAY (-1)
@@ -195,7 +196,7 @@ static __noinline int fast(struct xdp_md *ctx, const struct roost_config *cfg) {
     slot->heard = ROOST_HEARD(now_ms / 1000, ROOST_HEARD_TICK(heard), 0);
     if (!behind) {
         count(ROOST_N_HEARD);
-        return XDP_DROP;
+        return next_probe(ctx);
     }
 
     fast_turn((void *)eth);

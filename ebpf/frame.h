@@ -51,17 +51,19 @@ struct roost_errand {
 
 /* A packet of ours for the wire, without payload: IPv4 or IPv6, a TCP header, perhaps timestamps. */
 #define ROOST_PROBE_MAX 72
+enum roost_probe_state {
+    ROOST_PROBE_WAITS = 0,
+    ROOST_PROBE_TAKEN = 1,  /* sent by now, or in this moment; or the engine took it back */
+    ROOST_PROBE_NO_WAY = 2, /* the program found none, or could not send so */
+};
 struct roost_probe {
     __u32 length; /* bytes of packet: 40, 52, 60 or 72 */
-    __u32 sent;   /* the program found a way for it */
+    __u32 state;
     __be32 packet[ROOST_PROBE_MAX / 4];
 };
-#define ROOST_PROBES 1024
+#define ROOST_PROBES 4096 /* half of them are offered while the other half is filled */
 
-/* What a run sends: probes next, next + 1, ... below count. It comes from no interface that a program can be attached to,
- * and its frames are shorter than a packet. */
-#define ROOST_PROBE_IFINDEX 1 /* the loopback interface */
-#define ROOST_PROBE_FRAME 16  /* bytes */
+/* What is offered: probes next, next + 1, ... below count. */
 #define ROOST_PROBE_INTERFACES 8
 struct roost_probe_run {
     __u32 next, count;
@@ -69,6 +71,10 @@ struct roost_probe_run {
     __u32 interfaces;
     __u32 ifindex[ROOST_PROBE_INTERFACES]; /* that clients are behind */
 };
+
+/* The engine's own frames for them: from no interface that a program can be attached to, and shorter than a packet. */
+#define ROOST_PROBE_IFINDEX 1 /* the loopback interface */
+#define ROOST_PROBE_FRAME 16  /* bytes */
 
 enum roost_counter { /* names: cext/stats.c */
     ROOST_N_ANSWERED,

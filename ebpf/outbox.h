@@ -5,10 +5,14 @@
  * To the stack: each frame of a run takes the next item of the outbox, as received by the interface that the run names
  * (a held frame, coming home). It is of an experimental EtherType and carries a secret.
  *
- * To the wire, by the routing table: keep-alive probes. A run takes as many as there are, and its pages come back as the
- * last receiver left them, so nothing in a frame says what it is for: what does is where it comes from, the loopback
- * interface, and a length that is less than any packet's. That length is also what makes the kernel look at the new one
- * each time.
+ * To the wire, by the routing table: keep-alive probes. The engine offers as many as are due, and begins with a few frames of its
+ * own. The answer to a probe, which nobody needs any more once it was noted, becomes the next probe: a page less to be
+ * allocated and one less to be freed, no more probes are on their way than are answered, and so they do not run a queue
+ * over. What no answer came for within a slice of the sweep the engine sends by itself.
+ *
+ * The pages of such a run come back as the last receiver left them, so nothing in a frame says what it is for: what does is where
+ * it comes from, the loopback interface, and a length that is less than any packet's. That length is also what makes
+ * the kernel look at the new one each time.
  *
  * The engine runs the very program that is attached to its interfaces. A program of its own would be tidier, but
  * BPF_PROG_RUN with more than one repetition puts the program into the kernel's XDP dispatcher and takes it out again,
@@ -64,8 +68,8 @@ struct {
     __type(value, struct roost_probe_run);
 } probe_run SEC(".maps");
 
-/* Routes that were looked up in this second, by destination: most clients share their address or their NAT's with others
- * that are due. Only the run of the engine, which is one thread, writes them. */
+/* Routes that were looked up in this second, by destination: clients that share an address, or their NAT's, share them.
+ * Of each processor: others would have to wait for who writes one. */
 #define ROUTES 1024
 struct route {
     __be32 to[4];
@@ -75,7 +79,7 @@ struct route {
 };
 
 struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
     __uint(max_entries, ROUTES);
     __type(key, __u32);
     __type(value, struct route);
@@ -152,32 +156,25 @@ static __always_inline struct route *route_of(struct xdp_md *ctx, const struct r
     return look_up_route(ctx, run, packet, route) ? route : 0;
 }
 
-/* So many words from one place to the other. */
+/* Words from one place to the other. */
 #define COPY(to, from, first, behind)                                                                                  \
     _Pragma("clang loop unroll(full)") for (int w = first; w < behind; w++)(to)[w] = (from)[w]
 
-/* The next probe; none of the engine's business: passed on. */
-static __noinline int to_wire(struct xdp_md *ctx) {
-    __u32 zero = 0;
-    struct roost_probe_run *run = bpf_map_lookup_elem(&probe_run, &zero);
-    if (!run || run->next >= run->count)
-        return XDP_PASS;
-    __u32 index = run->next++;
-    struct roost_probe *probe = bpf_map_lookup_elem(&probes, &index);
-    if (!probe)
-        return XDP_DROP;
+/* Lets the frame be this probe. 0: there is no way for it, or no room in the frame. */
+static __noinline int become(struct xdp_md *ctx, const struct roost_probe_run *run, const struct roost_probe *probe) {
     __u32 length = probe->length;
-    if (length < 40 || length > ROOST_PROBE_MAX)
-        return XDP_DROP;
     const struct route *route = route_of(ctx, run, probe->packet);
-    if (!route || bpf_xdp_adjust_tail(ctx, ETH_HLEN + (int)length - ROOST_PROBE_FRAME))
-        return XDP_DROP;
+    if (!route || length < 40 || length > ROOST_PROBE_MAX)
+        return 0;
+    int longer = ETH_HLEN + (int)length - (int)(ctx->data_end - ctx->data);
+    if (longer && bpf_xdp_adjust_tail(ctx, longer))
+        return 0;
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
     struct ethhdr *eth = data;
     __u16 *mac = data;
     __be32 *packet = (void *)(eth + 1);
     if ((void *)(packet + 10) > end)
-        return XDP_DROP;
+        return 0;
     COPY(mac, route->mac, 0, 6);
     eth->h_proto = *(const __u8 *)probe->packet >> 4 == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6);
     COPY(packet, probe->packet, 0, 10);
@@ -187,15 +184,37 @@ static __noinline int to_wire(struct xdp_md *ctx) {
         COPY(packet, probe->packet, 13, 15);
     if ((void *)(packet + 18) <= end)
         COPY(packet, probe->packet, 15, 18);
-    probe->sent = 1;
-    return bpf_redirect(route->ifindex, 0);
+    return route->ifindex;
+}
+
+/* A frame that is needed no more becomes the next probe, if one is offered. */
+static __always_inline int next_probe(struct xdp_md *ctx) {
+    __u32 zero = 0;
+    struct roost_probe_run *run = bpf_map_lookup_elem(&probe_run, &zero);
+    if (!run)
+        return XDP_DROP;
+    __u32 count = *(volatile __u32 *)&run->count;
+    if (*(volatile __u32 *)&run->next >= count)
+        return XDP_DROP;
+    __u32 index = __sync_fetch_and_add(&run->next, 1);
+    if (index >= count)
+        return XDP_DROP;
+    struct roost_probe *probe = bpf_map_lookup_elem(&probes, &index);
+    if (!probe || __sync_val_compare_and_swap(&probe->state, ROOST_PROBE_WAITS, ROOST_PROBE_TAKEN))
+        return XDP_DROP;
+    __u32 ifindex = become(ctx, run, probe);
+    if (!ifindex) {
+        *(volatile __u32 *)&probe->state = ROOST_PROBE_NO_WAY;
+        return XDP_DROP;
+    }
+    return ifindex == ctx->ingress_ifindex ? XDP_TX : bpf_redirect(ifindex, 0);
 }
 
 /* A frame that has no TCP segment in it: the engine's own, or none of our business. */
 static __noinline int outbox_or_pass(struct xdp_md *ctx, const struct roost_config *cfg, int not_ip) {
     struct roost_errand errand;
     if (ctx->ingress_ifindex == ROOST_PROBE_IFINDEX && ctx->data_end - ctx->data == ROOST_PROBE_FRAME)
-        return to_wire(ctx);
+        return next_probe(ctx);
     if (!not_ip)
         return XDP_PASS;
     if (bpf_xdp_load_bytes(ctx, 0, &errand, sizeof(errand)) || errand.ethertype != bpf_htons(ROOST_ERRAND_ETHERTYPE) ||

@@ -31,6 +31,8 @@ enum { /* what the input asks for */
     DO_ERRAND,
     DO_GATE,
     DO_SOCKETS,
+    DO_OFFER_PROBES,
+    DO_PROBE_LIVE,
     DOES
 };
 
@@ -39,6 +41,9 @@ static struct challenge_budget budget;
 static uint64_t counts[ROOST_N_COUNT];
 static struct roost_outbox_item items[ROOST_OUTBOX_ITEMS];
 static uint32_t cursor_value;
+static struct roost_probe probe[ROOST_PROBES];
+static struct roost_probe_run probing;
+static struct route route[ROUTES];
 static struct roost_births_gate gate;
 static struct roost_sockets sockets;
 static struct birth_rate rate;
@@ -50,6 +55,9 @@ static void give_maps(void) {
     host_map_array(&challenges, &budget, 1, sizeof(budget));
     host_map_array(&outbox, items, ROOST_OUTBOX_ITEMS, sizeof(items[0]));
     host_map_array(&cursor, &cursor_value, 1, sizeof(cursor_value));
+    host_map_array(&probes, probe, ROOST_PROBES, sizeof(probe[0]));
+    host_map_array(&probe_run, &probing, 1, sizeof(probing));
+    host_map_array(&routes, route, ROUTES, sizeof(route[0]));
     host_map_array(&births_gate, &gate, 1, sizeof(gate));
     host_map_array(&births_sockets, &sockets, 1, sizeof(sockets));
     host_map_array(&births_rate, &rate, 1, sizeof(rate));
@@ -84,13 +92,24 @@ struct outcome {
     size_t length, came; /* bytes, as it came */
 };
 
-static struct outcome run(const uint8_t *frame, size_t length) {
+/* The probe that was next before a run, and which that was; -1: none was offered. */
+static struct roost_probe next_offered;
+static int next_index;
+
+static struct outcome run_from(const uint8_t *frame, size_t length, uint32_t ifindex) {
     struct xdp_md ctx;
     struct outcome o = {.came = length};
+    next_index = probing.next < probing.count ? (int)probing.next : -1;
+    next_offered = probe[probing.next % ROOST_PROBES];
     host_begin_xdp(&ctx, frame, length);
+    ctx.ingress_ifindex = ifindex;
     o.action = roost_inactive(&ctx);
     o.frame = host_frame(&o.length);
     return o;
+}
+
+static struct outcome run(const uint8_t *frame, size_t length) {
+    return run_from(frame, length, 3);
 }
 
 static void claim_passed(const struct outcome *o, const uint8_t *frame, size_t length) {
@@ -102,6 +121,39 @@ static void claim_passed(const struct outcome *o, const uint8_t *frame, size_t l
 static void claim_dropped(const struct outcome *o, const char *why) {
     claim(o->action == XDP_DROP && !host.records, "verdict %d and %d records for a frame to be dropped: %s", o->action,
           host.records, why);
+}
+
+/* A frame that came from this interface and is needed no more: it is the next probe now, if one is offered that has a way. */
+static void claim_next_probe(const struct outcome *o, uint32_t ifindex, bool tagged) {
+    const struct roost_probe *p = &next_offered;
+    if (next_index < 0 || tagged) {
+        claim_dropped(o, "no probe is offered");
+        return;
+    }
+    claim(probing.next == (uint32_t)next_index + 1, "a probe was taken, and is offered still");
+    uint32_t state = probe[next_index].state;
+    if (p->state != ROOST_PROBE_WAITS) {
+        claim_dropped(o, "the probe was taken back");
+        claim(state == p->state, "a probe that was taken back has state %u", state);
+        return;
+    }
+    bool fits = p->length >= 40 && p->length <= ROOST_PROBE_MAX && !(host.no_tail_room && 14 + p->length > o->came);
+    if (!fits || host.fib_result != BPF_FIB_LKUP_RET_SUCCESS || probing.interfaces != 1) {
+        claim_dropped(o, "the probe has no way");
+        claim(state == ROOST_PROBE_NO_WAY, "a probe that has no way has state %u", state);
+        return;
+    }
+    claim(state == ROOST_PROBE_TAKEN, "a probe that was sent has state %u", state);
+    claim(o->action == (host.fib_ifindex == ifindex ? XDP_TX : XDP_REDIRECT) && !host.records,
+          "verdict %d for a probe", o->action);
+    claim(o->action == XDP_TX || host.redirected_to == host.fib_ifindex, "a probe went out by interface %u",
+          host.redirected_to);
+    bool v4 = *(const uint8_t *)p->packet >> 4 == 4;
+    claim(o->length == 14 + p->length && !memcmp(o->frame + 14, p->packet, p->length),
+          "a probe went out with other bytes");
+    claim(o->frame[0] == 0xdd && o->frame[5] == 0xdd && o->frame[6] == 0x55 && o->frame[11] == 0x55 &&
+              get16(o->frame + 12) == (v4 ? 0x0800 : 0x86dd),
+          "a probe went out with another Ethernet header");
 }
 
 static void claim_handed_over(const struct outcome *o, const uint8_t *frame, size_t length, const struct tuple *t,
@@ -232,7 +284,7 @@ static struct roost_ka claim_judged(const struct outcome *o, const uint8_t *fram
         break;
     case ROOST_V_HEARD:
         want.heard = heard;
-        claim_dropped(o, "heard");
+        claim_next_probe(o, 3, t->l3 != ETH_HLEN);
         break;
     case ROOST_V_CHALLENGE:
         if (last_tick == tick) {
@@ -460,7 +512,7 @@ static void check(const uint8_t *frame, size_t length) {
     claim_table(slot, &ka, false);
 }
 
-/* The engine's own frame: an item of the outbox goes to the stack or to the wire as it is. */
+/* The engine's own frame: an item of the outbox goes to the stack as it is. */
 static void errand(struct input *in, uint8_t *bytes) {
     union {
         struct roost_errand errand;
@@ -468,7 +520,6 @@ static void errand(struct input *in, uint8_t *bytes) {
     } frame = {.errand = {.ethertype = 0xb588}};
     uint32_t how = take(in, 1);
     struct roost_outbox_item *item = &items[cursor_value = take(in, 1) % ROOST_OUTBOX_ITEMS];
-    frame.errand.to_wire = how & 1;
     memcpy(frame.errand.secret, world.table.config.secret, sizeof(frame.errand.secret));
     bool forged = how & 2;
     if (forged)
@@ -480,8 +531,6 @@ static void errand(struct input *in, uint8_t *bytes) {
     memcpy(item->data, bytes, item->length);
     if (how & 4)
         item->length = take(in, 4);
-    host.fib_result = how & 8 ? BPF_FIB_LKUP_RET_NO_NEIGH : BPF_FIB_LKUP_RET_SUCCESS;
-    host.fib_ifindex = 9;
 
     struct outcome o = run(frame.bytes, sizeof(frame));
     if (forged) {
@@ -495,10 +544,39 @@ static void errand(struct input *in, uint8_t *bytes) {
         claim(item->failed, "an item that does not fit was sent");
         return;
     }
-    claim(o.length == item->length && !memcmp(o.frame + ETH_HLEN, item->data + ETH_HLEN, o.length - ETH_HLEN),
-          "an item went out with other bytes");
-    claim(o.action == (frame.errand.to_wire ? XDP_REDIRECT : XDP_PASS), "verdict %d for an item", o.action);
-    claim(!frame.errand.to_wire || host.redirected_to == 9, "an item went out by interface %u", host.redirected_to);
+    claim(o.length == item->length && !memcmp(o.frame, item->data, o.length), "an item went in with other bytes");
+    claim(o.action == XDP_PASS, "verdict %d for an item", o.action);
+}
+
+/* Some probes are offered, of any bytes; what they are made of, the engine's tests say. */
+static void offer_probes(struct input *in) {
+    static const uint32_t lengths[] = {40, 52, 60, 72};
+    uint32_t how = take(in, 1), count = take(in, 1) % 8, first = how & 1 ? ROOST_PROBES / 2 : 0;
+    memset(route, 0, sizeof(route));
+    host.fib_result = how & 2 ? BPF_FIB_LKUP_RET_NO_NEIGH : BPF_FIB_LKUP_RET_SUCCESS;
+    host.fib_ifindex = how & 4 ? 3 : 9;
+    probing = (struct roost_probe_run){first, first + count, 77, how & 8 ? 2 : 1, {3, 9}};
+    for (uint32_t i = first; i < first + count; i++) {
+        size_t got;
+        uint32_t what = take(in, 1);
+        const uint8_t *bytes = take_bytes(in, ROOST_PROBE_MAX, &got);
+        memset(&probe[i], 0, sizeof(probe[i]));
+        memcpy(probe[i].packet, bytes, got);
+        probe[i].length = what & 8 ? what << 1 : lengths[what & 3];
+        probe[i].state = what & 4 ? ROOST_PROBE_TAKEN : ROOST_PROBE_WAITS;
+        if (probe[i].length >= 40 && probe[i].length <= ROOST_PROBE_MAX)
+            probe[i].length = lengths[what & 3];
+    }
+}
+
+/* The engine's own frame for them, which looks as whoever received it last left it. */
+static void probe_live(struct input *in) {
+    uint8_t bytes[ROOST_PROBE_FRAME] = {0};
+    size_t got;
+    const uint8_t *left = take_bytes(in, sizeof(bytes), &got);
+    memcpy(bytes, left, got);
+    struct outcome o = run_from(bytes, sizeof(bytes), ROOST_PROBE_IFINDEX);
+    claim_next_probe(&o, ROOST_PROBE_IFINDEX, false);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
@@ -514,6 +592,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     memset(&rate, 0, sizeof(rate));
     memset(&gate, 0, sizeof(gate));
     memset(&sockets, 0, sizeof(sockets));
+    memset(&probing, 0, sizeof(probing));
     while (in.at < in.end) {
         size_t length, got;
         int i;
@@ -554,6 +633,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             break;
         case DO_SOCKETS:
             host.sockets = take(&in, 1);
+            break;
+        case DO_OFFER_PROBES:
+            offer_probes(&in);
+            break;
+        case DO_PROBE_LIVE:
+            probe_live(&in);
             break;
         }
     }

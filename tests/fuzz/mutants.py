@@ -63,6 +63,14 @@ MUTANTS = (
         "CLAIM BROKEN",
     ),
     Mutant(
+        "a probe that was taken back goes out",
+        "xdp",
+        "ebpf/outbox.h",
+        "if (!probe || __sync_val_compare_and_swap(&probe->state, ROOST_PROBE_WAITS, ROOST_PROBE_TAKEN))",
+        "if (!probe)",
+        "CLAIM BROKEN",
+    ),
+    Mutant(
         "a local frame may be longer than its place in the ring",
         "tc",
         "ebpf/loopback.bpf.c",

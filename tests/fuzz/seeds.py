@@ -49,9 +49,8 @@ OF_LINUX = b"\4\xb4\x05\1\2\3\4\x07"
 
 
 def _xdp() -> dict[str, bytes]:
-    do_frame, do_raw, do_phase, do_remove, do_time, do_trouble, do_errand, do_gate, do_sockets = (
-        bytes([i]) for i in range(9)
-    )
+    (do_frame, do_raw, do_phase, do_remove, do_time, do_trouble, do_errand, do_gate, do_sockets, do_offer,
+     do_live) = (bytes([i]) for i in range(11))  # fmt: skip
     seeds = {}
     everybody = range(CONNECTIONS)
     seeds["probes"] = b"".join(do_frame + frame(c, seq=-1) for c in everybody)
@@ -114,7 +113,16 @@ def _xdp() -> dict[str, bytes]:
     seeds["trouble"] = do_trouble + b"\3" + do_frame + frame(0, payload=9) + do_frame + frame(0, seq=-1)
     seeds["short"] = do_raw + bytes([14]) + bytes(12) + b"\x81\0"
     seeds["raw"] = do_raw + bytes([20]) + bytes(12) + b"\x08\x06" + bytes(6)
-    seeds["errands"] = b"".join(do_errand + bytes([how, how]) + frame(how, payload=how) for how in (0, 1, 8, 9))
+    seeds["errands"] = b"".join(do_errand + bytes([how, how]) + frame(how, payload=how) for how in (0, 9))
+    for how in range(16):
+        version = b"\x45" if how % 3 else b"\x60"
+        probes = b"".join(bytes([what]) + version + bytes(range(what, what + 71)) for what in (0, 1, 2, 3, 4, 24))
+        offered = do_offer + bytes([how, 6]) + probes
+        seeds[f"probed-{how}"] = offered + 7 * (do_live + bytes(16))
+        seeds[f"probed-by-answers-{how}"] = offered + b"".join(
+            do_frame + frame(c % 4, options=timestamps(9) if c % 2 else b"\0", link=c == 5) for c in range(8)
+        )
+    seeds["probed-without-room"] = do_trouble + b"\2" + offered + b"".join(do_frame + frame(c) for c in range(8))
     seeds["errands-forged"] = do_errand + b"\2\0\0\0" + frame(0)
     seeds["errands-sizes"] = (
         do_errand + b"\4\0" + frame(0) + b"\x0d\0\0\0" + do_errand + b"\5\0" + frame(1) + b"\x01\x08"
