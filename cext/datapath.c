@@ -416,10 +416,10 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     d->out = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "outbox"), ROOST_OUTBOX_ITEMS * sizeof(*d->out),
                         err, err_len);
     d->cursor = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "cursor"), sizeof(*d->cursor), err, err_len);
-    d->probes = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "probes"),
-                           ROOST_PROBES * sizeof(*d->probes), err, err_len);
-    d->probe_run = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "probe_run"), sizeof(*d->probe_run), err,
-                              err_len);
+    d->probes = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "probes"), ROOST_PROBES * sizeof(*d->probes),
+                           err, err_len);
+    d->probe_run =
+        map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "probe_run"), sizeof(*d->probe_run), err, err_len);
     d->births_gate = map_memory(d, d->map_fd[BIRTHS_GATE], sizeof(*d->births_gate), err, err_len);
     d->births_sockets = map_memory(d, d->map_fd[BIRTHS_SOCKETS], sizeof(*d->births_sockets), err, err_len);
     if (!d->births_gate || !d->births_sockets || !endpoint || !t->rest || !d->out || !d->cursor || !d->probes ||

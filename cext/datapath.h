@@ -55,8 +55,8 @@ struct roost_datapath {
     uint32_t *cursor;
     struct roost_probe *probes; /* memory-mapped */
     struct roost_probe_run *probe_run;
-    bool second_half;                 /* of them is filled, or offered */
-    uint32_t probes_put, probes_left; /* in that half; of them: since the slice before */
+    bool second_half;                      /* of them is filled, or offered */
+    uint32_t probes_put, probes_left;      /* in that half; of them: since the slice before */
     struct roost_births_gate *births_gate; /* memory-mapped */
     struct roost_sockets *births_sockets;  /* memory-mapped */
     int raw4, raw6; /* raw sockets: probes where no XDP driver or no neighbour is there (the kernel resolves it) */

@@ -117,21 +117,22 @@ static uint32_t step(uint32_t seconds, uint32_t eighth_s) {
     return seconds ? (seconds - 1) % eighth_s + 1 : 0;
 }
 
-/* Seconds from when a client was heard until its first probe: its interval, moved towards the moment of its bucket. Clients
- * of a bucket were mostly heard at the same time, when they answered the probe before. */
+uint32_t roost_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s) {
+    uint32_t eighth_s = interval_s / LATE, after_s = (heard_s + salt) % interval_s;
+    if (!eighth_s)
+        return interval_s;
+    return after_s < interval_s / 2 ? interval_s - step(after_s, eighth_s)
+                                    : interval_s + step(interval_s - after_s, eighth_s);
+}
+
+/* The same, of a client of the bucket that is walked: most were heard at the same time, when they answered the probe before. */
 static uint32_t first_probe_s(struct walk *w, uint32_t heard_s, uint32_t interval_s) {
-    if (w->last.heard_s == heard_s && w->last.interval_s == interval_s)
-        return w->last.due_s;
-    uint32_t eighth_s = interval_s / LATE, due_s = interval_s;
-    if (eighth_s) {
-        uint32_t after_s = (heard_s + w->salt) % interval_s;
-        due_s = after_s < interval_s / 2 ? interval_s - step(after_s, eighth_s)
-                                         : interval_s + step(interval_s - after_s, eighth_s);
+    if (w->last.heard_s != heard_s || w->last.interval_s != interval_s) {
+        w->last.heard_s = heard_s;
+        w->last.interval_s = interval_s;
+        w->last.due_s = roost_first_probe_s(w->salt, heard_s, interval_s);
     }
-    w->last.heard_s = heard_s;
-    w->last.interval_s = interval_s;
-    w->last.due_s = due_s;
-    return due_s;
+    return w->last.due_s;
 }
 
 static void send_probe(struct walk *w, const struct roost_ka *slot, bool v4) {
@@ -275,7 +276,7 @@ void roost_sweep_turn(struct roost_engine *e) {
     roost_births_turn(e);
     roost_sockets_turn(e);
     uint64_t buckets = roost_table_buckets(&e->table);
-    uint32_t slice_ms = buckets <= LARGE_BUCKETS              ? SLICE_MS
+    uint32_t slice_ms = buckets <= LARGE_BUCKETS           ? SLICE_MS
                         : e->path.probes_left > FEW_PROBES ? SLICE_OF_MANY_MS
                                                            : SLICE_OF_LARGE_MS;
     uint64_t end = e->sweep_at + (buckets * slice_ms + 999) / 1000;

@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include "../ebpf/judge.h"
+#include "datapath.h"
 #include "hosts.h"
 #include "inband.h"
+#include "internal.h"
 #include "proxy_header.h"
 #include "repair.h"
 #include "segment.h"
@@ -169,6 +171,57 @@ int roost_testing_parse(const uint8_t *frame, uint32_t length, uint32_t l3, uint
 
 uint32_t roost_testing_probe(const struct roost_key *key, const struct roost_ka *ka, uint64_t now_ms, uint8_t *packet) {
     return (uint32_t)roost_segment_probe(key, ka, now_ms, packet);
+}
+
+struct roost_probes_handle {
+    struct roost_datapath path;
+    struct roost_probe probes[ROOST_PROBES];
+    struct roost_probe_run run;
+};
+
+struct roost_probes_handle *roost_testing_probes(void) {
+    struct roost_probes_handle *h = calloc(1, sizeof(*h));
+    if (!h)
+        return NULL;
+    h->path.probes = h->probes;
+    h->path.probe_run = &h->run;
+    h->path.raw4 = h->path.raw6 = -1;
+    return h;
+}
+
+void roost_testing_probes_free(struct roost_probes_handle *h) {
+    free(h);
+}
+
+int roost_testing_put_probe(struct roost_probes_handle *h, const struct roost_key *key, const struct roost_ka *ka) {
+    struct roost_probe *probe = roost_datapath_probe(&h->path);
+    if (probe)
+        probe->length = (uint32_t)roost_segment_probe(key, ka, 0, (uint8_t *)probe->packet);
+    return probe != NULL;
+}
+
+void roost_testing_take_probe(struct roost_probes_handle *h, uint32_t n) {
+    h->probes[(h->path.second_half ? ROOST_PROBES / 2 : 0) + n].state = ROOST_PROBE_TAKEN;
+}
+
+void roost_testing_retract_probe(struct roost_probes_handle *h, const struct roost_key *key) {
+    roost_datapath_retract_probe(&h->path, key);
+}
+
+uint32_t roost_testing_begin_probes(struct roost_probes_handle *h) {
+    return roost_datapath_probes_begin(&h->path);
+}
+
+uint32_t roost_testing_probes_put(struct roost_probes_handle *h) {
+    return h->path.probes_put;
+}
+
+uint32_t roost_testing_probes_room(void) {
+    return ROOST_PROBES / 2;
+}
+
+uint32_t roost_testing_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s) {
+    return roost_first_probe_s(salt, heard_s, interval_s);
 }
 
 int roost_testing_snapshot(int fd, struct roost_ka *ka, struct roost_rest *rest) {

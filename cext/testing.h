@@ -45,6 +45,19 @@ int roost_testing_judge(const struct roost_ka *ka, uint32_t seq, uint32_t ack, u
 int roost_testing_checksums_good(const uint8_t *frame, uint32_t length, uint32_t l3);
 int roost_testing_parse(const uint8_t *frame, uint32_t length, uint32_t l3, uint32_t *seq_ack_payload_tsval,
                         uint32_t *flags, int *has_ts);
+
+/* The probes of a datapath that has no interface and no socket, so that none can be sent. */
+struct roost_probes_handle;
+struct roost_probes_handle *roost_testing_probes(void);
+void roost_testing_probes_free(struct roost_probes_handle *h);
+int roost_testing_put_probe(struct roost_probes_handle *h, const struct roost_key *key, const struct roost_ka *ka);
+void roost_testing_take_probe(struct roost_probes_handle *h, uint32_t n); /* as XDP does: the n-th that was put */
+void roost_testing_retract_probe(struct roost_probes_handle *h, const struct roost_key *key);
+uint32_t roost_testing_begin_probes(struct roost_probes_handle *h); /* those that could not be sent */
+uint32_t roost_testing_probes_put(struct roost_probes_handle *h);
+uint32_t roost_testing_probes_room(void);
+uint32_t roost_testing_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s);
+
 uint32_t roost_testing_probe(const struct roost_key *key, const struct roost_ka *ka, uint64_t now_ms, uint8_t *packet);
 
 int roost_testing_snapshot(int fd, struct roost_ka *ka, struct roost_rest *rest); /* 0: the socket is in repair mode */

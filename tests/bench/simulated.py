@@ -28,6 +28,7 @@ AWAKE_ONCE = 20_000
 QUIET = {"active_quiet": "500ms", "standby_quiet": "1s", "idle_quiet": "never"}
 SPEAK_RATE = 2000  # clients/s: those that fall quiet keep pace, within 20,000 descriptors
 PATIENCE_S = 60.0
+SETTLED_S = 10.0
 LEAST_RATE = 20_000  # clients/s, below which something is stuck
 
 
@@ -79,7 +80,12 @@ class Nursery:
         asleep = self.asleep()
         outcome = self.simulator.connect(clients, timeout_s=patience_s(len(clients)), **options)
         self._note("connecting", outcome, len(clients))
-        wait_until(lambda: self.asleep() >= asleep + outcome.done, PATIENCE_S, f"{outcome.done:,} clients asleep")
+        wanted = asleep + outcome.done
+        try:
+            wait_until(lambda: self.asleep() >= wanted, SETTLED_S, f"{outcome.done:,} clients asleep")
+        except TimeoutError:  # ACKs were lost on the way: a keep-alive probe brings the cookie, too
+            self.keep_alive(clients)
+            wait_until(lambda: self.asleep() >= wanted, PATIENCE_S, f"{outcome.done:,} clients asleep")
         return outcome
 
     def keep_alive(self, clients: range, **options: Any) -> Outcome:

@@ -144,8 +144,8 @@ static void claim_next_probe(const struct outcome *o, uint32_t ifindex, bool tag
         return;
     }
     claim(state == ROOST_PROBE_TAKEN, "a probe that was sent has state %u", state);
-    claim(o->action == (host.fib_ifindex == ifindex ? XDP_TX : XDP_REDIRECT) && !host.records,
-          "verdict %d for a probe", o->action);
+    claim(o->action == (host.fib_ifindex == ifindex ? XDP_TX : XDP_REDIRECT) && !host.records, "verdict %d for a probe",
+          o->action);
     claim(o->action == XDP_TX || host.redirected_to == host.fib_ifindex, "a probe went out by interface %u",
           host.redirected_to);
     bool v4 = *(const uint8_t *)p->packet >> 4 == 4;

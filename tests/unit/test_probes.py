@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cext/sweep.c and cext/datapath.c: when the appliance probes, and which probes wait to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from appliance.engine import Key, ffi, lib
+from tests.unit.records import Ka, c_key
+
+ROUNDS = 5  # four for half an interval in steps of an eighth, and one for what an eighth in whole seconds falls short
+
+salts = st.integers(0, 65535)
+whens = st.integers(0, 2**31)
+intervals = st.integers(1, 65535)
+
+
+def first_probe_s(salt: int, heard_s: int, interval_s: int) -> int:
+    return int(lib.roost_testing_first_probe_s(salt, heard_s, interval_s))
+
+
+@settings(max_examples=500, deadline=None)
+@given(salts, whens, intervals)
+def test_a_probe_is_early_or_late_by_an_eighth_at_most(salt: int, heard_s: int, interval_s: int) -> None:
+    assert abs(first_probe_s(salt, heard_s, interval_s) - interval_s) <= interval_s // 8
+
+
+@settings(max_examples=200, deadline=None)
+@given(salts, st.lists(whens, min_size=2, max_size=8), st.integers(64, 65535))
+def test_after_some_rounds_all_clients_of_a_bucket_are_probed_at_once(salt: int, heard: list[int],
+                                                                      interval_s: int) -> None:  # fmt: skip
+    for _ in range(ROUNDS):
+        heard = [at_s + first_probe_s(salt, at_s, interval_s) for at_s in heard]
+    assert {(at_s + salt) % interval_s for at_s in heard} == {0}
+    assert {first_probe_s(salt, at_s, interval_s) for at_s in heard} == {interval_s}
+
+
+def test_clients_that_came_in_the_same_second_are_probed_all_through_the_interval() -> None:
+    interval_s, heard = 60, dict.fromkeys(range(6000), 1000)
+    for _ in range(ROUNDS):
+        heard = {salt: at_s + first_probe_s(salt, at_s, interval_s) for salt, at_s in heard.items()}
+    probed = [sum(at_s % interval_s == second for at_s in heard.values()) for second in range(interval_s)]
+    assert set(probed) == {100}
+
+
+def test_an_interval_of_a_few_seconds_is_kept_exactly() -> None:
+    assert [first_probe_s(3, 1001, interval_s) for interval_s in range(1, 8)] == list(range(1, 8))
+
+
+class Probes:
+    """Nothing that is put here can be sent: it waits until it is taken, retracted or given up."""
+
+    def __init__(self) -> None:
+        self.raw: Any = ffi.gc(lib.roost_testing_probes(), lib.roost_testing_probes_free)
+
+    def put(self, keys: Sequence[Key]) -> int:
+        return sum(lib.roost_testing_put_probe(self.raw, c_key(key), Ka().c()) for key in keys)
+
+    def retract(self, key: Key) -> None:
+        lib.roost_testing_retract_probe(self.raw, c_key(key))
+
+    def take(self, n: int) -> None:
+        lib.roost_testing_take_probe(self.raw, n)
+
+    def next_slice(self) -> tuple[int, int]:
+        """Of those before: (how many wait still, how many were given up)."""
+        unsent = int(lib.roost_testing_begin_probes(self.raw))
+        return int(lib.roost_testing_probes_put(self.raw)), unsent
+
+
+V4 = [Key.of("192.0.2.1", 1000 + n, "192.0.2.9", 80) for n in range(3)]
+V6 = [Key.of("2001:db8::1", 1000 + n, "2001:db8::9", 80) for n in range(3)]
+
+
+@pytest.mark.parametrize("keys", [V4, V6, [V4[0], V6[0], V4[1]]], ids=["IPv4", "IPv6", "both"])
+def test_whoever_wakes_takes_its_probe_back_and_no_others(keys: list[Key]) -> None:
+    probes = Probes()
+    probes.put(keys)
+    probes.retract(keys[1])
+    assert probes.next_slice() == (2, 0)
+    probes.retract(keys[1])
+    probes.retract(keys[2])
+    assert probes.next_slice() == (0, 1)
+
+
+@pytest.mark.parametrize("other", [
+    Key.of("192.0.2.2", 1000, "192.0.2.9", 80), Key.of("192.0.2.1", 1009, "192.0.2.9", 80),
+    Key.of("192.0.2.1", 1000, "192.0.2.8", 80), Key.of("192.0.2.1", 1000, "192.0.2.9", 81),
+    Key.of("2001:db8::1", 1000, "2001:db8::9", 80)])  # fmt: skip
+def test_a_connection_with_another_4_tuple_takes_nothing_back(other: Key) -> None:
+    probes = Probes()
+    probes.put(V4[:1])
+    probes.retract(other)
+    assert probes.next_slice() == (1, 0)
+
+
+def test_a_probe_that_was_taken_is_not_sent_again() -> None:
+    probes = Probes()
+    probes.put(V4)
+    probes.take(1)
+    assert probes.next_slice() == (2, 0)
+
+
+def test_a_probe_waits_for_two_slices_and_no_longer() -> None:
+    probes = Probes()
+    probes.put(V4[:1])
+    assert probes.next_slice() == (1, 0)
+    probes.put(V4[1:])
+    assert probes.next_slice() == (2, 1)
+    assert probes.next_slice() == (0, 2)
+
+
+def test_there_is_room_again_when_what_was_there_had_its_turn() -> None:
+    probes, room = Probes(), lib.roost_testing_probes_room()
+    assert probes.put([V4[0]] * (room + 1)) == room
+    assert probes.next_slice() == (room, 0)
+    assert probes.put(V4[:1]) == 0
+    assert probes.next_slice() == (0, room)
+    assert probes.put(V4[:1]) == 1
