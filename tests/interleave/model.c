@@ -46,8 +46,8 @@ int roost_inactive(struct xdp_md *ctx);
 int roost_guard(struct __sk_buff *skb);
 __u32 cookie_for(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn, __u64 now_ms);
 extern const unsigned long notes_size;
-extern char config, tables4, tables6, endpoints, counters, challenges; /* maps: only their addresses */
 extern char births, births_gate, births_rate, births_notes, births_sockets;
+extern char config, tables4, tables6, endpoints, counters, challenges, probe_run; /* maps: only their addresses */
 
 enum socket {
     NO_SOCKET,
@@ -715,6 +715,8 @@ static void choose_keys(void) {
     }
 }
 
+static struct roost_probe_run no_probes; /* none is offered */
+
 static void give_maps(void) {
     static void *generations[ROOST_GENERATIONS] = {old_table, new_table};
     host_map_array(old_table, old_table, sizeof(old_table) / sizeof(old_table[0]), sizeof(old_table[0]));
@@ -725,6 +727,7 @@ static void give_maps(void) {
     host_map_percpu(&counters, counts, ROOST_N_COUNT, sizeof(counts[0][0]));
     static uint64_t budgets[HOST_CPUS][2], rates[HOST_CPUS][2];
     host_map_percpu(&challenges, budgets, 1, sizeof(budgets[0]));
+    host_map_array(&probe_run, &no_probes, 1, sizeof(no_probes));
     host_map_percpu(&births_rate, rates, 1, sizeof(rates[0]));
     host_map_percpu(&births_notes, calloc(HOST_CPUS, notes_size), 1, notes_size);
     host_map_array(&births_gate, &gate, 1, sizeof(gate));
