@@ -893,6 +893,19 @@ static __always_inline __u32 read_segment(struct xdp_md *ctx, int l4, __u32 l4_l
         s->tsecr = bpf_ntohl(option[2]);
         return fold(sum + sum_words((__u32 *)tcp, 8)) ? SIM_N_BAD_CHECKSUM : 0;
     }
+    if (l4_length == 40 && data + l4 + 40 <= end && tcp->doff == 10 &&
+        (option[0] & bpf_htonl(0xffff0000)) == bpf_htonl(0x02040000) &&
+        (option[1] == bpf_htonl(0x0402080a) || option[1] == bpf_htonl(0x0101080a)) &&
+        (option[4] & bpf_htonl(0xffffff00)) == bpf_htonl(0x01030300)) {
+        read_header(tcp, l4_length, s); /* the SYN-ACK of Linux, and of many others */
+        s->mss = bpf_ntohl(option[0]);
+        s->has_sack = option[1] == bpf_htonl(0x0402080a);
+        s->has_ts = s->has_wscale = 1;
+        s->tsval = bpf_ntohl(option[2]);
+        s->tsecr = bpf_ntohl(option[3]);
+        s->wscale = bpf_ntohl(option[4]);
+        return fold(sum + sum_words((__u32 *)tcp, 10)) ? SIM_N_BAD_CHECKSUM : 0;
+    }
     __u32 zero = 0;
     struct scratch *scratch = bpf_map_lookup_elem(&sim_scratch, &zero);
     KEEP(l4_length);

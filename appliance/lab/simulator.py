@@ -35,7 +35,7 @@ from typing import Any, Final, Self
 
 from pyroute2 import IPRoute
 
-from appliance.lab.cores import received_on, running_on
+from appliance.lab.cores import before_all_others, received_on, running_on
 from appliance.lab.namespaces import XDP_PASS, Namespace, load_xdp
 from appliance.paths import bpf_objects
 from cext import _simulator
@@ -314,9 +314,10 @@ class Simulator:
         entered once the daemon, or the reflector, is attached."""
         with (
             received_on(self._box, self.box_interface, box_cpu) as threads,
-            received_on(self._space, "eth0", own_cpu),
+            received_on(self._space, "eth0", own_cpu) as own,
             running_on(own_cpu),
         ):
+            before_all_others(own)  # or a run of frames would keep the answers waiting for as long as it lasts
             yield threads
 
     def reflector(self, memory_bytes: int = 0) -> Reflector:

@@ -453,7 +453,6 @@ void sim_phase_begin(struct simulator *s, struct sim_phase *p) {
     p->begun = p->done = p->refused = p->cut = p->lost = p->skipped = p->retransmitted = 0;
     p->elapsed_ns = p->cpu_ns = 0;
     p->offered = p->swept = 0;
-    p->run = SIM_RUN;
     for (int i = 0; i < SIM_SETTLING; i++)
         p->base[i] = settled_by(s, p, i);
     p->base_retransmitted = count_of(s, SIM_N_RETRANSMITTED);
@@ -499,11 +498,6 @@ static int offer(struct simulator *s, struct sim_phase *p, uint32_t count) {
     }
     /* When frames were dropped for lack of room the run ends in the middle of what a client says: the rest follows as
      * the peer acknowledges. */
-    if (job.next <
-        (segments == 1 ? count : filled)) /* where the answers come from another processor, be ready for them */
-        p->run = p->run / 2 > SIM_BATCH ? p->run / 2 : SIM_BATCH;
-    else if (p->run < SIM_RUN)
-        p->run *= 2;
     uint32_t offered = (job.next + segments - 1) / segments, begun = job.begun - (uint32_t)p->begun;
     p->offered += offered;
     p->begun += begun;
@@ -514,8 +508,8 @@ static int offer(struct simulator *s, struct sim_phase *p, uint32_t count) {
 /* How many clients may be set going now. */
 static uint32_t allowed(const struct sim_phase *p, uint64_t waiting, uint64_t now_ns) {
     uint64_t count = p->count - p->offered;
-    if (count > p->run)
-        count = p->run;
+    if (count > SIM_RUN) /* a frame for which there is no room costs little, and setting a run up much */
+        count = SIM_RUN;
     if (p->rate > 0) {
         double due = (double)(now_ns - p->began_ns) / NS_A_S * p->rate - p->offered;
         if (due < (double)count)

@@ -46,7 +46,7 @@ struct sim_phase {   /* what is to be done, then how far it is */
     uint64_t begun, done, refused, cut, lost, skipped, retransmitted;
     uint64_t elapsed_ns, cpu_ns; /* cpu_ns: of the threads that stepped */
     /* the driver's own */
-    uint32_t offered, swept, run;
+    uint32_t offered, swept;
     uint64_t began_ns, sweep_due_ns, base[SIM_SETTLING], base_retransmitted;
 };
 

@@ -21,10 +21,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from appliance.lab.cores import cpu_ns, received_on
+from appliance.lab.cores import before_all_others, cpu_ns, received_on
 from tests.bench.direct import say
 from tests.bench.figures import Report, Target
-from tests.bench.simulated import Busy, Nursery, before_all_others, nursery, pin, two_processors
+from tests.bench.simulated import Busy, Nursery, nursery, pin, two_processors
 
 CORE_SHARE = Target(at_most=0.2)
 LEAST_ANSWERED = Target(at_least=0.999)

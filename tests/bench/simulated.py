@@ -154,13 +154,6 @@ class Busy:
         return self._used() - self._before
 
 
-def before_all_others(threads: Sequence[int]) -> None:
-    """Give NAPI threads the place that they have as softirqs: no other thread keeps them from their processor. Not for
-    loads that never end, which the kernel would then stop now and then (sched(7), the limit for real-time threads)."""
-    for thread in threads:
-        os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(1))
-
-
 def process_ns(pid: int) -> int:
     """Processor time that a process's threads have used so far, those that ended not counted."""
     return sum(cpu_ns(thread) for thread in threads_of(pid))
