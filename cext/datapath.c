@@ -31,6 +31,7 @@
 #define MIN_ENDPOINTS 1024
 #define PROBE_BATCH 64          /* between two looks at what has come: a veth's ring holds 256 */
 #define PROBES_ON_THEIR_WAY 128 /* how many are sent at first, of as many as there are */
+#define PROBES_AT_ONCE 192      /* a veth's ring would lose what is more, if its receiver is late */
 #define LEAST_LIVE 8            /* fewer go out sooner one by one: setting a run up takes some 20 us */
 
 enum {
@@ -773,16 +774,16 @@ static uint32_t send_singly(struct roost_datapath *d, struct roost_probe *probe,
 
 uint32_t roost_datapath_probes_begin(struct roost_datapath *d) {
     struct roost_probe *offered = half(d, d->second_half), *next = half(d, !d->second_half);
-    uint32_t count = d->probes_put, had_their_turn = d->probes_left, lost = 0;
+    uint32_t count = d->probes_put, lost = 0;
     __atomic_store_n(&d->probe_run->count, 0, __ATOMIC_SEQ_CST);
     /* The other half: on another processor somebody may still be reading the last one taken of this. */
     d->second_half = !d->second_half;
     d->probes_put = d->probes_left = 0;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t state = __atomic_load_n(&offered[i].state, __ATOMIC_ACQUIRE);
-        if (state == ROOST_PROBE_WAITS && i >= had_their_turn)
+        if (state == ROOST_PROBE_WAITS)
             next[d->probes_put++] = offered[i];
-        else if (state != ROOST_PROBE_TAKEN)
+        else if (state == ROOST_PROBE_NO_WAY)
             lost += send_singly(d, &offered[i], 1);
     }
     d->probes_left = d->probes_put;
@@ -801,6 +802,7 @@ uint32_t roost_datapath_probes_end(struct roost_datapath *d, uint32_t now_s) {
     struct roost_probe_run *r = d->probe_run;
     uint8_t frame[ROOST_PROBE_FRAME] = {0};
     uint32_t live = d->probes_left > PROBES_ON_THEIR_WAY ? d->probes_left : PROBES_ON_THEIR_WAY;
+    live = live < PROBES_AT_ONCE ? live : PROBES_AT_ONCE;
     live = live < d->probes_put ? live : d->probes_put;
     LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = frame, .data_size_in = sizeof(frame), .repeat = (int)live,
                 .batch_size = live < PROBE_BATCH ? live : PROBE_BATCH, .flags = BPF_F_TEST_XDP_LIVE_FRAMES);

@@ -112,7 +112,7 @@ int roost_datapath_replay(struct roost_datapath *d, uint32_t count, uint32_t ifi
  * to the XDP program (end), and as many as are on their way at a time are sent. A slice later those that are still left are sent, too.
  * Both return how many could not be sent. */
 uint32_t roost_datapath_probes_begin(struct roost_datapath *d);
-/* Where the caller puts a packet and its length; NULL: no room, until they were offered twice. */
+/* Where the caller puts a packet and its length; NULL: no room, before `end` and `begin`. */
 struct roost_probe *roost_datapath_probe(struct roost_datapath *d);
 uint32_t roost_datapath_probes_end(struct roost_datapath *d, uint32_t now_s); /* CLOCK_MONOTONIC seconds */
 /* This connection is not to be probed any more: it wakes. */
