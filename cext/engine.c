@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -27,6 +28,9 @@
 
 #define EVENTS_A_TURN 512
 #define ENGINE_NICE (-10)
+#define RUSH_WINDOW_MS 8
+#define RUSH_A_MS 2 /* clients that connect */
+#define RUSH_PAUSE_NS 200000
 
 void roost_lock(struct roost_engine *e) {
     __atomic_add_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
@@ -180,6 +184,32 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     roost_mailbox_flush(&e->box);
 }
 
+/* Do clients connect so fast that what they need is better gathered? Looked at once in a while, and at most that long
+ * after the last of them. */
+static bool rush(struct roost_engine *e) {
+    uint64_t passed_ms = e->now_ms - e->rush_ms, accepted = e->stat[ROOST_E_ACCEPTED];
+    if (passed_ms >= RUSH_WINDOW_MS) {
+        e->rush = accepted - e->rush_accepted >= passed_ms * RUSH_A_MS;
+        e->rush_ms = e->now_ms;
+        e->rush_accepted = accepted;
+    }
+    return e->rush;
+}
+
+/* Each step of a connection that comes and goes would be a turn of its own, and be waited for: this thread is in front
+ * of those that make the next step. With a short pause a turn has the steps of many, and a server's last bytes and its
+ * end come together. As a network card holds its interrupts back. Who is about to wake, and the control plane, wait for
+ * no pause. */
+static void pause_in_rush(struct roost_engine *e) {
+    const struct timespec pause = {.tv_nsec = RUSH_PAUSE_NS};
+    struct pollfd prompt[] = {
+        {.fd = roost_datapath_ring_fd(&e->path), .events = POLLIN},
+        {.fd = e->grace.event_fd, .events = POLLIN},
+        {.fd = e->wake_fd, .events = POLLIN},
+    };
+    ppoll(prompt, sizeof(prompt) / sizeof(prompt[0]), &pause, NULL); /* should it fail, there is no pause */
+}
+
 static void *engine_thread(void *context) {
     struct roost_engine *e = context;
     struct epoll_event events[EVENTS_A_TURN];
@@ -189,9 +219,12 @@ static void *engine_thread(void *context) {
     pthread_mutex_lock(&e->lock);
     while (!e->stopping) {
         int wait = timeout_ms(e);
+        bool pause = rush(e) && wait;
         pthread_mutex_unlock(&e->lock);
         while (__atomic_load_n(&e->lock_waiters, __ATOMIC_SEQ_CST)) /* a mutex alone would let us win every time */
             sched_yield();
+        if (pause)
+            pause_in_rush(e);
         int count = epoll_wait(e->epoll_fd, events, EVENTS_A_TURN, wait);
         int error = errno;
         pthread_mutex_lock(&e->lock);

@@ -253,6 +253,8 @@ struct roost_engine {
     uint64_t now_ms;
     uint64_t turn;
     uint64_t accept_resume_ms;
+    uint64_t rush_ms, rush_accepted; /* of the last look at how many clients connect */
+    bool rush;
     struct roost_conn *ready, **ready_tail;
     struct roost_conn *gathering, *in_grace, *graced; /* freeze batches */
     struct roost_conn *dead;
