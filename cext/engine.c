@@ -57,6 +57,8 @@ static void leg_event(struct roost_engine *e, struct roost_conn *c, bool server,
         leg->readable = true;
     if (events & (EPOLLPRI | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
         leg->more = true;
+    if (events & (EPOLLPRI | EPOLLERR))
+        leg->urgent = true;
     if (events & EPOLLRDHUP)
         leg->ends = true;
     if (events & EPOLLOUT)

@@ -74,15 +74,17 @@ struct roost_pending { /* read from one leg, not yet taken by the other */
 
 /* The ACK that ends the handshake with a server. It is the kernel's to send within 200 ms if nobody does before. */
 enum roost_greeting {
-    ROOST_GREETED = 0,   /* the first bytes have passed */
-    ROOST_GREETING_HELD, /* to go with the client's first bytes: a packet and a wake-up of the server less */
-    ROOST_GREETING_SENT, /* by itself: the server may be the one to speak first */
+    ROOST_GREETED = 0,     /* the server has spoken */
+    ROOST_GREETING_HELD,   /* to go with the client's first bytes: a packet and a wake-up of the server less */
+    ROOST_GREETING_SENT,   /* by itself: the server may be the one to speak first */
+    ROOST_GREETING_PASSED, /* the client has spoken */
 };
 
 struct roost_leg {
     int fd; /* -1: none */
     bool readable, writable;
     bool more;                     /* its end or urgent data may stand behind what a short read gave */
+    bool urgent;                   /* ... or an error: not the end alone */
     bool ends;                     /* the peer's FIN is here: behind what there is to read, nothing comes any more */
     bool eof;                      /* the peer's FIN was read */
     bool shut;                     /* we sent ours */
