@@ -203,7 +203,8 @@ static void greet(struct roost_engine *e, struct roost_conn *c) {
         c->server.greeting = ROOST_GREETED;
     } else if (spoken) {
         c->server.greeting = ROOST_GREETING_PASSED;
-    } else if (c->server.greeting == ROOST_GREETING_HELD && (!pool || pool->client_first != ROOST_SURELY_CLIENT_FIRST)) {
+    } else if (c->server.greeting == ROOST_GREETING_HELD &&
+               (!pool || pool->client_first != ROOST_SURELY_CLIENT_FIRST)) {
         acknowledge(c);
         c->server.greeting = ROOST_GREETING_SENT;
     }
