@@ -29,8 +29,9 @@
 #define EVENTS_A_TURN 512
 #define ENGINE_NICE (-10)
 #define RUSH_WINDOW_MS 8
-#define RUSH_A_MS 2 /* clients that connect */
-#define RUSH_PAUSE_NS 200000
+#define RUSH_A_MS 2     /* clients that connect */
+#define RUSH_AT_ONCE 16 /* of those that come and go */
+#define RUSH_PAUSE_NS 250000
 
 void roost_lock(struct roost_engine *e) {
     __atomic_add_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
@@ -186,14 +187,16 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     roost_mailbox_flush(&e->box);
 }
 
-/* Do clients connect so fast that what they need is better gathered? Looked at once in a while, and at most that long
- * after the last of them. */
+/* Do so many clients come and go, and so many at once, that their steps are better gathered? A few that connect one
+ * after the other as fast as they can would only be slowed down. Looked at once in a while: those that went have been
+ * here for so long together that, on average, so many were here at a time. */
 static bool rush(struct roost_engine *e) {
     uint64_t passed_ms = e->now_ms - e->rush_ms, accepted = e->stat[ROOST_E_ACCEPTED];
     if (passed_ms >= RUSH_WINDOW_MS) {
-        e->rush = accepted - e->rush_accepted >= passed_ms * RUSH_A_MS;
+        e->rush = accepted - e->rush_accepted >= passed_ms * RUSH_A_MS && e->rush_stayed_ms >= passed_ms * RUSH_AT_ONCE;
         e->rush_ms = e->now_ms;
         e->rush_accepted = accepted;
+        e->rush_stayed_ms = 0;
     }
     return e->rush;
 }

@@ -256,6 +256,7 @@ struct roost_engine {
     uint64_t turn;
     uint64_t accept_resume_ms;
     uint64_t rush_ms, rush_accepted; /* of the last look at how many clients connect */
+    uint64_t rush_stayed_ms;         /* those that went since then, all together */
     bool rush;
     struct roost_conn *ready, **ready_tail;
     struct roost_conn *gathering, *in_grace, *graced; /* freeze batches */
