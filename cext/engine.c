@@ -160,7 +160,7 @@ static int timeout_ms(const struct roost_engine *e) {
         return 0;
     if (roost_growth_busy(e))
         return 0;
-    int wait = e->wheel.armed || e->accept_resume_ms || e->waiting_servers ? ROOST_WHEEL_TICK_MS : 50;
+    int wait = e->wheel.armed || e->accept_resume_ms || e->waiting_servers || e->unacked ? ROOST_WHEEL_TICK_MS : 50;
     uint64_t slice_ms = e->sweep_ms > e->now_ms ? e->sweep_ms - e->now_ms : 0;
     return slice_ms < (uint64_t)wait ? (int)slice_ms : wait;
 }
@@ -177,6 +177,7 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     roost_freeze_turn(e);
     timers_turn(e);
     roost_waiting_turn(e);
+    roost_unacked_turn(e);
     roost_sweep_turn(e);
     roost_growth_turn(e);
     roost_accept_resume(e);
@@ -263,6 +264,7 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
     roost_mailbox_init(&e->box);
     e->ready_tail = &e->ready;
     e->waking_tail = &e->waking;
+    e->unacked_tail = &e->unacked;
     e->stray_tail = &e->stray;
     e->now_ms = roost_monotonic_ms();
     roost_wheel_init(&e->wheel, e->now_ms);

@@ -118,7 +118,9 @@ struct roost_conn {
     struct roost_conn *next_by_id, *next_by_key;
     struct roost_conn *older, *newer; /* all awake connections */
     struct roost_conn *next_ready;    /* run queue of the relay */
+    struct roost_conn *next_unacked;  /* clients whose first bytes the answer may acknowledge */
     struct roost_leg client, server;
+    uint64_t ack_ms;    /* when it waits for the answer no longer */
     uint64_t active_ms; /* last payload byte */
     uint64_t since_ms;  /* last transition */
     uint64_t rx, tx;    /* since the last transition */
@@ -258,6 +260,7 @@ struct roost_engine {
     uint64_t rush_ms, rush_accepted; /* of the last look at how many clients connect */
     uint64_t rush_stayed_ms;         /* those that went since then, all together */
     bool rush;
+    struct roost_conn *unacked, **unacked_tail;
     struct roost_conn *ready, **ready_tail;
     struct roost_conn *gathering, *in_grace, *graced; /* freeze batches */
     struct roost_conn *dead;
@@ -297,6 +300,7 @@ void roost_waiting_close(struct roost_engine *e);
 /* listeners.c */
 int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, char *err, uint32_t err_len); /* fd or -errno */
 void roost_accept_turn(struct roost_engine *e, struct roost_listener *l);
+void roost_unacked_turn(struct roost_engine *e);
 void roost_accept_pause(struct roost_engine *e); /* no room: new clients and servers wait in the kernel */
 void roost_accept_resume(struct roost_engine *e);
 void roost_tell_pressure(struct roost_engine *e); /* descriptors run short */
@@ -372,6 +376,7 @@ void roost_relay(struct roost_engine *e, struct roost_conn *c);
 int roost_leg_flush(struct roost_leg *leg); /* 0 nothing pending any more, -EAGAIN, or -errno */
 int roost_leg_queue(struct roost_leg *leg, const uint8_t *data, uint32_t length);
 /* Sends, behind what is pending; what is not taken is queued: ROOST_BLOCKED. */
+void roost_leg_acknowledge(const struct roost_leg *leg); /* now, and for a while at once */
 enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint32_t length);
 void roost_relay_count(struct roost_engine *e, struct roost_conn *c, bool to_server, uint64_t bytes); /* of payload */
 

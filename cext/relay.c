@@ -52,6 +52,11 @@ int roost_leg_flush(struct roost_leg *leg) {
     return 0;
 }
 
+void roost_leg_acknowledge(const struct roost_leg *leg) {
+    int one = 1;
+    setsockopt(leg->fd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof(one));
+}
+
 /* flags: MSG_MORE or 0. */
 static enum roost_moved send_on(struct roost_leg *leg, const uint8_t *data, uint32_t length, int flags) {
     ssize_t sent = 0;
@@ -182,12 +187,6 @@ static bool pass_on_ends(struct roost_engine *e, struct roost_conn *c) {
     return false;
 }
 
-/* Sends the ACK that is owed to the server, and has the kernel hold back none for now. */
-static void acknowledge(const struct roost_conn *c) {
-    int one = 1;
-    setsockopt(c->server.fd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof(one));
-}
-
 /* In each of the relay's turns until the server has spoken. Where clients always speak first, there is no hurry to end
  * the handshake. Once the client's first bytes are sent, the kernel takes the link for a dialogue and would hold back
  * the ACK of the server's first ones for 40 ms, which a server with Nagle's algorithm waits for with its next. So that
@@ -199,13 +198,13 @@ static void greet(struct roost_engine *e, struct roost_conn *c) {
         roost_pool_spoken(pool, c->rx && !c->tx);
     if (answered) {
         if (!c->server.ends)
-            acknowledge(c);
+            roost_leg_acknowledge(&c->server);
         c->server.greeting = ROOST_GREETED;
     } else if (spoken) {
         c->server.greeting = ROOST_GREETING_PASSED;
     } else if (c->server.greeting == ROOST_GREETING_HELD &&
                (!pool || pool->client_first != ROOST_SURELY_CLIENT_FIRST)) {
-        acknowledge(c);
+        roost_leg_acknowledge(&c->server);
         c->server.greeting = ROOST_GREETING_SENT;
     }
 }
