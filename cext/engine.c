@@ -226,6 +226,7 @@ static void *engine_thread(void *context) {
     while (!e->stopping) {
         int wait = timeout_ms(e);
         bool pause = rush(e) && wait;
+        e->stat[ROOST_E_RUSH_PAUSES] += pause;
         pthread_mutex_unlock(&e->lock);
         while (__atomic_load_n(&e->lock_waiters, __ATOMIC_SEQ_CST)) /* a mutex alone would let us win every time */
             sched_yield();
