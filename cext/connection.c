@@ -11,6 +11,8 @@
 #include "internal.h"
 #include "repair.h"
 
+#define LONG_STAY_MS 100 /* no more counts of one that went, when it is asked how many come and go */
+
 static uint32_t slot_of_id(const struct roost_engine *e, uint64_t id) {
     return (uint32_t)((id * 0x9e3779b97f4a7c15ULL) >> 32) & (e->hash_size - 1);
 }
@@ -268,6 +270,8 @@ void roost_conn_close(struct roost_engine *e, struct roost_conn *c, enum roost_c
         roost_attach_refused(e, c, ECONNRESET);
     roost_leg_close(e, &c->client, reset);
     roost_leg_close(e, &c->server, reset);
+    uint64_t stayed_ms = e->now_ms - c->since_ms;
+    e->rush_stayed_ms += stayed_ms < LONG_STAY_MS ? stayed_ms : LONG_STAY_MS;
     roost_conn_transition(e, c, ROOST_ST_CLOSED, cause);
     e->stat[ROOST_E_CLOSED]++;
     roost_conn_forget(e, c);

@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -27,6 +28,10 @@
 
 #define EVENTS_A_TURN 512
 #define ENGINE_NICE (-10)
+#define RUSH_WINDOW_MS 8
+#define RUSH_A_MS 2     /* clients that connect */
+#define RUSH_AT_ONCE 16 /* of those that come and go */
+#define RUSH_PAUSE_NS 250000
 
 void roost_lock(struct roost_engine *e) {
     __atomic_add_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
@@ -53,6 +58,8 @@ static void leg_event(struct roost_engine *e, struct roost_conn *c, bool server,
         leg->readable = true;
     if (events & (EPOLLPRI | EPOLLRDHUP | EPOLLHUP | EPOLLERR))
         leg->more = true;
+    if (events & (EPOLLPRI | EPOLLERR))
+        leg->urgent = true;
     if (events & EPOLLRDHUP)
         leg->ends = true;
     if (events & EPOLLOUT)
@@ -153,7 +160,7 @@ static int timeout_ms(const struct roost_engine *e) {
         return 0;
     if (roost_growth_busy(e))
         return 0;
-    int wait = e->wheel.armed || e->accept_resume_ms || e->waiting_servers ? ROOST_WHEEL_TICK_MS : 50;
+    int wait = e->wheel.armed || e->accept_resume_ms || e->waiting_servers || e->unacked ? ROOST_WHEEL_TICK_MS : 50;
     uint64_t slice_ms = e->sweep_ms > e->now_ms ? e->sweep_ms - e->now_ms : 0;
     return slice_ms < (uint64_t)wait ? (int)slice_ms : wait;
 }
@@ -170,6 +177,7 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     roost_freeze_turn(e);
     timers_turn(e);
     roost_waiting_turn(e);
+    roost_unacked_turn(e);
     roost_sweep_turn(e);
     roost_growth_turn(e);
     roost_accept_resume(e);
@@ -178,6 +186,34 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     roost_links_turn(e);
     roost_conns_free_dead(e);
     roost_mailbox_flush(&e->box);
+}
+
+/* Do so many clients come and go, and so many at once, that their steps are better gathered? A few that connect one
+ * after the other as fast as they can would only be slowed down. Looked at once in a while: those that went have been
+ * here for so long together that, on average, so many were here at a time. */
+static bool rush(struct roost_engine *e) {
+    uint64_t passed_ms = e->now_ms - e->rush_ms, accepted = e->stat[ROOST_E_ACCEPTED];
+    if (passed_ms >= RUSH_WINDOW_MS) {
+        e->rush = accepted - e->rush_accepted >= passed_ms * RUSH_A_MS && e->rush_stayed_ms >= passed_ms * RUSH_AT_ONCE;
+        e->rush_ms = e->now_ms;
+        e->rush_accepted = accepted;
+        e->rush_stayed_ms = 0;
+    }
+    return e->rush;
+}
+
+/* Each step of a connection that comes and goes would be a turn of its own, and be waited for: this thread is in front
+ * of those that make the next step. With a short pause a turn has the steps of many, and a server's last bytes and its
+ * end come together. As a network card holds its interrupts back. Who is about to wake, and the control plane, wait for
+ * no pause. */
+static void pause_in_rush(struct roost_engine *e) {
+    const struct timespec pause = {.tv_nsec = RUSH_PAUSE_NS};
+    struct pollfd prompt[] = {
+        {.fd = roost_datapath_ring_fd(&e->path), .events = POLLIN},
+        {.fd = e->grace.event_fd, .events = POLLIN},
+        {.fd = e->wake_fd, .events = POLLIN},
+    };
+    ppoll(prompt, sizeof(prompt) / sizeof(prompt[0]), &pause, NULL); /* should it fail, there is no pause */
 }
 
 static void *engine_thread(void *context) {
@@ -189,9 +225,13 @@ static void *engine_thread(void *context) {
     pthread_mutex_lock(&e->lock);
     while (!e->stopping) {
         int wait = timeout_ms(e);
+        bool pause = rush(e) && wait;
+        e->stat[ROOST_E_RUSH_PAUSES] += pause;
         pthread_mutex_unlock(&e->lock);
         while (__atomic_load_n(&e->lock_waiters, __ATOMIC_SEQ_CST)) /* a mutex alone would let us win every time */
             sched_yield();
+        if (pause)
+            pause_in_rush(e);
         int count = epoll_wait(e->epoll_fd, events, EVENTS_A_TURN, wait);
         int error = errno;
         pthread_mutex_lock(&e->lock);
@@ -225,6 +265,7 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
     roost_mailbox_init(&e->box);
     e->ready_tail = &e->ready;
     e->waking_tail = &e->waking;
+    e->unacked_tail = &e->unacked;
     e->stray_tail = &e->stray;
     e->now_ms = roost_monotonic_ms();
     roost_wheel_init(&e->wheel, e->now_ms);

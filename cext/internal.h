@@ -74,15 +74,17 @@ struct roost_pending { /* read from one leg, not yet taken by the other */
 
 /* The ACK that ends the handshake with a server. It is the kernel's to send within 200 ms if nobody does before. */
 enum roost_greeting {
-    ROOST_GREETED = 0,   /* the first bytes have passed */
-    ROOST_GREETING_HELD, /* to go with the client's first bytes: a packet and a wake-up of the server less */
-    ROOST_GREETING_SENT, /* by itself: the server may be the one to speak first */
+    ROOST_GREETED = 0,     /* the server has spoken */
+    ROOST_GREETING_HELD,   /* to go with the client's first bytes: a packet and a wake-up of the server less */
+    ROOST_GREETING_SENT,   /* by itself: the server may be the one to speak first */
+    ROOST_GREETING_PASSED, /* the client has spoken */
 };
 
 struct roost_leg {
     int fd; /* -1: none */
     bool readable, writable;
     bool more;                     /* its end or urgent data may stand behind what a short read gave */
+    bool urgent;                   /* ... or an error: not the end alone */
     bool ends;                     /* the peer's FIN is here: behind what there is to read, nothing comes any more */
     bool eof;                      /* the peer's FIN was read */
     bool shut;                     /* we sent ours */
@@ -116,7 +118,9 @@ struct roost_conn {
     struct roost_conn *next_by_id, *next_by_key;
     struct roost_conn *older, *newer; /* all awake connections */
     struct roost_conn *next_ready;    /* run queue of the relay */
+    struct roost_conn *next_unacked;  /* clients whose first bytes the answer may acknowledge */
     struct roost_leg client, server;
+    uint64_t ack_ms;    /* when it waits for the answer no longer */
     uint64_t active_ms; /* last payload byte */
     uint64_t since_ms;  /* last transition */
     uint64_t rx, tx;    /* since the last transition */
@@ -200,6 +204,7 @@ enum roost_engine_counter {
     ROOST_E_PROBE_DEAD,
     ROOST_E_TABLE_FULL,
     ROOST_E_ACCEPT_PAUSED,
+    ROOST_E_RUSH_PAUSES,
     ROOST_E_FREEZE_NS,
     ROOST_E_THAW_NS,
     ROOST_E_BYTES_IN,
@@ -253,6 +258,10 @@ struct roost_engine {
     uint64_t now_ms;
     uint64_t turn;
     uint64_t accept_resume_ms;
+    uint64_t rush_ms, rush_accepted; /* of the last look at how many clients connect */
+    uint64_t rush_stayed_ms;         /* those that went since then, all together */
+    bool rush;
+    struct roost_conn *unacked, **unacked_tail;
     struct roost_conn *ready, **ready_tail;
     struct roost_conn *gathering, *in_grace, *graced; /* freeze batches */
     struct roost_conn *dead;
@@ -292,6 +301,7 @@ void roost_waiting_close(struct roost_engine *e);
 /* listeners.c */
 int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, char *err, uint32_t err_len); /* fd or -errno */
 void roost_accept_turn(struct roost_engine *e, struct roost_listener *l);
+void roost_unacked_turn(struct roost_engine *e);
 void roost_accept_pause(struct roost_engine *e); /* no room: new clients and servers wait in the kernel */
 void roost_accept_resume(struct roost_engine *e);
 void roost_tell_pressure(struct roost_engine *e); /* descriptors run short */
@@ -367,6 +377,7 @@ void roost_relay(struct roost_engine *e, struct roost_conn *c);
 int roost_leg_flush(struct roost_leg *leg); /* 0 nothing pending any more, -EAGAIN, or -errno */
 int roost_leg_queue(struct roost_leg *leg, const uint8_t *data, uint32_t length);
 /* Sends, behind what is pending; what is not taken is queued: ROOST_BLOCKED. */
+void roost_leg_acknowledge(const struct roost_leg *leg); /* now, and for a while at once */
 enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint32_t length);
 void roost_relay_count(struct roost_engine *e, struct roost_conn *c, bool to_server, uint64_t bytes); /* of payload */
 

@@ -15,6 +15,7 @@
 
 #define ACCEPTS_A_TURN 128
 #define ACCEPT_PAUSE_MS 50
+#define ANSWER_MS 10
 
 /* The address that a client connected to; -errno. */
 static int accepted_at(const struct roost_service *s, int fd, struct roost_key *key) {
@@ -29,6 +30,33 @@ static int accepted_at(const struct roost_service *s, int fd, struct roost_key *
         return -errno;
     roost_address_from(&self, key->local, &key->local_port);
     return 0;
+}
+
+/* The kernel holds back the ACK of what a new client says (roost_service_add). In a rush the answer may be the ACK, a
+ * packet less for each client; else, and when there is none for a while, it goes at once: a client with Nagle's
+ * algorithm waits for it with its next words. */
+static void acknowledge_or_wait(struct roost_engine *e, struct roost_conn *c) {
+    if (!e->rush) {
+        roost_leg_acknowledge(&c->client);
+        return;
+    }
+    c->ack_ms = e->now_ms + ANSWER_MS;
+    c->queued++;
+    c->next_unacked = NULL;
+    *e->unacked_tail = c;
+    e->unacked_tail = &c->next_unacked;
+}
+
+void roost_unacked_turn(struct roost_engine *e) {
+    struct roost_conn *c;
+    while ((c = e->unacked) && (c->dead || e->now_ms >= c->ack_ms)) {
+        e->unacked = c->next_unacked;
+        if (!e->unacked)
+            e->unacked_tail = &e->unacked;
+        c->queued--;
+        if (!c->dead && c->client.fd >= 0 && !c->tx)
+            roost_leg_acknowledge(&c->client);
+    }
 }
 
 static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd, const struct sockaddr_storage *peer) {
@@ -53,6 +81,7 @@ static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd,
     }
     c->client.fd = fd;
     c->client.writable = true; /* what there is to read, epoll says */
+    acknowledge_or_wait(e, c);
     e->stat[ROOST_E_ACCEPTED]++;
     roost_link_start(e, c, ROOST_C_CLIENT_CONNECT);
 }
@@ -140,6 +169,8 @@ int roost_service_add(roost_engine *e, const struct roost_service *service, char
     int fd = roost_listen(service->listen, service->listen_port, service->transparent, err, err_len);
     if (fd < 0)
         return fd;
+    int zero = 0; /* inherited as well: see acknowledge_or_wait */
+    setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &zero, sizeof(zero));
     int managed = service->transparent ? roost_router_manage(e, service, err, err_len) : 0;
     if (managed) {
         close(fd);

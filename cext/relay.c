@@ -52,6 +52,11 @@ int roost_leg_flush(struct roost_leg *leg) {
     return 0;
 }
 
+void roost_leg_acknowledge(const struct roost_leg *leg) {
+    int one = 1;
+    setsockopt(leg->fd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof(one));
+}
+
 /* flags: MSG_MORE or 0. */
 static enum roost_moved send_on(struct roost_leg *leg, const uint8_t *data, uint32_t length, int flags) {
     ssize_t sent = 0;
@@ -92,6 +97,7 @@ void roost_relay_count(struct roost_engine *e, struct roost_conn *c, bool to_ser
 static enum roost_moved move(struct roost_engine *e, struct roost_conn *c, bool client) {
     struct roost_leg *from = client ? &c->client : &c->server, *to = client ? &c->server : &c->client;
     const bool looks = roost_inband_looks(e, c, client);
+    bool at_end = false;
     for (int reads = 0; reads < READS_A_TURN; reads++) {
         bool stop = false;
         int f = roost_leg_flush(to);
@@ -100,7 +106,7 @@ static enum roost_moved move(struct roost_engine *e, struct roost_conn *c, bool 
         enum roost_moved moved = looks ? roost_inband_resume(e, c, client, &stop) : ROOST_MOVED_ALL;
         if (moved != ROOST_MOVED_ALL || stop || !from->readable || from->eof)
             return moved;
-        ssize_t n = recv(from->fd, e->scratch, ROOST_PENDING_MAX, MSG_DONTWAIT);
+        ssize_t n = at_end ? 0 : recv(from->fd, e->scratch, ROOST_PENDING_MAX, MSG_DONTWAIT);
         if (n < 0) {
             if (errno == EINTR)
                 continue;
@@ -117,6 +123,7 @@ static enum roost_moved move(struct roost_engine *e, struct roost_conn *c, bool 
          * and nothing tells of an end that was there already. */
         if (n < ROOST_PENDING_MAX && !from->more)
             from->readable = false;
+        at_end = n < ROOST_PENDING_MAX && from->ends && !from->urgent; /* it was told before this read */
         roost_conn_touch(e, c);
         if (looks) {
             moved = roost_inband_chunk(e, c, client, e->scratch, (uint32_t)n);
@@ -180,20 +187,26 @@ static bool pass_on_ends(struct roost_engine *e, struct roost_conn *c) {
     return false;
 }
 
-/* In each of the relay's turns until somebody has spoken. Where clients always speak first, there is no hurry. */
+/* In each of the relay's turns until the server has spoken. Where clients always speak first, there is no hurry to end
+ * the handshake. Once the client's first bytes are sent, the kernel takes the link for a dialogue and would hold back
+ * the ACK of the server's first ones for 40 ms, which a server with Nagle's algorithm waits for with its next. So that
+ * ACK is sent as soon as they are read; but when they are its last as well, our FIN will do. */
 static void greet(struct roost_engine *e, struct roost_conn *c) {
     struct roost_pool *pool = roost_pool_of(e, c->service);
-    const bool spoken = c->rx || c->tx || c->server.eof;
-    int one = 1;
-    if (!spoken &&
-        (c->server.greeting == ROOST_GREETING_SENT || (pool && pool->client_first == ROOST_SURELY_CLIENT_FIRST)))
-        return;
-    /* It sends the ACK if none went yet, and ends what holding one back has begun: the kernel would delay that of the
-     * server's first bytes, too, 40 ms long, which a server with Nagle's algorithm waits for with its next ones. */
-    setsockopt(c->server.fd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof(one));
-    if (spoken && pool)
+    const bool answered = c->tx || c->server.eof, spoken = c->rx || answered;
+    if (spoken && c->server.greeting != ROOST_GREETING_PASSED && pool)
         roost_pool_spoken(pool, c->rx && !c->tx);
-    c->server.greeting = spoken ? ROOST_GREETED : ROOST_GREETING_SENT;
+    if (answered) {
+        if (!c->server.ends)
+            roost_leg_acknowledge(&c->server);
+        c->server.greeting = ROOST_GREETED;
+    } else if (spoken) {
+        c->server.greeting = ROOST_GREETING_PASSED;
+    } else if (c->server.greeting == ROOST_GREETING_HELD &&
+               (!pool || pool->client_first != ROOST_SURELY_CLIENT_FIRST)) {
+        roost_leg_acknowledge(&c->server);
+        c->server.greeting = ROOST_GREETING_SENT;
+    }
 }
 
 static void relay(struct roost_engine *e, struct roost_conn *c) {

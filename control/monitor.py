@@ -44,6 +44,11 @@ POLL_MS: Final = 200
 PATIENCE_MS: Final = 20
 """How long events that nobody waits for gather. Python at work takes a processor from the clients that wake."""
 
+BUSY_PATIENCE_MS: Final = 100
+BUSY_ROWS: Final = 64
+"""The same while so many transitions of clients that come and go are in a batch: they want the processor for more of
+them, and a batch costs the same however many are in it."""
+
 READ_PATIENCE_S: Final = 5.0
 """How long a client that wants to wake waits for a database that cannot be read, before it is given up."""
 
@@ -178,6 +183,7 @@ class Monitor:
         self._askers: deque[threading.Event] = deque()
         self._next_expiry = 0.0
         self._next_relief = 0.0
+        self._patience_ms = PATIENCE_MS
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -186,7 +192,7 @@ class Monitor:
         try:
             while not self._stopping:
                 askers = [self._askers.popleft() for _ in range(len(self._askers))]
-                events = self._engine.batch(BATCH, *((0, 0) if askers else (POLL_MS, PATIENCE_MS)))
+                events = self._engine.batch(BATCH, *((0, 0) if askers else (POLL_MS, self._patience_ms)))
                 self.turn(events)
                 while askers and len(events) == BATCH:
                     self.turn(events := self._engine.batch(BATCH, 0))
@@ -262,6 +268,7 @@ class Monitor:
         if turn.transitions:
             self._tell(turn.transitions)
         self.counters.batches += 1
+        self._patience_ms = BUSY_PATIENCE_MS if len(turn.rows) >= BUSY_ROWS else PATIENCE_MS
         if now >= self._next_expiry:
             self._next_expiry = now + 0.2
             self._expire(now)

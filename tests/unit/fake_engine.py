@@ -72,6 +72,7 @@ class FakeEngine:
     services: list[ServiceSpec] = field(default_factory=list)
     updates: list[ServiceSpec] = field(default_factory=list)
     marks: list[tuple[int, Server, bool]] = field(default_factory=list)
+    patience_ms: int = 0  # of who took events last
 
     def __post_init__(self) -> None:
         self._ready = threading.Condition()
@@ -136,6 +137,7 @@ class FakeEngine:
 
     def batch(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]:
         with self._ready:
+            self.patience_ms = patience_ms
             if not self.pending:
                 self._ready.wait(timeout_ms / 1000)
             return [self.pending.popleft() for _ in range(min(max_events, len(self.pending)))]

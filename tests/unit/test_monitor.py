@@ -24,7 +24,7 @@ from control.channel.operations import local_addresses
 from control.cli.client import Client
 from control.config import parse, parse_endpoint
 from control.daemon import Daemon, DaemonError, InstanceLock, catch_up, take_inventory
-from control.monitor import Monitor, Outcome, history_row
+from control.monitor import BUSY_PATIENCE_MS, BUSY_ROWS, PATIENCE_MS, Monitor, Outcome, history_row
 from control.states import Cause, State
 from control.store.schema import HISTORY, KA_BYTES, REST_BYTES
 from control.store.store import Store, StoreError
@@ -250,6 +250,14 @@ def test_clients_that_come_and_go_are_written_and_counted(rig: Rig) -> None:
     assert (rig.monitor.counters.transitions, rig.monitor.counters.illegal) == (3, 0)
     written = rig.store.recent_history(1)[0]
     assert (written["client"], written["rx_bytes"], written["tx_bytes"]) == (key(1).client_text, 64, 128)
+
+
+def test_many_that_come_and_go_are_waited_for_longer_and_few_are_not(rig: Rig) -> None:
+    rig.start()
+    rig.engine.say(rows(*[CAME_AND_WENT[0]] * BUSY_ROWS))
+    until(lambda: rig.engine.patience_ms == BUSY_PATIENCE_MS)
+    rig.engine.say(rows(CAME_AND_WENT[0]))
+    until(lambda: rig.engine.patience_ms == PATIENCE_MS)
 
 
 def test_an_illegal_transition_among_those_that_nobody_waits_for_is_counted_too(

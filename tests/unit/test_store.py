@@ -366,6 +366,15 @@ def test_a_burst_of_history_is_written_batch_after_batch(make: Callable[..., Sto
     assert time.monotonic() - began < 10 * module.RELAXED_GATHER_S
 
 
+@pytest.mark.parametrize("count", [module.STATEMENT_ROWS - 1, module.STATEMENT_ROWS, 2 * module.STATEMENT_ROWS + 1])
+def test_every_row_of_history_is_written_once_and_in_order(make: Callable[..., Store], count: int) -> None:
+    store = make()
+    store.add([row(n, n, at=n) for n in range(1, count + 1)])
+    until(lambda: store.status.written_history == count)
+    found = store.recent_history(1000)
+    assert [(r["id"], r["at"], r["client"]) for r in found] == [(n, n, key(n).client_text) for n in range(1, count + 1)]
+
+
 def named(number: int, identity: int) -> bytes:
     return NAMED.pack(key(number).pack(), identity, 1000 + number)
 

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many clients that come and go at once: the engine gathers their steps, and nobody is held up for long."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from appliance.lab import wait_until
+from appliance.lab.processes import Process
+from tests.bench.relay import compiled
+from tests.lab.engine_lab import PORT, EngineLab, tcp_info
+
+SERVER_PORT = 8000
+HELD_S, KERNEL_ACKNOWLEDGES_S = 0.008, 0.04
+Come = Callable[[int, float], Process]
+
+
+@pytest.fixture
+def come_and_go(box: EngineLab, tmp_path: Path) -> Iterator[Come]:
+    """Starts so many clients at once, each followed by the next one, for so many seconds."""
+    load, server = compiled(tmp_path), box.lab.address("lan", "eth0")
+    serving = box.lab.run("lan", [str(load), "serve", server, str(SERVER_PORT)], stdout=subprocess.PIPE)
+    assert serving.popen.stdout is not None
+    assert serving.popen.stdout.readline()
+    box.engine.update_service(box.spec(4, servers=((server, SERVER_PORT),), close_with_server=True))
+    words = [str(load), "connect", box.lab.address("box", "wan0"), str(PORT)]
+    yield lambda at_once, seconds: box.lab.run("wan", [*words, str(at_once), str(seconds)], stdout=subprocess.DEVNULL)
+    box.engine.update_service(box.spec(4))
+    serving.terminate()
+
+
+@contextmanager
+def rush(box: EngineLab, come: Come) -> Iterator[None]:
+    """64 clients at a time, the engine pausing for them."""
+    clients, before = come(64, 60), box.engine.stats()["rush_pauses"]
+    wait_until(lambda: box.engine.stats()["rush_pauses"] > before, 20, "the engine pauses")
+    yield
+    assert clients.running, "each had its answer"
+    clients.terminate()
+
+
+def test_the_engine_pauses_for_many_that_come_and_go_and_not_for_few(box: EngineLab, come_and_go: Come) -> None:
+    before = box.engine.stats()
+    assert come_and_go(4, 0.5).wait() == 0
+    after = box.engine.stats()
+    assert after["rush_pauses"] - before["rush_pauses"] <= (after["accepted"] - before["accepted"]) / 20
+    with rush(box, come_and_go):
+        pass
+
+
+def acknowledged_s(client: socket.socket) -> float:
+    """How long the appliance takes to acknowledge a word that its server does not answer."""
+    began = time.monotonic()
+    client.send(b"S")
+    wait_until(lambda: not tcp_info(client).unacked, 5, "it is acknowledged", every_s=0.001)
+    return time.monotonic() - began
+
+
+def acknowledged_in_rush_s(box: EngineLab) -> float:
+    """The same for one that was held back: while the engine pauses."""
+    for _ in range(200):
+        client, before = box.dial(), box.engine.stats()["rush_pauses"]
+        took = acknowledged_s(client)
+        if took >= HELD_S and box.engine.stats()["rush_pauses"] > before + 2:
+            return took
+    raise AssertionError("none was held back")
+
+
+def test_who_is_not_answered_is_acknowledged_before_the_kernel_would(box: EngineLab, come_and_go: Come) -> None:
+    assert min(acknowledged_s(box.dial()) for _ in range(3)) < HELD_S
+    with rush(box, come_and_go):
+        assert min(acknowledged_in_rush_s(box) for _ in range(5)) < KERNEL_ACKNOWLEDGES_S - 0.005
+
+
+def frames_sent(box: EngineLab) -> dict[str, int]:
+    """By the appliance, towards clients and servers."""
+    with box.lab.enter("box"):
+        lines = Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]
+    return {name: int(words.split()[9]) for name, _, words in (line.strip().partition(":") for line in lines)}
+
+
+def test_answers_and_ends_are_acknowledgements_too(box: EngineLab, come_and_go: Come) -> None:
+    """To a client: SYN-ACK, answer and FIN, ACK. To its server: SYN, the client's word, FIN."""
+    fewest = {"wan0": 99.0, "lan0": 99.0}
+    with rush(box, come_and_go):
+        for _ in range(10):
+            clients, before = box.engine.stats()["accepted"], frames_sent(box)
+            time.sleep(0.2)
+            after = frames_sent(box)
+            clients = box.engine.stats()["accepted"] - clients
+            fewest = {name: min(least, (after[name] - before[name]) / clients) for name, least in fewest.items()}
+    assert fewest["wan0"] < 3.5
+    assert fewest["lan0"] < 3.5
