@@ -3,8 +3,9 @@
 
 #include <stddef.h>
 
-#define FILL_PERCENT 96 /* of all places; up to there room is found by looking at a few buckets (test_filter.py) */
-#define NODES_MAX 512   /* buckets that are looked at before an insertion is refused: some 10 us */
+#define FILL_PERCENT 96 /* of all places, with as many as it is made for */
+#define FULL_PERCENT 97 /* there is room beyond, but to find it would cost 40 us, and more to find that there is none */
+#define NODES_MAX 512   /* buckets that are looked at before an insertion is refused */
 #define NOBODY UINT32_MAX
 
 /* A bucket that may have room, on the way from one of the two that a fingerprint belongs to: who stands at `place` of the
@@ -95,7 +96,8 @@ bool roost_filter_insert(struct roost_filter *f, uint64_t hash) {
     if (!f->buckets)
         return false;
     struct roost_filter_place home = roost_filter_place_of(hash, f->buckets);
-    uint32_t at = find_room(f, &home, node);
+    bool full = f->gate->members * 100 >= (uint64_t)f->buckets * ROOST_FILTER_PLACES * FULL_PERCENT;
+    uint32_t at = full ? NOBODY : find_room(f, &home, node);
     if (at == NOBODY) {
         f->refused++;
         return false;
