@@ -47,6 +47,7 @@ class Op(IntEnum):
     ANSWER = lib.ROOST_OP_ANSWER
     TELL = lib.ROOST_OP_TELL
     OVERRIDE = lib.ROOST_OP_OVERRIDE
+    PERHAPS = lib.ROOST_OP_PERHAPS
 
 
 class EventType(IntEnum):
@@ -64,6 +65,7 @@ class EventType(IntEnum):
     OVERRIDES = lib.ROOST_EV_OVERRIDES
     DONE = lib.ROOST_EV_DONE
     ROWS = lib.ROOST_EV_ROWS
+    PERHAPS = lib.ROOST_EV_PERHAPS
 
 
 class Verb(IntEnum):
@@ -310,6 +312,11 @@ class Event(NamedTuple):
         return self.record.service
 
     @property
+    def perhaps(self) -> bool:
+        """Of what `find` and `find_client` return: it may be asleep without a slot, and its row alone can tell."""
+        return self.count == 1
+
+    @property
     def name(self) -> str:
         """Of IN_BAND: the name that an end asks for, "" with another verb."""
         return (self.record.ka + self.record.rest).split(b"\0", 1)[0].decode("ascii")
@@ -344,6 +351,7 @@ class EngineOptions:
     ipv4_slots: int = 131072
     ipv6_slots: int = 16384
     idle_slots: int = 131072
+    filter_slots: int = 0
     ring_bytes: int = 4 << 20
     max_awake: int = 8192
     workers: int = field(default_factory=default_workers)
@@ -393,6 +401,7 @@ class ServiceSpec:
     in_band_stay: bool = False
     born: int = Born.NEVER
     born_rate: int = 0
+    no_keepalives: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,7 +480,8 @@ class Engine:
         raw = ffi.new("struct roost_options *")
         name = ffi.new("char[]", options.name.encode())
         raw.pin_dir, raw.bpf_dir, raw.name = pin_dir, bpf_dir, name
-        for size in ("ipv4_slots", "ipv6_slots", "idle_slots", "ring_bytes", "max_awake", "workers", "next_id", "grow"):
+        sizes = ("ipv4_slots", "ipv6_slots", "idle_slots", "filter_slots", "ring_bytes")
+        for size in (*sizes, "max_awake", "workers", "next_id", "grow"):
             setattr(raw, size, getattr(options, size))
         self._raw = lib.roost_open(raw, self._buffers.err, ERR_LEN)
         if not self._raw:
@@ -526,6 +536,7 @@ class Engine:
             "fail_closed",
             "in_band_forward",
             "in_band_stay",
+            "no_keepalives",
         ):
             setattr(raw, flag, int(getattr(spec, flag)))
         ffi.memmove(raw.listen, pack_address(spec.listen), 16)

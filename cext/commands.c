@@ -158,6 +158,8 @@ static int op_sleep(struct roost_engine *e, const struct roost_command *command)
     uint32_t index = slot->rest;
     slot->rest = ROOST_NO_REST;
     roost_table_rest_release(&e->table, index);
+    if (roost_sleep_without_slot(e, &command->record.key, slot, event.record.service))
+        roost_table_remove(&e->table, slot);
     roost_mailbox_post(&e->box, &event);
     return 0;
 }
@@ -278,12 +280,12 @@ static struct roost_ka *insert_pair(struct roost_engine *e, const struct roost_c
     return client;
 }
 
-static struct roost_ka *insert_sleeping(struct roost_engine *e, const struct roost_command *command) {
-    struct roost_ka ka = command->record.ka;
+struct roost_ka *roost_insert_sleeping(struct roost_engine *e, const struct roost_record *record) {
+    struct roost_ka ka = record->ka;
     ka.ctl = (ka.ctl & ~0xffu) | ROOST_SLEEP;
     ka.rest = ROOST_NO_REST;
     ka.heard &= ~0xfu;
-    return roost_table_insert(&e->table, &command->record.key, &ka, command->record.service);
+    return roost_table_insert(&e->table, &record->key, &ka, record->service);
 }
 
 static int op_insert(struct roost_engine *e, const struct roost_command *command) {
@@ -291,12 +293,19 @@ static int op_insert(struct roost_engine *e, const struct roost_command *command
     if (roost_table_find(&e->table, &command->record.key) || roost_conn_by_key(e, &command->record.key) ||
         (pair && roost_table_find(&e->table, &command->peer.key)))
         return EEXIST;
-    const struct roost_ka *slot = pair ? insert_pair(e, command) : insert_sleeping(e, command);
-    if (!slot)
+    const struct roost_record *record = &command->record;
+    bool without_slot = !pair && roost_sleep_without_slot(e, &record->key, &record->ka, record->service);
+    const struct roost_ka *slot = without_slot ? NULL
+                                  : pair       ? insert_pair(e, command)
+                                               : roost_insert_sleeping(e, record);
+    if (!slot && !without_slot)
         return ENOSPC;
     roost_hosts_add(&e->hosts, &command->record.key);
     struct roost_event event;
-    roost_event_of_slot(e, &command->record.key, slot, &event);
+    if (slot)
+        roost_event_of_slot(e, &command->record.key, slot, &event);
+    else
+        roost_event_of_perhaps(e, &command->record.key, &event);
     event.type = ROOST_EV_TRANSITION;
     event.from_state = ROOST_ST_NONE;
     event.cause = command->cause;
@@ -350,6 +359,9 @@ static int carry_out(struct roost_engine *e, struct roost_command *command) {
     case ROOST_OP_RESTORE:
         roost_restore(e, command);
         return 0;
+    case ROOST_OP_PERHAPS:
+        roost_perhaps_answered(e, command);
+        return 0;
     case ROOST_OP_INSERT:
         return op_insert(e, command);
     case ROOST_OP_PRESSURE:
@@ -365,15 +377,22 @@ static int carry_out(struct roost_engine *e, struct roost_command *command) {
     }
 }
 
+void roost_command(struct roost_engine *e, struct roost_command *command, int error) {
+    if (!error)
+        error = carry_out(e, command);
+    if (error) {
+        roost_refuse(e, command->op, command->token, command->id, &command->record.key, error);
+        if (command->op == ROOST_OP_ATTACH && command->fd >= 0)
+            close(command->fd);
+    }
+    free((void *)command->early);
+}
+
 void roost_commands_turn(struct roost_engine *e) {
     struct roost_command command;
     for (int i = 0; i < COMMANDS_A_TURN && roost_mailbox_next(&e->box, &command); i++) {
-        int error = carry_out(e, &command);
-        if (error) {
-            roost_refuse(e, command.op, command.token, command.id, &command.record.key, error);
-            if (command.op == ROOST_OP_ATTACH && command.fd >= 0)
-                close(command.fd);
-        }
-        free((void *)command.early);
+        int error = 0;
+        if (!roost_perhaps_command(e, &command, &error))
+            roost_command(e, &command, error);
     }
 }

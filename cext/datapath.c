@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "datapath.h"
 
+#include "filter.h"
+
 #include <bpf/bpf.h>
 #include <dirent.h>
 #include <errno.h>
@@ -33,6 +35,9 @@
 #define PROBES_ON_THEIR_WAY 128 /* how many are sent at first, of as many as there are */
 #define PROBES_AT_ONCE 192      /* a veth's ring would lose what is more, if its receiver is late */
 #define LEAST_LIVE 8            /* fewer go out sooner one by one: setting a run up takes some 20 us */
+#define MIN_STRANGERS                                                                                                  \
+    1024 /* whom the filter of sleepers takes for one: one in 430 of those who are awake, and of a flood */
+#define MAX_STRANGERS 16384
 
 enum {
     CONFIG,
@@ -45,11 +50,16 @@ enum {
     BIRTHS = ROOST_MAP_BIRTHS,
     BIRTHS_GATE,
     BIRTHS_SOCKETS,
+    FILTER,
+    FILTER_GATE,
+    STRANGERS = ROOST_MAP_STRANGERS,
     REST
 };
-static const char *const map_name[ROOST_PINNED_MAPS] = {"config",      "tables4",        "tables6",    "endpoints",
-                                                        "ring",        "counters",       "challenges", "births",
-                                                        "births_gate", "births_sockets", "rest"};
+static const char *const map_name[ROOST_PINNED_MAPS] = {
+    "config", "tables4",     "tables6",        "endpoints", "ring",        "counters",  "challenges",
+    "births", "births_gate", "births_sockets", "filter",    "filter_gate", "strangers", "rest"};
+
+_Static_assert(ROOST_FILTER_INTERFACES >= ROOST_MAX_INTERFACES, "each interface has its place");
 
 static int complain(char *err, size_t err_len, int error, const char *format, ...) {
     va_list args;
@@ -146,10 +156,61 @@ static int is_pinned_map(const char *name) {
     return -1;
 }
 
+static uint32_t value_size(int fd) {
+    struct bpf_map_info info = {0};
+    __u32 size = sizeof(info);
+    return bpf_obj_get_info_by_fd(fd, &info, &size) ? 0 : info.value_size;
+}
+
+static uint32_t entries(int fd) {
+    struct bpf_map_info info = {0};
+    __u32 size = sizeof(info);
+    return bpf_obj_get_info_by_fd(fd, &info, &size) ? 0 : info.max_entries;
+}
+
 /* A server or service has many connections, mostly; a router's clients may have called many servers. */
 static uint32_t endpoints_for(const struct roost_sizes *sizes) {
     uint64_t slots = ((uint64_t)sizes->ipv4_slots + sizes->ipv6_slots) / 16;
     return slots < MIN_ENDPOINTS ? MIN_ENDPOINTS : slots > ROOST_MAX_ENDPOINTS ? ROOST_MAX_ENDPOINTS : (uint32_t)slots;
+}
+
+/* They cost 64 bytes each: an eighth of a byte a sleeper. */
+static uint32_t strangers_for(const struct roost_sizes *sizes) {
+    uint32_t share = sizes->filter_slots / 512;
+    if (!sizes->filter_slots)
+        return 1;
+    return share < MIN_STRANGERS ? MIN_STRANGERS : share > MAX_STRANGERS ? MAX_STRANGERS : share;
+}
+
+/* Buckets; there is no map without any, so one stands for none. */
+static uint32_t filter_for(const struct roost_sizes *sizes) {
+    uint32_t buckets = roost_filter_buckets(sizes->filter_slots);
+    return sizes->filter_slots && buckets < 2 ? 2 : buckets ? buckets : 1;
+}
+
+/* A filter with nobody in it is made anew when another size is asked for. It cannot grow: its members have no keys. */
+static int renew_filter(const struct roost_datapath *d, const struct roost_sizes *sizes, char *err, size_t err_len) {
+    static const char *const names[] = {"filter", "strangers"};
+    struct roost_filter_gate gate = {0};
+    char path[320];
+    __u32 zero = 0;
+    pin_path(d, "filter_gate", path, sizeof(path));
+    int fd = bpf_obj_get(path);
+    if (fd >= 0) {
+        bpf_map_lookup_elem(fd, &zero, &gate);
+        close(fd);
+    }
+    pin_path(d, "filter", path, sizeof(path));
+    fd = gate.buckets ? -1 : bpf_obj_get(path);
+    bool fits = fd < 0 || entries(fd) == filter_for(sizes);
+    if (fd >= 0)
+        close(fd);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && !fits; i++) {
+        pin_path(d, names[i], path, sizeof(path));
+        if (unlink(path) && errno != ENOENT)
+            return complain(err, err_len, errno, "cannot remove %s: %s", path, strerror(errno));
+    }
+    return 0;
 }
 
 /* Opens, shares maps by their pins, loads, pins what is new. */
@@ -176,6 +237,10 @@ static int load(struct roost_datapath *d, const char *bpf_dir, const char *file,
             bpf_map__set_max_entries(map, endpoints_for(sizes));
         else if (!strcmp(name, "ring"))
             bpf_map__set_max_entries(map, sizes->ring_bytes);
+        else if (!strcmp(name, "filter"))
+            bpf_map__set_max_entries(map, filter_for(sizes));
+        else if (!strcmp(name, "strangers"))
+            bpf_map__set_max_entries(map, strangers_for(sizes));
     }
     if ((e = bpf_object__load(o))) {
         if (e == -EPERM)
@@ -209,18 +274,6 @@ static void *map_memory(struct roost_datapath *d, int fd, size_t size, char *err
     d->mapped[d->maps_mapped].address = memory;
     d->mapped[d->maps_mapped++].size = size;
     return memory;
-}
-
-static uint32_t value_size(int fd) {
-    struct bpf_map_info info = {0};
-    __u32 size = sizeof(info);
-    return bpf_obj_get_info_by_fd(fd, &info, &size) ? 0 : info.value_size;
-}
-
-static uint32_t entries(int fd) {
-    struct bpf_map_info info = {0};
-    __u32 size = sizeof(info);
-    return bpf_obj_get_info_by_fd(fd, &info, &size) ? 0 : info.max_entries;
 }
 
 static int open_rest(struct roost_datapath *d, uint32_t slots, char *err, size_t err_len) {
@@ -360,6 +413,16 @@ void roost_datapath_end_previous(struct roost_datapath *d, struct roost_table *t
     }
 }
 
+static int open_filter(struct roost_datapath *d, char *err, size_t err_len) {
+    uint32_t buckets = entries(d->map_fd[FILTER]);
+    d->filter_gate = map_memory(d, d->map_fd[FILTER_GATE], sizeof(*d->filter_gate), err, err_len);
+    d->filter = map_memory(d, d->map_fd[FILTER], (size_t)buckets * sizeof(*d->filter), err, err_len);
+    if (!d->filter_gate || !d->filter)
+        return -ENOMEM;
+    d->filter_buckets = buckets > 1 ? buckets : 0;
+    return 0;
+}
+
 static int open_tables(struct roost_datapath *d, struct roost_table *t, const struct roost_sizes *sizes, char *err,
                        size_t err_len) {
     __u32 zero = 0;
@@ -371,6 +434,8 @@ static int open_tables(struct roost_datapath *d, struct roost_table *t, const st
         if (getrandom(t->config.seed, sizeof(t->config.seed), 0) != sizeof(t->config.seed) ||
             getrandom(t->config.secret, sizeof(t->config.secret), 0) != sizeof(t->config.secret))
             return complain(err, err_len, EIO, "no random seed from the kernel");
+        memset(d->filter, 0, (size_t)entries(d->map_fd[FILTER]) * sizeof(*d->filter)); /* of another seed */
+        memset(d->filter_gate, 0, sizeof(*d->filter_gate));
         if ((e = new_table(d, t, true, sizes->ipv4_slots, err, err_len)) ||
             (e = new_table(d, t, false, sizes->ipv6_slots, err, err_len)) || (e = tell_config(d, t, err, err_len)))
             return e;
@@ -402,11 +467,13 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     snprintf(d->bpf_dir, sizeof(d->bpf_dir), "%s", bpf_dir);
     libbpf_set_print(quiet);
     if ((e = make_pin_dir(pin_dir, err, err_len)) || (e = refuse_old_pins(pin_dir, err, err_len)) ||
+        (e = renew_filter(d, sizes, err, err_len)) ||
         (e = load(d, bpf_dir, "inactive", sizes, &d->inactive, err, err_len)) ||
         (e = load(d, bpf_dir, "guard", sizes, &d->guard, err, err_len)) ||
         (e = load(d, bpf_dir, "lookup", sizes, &d->lookup, err, err_len)) ||
         (e = load(d, bpf_dir, "closed", sizes, &d->closed, err, err_len)) ||
-        (e = open_rest(d, sizes->idle_slots, err, err_len)) || (e = open_tables(d, t, sizes, err, err_len)))
+        (e = open_rest(d, sizes->idle_slots, err, err_len)) || (e = open_filter(d, err, err_len)) ||
+        (e = open_tables(d, t, sizes, err, err_len)))
         return e;
     d->closed_fd = bpf_program__fd(bpf_object__find_program_by_name(d->closed, "roost_closed"));
 
@@ -594,6 +661,9 @@ int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const ch
     LIBBPF_OPTS(bpf_xdp_query_opts, query);
     if (!bpf_xdp_query((int)i->index, 0, &query))
         i->generic = query.attach_mode == XDP_ATTACHED_SKB;
+    d->filter_gate->interface[d->interfaces] = servers ? 0 : i->index;
+    for (int later = d->interfaces + 1; later < ROOST_FILTER_INTERFACES; later++)
+        d->filter_gate->interface[later] = 0;
     d->interfaces++;
     return i->generic ? 2 : 1;
 }
@@ -680,6 +750,19 @@ int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len) {
     if (!e && rmdir(pin_dir))
         e = complain(err, err_len, errno, "cannot remove %s: %s", pin_dir, strerror(errno));
     return e;
+}
+
+bool roost_datapath_is_stranger(const struct roost_datapath *d, uint64_t hash) {
+    __u32 value;
+    return !bpf_map_lookup_elem(d->map_fd[STRANGERS], &hash, &value);
+}
+
+void roost_datapath_mark_stranger(const struct roost_datapath *d, uint64_t hash, bool stranger) {
+    __u32 value = 1;
+    if (stranger)
+        bpf_map_update_elem(d->map_fd[STRANGERS], &hash, &value, BPF_ANY); /* fails: it is asked for again */
+    else
+        bpf_map_delete_elem(d->map_fd[STRANGERS], &hash);
 }
 
 int roost_datapath_ring_fd(const struct roost_datapath *d) {

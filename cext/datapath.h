@@ -4,7 +4,8 @@
  * interfaces, and is the way in (ring) and out (outbox) for single frames.
  *
  * Below pin_dir:  config tables4 tables6 endpoints ring counters challenges
- *                 births births_gate births_sockets rest             the maps
+ *                 births births_gate births_sockets rest
+ *                 filter filter_gate strangers                         the maps
  *                 xdp-IFNAME                                           the XDP link of each interface
  *                 lookup                                               the link of the socket lookup program
  *                 steer-IFNAME, loopback-IFNAME                        tc programs of an interface's ingress
@@ -19,15 +20,17 @@
 #include <stdint.h>
 
 #include "../ebpf/birth.h"
-#include "../ebpf/sockets.h"
+#include "../ebpf/filter.h"
 #include "../ebpf/frame.h"
+#include "../ebpf/sockets.h"
 #include "table.h"
 
 #define ROOST_MAX_INTERFACES 8
-#define ROOST_PINNED_MAPS 11
+#define ROOST_PINNED_MAPS 14
 
 enum roost_pinned_map { /* what of roost_datapath.map_fd others than datapath.c need */
-    ROOST_MAP_BIRTHS = 7
+    ROOST_MAP_BIRTHS = 7,
+    ROOST_MAP_STRANGERS = 12
 };
 
 struct roost_interface {
@@ -59,6 +62,9 @@ struct roost_datapath {
     uint32_t probes_put, probes_left;      /* in that half; of them: since the slice before */
     struct roost_births_gate *births_gate; /* memory-mapped */
     struct roost_sockets *births_sockets;  /* memory-mapped */
+    struct roost_filter_gate *filter_gate; /* memory-mapped, as the filter is */
+    __u64 *filter;
+    uint32_t filter_buckets; /* 0: there is none */
     int raw4, raw6; /* raw sockets: probes where no XDP driver or no neighbour is there (the kernel resolves it) */
     uint64_t replay_failed, probe_raw;
     struct {
@@ -70,6 +76,7 @@ struct roost_datapath {
 
 struct roost_sizes {
     uint32_t ipv4_slots, ipv6_slots, idle_slots, ring_bytes;
+    uint32_t filter_slots; /* connections that sleep without a slot; 0: none can */
 };
 
 /* 0 or -errno with a sentence in err. table gets its memory. on_frame is called by roost_datapath_drain. */
@@ -101,6 +108,10 @@ int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len);
 
 int roost_datapath_ring_fd(const struct roost_datapath *d);
 int roost_datapath_drain(struct roost_datapath *d); /* frames handled, or -errno */
+
+/* Whether this is the hash of a key that the filter takes for a member, and that is none. */
+bool roost_datapath_is_stranger(const struct roost_datapath *d, uint64_t hash);
+void roost_datapath_mark_stranger(const struct roost_datapath *d, uint64_t hash, bool stranger);
 
 bool roost_datapath_generic(const struct roost_datapath *d, uint32_t ifindex);
 

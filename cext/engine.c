@@ -260,7 +260,8 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
         snprintf(err, err_len, "out of memory");
         return NULL;
     }
-    struct roost_sizes sizes = {options->ipv4_slots, options->ipv6_slots, options->idle_slots, options->ring_bytes};
+    struct roost_sizes sizes = {options->ipv4_slots, options->ipv6_slots, options->idle_slots, options->ring_bytes,
+                                options->filter_slots};
     pthread_mutex_init(&e->lock, NULL);
     roost_mailbox_init(&e->box);
     e->ready_tail = &e->ready;
@@ -283,6 +284,7 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
         roost_births_forget(e);
         int64_t removed = roost_table_adopt(&e->table, &max_id);
         roost_born_adopted(e);
+        roost_filter_begin(&e->filter, e->path.filter, e->path.filter_buckets, e->path.filter_gate);
         if (removed < 0)
             snprintf(err, err_len, "out of memory while adopting the tables");
         error = removed < 0 ? (int)removed : 0;
@@ -432,29 +434,45 @@ static bool find(struct roost_engine *e, const struct roost_key *key, struct roo
     return true;
 }
 
+static bool find_perhaps(struct roost_engine *e, const struct roost_key *key, struct roost_event *event) {
+    bool perhaps = roost_is_perhaps_asleep(e, key);
+    if (perhaps)
+        roost_event_of_perhaps(e, key, event);
+    return perhaps;
+}
+
 int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event) {
     roost_lock(e);
-    bool found = find(e, key, event);
+    bool found = find(e, key, event) || find_perhaps(e, key, event);
     roost_unlock(e);
+    return found;
+}
+
+/* The first of the services at which one of the two finds the client of this key. */
+static bool find_at_services(struct roost_engine *e, struct roost_key *key, const uint8_t *locals, uint32_t count,
+                             bool (*look)(struct roost_engine *, const struct roost_key *, struct roost_event *),
+                             struct roost_event *event) {
+    bool found = false;
+    for (int i = 0; i < e->listeners && !found; i++) {
+        const struct roost_service *s = &e->listener[i].service;
+        bool every = roost_address_is_any(s->listen);
+        const uint8_t *candidates = every ? locals : s->listen;
+        key->local_port = htons(s->listen_port);
+        for (uint32_t j = 0; j < (every ? count : 1) && !found; j++) {
+            memcpy(key->local, candidates + j * sizeof(key->local), sizeof(key->local));
+            found = look(e, key, event);
+        }
+    }
     return found;
 }
 
 int roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, const uint8_t *locals, uint32_t count,
                       struct roost_event *event) {
     struct roost_key key = {.client_port = htons(port)};
-    bool found = false;
     memcpy(key.client, client, sizeof(key.client));
     roost_lock(e);
-    for (int i = 0; i < e->listeners && !found; i++) {
-        const struct roost_service *s = &e->listener[i].service;
-        bool every = roost_address_is_any(s->listen);
-        const uint8_t *candidates = every ? locals : s->listen;
-        key.local_port = htons(s->listen_port);
-        for (uint32_t j = 0; j < (every ? count : 1) && !found; j++) {
-            memcpy(key.local, candidates + j * sizeof(key.local), sizeof(key.local));
-            found = find(e, &key, event);
-        }
-    }
+    bool found = find_at_services(e, &key, locals, count, find, event) ||
+                 find_at_services(e, &key, locals, count, find_perhaps, event);
     roost_unlock(e);
     return found;
 }
@@ -535,6 +553,7 @@ void roost_close(roost_engine *e) {
     roost_spares_trim(&e->spares, 0);
     roost_survey_close(&e->survey);
     roost_datapath_close(&e->path);
+    roost_perhaps_close(e);
     roost_hosts_close(&e->hosts);
     roost_overrides_close(&e->overrides);
     roost_mailbox_destroy(&e->box);

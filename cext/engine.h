@@ -51,11 +51,12 @@ enum roost_op {
                              service, with its server's leg: ACTIVE -> IDLE) */
     ROOST_OP_SLEEP = 3,   /* id + record of an IDLE connection whose row IS committed: IDLE -> SLEEP. EAGAIN when the
                              connection has moved on since the record was taken */
-    ROOST_OP_WAKE = 4,   /* key (or id if awake): thaw and leave in STANDBY. From SLEEP: ROOST_EV_NEED_RECORD follows */
-    ROOST_OP_CLOSE = 5,  /* key or id: close towards the client (RST) and the server, whatever the state */
-    ROOST_OP_ATTACH = 6, /* key + fd: link this connected server socket to the client, waking it. The engine owns fd
+    ROOST_OP_WAKE = 4,  /* key (or id if awake): thaw and leave in STANDBY. From SLEEP: ROOST_EV_NEED_RECORD follows, or
+                            ROOST_EV_PERHAPS; as it does for ROOST_OP_CLOSE and ROOST_OP_ATTACH */
+    ROOST_OP_CLOSE = 5, /* key or id: close towards the client (RST) and the server, whatever the state */
+    ROOST_OP_ATTACH = 6,  /* key + fd: link this connected server socket to the client, waking it. The engine owns fd
                              from then on; preamble is written to the server first, early to the client first */
-    ROOST_OP_RESTORE = 7,     /* key + record: the record ROOST_EV_NEED_RECORD asked for; error != 0: there is none */
+    ROOST_OP_RESTORE = 7, /* key + record: the record ROOST_EV_NEED_RECORD asked for; error != 0: there is none */
     ROOST_OP_FREEZE_HELD = 8, /* id: freeze the client leg alone, keep the server link; server data thaws it (chaos) */
     ROOST_OP_INSERT = 9,      /* key + record: put a SLEEP record from the store into the table (after a reboot); with
                                  peer: both legs of a pair, which are IDLE then */
@@ -63,7 +64,9 @@ enum roost_op {
     ROOST_OP_ANSWER = 11,     /* id + count: the answer to ROOST_EV_IN_BAND; error: refused; preamble: the name */
     ROOST_OP_TELL = 12,       /* id or key of an awake connection: its client is told in band to stay connected.
                                  ROOST_EV_DONE follows; EPERM where the service does not let clients be told */
-    ROOST_OP_OVERRIDE = 13    /* key + id + overrides: what ROOST_EV_OVERRIDES told to an earlier engine */
+    ROOST_OP_OVERRIDE = 13,   /* key + id + overrides: what ROOST_EV_OVERRIDES told to an earlier engine */
+    ROOST_OP_PERHAPS = 14     /* key + record: the answer to ROOST_EV_PERHAPS; error ENOENT: it is a stranger, another
+                                 one: nobody can say now */
 };
 
 enum roost_event_type {
@@ -80,7 +83,8 @@ enum roost_event_type {
     ROOST_EV_IN_BAND = 9, /* asked, id: op (STATUS, NAME) needs the control plane; ROOST_OP_ANSWER with this count */
     ROOST_EV_OVERRIDES = 10, /* overridden, id: differs from what was told; comes when the connection goes IDLE */
     ROOST_EV_DONE = 11,      /* op, token, id: carried out, and no transition tells of it; for commands with a token */
-    ROOST_EV_ROWS = 12 /* count: so many transitions that nobody waits for, each in place of an event: roost_rows */
+    ROOST_EV_ROWS = 12,   /* count: so many transitions that nobody waits for, each in place of an event: roost_rows */
+    ROOST_EV_PERHAPS = 13 /* key: somebody wants it, and it may sleep without a slot; answer with ROOST_OP_PERHAPS */
 };
 
 /* Verbs of in-band requests (docs/in-band.md). */
@@ -174,6 +178,7 @@ struct roost_service {
     uint8_t in_band_forward;  /* requests are forwarded whether or not they ask for it */
     uint8_t in_band_stay;     /* clients may be told to stay connected (ROOST_OP_TELL) */
     uint8_t born;             /* enum roost_born (ebpf/birth.h): whether clients may be born asleep */
+    uint8_t no_keepalives;    /* in SLEEP none is needed: no slot either, unless the appliance probes the client */
     uint32_t born_rate;       /* clients a second, on one processor, from which on it is a storm */
 };
 
@@ -182,13 +187,14 @@ struct roost_options {
     const char *bpf_dir; /* where the compiled *.bpf.o lie */
     uint32_t ipv4_slots; /* capacity of the tables; an adopted table keeps the size it has */
     uint32_t ipv6_slots;
-    uint32_t idle_slots; /* rest slots */
-    uint32_t ring_bytes; /* a power of two */
-    uint32_t max_awake;  /* client connections with a socket; above 7/8 of it: ROOST_EV_PRESSURE */
-    uint32_t workers;    /* threads that help the engine thread to freeze and thaw in bulk */
-    uint64_t next_id;    /* first number to give (the engine also looks at the adopted table) */
-    uint8_t grow;        /* whether the tables may grow */
-    const char *name;    /* the manager's own, for in-band requests to it alone; NULL: none */
+    uint32_t idle_slots;   /* rest slots */
+    uint32_t filter_slots; /* connections that sleep without a slot; an adopted filter that is in use keeps its size */
+    uint32_t ring_bytes;   /* a power of two */
+    uint32_t max_awake;    /* client connections with a socket; above 7/8 of it: ROOST_EV_PRESSURE */
+    uint32_t workers;      /* threads that help the engine thread to freeze and thaw in bulk */
+    uint64_t next_id;      /* first number to give (the engine also looks at the adopted table) */
+    uint8_t grow;          /* whether the tables may grow */
+    const char *name;      /* the manager's own, for in-band requests to it alone; NULL: none */
 };
 
 struct roost_command {
@@ -254,9 +260,13 @@ struct roost_row {
     uint64_t gap_ms;
 };
 
+enum {
+    ROOST_STATS = 96 /* at most */
+};
+
 /* Per-verdict counters of the BPF programs and counters of the engine, by name (see roost_stat_name). */
 struct roost_stats {
-    uint64_t value[64];
+    uint64_t value[ROOST_STATS];
 };
 
 typedef struct roost_engine roost_engine;
@@ -303,10 +313,12 @@ int roost_events(roost_engine *e, struct roost_event *events, uint32_t max, uint
  * before roost_events is called again. */
 int roost_rows(roost_engine *e, struct roost_row *rows, uint32_t max);
 int roost_wake_events(roost_engine *e); /* make a waiting roost_events return */
-/* Snapshot of what exists: awake connections, then table slots. *cursor starts at 0 and is 0 again at the end.
- * state in events[].to_state; id 0 for SLEEP (the store knows it); gap_ms since the last payload byte. */
+/* Snapshot of what exists: awake connections, then table slots; what sleeps without a slot is not among them. *cursor
+ * starts at 0 and is 0 again at the end. state in events[].to_state; id 0 for SLEEP (the store knows it); gap_ms since the
+ * last payload byte. */
 int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, uint32_t max, int born);
-int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event); /* 1 found, 0 not */
+/* 1 found, 0 not. count of the event: 1 when it may be asleep without a slot; that, its row alone can tell. */
+int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event);
 /* The same for the connection of a client address and port, whatever service it came in by; locals: count addresses that
  * services of every local address listen on. */
 int roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, const uint8_t *locals, uint32_t count,

@@ -11,6 +11,7 @@
  *     waiting.c     servers whose client is not to be had     mailbox.c     batches in, batches out
  *     ports.c       local ports of links that may sleep
  *     policy.c      what is in force for one connection
+ *     perhaps.c     those that sleep without a slot: going there, and coming back (filter.c)
  *     inband_relay.c, inband_requests.c                       what the ends ask for in the payload (inband.c)
  */
 #ifndef ROOST_CEXT_INTERNAL_H
@@ -27,10 +28,12 @@
 #include "../ebpf/steer.h"
 #include "born.h"
 #include "datapath.h"
+#include "filter.h"
 #include "growth.h"
 #include "hosts.h"
 #include "mailbox.h"
 #include "overrides.h"
+#include "perhaps.h"
 #include "servers.h"
 #include "spares.h"
 #include "survey.h"
@@ -215,6 +218,11 @@ enum roost_engine_counter {
     ROOST_E_BORN_GONE,
     ROOST_E_GROWN,
     ROOST_E_GROWTH_FAILED,
+    ROOST_E_PERHAPS_ASKED,
+    ROOST_E_PERHAPS_DROPPED,
+    ROOST_E_PERHAPS_SLEPT,
+    ROOST_E_PERHAPS_STRANGERS,
+    ROOST_E_FILTER_FULL,
     ROOST_E_COUNT
 };
 
@@ -272,9 +280,12 @@ struct roost_engine {
     uint64_t sweep_at, sweep_ms;
     uint64_t stat[ROOST_E_COUNT];
     struct roost_growth growth;
-    uint64_t births_ms;      /* when XDP is told the next time that we live */
-    uint64_t sockets_ms;     /* when the sockets that live are noted the next time */
-    uint64_t born_before[2]; /* IPv4, IPv6: of XDP's counters when the tables were adopted */
+    struct roost_filter filter;
+    struct roost_perhaps perhaps;
+    const struct roost_command *at_hand; /* a record that was read just now: who wakes needs not ask for it */
+    uint64_t births_ms;                  /* when XDP is told the next time that we live */
+    uint64_t sockets_ms;                 /* when the sockets that live are noted the next time */
+    uint64_t born_before[2];             /* IPv4, IPv6: of XDP's counters when the tables were adopted */
     uint8_t scratch[ROOST_SCRATCH];
 };
 
@@ -421,6 +432,8 @@ void roost_grace_done(struct roost_engine *e);
 /* thaw.c */
 int roost_on_frame(void *context, void *data, size_t size);
 void roost_drain(struct roost_engine *e); /* frames out of the ring, at most so many */
+void roost_take_frame(struct roost_engine *e, const struct roost_frame *f);
+void roost_stray(struct roost_engine *e, const struct roost_frame *f); /* to the stack, at the end of the thaws */
 /* Whether a held frame would wake a leg with this record. */
 enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roost_ka *ka);
 /* The slot of a connection that wakes holds packets from now on, and no probe goes out for it any more. */
@@ -443,11 +456,16 @@ void roost_look(struct roost_engine *e, struct roost_conn *c, enum roost_cause o
 int roost_attach_server(struct roost_engine *e, struct roost_command *command, uint64_t since_ms, uint32_t *wait_ms);
 uint64_t roost_realtime_ms(void);
 void roost_commands_turn(struct roost_engine *e);
+/* Carries one out, unless error says why not; whoever gave one that is refused is told. */
+void roost_command(struct roost_engine *e, struct roost_command *command, int error);
 void roost_refuse(struct roost_engine *e, uint8_t op, uint64_t token, uint64_t id, const struct roost_key *key,
                   int error);
 void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, struct roost_event *event);
 void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot,
                          struct roost_event *event);
+
+/* A slot in SLEEP out of a record; NULL: no room. */
+struct roost_ka *roost_insert_sleeping(struct roost_engine *e, const struct roost_record *record);
 
 /* sweep.c */
 void roost_sweep_turn(struct roost_engine *e);

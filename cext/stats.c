@@ -20,6 +20,7 @@ static const char *const bpf_names[ROOST_N_COUNT] = {
     [ROOST_N_BORN4] = "born_ipv4",
     [ROOST_N_BORN6] = "born_ipv6",
     [ROOST_N_BORN_REFUSED] = "born_refused",
+    [ROOST_N_PERHAPS] = "frames_perhaps",
 };
 
 static const char *const engine_names[ROOST_E_COUNT] = {
@@ -54,15 +55,20 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_BORN_GONE] = "born_gone",
     [ROOST_E_GROWN] = "tables_grown",
     [ROOST_E_GROWTH_FAILED] = "tables_not_grown",
+    [ROOST_E_PERHAPS_ASKED] = "perhaps_asked",
+    [ROOST_E_PERHAPS_DROPPED] = "perhaps_dropped",
+    [ROOST_E_PERHAPS_SLEPT] = "perhaps_slept",
+    [ROOST_E_PERHAPS_STRANGERS] = "perhaps_strangers",
+    [ROOST_E_FILTER_FULL] = "filter_full",
 };
 
-static const char *const gauge_names[] = {"awake",           "table_ipv4",     "table_ipv6",   "idle_records",
-                                          "table_refused",   "events_waiting", "events_lost",  "replay_failed",
-                                          "probes_raw",      "ipv4_slots",     "ipv6_slots",   "idle_slots",
-                                          "servers_waiting", "born",           "sockets_spare"};
+static const char *const gauge_names[] = {
+    "awake",           "table_ipv4",    "table_ipv6",    "idle_records",   "table_refused", "events_waiting",
+    "events_lost",     "replay_failed", "probes_raw",    "ipv4_slots",     "ipv6_slots",    "idle_slots",
+    "servers_waiting", "born",          "sockets_spare", "filter_members", "filter_slots"};
 #define GAUGES (sizeof(gauge_names) / sizeof(gauge_names[0]))
 
-_Static_assert(ROOST_N_COUNT + ROOST_E_COUNT + GAUGES <= 64, "struct roost_stats has 64 places");
+_Static_assert(ROOST_N_COUNT + ROOST_E_COUNT + GAUGES <= ROOST_STATS, "struct roost_stats has a place for each");
 
 const char *roost_stat_name(uint32_t index) {
     if (index < ROOST_N_COUNT)
@@ -96,6 +102,8 @@ int roost_stats_read(roost_engine *e, struct roost_stats *stats) {
     *value++ = e->servers_waiting;
     *value++ = roost_born_unspoken(e);
     *value++ = e->spares.count;
+    *value++ = e->filter.bucket ? e->filter.gate->members : 0;
+    *value++ = (uint64_t)e->filter.buckets * ROOST_FILTER_PLACES;
     roost_unlock(e);
     return 0;
 }

@@ -29,6 +29,7 @@
 #define LATE 8            /* a slot may be early or late by this part of its interval */
 #define SPREAD 0x9e3779b1u
 #define AHEAD_S 64 /* how far ahead of the engine's clock a client may have been heard: its turn may have been long */
+#define LEAVE_TABLE_S 60 /* where nothing sleeps by itself, and until there may be room in the filter */
 #define SLEEP_RETRY_S 30 /* asked again, should the store not have managed */
 
 /* A slice of the walk over all buckets. */
@@ -217,6 +218,28 @@ static uint32_t sleep_due(struct walk *w, struct roost_ka *slot, bool v4) {
     return SLEEP_RETRY_S;
 }
 
+/* It came back into the table because somebody wanted it, or there was no room in the filter: lets it go when it has been
+ * silent as long as it must be to sleep. Seconds until it has, 0: it is gone. */
+static uint32_t leave_table(const struct walk *w, struct roost_ka *slot, bool v4) {
+    struct roost_engine *e = w->e;
+    struct roost_key key;
+    uint16_t service = roost_table_service(&e->table, slot);
+    const struct roost_service *s = roost_service_of(e, service);
+    if (!s->no_keepalives || slot->probe_interval_s)
+        return LOOK_MAX_S;
+    uint32_t quiet_s = s->sleep_quiet_ms ? (s->sleep_quiet_ms + 999) / 1000 : LEAVE_TABLE_S;
+    uint32_t silence_s = ROOST_SILENCE_S(__atomic_load_n(&slot->heard, __ATOMIC_RELAXED), w->now_s);
+    if (silence_s > ROOST_HEARD_WRAP_S - AHEAD_S)
+        silence_s = 0;
+    if (silence_s < quiet_s)
+        return may_wait(quiet_s - silence_s, quiet_s);
+    roost_table_key(&e->table, slot, v4, &key);
+    if (roost_conn_by_key(e, &key) || !roost_sleep_without_slot(e, &key, slot, service))
+        return LEAVE_TABLE_S;
+    roost_table_remove(&e->table, slot);
+    return 0;
+}
+
 /* Does what is due of a slot; seconds until it is to be looked at again. */
 static uint32_t look(struct walk *w, struct roost_ka *slot, bool v4) {
     uint32_t phase = ROOST_PHASE(slot->ctl), next_s = LOOK_MAX_S;
@@ -234,6 +257,12 @@ static uint32_t look(struct walk *w, struct roost_ka *slot, bool v4) {
     if (phase == ROOST_IDLE && roost_table_has_rest(slot)) {
         uint32_t due_s = sleep_due(w, slot, v4);
         next_s = due_s < next_s ? due_s : next_s;
+    }
+    if (phase == ROOST_SLEEP) {
+        uint32_t leave_s = leave_table(w, slot, v4);
+        if (!leave_s)
+            return LOOK_MAX_S;
+        next_s = leave_s < next_s ? leave_s : next_s;
     }
     keep_silence_known(slot, w->now_s);
     if (slot->probe_interval_s) {

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "testing.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../ebpf/judge.h"
 #include "datapath.h"
+#include "filter.h"
 #include "hosts.h"
 #include "inband.h"
 #include "internal.h"
@@ -398,6 +401,133 @@ uint32_t roost_testing_hosts_find(struct roost_hosts_handle *h, const uint8_t *c
     ports[0] = host ? host->client_port : 0;
     ports[1] = host ? host->local_port : 0;
     return host ? host->count : 0;
+}
+
+struct roost_filter_handle {
+    struct roost_filter filter;
+    struct roost_filter_gate gate;
+    bool stop;
+    uint64_t churned;
+};
+
+static uint64_t hash_of(uint64_t key) {
+    static const __u64 seed[2] = {1, 2};
+    __u64 word = key;
+    return roost_siphash(seed, &word, 1);
+}
+
+struct roost_filter_handle *roost_testing_filter(uint32_t connections) {
+    struct roost_filter_handle *h = calloc(1, sizeof(*h));
+    uint32_t buckets = roost_filter_buckets(connections);
+    __u64 *bucket = calloc(buckets + 1, sizeof(*bucket));
+    if (h && bucket) {
+        roost_filter_begin(&h->filter, bucket, buckets, &h->gate);
+        return h;
+    }
+    free(bucket);
+    free(h);
+    return NULL;
+}
+
+void roost_testing_filter_free(struct roost_filter_handle *h) {
+    free(h->filter.bucket);
+    free(h);
+}
+
+uint64_t roost_testing_filter_bytes(const struct roost_filter_handle *h) {
+    return (uint64_t)h->filter.buckets * sizeof(*h->filter.bucket);
+}
+
+uint32_t roost_testing_filter_insert(struct roost_filter_handle *h, uint64_t first, uint32_t count) {
+    uint32_t done = 0;
+    while (done < count && roost_filter_insert(&h->filter, hash_of(first + done)))
+        done++;
+    return done;
+}
+
+uint32_t roost_testing_filter_remove(struct roost_filter_handle *h, uint64_t first, uint32_t count) {
+    uint32_t done = 0;
+    for (uint32_t i = 0; i < count; i++)
+        done += roost_filter_remove(&h->filter, hash_of(first + i));
+    return done;
+}
+
+uint32_t roost_testing_filter_has(const struct roost_filter_handle *h, uint64_t first, uint32_t count) {
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < count; i++)
+        found += roost_filter_has(&h->filter, hash_of(first + i));
+    return found;
+}
+
+void roost_testing_filter_read(const struct roost_filter_handle *h, uint64_t *values) {
+    values[0] = h->gate.members;
+    values[1] = h->filter.refused;
+    values[2] = h->filter.moves;
+    values[3] = h->gate.buckets;
+    values[4] = h->gate.moved;
+}
+
+void roost_testing_filter_adopt(struct roost_filter_handle *h) {
+    roost_filter_begin(&h->filter, h->filter.bucket, h->filter.buckets, &h->gate);
+}
+
+void roost_testing_filter_place(const struct roost_filter_handle *h, uint64_t key, uint32_t *place) {
+    struct roost_filter_place of = roost_filter_place_of(hash_of(key), h->filter.buckets);
+    place[0] = of.bucket[0];
+    place[1] = of.bucket[1];
+    place[2] = of.fingerprint;
+}
+
+/* Full, and then others in their place, again and again: every insertion has to make room. */
+static void *churn(void *context) {
+    struct roost_filter_handle *h = context;
+    uint64_t next = h->churned, oldest = next;
+    while (!__atomic_load_n(&h->stop, __ATOMIC_ACQUIRE)) {
+        if (roost_filter_insert(&h->filter, hash_of(next))) {
+            next++;
+            continue;
+        }
+        for (uint64_t until = oldest + (next - oldest) / 8 + 1; oldest < until && oldest < next; oldest++)
+            roost_filter_remove(&h->filter, hash_of(oldest));
+    }
+    return NULL;
+}
+
+/* As the BPF programs do (ebpf/maps.h), on another thread's words. */
+static bool seen(struct roost_filter_handle *h, uint64_t hash) {
+    uint32_t before = __atomic_load_n(&h->gate.moved, __ATOMIC_SEQ_CST);
+    uint32_t buckets = __atomic_load_n(&h->gate.buckets, __ATOMIC_SEQ_CST);
+    struct roost_filter_place place = roost_filter_place_of(hash, buckets);
+    for (int side = 0; side < 2 && buckets; side++)
+        if (roost_filter_word_has(__atomic_load_n(&h->filter.bucket[place.bucket[side]], __ATOMIC_SEQ_CST),
+                                  place.fingerprint))
+            return true;
+    return __atomic_load_n(&h->gate.moved, __ATOMIC_SEQ_CST) != before;
+}
+
+static uint64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+int64_t roost_testing_filter_race(struct roost_filter_handle *h, uint32_t kept, uint64_t churned, uint32_t ms,
+                                  uint64_t *looked, uint64_t *churns) {
+    pthread_t writer;
+    uint64_t until = now_ms() + ms;
+    int64_t missed = 0;
+    *looked = 0;
+    h->stop = false;
+    h->churned = churned;
+    if (pthread_create(&writer, NULL, churn, h))
+        return -1;
+    while (now_ms() < until)
+        for (uint32_t i = 0; i < kept; i++, ++*looked)
+            missed += !seen(h, hash_of(i));
+    __atomic_store_n(&h->stop, true, __ATOMIC_RELEASE);
+    pthread_join(writer, NULL);
+    *churns = h->filter.moves;
+    return missed;
 }
 
 struct roost_pool_handle {

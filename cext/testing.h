@@ -91,6 +91,26 @@ void roost_testing_hosts_remove(struct roost_hosts_handle *h, const struct roost
 /* How many connections the address has; client and local port of the only one, or zeros. */
 uint32_t roost_testing_hosts_find(struct roost_hosts_handle *h, const uint8_t *client, uint16_t *ports);
 
+struct roost_filter_handle; /* a filter in plain memory for so many connections; keys are numbers */
+struct roost_filter_handle *roost_testing_filter(uint32_t connections);
+void roost_testing_filter_free(struct roost_filter_handle *h);
+uint64_t roost_testing_filter_bytes(const struct roost_filter_handle *h);
+/* Inserts, removes, or looks for `count` keys from `first` on; for how many that succeeded. An insertion that is refused
+ * ends it. */
+uint32_t roost_testing_filter_insert(struct roost_filter_handle *h, uint64_t first, uint32_t count);
+uint32_t roost_testing_filter_remove(struct roost_filter_handle *h, uint64_t first, uint32_t count);
+uint32_t roost_testing_filter_has(const struct roost_filter_handle *h, uint64_t first, uint32_t count);
+/* Members, refused insertions, moves, and what the gate says: buckets, moved. */
+void roost_testing_filter_read(const struct roost_filter_handle *h, uint64_t *values);
+void roost_testing_filter_adopt(struct roost_filter_handle *h); /* as a successor does */
+/* A key's two buckets and its fingerprint. */
+void roost_testing_filter_place(const struct roost_filter_handle *h, uint64_t key, uint32_t *place);
+/* For so many milliseconds one thread inserts and removes keys from `churned` on, all that have room, while this one looks
+ * as XDP does for the `kept` members from 0 on: how often it saw one of them nowhere. *looked, *churns: how often it looked,
+ * and how many fingerprints moved. -1: no thread. */
+int64_t roost_testing_filter_race(struct roost_filter_handle *h, uint32_t kept, uint64_t churned, uint32_t ms,
+                                  uint64_t *looked, uint64_t *churns);
+
 struct roost_pool_handle; /* the servers of a service, none at first */
 struct roost_pool_handle *roost_testing_pool(void);
 void roost_testing_pool_free(struct roost_pool_handle *h);

@@ -73,7 +73,7 @@ void roost_drop_held(struct roost_conn *c) {
     c->held_frames = 0;
 }
 
-static void stray(struct roost_engine *e, const struct roost_frame *f) {
+void roost_stray(struct roost_engine *e, const struct roost_frame *f) {
     if (e->strays >= STRAYS_MAX) {
         e->stat[ROOST_E_HELD_DROPPED]++;
         return;
@@ -132,7 +132,9 @@ static struct roost_conn *rouse(struct roost_engine *e, const struct roost_key *
     c->phase = sleeping ? ROOST_ASKED : ROOST_THAWING;
     c->wake_cause = (uint8_t)cause;
     c->slot = slot;
-    if (sleeping) {
+    if (sleeping && e->at_hand) {
+        /* roost_perhaps_answered restores it as soon as all that waited has been looked at. */
+    } else if (sleeping) {
         struct roost_event event;
         roost_event_of_conn(e, c, &event);
         event.type = ROOST_EV_NEED_RECORD;
@@ -212,6 +214,10 @@ static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, const
     case ROOST_V_ANSWER:
         roost_answer_probe(e, &f->key, slot);
         return false;
+    case ROOST_V_CHALLENGE: /* XDP's to do, but it has not seen this slot; it does so once for each that comes back */
+        if (f->why == ROOST_WHY_PERHAPS)
+            roost_answer_probe(e, &f->key, slot);
+        return false;
     default:
         return false;
     }
@@ -245,13 +251,17 @@ static void find_addressee(struct roost_engine *e, const struct roost_key *key, 
     }
 }
 
-static void on_frame(struct roost_engine *e, const struct roost_frame *f) {
+void roost_take_frame(struct roost_engine *e, const struct roost_frame *f) {
     struct addressee a;
     bool speaks;
     find_addressee(e, &f->key, &a);
     struct roost_conn *c = a.conn;
-    if (!a.slot || (c && c->phase == ROOST_LIVE)) {
-        stray(e, f);
+    if (!c && !a.slot) {
+        roost_perhaps_frame(e, f);
+    } else if (!a.slot || (c && c->phase == ROOST_LIVE)) {
+        if (f->why == ROOST_WHY_PERHAPS) /* the filter takes it for another one */
+            roost_datapath_mark_stranger(&e->path, roost_hash_of_key(e, &f->key), true);
+        roost_stray(e, f);
     } else if (c && c->phase == ROOST_MARKED) {
         meet_freeze(e, c, f, a.server);
     } else if (c && c->phase == ROOST_THAWING) {
@@ -276,7 +286,7 @@ int roost_on_frame(void *context, void *data, size_t size) {
     struct roost_engine *e = context;
     e->frame_budget--;
     if (size >= sizeof(struct roost_frame))
-        on_frame(e, data);
+        roost_take_frame(e, data);
     /* libbpf has moved past this frame; what is left makes epoll report the ring again. */
     return e->frame_budget > 0 ? 0 : -EAGAIN;
 }

@@ -206,6 +206,13 @@ class Table(_Section):
         "machine's memory stays free",
     )
     idle: int = Field(262_144, ge=1, le=1 << 28, description="IDLE connections, both families together")
+    filter: int = Field(
+        0,
+        ge=0,
+        le=1 << 28,
+        description='connections in SLEEP that need no slot of a table (`sleep_keepalive = "none"`), both families '
+        "together: 1.8 bytes each. It does not grow; whoever finds no room keeps a slot",
+    )
     ring_kb: int = Field(
         4096, ge=64, le=1 << 20, description="ring buffer for the packets that wake connections, KiB, a power of two"
     )
@@ -243,6 +250,11 @@ class Policy(_Section):
     probe_interval: WholeSeconds = Field(0.0, description="probe an inactive client that was not heard for this long")
     probe_retry: WholeSeconds = Field(10.0, description="between unanswered probes")
     probe_count: int = Field(4, ge=1, le=255, description="the client is dead after this many unanswered probes")
+    sleep_keepalive: Literal["answer", "none"] = Field(
+        "answer",
+        description="what is in memory of a connection in SLEEP: `answer`: what its client's keep-alives are answered "
+        "from, 41 bytes; `none`: 2 bytes, for clients that send none, see [below](#sleep-without-keep-alives)",
+    )
     connect_timeout: Duration = Field(
         10.0, description="how long a link to the server is tried before the client is reset"
     )
@@ -510,6 +522,7 @@ class Service(_Section):
     probe_interval: WholeSeconds | None = None
     probe_retry: WholeSeconds | None = None
     probe_count: int | None = Field(None, ge=1, le=255)
+    sleep_keepalive: Literal["answer", "none"] | None = None
     connect_timeout: Duration | None = None
     on_server_close: Literal["standby", "close"] | None = None
     on_second_server: Literal["refuse", "wait", "take-over"] | None = None
@@ -559,6 +572,21 @@ class Service(_Section):
             if len(families) > 1:
                 return ': with source = "client" listen and server are both IPv4 or both IPv6'
         return ""
+
+    def problem_of_sleep(self, defaults: Policy, table: Table, router: Router) -> str:
+        """Why what sleeps needs its slot nevertheless; empty: it needs none, or was not asked to do without."""
+        policy = self.policy(defaults)
+        if policy.sleep_keepalive == "answer":
+            return ""
+        if self.interface == "persistent":
+            return "is for transient services: a persistent one's server knows its client's slot"
+        if router.lan:
+            return "is not for routers, which look clients up by their addresses"
+        if self.kind != "server":
+            return f'is not for kind = "{self.kind}"'
+        if policy.probe_interval:
+            return "and probe_interval: to probe a client takes its slot"
+        return "" if table.filter else "needs room: [table] filter says for how many connections"
 
     def policy(self, defaults: Policy) -> Policy:
         """The policy in force for this service: its own keys over the defaults."""
@@ -623,6 +651,13 @@ class Config(_Section):
             if not self.router.lan and (service.transparent or service.source == "client"):
                 key = "transparent = true" if service.transparent else 'source = "client"'
                 raise ValueError(f'[[service]] "{service.name}" has {key}: [router] must name its lan interfaces')
+        return self
+
+    @model_validator(mode="after")
+    def _sleepers_can_be_found(self) -> Config:
+        for service in self.service:
+            if problem := service.problem_of_sleep(self.policy, self.table, self.router):
+                raise ValueError(f'[[service]] "{service.name}": sleep_keepalive = "none" {problem}')
         return self
 
     @model_validator(mode="after")
@@ -892,6 +927,31 @@ def render_reference() -> str:
             lines += ["", "```toml", *HEALTH_EXAMPLE.splitlines(), "```", "", *HEALTH_NOTE.splitlines()]
             lines += ["", "## [service.in_band]", "", *_described(InBand), *_render_keys(InBand)]
     lines += [
+        "",
+        "## Sleep without keep-alives",
+        "",
+        'With `sleep_keepalive = "none"` a connection that goes to SLEEP leaves the table of inactive connections:',
+        "what is left of it in memory is a fingerprint in a filter (`[table] filter`), the rest is its row in the",
+        "database. It is for clients that say nothing for hours, keep-alives included, behind networks that do not",
+        "mind.",
+        "",
+        "Nothing else changes for them. Whatever such a client sends, a keep-alive too, is looked up in the",
+        "database, and the connection has its slot back; it leaves it again after `idle_quiet` without a word. What",
+        "the database costs, some milliseconds, a client that wakes from SLEEP pays anyway. The appliance sends no",
+        "keep-alives of its own to them: a client that asked to be probed (in band) keeps its slot. While the",
+        "database cannot be read they can neither be woken nor answered. The first packet of one stranger in 430 is",
+        "looked up, too, and goes on to where it was going.",
+        "",
+        "```toml",
+        "[table]",
+        "filter = 10_000_000",
+        "",
+        "[[service]]",
+        'name = "meters"',
+        'listen = "0.0.0.0:7002"',
+        'server = "10.0.0.7:7002"',
+        'sleep_keepalive = "none"',
+        "```",
         "",
         "## Users of attach",
         "",

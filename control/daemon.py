@@ -180,6 +180,7 @@ def take_inventory(engine: EnginePort, store: Store, boot: str) -> Inventory:
                 look_up()
     if not readable:
         log.warning("the store cannot be read: what sleeps is adopted unseen")
+        found.states[State.SLEEP] += engine.stats().get("filter_members", 0)
         return found
     look_up()
     after = b""
@@ -189,7 +190,7 @@ def take_inventory(engine: EnginePort, store: Store, boot: str) -> Inventory:
         deletes: list[tuple[bytes, int]] = []
         for row in page:
             event_of = engine.find(Key.unpack(row.key))
-            if row.boot_id != boot and event_of is None:
+            if row.boot_id != boot and (event_of is None or event_of.perhaps):
                 found.other_boot += 1
                 found.sleep_ids.append(row.id)  # asleep all the while: it is no transition that the history lacks
                 if (peer := _record(row).peer) is not None:
@@ -200,6 +201,7 @@ def take_inventory(engine: EnginePort, store: Store, boot: str) -> Inventory:
                 deletes.append((row.key, row.id))
             elif event_of.to_state == State.SLEEP:
                 found.sleep_ids.append(row.id)
+                found.states[State.SLEEP] += event_of.perhaps  # it has no slot, and was not among the listed
             else:
                 deletes.append((row.key, row.id))  # committed, but SLEEP never became true
         store.add(rows, deletes=deletes)
@@ -344,6 +346,7 @@ class Daemon:
             ipv4_slots=config.table.ipv4,
             ipv6_slots=config.table.ipv6,
             idle_slots=config.table.idle,
+            filter_slots=config.table.filter,
             ring_bytes=config.table.ring_kb * 1024,
             max_awake=max_awake,
             workers=default_workers() if config.table.workers is None else config.table.workers,

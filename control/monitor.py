@@ -8,6 +8,8 @@ is by who waits:
     1. NEED_RECORD   a client or a server waits for the rebuilt socket: read the rows, answer, submit at once
     2. QUIET, SLEEP_DUE, PRESSURE   decisions
     3. TRANSITION, ROWS   history, counters, whoever waits for a token
+    4. PERHAPS   somebody wants a connection that is in no table: look whether it has a row. After the transitions,
+                 which may say that it has none any more
 
 ROWS are transitions that ask for no decision, of clients that come and go, some thousand a second. The engine packs
 them as the store keeps them, and nothing is done here for each of them.
@@ -78,6 +80,7 @@ class EnginePort(Protocol):
     def list(self, born: bool = False) -> Iterator[Event]: ...
     def find(self, key: Key) -> Event | None: ...
     def find_client(self, address: bytes, port: int, local: bytes) -> Event | None: ...
+    def stats(self) -> dict[str, int]: ...
     def find_peer(self, key: bytes) -> Record | None: ...
     def find_overrides(self, key: bytes, number: int) -> dict[str, int]: ...
 
@@ -100,6 +103,7 @@ class Counters:
     refused: int = 0
     restored: int = 0
     lost_records: int = 0
+    strangers: int = 0
     sleep_deferred: int = 0
     batches: int = 0
 
@@ -144,6 +148,7 @@ class _Turn:
     deletes: list[tuple[bytes, int]] = field(default_factory=list)
     stale: list[tuple[bytes, int]] = field(default_factory=list)
     transitions: Transitions = field(default_factory=Transitions)
+    perhaps: list[Event] = field(default_factory=list)
     outcomes: list[tuple[int, Outcome, int | None]] = field(default_factory=list)
     """Arguments of _resolve. Whoever waits for one may queue a new row at once, and must find the old one's removal in
     the queue: after it, that removal would take the new row of the same connection away."""
@@ -179,6 +184,7 @@ class Monitor:
         self._handlers: dict[int, Callable[[Event], None]] = {}
         self._listeners: tuple[Callable[[Iterable[Event]], None], ...] = ()
         self._unread: dict[bytes, tuple[Event, float]] = {}
+        self._looks_in_vain = False
         self._stopping = False
         self._askers: deque[threading.Event] = deque()
         self._next_expiry = 0.0
@@ -239,6 +245,8 @@ class Monitor:
                     turn.commands.append(Command(op=op, cause=Cause.QUIET, id=event.id))
             elif kind == EventType.SLEEP_DUE:
                 self._sleep_due(event, turn)
+            elif kind == EventType.PERHAPS:
+                turn.perhaps.append(event)
             elif kind == EventType.REFUSED:
                 self._refused(event, turn)
             elif kind == EventType.PRESSURE:
@@ -263,6 +271,8 @@ class Monitor:
             self._engine.submit(turn.commands)
         if turn.rows or turn.upserts or turn.deletes or turn.stale:
             self._store.add(turn.rows, turn.upserts, turn.deletes, turn.stale)
+        if turn.perhaps:
+            self._look_up(turn.perhaps)
         for outcome in turn.outcomes:
             self._resolve(*outcome)
         if turn.transitions:
@@ -310,6 +320,27 @@ class Monitor:
                     commands.append(_restore_command(event, records.unpack(packed, row[0] + row[1]), 0))
         if commands:
             self._engine.submit(commands)
+
+    def _look_up(self, perhaps: list[Event]) -> None:
+        keys = [event.record.key_raw for event in perhaps]
+        try:
+            rows = self._store.asleep(keys)
+        except StoreError as why:
+            if not self._looks_in_vain:
+                log.error("who sleeps without a slot cannot be woken now: %s", why)
+            self._looks_in_vain = True
+            rows = {}  # whoever wants them asks again
+        else:
+            self._looks_in_vain = False
+        commands = []
+        for key in keys:
+            row = rows.get(key)
+            record = records.unpack(key, row[0] + row[1]) if row is not None else None
+            error = 0 if row is not None else ENOENT if key in rows else EAGAIN
+            self.counters.restored += not error
+            self.counters.strangers += error == ENOENT
+            commands.append(Command(op=Op.PERHAPS, key=key, record=record, error=error))
+        self._engine.submit(commands)
 
     def _transition(self, event: Event, turn: _Turn) -> None:
         source, target = event.from_state, event.to_state

@@ -112,6 +112,7 @@ def service_spec(
         in_band_stay=service.in_band.stay,
         born=BORN[service.born],
         born_rate=service.born_rate,
+        no_keepalives=policy.sleep_keepalive == "none",
     )
 
 

@@ -9,7 +9,8 @@ A client connection is one TCP connection between a client and the appliance, wh
     ACTIVE    a kernel socket, linked to a server connection
     STANDBY   a kernel socket, no link
     IDLE      no socket; the full record is in memory
-    SLEEP     no socket; a keep-alive's worth is in memory, the rest is a committed row of the store
+    SLEEP     no socket; a keep-alive's worth is in memory, the rest is a committed row of the store; without
+              keep-alives (`sleep_keepalive`) the row is all there is
     CLOSED    a row of history
 
 NONE is where a connection comes from; it is no state that a connection can be found in.

@@ -9,6 +9,7 @@
 
 #include "born.h"
 #include "fast.h"
+#include "perhaps.h"
 
 #define SYN_BYTES 60                              /* IP and TCP headers, with 20 bytes of options: theirs and ours */
 #define SYN_LAYOUT_1 bpf_htonl(0x0402080a)        /* SACK permitted, timestamps */
@@ -66,7 +67,8 @@ static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cf
     __u32 zero = 0;
     struct roost_sockets *sockets = bpf_map_lookup_elem(&births_sockets, &zero);
     __u64 key_hash = fast_hash(cfg, ip, tcp);
-    if (!birth || !sockets || !fast_absent(cfg, key_hash, ip, tcp))
+    struct found nobody = {.hash = key_hash, .moved = moves()};
+    if (!birth || !sockets || !fast_absent(cfg, key_hash, ip, tcp) || perhaps_asleep(&nobody) != PERHAPS_NOT)
         return FAST_LONG_WAY;
     __be32 from = ip->saddr, to = ip->daddr;
     __u64 ends = (__u64)from + to, pseudo = ends + bpf_htons(IPPROTO_TCP) + bpf_htons(SYN_BYTES - 20);
@@ -154,6 +156,9 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     ka->rest = ROOST_BORN(mss_of_class(class), bpf_ntohs(tcp->window));
     agree(ka, tsecr);
     n->hash = fast_hash(cfg, ip, tcp);
+    struct found nobody = {.hash = n->hash, .moved = moves()};
+    if (perhaps_asleep(&nobody) != PERHAPS_NOT) /* who goes from the filter to the table meanwhile, insert4() finds */
+        return FAST_LONG_WAY;
     n->endpoint = birth->endpoint;
     __builtin_memset(n->key.client, 0, 32);
     n->key.client[10] = n->key.client[11] = n->key.local[10] = n->key.local[11] = 0xff;

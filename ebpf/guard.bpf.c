@@ -6,8 +6,13 @@
  * passed XDP just before the mark. The kernel takes the RST's sequence number from the packet's acknowledgement
  * (RFC 9293 3.10.7.1), so if it is exactly our snd_nxt, the packet came from somebody who sees the connection: wake it,
  * and the retransmission finds a socket.
+ *
+ * Nor does one leave for a connection that is perhaps asleep without a slot: the engine puts it back into the table, where
+ * the retransmission is judged. An RST that answers a packet of nobody has either no ACK or the sequence number 0; what a
+ * socket of ours sends when it is closed has both (one of somebody who is taken for a sleeper must go out).
  */
 #include "maps.h"
+#include "perhaps.h"
 
 #include <linux/if_ether.h>
 #include <linux/in.h>
@@ -19,6 +24,20 @@
 #include <bpf/bpf_endian.h>
 
 char _license[] SEC("license") = "GPL";
+
+/* Tells the engine; the frame itself was the stack's. */
+static __noinline int tell(const struct roost_key *key, __u32 why) {
+    struct roost_frame *f = bpf_ringbuf_reserve(&ring, sizeof(*f), 0);
+    if (!f) {
+        count(ROOST_N_RING_FULL);
+        return 0;
+    }
+    __builtin_memset(f, 0, sizeof(*f));
+    f->key = *key;
+    f->why = why;
+    bpf_ringbuf_submit(f, 0);
+    return 1;
+}
 
 SEC("tc")
 int roost_guard(struct __sk_buff *skb) {
@@ -59,23 +78,19 @@ int roost_guard(struct __sk_buff *skb) {
     if (!cfg)
         return TC_ACT_OK;
     struct found found = {};
-    if (!find(cfg, &key, v6, &found))
-        return TC_ACT_OK;
+    if (!find(cfg, &key, v6, &found)) {
+        if ((tcp.ack && tcp.seq) || perhaps_asleep(&found) == PERHAPS_NOT)
+            return TC_ACT_OK;
+        count(ROOST_N_RST_GUARDED);
+        tell(&key, ROOST_WHY_PERHAPS);
+        return TC_ACT_SHOT;
+    }
     struct roost_ka *slot = found.slot;
 
     count(ROOST_N_RST_GUARDED);
     __u32 phase = ROOST_PHASE(slot->ctl);
-    if ((phase == ROOST_IDLE || phase == ROOST_SLEEP) && bpf_ntohl(tcp.seq) == slot->snd_nxt) {
-        struct roost_frame *f = bpf_ringbuf_reserve(&ring, sizeof(*f), 0);
-        if (f) {
-            __builtin_memset(f, 0, sizeof(*f));
-            f->key = key;
-            f->why = ROOST_WHY_GUARD;
-            bpf_ringbuf_submit(f, 0);
-            count(ROOST_N_GUARD_WOKEN);
-        } else {
-            count(ROOST_N_RING_FULL);
-        }
-    }
+    if ((phase == ROOST_IDLE || phase == ROOST_SLEEP) && bpf_ntohl(tcp.seq) == slot->snd_nxt &&
+        tell(&key, ROOST_WHY_GUARD))
+        count(ROOST_N_GUARD_WOKEN);
     return TC_ACT_SHOT;
 }

@@ -11,6 +11,7 @@
 #include "fast.h"
 #include "fast_born.h"
 #include "judge.h"
+#include "perhaps.h"
 #include "reply.h"
 
 #include <linux/if_ether.h>
@@ -106,7 +107,7 @@ static __noinline int hand_over(struct xdp_md *ctx, const struct packet *p, __u3
     f->why = why;
     f->l3 = p->l3;
     bpf_ringbuf_submit(f, 0);
-    count(why == ROOST_WHY_WAKE ? ROOST_N_WOKEN : ROOST_N_HELD);
+    count(why == ROOST_WHY_WAKE ? ROOST_N_WOKEN : why == ROOST_WHY_PERHAPS ? ROOST_N_PERHAPS : ROOST_N_HELD);
     return XDP_DROP;
 full:
     count(ROOST_N_RING_FULL);
@@ -229,8 +230,14 @@ static __noinline int long_way(struct xdp_md *ctx, const struct roost_config *cf
     if (!parse(ctx, &p))
         return outbox_or_pass(ctx, cfg, p.not_ip);
     struct found found = {};
-    if (find(cfg, &p.key, p.v6, &found))
-        return known(ctx, &p, &found);
+    int perhaps = PERHAPS_MOVED;
+    for (int i = 0; i < 2 && perhaps == PERHAPS_MOVED; i++) {
+        if (find(cfg, &p.key, p.v6, &found))
+            return known(ctx, &p, &found);
+        perhaps = perhaps_asleep(&found);
+    }
+    if (perhaps != PERHAPS_NOT)
+        return hand_over(ctx, &p, ROOST_WHY_PERHAPS);
     int verdict = unknown(ctx, cfg, &p);
     /* It did more than end its handshake: the engine knows what to do about it. */
     return verdict == SPEAKS ? hand_over(ctx, &p, ROOST_WHY_HOLD) : verdict;

@@ -7,6 +7,7 @@
  * keep it asleep. Without a listener the stack has nothing but an RST to say, and the guard stops that.
  */
 #include "maps.h"
+#include "perhaps.h"
 
 #include <linux/in.h>
 
@@ -16,6 +17,15 @@ char _license[] SEC("license") = "GPL";
 
 #define FAMILY_INET 2
 #define FAMILY_INET6 10
+
+static __always_inline int is_heard(__u32 ifindex) {
+    __u32 zero = 0;
+    const struct roost_filter_gate *gate = bpf_map_lookup_elem(&filter_gate, &zero);
+    int heard = 0;
+    for (int i = 0; i < ROOST_FILTER_INTERFACES && gate; i++)
+        heard |= gate->interface[i] == ifindex;
+    return heard;
+}
 
 SEC("sk_lookup")
 int roost_lookup(struct bpf_sk_lookup *ctx) {
@@ -48,5 +58,7 @@ int roost_lookup(struct bpf_sk_lookup *ctx) {
         local[3] = remote;
         client[2] = local[2] = bpf_htonl(0xffff);
     }
-    return find(cfg, &key, v6, &found) ? SK_DROP : SK_PASS;
+    if (find(cfg, &key, v6, &found))
+        return SK_DROP;
+    return perhaps_asleep(&found) == PERHAPS && is_heard(ctx->ingress_ifindex) ? SK_DROP : SK_PASS;
 }

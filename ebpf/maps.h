@@ -10,6 +10,7 @@
 
 #include <bpf/bpf_helpers.h>
 
+#include "filter.h"
 #include "frame.h"
 #include "table.h"
 
@@ -70,6 +71,15 @@ struct {
     __type(key, __u32);
     __type(value, __u64);
 } counters SEC(".maps");
+
+/* Of those that sleep without a slot (ebpf/perhaps.h). */
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(map_flags, BPF_F_MMAPABLE);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct roost_filter_gate);
+} filter_gate SEC(".maps");
 
 static __always_inline void count(__u32 what) {
     __u64 *n = bpf_map_lookup_elem(&counters, &what);
@@ -149,7 +159,9 @@ static __always_inline __u32 buckets_of(const struct roost_generations *generati
 /* Where a key was found. */
 struct found {
     struct roost_ka *slot;
-    __u32 ctl; /* of the moment when the slot was this key's */
+    __u64 hash;  /* of the key: set whether or not it was found, as `moved` is */
+    __u32 ctl;   /* of the moment when the slot was this key's */
+    __u32 moved; /* of struct roost_filter_gate, before anything was looked at */
 };
 
 /* The fetching add is a full barrier on every architecture. */
@@ -182,7 +194,7 @@ static __always_inline __u32 ctl_of(struct roost_ka *slot) {
     static __always_inline int find##family(const struct roost_config *cfg, const struct roost_key *key,               \
                                             struct found *found) {                                                     \
         __u32 in_use = *(volatile const __u32 *)&cfg->v##family.in_use;                                                \
-        __u64 hash = roost_hash##family(cfg, key);                                                                     \
+        __u64 hash = found->hash = roost_hash##family(cfg, key);                                                       \
         if (ROOST_PREVIOUS(in_use)) { /* before the current one: a slot is copied, then removed */                     \
             __u32 old = (ROOST_PREVIOUS(in_use) - 1) % ROOST_GENERATIONS;                                              \
             void *table = bpf_map_lookup_elem(&tables##family, &old);                                                  \
@@ -199,8 +211,26 @@ static __always_inline __u32 ctl_of(struct roost_ka *slot) {
 ROOST_FIND_IN(4)
 ROOST_FIND_IN(6)
 
+/* Loads before it are done before it, and loads behind it after it. */
+static __always_inline __u32 moves_of(struct roost_filter_gate *gate) {
+#ifdef ROOST_LOADS_IN_ORDER
+    __u32 moved = *(volatile __u32 *)&gate->moved;
+    asm volatile("" ::: "memory");
+    return moved;
+#else
+    return __sync_fetch_and_add(&gate->moved, 0);
+#endif
+}
+
+static __always_inline __u32 moves(void) {
+    __u32 zero = 0;
+    struct roost_filter_gate *gate = bpf_map_lookup_elem(&filter_gate, &zero);
+    return gate ? moves_of(gate) : 0;
+}
+
 /* Looks a key up. 0: it is in no table. */
 static __noinline int find(const struct roost_config *cfg, const struct roost_key *key, int v6, struct found *found) {
+    found->moved = moves();
     return v6 ? find6(cfg, key, found) : find4(cfg, key, found);
 }
 

@@ -10,6 +10,8 @@
  *     rest slot   = struct roost_rest            what only rebuilding the socket needs           (IDLE alone;
  *                                                for SLEEP it is a row of the database)
  *
+ * In SLEEP without keep-alives there is no slot: ebpf/filter.h.
+ *
  * IPv4 slot 40 bytes, IPv6 slot 52 bytes, rest slot 40 bytes. A connection that was born asleep (ebpf/born.h) has no rest
  * slot: what it needs of one is in roost_ka.rest itself, until the engine has to do with it for the first time.
  *

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import itertools
 import math
 import os
 import time
@@ -185,7 +186,7 @@ class Operations:
         """Chunks of connections: of one state if given, whose ``address:port`` begins with `client`."""
         left = limit if limit is not None else -1
         chunk: list[Event] = []
-        for event in self._engine.list(born=True):
+        for event in itertools.chain(self._engine.list(born=True), self._without_slot(state)):
             if left == 0:
                 break
             if state is not None and event.to_state != state:
@@ -199,6 +200,20 @@ class Operations:
                 chunk = []
         if chunk:
             yield self._rows(chunk)
+
+    def _without_slot(self, state: State | None) -> Iterator[Event]:
+        """The connections in SLEEP of which nothing is in memory, in the form in which the engine lists the others."""
+        if state not in (None, State.SLEEP) or self._store.status.error:
+            return
+        if not self._engine.stats().get("filter_members"):
+            return
+        after = b""
+        while page := self._store.sleeping_rows(after):
+            after = page[-1].key
+            for row in page:
+                event = self._engine.find(Key.unpack(row.key))
+                if event is not None and event.perhaps:
+                    yield event._replace(id=row.id)
 
     def _rows(self, events: list[Event]) -> list[dict[str, Any]]:
         asleep = [event.record.key_raw for event in events if event.to_state == State.SLEEP]
@@ -229,7 +244,7 @@ class Operations:
         shown = self._row(located.event, located.id)
         record = located.event.record
         rest = record.rest
-        if located.state in INACTIVE and len(record.ka) == KA.size:
+        if located.state in INACTIVE and len(record.ka) == KA.size and not located.event.perhaps:
             ka = KA.unpack(record.ka)
             shown["keep_alive"] = {
                 "snd_nxt": ka[1],
@@ -291,16 +306,16 @@ class Operations:
     def find(self, target: Target) -> Key:
         """The 4-tuple of the client that a server wants. Raises OSError: ENOENT, ENOTCONN, ELOOP or EIO, as
         appliance.frontends.handshake.ANSWERS explains them."""
-        return self._wanted(target)[0]
+        return self._wanted(target).record.key
 
-    def _wanted(self, target: Target) -> tuple[Key, int]:
-        """The 4-tuple and the index of its service; raises as `find` does."""
+    def _wanted(self, target: Target) -> Event:
+        """The connection that is meant; raises as `find` does."""
         if isinstance(target, Address):
             if self._is_own(target):
                 raise OSError(ELOOP, "the target is the appliance itself")
             if (event := self._find(target.host, target.port)) is None:
                 raise OSError(ENOENT, "no such connection")
-            return self._reachable(event), event.service
+            return self._reachable(event)
         if target.text == "localhost" or target.text.endswith(".localhost"):  # RFC 6761 6.3
             raise OSError(ELOOP, "the target is the appliance itself")
         if not self._registry.loaded:
@@ -309,14 +324,14 @@ class Operations:
             raise OSError(ENOENT, "no such name")
         if (event := self._event_of(named)) is None:
             raise OSError(ENOTCONN, "the client of this name is not connected")
-        return self._reachable(event), event.service
+        return self._reachable(event)
 
-    def _reachable(self, event: Event) -> Key:
-        """Its key; a server must not speak to an agent, which obeys what it is told on its control connection."""
+    def _reachable(self, event: Event) -> Event:
+        """It; but a server must not speak to an agent, which obeys what it is told on its control connection."""
         service = self._services.get(event.service)
         if service is not None and service.kind == "agents":
             raise OSError(ELOOP, "the target is an agent's connection to the appliance itself")
-        return event.record.key
+        return event
 
     def _named(self, target: Name) -> Named | None:
         name, dot, domain = target.text.rpartition(f".{self._domain}")
@@ -379,10 +394,13 @@ class Operations:
                 message = f'"{name}" is no number of a connection, no client-address:port, and no client\'s name.'
                 raise OperationError(400, f"{message}{self._domain}") from None
             event = self._find(client.host, client.port)
+        key = event.record.key_raw if event is not None else b""
+        if event is not None:
+            number = number or event.id or event.record.id or self._ids_of([key]).get(key, 0)
+            if event.perhaps and not number and not self._store.status.error:
+                event = None  # nobody's, as it turns out
         if event is None:
             raise OperationError(404, f'no connection "{name}"')
-        key = event.record.key_raw
-        number = number or event.id or event.record.id or self._ids_of([key]).get(key, 0)
         return Located(number, State(event.to_state), event)
 
     # -- clients that are reached by other ways -----------------------------------------------------------------------
@@ -477,20 +495,25 @@ class Operations:
         server = Server(fd, preamble, early, timeout_s)
         try:
             try:
-                key, service = self._wanted(target)
-            except OSError as error:
-                number = error.errno or EIO
-                absent = self._reach.absent if self._reach else None
-                if absent is None or number not in ABSENT:
-                    return number
-                return await absent.reach(target, number, server)
-            policy = self._policies.get(service)
+                wanted = self._wanted(target)
+            except OSError as why:
+                return await self._attach_absent(target, why.errno or EIO, server)
+            policy = self._policies.get(wanted.service)
             if policy is not None and policy.on_second_server != "refuse":
                 # The engine keeps to it, and says so when it is over.
                 server.timeout_s += policy.second_server_wait + SETTLE_S
-            return await self._linker.link(key, server)
+            error = await self._linker.link(wanted.record.key, server)
+            if error == ENOENT and wanted.perhaps:  # it was not asleep, but nobody
+                return await self._attach_absent(target, error, server)
+            return error
         finally:
             server.close()
+
+    async def _attach_absent(self, target: Target, error: int, server: Server) -> int:
+        absent = self._reach.absent if self._reach else None
+        if absent is None or error not in ABSENT:
+            return error
+        return await absent.reach(target, error, server)
 
 
 def _canonical(name: str, domain: str) -> str:

@@ -168,6 +168,7 @@ class Store:
         self._history_bound = history_bound
         self._ops: dict[bytes, bytes | int] = {}
         self._stale: list[tuple[bytes, int]] = []
+        self._being_written = _Batch()
         self._keyed: dict[Keyed, bytes | None] = {}
         self._generation = time.time_ns()
         self._rows: deque[bytes] = deque()
@@ -382,7 +383,7 @@ class Store:
                 while not self._closing and (left := began + self._pause(failures) - time.monotonic()) > 0:
                     self._wake.wait(left)
                 self._gathering = False
-                batch = self._take()
+                batch = self._being_written = self._take()
             try:
                 if not self._prepared:
                     self._prepare()
@@ -403,6 +404,7 @@ class Store:
             failures = 0
             with self._wake:
                 self._status.error = ""
+                self._being_written = _Batch()
                 self._settled_rows += len(batch.rows)
                 self._settled_keyed += batch.queued_keyed
                 self._committed.notify_all()
@@ -453,6 +455,7 @@ class Store:
             self._keyed = batch.keyed | self._keyed
             self._taken_keyed -= batch.queued_keyed
             self._rows.extendleft(reversed(batch.rows))
+            self._being_written = _Batch()
 
     def _write(self, batch: _Batch) -> list[Committed]:
         """One transaction; returns the rows that are now committed in `sleeping`."""
@@ -634,19 +637,33 @@ class Store:
     def read(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes]]:
         """key -> (ka, rest) of those that are there. For the monitor alone: it has a connection to itself, since a
         client waits for the answer. Raises StoreError when the database cannot be read."""
-        found: dict[bytes, tuple[bytes, bytes]] = {}
+        return {row[0]: (row[1], row[2]) for row in self._read_rows(_READ, keys)}
+
+    def _read_rows(self, query: sa.Select[Any], keys: Sequence[bytes]) -> list[Any]:
         try:
             if self._restore is None:
                 self._restore = self._reader_engine.connect()
-            for chunk in _chunks(keys):
-                for row in self._restore.execute(_READ, {"keys": chunk}):
-                    found[row[0]] = (row[1], row[2])
+            return [row for chunk in _chunks(keys) for row in self._restore.execute(query, {"keys": chunk})]
         except SQLAlchemyError as error:
             if self._restore is not None:
                 self._restore.invalidate()
                 self._restore.close()
                 self._restore = None
             raise StoreError(f"cannot read sleeping records: {getattr(error, 'orig', None) or error}") from error
+
+    def asleep(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes] | None]:
+        """key -> (ka, rest), or None when there is no such row. Of what is about to be written or forgotten, and of
+        rows that an earlier boot wrote (they are about to be put back), nobody can say yet: those keys are left out.
+        Like `read` in all else."""
+        with self._wake:
+            batches = (self._ops, self._being_written.ops, dict(self._stale), dict(self._being_written.stale))
+            unsettled = {key for key in keys if any(key in batch for batch in batches)}
+        found: dict[bytes, tuple[bytes, bytes] | None] = {key: None for key in keys if key not in unsettled}
+        for row in self._read_rows(_READ_BOOT, list(found)):
+            if row.boot_id == self._boot_id:
+                found[row[0]] = row[1], row[2]
+            else:
+                del found[row[0]]
         return found
 
     def sleeping_rows(self, after: bytes = b"", limit: int = 1000) -> list[SleepingRow]:
@@ -694,6 +711,7 @@ _HISTORY_COLUMNS: Final = [column.name for column in history.columns if column i
 _READ = sa.select(sleeping.c.key, sleeping.c.ka, sleeping.c.rest).where(
     sleeping.c.key.in_(sa.bindparam("keys", expanding=True))
 )
+_READ_BOOT = _READ.add_columns(sleeping.c.boot_id)
 _FORGET = sa.delete(sleeping).where(sleeping.c.key == sa.bindparam("k"), sleeping.c.id == sa.bindparam("i"))
 
 _FORGET_STALE = sa.delete(sleeping).where(

@@ -3,9 +3,11 @@
  * The programs beside XDP, each with the frames that it may meet: guard.bpf.c (egress), loopback.bpf.c and steer.bpf.c
  * (ingress), lookup.bpf.c (a 4-tuple on its way to a listener). The claims:
  *
- *     the guard stops an RST exactly where its connection is in the table, and wakes where the RST proves itself
+ *     the guard stops an RST exactly where its connection is in the table, and wakes where the RST proves itself; the
+ *     stack's own one, where its connection may be asleep without a slot, and asks about that one
  *     loopback takes exactly what is for a connection in the table, and hands it over whole
- *     no listener gets a packet of a connection in the table
+ *     no listener gets a packet of a connection in the table, nor one of who may be asleep without a slot where XDP
+ *     would have seen it
  *     steering marks what is ours, answers with an RST only where it was told to refuse, and leaves the rest as it was;
  *     it releases every socket that it looked up
  */
@@ -38,6 +40,7 @@ enum { /* what the input asks for */
     DO_REMOVE,
     DO_TROUBLE,
     DO_MANAGE,
+    DO_FILTER,
     DOES
 };
 
@@ -49,6 +52,7 @@ static struct packet taken_apart;
 
 static void give_maps(void) {
     world_give_maps(&world, &config, &tables4, &tables6, &endpoints);
+    world_give_filter(&world, &filter, &filter_gate, &strangers);
     host_map_array(&counters, counts, ROOST_N_COUNT, sizeof(counts[0]));
     host_map_array(&scratch, &taken_apart, 1, sizeof(taken_apart));
     host_map_hash(&managed, 8, sizeof(struct roost_managed_key), sizeof(struct roost_managed));
@@ -98,7 +102,17 @@ static void guard(uint8_t *frame, size_t length) {
     struct roost_key key = turned(&t.key);
     const struct roost_ka *slot = slot_of(&key);
     bool rst = frame[t.l4 + 13] & ROOST_RST;
-    claim((verdict == TC_ACT_SHOT) == (rst && slot), "an RST was %s", verdict == TC_ACT_OK ? "let go" : "stopped");
+    bool of_a_socket = frame[t.l4 + 13] & ROOST_ACK && get32(frame + t.l4 + 4);
+    bool perhaps = !slot && !of_a_socket && world_perhaps(&world, &key);
+    claim((verdict == TC_ACT_SHOT) == (rst && (slot || perhaps)), "an RST was %s",
+          verdict == TC_ACT_OK ? "let go" : "stopped");
+    if (rst && perhaps && host.records) {
+        const struct roost_frame *asks = host.record[0].data;
+        claim(host.record[0].size == sizeof(*asks) && asks->why == ROOST_WHY_PERHAPS && !asks->length &&
+                  !memcmp(&asks->key, &key, sizeof(key)),
+              "the guard asks about another connection");
+    }
+    claim(!(rst && perhaps) || host.records == !host.ring_full, "the guard asks %d times", host.records);
     if (!rst || !slot)
         return;
     uint32_t phase = ROOST_PHASE(slot->ctl);
@@ -145,6 +159,7 @@ static void lookup(struct input *in) {
     struct bpf_sk_lookup ctx = {.family = v4 ? FAMILY_INET : FAMILY_INET6,
                                 .protocol = change & 4 ? IPPROTO_UDP : IPPROTO_TCP,
                                 .remote_port = key.client_port,
+                                .ingress_ifindex = change & 8 ? 3 : 4,
                                 .local_port = get16((const uint8_t *)&key.local_port)};
     if (v4) {
         memcpy(&ctx.remote_ip4, key.client + 12, 4);
@@ -153,7 +168,7 @@ static void lookup(struct input *in) {
         memcpy(ctx.remote_ip6, key.client, 16);
         memcpy(ctx.local_ip6, key.local, 16);
     }
-    bool ours = !(change & 4) && slot_of(&key);
+    bool ours = !(change & 4) && (slot_of(&key) || (change & 8 && world_perhaps(&world, &key)));
     claim(roost_lookup(&ctx) == (ours ? SK_DROP : SK_PASS), "a listener %s a packet", ours ? "gets" : "misses");
 }
 
@@ -299,6 +314,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             break;
         case DO_MANAGE:
             manage(&in);
+            break;
+        case DO_FILTER:
+            world_filter(&world, &in);
             break;
         }
     }

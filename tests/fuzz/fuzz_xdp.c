@@ -8,7 +8,8 @@
  *
  *     a frame that is not TCP, or for nobody in the table, passes unchanged, and nothing else happens; but where clients
  *     may be born asleep, a SYN is answered with a cookie, and who brings one back is in the table as what the SYN said
- *     a frame for a connection in the table never passes
+ *     a frame for a connection in the table never passes, nor does one for who may be asleep without a slot, known
+ *     strangers excepted: that one is handed over, whole
  *     an answer is made from the record, for its connection, with good checksums, exactly where the judge says so
  *     a good segment for a connection that is being moved is held, whole
  *     the program changes nothing of the table but the fields marked X (ebpf/record.h)
@@ -33,6 +34,7 @@ enum { /* what the input asks for */
     DO_SOCKETS,
     DO_OFFER_PROBES,
     DO_PROBE_LIVE,
+    DO_FILTER,
     DOES
 };
 
@@ -51,6 +53,7 @@ static struct birth_notes notes;
 
 static void give_maps(void) {
     world_give_maps(&world, &config, &tables4, &tables6, &endpoints);
+    world_give_filter(&world, &filter, &filter_gate, &strangers);
     host_map_array(&counters, counts, ROOST_N_COUNT, sizeof(counts[0]));
     host_map_array(&challenges, &budget, 1, sizeof(budget));
     host_map_array(&outbox, items, ROOST_OUTBOX_ITEMS, sizeof(items[0]));
@@ -495,11 +498,17 @@ static void check(const uint8_t *frame, size_t length) {
     bool whole = reference_tuple(frame, length, &t);
     const struct roost_ka *slot = whole ? roost_table_find(&world.table, &t.key) : NULL;
     struct roost_ka ka = slot ? *slot : (struct roost_ka){0};
+    bool perhaps = whole && !slot && world_perhaps(&world, &t.key);
     remember_table();
     if (whole)
         note_socket(&t.key);
 
     struct outcome o = run(frame, length);
+    if (perhaps) {
+        claim_handed_over(&o, frame, length, &t, ROOST_WHY_PERHAPS);
+        claim_table(NULL, NULL, false);
+        return;
+    }
     if (!slot) {
         check_stranger(&o, frame, length, &t, whole);
         return;
@@ -639,6 +648,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             break;
         case DO_PROBE_LIVE:
             probe_live(&in);
+            break;
+        case DO_FILTER:
+            world_filter(&world, &in);
             break;
         }
     }

@@ -50,10 +50,17 @@ OF_LINUX = b"\4\xb4\x05\1\2\3\4\x07"
 
 def _xdp() -> dict[str, bytes]:
     (do_frame, do_raw, do_phase, do_remove, do_time, do_trouble, do_errand, do_gate, do_sockets, do_offer,
-     do_live) = (bytes([i]) for i in range(11))  # fmt: skip
+     do_live, do_filter) = (bytes([i]) for i in range(12))  # fmt: skip
     seeds = {}
     everybody = range(CONNECTIONS)
     seeds["probes"] = b"".join(do_frame + frame(c, seq=-1) for c in everybody)
+    seeds["asleep-without-a-slot"] = b"".join(
+        do_remove + bytes([c]) + do_filter + bytes([c, 0]) + do_frame + frame(c, seq=-1, payload=c) for c in everybody
+    )
+    seeds["known-for-strangers"] = b"".join(
+        do_remove + bytes([c]) + do_filter + bytes([c, 0]) + do_filter + bytes([c, 1]) + do_frame + frame(c, flags=SYN)
+        for c in everybody
+    )
     seeds["probes-of-one-byte"] = b"".join(do_frame + frame(c, seq=-1, payload=1) for c in everybody)
     seeds["probes-timestamps"] = b"".join(
         do_frame + frame(c, seq=-1, options=timestamps(c - 5, moved=c % 3 == 0)) for c in everybody
@@ -189,12 +196,19 @@ def _proxy() -> dict[str, bytes]:
 
 
 def _tc() -> dict[str, bytes]:
-    guard, loopback, lookup, clients, servers, phase, remove, trouble, manage = (bytes([i]) for i in range(9))
+    guard, loopback, lookup, clients, servers, phase, remove, trouble, manage, sleeps = (bytes([i]) for i in range(10))
     everybody = range(CONNECTIONS)
     seeds = {}
     seeds["guard"] = b"".join(guard + frame(c, seq=c % 3, flags=RST) for c in everybody)
     seeds["guard-far"] = b"".join(guard + frame(c, seq=-0x10000000, flags=RST) for c in everybody)
     seeds["guard-others"] = b"".join(guard + frame(c, flags=ACK, link=c % 4) for c in everybody)
+    seeds["guard-without-a-slot"] = b"".join(
+        remove + bytes([c]) + sleeps + bytes([c, 0]) + guard + frame(c, flags=RST | (ACK if c % 3 else 0))
+        for c in everybody
+    )
+    seeds["lookup-without-a-slot"] = b"".join(
+        remove + bytes([c]) + sleeps + bytes([c, 0]) + lookup + bytes([c, 8 if c % 3 else 0]) for c in everybody
+    )
     seeds["loopback"] = b"".join(loopback + frame(c, payload=c * 10) + b"\0" for c in everybody)
     seeds["loopback-long"] = b"".join(
         loopback + frame(c, payload=1400) + b"\xff" + n for c, n in enumerate((b"\0\3", b"\0\x40", b"\xff\xff"))

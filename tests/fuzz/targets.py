@@ -34,7 +34,7 @@ class Target:
     optimise: str = "-O1"
 
 
-_TABLE = ("cext/table.c", "cext/endpoints.c")
+_TABLE = ("cext/table.c", "cext/endpoints.c", "cext/filter.c")
 _WORLD = ("tests/fuzz/world.c", "tests/fuzz/host/kernel.c", *_TABLE)
 _ALL = (
     Target("xdp", ("tests/fuzz/fuzz_xdp.c", "cext/segment.c", *_WORLD), 512, optimise="-O0"),

@@ -83,6 +83,34 @@ void world_give_maps(struct world *w, const void *config, const void *tables4, c
     host_map_array(endpoints, w->table.endpoints.entry, w->table.endpoints.slots, sizeof(struct roost_endpoint));
 }
 
+void world_give_filter(struct world *w, const void *filter, const void *filter_gate, const void *strangers) {
+    host_map_array(filter, w->words, sizeof(w->words) / sizeof(w->words[0]), sizeof(w->words[0]));
+    host_map_array(filter_gate, &w->filter_gate, 1, sizeof(w->filter_gate));
+    host_map_hash(strangers, CONNECTIONS, sizeof(__u64), sizeof(__u32));
+    w->strangers = strangers;
+}
+
+static __u64 hash_of(const struct world *w, const struct roost_key *key) {
+    return roost_key_is_v4(key) ? roost_hash4(&w->table.config, key) : roost_hash6(&w->table.config, key);
+}
+
+void world_filter(struct world *w, struct input *in) {
+    __u64 hash = hash_of(w, &w->key[take(in, 1) % CONNECTIONS]);
+    uint32_t how = take(in, 1);
+    __u32 one = 1;
+    if (how & 1)
+        bpf_map_update_elem(w->strangers, &hash, &one, 0);
+    else if (how & 2)
+        roost_filter_remove(&w->filter, hash);
+    else
+        roost_filter_insert(&w->filter, hash);
+}
+
+bool world_perhaps(struct world *w, const struct roost_key *key) {
+    __u64 hash = hash_of(w, key);
+    return roost_filter_has(&w->filter, hash) && !bpf_map_lookup_elem(w->strangers, &hash);
+}
+
 static void key_of(int i, struct roost_key *key) {
     memset(key, 0, sizeof(*key));
     if (i & 1) {
@@ -141,6 +169,9 @@ void world_fill(struct world *w, bool grows) {
                                              ROOST_WAKING, ROOST_THAWED, ROOST_FREEZING};
     open_table(&w->table);
     begin(&w->table, 0);
+    memset(w->words, 0, sizeof(w->words));
+    w->filter_gate = (struct roost_filter_gate){.interface = {3}};
+    roost_filter_begin(&w->filter, w->words, sizeof(w->words) / sizeof(w->words[0]), &w->filter_gate);
     for (int i = 0; i < 2; i++) {
         struct roost_key key;
         key_of(i, &key);

@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "../../cext/filter.h"
 #include "../../cext/table.h"
 #include "input.h"
 
@@ -20,6 +21,10 @@ struct world {
     struct roost_table table;
     struct roost_key key[CONNECTIONS];
     uint32_t endpoint[2]; /* of the address and port that all IPv4, all IPv6 clients connect to */
+    struct roost_filter filter;
+    struct roost_filter_gate filter_gate;
+    __u64 words[4];        /* of the filter */
+    const void *strangers; /* the programs' map */
 };
 
 /* The whole of the table's memory, piece by piece; NULL: no more. */
@@ -31,6 +36,13 @@ void world_fill(struct world *w, bool grows);
 /* Gives the programs' maps of the table, which they all have, to the host's kernel. */
 void world_give_maps(struct world *w, const void *config, const void *tables4, const void *tables6,
                      const void *endpoints);
+
+void world_give_filter(struct world *w, const void *filter, const void *filter_gate, const void *strangers);
+
+/* As the input says: a connection sleeps without a slot from now on, or not; or it is known for a stranger. */
+void world_filter(struct world *w, struct input *in);
+/* Whether a key that is in no table is to be taken for a sleeper's. */
+bool world_perhaps(struct world *w, const struct roost_key *key);
 
 void world_insert(struct world *w, int i, enum roost_phase phase);
 void world_remove(struct world *w, int i);

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.mutants import ROOT
 
 # What runs in the scenarios' threads and shares memory: each access of it is a point where threads may be switched.
-_EXPLORED = ("tests/interleave/product.c", "cext/table.c", "cext/endpoints.c")
+_EXPLORED = ("tests/interleave/product.c", "cext/table.c", "cext/endpoints.c", "cext/filter.c")
 _AROUND = ("tests/interleave/scheduler.c", "tests/interleave/model.c", "tests/fuzz/host/kernel.c")
 # Without position-independent code an address in a schedule is one that addr2line knows.
 _FLAGS = (

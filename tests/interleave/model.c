@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Connections that freeze, sleep and thaw while packets come: ebpf/inactive.bpf.c and cext/table.c as they are, and around
- * them, as little as can be, the sockets. The engine's steps are those of cext/freeze.c, cext/thaw.c and cext/commands.c, in
- * their order.
+ * Connections that freeze, sleep and thaw while packets come: ebpf/inactive.bpf.c, cext/table.c and cext/filter.c as they
+ * are, and around them, as little as can be, the sockets. The engine's steps are those of cext/freeze.c, cext/thaw.c,
+ * cext/commands.c and cext/perhaps.c, in their order.
  *
  *     model [--deeper] [SCENARIO...]      explores these, or all, and prints a line for each; --deeper: with one more
  *                                         preemption
@@ -13,7 +13,7 @@
  *     no packet of a connection that lives, awake or asleep, comes to a stack that has no socket for it: that is an RST;
  *     only one that was put back from the store while the packet was on its way needs the guard to stop it
  *     an answer is made from one record, whole, of the packet's own connection, and of a moment while the packet was there
- *     a connection is in the table once at most; none that is asleep is missing
+ *     a connection is in the table once at most; none that is asleep is missing there and in the filter
  *     the engine may be killed anywhere: roost_table_adopt gives a consistent table, with every connection in it that was
  *     asleep and none whose socket lived
  */
@@ -24,6 +24,7 @@
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
 
+#include "../../cext/filter.h"
 #include "../../cext/table.h"
 #include "../../ebpf/frame.h"
 #include "../../ebpf/judge.h"
@@ -48,6 +49,7 @@ __u32 cookie_for(const struct roost_births_gate *gate, const struct roost_key *k
 extern const unsigned long notes_size;
 extern char births, births_gate, births_rate, births_notes, births_sockets;
 extern char config, tables4, tables6, endpoints, counters, challenges, probe_run; /* maps: only their addresses */
+extern char filter, filter_gate, strangers;
 
 enum socket {
     NO_SOCKET,
@@ -60,12 +62,13 @@ static struct conn {
     struct roost_key key;
     struct roost_ka *slot;
     enum socket socket;
-    int number;  /* of its present record: every sleep has other numbers */
-    bool asleep; /* the table is all that is left of it */
-    bool closed; /* both ends know that it is over */
-    bool unborn; /* the handshake is not over yet */
-    bool late;   /* put back from the store while its packets come: nobody waits for those on their way */
-    int got;     /* packets that its socket took */
+    int number;    /* of its present record: every sleep has other numbers */
+    bool asleep;   /* the table is all that is left of it */
+    bool closed;   /* both ends know that it is over */
+    bool unborn;   /* the handshake is not over yet */
+    bool filtered; /* its fingerprint is, without a slot: its row is what is left of it */
+    bool late;     /* put back from the store while its packets come: nobody waits for those on their way */
+    int got;       /* packets that its socket took */
 } conns[3];
 #define A (&conns[0])
 #define B (&conns[1]) /* has A's tag and bucket */
@@ -81,6 +84,10 @@ static struct roost_sockets sockets; /* none */
 static struct roost_sockets sockets; /* none */
 static struct roost_births_gate gate = {.secret = {3, 4}, .open_until_s = 0x7fffffff, .services = 1};
 static struct roost_birth birth = {.mss = 1460};
+
+static __u64 words[2]; /* of the filter */
+static struct roost_filter sleepers;
+static struct roost_filter_gate sleepers_gate;
 
 static const struct conn *ring[RING];
 static int held;
@@ -115,6 +122,14 @@ static void describe_rest(const void *at, char *text, size_t size) {
 
 static void describe_config(const void *at, char *text, size_t size) {
     snprintf(text, size, "config + %zu", (size_t)((const char *)at - (const char *)&told));
+}
+
+static void describe_words(const void *at, char *text, size_t size) {
+    snprintf(text, size, "filter + %zu", (size_t)((const char *)at - (const char *)words));
+}
+
+static void describe_sleepers_gate(const void *at, char *text, size_t size) {
+    snprintf(text, size, "filter gate + %zu", (size_t)((const char *)at - (const char *)&sleepers_gate));
 }
 
 /* Records: every number of one tells whose it is and which. */
@@ -229,6 +244,28 @@ static void restore(struct conn *c) {
     c->slot->rest = new_rest(c);
     roost_table_set_phase(c->slot, ROOST_WAKING);
     rebuild(c);
+}
+
+static uint64_t hash_of(const struct conn *c) {
+    return roost_hash4(&table.config, &c->key);
+}
+
+/* In SLEEP, and no keep-alive is needed. */
+static void leave_table(struct conn *c) {
+    fall_asleep(c);
+    c->filtered = true;
+    holds(roost_filter_insert(&sleepers, hash_of(c)), "there is no room for %s", c->name);
+    roost_table_remove(&table, c->slot);
+    c->slot = NULL;
+}
+
+static void come_back(struct conn *c) {
+    struct roost_ka ka = record_of(c, c->number);
+    ka.ctl |= ROOST_SLEEP;
+    c->slot = roost_table_insert(&table, &c->key, &ka, 0);
+    holds(c->slot != NULL, "there is no room for %s", c->name);
+    holds(roost_filter_remove(&sleepers, hash_of(c)), "%s is not in the filter", c->name);
+    c->filtered = false;
 }
 
 /* A sleeping client is dead, as its probes say. */
@@ -371,6 +408,9 @@ static void begin(void) {
     memset(rests, 0, sizeof(rests));
     memset(flying, 0, sizeof(flying));
     memset(waited_for, 0, sizeof(waited_for));
+    memset(words, 0, sizeof(words));
+    memset(&sleepers_gate, 0, sizeof(sleepers_gate));
+    roost_filter_begin(&sleepers, words, sizeof(words) / sizeof(words[0]), &sleepers_gate);
     memset(table.endpoints.uses, 0, ENDPOINTS * sizeof(*table.endpoints.uses));
     memset(endpoint, 0, sizeof(endpoint));
     roost_endpoints_settle(&table.endpoints);
@@ -386,7 +426,7 @@ static void begin(void) {
         c->slot = NULL;
         c->socket = LIVE;
         c->number = c->got = 0;
-        c->asleep = c->closed = c->unborn = c->late = false;
+        c->asleep = c->closed = c->unborn = c->late = c->filtered = false;
     }
 }
 
@@ -403,6 +443,32 @@ static void put_to_sleep(struct conn *c) {
 static void begin_with_a_asleep(void) {
     begin();
     put_to_sleep(A);
+}
+
+static void begin_with_a_filtered(void) {
+    begin_with_a_asleep();
+    leave_table(A);
+}
+
+/* So many others, each with this bucket alone. */
+static void crowd(uint32_t bucket, int others) {
+    uint32_t taken = roost_filter_place_of(hash_of(A), 2).fingerprint;
+    for (uint32_t fingerprint = 1; others; fingerprint++) {
+        if (fingerprint == taken || roost_filter_other(bucket, fingerprint, 2) != bucket)
+            continue;
+        holds(roost_filter_insert(&sleepers, (uint64_t)bucket << 63 | fingerprint), "there is no room for others");
+        others--;
+    }
+}
+
+/* In the second of its buckets, which is full of those that cannot move: A goes where a reader has looked already. */
+static void begin_with_a_in_the_way(void) {
+    begin_with_a_asleep();
+    struct roost_filter_place home = roost_filter_place_of(hash_of(A), 2);
+    holds(home.bucket[0] != home.bucket[1], "A's two buckets are one");
+    crowd(home.bucket[0], 1);
+    leave_table(A);
+    crowd(home.bucket[1], ROOST_FILTER_PLACES - 1);
 }
 
 static void begin_without_b(void) {
@@ -469,6 +535,7 @@ static void end(bool killed) {
     uint64_t slots = 0, max_id, counted_before = 0;
     uint32_t uses = 0;
     if (killed) {
+        roost_filter_begin(&sleepers, words, sizeof(words) / sizeof(words[0]), &sleepers_gate);
         holds(roost_table_adopt(&table, &max_id) >= 0, "the table could not be adopted");
         counted_before = born();
     }
@@ -484,10 +551,11 @@ static void end(bool killed) {
             holds(!slot, "%s's socket died with the engine, and its record lives on", c->name);
             c->closed = true;
         }
-        holds(!c->asleep || slot, "%s is lost: it was asleep, and is not in the table", c->name);
+        bool filtered = c->filtered && roost_filter_has(&sleepers, hash_of(c));
+        holds(!c->asleep || slot || filtered, "%s is lost: it was asleep, and is not in the table", c->name);
         if (slot && (c->asleep || killed))
             check_sleeper(c, slot);
-        if (killed && !slot)
+        if (killed && !slot && !filtered)
             c->closed = true; /* killed between the snapshot and the record: its client learns it when it speaks */
         else if (killed)
             c->socket = NO_SOCKET;
@@ -594,6 +662,25 @@ static void grow_and_move_a(void) {
     holds(A->slot != NULL, "there is no room for A in the new table");
 }
 
+static void leave_table_a(void) {
+    leave_table(A);
+}
+
+static void come_back_a(void) {
+    come_back(A);
+}
+
+static void come_back_and_wake_a(void) {
+    come_back(A);
+    restore(A);
+}
+
+static void make_room(void) {
+    uint64_t moves = sleepers.moves;
+    crowd(roost_filter_place_of(hash_of(A), 2).bucket[1], 1);
+    holds(sleepers.moves == moves + 1, "nobody has moved");
+}
+
 #define PACKETS                                                                                                        \
     { "engine", "packet", "packet 2" }
 static const struct scenario scenarios[] = {
@@ -694,6 +781,42 @@ static const struct scenario scenarios[] = {
      false},
 };
 
+/* The filter is shared memory in these alone: every packet reads its gate, and nobody writes it in the others. */
+static const struct scenario filter_scenarios[] = {
+    {"data while its slot is left for the filter",
+     2,
+     PACKETS,
+     begin_with_a_asleep,
+     {leave_table_a, data_for_a},
+     end,
+     2,
+     true},
+    {"data while it comes back from the filter",
+     2,
+     PACKETS,
+     begin_with_a_filtered,
+     {come_back_a, data_for_a},
+     end,
+     2,
+     true},
+    {"data while it comes back and wakes",
+     2,
+     PACKETS,
+     begin_with_a_filtered,
+     {come_back_and_wake_a, data_for_a},
+     end,
+     2,
+     true},
+    {"data while another takes its place in the filter",
+     2,
+     PACKETS,
+     begin_with_a_in_the_way,
+     {make_room, data_for_a},
+     end,
+     2,
+     true},
+};
+
 /* Clients until all have one home and the second one has the first one's tag: there is one bucket alone. */
 static void choose_keys(void) {
     struct roost_config seed = {.seed = {1, 2}};
@@ -733,6 +856,9 @@ static void give_maps(void) {
     host_map_array(&births_gate, &gate, 1, sizeof(gate));
     host_map_array(&births_sockets, &sockets, 1, sizeof(sockets));
     host_map_hash(&births, 1, sizeof(struct roost_birth_place), sizeof(struct roost_birth));
+    host_map_array(&filter, words, sizeof(words) / sizeof(words[0]), sizeof(words[0]));
+    host_map_array(&filter_gate, &sleepers_gate, 1, sizeof(sleepers_gate));
+    host_map_hash(&strangers, 1, sizeof(__u64), sizeof(__u32));
 }
 
 static enum host_socket find_socket(const struct bpf_sock_tuple *tuple, bool v4);
@@ -758,6 +884,21 @@ static bool wanted(const struct scenario *s, int argc, char **argv) {
     return all;
 }
 
+static void explore_all(const struct scenario *from, size_t count, bool list, int more, int argc, char **argv) {
+    for (const struct scenario *s = from; s < from + count; s++) {
+        if (list) {
+            printf("%s\n", s->name);
+        } else if (wanted(s, argc, argv)) {
+            struct scenario deeper = *s;
+            deeper.preemptions += more;
+            struct explored e = explore(&deeper);
+            printf("%s: %llu schedules, at most %d preemptions, up to %zu choices\n", s->name,
+                   (unsigned long long)e.schedules, deeper.preemptions, e.longest);
+            fflush(stdout);
+        }
+    }
+}
+
 int main(int argc, char **argv) {
     bool list = argc > 1 && !strcmp(argv[1], "--list");
     int more = argc > 1 && !strcmp(argv[1], "--deeper");
@@ -774,18 +915,9 @@ int main(int argc, char **argv) {
     share(&told, sizeof(told), describe_config);
     on_switch = use_cpu_of;
     use_cpu_of(0);
-    for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
-        const struct scenario *s = &scenarios[i];
-        if (list) {
-            printf("%s\n", s->name);
-        } else if (wanted(s, argc, argv)) {
-            struct scenario deeper = *s;
-            deeper.preemptions += more;
-            struct explored e = explore(&deeper);
-            printf("%s: %llu schedules, at most %d preemptions, up to %zu choices\n", s->name,
-                   (unsigned long long)e.schedules, deeper.preemptions, e.longest);
-            fflush(stdout);
-        }
-    }
+    explore_all(scenarios, sizeof(scenarios) / sizeof(scenarios[0]), list, more, argc, argv);
+    share(words, sizeof(words), describe_words);
+    share(&sleepers_gate, sizeof(sleepers_gate), describe_sleepers_gate);
+    explore_all(filter_scenarios, sizeof(filter_scenarios) / sizeof(filter_scenarios[0]), list, more, argc, argv);
     return 0;
 }

@@ -7,8 +7,9 @@
         pair.client.sendall(b"wake")
         assert box.accept().recv(9) == b"wake"
 
-A thread takes the engine's events and does what the control plane would: QUIET moves a connection on, SLEEP_DUE and
-NEED_RECORD are answered from a dict. The lab has no address translation, so that a client's address is its key.
+A thread takes the engine's events and does what the control plane would: QUIET moves a connection on, SLEEP_DUE,
+NEED_RECORD and PERHAPS are answered from a dict. The lab has no address translation, so that a client's address is its
+key.
 """
 
 from __future__ import annotations
@@ -203,6 +204,9 @@ class EngineLab:
             case EventType.NEED_RECORD:
                 row = self.rows.get(key)
                 return Command(Op.RESTORE, key=key, record=row, error=0 if row else errno.ENOENT)
+            case EventType.PERHAPS:
+                row = self.rows.get(key)
+                return Command(Op.PERHAPS, key=key, record=row, error=0 if row else errno.ENOENT)
         return None
 
     # What it does

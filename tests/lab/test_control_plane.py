@@ -23,22 +23,24 @@ Transition = tuple[int, int, int]
 
 
 class Box:
-    """A lab with a server, a daemon and CLIENTS connected clients."""
+    """A lab with a server, a daemon and connected clients."""
 
-    def __init__(self, lab: Lab, policy: dict[str, Any], table: dict[str, Any]) -> None:
-        self.lab = lab
+    def __init__(
+        self, lab: Lab, policy: dict[str, Any], table: dict[str, Any], clients: int = CLIENTS, keepidle_s: int = 5
+    ) -> None:
+        self.lab, self.clients = lab, clients
         lab.server(PORT)
         self.daemon: DaemonHandle = lab.daemon(lab.config(PORT, policy=policy, table=table))
         self.swarm: SwarmGroup = lab.swarm()
-        done = self.swarm.connect(CLIENTS, (lab.address("box", "wan0"), PORT), keepidle_s=5, keepintvl_s=5)
-        assert (done.connected, done.failed) == (CLIENTS, Counter())
+        done = self.swarm.connect(clients, (lab.address("box", "wan0"), PORT), keepidle_s=keepidle_s, keepintvl_s=5)
+        assert (done.connected, done.failed) == (clients, Counter())
 
     def states(self) -> dict[str, int]:
         states: dict[str, int] = self.daemon.status()["connections"]
         return states
 
     def all_asleep(self) -> None:
-        wait_until(lambda: self.states()["SLEEP"] == CLIENTS, 60, "all clients asleep")
+        wait_until(lambda: self.states()["SLEEP"] == self.clients, 60, "all clients asleep")
         wait_until(lambda: self.daemon.status()["store"]["pending_history"] == 0, 10, "the history written")
 
     def database(self) -> sqlite3.Connection:
@@ -54,7 +56,7 @@ class Box:
 
     def nobody_is_lost(self) -> None:
         stats = self.swarm.stats()
-        assert (stats.open, stats.dead) == (CLIENTS, Counter())
+        assert (stats.open, stats.dead) == (self.clients, Counter())
 
 
 @pytest.fixture

@@ -73,6 +73,8 @@ class FakeEngine:
     updates: list[ServiceSpec] = field(default_factory=list)
     marks: list[tuple[int, Server, bool]] = field(default_factory=list)
     patience_ms: int = 0  # of who took events last
+    without_slot: set[Key] = field(default_factory=set)
+    """Whom its filter takes for a sleeper."""
 
     def __post_init__(self) -> None:
         self._ready = threading.Condition()
@@ -166,10 +168,12 @@ class FakeEngine:
 
     def find(self, key: Key) -> Event | None:
         c = self.connections.get(key)
+        if c is None and key in self.without_slot:
+            return event(EventType.TRANSITION, key, from_state=State.SLEEP, to_state=State.SLEEP, count=1)
         return self._as_event(c) if c else None
 
     def stats(self) -> dict[str, int]:
-        return {"keepalives_answered": 7, "born": 0}
+        return {"keepalives_answered": 7, "born": 0, "filter_members": len(self.without_slot)}
 
     def memory(self) -> int:
         return 160 * 1000

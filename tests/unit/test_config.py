@@ -71,6 +71,28 @@ SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:
             SERVICE.replace("192.0.2.1:5", "[::]:5") + 'born = "always"',
             'born = "always" needs the address that clients connect to: listen = "[::]:5" stands for any',
         ),
+        (
+            SERVICE + 'sleep_keepalive = "none"',
+            '[[service]] "a": sleep_keepalive = "none" needs room: [table] filter says for how many connections',
+        ),
+        (
+            '[policy]\nsleep_keepalive = "none"\n[table]\nfilter = 5\n' + SERVICE + 'interface = "persistent"',
+            '[[service]] "a": sleep_keepalive = "none" is for transient services',
+        ),
+        (
+            "[table]\nfilter = 5\n" + SERVICE + 'sleep_keepalive = "none"\nprobe_interval = 60',
+            '[[service]] "a": sleep_keepalive = "none" and probe_interval: to probe a client takes its slot',
+        ),
+        (
+            '[table]\nfilter = 5\n[router]\nlan = ["lan0"]\n' + SERVICE + 'sleep_keepalive = "none"',
+            '[[service]] "a": sleep_keepalive = "none" is not for routers',
+        ),
+        (
+            "[table]\nfilter = 5\n"
+            + SERVICE.replace('server = "192.0.2.2:6"', 'kind = "held"')
+            + 'sleep_keepalive = "none"',
+            '[[service]] "a": sleep_keepalive = "none" is not for kind = "held"',
+        ),
         ("x = [", "f.toml: not TOML: "),
         ("policy = 4", "`policy` at the top level: "),
     ],
@@ -170,6 +192,14 @@ def test_whether_clients_are_born_asleep_reaches_the_engine_at_a_reload() -> Non
     assert service_spec(old.service[0], 1, old).born == Born.NEVER
     spec = service_spec(new.service[0], 1, new)
     assert (spec.born, spec.born_rate) == (Born.STORM, 50)
+
+
+def test_who_needs_no_keepalives_reaches_the_engine_at_a_reload() -> None:
+    table = "[table]\nfilter = 5\n"
+    old, new = parse(table + SERVICE), parse(table + SERVICE + 'sleep_keepalive = "none"')
+    assert needs_restart(old, new) == []
+    assert not service_spec(old.service[0], 1, old).no_keepalives
+    assert service_spec(new.service[0], 1, new).no_keepalives
 
 
 def test_only_policy_and_servers_are_taken_over_by_a_running_daemon() -> None:

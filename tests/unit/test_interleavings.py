@@ -11,6 +11,7 @@ from tests.interleave.explore import BrokenClaimError, build, explore, scenarios
 from tests.mutants import Mutant, plant
 
 TABLE, MAPS, INSERT, MODEL = "cext/table.c", "ebpf/maps.h", "ebpf/insert.h", "tests/interleave/model.c"
+FILTER = "cext/filter.c"
 MUTANTS = (
     Mutant(
         "a reader does not look whether the slot changed hands",
@@ -83,6 +84,22 @@ MUTANTS = (
         "    if (phase == ROOST_WAKING)\n",
         "    if (phase == ROOST_WAKING || phase == ROOST_THAWED)\n",
         "A's socket died with the engine, and its record lives on",
+    ),
+    Mutant(
+        "a connection leaves the filter without a word",
+        "data while it comes back from the filter",
+        FILTER,
+        "        count_move(f);\n        put(",
+        "        put(",
+        "a packet of A came to the stack, and there is no socket: RST",
+    ),
+    Mutant(
+        "a fingerprint is moved without a word",
+        "data while another takes its place in the filter",
+        FILTER,
+        "        count_move(f);\n        f->moves++;",
+        "        f->moves++;",
+        "a packet of A came to the stack, and there is no socket: RST",
     ),
 )
 

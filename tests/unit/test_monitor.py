@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from errno import EIO, ENOENT, ETIMEDOUT
+from errno import EAGAIN, EIO, ENOENT, ETIMEDOUT
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,43 @@ def test_a_record_that_cannot_be_read_is_tried_again_before_it_is_given_up(
     monkeypatch.setattr(monitor_module, "READ_PATIENCE_S", 0.0)
     still.monitor.turn([event(EventType.NEED_RECORD, k)])
     assert still.engine.commands[-1].error == EIO
+
+
+def test_who_may_be_asleep_is_looked_up(still: Rig) -> None:
+    k = still.asleep(1)
+    still.engine.commands.clear()
+    still.monitor.turn([event(EventType.PERHAPS, k), event(EventType.PERHAPS, key(9))])
+    found, stranger = still.engine.commands
+    assert (found.op, found.key, found.error) == (Op.PERHAPS, k.pack(), 0)
+    assert found.record is not None
+    assert found.record.id == 1
+    assert (stranger.op, stranger.key, stranger.error, stranger.record) == (Op.PERHAPS, key(9).pack(), ENOENT, None)
+    assert (still.monitor.counters.restored, still.monitor.counters.strangers) == (1, 1)
+
+
+def test_who_may_be_asleep_is_not_who_closed_in_the_same_batch(still: Rig) -> None:
+    """His row is there still, and is about to be removed."""
+    k = still.asleep(1)
+    still.engine.commands.clear()
+    gone = event(EventType.TRANSITION, k, 1, from_state=State.SLEEP, to_state=State.CLOSED, cause=Cause.CLIENT_CLOSE)
+    still.monitor.turn([gone, event(EventType.PERHAPS, k)])
+    assert [(c.op, c.error) for c in still.engine.commands] == [(Op.PERHAPS, EAGAIN)]
+    until(lambda: still.store.sleeping_by_id(1) is None)
+    still.monitor.turn([event(EventType.PERHAPS, k)])
+    assert still.engine.commands[-1].error == ENOENT
+
+
+def test_while_the_database_cannot_be_read_nobody_is_taken_for_a_stranger(
+    still: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    k = still.asleep(1)
+
+    def fail(_keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes] | None]:
+        raise StoreError("locked")
+
+    monkeypatch.setattr(still.store, "asleep", fail)
+    still.monitor.turn([event(EventType.PERHAPS, k)])
+    assert (still.engine.commands[-1].op, still.engine.commands[-1].error) == (Op.PERHAPS, EAGAIN)
 
 
 def test_leaving_sleep_forgets_the_row_and_writes_history_once(rig: Rig) -> None:
@@ -422,6 +459,20 @@ def test_the_inventory_tells_slots_without_rows_from_rows_without_slots(still: R
     until(lambda: not still.store.sleeping_by_id(2) and not still.store.sleeping_by_id(3))
     until(lambda: still.history())
     assert still.history() == [(2, "SLEEP", "CLOSED", "restore")]
+
+
+def test_the_inventory_finds_those_that_sleep_without_a_slot(still: Rig) -> None:
+    for number in (1, 2):
+        put_row(still, number)
+    still.engine.without_slot = {key(1), key(7)}
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    assert (found.states[State.SLEEP], list(found.sleep_ids), found.without_slot) == (1, [1], 1)
+
+
+def test_without_the_database_the_filter_says_how_many_sleep(still: Rig) -> None:
+    still.engine.without_slot = {key(1), key(7)}
+    still.store._status.error = "locked"
+    assert take_inventory(still.engine, still.store, still.store._boot_id).states[State.SLEEP] == 2
 
 
 def test_rows_of_another_boot_are_kept_to_be_put_back(rig: Rig) -> None:

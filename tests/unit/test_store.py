@@ -7,6 +7,7 @@ import sqlite3
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -108,6 +109,46 @@ def test_a_record_comes_back_as_it_was_and_only_after_its_commit(make: Callable[
     assert found is not None
     assert (found.client, Key.unpack(found.key)) == ("192.0.0.1:40000", key(1))
     assert store.sleeping_ids([packed]) == {packed: 11}
+
+
+def test_who_is_asleep_is_known_once_all_about_him_is_written(
+    make: Callable[..., Store], slept: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make()
+    sleepers = [sleeper(number, 10 + number) for number in range(1, 5)]
+    packed, value = sleepers[0]
+    nobody = key(9).pack()
+    store.add(upserts=sleepers)
+    until(lambda: len(slept.slept) == len(sleepers))
+    assert store.asleep([packed, nobody]) == {packed: (value[:KA_BYTES], value[KA_BYTES:]), nobody: None}
+
+    writing, write = threading.Event(), Store._write
+    resume = threading.Event()
+
+    def held_up(self: Store, batch: Any) -> list[Committed]:
+        writing.set()
+        assert resume.wait(10)
+        return write(self, batch)
+
+    monkeypatch.setattr(Store, "_write", held_up)
+    store.add(deletes=[(packed, 11)], stale=[(sleepers[1][0], dict(slept.generations)[sleepers[1][0]])])
+    assert writing.wait(10)  # neither waits any more, and neither is written
+    store.add(upserts=[sleepers[2]])
+    keys = [key for key, _ in sleepers]
+    assert list(store.asleep(keys)) == [sleepers[3][0]], "of the others nobody can say yet"
+    resume.set()
+    until(lambda: len(store.asleep(keys)) == len(keys))
+    assert [key for key, row in store.asleep(keys).items() if row] == [sleepers[2][0], sleepers[3][0]]
+
+
+def test_rows_of_an_earlier_boot_say_nothing_about_who_is_asleep(make: Callable[..., Store], slept: Recorder) -> None:
+    store = make()
+    packed, value = sleeper(1, 11)
+    store.add(upserts=[(packed, value)])
+    until(lambda: slept.slept)
+    store._boot_id = "another-boot"
+    assert store.asleep([packed]) == {}
+    assert store.read([packed])
 
 
 def test_the_last_word_about_a_4_tuple_wins(make: Callable[..., Store], slept: Recorder) -> None:

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine whose services need no keep-alives in SLEEP: what sleeps there has no slot."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from typing import Final
+
+from appliance.engine import Command, Event, EventType, Key, Op
+from tests.lab.engine_lab import EngineLab, Pair
+
+NO_KEEPALIVES: Final = {"no_keepalives": True}
+SMALL: Final = 4
+"""A filter for so many has two buckets: with one member it takes one key in some 4,000 for it, full one in 400."""
+
+
+class BareSleep(EngineLab):
+    """`readable`: the store can say who sleeps; None: it takes its time."""
+
+    readable: bool | None = True
+
+    def _decide(self, event: Event) -> Command | None:
+        if event.type == EventType.PERHAPS and self.readable is None:
+            return None
+        if event.type == EventType.PERHAPS and not self.readable:
+            return Command(Op.PERHAPS, key=event.record.key_raw, error=errno.EAGAIN)
+        return super()._decide(event)
+
+    def answer(self, pair: Pair) -> None:
+        """The store gets round to what it was asked about this connection; from here on it answers at once."""
+        self.readable = True
+        key = pair.key.pack()
+        asked = [e for e in self.events if e.type == EventType.PERHAPS and e.record.key_raw == key]
+        command = self._decide(asked[-1])
+        assert command is not None
+        self.engine.submit([command])
+
+    @property
+    def slots(self) -> int:
+        """In use."""
+        return self.stat("table_ipv4") + self.stat("table_ipv6")
+
+    @property
+    def members(self) -> int:
+        return self.stat("filter_members")
+
+    def let_sleep(self, family: int = 4, keepalives: bool = False) -> Pair:
+        """A connection in SLEEP that has no slot."""
+        pair = self.connect(family, keepalives=keepalives)
+        members = self.members
+        self.to_sleep(pair)
+        assert self.members == members + 1
+        return pair
+
+    def taken_for_members(self, family: int = 4, addresses: int = 1) -> Iterator[tuple[str, int]]:
+        """Addresses and ports from which a client would be taken for one, and is none."""
+        host, port = self.target(family)
+        for client in self.lab.client_addresses(family, addresses):
+            for source in range(20000, 60000):
+                found = self.engine.find(Key.of(client, source, host, port))
+                if found is not None and found.perhaps:
+                    yield client, source
+
+    def taken_for_a_member(self, family: int = 4) -> int:
+        """The first of those ports."""
+        return next(self.taken_for_members(family))[1]

@@ -1,0 +1,443 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections that sleep without a slot: a fingerprint in the filter and their row are all there is of them."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from scapy.packet import Raw
+
+from appliance.engine import Born, Command, EventType, Key, Op
+from appliance.lab import Lab, leftovers, wait_until
+from control.states import Cause, State
+from tests.lab.bare_sleep import NO_KEEPALIVES, SMALL, BareSleep
+from tests.lab.engine_lab import Pair, receive, reset, tcp_info
+from tests.lab.test_control_plane import Box, chain_of
+from tests.lab.wire import Sleeper, Wire
+from tests.security.test_exotic_packets import in_fragments
+
+BOTH = pytest.mark.parametrize("family", [4, 6])
+CLIENTS = 100
+OF_LINUX = [("MSS", 1460), ("SAckOK", b""), ("Timestamp", (77, 0)), ("NOP", None), ("WScale", 7)]
+QUIET = {"active_quiet": "500ms", "standby_quiet": "1s", "idle_quiet": "2s"}
+
+
+@pytest.fixture
+def box(nat_free_lab: Lab, request: pytest.FixtureRequest) -> Iterator[BareSleep]:
+    mark = request.node.get_closest_marker("engine")
+    arguments = {"service": NO_KEEPALIVES, "filter_slots": 4000, **(mark.kwargs if mark else {})}
+    with BareSleep(nat_free_lab, **arguments) as box:
+        yield box
+
+
+# Asleep, and awake again
+
+
+@BOTH
+def test_a_connection_in_sleep_has_no_slot(box: BareSleep, family: int) -> None:
+    pair = box.let_sleep(family)
+    assert box.slots == box.stat("idle_records") == 0
+    found = box.engine.find(pair.key)
+    assert found is not None
+    assert (found.perhaps, found.to_state, found.service) == (True, State.SLEEP, box.spec(family).index)
+
+
+@BOTH
+def test_data_wakes_it_and_nothing_is_lost(box: BareSleep, family: int) -> None:
+    pair = box.let_sleep(family)
+    pair.client.sendall(b"is anybody there?")
+    server = box.accept(family)
+    assert receive(server, 17) == b"is anybody there?"
+    server.sendall(b"yes")
+    assert receive(pair.client, 3) == b"yes"
+    box.wait_state(pair, State.ACTIVE)
+    assert box.transitions(pair)[-1] == (State.SLEEP, State.ACTIVE, Cause.CLIENT_DATA)
+    assert box.transition_events(pair)[-1].id == pair.id
+    assert tcp_info(pair.client).retransmits == 0
+    assert (box.members, box.stat("perhaps_slept"), box.slots) == (0, 1, 0)
+    assert not [event for event in box.events if event.type == EventType.NEED_RECORD], "its row was read once"
+
+
+def test_it_may_sleep_and_wake_again_and_again(box: BareSleep) -> None:
+    pair = box.connect()
+    for _ in range(3):
+        box.to_sleep(pair)
+        assert (box.members, box.slots) == (1, 0)
+        box.wake_and_answer(pair)
+    assert box.members == 0
+
+
+def test_a_keepalive_is_answered_all_the_same_and_does_not_wake_it(box: BareSleep) -> None:
+    pairs = [box.let_sleep(family, keepalives=True) for family in (4, 6)]
+    box.wait(lambda: box.slots == 2, "its client's probe brings each back into the table")
+    transitions = [box.transitions(pair) for pair in pairs]
+    time.sleep(3.2)  # three more; a client's patience ends after 4 s
+    assert all(tcp_info(pair.client).probes <= 1 for pair in pairs)
+    assert all(box.state(pair) is State.SLEEP for pair in pairs)
+    assert [box.transitions(pair) for pair in pairs] == transitions
+    assert box.members == 0
+    for pair in pairs:
+        box.wake_and_answer(pair)
+
+
+@pytest.mark.engine(service={**NO_KEEPALIVES, "sleep_quiet_ms": 1000})
+def test_it_leaves_the_table_again_when_it_has_been_silent(box: BareSleep) -> None:
+    pair = box.let_sleep()
+    with Wire(box) as wire:
+        sleeper = Sleeper(pair, box.rows[pair.key.pack()])
+        wire.send(sleeper.ip() / sleeper.tcp(seq=-1))
+        assert len(wire.replies(sleeper)) == 1, "a keep-alive is answered"
+    assert (box.slots, box.members) == (1, 0)
+    box.wait(lambda: (box.slots, box.members) == (0, 1), "it has gone")
+    box.wake_and_answer(pair)
+
+
+@pytest.mark.parametrize(("family", "ends"), [(4, socket.socket.close), (6, reset)], ids=["FIN", "RST"])
+def test_a_client_that_ends_ends_its_connection(
+    box: BareSleep, family: int, ends: Callable[[socket.socket], None]
+) -> None:
+    pair = box.let_sleep(family)
+    ends(pair.client)
+    box.wait_state(pair, State.CLOSED)
+    assert box.transitions(pair)[-1] == (State.SLEEP, State.CLOSED, Cause.CLIENT_CLOSE)
+    assert (box.members, box.slots) == (0, 0)
+
+
+def test_a_syn_of_its_client_who_has_forgotten_it_is_challenged(box: BareSleep) -> None:
+    """RFC 9293 3.10.7.4: the client's kernel answers that with an RST, and then it can connect."""
+    pair = box.let_sleep()
+    sleeper = Sleeper(pair, box.rows[pair.key.pack()])
+    with Wire(box) as wire:
+        wire.send(sleeper.ip() / sleeper.tcp(seq=0x1234567, flags="S", options=[]))
+        answers: list[Any] = []
+        deadline = time.monotonic() + 5
+        while not answers and time.monotonic() < deadline:
+            answers = wire.replies(sleeper)
+    (answer,) = answers
+    assert (answer["TCP"].flags, answer["TCP"].seq, answer["TCP"].ack) == ("A", sleeper.snd_nxt, sleeper.rcv_nxt)
+    assert box.state(pair) is State.SLEEP
+    box.wake_and_answer(pair)
+
+
+def test_a_million_of_them_take_less_than_two_bytes_each_all_told(box: BareSleep) -> None:
+    memory = []
+    for connections in (0, 1_000_000):
+        box.stop()
+        box.resize(filter_slots=connections)
+        box.start()
+        memory.append(box.engine.memory())
+    assert box.stat("filter_slots") * 96 >= 100 * 1_000_000
+    assert 1_600_000 < memory[1] - memory[0] < 2_000_000
+
+
+# Who keeps a slot
+
+
+@pytest.mark.engine(service={**NO_KEEPALIVES, "probe_interval_s": 60})
+def test_a_connection_that_is_probed_keeps_its_slot(box: BareSleep) -> None:
+    box.to_sleep(box.connect())
+    assert (box.members, box.slots) == (0, 1)
+
+
+@pytest.mark.engine(service={})
+def test_where_keepalives_are_needed_everyone_keeps_a_slot(box: BareSleep) -> None:
+    box.to_sleep(box.connect())
+    assert (box.members, box.slots) == (0, 1)
+
+
+@pytest.mark.engine(filter_slots=0)
+def test_without_a_filter_everyone_keeps_a_slot_and_is_counted(box: BareSleep) -> None:
+    pair = box.connect()
+    box.to_sleep(pair)
+    assert (box.slots, box.stat("filter_full"), box.stat("filter_slots")) == (1, 1, 0)
+    box.wake_and_answer(pair)
+
+
+@pytest.mark.engine(filter_slots=SMALL)
+def test_whoever_finds_the_filter_full_keeps_a_slot_and_is_counted(box: BareSleep) -> None:
+    pairs = [box.connect() for _ in range(14)]
+    for pair in pairs:
+        box.to_sleep(pair)
+    assert box.members <= box.stat("filter_slots") == 10
+    assert box.slots == box.stat("filter_full") == len(pairs) - box.members > 0
+    for pair in pairs:
+        box.wake_and_answer(pair)
+    assert (box.members, box.slots) == (0, 0)
+
+
+# By command, and by servers
+
+
+def test_a_command_wakes_it(box: BareSleep) -> None:
+    pair = box.let_sleep()
+    box.submit(Op.WAKE, pair, token=5)
+    box.wait_state(pair, State.STANDBY)
+    assert box.transitions(pair)[-1] == (State.SLEEP, State.STANDBY, Cause.COMMAND)
+    assert box.transition_events(pair)[-1].token == 5
+    box.wake_and_answer(pair)
+
+
+def test_a_command_closes_it_and_its_client_is_told(box: BareSleep) -> None:
+    pair = box.let_sleep()
+    box.submit(Op.CLOSE, pair)
+    box.wait_state(pair, State.CLOSED)
+    with pytest.raises(ConnectionResetError):
+        pair.client.recv(1)
+
+
+def test_a_server_that_comes_for_it_is_linked(box: BareSleep) -> None:
+    pair = box.let_sleep()
+    server = box.attach(pair, preamble=b"here\n", early=b"you are wanted")
+    assert receive(pair.client, 14) == b"you are wanted"
+    assert receive(server, 5) == b"here\n"
+    pair.client.sendall(b"coming")
+    assert receive(server, 6) == b"coming"
+    box.wait_state(pair, State.ACTIVE)
+    assert box.transitions(pair)[-1] == (State.SLEEP, State.ACTIVE, Cause.SERVER_ATTACH)
+
+
+def test_a_command_about_a_stranger_is_refused(box: BareSleep) -> None:
+    pair = box.let_sleep()
+    nobody = Key.of(pair.key.client_text.split(":")[0], 1, *box.target())
+    box.engine.submit([Command(Op.WAKE, key=nobody, token=6)])
+    box.wait(lambda: any(e.type == EventType.REFUSED and e.token == 6 for e in box.events), "it is refused")
+    assert next(e.error for e in box.events if e.type == EventType.REFUSED) == errno.ENOENT
+
+
+@pytest.mark.engine(filter_slots=SMALL)
+def test_a_command_about_somebody_who_is_taken_for_a_member_is_refused(box: BareSleep) -> None:
+    box.let_sleep()
+    client, host = box.lab.client_addresses()[0], box.target()
+    taken = Key.of(client, box.taken_for_a_member(), *host)
+    box.engine.submit([Command(Op.WAKE, key=taken, token=6)])
+    box.wait(lambda: any(e.type == EventType.REFUSED and e.token == 6 for e in box.events), "it is refused")
+    assert next(e.error for e in box.events if e.type == EventType.REFUSED) == errno.ENOENT
+    assert box.engine.find(taken) is None, "it is known for a stranger from now on"
+
+
+# Strangers
+
+
+@BOTH
+@pytest.mark.engine(filter_slots=SMALL)
+def test_a_stranger_who_is_taken_for_a_member_can_connect(box: BareSleep, family: int) -> None:
+    box.let_sleep(family)
+    source = box.taken_for_a_member(family)
+    began = time.monotonic()
+    stranger = box.dial(family, before=lambda sock: sock.bind((box.lab.client_addresses(family)[0], source)))
+    assert time.monotonic() - began < 0.8, "without a retransmission"
+    server = box.accept(family)
+    for word in (b"hello", b"once more"):
+        stranger.sendall(word)
+        assert receive(server, len(word)) == word
+    assert (box.stat("perhaps_asked"), box.stat("perhaps_strangers")) == (1, 1)
+
+
+@pytest.mark.engine(filter_slots=SMALL)
+def test_a_stray_segment_of_a_stranger_is_answered_by_an_rst(box: BareSleep) -> None:
+    pair = box.let_sleep()
+    source = box.taken_for_a_member()
+    sleeper = Sleeper(pair, box.rows[pair.key.pack()])
+    with Wire(box) as wire:
+        segment = sleeper.tcp(sport=source)
+        wire.send(sleeper.ip() / segment)
+        answers: list[bytes] = []
+        deadline = time.monotonic() + 5
+        while not answers and time.monotonic() < deadline:
+            answers = [frame for frame in wire.heard() if source.to_bytes(2) == frame[36:38]]
+    assert [frame[47] & 4 for frame in answers] == [4], "one RST"
+    assert box.members == 1
+
+
+@pytest.mark.engine(filter_slots=SMALL)
+def test_a_connection_that_lives_goes_on_when_a_new_member_looks_like_it(box: BareSleep) -> None:
+    """It was there first: what it says is taken for the sleeper's once, and reaches its socket all the same."""
+    sleeper = box.connect()
+    box.to_sleep(sleeper)
+    source = box.taken_for_a_member()
+    box.wake_and_answer(sleeper)
+    client = box.dial(before=lambda sock: sock.bind((box.lab.client_addresses()[0], source)))
+    server = box.accept()
+    hits = box.stat("frames_perhaps")
+    box.to_sleep(sleeper)
+    assert box.members == 1
+    for _ in range(3):
+        client.sendall(b"still here")
+        assert receive(server, 10) == b"still here"
+        server.sendall(b"so am I")
+        assert receive(client, 7) == b"so am I"
+    assert 0 < box.stat("frames_perhaps") - hits < 4, "until it is known for a stranger"
+    assert box.stat("perhaps_asked") == 1, "about the sleeper, and not about one that is awake"
+    reset(client)
+    with suppress(ConnectionResetError):
+        assert server.recv(1) == b""
+
+
+# Where clients are born asleep
+
+BORN = pytest.mark.engine(service={**NO_KEEPALIVES, "born": Born.ALWAYS}, filter_slots=SMALL)
+
+
+def born_and_asleep(box: BareSleep) -> Pair:
+    """A connection that XDP alone has made, that has spoken since, and is in SLEEP."""
+    client = box.dial()
+    client.sendall(b"first word")
+    server = box.accept()
+    assert receive(server, 10) == b"first word"
+    packed = box.key_of(client).pack()
+    box.wait(lambda: any(e.id and e.record.key_raw == packed for e in box.events), "it has a number")
+    pair = Pair(client, server, Key.unpack(packed), next(e.id for e in box.events if e.record.key_raw == packed))
+    box.exchange(pair)
+    box.to_sleep(pair)
+    assert (box.members, box.stat("born_ipv4")) == (1, 1)
+    return pair
+
+
+@BORN
+@pytest.mark.parametrize("options", [OF_LINUX, []], ids=["as Linux sends it", "plain"])
+def test_a_syn_for_a_sleeper_draws_no_cookie(box: BareSleep, options: list[Any]) -> None:
+    pair = born_and_asleep(box)
+    sleeper = Sleeper(pair, box.rows[pair.key.pack()])
+    cookies = box.stat("syn_cookies")
+    with Wire(box) as wire:
+        wire.send(sleeper.ip() / sleeper.tcp(seq=0x1234567, flags="S", options=options))
+        box.wait(lambda: box.slots == 1, "its slot is back")
+        assert all("S" not in str(answer["TCP"].flags) for answer in wire.replies(sleeper))
+    assert box.stat("syn_cookies") == cookies
+    box.wake_and_answer(pair)
+
+
+@BORN
+def test_a_stranger_who_is_taken_for_a_sleeper_is_not_born_but_can_connect(box: BareSleep) -> None:
+    born_and_asleep(box)
+    source = box.taken_for_a_member()
+    stranger = box.dial(before=lambda sock: sock.bind((box.lab.client_addresses()[0], source)))
+    server = box.accept()
+    stranger.sendall(b"hello")
+    assert receive(server, 5) == b"hello"
+    assert (box.stat("born_ipv4"), box.stat("accepted"), box.stat("perhaps_strangers")) == (1, 1, 1)
+
+
+# What the stack must not see
+
+
+@BOTH
+def test_a_syn_in_fragments_makes_no_half_open_connection_and_its_client_lives(box: BareSleep, family: int) -> None:
+    pair = box.let_sleep(family)
+    sleeper = Sleeper(pair, box.rows[pair.key.pack()])
+    with Wire(box) as wire:
+        wire.send(*in_fragments(sleeper, sleeper.tcp(seq=4711, flags="S") / Raw(b"evil" * 100)))
+        assert wire.replies(sleeper) == []
+    box.wait(lambda: box.slots == 1, "its slot is back")
+    box.wake_and_answer(pair)
+
+
+# When nobody can say
+
+
+def test_while_the_store_cannot_be_read_it_is_asked_again(box: BareSleep) -> None:
+    pair = box.let_sleep()
+    box.readable = False
+    pair.client.sendall(b"patience")
+    box.wait(lambda: box.stat("perhaps_asked") >= 2, "a retransmission asks once more")
+    assert (box.members, box.stat("perhaps_strangers")) == (1, 0)
+    box.readable = True
+    assert receive(box.accept(), 8) == b"patience"
+
+
+# Restarts
+
+
+def test_a_new_engine_finds_them(box: BareSleep) -> None:
+    pairs = [box.let_sleep() for _ in range(3)]
+    box.stop()
+    pairs[0].client.sendall(b"while nobody was there")
+    time.sleep(0.3)
+    box.start()
+    assert receive(box.accept(), 22) == b"while nobody was there"
+    for pair in pairs[1:]:
+        box.wake_and_answer(pair)
+    assert (box.members, box.slots) == (0, 0)
+
+
+def test_a_filter_with_nobody_in_it_gets_the_size_that_is_asked_for_now(box: BareSleep) -> None:
+    slots = box.stat("filter_slots")
+    box.stop()
+    box.resize(filter_slots=40_000)
+    box.start()
+    assert box.stat("filter_slots") > 9 * slots
+    pair = box.let_sleep()
+    box.stop()
+    box.resize(filter_slots=400)
+    box.start()
+    assert box.stat("filter_slots") > 9 * slots, "and one that is in use keeps what it has"
+    box.wake_and_answer(pair)
+
+
+# With the daemon
+
+
+@pytest.fixture
+def crowd() -> Iterator[Box]:
+    with Lab(clients=CLIENTS, nat=False) as lab:
+        yield Box(lab, {**QUIET, "sleep_keepalive": "none"}, {"filter": 2 * CLIENTS}, CLIENTS, keepidle_s=3600)
+
+
+def without_slot(crowd: Box) -> int:
+    counters = crowd.daemon.status()["counters"]
+    assert counters["table_ipv4"] + counters["filter_members"] == crowd.states()["SLEEP"]
+    members: int = counters["filter_members"]
+    return members
+
+
+def test_a_daemon_lists_shows_wakes_closes_and_links_them_and_their_history_is_whole(crowd: Box) -> None:
+    crowd.all_asleep()
+    assert without_slot(crowd) == CLIENTS
+    rows = crowd.daemon.connections()
+    assert Counter(row["state"] for row in rows) == {"SLEEP": CLIENTS}
+    assert len({row["id"] for row in rows}) == CLIENTS
+    first, second, third, fourth, fifth = (row["client"] for row in rows[:5])
+    number = rows[0]["id"]
+
+    shown = crowd.daemon.get(f"/v1/connections/{first}")
+    assert (shown["id"], shown["state"], shown["history"][-1]["to"]) == (number, "SLEEP", "SLEEP")
+    assert shown["record"]["mss"] > 0
+    assert crowd.daemon.get(f"/v1/connections/{number}")["client"] == first
+
+    assert crowd.daemon.act(first, "wake")["state"] == "STANDBY"
+    assert crowd.daemon.act(second, "close")["state"] == "CLOSED"
+    assert crowd.daemon.act(str(rows[2]["id"]), "wake")["state"] == "STANDBY"
+    assert crowd.daemon.http("PUT", f"/v1/connections/{fourth}/name", json={"name": "meter-4"}).is_success
+    targets = ["meter-4.roost:80", fifth, third]
+    asked = crowd.lab.asker().request("ask", proxy=["10.3.0.1", 3128], targets=targets, concurrency=1, timeout_s=10)
+    assert (asked["answered"], asked["failed"]) == (3, {})
+
+    wait_until(lambda: crowd.states() == {"ACTIVE": 0, "STANDBY": 0, "IDLE": 0, "SLEEP": CLIENTS - 1}, 30, "all asleep")
+    for transitions in crowd.history().values():
+        chain_of(transitions)
+
+
+@pytest.mark.parametrize("end", ["kill", "reboot"])
+def test_a_daemon_that_comes_after_another_reaches_every_one_of_them(crowd: Box, end: str) -> None:
+    crowd.all_asleep()
+    crowd.daemon.kill()
+    if end == "reboot":  # what one takes: the tables, and the boot's name
+        leftovers.unpin(crowd.daemon.pin_dir)
+        with crowd.database() as database:
+            database.execute("UPDATE sleeping SET boot_id = 'the boot before'")
+    crowd.daemon.start()
+    wait_until(lambda: crowd.states()["SLEEP"] == CLIENTS, 20, "all of them are known")
+    assert without_slot(crowd) == CLIENTS
+    said = crowd.swarm.say(CLIENTS, concurrency=64, timeout_s=60)
+    assert (said.answered, said.failed) == (CLIENTS, Counter())
+    crowd.nobody_is_lost()
+    crowd.all_asleep()
+    with crowd.database() as database:
+        assert database.execute("SELECT count(*) FROM sleeping").fetchone() == (CLIENTS,)

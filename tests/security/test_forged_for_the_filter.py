@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packets of strangers that are taken for those of connections that sleep without a slot, forged or not: nothing wakes,
+nothing dies, and what they make the appliance do is bounded."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from scapy.packet import Raw
+
+from appliance.lab import Lab
+from control.states import State
+from tests.lab.bare_sleep import NO_KEEPALIVES, SMALL, BareSleep
+from tests.lab.engine_lab import Pair, receive
+from tests.lab.forged import forged
+from tests.lab.test_relay import rss_bytes
+from tests.lab.wire import Sleeper, Wire
+
+BOTH = pytest.mark.parametrize("family", [4, 6])
+SYNS_ASKED_MAX = 256  # cext/perhaps.c
+FRAMES = 20_000
+FRAME_BYTES = 1000
+
+
+@pytest.fixture
+def box(nat_free_lab: Lab) -> Iterator[BareSleep]:
+    with BareSleep(nat_free_lab, service=NO_KEEPALIVES, filter_slots=SMALL) as box:
+        yield box
+
+
+def sleeper_of(box: BareSleep, pair: Pair) -> Sleeper:
+    return Sleeper(pair, box.rows[pair.key.pack()])
+
+
+@BOTH
+def test_forged_segments_for_a_sleeper_wake_nobody_and_draw_no_reset(box: BareSleep, family: int) -> None:
+    pair = box.let_sleep(family)
+    sleeper = sleeper_of(box, pair)
+    transitions = box.transitions(pair)
+    attacks = [
+        {"seq": sleeper.window, "flags": "PA"},
+        {"ack": 5, "flags": "PA"},
+        {"ack": -5, "seq": 3, "flags": "FA"},
+        {"seq": 7, "flags": "R"},
+        {"seq": sleeper.window + 1, "flags": "R"},
+        {"seq": 4711, "flags": "S"},
+        {"flags": "", "seq": 9},
+    ]
+    with Wire(box) as wire:
+        for fields in attacks:
+            wire.send(sleeper.ip() / sleeper.tcp(**fields) / Raw(b"evil"))
+            assert [reply for reply in wire.replies(sleeper) if "R" in str(reply["TCP"].flags)] == []
+    assert (box.state(pair), box.transitions(pair)) == (State.SLEEP, transitions)
+    box.wake_and_answer(pair)
+
+
+@BOTH
+def test_a_segment_with_a_bad_checksum_changes_nothing(box: BareSleep, family: int) -> None:
+    pair = box.let_sleep(family)
+    sleeper = sleeper_of(box, pair)
+    with Wire(box) as wire:
+        wire.send(sleeper.ip() / sleeper.tcp(flags="PA", chksum=0x1234) / Raw(b"evil"))
+        assert wire.replies(sleeper) == []
+    assert box.state(pair) is State.SLEEP
+    box.wake_and_answer(pair)
+
+
+def test_while_the_store_takes_its_time_a_flood_for_one_sleeper_fills_no_memory(box: BareSleep) -> None:
+    pair = box.let_sleep()
+    sleeper = sleeper_of(box, pair)
+    box.readable = None
+    before = rss_bytes()
+    with Wire(box) as wire:
+        wire.send_raw(itertools.islice(forged(wire, sleeper, FRAME_BYTES), FRAMES))
+    box.wait(lambda: box.stat("perhaps_dropped") > FRAMES / 2, "they were handed over, and dropped")
+    assert rss_bytes() - before < FRAMES * FRAME_BYTES / 10
+    assert box.stat("perhaps_asked") == 1
+    pair.client.sendall(b"genuine")
+    box.answer(pair)
+    assert receive(box.accept(), 7) == b"genuine"
+
+
+def test_syns_that_are_taken_for_sleepers_are_asked_about_so_many_at_a_time_and_sleepers_go_before(
+    box: BareSleep,
+) -> None:
+    pairs = [box.connect() for _ in range(10)]
+    for pair in pairs:
+        box.to_sleep(pair)
+    assert box.members > 5
+    asleep = next(pair for pair in pairs if (found := box.engine.find(pair.key)) is not None and found.perhaps)
+    taken = list(itertools.islice(box.taken_for_members(addresses=20), SYNS_ASKED_MAX + 50))
+    assert len(taken) > SYNS_ASKED_MAX
+    sleeper = sleeper_of(box, asleep)
+    box.readable = None
+    with Wire(box) as wire:
+        syns = []
+        for client, port in taken:
+            ip = sleeper.ip()
+            ip.src = client
+            syns.append(ip / sleeper.tcp(sport=port, flags="S", options=[]))
+        wire.send(*syns)
+        box.wait(lambda: box.stat("perhaps_dropped") == len(taken) - SYNS_ASKED_MAX, "what is too much is dropped")
+        assert box.stat("perhaps_asked") == SYNS_ASKED_MAX
+        box.readable = True
+        asleep.client.sendall(b"room for one more")
+        assert receive(box.accept(), 17) == b"room for one more"
+    assert box.stat("perhaps_asked") == SYNS_ASKED_MAX + 1
