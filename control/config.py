@@ -247,7 +247,9 @@ class Policy(_Section):
     )
     standby_quiet: Duration = Field(120.0, description="STANDBY to IDLE, counted from the last payload byte")
     idle_quiet: Duration = Field(3600.0, description="IDLE to SLEEP, counted from the last payload byte")
-    probe_interval: WholeSeconds = Field(0.0, description="probe an inactive client that was not heard for this long")
+    probe_interval: WholeSeconds = Field(
+        0.0, description="probe an inactive client that was not heard for this long, give or take an eighth"
+    )
     probe_retry: WholeSeconds = Field(10.0, description="between unanswered probes")
     probe_count: int = Field(4, ge=1, le=255, description="the client is dead after this many unanswered probes")
     sleep_keepalive: Literal["answer", "none"] = Field(
