@@ -366,8 +366,8 @@ class Store:
     @property
     def status(self) -> StoreStatus:
         with self._wake:
-            self._status.pending_sleep = len(self._ops)
-            self._status.pending_history = len(self._rows)
+            self._status.pending_sleep = len(self._ops) + len(self._being_written.ops)
+            self._status.pending_history = len(self._rows) + len(self._being_written.rows)
             return self._status
 
     def _run(self) -> None:
