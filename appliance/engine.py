@@ -144,6 +144,9 @@ ROW: Final = struct.Struct("=QQ36sHBBB7xQQQ")
 """A transition that is of interest to the history alone (struct roost_row): id, at_ms, key, service, from, to, cause,
 rx, tx, gap."""
 
+PERHAPS: Final[int] = lib.ROOST_PERHAPS
+"""Of Engine.states."""
+
 OVERRIDES_BYTES: int = ffi.sizeof("struct roost_overrides")
 
 
@@ -760,6 +763,13 @@ class Engine:
         raw_key, raw = ffi.new("struct roost_key *"), ffi.new("struct roost_event *")
         ffi.memmove(raw_key, key.pack(), 36)
         return self._unpack(raw, 1)[0] if lib.roost_find(self._raw, raw_key, raw) else None
+
+    def states(self, keys: bytes) -> bytes:
+        """The states of the connections with these packed keys, one after the other, a byte each: 0 where there is
+        none, PERHAPS added where it may be asleep without a slot."""
+        raw = ffi.new("uint8_t[]", len(keys) // _KEY.size)
+        lib.roost_states(self._raw, ffi.from_buffer("struct roost_key[]", keys), len(raw), raw)
+        return bytes(ffi.buffer(raw))
 
     def find_client(self, address: bytes, port: int, local: bytes) -> Event | None:
         """The connection of a client's packed address and port, whichever service it came in by. local: packed

@@ -448,6 +448,16 @@ int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event 
     return found;
 }
 
+void roost_states(roost_engine *e, const struct roost_key *keys, uint32_t count, uint8_t *states) {
+    struct roost_event event;
+    roost_lock(e);
+    for (uint32_t i = 0; i < count; i++) {
+        bool found = find(e, &keys[i], &event), perhaps = !found && roost_is_perhaps_asleep(e, &keys[i]);
+        states[i] = found ? event.to_state : perhaps ? ROOST_ST_SLEEP | ROOST_PERHAPS : ROOST_ST_NONE;
+    }
+    roost_unlock(e);
+}
+
 /* The first of the services at which one of the two finds the client of this key. */
 static bool find_at_services(struct roost_engine *e, struct roost_key *key, const uint8_t *locals, uint32_t count,
                              bool (*look)(struct roost_engine *, const struct roost_key *, struct roost_event *),

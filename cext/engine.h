@@ -261,7 +261,8 @@ struct roost_row {
 };
 
 enum {
-    ROOST_STATS = 96 /* at most */
+    ROOST_STATS = 96,    /* at most */
+    ROOST_PERHAPS = 0x80 /* of roost_states */
 };
 
 /* Per-verdict counters of the BPF programs and counters of the engine, by name (see roost_stat_name). */
@@ -319,6 +320,8 @@ int roost_wake_events(roost_engine *e); /* make a waiting roost_events return */
 int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, uint32_t max, int born);
 /* 1 found, 0 not. count of the event: 1 when it may be asleep without a slot; that, its row alone can tell. */
 int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event);
+/* The states of many at once, a byte each: 0 there is none, ROOST_PERHAPS added where its row alone can tell. */
+void roost_states(roost_engine *e, const struct roost_key *keys, uint32_t count, uint8_t *states);
 /* The same for the connection of a client address and port, whatever service it came in by; locals: count addresses that
  * services of every local address listen on. */
 int roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, const uint8_t *locals, uint32_t count,

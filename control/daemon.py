@@ -35,6 +35,7 @@ from typing import Any, Final, TextIO
 
 from appliance import __version__, sysctls
 from appliance.engine import (
+    PERHAPS,
     REST_SIZE,
     WAITING_MAX,
     Command,
@@ -184,28 +185,39 @@ def take_inventory(engine: EnginePort, store: Store, boot: str) -> Inventory:
         return found
     look_up()
     after = b""
-    while page := store.sleeping_rows(after):
-        after = page[-1].key
-        rows: list[bytes] = []
-        deletes: list[tuple[bytes, int]] = []
-        for row in page:
-            event_of = engine.find(Key.unpack(row.key))
-            if row.boot_id != boot and (event_of is None or event_of.perhaps):
-                found.other_boot += 1
-                found.sleep_ids.append(row.id)  # asleep all the while: it is no transition that the history lacks
-                if (peer := _record(row).peer) is not None:
-                    found.ports.add(peer.key.local_port)
-            elif event_of is None:
-                found.without_slot += 1
-                rows.append(history_row(_record(row), State.SLEEP, State.CLOSED))
-                deletes.append((row.key, row.id))
-            elif event_of.to_state == State.SLEEP:
-                found.sleep_ids.append(row.id)
-                found.states[State.SLEEP] += event_of.perhaps  # it has no slot, and was not among the listed
-            else:
-                deletes.append((row.key, row.id))  # committed, but SLEEP never became true
-        store.add(rows, deletes=deletes)
+    while page := store.sleeping_keys(after):
+        keys, numbers, boots = zip(*page, strict=True)
+        states = engine.states(b"".join(keys))
+        if set(boots) == {boot} and set(states) <= {State.SLEEP, State.SLEEP | PERHAPS}:  # as nearly always
+            found.sleep_ids.extend(numbers)
+            found.states[State.SLEEP] += states.count(State.SLEEP | PERHAPS)  # without slots: not among the listed
+        else:
+            _take_page(found, store, boot, store.sleeping_rows(after, len(page)), dict(zip(keys, states, strict=True)))
+        after = keys[-1]
     return found
+
+
+def _take_page(found: Inventory, store: Store, boot: str, page: list[SleepingRow], states: dict[bytes, int]) -> None:
+    """The same with whole rows. states: by key."""
+    rows: list[bytes] = []
+    deletes: list[tuple[bytes, int]] = []
+    for row in page:
+        state = states.get(row.key, int(State.NONE))
+        if row.boot_id != boot and (state == State.NONE or state & PERHAPS):
+            found.other_boot += 1
+            found.sleep_ids.append(row.id)  # asleep all the while: it is no transition that the history lacks
+            if (peer := _record(row).peer) is not None:
+                found.ports.add(peer.key.local_port)
+        elif state == State.NONE:
+            found.without_slot += 1
+            rows.append(history_row(_record(row), State.SLEEP, State.CLOSED))
+            deletes.append((row.key, row.id))
+        elif state & ~PERHAPS == State.SLEEP:
+            found.sleep_ids.append(row.id)
+            found.states[State.SLEEP] += bool(state & PERHAPS)
+        else:
+            deletes.append((row.key, row.id))  # committed, but SLEEP never became true
+    store.add(rows, deletes=deletes)
 
 
 def _record(row: SleepingRow) -> Record:

@@ -672,6 +672,13 @@ class Store:
         with self._reading() as connection:
             return [_row(row) for row in connection.execute(query)]
 
+    def sleeping_keys(self, after: bytes = b"", limit: int = 10_000) -> list[tuple[bytes, int, str]]:
+        """(key, number, boot) of what `sleeping_rows` gives whole."""
+        query = sa.select(sleeping.c.key, sleeping.c.id, sleeping.c.boot_id)
+        with self._reading() as connection:
+            page = query.where(sleeping.c.key > after).order_by(sleeping.c.key).limit(limit)
+            return [tuple(row) for row in connection.execute(page)]
+
     def sleeping_by_id(self, number: int) -> SleepingRow | None:
         """The sleeping connection with this number."""
         with self._reading() as connection:

@@ -15,6 +15,7 @@ from errno import EBUSY, EEXIST, ENOENT
 
 from appliance.engine import (
     KA,
+    PERHAPS,
     REST,
     Command,
     EngineOptions,
@@ -171,6 +172,10 @@ class FakeEngine:
         if c is None and key in self.without_slot:
             return event(EventType.TRANSITION, key, from_state=State.SLEEP, to_state=State.SLEEP, count=1)
         return self._as_event(c) if c else None
+
+    def states(self, keys: bytes) -> bytes:
+        found = [self.find(Key.unpack(keys[at : at + 36])) for at in range(0, len(keys), 36)]
+        return bytes(e.to_state | (PERHAPS if e.perhaps else 0) if e is not None else 0 for e in found)
 
     def stats(self) -> dict[str, int]:
         return {"keepalives_answered": 7, "born": 0, "filter_members": len(self.without_slot)}
