@@ -20,6 +20,7 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "address.h"
@@ -202,12 +203,20 @@ static bool rush(struct roost_engine *e) {
     return e->rush;
 }
 
+static uint64_t monotonic_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
 /* Each step of a connection that comes and goes would be a turn of its own, and be waited for: this thread is in front
  * of those that make the next step. With a short pause a turn has the steps of many, and a server's last bytes and its
  * end come together. As a network card holds its interrupts back. Who is about to wake, and the control plane, wait for
  * no pause. */
-static void pause_in_rush(struct roost_engine *e) {
-    const struct timespec pause = {.tv_nsec = RUSH_PAUSE_NS};
+static void pause_in_rush(struct roost_engine *e, uint64_t turn_ns) {
+    if (turn_ns >= RUSH_PAUSE_NS) /* as much has gathered during the turn */
+        return;
+    const struct timespec pause = {.tv_nsec = (long)(RUSH_PAUSE_NS - turn_ns)};
     struct pollfd prompt[] = {
         {.fd = roost_datapath_ring_fd(&e->path), .events = POLLIN},
         {.fd = e->grace.event_fd, .events = POLLIN},
@@ -222,6 +231,7 @@ static void *engine_thread(void *context) {
     /* In front of what else runs on the box, the control plane included: a client that wakes waits for this thread. As
      * good as nothing without the privilege, so its failure is none. */
     setpriority(PRIO_PROCESS, (id_t)gettid(), ENGINE_NICE);
+    uint64_t began_ns = 0;
     pthread_mutex_lock(&e->lock);
     while (!e->stopping) {
         int wait = timeout_ms(e);
@@ -231,9 +241,10 @@ static void *engine_thread(void *context) {
         while (__atomic_load_n(&e->lock_waiters, __ATOMIC_SEQ_CST)) /* a mutex alone would let us win every time */
             sched_yield();
         if (pause)
-            pause_in_rush(e);
+            pause_in_rush(e, monotonic_ns() - began_ns);
         int count = epoll_wait(e->epoll_fd, events, EVENTS_A_TURN, wait);
         int error = errno;
+        began_ns = monotonic_ns();
         pthread_mutex_lock(&e->lock);
         if (count < 0 && error != EINTR) {
             struct roost_event event;
