@@ -263,7 +263,8 @@ void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset) 
 void roost_conn_close(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset) {
     if (c->dead)
         return;
-    if (c->slot) { /* held packets are for a socket that goes: the stack answers them */
+    roost_sockets_note(e, &c->key); /* what is left of its socket stays a while */
+    if (c->slot) {                  /* held packets are for a socket that goes: the stack answers them */
         roost_hold_release(e, c);
     }
     if (c->attach_fd >= 0)

@@ -334,6 +334,7 @@ int roost_start(roost_engine *e, char *err, uint32_t err_len) {
         error = roost_watch_plain(e, e->grace.event_fd, TAG_GRACE);
     if (!error) {
         roost_growth_resume(e);
+        e->now_ms = roost_monotonic_ms();
         roost_sockets_begin(e);
         roost_births_turn(e); /* whoever connects from now on may be born */
         sigfillset(&all);     /* signals are Python's */

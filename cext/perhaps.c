@@ -85,15 +85,25 @@ static struct roost_asked_for **place_of(struct roost_engine *e, const struct ro
     return at;
 }
 
-static bool may_ask(struct roost_engine *e, bool by_syn) {
+/* Who asks: packets share limits, so that a flood leaves the database alone; what the control plane wants is its own to
+ * bound. */
+enum asker {
+    BY_PACKET,
+    BY_SYN,
+    BY_COMMAND
+};
+
+static bool may_ask(struct roost_engine *e, enum asker by, bool again) {
     struct roost_perhaps *p = &e->perhaps;
+    if (by == BY_COMMAND)
+        return true;
     uint64_t passed_ms = e->now_ms - p->filled_ms;
     if (passed_ms) {
         p->budget =
             passed_ms * ASKS_A_MS < ASKED_MAX - p->budget ? p->budget + (uint32_t)passed_ms * ASKS_A_MS : ASKED_MAX;
         p->filled_ms = e->now_ms;
     }
-    if (!p->budget || p->asked >= (by_syn ? ASKED_BY_SYN_MAX : ASKED_MAX))
+    if (!p->budget || (!again && p->asked >= (by == BY_SYN ? ASKED_BY_SYN_MAX : ASKED_MAX)))
         return false;
     p->budget--;
     return true;
@@ -109,14 +119,14 @@ static void ask(struct roost_engine *e, struct roost_asked_for *a) {
 }
 
 /* The one that stands for this key, asked for from now on; NULL: no more can be asked now. */
-static struct roost_asked_for *asked_for(struct roost_engine *e, const struct roost_key *key, bool by_syn) {
+static struct roost_asked_for *asked_for(struct roost_engine *e, const struct roost_key *key, enum asker by) {
     struct roost_asked_for **at = place_of(e, key), *a = *at;
     if (a) {
-        if (e->now_ms - a->at_ms > ASK_AGAIN_MS && may_ask(e, by_syn))
+        if (e->now_ms - a->at_ms > ASK_AGAIN_MS && may_ask(e, by, true))
             ask(e, a);
         return a;
     }
-    a = may_ask(e, by_syn) ? calloc(1, sizeof(*a)) : NULL;
+    a = may_ask(e, by, false) ? calloc(1, sizeof(*a)) : NULL;
     if (!a)
         return NULL;
     a->key = *key;
@@ -147,7 +157,7 @@ void roost_perhaps_frame(struct roost_engine *e, const struct roost_frame *f) {
     }
     bool whole = f->length && roost_segment_parse(f->data, f->length, f->l3, &segment);
     bool by_syn = whole && (segment.flags & (ROOST_SYN | ROOST_ACK)) == ROOST_SYN;
-    struct roost_asked_for *a = asked_for(e, &f->key, by_syn);
+    struct roost_asked_for *a = asked_for(e, &f->key, by_syn ? BY_SYN : BY_PACKET);
     if (!a || a->frames == FRAMES_MAX) {
         e->stat[ROOST_E_PERHAPS_DROPPED]++;
         return;
@@ -170,7 +180,7 @@ bool roost_perhaps_command(struct roost_engine *e, struct roost_command *command
     if (!about_one || (command->id && roost_conn_by_id(e, command->id)) || roost_conn_by_key(e, key) ||
         roost_table_find(&e->table, key) || !roost_is_perhaps_asleep(e, key))
         return false;
-    struct roost_asked_for *a = asked_for(e, key, false);
+    struct roost_asked_for *a = asked_for(e, key, BY_COMMAND);
     struct parked_command *parked = a ? malloc(sizeof(*parked)) : NULL;
     if (!parked) {
         *error = EAGAIN;

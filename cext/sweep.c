@@ -227,7 +227,8 @@ static uint32_t leave_table(const struct walk *w, struct roost_ka *slot, bool v4
     const struct roost_service *s = roost_service_of(e, service);
     if (!s->no_keepalives || slot->probe_interval_s)
         return LOOK_MAX_S;
-    uint32_t quiet_s = s->sleep_quiet_ms ? (s->sleep_quiet_ms + 999) / 1000 : LEAVE_TABLE_S;
+    uint32_t quiet_s = s->sleep_quiet_ms ? (uint32_t)((s->sleep_quiet_ms + 999) / 1000) : LEAVE_TABLE_S;
+    quiet_s = quiet_s < ROOST_SILENCE_MAX_S ? quiet_s : ROOST_SILENCE_MAX_S - 1; /* more is not known of a silence */
     uint32_t silence_s = ROOST_SILENCE_S(__atomic_load_n(&slot->heard, __ATOMIC_RELAXED), w->now_s);
     if (silence_s > ROOST_HEARD_WRAP_S - AHEAD_S)
         silence_s = 0;
@@ -302,8 +303,8 @@ static void look_along(struct walk *w, const struct roost_stretch *s, uint64_t f
 void roost_sweep_turn(struct roost_engine *e) {
     if (e->now_ms < e->sweep_ms)
         return;
+    roost_sockets_turn(e); /* before the gate opens */
     roost_births_turn(e);
-    roost_sockets_turn(e);
     uint64_t buckets = roost_table_buckets(&e->table);
     uint32_t slice_ms = buckets <= LARGE_BUCKETS           ? SLICE_MS
                         : e->path.probes_left > FEW_PROBES ? SLICE_OF_MANY_MS

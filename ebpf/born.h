@@ -50,22 +50,6 @@ struct {
     __type(value, struct roost_birth);
 } births SEC(".maps");
 
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, struct roost_births_gate);
-} births_gate SEC(".maps");
-
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, struct roost_sockets);
-} births_sockets SEC(".maps");
-
 /* How many SYNs came for a service, to see a storm. */
 struct birth_rate {
     __u64 tick;

@@ -39,6 +39,7 @@ static __always_inline __u64 words(const __be32 *at, int count) {
  * in order (x86) that needs no barrier. */
 static __always_inline __u32 ordered_ctl(struct roost_ka *slot) {
 #ifdef ROOST_LOADS_IN_ORDER
+    asm volatile("" ::: "memory");
     __u32 ctl = *(volatile __u32 *)&slot->ctl;
     asm volatile("" ::: "memory");
     return ctl;
@@ -83,7 +84,7 @@ static __always_inline struct roost_ka *fast_at_home(void *table, const struct r
         if (*(volatile __be32 *)&s->far != ip->saddr || s->far_port != tcp->source)
             continue;
         *ctl = ordered_ctl(&s->ka);
-        if (fast_is(s, *ctl, ip, tcp))
+        if (ROOST_PHASE(*ctl) != ROOST_FREE && fast_is(s, *ctl, ip, tcp)) /* a free one keeps its last owner's end */
             return &s->ka;
     }
     return 0;

@@ -91,7 +91,8 @@ static __always_inline void due_by(struct roost_bucket_head *head, __u32 due_s) 
         slot->ka.window = n->ka.window;                                                                                \
         slot->ka.probe_interval_s = n->ka.probe_interval_s;                                                            \
         slot->ka.rest = n->ka.rest;                                                                                    \
-        ctl_of(&slot->ka);                                                                                             \
+        if (ctl_of(&slot->ka) != ((ctl & ~0xffu) | ROOST_FREEZING)) /* a barrier, as its result is wanted */           \
+            return 0;                                                                                                  \
         b->head.tag[at] = tag;                                                                                         \
         __sync_lock_test_and_set(&slot->ka.ctl, ctl);                                                                  \
         if (n->ka.probe_interval_s)                                                                                    \

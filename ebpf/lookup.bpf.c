@@ -4,7 +4,8 @@
  *
  * What XDP does not understand (a SYN in fragments, say) goes on to the stack. A listener would answer it and make a
  * half-open connection, and while that lasts the sleeping one of the same 4-tuple could not be rebuilt: anybody could
- * keep it asleep. Without a listener the stack has nothing but an RST to say, and the guard stops that.
+ * keep it asleep. Without a listener the stack has nothing but an RST to say, and the guard stops that. For the same reason
+ * it is noted of anybody else that he may get a socket (ebpf/sockets.h): he must not be born asleep beside it.
  */
 #include "maps.h"
 #include "perhaps.h"
@@ -60,5 +61,11 @@ int roost_lookup(struct bpf_sk_lookup *ctx) {
     }
     if (find(cfg, &key, v6, &found))
         return SK_DROP;
-    return perhaps_asleep(&found) == PERHAPS && is_heard(ctx->ingress_ifindex) ? SK_DROP : SK_PASS;
+    if (perhaps_asleep(&found) == PERHAPS && is_heard(ctx->ingress_ifindex))
+        return SK_DROP;
+    const struct roost_births_gate *gate = bpf_map_lookup_elem(&births_gate, &zero);
+    struct roost_sockets *sockets = bpf_map_lookup_elem(&births_sockets, &zero);
+    if (gate && gate->services && sockets)
+        roost_socket_note(sockets, found.hash, bpf_ktime_get_ns() / 1000000000);
+    return SK_PASS;
 }

@@ -10,8 +10,10 @@
 
 #include <bpf/bpf_helpers.h>
 
+#include "birth.h"
 #include "filter.h"
 #include "frame.h"
+#include "sockets.h"
 #include "table.h"
 
 struct {
@@ -80,6 +82,23 @@ struct {
     __type(key, __u32);
     __type(value, struct roost_filter_gate);
 } filter_gate SEC(".maps");
+
+/* Of those that are born asleep (ebpf/born.h). */
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(map_flags, BPF_F_MMAPABLE);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct roost_births_gate);
+} births_gate SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(map_flags, BPF_F_MMAPABLE);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct roost_sockets);
+} births_sockets SEC(".maps");
 
 static __always_inline void count(__u32 what) {
     __u64 *n = bpf_map_lookup_elem(&counters, &what);

@@ -7,7 +7,7 @@
  *
  * To the wire, by the routing table: keep-alive probes. The engine offers as many as are due, and begins with a few frames of its
  * own. The answer to a probe, which nobody needs any more once it was noted, becomes the next probe: a page less to be
- * allocated and one less to be freed, no more probes are on their way than are answered, and so they do not run a queue
+ * allocated and one less to be freed, and few more probes are on their way than are answered, which does not run a queue
  * over. What no answer came for within a slice of the sweep the engine sends by itself.
  *
  * The pages of such a run come back as the last receiver left them, so nothing in a frame says what it is for: what does is where
@@ -68,11 +68,11 @@ struct {
     __type(value, struct roost_probe_run);
 } probe_run SEC(".maps");
 
-/* Routes that were looked up in this second, by destination: clients that share an address, or their NAT's, share them.
+/* Routes that were looked up in this second, by both ends: clients that share an address, or their NAT's, share them.
  * Of each processor: others would have to wait for who writes one. */
 #define ROUTES 1024
 struct route {
-    __be32 to[4];
+    __be32 from[4], to[4];
     __u32 at_s; /* plus 1; 0: none yet */
     __u32 ifindex;
     __u16 mac[6]; /* as an Ethernet header has them */
@@ -142,16 +142,19 @@ static __noinline int look_up_route(struct xdp_md *ctx, const struct roost_probe
 
 static __always_inline struct route *route_of(struct xdp_md *ctx, const struct roost_probe_run *run,
                                               const __be32 *packet) {
-    __be32 to[4] = {packet[4], 0, 0, 0};
-    if (*(const __u8 *)packet >> 4 != 4)
+    __be32 from[4] = {packet[3], 0, 0, 0}, to[4] = {packet[4], 0, 0, 0};
+    if (*(const __u8 *)packet >> 4 != 4) {
+        __builtin_memcpy(from, packet + 2, 16);
         __builtin_memcpy(to, packet + 6, 16);
+    }
     __u32 index = ((to[0] ^ to[1] ^ to[2] ^ to[3]) * 0x9e3779b9u) >> 22;
     struct route *route = bpf_map_lookup_elem(&routes, &index);
     if (!route)
         return 0;
-    if (route->at_s == run->now_s + 1 && route->to[0] == to[0] && route->to[1] == to[1] && route->to[2] == to[2] &&
-        route->to[3] == to[3])
+    if (route->at_s == run->now_s + 1 && roost_same_address((__u8 *)route->to, (__u8 *)to) &&
+        roost_same_address((__u8 *)route->from, (__u8 *)from))
         return route;
+    __builtin_memcpy(route->from, from, 16);
     __builtin_memcpy(route->to, to, 16);
     return look_up_route(ctx, run, packet, route) ? route : 0;
 }

@@ -37,6 +37,10 @@ static __noinline int perhaps_asleep(const struct found *found) {
     struct roost_filter_gate *gate = bpf_map_lookup_elem(&filter_gate, &zero);
     if (!gate)
         return PERHAPS_NOT;
+#ifndef ROOST_LOADS_IN_ORDER
+    if (moves_of(gate) != found->moved) /* orders the look at the tags before that at the filter */
+        return PERHAPS_MOVED;
+#endif
     __u32 buckets = *(volatile __u32 *)&gate->buckets;
     int hit = 0;
     if (buckets) {

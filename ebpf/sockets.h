@@ -2,8 +2,9 @@
 /*
  * Whether the kernel may have a socket for a key, by 16 bits of the key's hash (ebpf/table.h): until when it may, in units
  * of 16 s, 0 = never had. Asking the kernel itself costs as much as the rest of a birth; so it is asked only about keys
- * that this does not rule out. Whoever lets a SYN through or makes a socket notes it (XDP, the engine), the engine goes
- * on noting those that live, and what is left of them after their end (TIME-WAIT, orphans) is over before the time is.
+ * that this does not rule out. Whoever lets a SYN through or makes a socket notes it (XDP, the socket lookup program, the
+ * engine), the engine goes on noting those that live and notes each at its end; what is left of it then (TIME-WAIT, or an
+ * orphan whose client is gone) is over before the time is.
  */
 #ifndef ROOST_SOCKETS_H
 #define ROOST_SOCKETS_H
@@ -27,8 +28,9 @@ static inline __attribute__((always_inline)) void roost_socket_note(struct roost
 
 static inline __attribute__((always_inline)) int roost_socket_perhaps(const struct roost_sockets *sockets, __u64 hash,
                                                                       __u32 now_s) {
+    /* One more than was noted: the clock of who asks may be a tick behind, and an `until` of 0 is kept as 1. */
     __u16 until = *(volatile const __u16 *)&sockets->until[hash >> 48];
-    return until && (__u16)(until - now_s / ROOST_SOCKETS_UNIT_S) <= ROOST_SOCKETS_KEPT;
+    return until && (__u16)(until - now_s / ROOST_SOCKETS_UNIT_S) <= ROOST_SOCKETS_KEPT + 1;
 }
 
 #endif

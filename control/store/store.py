@@ -402,6 +402,8 @@ class Store:
             if failures:
                 log.warning("store: writing again")
             failures = 0
+            if slept:  # while `asleep` still calls them unsettled: the engine hears of them before it is told of a row
+                self._on_slept(slept)
             with self._wake:
                 self._status.error = ""
                 self._being_written = _Batch()
@@ -409,8 +411,6 @@ class Store:
                 self._settled_keyed += batch.queued_keyed
                 self._committed.notify_all()
                 done = self._closing and not self._waiting
-            if slept:
-                self._on_slept(slept)
             if done:
                 return
 
