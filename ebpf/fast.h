@@ -108,6 +108,8 @@ static __always_inline struct roost_ka *fast_find(void *table, const struct roos
                 return 0;
             struct roost_slot4 *s = &b->slot[at];
             *ctl = ordered_ctl(&s->ka);
+            if (ROOST_FLAGS(*ctl) & ROOST_F_SERVER)
+                return 0; /* whose ends are the other way round */
             if (fast_is(s, *ctl, ip, tcp))
                 return &s->ka;
             mask &= mask - 1;

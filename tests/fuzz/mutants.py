@@ -47,6 +47,14 @@ MUTANTS = (
         "CLAIM BROKEN",
     ),
     Mutant(
+        "the short way overlooks servers' legs",
+        "xdp",
+        "ebpf/fast.h",
+        "                return 0; /* whose ends are the other way round */",
+        "                ;",
+        "CLAIM BROKEN",
+    ),
+    Mutant(
         "nobody notes whose SYN goes to the stack",
         "xdp",
         "ebpf/fast_born.h",

@@ -112,6 +112,9 @@ def _xdp() -> dict[str, bytes]:
         + b"\0"
         + b"".join(do_frame + frame(22, flags=SYN, options=OF_LINUX, wrong=bit, tail=b"\7") for bit in (1, 2))
     )
+    seeds["born-again"] = (
+        do_gate + b"\0" + b"".join(do_frame + frame(c, flags=SYN, options=OF_LINUX) for c in everybody)
+    )
     seeds["born-late"] = (
         do_gate + b"\0" + do_frame + frame(22, flags=SYN) + do_time + b"\xff\xff" + do_frame + frame(22)
     )
