@@ -20,6 +20,7 @@ from tests.lab.test_persistent import PERSISTENT, fall_asleep
 
 PORT = 8000
 CLIENTS = 60_000
+STAY_ASLEEP = 26  # pairs: 52 of 56 slots, with which a table begins to grow whenever it is looked at
 
 
 @pytest.fixture
@@ -83,12 +84,12 @@ def test_both_legs_of_pairs_find_each_other_in_the_larger_table(box: EngineLab, 
     pairs = [box.connect(family) for _ in range(35)]
     for number, pair in enumerate(pairs):
         fall_asleep(box, pair, State.SLEEP if number % 2 else State.IDLE)
-        if number >= 25:  # the table is as full as it may be
+        if number >= STAY_ASLEEP:  # the table is as full as it may be
             pair.server.sendall(b"in between")
     box.wait(lambda: box.stat("tables_grown") == 1, "the table has grown", 5)
     assert box.stat(f"ipv{family}_slots") > 56
     for number, pair in enumerate(pairs):
-        if number >= 25:
+        if number >= STAY_ASLEEP:
             assert pair.client.recv(10) == b"in between"
         box.exchange(pair)
         box.wait_state(pair, State.ACTIVE)
