@@ -50,19 +50,19 @@ def patience_s(clients: int) -> float:
 
 
 def config(lab: Lab, interfaces: Sequence[str], clients: int, policy: dict[str, Any] | None = None,
-           **service: Any) -> dict[str, Any]:  # fmt: skip
-    """The appliance's, with room for so many clients, all born asleep."""
-    table = {"ipv4": math.ceil(clients / LOAD) + FEW, "ipv6": FEW, "idle": AWAKE_ONCE}
+           awake_once: int = AWAKE_ONCE, **service: Any) -> dict[str, Any]:  # fmt: skip
+    """The appliance's, with room for so many clients, all born asleep, of which so many speak at some time."""
+    table = {"ipv4": math.ceil(clients / LOAD) + FEW, "ipv6": FEW, "idle": awake_once}
     settings = lab.config(PORT, policy={**QUIET, **(policy or {})}, table=table, service={"born": "always", **service})
     return settings | {"network": {"interfaces": list(interfaces)}}
 
 
 @contextmanager
-def nursery(clients: int, policy: dict[str, Any] | None = None, **service: Any) -> Iterator[Nursery]:
-    """A lab with so many simulated clients, none connected yet, and the daemon for them."""
+def nursery(clients: int, policy: dict[str, Any] | None = None, **options: Any) -> Iterator[Nursery]:
+    """A lab with so many simulated clients, none connected yet, and the daemon for them. options: of config()."""
     with Lab(clients=FEW, nat=False) as lab:
         simulator = lab.simulator(clients, PORT)
-        daemon = lab.daemon(config(lab, [simulator.box_interface], clients, policy, **service))
+        daemon = lab.daemon(config(lab, [simulator.box_interface], clients, policy, **options))
         yield Nursery(lab, simulator, daemon)
 
 
