@@ -51,6 +51,9 @@ BUSY_ROWS: Final = 64
 """The same while so many transitions of clients that come and go are in a batch: they want the processor for more of
 them, and a batch costs the same however many are in it."""
 
+LOOK_EVERY_S: Final = 10
+"""How often people are told that a table is full."""
+
 READ_PATIENCE_S: Final = 5.0
 """How long a client that wants to wake waits for a database that cannot be read, before it is given up."""
 
@@ -190,6 +193,8 @@ class Monitor:
         self._askers: deque[threading.Event] = deque()
         self._next_expiry = 0.0
         self._next_relief = 0.0
+        self._next_look = 0.0
+        self._full = 0
         self._patience_ms = PATIENCE_MS
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -280,9 +285,21 @@ class Monitor:
             self._tell(turn.transitions)
         self.counters.batches += 1
         self._patience_ms = BUSY_PATIENCE_MS if len(turn.rows) >= BUSY_ROWS else PATIENCE_MS
+        if now >= self._next_look:
+            self._next_look = now + LOOK_EVERY_S
+            self._look_for_full_tables()
         if now >= self._next_expiry:
             self._next_expiry = now + 0.2
             self._expire(now)
+
+    def _look_for_full_tables(self) -> None:
+        full, before = self._engine.stats().get("table_full", 0), self._full
+        self._full = full
+        if full > before:
+            log.error(
+                "%d times in the last %d s a connection could not fall asleep, or wake: a table is full; give [table] "
+                "idle, ipv4 or ipv6 more room (`roost status` shows how full they are)", full - before, LOOK_EVERY_S
+            )  # fmt: skip
 
     def _relieve(self, awake: int, turn: _Turn, now: float) -> None:
         self._next_relief = now + RELIEF_EVERY_S

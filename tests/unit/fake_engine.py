@@ -74,6 +74,7 @@ class FakeEngine:
     updates: list[ServiceSpec] = field(default_factory=list)
     marks: list[tuple[int, Server, bool]] = field(default_factory=list)
     patience_ms: int = 0  # of who took events last
+    table_full: int = 0
     without_slot: set[Key] = field(default_factory=set)
     """Whom its filter takes for a sleeper."""
 
@@ -178,7 +179,12 @@ class FakeEngine:
         return bytes(e.to_state | (PERHAPS if e.perhaps else 0) if e is not None else 0 for e in found)
 
     def stats(self) -> dict[str, int]:
-        return {"keepalives_answered": 7, "born": 0, "filter_members": len(self.without_slot)}
+        return {
+            "keepalives_answered": 7,
+            "born": 0,
+            "filter_members": len(self.without_slot),
+            "table_full": self.table_full,
+        }
 
     def memory(self) -> int:
         return 160 * 1000

@@ -252,6 +252,20 @@ def test_a_connection_that_woke_before_its_sleep_keeps_no_row(rig: Rig) -> None:
     assert c.state is State.ACTIVE
 
 
+def test_people_are_told_that_a_table_is_full(still: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    still.monitor.turn([])
+    assert "is full" not in caplog.text
+    still.engine.table_full = 3
+    still.monitor._next_look = 0.0
+    still.monitor.turn([])
+    assert "3 times" in caplog.text
+    assert "[table] idle" in caplog.text
+    caplog.clear()
+    still.monitor._next_look = 0.0
+    still.monitor.turn([])
+    assert not caplog.text, "once"
+
+
 def test_an_illegal_transition_is_counted_and_still_written(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.monitor.turn(
         [event(EventType.TRANSITION, key(1), 1, from_state=State.SLEEP, to_state=State.IDLE, cause=Cause.QUIET)]
