@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What it costs to probe millions of sleeping clients.
 
-Method. Simulated clients connect over one `interval`, evenly, so that their probes go round evenly from the beginning
-(of clients that come at once they do after some rounds), and are born asleep; the service probes each that was not
-heard for that long. When all are there and one interval is over, the processor time of everything that works for
+Method. Simulated clients connect and are born asleep; the service probes each that was not heard for `interval`. When
+all are there and one interval is over, so that the probes go round, the processor time of everything that works for
 them is counted for `seconds`: the whole daemon, with the softirqs that its threads do, the NAPI thread that receives
 the answers, and the kernel's workers of that processor, which take down what each run of BPF_PROG_RUN has set up
 (whatever else they do on this machine is counted, too). All run on one processor, the clients on another, and nothing
@@ -46,7 +45,7 @@ def run(connections: int = 10_000_000, interval_s: int = 60, seconds: float = 60
             received_on(simulator.space, "eth0", clients_core) as clients_threads,
         ):
             before_all_others([*threads, *clients_threads])
-            joined = born.connect(range(connections), rate=connections / interval_s)
+            joined = born.connect(range(connections))
             say(f"{joined.done:,} clients are asleep, after {joined.elapsed_s:.0f} s; "
                 f"their probes go round from {interval_s} s on")  # fmt: skip
             time.sleep(interval_s)
