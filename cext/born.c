@@ -75,13 +75,16 @@ int roost_births_tell(struct roost_engine *e, const struct roost_service *s) {
     birth.service = s->index;
     uint64_t rate = (uint64_t)s->born_rate * ROOST_BIRTH_TICK_MS / 1000;
     birth.rate = s->born == ROOST_BORN_ALWAYS ? 0 : rate ? (uint32_t)rate : 1;
-    if (!was) /* until it is known who has a socket; the next turn opens */
+    if (!was) /* until it is known who has a socket */
         roost_births_close(e);
     if (bpf_map_update_elem(map, &place, &birth, BPF_ANY))
         return -errno;
     e->path.births_gate->services += !was;
-    if (!was && e->started)
-        roost_sockets_begin(e); /* XDP notes SYNs from now on: who came before is in the kernel */
+    if (!was && e->started) { /* XDP notes SYNs from now on: who came before is in the kernel */
+        roost_sockets_begin(e);
+        e->births_ms = 0;
+        roost_births_turn(e);
+    }
     return 0;
 }
 
