@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 
 import pytest
 
+from control.demo import story
 from control.demo.outcome import Check, Memory, Outcome, Reached, Step, percentile
 from control.demo.slab import bytes_each, objects
 
@@ -53,3 +56,12 @@ def test_a_demo_is_good_only_if_it_came_to_its_end_and_every_check_held(finished
     told = json.loads(json.dumps(outcome.as_dict()))
     assert (told["ok"], told["seconds"]) == (ok, 1.75)
     assert told["memory"] is told["absence"] is told["reached_asleep"] is None
+
+
+def test_a_client_that_is_connected_is_counted_as_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        monkeypatch.setattr(story, "PORT", address[1])
+        assert story._clients_sockets(os.getpid()) == 0, "a listener is none"
+        with socket.create_connection(address), listener.accept()[0]:
+            assert story._clients_sockets(os.getpid()) == 1
