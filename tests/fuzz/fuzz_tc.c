@@ -7,7 +7,7 @@
  *     stack's own one, where its connection may be asleep without a slot, and asks about that one
  *     loopback takes exactly what is for a connection in the table, and hands it over whole
  *     no listener gets a packet of a connection in the table, nor one of who may be asleep without a slot where XDP
- *     would have seen it
+ *     would have seen it; of everybody else it is noted that he may get a socket, while clients may be born asleep
  *     steering marks what is ours, answers with an RST only where it was told to refuse, and leaves the rest as it was;
  *     it releases every socket that it looked up
  */
@@ -48,12 +48,16 @@ enum { /* what the input asks for */
 
 static struct world world;
 static uint64_t counts[ROOST_N_COUNT];
+static struct roost_births_gate gate;
+static struct roost_sockets sockets;
 static struct packet taken_apart;
 
 static void give_maps(void) {
     world_give_maps(&world, &config, &tables4, &tables6, &endpoints);
     world_give_filter(&world, &filter, &filter_gate, &strangers);
     host_map_array(&counters, counts, ROOST_N_COUNT, sizeof(counts[0]));
+    host_map_array(&births_gate, &gate, 1, sizeof(gate));
+    host_map_array(&births_sockets, &sockets, 1, sizeof(sockets));
     host_map_array(&scratch, &taken_apart, 1, sizeof(taken_apart));
     host_map_hash(&managed, 8, sizeof(struct roost_managed_key), sizeof(struct roost_managed));
     host_map_hash(&attach_ports, 8, sizeof(__be16), sizeof(__u8));
@@ -169,7 +173,13 @@ static void lookup(struct input *in) {
         memcpy(ctx.local_ip6, key.local, 16);
     }
     bool ours = !(change & 4) && (slot_of(&key) || (change & 8 && world_perhaps(&world, &key)));
+    uint64_t hash = world_hash(&world, &key);
+    uint32_t now_s = (uint32_t)(host.now_ns / 1000000000);
+    sockets.until[hash >> 48] = 0;
+    gate.services = take(in, 1) % 3;
     claim(roost_lookup(&ctx) == (ours ? SK_DROP : SK_PASS), "a listener %s a packet", ours ? "gets" : "misses");
+    claim(roost_socket_perhaps(&sockets, hash, now_s) == (!ours && !(change & 4) && gate.services),
+          "who may get a socket was %snoted", sockets.until[hash >> 48] ? "" : "not ");
 }
 
 static const struct roost_managed *manager_of(const struct tuple *t) {

@@ -416,17 +416,13 @@ static void claim_cookie(const struct outcome *o, const uint8_t *frame, const st
         claim(slot->ts_recent == offer.tsval + 1, "somebody was born with another clock");
 }
 
-static uint64_t hash_of(const struct roost_key *key) {
-    return roost_key_is_v4(key) ? roost_hash4(&world.table.config, key) : roost_hash6(&world.table.config, key);
-}
-
 /* If the kernel has a socket for a key, somebody has noted it. */
 static void note_socket(const struct roost_key *key) {
     bool any = false;
     for (int i = 0; i < 32; i += 2)
         any |= (host.sockets >> i & 3) == HOST_CONNECTION;
     if (any)
-        roost_socket_note(&sockets, hash_of(key), (uint32_t)(host.now_ns / 1000000000));
+        roost_socket_note(&sockets, world_hash(&world, key), (uint32_t)(host.now_ns / 1000000000));
 }
 
 /* A frame for nobody in the table. */
@@ -448,7 +444,7 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
             struct packet p = {.key = t->key, .v6 = t->v6};
             answerable &= !s.payload && can_be_client(&p) && !(frame[0] & 1) && (host.sockets & 3) != HOST_CONNECTION;
             claim(birth->rate || !answerable, "a SYN was not answered");
-            claim(roost_socket_perhaps(&sockets, hash_of(&t->key), (uint32_t)(host.now_ns / 1000000000)),
+            claim(roost_socket_perhaps(&sockets, world_hash(&world, &t->key), (uint32_t)(host.now_ns / 1000000000)),
                   "a SYN that may make a socket was not noted");
             claim_passed(o, frame, length);
             return;

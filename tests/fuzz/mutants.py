@@ -95,6 +95,14 @@ MUTANTS = (
         "a socket was not released",
     ),
     Mutant(
+        "nobody notes who gets to a listener",
+        "tc",
+        "ebpf/lookup.bpf.c",
+        "        roost_socket_note(sockets, found.hash, bpf_ktime_get_ns() / 1000000000);\n",
+        "        ;\n",
+        "was not noted",
+    ),
+    Mutant(
         "an extension header may lie behind the frame's end",
         "segment",
         "cext/segment.c",

@@ -210,13 +210,13 @@ def _tc() -> dict[str, bytes]:
         for c in everybody
     )
     seeds["lookup-without-a-slot"] = b"".join(
-        remove + bytes([c]) + sleeps + bytes([c, 0]) + lookup + bytes([c, 8 if c % 3 else 0]) for c in everybody
+        remove + bytes([c]) + sleeps + bytes([c, 0]) + lookup + bytes([c, 8 if c % 3 else 0, c % 2]) for c in everybody
     )
     seeds["loopback"] = b"".join(loopback + frame(c, payload=c * 10) + b"\0" for c in everybody)
     seeds["loopback-long"] = b"".join(
         loopback + frame(c, payload=1400) + b"\xff" + n for c, n in enumerate((b"\0\3", b"\0\x40", b"\xff\xff"))
     )
-    seeds["lookup"] = b"".join(lookup + bytes([c, c % 8, c, c, c]) for c in everybody)
+    seeds["lookup"] = b"".join(lookup + bytes([c, c % 8, *[c] * (2 * (c & 1) + (c & 2)), c // 8]) for c in everybody)
     for name, how in (("open", b"\0"), ("closed", b"\1"), ("everywhere", b"\7"), ("attach", b"\x08")):
         known = manage + b"\0" + how + manage + b"\1" + how
         for flags in (SYN, ACK, SYN | ACK, RST, RST | ACK):

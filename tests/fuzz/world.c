@@ -131,6 +131,10 @@ struct roost_ka *world_slot(struct world *w, int i) {
     return roost_table_find(&w->table, &w->key[i]);
 }
 
+uint64_t world_hash(const struct world *w, const struct roost_key *key) {
+    return roost_key_is_v4(key) ? roost_hash4(&w->table.config, key) : roost_hash6(&w->table.config, key);
+}
+
 void world_insert(struct world *w, int i, enum roost_phase phase) {
     world_remove(w, i);
     bool timestamps = i & 2, scaled = i & 4, wraps = i & 8, server = i % 5 == 4;

@@ -44,6 +44,8 @@ void world_filter(struct world *w, struct input *in);
 /* Whether a key that is in no table is to be taken for a sleeper's. */
 bool world_perhaps(struct world *w, const struct roost_key *key);
 
+uint64_t world_hash(const struct world *w, const struct roost_key *key);
+
 void world_insert(struct world *w, int i, enum roost_phase phase);
 void world_remove(struct world *w, int i);
 
