@@ -42,7 +42,7 @@ struct roost_interface {
 
 struct roost_datapath {
     char pin_dir[256];
-    struct bpf_object *inactive, *guard, *lookup, *closed;
+    struct bpf_object *inactive, *guard, *lookup, *closed, *inject;
     struct bpf_object *steer;                   /* a router's; NULL otherwise */
     struct bpf_object *loopback;                /* for servers on this machine; NULL otherwise */
     uint32_t steered[2 * ROOST_MAX_INTERFACES]; /* interfaces */
@@ -51,6 +51,7 @@ struct roost_datapath {
     struct ring_buffer *ring;
     int map_fd[ROOST_PINNED_MAPS];
     int closed_fd; /* socket filter */
+    int inject_fd;
     uint64_t secret[2];
     struct roost_interface interface[ROOST_MAX_INTERFACES];
     int interfaces;
