@@ -161,7 +161,9 @@ static int timeout_ms(const struct roost_engine *e) {
         return 0;
     if (roost_growth_busy(e))
         return 0;
-    int wait = e->wheel.armed || e->accept_resume_ms || e->waiting_servers || e->unacked ? ROOST_WHEEL_TICK_MS : 50;
+    int wait = e->wheel.armed || e->accept_resume_ms || e->waiting_servers ? ROOST_WHEEL_TICK_MS : 50;
+    if (e->unacked)
+        wait = e->unacked->ack_ms > e->now_ms ? (int)(e->unacked->ack_ms - e->now_ms) : 0;
     uint64_t slice_ms = e->sweep_ms > e->now_ms ? e->sweep_ms - e->now_ms : 0;
     return slice_ms < (uint64_t)wait ? (int)slice_ms : wait;
 }

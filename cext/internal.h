@@ -122,6 +122,7 @@ struct roost_conn {
     struct roost_conn *older, *newer; /* all awake connections */
     struct roost_conn *next_ready;    /* run queue of the relay */
     struct roost_conn *next_unacked;  /* clients whose first bytes the answer may acknowledge */
+    bool unacked;                     /* it is one of them */
     struct roost_leg client, server;
     uint64_t ack_ms;    /* when it waits for the answer no longer */
     uint64_t active_ms; /* last payload byte */
@@ -312,6 +313,8 @@ void roost_waiting_close(struct roost_engine *e);
 /* listeners.c */
 int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, char *err, uint32_t err_len); /* fd or -errno */
 void roost_accept_turn(struct roost_engine *e, struct roost_listener *l);
+/* With the answer, if that comes soon. The kernel is to hold the ACK back (TCP_QUICKACK 0) by itself. */
+void roost_acknowledge_later(struct roost_engine *e, struct roost_conn *c);
 void roost_unacked_turn(struct roost_engine *e);
 void roost_accept_pause(struct roost_engine *e); /* no room: new clients and servers wait in the kernel */
 void roost_accept_resume(struct roost_engine *e);

@@ -15,7 +15,8 @@
 
 #define ACCEPTS_A_TURN 128
 #define ACCEPT_PAUSE_MS 50
-#define ANSWER_MS 10
+#define ANSWER_MS 2       /* a server that is close answers sooner */
+#define ANSWER_IN_RUSH_MS 10
 
 /* The address that a client connected to; -errno. */
 static int accepted_at(const struct roost_service *s, int fd, struct roost_key *key) {
@@ -33,14 +34,21 @@ static int accepted_at(const struct roost_service *s, int fd, struct roost_key *
 }
 
 /* The kernel holds back the ACK of what a new client says (roost_service_add). In a rush the answer may be the ACK, a
- * packet less for each client; else, and when there is none for a while, it goes at once: a client with Nagle's
- * algorithm waits for it with its next words. */
+ * packet less for each client; else it goes at once. */
 static void acknowledge_or_wait(struct roost_engine *e, struct roost_conn *c) {
-    if (!e->rush) {
+    if (e->rush)
+        roost_acknowledge_later(e, c);
+    else
         roost_leg_acknowledge(&c->client);
+}
+
+/* When there is no answer for a while, the ACK goes by itself: a client with Nagle's algorithm waits for it with its next
+ * words. */
+void roost_acknowledge_later(struct roost_engine *e, struct roost_conn *c) {
+    c->ack_ms = e->now_ms + (e->rush ? ANSWER_IN_RUSH_MS : ANSWER_MS);
+    if (c->unacked) /* it waits already */
         return;
-    }
-    c->ack_ms = e->now_ms + ANSWER_MS;
+    c->unacked = true;
     c->queued++;
     c->next_unacked = NULL;
     *e->unacked_tail = c;
@@ -53,6 +61,7 @@ void roost_unacked_turn(struct roost_engine *e) {
         e->unacked = c->next_unacked;
         if (!e->unacked)
             e->unacked_tail = &e->unacked;
+        c->unacked = false;
         c->queued--;
         if (!c->dead && c->client.fd >= 0 && !c->tx)
             roost_leg_acknowledge(&c->client);

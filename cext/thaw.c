@@ -11,6 +11,8 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/if_ether.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -515,6 +517,7 @@ static int rebuilt(struct roost_engine *e, const struct roost_conn *c, struct re
  * learn it. */
 static bool awake(struct roost_engine *e, struct roost_conn *c, struct rebuilding *client) {
     struct rebuilding *server = server_leg(c, client);
+    int zero = 0;
     e->stat[ROOST_E_THAWED]++;
     e->stat[ROOST_E_REUSED] += client->spare;
     roost_leg_fresh(&c->client, client->fd);
@@ -526,8 +529,11 @@ static bool awake(struct roost_engine *e, struct roost_conn *c, struct rebuildin
         c->attached = ROOST_FLAGS(c->server_slot->ctl) & ROOST_F_ATTACHED;
         roost_link_resumed(e, c);
     }
-    if (!client->error && (!server || !server->error))
+    if (!client->error && (!server || !server->error)) {
+        if (c->link == ROOST_CONNECTING && !setsockopt(client->fd, IPPROTO_TCP, TCP_QUICKACK, &zero, sizeof(zero)))
+            roost_acknowledge_later(e, c); /* what it said: the server's answer may be the ACK, a packet less */
         return true;
+    }
     roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
     return false;
 }
