@@ -260,6 +260,12 @@ class EngineLab:
     def stat(self, name: str) -> int:
         return self.engine.stats()[name]
 
+    def frames_sent(self) -> dict[str, int]:
+        """By the appliance, by interface."""
+        with self.lab.enter("box"):
+            lines = Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]
+        return {name: int(words.split()[9]) for name, _, words in (line.strip().partition(":") for line in lines)}
+
     def nonzero_stats(self) -> dict[str, int]:
         return {name: value for name, value in self.engine.stats().items() if value} if self._engine else {}
 

@@ -79,21 +79,14 @@ def test_who_is_not_answered_is_acknowledged_before_the_kernel_would(box: Engine
         assert min(acknowledged_in_rush_s(box) for _ in range(5)) < KERNEL_ACKNOWLEDGES_S - 0.005
 
 
-def frames_sent(box: EngineLab) -> dict[str, int]:
-    """By the appliance, towards clients and servers."""
-    with box.lab.enter("box"):
-        lines = Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]
-    return {name: int(words.split()[9]) for name, _, words in (line.strip().partition(":") for line in lines)}
-
-
 def test_answers_and_ends_are_acknowledgements_too(box: EngineLab, come_and_go: Come) -> None:
     """To a client: SYN-ACK, answer and FIN, ACK. To its server: SYN, the client's word, FIN."""
     fewest = {"wan0": 99.0, "lan0": 99.0}
     with rush(box, come_and_go):
         for _ in range(10):
-            clients, before = box.engine.stats()["accepted"], frames_sent(box)
+            clients, before = box.engine.stats()["accepted"], box.frames_sent()
             time.sleep(0.2)
-            after = frames_sent(box)
+            after = box.frames_sent()
             clients = box.engine.stats()["accepted"] - clients
             fewest = {name: min(least, (after[name] - before[name]) / clients) for name, least in fewest.items()}
     assert fewest["wan0"] < 3.5
