@@ -15,7 +15,7 @@
 
 #define ACCEPTS_A_TURN 128
 #define ACCEPT_PAUSE_MS 50
-#define ANSWER_MS 2       /* a server that is close answers sooner */
+#define ANSWER_MS 2 /* a server that is close answers sooner */
 #define ANSWER_IN_RUSH_MS 10
 
 /* The address that a client connected to; -errno. */

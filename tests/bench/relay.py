@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """What it costs a connection to go through Roost: beside HAProxy, and beside a router that only forwards.
 
-Method. Four ways from the same clients to the same server, each in a network without address translation:
+Method. Ways from the same clients to the same server, each in a network without address translation:
 
     routed_...   forwarded by the kernel: the network's own cost, and what the two ends of the load can do
     haproxy_...  HAProxy: TCP mode, splice in both directions, one thread
     ...          Roost, a service at an address of the appliance, as HAProxy's is; the whole daemon with its store
     router_...   Roost as transparent router, each link with its client's own address
+    least_...    the least that a relay of sockets can do (least_relay.c); for new connections alone
 
 HAProxy and the forwarding share a network that no BPF program of ours is in. Roost's engine is one thread, and so
 HAProxy has one; it is given the same priority as the engine gives itself. A run is four measurements, each made of all
-four ways right after one another, every other run in reverse order; the ratios are of the two neighbours in a run.
+ways right after one another, every other run in reverse order; the ratios are of the two neighbours in a run.
 
     throughput_1, throughput_64   streams from the clients to the server, until its last byte is counted
     rtt_us                        64 bytes there and back, one at a time on one connection; added_rtt is what a relay
                                   adds to the forwarding
     connects_per_s                connect, 64 bytes there and back, end by the server; 64 at a time
     connect_cpu_us                processor time of the process in the middle for each of them, in all its threads
+    connects_limit_vs_haproxy     the least relay's connects_per_s and HAProxy's: the load and the kernel's part, which
+                                  are the same for all, leave no relay more than that
 
 The load (relay_load.c) shares the processors with what is measured; in the lab a frame is one MTU and its checksum is
 computed in software. So these are no figures of a network card: they are to be compared with each other.
@@ -36,15 +39,16 @@ from pathlib import Path
 from typing import Any
 
 from appliance.lab import Lab, PeerError, endpoint, wait_until
+from appliance.lab.processes import Process
 from tests.bench.direct import WAN, say
 from tests.bench.figures import Report, Stolen, Target
 
-PORT = 8000
+PORT, LEAST_PORT = 8000, 8001
 AT_ONCE = 64
 PINGS_A_SECOND = 10_000  # so many are made for each second of the other measurements
 ENGINE_NICE = -10  # as in cext/engine.c
 LOAD = Path(__file__).with_name("relay_load.c")
-WAYS = ("routed", "haproxy", "roost", "router")
+LEAST = Path(__file__).with_name("least_relay.c")
 HAPROXY = """
 global
     nbthread 1
@@ -100,10 +104,10 @@ class Way:
         return printed | {"cpu_s": self.cpu_s() - before}
 
 
-def compiled(directory: Path) -> Path:
-    """relay_load, built."""
-    program = directory / LOAD.stem
-    subprocess.run(["cc", "-O2", "-o", str(program), str(LOAD)], check=True)
+def compiled(directory: Path, source: Path = LOAD) -> Path:
+    """One of the programs here, built."""
+    program = directory / source.stem
+    subprocess.run(["cc", "-O2", "-o", str(program), str(source)], check=True)
     return program
 
 
@@ -112,12 +116,18 @@ def network(stack: ExitStack) -> Lab:
     return stack.enter_context(Lab(clients=AT_ONCE, nat=False))
 
 
+def listening(process: Process) -> Process:
+    """Wait until it says that it listens."""
+    assert process.popen.stdout is not None
+    if not process.popen.stdout.readline():
+        raise PeerError("a program of the load ended; its standard error says why")
+    return process
+
+
 def serve(lab: Lab, load: Path) -> None:
     """The server's end of the load, listening."""
-    server = lab.run("lan", [str(load), "serve", lab.address("lan", "eth0"), str(PORT)], stdout=subprocess.PIPE)
-    assert server.popen.stdout is not None
-    if not server.popen.stdout.readline():
-        raise PeerError("the load's server ended; its standard error says why")
+    argv = [str(load), "serve", lab.address("lan", "eth0"), str(PORT)]
+    listening(lab.run("lan", argv, stdout=subprocess.PIPE))
 
 
 def answers(lab: Lab, target: tuple[str, int]) -> bool:
@@ -143,6 +153,12 @@ def haproxy(lab: Lab, listen: tuple[str, int]) -> Callable[[], float]:
     return process.cpu_s
 
 
+def least(lab: Lab, listen: tuple[str, int]) -> Callable[[], float]:
+    """The least relay in the appliance's place; its processor time."""
+    relay = [str(compiled(lab.workspace, LEAST)), listen[0], str(listen[1]), lab.address("lan", "eth0"), str(PORT)]
+    return listening(lab.run("box", ["nice", "-n", str(ENGINE_NICE), *relay], stdout=subprocess.PIPE)).cpu_s
+
+
 def roost(lab: Lab, router: bool) -> Callable[[], float]:
     """The daemon, with one service; its processor time. Connections do not fall quiet, and end with their server."""
     where: dict[str, Any] = {"router": {}} if router else {}
@@ -152,7 +168,7 @@ def roost(lab: Lab, router: bool) -> Callable[[], float]:
 
 @contextmanager
 def ways() -> Iterator[list[Way]]:
-    """All four, running."""
+    """All of them, running."""
     with ExitStack() as stack:
         plain, service, router = (network(stack) for _ in range(3))
         load = compiled(plain.workspace)
@@ -162,6 +178,7 @@ def ways() -> Iterator[list[Way]]:
         yield [
             Way("routed", plain, load, server, lambda: 0.0),
             Way("haproxy", plain, load, box, haproxy(plain, box)),
+            Way("least", plain, load, (box[0], LEAST_PORT), least(plain, (box[0], LEAST_PORT))),
             Way("roost", service, load, box, roost(service, router=False)),
             Way("router", router, load, server, roost(router, router=True)),
         ]
@@ -210,14 +227,16 @@ ALSO_COMPARED = {"added_rtt": "added_rtt_us", "connect_cpu": "connect_cpu_us"}
 
 def run(seconds: float = 2.0, runs: int = 5) -> Report:
     """Each measurement lasts `seconds`; `runs` times all of them."""
-    report = Report("relay", did=f"{runs} runs of {len(COMPARED)} measurements of {seconds:g} s, {len(WAYS)} ways each")
+    report = Report("relay", did=f"{runs} runs of {len(COMPARED)} measurements of {seconds:g} s, each of all ways")
     measured: Runs = defaultdict(list)
     stolen: list[float] = []
     with ways() as all_ways:
         for number in range(1, runs + 1):
             took = Stolen()
             for what in COMPARED:
-                order = all_ways if number % 2 else all_ways[::-1]
+                order = [way for way in all_ways if what == "connects" or way.name != "least"][
+                    :: 1 if number % 2 else -1
+                ]
                 say(f"run {number}, {what}: {', '.join(measure(way, what, seconds, measured) for way in order)}")
             stolen.append(took.percent())
     for way in ("", "router_", "haproxy_"):
@@ -227,7 +246,9 @@ def run(seconds: float = 2.0, runs: int = 5) -> Report:
         for way, target in (("", RATIOS[what]), ("router_", None)):
             pairs = zip(measured[way + key], measured[f"haproxy_{key}"], strict=True)
             report.add(f"{way}{what}_vs_haproxy", [ours / theirs for ours, theirs in pairs], "", target)
-    for way in ("", "router_", "haproxy_", "routed_"):
+    pairs = zip(measured["least_connects_per_s"], measured["haproxy_connects_per_s"], strict=True)
+    report.add("connects_limit_vs_haproxy", [least / theirs for least, theirs in pairs], "")
+    for way in ("", "router_", "haproxy_", "least_", "routed_"):
         for key, unit in UNITS.items():
             if way + key in measured:
                 report.add(way + key, measured[way + key], unit)
