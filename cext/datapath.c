@@ -52,12 +52,11 @@ enum {
     BIRTHS_SOCKETS,
     FILTER,
     FILTER_GATE,
-    STRANGERS = ROOST_MAP_STRANGERS,
-    REST
+    STRANGERS = ROOST_MAP_STRANGERS
 };
 static const char *const map_name[ROOST_PINNED_MAPS] = {
-    "config", "tables4",     "tables6",        "endpoints", "ring",        "counters",  "challenges",
-    "births", "births_gate", "births_sockets", "filter",    "filter_gate", "strangers", "rest"};
+    "config", "tables4",     "tables6",        "endpoints", "ring",        "counters", "challenges",
+    "births", "births_gate", "births_sockets", "filter",    "filter_gate", "strangers"};
 
 _Static_assert(ROOST_FILTER_INTERFACES >= ROOST_MAX_INTERFACES, "each interface has its place");
 
@@ -122,7 +121,7 @@ static int make_pin_dir(const char *pin_dir, char *err, size_t err_len) {
     return 0;
 }
 
-static int complain_of_version(const char *path, char *err, size_t err_len) {
+int roost_complain_of_version(const char *path, char *err, size_t err_len) {
     return complain(err, err_len, EINVAL,
                     "%s was made by another version of Roost and its layout does not fit; let the connections go with "
                     "`roost unpin`, or run the version that made it",
@@ -140,7 +139,7 @@ static int adopt_map(struct roost_datapath *d, struct bpf_map *map, char *err, s
         return errno == ENOENT ? 0 : complain(err, err_len, errno, "cannot open %s: %s", path, strerror(errno));
     int e = bpf_obj_get_info_by_fd(fd, &info, &size) ? -errno : 0;
     if (!e && (info.type != bpf_map__type(map) || info.value_size != bpf_map__value_size(map)))
-        e = complain_of_version(path, err, err_len);
+        e = roost_complain_of_version(path, err, err_len);
     if (!e && bpf_map__set_max_entries(map, info.max_entries))
         e = -errno;
     if (!e && bpf_map__reuse_fd(map, fd))
@@ -154,12 +153,6 @@ static int is_pinned_map(const char *name) {
         if (!strcmp(map_name[i], name))
             return i;
     return -1;
-}
-
-static uint32_t value_size(int fd) {
-    struct bpf_map_info info = {0};
-    __u32 size = sizeof(info);
-    return bpf_obj_get_info_by_fd(fd, &info, &size) ? 0 : info.value_size;
 }
 
 static uint32_t entries(int fd) {
@@ -274,24 +267,6 @@ static void *map_memory(struct roost_datapath *d, int fd, size_t size, char *err
     d->mapped[d->maps_mapped].address = memory;
     d->mapped[d->maps_mapped++].size = size;
     return memory;
-}
-
-static int open_rest(struct roost_datapath *d, uint32_t slots, char *err, size_t err_len) {
-    char path[320];
-    pin_path(d, "rest", path, sizeof(path));
-    int fd = bpf_obj_get(path);
-    if (fd < 0) {
-        LIBBPF_OPTS(bpf_map_create_opts, options, .map_flags = BPF_F_MMAPABLE);
-        fd = bpf_map_create(BPF_MAP_TYPE_ARRAY, "rest", sizeof(__u32), sizeof(struct roost_rest), slots ? slots : 1,
-                            &options);
-        if (fd < 0)
-            return complain(err, err_len, errno, "cannot make the table of %u idle records: %s", slots,
-                            strerror(errno));
-        if (bpf_obj_pin(fd, path))
-            return complain(err, err_len, errno, "cannot pin %s: %s", path, strerror(errno));
-    }
-    d->map_fd[REST] = fd;
-    return value_size(fd) == sizeof(struct roost_rest) ? 0 : complain_of_version(path, err, err_len);
 }
 
 static int outer_of(const struct roost_datapath *d, bool v4) {
@@ -450,7 +425,7 @@ static int open_tables(struct roost_datapath *d, struct roost_table *t, const st
 static int refuse_old_pins(const char *pin_dir, char *err, size_t err_len) {
     char path[320];
     snprintf(path, sizeof(path), "%s/table4", pin_dir);
-    return access(path, F_OK) ? 0 : complain_of_version(path, err, err_len);
+    return access(path, F_OK) ? 0 : roost_complain_of_version(path, err, err_len);
 }
 
 static int attach_lookup(struct roost_datapath *d, char *err, size_t err_len);
@@ -473,16 +448,16 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
         (e = load(d, bpf_dir, "lookup", sizes, &d->lookup, err, err_len)) ||
         (e = load(d, bpf_dir, "closed", sizes, &d->closed, err, err_len)) ||
         (e = load(d, bpf_dir, "inject", sizes, &d->inject, err, err_len)) ||
-        (e = open_rest(d, sizes->idle_slots, err, err_len)) || (e = open_filter(d, err, err_len)) ||
-        (e = open_tables(d, t, sizes, err, err_len)))
+        (e = roost_rests_open(&d->rests, d->pin_dir, sizes->idle_slots, err, err_len)) ||
+        (e = open_filter(d, err, err_len)) || (e = open_tables(d, t, sizes, err, err_len)))
         return e;
     d->closed_fd = bpf_program__fd(bpf_object__find_program_by_name(d->closed, "roost_closed"));
     d->inject_fd = bpf_program__fd(bpf_object__find_program_by_name(d->inject, "roost_inject"));
 
-    t->rest_slots = entries(d->map_fd[REST]);
+    t->rest = d->rests.base;
+    t->rest_slots = d->rests.slots;
     uint32_t endpoints = entries(d->map_fd[ENDPOINTS]);
     struct roost_endpoint *endpoint = map_memory(d, d->map_fd[ENDPOINTS], endpoints * sizeof(*endpoint), err, err_len);
-    t->rest = map_memory(d, d->map_fd[REST], (size_t)t->rest_slots * sizeof(*t->rest), err, err_len);
     d->out = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "outbox"), ROOST_OUTBOX_ITEMS * sizeof(*d->out),
                         err, err_len);
     d->cursor = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "cursor"), sizeof(*d->cursor), err, err_len);
@@ -492,8 +467,7 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
         map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "probe_run"), sizeof(*d->probe_run), err, err_len);
     d->births_gate = map_memory(d, d->map_fd[BIRTHS_GATE], sizeof(*d->births_gate), err, err_len);
     d->births_sockets = map_memory(d, d->map_fd[BIRTHS_SOCKETS], sizeof(*d->births_sockets), err, err_len);
-    if (!d->births_gate || !d->births_sockets || !endpoint || !t->rest || !d->out || !d->cursor || !d->probes ||
-        !d->probe_run)
+    if (!d->births_gate || !d->births_sockets || !endpoint || !d->out || !d->cursor || !d->probes || !d->probe_run)
         return -ENOMEM;
     if (!d->births_gate->secret[0] &&
         getrandom(d->births_gate->secret, sizeof(d->births_gate->secret), 0) != sizeof(d->births_gate->secret))
@@ -521,8 +495,7 @@ void roost_datapath_close(struct roost_datapath *d) {
     bpf_object__close(d->inject);
     bpf_object__close(d->steer);
     bpf_object__close(d->loopback);
-    if (d->map_fd[REST] >= 0)
-        close(d->map_fd[REST]);
+    roost_rests_close(&d->rests);
     if (d->raw4 >= 0)
         close(d->raw4);
     if (d->raw6 >= 0)
@@ -721,6 +694,12 @@ void roost_datapath_end_old_steering(struct roost_datapath *d) {
     }
     if (dir)
         closedir(dir);
+}
+
+int roost_datapath_add_rests(struct roost_datapath *d, struct roost_table *t, int fd) {
+    int e = roost_rests_add(&d->rests, d->pin_dir, fd);
+    t->rest_slots = d->rests.slots;
+    return e;
 }
 
 int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len) {
@@ -968,6 +947,7 @@ uint64_t roost_datapath_memory(const struct roost_datapath *d) {
     const struct bpf_object *objects[] = {d->inactive, d->guard, d->lookup, d->closed, d->steer, d->loopback};
     for (int i = 0; i < ROOST_PINNED_MAPS; i++)
         bytes += roost_bpf_memory(d->map_fd[i]);
+    bytes += roost_rests_memory(&d->rests);
     for (__u32 n = 0; n < 2 * ROOST_GENERATIONS; n++) {
         char ignored[128];
         bool v4 = n < ROOST_GENERATIONS;

@@ -4,7 +4,7 @@
  * interfaces, and is the way in (ring) and out (outbox) for single frames.
  *
  * Below pin_dir:  config tables4 tables6 endpoints ring counters challenges
- *                 births births_gate births_sockets rest
+ *                 births births_gate births_sockets rest rest-1 ...
  *                 filter filter_gate strangers                         the maps
  *                 xdp-IFNAME                                           the XDP link of each interface
  *                 lookup                                               the link of the socket lookup program
@@ -23,10 +23,11 @@
 #include "../ebpf/filter.h"
 #include "../ebpf/frame.h"
 #include "../ebpf/sockets.h"
+#include "rests.h"
 #include "table.h"
 
 #define ROOST_MAX_INTERFACES 8
-#define ROOST_PINNED_MAPS 14
+#define ROOST_PINNED_MAPS 13
 
 enum roost_pinned_map { /* what of roost_datapath.map_fd others than datapath.c need */
     ROOST_MAP_BIRTHS = 7,
@@ -66,6 +67,7 @@ struct roost_datapath {
     struct roost_filter_gate *filter_gate; /* memory-mapped, as the filter is */
     __u64 *filter;
     uint32_t filter_buckets; /* 0: there is none */
+    struct roost_rests rests;
     int raw4, raw6; /* raw sockets: probes where no XDP driver or no neighbour is there (the kernel resolves it) */
     uint64_t replay_failed, probe_raw;
     struct {
@@ -105,6 +107,9 @@ int roost_datapath_use_generation(struct roost_datapath *d, struct roost_table *
 /* Gives the memory of the previous one back; all that was there has moved. */
 void roost_datapath_end_previous(struct roost_datapath *d, struct roost_table *t, bool v4);
 
+/* More rest slots, in a map that roost_rests_make made. It takes fd. 0 or -errno. */
+int roost_datapath_add_rests(struct roost_datapath *d, struct roost_table *t, int fd);
+
 int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len);
 
 int roost_datapath_ring_fd(const struct roost_datapath *d);
@@ -133,7 +138,8 @@ void roost_datapath_retract_probe(struct roost_datapath *d, const struct roost_k
 bool roost_datapath_send(struct roost_datapath *d, const uint8_t *packet, size_t length);
 
 void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values /* ROOST_N_COUNT */);
-uint64_t roost_datapath_memory(const struct roost_datapath *d); /* bytes, from bpf fdinfo */
-uint64_t roost_bpf_memory(int fd);                              /* of one map or program */
+uint64_t roost_datapath_memory(const struct roost_datapath *d);             /* bytes, from bpf fdinfo */
+uint64_t roost_bpf_memory(int fd);                                          /* of one map or program */
+int roost_complain_of_version(const char *path, char *err, size_t err_len); /* of what is pinned there: -EINVAL */
 
 #endif

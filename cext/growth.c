@@ -25,7 +25,8 @@ static const struct roost_generations *told(const struct roost_engine *e, bool v
 static void *make(void *context) {
     struct roost_growth *g = context;
     char err[256];
-    g->fd = roost_datapath_make_generation(&g->engine->path, g->v4, g->buckets, err, sizeof(err));
+    g->fd = g->rests ? roost_rests_make(g->slots)
+                     : roost_datapath_make_generation(&g->engine->path, g->v4, g->buckets, err, sizeof(err));
     __atomic_store_n(&g->made, 1, __ATOMIC_RELEASE);
     return NULL;
 }
@@ -40,23 +41,35 @@ static uint64_t available_bytes(void) {
     return (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-static void begin(struct roost_engine *e, bool v4) {
+/* Lets a thread make what growth says, which takes so much memory; possible: it can be so large. */
+static void begin(struct roost_engine *e, uint64_t bytes, bool possible) {
     struct roost_growth *g = &e->growth;
-    uint64_t now = told(e, v4)->buckets[ROOST_CURRENT(told(e, v4)->in_use)];
-    uint64_t buckets = now + now * GROWTH_PERCENT / 100 + 1;
-    uint64_t bytes = buckets * (v4 ? sizeof(struct roost_bucket4) : sizeof(struct roost_bucket6));
     uint64_t total = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    g->v4 = v4;
-    g->buckets = (uint32_t)buckets;
-    g->which = (ROOST_CURRENT(told(e, v4)->in_use) + 1) % ROOST_GENERATIONS;
     g->engine = e;
     g->made = 0;
-    if (buckets > roost_table_buckets_max() || available_bytes() < bytes + total / MEMORY_SPARED ||
-        pthread_create(&g->thread, NULL, make, g)) {
+    if (!possible || available_bytes() < bytes + total / MEMORY_SPARED || pthread_create(&g->thread, NULL, make, g)) {
         fail(e);
         return;
     }
     g->step = ROOST_GROWTH_MAKING;
+}
+
+static void begin_table(struct roost_engine *e, bool v4) {
+    struct roost_growth *g = &e->growth;
+    uint64_t now = told(e, v4)->buckets[ROOST_CURRENT(told(e, v4)->in_use)];
+    uint64_t buckets = now + now * GROWTH_PERCENT / 100 + 1;
+    g->rests = false;
+    g->v4 = v4;
+    g->buckets = (uint32_t)buckets;
+    g->which = (ROOST_CURRENT(told(e, v4)->in_use) + 1) % ROOST_GENERATIONS;
+    begin(e, buckets * (v4 ? sizeof(struct roost_bucket4) : sizeof(struct roost_bucket6)),
+          buckets <= roost_table_buckets_max());
+}
+
+static void begin_rests(struct roost_engine *e) {
+    e->growth.rests = true;
+    e->growth.slots = e->table.rest_slots / 100 * GROWTH_PERCENT + 1;
+    begin(e, (uint64_t)e->growth.slots * sizeof(struct roost_rest), true);
 }
 
 static void start_moving(struct roost_engine *e) {
@@ -67,11 +80,17 @@ static void start_moving(struct roost_engine *e) {
     e->sweep_at = 0; /* buckets have other numbers now */
 }
 
-static void begin_moving(struct roost_engine *e) {
+/* What was made is there. */
+static void use(struct roost_engine *e) {
     struct roost_growth *g = &e->growth;
     char err[256];
     pthread_join(g->thread, NULL);
-    if (g->fd < 0 ||
+    if (g->rests && g->fd >= 0 && !roost_datapath_add_rests(&e->path, &e->table, g->fd)) {
+        g->step = ROOST_GROWTH_NONE;
+        e->stat[ROOST_E_GROWN]++;
+        return;
+    }
+    if (g->rests || g->fd < 0 ||
         roost_datapath_use_generation(&e->path, &e->table, g->v4, g->which, g->fd, g->buckets, err, sizeof(err)))
         fail(e);
     else
@@ -167,8 +186,8 @@ static void move_some(struct roost_engine *e) {
     g->retry_ms = e->now_ms + 100; /* what is busy now will not be for long */
 }
 
-static bool is_full(struct roost_engine *e, bool v4, uint64_t used) {
-    return used * 100 >= roost_table_slots(&e->table, v4) * GROW_PERCENT;
+static bool is_full(uint64_t used, uint64_t slots) {
+    return used * 100 >= slots * GROW_PERCENT;
 }
 
 void roost_growth_turn(struct roost_engine *e) {
@@ -176,7 +195,7 @@ void roost_growth_turn(struct roost_engine *e) {
     uint64_t used4, used6;
     if (g->step == ROOST_GROWTH_MAKING) {
         if (__atomic_load_n(&g->made, __ATOMIC_ACQUIRE))
-            begin_moving(e);
+            use(e);
         return;
     }
     if (g->step == ROOST_GROWTH_MOVING) {
@@ -188,10 +207,12 @@ void roost_growth_turn(struct roost_engine *e) {
         return;
     g->retry_ms = e->now_ms + 50;
     roost_table_used(e, &used4, &used6);
-    if (is_full(e, true, used4))
-        begin(e, true);
-    else if (is_full(e, false, used6))
-        begin(e, false);
+    if (is_full(used4, roost_table_slots(&e->table, true)))
+        begin_table(e, true);
+    else if (is_full(used6, roost_table_slots(&e->table, false)))
+        begin_table(e, false);
+    else if (is_full(e->table.rest_used, e->table.rest_slots))
+        begin_rests(e);
 }
 
 bool roost_growth_busy(const struct roost_engine *e) {

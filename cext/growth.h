@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The table grows: a larger generation is made while the engine goes on, and the slots move into it a few at a time. */
+/* The table grows: a larger generation is made while the engine goes on, and the slots move into it a few at a time. So do
+ * the rest slots, by a part more (rests.h). */
 #ifndef ROOST_CEXT_GROWTH_H
 #define ROOST_CEXT_GROWTH_H
 
@@ -18,13 +19,15 @@ enum roost_growth_step {
 struct roost_growth {
     enum roost_growth_step step;
     bool allowed;
+    bool rests;      /* it is they that grow */
     bool v4;         /* which table */
     bool legs_moved; /* every server's leg has been looked at once */
     uint32_t which, buckets;
-    int fd;        /* of the map; -errno: it could not be made */
-    int made;      /* atomic: the thread is done */
-    uint64_t at;   /* the position to be moved next */
-    uint64_t left; /* slots that this pass had to leave where they are */
+    uint32_t slots; /* of the rests: more */
+    int fd;         /* of the map; -errno: it could not be made */
+    int made;       /* atomic: the thread is done */
+    uint64_t at;    /* the position to be moved next */
+    uint64_t left;  /* slots that this pass had to leave where they are */
     uint64_t retry_ms;
     pthread_t thread;
     struct roost_engine *engine;

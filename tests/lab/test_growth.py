@@ -30,14 +30,14 @@ def stack() -> Iterator[ExitStack]:
 
 
 class Grown:
-    """A daemon whose tables begin with 2,000 places, and simulated clients that are born asleep."""
+    """A daemon whose tables begin small, and simulated clients that are born asleep."""
 
-    def __init__(self, stack: ExitStack, family: int) -> None:
+    def __init__(self, stack: ExitStack, family: int, ipv4: int = 2000, idle: int = 5000, **policy: str) -> None:
         self.lab = stack.enter_context(Lab(clients=10, nat=False))
         self.simulator: Simulator = stack.enter_context(self.lab.simulator(CLIENTS, PORT, family=family))
         self.echo = stack.enter_context(Echo(self.lab.space("lan"), self.lab.address("lan", "eth0", family), PORT))
-        table = {"ipv4": 2000, "ipv6": 2000, "idle": 5000}
-        config: dict[str, Any] = self.lab.config(port=PORT, service={"born": "always"}, table=table)
+        table = {"ipv4": ipv4, "ipv6": 2000, "idle": idle}
+        config: dict[str, Any] = self.lab.config(port=PORT, service={"born": "always", **policy}, table=table)
         config["network"] = {"interfaces": ["wan0", self.simulator.box_interface]}
         self.daemon = self.lab.daemon(config)
 
@@ -94,3 +94,22 @@ def test_both_legs_of_pairs_find_each_other_in_the_larger_table(box: EngineLab, 
         box.exchange(pair)
         box.wait_state(pair, State.ACTIVE)
     assert box.stat(f"table_ipv{family}") == 0
+
+
+def test_records_of_the_idle_find_room_and_outlast_the_daemon(stack: ExitStack) -> None:
+    """Who was born asleep and has spoken needs a record. There is room for 500 at first."""
+    quick, everybody = {"active_quiet": "200ms", "standby_quiet": "300ms"}, range(3000)
+    grown = Grown(stack, 4, ipv4=2 * len(everybody), idle=500, **quick)
+    simulator = grown.simulator
+    assert simulator.connect(everybody).done == len(everybody)
+    assert simulator.speak(everybody, 20, 20).done == len(everybody)
+    wait_until(lambda: grown.counters()["idle_records"] == len(everybody), 30, "all are IDLE")
+    slots = grown.counters()["idle_slots"]
+    assert slots > 2000, "it has grown twice"
+    grown.daemon.kill()
+    grown.daemon.start()
+    after = grown.counters()
+    assert (after["idle_records"], after["idle_slots"]) == (len(everybody), slots)
+    assert simulator.keep_alive(everybody).done == len(everybody)
+    assert simulator.speak(everybody, 20, 20).done == len(everybody)
+    assert simulator.offences() == {}, simulator.first_offences()
