@@ -55,6 +55,12 @@ void roost_acknowledge_later(struct roost_engine *e, struct roost_conn *c) {
     e->unacked_tail = &c->next_unacked;
 }
 
+/* Has what the client said last been acknowledged by an answer? One that was only greeted has said nothing yet: the ACK of
+ * its first bytes would be held back for as long as the kernel likes. */
+static bool is_answered(const struct roost_conn *c) {
+    return c->rx && c->tx && !c->asked;
+}
+
 void roost_unacked_turn(struct roost_engine *e) {
     struct roost_conn *c;
     while ((c = e->unacked) && (c->dead || e->now_ms >= c->ack_ms)) {
@@ -63,7 +69,7 @@ void roost_unacked_turn(struct roost_engine *e) {
             e->unacked_tail = &e->unacked;
         c->unacked = false;
         c->queued--;
-        if (!c->dead && c->client.fd >= 0 && !c->tx)
+        if (!c->dead && c->client.fd >= 0 && !is_answered(c))
             roost_leg_acknowledge(&c->client);
     }
 }

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import socket
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 from appliance.lab import wait_until
 from appliance.lab.processes import Process
 from tests.bench.relay import compiled
-from tests.lab.engine_lab import PORT, EngineLab, tcp_info
+from tests.lab.engine_lab import PORT, EngineLab, receive, tcp_info
 
 SERVER_PORT = 8000
 HELD_S, KERNEL_ACKNOWLEDGES_S = 0.008, 0.04
@@ -77,6 +78,26 @@ def test_who_is_not_answered_is_acknowledged_before_the_kernel_would(box: Engine
     assert min(acknowledged_s(box.dial()) for _ in range(3)) < HELD_S
     with rush(box, come_and_go):
         assert min(acknowledged_in_rush_s(box) for _ in range(5)) < KERNEL_ACKNOWLEDGES_S - 0.005
+
+
+def greeted_s(box: EngineLab) -> float:
+    """How long two words of a client take that its server has greeted. Nagle's algorithm lets the second one wait for the
+    acknowledgement of the first."""
+    client = box.dial(6)
+    server = box.accept(6)
+    server.sendall(b"welcome")
+    assert receive(client, 7) == b"welcome"
+    began = time.monotonic()
+    client.send(b"one")
+    client.send(b"two")
+    assert receive(server, 6) == b"onetwo"
+    return time.monotonic() - began
+
+
+def test_who_is_greeted_is_acknowledged_before_the_kernel_would(box: EngineLab, come_and_go: Come) -> None:
+    assert min(greeted_s(box) for _ in range(3)) < HELD_S
+    with rush(box, come_and_go):
+        assert statistics.median(greeted_s(box) for _ in range(20)) < KERNEL_ACKNOWLEDGES_S - 0.005
 
 
 def test_answers_and_ends_are_acknowledgements_too(box: EngineLab, come_and_go: Come) -> None:
