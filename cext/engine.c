@@ -214,17 +214,17 @@ static uint64_t monotonic_ns(void) {
 /* Each step of a connection that comes and goes would be a turn of its own, and be waited for: this thread is in front
  * of those that make the next step. With a short pause a turn has the steps of many, and a server's last bytes and its
  * end come together. As a network card holds its interrupts back. Who is about to wake, and the control plane, wait for
- * no pause. */
-static void pause_in_rush(struct roost_engine *e, uint64_t turn_ns) {
+ * no pause. False: there was none, or one of those has ended it. */
+static bool pause_in_rush(struct roost_engine *e, uint64_t turn_ns) {
     if (turn_ns >= RUSH_PAUSE_NS) /* as much has gathered during the turn */
-        return;
+        return false;
     const struct timespec pause = {.tv_nsec = (long)(RUSH_PAUSE_NS - turn_ns)};
     struct pollfd prompt[] = {
         {.fd = roost_datapath_ring_fd(&e->path), .events = POLLIN},
         {.fd = e->grace.event_fd, .events = POLLIN},
         {.fd = e->wake_fd, .events = POLLIN},
     };
-    ppoll(prompt, sizeof(prompt) / sizeof(prompt[0]), &pause, NULL); /* should it fail, there is no pause */
+    return !ppoll(prompt, sizeof(prompt) / sizeof(prompt[0]), &pause, NULL); /* should it fail, there is no pause */
 }
 
 static void *engine_thread(void *context) {
@@ -238,16 +238,15 @@ static void *engine_thread(void *context) {
     while (!e->stopping) {
         int wait = timeout_ms(e);
         bool pause = rush(e) && wait;
-        e->stat[ROOST_E_RUSH_PAUSES] += pause;
         pthread_mutex_unlock(&e->lock);
         while (__atomic_load_n(&e->lock_waiters, __ATOMIC_SEQ_CST)) /* a mutex alone would let us win every time */
             sched_yield();
-        if (pause)
-            pause_in_rush(e, monotonic_ns() - began_ns);
+        pause = pause && pause_in_rush(e, monotonic_ns() - began_ns);
         int count = epoll_wait(e->epoll_fd, events, EVENTS_A_TURN, wait);
         int error = errno;
         began_ns = monotonic_ns();
         pthread_mutex_lock(&e->lock);
+        e->stat[ROOST_E_RUSH_PAUSES] += pause;
         if (count < 0 && error != EINTR) {
             struct roost_event event;
             memset(&event, 0, sizeof(event));

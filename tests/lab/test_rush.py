@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance.engine import Op
 from appliance.lab import wait_until
 from appliance.lab.processes import Process
 from tests.bench.relay import compiled
@@ -20,6 +21,7 @@ from tests.lab.engine_lab import PORT, EngineLab, receive, tcp_info
 
 SERVER_PORT = 8000
 HELD_S, KERNEL_ACKNOWLEDGES_S = 0.008, 0.04
+PAUSE_S = 0.00025  # with the turn before it: RUSH_PAUSE_NS of cext/engine.c
 Come = Callable[[int, float], Process]
 
 
@@ -54,6 +56,16 @@ def test_the_engine_pauses_for_many_that_come_and_go_and_not_for_few(box: Engine
     assert after["rush_pauses"] - before["rush_pauses"] <= (after["accepted"] - before["accepted"]) / 20
     with rush(box, come_and_go):
         pass
+
+
+def test_a_pause_that_is_ended_at_once_is_not_counted(box: EngineLab, come_and_go: Come) -> None:
+    """The control plane's word ends one, and here comes one after the other: far more turns than pauses have room."""
+    with rush(box, come_and_go):
+        before, began = box.engine.stats()["rush_pauses"], time.monotonic()
+        while time.monotonic() < began + 0.5:
+            box.engine.submit_many(Op.WAKE, 0, keys=[])
+        pauses = box.engine.stats()["rush_pauses"] - before
+        assert pauses * PAUSE_S <= time.monotonic() - began
 
 
 def acknowledged_s(client: socket.socket) -> float:
