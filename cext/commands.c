@@ -158,7 +158,7 @@ static int op_sleep(struct roost_engine *e, const struct roost_command *command)
     uint32_t index = slot->rest;
     slot->rest = ROOST_NO_REST;
     roost_table_rest_release(&e->table, index);
-    if (roost_sleep_without_slot(e, &command->record.key, slot, event.record.service))
+    if (roost_sleep_without_slot(e, &command->record.key, slot, event.record.service, false))
         roost_table_remove(&e->table, slot);
     roost_mailbox_post(&e->box, &event);
     return 0;
@@ -294,7 +294,7 @@ static int op_insert(struct roost_engine *e, const struct roost_command *command
         (pair && roost_table_find(&e->table, &command->peer.key)))
         return EEXIST;
     const struct roost_record *record = &command->record;
-    bool without_slot = !pair && roost_sleep_without_slot(e, &record->key, &record->ka, record->service);
+    bool without_slot = !pair && roost_sleep_without_slot(e, &record->key, &record->ka, record->service, false);
     const struct roost_ka *slot = without_slot ? NULL
                                   : pair       ? insert_pair(e, command)
                                                : roost_insert_sleeping(e, record);

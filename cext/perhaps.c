@@ -67,14 +67,14 @@ void roost_event_of_perhaps(struct roost_engine *e, const struct roost_key *key,
 }
 
 bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka,
-                              uint16_t service) {
+                              uint16_t service, bool again) {
     if (!roost_service_of(e, service)->no_keepalives || ka->probe_interval_s || ROOST_FLAGS(ka->ctl) & ROOST_F_PAIRED)
         return false;
     uint64_t hash = roost_hash_of_key(e, key);
     roost_datapath_mark_stranger(&e->path, hash, false); /* first: XDP must not let its packets pass */
     if (roost_filter_insert(&e->filter, hash))
         return true;
-    e->stat[ROOST_E_FILTER_FULL]++;
+    e->stat[ROOST_E_FILTER_FULL] += !again;
     return false;
 }
 

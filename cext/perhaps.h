@@ -36,9 +36,10 @@ bool roost_is_perhaps_asleep(const struct roost_engine *e, const struct roost_ke
 void roost_event_of_perhaps(struct roost_engine *e, const struct roost_key *key, struct roost_event *event);
 
 /* In SLEEP, its row committed: from now on in the filter, if its service has it so and there is room. The caller then
- * removes the slot, if there is one. */
+ * removes the slot, if there is one. again: it has found no room before, or has come back; filter_full counts those that
+ * fell asleep. */
 bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka,
-                              uint16_t service);
+                              uint16_t service, bool again);
 
 /* A frame of a key that is in no table. */
 void roost_perhaps_frame(struct roost_engine *e, const struct roost_frame *f);

@@ -235,7 +235,7 @@ static uint32_t leave_table(const struct walk *w, struct roost_ka *slot, bool v4
     if (silence_s < quiet_s)
         return may_wait(quiet_s - silence_s, quiet_s);
     roost_table_key(&e->table, slot, v4, &key);
-    if (roost_conn_by_key(e, &key) || !roost_sleep_without_slot(e, &key, slot, service))
+    if (roost_conn_by_key(e, &key) || !roost_sleep_without_slot(e, &key, slot, service, true))
         return LEAVE_TABLE_S;
     roost_table_remove(&e->table, slot);
     return 0;

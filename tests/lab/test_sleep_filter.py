@@ -172,6 +172,20 @@ def test_whoever_finds_the_filter_full_keeps_a_slot_and_is_counted(box: BareSlee
     assert (box.members, box.slots) == (0, 0)
 
 
+@pytest.mark.engine(service={**NO_KEEPALIVES, "sleep_quiet_ms": 1000}, filter_slots=SMALL)
+def test_whoever_looks_in_vain_for_room_in_the_filter_again_is_not_counted_again(box: BareSleep) -> None:
+    pairs = [box.connect() for _ in range(14)]
+    for pair in pairs:
+        box.to_sleep(pair)
+    kept = box.stat("filter_full")
+    assert kept == box.slots > 1
+    asleep = next(pair for pair in pairs if (found := box.engine.find(pair.key)) is not None and found.perhaps)
+    box.wake_and_answer(asleep)
+    box.wait(lambda: box.slots == kept - 1, "one of them has found its place")
+    time.sleep(1.2)  # the others have looked, too: each after a second of silence
+    assert (box.slots, box.stat("filter_full")) == (kept - 1, kept)
+
+
 # By command, and by servers
 
 
