@@ -38,6 +38,7 @@ _KEY_AND_KA: Final = {"tables4": (8, 32), "tables6": (20, 32)}
 _CTL, _TS_OFFSET, _HEARD = 0, 12, 20
 _WHEN_SHIFT, _WHEN_WRAP_S = 12, 1 << 20
 _PHASE_ASLEEP: Final = (2, 3)  # IDLE, SLEEP
+_SOCKET_NOTES_BYTES: Final = 2 << 16  # ebpf/sockets.h
 
 _SYS_BPF: Final = {"x86_64": 321, "aarch64": 280}
 _BPF_MAP_LOOKUP_ELEM: Final = 1
@@ -137,6 +138,16 @@ class Sleepers:
                 table.memory.close()
 
 
+def let_socket_notes_run_out(pin_dir: Path) -> None:
+    """Nobody is noted any more as one whom the kernel may have a socket for (ebpf/sockets.h); new notes count."""
+    fd = _pinned(pin_dir / "births_sockets")
+    try:
+        with mmap.mmap(fd, _SOCKET_NOTES_BYTES) as notes:
+            notes[:] = bytes(len(notes))
+    finally:
+        os.close(fd)
+
+
 def _bpf(command: int, attributes: bytes) -> int:
     return int(_libc.syscall(_SYS_BPF[platform.machine()], command, attributes, len(attributes)))
 
@@ -147,10 +158,15 @@ def _check(result: int, what: str) -> int:
     return result
 
 
+def _pinned(path: Path) -> int:
+    """A descriptor of the map that is pinned there."""
+    name = ctypes.create_string_buffer(os.fsencode(path))
+    return _check(_bpf(_BPF_OBJ_GET, struct.pack("QII", ctypes.addressof(name), 0, 0)), str(path))
+
+
 def _generations(path: Path) -> Iterator[int]:
     """Descriptors of the maps in the map of maps that is pinned at path."""
-    name = ctypes.create_string_buffer(os.fsencode(path))
-    outer = _check(_bpf(_BPF_OBJ_GET, struct.pack("QII", ctypes.addressof(name), 0, 0)), str(path))
+    outer = _pinned(path)
     try:
         for number in range(_GENERATIONS):
             key, found = ctypes.c_uint32(number), ctypes.c_uint32()

@@ -16,6 +16,7 @@ from scapy.layers.inet6 import IPv6
 
 from appliance.engine import KA, Born, Op
 from control.states import Cause, State
+from tests.lab.aging import let_socket_notes_run_out
 from tests.lab.engine_lab import EngineLab, Pair, receive
 from tests.lab.handmade import LINUX, OUR_WSCALE, Handmade, hide
 from tests.lab.wire import MOD, Wire, timestamps_of
@@ -23,6 +24,7 @@ from tests.lab.wire import MOD, Wire, timestamps_of
 BORN = {"born": Born.ALWAYS}
 BOTH = pytest.mark.parametrize("family", [4, 6])
 TIMESTAMPS, SACK, WSCALE = 1, 2, 4
+LATER = [("MSS", 1460), ("SAckOK", b""), ("Timestamp", (100_000, 0)), ("NOP", None), ("WScale", 9)]
 NO_TIMESTAMPS = tuple(option for option in LINUX if option[0] != "Timestamp")
 
 
@@ -408,11 +410,51 @@ def test_a_client_that_returns_to_a_port_in_time_wait_is_served(ward: Ward, fami
     old.rcv_nxt = (fin[TCP].seq + len(fin[TCP].payload) + 1) % MOD
     old.send("FA")
     assert old.hear()[TCP].ack == old.snd_nxt + 1
-    later = [("MSS", 1460), ("SAckOK", b""), ("Timestamp", (100_000, 0)), ("NOP", None), ("WScale", 9)]
-    new = ward.client(family, port=31_002, isn=old.isn + 5_000_000, options=later)
+    new = ward.client(family, port=31_002, isn=old.isn + 5_000_000, options=LATER)
     new.syn()
     new.ack()
     ward.converse(new)
+
+
+def _ended_by_both(ward: Ward, client: Handmade) -> None:
+    """The client ends first, then the server: the kernel waits for the last acknowledgement of it."""
+    server = ward.converse(client)
+    let_socket_notes_run_out(ward.box.pin_dir)
+    client.send("FA")
+    client.snd_nxt += 1
+    assert server.recv(1) == b""
+    server.close()
+    fin = client.hear(lambda tcp: bool(tcp.flags.F))
+    client.rcv_nxt = (fin[TCP].seq + 1) % MOD
+    ward.box.wait(lambda: ward.state(client) is None, "the engine is done with it")
+
+
+def _ended_by_the_server(ward: Ward, client: Handmade) -> None:
+    """The server ends first, so the kernel remembers the connection (TIME-WAIT)."""
+    server = ward.converse(client)
+    let_socket_notes_run_out(ward.box.pin_dir)
+    server.close()
+    fin = client.hear(lambda tcp: bool(tcp.flags.F))
+    client.rcv_nxt = (fin[TCP].seq + 1) % MOD
+    client.send("FA")
+    client.snd_nxt += 1
+    assert client.hear()[TCP].ack == client.snd_nxt
+    ward.box.wait(lambda: ward.state(client) is None, "the engine is done with it")
+
+
+@BOTH
+@pytest.mark.parametrize("ended", [_ended_by_both, _ended_by_the_server], ids=["last-ack", "time-wait"])
+def test_nobody_is_born_beside_what_is_left_of_a_socket(
+    ward: Ward, family: int, ended: Callable[[Ward, Handmade], None]
+) -> None:
+    """However long the connection lasted: what was noted when it began is forgotten."""
+    old = ward.born(family)
+    ended(ward, old)
+    cookies = ward.stat("syn_cookies")
+    new = ward.client(family, port=old.port, isn=old.isn + 5_000_000, options=LATER)
+    new.send("S", seq=new.isn, options=new.options)
+    assert new.hear()[TCP].flags.A, "the kernel says what is to be said"
+    assert ward.stat("syn_cookies") == cookies
 
 
 @pytest.mark.parametrize("source", ["127.0.0.1", "0.0.0.0", "224.0.0.9", "255.255.255.255", "198.18.0.1"])
