@@ -7,7 +7,7 @@ import errno
 from collections.abc import Iterator
 from typing import Final
 
-from appliance.engine import Command, Event, EventType, Key, Op
+from appliance.engine import PERHAPS, Command, Event, EventType, Key, Op
 from tests.lab.engine_lab import EngineLab, Pair
 
 NO_KEEPALIVES: Final = {"no_keepalives": True}
@@ -29,10 +29,14 @@ class BareSleep(EngineLab):
 
     def answer(self, pair: Pair) -> None:
         """The store gets round to what it was asked about this connection; from here on it answers at once."""
-        self.readable = True
         key = pair.key.pack()
-        asked = [e for e in self.events if e.type == EventType.PERHAPS and e.record.key_raw == key]
-        command = self._decide(asked[-1])
+
+        def asked() -> list[Event]:
+            return [e for e in self.events if e.type == EventType.PERHAPS and e.record.key_raw == key]
+
+        self.wait(asked, "it was asked")
+        self.readable = True
+        command = self._decide(asked()[-1])
         assert command is not None
         self.engine.submit([command])
 
@@ -57,10 +61,11 @@ class BareSleep(EngineLab):
         """Addresses and ports from which a client would be taken for one, and is none."""
         host, port = self.target(family)
         for client in self.lab.client_addresses(family, addresses):
-            for source in range(20000, 60000):
-                found = self.engine.find(Key.of(client, source, host, port))
-                if found is not None and found.perhaps:
-                    yield client, source
+            key = Key.of(client, 0, host, port).pack()
+            for first in range(20000, 60000, 1000):
+                ports = range(first, first + 1000)
+                states = self.engine.states(b"".join(key[:32] + source.to_bytes(2) + key[34:] for source in ports))
+                yield from ((client, source) for source, state in zip(ports, states, strict=True) if state & PERHAPS)
 
     def taken_for_a_member(self, family: int = 4) -> int:
         """The first of those ports."""

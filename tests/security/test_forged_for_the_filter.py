@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from scapy.packet import Raw
 
+from appliance.engine import Op
 from appliance.lab import Lab
 from control.states import State
 from tests.lab.bare_sleep import NO_KEEPALIVES, SMALL, BareSleep
@@ -19,7 +21,7 @@ from tests.lab.test_relay import rss_bytes
 from tests.lab.wire import Sleeper, Wire
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
-SYNS_ASKED_MAX = 256  # cext/perhaps.c
+ASKED_MAX, SYNS_ASKED_MAX = 1024, 256  # cext/perhaps.c
 FRAMES = 20_000
 FRAME_BYTES = 1000
 
@@ -67,6 +69,23 @@ def test_a_segment_with_a_bad_checksum_changes_nothing(box: BareSleep, family: i
     box.wake_and_answer(pair)
 
 
+def fill(box: BareSleep) -> list[Pair]:
+    """The filter; who sleeps by it."""
+    pairs = [box.connect() for _ in range(10)]
+    for pair in pairs:
+        box.to_sleep(pair)
+    assert box.members > 5
+    return [pair for pair in pairs if (found := box.engine.find(pair.key)) is not None and found.perhaps]
+
+
+def segments_from(taken: list[tuple[str, int]], sleeper: Sleeper, **fields: Any) -> Iterator[Any]:
+    """As the sleeper's, but from elsewhere."""
+    for client, port in taken:
+        ip = sleeper.ip()
+        ip.src = client
+        yield ip / sleeper.tcp(sport=port, **fields)
+
+
 def test_while_the_store_takes_its_time_a_flood_for_one_sleeper_fills_no_memory(box: BareSleep) -> None:
     pair = box.let_sleep()
     sleeper = sleeper_of(box, pair)
@@ -85,25 +104,36 @@ def test_while_the_store_takes_its_time_a_flood_for_one_sleeper_fills_no_memory(
 def test_syns_that_are_taken_for_sleepers_are_asked_about_so_many_at_a_time_and_sleepers_go_before(
     box: BareSleep,
 ) -> None:
-    pairs = [box.connect() for _ in range(10)]
-    for pair in pairs:
-        box.to_sleep(pair)
-    assert box.members > 5
-    asleep = next(pair for pair in pairs if (found := box.engine.find(pair.key)) is not None and found.perhaps)
+    asleep = fill(box)[0]
     taken = list(itertools.islice(box.taken_for_members(addresses=20), SYNS_ASKED_MAX + 50))
     assert len(taken) > SYNS_ASKED_MAX
-    sleeper = sleeper_of(box, asleep)
     box.readable = None
     with Wire(box) as wire:
-        syns = []
-        for client, port in taken:
-            ip = sleeper.ip()
-            ip.src = client
-            syns.append(ip / sleeper.tcp(sport=port, flags="S", options=[]))
-        wire.send(*syns)
+        wire.send(*segments_from(taken, sleeper_of(box, asleep), flags="S", options=[]))
         box.wait(lambda: box.stat("perhaps_dropped") == len(taken) - SYNS_ASKED_MAX, "what is too much is dropped")
         assert box.stat("perhaps_asked") == SYNS_ASKED_MAX
         box.readable = True
         asleep.client.sendall(b"room for one more")
         assert receive(box.accept(), 17) == b"room for one more"
     assert box.stat("perhaps_asked") == SYNS_ASKED_MAX + 1
+
+
+def test_commands_and_servers_do_not_share_the_limits_of_packets(box: BareSleep) -> None:
+    """Whatever packets have asked about: the operator reaches a sleeper, and so does its server."""
+    commanded, wanted = fill(box)[:2]
+    taken = list(itertools.islice(box.taken_for_members(addresses=30), ASKED_MAX + 50))
+    assert len(taken) > ASKED_MAX
+    box.readable = None
+    with Wire(box) as wire:
+        wire.send(*segments_from(taken, sleeper_of(box, commanded), flags="PA"))
+    box.wait(lambda: box.stat("perhaps_asked") == ASKED_MAX, "so many questions have no answer")
+    box.wait(lambda: box.stat("perhaps_dropped") == len(taken) - ASKED_MAX, "what is too much is dropped")
+    box.submit(Op.WAKE, commanded)
+    server = box.attach(wanted, early=b"you are wanted")
+    box.wait(lambda: box.stat("perhaps_asked") == ASKED_MAX + 2, "both are asked about")
+    for pair in (commanded, wanted):
+        assert box.refusals(pair) == []
+        box.answer(pair)
+    box.wait_state(commanded, State.STANDBY)
+    assert receive(wanted.client, 14) == b"you are wanted"
+    server.close()
