@@ -277,8 +277,8 @@ class EngineLab:
         return spec.listen, spec.listen_port
 
     def dial(self, family: int = 4, keepalives: bool = False, before: Callable[[socket.socket], None] | None = None,
-             source: str | None = None, space: str = "wan") -> socket.socket:  # fmt: skip
-        """A client's socket, connected to the appliance."""
+             source: str | None = None, space: str = "wan", to: str | None = None) -> socket.socket:  # fmt: skip
+        """A client's socket, connected to the appliance; `to`: at another of its addresses."""
         with self.lab.enter(space):
             client = socket.socket(socket.AF_INET6 if family == 6 else socket.AF_INET)
         self._stack.callback(client.close)
@@ -289,7 +289,8 @@ class EngineLab:
         client.settimeout(5)
         if source is not None:
             client.bind((source, 0))
-        client.connect(self.target(family))
+        address, port = self.target(family)
+        client.connect((to or address, port))
         return client
 
     def accept(self, family: int = 4) -> socket.socket:
