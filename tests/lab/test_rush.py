@@ -93,8 +93,8 @@ def test_who_is_not_answered_is_acknowledged_before_the_kernel_would(box: Engine
 
 
 def greeted_s(box: EngineLab) -> float:
-    """How long two words of a client take that its server has greeted. Nagle's algorithm lets the second one wait for the
-    acknowledgement of the first."""
+    """How long two words of a client take that its server has greeted. Nagle's algorithm lets the second one wait for
+    the acknowledgement of the first."""
     client = box.dial(6)
     server = box.accept(6)
     server.sendall(b"welcome")

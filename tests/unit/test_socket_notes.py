@@ -12,7 +12,7 @@ from appliance.engine import Key, ffi, lib
 
 TIME_WAIT_S: Final = 60
 ORPHAN_S: Final = 205
-"""A closed socket whose client does not answer: given up at the first retransmission that is 102.2 s after the first one
+"""A closed socket whose client does not answer: given up at the first retransmission that is 102.2 s after the first
 (tcp_orphan_retries of 8), and the pauses between them double."""
 KEPT_S: Final = 256
 UNIT_S: Final = 16
