@@ -40,7 +40,7 @@ FIXES = {
     "appliance.engine.EngineError": "",
     "appliance.lab.daemon.DaemonError": "",
     "appliance.lab.processes.PeerError": "",
-    "control.config.ConfigError": "",
+    "control.config.reading.ConfigError": "",
     "control.daemon.DaemonError": "",
     "control.store.store.StoreError": "",
     "builtins.PermissionError": "Run it as root: sudo ./roost ...",

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from appliance.engine import Born
-from control import config as configuration
-from control.config import EXAMPLE, Config, ConfigError, Policy, load, parse, parse_duration, parse_endpoint
+from control.config import Config, ConfigError, Policy, Service, load, parse, parse_duration, parse_endpoint
+from control.config.config import SECTIONS
+from control.config.prose import EXAMPLE
+from control.config.reference import render_reference
 from control.policy import needs_restart, service_spec
 
 HASH = f"$scrypt$ln=15,r=8,p=1${'c2FsdA' * 4}${'a' * 43}"
@@ -171,18 +173,18 @@ def test_a_service_overrides_the_global_policy_key_by_key() -> None:
 def test_the_example_is_valid_and_the_documentation_is_generated_from_the_code() -> None:
     assert len(parse(EXAMPLE).service) == 2
     written = Path(__file__).parents[2] / "docs" / "configuration.md"
-    reference = configuration.render_reference()
+    reference = render_reference()
     assert written.read_text(encoding="utf-8") == reference, "run: python -m control.config > docs/configuration.md"
-    models: list[type[BaseModel]] = [Config, *configuration._SECTIONS.values()]
+    models: list[type[BaseModel]] = [Config, *SECTIONS.values()]
     for model in models:
         for name, key in model.model_fields.items():
             assert name in reference
-            overrides = model is configuration.Service and name in Policy.model_fields
-            assert key.description or overrides or name in configuration._SECTIONS
+            overrides = model is Service and name in Policy.model_fields
+            assert key.description or overrides or name in SECTIONS
 
 
 def test_a_service_can_override_every_policy_key() -> None:
-    assert set(Policy.model_fields) <= set(configuration.Service.model_fields)
+    assert set(Policy.model_fields) <= set(Service.model_fields)
 
 
 def test_whether_clients_are_born_asleep_reaches_the_engine_at_a_reload() -> None:

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration: one TOML file, read once at start and again on SIGHUP.
+
+Every key is a field of a section, with its description and default; docs/configuration.md is generated from them
+(``python -m control.config > docs/configuration.md``).
+"""
+
+from __future__ import annotations
+
+from control.config.config import Config
+from control.config.reading import ConfigError, load, parse
+from control.config.sections import Absent, Agent, Attach, Policy
+from control.config.service import Health, Service
+from control.config.values import parse_duration, parse_endpoint, parse_ports
+
+__all__ = [
+    "Absent",
+    "Agent",
+    "Attach",
+    "Config",
+    "ConfigError",
+    "Health",
+    "Policy",
+    "Service",
+    "load",
+    "parse",
+    "parse_duration",
+    "parse_endpoint",
+    "parse_ports",
+]

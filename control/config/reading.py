@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the file. A wrong key or value is answered with the file, the key and what was probably meant."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from control.config.config import LISTS, SECTIONS, Config
+from control.config.sections import Section
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the message names file and key, one problem a line."""
+
+
+def parse(text: str, source: str = "configuration") -> Config:
+    """The configuration in `text`; raises ConfigError, whose message begins with `source`."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source}: not TOML: {error}") from None
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{source}: {_explain(detail, data)}" for detail in error.errors())) from None
+
+
+def load(path: str | Path) -> Config:
+    """The configuration in the file at `path`; raises ConfigError."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read it: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
+    return parse(text, str(path))
+
+
+def _where(location: tuple[int | str, ...], data: dict[str, Any]) -> str:
+    if not location:
+        return "at the top level"
+    if location[0] in LISTS and len(location) > 1 and isinstance(location[1], int):
+        name = data[str(location[0])][location[1]]
+        name = name.get("name") if isinstance(name, dict) else None
+        part = f"[service.{location[2]}] of " if location[2:3] in (("health",), ("in_band",)) else ""
+        return part + (f'[[{location[0]}]] "{name}"' if name else f"[[{location[0]}]] number {location[1] + 1}")
+    return f"[{location[0]}]"
+
+
+def _explain(detail: ErrorDetails, data: dict[str, Any]) -> str:
+    """One sentence for a person out of one pydantic error."""
+    location = detail["loc"]
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        model = _model_at(location[:-1])
+        key = str(location[-1])
+        close = difflib.get_close_matches(key, list(model.model_fields), n=1, cutoff=0.5)
+        if not close:  # "qiet" is far from "active_quiet" as a whole, near to its last word
+            words = {word: name for name in model.model_fields for word in (name, *name.split("_"))}
+            close = [words[word] for word in difflib.get_close_matches(key, list(words), n=1, cutoff=0.6)]
+        hint = f"; did you mean `{close[0]}`?" if close else f"; known keys: {', '.join(model.model_fields)}"
+        return f"unknown key `{key}` {_in(location[:-1], data)}{hint}"
+    if not location:
+        return message
+    if detail["type"] == "missing":
+        return f"{_where(location[:-1], data)}: the key `{location[-1]}` is missing"
+    names = [str(part) for part in location if isinstance(part, str)]
+    key = names[-1] if len(names) > 1 or location[0] not in SECTIONS else str(location[0])
+    given = detail.get("input")
+    # A password or a token written in place of its hash does not belong in a log.
+    secret = location[:2] == ("attach", "users") or (location[0] == "agent" and location[-1] == "token")
+    told = isinstance(given, str | int | float) and str(given) not in message and not secret
+    shown = f" (it is {given!r})" if told else ""
+    place = _where(location[:-1] if len(location) > 1 else (), data)
+    return f"`{key}` {'in ' + place if place[0] == '[' else place}: {message}{shown}"
+
+
+def _model_at(location: tuple[int | str, ...]) -> type[Section]:
+    """The section that a place in the file belongs to."""
+    model: type[Section] = Config
+    for part in location:
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        if part in SECTIONS:
+            model = SECTIONS[str(part)]
+        elif isinstance(annotation, type) and issubclass(annotation, Section):
+            model = annotation
+    return model
+
+
+def _in(location: tuple[int | str, ...], data: dict[str, Any]) -> str:
+    place = _where(location, data)
+    return f"in {place}" if place[0] == "[" else place

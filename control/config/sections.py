@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sections of the file that stand for themselves: a field is a key, with its description and default."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from appliance.frontends.passwords import USER
+from control.config.values import AddressRange, Duration, Endpoint, PasswordText, PortRange, WholeSeconds
+
+
+class Section(BaseModel):
+    """Knows its keys alone, and never changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Paths(Section):
+    """Where things lie. `<instance>` stands for the value of `instance`."""
+
+    pin_dir: str = Field(
+        "",
+        description="directory of the pinned programs and tables, below a bpffs; "
+        "default `/sys/fs/bpf/roost/<instance>`",
+    )
+    bpf_dir: str = Field("", description="directory of the compiled BPF objects; default: where `roost` built them")
+    database: str = Field(
+        "",
+        description="path of the SQLite file, or an SQLAlchemy URL such as "
+        "`postgresql+psycopg://roost@db/roost`; default `/var/lib/roost/<instance>.db`",
+    )
+    control_socket: str = Field("", description="the daemon's local API; default `/run/roost/<instance>.sock`")
+
+
+class Network(Section):
+    """Interfaces that clients are heard on."""
+
+    interfaces: tuple[str, ...] = Field(
+        (),
+        description="interfaces the XDP program is attached to; every interface "
+        "that a client's packets arrive on belongs here",
+    )
+    server_interfaces: tuple[str, ...] = Field(
+        (),
+        description="interfaces that the servers of persistent services are heard on; default: `[router] lan`, and "
+        "those by which the routing table reaches the servers. Servers that come by themselves (`[attach]`) from "
+        "elsewhere need theirs here",
+    )
+    link_ports: PortRange = Field(
+        "10240-32767",
+        description="local ports of links to the servers of persistent services. The kernel must not give them to "
+        "others: those of its own range (`net.ipv4.ip_local_port_range`) are reserved",
+    )
+    xdp_mode: Literal["auto", "native", "generic"] = Field(
+        "auto", description="`native` needs the driver's support; `auto` falls back to `generic` with a warning"
+    )
+
+
+class Router(Section):
+    """Answering for servers and clients under their own addresses, as the router between them."""
+
+    lan: tuple[str, ...] = Field(
+        (),
+        description="interfaces towards the servers; empty: this machine is no router. Those towards the clients are "
+        "`[network] interfaces`. Every host behind these reaches every client of a transparent service",
+    )
+    fail: Literal["open", "closed"] = Field(
+        "open",
+        description="new clients of transparent services while no daemon runs: `open` routes them to their server, "
+        "`closed` refuses them; sleeping ones stay either way",
+    )
+    wait: Duration = Field(
+        0.0,
+        le=3600,
+        description="how long a server that connects to a client's address waits while that client is not connected; "
+        "then it is reset",
+    )
+    attach_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = Field(
+        (), description="ports at which servers reach a client by its address, whichever port its connection has"
+    )
+
+
+class Table(Section):
+    """Sizes of the pinned tables. A table that already exists keeps the size it has."""
+
+    ipv4: int = Field(262_144, ge=1, le=1 << 28, description="inactive IPv4 connections (IDLE and SLEEP)")
+    ipv6: int = Field(65_536, ge=1, le=1 << 28, description="inactive IPv6 connections (IDLE and SLEEP)")
+    grow: bool = Field(
+        True,
+        description="whether the tables of inactive connections grow when they are 92 % full, while a quarter of the "
+        "machine's memory stays free",
+    )
+    idle: int = Field(262_144, ge=1, le=1 << 28, description="IDLE connections, both families together")
+    filter: int = Field(
+        0,
+        ge=0,
+        le=1 << 28,
+        description='connections in SLEEP that need no slot of a table (`sleep_keepalive = "none"`), both families '
+        "together: 1.8 bytes each. It does not grow; whoever finds no room keeps a slot",
+    )
+    ring_kb: int = Field(
+        4096, ge=64, le=1 << 20, description="ring buffer for the packets that wake connections, KiB, a power of two"
+    )
+    max_awake: int = Field(
+        0,
+        ge=0,
+        le=10_000_000,
+        description="client connections with a socket; passing 7/8 of it "
+        "freezes the least recently active down to 3/4. 0 = what the descriptor limit allows",
+    )
+    workers: int | None = Field(
+        None,
+        ge=0,
+        le=63,
+        description="threads that help to freeze and thaw in bulk; unset = one for each processor but the engine's own",
+    )
+
+    @field_validator("ring_kb")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError("must be a power of two")
+        return value
+
+
+class Policy(Section):
+    """Defaults for every service; a `[[service]]` may override each key. A connection falls quiet with its last payload
+    byte in either direction: keep-alives are not activity."""
+
+    active_quiet: Duration = Field(
+        60.0, description="ACTIVE to STANDBY after this long without payload; of a persistent service to IDLE"
+    )
+    standby_quiet: Duration = Field(120.0, description="STANDBY to IDLE, counted from the last payload byte")
+    idle_quiet: Duration = Field(3600.0, description="IDLE to SLEEP, counted from the last payload byte")
+    probe_interval: WholeSeconds = Field(
+        0.0, description="probe an inactive client that was not heard for this long, give or take an eighth"
+    )
+    probe_retry: WholeSeconds = Field(10.0, description="between unanswered probes")
+    probe_count: int = Field(4, ge=1, le=255, description="the client is dead after this many unanswered probes")
+    sleep_keepalive: Literal["answer", "none"] = Field(
+        "answer",
+        description="what is in memory of a connection in SLEEP: `answer`: what its client's keep-alives are answered "
+        "from, 41 bytes; `none`: 2 bytes, for clients that send none, see [below](#sleep-without-keep-alives)",
+    )
+    connect_timeout: Duration = Field(
+        10.0, description="how long a link to the server is tried before the client is reset"
+    )
+    on_server_close: Literal["standby", "close"] = Field(
+        "standby",
+        description="what becomes of the client when the server closes its connection; a persistent service has "
+        "`close` unless it says otherwise itself",
+    )
+    on_second_server: Literal["refuse", "wait", "take-over"] = Field(
+        "refuse",
+        description="what becomes of a server that wants a client which is linked to another: it is refused, waits "
+        "until the client is free, or takes the place of the other, whose link is ended in order",
+    )
+    second_server_wait: Duration = Field(
+        10.0, le=3600, description="how long it waits, or tries to take over; then it is refused"
+    )
+
+    @field_validator("probe_retry", "connect_timeout", "second_server_wait")
+    @classmethod
+    def _not_never(cls, value: float) -> float:
+        if value == 0:
+            raise ValueError('must not be 0 or "never"')
+        return value
+
+
+class Attach(Section):
+    """How servers reach clients: by HTTP CONNECT or SOCKS5, to `client-address:client-port` or to a client's name."""
+
+    listen: tuple[Endpoint, ...] = Field(
+        (),
+        description="addresses and ports for servers, all protocols at each; reachable from servers "
+        'alone, since with `auth = "none"` whoever reaches them reaches every client',
+    )
+    protocols: tuple[Literal["connect", "socks5"], ...] = Field(
+        ("connect", "socks5"), min_length=1, description="what is served; the first byte of a connection tells which"
+    )
+    timeout: Duration = Field(10.0, gt=0, description="how long a sleeping client may take to be woken")
+    domain: str = Field(
+        "roost",
+        pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$",
+        max_length=180,
+        description="what stands behind the name of a client, and a dot, when a server asks for it",
+    )
+    auth: Literal["none", "password"] = Field(
+        "none", description="`password`: only for a user of `[attach.users]` (Basic, or RFC 1929)"
+    )
+    users: dict[str, PasswordText] = Field(
+        {}, description="`[attach.users]`: name and password's hash of each user, see [below](#users-of-attach)"
+    )
+
+    @field_validator("users")
+    @classmethod
+    def _names_of_users(cls, value: dict[str, str]) -> dict[str, str]:
+        if wrong := [name for name in value if not USER.fullmatch(name)]:
+            raise ValueError(f'"{wrong[0]}" is no name of a user: printable ASCII without spaces and colons')
+        return value
+
+    @model_validator(mode="after")
+    def _users_are_asked(self) -> Attach:
+        if self.auth == "password" and not self.users:
+            raise ValueError('auth = "password" needs a user: [attach.users]')
+        if self.users and self.auth == "none":
+            raise ValueError('[attach.users] are asked for nothing; set auth = "password"')
+        return self
+
+
+class Absent(Section):
+    """What is done for a server that asks for a client which is not connected, by the proxy ([attach])."""
+
+    steps: tuple[Literal["agent", "dial", "wait"], ...] = Field(
+        ("agent",),
+        description="what is tried, in this order; `[]`: the server is refused at once. `agent`: the agent that has "
+        "the client's name is asked, see docs/agents.md; `dial`: the appliance connects to the client; `wait`: the "
+        "server waits until the client connects",
+    )
+    wait: Duration = Field(30.0, gt=0, le=3600, description="how long a server waits in the step `wait`")
+    agent_timeout: Duration = Field(15.0, gt=0, le=3600, description="how long an agent and its client may take")
+    dial_networks: tuple[AddressRange, ...] = Field(
+        (), description="clients are dialled in these networks alone; the appliance's own addresses never are"
+    )
+    dial_port: int = Field(0, ge=0, le=65535, description="port that is dialled; 0: the one that the server asked for")
+    dial_timeout: Duration = Field(5.0, gt=0, le=300, description="how long a client may take to accept")
+    dial_limit: int = Field(
+        256,
+        ge=1,
+        le=10_000,
+        description="connections that were dialled, at once; each costs 6 descriptors, and none of them ever sleeps",
+    )
+    stay_after: int = Field(
+        3,
+        ge=0,
+        le=1000,
+        description="a client that was dialled in vain so often in a row is told to stay connected when it connects "
+        "the next time; 0: never",
+    )
+
+    @model_validator(mode="after")
+    def _networks_are_known(self) -> Absent:
+        if "dial" in self.steps and not self.dial_networks:
+            raise ValueError('[absent] steps has "dial": dial_networks must say where clients are')
+        if len(set(self.steps)) < len(self.steps):
+            raise ValueError("[absent] steps names a step twice")
+        return self
+
+
+class Agents(Section):
+    """The control connections of agents, at services with `kind = "agents"`."""
+
+    certificate: str = Field("", description="PEM file; with it agents must speak TLS (1.2 or later)")
+    private_key: str = Field("", description="PEM file of the certificate's key")
+    tls_sessions: int = Field(
+        10_000,
+        ge=1,
+        le=1_000_000,
+        description="agents with TLS at once; each costs the daemon 17 KB, asleep or not",
+    )
+    hello_timeout: Duration = Field(10.0, gt=0, le=300, description="how long an agent may take to say who it is")
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Agents:
+        if bool(self.certificate) != bool(self.private_key):
+            raise ValueError("[agents] needs certificate and private_key, or neither")
+        return self
+
+
+class Agent(Section):
+    """One for each agent, or for each group of agents that may share a token."""
+
+    name: str = Field(description="for people", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    token: str = Field(
+        description="SHA-256 of its token in hexadecimal; `roost-agent --new-token` makes both",
+        pattern=r"^[0-9a-f]{64}$",
+    )
+    clients: tuple[str, ...] = Field(
+        min_length=1, description="names of clients that it may speak for; `*` stands for any characters"
+    )
+
+
+class History(Section):
+    """The history of transitions, and the writing of the store."""
+
+    keep_days: float = Field(30.0, ge=0, le=36500, description="rows of history older than this are removed; 0 = never")
+    batch: int = Field(2000, ge=1, le=100_000, description="rows written in one transaction at most")

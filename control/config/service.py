@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""[[service]] and the tables in it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from appliance.engine import SERVERS_MAX
+from control.config.sections import Policy, Router, Section, Table
+from control.config.values import Duration, Endpoint, WholeSeconds, parse_endpoint
+
+
+class Health(Section):
+    """When a server of the service counts as down: links go to the others then. Where there is none that is up, clients
+    wait, as long as `connect_timeout` says. With a single server nothing is checked unless a key here says so."""
+
+    check: Literal["auto", "tcp", "http", "none"] = Field(
+        "auto",
+        description="active checks: a TCP connection, or a GET of `path` on it that is answered 2xx or 3xx; `auto`: "
+        "`tcp` where there are several servers",
+    )
+    path: str = Field("/", pattern=r"^/[!-~]*$", description="what `http` asks for")
+    interval: Duration = Field(2.0, ge=0.1, description="between two checks of a server")
+    timeout: Duration = Field(2.0, gt=0, description="a check that takes longer has failed")
+    rise: int = Field(2, ge=1, le=1000, description="checks in a row that bring a server up")
+    fall: int = Field(3, ge=1, le=1000, description="failed checks in a row that take it down")
+    max_fails: int | None = Field(
+        None,
+        ge=0,
+        le=255,
+        description="failed links of clients in a row that take it down; 0: they do not. Not given: 3 where there are "
+        "several servers, else 0",
+    )
+    fail_timeout: Duration = Field(
+        10.0, gt=0, description="without active checks: after this long it is given links again"
+    )
+
+
+InBandRequest = Literal["done", "quiet", "keepalive", "always-active", "name", "sleep", "status"]
+
+
+class InBand(Section):
+    """What the ends of a service's connections may ask for inside their payload, see [in-band.md](in-band.md). Whoever
+    chooses bytes of the payload can ask: by default nobody may, and nothing is looked at."""
+
+    clients: tuple[InBandRequest, ...] = Field(
+        (), description="what clients may ask for, and `ping`; empty: what clients send is not looked at"
+    )
+    servers: tuple[InBandRequest, ...] = Field((), description="the same for servers")
+    forward: bool = Field(
+        False, description="requests are also passed on to the other end; `false`: only those that ask for it"
+    )
+    stay: bool = Field(
+        False,
+        description="clients understand when they are told in band to stay connected, since they cannot be dialled",
+    )
+
+
+class Service(Section):
+    """One for each address that clients connect to; any key of `[policy]` may stand here too."""
+
+    name: str = Field(
+        description="its name: letters, digits, `.`, `_`, `-`; sleeping connections are tied to it",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
+    )
+    listen: Endpoint = Field(description="address and port for clients; `0.0.0.0` or `[::]` for every local address")
+    server: Endpoint | None = Field(
+        None,
+        description="address and port of the server; a transparent service needs none: the one the client meant; "
+        "the kinds `agents` and `held` have none",
+    )
+    kind: Literal["server", "agents", "held"] = Field(
+        "server",
+        description="who answers clients: `server`: the server; `agents`: the daemon, clients are agents; `held`: "
+        "nobody until a server asks for the client, for clients that agents tell to connect",
+    )
+    servers: tuple[Endpoint, ...] = Field(
+        (), max_length=SERVERS_MAX, description="instead of `server`: several, which share the links"
+    )
+    balance: Literal["least-connections", "source-hash"] = Field(
+        "least-connections",
+        description="which of the servers a link goes to: the one with the fewest links now, or the one that the "
+        "client's address stands for; when that is down, its clients alone go to others",
+    )
+    health: Health = Field(
+        Health(), description="`[service.health]`, see [below](#servicehealth): when a server counts as down"
+    )
+    transparent: bool = Field(
+        False,
+        description="`listen` is the server's own address and port, for which the router answers; `0.0.0.0` or `[::]`: "
+        "every server behind `[router] lan`",
+    )
+    source: Literal["client", "appliance"] | None = Field(
+        None,
+        description="whose address the server sees; the client's by default where the service is transparent",
+    )
+    proxy_protocol: Literal["none", "v1", "v2"] = Field(
+        "none",
+        description="a header by which the server learns the client's address: the PROXY protocol's version 1 or 2",
+    )
+    interface: Literal["transient", "persistent"] = Field(
+        "transient",
+        description="what the server sees of a quiet client: `transient` closes the link to the server and makes a new "
+        "one when the client speaks; `persistent` lets both sleep, each with its connection open, for protocols with a "
+        "session in the connection (SSH, TLS, MQTT, SQL)",
+    )
+    born: Literal["never", "storm", "always"] = Field(
+        "never",
+        description="whether clients may be born asleep: their handshake is answered by SYN cookies in the data path, "
+        "without a socket, and whoever says nothing sleeps from the first moment. `storm`: while more than `born_rate` "
+        "connect; `always`: for clients that seldom speak at once. Such a client has a number and a history from when "
+        "it speaks, or is spoken to, for the first time. `listen` must name an address",
+    )
+    born_rate: int = Field(
+        1000, ge=1, description='with `born = "storm"`: how many clients a second, on one processor, are a storm'
+    )
+    in_band: InBand = Field(
+        InBand(), description="`[service.in_band]`, see [below](#servicein_band): requests inside the payload"
+    )
+    active_quiet: Duration | None = None
+    standby_quiet: Duration | None = None
+    idle_quiet: Duration | None = None
+    probe_interval: WholeSeconds | None = None
+    probe_retry: WholeSeconds | None = None
+    probe_count: int | None = Field(None, ge=1, le=255)
+    sleep_keepalive: Literal["answer", "none"] | None = None
+    connect_timeout: Duration | None = None
+    on_server_close: Literal["standby", "close"] | None = None
+    on_second_server: Literal["refuse", "wait", "take-over"] | None = None
+    second_server_wait: Duration | None = Field(None, le=3600)
+
+    @field_validator("probe_retry", "connect_timeout", "second_server_wait")
+    @classmethod
+    def _not_never(cls, value: float | None) -> float | None:
+        if value == 0:
+            raise ValueError('must not be 0 or "never"')
+        return value
+
+    @property
+    def every_server(self) -> tuple[str, ...]:
+        """`server` or `servers`; none: each client means its own."""
+        return (self.server,) if self.server else self.servers
+
+    @property
+    def check(self) -> Literal["tcp", "http", "none"]:
+        """The active check of its servers."""
+        if self.health.check != "auto":
+            return self.health.check
+        return "tcp" if len(self.every_server) > 1 else "none"
+
+    @property
+    def max_fails(self) -> int:
+        """Failed links in a row that take a server down; 0: they do not."""
+        if self.health.max_fails is not None:
+            return self.health.max_fails
+        return 3 if len(self.every_server) > 1 else 0
+
+    def problem_of_servers(self) -> str:
+        """What is wrong with the servers; empty: nothing."""
+        if self.server and self.servers:
+            return "has both `server` and `servers`; `server` is short for a list of one"
+        if self.transparent and self.servers:
+            return "is transparent and has `servers`: each of its clients means its own; `server` sends all to one"
+        if not self.every_server:
+            if not self.transparent:
+                return ": the key `server` is missing"
+            if given := sorted({"balance", "health"} & self.model_fields_set):
+                return f"is transparent and has `{given[0]}`: it has no servers to choose from"
+        if len({parse_endpoint(server) for server in self.servers}) < len(self.servers):
+            return "names a server twice in `servers`"
+        if self.source == "client":
+            families = {":" in parse_endpoint(text)[0] for text in (self.listen, *self.every_server)}
+            if len(families) > 1:
+                return ': with source = "client" listen and server are both IPv4 or both IPv6'
+        return ""
+
+    def problem_of_sleep(self, defaults: Policy, table: Table, router: Router) -> str:
+        """Why what sleeps needs its slot nevertheless; empty: it needs none, or was not asked to do without."""
+        policy = self.policy(defaults)
+        if policy.sleep_keepalive == "answer":
+            return ""
+        if self.interface == "persistent":
+            return "is for transient services: a persistent one's server knows its client's slot"
+        if router.lan:
+            return "is not for routers, which look clients up by their addresses"
+        if self.kind != "server":
+            return f'is not for kind = "{self.kind}"'
+        if policy.probe_interval:
+            return "and probe_interval: to probe a client takes its slot"
+        return "" if table.filter else "needs room: [table] filter says for how many connections"
+
+    def policy(self, defaults: Policy) -> Policy:
+        """The policy in force for this service: its own keys over the defaults."""
+        own = {key: value for key in Policy.model_fields if (value := getattr(self, key)) is not None}
+        if self.interface == "persistent":  # the session ended with the server's connection
+            own.setdefault("on_server_close", "close")
+        return defaults.model_copy(update=own)

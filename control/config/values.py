@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What values of the configuration are written as: durations, addresses and ports, networks, hashes of passwords.
+
+Each type refuses what is none of its kind with a ValueError that says how it is written.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator
+
+from appliance.frontends.passwords import PasswordHash
+
+_UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_MAX_S = (2**32 - 1) / 1000  # the engine counts in milliseconds, 32 bits wide
+
+
+def parse_duration(value: object) -> float:
+    """Seconds out of ``"90s"``, ``"1h30m"``, ``"250ms"``, ``2.5`` (seconds), ``0`` or ``"never"`` (both 0.0)."""
+    seconds: float
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError('a duration is seconds, or text such as "90s", "5m", "1h30m", "never"')
+    if isinstance(value, str):
+        text = value.strip()
+        if text == "never":
+            return 0.0
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            seconds = float(text)
+        else:
+            position, seconds = 0, 0.0
+            while position < len(text):
+                if (part := _PART.match(text, position)) is None:
+                    raise ValueError(f'"{value}" is no duration; write "90s", "5m", "1h30m", 2.5 (seconds) or "never"')
+                seconds += float(part[1]) * _UNIT_S[part[2]]
+                position = part.end()
+            if not text:
+                raise ValueError('an empty text is no duration; write "never" for none')
+    else:
+        seconds = float(value)
+    if not 0 <= seconds <= _MAX_S:
+        raise ValueError(f"a duration lies between 0 and {_MAX_S / 86400:.0f} days")
+    return seconds
+
+
+def whole_seconds(value: object) -> float:
+    """A duration that the engine keeps in 16 bits, in seconds; raises ValueError."""
+    seconds = parse_duration(value)
+    if seconds != int(seconds) or seconds > 65535:
+        raise ValueError("this duration is counted in whole seconds, at most 65535")
+    return seconds
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+WholeSeconds = Annotated[float, BeforeValidator(whole_seconds)]
+
+
+def parse_endpoint(text: str) -> tuple[str, int]:
+    """(address, port) out of ``192.0.2.1:80`` or ``[2001:db8::1]:80``; names are refused."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    try:
+        if not colon or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
+            raise ValueError
+        address = ipaddress.ip_address(host[1:-1] if bracketed else host)
+        if bracketed != (address.version == 6):
+            raise ValueError
+    except ValueError:
+        raise ValueError(f'"{text}" is no address and port; write "192.0.2.1:80" or "[2001:db8::1]:80"') from None
+    return str(address), int(port)
+
+
+def endpoint_text(value: object) -> str:
+    """The text itself, when `parse_endpoint` can read it; raises ValueError."""
+    if not isinstance(value, str):
+        raise ValueError('an address and port is text: "192.0.2.1:80" or "[2001:db8::1]:80"')
+    parse_endpoint(value)
+    return value
+
+
+Endpoint = Annotated[str, BeforeValidator(endpoint_text)]
+
+
+def parse_ports(text: str) -> tuple[int, int]:
+    """(first, last) out of ``10240-32767``."""
+    first, dash, last = text.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last) <= 65535):
+        raise ValueError(f'"{text}" is no range of ports; write "10240-32767"')
+    return int(first), int(last)
+
+
+def _ports(value: str) -> str:
+    parse_ports(value)
+    return value
+
+
+PortRange = Annotated[str, AfterValidator(_ports)]
+
+
+def _password_hash(value: str) -> str:
+    PasswordHash.parse(value)
+    return value
+
+
+PasswordText = Annotated[str, AfterValidator(_password_hash)]
+
+
+def _network(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError('a network is text: "192.0.2.0/24" or "2001:db8::/32"')
+    return str(ipaddress.ip_network(value))
+
+
+AddressRange = Annotated[str, BeforeValidator(_network)]
