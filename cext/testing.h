@@ -111,12 +111,14 @@ void roost_testing_filter_place(const struct roost_filter_handle *h, uint64_t ke
 int64_t roost_testing_filter_race(struct roost_filter_handle *h, uint32_t kept, uint64_t churned, uint32_t ms,
                                   uint64_t *looked, uint64_t *churns);
 
-struct roost_notes_handle; /* the notes of who may have a socket, of an engine at a service whose clients are born asleep */
+struct
+    roost_notes_handle; /* the notes of who may have a socket, of an engine at a service whose clients are born asleep */
 struct roost_notes_handle *roost_testing_notes(uint64_t start_s);
 void roost_testing_notes_free(struct roost_notes_handle *h);
-int roost_testing_notes_live(struct roost_notes_handle *h, const struct roost_key *key); /* is awake from now on; 0: no memory */
+int roost_testing_notes_live(struct roost_notes_handle *h,
+                             const struct roost_key *key); /* is awake from now on; 0: no memory */
 void roost_testing_notes_note(struct roost_notes_handle *h, const struct roost_key *key);
-void roost_testing_notes_turn(struct roost_notes_handle *h); /* a second passes */
+void roost_testing_notes_turn(struct roost_notes_handle *h);                                      /* a second passes */
 int roost_testing_notes_perhaps(const struct roost_notes_handle *h, const struct roost_key *key); /* as XDP sees it */
 
 struct roost_pool_handle; /* the servers of a service, none at first */
