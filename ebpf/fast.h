@@ -8,6 +8,7 @@
 #ifndef ROOST_FAST_H
 #define ROOST_FAST_H
 
+#include "checksum.h"
 #include "judge.h"
 #include "maps.h"
 #include "outbox.h"
@@ -18,22 +19,6 @@
 #define FAST_BIRTH (-3)   /* an acknowledgement for nobody in the table: of a handshake, perhaps */
 #define FAST_CANDIDATES 3 /* slots with the right tag that are looked at */
 #define TS_LAYOUT bpf_htonl(0x0101080a)
-
-/* Words of the checksum: sums of 32-bit words, folded at the end. */
-static __always_inline __u32 fold_words(__u64 sum) {
-    sum = (sum & 0xffffffff) + (sum >> 32);
-    sum = (sum & 0xffff) + (sum >> 16);
-    sum = (sum & 0xffff) + (sum >> 16);
-    return (sum & 0xffff) + (sum >> 16);
-}
-
-static __always_inline __u64 words(const __be32 *at, int count) {
-    __u64 sum = 0;
-#pragma clang loop unroll(full)
-    for (int i = 0; i < count; i++)
-        sum += at[i];
-    return sum;
-}
 
 /* A slot's owner may change while its fields are read: ctl is read before and after them. Where the processor keeps loads
  * in order (x86) that needs no barrier. */

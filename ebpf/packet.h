@@ -16,6 +16,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "checksum.h"
 #include "judge.h"
 
 #define MAX_EXTENSION_HEADERS 6
@@ -32,15 +33,6 @@ struct packet {
     __u8 v6;
     __u8 not_ip;
 };
-
-static __always_inline __u16 fold(__s64 sum) {
-    __u64 s = sum;
-    s = (s & 0xffffffff) + (s >> 32);
-    s = (s & 0xffff) + (s >> 16);
-    s = (s & 0xffff) + (s >> 16);
-    s = (s & 0xffff) + (s >> 16);
-    return ~s;
-}
 
 /* Sum of the pseudo-header (RFC 9293 3.1, RFC 8200 8.1). Direction does not matter to it. IPv4-mapped prefixes are
  * left out. */

@@ -23,6 +23,8 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "checksum.h"
+
 char _license[] SEC("license") = "GPL";
 
 #define SYN 2
@@ -60,22 +62,6 @@ static __always_inline int remembered(__u32 lines, __u32 address, __u32 port) {
 struct timestamps {
     __be32 layout, tsval, tsecr;
 };
-
-static __always_inline __u16 fold(__u64 s) {
-    s = (s & 0xffffffff) + (s >> 32);
-    s = (s & 0xffff) + (s >> 16);
-    s = (s & 0xffff) + (s >> 16);
-    s = (s & 0xffff) + (s >> 16);
-    return ~s;
-}
-
-static __always_inline __u64 sum_words(const __u32 *words, int count) {
-    __u64 sum = 0;
-#pragma clang loop unroll(full)
-    for (int i = 0; i < count; i++)
-        sum += words[i];
-    return sum;
-}
 
 static __always_inline void exchange(void *a, void *b, int size) {
     __u8 kept[16];
@@ -120,7 +106,7 @@ static __always_inline void spoil(struct tcphdr *tcp, struct timestamps *ts, __u
 
 /* The segment, turned round. What is not changed sums up with what was there before to zero, since that was right. */
 static __always_inline void turn(struct tcphdr *tcp, struct timestamps *ts, int syn, __u32 fault) {
-    __u64 before = sum_words((__u32 *)tcp, 5) + sum_words((__u32 *)ts, 3);
+    __u64 before = words((__u32 *)tcp, 5) + words((__u32 *)ts, 3);
     __be32 seq = tcp->seq, tsval = ts->tsval;
     exchange(&tcp->source, &tcp->dest, 2);
     tcp->seq = syn ? seq : tcp->ack_seq;
@@ -131,7 +117,7 @@ static __always_inline void turn(struct tcphdr *tcp, struct timestamps *ts, int 
     if (fault)
         spoil(tcp, ts, fault);
     tcp->check = 0;
-    tcp->check = fold(sum_words((__u32 *)tcp, 5) + sum_words((__u32 *)ts, 3) + fold(before));
+    tcp->check = fold(words((__u32 *)tcp, 5) + words((__u32 *)ts, 3) + fold(before));
     if (fault == REFLECTOR_CHECKSUM)
         tcp->check++;
 }

@@ -20,6 +20,8 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "checksum.h"
+
 char _license[] SEC("license") = "GPL";
 
 #define LOOPBACK_IFINDEX 1
@@ -186,24 +188,6 @@ static __always_inline __u32 in_pattern(const struct work *w, __u32 position) {
     return (position + w->index * 40503) & (SIM_PATTERN - 1);
 }
 
-/* Checksums, over words as they lie in memory. */
-
-static __always_inline __u16 fold(__u64 s) {
-    s = (s & 0xffffffff) + (s >> 32);
-    s = (s & 0xffff) + (s >> 16);
-    s = (s & 0xffff) + (s >> 16);
-    s = (s & 0xffff) + (s >> 16);
-    return ~s;
-}
-
-static __always_inline __u64 sum_words(const __u32 *words, int count) {
-    __u64 sum = 0;
-#pragma clang loop unroll(full)
-    for (int i = 0; i < count; i++)
-        sum += words[i];
-    return sum;
-}
-
 /* length <= SCRATCH, and up to 3 bytes beyond it are 0 */
 static __always_inline __u64 sum_scratch(struct scratch *scratch, __u32 length) {
     __u64 sum = 0;
@@ -271,7 +255,7 @@ static __always_inline int write_segment(struct xdp_md *ctx, const struct work *
         __builtin_memcpy(&ip->saddr, cfg->base, 12);
         ip->saddr.s6_addr32[3] = address;
         __builtin_memcpy(&ip->daddr, cfg->server, 16);
-        sum += sum_words(cfg->base, 3) + sum_words(cfg->server, 3);
+        sum += words(cfg->base, 3) + words(cfg->server, 3);
     } else {
         struct iphdr *ip = data + ETH_HLEN;
         *(__be16 *)(data + 12) = bpf_htons(ETH_P_IP);
@@ -280,7 +264,7 @@ static __always_inline int write_segment(struct xdp_md *ctx, const struct work *
         *((__be32 *)ip + 2) = bpf_htonl(64 << 24 | IPPROTO_TCP << 16);
         ip->saddr = address;
         ip->daddr = cfg->server[3];
-        ip->check = fold(sum_words((__u32 *)ip, 5));
+        ip->check = fold(words((__u32 *)ip, 5));
     }
     tcp->source = bpf_htons(cfg->first_port + w->index / cfg->addresses);
     tcp->dest = cfg->server_port;
@@ -288,7 +272,7 @@ static __always_inline int write_segment(struct xdp_md *ctx, const struct work *
     tcp->ack_seq = bpf_htonl(r->ack);
     *((__be32 *)tcp + 3) = bpf_htonl((header / 4) << 28 | (__u32)r->flags << 16 | r->window);
     *((__be32 *)tcp + 4) = 0;
-    sum += sum_words((__u32 *)tcp, 5);
+    sum += words((__u32 *)tcp, 5);
     __u32 *option = (__u32 *)(tcp + 1);
     if (syn) { /* the layout of Linux, with NOPs for what is not offered */
         if ((void *)(option + OPTIONS / 4) > end)
@@ -299,14 +283,14 @@ static __always_inline int write_segment(struct xdp_md *ctx, const struct work *
         option[2] = cfg->offer_timestamps ? bpf_htonl(r->tsval) : nops;
         option[3] = cfg->offer_timestamps ? 0 : nops;
         option[4] = cfg->offer_wscale ? bpf_htonl(0x01030300 | SIM_WSCALE) : nops;
-        sum += sum_words(option, OPTIONS / 4);
+        sum += words(option, OPTIONS / 4);
     } else if (r->has_ts) {
         if ((void *)(option + 3) > end)
             return 0;
         option[0] = bpf_htonl(0x0101080a);
         option[1] = bpf_htonl(r->tsval);
         option[2] = bpf_htonl(r->tsecr);
-        sum += sum_words(option, 3);
+        sum += words(option, 3);
     }
     tcp->check = fold(sum);
     w->count->n[SIM_N_SENT]++;
@@ -891,7 +875,7 @@ static __always_inline __u32 read_segment(struct xdp_md *ctx, int l4, __u32 l4_l
         s->has_ts = 1;
         s->tsval = bpf_ntohl(option[1]);
         s->tsecr = bpf_ntohl(option[2]);
-        return fold(sum + sum_words((__u32 *)tcp, 8)) ? SIM_N_BAD_CHECKSUM : 0;
+        return fold(sum + words((__u32 *)tcp, 8)) ? SIM_N_BAD_CHECKSUM : 0;
     }
     if (l4_length == 40 && data + l4 + 40 <= end && tcp->doff == 10 &&
         (option[0] & bpf_htonl(0xffff0000)) == bpf_htonl(0x02040000) &&
@@ -904,7 +888,7 @@ static __always_inline __u32 read_segment(struct xdp_md *ctx, int l4, __u32 l4_l
         s->tsval = bpf_ntohl(option[2]);
         s->tsecr = bpf_ntohl(option[3]);
         s->wscale = bpf_ntohl(option[4]);
-        return fold(sum + sum_words((__u32 *)tcp, 10)) ? SIM_N_BAD_CHECKSUM : 0;
+        return fold(sum + words((__u32 *)tcp, 10)) ? SIM_N_BAD_CHECKSUM : 0;
     }
     __u32 zero = 0;
     struct scratch *scratch = bpf_map_lookup_elem(&sim_scratch, &zero);
@@ -953,7 +937,7 @@ static __always_inline int receive(struct xdp_md *ctx, struct work *w, int v6) {
         if (ip->nexthdr != IPPROTO_TCP)
             goto unparsed;
         l4_length = bpf_ntohs(ip->payload_len);
-        sum = sum_words(from, 4) + sum_words(to, 4);
+        sum = words(from, 4) + words(to, 4);
         from_server = from[0] == cfg->server[0] && from[1] == cfg->server[1] && from[2] == cfg->server[2] &&
                       from[3] == cfg->server[3];
     } else {
@@ -963,7 +947,7 @@ static __always_inline int receive(struct xdp_md *ctx, struct work *w, int v6) {
             return XDP_PASS;
         if (*(__u8 *)ip != 0x45 || ip->protocol != IPPROTO_TCP || ip->frag_off & bpf_htons(0x3fff))
             goto unparsed;
-        header_bad = fold(sum_words((__u32 *)ip, 5)) != 0;
+        header_bad = fold(words((__u32 *)ip, 5)) != 0;
         l4_length = bpf_ntohs(ip->tot_len) - 20;
         sum = (__u64)ip->saddr + ip->daddr;
         from_server = ip->saddr == cfg->server[3];

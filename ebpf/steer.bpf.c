@@ -13,6 +13,7 @@
  * What is ours is marked, and a routing rule delivers what is marked to this machine. The sockets decide, not a state of
  * our own: they go with the daemon, and what was theirs is routed from then on.
  */
+#include "checksum.h"
 #include "maps.h"
 #include "steer.h"
 
@@ -275,14 +276,6 @@ static __always_inline void keep(struct __sk_buff *skb, const struct packet *p) 
     __u32 mark = (skb->mark & ~ROOST_MARK_MASK) | ROOST_MARK;
     asm volatile("" : "+r"(mark)); /* or clang writes the one byte that differs, which the kernel forbids */
     skb->mark = mark;
-}
-
-static __always_inline __u16 fold(__s64 sum) {
-    __u64 s = sum;
-    s = (s & 0xffffffff) + (s >> 32);
-    s = (s & 0xffff) + (s >> 16);
-    s = (s & 0xffff) + (s >> 16);
-    return ~s;
 }
 
 /* Answered with an RST (RFC 9293 3.10.7.1). The stack would do it for IPv6; for IPv4 it does not send one from an address
