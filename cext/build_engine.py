@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any, Final
 
 from cffi import FFI
 
@@ -18,6 +19,14 @@ typedef uint8_t __u8; typedef uint16_t __u16; typedef uint32_t __u32;
 typedef unsigned long long __u64;
 typedef uint16_t __be16; typedef uint32_t __be32;
 """
+
+BUILD: Final[dict[str, Any]] = {
+    "include_dirs": [str(ROOT / "cext"), str(ROOT / "ebpf")],
+    "libraries": ["bpf", "elf", "z"],
+    "extra_compile_args": ["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread"],
+    "extra_link_args": ["-pthread"],
+}
+"""How both extensions are built."""
 
 
 def declarations(header: Path) -> str:
@@ -35,10 +44,7 @@ ffibuilder.set_source(
     "cext._engine",
     '#include "engine.h"\n#include "testing.h"\n',
     sources=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "cext").glob("*.c") if path.name[0] != "_"),
-    include_dirs=[str(ROOT / "cext"), str(ROOT / "ebpf")],
-    libraries=["bpf", "elf", "z"],
-    extra_compile_args=["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread"],
-    extra_link_args=["-pthread"],
+    **BUILD,
 )
 
 if __name__ == "__main__":

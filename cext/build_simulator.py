@@ -20,10 +20,7 @@ ffibuilder.set_source(
     "cext._simulator",
     '#include "simulator/simulator.h"\n',
     sources=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "cext" / "simulator").glob("*.c")),
-    include_dirs=[str(ROOT / "cext"), str(ROOT / "ebpf")],
-    libraries=["bpf", "elf", "z"],
-    extra_compile_args=["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread"],
-    extra_link_args=["-pthread"],
+    **_engine["BUILD"],
 )
 
 if __name__ == "__main__":

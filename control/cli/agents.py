@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
-from rich.console import Console
-from rich.table import Table
 
 from control.cli.client import Client, daemon_options, json_option, print_json
+from control.cli.table import show_table
 
 
 @click.command("agents")
@@ -25,11 +26,10 @@ def command(config_path: str | None, socket_path: str | None, as_json: bool) -> 
     if as_json:
         print_json(rows)
         return
-    table = Table(box=None, pad_edge=False)
-    for title in ("client", "agent", "connected", "how", "stay"):
-        table.add_column(title)
-    for row in rows:
-        how = f"connects to {row['connects_to']}" if row["connects_to"] else "accepts"
-        connected = "yes" if row["connected"] else "no"
-        table.add_row(row["name"], row["agent"], connected, how, "to stay connected" if row["stay"] else "")
-    Console(highlight=False, markup=False).print(table)
+    show_table(("client", "agent", "connected", "how", "stay"), map(_shown, rows))
+
+
+def _shown(row: dict[str, Any]) -> tuple[str, ...]:
+    how = f"connects to {row['connects_to']}" if row["connects_to"] else "accepts"
+    connected = "yes" if row["connected"] else "no"
+    return row["name"], row["agent"], connected, how, "to stay connected" if row["stay"] else ""

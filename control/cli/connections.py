@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from control.cli.client import Client, daemon_options, json_option
+from control.cli.table import show_table
 
 
 @click.command("connections")
@@ -36,14 +36,13 @@ def command(
         for row in rows:
             click.echo(json.dumps(row))
         return
-    table = Table(box=None, pad_edge=False)
-    for title in ("ID", "state", "client", "local", "service", "quiet"):
-        table.add_column(title, justify="right" if title in ("ID", "quiet") else "left")
-    number = 0
-    for row in rows:
-        number += 1
-        quiet = "" if row["quiet_s"] is None else f"{row['quiet_s']:,.1f} s"
-        table.add_row(str(row["id"] or "?"), row["state"], row["client"], row["local"], row["service"], quiet)
-    Console(highlight=False, markup=False).print(table)
+    number = show_table(
+        ("ID", "state", "client", "local", "service", "quiet"), map(_shown, rows), right=("ID", "quiet")
+    )
     if limit is None and number == bound:
         click.echo(f"The first {number:,}. More with --limit, all with --json.")
+
+
+def _shown(row: dict[str, Any]) -> tuple[str, ...]:
+    quiet = "" if row["quiet_s"] is None else f"{row['quiet_s']:,.1f} s"
+    return str(row["id"] or "?"), row["state"], row["client"], row["local"], row["service"], quiet

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Any, Final
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from control.cli.client import Client, daemon_options, json_option, print_json
+from control.cli.table import show_table
 
 STAY: Final = {"no": "", "due": "to be told to stay connected", "told": "was told to stay connected"}
 
@@ -30,10 +29,9 @@ def command(config_path: str | None, socket_path: str | None, as_json: bool) -> 
     if as_json:
         print_json(rows)
         return
-    table = Table(box=None, pad_edge=False)
-    for title in ("client", "failures in a row", "last", "stay"):
-        table.add_column(title)
-    for row in rows:
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at_ms"] / 1000))
-        table.add_row(row["client"], str(row["failures"]), at, STAY[row["stay"]])
-    Console(highlight=False, markup=False).print(table)
+    show_table(("client", "failures in a row", "last", "stay"), map(_shown, rows))
+
+
+def _shown(row: dict[str, Any]) -> tuple[str, ...]:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at_ms"] / 1000))
+    return row["client"], str(row["failures"]), at, STAY[row["stay"]]
