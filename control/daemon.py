@@ -69,7 +69,8 @@ from control.reach.tls import server_context
 from control.registry import Registry
 from control.states import AWAKE, LEGAL, Cause, State
 from control.store import records
-from control.store.store import SleepingRow, Store, boot_id, wall_offset_ms
+from control.store.reading import SleepingRow
+from control.store.store import Store, boot_id, wall_offset_ms
 
 log = logging.getLogger("roost.daemon")
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from appliance.engine import Key
 from control.monitor import EnginePort
-from control.store.store import READ_CHUNK, Store
+from control.store.database import READ_CHUNK
+from control.store.store import Store
 
 
 def living(engine: EnginePort, store: Store, owners: Sequence[tuple[bytes, int]]) -> list[bool]:

@@ -35,8 +35,9 @@ from appliance.engine import ROW, Command, Event, EventType, Key, Op, Record, tr
 from control import policy
 from control.states import AWAKE, LEGAL, Cause, IllegalTransition, State
 from control.store import records
+from control.store.database import StoreError
 from control.store.schema import HISTORY
-from control.store.store import Committed, Store, StoreError
+from control.store.store import Committed, Store
 
 log = logging.getLogger("roost.monitor")
 

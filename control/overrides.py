@@ -16,8 +16,8 @@ from appliance.engine import Command, Event, Op
 from control.living import living
 from control.monitor import BATCH, EnginePort
 from control.states import State
-from control.store.schema import OVERRIDDEN, OVERRIDES_BYTES
-from control.store.store import Keyed, Store
+from control.store.schema import OVERRIDDEN, OVERRIDES_BYTES, Keyed
+from control.store.store import Store
 
 log = logging.getLogger("roost.overrides")
 

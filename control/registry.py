@@ -31,8 +31,8 @@ from appliance.engine import Event
 from control.living import living
 from control.monitor import EnginePort
 from control.states import State
-from control.store.schema import KEYED, NAME_LENGTH
-from control.store.store import Keyed, Store
+from control.store.schema import KEYED, NAME_LENGTH, Keyed
+from control.store.store import Store
 
 log = logging.getLogger("roost.registry")
 

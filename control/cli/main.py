@@ -42,7 +42,7 @@ FIXES = {
     "appliance.lab.processes.PeerError": "",
     "control.config.reading.ConfigError": "",
     "control.daemon.DaemonError": "",
-    "control.store.store.StoreError": "",
+    "control.store.database.StoreError": "",
     "builtins.PermissionError": "Run it as root: sudo ./roost ...",
     "sqlalchemy.exc.OperationalError": "The database cannot be used: is its disk full, does another process lock it?",
 }

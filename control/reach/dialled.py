@@ -24,8 +24,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from appliance.engine import Key
 from appliance.frontends.target import parse_address
 from control.registry import Registry
-from control.store.schema import DIALLED
-from control.store.store import Keyed, Store
+from control.store.schema import DIALLED, Keyed
+from control.store.store import Store
 
 log = logging.getLogger("roost.reach")
 

@@ -154,6 +154,9 @@ KEYED: Final[Mapping[str, tuple[Table, struct.Struct]]] = MappingProxyType(
 """The tables whose rows are found by their first column, a text or a 4-tuple, and the packed form of the others, in
 their order."""
 
+Keyed = tuple[str, str | bytes]
+"""One of these tables and the text or 4-tuple by which a row of it is found."""
+
 MAPPED: Final = b"\0" * 10 + b"\xff\xff"
 """What an IPv4 address begins with when it stands in 16 bytes (RFC 4291 2.5.5.2)."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading and writing the store while connections come and go.
+"""Writing the store while connections come and go.
 
 One thread writes. What is to be written waits in three places, all bounded in memory:
 
@@ -14,9 +14,6 @@ The writer takes a batch of each, writes it in one transaction, and only after t
 to ``on_slept``: nothing counts as SLEEP before its row is committed. When a write fails the batch goes back, the
 error stands in the status, and the writer tries again with back-off; SLEEP stops by itself, since ``on_slept`` is not
 called, and ``sleep_allowed`` tells the monitor to queue no more.
-
-Reading has connections of its own: with SQLite's WAL a reader waits for no writer, so waking a client costs one
-SELECT however long the write in progress takes.
 """
 
 from __future__ import annotations
@@ -26,35 +23,38 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
-from urllib.parse import quote
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.engine import Connection, Engine, Row, make_url
+from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from control.states import State
-from control.store import records
+from control.store.database import StoreError, chunks, get_meta, open_engine, set_meta, upsert
+from control.store.reading import READ_BOOT, Reader
 from control.store.schema import (
-    HISTORY,
     KA_BYTES,
     KEY,
-    KEYED,
-    MAPPED,
     SCHEMA_VERSION,
     UPGRADABLE,
+    Keyed,
     address_text,
     history,
-    meta,
     metadata,
     services,
     sleeping,
+)
+from control.store.statements import (
+    FORGET,
+    FORGET_STALE,
+    history_values,
+    insert_history,
+    rewrite_records,
+    write_keyed,
 )
 
 log = logging.getLogger("roost.store")
@@ -72,35 +72,12 @@ SLEEP_BOUND: Final = 50_000
 
 PRUNE_EVERY_S: Final = 3600.0
 PRUNE_ROWS: Final = 5000
-READ_CHUNK: Final = 500
-STATEMENT_ROWS: Final = 50
-"""Rows of history in one INSERT: ten parameters each, and 999 are what any SQLite takes."""
 ID_GAP: Final = 100_000
 """Left between the numbers of two runs of the daemon: a killed one may have given numbers that were never written."""
 
 _SERVICE: Final = struct.Struct("=H")
 _SERVICE_AT: Final = 32  # behind struct roost_ka
 _ID: Final = struct.Struct("=Q")  # roost_rest.id stands first
-_HISTORY_IPV4: Final = struct.Struct("=QQ 12s4B16x2B2x HBBB7xQQQ")  # schema.HISTORY, its key taken apart
-
-
-class StoreError(Exception):
-    """The database cannot be read or written; the message says which and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class SleepingRow:
-    """A row of `sleeping`; ka and rest are the C structs of ebpf/record.h as they are."""
-
-    key: bytes
-    id: int
-    client: str
-    service: int
-    slept_at: int
-    boot_id: str
-    wall_offset_ms: int
-    ka: bytes
-    rest: bytes
 
 
 @dataclass(slots=True)
@@ -121,10 +98,6 @@ class StoreStatus:
 
 Committed = tuple[bytes, int, int, bytes]
 """A row of `sleeping` that is committed: key, id, generation, ka + rest."""
-
-
-Keyed = tuple[str, str | bytes]
-"""A table of schema.KEYED and the text or 4-tuple by which a row of it is found."""
 
 
 @dataclass(slots=True)
@@ -149,7 +122,7 @@ def wall_offset_ms() -> int:
     return (time.time_ns() - time.monotonic_ns()) // 1_000_000
 
 
-class Store:
+class Store(Reader):
     """The database of one daemon. `add`, `status` and the reads may be called from any thread, `read` from one only."""
 
     def __init__(
@@ -162,6 +135,7 @@ class Store:
         history_bound: int = 200_000,
     ) -> None:
         self._url = make_url(url)
+        super().__init__(self._url)
         self._on_slept = on_slept
         self._keep_days = keep_days
         self._batch = batch
@@ -185,9 +159,7 @@ class Store:
         self._boot_id = boot_id()
         self._max_id = 0
         self._next_prune = time.monotonic() + 60.0
-        self._writer_engine = _engine(self._url, timeout_s=2.0, writer=True)
-        self._reader_engine = _engine(self._url, timeout_s=0.25, writer=False)
-        self._restore: Connection | None = None
+        self._writer_engine = open_engine(self._url, timeout_s=2.0, writer=True)
         self._thread: threading.Thread | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -216,9 +188,7 @@ class Store:
             left = len(self._ops) + len(self._rows) + len(self._keyed)
         if left:
             log.error("store: %d rows could not be written before the end: %s", left, self._status.error or "no time")
-        if self._restore is not None:
-            self._restore.close()
-        self._reader_engine.dispose()
+        self.close_readers()
         self._writer_engine.dispose()
         return left
 
@@ -226,16 +196,16 @@ class Store:
         if self._url.get_backend_name() == "sqlite" and self._url.database:
             Path(self._url.database).parent.mkdir(parents=True, exist_ok=True)
         with self._writer_engine.begin() as connection:
-            version = _meta(connection, "schema") if sa.inspect(connection).has_table("meta") else None
+            version = get_meta(connection, "schema") if sa.inspect(connection).has_table("meta") else None
             if version not in (None, SCHEMA_VERSION, *UPGRADABLE):
                 raise StoreError(f"the database has schema {version}, this roost writes {SCHEMA_VERSION}")
             metadata.create_all(connection)
             if version != SCHEMA_VERSION:
-                _set_meta(connection, "schema", SCHEMA_VERSION)
+                set_meta(connection, "schema", SCHEMA_VERSION)
                 if version is not None:
-                    _rewrite_records(connection)
+                    rewrite_records(connection)
                     log.info("store: the database was brought from schema %d to %d", version, SCHEMA_VERSION)
-            self._max_id = max(self._max_id, _meta(connection, "max_id") or 0)
+            self._max_id = max(self._max_id, get_meta(connection, "max_id") or 0)
             self._agree_on_services(connection)
         self._prepared = True
         self._status.error = ""
@@ -278,11 +248,6 @@ class Store:
             if name not in known:
                 connection.execute(sa.insert(services).values({"name": name, "index": index}))
 
-    def service_names(self) -> dict[int, str]:
-        """Number -> name, of every service the store ever knew."""
-        with self._reading() as connection:
-            return {row[1]: row.name for row in connection.execute(sa.select(services))}
-
     # -- what the daemon must know at start ---------------------------------------------------------------------------
 
     def next_id(self) -> int:
@@ -298,26 +263,9 @@ class Store:
         """(first, last) row number of the predecessor's history, and mark where this run's begins."""
         with self._writer_engine.begin() as connection:
             last = connection.scalar(sa.select(sa.func.max(history.c.seq))) or 0
-            first = _meta(connection, "run_first") or 0
-            _set_meta(connection, "run_first", last + 1)
+            first = get_meta(connection, "run_first") or 0
+            set_meta(connection, "run_first", last + 1)
         return first, last
-
-    def last_states(self, first: int, last: int) -> Iterator[tuple[int, str, int, int]]:
-        """(id, client, service, state) of each connection whose last row among history[first..last] is not CLOSED."""
-        newest = (
-            sa.select(sa.func.max(history.c.seq).label("seq"))
-            .where(history.c.seq >= first, history.c.seq <= last)
-            .group_by(history.c.id)
-            .subquery()
-        )
-        query = (
-            sa.select(history.c.id, history.c.client, history.c.service, history.c.to)
-            .join(newest, history.c.seq == newest.c.seq)
-            .where(history.c.to != int(State.CLOSED))
-        )
-        with self._reading() as connection:
-            for row in connection.execution_options(yield_per=1000).execute(query):
-                yield row[0], row[1], row[2], row[3]
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -498,91 +446,29 @@ class Store:
                 connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if records or batch.keyed else 'NORMAL'}")
                 connection.commit()
             with connection.begin():
-                for rows in _chunks(batch.rows):  # as dictionaries a row is ten times as large as packed
-                    self._insert_history(connection, self._history_values(connection, rows))
+                for rows in chunks(batch.rows):  # as dictionaries a row is ten times as large as packed
+                    self._write_history(connection, rows)
                 if batch.stale:
-                    connection.execute(_FORGET_STALE, [{"k": key, "g": generation} for key, generation in batch.stale])
+                    connection.execute(FORGET_STALE, [{"k": key, "g": generation} for key, generation in batch.stale])
                 if any_id:
-                    for chunk in _chunks(any_id):
+                    for chunk in chunks(any_id):
                         connection.execute(sa.delete(sleeping).where(sleeping.c.key.in_(chunk)))
                 if forgotten:
-                    connection.execute(_FORGET, forgotten)
+                    connection.execute(FORGET, forgotten)
                 if records:
-                    connection.execute(_upsert(connection, sleeping), records)
+                    connection.execute(upsert(connection, sleeping), records)
                     self._max_id = max(self._max_id, max(number for _, number, _, _ in slept))
                 if batch.keyed:
-                    self._write_keyed(connection, batch.keyed)
-                _set_meta(connection, "max_id", self._max_id)
+                    write_keyed(connection, batch.keyed)
+                set_meta(connection, "max_id", self._max_id)
         self._status.written_history += len(batch.rows)
         self._status.last_commit_ms = (time.monotonic() - began) * 1000
         return slept
 
-    def _write_keyed(self, connection: Connection, changed: Mapping[Keyed, bytes | None]) -> None:
-        for kind, (table, form) in KEYED.items():
-            columns = [column.name for column in table.columns]
-            rows = {key: packed for (where, key), packed in changed.items() if where == kind}
-            if forgotten := [{"k": key} for key, packed in rows.items() if packed is None]:
-                connection.execute(sa.delete(table).where(table.c[columns[0]] == sa.bindparam("k")), forgotten)
-            kept = [(key, *form.unpack(packed)) for key, packed in rows.items() if packed is not None]
-            if kept:
-                connection.execute(_upsert(connection, table), [dict(zip(columns, row, strict=True)) for row in kept])
-
-    @staticmethod
-    def _insert_history(connection: Connection, values: Sequence[tuple[Any, ...]]) -> None:
-        """By the driver itself: SQLAlchemy's handling of parameters takes 6 us a row, as much as all the rest of it.
-        Many rows a statement, where parameters have places: a third less again."""
-        compiled = sa.insert(history).inline().compile(dialect=connection.dialect, column_keys=_HISTORY_COLUMNS)
-        if not compiled.positional:
-            connection.exec_driver_sql(str(compiled), [dict(zip(_HISTORY_COLUMNS, v, strict=True)) for v in values])
-            return
-        single = str(compiled)
-        whole = len(values) - len(values) % STATEMENT_ROWS
-        if whole:
-            head, _, row = single.partition(" VALUES ")
-            many = f"{head} VALUES {', '.join([row] * STATEMENT_ROWS)}"
-            for at in range(0, whole, STATEMENT_ROWS):
-                connection.exec_driver_sql(many, tuple(chain.from_iterable(values[at : at + STATEMENT_ROWS])))
-        if rest := list(values[whole:]):
-            connection.exec_driver_sql(single, rest)
-
-    def _history_values(self, connection: Connection, rows: Sequence[bytes]) -> list[tuple[Any, ...]]:
-        """In the order of _HISTORY_COLUMNS."""
-        # Most clients are IPv4, and this is done for each transition there ever is: 0.6 us, 1.1 by way of KEY and
-        # address_text.
-        values = [
-            (
-                number,
-                at,
-                f"{a}.{b}.{c}.{d}:{high << 8 | low}" if prefix == MAPPED else "",
-                service,
-                source,
-                target,
-                cause,
-                rx,
-                tx,
-                gap,
-            )
-            for number, at, prefix, a, b, c, d, high, low, service, source, target, cause, rx, tx, gap in (
-                _HISTORY_IPV4.iter_unpack(b"".join(rows))
-            )
-        ]
-        odd = {index: HISTORY.unpack(rows[index]) for index, row in enumerate(values) if not (row[0] and row[2])}
-        # The engine does not know the number of a SLEEP connection that it closes without reading its record.
-        ids = self._ids(connection, [row[2] for row in odd.values() if not row[0]])
-        for index, (number, at, key, *rest) in odd.items():
-            client, _local, port, _local_port = KEY.unpack(key)
-            values[index] = (number or ids.get(key, 0), at, address_text(client, port), *rest)
+    def _write_history(self, connection: Connection, rows: Sequence[bytes]) -> None:
+        values = history_values(connection, rows)
         self._max_id = max(self._max_id, max((row[0] for row in values), default=0))
-        return values
-
-    @staticmethod
-    def _ids(connection: Connection, keys: Sequence[bytes]) -> dict[bytes, int]:
-        """key -> number of those that have a row in `sleeping`."""
-        found: dict[bytes, int] = {}
-        for chunk in _chunks(keys):
-            query = sa.select(sleeping.c.key, sleeping.c.id).where(sleeping.c.key.in_(chunk))
-            found.update((row[0], row[1]) for row in connection.execute(query))
-        return found
+        insert_history(connection, values)
 
     def _prune(self) -> None:
         """Remove history past its days, some rows a transaction: waiting SLEEP rows must get in between."""
@@ -631,26 +517,6 @@ class Store:
                 self._committed.wait_for(lambda: settled() or bool(self._status.error), timeout_s)
             return settled()
 
-    def _reading(self) -> Connection:
-        return self._reader_engine.connect()
-
-    def read(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes]]:
-        """key -> (ka, rest) of those that are there. For the monitor alone: it has a connection to itself, since a
-        client waits for the answer. Raises StoreError when the database cannot be read."""
-        return {row[0]: (row[1], row[2]) for row in self._read_rows(_READ, keys)}
-
-    def _read_rows(self, query: sa.Select[Any], keys: Sequence[bytes]) -> list[Any]:
-        try:
-            if self._restore is None:
-                self._restore = self._reader_engine.connect()
-            return [row for chunk in _chunks(keys) for row in self._restore.execute(query, {"keys": chunk})]
-        except SQLAlchemyError as error:
-            if self._restore is not None:
-                self._restore.invalidate()
-                self._restore.close()
-                self._restore = None
-            raise StoreError(f"cannot read sleeping records: {getattr(error, 'orig', None) or error}") from error
-
     def asleep(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes] | None]:
         """key -> (ka, rest), or None when there is no such row. Of what is about to be written or forgotten, and of
         rows that an earlier boot wrote (they are about to be put back), nobody can say yet: those keys are left out.
@@ -659,137 +525,19 @@ class Store:
             batches = (self._ops, self._being_written.ops, dict(self._stale), dict(self._being_written.stale))
             unsettled = {key for key in keys if any(key in batch for batch in batches)}
         found: dict[bytes, tuple[bytes, bytes] | None] = {key: None for key in keys if key not in unsettled}
-        for row in self._read_rows(_READ_BOOT, list(found)):
+        for row in self._read_rows(READ_BOOT, list(found)):
             if row.boot_id == self._boot_id:
                 found[row[0]] = row[1], row[2]
             else:
                 del found[row[0]]
         return found
 
-    def sleeping_rows(self, after: bytes = b"", limit: int = 1000) -> list[SleepingRow]:
-        """Up to `limit` rows in the order of their keys, those after the key `after`: page through all of them."""
-        query = sa.select(*_ROW).where(sleeping.c.key > after).order_by(sleeping.c.key).limit(limit)
-        with self._reading() as connection:
-            return [_row(row) for row in connection.execute(query)]
-
-    def sleeping_keys(self, after: bytes = b"", limit: int = 10_000) -> list[tuple[bytes, int, str]]:
-        """(key, number, boot) of what `sleeping_rows` gives whole."""
-        query = sa.select(sleeping.c.key, sleeping.c.id, sleeping.c.boot_id)
-        with self._reading() as connection:
-            page = query.where(sleeping.c.key > after).order_by(sleeping.c.key).limit(limit)
-            return [tuple(row) for row in connection.execute(page)]
-
-    def sleeping_by_id(self, number: int) -> SleepingRow | None:
-        """The sleeping connection with this number."""
-        with self._reading() as connection:
-            row = connection.execute(sa.select(*_ROW).where(sleeping.c.id == number)).first()
-        return _row(row) if row else None
-
-    def sleeping_ids(self, keys: Sequence[bytes]) -> dict[bytes, int]:
-        """key -> number of those that are there."""
-        with self._reading() as connection:
-            return self._ids(connection, keys)
-
-    def keyed(self, kind: str) -> Iterator[tuple[Any, bytes]]:
-        """Every row of one of schema.KEYED: its key, and the rest packed. Raises SQLAlchemyError when it cannot be
-        read."""
-        table, form = KEYED[kind]
-        with self._reading() as connection:
-            for row in connection.execution_options(yield_per=1000).execute(sa.select(*table.columns)):
-                yield row[0], form.pack(*row[1:])
-
     def history_of(self, number: int, limit: int = 100) -> list[dict[str, Any]]:
-        """The last `limit` transitions of a connection, oldest first; columns of `history`."""
-        return self._history(sa.select(history).where(history.c.id == number), limit)
+        """As Reader has it; who asks what has happened is told all of it."""
+        self.flush()
+        return super().history_of(number, limit)
 
     def recent_history(self, limit: int = 100) -> list[dict[str, Any]]:
-        """The last `limit` transitions of all, oldest first."""
-        return self._history(sa.select(history), limit)
-
-    def _history(self, query: sa.Select[Any], limit: int) -> list[dict[str, Any]]:
-        self.flush()  # who asks what has happened is told all of it
-        with self._reading() as connection:
-            rows = connection.execute(query.order_by(history.c.seq.desc()).limit(limit)).mappings().all()
-        return [dict(row) for row in reversed(rows)]
-
-
-_ROW = [sleeping.c[f] for f in SleepingRow.__dataclass_fields__]
-_HISTORY_COLUMNS: Final = [column.name for column in history.columns if column is not history.c.seq]
-_READ = sa.select(sleeping.c.key, sleeping.c.ka, sleeping.c.rest).where(
-    sleeping.c.key.in_(sa.bindparam("keys", expanding=True))
-)
-_READ_BOOT = _READ.add_columns(sleeping.c.boot_id)
-_FORGET = sa.delete(sleeping).where(sleeping.c.key == sa.bindparam("k"), sleeping.c.id == sa.bindparam("i"))
-
-_FORGET_STALE = sa.delete(sleeping).where(
-    sleeping.c.key == sa.bindparam("k"), sleeping.c.generation == sa.bindparam("g")
-)
-
-
-def _row(row: Row[Any]) -> SleepingRow:
-    return SleepingRow(**row._mapping)
-
-
-def _chunks(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    for start in range(0, len(keys), READ_CHUNK):
-        yield keys[start : start + READ_CHUNK]
-
-
-def _upsert(connection: Connection, table: sa.Table) -> sa.Insert:
-    """INSERT ... ON CONFLICT DO UPDATE, which SQLite and PostgreSQL spell alike but SQLAlchemy keeps apart."""
-    primary = [column.name for column in table.primary_key]
-    changed = [column.name for column in table.columns if column.name not in primary]
-    if connection.dialect.name == "sqlite":
-        lite = sqlite.insert(table)
-        return lite.on_conflict_do_update(index_elements=primary, set_={c: lite.excluded[c] for c in changed})
-    if connection.dialect.name == "postgresql":
-        from sqlalchemy.dialects import postgresql  # 3 MB that only its users are to pay
-
-        post = postgresql.insert(table)
-        return post.on_conflict_do_update(index_elements=primary, set_={c: post.excluded[c] for c in changed})
-    raise StoreError(f"roost keeps its store in SQLite or PostgreSQL, not in {connection.dialect.name}")
-
-
-def _meta(connection: Connection, key: str) -> int | None:
-    return connection.scalar(sa.select(meta.c.value).where(meta.c.key == key))
-
-
-def _set_meta(connection: Connection, key: str, value: int) -> None:
-    if not connection.execute(sa.update(meta).where(meta.c.key == key).values(value=value)).rowcount:
-        connection.execute(sa.insert(meta).values(key=key, value=value))
-
-
-def _rewrite_records(connection: Connection) -> None:
-    """What schema 4 and earlier ones put to sleep, in the form of today."""
-    update = (
-        sa.update(sleeping)
-        .where(sleeping.c.key == sa.bindparam("of"))
-        .values(ka=sa.bindparam("k"), rest=sa.bindparam("r"))
-    )
-    found = connection.execution_options(yield_per=READ_CHUNK).execute(
-        sa.select(sleeping.c.key, sleeping.c.ka, sleeping.c.rest)
-    )
-    for rows in found.partitions():
-        changed = [(key, *records.from_schema_4(ka, rest)) for key, ka, rest in rows]
-        connection.execute(update, [{"of": key, "k": ka, "r": rest} for key, ka, rest in changed])
-
-
-def _engine(url: sa.URL, timeout_s: float, writer: bool) -> Engine:
-    if url.get_backend_name() != "sqlite":
-        return sa.create_engine(url, isolation_level="READ COMMITTED" if writer else "AUTOCOMMIT", pool_pre_ping=True)
-    arguments: dict[str, Any] = {}
-    if not writer:
-        # Autocommit: a transaction left open would go on seeing yesterday's rows. mode=rw: never make the file, since
-        # an empty one, made by a look at it, would hide that it is missing.
-        arguments["isolation_level"] = "AUTOCOMMIT"
-        url = url.set(database=f"file:{quote(url.database or '')}", query={**url.query, "mode": "rw", "uri": "true"})
-    engine = sa.create_engine(url, connect_args={"timeout": timeout_s, "check_same_thread": False}, **arguments)
-
-    @sa.event.listens_for(engine, "connect")
-    def _on_connect(connection: Any, _record: Any) -> None:
-        connection.execute("PRAGMA journal_mode=WAL" if writer else "PRAGMA query_only=ON")
-        # KiB. The default, 2 MB of pages for each connection, is half of what a hundred thousand clients cost the
-        # daemon, and the kernel caches the file anyway.
-        connection.execute("PRAGMA cache_size=-512")
-
-    return engine
+        """As Reader has it, and all of it."""
+        self.flush()
+        return super().recent_history(limit)

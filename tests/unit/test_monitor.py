@@ -26,8 +26,9 @@ from control.config import parse, parse_endpoint
 from control.daemon import Daemon, DaemonError, InstanceLock, catch_up, take_inventory
 from control.monitor import BUSY_PATIENCE_MS, BUSY_ROWS, PATIENCE_MS, Monitor, Outcome, history_row
 from control.states import Cause, State
+from control.store.database import StoreError
 from control.store.schema import HISTORY, KA_BYTES, REST_BYTES
-from control.store.store import Store, StoreError
+from control.store.store import Store
 from tests.unit.fake_engine import FakeEngine, event, key, record
 
 

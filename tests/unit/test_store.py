@@ -22,6 +22,7 @@ from appliance.engine import KA, Key
 from control.states import Cause, State
 from control.store import schema
 from control.store import store as module
+from control.store.database import StoreError, upsert
 from control.store.schema import (
     AGENT,
     DIALLED,
@@ -32,9 +33,11 @@ from control.store.schema import (
     OVERRIDDEN,
     OVERRIDES_BYTES,
     SCHEMA_VERSION,
+    Keyed,
     address_text,
 )
-from control.store.store import Committed, Keyed, Store, StoreError
+from control.store.statements import STATEMENT_ROWS, write_keyed
+from control.store.store import Committed, Store
 from tests.unit.fake_engine import key, record
 
 OLD_KA = struct.Struct("=IIIIIIHHHBBI")  # until schema 4
@@ -359,7 +362,7 @@ def test_other_databases_are_refused_by_name() -> None:
         dialect = Dialect()
 
     with pytest.raises(StoreError, match="not in mysql"):
-        module._upsert(Connection(), schema.sleeping)  # type: ignore[arg-type]
+        upsert(Connection(), schema.sleeping)  # type: ignore[arg-type]
 
 
 def test_the_statements_are_portable_to_postgresql() -> None:
@@ -407,7 +410,7 @@ def test_a_burst_of_history_is_written_batch_after_batch(make: Callable[..., Sto
     assert time.monotonic() - began < 10 * module.RELAXED_GATHER_S
 
 
-@pytest.mark.parametrize("count", [module.STATEMENT_ROWS - 1, module.STATEMENT_ROWS, 2 * module.STATEMENT_ROWS + 1])
+@pytest.mark.parametrize("count", [STATEMENT_ROWS - 1, STATEMENT_ROWS, 2 * STATEMENT_ROWS + 1])
 def test_every_row_of_history_is_written_once_and_in_order(make: Callable[..., Store], count: int) -> None:
     store = make()
     store.add([row(n, n, at=n) for n in range(1, count + 1)])
@@ -455,8 +458,6 @@ def test_names_wait_for_a_database_that_is_locked_and_the_last_word_wins_then(
     store = make()
     store.add(keyed=names({"a": named(1, 11), "b": named(2, 12)}))
     assert store.flush()
-    write = store._write_keyed
-
     meanwhile = [{"a": named(4, 14)}]  # said while the batch with the word before it is being written
 
     def locked(*_: object) -> None:
@@ -464,12 +465,12 @@ def test_names_wait_for_a_database_that_is_locked_and_the_last_word_wins_then(
             store.add(keyed=names(meanwhile.pop()))
         raise sqlite3.OperationalError("database is locked")
 
-    monkeypatch.setattr(store, "_write_keyed", locked)
+    monkeypatch.setattr(module, "write_keyed", locked)
     store.add(keyed=names({"a": named(3, 13), "b": None}))
     until(lambda: "locked" in store.status.error)
     assert store.flush() is False
     assert dict(store.keyed("names")) == {"a": named(1, 11), "b": named(2, 12)}
-    monkeypatch.setattr(store, "_write_keyed", write)
+    monkeypatch.setattr(module, "write_keyed", write_keyed)
     until(lambda: not store.status.error)
     assert store.flush()
     assert dict(store.keyed("names")) == {"a": named(4, 14)}

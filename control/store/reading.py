@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is in the database, for whoever asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+from sqlalchemy.exc import SQLAlchemyError
+
+from control.states import State
+from control.store.database import StoreError, chunks, open_engine
+from control.store.schema import KEYED, history, services, sleeping
+from control.store.statements import ids_of
+
+
+@dataclass(frozen=True, slots=True)
+class SleepingRow:
+    """A row of `sleeping`; ka and rest are the C structs of ebpf/record.h as they are."""
+
+    key: bytes
+    id: int
+    client: str
+    service: int
+    slept_at: int
+    boot_id: str
+    wall_offset_ms: int
+    ka: bytes
+    rest: bytes
+
+
+class Reader:
+    """What is in the database. It has connections of its own: with SQLite's WAL a reader waits for no writer, so waking
+    a client costs one SELECT however long the write in progress takes. `read` may be called from one thread only, the
+    others from any; they raise SQLAlchemyError when it cannot be read."""
+
+    def __init__(self, url: sa.URL) -> None:
+        self._reader_engine = open_engine(url, timeout_s=0.25, writer=False)
+        self._restore: Connection | None = None
+
+    def close_readers(self) -> None:
+        """Nothing is read from now on."""
+        if self._restore is not None:
+            self._restore.close()
+        self._reader_engine.dispose()
+
+    def _reading(self) -> Connection:
+        return self._reader_engine.connect()
+
+    def read(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes]]:
+        """key -> (ka, rest) of those that are there. For the monitor alone: it has a connection to itself, since a
+        client waits for the answer. Raises StoreError when the database cannot be read."""
+        return {row[0]: (row[1], row[2]) for row in self._read_rows(_READ, keys)}
+
+    def _read_rows(self, query: sa.Select[Any], keys: Sequence[bytes]) -> list[Any]:
+        try:
+            if self._restore is None:
+                self._restore = self._reader_engine.connect()
+            return [row for chunk in chunks(keys) for row in self._restore.execute(query, {"keys": chunk})]
+        except SQLAlchemyError as error:
+            if self._restore is not None:
+                self._restore.invalidate()
+                self._restore.close()
+                self._restore = None
+            raise StoreError(f"cannot read sleeping records: {getattr(error, 'orig', None) or error}") from error
+
+    def sleeping_rows(self, after: bytes = b"", limit: int = 1000) -> list[SleepingRow]:
+        """Up to `limit` rows in the order of their keys, those after the key `after`: page through all of them."""
+        query = sa.select(*_ROW).where(sleeping.c.key > after).order_by(sleeping.c.key).limit(limit)
+        with self._reading() as connection:
+            return [_row(row) for row in connection.execute(query)]
+
+    def sleeping_keys(self, after: bytes = b"", limit: int = 10_000) -> list[tuple[bytes, int, str]]:
+        """(key, number, boot) of what `sleeping_rows` gives whole."""
+        query = sa.select(sleeping.c.key, sleeping.c.id, sleeping.c.boot_id)
+        with self._reading() as connection:
+            page = query.where(sleeping.c.key > after).order_by(sleeping.c.key).limit(limit)
+            return [tuple(row) for row in connection.execute(page)]
+
+    def sleeping_by_id(self, number: int) -> SleepingRow | None:
+        """The sleeping connection with this number."""
+        with self._reading() as connection:
+            row = connection.execute(sa.select(*_ROW).where(sleeping.c.id == number)).first()
+        return _row(row) if row else None
+
+    def sleeping_ids(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        """key -> number of those that are there."""
+        with self._reading() as connection:
+            return ids_of(connection, keys)
+
+    def keyed(self, kind: str) -> Iterator[tuple[Any, bytes]]:
+        """Every row of one of schema.KEYED: its key, and the rest packed. Raises SQLAlchemyError when it cannot be
+        read."""
+        table, form = KEYED[kind]
+        with self._reading() as connection:
+            for row in connection.execution_options(yield_per=1000).execute(sa.select(*table.columns)):
+                yield row[0], form.pack(*row[1:])
+
+    def last_states(self, first: int, last: int) -> Iterator[tuple[int, str, int, int]]:
+        """(id, client, service, state) of each connection whose last row among history[first..last] is not CLOSED."""
+        newest = (
+            sa.select(sa.func.max(history.c.seq).label("seq"))
+            .where(history.c.seq >= first, history.c.seq <= last)
+            .group_by(history.c.id)
+            .subquery()
+        )
+        query = (
+            sa.select(history.c.id, history.c.client, history.c.service, history.c.to)
+            .join(newest, history.c.seq == newest.c.seq)
+            .where(history.c.to != int(State.CLOSED))
+        )
+        with self._reading() as connection:
+            for row in connection.execution_options(yield_per=1000).execute(query):
+                yield row[0], row[1], row[2], row[3]
+
+    def service_names(self) -> dict[int, str]:
+        """Number -> name, of every service the store ever knew."""
+        with self._reading() as connection:
+            return {row[1]: row.name for row in connection.execute(sa.select(services))}
+
+    def history_of(self, number: int, limit: int = 100) -> list[dict[str, Any]]:
+        """The last `limit` transitions of a connection, oldest first; columns of `history`."""
+        return self._history(sa.select(history).where(history.c.id == number), limit)
+
+    def recent_history(self, limit: int = 100) -> list[dict[str, Any]]:
+        """The last `limit` transitions of all, oldest first."""
+        return self._history(sa.select(history), limit)
+
+    def _history(self, query: sa.Select[Any], limit: int) -> list[dict[str, Any]]:
+        with self._reading() as connection:
+            rows = connection.execute(query.order_by(history.c.seq.desc()).limit(limit)).mappings().all()
+        return [dict(row) for row in reversed(rows)]
+
+
+_ROW = [sleeping.c[f] for f in SleepingRow.__dataclass_fields__]
+_READ = sa.select(sleeping.c.key, sleeping.c.ka, sleeping.c.rest).where(
+    sleeping.c.key.in_(sa.bindparam("keys", expanding=True))
+)
+READ_BOOT = _READ.add_columns(sleeping.c.boot_id)
+
+
+def _row(row: Row[Any]) -> SleepingRow:
+    return SleepingRow(**row._mapping)
