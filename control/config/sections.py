@@ -89,10 +89,16 @@ class Table(Section):
     ipv6: int = Field(65_536, ge=1, le=1 << 28, description="inactive IPv6 connections (IDLE and SLEEP)")
     grow: bool = Field(
         True,
-        description="whether the tables of inactive connections grow when they are 92 % full, while a quarter of the "
+        description="whether these tables (`ipv4`, `ipv6`, `idle`) grow when they are 92 % full, while a quarter of the "
         "machine's memory stays free",
     )
-    idle: int = Field(262_144, ge=1, le=1 << 28, description="IDLE connections, both families together")
+    idle: int = Field(
+        262_144,
+        ge=1,
+        le=1 << 28,
+        description="IDLE connections, both families together; those that were born asleep and have not spoken yet are "
+        "not counted",
+    )
     filter: int = Field(
         0,
         ge=0,
