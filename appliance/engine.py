@@ -771,12 +771,17 @@ class Engine:
         lib.roost_states(self._raw, ffi.from_buffer("struct roost_key[]", keys), len(raw), raw)
         return bytes(ffi.buffer(raw))
 
-    def find_client(self, address: bytes, port: int, local: bytes) -> Event | None:
-        """The connection of a client's packed address and port, whichever service it came in by. local: packed
-        addresses of this machine, one after the other, for services that listen on all of them."""
-        raw = ffi.new("struct roost_event *")
-        found = lib.roost_find_client(self._raw, address, port, local, len(local) // 16, raw)
-        return self._unpack(raw, 1)[0] if found else None
+    def find_client(self, address: bytes, port: int, local: bytes) -> Sequence[Event]:
+        """The connection of a client's packed address and port, whichever service it came in by; where none is known,
+        every one that may be asleep without a slot (`perhaps`). local: packed addresses of this machine, one after the
+        other, for services that listen on all of them."""
+        room = 16
+        while True:
+            raw = ffi.new("struct roost_event[]", room)
+            found = lib.roost_find_client(self._raw, address, port, local, len(local) // 16, raw, room)
+            if found < room:
+                return self._unpack(raw, found)
+            room *= 4
 
     def stats(self) -> dict[str, int]:
         """Counters and gauges by name."""

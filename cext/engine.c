@@ -471,33 +471,38 @@ void roost_states(roost_engine *e, const struct roost_key *keys, uint32_t count,
     roost_unlock(e);
 }
 
-/* The first of the services at which one of the two finds the client of this key. */
-static bool find_at_services(struct roost_engine *e, struct roost_key *key, const uint8_t *locals, uint32_t count,
-                             bool (*look)(struct roost_engine *, const struct roost_key *, struct roost_event *),
-                             struct roost_event *event) {
-    bool found = false;
-    for (int i = 0; i < e->listeners && !found; i++) {
+/* At how many services one of the two finds the client of this key: the first max of them. */
+static uint32_t find_at_services(struct roost_engine *e, struct roost_key *key, const uint8_t *locals, uint32_t count,
+                                 bool (*look)(struct roost_engine *, const struct roost_key *, struct roost_event *),
+                                 struct roost_event *events, uint32_t max) {
+    bool v4 = roost_address_is_v4(key->client);
+    uint32_t found = 0;
+    for (int i = 0; i < e->listeners && found < max; i++) {
         const struct roost_service *s = &e->listener[i].service;
         bool every = roost_address_is_any(s->listen);
         const uint8_t *candidates = every ? locals : s->listen;
+        if (roost_address_is_v4(s->listen) != v4)
+            continue;
         key->local_port = htons(s->listen_port);
-        for (uint32_t j = 0; j < (every ? count : 1) && !found; j++) {
+        for (uint32_t j = 0; j < (every ? count : 1) && found < max; j++) {
             memcpy(key->local, candidates + j * sizeof(key->local), sizeof(key->local));
-            found = look(e, key, event);
+            if (roost_address_is_v4(key->local) == v4)
+                found += look(e, key, &events[found]);
         }
     }
     return found;
 }
 
 int roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, const uint8_t *locals, uint32_t count,
-                      struct roost_event *event) {
+                      struct roost_event *events, uint32_t max) {
     struct roost_key key = {.client_port = htons(port)};
     memcpy(key.client, client, sizeof(key.client));
     roost_lock(e);
-    bool found = find_at_services(e, &key, locals, count, find, event) ||
-                 find_at_services(e, &key, locals, count, find_perhaps, event);
+    uint32_t found = find_at_services(e, &key, locals, count, find, events, max ? 1 : 0);
+    if (!found)
+        found = find_at_services(e, &key, locals, count, find_perhaps, events, max);
     roost_unlock(e);
-    return found;
+    return (int)found;
 }
 
 int roost_find_peer(roost_engine *e, const struct roost_key *key, struct roost_record *record) {

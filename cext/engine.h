@@ -323,9 +323,10 @@ int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event 
 /* The states of many at once, a byte each: 0 there is none, ROOST_PERHAPS added where its row alone can tell. */
 void roost_states(roost_engine *e, const struct roost_key *keys, uint32_t count, uint8_t *states);
 /* The same for the connection of a client address and port, whatever service it came in by; locals: count addresses that
- * services of every local address listen on. */
+ * services of every local address listen on. How many events it filled, at most max: one where it is known; otherwise
+ * each 4-tuple that may be asleep without a slot, and their rows tell which of them is. */
 int roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, const uint8_t *locals, uint32_t count,
-                      struct roost_event *event);
+                      struct roost_event *events, uint32_t max);
 /* The server's leg of an inactive pair, by its client's key; 1 found, 0 not. */
 int roost_find_peer(roost_engine *e, const struct roost_key *key, struct roost_record *record);
 /* What a connection set in band, by its key and number, whatever its state; 1 found, 0: nothing. */

@@ -46,14 +46,19 @@ bool roost_is_perhaps_asleep(const struct roost_engine *e, const struct roost_ke
     return roost_filter_has(&e->filter, hash) && !roost_datapath_is_stranger(&e->path, hash);
 }
 
+/* A listener on every address has clients of its own family alone. */
+static bool listens_at(const struct roost_service *s, const struct roost_key *key) {
+    if (key->local_port != htons(s->listen_port))
+        return false;
+    return roost_address_is_any(s->listen) ? roost_address_is_v4(s->listen) == roost_address_is_v4(key->local)
+                                           : !memcmp(s->listen, key->local, sizeof(key->local));
+}
+
 /* The index of the service that clients reach at the near end of this key; 0: none. */
 static uint16_t service_at(const struct roost_engine *e, const struct roost_key *key) {
-    for (int i = 0; i < e->listeners; i++) {
-        const struct roost_service *s = &e->listener[i].service;
-        if (key->local_port == htons(s->listen_port) &&
-            (roost_address_is_any(s->listen) || !memcmp(s->listen, key->local, sizeof(key->local))))
-            return s->index;
-    }
+    for (int i = 0; i < e->listeners; i++)
+        if (listens_at(&e->listener[i].service, key))
+            return e->listener[i].service.index;
     return 0;
 }
 

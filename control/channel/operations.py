@@ -13,7 +13,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from errno import EIO, ELOOP, ENOENT, ENOTCONN, ETIMEDOUT
 from pathlib import Path
@@ -306,16 +306,16 @@ class Operations:
     def find(self, target: Target) -> Key:
         """The 4-tuple of the client that a server wants. Raises OSError: ENOENT, ENOTCONN, ELOOP or EIO, as
         appliance.frontends.handshake.ANSWERS explains them."""
-        return self._wanted(target).record.key
+        return self._wanted(target)[0].record.key
 
-    def _wanted(self, target: Target) -> Event:
-        """The connection that is meant; raises as `find` does."""
+    def _wanted(self, target: Target) -> list[Event]:
+        """The connection that is meant, or those of which one may be (`perhaps`); raises as `find` does."""
         if isinstance(target, Address):
             if self._is_own(target):
                 raise OSError(ELOOP, "the target is the appliance itself")
-            if (event := self._find(target.host, target.port)) is None:
+            if not (events := self._find(target.host, target.port)):
                 raise OSError(ENOENT, "no such connection")
-            return self._reachable(event)
+            return self._reachable(events)
         if target.text == "localhost" or target.text.endswith(".localhost"):  # RFC 6761 6.3
             raise OSError(ELOOP, "the target is the appliance itself")
         if not self._registry.loaded:
@@ -324,14 +324,18 @@ class Operations:
             raise OSError(ENOENT, "no such name")
         if (event := self._event_of(named)) is None:
             raise OSError(ENOTCONN, "the client of this name is not connected")
-        return self._reachable(event)
+        return self._reachable([event])
 
-    def _reachable(self, event: Event) -> Event:
-        """It; but a server must not speak to an agent, which obeys what it is told on its control connection."""
-        service = self._services.get(event.service)
-        if service is not None and service.kind == "agents":
+    def _reachable(self, events: Sequence[Event]) -> list[Event]:
+        """They; but a server must not speak to an agent, which obeys what it is told on its control connection."""
+        reachable = [event for event in events if not self._is_of_an_agent(event)]
+        if not reachable:
             raise OSError(ELOOP, "the target is an agent's connection to the appliance itself")
-        return event
+        return reachable
+
+    def _is_of_an_agent(self, event: Event) -> bool:
+        service = self._services.get(event.service)
+        return service is not None and service.kind == "agents"
 
     def _named(self, target: Name) -> Named | None:
         name, dot, domain = target.text.rpartition(f".{self._domain}")
@@ -353,7 +357,7 @@ class Operations:
                 return True
         return False
 
-    def _find(self, address: str, port: int) -> Event | None:
+    def _find(self, address: str, port: int) -> Sequence[Event]:
         return self._engine.find_client(pack_address(address), port, self._local_addresses()[1])
 
     def has_address(self, address: str) -> bool:
@@ -393,7 +397,7 @@ class Operations:
             except ValueError:
                 message = f'"{name}" is no number of a connection, no client-address:port, and no client\'s name.'
                 raise OperationError(400, f"{message}{self._domain}") from None
-            event = self._find(client.host, client.port)
+            event = self._asleep_among(self._find(client.host, client.port))
         key = event.record.key_raw if event is not None else b""
         if event is not None:
             number = number or event.id or event.record.id or self._ids_of([key]).get(key, 0)
@@ -402,6 +406,11 @@ class Operations:
         if event is None:
             raise OperationError(404, f'no connection "{name}"')
         return Located(number, State(event.to_state), event)
+
+    def _asleep_among(self, events: Sequence[Event]) -> Event | None:
+        """Of several that may be asleep, the one that has a row; without the database, nobody can tell."""
+        ids = self._ids_of([event.record.key_raw for event in events]) if len(events) > 1 else {}
+        return next((event for event in events if event.record.key_raw in ids), events[0] if events else None)
 
     # -- clients that are reached by other ways -----------------------------------------------------------------------
 
@@ -495,17 +504,18 @@ class Operations:
         server = Server(fd, preamble, early, timeout_s)
         try:
             try:
-                wanted = self._wanted(target)
+                candidates = self._wanted(target)
             except OSError as why:
                 return await self._attach_absent(target, why.errno or EIO, server)
-            policy = self._policies.get(wanted.service)
-            if policy is not None and policy.on_second_server != "refuse":
+            for wanted in candidates:
+                policy = self._policies.get(wanted.service)
+                may_wait = policy is not None and policy.on_second_server != "refuse"
                 # The engine keeps to it, and says so when it is over.
-                server.timeout_s += policy.second_server_wait + SETTLE_S
-            error = await self._linker.link(wanted.record.key, server)
-            if error == ENOENT and wanted.perhaps:  # it was not asleep, but nobody
-                return await self._attach_absent(target, error, server)
-            return error
+                server.timeout_s = timeout_s + (policy.second_server_wait + SETTLE_S if policy and may_wait else 0.0)
+                error = await self._linker.link(wanted.record.key, server)
+                if error != ENOENT or not wanted.perhaps:  # else it was not asleep, but nobody
+                    return error
+            return await self._attach_absent(target, ENOENT, server)
         finally:
             server.close()
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from scapy.packet import Raw
 
-from appliance.engine import Born, Command, EventType, Key, Op
+from appliance.engine import Born, Command, EventType, Key, Op, ServiceSpec, pack_address
 from appliance.lab import Lab, leftovers, wait_until
 from control.states import Cause, State
 from tests.lab.bare_sleep import NO_KEEPALIVES, SMALL, BareSleep
-from tests.lab.engine_lab import Pair, receive, reset, tcp_info
+from tests.lab.engine_lab import PORT, Pair, receive, reset, tcp_info
 from tests.lab.test_control_plane import Box, chain_of
 from tests.lab.wire import Sleeper, Wire
 from tests.security.test_exotic_packets import in_fragments
@@ -184,6 +184,65 @@ def test_whoever_looks_in_vain_for_room_in_the_filter_again_is_not_counted_again
     box.wait(lambda: box.slots == kept - 1, "one of them has found its place")
     time.sleep(1.2)  # the others have looked, too: each after a second of silence
     assert (box.slots, box.stat("filter_full")) == (kept - 1, kept)
+
+
+# Services that listen on every address
+
+
+class Everywhere(BareSleep):
+    """Both of its services listen on every address of their family."""
+
+    def spec(self, family: int, **changes: Any) -> ServiceSpec:
+        return super().spec(family, **{"listen": "0.0.0.0" if family == 4 else "::", **changes})
+
+    def target(self, family: int = 4) -> tuple[str, int]:
+        return self.lab.address("box", "wan0", family), PORT
+
+
+@pytest.fixture
+def everywhere(nat_free_lab: Lab) -> Iterator[Everywhere]:
+    with Everywhere(nat_free_lab, service=NO_KEEPALIVES, filter_slots=SMALL) as box:
+        yield box
+
+
+def hit_at(box: BareSleep, pair: Pair, form: str) -> Key:
+    """The client of the pair at another address of ours, where the filter takes it for a sleeper. form: the address, of
+    three numbers below 256."""
+    for number in range(1, 1 << 20):
+        local = pack_address(form.format(number >> 16, number >> 8 & 255, number & 255))
+        key = Key(pair.key.client, pair.key.client_port, local, PORT)
+        if (found := box.engine.find(key)) is not None and found.perhaps:
+            return key
+    raise AssertionError("the filter takes nobody for a sleeper")
+
+
+def test_every_hit_of_the_filter_is_named_to_who_knows_only_the_clients_address(everywhere: Everywhere) -> None:
+    """Which of them is the sleeper, its row tells."""
+    pair = everywhere.let_sleep()
+    client, port = pair.key.client, pair.key.client_port
+    wrong = hit_at(everywhere, pair, "10.{}.{}.{}")
+    found = everywhere.engine.find_client(client, port, wrong.local + pair.key.local)
+    assert [(event.record.key, event.perhaps) for event in found] == [(wrong, True), (pair.key, True)]
+    everywhere.wake_and_answer(pair)
+    found = everywhere.engine.find_client(client, port, wrong.local + pair.key.local)
+    assert [(event.record.key, event.perhaps) for event in found] == [(pair.key, False)], "one that is known is enough"
+
+
+@BOTH
+def test_a_sleeper_belongs_to_the_service_that_listens_in_its_family(everywhere: Everywhere, family: int) -> None:
+    pair = everywhere.let_sleep(family)
+    found = everywhere.engine.find(pair.key)
+    assert found is not None
+    assert (found.perhaps, found.service) == (True, everywhere.spec(family).index)
+
+
+def test_a_client_is_looked_for_at_addresses_of_its_own_family_alone(everywhere: Everywhere) -> None:
+    """Each look at the filter is one more that may be wrong."""
+    pair = everywhere.let_sleep()
+    client, port = pair.key.client, pair.key.client_port
+    wrong = hit_at(everywhere, pair, "fd00::{:x}:{:x}:{:x}")
+    found = everywhere.engine.find_client(client, port, wrong.local + pair.key.local)
+    assert [event.record.key for event in found] == [pair.key]
 
 
 # By command, and by servers

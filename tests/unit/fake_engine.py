@@ -75,8 +75,8 @@ class FakeEngine:
     marks: list[tuple[int, Server, bool]] = field(default_factory=list)
     patience_ms: int = 0  # of who took events last
     table_full: int = 0
-    without_slot: set[Key] = field(default_factory=set)
-    """Whom its filter takes for a sleeper."""
+    without_slot: dict[Key, int] = field(default_factory=dict)
+    """Whom its filter takes for a sleeper, and the number of who is one; 0: it is a stranger."""
 
     def __post_init__(self) -> None:
         self._ready = threading.Condition()
@@ -153,10 +153,14 @@ class FakeEngine:
         with self._ready:
             self._ready.notify_all()
 
-    def find_client(self, address: bytes, port: int, local: bytes) -> Event | None:
+    def find_client(self, address: bytes, port: int, local: bytes) -> list[Event]:
         ports = {s.listen_port for s in self.services}
         found = (c for k, c in self.connections.items() if (k.client, k.client_port) == (address, port))
-        return next((self._as_event(c) for c in found if not ports or c.key.local_port in ports), None)
+        known = [self._as_event(c) for c in found if not ports or c.key.local_port in ports][:1]
+        if known:
+            return known
+        perhaps = (k for k in self.without_slot if (k.client, k.client_port) == (address, port))
+        return [event for k in perhaps if (event := self.find(k)) is not None]
 
     def find_peer(self, key: bytes) -> Record | None:
         return None
@@ -230,6 +234,8 @@ class FakeEngine:
             self.connections[c.key] = c
             self.move(c, State.SLEEP, cause)
             return
+        if c is None and where and self.without_slot.get(where) and command.op in (Op.WAKE, Op.CLOSE, Op.ATTACH):
+            c = self.add(where, self.without_slot.pop(where), State.SLEEP)
         if c is None:
             self._refuse(command, where or key(0), ENOENT)
         elif command.op is Op.STANDBY and c.state is State.ACTIVE:

@@ -479,13 +479,13 @@ def test_the_inventory_tells_slots_without_rows_from_rows_without_slots(still: R
 def test_the_inventory_finds_those_that_sleep_without_a_slot(still: Rig) -> None:
     for number in (1, 2):
         put_row(still, number)
-    still.engine.without_slot = {key(1), key(7)}
+    still.engine.without_slot = {key(1): 1, key(7): 7}
     found = take_inventory(still.engine, still.store, still.store._boot_id)
     assert (found.states[State.SLEEP], list(found.sleep_ids), found.without_slot) == (1, [1], 1)
 
 
 def test_without_the_database_the_filter_says_how_many_sleep(still: Rig) -> None:
-    still.engine.without_slot = {key(1), key(7)}
+    still.engine.without_slot = {key(1): 1, key(7): 7}
     still.store._status.error = "locked"
     assert take_inventory(still.engine, still.store, still.store._boot_id).states[State.SLEEP] == 2
 

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Those that sleep without a slot, seen from the control plane: the engine says "perhaps", the row decides."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from errno import ENOENT
+from pathlib import Path
+
+import pytest
+
+from appliance.engine import Key
+from appliance.frontends.target import Address
+from control.channel import operations as operations_module
+from control.channel.operations import OperationError
+from control.states import State
+from tests.unit.fake_engine import record
+from tests.unit.test_monitor import until
+from tests.unit.test_registry import Rig
+
+CLIENT = Address("192.0.0.1", 40000)
+WRONG, RIGHT = (Key.of(CLIENT.host, CLIENT.port, local, 7000) for local in ("10.0.0.77", "10.0.0.1"))
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    monkeypatch.setattr(operations_module, "local_addresses", lambda: ["10.0.0.1", "10.0.0.77", "127.0.0.1"])
+    made = Rig(tmp_path / "roost.db")
+    yield made
+    made.close()
+
+
+def put_row(rig: Rig, key: Key, number: int) -> None:
+    row = record(key, number)
+    rig.store.add(upserts=[(key.pack(), row.ka + row.rest)])
+    until(lambda: rig.store.sleeping_by_id(number))
+
+
+async def attached(rig: Rig) -> int:
+    """How the attempt of a server to reach CLIENT ends."""
+    read_end, write_end = os.pipe()
+    try:
+        task = asyncio.create_task(rig.operations.attach(CLIENT, write_end, b"", b"", 5.0))
+        while not task.done():
+            await asyncio.sleep(0.005)
+            rig.turn()
+        return task.result()
+    finally:
+        os.close(read_end)
+
+
+def test_a_look_up_by_address_and_port_goes_on_behind_a_wrong_hit_of_the_filter(rig: Rig) -> None:
+    """The service listens on every address; which of them the client has connected to, the row tells."""
+    rig.engine.without_slot = {WRONG: 0, RIGHT: 5}
+    put_row(rig, RIGHT, 5)
+    located = rig.operations.locate("192.0.0.1:40000")
+    assert (located.id, located.key, located.state) == (5, RIGHT, State.SLEEP)
+
+
+def test_where_no_hit_has_a_row_there_is_no_such_connection(rig: Rig) -> None:
+    rig.engine.without_slot = {WRONG: 0, RIGHT: 0}
+    with pytest.raises(OperationError, match="no connection"):
+        rig.operations.locate("192.0.0.1:40000")
+
+
+def test_a_server_reaches_a_sleeper_behind_a_wrong_hit_of_the_filter(rig: Rig) -> None:
+    rig.engine.without_slot = {WRONG: 0, RIGHT: 5}
+    put_row(rig, RIGHT, 5)
+    assert asyncio.run(attached(rig)) == 0
+    assert {key: c.state for key, c in rig.engine.connections.items()} == {RIGHT: State.ACTIVE}
+
+
+def test_a_server_that_wants_whom_only_the_filter_knows_is_told_that_there_is_nobody(rig: Rig) -> None:
+    rig.engine.without_slot = {WRONG: 0, RIGHT: 0}
+    assert asyncio.run(attached(rig)) == ENOENT
+    assert not rig.engine.connections
