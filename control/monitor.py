@@ -24,7 +24,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from errno import EAGAIN, EIO, ENOENT, ETIMEDOUT
@@ -57,6 +57,9 @@ LOOK_EVERY_S: Final = 10
 
 READ_PATIENCE_S: Final = 5.0
 """How long a client that wants to wake waits for a database that cannot be read, before it is given up."""
+
+LOOK_UP_AGAIN_S: Final = 0.05
+"""How often it is tried to find out who sleeps without a slot, while nobody can say."""
 
 RELIEF_EVERY_S: Final = 0.5
 """Longer than a freeze with its grace period takes: the next relief must not count connections on their way down."""
@@ -109,6 +112,8 @@ class Counters:
     restored: int = 0
     lost_records: int = 0
     strangers: int = 0
+    unanswered: int = 0
+    """Who may sleep without a slot, and could not be looked up in READ_PATIENCE_S."""
     sleep_deferred: int = 0
     batches: int = 0
 
@@ -189,7 +194,11 @@ class Monitor:
         self._handlers: dict[int, Callable[[Event], None]] = {}
         self._listeners: tuple[Callable[[Iterable[Event]], None], ...] = ()
         self._unread: dict[bytes, tuple[Event, float]] = {}
+        self._asked: dict[bytes, float] = {}
+        """Who may sleep without a slot, and until when it is tried to find out."""
+        self._next_look_up = 0.0
         self._looks_in_vain = False
+        self._unanswered = 0
         self._stopping = False
         self._askers: deque[threading.Event] = deque()
         self._next_expiry = 0.0
@@ -278,8 +287,8 @@ class Monitor:
             self._engine.submit(turn.commands)
         if turn.rows or turn.upserts or turn.deletes or turn.stale:
             self._store.add(turn.rows, turn.upserts, turn.deletes, turn.stale)
-        if turn.perhaps:
-            self._look_up(turn.perhaps)
+        if turn.perhaps or (self._asked and now >= self._next_look_up):
+            self._look_up([event.record.key_raw for event in turn.perhaps], now)
         for outcome in turn.outcomes:
             self._resolve(*outcome)
         if turn.transitions:
@@ -340,26 +349,43 @@ class Monitor:
         if commands:
             self._engine.submit(commands)
 
-    def _look_up(self, perhaps: list[Event]) -> None:
-        keys = [event.record.key_raw for event in perhaps]
+    def _look_up(self, asked: list[bytes], now: float) -> None:
+        """Answer for these, and for those about whom nobody could say anything before. Whoever wants them is held by
+        the engine meanwhile."""
+        if now >= self._next_look_up:
+            asked = list(dict.fromkeys([*self._asked, *asked]))
+            self._next_look_up = now + LOOK_UP_AGAIN_S
+        rows: Mapping[bytes, tuple[bytes, bytes] | None] = {}
+        why = ""
         try:
-            rows = self._store.asleep(keys)
-        except StoreError as why:
-            if not self._looks_in_vain:
-                log.error("who sleeps without a slot cannot be woken now: %s", why)
-            self._looks_in_vain = True
-            rows = {}  # whoever wants them asks again
-        else:
-            self._looks_in_vain = False
+            rows = self._store.asleep(asked)
+        except StoreError as reason:
+            why = str(reason)
+        self._tell_of_looks_in_vain(why)
         commands = []
-        for key in keys:
+        for key in asked:
+            if key not in rows and now < self._asked.setdefault(key, now + READ_PATIENCE_S):
+                continue
+            self._asked.pop(key, None)
             row = rows.get(key)
             record = records.unpack(key, row[0] + row[1]) if row is not None else None
-            error = 0 if row is not None else ENOENT if key in rows else EAGAIN
+            error = 0 if row is not None else ENOENT if key in rows else EIO if why else EAGAIN
             self.counters.restored += not error
             self.counters.strangers += error == ENOENT
+            self.counters.unanswered += error in (EIO, EAGAIN)
             commands.append(Command(op=Op.PERHAPS, key=key, record=record, error=error))
-        self._engine.submit(commands)
+        if commands:
+            self._engine.submit(commands)
+
+    def _tell_of_looks_in_vain(self, why: str) -> None:
+        """Once when it begins, and once when it is over: a flood can have any number of them asked for."""
+        if why and not self._looks_in_vain:
+            log.error("who sleeps without a slot cannot be woken now, and is held for %g s: %s", READ_PATIENCE_S, why)
+            self._unanswered = self.counters.unanswered
+        elif not why and self._looks_in_vain:
+            given_up = self.counters.unanswered - self._unanswered
+            log.warning("who sleeps without a slot can be woken again; %d were looked for in vain", given_up)
+        self._looks_in_vain = bool(why)
 
     def _transition(self, event: Event, turn: _Turn) -> None:
         source, target = event.from_state, event.to_state

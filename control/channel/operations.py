@@ -536,4 +536,6 @@ def _canonical(name: str, domain: str) -> str:
 def _refused(action: str, before: str, error: int) -> OperationError:
     if error == ETIMEDOUT:
         return OperationError(504, f"{action}: no answer in {COMMAND_TIMEOUT_S:.0f} s; the connection was {before}")
+    if error == EIO:
+        return OperationError(503, f"{action}: the connection's row could not be read; it stays as it is, {before}")
     return OperationError(409, f"{action}: refused while {before}: {os.strerror(error)}")

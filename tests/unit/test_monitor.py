@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from errno import EAGAIN, EIO, ENOENT, ETIMEDOUT
+from errno import EIO, ENOENT, ETIMEDOUT
 from pathlib import Path
 from typing import Any
 
@@ -195,29 +195,59 @@ def test_who_may_be_asleep_is_looked_up(still: Rig) -> None:
     assert (still.monitor.counters.restored, still.monitor.counters.strangers) == (1, 1)
 
 
-def test_who_may_be_asleep_is_not_who_closed_in_the_same_batch(still: Rig) -> None:
-    """His row is there still, and is about to be removed."""
+def test_who_may_be_asleep_is_not_who_closed_in_the_same_batch(still: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """His row is there still, and is about to be removed: who wants him is held until it is."""
+    monkeypatch.setattr(monitor_module, "LOOK_UP_AGAIN_S", 0.0)
     k = still.asleep(1)
     still.engine.commands.clear()
     gone = event(EventType.TRANSITION, k, 1, from_state=State.SLEEP, to_state=State.CLOSED, cause=Cause.CLIENT_CLOSE)
     still.monitor.turn([gone, event(EventType.PERHAPS, k)])
-    assert [(c.op, c.error) for c in still.engine.commands] == [(Op.PERHAPS, EAGAIN)]
-    until(lambda: still.store.sleeping_by_id(1) is None)
-    still.monitor.turn([event(EventType.PERHAPS, k)])
-    assert still.engine.commands[-1].error == ENOENT
+    assert still.engine.commands == []
+    until(lambda: still.store.sleeping_by_id(1) is None and not still.store.status.pending_sleep)
+    still.monitor.turn([])
+    assert [(c.op, c.error) for c in still.engine.commands] == [(Op.PERHAPS, ENOENT)]
 
 
-def test_while_the_database_cannot_be_read_nobody_is_taken_for_a_stranger(
+def cannot_be_read(_keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes] | None]:
+    raise StoreError("locked")
+
+
+def test_while_the_database_cannot_be_read_who_may_be_asleep_waits_and_is_looked_up_when_it_can(
     still: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     k = still.asleep(1)
-
-    def fail(_keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes] | None]:
-        raise StoreError("locked")
-
-    monkeypatch.setattr(still.store, "asleep", fail)
+    still.engine.commands.clear()
+    asleep = still.store.asleep
+    monkeypatch.setattr(monitor_module, "LOOK_UP_AGAIN_S", 0.0)
+    monkeypatch.setattr(still.store, "asleep", cannot_be_read)
     still.monitor.turn([event(EventType.PERHAPS, k)])
-    assert (still.engine.commands[-1].op, still.engine.commands[-1].error) == (Op.PERHAPS, EAGAIN)
+    still.monitor.turn([event(EventType.PERHAPS, k), event(EventType.PERHAPS, key(9))])
+    still.monitor.turn([])
+    assert still.engine.commands == []
+    monkeypatch.setattr(still.store, "asleep", asleep)
+    still.monitor.turn([])
+    assert [(c.key, c.error) for c in still.engine.commands] == [(k.pack(), 0), (key(9).pack(), ENOENT)]
+    still.monitor.turn([])
+    assert len(still.engine.commands) == 2, "and that is all"
+
+
+def test_who_cannot_be_looked_up_for_so_long_is_given_up_with_the_reason(
+    still: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    k = still.asleep(1)
+    asleep = still.store.asleep
+    monkeypatch.setattr(monitor_module, "READ_PATIENCE_S", 0.0)
+    monkeypatch.setattr(still.store, "asleep", cannot_be_read)
+    for number in (1, 8, 9):
+        still.monitor.turn([event(EventType.PERHAPS, key(number))])
+        assert (still.engine.commands[-1].op, still.engine.commands[-1].error) == (Op.PERHAPS, EIO)
+    assert still.monitor.counters.unanswered == 3
+    monkeypatch.setattr(still.store, "asleep", asleep)
+    still.monitor.turn([event(EventType.PERHAPS, k)])
+    assert still.engine.commands[-1].error == 0
+    said = [line.getMessage() for line in caplog.records if "sleeps without a slot" in line.getMessage()]
+    assert [line.split(": ")[-1] for line in said[:-1]] == ["locked"], "once, however many are wanted"
+    assert said[-1].endswith("3 were looked for in vain")
 
 
 def test_leaving_sleep_forgets_the_row_and_writes_history_once(rig: Rig) -> None:

@@ -6,17 +6,17 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
-from errno import ENOENT
+from errno import EIO, ENOENT
 from pathlib import Path
 
 import pytest
 
-from appliance.engine import Key
+from appliance.engine import EventType, Key, Op
 from appliance.frontends.target import Address
 from control.channel import operations as operations_module
 from control.channel.operations import OperationError
 from control.states import State
-from tests.unit.fake_engine import record
+from tests.unit.fake_engine import event, record
 from tests.unit.test_monitor import until
 from tests.unit.test_registry import Rig
 
@@ -76,3 +76,22 @@ def test_a_server_that_wants_whom_only_the_filter_knows_is_told_that_there_is_no
     rig.engine.without_slot = {WRONG: 0, RIGHT: 0}
     assert asyncio.run(attached(rig)) == ENOENT
     assert not rig.engine.connections
+
+
+def test_who_asks_for_a_sleeper_whose_row_cannot_be_read_is_told_so(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.engine.carry_out = False
+    rig.engine.without_slot = {RIGHT: 5}
+    put_row(rig, RIGHT, 5)
+
+    async def woken() -> None:
+        task = asyncio.create_task(rig.operations.act("5", "wake"))
+        while not any(command.op == Op.WAKE for command in rig.engine.commands):
+            await asyncio.sleep(0.005)
+        token = rig.engine.commands[-1].token
+        rig.engine.say(event(EventType.REFUSED, RIGHT, op=Op.WAKE, error=EIO, token=token))
+        rig.turn()
+        await task
+
+    with pytest.raises(OperationError, match="row could not be read") as raised:
+        asyncio.run(woken())
+    assert raised.value.status == 503
