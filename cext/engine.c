@@ -182,6 +182,7 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     roost_waiting_turn(e);
     roost_unacked_turn(e);
     roost_sweep_turn(e);
+    roost_perhaps_turn(e);
     roost_growth_turn(e);
     roost_accept_resume(e);
     if (e->pressure_told && e->awake <= e->max_awake - e->max_awake / 4)

@@ -15,11 +15,14 @@
 #define ASKED_MAX 1024
 #define ASKED_BY_SYN_MAX (ASKED_MAX / 4) /* no SYN is a sleeper's: of those a flood is made of */
 #define ASKS_A_MS 20                     /* 20,000 a second */
-#define FRAMES_MAX 4                     /* held for one key; the rest comes again */
-#define ASK_AGAIN_MS 5000                /* the answer is lost */
+#define FRAMES_MAX 4                     /* held for one key; the rest comes again, but for an RST */
+#define KEPT_MAX 256                     /* whose RST outlives a question that was answered in vain */
+#define ANSWER_MS 10000                  /* the control plane tries for half as long; then the answer is lost */
+#define LOOK_MS 1000                     /* how often those that wait are looked at */
 
 struct parked_frame {
     struct parked_frame *next;
+    bool reset;
     struct roost_frame frame; /* last: its data follow */
 };
 
@@ -31,7 +34,9 @@ struct parked_command {
 struct roost_asked_for {
     struct roost_asked_for *next;
     struct roost_key key;
-    uint64_t at_ms;
+    uint64_t at_ms; /* when it was asked for last */
+    bool asked;     /* an answer is on its way */
+    bool kept;      /* for the sake of an RST: nobody could say, and its sender does not repeat it */
     struct parked_frame *frame, **frame_tail;
     struct parked_command *command, **command_tail;
     uint32_t frames;
@@ -98,7 +103,7 @@ enum asker {
     BY_COMMAND
 };
 
-static bool may_ask(struct roost_engine *e, enum asker by, bool again) {
+static bool may_ask(struct roost_engine *e, enum asker by, bool known) {
     struct roost_perhaps *p = &e->perhaps;
     if (by == BY_COMMAND)
         return true;
@@ -108,7 +113,7 @@ static bool may_ask(struct roost_engine *e, enum asker by, bool again) {
             passed_ms * ASKS_A_MS < ASKED_MAX - p->budget ? p->budget + (uint32_t)passed_ms * ASKS_A_MS : ASKED_MAX;
         p->filled_ms = e->now_ms;
     }
-    if (!p->budget || (!again && p->asked >= (by == BY_SYN ? ASKED_BY_SYN_MAX : ASKED_MAX)))
+    if (!p->budget || (!known && p->asked >= (by == BY_SYN ? ASKED_BY_SYN_MAX : ASKED_MAX)))
         return false;
     p->budget--;
     return true;
@@ -121,13 +126,14 @@ static void ask(struct roost_engine *e, struct roost_asked_for *a) {
     roost_mailbox_post(&e->box, &event);
     e->stat[ROOST_E_PERHAPS_ASKED]++;
     a->at_ms = e->now_ms;
+    a->asked = true;
 }
 
 /* The one that stands for this key, asked for from now on; NULL: no more can be asked now. */
 static struct roost_asked_for *asked_for(struct roost_engine *e, const struct roost_key *key, enum asker by) {
     struct roost_asked_for **at = place_of(e, key), *a = *at;
     if (a) {
-        if (e->now_ms - a->at_ms > ASK_AGAIN_MS && may_ask(e, by, true))
+        if (!a->asked && may_ask(e, by, true))
             ask(e, a);
         return a;
     }
@@ -162,8 +168,9 @@ void roost_perhaps_frame(struct roost_engine *e, const struct roost_frame *f) {
     }
     bool whole = f->length && roost_segment_parse(f->data, f->length, f->l3, &segment);
     bool by_syn = whole && (segment.flags & (ROOST_SYN | ROOST_ACK)) == ROOST_SYN;
+    bool reset = whole && segment.flags & ROOST_RST;
     struct roost_asked_for *a = asked_for(e, &f->key, by_syn ? BY_SYN : BY_PACKET);
-    if (!a || a->frames == FRAMES_MAX) {
+    if (!a || a->frames >= FRAMES_MAX + (uint32_t)reset) {
         e->stat[ROOST_E_PERHAPS_DROPPED]++;
         return;
     }
@@ -173,6 +180,7 @@ void roost_perhaps_frame(struct roost_engine *e, const struct roost_frame *f) {
     if (!parked)
         return; /* its sender retransmits */
     parked->next = NULL;
+    parked->reset = reset;
     memcpy(&parked->frame, f, sizeof(*f) + f->length);
     *a->frame_tail = parked;
     a->frame_tail = &parked->next;
@@ -231,14 +239,78 @@ static void serve_commands(struct roost_engine *e, struct roost_asked_for *a, in
     }
 }
 
+/* Leaves those that nobody says again; whether there are any. */
+static bool keep_resets(struct roost_asked_for *a) {
+    struct parked_frame **at = &a->frame;
+    a->frames = 0;
+    while (*at) {
+        struct parked_frame *parked = *at;
+        if (parked->reset) {
+            at = &parked->next;
+            a->frames++;
+        } else {
+            *at = parked->next;
+            free(parked);
+        }
+    }
+    a->frame_tail = at;
+    return a->frames > 0;
+}
+
+/* From here on it counts among those that are kept; false: there are too many. */
+static bool keep(struct roost_perhaps *p, struct roost_asked_for *a) {
+    if (!a->kept && p->kept < KEPT_MAX) {
+        a->kept = true;
+        p->kept++;
+        p->asked--;
+    }
+    return a->kept;
+}
+
+static void forget(struct roost_perhaps *p, struct roost_asked_for **at) {
+    const struct roost_asked_for *a = *at;
+    *at = a->next;
+    if (a->kept)
+        p->kept--;
+    else
+        p->asked--;
+}
+
+/* Nobody could say. Whoever sent a packet sends it again, but not an RST: for that it is asked again. */
+static void give_up(struct roost_engine *e, struct roost_asked_for **at, int error) {
+    struct roost_asked_for *a = *at;
+    a->asked = false;
+    serve_commands(e, a, error);
+    a->command_tail = &a->command;
+    if (keep_resets(a) && keep(&e->perhaps, a))
+        return;
+    forget(&e->perhaps, at);
+    serve_frames(e, a, error);
+    free(a);
+}
+
+void roost_perhaps_turn(struct roost_engine *e) {
+    struct roost_perhaps *p = &e->perhaps;
+    if ((!p->asked && !p->kept) || e->now_ms < p->look_ms)
+        return;
+    p->look_ms = e->now_ms + LOOK_MS;
+    for (uint32_t i = 0; i < ROOST_ASKED_HEADS; i++)
+        for (struct roost_asked_for **at = &p->head[i], *a = *at; a; a = *at) {
+            if (a->asked && e->now_ms - a->at_ms > ANSWER_MS)
+                give_up(e, at, ETIMEDOUT);
+            else if (!a->asked && may_ask(e, BY_PACKET, true))
+                ask(e, a);
+            if (*at == a)
+                at = &a->next;
+        }
+}
+
 void roost_perhaps_answered(struct roost_engine *e, const struct roost_command *command) {
     const struct roost_key *key = &command->record.key;
     struct roost_asked_for **at = place_of(e, key), *a = *at;
     int error = command->error;
     if (!a)
         return;
-    *at = a->next;
-    e->perhaps.asked--;
     bool here = roost_conn_by_key(e, key) || roost_table_find(&e->table, key); /* by another way, meanwhile */
     if (here) {
         error = 0;
@@ -248,6 +320,11 @@ void roost_perhaps_answered(struct roost_engine *e, const struct roost_command *
         roost_datapath_mark_stranger(&e->path, roost_hash_of_key(e, key), true);
         e->stat[ROOST_E_PERHAPS_STRANGERS]++;
     }
+    if (error && error != ENOENT) {
+        give_up(e, at, error);
+        return;
+    }
+    forget(&e->perhaps, at);
     e->at_hand = here ? NULL : command;
     serve_frames(e, a, error);
     serve_commands(e, a, error);

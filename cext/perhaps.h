@@ -24,9 +24,11 @@ struct roost_asked_for;
 
 struct roost_perhaps {
     struct roost_asked_for *head[ROOST_ASKED_HEADS]; /* by the hash of the key */
-    uint32_t asked;                                  /* how many there are */
-    uint32_t budget;                                 /* of questions, until it is filled up */
+    uint32_t asked;                                  /* how many there are, without those that are kept for an RST */
+    uint32_t kept;
+    uint32_t budget; /* of questions, until it is filled up */
     uint64_t filled_ms;
+    uint64_t look_ms; /* when those that wait are looked at next */
 };
 
 uint64_t roost_hash_of_key(const struct roost_engine *e, const struct roost_key *key);
@@ -45,6 +47,8 @@ bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *ke
 void roost_perhaps_frame(struct roost_engine *e, const struct roost_frame *f);
 /* Whether a command waits from now on for the one that it is about; *error: that it should, but cannot. */
 bool roost_perhaps_command(struct roost_engine *e, struct roost_command *command, int *error);
+/* Ends what nobody answers, and asks again for those whose RST came when nobody could say. */
+void roost_perhaps_turn(struct roost_engine *e);
 /* ROOST_OP_PERHAPS */
 void roost_perhaps_answered(struct roost_engine *e, const struct roost_command *command);
 void roost_perhaps_close(struct roost_engine *e);

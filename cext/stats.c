@@ -65,7 +65,7 @@ static const char *const engine_names[ROOST_E_COUNT] = {
 static const char *const gauge_names[] = {
     "awake",           "table_ipv4",    "table_ipv6",    "idle_records",   "table_refused", "events_waiting",
     "events_lost",     "replay_failed", "probes_raw",    "ipv4_slots",     "ipv6_slots",    "idle_slots",
-    "servers_waiting", "born",          "sockets_spare", "filter_members", "filter_slots"};
+    "servers_waiting", "born",          "sockets_spare", "filter_members", "filter_slots",  "perhaps_waiting"};
 #define GAUGES (sizeof(gauge_names) / sizeof(gauge_names[0]))
 
 _Static_assert(ROOST_N_COUNT + ROOST_E_COUNT + GAUGES <= ROOST_STATS, "struct roost_stats has a place for each");
@@ -104,6 +104,7 @@ int roost_stats_read(roost_engine *e, struct roost_stats *stats) {
     *value++ = e->spares.count;
     *value++ = e->filter.bucket ? e->filter.gate->members : 0;
     *value++ = (uint64_t)e->filter.buckets * ROOST_FILTER_PLACES;
+    *value++ = e->perhaps.asked + e->perhaps.kept;
     roost_unlock(e);
     return 0;
 }

@@ -425,6 +425,47 @@ def test_while_the_store_cannot_be_read_it_is_asked_again(box: BareSleep) -> Non
     assert receive(box.accept(), 8) == b"patience"
 
 
+@BOTH
+def test_a_client_that_ended_while_the_store_could_not_be_read_is_gone_when_it_can(box: BareSleep, family: int) -> None:
+    """It says so once: an RST is not sent again."""
+    pair = box.let_sleep(family)
+    box.readable = False
+    reset(pair.client)
+    box.wait(lambda: box.stat("perhaps_asked") >= 2, "it is asked again without another word of the client")
+    assert box.state(pair) is State.SLEEP
+    box.readable = True
+    box.wait_state(pair, State.CLOSED)
+    assert box.transitions(pair)[-1] == (State.SLEEP, State.CLOSED, Cause.CLIENT_CLOSE)
+    assert (box.members, box.slots, box.stat("perhaps_waiting")) == (0, 0, 0)
+
+
+def test_an_rst_of_a_stranger_is_not_asked_about_for_ever(box: BareSleep) -> None:
+    pair = box.let_sleep()
+    sleeper = Sleeper(pair, box.rows[pair.key.pack()])
+    box.readable = False
+    with Wire(box) as wire:
+        wire.send(sleeper.ip() / sleeper.tcp(seq=sleeper.window + 5, flags="R"))
+        box.wait(lambda: box.stat("perhaps_asked") >= 2, "it may be the client's")
+        box.readable = True
+        box.wait(lambda: not box.stat("perhaps_waiting"), "it is answered")
+    assert box.state(pair) is State.SLEEP
+    box.wake_and_answer(pair)
+
+
+def test_a_question_that_nobody_answers_is_over_after_a_while(box: BareSleep) -> None:
+    """It would count among those that may be asked at a time."""
+    pair = box.let_sleep()
+    box.readable = None
+    box.submit(Op.WAKE, pair, token=7)
+    pair.client.sendall(b"anybody?")
+    box.wait(lambda: box.stat("perhaps_waiting") == 1, "it is asked for")
+    box.wait(lambda: not box.stat("perhaps_waiting"), "it is given up", timeout_s=15)
+    box.wait(lambda: any(e.type == EventType.REFUSED and e.token == 7 for e in box.events), "the command is refused")
+    assert box.refusals(pair) == [(Op.WAKE, errno.ETIMEDOUT)]
+    box.readable = True
+    assert receive(box.accept(), 8) == b"anybody?"
+
+
 # Restarts
 
 
