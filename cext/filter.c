@@ -2,6 +2,7 @@
 #include "filter.h"
 
 #include <stddef.h>
+#include <string.h>
 
 #define FILL_PERCENT 96 /* of all places, with as many as it is made for */
 #define FULL_PERCENT 97 /* there is room beyond, but to find it would cost 40 us, and more to find that there is none */
@@ -61,6 +62,8 @@ void roost_filter_begin(struct roost_filter *f, __u64 *bucket, uint32_t buckets,
     f->refused = f->moves = 0;
     for (uint32_t i = 0; i < buckets; i++) /* a predecessor that was killed may have miscounted by one */
         members += bucket[i] ? taken_in(f, i) : 0;
+    if (!members) /* ports of services that are gone by now, perhaps */
+        memset(gate->port, 0, sizeof(gate->port));
     tell_members(f, members);
 }
 
@@ -91,7 +94,16 @@ static uint32_t find_room(const struct roost_filter *f, const struct roost_filte
     return NOBODY;
 }
 
-bool roost_filter_insert(struct roost_filter *f, uint64_t hash) {
+/* From now on members may have this local port. Counted as a move: a reader that sees the first of them, but not yet its
+ * port, looks again. */
+static void tell_port(struct roost_filter *f, uint16_t port) {
+    if (roost_filter_has_port(f->gate, port))
+        return;
+    __atomic_fetch_or(&f->gate->port[port / 32], 1u << port % 32, __ATOMIC_SEQ_CST);
+    count_move(f);
+}
+
+bool roost_filter_insert(struct roost_filter *f, uint64_t hash, uint16_t port) {
     struct node node[NODES_MAX];
     if (!f->buckets)
         return false;
@@ -102,6 +114,7 @@ bool roost_filter_insert(struct roost_filter *f, uint64_t hash) {
         f->refused++;
         return false;
     }
+    tell_port(f, port);
     /* From the end of the way: each stands at its new place before the next one takes its old one. */
     uint32_t place = place_in(f, node[at].bucket, 0);
     for (; node[at].parent != NOBODY; at = node[at].parent) {
@@ -131,8 +144,8 @@ bool roost_filter_remove(struct roost_filter *f, uint64_t hash) {
     return false;
 }
 
-bool roost_filter_has(const struct roost_filter *f, uint64_t hash) {
-    if (!f->gate || !f->gate->buckets)
+bool roost_filter_has(const struct roost_filter *f, uint64_t hash, uint16_t port) {
+    if (!f->gate || !f->gate->buckets || !roost_filter_has_port(f->gate, port))
         return false;
     struct roost_filter_place home = roost_filter_place_of(hash, f->buckets);
     return roost_filter_word_has(f->bucket[home.bucket[0]], home.fingerprint) ||

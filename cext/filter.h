@@ -25,10 +25,11 @@ uint32_t roost_filter_buckets(uint32_t connections);
 /* Takes over what is there: an earlier engine's, or zeros. */
 void roost_filter_begin(struct roost_filter *f, __u64 *bucket, uint32_t buckets, struct roost_filter_gate *gate);
 
-/* hash: of the key, roost_hash4 or roost_hash6. The key must not be in it yet. False: there is no room. */
-bool roost_filter_insert(struct roost_filter *f, uint64_t hash);
+/* hash: of the key, roost_hash4 or roost_hash6; port: its local_port. The key must not be in it yet. False: there is no
+ * room. */
+bool roost_filter_insert(struct roost_filter *f, uint64_t hash, uint16_t port);
 /* The member is where it is going to be found from now on. False: it is none. */
 bool roost_filter_remove(struct roost_filter *f, uint64_t hash);
-bool roost_filter_has(const struct roost_filter *f, uint64_t hash);
+bool roost_filter_has(const struct roost_filter *f, uint64_t hash, uint16_t port);
 
 #endif

@@ -48,7 +48,7 @@ uint64_t roost_hash_of_key(const struct roost_engine *e, const struct roost_key 
 
 bool roost_is_perhaps_asleep(const struct roost_engine *e, const struct roost_key *key) {
     uint64_t hash = roost_hash_of_key(e, key);
-    return roost_filter_has(&e->filter, hash) && !roost_datapath_is_stranger(&e->path, hash);
+    return roost_filter_has(&e->filter, hash, key->local_port) && !roost_datapath_is_stranger(&e->path, hash);
 }
 
 /* A listener on every address has clients of its own family alone. */
@@ -82,7 +82,7 @@ bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *ke
         return false;
     uint64_t hash = roost_hash_of_key(e, key);
     roost_datapath_mark_stranger(&e->path, hash, false); /* first: XDP must not let its packets pass */
-    if (roost_filter_insert(&e->filter, hash))
+    if (roost_filter_insert(&e->filter, hash, key->local_port))
         return true;
     e->stat[ROOST_E_FILTER_FULL] += !again;
     return false;

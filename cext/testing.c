@@ -410,6 +410,8 @@ struct roost_filter_handle {
     uint64_t churned;
 };
 
+#define LOCAL_PORT 443 /* of every key */
+
 static uint64_t hash_of(uint64_t key) {
     static const __u64 seed[2] = {1, 2};
     __u64 word = key;
@@ -440,7 +442,7 @@ uint64_t roost_testing_filter_bytes(const struct roost_filter_handle *h) {
 
 uint32_t roost_testing_filter_insert(struct roost_filter_handle *h, uint64_t first, uint32_t count) {
     uint32_t done = 0;
-    while (done < count && roost_filter_insert(&h->filter, hash_of(first + done)))
+    while (done < count && roost_filter_insert(&h->filter, hash_of(first + done), LOCAL_PORT))
         done++;
     return done;
 }
@@ -453,9 +455,14 @@ uint32_t roost_testing_filter_remove(struct roost_filter_handle *h, uint64_t fir
 }
 
 uint32_t roost_testing_filter_has(const struct roost_filter_handle *h, uint64_t first, uint32_t count) {
+    return roost_testing_filter_has_at(h, LOCAL_PORT, first, count);
+}
+
+uint32_t roost_testing_filter_has_at(const struct roost_filter_handle *h, uint16_t port, uint64_t first,
+                                     uint32_t count) {
     uint32_t found = 0;
     for (uint32_t i = 0; i < count; i++)
-        found += roost_filter_has(&h->filter, hash_of(first + i));
+        found += roost_filter_has(&h->filter, hash_of(first + i), port);
     return found;
 }
 
@@ -465,6 +472,9 @@ void roost_testing_filter_read(const struct roost_filter_handle *h, uint64_t *va
     values[2] = h->filter.moves;
     values[3] = h->gate.buckets;
     values[4] = h->gate.moved;
+    values[5] = 0;
+    for (uint32_t i = 0; i < ROOST_FILTER_PORTS; i++)
+        values[5] += (uint64_t)__builtin_popcount(h->gate.port[i]);
 }
 
 void roost_testing_filter_adopt(struct roost_filter_handle *h) {
@@ -483,7 +493,7 @@ static void *churn(void *context) {
     struct roost_filter_handle *h = context;
     uint64_t next = h->churned, oldest = next;
     while (!__atomic_load_n(&h->stop, __ATOMIC_ACQUIRE)) {
-        if (roost_filter_insert(&h->filter, hash_of(next))) {
+        if (roost_filter_insert(&h->filter, hash_of(next), LOCAL_PORT)) {
             next++;
             continue;
         }

@@ -100,7 +100,10 @@ uint64_t roost_testing_filter_bytes(const struct roost_filter_handle *h);
 uint32_t roost_testing_filter_insert(struct roost_filter_handle *h, uint64_t first, uint32_t count);
 uint32_t roost_testing_filter_remove(struct roost_filter_handle *h, uint64_t first, uint32_t count);
 uint32_t roost_testing_filter_has(const struct roost_filter_handle *h, uint64_t first, uint32_t count);
-/* Members, refused insertions, moves, and what the gate says: buckets, moved. */
+/* The same for keys of another local port than those that are inserted. */
+uint32_t roost_testing_filter_has_at(const struct roost_filter_handle *h, uint16_t port, uint64_t first,
+                                     uint32_t count);
+/* Members, refused insertions, moves, and what the gate says: buckets, moved, how many ports. */
 void roost_testing_filter_read(const struct roost_filter_handle *h, uint64_t *values);
 void roost_testing_filter_adopt(struct roost_filter_handle *h); /* as a successor does */
 /* A key's two buckets and its fingerprint. */

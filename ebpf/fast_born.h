@@ -68,7 +68,7 @@ static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cf
     struct roost_sockets *sockets = bpf_map_lookup_elem(&births_sockets, &zero);
     __u64 key_hash = fast_hash(cfg, ip, tcp);
     struct found nobody = {.hash = key_hash, .moved = moves()};
-    if (!birth || !sockets || !fast_absent(cfg, key_hash, ip, tcp) || perhaps_asleep(&nobody) != PERHAPS_NOT)
+    if (!birth || !sockets || !fast_absent(cfg, key_hash, ip, tcp) || perhaps_asleep(&nobody, tcp->dest) != PERHAPS_NOT)
         return FAST_LONG_WAY;
     __be32 from = ip->saddr, to = ip->daddr;
     __u64 ends = (__u64)from + to, pseudo = ends + bpf_htons(IPPROTO_TCP) + bpf_htons(SYN_BYTES - 20);
@@ -157,7 +157,8 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     agree(ka, tsecr);
     n->hash = fast_hash(cfg, ip, tcp);
     struct found nobody = {.hash = n->hash, .moved = moves()};
-    if (perhaps_asleep(&nobody) != PERHAPS_NOT) /* who goes from the filter to the table meanwhile, insert4() finds */
+    if (perhaps_asleep(&nobody, tcp->dest) !=
+        PERHAPS_NOT) /* who goes from the filter to the table meanwhile, insert4() finds */
         return FAST_LONG_WAY;
     n->endpoint = birth->endpoint;
     __builtin_memset(n->key.client, 0, 32);

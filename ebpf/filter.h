@@ -14,9 +14,12 @@
  * table is taken for one of these (tests/unit/test_filter.py measures it). Whoever that is goes by way of the engine once,
  * and is then known for a stranger.
  *
+ * Looked at behind a hit alone: whether members may have this local port. So other TCP of this machine is not taken for
+ * theirs.
+ *
  * Order of writes. A fingerprint that is moved, and a connection that goes from here to a table, are at the new place before
  * they leave the old one; in between `moved` is counted up. A reader reads `moved`, the tables, both buckets, and `moved`
- * again: if it saw nothing and `moved` is the same, then there is nothing.
+ * again: if it saw nothing and `moved` is the same, then there is nothing. A new port is told like a move.
  */
 #ifndef ROOST_FILTER_H
 #define ROOST_FILTER_H
@@ -28,6 +31,7 @@
 #define ROOST_FILTER_MASK ((1u << ROOST_FILTER_BITS) - 1)
 #define ROOST_FILTER_ONES 0x0001001001001001ULL /* the lowest bit of each fingerprint */
 #define ROOST_FILTER_INTERFACES 8
+#define ROOST_FILTER_PORTS (65536 / 32)
 
 /* The one value of the map `filter_gate`, memory-mapped. */
 struct roost_filter_gate {
@@ -35,6 +39,7 @@ struct roost_filter_gate {
     __u32 moved;
     __u64 members;
     __u32 interface[ROOST_FILTER_INTERFACES]; /* where XDP hears clients, 0: none */
+    __u32 port[ROOST_FILTER_PORTS];           /* a bit for each local port (network order) that a member may have */
 };
 
 struct roost_filter_place {
@@ -64,6 +69,11 @@ static inline __attribute__((always_inline)) struct roost_filter_place roost_fil
 static inline __attribute__((always_inline)) int roost_filter_word_has(__u64 word, __u32 fingerprint) {
     __u64 x = word ^ fingerprint * ROOST_FILTER_ONES;
     return ((x - ROOST_FILTER_ONES) & ~x & ROOST_FILTER_ONES << (ROOST_FILTER_BITS - 1)) != 0;
+}
+
+static inline __attribute__((always_inline)) int roost_filter_has_port(const struct roost_filter_gate *gate,
+                                                                       __u16 port) {
+    return *(const volatile __u32 *)&gate->port[port / 32] >> port % 32 & 1;
 }
 
 #endif

@@ -79,7 +79,7 @@ int roost_guard(struct __sk_buff *skb) {
         return TC_ACT_OK;
     struct found found = {};
     if (!find(cfg, &key, v6, &found)) {
-        if ((tcp.ack && tcp.seq) || perhaps_asleep(&found) == PERHAPS_NOT)
+        if ((tcp.ack && tcp.seq) || perhaps_asleep(&found, key.local_port) == PERHAPS_NOT)
             return TC_ACT_OK;
         count(ROOST_N_RST_GUARDED);
         tell(&key, ROOST_WHY_PERHAPS);

@@ -234,7 +234,7 @@ static __noinline int long_way(struct xdp_md *ctx, const struct roost_config *cf
     for (int i = 0; i < 2 && perhaps == PERHAPS_MOVED; i++) {
         if (find(cfg, &p.key, p.v6, &found))
             return known(ctx, &p, &found);
-        perhaps = perhaps_asleep(&found);
+        perhaps = perhaps_asleep(&found, p.key.local_port);
     }
     if (perhaps != PERHAPS_NOT)
         return hand_over(ctx, &p, ROOST_WHY_PERHAPS);

@@ -61,7 +61,7 @@ int roost_lookup(struct bpf_sk_lookup *ctx) {
     }
     if (find(cfg, &key, v6, &found))
         return SK_DROP;
-    if (perhaps_asleep(&found) == PERHAPS && is_heard(ctx->ingress_ifindex))
+    if (perhaps_asleep(&found, key.local_port) == PERHAPS && is_heard(ctx->ingress_ifindex))
         return SK_DROP;
     const struct roost_births_gate *gate = bpf_map_lookup_elem(&births_gate, &zero);
     struct roost_sockets *sockets = bpf_map_lookup_elem(&births_sockets, &zero);

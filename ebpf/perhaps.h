@@ -31,8 +31,9 @@ enum perhaps {
     PERHAPS_MOVED, /* nothing was seen, but something moved meanwhile: whoever looks again sees it */
 };
 
-/* Whether a key that find() did not find may be that of a connection that sleeps without a slot. */
-static __noinline int perhaps_asleep(const struct found *found) {
+/* Whether a key that find() did not find may be that of a connection that sleeps without a slot. port: the key's
+ * local_port. */
+static __noinline int perhaps_asleep(const struct found *found, __be16 port) {
     __u32 zero = 0;
     struct roost_filter_gate *gate = bpf_map_lookup_elem(&filter_gate, &zero);
     if (!gate)
@@ -52,7 +53,7 @@ static __noinline int perhaps_asleep(const struct found *found) {
             hit = word && roost_filter_word_has(*word, place.fingerprint);
         }
     }
-    if (!hit)
+    if (!hit || !roost_filter_has_port(gate, port))
         return moves_of(gate) == found->moved ? PERHAPS_NOT : PERHAPS_MOVED;
     return bpf_map_lookup_elem(&strangers, &found->hash) ? PERHAPS_NOT : PERHAPS;
 }

@@ -95,7 +95,8 @@ static __u64 hash_of(const struct world *w, const struct roost_key *key) {
 }
 
 void world_filter(struct world *w, struct input *in) {
-    __u64 hash = hash_of(w, &w->key[take(in, 1) % CONNECTIONS]);
+    const struct roost_key *key = &w->key[take(in, 1) % CONNECTIONS];
+    __u64 hash = hash_of(w, key);
     uint32_t how = take(in, 1);
     __u32 one = 1;
     if (how & 1)
@@ -103,12 +104,12 @@ void world_filter(struct world *w, struct input *in) {
     else if (how & 2)
         roost_filter_remove(&w->filter, hash);
     else
-        roost_filter_insert(&w->filter, hash);
+        roost_filter_insert(&w->filter, hash, key->local_port);
 }
 
 bool world_perhaps(struct world *w, const struct roost_key *key) {
     __u64 hash = hash_of(w, key);
-    return roost_filter_has(&w->filter, hash) && !bpf_map_lookup_elem(w->strangers, &hash);
+    return roost_filter_has(&w->filter, hash, key->local_port) && !bpf_map_lookup_elem(w->strangers, &hash);
 }
 
 static void key_of(int i, struct roost_key *key) {

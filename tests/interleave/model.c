@@ -254,7 +254,7 @@ static uint64_t hash_of(const struct conn *c) {
 static void leave_table(struct conn *c) {
     fall_asleep(c);
     c->filtered = true;
-    holds(roost_filter_insert(&sleepers, hash_of(c)), "there is no room for %s", c->name);
+    holds(roost_filter_insert(&sleepers, hash_of(c), c->key.local_port), "there is no room for %s", c->name);
     roost_table_remove(&table, c->slot);
     c->slot = NULL;
 }
@@ -456,7 +456,8 @@ static void crowd(uint32_t bucket, int others) {
     for (uint32_t fingerprint = 1; others; fingerprint++) {
         if (fingerprint == taken || roost_filter_other(bucket, fingerprint, 2) != bucket)
             continue;
-        holds(roost_filter_insert(&sleepers, (uint64_t)bucket << 63 | fingerprint), "there is no room for others");
+        holds(roost_filter_insert(&sleepers, (uint64_t)bucket << 63 | fingerprint, A->key.local_port),
+              "there is no room for others");
         others--;
     }
 }
@@ -551,7 +552,7 @@ static void end(bool killed) {
             holds(!slot, "%s's socket died with the engine, and its record lives on", c->name);
             c->closed = true;
         }
-        bool filtered = c->filtered && roost_filter_has(&sleepers, hash_of(c));
+        bool filtered = c->filtered && roost_filter_has(&sleepers, hash_of(c), c->key.local_port);
         holds(!c->asleep || slot || filtered, "%s is lost: it was asleep, and is not in the table", c->name);
         if (slot && (c->asleep || killed))
             check_sleeper(c, slot);

@@ -15,7 +15,7 @@ from appliance.engine import Op
 from appliance.lab import Lab
 from control.states import State
 from tests.lab.bare_sleep import NO_KEEPALIVES, SMALL, BareSleep
-from tests.lab.engine_lab import Pair, receive
+from tests.lab.engine_lab import PORT, Pair, receive
 from tests.lab.forged import forged
 from tests.lab.test_relay import rss_bytes
 from tests.lab.wire import Sleeper, Wire
@@ -24,6 +24,7 @@ BOTH = pytest.mark.parametrize("family", [4, 6])
 ASKED_MAX, SYNS_ASKED_MAX = 1024, 256  # cext/perhaps.c
 FRAMES = 20_000
 FRAME_BYTES = 1000
+SOURCES = range(20_000, 26_000)
 
 
 @pytest.fixture
@@ -137,3 +138,31 @@ def test_commands_and_servers_do_not_share_the_limits_of_packets(box: BareSleep)
     box.wait_state(commanded, State.STANDBY)
     assert receive(wanted.client, 14) == b"you are wanted"
     server.close()
+
+
+def from_many_ports(wire: Wire, sleeper: Sleeper, local_port: int) -> Iterator[bytes]:
+    """Segments for a local port from SOURCES ports of one address; the checksum is right in each."""
+    segment = sleeper.tcp(sport=0, dport=local_port, ts=None) / Raw(b"\xff\xff")
+    whole = wire.frame(sleeper.ip() / segment)
+    at = len(whole) - len(bytes(segment))
+    for source in SOURCES:
+        yield whole[:at] + source.to_bytes(2) + whole[at + 2 : -2] + (source ^ 0xFFFF).to_bytes(2)
+
+
+def test_nobody_is_asked_about_where_no_sleeper_can_be(box: BareSleep) -> None:
+    """Other TCP of this machine, at the clients' interface: some of it has a sleeper's fingerprint."""
+    pairs = [box.connect() for _ in range(8)]
+    for pair in pairs:
+        box.to_sleep(pair)
+    assert box.members > 5
+    sleeper = sleeper_of(box, pairs[0])
+    with Wire(box) as wire:
+        resets: set[int] = set()
+        frames = from_many_ports(wire, sleeper, PORT + 1)
+        while some := list(itertools.islice(frames, 100)):
+            wire.send_raw(some)
+            resets.update(int.from_bytes(frame[36:38]) for frame in wire.heard(quiet_s=0.02))
+        assert len(resets) > len(SOURCES) / 2, "the stack says that nobody is there"
+        assert (box.stat("frames_perhaps"), box.stat("perhaps_asked")) == (0, 0)
+        wire.send_raw(from_many_ports(wire, sleeper, PORT))
+        box.wait(lambda: box.stat("perhaps_asked") > 1, "at the sleeper's own port there are such")

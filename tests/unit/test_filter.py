@@ -27,6 +27,7 @@ class Reading:
     moves: int
     gate_buckets: int
     gate_moved: int
+    gate_ports: int
 
 
 class Filter:
@@ -44,6 +45,10 @@ class Filter:
     def has(self, first: int, count: int = 1) -> int:
         return int(lib.roost_testing_filter_has(self.raw, first, count))
 
+    def has_at(self, port: int, first: int, count: int = 1) -> int:
+        """Of keys with another local port than those that were inserted."""
+        return int(lib.roost_testing_filter_has_at(self.raw, port, first, count))
+
     def adopt(self) -> None:
         lib.roost_testing_filter_adopt(self.raw)
 
@@ -52,7 +57,7 @@ class Filter:
         return int(lib.roost_testing_filter_bytes(self.raw))
 
     def read(self) -> Reading:
-        values = ffi.new("uint64_t[5]")
+        values = ffi.new("uint64_t[6]")
         lib.roost_testing_filter_read(self.raw, values)
         return Reading(*values)
 
@@ -98,6 +103,23 @@ def test_one_stranger_in_four_hundred_is_taken_for_a_member(full: Filter) -> Non
     """2 buckets of 5 places, 96 % of them taken, and 4095 fingerprints: 0.234 %."""
     taken = full.has(STRANGERS, MILLION) / MILLION
     assert 0.0020 < taken < 0.0027
+
+
+def test_nobody_is_taken_for_a_member_at_a_port_that_no_member_has(full: Filter) -> None:
+    assert full.has_at(80, 0, MILLION) == 0
+
+
+def test_a_successor_forgets_the_ports_of_members_when_there_are_none() -> None:
+    with made(100) as one:
+        one.insert(0, 2)
+        one.remove(0)
+        one.adopt()
+        assert one.read().gate_ports == 1
+        one.remove(1)
+        one.adopt()
+        assert one.read().gate_ports == 0
+        one.insert(0)
+        assert (one.has(0), one.read().gate_ports) == (1, 1)
 
 
 @pytest.mark.parametrize("connections", [1, 2, 3, 7, 100, 4_000, 50_000])
