@@ -88,6 +88,12 @@ bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *ke
     return false;
 }
 
+void roost_perhaps_left(struct roost_engine *e, const struct roost_key *key) {
+    uint64_t hash = roost_hash_of_key(e, key);
+    if (roost_filter_has(&e->filter, hash, key->local_port))
+        roost_datapath_mark_stranger(&e->path, hash, true);
+}
+
 static struct roost_asked_for **place_of(struct roost_engine *e, const struct roost_key *key) {
     struct roost_asked_for **at = &e->perhaps.head[roost_hash_of_key(e, key) % ROOST_ASKED_HEADS];
     while (*at && memcmp(&(*at)->key, key, sizeof(*key)) != 0)

@@ -43,6 +43,11 @@ void roost_event_of_perhaps(struct roost_engine *e, const struct roost_key *key,
 bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka,
                               uint16_t service, bool again);
 
+/* It is about to leave SLEEP, and its slot the table; its row is there until the control plane has removed it. Should we be
+ * killed before that, a successor must not believe the row because of another's fingerprint: taken for asleep, it would
+ * take that one away. So a key that the filter goes on taking for a member is a stranger's from now on. */
+void roost_perhaps_left(struct roost_engine *e, const struct roost_key *key);
+
 /* A frame of a key that is in no table. */
 void roost_perhaps_frame(struct roost_engine *e, const struct roost_frame *f);
 /* Whether a command waits from now on for the one that it is about; *error: that it should, but cannot. */

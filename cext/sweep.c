@@ -104,6 +104,7 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
     roost_mailbox_post(&e->box, &event);
     roost_hosts_remove(&e->hosts, key);
     roost_overrides_remove(&e->overrides, &e->table.config, key);
+    roost_perhaps_left(e, key);
     roost_table_remove(&e->table, slot);
 }
 

@@ -695,6 +695,7 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
     }
     e->table.rest[index] = rest;
     c->slot->rest = index;
+    roost_perhaps_left(e, &c->key);
     roost_slot_wakes(e, c);
     if (usable)
         rouse_server(e, c);

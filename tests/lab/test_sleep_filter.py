@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from scapy.packet import Raw
 
-from appliance.engine import Born, Command, EventType, Key, Op, ServiceSpec, pack_address
+from appliance.engine import PERHAPS, Born, Command, EventType, Key, Op, ServiceSpec, pack_address
 from appliance.lab import Lab, leftovers, wait_until
 from control.states import Cause, State
 from tests.lab.bare_sleep import NO_KEEPALIVES, SMALL, BareSleep
@@ -479,6 +479,31 @@ def test_a_new_engine_finds_them(box: BareSleep) -> None:
     for pair in pairs[1:]:
         box.wake_and_answer(pair)
     assert (box.members, box.slots) == (0, 0)
+
+
+@pytest.mark.engine(filter_slots=SMALL)
+def test_the_row_of_one_that_had_woken_is_not_believed_because_of_anothers_fingerprint(box: BareSleep) -> None:
+    """The engine is killed before the row is removed. Taken for asleep, it would take the other's fingerprint away."""
+    sleeper = box.let_sleep()
+    source = box.taken_for_a_member()
+    client = box.dial(before=lambda sock: sock.bind((box.lab.client_addresses()[0], source)))
+    server = box.accept()
+    key = box.key_of(client)
+    box.wait(lambda: any(e.id and e.record.key_raw == key.pack() for e in box.events), "the engine tells of the client")
+    twin = Pair(client, server, key, next(e.id for e in box.events if e.id and e.record.key_raw == key.pack()))
+    box.exchange(twin)
+    box.to_sleep(twin)
+    assert (box.members, box.slots) == (2, 0)
+    hits = box.stat("frames_perhaps")
+    box.submit(Op.WAKE, twin)
+    box.wait_state(twin, State.STANDBY)
+    assert (box.members, box.stat("frames_perhaps")) == (1, hits), "no packet of its own has told who it is"
+    box.stop()
+    assert twin.key.pack() in box.rows
+    box.start()
+    states = box.engine.states(twin.key.pack() + sleeper.key.pack())
+    assert list(states) == [State.NONE, State.SLEEP | PERHAPS]
+    box.wake_and_answer(sleeper)
 
 
 def test_a_filter_with_nobody_in_it_gets_the_size_that_is_asked_for_now(box: BareSleep) -> None:
