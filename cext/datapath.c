@@ -388,6 +388,24 @@ void roost_datapath_end_previous(struct roost_datapath *d, struct roost_table *t
     }
 }
 
+/* Of roost_datapath.perhaps_stranger: which word has a hash's bit, and the bit. */
+static uint32_t stranger_word(uint64_t hash) {
+    return (uint32_t)(hash / 64 % ROOST_STRANGER_WORDS);
+}
+
+static uint64_t stranger_bit(uint64_t hash) {
+    return 1ULL << hash % 64;
+}
+
+/* Those that a predecessor knew. */
+static void note_strangers(struct roost_datapath *d) {
+    __u64 hash, *after = NULL;
+    while (!bpf_map_get_next_key(d->map_fd[STRANGERS], after, &hash)) {
+        d->perhaps_stranger[stranger_word(hash)] |= stranger_bit(hash);
+        after = &hash;
+    }
+}
+
 static int open_filter(struct roost_datapath *d, char *err, size_t err_len) {
     uint32_t buckets = entries(d->map_fd[FILTER]);
     d->filter_gate = map_memory(d, d->map_fd[FILTER_GATE], sizeof(*d->filter_gate), err, err_len);
@@ -395,6 +413,7 @@ static int open_filter(struct roost_datapath *d, char *err, size_t err_len) {
     if (!d->filter_gate || !d->filter)
         return -ENOMEM;
     d->filter_buckets = buckets > 1 ? buckets : 0;
+    note_strangers(d);
     return 0;
 }
 
@@ -736,15 +755,18 @@ int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len) {
 
 bool roost_datapath_is_stranger(const struct roost_datapath *d, uint64_t hash) {
     __u32 value;
-    return !bpf_map_lookup_elem(d->map_fd[STRANGERS], &hash, &value);
+    return d->perhaps_stranger[stranger_word(hash)] & stranger_bit(hash) &&
+           !bpf_map_lookup_elem(d->map_fd[STRANGERS], &hash, &value);
 }
 
-void roost_datapath_mark_stranger(const struct roost_datapath *d, uint64_t hash, bool stranger) {
+void roost_datapath_mark_stranger(struct roost_datapath *d, uint64_t hash, bool stranger) {
     __u32 value = 1;
-    if (stranger)
+    if (stranger) {
+        d->perhaps_stranger[stranger_word(hash)] |= stranger_bit(hash);
         bpf_map_update_elem(d->map_fd[STRANGERS], &hash, &value, BPF_ANY); /* fails: it is asked for again */
-    else
+    } else if (d->perhaps_stranger[stranger_word(hash)] & stranger_bit(hash)) {
         bpf_map_delete_elem(d->map_fd[STRANGERS], &hash);
+    }
 }
 
 int roost_datapath_ring_fd(const struct roost_datapath *d) {

@@ -28,6 +28,7 @@
 
 #define ROOST_MAX_INTERFACES 8
 #define ROOST_PINNED_MAPS 13
+#define ROOST_STRANGER_WORDS 4096 /* 16 bits for each that the map holds at most */
 
 enum roost_pinned_map { /* what of roost_datapath.map_fd others than datapath.c need */
     ROOST_MAP_BIRTHS = 7,
@@ -66,7 +67,9 @@ struct roost_datapath {
     struct roost_sockets *births_sockets;  /* memory-mapped */
     struct roost_filter_gate *filter_gate; /* memory-mapped, as the filter is */
     __u64 *filter;
-    uint32_t filter_buckets; /* 0: there is none */
+    uint32_t filter_buckets;                         /* 0: there is none */
+    uint64_t perhaps_stranger[ROOST_STRANGER_WORDS]; /* a bit for some hashes each; not set: it is none, without a look
+                                                        at the map, which takes a system call */
     struct roost_rests rests;
     int raw4, raw6; /* raw sockets: probes where no XDP driver or no neighbour is there (the kernel resolves it) */
     uint64_t replay_failed, probe_raw;
@@ -117,7 +120,7 @@ int roost_datapath_drain(struct roost_datapath *d); /* frames handled, or -errno
 
 /* Whether this is the hash of a key that the filter takes for a member, and that is none. */
 bool roost_datapath_is_stranger(const struct roost_datapath *d, uint64_t hash);
-void roost_datapath_mark_stranger(const struct roost_datapath *d, uint64_t hash, bool stranger);
+void roost_datapath_mark_stranger(struct roost_datapath *d, uint64_t hash, bool stranger);
 
 bool roost_datapath_generic(const struct roost_datapath *d, uint32_t ifindex);
 
