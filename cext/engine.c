@@ -403,7 +403,8 @@ int roost_wake_events(roost_engine *e) {
 
 /* Cursor: hash buckets of the awake first, then positions of the table. Connections that move while the list is taken
  * may be missed or seen twice. */
-int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, uint32_t max, int born) {
+int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, uint32_t max, int which) {
+    bool born = which & ROOST_LIST_BORN, sleeping = !(which & ROOST_LIST_NOBODY_IN_SLEEP);
     uint32_t count = 0;
     roost_lock(e);
     uint64_t positions = roost_table_positions(&e->table), scanned = 0;
@@ -419,7 +420,7 @@ int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, ui
         } else {
             struct roost_key key;
             struct roost_ka *slot = roost_table_at(&e->table, *cursor - e->hash_size, &key);
-            if (slot && (ROOST_PHASE(slot->ctl) == ROOST_IDLE || ROOST_PHASE(slot->ctl) == ROOST_SLEEP) &&
+            if (slot && (ROOST_PHASE(slot->ctl) == ROOST_IDLE || (sleeping && ROOST_PHASE(slot->ctl) == ROOST_SLEEP)) &&
                 !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) && (born || !ROOST_IS_BORN(slot->rest)) &&
                 !roost_conn_by_key(e, &key)) {
                 if (count == max)
@@ -433,6 +434,18 @@ int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, ui
         *cursor = 0;
     roost_unlock(e);
     return (int)count;
+}
+
+uint64_t roost_slots_in_sleep(roost_engine *e) {
+    struct roost_key key;
+    uint64_t count = 0;
+    roost_lock(e);
+    for (uint64_t p = 0, positions = roost_table_positions(&e->table); p < positions; p++) {
+        const struct roost_ka *slot = roost_table_at(&e->table, p, &key);
+        count += slot && ROOST_PHASE(slot->ctl) == ROOST_SLEEP && !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER);
+    }
+    roost_unlock(e);
+    return count;
 }
 
 /* The connection with this key, as it stands; false: there is none. */

@@ -261,8 +261,10 @@ struct roost_row {
 };
 
 enum {
-    ROOST_STATS = 96,    /* at most */
-    ROOST_PERHAPS = 0x80 /* of roost_states */
+    ROOST_STATS = 96,     /* at most */
+    ROOST_PERHAPS = 0x80, /* of roost_states */
+    ROOST_LIST_BORN = 1,  /* of roost_list: those, too, that were born asleep and have not spoken */
+    ROOST_LIST_NOBODY_IN_SLEEP = 2
 };
 
 /* Per-verdict counters of the BPF programs and counters of the engine, by name (see roost_stat_name). */
@@ -317,7 +319,9 @@ int roost_wake_events(roost_engine *e); /* make a waiting roost_events return */
 /* Snapshot of what exists: awake connections, then table slots; what sleeps without a slot is not among them. *cursor
  * starts at 0 and is 0 again at the end. state in events[].to_state; id 0 for SLEEP (the store knows it); gap_ms since the
  * last payload byte. */
-int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, uint32_t max, int born);
+int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, uint32_t max, int which);
+/* How many slots are in SLEEP, of clients. Takes as long as a look at every slot: for when nothing moves. */
+uint64_t roost_slots_in_sleep(roost_engine *e);
 /* 1 found, 0 not. count of the event: 1 when it may be asleep without a slot; that, its row alone can tell. */
 int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event);
 /* The states of many at once, a byte each: 0 there is none, ROOST_PERHAPS added where its row alone can tell. */

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import gc
 import logging
 import os
 import resource
@@ -69,7 +70,9 @@ from control.reach.tls import server_context
 from control.registry import Registry
 from control.states import AWAKE, LEGAL, Cause, State
 from control.store import records
+from control.store.database import READ_CHUNK
 from control.store.reading import SleepingRow
+from control.store.schema import KEY
 from control.store.store import Store, boot_id, wall_offset_ms
 
 log = logging.getLogger("roost.daemon")
@@ -84,9 +87,10 @@ long for the store's writer; this keeps the whole within the 10 ms that a wake-u
 SPARE_DESCRIPTORS: Final = 512
 
 READ_AGAIN_S: Final = 5.0
+"""Between two attempts to read names and overrides from a database that could not be read at start."""
+
 PUT_BACK_S: Final = 5.0
 """How long the engine may take to carry out a page of insertions."""
-"""Between two attempts to read names and overrides from a database that could not be read at start."""
 
 
 class DaemonError(Exception):
@@ -151,6 +155,7 @@ class Inventory:
     states: list[int] = field(default_factory=lambda: [0] * len(State))
     idle_ids: array[int] = field(default_factory=lambda: array("Q"))
     sleep_ids: array[int] = field(default_factory=lambda: array("Q"))
+    """In ascending order."""
     without_row: list[bytes] = field(default_factory=list)
     """SLEEP in the table, unknown to the store: nobody can rebuild them."""
     without_slot: int = 0
@@ -162,63 +167,77 @@ class Inventory:
 
 
 def take_inventory(engine: EnginePort, store: Store, boot: str) -> Inventory:
-    """Compare the adopted table with the store, and forget rows that mean nothing. The engine must not run yet."""
+    """Compare the adopted table with the store, and forget rows that mean nothing. The engine must not run yet.
+
+    There may be ten million rows, and nobody is served meanwhile: nothing is done for each of them in Python."""
     found = Inventory()
-    readable = not store.status.error
-    asleep: list[bytes] = []
-
-    def look_up() -> None:
-        known = store.sleeping_ids(asleep)
-        found.without_row += [key for key in asleep if key not in known]
-        asleep.clear()
-
-    for event in engine.list():
+    for event in engine.list(sleeping=False):
         found.states[event.to_state] += 1
         if event.to_state == State.IDLE:
             found.idle_ids.append(event.id or event.record.id)
-        elif event.to_state == State.SLEEP and readable:
-            asleep.append(event.record.key_raw)
-            if len(asleep) == 500:
-                look_up()
-    if not readable:
+    with_slot = engine.slots_in_sleep()
+    found.states[State.SLEEP] = with_slot
+    if store.status.error:
         log.warning("the store cannot be read: what sleeps is adopted unseen")
         found.states[State.SLEEP] += engine.stats().get("filter_members", 0)
         return found
-    look_up()
-    after = b""
-    while page := store.sleeping_keys(after):
-        keys, numbers, boots = zip(*page, strict=True)
-        states = engine.states(b"".join(keys))
-        if set(boots) == {boot} and set(states) <= {State.SLEEP, State.SLEEP | PERHAPS}:  # as nearly always
-            found.sleep_ids.extend(numbers)
-            found.states[State.SLEEP] += states.count(State.SLEEP | PERHAPS)  # without slots: not among the listed
-        else:
-            _take_page(found, store, boot, store.sleeping_rows(after, len(page)), dict(zip(keys, states, strict=True)))
-        after = keys[-1]
+    all_of_this_boot = not store.has_rows_of_another_boot(boot)
+    rows_with_slot = 0
+    for keys, numbers in store.sleeping_numbers():
+        states = engine.states(keys)
+        rows_with_slot += states.count(State.SLEEP)
+        found.states[State.SLEEP] += states.count(State.SLEEP | PERHAPS)
+        if not (all_of_this_boot and set(states) <= _ASLEEP):  # mostly they are: that is what the row says
+            numbers = _take_odd(found, store, boot, keys, numbers, states, all_of_this_boot)
+        found.sleep_ids.extend(numbers)
+    if rows_with_slot < with_slot:
+        _find_slots_without_row(found, engine, store)
     return found
 
 
-def _take_page(found: Inventory, store: Store, boot: str, page: list[SleepingRow], states: dict[bytes, int]) -> None:
-    """The same with whole rows. states: by key."""
+_ASLEEP: Final = frozenset({State.SLEEP, State.SLEEP | PERHAPS})
+
+
+def _take_odd(
+    found: Inventory,
+    store: Store,
+    boot: str,
+    keys: bytes,
+    numbers: array[int],
+    states: bytes,
+    all_of_this_boot: bool,
+) -> array[int]:
+    """Look at those rows of a page closer that say something else than table and filter; the numbers of who sleeps."""
+    at = range(0, len(keys), KEY.size)
+    odd = {keys[i : i + KEY.size]: state for i, state in zip(at, states, strict=True)
+           if not all_of_this_boot or state not in _ASLEEP}  # fmt: skip
+    gone: set[int] = set()
     rows: list[bytes] = []
     deletes: list[tuple[bytes, int]] = []
-    for row in page:
-        state = states.get(row.key, int(State.NONE))
+    for row in store.rows_at(list(odd)):
+        state = odd[row.key]
         if row.boot_id != boot and (state == State.NONE or state & PERHAPS):
-            found.other_boot += 1
-            found.sleep_ids.append(row.id)  # asleep all the while: it is no transition that the history lacks
+            found.other_boot += 1  # asleep all the while: it is no transition that the history lacks
+            found.states[State.SLEEP] -= bool(state & PERHAPS)  # by another's fingerprint
             if (peer := _record(row).peer) is not None:
                 found.ports.add(peer.key.local_port)
-        elif state == State.NONE:
-            found.without_slot += 1
-            rows.append(history_row(_record(row), State.SLEEP, State.CLOSED))
+        elif state not in _ASLEEP:
+            gone.add(row.id)
             deletes.append((row.key, row.id))
-        elif state & ~PERHAPS == State.SLEEP:
-            found.sleep_ids.append(row.id)
-            found.states[State.SLEEP] += bool(state & PERHAPS)
-        else:
-            deletes.append((row.key, row.id))  # committed, but SLEEP never became true
+            if state == State.NONE:
+                found.without_slot += 1
+                rows.append(history_row(_record(row), State.SLEEP, State.CLOSED))
+            # else it was committed, but SLEEP never became true
     store.add(rows, deletes=deletes)
+    return array("Q", (number for number in numbers if number not in gone)) if gone else numbers
+
+
+def _find_slots_without_row(found: Inventory, engine: EnginePort, store: Store) -> None:
+    asleep = [event.record.key_raw for event in engine.list() if event.to_state == State.SLEEP]
+    for start in range(0, len(asleep), READ_CHUNK):
+        chunk = asleep[start : start + READ_CHUNK]
+        known = store.sleeping_ids(chunk)
+        found.without_row += [key for key in chunk if key not in known]
 
 
 def _record(row: SleepingRow) -> Record:
@@ -229,7 +248,7 @@ def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:
     """Write the transitions that a killed predecessor made or suffered and could not write; returns how many.
 
     Its last word about each connection stands in history[first..last]; the inventory says what was really found."""
-    idle, asleep = (array("Q", sorted(ids)) for ids in (found.idle_ids, found.sleep_ids))
+    idle, asleep = array("Q", sorted(found.idle_ids)), found.sleep_ids
     rows: list[bytes] = []
     written = 0
     for number, client, service, last_state in store.last_states(first, last):
@@ -677,4 +696,7 @@ def _descriptor_share(spare: int) -> int:
 
 def run(path: str) -> int:
     """Load the configuration at `path` and run its daemon in the foreground; returns the exit status."""
+    # What is there by now stays to the end. Were the collector of cycles to walk it again and again, reading the rows
+    # of who sleeps would take twice as long.
+    gc.freeze()
     return Daemon(path, configuration.load(path)).run()

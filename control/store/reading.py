@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
@@ -15,6 +16,8 @@ from control.states import State
 from control.store.database import StoreError, chunks, open_engine
 from control.store.schema import KEYED, history, services, sleeping
 from control.store.statements import ids_of
+
+SCAN_ROWS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +76,29 @@ class Reader:
         with self._reading() as connection:
             return [_row(row) for row in connection.execute(query)]
 
-    def sleeping_keys(self, after: bytes = b"", limit: int = 10_000) -> list[tuple[bytes, int, str]]:
-        """(key, number, boot) of what `sleeping_rows` gives whole."""
-        query = sa.select(sleeping.c.key, sleeping.c.id, sleeping.c.boot_id)
+    def sleeping_numbers(self) -> Iterator[tuple[bytes, array[int]]]:
+        """Every row, by ascending numbers, some thousand at a time: the keys, packed one after the other, and the
+        numbers. By the driver itself, from the index on numbers, which has the keys, too: 0.4 us a row, where rows of
+        SQLAlchemy with the boot take 2."""
+        after = -1
         with self._reading() as connection:
-            page = query.where(sleeping.c.key > after).order_by(sleeping.c.key).limit(limit)
-            return [tuple(row) for row in connection.execute(page)]
+            cursor = connection.connection.cursor()
+            while True:
+                page = sa.select(sleeping.c.key, sleeping.c.id).where(sleeping.c.id > after).order_by(sleeping.c.id)
+                text = page.limit(SCAN_ROWS).compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
+                cursor.execute(str(text))
+                if not (rows := cursor.fetchall()):
+                    return
+                keys, numbers = zip(*rows, strict=True)
+                yield b"".join(keys), array("Q", numbers)
+                after = numbers[-1]
+
+    def rows_at(self, keys: Sequence[bytes]) -> Iterator[SleepingRow]:
+        """The rows of those of these keys that have one."""
+        with self._reading() as connection:
+            for chunk in chunks(keys):
+                for row in connection.execute(sa.select(*_ROW).where(sleeping.c.key.in_(chunk))):
+                    yield _row(row)
 
     def sleeping_by_id(self, number: int) -> SleepingRow | None:
         """The sleeping connection with this number."""

@@ -18,6 +18,7 @@ called, and ``sleep_allowed`` tells the monitor to queue no more.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import struct
 import threading
@@ -266,6 +267,19 @@ class Store(Reader):
             first = get_meta(connection, "run_first") or 0
             set_meta(connection, "run_first", last + 1)
         return first, last
+
+    def has_rows_of_another_boot(self, boot: str) -> bool:
+        """Whether there are such. Once there are none, no more can come during this boot, and nobody has to look again.
+        For before `start`."""
+        number = int.from_bytes(hashlib.sha256(boot.encode()).digest()[:7])
+        with self._writer_engine.begin() as connection:
+            if _meta(connection, "boot") == number:
+                return False
+            others = sa.select(sleeping.c.key).where(sleeping.c.boot_id != boot).limit(1)
+            if connection.execute(others).first() is not None:
+                return True
+            _set_meta(connection, "boot", number)
+        return False
 
     # -- writing ------------------------------------------------------------------------------------------------------
 

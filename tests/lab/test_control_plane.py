@@ -14,6 +14,7 @@ import pytest
 
 from appliance.lab import DaemonHandle, Lab, SwarmGroup, leftovers, wait_until
 from control.states import LEGAL, Cause, State
+from tests.reboot import age
 
 CLIENTS = 1500
 PORT = 8000
@@ -127,7 +128,7 @@ def test_a_reboot_puts_back_those_that_sleep(box: Box) -> None:
     box.daemon.kill()
     leftovers.unpin(box.daemon.pin_dir)
     with box.database() as database:
-        database.execute("UPDATE sleeping SET boot_id = 'the boot before'")
+        age(database)
     box.daemon.start()
     wait_until(lambda: box.states()["SLEEP"] == CLIENTS, 20, "all put back")
     said = box.swarm.say(CLIENTS, concurrency=64, timeout_s=60)

@@ -38,6 +38,7 @@ from appliance.inband import (
 from appliance.lab import Lab, leftovers, wait_until
 from tests.lab.engine_lab import receive
 from tests.lab.in_band_lab import EVERYTHING, OK, REFUSED, End, InBandLab, Session
+from tests.reboot import age
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 ENDS = pytest.mark.parametrize("end", ["client", "server"])
@@ -544,7 +545,7 @@ def test_what_was_asked_for_outlives_the_daemon(box: InBandLab, state: str, end:
     if end == "reboot":  # what one takes: the tables, and the boot's name
         leftovers.unpin(box.daemon.pin_dir)
         with closing(sqlite3.connect(box.database)) as database, database:
-            database.execute("UPDATE sleeping SET boot_id = 'the boot before'")
+            age(database)
     box.daemon.start()
     for session in sessions:
         session.wait_state(state)

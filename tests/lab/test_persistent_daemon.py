@@ -14,6 +14,7 @@ import pytest
 
 from appliance.lab import DaemonHandle, Lab, leftovers, wait_until
 from tests.lab.engine_lab import receive
+from tests.reboot import age
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 LOOPBACK = {4: "127.0.0.1", 6: "::1"}
@@ -136,7 +137,7 @@ def test_a_session_survives_a_reboot_of_the_appliance(stack: ExitStack, speaker:
     session.daemon.kill()
     leftovers.unpin(session.daemon.pin_dir)
     with sqlite3.connect(lab.workspace / "roost.db") as database:
-        database.execute("UPDATE sleeping SET boot_id = 'the boot before'")
+        age(database)
     session.daemon.start()
     session.wait("SLEEP")
     assert session.daemon.get("/v1/connections/1")["server"] == f"{lab.address('lan', 'eth0')}:8000"

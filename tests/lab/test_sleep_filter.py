@@ -21,6 +21,7 @@ from tests.lab.bare_sleep import NO_KEEPALIVES, SMALL, BareSleep
 from tests.lab.engine_lab import PORT, Pair, receive, reset, tcp_info
 from tests.lab.test_control_plane import Box, chain_of
 from tests.lab.wire import Sleeper, Wire
+from tests.reboot import age
 from tests.security.test_exotic_packets import in_fragments
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
@@ -138,6 +139,16 @@ def test_a_million_of_them_take_less_than_two_bytes_each_all_told(box: BareSleep
 
 
 # Who keeps a slot
+
+
+@pytest.mark.engine(filter_slots=SMALL, service={})
+def test_those_in_sleep_who_have_a_slot_can_be_counted_and_left_out_of_the_list(box: BareSleep) -> None:
+    asleep, idle = box.connect(), box.connect(6)
+    box.to_sleep(asleep)
+    box.to_idle(idle)
+    assert box.engine.slots_in_sleep() == 1
+    assert [event.id for event in box.engine.list(sleeping=False)] == [idle.id]
+    assert {event.record.key for event in box.engine.list()} == {asleep.key, idle.key}
 
 
 @pytest.mark.engine(service={**NO_KEEPALIVES, "probe_interval_s": 60})
@@ -570,7 +581,7 @@ def test_a_daemon_that_comes_after_another_reaches_every_one_of_them(crowd: Box,
     if end == "reboot":  # what one takes: the tables, and the boot's name
         leftovers.unpin(crowd.daemon.pin_dir)
         with crowd.database() as database:
-            database.execute("UPDATE sleeping SET boot_id = 'the boot before'")
+            age(database)
     crowd.daemon.start()
     wait_until(lambda: crowd.states()["SLEEP"] == CLIENTS, 20, "all of them are known")
     assert without_slot(crowd) == CLIENTS

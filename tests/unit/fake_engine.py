@@ -168,9 +168,13 @@ class FakeEngine:
     def find_overrides(self, key: bytes, number: int) -> dict[str, int]:
         return {}
 
-    def list(self, born: bool = False) -> Iterator[Event]:
+    def list(self, born: bool = False, sleeping: bool = True) -> Iterator[Event]:
         for c in tuple(self.connections.values()):
-            yield self._as_event(c)
+            if sleeping or c.state is not State.SLEEP:
+                yield self._as_event(c)
+
+    def slots_in_sleep(self) -> int:
+        return sum(c.state is State.SLEEP for c in self.connections.values())
 
     def find(self, key: Key) -> Event | None:
         c = self.connections.get(key)

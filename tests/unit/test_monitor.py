@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,9 +27,12 @@ from control.config import parse, parse_endpoint
 from control.daemon import Daemon, DaemonError, InstanceLock, catch_up, take_inventory
 from control.monitor import BUSY_PATIENCE_MS, BUSY_ROWS, PATIENCE_MS, Monitor, Outcome, history_row
 from control.states import Cause, State
+from control.store import reading as reading_module
 from control.store.database import StoreError
+from control.store.reading import SleepingRow
 from control.store.schema import HISTORY, KA_BYTES, REST_BYTES
 from control.store.store import Store
+from tests.reboot import age
 from tests.unit.fake_engine import FakeEngine, event, key, record
 
 
@@ -512,6 +516,51 @@ def test_the_inventory_finds_those_that_sleep_without_a_slot(still: Rig) -> None
     still.engine.without_slot = {key(1): 1, key(7): 7}
     found = take_inventory(still.engine, still.store, still.store._boot_id)
     assert (found.states[State.SLEEP], list(found.sleep_ids), found.without_slot) == (1, [1], 1)
+
+
+def test_the_inventory_goes_through_all_pages_and_looks_closer_only_at_rows_that_are_odd(
+    still: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading_module, "SCAN_ROWS", 3)
+    rows_at, looked_at = still.store.rows_at, list[bytes]()
+
+    def looking(keys: Sequence[bytes]) -> Iterator[SleepingRow]:
+        looked_at.extend(keys)
+        return rows_at(keys)
+
+    monkeypatch.setattr(still.store, "rows_at", looking)
+    for number in range(1, 12):
+        put_row(still, number)
+    for number in (1, 2, 4, 8, 9):
+        still.engine.add(key(number), number, State.SLEEP)
+    still.engine.without_slot = {key(number): number for number in (3, 5, 7, 10, 11)}
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    assert looked_at == [key(6).pack()], "it is nowhere"
+    assert list(found.sleep_ids) == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+    assert (found.states[State.SLEEP], found.without_slot, found.without_row) == (10, 1, [])
+
+
+def test_the_inventory_finds_a_slot_without_row_beside_rows_without_slot(still: Rig) -> None:
+    for number in (1, 2, 3):
+        put_row(still, number)
+    still.engine.add(key(1), 1, State.SLEEP)
+    still.engine.without_slot = {key(2): 2, key(3): 3}
+    for number in (8, 9):
+        still.engine.add(key(number), number, State.SLEEP)
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    assert sorted(found.without_row) == [key(8).pack(), key(9).pack()]
+    assert (found.states[State.SLEEP], list(found.sleep_ids)) == (5, [1, 2, 3])
+
+
+def test_rows_of_another_boot_are_looked_for_until_there_are_none(still: Rig, tmp_path: Path) -> None:
+    put_row(still, 1)
+    assert still.store.has_rows_of_another_boot("the next")
+    assert still.store.has_rows_of_another_boot("the next")
+    assert not still.store.has_rows_of_another_boot(still.store._boot_id)
+    with sqlite3.connect(tmp_path / "roost.db") as database:
+        assert database.execute("SELECT count(*) FROM meta WHERE key = 'boot'").fetchone() == (1,)
+        age(database)
+    assert still.store.has_rows_of_another_boot(still.store._boot_id)
 
 
 def test_without_the_database_the_filter_says_how_many_sleep(still: Rig) -> None:

@@ -29,6 +29,7 @@ from control.states import Cause, State
 from control.store import store as store_module
 from control.store.schema import NAMED
 from control.store.store import Store, StoreStatus
+from tests.reboot import age
 from tests.unit.fake_engine import FakeEngine, event, key
 
 CONFIG = """
@@ -198,7 +199,7 @@ def test_a_restart_finds_the_names_and_who_of_them_lives(rig: Rig, tmp_path: Pat
     rig.sleep(3)
     rig.close()
     with sqlite3.connect(tmp_path / "roost.db") as database:  # 3 slept through a reboot: a row, and no slot yet
-        database.execute("UPDATE sleeping SET boot_id = 'before' WHERE id = 3")
+        age(database, "id = 3")
     engine = FakeEngine()
     for number, state in ((1, State.IDLE), (2, State.SLEEP)):
         engine.add(key(number), number, state)
