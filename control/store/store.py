@@ -273,12 +273,12 @@ class Store(Reader):
         For before `start`."""
         number = int.from_bytes(hashlib.sha256(boot.encode()).digest()[:7])
         with self._writer_engine.begin() as connection:
-            if _meta(connection, "boot") == number:
+            if get_meta(connection, "boot") == number:
                 return False
             others = sa.select(sleeping.c.key).where(sleeping.c.boot_id != boot).limit(1)
             if connection.execute(others).first() is not None:
                 return True
-            _set_meta(connection, "boot", number)
+            set_meta(connection, "boot", number)
         return False
 
     # -- writing ------------------------------------------------------------------------------------------------------
