@@ -89,8 +89,8 @@ class Table(Section):
     ipv6: int = Field(65_536, ge=1, le=1 << 28, description="inactive IPv6 connections (IDLE and SLEEP)")
     grow: bool = Field(
         True,
-        description="whether these tables (`ipv4`, `ipv6`, `idle`) grow when they are 92 % full, while a quarter of the "
-        "machine's memory stays free",
+        description="whether these tables (`ipv4`, `ipv6`, `idle`) grow when they are 92 % full, while a quarter of "
+        "the machine's memory stays free",
     )
     idle: int = Field(
         262_144,
