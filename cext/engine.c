@@ -32,7 +32,8 @@
 #define RUSH_WINDOW_MS 8
 #define RUSH_A_MS 2     /* clients that connect */
 #define RUSH_AT_ONCE 16 /* of those that come and go */
-#define RUSH_PAUSE_NS 250000
+#define RUSH_PAUSE_NS 150000
+#define RUSH_AWAKE_NS 250000 /* then there is no rush any more */
 
 void roost_lock(struct roost_engine *e) {
     __atomic_add_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
@@ -215,17 +216,30 @@ static uint64_t monotonic_ns(void) {
 /* Each step of a connection that comes and goes would be a turn of its own, and be waited for: this thread is in front
  * of those that make the next step. With a short pause a turn has the steps of many, and a server's last bytes and its
  * end come together. As a network card holds its interrupts back. Who is about to wake, and the control plane, wait for
- * no pause. False: there was none, or one of those has ended it. */
-static bool pause_in_rush(struct roost_engine *e, uint64_t turn_ns) {
-    if (turn_ns >= RUSH_PAUSE_NS) /* as much has gathered during the turn */
-        return false;
-    const struct timespec pause = {.tv_nsec = (long)(RUSH_PAUSE_NS - turn_ns)};
+ * no pause.
+ *
+ * It stays awake meanwhile and lets others go first: a thread that sleeps for so short a time comes back to its processor
+ * on top of whoever was put there, while the processor that this one had left for it stands still until the next tick
+ * of the scheduler. In a rush there is something to do before it would have slept. The events, 0: none came.
+ * *paused: the pause was taken, and nothing ended it. */
+static int wait_in_rush(struct roost_engine *e, struct epoll_event *events, uint64_t began_ns, bool *paused) {
     struct pollfd prompt[] = {
         {.fd = roost_datapath_ring_fd(&e->path), .events = POLLIN},
         {.fd = e->grace.event_fd, .events = POLLIN},
         {.fd = e->wake_fd, .events = POLLIN},
     };
-    return !ppoll(prompt, sizeof(prompt) / sizeof(prompt[0]), &pause, NULL); /* should it fail, there is no pause */
+    const uint64_t gathered_ns = began_ns + RUSH_PAUSE_NS, given_up_ns = monotonic_ns() + RUSH_AWAKE_NS;
+    int count;
+    *paused = false;
+    while (monotonic_ns() < gathered_ns) {
+        *paused = poll(prompt, sizeof(prompt) / sizeof(prompt[0]), 0) == 0;
+        if (!*paused)
+            break;
+        sched_yield();
+    }
+    while ((count = epoll_wait(e->epoll_fd, events, EVENTS_A_TURN, 0)) == 0 && monotonic_ns() < given_up_ns)
+        sched_yield();
+    return count;
 }
 
 static void *engine_thread(void *context) {
@@ -242,8 +256,9 @@ static void *engine_thread(void *context) {
         pthread_mutex_unlock(&e->lock);
         while (__atomic_load_n(&e->lock_waiters, __ATOMIC_SEQ_CST)) /* a mutex alone would let us win every time */
             sched_yield();
-        pause = pause && pause_in_rush(e, monotonic_ns() - began_ns);
-        int count = epoll_wait(e->epoll_fd, events, EVENTS_A_TURN, wait);
+        int count = pause ? wait_in_rush(e, events, began_ns, &pause) : 0;
+        if (count == 0)
+            count = epoll_wait(e->epoll_fd, events, EVENTS_A_TURN, wait);
         int error = errno;
         began_ns = monotonic_ns();
         pthread_mutex_lock(&e->lock);

@@ -21,7 +21,7 @@ from tests.lab.engine_lab import PORT, EngineLab, receive, tcp_info
 
 SERVER_PORT = 8000
 HELD_S, KERNEL_ACKNOWLEDGES_S = 0.008, 0.04
-PAUSE_S = 0.00025  # with the turn before it: RUSH_PAUSE_NS of cext/engine.c
+PAUSE_S = 0.00015  # with the turn before it: RUSH_PAUSE_NS of cext/engine.c
 Come = Callable[[int, float], Process]
 
 
