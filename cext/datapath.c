@@ -3,6 +3,8 @@
 #include "datapath.h"
 
 #include "filter.h"
+#include "repair.h"
+#include "segment.h"
 
 #include <bpf/bpf.h>
 #include <dirent.h>
@@ -31,10 +33,8 @@
 #define LOOPBACK_PIN "loopback-"
 #define TC_HANDLE 1
 #define MIN_ENDPOINTS 1024
-#define PROBE_BATCH 64          /* between two looks at what has come: a veth's ring holds 256 */
-#define PROBES_ON_THEIR_WAY 128 /* how many are sent at first, of as many as there are */
-#define PROBES_AT_ONCE 192      /* a veth's ring would lose what is more, if its receiver is late */
-#define LEAST_LIVE 8            /* fewer are sooner done one by one: setting a run up takes 10-20 us */
+#define PROBE_BATCH 64 /* between two looks at what has come: a veth's ring holds 256 */
+#define LEAST_LIVE 8   /* fewer are sooner done one by one: setting a run up takes 10-20 us */
 #define MIN_STRANGERS                                                                                                  \
     1024 /* whom the filter of sleepers takes for one: one in 430 of those who are awake, and of a flood */
 #define MAX_STRANGERS 16384
@@ -864,35 +864,43 @@ static struct roost_probe *half(const struct roost_datapath *d, bool second) {
     return d->probes + (second ? ROOST_PROBES / 2 : 0);
 }
 
-/* Sends what is left, one by one. Returns how many could not be sent. */
-static uint32_t send_singly(struct roost_datapath *d, struct roost_probe *probe, uint32_t count) {
-    uint32_t lost = 0;
-    for (uint32_t i = 0; i < count; i++)
-        if (__atomic_load_n(&probe[i].state, __ATOMIC_ACQUIRE) != ROOST_PROBE_TAKEN)
-            lost += !roost_datapath_send(d, (const uint8_t *)probe[i].packet, probe[i].length);
-    return lost;
+/* Sends one that XDP did not, with the clock of now. */
+static bool send_singly(struct roost_datapath *d, const struct roost_probe *probe) {
+    __be32 packet[ROOST_PROBE_MAX / 4];
+    memcpy(packet, probe->packet, sizeof(packet));
+    roost_segment_stamp((uint8_t *)packet, probe->length, roost_coarse_ms());
+    return roost_datapath_send(d, (const uint8_t *)packet, probe->length);
 }
 
-uint32_t roost_datapath_probes_begin(struct roost_datapath *d) {
+uint32_t roost_datapath_probes_begin(struct roost_datapath *d, uint64_t now_ms) {
+    struct roost_probe_run *r = d->probe_run;
     struct roost_probe *offered = half(d, d->second_half), *next = half(d, !d->second_half);
-    uint32_t count = d->probes_put, lost = 0;
-    __atomic_store_n(&d->probe_run->count, 0, __ATOMIC_SEQ_CST);
+    uint32_t count = d->probes_put, lost = 0, taken = 0;
+    __atomic_store_n(&r->count, 0, __ATOMIC_SEQ_CST);
     /* The other half: on another processor somebody may still be reading the last one taken of this. */
     d->second_half = !d->second_half;
-    d->probes_put = d->probes_left = 0;
+    d->probes_put = 0;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t state = __atomic_load_n(&offered[i].state, __ATOMIC_ACQUIRE);
         if (state == ROOST_PROBE_WAITS)
             next[d->probes_put++] = offered[i];
         else if (state == ROOST_PROBE_NO_WAY)
-            lost += send_singly(d, &offered[i], 1);
+            lost += !send_singly(d, &offered[i]);
+        else
+            taken++;
     }
     d->probes_left = d->probes_put;
+    roost_pace_look(&d->pace, __atomic_load_n(&r->begun, __ATOMIC_RELAXED), __atomic_load_n(&r->ended, __ATOMIC_RELAXED),
+                    taken, d->probes_left, now_ms);
     return lost;
 }
 
+uint32_t roost_datapath_probes_room(const struct roost_datapath *d) {
+    return ROOST_PROBES / 2 - d->probes_put;
+}
+
 struct roost_probe *roost_datapath_probe(struct roost_datapath *d) {
-    if (d->probes_put == ROOST_PROBES / 2)
+    if (!roost_datapath_probes_room(d))
         return NULL;
     struct roost_probe *probe = half(d, d->second_half) + d->probes_put++;
     probe->state = ROOST_PROBE_WAITS;
@@ -902,8 +910,7 @@ struct roost_probe *roost_datapath_probe(struct roost_datapath *d) {
 uint32_t roost_datapath_probes_end(struct roost_datapath *d, uint32_t now_s) {
     struct roost_probe_run *r = d->probe_run;
     uint8_t frame[ROOST_PROBE_FRAME] = {0};
-    uint32_t live = d->probes_left > PROBES_ON_THEIR_WAY ? d->probes_left : PROBES_ON_THEIR_WAY;
-    live = live < PROBES_AT_ONCE ? live : PROBES_AT_ONCE;
+    uint32_t live = roost_pace_room(&d->pace), lost = 0;
     live = live < d->probes_put ? live : d->probes_put;
     LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = frame, .data_size_in = sizeof(frame), .repeat = (int)live,
                 .batch_size = live < PROBE_BATCH ? live : PROBE_BATCH, .flags = BPF_F_TEST_XDP_LIVE_FRAMES);
@@ -912,11 +919,14 @@ uint32_t roost_datapath_probes_end(struct roost_datapath *d, uint32_t now_s) {
     r->next = d->second_half ? ROOST_PROBES / 2 : 0;
     if (r->interfaces && d->probes_put >= LEAST_LIVE) {
         __atomic_store_n(&r->count, r->next + d->probes_put, __ATOMIC_SEQ_CST);
-        if (!run(d, &options))
+        if (live < LEAST_LIVE || !run(d, &options)) /* answers are on their way that become them */
             return 0;
         __atomic_store_n(&r->count, 0, __ATOMIC_SEQ_CST);
     }
-    uint32_t lost = send_singly(d, half(d, d->second_half), d->probes_put);
+    const struct roost_probe *probe = half(d, d->second_half);
+    for (uint32_t i = 0; i < d->probes_put; i++)
+        if (__atomic_load_n(&probe[i].state, __ATOMIC_ACQUIRE) != ROOST_PROBE_TAKEN)
+            lost += !send_singly(d, &probe[i]);
     d->probes_put = 0;
     return lost;
 }

@@ -27,6 +27,12 @@ uint64_t roost_monotonic_ms(void) {
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
+uint64_t roost_coarse_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
 static int set(int fd, int option, int value) {
     return setsockopt(fd, IPPROTO_TCP, option, &value, sizeof(value)) ? -errno : 0;
 }

@@ -5,9 +5,11 @@
 #include <netinet/in.h>
 #include <string.h>
 
+#include "../ebpf/stamp.h"
 #include "table.h"
 
 #define TCP_HEADER 20
+#define STAMPED_TCP_HEADER 32
 
 /* RFC 1071, in whichever order the processor has its bytes: the folded sum is right as it lies in memory. An odd last byte
  * counts as the first one of a word. */
@@ -142,7 +144,7 @@ size_t roost_segment_probe(const struct roost_key *key, const struct roost_ka *k
 size_t roost_segment_ack(const struct roost_key *key, const struct roost_ka *ka, uint64_t now_ms, uint32_t seq,
                          uint8_t *packet) {
     bool v4 = roost_key_is_v4(key);
-    size_t header = v4 ? 20 : 40, tcp_length = ROOST_FLAGS(ka->ctl) & ROOST_F_TIMESTAMPS ? 32 : TCP_HEADER;
+    size_t header = v4 ? 20 : 40, tcp_length = ROOST_FLAGS(ka->ctl) & ROOST_F_TIMESTAMPS ? STAMPED_TCP_HEADER : TCP_HEADER;
     uint8_t *tcp = packet + header;
     memset(packet, 0, header + tcp_length);
 
@@ -180,4 +182,14 @@ size_t roost_segment_ack(const struct roost_key *key, const struct roost_ka *ka,
     uint16_t check = fold(tcp_sum(v4 ? packet + 12 : packet + 8, v4 ? 8 : 32, tcp, tcp_length));
     memcpy(tcp + 16, &check, 2);
     return header + tcp_length;
+}
+
+void roost_segment_stamp(uint8_t *packet, size_t length, uint64_t now_ms) {
+    size_t header = packet[0] >> 4 == 4 ? 20 : 40;
+    __be32 tcp[STAMPED_TCP_HEADER / 4];
+    if (length != header + sizeof(tcp))
+        return;
+    memcpy(tcp, packet + header, sizeof(tcp));
+    roost_probe_stamp(tcp, (uint32_t)now_ms);
+    memcpy(packet + header, tcp, sizeof(tcp));
 }

@@ -27,4 +27,7 @@ size_t roost_segment_ack(const struct roost_key *key, const struct roost_ka *ka,
 /* A keep-alive probe (RFC 9293 3.8.4: seq = snd_nxt - 1, no payload) as an IP packet; returns its length (<= 72). */
 size_t roost_segment_probe(const struct roost_key *key, const struct roost_ka *ka, uint64_t now_ms, uint8_t *packet);
 
+/* Gives a packet of either kind that was made with a clock of 0 the clock of now, if it has timestamps at all. */
+void roost_segment_stamp(uint8_t *packet, size_t length, uint64_t now_ms);
+
 #endif

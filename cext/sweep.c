@@ -21,7 +21,7 @@
 #define SLICE_MS 50
 #define LARGE_BUCKETS 20000 /* a slice of more than that would keep who wakes waiting */
 #define SLICE_OF_LARGE_MS 5
-#define SLICE_OF_MANY_MS 2 /* while answers are slow to come, so that more than FEW_PROBES are sent in one burst */
+#define SLICE_OF_MANY_MS 2 /* while more than FEW_PROBES wait for their turn */
 #define FEW_PROBES 128
 #define LOOK_MAX_S 3600
 #define LOOK_AT_LEGS_S 60 /* servers' legs that have lost their clients */
@@ -41,14 +41,6 @@ struct walk {
         uint32_t heard_s, interval_s, due_s;
     } last; /* what first_probe_s() said last of this bucket; interval_s 0: nothing */
 };
-
-static void begin_probes(struct roost_engine *e) {
-    e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probes_begin(&e->path);
-}
-
-static void end_probes(struct walk *w) {
-    w->e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probes_end(&w->e->path, w->now_s);
-}
 
 /* A server's leg that has lost its client (its record was lost, or a predecessor was killed at a bad moment): the server
  * is told by a socket that is good for one RST. */
@@ -145,15 +137,11 @@ static void send_probe(struct walk *w, const struct roost_ka *slot, bool v4) {
     if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) { /* to another interface than clients' */
         uint8_t packet[ROOST_PROBE_MAX];
         e->stat[ROOST_E_PROBE_LOST] +=
-            !roost_datapath_send(&e->path, packet, roost_segment_probe(&key, slot, e->now_ms, packet));
+            !roost_datapath_send(&e->path, packet, roost_segment_probe(&key, slot, roost_coarse_ms(), packet));
         return;
     }
-    struct roost_probe *probe;
-    while (!(probe = roost_datapath_probe(&e->path))) {
-        end_probes(w);
-        begin_probes(e);
-    }
-    probe->length = (uint32_t)roost_segment_probe(&key, slot, e->now_ms, (uint8_t *)probe->packet);
+    struct roost_probe *probe = roost_datapath_probe(&e->path); /* there is room: look_along() */
+    probe->length = (uint32_t)roost_segment_probe(&key, slot, 0, (uint8_t *)probe->packet);
 }
 
 /* Sends a probe when one is due. Seconds until the slot is to be looked at again for the next. */
@@ -286,8 +274,9 @@ static void look_into_bucket(struct walk *w, struct roost_bucket_head *head, boo
     roost_table_due(head, w->now_s + next_s);
 }
 
-/* Looks into what is due of the first so many buckets of a stretch, which begins with bucket `first`. */
-static void look_along(struct walk *w, const struct roost_stretch *s, uint64_t first, uint64_t buckets) {
+/* Looks into what is due of the first so many buckets of a stretch, which begins with bucket `first`. Returns how many it got
+ * past: it stops where a bucket's probes may find no room in the offer. */
+static uint64_t look_along(struct walk *w, const struct roost_stretch *s, uint64_t first, uint64_t buckets) {
     char *at = s->first;
     for (uint64_t n = 0; n < buckets; n++, at += s->bucket_size) {
         struct roost_bucket_head *head = (struct roost_bucket_head *)at;
@@ -295,10 +284,13 @@ static void look_along(struct walk *w, const struct roost_stretch *s, uint64_t f
             __builtin_prefetch(&((struct roost_bucket_head *)(at + PREFETCHED * s->bucket_size))->due_s);
         if (__atomic_load_n(&head->due_s, __ATOMIC_RELAXED) > w->now_s)
             continue;
+        if (roost_datapath_probes_room(&w->e->path) < ROOST_BUCKET_SLOTS)
+            return n;
         w->salt = (uint32_t)(first + n) * SPREAD >> 16;
         w->last.interval_s = 0;
         look_into_bucket(w, head, s->v4);
     }
+    return buckets;
 }
 
 void roost_sweep_turn(struct roost_engine *e) {
@@ -306,23 +298,25 @@ void roost_sweep_turn(struct roost_engine *e) {
         return;
     roost_sockets_turn(e); /* before the gate opens */
     roost_births_turn(e);
-    uint64_t buckets = roost_table_buckets(&e->table);
-    uint32_t slice_ms = buckets <= LARGE_BUCKETS           ? SLICE_MS
-                        : e->path.probes_left > FEW_PROBES ? SLICE_OF_MANY_MS
-                                                           : SLICE_OF_LARGE_MS;
-    uint64_t end = e->sweep_at + (buckets * slice_ms + 999) / 1000;
+    uint64_t buckets = roost_table_buckets(&e->table), passed_ms = e->now_ms - e->swept_ms;
+    uint32_t slice_ms = buckets <= LARGE_BUCKETS ? SLICE_MS : SLICE_OF_LARGE_MS;
+    /* As far as time has gone on: the turn may be late, and so would be each walk. */
+    uint64_t end = e->sweep_at + (buckets * (passed_ms < 2 * slice_ms ? passed_ms : 2 * slice_ms) + 999) / 1000;
     struct walk w = {.e = e, .now_s = (uint32_t)(e->now_ms / 1000)};
-    e->sweep_ms = e->now_ms + slice_ms;
+    bool room = true;
     if (end > buckets)
         end = buckets;
-    begin_probes(e);
-    while (e->sweep_at < end) {
+    e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probes_begin(&e->path, e->now_ms);
+    while (e->sweep_at < end && room) {
         struct roost_stretch s = roost_table_stretch(&e->table, e->sweep_at);
         uint64_t here = s.buckets < end - e->sweep_at ? s.buckets : end - e->sweep_at;
-        look_along(&w, &s, e->sweep_at, here);
-        e->sweep_at += here;
+        uint64_t passed = look_along(&w, &s, e->sweep_at, here);
+        room = passed == here;
+        e->sweep_at += passed;
     }
-    end_probes(&w);
-    if (end == buckets)
+    e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probes_end(&e->path, w.now_s);
+    e->swept_ms = e->now_ms - (end - e->sweep_at) * 1000 / buckets; /* what there was no room for is the next slice's */
+    e->sweep_ms = e->now_ms + (e->path.probes_left > FEW_PROBES || !room ? SLICE_OF_MANY_MS : slice_ms);
+    if (e->sweep_at == buckets)
         e->sweep_at = 0;
 }

@@ -212,7 +212,7 @@ void roost_testing_retract_probe(struct roost_probes_handle *h, const struct roo
 }
 
 uint32_t roost_testing_begin_probes(struct roost_probes_handle *h) {
-    return roost_datapath_probes_begin(&h->path);
+    return roost_datapath_probes_begin(&h->path, 0);
 }
 
 uint32_t roost_testing_probes_put(struct roost_probes_handle *h) {

@@ -52,7 +52,8 @@ struct roost_errand {
     __u64 secret[2];
 };
 
-/* A packet of ours for the wire, without payload: IPv4 or IPv6, a TCP header, perhaps timestamps. */
+/* A packet of ours for the wire, without payload: IPv4 or IPv6 without options, a TCP header, perhaps timestamps as RFC 7323
+ * appendix A lays them out. Its TSval is that of the moment 0 of our clock: whoever sends it adds the time (ebpf/stamp.h). */
 #define ROOST_PROBE_MAX 72
 enum roost_probe_state {
     ROOST_PROBE_WAITS = 0,
@@ -60,7 +61,7 @@ enum roost_probe_state {
     ROOST_PROBE_NO_WAY = 2, /* the program found none, or could not send so */
 };
 struct roost_probe {
-    __u32 length; /* bytes of packet: 40, 52, 60 or 72 */
+    __u32 length; /* bytes of packet: 40, 52 (IPv4 with timestamps), 60 or 72 (IPv6 with timestamps) */
     __u32 state;
     __be32 packet[ROOST_PROBE_MAX / 4];
 };
@@ -73,6 +74,7 @@ struct roost_probe_run {
     __u32 now_s; /* CLOCK_MONOTONIC seconds: a route that was looked up in them is good */
     __u32 interfaces;
     __u32 ifindex[ROOST_PROBE_INTERFACES]; /* that clients are behind */
+    __u32 begun, ended; /* ever: frames of the engine's own that became a probe, and answers that became none any more */
 };
 
 /* The engine's own frames for them: from no interface that a program can be attached to, and shorter than a packet. */

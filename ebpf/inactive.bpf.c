@@ -195,7 +195,7 @@ static __noinline int known(struct xdp_md *ctx, const struct packet *p, const st
         return XDP_DROP;
     }
 
-    __u64 now_ms = bpf_ktime_get_ns() / 1000000;
+    __u64 now_ms = coarse_ms(); /* one clock for all that goes out of a sleeping connection: a TSval never goes back */
     switch (roost_judge(&ka, &s)) {
     case ROOST_V_HOLD:
         return hand_over(ctx, p, ROOST_WHY_HOLD);
@@ -210,7 +210,7 @@ static __noinline int known(struct xdp_md *ctx, const struct packet *p, const st
     case ROOST_V_HEARD:
         heard(slot, &ka, now_ms);
         count(ROOST_N_HEARD);
-        return p->l3 == ETH_HLEN ? next_probe(ctx) : XDP_DROP; /* a probe has no VLAN tag */
+        return next_probe(ctx, p->l3 == ETH_HLEN); /* a probe has no VLAN tag */
     case ROOST_V_CHALLENGE:
         if (!may_challenge(slot, &ka, now_ms)) {
             count(ROOST_N_CHALLENGE_LIMITED);

@@ -29,6 +29,8 @@
 #include <bpf/bpf_helpers.h>
 
 #include "frame.h"
+#include "maps.h"
+#include "stamp.h"
 #include "table.h"
 
 #ifndef AF_INET
@@ -187,15 +189,15 @@ static __noinline int become(struct xdp_md *ctx, const struct roost_probe_run *r
         COPY(packet, probe->packet, 13, 15);
     if ((void *)(packet + 18) <= end)
         COPY(packet, probe->packet, 15, 18);
+    if (length == 52 && (void *)(packet + 13) <= end)
+        roost_probe_stamp(packet + 5, (__u32)coarse_ms());
+    else if (length == 72 && (void *)(packet + 18) <= end)
+        roost_probe_stamp(packet + 10, (__u32)coarse_ms());
     return route->ifindex;
 }
 
-/* A frame that is needed no more becomes the next probe, if one is offered. */
-static __always_inline int next_probe(struct xdp_md *ctx) {
-    __u32 zero = 0;
-    struct roost_probe_run *run = bpf_map_lookup_elem(&probe_run, &zero);
-    if (!run)
-        return XDP_DROP;
+/* The frame becomes the next probe, if one is offered. */
+static __always_inline int become_next(struct xdp_md *ctx, struct roost_probe_run *run) {
     __u32 count = *(volatile __u32 *)&run->count;
     if (*(volatile __u32 *)&run->next >= count)
         return XDP_DROP;
@@ -213,11 +215,34 @@ static __always_inline int next_probe(struct xdp_md *ctx) {
     return ifindex == ctx->ingress_ifindex ? XDP_TX : bpf_redirect(ifindex, 0);
 }
 
+/* An answer was noted, and its frame is needed no more. The engine is told what it does not see: how many frames are on
+ * their way (cext/pace.h). */
+static __always_inline int next_probe(struct xdp_md *ctx, int may_become) {
+    __u32 zero = 0;
+    struct roost_probe_run *run = bpf_map_lookup_elem(&probe_run, &zero);
+    if (!run)
+        return XDP_DROP;
+    int verdict = may_become ? become_next(ctx, run) : XDP_DROP;
+    if (verdict == XDP_DROP)
+        __sync_fetch_and_add(&run->ended, 1);
+    return verdict;
+}
+
+/* A frame of the engine's own. */
+static __always_inline int first_probe(struct xdp_md *ctx) {
+    __u32 zero = 0;
+    struct roost_probe_run *run = bpf_map_lookup_elem(&probe_run, &zero);
+    int verdict = run ? become_next(ctx, run) : XDP_DROP;
+    if (run && verdict != XDP_DROP)
+        __sync_fetch_and_add(&run->begun, 1);
+    return verdict;
+}
+
 /* A frame that has no TCP segment in it: the engine's own, or none of our business. */
 static __noinline int outbox_or_pass(struct xdp_md *ctx, const struct roost_config *cfg, int not_ip) {
     struct roost_errand errand;
     if (ctx->ingress_ifindex == ROOST_PROBE_IFINDEX && ctx->data_end - ctx->data == ROOST_PROBE_FRAME)
-        return next_probe(ctx);
+        return first_probe(ctx);
     if (!not_ip)
         return XDP_PASS;
     if (bpf_xdp_load_bytes(ctx, 0, &errand, sizeof(errand)) || errand.ethertype != bpf_htons(ROOST_ERRAND_ETHERTYPE) ||
