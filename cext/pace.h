@@ -7,10 +7,10 @@
  * That count is exact while clients answer at once. A client far away, or one that is gone, holds no place in a ring,
  * and stands in the count all the same. So
  *   - where nothing waits to be sent, those that were on their way a slice ago already are counted no more;
- *   - while something waits, and fewer are answered in a slice than would be if every frame went round twice in it, an
- *     eighth of the count goes with each slice;
- *   - no more are near than were answered in the best slice of the last PACE_MEMORY_MS: after that long without any
- *     answer the count is nothing. A receiver that is late by less than that gets nothing on top of what is in its ring.
+ *   - while something waits, and in two slices on end fewer are answered than would be if every frame went round twice in
+ *     each, an eighth of the count goes with each slice;
+ *   - no more are near than were answered in the best slice of the last ROOST_PACE_MEMORY_MS, or up to twice that: after that
+ *     long without any answer the count is nothing. A receiver that is late by less gets nothing on top of what is in its ring.
  * No sockets, no clocks.
  */
 #ifndef ROOST_CEXT_PACE_H
@@ -19,14 +19,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define ROOST_PACE_MEMORY_MS 10 /* a thread that should receive, and has to wait for its processor, seldom waits longer */
 #define ROOST_PACE_AT_ONCE 192 /* on their way: a veth's ring of 256, less what else may be in it */
 
 struct roost_pace {
     uint32_t begun, ended;          /* as XDP counted them (struct roost_probe_run) */
-    uint32_t on_way, on_way_before; /* now, and a slice ago */
+    uint32_t on_way, on_way_before; /* as counted: now, and a slice ago */
     bool waited;                    /* something was left of the slice before */
-    uint32_t answered_most;
-    uint64_t answered_most_ms;
+    bool slow;                      /* in the slice before, few were answered of those on their way */
+    uint32_t answered_most;         /* in one slice, since memory_ms */
+    uint32_t answered_before;       /* ... in the ROOST_PACE_MEMORY_MS before that */
+    uint64_t memory_ms;
 };
 
 /* A slice is over: `taken` probes of its offer went out, `waiting` did not. */

@@ -223,6 +223,24 @@ uint32_t roost_testing_probes_room(void) {
     return ROOST_PROBES / 2;
 }
 
+struct roost_pace_handle {
+    struct roost_pace pace;
+};
+
+struct roost_pace_handle *roost_testing_pace(void) {
+    return calloc(1, sizeof(struct roost_pace_handle));
+}
+
+void roost_testing_pace_free(struct roost_pace_handle *h) {
+    free(h);
+}
+
+uint32_t roost_testing_pace_room(struct roost_pace_handle *h, uint32_t begun, uint32_t ended, uint32_t taken,
+                                 uint32_t waiting, uint64_t now_ms) {
+    roost_pace_look(&h->pace, begun, ended, taken, waiting, now_ms);
+    return roost_pace_room(&h->pace);
+}
+
 uint32_t roost_testing_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s) {
     return roost_first_probe_s(salt, heard_s, interval_s);
 }

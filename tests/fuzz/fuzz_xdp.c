@@ -98,12 +98,15 @@ struct outcome {
 /* The probe that was next before a run, and which that was; -1: none was offered. */
 static struct roost_probe next_offered;
 static int next_index;
+static uint32_t begun_before, ended_before; /* as XDP counts frames for the engine */
 
 static struct outcome run_from(const uint8_t *frame, size_t length, uint32_t ifindex) {
     struct xdp_md ctx;
     struct outcome o = {.came = length};
     next_index = probing.next < probing.count ? (int)probing.next : -1;
     next_offered = probe[probing.next % ROOST_PROBES];
+    begun_before = probing.begun;
+    ended_before = probing.ended;
     host_begin_xdp(&ctx, frame, length);
     ctx.ingress_ifindex = ifindex;
     o.action = roost_inactive(&ctx);
@@ -126,9 +129,34 @@ static void claim_dropped(const struct outcome *o, const char *why) {
           host.records, why);
 }
 
+/* The 16-bit words of a packet's TSval, one after the other. */
+static uint32_t add_words(uint32_t sum, const uint8_t *at, bool negated) {
+    for (int i = 0; i < 4; i += 2)
+        sum += negated ? 0xffff - get16(at + i) : get16(at + i);
+    return sum;
+}
+
+/* What a probe with timestamps is when it goes out: its TSval was that of a clock of 0. The checksum was any. */
+static void reference_stamp(uint8_t *packet, uint32_t length, uint32_t now_ms) {
+    uint8_t *tcp = packet + (length == 52 ? 20 : 40);
+    if (length != 52 && length != 72)
+        return;
+    uint32_t sum = add_words(0xffff - get16(tcp + 16), tcp + 24, true), tsval = get32(tcp + 24) + now_ms;
+    for (int i = 0; i < 4; i++)
+        tcp[24 + i] = (uint8_t)(tsval >> (24 - 8 * i));
+    for (sum = add_words(sum, tcp + 24, false); sum >> 16;)
+        sum = (sum & 0xffff) + (sum >> 16);
+    tcp[16] = (uint8_t)(~sum >> 8);
+    tcp[17] = (uint8_t)~sum;
+}
+
 /* A frame that came from this interface and is needed no more: it is the next probe now, if one is offered that has a way. */
 static void claim_next_probe(const struct outcome *o, uint32_t ifindex, bool tagged) {
-    const struct roost_probe *p = &next_offered;
+    struct roost_probe expected = next_offered, *p = &expected;
+    bool ours = ifindex == ROOST_PROBE_IFINDEX, sent = o->action != XDP_DROP;
+    claim(probing.begun == begun_before + (ours && sent), "%u frames began as a probe", probing.begun - begun_before);
+    claim(probing.ended == ended_before + (!ours && !sent), "%u answers were the last", probing.ended - ended_before);
+    reference_stamp((uint8_t *)p->packet, p->length, (uint32_t)(host.now_ns / 1000000));
     if (next_index < 0 || tagged) {
         claim_dropped(o, "no probe is offered");
         return;

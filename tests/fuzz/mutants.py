@@ -79,6 +79,22 @@ MUTANTS = (
         "CLAIM BROKEN",
     ),
     Mutant(
+        "a probe goes out without the clock of that moment",
+        "xdp",
+        "ebpf/outbox.h",
+        "roost_probe_stamp(packet + 5, (__u32)coarse_ms());",
+        ";",
+        "with other bytes",
+    ),
+    Mutant(
+        "nobody counts the answers that become no probe",
+        "xdp",
+        "ebpf/outbox.h",
+        "        __sync_fetch_and_add(&run->ended, 1);\n",
+        "        ;\n",
+        "answers were the last",
+    ),
+    Mutant(
         "a local frame may be longer than its place in the ring",
         "tc",
         "ebpf/loopback.bpf.c",
