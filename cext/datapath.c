@@ -872,6 +872,24 @@ static bool send_singly(struct roost_datapath *d, const struct roost_probe *prob
     return roost_datapath_send(d, (const uint8_t *)packet, probe->length);
 }
 
+/* Frames that the clients' interfaces have dropped instead of sending them; 0 where the kernel does not say. */
+static uint64_t dropped_frames(const struct roost_datapath *d) {
+    FILE *f = fopen("/proc/thread-self/net/dev", "r");
+    char line[512], name[IF_NAMESIZE];
+    unsigned long long dropped;
+    uint64_t sum = 0;
+    while (f && fgets(line, sizeof(line), f)) {
+        if (sscanf(line, " %15[^:]:%*u%*u%*u%*u%*u%*u%*u%*u%*u%*u%*u%llu", name, &dropped) != 2)
+            continue; /* the headings */
+        for (int i = 0; i < d->interfaces; i++)
+            if (!d->interface[i].servers && !strcmp(d->interface[i].name, name))
+                sum += dropped;
+    }
+    if (f)
+        fclose(f);
+    return sum;
+}
+
 uint32_t roost_datapath_probes_begin(struct roost_datapath *d, uint64_t now_ms) {
     struct roost_probe_run *r = d->probe_run;
     struct roost_probe *offered = half(d, d->second_half), *next = half(d, !d->second_half);
@@ -892,6 +910,8 @@ uint32_t roost_datapath_probes_begin(struct roost_datapath *d, uint64_t now_ms) 
     d->probes_left = d->probes_put;
     roost_pace_look(&d->pace, __atomic_load_n(&r->begun, __ATOMIC_RELAXED), __atomic_load_n(&r->ended, __ATOMIC_RELAXED),
                     taken, d->probes_left, now_ms);
+    if (d->probes_left && roost_pace_is_silent(&d->pace))
+        roost_pace_dropped(&d->pace, dropped_frames(d), now_ms);
     return lost;
 }
 

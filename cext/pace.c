@@ -2,6 +2,7 @@
 #include "pace.h"
 
 #define PACE_FORGET 8
+#define PACE_TRIAL 8
 
 static uint32_t least(uint32_t a, uint32_t b) {
     return a < b ? a : b;
@@ -37,10 +38,26 @@ void roost_pace_look(struct roost_pace *p, uint32_t begun, uint32_t ended, uint3
     p->ended = ended;
     p->on_way_before = p->on_way = on_way;
     p->waited = waiting > 0;
+    p->shut = p->shut && !answered;
     p->slow = slow;
+}
+
+bool roost_pace_is_silent(const struct roost_pace *p) {
+    return p->on_way && !p->answered_most && !p->answered_before;
+}
+
+void roost_pace_dropped(struct roost_pace *p, uint64_t dropped, uint64_t now_ms) {
+    bool more = dropped != p->dropped;
+    if (more || p->begun != p->begun_when_asked) /* otherwise nothing was tried */
+        p->shut = more;
+    if (more)
+        remember(p, UINT32_MAX, now_ms); /* all that began may still be near */
+    p->dropped = dropped;
+    p->begun_when_asked = p->begun;
 }
 
 uint32_t roost_pace_room(const struct roost_pace *p) {
     uint32_t near = least(p->on_way, most(p->answered_most, p->answered_before));
-    return near < ROOST_PACE_AT_ONCE ? ROOST_PACE_AT_ONCE - near : 0;
+    uint32_t room = near < ROOST_PACE_AT_ONCE ? ROOST_PACE_AT_ONCE - near : 0;
+    return p->shut ? least(room, PACE_TRIAL) : room;
 }

@@ -11,6 +11,7 @@
  *     each, an eighth of the count goes with each slice;
  *   - no more are near than were answered in the best slice of the last ROOST_PACE_MEMORY_MS, or up to twice that: after that
  *     long without any answer the count is nothing. A receiver that is late by less gets nothing on top of what is in its ring.
+ *     Who is late by more shows in what the interface drops: then few are begun at a time, until they get out again.
  * No sockets, no clocks.
  */
 #ifndef ROOST_CEXT_PACE_H
@@ -30,11 +31,18 @@ struct roost_pace {
     uint32_t answered_most;         /* in one slice, since memory_ms */
     uint32_t answered_before;       /* ... in the ROOST_PACE_MEMORY_MS before that */
     uint64_t memory_ms;
+    uint64_t dropped; /* by the interfaces, when they were last asked */
+    uint32_t begun_when_asked;
+    bool shut; /* they drop what is sent */
 };
 
 /* A slice is over: `taken` probes of its offer went out, `waiting` did not. */
 void roost_pace_look(struct roost_pace *p, uint32_t begun, uint32_t ended, uint32_t taken, uint32_t waiting,
                      uint64_t now_ms);
+/* Whether nobody has answered for long: then, and before anything is begun, roost_pace_dropped() is to be told. */
+bool roost_pace_is_silent(const struct roost_pace *p);
+/* Frames that the interfaces have dropped so far instead of sending them. */
+void roost_pace_dropped(struct roost_pace *p, uint64_t dropped, uint64_t now_ms);
 /* How many may be begun, ROOST_PACE_AT_ONCE at most. */
 uint32_t roost_pace_room(const struct roost_pace *p);
 

@@ -236,8 +236,10 @@ void roost_testing_pace_free(struct roost_pace_handle *h) {
 }
 
 uint32_t roost_testing_pace_room(struct roost_pace_handle *h, uint32_t begun, uint32_t ended, uint32_t taken,
-                                 uint32_t waiting, uint64_t now_ms) {
+                                 uint32_t waiting, uint64_t dropped, uint64_t now_ms) {
     roost_pace_look(&h->pace, begun, ended, taken, waiting, now_ms);
+    if (roost_pace_is_silent(&h->pace))
+        roost_pace_dropped(&h->pace, dropped, now_ms);
     return roost_pace_room(&h->pace);
 }
 

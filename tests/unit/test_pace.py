@@ -28,11 +28,13 @@ class Link:
         self._begun = self._ended = self._taken = 0
         self.now_ms = 1000
         self.waiting = MANY
+        self.dropped = 0
         self.sent = 0
 
     def begin(self, due: int = 0) -> int:
         """The slice is over, and so many more are due: as many begin as may, and are sent."""
-        room = lib.roost_testing_pace_room(self._pace, self._begun, self._ended, self._taken, self.waiting, self.now_ms)
+        room = lib.roost_testing_pace_room(self._pace, self._begun, self._ended, self._taken, self.waiting,
+                                           self.dropped, self.now_ms)  # fmt: skip
         self.waiting += due
         began = min(int(room), self.waiting)
         self._taken = began
@@ -98,6 +100,33 @@ def test_a_ring_is_never_run_over_by_a_receiver_that_is_late(course: list[tuple[
             assert on_way <= RING
             link.answered(received if on_way else 0)
             link.passes()
+
+
+def test_a_receiver_that_is_late_for_long_costs_few_probes_and_then_has_its_ring_full() -> None:
+    """Half a second; and what was in its ring is answered at last."""
+    link, ring = Link(), 0
+    for _ in range(250):
+        ring += link.begin()
+        link.dropped += max(0, ring - RING)
+        ring = min(ring, RING)
+        link.passes()
+    assert link.dropped <= 2 * RING
+    sent = link.sent
+    for _ in range(50):
+        link.answered(4 * ring)
+        link.passes()
+        ring += link.begin()
+        assert ring <= RING
+    assert link.sent - sent >= 50 * AT_ONCE
+
+
+def test_drops_of_long_ago_keep_nobody_from_being_probed() -> None:
+    link = Link()
+    link.dropped = 1_000_000
+    for _ in range(500):
+        link.begin()
+        link.passes()
+    assert rate_of(link, 500 * SLICE_MS) >= 80_000
 
 
 def rate_of(link: Link, ms: int) -> float:
