@@ -908,8 +908,8 @@ uint32_t roost_datapath_probes_begin(struct roost_datapath *d, uint64_t now_ms) 
             taken++;
     }
     d->probes_left = d->probes_put;
-    roost_pace_look(&d->pace, __atomic_load_n(&r->begun, __ATOMIC_RELAXED), __atomic_load_n(&r->ended, __ATOMIC_RELAXED),
-                    taken, d->probes_left, now_ms);
+    roost_pace_look(&d->pace, __atomic_load_n(&r->begun, __ATOMIC_RELAXED),
+                    __atomic_load_n(&r->ended, __ATOMIC_RELAXED), taken, d->probes_left, now_ms);
     if (d->probes_left && roost_pace_is_silent(&d->pace))
         roost_pace_dropped(&d->pace, dropped_frames(d), now_ms);
     return lost;

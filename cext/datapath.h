@@ -62,8 +62,8 @@ struct roost_datapath {
     uint32_t *cursor;
     struct roost_probe *probes; /* memory-mapped */
     struct roost_probe_run *probe_run;
-    bool second_half;                      /* of them is filled, or offered */
-    uint32_t probes_put, probes_left;      /* in that half; of them: since the slice before */
+    bool second_half;                 /* of them is filled, or offered */
+    uint32_t probes_put, probes_left; /* in that half; of them: since the slice before */
     struct roost_pace pace;
     struct roost_births_gate *births_gate; /* memory-mapped */
     struct roost_sockets *births_sockets;  /* memory-mapped */
@@ -130,9 +130,9 @@ bool roost_datapath_generic(const struct roost_datapath *d, uint32_t ifindex);
  * ifindex. 0 or -errno. */
 int roost_datapath_replay(struct roost_datapath *d, uint32_t count, uint32_t ifindex, uint32_t queue);
 
-/* Probes, a slice of the sweep at a time: what the slice before left is taken over (begin), more are put in, all are offered
- * to the XDP program (end), and as many of the engine's own frames are sent as may be on their way (cext/pace.h). Both return how
- * many could not be sent. */
+/* Probes, a slice of the sweep at a time: what the slice before left is taken over (begin), more are put in, all are
+ * offered to the XDP program (end), and as many of the engine's own frames are sent as may be on their way
+ * (cext/pace.h). Both return how many could not be sent. */
 uint32_t roost_datapath_probes_begin(struct roost_datapath *d, uint64_t now_ms);
 uint32_t roost_datapath_probes_room(const struct roost_datapath *d); /* how many may be put in before `end` */
 /* Where the caller puts a packet, made with a clock of 0 (ebpf/frame.h), and its length; NULL: no room. */

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How many probes the engine may begin now. A veth's ring takes 256 frames and loses what is more without a word to us, and
- * whoever was sent to so is taken for silent. So what is on its way counts: frames that the engine began, less answers
- * that became no further probe (an answer that became one changes nothing).
+ * How many probes the engine may begin now. A veth's ring takes 256 frames and loses what is more without a word to us,
+ * and whoever was sent to so is taken for silent. So what is on its way counts: frames that the engine began, less
+ * answers that became no further probe (an answer that became one changes nothing).
  *
  * That count is exact while clients answer at once. A client far away, or one that is gone, holds no place in a ring,
  * and stands in the count all the same. So
  *   - where nothing waits to be sent, those that were on their way a slice ago already are counted no more;
- *   - while something waits, and in two slices on end fewer are answered than would be if every frame went round twice in
- *     each, an eighth of the count goes with each slice;
- *   - no more are near than were answered in the best slice of the last ROOST_PACE_MEMORY_MS, or up to twice that: after that
- *     long without any answer the count is nothing. A receiver that is late by less gets nothing on top of what is in its ring.
- *     Who is late by more shows in what the interface drops: then few are begun at a time, until they get out again.
+ *   - while something waits, and in two slices on end fewer are answered than would be if every frame went round twice
+ *     in each, an eighth of the count goes with each slice;
+ *   - no more are near than were answered in the best slice of the last ROOST_PACE_MEMORY_MS, or up to twice that:
+ *     after that long without any answer the count is nothing. A receiver that is late by less gets nothing on top of
+ *     what is in its ring. Who is late by more shows in what the interface drops: then few are begun at a time, until
+ *     they get out again.
  * No sockets, no clocks.
  */
 #ifndef ROOST_CEXT_PACE_H
@@ -20,8 +21,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define ROOST_PACE_MEMORY_MS 10 /* a thread that should receive, and has to wait for its processor, seldom waits longer */
-#define ROOST_PACE_AT_ONCE 192 /* on their way: a veth's ring of 256, less what else may be in it */
+#define ROOST_PACE_MEMORY_MS 10 /* a thread that is to receive seldom waits longer for its processor */
+#define ROOST_PACE_AT_ONCE 192  /* on their way: a veth's ring of 256, less what else may be in it */
 
 struct roost_pace {
     uint32_t begun, ended;          /* as XDP counted them (struct roost_probe_run) */

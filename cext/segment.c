@@ -144,7 +144,8 @@ size_t roost_segment_probe(const struct roost_key *key, const struct roost_ka *k
 size_t roost_segment_ack(const struct roost_key *key, const struct roost_ka *ka, uint64_t now_ms, uint32_t seq,
                          uint8_t *packet) {
     bool v4 = roost_key_is_v4(key);
-    size_t header = v4 ? 20 : 40, tcp_length = ROOST_FLAGS(ka->ctl) & ROOST_F_TIMESTAMPS ? STAMPED_TCP_HEADER : TCP_HEADER;
+    size_t header = v4 ? 20 : 40,
+           tcp_length = ROOST_FLAGS(ka->ctl) & ROOST_F_TIMESTAMPS ? STAMPED_TCP_HEADER : TCP_HEADER;
     uint8_t *tcp = packet + header;
     memset(packet, 0, header + tcp_length);
 

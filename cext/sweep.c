@@ -274,8 +274,8 @@ static void look_into_bucket(struct walk *w, struct roost_bucket_head *head, boo
     roost_table_due(head, w->now_s + next_s);
 }
 
-/* Looks into what is due of the first so many buckets of a stretch, which begins with bucket `first`. Returns how many it got
- * past: it stops where a bucket's probes may find no room in the offer. */
+/* Looks into what is due of the first so many buckets of a stretch, which begins with bucket `first`. Returns how many
+ * it got past: it stops where a bucket's probes may find no room in the offer. */
 static uint64_t look_along(struct walk *w, const struct roost_stretch *s, uint64_t first, uint64_t buckets) {
     char *at = s->first;
     for (uint64_t n = 0; n < buckets; n++, at += s->bucket_size) {

@@ -176,6 +176,10 @@ uint32_t roost_testing_probe(const struct roost_key *key, const struct roost_ka 
     return (uint32_t)roost_segment_probe(key, ka, now_ms, packet);
 }
 
+void roost_testing_stamp(uint8_t *packet, uint32_t length, uint64_t now_ms) {
+    roost_segment_stamp(packet, length, now_ms);
+}
+
 struct roost_probes_handle {
     struct roost_datapath path;
     struct roost_probe probes[ROOST_PROBES];

@@ -65,6 +65,7 @@ uint32_t roost_testing_pace_room(struct roost_pace_handle *h, uint32_t begun, ui
 uint32_t roost_testing_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s);
 
 uint32_t roost_testing_probe(const struct roost_key *key, const struct roost_ka *ka, uint64_t now_ms, uint8_t *packet);
+void roost_testing_stamp(uint8_t *packet, uint32_t length, uint64_t now_ms);
 
 int roost_testing_snapshot(int fd, struct roost_ka *ka, struct roost_rest *rest); /* 0: the socket is in repair mode */
 void roost_testing_undo(int fd);

@@ -194,3 +194,14 @@ def test_a_probe_is_a_keepalive_as_scapy_reads_it(key: Key, ka: Ka, now_ms: int)
     if v4:
         del fresh.chksum
     assert bytes(fresh) == raw, "both checksums are those that scapy computes"
+
+
+@settings(max_examples=500, deadline=None)
+@given(key=keys, ka=kas, now_ms=st.integers(0, 2**45))
+@example(key=Key.of("192.0.2.1", 1, "192.0.2.2", 2), ka=Ka(flags=TIMESTAMPS, ts_offset=MOD - 1), now_ms=1)
+def test_a_probe_that_is_stamped_later_is_the_one_that_is_made_later(key: Key, ka: Ka, now_ms: int) -> None:
+    waited, fresh = (ffi.new("uint8_t[]", 72) for _ in range(2))
+    length = lib.roost_testing_probe(c_key(key), ka.c(), 0, waited)
+    lib.roost_testing_stamp(waited, length, now_ms)
+    assert lib.roost_testing_probe(c_key(key), ka.c(), now_ms, fresh) == length
+    assert bytes(ffi.buffer(waited)) == bytes(ffi.buffer(fresh))
