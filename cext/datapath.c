@@ -33,8 +33,9 @@
 #define LOOPBACK_PIN "loopback-"
 #define TC_HANDLE 1
 #define MIN_ENDPOINTS 1024
-#define PROBE_BATCH 64 /* between two looks at what has come: a veth's ring holds 256 */
-#define LEAST_LIVE 8   /* fewer are sooner done one by one: setting a run up takes 10-20 us */
+#define PROBE_BATCH 64      /* between two looks at what has come: a veth's ring holds 256 */
+#define PROBES_AT_FIRST 128 /* live frames for an offer: their answers become the rest of it */
+#define LEAST_LIVE 8        /* fewer are sooner done one by one: setting a run up takes 10-20 us */
 #define MIN_STRANGERS                                                                                                  \
     1024 /* whom the filter of sleepers takes for one: one in 430 of those who are awake, and of a flood */
 #define MAX_STRANGERS 16384
@@ -931,6 +932,8 @@ uint32_t roost_datapath_probes_end(struct roost_datapath *d, uint32_t now_s) {
     struct roost_probe_run *r = d->probe_run;
     uint8_t frame[ROOST_PROBE_FRAME] = {0};
     uint32_t live = roost_pace_room(&d->pace), lost = 0;
+    if (!d->probes_left && live > PROBES_AT_FIRST)
+        live = PROBES_AT_FIRST;
     live = live < d->probes_put ? live : d->probes_put;
     LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = frame, .data_size_in = sizeof(frame), .repeat = (int)live,
                 .batch_size = live < PROBE_BATCH ? live : PROBE_BATCH, .flags = BPF_F_TEST_XDP_LIVE_FRAMES);

@@ -20,7 +20,7 @@
 
 #define SLICE_MS 50
 #define LARGE_BUCKETS 20000 /* a slice of more than that would keep who wakes waiting */
-#define SLICE_OF_LARGE_MS 5
+#define SLICE_OF_LARGE_MS 10
 #define SLICE_OF_MANY_MS 2 /* while more than FEW_PROBES wait for their turn */
 #define FEW_PROBES 128
 #define LOOK_MAX_S 3600
