@@ -18,7 +18,7 @@ INTERVAL_S = 2  # too short to be spread over: all who come within a second are 
 PROBING = {"probe_interval": f"{INTERVAL_S}s", "probe_retry": "1s", "probe_count": 8}
 QUIET = {"idle_quiet": "never"}
 ROUNDS = 3
-BUSY_MACHINE = 0.001  # of the probes: what may be lost when a thread that should receive waits for its processor
+BUSY_MACHINE = 0.01  # of the probes: what may be lost where a thread that should receive waits for its processor
 
 
 class Probed:
