@@ -12,7 +12,7 @@
 #include <bpf/bpf_endian.h>
 
 /* Adds now_ms to the TSval of a packet with timestamps, and brings the checksum up to date (RFC 1624, eqn. 3). tcp:
- * the TCP header, to be followed by the options' 12 bytes. */
+ * the TCP header, to be followed by the options' 12 bytes. For the engine, too, which has not ebpf/checksum.h. */
 static inline __attribute__((always_inline)) void roost_probe_stamp(__be32 *tcp, __u32 now_ms) {
     __be32 old = tcp[6], stamped = bpf_htonl(bpf_ntohl(old) + now_ms);
     __u16 check[2]; /* and the urgent pointer */
