@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "datapath.h"
 
+#include "drops.h"
 #include "filter.h"
 #include "repair.h"
 #include "segment.h"
@@ -33,9 +34,10 @@
 #define LOOPBACK_PIN "loopback-"
 #define TC_HANDLE 1
 #define MIN_ENDPOINTS 1024
-#define PROBE_BATCH 64      /* between two looks at what has come: a veth's ring holds 256 */
-#define PROBES_AT_FIRST 128 /* live frames for an offer: their answers become the rest of it */
-#define LEAST_LIVE 8        /* fewer are sooner done one by one: setting a run up takes 10-20 us */
+#define PROBE_BATCH 64        /* between two looks at what has come: a veth's ring holds 256 */
+#define PROBES_AT_FIRST 128   /* live frames for an offer: their answers become the rest of it */
+#define LEAST_LIVE 8          /* fewer are sooner done one by one: setting a run up takes 10-20 us */
+#define LEAST_REPLAYED_LIVE 4 /* a run takes 16 us, a frame by itself 5 */
 #define MIN_STRANGERS                                                                                                  \
     1024 /* whom the filter of sleepers takes for one: one in 430 of those who are awake, and of a flood */
 #define MAX_STRANGERS 16384
@@ -398,10 +400,13 @@ static uint64_t stranger_bit(uint64_t hash) {
     return 1ULL << hash % 64;
 }
 
-/* Those that a predecessor knew. */
+/* Those that the map knows. */
 static void note_strangers(struct roost_datapath *d) {
     __u64 hash, *after = NULL;
+    memset(d->perhaps_stranger, 0, sizeof(d->perhaps_stranger));
+    d->stranger_bits = 0;
     while (!bpf_map_get_next_key(d->map_fd[STRANGERS], after, &hash)) {
+        d->stranger_bits += !(d->perhaps_stranger[stranger_word(hash)] & stranger_bit(hash));
         d->perhaps_stranger[stranger_word(hash)] |= stranger_bit(hash);
         after = &hash;
     }
@@ -457,7 +462,7 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     memset(d, 0, sizeof(*d));
     for (int i = 0; i < ROOST_PINNED_MAPS; i++)
         d->map_fd[i] = -1;
-    d->raw4 = d->raw6 = d->closed_fd = d->inject_fd = -1;
+    d->raw4 = d->raw6 = d->closed_fd = d->inject_fd = d->drops_fd = -1;
     snprintf(d->pin_dir, sizeof(d->pin_dir), "%s", pin_dir);
     snprintf(d->bpf_dir, sizeof(d->bpf_dir), "%s", bpf_dir);
     libbpf_set_print(quiet);
@@ -501,6 +506,7 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     d->raw6 = socket(AF_INET6, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_RAW);
     if (d->raw4 < 0)
         return complain(err, err_len, errno, "cannot open a raw socket (CAP_NET_RAW): %s", strerror(errno));
+    d->drops_fd = roost_drops_open(); /* without it, nothing is known of drops */
     return attach_lookup(d, err, err_len);
 }
 
@@ -520,6 +526,8 @@ void roost_datapath_close(struct roost_datapath *d) {
         close(d->raw4);
     if (d->raw6 >= 0)
         close(d->raw6);
+    if (d->drops_fd >= 0)
+        close(d->drops_fd);
 }
 
 /* An earlier daemon's pinned link: its program is changed in place, no packet passes in between. A link whose interface
@@ -763,6 +771,9 @@ bool roost_datapath_is_stranger(const struct roost_datapath *d, uint64_t hash) {
 void roost_datapath_mark_stranger(struct roost_datapath *d, uint64_t hash, bool stranger) {
     __u32 value = 1;
     if (stranger) {
+        d->stranger_bits += !(d->perhaps_stranger[stranger_word(hash)] & stranger_bit(hash));
+        if (d->stranger_bits > 64 * ROOST_STRANGER_WORDS / 2) /* of many whom the map has driven out long since */
+            note_strangers(d);
         d->perhaps_stranger[stranger_word(hash)] |= stranger_bit(hash);
         bpf_map_update_elem(d->map_fd[STRANGERS], &hash, &value, BPF_ANY); /* fails: it is asked for again */
     } else if (d->perhaps_stranger[stranger_word(hash)] & stranger_bit(hash)) {
@@ -812,25 +823,30 @@ static int replay(struct roost_datapath *d, uint32_t count, uint32_t ifindex, ui
     return e;
 }
 
-/* The same, one by one. */
-static int inject(const struct roost_datapath *d, uint32_t count, uint32_t ifindex) {
+static bool inject(const struct roost_datapath *d, const struct roost_outbox_item *item, uint32_t ifindex) {
     struct __sk_buff context = {.ifindex = ifindex};
-    for (const struct roost_outbox_item *item = d->out; item < d->out + count; item++) {
-        LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = item->data, .data_size_in = item->length, .ctx_in = &context,
-                    .ctx_size_in = sizeof(context), .repeat = 1);
-        if (bpf_prog_test_run_opts(d->inject_fd, &options))
-            return -errno;
-        if (options.retval)
-            return -ENOBUFS; /* the processor's queue of received frames is full */
-    }
-    return 0;
+    LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = item->data, .data_size_in = item->length, .ctx_in = &context,
+                .ctx_size_in = sizeof(context), .repeat = 1);
+    return !bpf_prog_test_run_opts(d->inject_fd, &options) && !options.retval;
 }
 
-int roost_datapath_replay(struct roost_datapath *d, uint32_t count, uint32_t ifindex, uint32_t queue) {
-    int e = count < LEAST_LIVE ? inject(d, count, ifindex) : replay(d, count, ifindex, queue);
-    if (e)
-        d->replay_failed += count;
-    return e;
+uint32_t roost_datapath_replay(struct roost_datapath *d, uint32_t count, uint32_t ifindex, uint32_t queue) {
+    uint32_t left = count;
+    if (count < LEAST_REPLAYED_LIVE) {
+        left = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            if (inject(d, &d->out[i], ifindex))
+                continue;
+            if (left != i)
+                d->out[left] = d->out[i];
+            left++; /* the processor's queue of received frames may be full, which frames of XDP do not go through */
+        }
+    }
+    if (left && replay(d, left, ifindex, queue)) {
+        d->replay_failed += left;
+        count -= left;
+    }
+    return count;
 }
 
 bool roost_datapath_send(struct roost_datapath *d, const uint8_t *packet, size_t length) {
@@ -873,21 +889,12 @@ static bool send_singly(struct roost_datapath *d, const struct roost_probe *prob
     return roost_datapath_send(d, (const uint8_t *)packet, probe->length);
 }
 
-/* Frames that the clients' interfaces have dropped instead of sending them; 0 where the kernel does not say. */
+/* By the clients' interfaces. */
 static uint64_t dropped_frames(const struct roost_datapath *d) {
-    FILE *f = fopen("/proc/thread-self/net/dev", "r");
-    char line[512], name[IF_NAMESIZE];
-    unsigned long long dropped;
     uint64_t sum = 0;
-    while (f && fgets(line, sizeof(line), f)) {
-        if (sscanf(line, " %15[^:]:%*u%*u%*u%*u%*u%*u%*u%*u%*u%*u%*u%llu", name, &dropped) != 2)
-            continue; /* the headings */
-        for (int i = 0; i < d->interfaces; i++)
-            if (!d->interface[i].servers && !strcmp(d->interface[i].name, name))
-                sum += dropped;
-    }
-    if (f)
-        fclose(f);
+    for (int i = 0; i < d->interfaces; i++)
+        if (!d->interface[i].servers)
+            sum += roost_drops_of(d->drops_fd, d->interface[i].index);
     return sum;
 }
 
@@ -911,6 +918,10 @@ uint32_t roost_datapath_probes_begin(struct roost_datapath *d, uint64_t now_ms) 
     d->probes_left = d->probes_put;
     roost_pace_look(&d->pace, __atomic_load_n(&r->begun, __ATOMIC_RELAXED),
                     __atomic_load_n(&r->ended, __ATOMIC_RELAXED), taken, d->probes_left, now_ms);
+    if (!d->drops_known) { /* what was dropped before us */
+        d->drops_known = true;
+        d->pace.dropped = dropped_frames(d);
+    }
     if (d->probes_left && roost_pace_is_silent(&d->pace))
         roost_pace_dropped(&d->pace, dropped_frames(d), now_ms);
     return lost;

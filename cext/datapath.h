@@ -65,11 +65,14 @@ struct roost_datapath {
     bool second_half;                 /* of them is filled, or offered */
     uint32_t probes_put, probes_left; /* in that half; of them: since the slice before */
     struct roost_pace pace;
+    int drops_fd;                          /* see drops.h */
+    bool drops_known;                      /* pace.dropped began with them */
     struct roost_births_gate *births_gate; /* memory-mapped */
     struct roost_sockets *births_sockets;  /* memory-mapped */
     struct roost_filter_gate *filter_gate; /* memory-mapped, as the filter is */
     __u64 *filter;
     uint32_t filter_buckets;                         /* 0: there is none */
+    uint32_t stranger_bits;                          /* that are set there: */
     uint64_t perhaps_stranger[ROOST_STRANGER_WORDS]; /* a bit for some hashes each; not set: it is none, without a look
                                                         at the map, which takes a system call */
     struct roost_rests rests;
@@ -127,8 +130,8 @@ void roost_datapath_mark_stranger(struct roost_datapath *d, uint64_t hash, bool 
 bool roost_datapath_generic(const struct roost_datapath *d, uint32_t ifindex);
 
 /* Gives count (<= ROOST_OUTBOX_ITEMS) whole frames, put into d->out by the caller, to the stack as received by
- * ifindex. 0 or -errno. */
-int roost_datapath_replay(struct roost_datapath *d, uint32_t count, uint32_t ifindex, uint32_t queue);
+ * ifindex. Returns how many the kernel took. */
+uint32_t roost_datapath_replay(struct roost_datapath *d, uint32_t count, uint32_t ifindex, uint32_t queue);
 
 /* Probes, a slice of the sweep at a time: what the slice before left is taken over (begin), more are put in, all are
  * offered to the XDP program (end), and as many of the engine's own frames are sent as may be on their way

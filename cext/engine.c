@@ -242,17 +242,24 @@ static int wait_in_rush(struct roost_engine *e, struct epoll_event *events, uint
     return count;
 }
 
+/* With one alone, waiting awake would keep from it those that are waited for. */
+static bool has_several_processors(void) {
+    cpu_set_t allowed;
+    return sched_getaffinity(0, sizeof(allowed), &allowed) || CPU_COUNT(&allowed) > 1; /* fails with very many */
+}
+
 static void *engine_thread(void *context) {
     struct roost_engine *e = context;
     struct epoll_event events[EVENTS_A_TURN];
     /* In front of what else runs on the box, the control plane included: a client that wakes waits for this thread. As
      * good as nothing without the privilege, so its failure is none. */
     setpriority(PRIO_PROCESS, (id_t)gettid(), ENGINE_NICE);
+    const bool several = has_several_processors();
     uint64_t began_ns = 0;
     pthread_mutex_lock(&e->lock);
     while (!e->stopping) {
         int wait = timeout_ms(e);
-        bool pause = rush(e) && wait;
+        bool pause = rush(e) && wait && several;
         pthread_mutex_unlock(&e->lock);
         while (__atomic_load_n(&e->lock_waiters, __ATOMIC_SEQ_CST)) /* a mutex alone would let us win every time */
             sched_yield();

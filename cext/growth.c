@@ -25,15 +25,16 @@ static const struct roost_generations *told(const struct roost_engine *e, bool v
 static void *make(void *context) {
     struct roost_growth *g = context;
     char err[256];
-    g->fd = g->rests ? roost_rests_make(g->slots)
+    g->fd = g->rests ? roost_rests_make(&g->engine->path.rests, g->slots)
                      : roost_datapath_make_generation(&g->engine->path, g->v4, g->buckets, err, sizeof(err));
     __atomic_store_n(&g->made, 1, __ATOMIC_RELEASE);
     return NULL;
 }
 
 static void fail(struct roost_engine *e) {
-    e->growth.step = ROOST_GROWTH_NONE;
-    e->growth.retry_ms = e->now_ms + RETRY_MS;
+    struct roost_growth *g = &e->growth;
+    g->step = ROOST_GROWTH_NONE;
+    *(g->rests ? &g->rests_retry_ms : &g->table_retry_ms[g->v4]) = e->now_ms + RETRY_MS;
     e->stat[ROOST_E_GROWTH_FAILED]++;
 }
 
@@ -207,11 +208,11 @@ void roost_growth_turn(struct roost_engine *e) {
         return;
     g->retry_ms = e->now_ms + 50;
     roost_table_used(e, &used4, &used6);
-    if (is_full(used4, roost_table_slots(&e->table, true)))
+    if (e->now_ms >= g->table_retry_ms[true] && is_full(used4, roost_table_slots(&e->table, true)))
         begin_table(e, true);
-    else if (is_full(used6, roost_table_slots(&e->table, false)))
+    else if (e->now_ms >= g->table_retry_ms[false] && is_full(used6, roost_table_slots(&e->table, false)))
         begin_table(e, false);
-    else if (is_full(e->table.rest_used, e->table.rest_slots))
+    else if (e->now_ms >= g->rests_retry_ms && is_full(e->table.rest_used, e->table.rest_slots))
         begin_rests(e);
 }
 

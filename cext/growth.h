@@ -23,12 +23,12 @@ struct roost_growth {
     bool v4;         /* which table */
     bool legs_moved; /* every server's leg has been looked at once */
     uint32_t which, buckets;
-    uint32_t slots; /* of the rests: more */
-    int fd;         /* of the map; -errno: it could not be made */
-    int made;       /* atomic: the thread is done */
-    uint64_t at;    /* the position to be moved next */
-    uint64_t left;  /* slots that this pass had to leave where they are */
-    uint64_t retry_ms;
+    uint32_t slots;                                       /* of the rests: more */
+    int fd;                                               /* of the map; -errno: it could not be made */
+    int made;                                             /* atomic: the thread is done */
+    uint64_t at;                                          /* the position to be moved next */
+    uint64_t left;                                        /* slots that this pass had to leave where they are */
+    uint64_t retry_ms, table_retry_ms[2], rests_retry_ms; /* the next look; of those that could not grow */
     pthread_t thread;
     struct roost_engine *engine;
 };

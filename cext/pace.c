@@ -47,8 +47,9 @@ bool roost_pace_is_silent(const struct roost_pace *p) {
 }
 
 void roost_pace_dropped(struct roost_pace *p, uint64_t dropped, uint64_t now_ms) {
-    bool more = dropped != p->dropped;
-    if (more || p->begun != p->begun_when_asked) /* otherwise nothing was tried */
+    bool tried = p->begun != p->begun_when_asked; /* otherwise what was dropped was none of ours */
+    bool more = tried && dropped != p->dropped;
+    if (tried)
         p->shut = more;
     if (more)
         remember(p, UINT32_MAX, now_ms); /* all that began may still be near */

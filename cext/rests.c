@@ -28,8 +28,8 @@ static uint32_t slots_in_whole_pages(void) {
     return slots;
 }
 
-/* Behind the others: 0 or -errno. It takes fd when it is 0. */
-static int map(struct roost_rests *r, int fd) {
+/* Maps a part behind the others: how many slots it has, or -errno. */
+static int64_t map(const struct roost_rests *r, int fd) {
     struct bpf_map_info info = {0};
     __u32 size = sizeof(info);
     if (bpf_obj_get_info_by_fd(fd, &info, &size))
@@ -42,42 +42,55 @@ static int map(struct roost_rests *r, int fd) {
     if (mmap(r->base + r->mapped, (size_t)info.max_entries * sizeof(*r->base), PROT_READ | PROT_WRITE,
              MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
         return -errno;
+    return info.max_entries;
+}
+
+static void use(struct roost_rests *r, int fd, uint32_t slots) {
     r->fd[r->parts++] = fd;
-    r->slots = r->mapped += info.max_entries;
-    return 0;
+    r->slots = r->mapped += slots;
 }
 
 /* The parts that are pinned already: 0, or -errno. */
 static int adopt(struct roost_rests *r, const char *pin_dir) {
     char path[320];
-    for (int error = 0;;) {
+    for (;;) {
         pin_of(pin_dir, r->parts, path, sizeof(path));
         int fd = bpf_obj_get(path);
         if (fd < 0)
             return errno == ENOENT ? 0 : -errno;
-        if ((error = map(r, fd))) {
+        int64_t slots = map(r, fd);
+        if (slots < 0) {
             close(fd);
-            return error;
+            return (int)slots;
         }
+        use(r, fd, (uint32_t)slots);
     }
 }
 
-int roost_rests_make(uint32_t slots) {
+int roost_rests_make(const struct roost_rests *r, uint32_t slots) {
     LIBBPF_OPTS(bpf_map_create_opts, options, .map_flags = BPF_F_MMAPABLE);
     uint32_t whole = slots_in_whole_pages(), parts = slots ? (slots - 1) / whole + 1 : 1;
     int fd =
         bpf_map_create(BPF_MAP_TYPE_ARRAY, "rest", sizeof(__u32), sizeof(struct roost_rest), parts * whole, &options);
-    return fd < 0 ? -errno : fd;
+    if (fd < 0)
+        return -errno;
+    int64_t mapped = map(r, fd);
+    if (mapped >= 0)
+        return fd;
+    close(fd);
+    return (int)mapped;
 }
 
 int roost_rests_add(struct roost_rests *r, const char *pin_dir, int fd) {
+    struct bpf_map_info info = {0};
+    __u32 size = sizeof(info);
     char path[320];
     pin_of(pin_dir, r->parts, path, sizeof(path));
-    int error = bpf_obj_pin(fd, path) ? -errno : 0;
-    if (!error && (error = map(r, fd)))
-        unlink(path);
+    int error = bpf_obj_get_info_by_fd(fd, &info, &size) || bpf_obj_pin(fd, path) ? -errno : 0;
     if (error)
-        close(fd);
+        close(fd); /* what is mapped there is mapped over by the next part */
+    else
+        use(r, fd, info.max_entries);
     return error;
 }
 
@@ -92,7 +105,7 @@ int roost_rests_open(struct roost_rests *r, const char *pin_dir, uint32_t slots,
         error = adopt(r, pin_dir);
     }
     if (!error && !r->parts) {
-        int fd = roost_rests_make(slots);
+        int fd = roost_rests_make(r, slots);
         error = fd < 0 ? fd : roost_rests_add(r, pin_dir, fd);
         r->slots = slots ? slots : 1; /* and no more, until there are other parts */
     }

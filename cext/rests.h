@@ -25,9 +25,10 @@ struct roost_rests {
 int roost_rests_open(struct roost_rests *r, const char *pin_dir, uint32_t slots, char *err, size_t err_len);
 void roost_rests_close(struct roost_rests *r);
 
-/* A part more: its map's descriptor, or -errno. Any thread's; the kernel clears its memory, which takes a while. */
-int roost_rests_make(uint32_t slots);
-/* Puts it behind the others, and takes the descriptor. 0 or -errno, and nothing has changed. */
+/* A part more, mapped behind the others: its map's descriptor, or -errno. Any thread's, one at a time: that the kernel
+ * clears the memory and maps it takes a while. */
+int roost_rests_make(const struct roost_rests *r, uint32_t slots);
+/* Lets it be used, and takes the descriptor. 0 or -errno, and nothing has changed. */
 int roost_rests_add(struct roost_rests *r, const char *pin_dir, int fd);
 
 uint64_t roost_rests_memory(const struct roost_rests *r); /* bytes */

@@ -28,6 +28,7 @@
 #define PREFETCHED 8      /* buckets: they lie so far apart that the processor fetches none by itself */
 #define LATE 8            /* a slot may be early or late by this part of its interval */
 #define SPREAD 0x9e3779b1u
+#define WAITS_FOR_ROOM_MS 1000
 #define AHEAD_S 64 /* how far ahead of the engine's clock a client may have been heard: its turn may have been long */
 #define LEAVE_TABLE_S 60 /* where nothing sleeps by itself, and until there may be room in the filter */
 #define SLEEP_RETRY_S 30 /* asked again, should the store not have managed */
@@ -39,7 +40,8 @@ struct walk {
     uint32_t salt; /* by which the bucket's moment differs from others' */
     struct {
         uint32_t heard_s, interval_s, due_s;
-    } last; /* what first_probe_s() said last of this bucket; interval_s 0: nothing */
+    } last;     /* what first_probe_s() said last of this bucket; interval_s 0: nothing */
+    bool waits; /* for room for probes */
 };
 
 /* A server's leg that has lost its client (its record was lost, or a predecessor was killed at a bad moment): the server
@@ -168,6 +170,8 @@ static uint32_t probe(struct walk *w, struct roost_ka *slot, bool v4) {
         dead(e, &key, slot);
         return 1;
     }
+    if (!roost_datapath_probes_room(&e->path))
+        return 1;
     if (!__atomic_compare_exchange_n(&slot->heard, &heard, ROOST_HEARD(since_s, ROOST_HEARD_TICK(heard), sent + 1),
                                      false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         return 1; /* heard in this very moment */
@@ -275,7 +279,8 @@ static void look_into_bucket(struct walk *w, struct roost_bucket_head *head, boo
 }
 
 /* Looks into what is due of the first so many buckets of a stretch, which begins with bucket `first`. Returns how many
- * it got past: it stops where a bucket's probes may find no room in the offer. */
+ * it got past: it stops where a bucket's probes may find no room in the offer. But not for long: what is due besides
+ * probes does not wait for clients that are gone. */
 static uint64_t look_along(struct walk *w, const struct roost_stretch *s, uint64_t first, uint64_t buckets) {
     char *at = s->first;
     for (uint64_t n = 0; n < buckets; n++, at += s->bucket_size) {
@@ -284,7 +289,7 @@ static uint64_t look_along(struct walk *w, const struct roost_stretch *s, uint64
             __builtin_prefetch(&((struct roost_bucket_head *)(at + PREFETCHED * s->bucket_size))->due_s);
         if (__atomic_load_n(&head->due_s, __ATOMIC_RELAXED) > w->now_s)
             continue;
-        if (roost_datapath_probes_room(&w->e->path) < ROOST_BUCKET_SLOTS)
+        if (w->waits && roost_datapath_probes_room(&w->e->path) < ROOST_BUCKET_SLOTS)
             return n;
         w->salt = (uint32_t)(first + n) * SPREAD >> 16;
         w->last.interval_s = 0;
@@ -307,6 +312,9 @@ void roost_sweep_turn(struct roost_engine *e) {
     if (end > buckets)
         end = buckets;
     e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probes_begin(&e->path, e->now_ms);
+    if (roost_datapath_probes_room(&e->path) >= ROOST_BUCKET_SLOTS)
+        e->probe_room_ms = e->now_ms;
+    w.waits = e->now_ms - e->probe_room_ms < WAITS_FOR_ROOM_MS;
     while (e->sweep_at < end && room) {
         struct roost_stretch s = roost_table_stretch(&e->table, e->sweep_at);
         uint64_t here = s.buckets < end - e->sweep_at ? s.buckets : end - e->sweep_at;

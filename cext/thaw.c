@@ -304,8 +304,8 @@ struct batch {
 };
 
 static void flush(struct roost_engine *e, struct batch *b) {
-    if (b->count && !roost_datapath_replay(&e->path, b->count, b->ifindex, b->queue))
-        e->stat[ROOST_E_REPLAYED] += b->count;
+    if (b->count)
+        e->stat[ROOST_E_REPLAYED] += roost_datapath_replay(&e->path, b->count, b->ifindex, b->queue);
     b->count = 0;
 }
 

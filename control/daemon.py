@@ -31,6 +31,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from errno import EADDRINUSE, EADDRNOTAVAIL
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -233,9 +234,8 @@ def _take_odd(
 
 
 def _find_slots_without_row(found: Inventory, engine: EnginePort, store: Store) -> None:
-    asleep = [event.record.key_raw for event in engine.list() if event.to_state == State.SLEEP]
-    for start in range(0, len(asleep), READ_CHUNK):
-        chunk = asleep[start : start + READ_CHUNK]
+    asleep = (event.record.key_raw for event in engine.list() if event.to_state == State.SLEEP)
+    while chunk := list(islice(asleep, READ_CHUNK)):
         known = store.sleeping_ids(chunk)
         found.without_row += [key for key in chunk if key not in known]
 

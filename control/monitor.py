@@ -58,7 +58,7 @@ LOOK_EVERY_S: Final = 10
 READ_PATIENCE_S: Final = 5.0
 """How long a client that wants to wake waits for a database that cannot be read, before it is given up."""
 
-LOOK_UP_AGAIN_S: Final = 0.05
+LOOK_UP_AGAIN_MS: Final = 50
 """How often it is tried to find out who sleeps without a slot, while nobody can say."""
 
 RELIEF_EVERY_S: Final = 0.5
@@ -215,7 +215,8 @@ class Monitor:
         try:
             while not self._stopping:
                 askers = [self._askers.popleft() for _ in range(len(self._askers))]
-                events = self._engine.batch(BATCH, *((0, 0) if askers else (POLL_MS, self._patience_ms)))
+                poll_ms = LOOK_UP_AGAIN_MS if self._asked else POLL_MS
+                events = self._engine.batch(BATCH, *((0, 0) if askers else (poll_ms, self._patience_ms)))
                 self.turn(events)
                 while askers and len(events) == BATCH:
                     self.turn(events := self._engine.batch(BATCH, 0))
@@ -355,7 +356,7 @@ class Monitor:
         the engine meanwhile."""
         if now >= self._next_look_up:
             asked = list(dict.fromkeys([*self._asked, *asked]))
-            self._next_look_up = now + LOOK_UP_AGAIN_S
+            self._next_look_up = now + LOOK_UP_AGAIN_MS / 1000
         rows: Mapping[bytes, tuple[bytes, bytes] | None] = {}
         why = ""
         try:

@@ -152,7 +152,7 @@ static __noinline int unknown(struct xdp_md *ctx, const struct roost_config *cfg
     if (!birth)
         return XDP_PASS;
     struct birth_notes *notes = bpf_map_lookup_elem(&births_notes, &zero);
-    struct birth_ward ward = {gate, birth, bpf_ktime_get_ns() / 1000000};
+    struct birth_ward ward = {gate, birth, coarse_ms()};
     if (!notes || read_segment(ctx, p, &notes->segment) <= 0)
         return XDP_PASS; /* the stack counts what is wrong with it */
     int flags = notes->segment.flags & (ROOST_FIN | ROOST_SYN | ROOST_RST | ROOST_ACK);

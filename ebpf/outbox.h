@@ -7,8 +7,7 @@
  *
  * To the wire, by the routing table: keep-alive probes. The engine offers as many as are due, and begins with a few frames of its
  * own. The answer to a probe, which nobody needs any more once it was noted, becomes the next probe: a page less to be
- * allocated and one less to be freed, and few more probes are on their way than are answered, which does not run a queue
- * over. What no answer came for within a slice of the sweep the engine sends by itself.
+ * allocated and one less to be freed, and no more probes are on their way than before (cext/pace.h).
  *
  * The pages of such a run come back as the last receiver left them, so nothing in a frame says what it is for: what does is where
  * it comes from, the loopback interface, and a length that is less than any packet's. That length is also what makes

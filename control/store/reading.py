@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -78,16 +79,19 @@ class Reader:
 
     def sleeping_numbers(self) -> Iterator[tuple[bytes, array[int]]]:
         """Every row, by ascending numbers, some thousand at a time: the keys, packed one after the other, and the
-        numbers. By the driver itself, from the index on numbers, which has the keys, too: 0.4 us a row, where rows of
-        SQLAlchemy with the boot take 2."""
+        numbers. By the driver itself, with SQLite from the index on numbers, which has the keys, too: 0.4 us a row,
+        where rows of SQLAlchemy with the boot take 2. Raises StoreError when they cannot be read."""
         after = -1
-        with self._reading() as connection:
-            cursor = connection.connection.cursor()
+        with self._reading() as connection, closing(connection.connection.cursor()) as cursor:
             while True:
                 page = sa.select(sleeping.c.key, sleeping.c.id).where(sleeping.c.id > after).order_by(sleeping.c.id)
                 text = page.limit(SCAN_ROWS).compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
-                cursor.execute(str(text))
-                if not (rows := cursor.fetchall()):
+                try:
+                    cursor.execute(str(text))
+                    rows = cursor.fetchall()
+                except connection.dialect.loaded_dbapi.Error as error:
+                    raise StoreError(f"cannot read who sleeps: {error}") from error
+                if not rows:
                     return
                 keys, numbers = zip(*rows, strict=True)
                 yield b"".join(keys), array("Q", numbers)

@@ -201,7 +201,7 @@ def test_who_may_be_asleep_is_looked_up(still: Rig) -> None:
 
 def test_who_may_be_asleep_is_not_who_closed_in_the_same_batch(still: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """His row is there still, and is about to be removed: who wants him is held until it is."""
-    monkeypatch.setattr(monitor_module, "LOOK_UP_AGAIN_S", 0.0)
+    monkeypatch.setattr(monitor_module, "LOOK_UP_AGAIN_MS", 0)
     k = still.asleep(1)
     still.engine.commands.clear()
     gone = event(EventType.TRANSITION, k, 1, from_state=State.SLEEP, to_state=State.CLOSED, cause=Cause.CLIENT_CLOSE)
@@ -222,7 +222,7 @@ def test_while_the_database_cannot_be_read_who_may_be_asleep_waits_and_is_looked
     k = still.asleep(1)
     still.engine.commands.clear()
     asleep = still.store.asleep
-    monkeypatch.setattr(monitor_module, "LOOK_UP_AGAIN_S", 0.0)
+    monkeypatch.setattr(monitor_module, "LOOK_UP_AGAIN_MS", 0)
     monkeypatch.setattr(still.store, "asleep", cannot_be_read)
     still.monitor.turn([event(EventType.PERHAPS, k)])
     still.monitor.turn([event(EventType.PERHAPS, k), event(EventType.PERHAPS, key(9))])

@@ -166,6 +166,16 @@ def test_when_all_are_gone_they_are_found_out_at_a_steady_rate() -> None:
     assert rate_of(link, 500 * SLICE_MS) >= 90_000
 
 
+def test_what_others_lose_stops_no_probing() -> None:
+    """Something else sends by the interface, and loses a frame in each slice, while nobody answers."""
+    link = Link()
+    for _ in range(1000):
+        link.begin()
+        link.dropped += 1
+        link.passes()
+    assert rate_of(link, 1000 * SLICE_MS) >= 300
+
+
 def test_what_few_that_are_gone_leave_behind_is_forgotten() -> None:
     """833 each 5 ms, all answered within that but one in a hundred: no slice sends less than it has to for long."""
     link = Link()
