@@ -9,6 +9,7 @@
 
 #include "../ebpf/judge.h"
 #include "datapath.h"
+#include "drops.h"
 #include "filter.h"
 #include "hosts.h"
 #include "inband.h"
@@ -245,6 +246,14 @@ uint32_t roost_testing_pace_room(struct roost_pace_handle *h, uint32_t begun, ui
     if (roost_pace_is_silent(&h->pace))
         roost_pace_dropped(&h->pace, dropped, now_ms);
     return roost_pace_room(&h->pace);
+}
+
+uint64_t roost_testing_drops(uint32_t ifindex) {
+    int fd = roost_drops_open();
+    uint64_t frames = roost_drops_of(fd, ifindex);
+    if (fd >= 0)
+        close(fd);
+    return frames;
 }
 
 uint32_t roost_testing_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s) {

@@ -62,6 +62,7 @@ struct roost_pace_handle *roost_testing_pace(void);
 void roost_testing_pace_free(struct roost_pace_handle *h);
 uint32_t roost_testing_pace_room(struct roost_pace_handle *h, uint32_t begun, uint32_t ended, uint32_t taken,
                                  uint32_t waiting, uint64_t dropped, uint64_t now_ms);
+uint64_t roost_testing_drops(uint32_t ifindex); /* in this thread's network namespace */
 uint32_t roost_testing_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s);
 
 uint32_t roost_testing_probe(const struct roost_key *key, const struct roost_ka *ka, uint64_t now_ms, uint8_t *packet);
