@@ -19,7 +19,8 @@ ways right after one another, every other run in reverse order; the ratios are o
     connects_per_s                connect, 64 bytes there and back, end by the server; 64 at a time
     connect_cpu_us                processor time of the process in the middle for each of them, in all its threads
     connects_limit_vs_haproxy     the least relay's connects_per_s and HAProxy's: the load and the kernel's part, which
-                                  are the same for all, leave no relay more than that
+                                  are the same for all, leave no relay of sockets more than that
+    routed_connects_vs_haproxy    the same of the forwarding alone: with no relay in the middle at all
 
 The load (relay_load.c) shares the processors with what is measured; in the lab a frame is one MTU and its checksum is
 computed in software. So these are no figures of a network card: they are to be compared with each other.
@@ -246,8 +247,9 @@ def run(seconds: float = 2.0, runs: int = 5) -> Report:
         for way, target in (("", RATIOS[what]), ("router_", None)):
             pairs = zip(measured[way + key], measured[f"haproxy_{key}"], strict=True)
             report.add(f"{way}{what}_vs_haproxy", [ours / theirs for ours, theirs in pairs], "", target)
-    pairs = zip(measured["least_connects_per_s"], measured["haproxy_connects_per_s"], strict=True)
-    report.add("connects_limit_vs_haproxy", [least / theirs for least, theirs in pairs], "")
+    for key, way in {"connects_limit": "least", "routed_connects": "routed"}.items():
+        pairs = zip(measured[f"{way}_connects_per_s"], measured["haproxy_connects_per_s"], strict=True)
+        report.add(f"{key}_vs_haproxy", [least / theirs for least, theirs in pairs], "")
     for way in ("", "router_", "haproxy_", "least_", "routed_"):
         for key, unit in UNITS.items():
             if way + key in measured:
