@@ -4,40 +4,20 @@
 
 #include "drops.h"
 #include "filter.h"
-#include "repair.h"
-#include "segment.h"
+#include "pins.h"
 
 #include <bpf/bpf.h>
-#include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <linux/if_ether.h>
-#include <linux/if_link.h>
-#include <net/if.h>
-#include <net/if_arp.h>
 #include <netinet/in.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
-#define BPFFS_MAGIC 0xcafe4a11
-#define XDP_PIN "xdp-"
-#define STEER_PIN "steer-"
-#define LOOPBACK_PIN "loopback-"
-#define TC_HANDLE 1
 #define MIN_ENDPOINTS 1024
-#define PROBE_BATCH 64        /* between two looks at what has come: a veth's ring holds 256 */
-#define PROBES_AT_FIRST 128   /* live frames for an offer: their answers become the rest of it */
-#define LEAST_LIVE 8          /* fewer are sooner done one by one: setting a run up takes 10-20 us */
-#define LEAST_REPLAYED_LIVE 4 /* a run takes 16 us, a frame by itself 5 */
 #define MIN_STRANGERS                                                                                                  \
     1024 /* whom the filter of sleepers takes for one: one in 430 of those who are awake, and of a flood */
 #define MAX_STRANGERS 16384
@@ -63,14 +43,6 @@ static const char *const map_name[ROOST_PINNED_MAPS] = {
 
 _Static_assert(ROOST_FILTER_INTERFACES >= ROOST_MAX_INTERFACES, "each interface has its place");
 
-static int complain(char *err, size_t err_len, int error, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    vsnprintf(err, err_len, format, args);
-    va_end(args);
-    return error < 0 ? error : -error;
-}
-
 static int quiet(enum libbpf_print_level level, const char *format, va_list args) {
     static int debug = -1;
     if (debug < 0)
@@ -78,68 +50,15 @@ static int quiet(enum libbpf_print_level level, const char *format, va_list args
     return debug && level != LIBBPF_DEBUG ? vfprintf(stderr, format, args) : 0;
 }
 
-static void pin_path(const struct roost_datapath *d, const char *name, char *path, size_t size) {
-    snprintf(path, size, "%s/%s", d->pin_dir, name);
-}
-
-/* The pin of something attached to an interface. Bpffs takes no dot in a name, and no interface has a colon in its. */
-static void interface_pin_path(const struct roost_datapath *d, const char *prefix, const char *ifname, char *path,
-                               size_t size) {
-    size_t from = (size_t)snprintf(path, size, "%s/%s", d->pin_dir, prefix);
-    snprintf(path + from, size - from, "%s", ifname);
-    for (char *at = path + from; *at; at++)
-        if (*at == '.')
-            *at = ':';
-}
-
-/* The interface that a pin is of, or 0 when the name is none of that prefix or the interface is gone. */
-static uint32_t interface_of_pin(const char *pin, const char *prefix) {
-    char name[64];
-    if (strncmp(pin, prefix, strlen(prefix)))
-        return 0;
-    snprintf(name, sizeof(name), "%s", pin + strlen(prefix));
-    for (char *at = name; *at; at++)
-        if (*at == ':')
-            *at = '.';
-    return if_nametoindex(name);
-}
-
-static int make_pin_dir(const char *pin_dir, char *err, size_t err_len) {
-    char path[256];
-    struct statfs fs;
-    snprintf(path, sizeof(path), "%s", pin_dir);
-    for (char *at = path + 1;; at++) {
-        if (*at && *at != '/')
-            continue;
-        char saved = *at;
-        *at = 0;
-        if (mkdir(path, 0700) && errno != EEXIST)
-            return complain(err, err_len, errno, "cannot make the pin directory %s: %s", path, strerror(errno));
-        *at = saved;
-        if (!saved)
-            break;
-    }
-    if (statfs(pin_dir, &fs) || (unsigned long)fs.f_type != BPFFS_MAGIC)
-        return complain(err, err_len, ENODEV, "%s is not on a bpf file system: mount -t bpf bpf /sys/fs/bpf", pin_dir);
-    return 0;
-}
-
-int roost_complain_of_version(const char *path, char *err, size_t err_len) {
-    return complain(err, err_len, EINVAL,
-                    "%s was made by another version of Roost and its layout does not fit; let the connections go with "
-                    "`roost unpin`, or run the version that made it",
-                    path);
-}
-
 /* Takes the pinned map of that name instead of a new one. 1 adopted, 0 none there, or -errno. */
 static int adopt_map(struct roost_datapath *d, struct bpf_map *map, char *err, size_t err_len) {
     char path[320];
     struct bpf_map_info info = {0};
     __u32 size = sizeof(info);
-    pin_path(d, bpf_map__name(map), path, sizeof(path));
+    roost_pin_path(d->pin_dir, bpf_map__name(map), path, sizeof(path));
     int fd = bpf_obj_get(path);
     if (fd < 0)
-        return errno == ENOENT ? 0 : complain(err, err_len, errno, "cannot open %s: %s", path, strerror(errno));
+        return errno == ENOENT ? 0 : roost_complain(err, err_len, errno, "cannot open %s: %s", path, strerror(errno));
     int e = bpf_obj_get_info_by_fd(fd, &info, &size) ? -errno : 0;
     if (!e && (info.type != bpf_map__type(map) || info.value_size != bpf_map__value_size(map)))
         e = roost_complain_of_version(path, err, err_len);
@@ -190,36 +109,36 @@ static int renew_filter(const struct roost_datapath *d, const struct roost_sizes
     struct roost_filter_gate gate = {0};
     char path[320];
     __u32 zero = 0;
-    pin_path(d, "filter_gate", path, sizeof(path));
+    roost_pin_path(d->pin_dir, "filter_gate", path, sizeof(path));
     int fd = bpf_obj_get(path);
     if (fd >= 0) {
         bpf_map_lookup_elem(fd, &zero, &gate);
         close(fd);
     }
-    pin_path(d, "filter", path, sizeof(path));
+    roost_pin_path(d->pin_dir, "filter", path, sizeof(path));
     fd = gate.buckets ? -1 : bpf_obj_get(path);
     bool fits = fd < 0 || entries(fd) == filter_for(sizes);
     if (fd >= 0)
         close(fd);
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && !fits; i++) {
-        pin_path(d, names[i], path, sizeof(path));
+        roost_pin_path(d->pin_dir, names[i], path, sizeof(path));
         if (unlink(path) && errno != ENOENT)
-            return complain(err, err_len, errno, "cannot remove %s: %s", path, strerror(errno));
+            return roost_complain(err, err_len, errno, "cannot remove %s: %s", path, strerror(errno));
     }
     return 0;
 }
 
 /* Opens, shares maps by their pins, loads, pins what is new. */
-static int load(struct roost_datapath *d, const char *bpf_dir, const char *file, const struct roost_sizes *sizes,
-                struct bpf_object **object, char *err, size_t err_len) {
+int roost_datapath_load(struct roost_datapath *d, const char *bpf_dir, const char *file,
+                        const struct roost_sizes *sizes, struct bpf_object **object, char *err, size_t err_len) {
     char path[512];
     struct bpf_map *map;
     int e;
     snprintf(path, sizeof(path), "%s/%s.bpf.o", bpf_dir, file);
     struct bpf_object *o = bpf_object__open_file(path, NULL);
     if (!o)
-        return complain(err, err_len, errno, "cannot open the BPF object %s: %s (was `roost` set up?)", path,
-                        strerror(errno));
+        return roost_complain(err, err_len, errno, "cannot open the BPF object %s: %s (was `roost` set up?)", path,
+                              strerror(errno));
     *object = o;
     bpf_object__for_each_map(map, o) {
         const char *name = bpf_map__name(map);
@@ -240,20 +159,20 @@ static int load(struct roost_datapath *d, const char *bpf_dir, const char *file,
     }
     if ((e = bpf_object__load(o))) {
         if (e == -EPERM)
-            return complain(err, err_len, e,
-                            "the kernel refuses to load BPF programs: run as root (CAP_BPF, "
-                            "CAP_NET_ADMIN)");
-        return complain(err, err_len, e, "cannot load %s: %s (ROOST_DEBUG_BPF=1 shows the verifier's log)", path,
-                        strerror(-e));
+            return roost_complain(err, err_len, e,
+                                  "the kernel refuses to load BPF programs: run as root (CAP_BPF, "
+                                  "CAP_NET_ADMIN)");
+        return roost_complain(err, err_len, e, "cannot load %s: %s (ROOST_DEBUG_BPF=1 shows the verifier's log)", path,
+                              strerror(-e));
     }
     bpf_object__for_each_map(map, o) {
         char pin[320];
         int which = is_pinned_map(bpf_map__name(map));
         if (which < 0)
             continue;
-        pin_path(d, bpf_map__name(map), pin, sizeof(pin));
+        roost_pin_path(d->pin_dir, bpf_map__name(map), pin, sizeof(pin));
         if (access(pin, F_OK) && (e = bpf_map__pin(map, pin)))
-            return complain(err, err_len, e, "cannot pin %s: %s", pin, strerror(-e));
+            return roost_complain(err, err_len, e, "cannot pin %s: %s", pin, strerror(-e));
         d->map_fd[which] = bpf_map__fd(map);
     }
     return 0;
@@ -264,7 +183,7 @@ static void *map_memory(struct roost_datapath *d, int fd, size_t size, char *err
     size = (size + page - 1) / page * page;
     void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) {
-        complain(err, err_len, errno, "cannot map a table of %zu bytes: %s", size, strerror(errno));
+        roost_complain(err, err_len, errno, "cannot map a table of %zu bytes: %s", size, strerror(errno));
         return NULL;
     }
     d->mapped[d->maps_mapped].address = memory;
@@ -285,8 +204,9 @@ int roost_datapath_make_generation(const struct roost_datapath *d, bool v4, uint
     LIBBPF_OPTS(bpf_map_create_opts, options, .map_flags = BPF_F_MMAPABLE | BPF_F_INNER_MAP);
     int fd = bpf_map_create(BPF_MAP_TYPE_ARRAY, v4 ? "table4" : "table6", sizeof(__u32), (__u32)bucket_size(v4),
                             buckets, &options);
-    return fd < 0 ? complain(err, err_len, errno, "cannot make a table of %u buckets: %s", buckets, strerror(errno))
-                  : fd;
+    return fd < 0
+               ? roost_complain(err, err_len, errno, "cannot make a table of %u buckets: %s", buckets, strerror(errno))
+               : fd;
 }
 
 /* A map for a generation of a table, in its place; its descriptor, or -errno. */
@@ -295,7 +215,7 @@ static int place_generation(struct roost_datapath *d, bool v4, uint32_t which, i
         return fd;
     int e = errno;
     close(fd);
-    return complain(err, err_len, e, "cannot put a table in its place: %s", strerror(e));
+    return roost_complain(err, err_len, e, "cannot put a table in its place: %s", strerror(e));
 }
 
 static int forget_fd(int fd) {
@@ -305,7 +225,7 @@ static int forget_fd(int fd) {
 static int open_generation(const struct roost_datapath *d, bool v4, uint32_t which, char *err, size_t err_len) {
     __u32 id;
     int fd = bpf_map_lookup_elem(outer_of(d, v4), &which, &id) ? -1 : bpf_map_get_fd_by_id(id);
-    return fd < 0 ? complain(err, err_len, errno, "cannot open the table: %s", strerror(errno)) : fd;
+    return fd < 0 ? roost_complain(err, err_len, errno, "cannot open the table: %s", strerror(errno)) : fd;
 }
 
 /* Maps a generation's memory; its descriptor is closed: the outer map keeps it. */
@@ -347,7 +267,7 @@ static int adopt_table(struct roost_datapath *d, struct roost_table *t, bool v4,
 static int tell_config(struct roost_datapath *d, const struct roost_table *t, char *err, size_t err_len) {
     __u32 zero = 0;
     return bpf_map_update_elem(d->map_fd[CONFIG], &zero, &t->config, 0)
-               ? complain(err, err_len, errno, "cannot write the config map: %s", strerror(errno))
+               ? roost_complain(err, err_len, errno, "cannot write the config map: %s", strerror(errno))
                : 0;
 }
 
@@ -363,7 +283,7 @@ int roost_datapath_use_generation(struct roost_datapath *d, struct roost_table *
     if (bpf_map_update_elem(d->map_fd[CONFIG], &zero, &config, 0)) {
         int e = errno;
         close(fd);
-        return complain(err, err_len, e, "cannot write the config map: %s", strerror(e));
+        return roost_complain(err, err_len, e, "cannot write the config map: %s", strerror(e));
     }
     int e = begin_generation(d, t, v4, which, fd, buckets, err, err_len);
     if (!e)
@@ -429,11 +349,11 @@ static int open_tables(struct roost_datapath *d, struct roost_table *t, const st
     int e;
     memset(t, 0, sizeof(*t));
     if (bpf_map_lookup_elem(d->map_fd[CONFIG], &zero, &t->config))
-        return complain(err, err_len, errno, "cannot read the config map: %s", strerror(errno));
+        return roost_complain(err, err_len, errno, "cannot read the config map: %s", strerror(errno));
     if (!t->config.v6.buckets[ROOST_CURRENT(t->config.v6.in_use)]) { /* new: nobody was here before us */
         if (getrandom(t->config.seed, sizeof(t->config.seed), 0) != sizeof(t->config.seed) ||
             getrandom(t->config.secret, sizeof(t->config.secret), 0) != sizeof(t->config.secret))
-            return complain(err, err_len, EIO, "no random seed from the kernel");
+            return roost_complain(err, err_len, EIO, "no random seed from the kernel");
         memset(d->filter, 0, (size_t)entries(d->map_fd[FILTER]) * sizeof(*d->filter)); /* of another seed */
         memset(d->filter_gate, 0, sizeof(*d->filter_gate));
         if ((e = new_table(d, t, true, sizes->ipv4_slots, err, err_len)) ||
@@ -453,8 +373,6 @@ static int refuse_old_pins(const char *pin_dir, char *err, size_t err_len) {
     return access(path, F_OK) ? 0 : roost_complain_of_version(path, err, err_len);
 }
 
-static int attach_lookup(struct roost_datapath *d, char *err, size_t err_len);
-
 int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const char *pin_dir, const char *bpf_dir,
                         const struct roost_sizes *sizes, ring_buffer_sample_fn on_frame, void *context, char *err,
                         size_t err_len) {
@@ -466,13 +384,13 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     snprintf(d->pin_dir, sizeof(d->pin_dir), "%s", pin_dir);
     snprintf(d->bpf_dir, sizeof(d->bpf_dir), "%s", bpf_dir);
     libbpf_set_print(quiet);
-    if ((e = make_pin_dir(pin_dir, err, err_len)) || (e = refuse_old_pins(pin_dir, err, err_len)) ||
+    if ((e = roost_make_pin_dir(pin_dir, err, err_len)) || (e = refuse_old_pins(pin_dir, err, err_len)) ||
         (e = renew_filter(d, sizes, err, err_len)) ||
-        (e = load(d, bpf_dir, "inactive", sizes, &d->inactive, err, err_len)) ||
-        (e = load(d, bpf_dir, "guard", sizes, &d->guard, err, err_len)) ||
-        (e = load(d, bpf_dir, "lookup", sizes, &d->lookup, err, err_len)) ||
-        (e = load(d, bpf_dir, "closed", sizes, &d->closed, err, err_len)) ||
-        (e = load(d, bpf_dir, "inject", sizes, &d->inject, err, err_len)) ||
+        (e = roost_datapath_load(d, bpf_dir, "inactive", sizes, &d->inactive, err, err_len)) ||
+        (e = roost_datapath_load(d, bpf_dir, "guard", sizes, &d->guard, err, err_len)) ||
+        (e = roost_datapath_load(d, bpf_dir, "lookup", sizes, &d->lookup, err, err_len)) ||
+        (e = roost_datapath_load(d, bpf_dir, "closed", sizes, &d->closed, err, err_len)) ||
+        (e = roost_datapath_load(d, bpf_dir, "inject", sizes, &d->inject, err, err_len)) ||
         (e = roost_rests_open(&d->rests, d->pin_dir, sizes->idle_slots, err, err_len)) ||
         (e = open_filter(d, err, err_len)) || (e = open_tables(d, t, sizes, err, err_len)))
         return e;
@@ -496,18 +414,18 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
         return -ENOMEM;
     if (!d->births_gate->secret[0] &&
         getrandom(d->births_gate->secret, sizeof(d->births_gate->secret), 0) != sizeof(d->births_gate->secret))
-        return complain(err, err_len, EIO, "no random secret from the kernel");
+        return roost_complain(err, err_len, EIO, "no random secret from the kernel");
     if ((e = roost_endpoints_init(&t->endpoints, endpoint, endpoints)))
-        return complain(err, err_len, -e, "out of memory");
+        return roost_complain(err, err_len, -e, "out of memory");
     d->ring = ring_buffer__new(d->map_fd[RING], on_frame, context, NULL);
     if (!d->ring)
-        return complain(err, err_len, errno, "cannot open the ring buffer: %s", strerror(errno));
+        return roost_complain(err, err_len, errno, "cannot open the ring buffer: %s", strerror(errno));
     d->raw4 = socket(AF_INET, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_RAW);
     d->raw6 = socket(AF_INET6, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_RAW);
     if (d->raw4 < 0)
-        return complain(err, err_len, errno, "cannot open a raw socket (CAP_NET_RAW): %s", strerror(errno));
+        return roost_complain(err, err_len, errno, "cannot open a raw socket (CAP_NET_RAW): %s", strerror(errno));
     d->drops_fd = roost_drops_open(); /* without it, nothing is known of drops */
-    return attach_lookup(d, err, err_len);
+    return roost_datapath_attach_lookup(d, err, err_len);
 }
 
 void roost_datapath_close(struct roost_datapath *d) {
@@ -530,235 +448,9 @@ void roost_datapath_close(struct roost_datapath *d) {
         close(d->drops_fd);
 }
 
-/* An earlier daemon's pinned link: its program is changed in place, no packet passes in between. A link whose interface
- * or namespace is gone (or was made anew) is thrown away. 0 taken over, -ENOENT there is none, or -errno. */
-static int take_over(const char *path, int program, uint32_t ifindex) {
-    struct bpf_link_info info = {0};
-    __u32 size = sizeof(info);
-    int link = bpf_obj_get(path);
-    if (link < 0)
-        return -errno;
-    int e = bpf_obj_get_info_by_fd(link, &info, &size) ? -errno : 0;
-    if (!e)
-        e = ifindex && info.xdp.ifindex != ifindex ? -ENOLINK : bpf_link_update(link, program, NULL) ? -errno : 0;
-    close(link);
-    if (e != -ENOLINK)
-        return e;
-    return unlink(path) ? -errno : -ENOENT;
-}
-
-static int make_link(const char *path, int program, int target, enum bpf_attach_type type, __u32 flags) {
-    LIBBPF_OPTS(bpf_link_create_opts, options, .flags = flags);
-    int link = bpf_link_create(program, target, type, &options);
-    if (link < 0)
-        return -errno;
-    int e = bpf_obj_pin(link, path) ? -errno : 0;
-    close(link);
-    return e;
-}
-
-static int attach_xdp(struct roost_datapath *d, struct roost_interface *i, __u32 flags) {
-    char path[320];
-    int program = bpf_program__fd(bpf_object__find_program_by_name(d->inactive, "roost_inactive"));
-    interface_pin_path(d, XDP_PIN, i->name, path, sizeof(path));
-    int e = take_over(path, program, i->index);
-    return e == -ENOENT ? make_link(path, program, (int)i->index, BPF_XDP, flags) : e;
-}
-
-/* To the network namespace of this thread. */
-static int attach_lookup(struct roost_datapath *d, char *err, size_t err_len) {
-    char path[320];
-    int program = bpf_program__fd(bpf_object__find_program_by_name(d->lookup, "roost_lookup"));
-    pin_path(d, "lookup", path, sizeof(path));
-    int e = take_over(path, program, 0);
-    if (e == -ENOENT) {
-        int space = open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
-        e = space < 0 ? -errno : make_link(path, program, space, BPF_SK_LOOKUP, 0);
-        if (space >= 0)
-            close(space);
-    }
-    return e ? complain(err, err_len, e, "cannot attach the socket lookup program: %s", strerror(-e)) : 0;
-}
-
-static int attach_tc(uint32_t index, enum bpf_tc_attach_point where, uint32_t handle, int program) {
-    LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)index, .attach_point = where);
-    LIBBPF_OPTS(bpf_tc_opts, filter, .handle = handle, .priority = 1, .flags = BPF_TC_F_REPLACE, .prog_fd = program);
-    int e = bpf_tc_hook_create(&hook);
-    if (e && e != -EEXIST)
-        return e;
-    return bpf_tc_attach(&hook, &filter);
-}
-
-static void detach_tc(uint32_t index, enum bpf_tc_attach_point where, uint32_t handle) {
-    LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)index, .attach_point = where);
-    LIBBPF_OPTS(bpf_tc_opts, filter, .handle = handle, .priority = 1);
-    bpf_tc_detach(&hook, &filter); /* none there: nothing to do */
-}
-
-static bool has_type(const char *ifname, unsigned short type) {
-    struct ifreq request = {0};
-    int any = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    snprintf(request.ifr_name, sizeof(request.ifr_name), "%s", ifname);
-    bool has = any >= 0 && !ioctl(any, SIOCGIFHWADDR, &request) && request.ifr_hwaddr.sa_family == type;
-    if (any >= 0)
-        close(any);
-    return has;
-}
-
-/* Several instances may be on one machine, and there is one loopback interface: to each a handle of its own, FNV-1a of its
- * pin directory. */
-static uint32_t loopback_handle(const char *pin_dir) {
-    uint32_t hash = 2166136261u;
-    for (const char *at = pin_dir; *at; at++)
-        hash = (hash ^ (uint8_t)*at) * 16777619u;
-    return 1 + hash % 0xffff;
-}
-
-static int attach_loopback(struct roost_datapath *d, uint32_t index, const char *ifname, char *err, size_t err_len) {
-    static const struct roost_sizes adopted;
-    char path[320];
-    int e = load(d, d->bpf_dir, "loopback", &adopted, &d->loopback, err, err_len);
-    if (e)
-        return e;
-    int program = bpf_program__fd(bpf_object__find_program_by_name(d->loopback, "roost_loopback"));
-    if ((e = attach_tc(index, BPF_TC_INGRESS, loopback_handle(d->pin_dir), program)))
-        return complain(err, err_len, e, "cannot attach to %s: %s (tc clsact and cls_bpf needed)", ifname,
-                        strerror(-e));
-    interface_pin_path(d, LOOPBACK_PIN, ifname, path, sizeof(path)); /* a note of where it is attached */
-    unlink(path);
-    if (bpf_obj_pin(program, path))
-        return complain(err, err_len, errno, "cannot pin %s: %s", path, strerror(errno));
-    return 3;
-}
-
-int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const char *mode, bool servers, char *err,
-                          size_t err_len) {
-    if (d->interfaces == ROOST_MAX_INTERFACES)
-        return complain(err, err_len, ENOSPC, "more than %d interfaces", ROOST_MAX_INTERFACES);
-    struct roost_interface *i = &d->interface[d->interfaces];
-    memset(i, 0, sizeof(*i));
-    if (strlen(ifname) >= sizeof(i->name) || !(i->index = if_nametoindex(ifname)))
-        return complain(err, err_len, ENODEV, "there is no interface %s; `ip link` lists those there are", ifname);
-    if (servers && has_type(ifname, ARPHRD_LOOPBACK))
-        return attach_loopback(d, i->index, ifname, err, err_len);
-    memcpy(i->name, ifname, strlen(ifname));
-    i->servers = servers;
-    int e = -EOPNOTSUPP;
-    if (strcmp(mode, "generic"))
-        e = attach_xdp(d, i, XDP_FLAGS_DRV_MODE);
-    if (e == -EOPNOTSUPP && !strcmp(mode, "native"))
-        return complain(err, err_len, e, "the driver of %s has no native XDP; set xdp_mode = \"auto\" or \"generic\"",
-                        ifname);
-    if (e && strcmp(mode, "native") && e != -EBUSY && e != -EEXIST)
-        e = attach_xdp(d, i, XDP_FLAGS_SKB_MODE);
-    if (e == -EBUSY || e == -EEXIST)
-        return complain(err, err_len, e,
-                        "another XDP program is attached to %s: `ip link show %s` names it; detach it "
-                        "with `ip link set %s xdp off`",
-                        ifname, ifname, ifname);
-    if (e)
-        return complain(err, err_len, e, "cannot attach XDP to %s: %s", ifname, strerror(-e));
-    int guard = bpf_program__fd(bpf_object__find_program_by_name(d->guard, "roost_guard"));
-    if ((e = attach_tc(i->index, BPF_TC_EGRESS, TC_HANDLE, guard)))
-        return complain(err, err_len, e, "cannot attach the egress guard to %s: %s (tc clsact and cls_bpf needed)",
-                        ifname, strerror(-e));
-    LIBBPF_OPTS(bpf_xdp_query_opts, query);
-    if (!bpf_xdp_query((int)i->index, 0, &query))
-        i->generic = query.attach_mode == XDP_ATTACHED_SKB;
-    d->filter_gate->interface[d->interfaces] = servers ? 0 : i->index;
-    for (int later = d->interfaces + 1; later < ROOST_FILTER_INTERFACES; later++)
-        d->filter_gate->interface[later] = 0;
-    d->interfaces++;
-    return i->generic ? 2 : 1;
-}
-
-int roost_datapath_steer(struct roost_datapath *d, char *err, size_t err_len) {
-    static const struct roost_sizes adopted;
-    return load(d, d->bpf_dir, "steer", &adopted, &d->steer, err, err_len);
-}
-
-int roost_datapath_steer_map(const struct roost_datapath *d, const char *name) {
-    return bpf_object__find_map_fd_by_name(d->steer, name);
-}
-
-int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bool servers, char *err, size_t err_len) {
-    const char *name = servers ? "roost_steer_servers" : "roost_steer_clients";
-    char path[320];
-    uint32_t index = if_nametoindex(ifname);
-    if (!index)
-        return complain(err, err_len, ENODEV, "there is no interface %s; `ip link` lists those there are", ifname);
-    if (!has_type(ifname, ARPHRD_ETHER))
-        return complain(err, err_len, EINVAL, "%s has no Ethernet frames: a router cannot steer what arrives there",
-                        ifname);
-    if (d->steered_interfaces == 2 * ROOST_MAX_INTERFACES)
-        return complain(err, err_len, ENOSPC, "more than %d interfaces", 2 * ROOST_MAX_INTERFACES);
-    int program = bpf_program__fd(bpf_object__find_program_by_name(d->steer, name));
-    int e = attach_tc(index, BPF_TC_INGRESS, TC_HANDLE, program);
-    if (e)
-        return complain(err, err_len, e, "cannot attach the steering to %s: %s (tc clsact and cls_bpf needed)", ifname,
-                        strerror(-e));
-    /* Pinned as a note of where it is attached. */
-    interface_pin_path(d, STEER_PIN, ifname, path, sizeof(path));
-    unlink(path);
-    if (bpf_obj_pin(program, path))
-        return complain(err, err_len, errno, "cannot pin %s: %s", path, strerror(errno));
-    d->steered[d->steered_interfaces++] = index;
-    return 0;
-}
-
-void roost_datapath_end_old_steering(struct roost_datapath *d) {
-    DIR *dir = opendir(d->pin_dir);
-    struct dirent *entry;
-    while (dir && (entry = readdir(dir))) {
-        uint32_t index = interface_of_pin(entry->d_name, STEER_PIN);
-        bool wanted = strncmp(entry->d_name, STEER_PIN, strlen(STEER_PIN)) != 0;
-        for (int i = 0; i < d->steered_interfaces && !wanted; i++)
-            wanted = index == d->steered[i];
-        if (wanted)
-            continue;
-        if (index)
-            detach_tc(index, BPF_TC_INGRESS, TC_HANDLE);
-        unlinkat(dirfd(dir), entry->d_name, 0);
-    }
-    if (dir)
-        closedir(dir);
-}
-
 int roost_datapath_add_rests(struct roost_datapath *d, struct roost_table *t, int fd) {
     int e = roost_rests_add(&d->rests, d->pin_dir, fd);
     t->rest_slots = d->rests.slots;
-    return e;
-}
-
-int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len) {
-    struct statfs fs;
-    DIR *dir = opendir(pin_dir);
-    if (!dir)
-        return errno == ENOENT ? 0 : complain(err, err_len, errno, "cannot open %s: %s", pin_dir, strerror(errno));
-    if (statfs(pin_dir, &fs) || (unsigned long)fs.f_type != BPFFS_MAGIC) {
-        closedir(dir);
-        return complain(err, err_len, EINVAL, "%s is not on a bpf file system: nothing was removed", pin_dir);
-    }
-    struct dirent *entry;
-    int e = 0;
-    while ((entry = readdir(dir))) {
-        if (entry->d_name[0] == '.')
-            continue;
-        uint32_t guarded = interface_of_pin(entry->d_name, XDP_PIN);
-        uint32_t steered = interface_of_pin(entry->d_name, STEER_PIN);
-        uint32_t local = interface_of_pin(entry->d_name, LOOPBACK_PIN);
-        if (guarded)
-            detach_tc(guarded, BPF_TC_EGRESS, TC_HANDLE);
-        if (local)
-            detach_tc(local, BPF_TC_INGRESS, loopback_handle(pin_dir));
-        if (steered)
-            detach_tc(steered, BPF_TC_INGRESS, TC_HANDLE);
-        if (unlinkat(dirfd(dir), entry->d_name, 0))
-            e = complain(err, err_len, errno, "cannot remove %s/%s: %s", pin_dir, entry->d_name, strerror(errno));
-    }
-    closedir(dir);
-    if (!e && rmdir(pin_dir))
-        e = complain(err, err_len, errno, "cannot remove %s: %s", pin_dir, strerror(errno));
     return e;
 }
 
@@ -796,190 +488,6 @@ bool roost_datapath_generic(const struct roost_datapath *d, uint32_t ifindex) {
     return false;
 }
 
-/* A live-frame run of the program that is attached to our interfaces. 0 or -errno. */
-static int run(const struct roost_datapath *d, const struct bpf_test_run_opts *options) {
-    struct bpf_test_run_opts once = *options;
-    int fd = bpf_program__fd(bpf_object__find_program_by_name(d->inactive, "roost_inactive"));
-    return bpf_prog_test_run_opts(fd, &once) ? -errno : 0;
-}
-
-/* Frames of XDP. The frame that the kernel starts from is as large as any: the program cuts it. */
-static int replay(struct roost_datapath *d, uint32_t count, uint32_t ifindex, uint32_t queue) {
-    union {
-        struct roost_errand errand;
-        uint8_t bytes[ROOST_FRAME_MAX];
-    } frame = {.errand = {.ethertype = htons(ROOST_ERRAND_ETHERTYPE)}};
-    struct xdp_md context = {.data_end = sizeof(frame), .ingress_ifindex = ifindex, .rx_queue_index = queue};
-    /* Attached generically the program is not in the kernel's dispatcher: there, one run a frame is the quick way. */
-    uint32_t at_once = roost_datapath_generic(d, ifindex) ? 1 : count;
-    LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = &frame, .data_size_in = sizeof(frame), .ctx_in = &context,
-                .ctx_size_in = sizeof(context), .repeat = (int)at_once, .batch_size = at_once,
-                .flags = BPF_F_TEST_XDP_LIVE_FRAMES);
-    memcpy(frame.errand.secret, d->secret, sizeof(d->secret));
-    __atomic_store_n(d->cursor, 0, __ATOMIC_SEQ_CST);
-    int e = 0;
-    for (uint32_t done = 0; done < count && !e; done += at_once)
-        e = run(d, &options);
-    return e;
-}
-
-static bool inject(const struct roost_datapath *d, const struct roost_outbox_item *item, uint32_t ifindex) {
-    struct __sk_buff context = {.ifindex = ifindex};
-    LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = item->data, .data_size_in = item->length, .ctx_in = &context,
-                .ctx_size_in = sizeof(context), .repeat = 1);
-    return !bpf_prog_test_run_opts(d->inject_fd, &options) && !options.retval;
-}
-
-uint32_t roost_datapath_replay(struct roost_datapath *d, uint32_t count, uint32_t ifindex, uint32_t queue) {
-    uint32_t left = count;
-    if (count < LEAST_REPLAYED_LIVE) {
-        left = 0;
-        for (uint32_t i = 0; i < count; i++) {
-            if (inject(d, &d->out[i], ifindex))
-                continue;
-            if (left != i)
-                d->out[left] = d->out[i];
-            left++; /* the processor's queue of received frames may be full, which frames of XDP do not go through */
-        }
-    }
-    if (left && replay(d, left, ifindex, queue)) {
-        d->replay_failed += left;
-        count -= left;
-    }
-    return count;
-}
-
-bool roost_datapath_send(struct roost_datapath *d, const uint8_t *packet, size_t length) {
-    ssize_t sent;
-    if (packet[0] >> 4 == 4) {
-        struct sockaddr_in to = {.sin_family = AF_INET};
-        memcpy(&to.sin_addr, packet + 16, 4);
-        sent = sendto(d->raw4, packet, length, 0, (struct sockaddr *)&to, sizeof(to));
-    } else {
-        struct sockaddr_in6 to = {.sin6_family = AF_INET6};
-        memcpy(&to.sin6_addr, packet + 24, 16);
-        sent = sendto(d->raw6, packet, length, 0, (struct sockaddr *)&to, sizeof(to));
-    }
-    d->probe_raw++;
-    return sent == (ssize_t)length;
-}
-
-/* The interfaces that clients are behind; none when one of them has no native XDP. */
-static uint32_t clients_interfaces(const struct roost_datapath *d, uint32_t *ifindex) {
-    uint32_t count = 0;
-    for (int i = 0; i < d->interfaces; i++) {
-        if (d->interface[i].servers)
-            continue;
-        if (d->interface[i].generic)
-            return 0;
-        ifindex[count++] = d->interface[i].index;
-    }
-    return count;
-}
-
-static struct roost_probe *half(const struct roost_datapath *d, bool second) {
-    return d->probes + (second ? ROOST_PROBES / 2 : 0);
-}
-
-/* Sends one that XDP did not, with the clock of now. */
-static bool send_singly(struct roost_datapath *d, const struct roost_probe *probe) {
-    __be32 packet[ROOST_PROBE_MAX / 4];
-    memcpy(packet, probe->packet, sizeof(packet));
-    roost_segment_stamp((uint8_t *)packet, probe->length, roost_coarse_ms());
-    return roost_datapath_send(d, (const uint8_t *)packet, probe->length);
-}
-
-/* By the clients' interfaces. */
-static uint64_t dropped_frames(const struct roost_datapath *d) {
-    uint64_t sum = 0;
-    for (int i = 0; i < d->interfaces; i++)
-        if (!d->interface[i].servers)
-            sum += roost_drops_of(d->drops_fd, d->interface[i].index);
-    return sum;
-}
-
-uint32_t roost_datapath_probes_begin(struct roost_datapath *d, uint64_t now_ms) {
-    struct roost_probe_run *r = d->probe_run;
-    struct roost_probe *offered = half(d, d->second_half), *next = half(d, !d->second_half);
-    uint32_t count = d->probes_put, lost = 0, taken = 0;
-    __atomic_store_n(&r->count, 0, __ATOMIC_SEQ_CST);
-    /* The other half: on another processor somebody may still be reading the last one taken of this. */
-    d->second_half = !d->second_half;
-    d->probes_put = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t state = __atomic_load_n(&offered[i].state, __ATOMIC_ACQUIRE);
-        if (state == ROOST_PROBE_WAITS)
-            next[d->probes_put++] = offered[i];
-        else if (state == ROOST_PROBE_NO_WAY)
-            lost += !send_singly(d, &offered[i]);
-        else
-            taken++;
-    }
-    d->probes_left = d->probes_put;
-    roost_pace_look(&d->pace, __atomic_load_n(&r->begun, __ATOMIC_RELAXED),
-                    __atomic_load_n(&r->ended, __ATOMIC_RELAXED), taken, d->probes_left, now_ms);
-    if (!d->drops_known) { /* what was dropped before us */
-        d->drops_known = true;
-        d->pace.dropped = dropped_frames(d);
-    }
-    if (d->probes_left && roost_pace_is_silent(&d->pace))
-        roost_pace_dropped(&d->pace, dropped_frames(d), now_ms);
-    return lost;
-}
-
-uint32_t roost_datapath_probes_room(const struct roost_datapath *d) {
-    return ROOST_PROBES / 2 - d->probes_put;
-}
-
-struct roost_probe *roost_datapath_probe(struct roost_datapath *d) {
-    if (!roost_datapath_probes_room(d))
-        return NULL;
-    struct roost_probe *probe = half(d, d->second_half) + d->probes_put++;
-    probe->state = ROOST_PROBE_WAITS;
-    return probe;
-}
-
-uint32_t roost_datapath_probes_end(struct roost_datapath *d, uint32_t now_s) {
-    struct roost_probe_run *r = d->probe_run;
-    uint8_t frame[ROOST_PROBE_FRAME] = {0};
-    uint32_t live = roost_pace_room(&d->pace), lost = 0;
-    if (!d->probes_left && live > PROBES_AT_FIRST)
-        live = PROBES_AT_FIRST;
-    live = live < d->probes_put ? live : d->probes_put;
-    LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = frame, .data_size_in = sizeof(frame), .repeat = (int)live,
-                .batch_size = live < PROBE_BATCH ? live : PROBE_BATCH, .flags = BPF_F_TEST_XDP_LIVE_FRAMES);
-    r->interfaces = clients_interfaces(d, r->ifindex);
-    r->now_s = now_s;
-    r->next = d->second_half ? ROOST_PROBES / 2 : 0;
-    if (r->interfaces && d->probes_put >= LEAST_LIVE) {
-        __atomic_store_n(&r->count, r->next + d->probes_put, __ATOMIC_SEQ_CST);
-        if (live < LEAST_LIVE || !run(d, &options)) /* answers are on their way that become them */
-            return 0;
-        __atomic_store_n(&r->count, 0, __ATOMIC_SEQ_CST);
-    }
-    const struct roost_probe *probe = half(d, d->second_half);
-    for (uint32_t i = 0; i < d->probes_put; i++)
-        if (__atomic_load_n(&probe[i].state, __ATOMIC_ACQUIRE) != ROOST_PROBE_TAKEN)
-            lost += !send_singly(d, &probe[i]);
-    d->probes_put = 0;
-    return lost;
-}
-
-void roost_datapath_retract_probe(struct roost_datapath *d, const struct roost_key *key) {
-    bool v4 = roost_key_is_v4(key);
-    size_t header = v4 ? 20 : 40, address = v4 ? 4 : 16;
-    for (struct roost_probe *p = half(d, d->second_half), *end = p + d->probes_put; p < end; p++) {
-        const uint8_t *packet = (const uint8_t *)p->packet;
-        uint32_t waits = ROOST_PROBE_WAITS;
-        if (p->length >= header + 20 && !memcmp(packet + header, &key->local_port, 2) &&
-            !memcmp(packet + header + 2, &key->client_port, 2) &&
-            !memcmp(packet + header - address, key->client + 16 - address, address) &&
-            !memcmp(packet + header - 2 * address, key->local + 16 - address, address))
-            __atomic_compare_exchange_n(&p->state, &waits, ROOST_PROBE_TAKEN, false, __ATOMIC_ACQ_REL,
-                                        __ATOMIC_RELAXED);
-    }
-}
-
 void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values) {
     int cpus = libbpf_num_possible_cpus();
     uint64_t *each = calloc((size_t)(cpus > 0 ? cpus : 1), sizeof(*each));
@@ -1010,7 +518,8 @@ uint64_t roost_bpf_memory(int fd) {
 uint64_t roost_datapath_memory(const struct roost_datapath *d) {
     static const char *const own[] = {"outbox", "cursor", "probes", "probe_run", "routes"};
     uint64_t bytes = 0;
-    const struct bpf_object *objects[] = {d->inactive, d->guard, d->lookup, d->closed, d->steer, d->loopback};
+    const struct bpf_object *objects[] = {d->inactive, d->guard, d->lookup,  d->closed,
+                                          d->inject,   d->steer, d->loopback};
     for (int i = 0; i < ROOST_PINNED_MAPS; i++)
         bytes += roost_bpf_memory(d->map_fd[i]);
     bytes += roost_rests_memory(&d->rests);

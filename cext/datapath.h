@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The BPF side of the box: loads the programs, pins maps and links, adopts what an earlier daemon left, attaches to
- * interfaces, and is the way in (ring) and out (outbox) for single frames.
+ * The BPF side of the box: loads the programs, pins maps and links, adopts what an earlier daemon left (datapath.c),
+ * attaches to interfaces (attach.c), and is the way in (ring) and out (outbox) for single frames (frames.c) and for probes
+ * (probes.c).
  *
  * Below pin_dir:  config tables4 tables6 endpoints ring counters challenges
  *                 births births_gate births_sockets rest rest-1 ...
@@ -10,11 +11,13 @@
  *                 lookup                                               the link of the socket lookup program
  *                 steer-IFNAME, loopback-IFNAME                        tc programs of an interface's ingress
  * The tc filters need no pin: they belong to the interface (priority 1 of clsact, handle 1: the guard at egress and a
- * router's steering at ingress; on the loopback interface a handle of each instance's own). Steering decides by sockets, which go with the daemon: the next one replaces it.
+ * router's steering at ingress; on the loopback interface a handle of each instance's own). Steering decides by sockets,
+ * which go with the daemon: the next one replaces it.
  */
 #ifndef ROOST_CEXT_DATAPATH_H
 #define ROOST_CEXT_DATAPATH_H
 
+#include <bpf/bpf.h>
 #include <bpf/libbpf.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -147,8 +150,17 @@ void roost_datapath_retract_probe(struct roost_datapath *d, const struct roost_k
 bool roost_datapath_send(struct roost_datapath *d, const uint8_t *packet, size_t length);
 
 void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values /* ROOST_N_COUNT */);
-uint64_t roost_datapath_memory(const struct roost_datapath *d);             /* bytes, from bpf fdinfo */
-uint64_t roost_bpf_memory(int fd);                                          /* of one map or program */
-int roost_complain_of_version(const char *path, char *err, size_t err_len); /* of what is pinned there: -EINVAL */
+uint64_t roost_datapath_memory(const struct roost_datapath *d); /* bytes, from bpf fdinfo */
+uint64_t roost_bpf_memory(int fd);                              /* of one map or program */
+
+/* Among the datapath's own files. */
+
+/* An object's maps and programs, with the pinned maps in place of its own. 0 or -errno with a sentence in err. */
+int roost_datapath_load(struct roost_datapath *d, const char *bpf_dir, const char *file,
+                        const struct roost_sizes *sizes, struct bpf_object **object, char *err, size_t err_len);
+/* The socket lookup program, to the network namespace of this thread. 0 or -errno with a sentence in err. */
+int roost_datapath_attach_lookup(struct roost_datapath *d, char *err, size_t err_len);
+/* A live-frame run of the program that is attached to our interfaces. 0 or -errno. */
+int roost_datapath_run(const struct roost_datapath *d, const struct bpf_test_run_opts *options);
 
 #endif

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "datapath.h"
+#include "pins.h"
 
 #define SLOTS_MAX (1u << 28)
 

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Where the datapath's programs are attached: interfaces by XDP links and tc filters, the namespace by the socket lookup. */
+#define _GNU_SOURCE
+#include "datapath.h"
+#include "pins.h"
+
+#include <bpf/bpf.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/if_link.h>
+#include <net/if.h>
+#include <net/if_arp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define TC_HANDLE 1
+
+/* An earlier daemon's pinned link: its program is changed in place, no packet passes in between. A link whose interface
+ * or namespace is gone (or was made anew) is thrown away. 0 taken over, -ENOENT there is none, or -errno. */
+static int take_over(const char *path, int program, uint32_t ifindex) {
+    struct bpf_link_info info = {0};
+    __u32 size = sizeof(info);
+    int link = bpf_obj_get(path);
+    if (link < 0)
+        return -errno;
+    int e = bpf_obj_get_info_by_fd(link, &info, &size) ? -errno : 0;
+    if (!e)
+        e = ifindex && info.xdp.ifindex != ifindex ? -ENOLINK : bpf_link_update(link, program, NULL) ? -errno : 0;
+    close(link);
+    if (e != -ENOLINK)
+        return e;
+    return unlink(path) ? -errno : -ENOENT;
+}
+
+static int make_link(const char *path, int program, int target, enum bpf_attach_type type, __u32 flags) {
+    LIBBPF_OPTS(bpf_link_create_opts, options, .flags = flags);
+    int link = bpf_link_create(program, target, type, &options);
+    if (link < 0)
+        return -errno;
+    int e = bpf_obj_pin(link, path) ? -errno : 0;
+    close(link);
+    return e;
+}
+
+static int attach_xdp(struct roost_datapath *d, struct roost_interface *i, __u32 flags) {
+    char path[320];
+    int program = bpf_program__fd(bpf_object__find_program_by_name(d->inactive, "roost_inactive"));
+    roost_interface_pin_path(d->pin_dir, ROOST_XDP_PIN, i->name, path, sizeof(path));
+    int e = take_over(path, program, i->index);
+    return e == -ENOENT ? make_link(path, program, (int)i->index, BPF_XDP, flags) : e;
+}
+
+int roost_datapath_attach_lookup(struct roost_datapath *d, char *err, size_t err_len) {
+    char path[320];
+    int program = bpf_program__fd(bpf_object__find_program_by_name(d->lookup, "roost_lookup"));
+    roost_pin_path(d->pin_dir, "lookup", path, sizeof(path));
+    int e = take_over(path, program, 0);
+    if (e == -ENOENT) {
+        int space = open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
+        e = space < 0 ? -errno : make_link(path, program, space, BPF_SK_LOOKUP, 0);
+        if (space >= 0)
+            close(space);
+    }
+    return e ? roost_complain(err, err_len, e, "cannot attach the socket lookup program: %s", strerror(-e)) : 0;
+}
+
+static int attach_tc(uint32_t index, enum bpf_tc_attach_point where, uint32_t handle, int program) {
+    LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)index, .attach_point = where);
+    LIBBPF_OPTS(bpf_tc_opts, filter, .handle = handle, .priority = 1, .flags = BPF_TC_F_REPLACE, .prog_fd = program);
+    int e = bpf_tc_hook_create(&hook);
+    if (e && e != -EEXIST)
+        return e;
+    return bpf_tc_attach(&hook, &filter);
+}
+
+static void detach_tc(uint32_t index, enum bpf_tc_attach_point where, uint32_t handle) {
+    LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)index, .attach_point = where);
+    LIBBPF_OPTS(bpf_tc_opts, filter, .handle = handle, .priority = 1);
+    bpf_tc_detach(&hook, &filter); /* none there: nothing to do */
+}
+
+static bool has_type(const char *ifname, unsigned short type) {
+    struct ifreq request = {0};
+    int any = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    snprintf(request.ifr_name, sizeof(request.ifr_name), "%s", ifname);
+    bool has = any >= 0 && !ioctl(any, SIOCGIFHWADDR, &request) && request.ifr_hwaddr.sa_family == type;
+    if (any >= 0)
+        close(any);
+    return has;
+}
+
+/* Several instances may be on one machine, and there is one loopback interface: to each a handle of its own, FNV-1a of its
+ * pin directory. */
+static uint32_t loopback_handle(const char *pin_dir) {
+    uint32_t hash = 2166136261u;
+    for (const char *at = pin_dir; *at; at++)
+        hash = (hash ^ (uint8_t)*at) * 16777619u;
+    return 1 + hash % 0xffff;
+}
+
+static int attach_loopback(struct roost_datapath *d, uint32_t index, const char *ifname, char *err, size_t err_len) {
+    static const struct roost_sizes adopted;
+    char path[320];
+    int e = roost_datapath_load(d, d->bpf_dir, "loopback", &adopted, &d->loopback, err, err_len);
+    if (e)
+        return e;
+    int program = bpf_program__fd(bpf_object__find_program_by_name(d->loopback, "roost_loopback"));
+    if ((e = attach_tc(index, BPF_TC_INGRESS, loopback_handle(d->pin_dir), program)))
+        return roost_complain(err, err_len, e, "cannot attach to %s: %s (tc clsact and cls_bpf needed)", ifname,
+                              strerror(-e));
+    roost_interface_pin_path(d->pin_dir, ROOST_LOOPBACK_PIN, ifname, path,
+                             sizeof(path)); /* a note of where it is attached */
+    unlink(path);
+    if (bpf_obj_pin(program, path))
+        return roost_complain(err, err_len, errno, "cannot pin %s: %s", path, strerror(errno));
+    return 3;
+}
+
+int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const char *mode, bool servers, char *err,
+                          size_t err_len) {
+    if (d->interfaces == ROOST_MAX_INTERFACES)
+        return roost_complain(err, err_len, ENOSPC, "more than %d interfaces", ROOST_MAX_INTERFACES);
+    struct roost_interface *i = &d->interface[d->interfaces];
+    memset(i, 0, sizeof(*i));
+    if (strlen(ifname) >= sizeof(i->name) || !(i->index = if_nametoindex(ifname)))
+        return roost_complain(err, err_len, ENODEV, "there is no interface %s; `ip link` lists those there are",
+                              ifname);
+    if (servers && has_type(ifname, ARPHRD_LOOPBACK))
+        return attach_loopback(d, i->index, ifname, err, err_len);
+    memcpy(i->name, ifname, strlen(ifname));
+    i->servers = servers;
+    int e = -EOPNOTSUPP;
+    if (strcmp(mode, "generic"))
+        e = attach_xdp(d, i, XDP_FLAGS_DRV_MODE);
+    if (e == -EOPNOTSUPP && !strcmp(mode, "native"))
+        return roost_complain(err, err_len, e,
+                              "the driver of %s has no native XDP; set xdp_mode = \"auto\" or \"generic\"", ifname);
+    if (e && strcmp(mode, "native") && e != -EBUSY && e != -EEXIST)
+        e = attach_xdp(d, i, XDP_FLAGS_SKB_MODE);
+    if (e == -EBUSY || e == -EEXIST)
+        return roost_complain(err, err_len, e,
+                              "another XDP program is attached to %s: `ip link show %s` names it; detach it "
+                              "with `ip link set %s xdp off`",
+                              ifname, ifname, ifname);
+    if (e)
+        return roost_complain(err, err_len, e, "cannot attach XDP to %s: %s", ifname, strerror(-e));
+    int guard = bpf_program__fd(bpf_object__find_program_by_name(d->guard, "roost_guard"));
+    if ((e = attach_tc(i->index, BPF_TC_EGRESS, TC_HANDLE, guard)))
+        return roost_complain(err, err_len, e,
+                              "cannot attach the egress guard to %s: %s (tc clsact and cls_bpf needed)", ifname,
+                              strerror(-e));
+    LIBBPF_OPTS(bpf_xdp_query_opts, query);
+    if (!bpf_xdp_query((int)i->index, 0, &query))
+        i->generic = query.attach_mode == XDP_ATTACHED_SKB;
+    d->filter_gate->interface[d->interfaces] = servers ? 0 : i->index;
+    for (int later = d->interfaces + 1; later < ROOST_FILTER_INTERFACES; later++)
+        d->filter_gate->interface[later] = 0;
+    d->interfaces++;
+    return i->generic ? 2 : 1;
+}
+
+int roost_datapath_steer(struct roost_datapath *d, char *err, size_t err_len) {
+    static const struct roost_sizes adopted;
+    return roost_datapath_load(d, d->bpf_dir, "steer", &adopted, &d->steer, err, err_len);
+}
+
+int roost_datapath_steer_map(const struct roost_datapath *d, const char *name) {
+    return bpf_object__find_map_fd_by_name(d->steer, name);
+}
+
+int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bool servers, char *err, size_t err_len) {
+    const char *name = servers ? "roost_steer_servers" : "roost_steer_clients";
+    char path[320];
+    uint32_t index = if_nametoindex(ifname);
+    if (!index)
+        return roost_complain(err, err_len, ENODEV, "there is no interface %s; `ip link` lists those there are",
+                              ifname);
+    if (!has_type(ifname, ARPHRD_ETHER))
+        return roost_complain(err, err_len, EINVAL,
+                              "%s has no Ethernet frames: a router cannot steer what arrives there", ifname);
+    if (d->steered_interfaces == 2 * ROOST_MAX_INTERFACES)
+        return roost_complain(err, err_len, ENOSPC, "more than %d interfaces", 2 * ROOST_MAX_INTERFACES);
+    int program = bpf_program__fd(bpf_object__find_program_by_name(d->steer, name));
+    int e = attach_tc(index, BPF_TC_INGRESS, TC_HANDLE, program);
+    if (e)
+        return roost_complain(err, err_len, e, "cannot attach the steering to %s: %s (tc clsact and cls_bpf needed)",
+                              ifname, strerror(-e));
+    /* Pinned as a note of where it is attached. */
+    roost_interface_pin_path(d->pin_dir, ROOST_STEER_PIN, ifname, path, sizeof(path));
+    unlink(path);
+    if (bpf_obj_pin(program, path))
+        return roost_complain(err, err_len, errno, "cannot pin %s: %s", path, strerror(errno));
+    d->steered[d->steered_interfaces++] = index;
+    return 0;
+}
+
+void roost_datapath_end_old_steering(struct roost_datapath *d) {
+    DIR *dir = opendir(d->pin_dir);
+    struct dirent *entry;
+    while (dir && (entry = readdir(dir))) {
+        uint32_t index = roost_interface_of_pin(entry->d_name, ROOST_STEER_PIN);
+        bool wanted = strncmp(entry->d_name, ROOST_STEER_PIN, strlen(ROOST_STEER_PIN)) != 0;
+        for (int i = 0; i < d->steered_interfaces && !wanted; i++)
+            wanted = index == d->steered[i];
+        if (wanted)
+            continue;
+        if (index)
+            detach_tc(index, BPF_TC_INGRESS, TC_HANDLE);
+        unlinkat(dirfd(dir), entry->d_name, 0);
+    }
+    if (dir)
+        closedir(dir);
+}
+
+int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len) {
+    DIR *dir = opendir(pin_dir);
+    if (!dir)
+        return errno == ENOENT ? 0
+                               : roost_complain(err, err_len, errno, "cannot open %s: %s", pin_dir, strerror(errno));
+    if (!roost_is_bpffs(pin_dir)) {
+        closedir(dir);
+        return roost_complain(err, err_len, EINVAL, "%s is not on a bpf file system: nothing was removed", pin_dir);
+    }
+    struct dirent *entry;
+    int e = 0;
+    while ((entry = readdir(dir))) {
+        if (entry->d_name[0] == '.')
+            continue;
+        uint32_t guarded = roost_interface_of_pin(entry->d_name, ROOST_XDP_PIN);
+        uint32_t steered = roost_interface_of_pin(entry->d_name, ROOST_STEER_PIN);
+        uint32_t local = roost_interface_of_pin(entry->d_name, ROOST_LOOPBACK_PIN);
+        if (guarded)
+            detach_tc(guarded, BPF_TC_EGRESS, TC_HANDLE);
+        if (local)
+            detach_tc(local, BPF_TC_INGRESS, loopback_handle(pin_dir));
+        if (steered)
+            detach_tc(steered, BPF_TC_INGRESS, TC_HANDLE);
+        if (unlinkat(dirfd(dir), entry->d_name, 0))
+            e = roost_complain(err, err_len, errno, "cannot remove %s/%s: %s", pin_dir, entry->d_name, strerror(errno));
+    }
+    closedir(dir);
+    if (!e && rmdir(pin_dir))
+        e = roost_complain(err, err_len, errno, "cannot remove %s: %s", pin_dir, strerror(errno));
+    return e;
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#define _GNU_SOURCE
+#include "pins.h"
+
+#include <errno.h>
+#include <net/if.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#define BPFFS_MAGIC 0xcafe4a11
+
+int roost_complain(char *err, size_t err_len, int error, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    vsnprintf(err, err_len, format, args);
+    va_end(args);
+    return error < 0 ? error : -error;
+}
+
+void roost_pin_path(const char *pin_dir, const char *name, char *path, size_t size) {
+    snprintf(path, size, "%s/%s", pin_dir, name);
+}
+
+/* Bpffs takes no dot in a name, and no interface has a colon in its. */
+void roost_interface_pin_path(const char *pin_dir, const char *prefix, const char *ifname, char *path, size_t size) {
+    size_t from = (size_t)snprintf(path, size, "%s/%s", pin_dir, prefix);
+    snprintf(path + from, size - from, "%s", ifname);
+    for (char *at = path + from; *at; at++)
+        if (*at == '.')
+            *at = ':';
+}
+
+uint32_t roost_interface_of_pin(const char *pin, const char *prefix) {
+    char name[64];
+    if (strncmp(pin, prefix, strlen(prefix)))
+        return 0;
+    snprintf(name, sizeof(name), "%s", pin + strlen(prefix));
+    for (char *at = name; *at; at++)
+        if (*at == ':')
+            *at = '.';
+    return if_nametoindex(name);
+}
+
+bool roost_is_bpffs(const char *path) {
+    struct statfs fs;
+    return !statfs(path, &fs) && (unsigned long)fs.f_type == BPFFS_MAGIC;
+}
+
+int roost_make_pin_dir(const char *pin_dir, char *err, size_t err_len) {
+    char path[256];
+    snprintf(path, sizeof(path), "%s", pin_dir);
+    for (char *at = path + 1;; at++) {
+        if (*at && *at != '/')
+            continue;
+        char saved = *at;
+        *at = 0;
+        if (mkdir(path, 0700) && errno != EEXIST)
+            return roost_complain(err, err_len, errno, "cannot make the pin directory %s: %s", path, strerror(errno));
+        *at = saved;
+        if (!saved)
+            break;
+    }
+    if (!roost_is_bpffs(pin_dir))
+        return roost_complain(err, err_len, ENODEV, "%s is not on a bpf file system: mount -t bpf bpf /sys/fs/bpf",
+                              pin_dir);
+    return 0;
+}
+
+int roost_complain_of_version(const char *path, char *err, size_t err_len) {
+    return roost_complain(
+        err, err_len, EINVAL,
+        "%s was made by another version of Roost and its layout does not fit; let the connections go with "
+        "`roost unpin`, or run the version that made it",
+        path);
+}

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the datapath pins on the bpf file system, so that it outlives the daemon: where, and what to say when it cannot. */
+#ifndef ROOST_CEXT_PINS_H
+#define ROOST_CEXT_PINS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define ROOST_XDP_PIN "xdp-"
+#define ROOST_STEER_PIN "steer-"
+#define ROOST_LOOPBACK_PIN "loopback-"
+
+/* Writes a sentence to err. `error` as a negative errno, whichever sign it has. */
+int roost_complain(char *err, size_t err_len, int error, const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* Of what is pinned there: -EINVAL. */
+int roost_complain_of_version(const char *path, char *err, size_t err_len);
+
+bool roost_is_bpffs(const char *path);
+/* Makes the directory and those above it. 0 or -errno with a sentence in err. */
+int roost_make_pin_dir(const char *pin_dir, char *err, size_t err_len);
+void roost_pin_path(const char *pin_dir, const char *name, char *path, size_t size);
+/* The pin of something that is attached to an interface; prefix: ROOST_..._PIN. */
+void roost_interface_pin_path(const char *pin_dir, const char *prefix, const char *ifname, char *path, size_t size);
+/* The interface that such a pin is of; 0 when the name is none of that prefix or the interface is gone. */
+uint32_t roost_interface_of_pin(const char *pin, const char *prefix);
+
+#endif
