@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * The short way for what nearly all clients send that are born asleep (ebpf/born.h), over IPv4 without options: a SYN with
- * the options of Linux in its order, and the acknowledgement with timestamps that ends the handshake. As in fast.h, it does
- * what the long way does with direct access to the packet, and whatever is any different takes the long way.
+ * the options of Linux in its order, and the acknowledgement with timestamps that ends the handshake; and for what those
+ * send who are neither asleep nor about to be. As in fast.h, it does what the long way does with direct access to the
+ * packet, and whatever is any different takes the long way.
  */
 #ifndef ROOST_FAST_BORN_H
 #define ROOST_FAST_BORN_H
@@ -68,8 +69,10 @@ static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cf
     struct roost_sockets *sockets = bpf_map_lookup_elem(&births_sockets, &zero);
     __u64 key_hash = fast_hash(cfg, ip, tcp);
     struct found nobody = {.hash = key_hash, .moved = moves()};
-    if (!birth || !sockets || !fast_absent(cfg, key_hash, ip, tcp) || perhaps_asleep(&nobody, tcp->dest) != PERHAPS_NOT)
+    if (!sockets || !fast_absent(cfg, key_hash, ip, tcp) || perhaps_asleep(&nobody, tcp->dest) != PERHAPS_NOT)
         return FAST_LONG_WAY;
+    if (!birth)
+        return XDP_PASS;
     __be32 from = ip->saddr, to = ip->daddr;
     __u64 ends = (__u64)from + to, pseudo = ends + bpf_htons(IPPROTO_TCP) + bpf_htons(SYN_BYTES - 20);
     if (fold_words(words(ip_words, 5)) != 0xffff || fold_words(pseudo + words(tcp_words, 10)) != 0xffff)
@@ -111,8 +114,48 @@ static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cf
     return XDP_TX;
 }
 
+/* Whether an acknowledgement brings back a cookie of ours; isn, agreed: as in cookie_good(), which this is for IPv4. */
+static __always_inline int fast_cookie_good(const struct roost_births_gate *gate, const struct iphdr *ip,
+                                            const struct tcphdr *tcp, __u32 isn, __u32 agreed, __u64 now_ms) {
+    __u32 cookie = bpf_ntohl(tcp->ack_seq) - 1, period = (__u32)(now_ms / (COOKIE_PERIOD_S * 1000));
+    __u32 age = (period - (cookie >> 30)) & 3;
+    if (age > 1)
+        return 0;
+    agreed |= cookie_class(cookie) << 8;
+    __u64 hash = birth_hash4(gate, ip->saddr, ip->daddr, PORTS(tcp->source, tcp->dest), isn, period - age, agreed);
+    return ((__u32)hash & COOKIE_HASH_MASK) == (cookie & COOKIE_HASH_MASK);
+}
+
+/* An acknowledgement, perhaps with more, of a connection that is not in the table: neither asleep without a slot, nor the
+ * end of a handshake, it is the stack's. */
+static __noinline int fast_stranger(struct xdp_md *ctx, const struct found *nobody) {
+    void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+    struct iphdr *ip = data + sizeof(struct ethhdr);
+    struct tcphdr *tcp = (void *)(ip + 1);
+    __be32 *options = (void *)(tcp + 1);
+    __u32 agreed = 0;
+    if ((void *)(tcp + 1) > end)
+        return FAST_LONG_WAY;
+    if (perhaps_asleep(nobody, tcp->dest) != PERHAPS_NOT)
+        return FAST_LONG_WAY;
+    const struct roost_births_gate *gate;
+    if (!fast_ward(ip, tcp, &gate))
+        return XDP_PASS;
+    if (tcp->doff != 5) {
+        if (tcp->doff < 8 || (void *)(options + 3) > end || options[0] != TS_LAYOUT)
+            return FAST_LONG_WAY;
+        agreed = (bpf_ntohl(options[2]) & TS_BITS) | TS_AGREED;
+    }
+    __u64 now_ms = coarse_ms();
+    __u32 seq = bpf_ntohl(tcp->seq), header = sizeof(*ip) + tcp->doff * 4, probe = header + 1;
+    if (fast_cookie_good(gate, ip, tcp, seq - 1, agreed, now_ms) ||
+        (bpf_ntohs(ip->tot_len) <= probe && fast_cookie_good(gate, ip, tcp, seq, agreed, now_ms)))
+        return FAST_LONG_WAY;
+    return XDP_PASS;
+}
+
 /* An acknowledgement with timestamps and without data, of a connection that is not in the table. */
-static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *cfg) {
+static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *cfg, const struct found *nobody) {
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
     struct iphdr *ip = data + sizeof(struct ethhdr);
     struct tcphdr *tcp = (void *)(ip + 1);
@@ -125,7 +168,7 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     struct birth_notes *notes = bpf_map_lookup_elem(&births_notes, &zero);
     const struct roost_sockets *sockets = bpf_map_lookup_elem(&births_sockets, &zero);
     if (!birth || !notes || !sockets)
-        return FAST_LONG_WAY;
+        return FAST_STRANGER;
     struct newborn *n = &notes->born;
     n->in_use = *(volatile const __u32 *)&cfg->v4.in_use;
     if (ROOST_PREVIOUS(n->in_use))
@@ -133,12 +176,9 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
 
     __u64 now_ms = coarse_ms();
     __u32 isn = bpf_ntohl(tcp->seq) - 1, cookie = bpf_ntohl(tcp->ack_seq) - 1, tsecr = bpf_ntohl(options[2]);
-    __u32 period = (__u32)(now_ms / (COOKIE_PERIOD_S * 1000)), age = (period - (cookie >> 30)) & 3;
     __u32 class = cookie_class(cookie), ports = PORTS(tcp->source, tcp->dest);
-    __u32 agreed = (tsecr & TS_BITS) | TS_AGREED | class << 8;
-    __u64 hash = birth_hash4(gate, ip->saddr, ip->daddr, ports, isn, period - age, agreed);
-    if (age > 1 || ((__u32)hash & COOKIE_HASH_MASK) != (cookie & COOKIE_HASH_MASK))
-        return FAST_LONG_WAY;
+    if (!fast_cookie_good(gate, ip, tcp, isn, (tsecr & TS_BITS) | TS_AGREED, now_ms))
+        return FAST_STRANGER;
     __u64 pseudo = (__u64)ip->saddr + ip->daddr + bpf_htons(IPPROTO_TCP) + bpf_htons(32);
     if (fold_words(words((__be32 *)ip, 5)) != 0xffff || fold_words(pseudo + words((__be32 *)tcp, 8)) != 0xffff)
         return FAST_LONG_WAY;
@@ -155,10 +195,8 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     ka->probe_interval_s = birth->probe_interval_s;
     ka->rest = ROOST_BORN(mss_of_class(class), bpf_ntohs(tcp->window));
     agree(ka, tsecr);
-    n->hash = fast_hash(cfg, ip, tcp);
-    struct found nobody = {.hash = n->hash, .moved = moves()};
-    if (perhaps_asleep(&nobody, tcp->dest) !=
-        PERHAPS_NOT) /* who goes from the filter to the table meanwhile, insert4() finds */
+    n->hash = nobody->hash;
+    if (perhaps_asleep(nobody, tcp->dest) != PERHAPS_NOT)
         return FAST_LONG_WAY;
     n->endpoint = birth->endpoint;
     __builtin_memset(n->key.client, 0, 32);

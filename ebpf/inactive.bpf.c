@@ -249,10 +249,13 @@ int roost_inactive(struct xdp_md *ctx) {
     const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
     if (!cfg)
         return XDP_PASS;
-    int verdict = fast(ctx, cfg);
+    struct found nobody = {};
+    int verdict = fast(ctx, cfg, &nobody);
     if (verdict == FAST_SYN)
         verdict = fast_syn(ctx, cfg);
     else if (verdict == FAST_BIRTH)
-        verdict = fast_birth(ctx, cfg);
+        verdict = fast_birth(ctx, cfg, &nobody);
+    if (verdict == FAST_STRANGER)
+        verdict = fast_stranger(ctx, &nobody);
     return verdict == FAST_LONG_WAY ? long_way(ctx, cfg) : verdict;
 }
