@@ -355,7 +355,8 @@ void roost_reset_fd(int fd); /* close with RST */
 void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset);
 
 /* ports.c */
-typedef int roost_connect_from(const struct roost_server *to, const uint8_t *local, uint16_t port_be);
+typedef int roost_connect_from(const struct roost_engine *e, const struct roost_server *to, const uint8_t *local,
+                               uint16_t port_be);
 /* Begins a link that may sleep, from a port that no other has. A descriptor or -errno. */
 int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, roost_connect_from *connect_from);
 

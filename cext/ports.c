@@ -75,7 +75,7 @@ int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, r
         key.local_port = htons(port);
         if (is_reserved(e, port) || roost_table_find(&e->table, &key))
             continue;
-        int fd = connect_from(to, key.local, key.local_port);
+        int fd = connect_from(e, to, key.local, key.local_port);
         if (fd != -EADDRINUSE && fd != -EADDRNOTAVAIL) /* a link that is awake, or somebody listens there */
             return fd;
         tries++;
