@@ -46,6 +46,10 @@ void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, str
     event->record.rest.active_ms = c->active_ms;
 }
 
+uint8_t roost_state_of_slot(const struct roost_ka *slot) {
+    return slot->rest == ROOST_NO_REST ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
+}
+
 void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot,
                          struct roost_event *event) {
     memset(event, 0, sizeof(*event));
@@ -53,7 +57,7 @@ void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, co
     event->record.key = *key;
     event->record.ka = *slot;
     event->record.service = roost_table_service(&e->table, slot);
-    event->from_state = event->to_state = slot->rest == ROOST_NO_REST ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
+    event->from_state = event->to_state = roost_state_of_slot(slot);
     if (roost_table_has_rest(slot)) {
         event->record.rest = e->table.rest[slot->rest];
         event->id = event->record.rest.id;

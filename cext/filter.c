@@ -151,3 +151,11 @@ bool roost_filter_has(const struct roost_filter *f, uint64_t hash, uint16_t port
     return roost_filter_word_has(f->bucket[home.bucket[0]], home.fingerprint) ||
            roost_filter_word_has(f->bucket[home.bucket[1]], home.fingerprint);
 }
+
+void roost_filter_prefetch(const struct roost_filter *f, uint64_t hash) {
+    if (!f->gate || !f->gate->buckets)
+        return;
+    struct roost_filter_place home = roost_filter_place_of(hash, f->buckets);
+    for (int side = 0; side < 2; side++)
+        __builtin_prefetch(&f->bucket[home.bucket[side]]);
+}

@@ -31,5 +31,7 @@ bool roost_filter_insert(struct roost_filter *f, uint64_t hash, uint16_t port);
 /* The member is where it is going to be found from now on. False: it is none. */
 bool roost_filter_remove(struct roost_filter *f, uint64_t hash);
 bool roost_filter_has(const struct roost_filter *f, uint64_t hash, uint16_t port);
+/* Lets the caches begin with what looking for it will need. */
+void roost_filter_prefetch(const struct roost_filter *f, uint64_t hash);
 
 #endif

@@ -466,6 +466,7 @@ void roost_command(struct roost_engine *e, struct roost_command *command, int er
 void roost_refuse(struct roost_engine *e, uint8_t op, uint64_t token, uint64_t id, const struct roost_key *key,
                   int error);
 void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, struct roost_event *event);
+uint8_t roost_state_of_slot(const struct roost_ka *slot); /* enum roost_state */
 void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot,
                          struct roost_event *event);
 

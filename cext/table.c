@@ -89,16 +89,27 @@ static struct roost_ka *find_in(struct roost_table *t, const struct roost_genera
     struct roost_key found;
     for (int side = 0; side < 2; side++) {
         const struct roost_bucket_head *head = head_of(g, v4, place.bucket[side]);
-        for (uint32_t i = 0; i < ROOST_BUCKET_SLOTS; i++) {
-            if (__atomic_load_n(&head->tag[i], __ATOMIC_ACQUIRE) != place.tag)
-                continue;
-            struct roost_ka *slot = slot_of(g, v4, place.bucket[side], i);
-            key_of(t, slot, v4, &found);
-            if (!memcmp(&found, key, sizeof(found)))
-                return slot;
+        for (uint32_t i = 0; i < ROOST_BUCKET_SLOTS; i += 8) {
+            uint64_t same = roost_same_tags(__atomic_load_n(&head->tags[i / 8], __ATOMIC_ACQUIRE), place.tag);
+            for (; same; same &= same - 1) {
+                struct roost_ka *slot = slot_of(g, v4, place.bucket[side], i + (uint32_t)__builtin_ctzll(same) / 8);
+                key_of(t, slot, v4, &found);
+                if (!memcmp(&found, key, sizeof(found)))
+                    return slot;
+            }
         }
     }
     return NULL;
+}
+
+void roost_table_prefetch(struct roost_table *t, const struct roost_key *key) {
+    bool v4 = roost_key_is_v4(key);
+    const struct roost_generation *g = current(t, v4);
+    if (!g->memory)
+        return;
+    struct roost_place place = place_of(t, key, v4, g->buckets);
+    for (int side = 0; side < 2; side++)
+        __builtin_prefetch(head_of(g, v4, place.bucket[side]));
 }
 
 struct roost_ka *roost_table_find(struct roost_table *t, const struct roost_key *key) {

@@ -50,6 +50,8 @@ void roost_table_begin(struct roost_table *t, bool v4, uint32_t which, void *mem
 int64_t roost_table_adopt(struct roost_table *t, uint64_t *max_id);
 
 struct roost_ka *roost_table_find(struct roost_table *t, const struct roost_key *key);
+/* Lets the caches begin with what looking for it will need. */
+void roost_table_prefetch(struct roost_table *t, const struct roost_key *key);
 
 /* A new slot holding *ka with a version of its own; NULL when there is no room. The key must not be there. */
 struct roost_ka *roost_table_insert(struct roost_table *t, const struct roost_key *key, const struct roost_ka *ka,

@@ -37,13 +37,10 @@ static __always_inline __u32 ordered_ctl(struct roost_ka *slot) {
 
 /* The tags of a bucket that match, a bit each at 8 * (place in its word) + number of its word. */
 static __always_inline __u64 fast_matching(const volatile __u64 *tags, __u8 tag) {
-    __u64 wanted = tag * 0x0101010101010101ULL, mask = 0;
+    __u64 mask = 0;
 #pragma clang loop unroll(full)
-    for (int i = 0; i < ROOST_BUCKET_SLOTS / 8; i++) {
-        __u64 x = tags[i] ^ wanted;
-        x = ~(((x & 0x7f7f7f7f7f7f7f7fULL) + 0x7f7f7f7f7f7f7f7fULL) | x | 0x7f7f7f7f7f7f7f7fULL);
-        mask |= x >> (7 - i);
-    }
+    for (int i = 0; i < ROOST_BUCKET_SLOTS / 8; i++)
+        mask |= roost_same_tags(tags[i], tag) >> (7 - i);
     return mask;
 }
 

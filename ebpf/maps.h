@@ -115,13 +115,10 @@ static __always_inline __u64 coarse_ms(void) {
 /* The slots of a bucket whose tag matches, as a bit mask, eight tags at a time: of the 112 slots a key may lie in, seldom
  * any but the right one is then touched. */
 static __always_inline __u64 matching(const volatile __u64 *tags, __u8 tag) {
-    __u64 wanted = tag * 0x0101010101010101ULL, mask = 0;
+    __u64 mask = 0;
 #pragma clang loop unroll(full)
-    for (int i = 0; i < ROOST_BUCKET_SLOTS / 8; i++) {
-        __u64 x = tags[i] ^ wanted;
-        x = ~(((x & 0x7f7f7f7f7f7f7f7fULL) + 0x7f7f7f7f7f7f7f7fULL) | x | 0x7f7f7f7f7f7f7f7fULL); /* 0x80: the same */
-        mask |= ((x >> 7) * 0x0102040810204080ULL >> 56) << (8 * i);
-    }
+    for (int i = 0; i < ROOST_BUCKET_SLOTS / 8; i++)
+        mask |= ((roost_same_tags(tags[i], tag) >> 7) * 0x0102040810204080ULL >> 56) << (8 * i);
     return mask;
 }
 

@@ -138,6 +138,12 @@ static inline __attribute__((always_inline)) struct roost_place roost_place_of(_
     return place;
 }
 
+/* Those of eight tags that are this one: the highest bit of each. */
+static inline __attribute__((always_inline)) __u64 roost_same_tags(__u64 eight, __u8 tag) {
+    __u64 x = eight ^ tag * 0x0101010101010101ULL;
+    return ~(((x & 0x7f7f7f7f7f7f7f7fULL) + 0x7f7f7f7f7f7f7f7fULL) | x | 0x7f7f7f7f7f7f7f7fULL);
+}
+
 /* Which of the two buckets a key goes into, by how many slots of them are taken. */
 static inline __attribute__((always_inline)) int roost_side(__u32 taken0, __u32 taken1) {
     return taken0 >= ROOST_FIRST_BUCKET && taken1 < taken0;

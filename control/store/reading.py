@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -79,22 +80,29 @@ class Reader:
 
     def sleeping_numbers(self) -> Iterator[tuple[bytes, array[int]]]:
         """Every row, by ascending numbers, some thousand at a time: the keys, packed one after the other, and the
-        numbers. By the driver itself, with SQLite from the index on numbers, which has the keys, too: 0.4 us a row,
-        where rows of SQLAlchemy with the boot take 2. Raises StoreError when they cannot be read."""
+        numbers. By the driver itself, with SQLite from the index on numbers, which has the keys, too. Raises StoreError
+        when they cannot be read."""
         after = -1
         with self._reading() as connection, closing(connection.connection.cursor()) as cursor:
+            packed = connection.dialect.name == "sqlite"
             while True:
                 page = sa.select(sleeping.c.key, sleeping.c.id).where(sleeping.c.id > after).order_by(sleeping.c.id)
-                text = page.limit(SCAN_ROWS).compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
+                page = page.limit(SCAN_ROWS)
+                text = (_packed(page) if packed else page).compile(
+                    dialect=connection.dialect, compile_kwargs={"literal_binds": True}
+                )
                 try:
                     cursor.execute(str(text))
                     rows = cursor.fetchall()
                 except connection.dialect.loaded_dbapi.Error as error:
                     raise StoreError(f"cannot read who sleeps: {error}") from error
-                if not rows:
+                if packed:
+                    keys, numbers = rows[0][0] or b"", array("Q", json.loads(rows[0][1]))
+                else:
+                    keys, numbers = b"".join(row[0] for row in rows), array("Q", (row[1] for row in rows))
+                if not numbers:
                     return
-                keys, numbers = zip(*rows, strict=True)
-                yield b"".join(keys), array("Q", numbers)
+                yield keys, numbers
                 after = numbers[-1]
 
     def rows_at(self, keys: Sequence[bytes]) -> Iterator[SleepingRow]:
@@ -157,6 +165,14 @@ class Reader:
         with self._reading() as connection:
             rows = connection.execute(query.order_by(history.c.seq.desc()).limit(limit)).mappings().all()
         return [dict(row) for row in reversed(rows)]
+
+
+def _packed(page: sa.Select[Any]) -> sa.Select[Any]:
+    """A page of keys and numbers in one row, made by SQLite: half of the time that a tuple for each takes. What it puts
+    together is in the order of the page, since that has a limit."""
+    rows = page.subquery()
+    keys = sa.cast(sa.func.group_concat(rows.c.key, ""), sa.LargeBinary)
+    return sa.select(keys, sa.func.json_group_array(rows.c.id))
 
 
 _ROW = [sleeping.c[f] for f in SleepingRow.__dataclass_fields__]

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from appliance.engine import KA, Key
 from control.states import Cause, State
-from control.store import schema
+from control.store import reading, schema
 from control.store import store as module
 from control.store.database import StoreError, upsert
 from control.store.schema import (
@@ -209,6 +209,23 @@ def test_a_transition_without_a_number_gets_it_from_the_sleeping_row(
     store.add([row(1, 0, State.SLEEP, State.CLOSED)], deletes=[(packed, 0)])
     until(lambda: store.status.written_history == 1)
     assert [(r["id"], r["from"], r["to"]) for r in store.history_of(11)] == [(11, State.SLEEP, State.CLOSED)]
+
+
+def test_who_sleeps_is_read_page_by_page_with_its_number(
+    make: Callable[..., Store], slept: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ascending numbers, which is another order than that of the keys; keys have any bytes."""
+    store, count = make(), 2 * 7 + 3
+    store.start()
+    sleepers = {identity: sleeper(256 * identity % 999, identity) for identity in range(1, count + 1)}
+    monkeypatch.setattr(reading, "SCAN_ROWS", 7)
+    assert list(store.sleeping_numbers()) == []
+    store.add(upserts=sleepers.values())
+    until(lambda: len(slept.slept) == count)
+    pages = list(store.sleeping_numbers())
+    assert [len(numbers) for _, numbers in pages] == [7, 7, 3]
+    assert [number for _, numbers in pages for number in numbers] == sorted(sleepers)
+    assert b"".join(keys for keys, _ in pages) == b"".join(sleepers[number][0] for number in sorted(sleepers))
 
 
 def test_services_keep_their_numbers_when_they_are_reordered(make: Callable[..., Store]) -> None:
