@@ -79,7 +79,7 @@ struct roost_pending { /* read from one leg, not yet taken by the other */
 enum roost_greeting {
     ROOST_GREETED = 0,     /* the server has spoken */
     ROOST_GREETING_HELD,   /* to go with the client's first bytes: a packet and a wake-up of the server less */
-    ROOST_GREETING_SENT,   /* by itself: the server may be the one to speak first */
+    ROOST_GREETING_SENT,   /* by itself: the server may be the one to speak first, or begins while a client is woken */
     ROOST_GREETING_PASSED, /* the client has spoken */
 };
 
@@ -355,10 +355,10 @@ void roost_reset_fd(int fd); /* close with RST */
 void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset);
 
 /* ports.c */
-typedef int roost_connect_from(const struct roost_engine *e, const struct roost_server *to, const uint8_t *local,
-                               uint16_t port_be);
+typedef int roost_connect_from(const struct roost_server *to, bool held, const uint8_t *local, uint16_t port_be);
 /* Begins a link that may sleep, from a port that no other has. A descriptor or -errno. */
-int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, roost_connect_from *connect_from);
+int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, bool held,
+                        roost_connect_from *connect_from);
 
 /* links.c */
 void roost_leg_fresh(struct roost_leg *leg, int fd);

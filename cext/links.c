@@ -39,24 +39,23 @@ struct roost_pool *roost_pool_of(struct roost_engine *e, uint16_t service) {
     return service < places && e->by_index[service] ? &e->by_index[service]->pool : NULL;
 }
 
-/* Whether the handshake with a server is not ended before the client's first bytes are at hand: a packet and a wake-up of
- * the server less, where others wait for this thread. Else the server begins meanwhile, on another processor or machine:
- * 35 us sooner is the first answer there. */
-static bool holds_greetings(const struct roost_engine *e) {
-    return e->rush || e->waking;
+/* Whether the handshake with a server is ended by the client's first bytes only: two packets less, and a wake-up of the
+ * server. Not while a client's socket is made again and nobody else waits for this thread: then the server begins
+ * meanwhile, on another processor or machine, and its first answer is there 35 us sooner. */
+static bool holds_greeting(const struct roost_engine *e, const struct roost_conn *c) {
+    return c->phase == ROOST_LIVE || e->rush || e->waking;
 }
 
 /* Begins a connection to a server from an address and port; from NULL: the kernel chooses, port 0: it chooses the port.
  * A descriptor or -errno. */
-static int connect_from(const struct roost_engine *engine, const struct roost_server *to, const uint8_t *from,
-                        uint16_t port_be) {
+static int connect_from(const struct roost_server *to, bool held, const uint8_t *from, uint16_t port_be) {
     struct sockaddr_storage server, local;
     int one = 1, zero = 0, fd = roost_socket_for(to->address, from != NULL);
     if (fd < 0)
         return fd;
     socklen_t size = roost_address_to(to->address, htons(to->port), &server);
     int e = setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    if (!e && holds_greetings(engine)) /* ROOST_GREETING_HELD */
+    if (!e && held) /* ROOST_GREETING_HELD */
         e = setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &zero, sizeof(zero));
     if (!e && from) {
         socklen_t local_size = roost_address_to(from, port_be, &local);
@@ -77,13 +76,13 @@ static int connect_from(const struct roost_engine *engine, const struct roost_se
 }
 
 static int connect_to(struct roost_engine *e, const struct roost_service *s, const struct roost_key *key,
-                      const struct roost_server *to) {
+                      const struct roost_server *to, bool held) {
     if (!s->as_client)
-        return s->persistent ? roost_ports_connect(e, to, connect_from) : connect_from(e, to, NULL, 0);
-    int fd = connect_from(e, to, key->client, key->client_port);
+        return s->persistent ? roost_ports_connect(e, to, held, connect_from) : connect_from(to, held, NULL, 0);
+    int fd = connect_from(to, held, key->client, key->client_port);
     /* The port is taken while an earlier link of the client is in TIME-WAIT and its server has no timestamps: the server
      * then sees the client's address with another port. */
-    return fd == -EADDRNOTAVAIL || fd == -EADDRINUSE ? connect_from(e, to, key->client, 0) : fd;
+    return fd == -EADDRNOTAVAIL || fd == -EADDRINUSE ? connect_from(to, held, key->client, 0) : fd;
 }
 
 /* What the server is told about the client before its first byte. */
@@ -97,12 +96,13 @@ static int introduce(const struct roost_service *s, struct roost_conn *c) {
 /* Begins a link to this server: 0 or -errno. */
 static int begin(struct roost_engine *e, struct roost_conn *c, const struct roost_server *to) {
     const struct roost_service *s = roost_service_of(e, c->service);
-    int fd = connect_to(e, s, &c->key, to);
+    const bool held = holds_greeting(e, c);
+    int fd = connect_to(e, s, &c->key, to, held);
     if (fd < 0)
         return fd;
     roost_leg_fresh(&c->server, fd);
     c->server.turn = e->turn;
-    c->server.greeting = holds_greetings(e) ? ROOST_GREETING_HELD : ROOST_GREETING_SENT;
+    c->server.greeting = held ? ROOST_GREETING_HELD : ROOST_GREETING_SENT;
     if (!introduce(s, c) && !roost_watch(e, fd, c, true))
         return 0;
     close(fd);

@@ -64,7 +64,8 @@ void roost_link_ports_unreserve(roost_engine *e) {
     roost_unlock(e);
 }
 
-int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, roost_connect_from *connect_from) {
+int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, bool held,
+                        roost_connect_from *connect_from) {
     struct roost_key key = {.client_port = htons(to->port)};
     uint32_t ports = (uint32_t)(e->link_port_last - e->link_port_first) + 1;
     memcpy(key.client, to->address, sizeof(key.client));
@@ -75,7 +76,7 @@ int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, r
         key.local_port = htons(port);
         if (is_reserved(e, port) || roost_table_find(&e->table, &key))
             continue;
-        int fd = connect_from(e, to, key.local, key.local_port);
+        int fd = connect_from(to, held, key.local, key.local_port);
         if (fd != -EADDRINUSE && fd != -EADDRNOTAVAIL) /* a link that is awake, or somebody listens there */
             return fd;
         tries++;

@@ -17,7 +17,7 @@
 #define SYN_LAYOUT_4(word) (bpf_ntohl(word) >> 8) /* all but the shift */
 #define SYN_WSCALE 0x010303                       /* no operation, window scale */
 
-/* What both look up first: 0 if nobody may be born here. */
+/* 0 if nobody may be born here. */
 static __always_inline const struct roost_birth *fast_ward(const struct iphdr *ip, const struct tcphdr *tcp,
                                                            const struct roost_births_gate **gate) {
     __u32 zero = 0;

@@ -279,6 +279,25 @@ def test_last_bytes_of_a_server_reach_a_client_that_stays(box: EngineLab, family
     box.wake_and_answer(pair)
 
 
+@BOTH
+def test_a_server_may_speak_first_where_every_client_did_until_now(box: EngineLab, family: int) -> None:
+    for _ in range(20):
+        client = box.dial(family)
+        client.sendall(b"hello")
+        server = box.accept(family)
+        assert receive(server, 5) == b"hello"
+        client.close()
+    took = []
+    for _ in range(4):
+        client = box.dial(family)
+        began = time.monotonic()
+        server = box.accept(family)
+        server.sendall(b"220 ready")
+        assert receive(client, 9) == b"220 ready"
+        took.append(time.monotonic() - began)
+    assert min(took[1:]) < 0.1, "after one that had to wait for the kernel to end the handshake, none has to"
+
+
 def test_a_greeting_in_two_parts_is_not_held_up_by_a_late_acknowledgement(box: EngineLab) -> None:
     """A server with Nagle's algorithm sends its second part when the first is acknowledged: at once, on a new link."""
     took = []

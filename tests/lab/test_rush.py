@@ -112,27 +112,6 @@ def test_who_is_greeted_is_acknowledged_before_the_kernel_would(box: EngineLab, 
         assert statistics.median(greeted_s(box) for _ in range(20)) < KERNEL_ACKNOWLEDGES_S - 0.005
 
 
-def test_a_server_may_speak_first_where_every_client_did_until_now(box: EngineLab, come_and_go: Come) -> None:
-    """Who is told of a client by its first word alone would wait for that word until the kernel ends the handshake."""
-    took = []
-    with rush(box, come_and_go):
-        for _ in range(20):
-            client = box.dial(6)
-            client.sendall(b"hello")
-            server = box.accept(6)
-            assert receive(server, 5) == b"hello"
-            client.close()
-        for _ in range(4):
-            client = box.dial(6)
-            began = time.monotonic()
-            server = box.accept(6)
-            server.sendall(b"220 ready")
-            assert receive(client, 9) == b"220 ready"
-            took.append(time.monotonic() - began)
-    assert took[0] > 0.1, "the kernel ended the handshake"
-    assert min(took[1:]) < 0.1, "after one that had to wait for that, none has to"
-
-
 def test_answers_and_ends_are_acknowledgements_too(box: EngineLab, come_and_go: Come) -> None:
     """To a client: SYN-ACK, answer and FIN, ACK. To its server: SYN, the client's word, FIN."""
     fewest = {"wan0": 99.0, "lan0": 99.0}
