@@ -19,14 +19,9 @@
 #include "segment.h"
 #include "servers.h"
 #include "spares.h"
-#include "table.h"
+#include "testing_table.h"
 #include "wheel.h"
 #include "workers.h"
-
-struct roost_table_handle {
-    struct roost_table table;
-    struct roost_endpoint *endpoints;
-};
 
 static bool begin(struct roost_table *t, bool v4, uint32_t which, uint32_t slots) {
     uint32_t buckets = (slots + ROOST_BUCKET_SLOTS - 1) / ROOST_BUCKET_SLOTS;

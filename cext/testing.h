@@ -132,6 +132,40 @@ void roost_testing_notes_note(struct roost_notes_handle *h, const struct roost_k
 void roost_testing_notes_turn(struct roost_notes_handle *h);                                      /* a second passes */
 int roost_testing_notes_perhaps(const struct roost_notes_handle *h, const struct roost_key *key); /* as XDP sees it */
 
+/* An engine without a thread and without a data path, at that time of its clock; roost_list and roost_events may be asked
+ * of it, and nothing else but what follows. */
+roost_engine *roost_testing_engine(uint32_t slots4, uint32_t slots6, uint32_t rest_slots, uint64_t now_ms);
+void roost_testing_engine_free(roost_engine *e);
+struct roost_ka *roost_testing_engine_insert(roost_engine *e, const struct roost_key *key, const struct roost_ka *ka,
+                                             uint16_t service);
+/* A rest slot and its index; NULL: all are in use. */
+struct roost_rest *roost_testing_engine_rest(roost_engine *e, uint32_t *index);
+uint64_t roost_testing_engine_positions(roost_engine *e); /* of roost_list's cursor */
+
+enum { /* what grows, each by itself */
+    ROOST_PART_NONE = 0,
+    ROOST_PART_IPV4 = 1,
+    ROOST_PART_IPV6 = 2,
+    ROOST_PART_RESTS = 4
+};
+void roost_testing_fill(roost_engine *e, int part); /* counts as full from now on */
+/* A turn of growth at that time: the part that a map is made for. There is no memory for those of the `refused` parts;
+ * another counts as half full then, though its map is thrown away. */
+int roost_testing_growth(roost_engine *e, uint64_t now_ms, int refused);
+uint64_t roost_testing_growths_failed(const roost_engine *e);
+
+/* Lets so many probes be offered as there may be, none of which XDP takes. */
+void roost_testing_fill_offer(roost_engine *e);
+void roost_testing_take_offer(roost_engine *e); /* it takes all that are there; then a few may be due */
+/* A turn of the sweep at that time. */
+void roost_testing_sweep(roost_engine *e, uint64_t now_ms);
+uint64_t roost_testing_probes_sent(const roost_engine *e); /* or offered */
+
+/* Replays frames, one behind the other and all of this length, with an engine that runs: how many the kernel took, or -errno.
+ * One by one, frames of one EtherType are refused. */
+int roost_testing_replay(roost_engine *e, const uint8_t *frames, uint32_t length, uint32_t count, uint32_t ifindex,
+                         uint32_t queue, uint16_t refused);
+
 struct roost_pool_handle; /* the servers of a service, none at first */
 struct roost_pool_handle *roost_testing_pool(void);
 void roost_testing_pool_free(struct roost_pool_handle *h);

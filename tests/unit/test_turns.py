@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cext/growth.c, cext/sweep.c and the list of connections, in an engine whose clock the test turns."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from appliance.engine import EventType, Key, ffi, lib
+from tests.unit.records import IDLE, SLEEP, Ka, c_key
+
+START_MS: Final = 3_600_000
+IPV4, IPV6, RESTS = lib.ROOST_PART_IPV4, lib.ROOST_PART_IPV6, lib.ROOST_PART_RESTS
+PARTS: Final = [IPV4, IPV6, RESTS]
+NAMES: Final = ["IPv4", "IPv6", "rests"]
+
+
+class Still:
+    """An engine without a thread; whatever has a turn is given the time."""
+
+    def __init__(self, slots: int = 56, rests: int = 16) -> None:
+        self.raw: Any = ffi.gc(lib.roost_testing_engine(slots, 56, rests, START_MS), lib.roost_testing_engine_free)
+        self.now_ms = START_MS
+
+    def insert(self, key: Key, ka: Ka, sleep_due_s: int = 0) -> Any:
+        """Its slot; with a time to sleep at, it has a rest slot."""
+        raw, index = ka.c(), ffi.new("uint32_t *")
+        if sleep_due_s:
+            rest = lib.roost_testing_engine_rest(self.raw, index)
+            rest.id, rest.sleep_due_s, raw.rest = index[0] + 1, sleep_due_s, index[0]
+        slot = lib.roost_testing_engine_insert(self.raw, c_key(key), raw, 1)
+        assert slot
+        return slot
+
+    def _turns(self, until_ms: int, every_ms: int) -> range:
+        turns = range(self.now_ms, until_ms, every_ms)
+        self.now_ms = until_ms
+        return turns
+
+    def grow(self, until_ms: int, refused: int = 0) -> list[tuple[int, int]]:
+        """(when, which part) was to be made until then; there is no memory for those refused."""
+        return [(now_ms - START_MS, part) for now_ms in self._turns(until_ms, 50)
+                if (part := lib.roost_testing_growth(self.raw, now_ms, refused))]  # fmt: skip
+
+    def sweep(self, until_ms: int) -> list[int]:
+        """Which connections were said to be due for SLEEP until then: their numbers."""
+        events, due = ffi.new("struct roost_event[16]"), []
+        for now_ms in self._turns(until_ms, 2):
+            lib.roost_testing_sweep(self.raw, now_ms)
+            for event in events[0 : lib.roost_events(self.raw, events, 16, 0, 0)]:
+                assert event.type == EventType.SLEEP_DUE
+                due.append(event.id)
+        return due
+
+    def list(self) -> list[tuple[int, list[bytes]]]:
+        """Of each time that the engine is asked: how far it looked, and the keys that it found."""
+        cursor, events, parts = ffi.new("uint64_t *"), ffi.new("struct roost_event[64]"), []
+        while True:
+            before = cursor[0]
+            count = lib.roost_list(self.raw, cursor, events, 64, 0)
+            found = [bytes(ffi.buffer(ffi.addressof(event.record, "key"))) for event in events[0:count]]
+            after = cursor[0] or lib.roost_testing_engine_positions(self.raw)
+            parts.append((after - before, found))
+            if not cursor[0]:
+                return parts
+
+
+@pytest.fixture
+def still() -> Still:
+    return Still()
+
+
+# Growth
+
+
+@pytest.mark.parametrize("part", PARTS, ids=NAMES)
+def test_what_is_full_grows(still: Still, part: int) -> None:
+    assert still.grow(START_MS + 1000) == []
+    lib.roost_testing_fill(still.raw, part)
+    assert [made for _, made in still.grow(START_MS + 2000)] == [part]
+
+
+@pytest.mark.parametrize("refused", [IPV4, IPV6, RESTS, IPV4 | IPV6, IPV4 | RESTS, IPV6 | RESTS, IPV4 | IPV6 | RESTS])
+def test_what_gets_no_memory_keeps_nothing_else_from_growing(still: Still, refused: int) -> None:
+    for part in PARTS:
+        lib.roost_testing_fill(still.raw, part)
+    assert sorted(part for _, part in still.grow(START_MS + 1000, refused)) == PARTS, "each once"
+    assert lib.roost_testing_growths_failed(still.raw) == refused.bit_count()
+
+
+@pytest.mark.parametrize("part", PARTS, ids=NAMES)
+def test_what_got_no_memory_grows_when_there_is_some_later(still: Still, part: int) -> None:
+    lib.roost_testing_fill(still.raw, part)
+    assert still.grow(START_MS + 10_000, refused=part) == [(0, part)], "it is not asked for all the time"
+    [(after_ms, made)] = still.grow(START_MS + 60_000)
+    assert (after_ms >= 10_000, made) == (True, part)
+    assert lib.roost_testing_growths_failed(still.raw) == 1
+
+
+# The sweep
+
+
+ASLEEP_SOON: Final = Key.of("192.0.2.1", 1000, "192.0.2.9", 80)
+PROBED: Final = Key.of("192.0.2.1", 1001, "192.0.2.9", 80)
+
+
+def test_who_is_due_for_sleep_waits_for_room_for_probes_but_not_longer_than_a_second(still: Still) -> None:
+    """The offer is full of probes that XDP takes none of."""
+    still.insert(ASLEEP_SOON, Ka(IDLE), sleep_due_s=START_MS // 1000)
+    lib.roost_testing_fill_offer(still.raw)
+    assert still.sweep(START_MS + 900) == [], "soon there may be room"
+    assert still.sweep(START_MS + 1300) == [1]
+
+
+def test_the_sweep_waits_a_second_once_and_not_for_each_bucket() -> None:
+    """Most of a large table lies behind the bucket that found no room."""
+    still = Still(slots=100 * 56, rests=100)
+    for port in range(100):
+        still.insert(Key.of("192.0.2.1", port, "192.0.2.9", 80), Ka(IDLE), sleep_due_s=START_MS // 1000)
+    lib.roost_testing_fill_offer(still.raw)
+    assert len(set(still.sweep(START_MS + 3000))) == 100
+
+
+def test_a_probe_that_finds_no_room_is_sent_when_there_is_some(still: Still) -> None:
+    """The sweep goes past it, and its client is not taken for one that was asked."""
+    heard_s = START_MS // 1000 - 60
+    slot = still.insert(PROBED, Ka(IDLE, heard=heard_s << lib.ROOST_HEARD_SHIFT, probe_interval_s=10))
+    before = slot.heard
+    lib.roost_testing_fill_offer(still.raw)
+    still.sweep(START_MS + 3000)
+    assert (lib.roost_testing_probes_sent(still.raw), slot.heard) == (0, before)
+    lib.roost_testing_take_offer(still.raw)
+    still.sweep(START_MS + 5000)
+    assert (lib.roost_testing_probes_sent(still.raw), slot.heard & 0xF) == (1, 1)
+
+
+# The list of connections
+
+
+def test_connections_are_listed_a_part_of_the_table_at_a_time() -> None:
+    """The engine's thread stands still while one asks for a part: some 65,000 slots, whoever is in them."""
+    still = Still(slots=300_000)
+    keys = {Key.of("192.0.2.1", port, "192.0.2.9", 80).pack() for port in range(1, 21)}
+    for key in keys:
+        still.insert(Key.unpack(key), Ka(SLEEP))
+    parts = still.list()
+    assert max(looked_at for looked_at, _ in parts) <= 65536
+    assert sum(looked_at for looked_at, _ in parts) >= 300_000
+    found = [key for _, keys in parts for key in keys]
+    assert len(found) == len(keys)
+    assert set(found) == keys
+
+
+def test_a_part_of_the_list_ends_where_there_is_no_room_for_more() -> None:
+    still = Still(slots=1000)
+    for port in range(1, 501):
+        still.insert(Key.of("192.0.2.1", port, "192.0.2.9", 80), Ka(SLEEP))
+    assert [len(found) for _, found in still.list()] == [64] * 7 + [52]
