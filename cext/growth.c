@@ -7,6 +7,7 @@
 #include "growth.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -16,7 +17,7 @@
 #define GROWTH_PERCENT 40
 #define MOVES_A_TURN 1024 /* positions; some 100 us */
 #define RETRY_MS 30000
-#define MEMORY_SPARED 4 /* this part of the machine's memory stays free */
+#define MEMORY_SPARED 4 /* this part of the machine's memory stays available */
 
 static const struct roost_generations *told(const struct roost_engine *e, bool v4) {
     return v4 ? &e->table.config.v4 : &e->table.config.v6;
@@ -38,8 +39,17 @@ static void fail(struct roost_engine *e) {
     e->stat[ROOST_E_GROWTH_FAILED]++;
 }
 
-static uint64_t available_bytes(void) {
-    return (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+uint64_t roost_growth_available(void) {
+    unsigned long long kib;
+    char line[128];
+    bool found = false;
+    FILE *f = fopen("/proc/meminfo", "re");
+    while (f && !found && fgets(line, sizeof(line), f))
+        found = sscanf(line, "MemAvailable: %llu", &kib) == 1;
+    if (f)
+        fclose(f);
+    /* Otherwise what is free: without what files take, which the kernel would give up. */
+    return found ? (uint64_t)kib * 1024 : (uint64_t)sysconf(_SC_AVPHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
 /* Lets a thread make what growth says, which takes so much memory; possible: it can be so large. */
@@ -48,7 +58,8 @@ static void begin(struct roost_engine *e, uint64_t bytes, bool possible) {
     uint64_t total = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     g->engine = e;
     g->made = 0;
-    if (!possible || available_bytes() < bytes + total / MEMORY_SPARED || pthread_create(&g->thread, NULL, make, g)) {
+    if (!possible || roost_growth_available() < bytes + total / MEMORY_SPARED ||
+        pthread_create(&g->thread, NULL, make, g)) {
         fail(e);
         return;
     }

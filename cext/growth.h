@@ -40,5 +40,7 @@ bool roost_growth_busy(const struct roost_engine *e);
 /* The engine has been started; a predecessor may have been killed while a table grew. */
 void roost_growth_resume(struct roost_engine *e);
 void roost_growth_stop(struct roost_engine *e);
+/* Bytes of memory that the machine could give: free, or taken by files alone. */
+uint64_t roost_growth_available(void);
 
 #endif

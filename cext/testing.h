@@ -153,6 +153,7 @@ void roost_testing_fill(roost_engine *e, int part); /* counts as full from now o
  * another counts as half full then, though its map is thrown away. */
 int roost_testing_growth(roost_engine *e, uint64_t now_ms, int refused);
 uint64_t roost_testing_growths_failed(const roost_engine *e);
+uint64_t roost_testing_memory_available(void); /* bytes, as growth sees it */
 
 /* Lets so many probes be offered as there may be, none of which XDP takes. */
 void roost_testing_fill_offer(roost_engine *e);

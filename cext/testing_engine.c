@@ -131,6 +131,10 @@ uint64_t roost_testing_growths_failed(const roost_engine *e) {
     return e->stat[ROOST_E_GROWTH_FAILED];
 }
 
+uint64_t roost_testing_memory_available(void) {
+    return roost_growth_available();
+}
+
 /* ---- the sweep ---- */
 
 /* The pace that keeps the offer as it is: as many probes are on their way as may be, and each slice twice as many are

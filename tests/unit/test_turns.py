@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -14,6 +15,8 @@ START_MS: Final = 3_600_000
 IPV4, IPV6, RESTS = lib.ROOST_PART_IPV4, lib.ROOST_PART_IPV6, lib.ROOST_PART_RESTS
 PARTS: Final = [IPV4, IPV6, RESTS]
 NAMES: Final = ["IPv4", "IPv6", "rests"]
+READ_BYTES: Final = 256 << 20
+SLACK_BYTES: Final = 32 << 20  # that others take or give back meanwhile
 
 
 class Still:
@@ -96,6 +99,28 @@ def test_what_got_no_memory_grows_when_there_is_some_later(still: Still, part: i
     [(after_ms, made)] = still.grow(START_MS + 60_000)
     assert (after_ms >= 10_000, made) == (True, part)
     assert lib.roost_testing_growths_failed(still.raw) == 1
+
+
+def memory(name: str) -> int:
+    """Bytes, as /proc/meminfo has them."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
+
+
+def test_memory_that_files_were_read_into_counts_as_available(tmp_path: Path) -> None:
+    """After a while that is most of a machine's memory; the kernel gives it up for whoever asks."""
+    path = tmp_path / "read"
+    with path.open("wb") as file:
+        file.truncate(READ_BYTES)
+    with path.open("rb") as file:
+        while file.read(1 << 20):
+            pass
+    least = memory("MemAvailable")
+    seen = lib.roost_testing_memory_available()
+    free, most = memory("MemFree"), memory("MemAvailable")
+    if most - free < READ_BYTES / 2:
+        pytest.skip("nothing of a file that was read stays in memory here")
+    assert min(least, most) - SLACK_BYTES <= seen <= max(least, most) + SLACK_BYTES
 
 
 # The sweep
