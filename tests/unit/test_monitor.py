@@ -552,6 +552,33 @@ def test_the_inventory_finds_a_slot_without_row_beside_rows_without_slot(still: 
     assert (found.states[State.SLEEP], list(found.sleep_ids)) == (5, [1, 2, 3])
 
 
+def test_a_slot_without_row_is_looked_for_among_a_few_keys_at_a_time(
+    still: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be ten million of them: neither all keys are kept at once, nor is each asked for by itself."""
+    monkeypatch.setattr(daemon_module, "READ_CHUNK", 3)
+    everybody, ids, listed, kept = still.engine.list, still.store.sleeping_ids, list[Event](), list[int]()
+
+    def listing(born: bool = False, sleeping: bool = True) -> Iterator[Event]:
+        for one in everybody(born, sleeping):
+            listed.append(one)
+            yield one
+
+    def asking(keys: Sequence[bytes]) -> dict[bytes, int]:
+        kept.append(len(listed))
+        listed.clear()
+        return ids(keys)
+
+    monkeypatch.setattr(still.engine, "list", listing)
+    monkeypatch.setattr(still.store, "sleeping_ids", asking)
+    for number in range(1, 12):
+        k = key(number) if number == 7 else put_row(still, number)
+        still.engine.add(k, number, State.SLEEP)
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    assert found.without_row == [key(7).pack()]
+    assert kept == [3, 3, 3, 2]
+
+
 def test_rows_of_another_boot_are_looked_for_until_there_are_none(still: Rig, tmp_path: Path) -> None:
     put_row(still, 1)
     assert still.store.has_rows_of_another_boot("the next")
