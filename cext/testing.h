@@ -162,6 +162,8 @@ void roost_testing_take_offer(roost_engine *e); /* it takes all that are there; 
 void roost_testing_sweep(roost_engine *e, uint64_t now_ms);
 uint64_t roost_testing_probes_sent(const roost_engine *e); /* or offered */
 
+int roost_testing_rush(
+    roost_engine *e); /* whether an engine that runs finds so many clients that it may pause for them */
 /* Replays frames, one behind the other and all of this length, with an engine that runs: how many the kernel took, or -errno.
  * One by one, frames of one EtherType are refused. */
 int roost_testing_replay(roost_engine *e, const uint8_t *frames, uint32_t length, uint32_t count, uint32_t ifindex,

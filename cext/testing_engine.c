@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * An engine without a thread, a data path or a socket, whose clock the test turns: its table is in plain memory, and what
- * depends on time and on many connections (growth.c, sweep.c, roost_list) is done when the test says so. And what the
- * data path of an engine that runs does when the kernel refuses frames.
+ * depends on time and on many connections (growth.c, sweep.c, roost_list) is done when the test says so. At the end what a
+ * test asks of an engine that runs.
  */
 #include <bpf/bpf.h>
 #include <errno.h>
@@ -164,7 +164,14 @@ uint64_t roost_testing_probes_sent(const roost_engine *e) {
     return e->stat[ROOST_E_PROBES];
 }
 
-/* ---- frames that are replayed ---- */
+/* ---- an engine that runs ---- */
+
+int roost_testing_rush(roost_engine *e) {
+    roost_lock(e);
+    bool rush = e->rush;
+    roost_unlock(e);
+    return rush;
+}
 
 /* roost_inject, which refuses frames of one EtherType as if the processor's queue were full for them. A descriptor or
  * -errno. */

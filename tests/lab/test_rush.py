@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from appliance.engine import Op
+from appliance.engine import Op, ServiceSpec, lib
 from appliance.lab import wait_until
+from appliance.lab.cores import running_on
 from appliance.lab.processes import Process
 from tests.bench.relay import compiled
 from tests.lab.engine_lab import PORT, EngineLab, receive, tcp_info
@@ -22,7 +25,13 @@ from tests.lab.engine_lab import PORT, EngineLab, receive, tcp_info
 SERVER_PORT = 8000
 HELD_S, KERNEL_ACKNOWLEDGES_S = 0.008, 0.04
 PAUSE_S = 0.00015  # with the turn before it: RUSH_PAUSE_NS of cext/engine.c
+ROUNDS = 20
 Come = Callable[[int, float], Process]
+
+
+def answering(box: EngineLab) -> ServiceSpec:
+    """Its server answers a word, and ends."""
+    return box.spec(4, servers=((box.lab.address("lan", "eth0"), SERVER_PORT),), close_with_server=True)
 
 
 @pytest.fixture
@@ -32,7 +41,7 @@ def come_and_go(box: EngineLab, tmp_path: Path) -> Iterator[Come]:
     serving = box.lab.run("lan", [str(load), "serve", server, str(SERVER_PORT)], stdout=subprocess.PIPE)
     assert serving.popen.stdout is not None
     assert serving.popen.stdout.readline()
-    box.engine.update_service(box.spec(4, servers=((server, SERVER_PORT),), close_with_server=True))
+    box.engine.update_service(answering(box))
     words = [str(load), "connect", box.lab.address("box", "wan0"), str(PORT)]
     yield lambda at_once, seconds: box.lab.run("wan", [*words, str(at_once), str(seconds)], stdout=subprocess.DEVNULL)
     box.engine.update_service(box.spec(4))
@@ -56,6 +65,25 @@ def test_the_engine_pauses_for_many_that_come_and_go_and_not_for_few(box: Engine
     assert after["rush_pauses"] - before["rush_pauses"] <= (after["accepted"] - before["accepted"]) / 20
     with rush(box, come_and_go):
         pass
+
+
+def is_in_rush(box: EngineLab, served: int) -> bool:
+    """Whether the engine would pause, having accepted more than so many."""
+    return bool(lib.roost_testing_rush(box.engine._raw)) and box.engine.stats()["accepted"] > served
+
+
+def test_with_one_processor_the_engine_does_not_stay_awake_for_others(box: EngineLab, come_and_go: Come) -> None:
+    """It would keep from it those that are waited for. The clients have them all, and rush it."""
+    box.stop()
+    with running_on(min(os.sched_getaffinity(0))):
+        box.start()
+    box.engine.update_service(answering(box))
+    clients = come_and_go(64, 60)
+    for served in range(64, 64 * ROUNDS, 64):
+        wait_until(partial(is_in_rush, box, served), 20, "the engine finds them a rush", every_s=0.005)
+    assert clients.running, "each had its answer"
+    clients.terminate()
+    assert box.engine.stats()["rush_pauses"] == 0
 
 
 def test_a_pause_that_is_ended_at_once_is_not_counted(box: EngineLab, come_and_go: Come) -> None:
