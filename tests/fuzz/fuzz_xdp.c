@@ -367,12 +367,48 @@ static struct offered read_offer(const uint8_t *tcp, size_t header, bool v6) {
 
 static void check(const uint8_t *frame, size_t length);
 
+/* How a client brings its cookie back; the SYN's window says which. */
+enum {
+    BACK_LATE = 1,      /* by a keep-alive probe, since the acknowledgement was lost */
+    BACK_PAYLOAD = 6,   /* 0, 1, 2 or 6 bytes */
+    BACK_PUSH = 8,
+    BACK_FIN = 16,
+    BACK_ECN = 32,      /* CWR and ECE */
+    BACK_OPTIONS = 192, /* as Linux has them; the timestamps first; a SACK block behind them; two words of nothing */
+};
+
+/* Its options, behind the TCP header: how long they are. */
+static size_t put_options(uint8_t *at, uint32_t shape, bool has_ts, uint32_t tsval, uint32_t tsecr) {
+    static const uint8_t sack[12] = {1, 1, 5, 10, 1, 2, 3, 4, 1, 2, 3, 5};
+    uint32_t which = (shape & BACK_OPTIONS) >> 6;
+    size_t size = 0;
+    if (has_ts) {
+        memset(at, 1, 12);
+        uint8_t *option = at + (which == 1 ? 0 : 2);
+        option[0] = 8;
+        option[1] = 10;
+        put32(option + 2, tsval);
+        put32(option + 6, tsecr);
+        size = 12;
+    }
+    if (which == 2) {
+        memcpy(at + size, sack, sizeof(sack));
+        size += sizeof(sack);
+    } else if (which == 3) {
+        memset(at + size, 1, 8);
+        size += 8;
+    }
+    return size;
+}
+
 /* The SYN-ACK to this SYN; then its client brings the cookie back, and must be in the table as what it offered. */
 static void claim_cookie(const struct outcome *o, const uint8_t *frame, const struct tuple *t,
                          const struct roost_segment *s) {
     static const uint32_t classes[] = {536, 1220, 1300, 1360, 1400, 1420, 1440, 1460};
-    uint8_t ack[14 + 40 + 32] = {0};
+    static const uint8_t payloads[] = {0, 1, 2, 6};
+    uint8_t ack[14 + 40 + 20 + 24 + 6] = {0};
     size_t size, header = t->v6 ? 40 : 20, l4 = 14 + header;
+    uint32_t shape = s->window;
     struct offered offer = read_offer(frame + t->l4, t->l4_length, t->v6);
     if (offer.mss < 536) {
         claim(o->action == XDP_PASS, "a SYN was answered whose client takes no whole segment");
@@ -392,7 +428,8 @@ static void claim_cookie(const struct outcome *o, const uint8_t *frame, const st
     memcpy(ack, frame, 12);
     put16(ack + 12, t->v6 ? 0x86dd : 0x0800);
     uint8_t *ip = ack + 14, *segment = ack + l4;
-    size_t l4_length = offer.has_ts ? 32 : 20;
+    size_t options = put_options(segment + 20, shape, offer.has_ts, offer.tsval + 1, ours.tsval);
+    size_t l4_length = 20 + options + payloads[(shape & BACK_PAYLOAD) >> 1];
     if (t->v6) {
         ip[0] = 0x60;
         put16(ip + 4, (uint32_t)l4_length);
@@ -409,16 +446,12 @@ static void claim_cookie(const struct outcome *o, const uint8_t *frame, const st
     }
     memcpy(segment, &t->key.client_port, 2);
     memcpy(segment + 2, &t->key.local_port, 2);
-    put32(segment + 4, s->seq + 1);
+    put32(segment + 4, s->seq + !(shape & BACK_LATE));
     put32(segment + 8, get32(tcp + 4) + 1);
-    segment[12] = (uint8_t)(l4_length / 4 << 4);
-    segment[13] = ROOST_ACK;
+    segment[12] = (uint8_t)((20 + options) / 4 << 4);
+    segment[13] = (uint8_t)(ROOST_ACK | (shape & BACK_PUSH ? 8 : 0) | (shape & BACK_FIN ? ROOST_FIN : 0) |
+                            (shape & BACK_ECN ? 0xc0 : 0));
     put16(segment + 14, 777);
-    if (offer.has_ts) {
-        put32(segment + 20, 0x0101080a);
-        put32(segment + 24, offer.tsval + 1);
-        put32(segment + 28, ours.tsval);
-    }
     uint32_t snd_nxt = get32(tcp + 4) + 1;
     put16(segment + 16, reference_tcp_sum(ip + (t->v6 ? 8 : 12), t->v6 ? 32 : 8, segment, l4_length));
     check(ack, l4 + l4_length);
@@ -510,7 +543,7 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
     claim(ROOST_PHASE(slot->ctl) == ROOST_IDLE && ROOST_IS_BORN(slot->rest), "born in phase %u",
           ROOST_PHASE(slot->ctl));
     if (late || s.payload || s.flags & ROOST_FIN)
-        ka = claim_judged(o, frame, length, t, &s, &ka);
+        claim_handed_over(o, frame, length, t, ROOST_WHY_HOLD); /* it does more: the engine knows what to do about it */
     else
         claim_dropped(o, "it ends a handshake");
     claim_table(slot, &ka, true);
