@@ -367,7 +367,7 @@ static struct offered read_offer(const uint8_t *tcp, size_t header, bool v6) {
 
 static void check(const uint8_t *frame, size_t length);
 
-/* How a client brings its cookie back; the SYN's window says which. */
+/* How a client brings its cookie back; whatever differs in a SYN makes another one. */
 enum {
     BACK_LATE = 1,      /* by a keep-alive probe, since the acknowledgement was lost */
     BACK_PAYLOAD = 6,   /* 0, 1, 2 or 6 bytes */
@@ -408,8 +408,8 @@ static void claim_cookie(const struct outcome *o, const uint8_t *frame, const st
     static const uint8_t payloads[] = {0, 1, 2, 6};
     uint8_t ack[14 + 40 + 20 + 24 + 6] = {0};
     size_t size, header = t->v6 ? 40 : 20, l4 = 14 + header;
-    uint32_t shape = s->window;
     struct offered offer = read_offer(frame + t->l4, t->l4_length, t->v6);
+    uint32_t shape = (s->seq + s->window + offer.tsval) * 2654435761u >> 24;
     if (offer.mss < 536) {
         claim(o->action == XDP_PASS, "a SYN was answered whose client takes no whole segment");
         return;
