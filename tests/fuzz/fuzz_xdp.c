@@ -369,8 +369,8 @@ static void check(const uint8_t *frame, size_t length);
 
 /* How a client brings its cookie back; whatever differs in a SYN makes another one. */
 enum {
-    BACK_LATE = 1,      /* by a keep-alive probe, since the acknowledgement was lost */
-    BACK_PAYLOAD = 6,   /* 0, 1, 2 or 6 bytes */
+    BACK_LATE = 1,    /* by a keep-alive probe, since the acknowledgement was lost */
+    BACK_PAYLOAD = 6, /* 0, 1, 2 or 6 bytes */
     BACK_PUSH = 8,
     BACK_FIN = 16,
     BACK_ECN = 32,      /* CWR and ECE */
