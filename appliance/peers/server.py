@@ -53,6 +53,7 @@ class Server:
             self.open += 1
             self.heard_at[fd] = time.monotonic()
             self.loop.epoll.register(fd, select.EPOLLIN)
+            self.ready(fd, select.EPOLLIN)  # what came with the connection is answered before the next is accepted
 
     def close(self, fd: int) -> None:
         self.heard_at[fd] = 0.0
