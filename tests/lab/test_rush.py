@@ -52,10 +52,12 @@ def come_and_go(box: EngineLab, tmp_path: Path) -> Iterator[Come]:
 def rush(box: EngineLab, come: Come) -> Iterator[None]:
     """64 clients at a time, the engine pausing for them."""
     clients, before = come(64, 60), box.engine.stats()["rush_pauses"]
-    wait_until(lambda: box.engine.stats()["rush_pauses"] > before, 20, "the engine pauses")
-    yield
-    assert clients.running, "each had its answer"
-    clients.terminate()
+    try:
+        wait_until(lambda: box.engine.stats()["rush_pauses"] > before, 20, "the engine pauses")
+        yield
+        assert clients.running, "each had its answer"
+    finally:
+        clients.terminate()
 
 
 def test_the_engine_pauses_for_many_that_come_and_go_and_not_for_few(box: EngineLab, come_and_go: Come) -> None:
