@@ -90,7 +90,8 @@ class Table(Section):
     grow: bool = Field(
         True,
         description="whether these tables (`ipv4`, `ipv6`, `idle`) grow when they are 92 % full, while a quarter of "
-        "the machine's memory stays free",
+        "the machine's memory stays available (`MemAvailable` of `/proc/meminfo`: what files take counts as "
+        "available)",
     )
     idle: int = Field(
         262_144,
