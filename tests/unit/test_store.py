@@ -123,6 +123,7 @@ def test_who_is_asleep_is_known_once_all_about_him_is_written(
     nobody = key(9).pack()
     store.add(upserts=sleepers)
     until(lambda: len(slept.slept) == len(sleepers))
+    until(lambda: store.status.pending_sleep == 0)  # settled only after the engine has heard of them
     assert store.asleep([packed, nobody]) == {packed: (value[:KA_BYTES], value[KA_BYTES:]), nobody: None}
 
     writing, write = threading.Event(), Store._write
@@ -315,7 +316,7 @@ def test_a_lock_held_by_another_process_delays_sleep_but_not_reading(
     finally:
         holder.communicate()
     until(lambda: len(slept.slept) == 2)
-    assert store.status.text == "ok"
+    until(lambda: store.status.text == "ok")
 
 
 def test_a_full_disk_is_an_error_of_the_store_and_ends_with_it(make: Callable[..., Store], slept: Recorder) -> None:
