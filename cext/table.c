@@ -108,8 +108,11 @@ void roost_table_prefetch(struct roost_table *t, const struct roost_key *key) {
     if (!g->memory)
         return;
     struct roost_place place = place_of(t, key, v4, g->buckets);
-    for (int side = 0; side < 2; side++)
-        __builtin_prefetch(head_of(g, v4, place.bucket[side]));
+    for (int side = 0; side < 2; side++) {
+        const char *head = (const char *)head_of(g, v4, place.bucket[side]);
+        __builtin_prefetch(head);
+        __builtin_prefetch(head + sizeof(struct roost_bucket_head) - 1); /* every second one of IPv6 is in two lines */
+    }
 }
 
 struct roost_ka *roost_table_find(struct roost_table *t, const struct roost_key *key) {

@@ -3,11 +3,11 @@
  * The inactive table: where a key's slot may lie. Shared by the BPF programs, which only look, and by the engine,
  * which is the only one to insert and remove.
  *
- * A table is a BPF array map of buckets, memory-mapped by the engine. A bucket is 56 slots behind a header of one cache
- * line with an 8-bit tag for each slot; a tag of 0 is a free slot. A key may lie in either of two buckets (two-choice
- * hashing with no relocation): nothing ever moves within a table, so a reader without a lock can never miss an entry that
- * is there. When both buckets are full the insert is refused; at 90 % load that is rarer than one in ten thousand
- * (tests/unit/test_table.py measures it).
+ * A table is a BPF array map of buckets, memory-mapped by the engine. A bucket is 56 slots behind a header of 64 bytes
+ * (of IPv4 one cache line) with an 8-bit tag for each slot; a tag of 0 is a free slot. A key may lie in either of two
+ * buckets (two-choice hashing with no relocation): nothing ever moves within a table, so a reader without a lock can never
+ * miss an entry that is there. When both buckets are full the insert is refused; at 90 % load that is rarer than one in ten
+ * thousand (tests/unit/test_table.py measures it).
  *
  *     bucket   | tag 0 .. tag 55 | lock due |  slot 0  |  slot 1  | ... | slot 55 |
  *              '------- 64 bytes --------' '- far ka -'
@@ -137,6 +137,8 @@ static inline __attribute__((always_inline)) struct roost_place roost_place_of(_
     place.home = (__u8)(((mixed >> 40 & 0xffff) * (ROOST_BUCKET_SLOTS / ROOST_HOME_SLOTS) >> 16) * ROOST_HOME_SLOTS);
     return place;
 }
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first of eight tags is taken for the lowest byte");
 
 /* Those of eight tags that are this one: the highest bit of each. */
 static inline __attribute__((always_inline)) __u64 roost_same_tags(__u64 eight, __u8 tag) {

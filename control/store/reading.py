@@ -16,10 +16,11 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control.states import State
 from control.store.database import StoreError, chunks, open_engine
-from control.store.schema import KEYED, history, services, sleeping
+from control.store.schema import KEY, KEYED, history, services, sleeping
 from control.store.statements import ids_of
 
 SCAN_ROWS: Final = 10_000
+_PACKING = frozenset({"sqlite"})  # databases that make one row of a page, see _packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class Reader:
         when they cannot be read."""
         after = -1
         with self._reading() as connection, closing(connection.connection.cursor()) as cursor:
-            packed = connection.dialect.name == "sqlite"
+            packed = connection.dialect.name in _PACKING
             while True:
                 page = sa.select(sleeping.c.key, sleeping.c.id).where(sleeping.c.id > after).order_by(sleeping.c.id)
                 page = page.limit(SCAN_ROWS)
@@ -100,6 +101,12 @@ class Reader:
                     keys, numbers = rows[0][0] or b"", array("Q", json.loads(rows[0][1]))
                 else:
                     keys, numbers = b"".join(row[0] for row in rows), array("Q", (row[1] for row in rows))
+                if len(keys) != KEY.size * len(numbers):
+                    if not packed:
+                        wrong = [row[1] for row in rows if len(row[0]) != KEY.size]
+                        raise StoreError(f"cannot read who sleeps: the key of row {wrong[0]} is not {KEY.size} bytes")
+                    packed = False  # the same page row by row: this SQLite ends what it puts together at the first NUL
+                    continue
                 if not numbers:
                     return
                 yield keys, numbers
@@ -169,7 +176,8 @@ class Reader:
 
 def _packed(page: sa.Select[Any]) -> sa.Select[Any]:
     """A page of keys and numbers in one row, made by SQLite: half of the time that a tuple for each takes. What it puts
-    together is in the order of the page, since that has a limit."""
+    together is in the order of the page, since that has a limit. That a NUL does not end it is not promised by SQLite:
+    the length tells."""
     rows = page.subquery()
     keys = sa.cast(sa.func.group_concat(rows.c.key, ""), sa.LargeBinary)
     return sa.select(keys, sa.func.json_group_array(rows.c.id))

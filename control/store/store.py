@@ -174,7 +174,8 @@ class Store(Reader):
         return self._status.error
 
     def start(self) -> None:
-        """Start the writer."""
+        """Start the writer; once."""
+        assert self._thread is None
         self._thread = threading.Thread(target=self._run, name="roost-store", daemon=True)
         self._thread.start()
 

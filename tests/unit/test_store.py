@@ -212,14 +212,25 @@ def test_a_transition_without_a_number_gets_it_from_the_sleeping_row(
     assert [(r["id"], r["from"], r["to"]) for r in store.history_of(11)] == [(11, State.SLEEP, State.CLOSED)]
 
 
+def cut(page: Any) -> Any:
+    """What an SQLite makes of it that ends text at the first NUL."""
+    keys, numbers = packed_page(page).selected_columns
+    return sa.select(sa.func.substr(keys, 1, 1), numbers)
+
+
+packed_page = reading._packed
+WAYS: dict[str, dict[str, Any]] = {"packed": {}, "row by row": {"_PACKING": frozenset()}, "cut": {"_packed": cut}}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_who_sleeps_is_read_page_by_page_with_its_number(
-    make: Callable[..., Store], slept: Recorder, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Store], slept: Recorder, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
 ) -> None:
     """By ascending numbers, which is another order than that of the keys; keys have any bytes."""
     store, count = make(), 2 * 7 + 3
-    store.start()
     sleepers = {identity: sleeper(256 * identity % 999, identity) for identity in range(1, count + 1)}
-    monkeypatch.setattr(reading, "SCAN_ROWS", 7)
+    for name, value in (way | {"SCAN_ROWS": 7}).items():
+        monkeypatch.setattr(reading, name, value)
     assert list(store.sleeping_numbers()) == []
     store.add(upserts=sleepers.values())
     until(lambda: len(slept.slept) == count)
@@ -227,6 +238,16 @@ def test_who_sleeps_is_read_page_by_page_with_its_number(
     assert [len(numbers) for _, numbers in pages] == [7, 7, 3]
     assert [number for _, numbers in pages for number in numbers] == sorted(sleepers)
     assert b"".join(keys for keys, _ in pages) == b"".join(sleepers[number][0] for number in sorted(sleepers))
+
+
+def test_a_key_of_another_length_is_an_error_and_shifts_no_other(make: Callable[..., Store], slept: Recorder) -> None:
+    store = make()
+    store.add(upserts=[sleeper(1, 1), sleeper(2, 2)])
+    until(lambda: len(slept.slept) == 2)
+    with store._writer_engine.begin() as connection:
+        connection.execute(sa.text("UPDATE sleeping SET key = x'00' WHERE id = 1"))
+    with pytest.raises(StoreError, match="row 1 is not 36 bytes"):
+        list(store.sleeping_numbers())
 
 
 def test_services_keep_their_numbers_when_they_are_reordered(make: Callable[..., Store]) -> None:
