@@ -725,17 +725,22 @@ class Engine:
         lib.roost_wake_events(self._raw)
 
     def list(self, born: bool = False, sleeping: bool = True) -> Iterator[Event]:
-        """Everything that exists, awake first; to_state is the state, id 0 for SLEEP (the store knows it). What moves
-        meanwhile may be missed or come twice. born: those, too, that were born asleep and have not spoken; their id is
-        0, and there may be millions. sleeping: those in SLEEP."""
+        """Everything that exists, awake first; to_state is the state, id 0 for SLEEP (the store knows it). Who is there
+        from the first to the last comes once, unless a table grows meanwhile or a million others moved. born: those,
+        too, that were born asleep and have not spoken; their id is 0, and there may be millions. sleeping: those in
+        SLEEP."""
         which = (lib.ROOST_LIST_BORN if born else 0) | (0 if sleeping else lib.ROOST_LIST_NOBODY_IN_SLEEP)
-        cursor = ffi.new("uint64_t *", 0)
         raw = ffi.new("struct roost_event[]", 4096)
-        while True:
-            count = lib.roost_list(self._raw, cursor, raw, 4096, which)
-            yield from self._unpack(raw, count)
-            if cursor[0] == 0:
-                return
+        listing = lib.roost_list_begin(self._raw, which)
+        if not listing:
+            raise EngineError("out of memory")
+        try:
+            while not lib.roost_list_done(listing):
+                count = lib.roost_list(self._raw, listing, raw, 4096)
+                yield from self._unpack(raw, count)
+        finally:
+            if self._raw:  # otherwise it ended with the engine
+                lib.roost_list_end(self._raw, listing)
 
     def slots_in_sleep(self) -> int:
         """How many clients in SLEEP have a slot. Looks at every slot: for when nothing moves yet."""

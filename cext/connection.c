@@ -103,9 +103,11 @@ struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key
     struct roost_conn **head = &e->by_id[slot_of_id(e, id)];
     c->next_by_id = *head;
     *head = c;
-    head = &e->by_key[slot_of_key(e, key)];
-    c->next_by_key = *head;
-    *head = c;
+    uint32_t place = slot_of_key(e, key);
+    c->next_by_key = e->by_key[place];
+    e->by_key[place] = c;
+    if (e->listings)
+        roost_listings_awake(e, key, place);
     into_order(e, c);
     e->awake++;
     roost_sockets_note(e, key);
@@ -116,10 +118,13 @@ void roost_conn_forget(struct roost_engine *e, struct roost_conn *c) {
     if (c->dead)
         return;
     out_of_ids(e, c);
-    struct roost_conn **at = &e->by_key[slot_of_key(e, &c->key)];
+    uint32_t place = slot_of_key(e, &c->key);
+    struct roost_conn **at = &e->by_key[place];
     while (*at != c)
         at = &(*at)->next_by_key;
     *at = c->next_by_key;
+    if (e->listings)
+        roost_listings_asleep(e, &c->key, place);
     out_of_order(e, c);
     roost_wheel_cancel(&e->wheel, &c->timer);
     e->awake--;

@@ -424,41 +424,6 @@ int roost_wake_events(roost_engine *e) {
     return 0;
 }
 
-/* Cursor: hash buckets of the awake first, then positions of the table. Connections that move while the list is taken
- * may be missed or seen twice. */
-int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, uint32_t max, int which) {
-    bool born = which & ROOST_LIST_BORN, sleeping = !(which & ROOST_LIST_NOBODY_IN_SLEEP);
-    uint32_t count = 0;
-    roost_lock(e);
-    uint64_t positions = roost_table_positions(&e->table), scanned = 0;
-    while (*cursor < e->hash_size + positions && scanned++ < 65536) {
-        if (*cursor < e->hash_size) {
-            uint32_t here = 0;
-            for (struct roost_conn *c = e->by_key[*cursor]; c; c = c->next_by_key)
-                here++;
-            if (count + here > max)
-                break;
-            for (struct roost_conn *c = e->by_key[*cursor]; c; c = c->next_by_key)
-                roost_event_of_conn(e, c, &events[count++]);
-        } else {
-            struct roost_key key;
-            struct roost_ka *slot = roost_table_at(&e->table, *cursor - e->hash_size, &key);
-            if (slot && (ROOST_PHASE(slot->ctl) == ROOST_IDLE || (sleeping && ROOST_PHASE(slot->ctl) == ROOST_SLEEP)) &&
-                !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) && (born || !ROOST_IS_BORN(slot->rest)) &&
-                !roost_conn_by_key(e, &key)) {
-                if (count == max)
-                    break;
-                roost_event_of_slot(e, &key, slot, &events[count++]);
-            }
-        }
-        ++*cursor;
-    }
-    if (*cursor >= e->hash_size + positions)
-        *cursor = 0;
-    roost_unlock(e);
-    return (int)count;
-}
-
 uint64_t roost_slots_in_sleep(roost_engine *e) {
     struct roost_key key;
     uint64_t count = 0;
@@ -471,8 +436,7 @@ uint64_t roost_slots_in_sleep(roost_engine *e) {
     return count;
 }
 
-/* The connection with this key, as it stands; false: there is none. */
-static bool find(struct roost_engine *e, const struct roost_key *key, struct roost_event *event) {
+bool roost_find_here(struct roost_engine *e, const struct roost_key *key, struct roost_event *event) {
     struct roost_conn *c = roost_conn_by_key(e, key);
     struct roost_ka *slot = c ? NULL : roost_table_find(&e->table, key);
     if (c)
@@ -493,7 +457,7 @@ static bool find_perhaps(struct roost_engine *e, const struct roost_key *key, st
 
 int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event) {
     roost_lock(e);
-    bool found = find(e, key, event) || find_perhaps(e, key, event);
+    bool found = roost_find_here(e, key, event) || find_perhaps(e, key, event);
     roost_unlock(e);
     return found;
 }
@@ -548,7 +512,7 @@ int roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, 
     struct roost_key key = {.client_port = htons(port)};
     memcpy(key.client, client, sizeof(key.client));
     roost_lock(e);
-    uint32_t found = find_at_services(e, &key, locals, count, find, events, max ? 1 : 0);
+    uint32_t found = find_at_services(e, &key, locals, count, roost_find_here, events, max ? 1 : 0);
     if (!found)
         found = find_at_services(e, &key, locals, count, find_perhaps, events, max);
     roost_unlock(e);
@@ -639,6 +603,8 @@ void roost_close(roost_engine *e) {
         close(e->epoll_fd);
     if (e->wake_fd >= 0)
         close(e->wake_fd);
+    while (e->listings)
+        roost_list_end(e, e->listings);
     free(e->by_id);
     free(e->by_key);
     free(e->rebuilt);

@@ -263,7 +263,7 @@ struct roost_row {
 enum {
     ROOST_STATS = 96,     /* at most */
     ROOST_PERHAPS = 0x80, /* of roost_states */
-    ROOST_LIST_BORN = 1,  /* of roost_list: those, too, that were born asleep and have not spoken */
+    ROOST_LIST_BORN = 1,  /* of roost_list_begin: those, too, that were born asleep and have not spoken */
     ROOST_LIST_NOBODY_IN_SLEEP = 2
 };
 
@@ -273,6 +273,7 @@ struct roost_stats {
 };
 
 typedef struct roost_engine roost_engine;
+typedef struct roost_listing roost_listing;
 
 /* All return 0 or a count, or -errno with a sentence for people in err (err_len bytes). */
 roost_engine *roost_open(const struct roost_options *options, char *err, uint32_t err_len);
@@ -316,10 +317,15 @@ int roost_events(roost_engine *e, struct roost_event *events, uint32_t max, uint
  * before roost_events is called again. */
 int roost_rows(roost_engine *e, struct roost_row *rows, uint32_t max);
 int roost_wake_events(roost_engine *e); /* make a waiting roost_events return */
-/* Snapshot of what exists: awake connections, then table slots; what sleeps without a slot is not among them. *cursor
- * starts at 0 and is 0 again at the end. state in events[].to_state; id 0 for SLEEP (the store knows it); gap_ms since the
- * last payload byte. */
-int roost_list(roost_engine *e, uint64_t *cursor, struct roost_event *events, uint32_t max, int which);
+/* What exists, in parts: awake connections first; what sleeps without a slot is not among them. Each that is there from
+ * the first part to the last comes once, whatever wakes and falls asleep meanwhile, unless a table grows just then or a
+ * million others moved. which: ROOST_LIST_...; NULL: no memory. state in events[].to_state; id 0 for SLEEP (the store knows
+ * it); gap_ms since the last payload byte. A part may be empty, and is not the last one until the list is done. */
+roost_listing *roost_list_begin(roost_engine *e, int which);
+int roost_list(roost_engine *e, roost_listing *l, struct roost_event *events, uint32_t max);
+int roost_list_done(const roost_listing *l);
+uint64_t roost_list_at(const roost_listing *l); /* how many positions of awake connections and slots it has looked at */
+void roost_list_end(roost_engine *e, roost_listing *l); /* roost_close ends those that are left */
 /* How many slots are in SLEEP, of clients. Takes as long as a look at every slot: for when nothing moves. */
 uint64_t roost_slots_in_sleep(roost_engine *e);
 /* 1 found, 0 not. count of the event: 1 when it may be asleep without a slot; that, its row alone can tell. */

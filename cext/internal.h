@@ -9,7 +9,7 @@
  *     freeze.c      socket -> record                          thaw.c    record -> socket
  *     sweep.c       what sleeping connections need by time    connection.c  the awake ones, by id and by key
  *     waiting.c     servers whose client is not to be had     mailbox.c     batches in, batches out
- *     ports.c       local ports of links that may sleep
+ *     ports.c       local ports of links that may sleep       listing.c     what exists, while it moves
  *     policy.c      what is in force for one connection
  *     perhaps.c     those that sleep without a slot: going there, and coming back (filter.c)
  *     inband_relay.c, inband_requests.c                       what the ends ask for in the payload (inband.c)
@@ -258,6 +258,7 @@ struct roost_engine {
     uint64_t servers_retry_ms;
     struct roost_conn **by_id, **by_key;
     uint32_t hash_size;
+    struct roost_listing *listings; /* those that are being taken */
     struct roost_conn *oldest, *newest;
     uint64_t awake, max_awake;
     bool pressure_told;
@@ -294,6 +295,8 @@ struct roost_engine {
 /* engine.c. The lock is fair to others than the engine thread. */
 void roost_lock(struct roost_engine *e);
 void roost_unlock(struct roost_engine *e);
+/* The connection with this key, awake or in the table, as it stands; false: there is none. */
+bool roost_find_here(struct roost_engine *e, const struct roost_key *key, struct roost_event *event);
 int roost_watch_plain(struct roost_engine *e, int fd, uint64_t tag);
 
 /* router.c */
@@ -326,6 +329,10 @@ void roost_conn_timer(struct roost_engine *e, struct roost_conn *c);
 void roost_sockets_begin(struct roost_engine *e);
 void roost_sockets_turn(struct roost_engine *e);
 void roost_sockets_note(struct roost_engine *e, const struct roost_key *key);
+
+/* listing.c: of somebody who is awake from now on, or no more, while others list (e->listings). place: of the hash. */
+void roost_listings_awake(struct roost_engine *e, const struct roost_key *key, uint32_t place);
+void roost_listings_asleep(struct roost_engine *e, const struct roost_key *key, uint32_t place); /* or gone */
 
 /* connection.c */
 int roost_conns_init(struct roost_engine *e, uint32_t expected);

@@ -392,6 +392,19 @@ struct roost_ka *roost_table_at(struct roost_table *t, uint64_t position, struct
     return NULL;
 }
 
+uint64_t roost_table_position(const struct roost_table *t, const struct roost_ka *slot) {
+    struct location l = locate(t, slot);
+    uint64_t before = 0;
+    bool v4;
+    for (int n = 0; n < 2 * ROOST_GENERATIONS; n++) {
+        const struct roost_generation *g = nth(t, n, &v4);
+        if (g == l.generation)
+            break;
+        before += g->buckets;
+    }
+    return (before + l.bucket) * ROOST_BUCKET_SLOTS + l.i;
+}
+
 uint32_t roost_table_name(const struct roost_table *t, const struct roost_ka *slot) {
     struct location l = locate(t, slot);
     return (l.v4 ? 0 : NAME_V6) | l.which << NAME_GENERATION_SHIFT | (l.bucket * ROOST_BUCKET_SLOTS + l.i);

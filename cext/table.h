@@ -90,6 +90,8 @@ uint16_t roost_table_service(const struct roost_table *t, const struct roost_ka 
  * when the table grows. */
 uint64_t roost_table_positions(const struct roost_table *t);
 struct roost_ka *roost_table_at(struct roost_table *t, uint64_t position, struct roost_key *key);
+uint64_t roost_table_position(const struct roost_table *t,
+                              const struct roost_ka *slot); /* where roost_table_at finds it */
 
 /* The buckets of all generations count from 0, too; bucket n has the positions from n * ROOST_BUCKET_SLOTS on. */
 uint64_t roost_table_buckets(const struct roost_table *t);

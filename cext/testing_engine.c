@@ -58,9 +58,14 @@ roost_engine *roost_testing_engine(uint32_t slots4, uint32_t slots6, uint32_t re
 
 void roost_testing_engine_free(roost_engine *e) {
     struct still *s = (struct still *)e;
+    while (e->listings)
+        roost_list_end(e, e->listings);
     roost_growth_stop(e);
     roost_mailbox_destroy(&e->box);
     pthread_mutex_destroy(&e->lock);
+    while (e->oldest)
+        roost_conn_forget(e, e->oldest);
+    roost_conns_free_dead(e);
     free(e->by_id);
     free(e->by_key);
     if (s->table) {
@@ -79,6 +84,27 @@ struct roost_ka *roost_testing_engine_insert(roost_engine *e, const struct roost
 struct roost_rest *roost_testing_engine_rest(roost_engine *e, uint32_t *index) {
     *index = roost_table_rest_alloc(&e->table);
     return *index == ROOST_NO_REST ? NULL : &e->table.rest[*index];
+}
+
+void roost_testing_engine_hold(roost_engine *e, const struct roost_key *key) {
+    roost_table_set_phase(roost_table_find(&e->table, key), ROOST_WAKING);
+}
+
+/* In the order of thaw.c: it is among the awake before its slot is free. */
+int roost_testing_engine_wake(roost_engine *e, const struct roost_key *key, uint64_t id) {
+    struct roost_conn *c = roost_conn_new(e, key, id, 1);
+    struct roost_ka *slot = roost_table_find(&e->table, key);
+    if (slot)
+        roost_table_remove(&e->table, slot);
+    return c ? 0 : -ENOMEM;
+}
+
+/* In the order of freeze.c: its slot is there before it is no more among the awake. */
+void roost_testing_engine_end(roost_engine *e, const struct roost_key *key, const struct roost_ka *ka) {
+    if (ka)
+        roost_table_insert(&e->table, key, ka, 1);
+    roost_conn_forget(e, roost_conn_by_key(e, key));
+    roost_conns_free_dead(e);
 }
 
 uint64_t roost_testing_engine_positions(roost_engine *e) {

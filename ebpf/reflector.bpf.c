@@ -51,9 +51,12 @@ struct {
     __type(value, struct line);
 } memory SEC(".maps");
 
-/* Whether the client's line says so; it always does, but the answer has to wait for it. */
+/* Whether the client's line says so; it always does, but the answer has to wait for it. The lines of clients that follow
+ * each other lie as far apart as those of a keyed hash: one product alone would bring them back into the same pages, in
+ * steps of a few pages each time round. */
 static __always_inline int remembered(__u32 lines, __u32 address, __u32 port) {
     __u64 hash = ((__u64)address << 16 | port) * 0x9e3779b97f4a7c15ULL;
+    hash = (hash ^ hash >> 32) * 0xd6e8feb86659fd93ULL;
     __u32 index = ((hash >> 32) * lines) >> 32;
     struct line *line = bpf_map_lookup_elem(&memory, &index);
     return line && line->word[0]++ < 1ULL << 60;

@@ -148,6 +148,11 @@ class AgentLab:
     def connections(self, service: str) -> list[dict[str, Any]]:
         return [row for row in self.daemon.connections() if row["service"] == service]
 
+    def wait_for_state(self, service: str, *states: str) -> None:
+        """Until the only connection of a service is in one of these states; a new one is there a moment after its
+        client's connect() has returned."""
+        self.wait(lambda: len(rows := self.connections(service)) == 1 and rows[0]["state"] in states, f"{states}")
+
     def wait_for_agent(self, *names: str) -> None:
         self.wait(lambda: all(self.spoken_for().get(name, {}).get("connected") for name in names), f"an agent: {names}")
 

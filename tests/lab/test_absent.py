@@ -297,7 +297,7 @@ def test_a_server_that_went_away_while_it_waited_gets_no_client(waiting: AgentLa
     time.sleep(0.3)
     server.close()
     with connect_as(waiting, TELEMETRY, 23457):
-        waiting.wait(lambda: waiting.connections("telemetry")[0]["state"] == "IDLE", "it falls quiet")
+        waiting.wait_for_state("telemetry", "IDLE")
         events = waiting.daemon.get(f"/v1/connections/{where}")["history"]
         assert "server-attach" not in [row["cause"] for row in events]
 

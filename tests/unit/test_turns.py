@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,17 +59,19 @@ class Still:
                 due.append(event.id)
         return due
 
-    def list(self) -> list[tuple[int, list[bytes]]]:
-        """Of each time that the engine is asked: how far it looked, and the keys that it found."""
-        cursor, events, parts = ffi.new("uint64_t *"), ffi.new("struct roost_event[64]"), []
-        while True:
-            before = cursor[0]
-            count = lib.roost_list(self.raw, cursor, events, 64, 0)
+    def list(self, meanwhile: Callable[[], None] = lambda: None) -> list[tuple[int, list[bytes]]]:
+        """Of each time that the engine is asked: how far it looked, and the keys that it found. Between two times
+        something happens."""
+        listing, events = lib.roost_list_begin(self.raw, 0), ffi.new("struct roost_event[64]")
+        parts, before = [], 0
+        while not lib.roost_list_done(listing):
+            count = lib.roost_list(self.raw, listing, events, 64)
             found = [bytes(ffi.buffer(ffi.addressof(event.record, "key"))) for event in events[0:count]]
-            after = cursor[0] or lib.roost_testing_engine_positions(self.raw)
-            parts.append((after - before, found))
-            if not cursor[0]:
-                return parts
+            before, looked_at = (after := lib.roost_list_at(listing)), after - before
+            parts.append((looked_at, found))
+            meanwhile()
+        lib.roost_list_end(self.raw, listing)
+        return parts
 
 
 @pytest.fixture
@@ -182,3 +187,81 @@ def test_a_part_of_the_list_ends_where_there_is_no_room_for_more() -> None:
     for port in range(1, 501):
         still.insert(Key.of("192.0.2.1", port, "192.0.2.9", 80), Ka(SLEEP))
     assert [len(found) for _, found in still.list()] == [64] * 7 + [52]
+
+
+class Clients:
+    """Of an engine that stands still: they wake, fall asleep, come and go at random."""
+
+    def __init__(self, still: Still, seed: int, count: int) -> None:
+        self.still, self.random = still, random.Random(seed)
+        self.free = [Key.of("192.0.2.1", port, "192.0.2.9", 80) for port in range(1, count + 1)]
+        self.asleep: list[Key] = []
+        self.held: list[Key] = []
+        self.awake: list[Key] = []
+        self.gone: set[bytes] = set()
+        self.moves = [self.come, self.hold, self.wake, self.freeze, self.freeze, self.close]
+        for _ in range(4 * count):
+            self.random.choice(self.moves[:-1])()
+
+    def _one(self, of: list[Key]) -> Key | None:
+        return of.pop(self.random.randrange(len(of))) if of else None
+
+    def come(self) -> None:
+        if key := self._one(self.free):
+            assert not lib.roost_testing_engine_wake(self.still.raw, c_key(key), key.client_port)
+            self.awake.append(key)
+
+    def hold(self) -> None:
+        if key := self._one(self.asleep):
+            lib.roost_testing_engine_hold(self.still.raw, c_key(key))
+            self.held.append(key)
+
+    def wake(self) -> None:
+        if key := self._one(self.held):
+            assert not lib.roost_testing_engine_wake(self.still.raw, c_key(key), key.client_port)
+            self.awake.append(key)
+
+    def freeze(self) -> None:
+        if key := self._one(self.awake):
+            lib.roost_testing_engine_end(self.still.raw, c_key(key), Ka(SLEEP).c())
+            self.asleep.append(key)
+
+    def close(self) -> None:
+        if key := self._one(self.awake):
+            lib.roost_testing_engine_end(self.still.raw, c_key(key), ffi.NULL)
+            self.gone.add(key.pack())
+
+    def move(self) -> None:
+        for _ in range(self.random.choice([0, 1, 5, 60])):
+            self.random.choice(self.moves)()
+
+    @property
+    def there(self) -> set[bytes]:
+        return {key.pack() for key in (*self.asleep, *self.held, *self.awake)}
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_who_moves_while_a_list_is_taken_is_in_it_once(seed: int) -> None:
+    clients = Clients(still := Still(slots=1000), seed, 500)
+    before = clients.there
+    found = Counter(key for _, keys in still.list(clients.move) for key in keys)
+    assert before - clients.gone - set(found) == set(), "they were there all the time"
+    assert set(found) <= before | clients.there | clients.gone
+    assert max(found.values()) == 1
+
+
+def test_two_lists_at_a_time_do_not_disturb_each_other() -> None:
+    clients = Clients(still := Still(slots=1000), 7, 500)
+    before = clients.there
+    lists: list[list[bytes]] = []
+
+    def meanwhile() -> None:
+        clients.move()
+        if len(lists) < 3:
+            lists.append([])
+            lists[-1] += [key for _, keys in still.list(clients.move) for key in keys]
+
+    lists.append([key for _, keys in still.list(meanwhile) for key in keys])
+    for found in lists:
+        assert before - clients.gone - set(found) == set()
+        assert len(found) == len(set(found))

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The list of what exists, taken in parts while it moves: first the awake, by their place in the hash, then the slots of
+ * the table. Who is not where the list looks when it looks there would be missed (woken behind it) or come twice (frozen
+ * ahead of it). So a listing is told of everybody who wakes or ceases to be awake; it remembers those it concerns, passes
+ * over them, and looks for those it would miss once it is through.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+#define POSITIONS_A_PART 65536 /* the engine's thread stands still for some 0.3 ms */
+#define TOLD_MAX (1u << 20)    /* a reader that sleeps in the midst of its list takes no more memory than for these */
+
+struct told {
+    struct roost_key key;
+    bool late; /* not listed yet: looked for at the end */
+};
+
+struct roost_listing {
+    struct roost_listing *next;
+    int which;
+    uint64_t at; /* places of the hash, then positions of the table */
+    struct told *told;
+    uint32_t *index; /* into `told`, plus one, by the key's hash; 0: free. Twice as many as `told` has room for */
+    uint32_t count, room, late_at;
+    bool done;
+};
+
+static uint32_t *place_of(const struct roost_engine *e, const struct roost_listing *l, const struct roost_key *key) {
+    uint32_t mask = 2 * l->room - 1, i = (uint32_t)(roost_hash6(&e->table.config, key) >> 32) & mask;
+    while (l->index[i] && memcmp(&l->told[l->index[i] - 1].key, key, sizeof(*key)))
+        i = (i + 1) & mask;
+    return &l->index[i];
+}
+
+static bool is_told(const struct roost_engine *e, const struct roost_listing *l, const struct roost_key *key) {
+    return l->count && *place_of(e, l, key);
+}
+
+static bool more_room(const struct roost_engine *e, struct roost_listing *l) {
+    uint32_t room = l->room ? 2 * l->room : 64;
+    struct told *told = room <= TOLD_MAX ? realloc(l->told, room * sizeof(*told)) : NULL;
+    if (!told)
+        return false;
+    l->told = told;
+    uint32_t *index = calloc(2 * (size_t)room, sizeof(*index));
+    if (!index)
+        return false;
+    free(l->index);
+    l->index = index;
+    l->room = room;
+    for (uint32_t i = 0; i < l->count; i++)
+        *place_of(e, l, &told[i].key) = i + 1;
+    return true;
+}
+
+/* Past all the room there is, who moves may be missed or come twice: the reader is too far behind. */
+static void tell(const struct roost_engine *e, struct roost_listing *l, const struct roost_key *key, bool late) {
+    if (l->count == l->room && !more_room(e, l))
+        return;
+    uint32_t *place = place_of(e, l, key);
+    if (*place)
+        return;
+    l->told[l->count] = (struct told){*key, late};
+    *place = ++l->count;
+}
+
+/* Of a slot whose connection is not awake. */
+static bool is_wanted(const struct roost_listing *l, const struct roost_ka *slot) {
+    return !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) && (l->which & ROOST_LIST_BORN || !ROOST_IS_BORN(slot->rest)) &&
+           !(l->which & ROOST_LIST_NOBODY_IN_SLEEP && ROOST_PHASE(slot->ctl) == ROOST_SLEEP);
+}
+
+static bool has_passed(const struct roost_engine *e, const struct roost_listing *l, const struct roost_ka *slot) {
+    return l->at > e->hash_size + roost_table_position(&e->table, slot);
+}
+
+void roost_listings_awake(struct roost_engine *e, const struct roost_key *key, uint32_t place) {
+    const struct roost_ka *slot = roost_table_find(&e->table, key);
+    for (struct roost_listing *l = e->listings; l; l = l->next)
+        if (place < l->at && !(slot && has_passed(e, l, slot) && is_wanted(l, slot)))
+            tell(e, l, key, true);
+}
+
+void roost_listings_asleep(struct roost_engine *e, const struct roost_key *key, uint32_t place) {
+    const struct roost_ka *slot = roost_table_find(&e->table, key);
+    for (struct roost_listing *l = e->listings; l; l = l->next)
+        if (slot && place < l->at && !has_passed(e, l, slot))
+            tell(e, l, key, false);
+}
+
+roost_listing *roost_list_begin(roost_engine *e, int which) {
+    struct roost_listing *l = calloc(1, sizeof(*l));
+    if (!l)
+        return NULL;
+    l->which = which;
+    roost_lock(e);
+    l->next = e->listings;
+    e->listings = l;
+    roost_unlock(e);
+    return l;
+}
+
+/* false: there is no room. */
+static bool list_awake(struct roost_engine *e, struct roost_listing *l, struct roost_event *events, uint32_t max,
+                       uint32_t *count) {
+    uint32_t here = 0;
+    for (struct roost_conn *c = e->by_key[l->at]; c; c = c->next_by_key)
+        here++;
+    if (*count + here > max)
+        return false;
+    for (struct roost_conn *c = e->by_key[l->at]; c; c = c->next_by_key)
+        roost_event_of_conn(e, c, &events[(*count)++]);
+    return true;
+}
+
+static bool list_slot(struct roost_engine *e, struct roost_listing *l, struct roost_event *events, uint32_t max,
+                      uint32_t *count) {
+    struct roost_key key;
+    struct roost_ka *slot = roost_table_at(&e->table, l->at - e->hash_size, &key);
+    if (!slot || !is_wanted(l, slot) || roost_conn_by_key(e, &key) || is_told(e, l, &key))
+        return true;
+    if (ROOST_PHASE(slot->ctl) == ROOST_WAKING) /* the engine has not met it yet */
+        tell(e, l, &key, true);
+    if (ROOST_PHASE(slot->ctl) != ROOST_IDLE && ROOST_PHASE(slot->ctl) != ROOST_SLEEP)
+        return true;
+    if (*count == max)
+        return false;
+    roost_event_of_slot(e, &key, slot, &events[(*count)++]);
+    return true;
+}
+
+static bool list_late(struct roost_engine *e, const struct told *told, struct roost_event *events, uint32_t max,
+                      uint32_t *count) {
+    struct roost_event event;
+    if (!told->late || !roost_find_here(e, &told->key, &event))
+        return true;
+    if (*count == max)
+        return false;
+    events[(*count)++] = event;
+    return true;
+}
+
+int roost_list(roost_engine *e, roost_listing *l, struct roost_event *events, uint32_t max) {
+    uint32_t count = 0, looked_at = 0;
+    bool room = true;
+    roost_lock(e);
+    uint64_t end = e->hash_size + roost_table_positions(&e->table);
+    for (; room && l->at < end && looked_at < POSITIONS_A_PART; l->at += room, looked_at++)
+        room = l->at < e->hash_size ? list_awake(e, l, events, max, &count) : list_slot(e, l, events, max, &count);
+    if (l->at >= end)
+        for (; room && l->late_at < l->count && looked_at < POSITIONS_A_PART; l->late_at += room, looked_at++)
+            room = list_late(e, &l->told[l->late_at], events, max, &count);
+    l->done = l->at >= end && l->late_at == l->count;
+    roost_unlock(e);
+    return (int)count;
+}
+
+int roost_list_done(const roost_listing *l) {
+    return l->done;
+}
+
+uint64_t roost_list_at(const roost_listing *l) {
+    return l->at;
+}
+
+void roost_list_end(roost_engine *e, roost_listing *l) {
+    roost_lock(e);
+    struct roost_listing **at = &e->listings;
+    while (*at != l)
+        at = &(*at)->next;
+    *at = l->next;
+    roost_unlock(e);
+    free(l->told);
+    free(l->index);
+    free(l);
+}
