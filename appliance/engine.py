@@ -725,17 +725,17 @@ class Engine:
         lib.roost_wake_events(self._raw)
 
     def list(self, born: bool = False, sleeping: bool = True) -> Iterator[Event]:
-        """Everything that exists, awake first; to_state is the state, id 0 for SLEEP (the store knows it). Who is there
-        from the first to the last comes once, unless a table grows meanwhile or a million others moved. born: those,
-        too, that were born asleep and have not spoken; their id is 0, and there may be millions. sleeping: those in
-        SLEEP."""
+        """Everything that exists, in any order; to_state is the state, id 0 for SLEEP (the store knows it). Who is
+        there from the first to the last comes once, unless a table grows meanwhile or a million others moved. born:
+        those, too, that were born asleep and have not spoken; their id is 0, and there may be millions. sleeping: those
+        in SLEEP."""
         which = (lib.ROOST_LIST_BORN if born else 0) | (0 if sleeping else lib.ROOST_LIST_NOBODY_IN_SLEEP)
         raw = ffi.new("struct roost_event[]", 4096)
         listing = lib.roost_list_begin(self._raw, which)
         if not listing:
             raise EngineError("out of memory")
         try:
-            while not lib.roost_list_done(listing):
+            while self._raw and not lib.roost_list_done(listing):
                 count = lib.roost_list(self._raw, listing, raw, 4096)
                 yield from self._unpack(raw, count)
         finally:
@@ -815,8 +815,8 @@ class Engine:
     def close(self) -> None:
         """Frees the engine. Awake connections are closed; sleeping ones stay in the pinned table."""
         if self._raw:
-            lib.roost_close(self._raw)
-            self._raw = None
+            raw, self._raw = self._raw, None
+            lib.roost_close(raw)
 
 
 def router_mark() -> tuple[int, int]:

@@ -436,7 +436,8 @@ uint64_t roost_slots_in_sleep(roost_engine *e) {
     return count;
 }
 
-bool roost_find_here(struct roost_engine *e, const struct roost_key *key, struct roost_event *event) {
+/* The connection with this key, as it stands; false: there is none. */
+static bool find(struct roost_engine *e, const struct roost_key *key, struct roost_event *event) {
     struct roost_conn *c = roost_conn_by_key(e, key);
     struct roost_ka *slot = c ? NULL : roost_table_find(&e->table, key);
     if (c)
@@ -457,7 +458,7 @@ static bool find_perhaps(struct roost_engine *e, const struct roost_key *key, st
 
 int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event) {
     roost_lock(e);
-    bool found = roost_find_here(e, key, event) || find_perhaps(e, key, event);
+    bool found = find(e, key, event) || find_perhaps(e, key, event);
     roost_unlock(e);
     return found;
 }
@@ -512,7 +513,7 @@ int roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, 
     struct roost_key key = {.client_port = htons(port)};
     memcpy(key.client, client, sizeof(key.client));
     roost_lock(e);
-    uint32_t found = find_at_services(e, &key, locals, count, roost_find_here, events, max ? 1 : 0);
+    uint32_t found = find_at_services(e, &key, locals, count, find, events, max ? 1 : 0);
     if (!found)
         found = find_at_services(e, &key, locals, count, find_perhaps, events, max);
     roost_unlock(e);

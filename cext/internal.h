@@ -295,8 +295,6 @@ struct roost_engine {
 /* engine.c. The lock is fair to others than the engine thread. */
 void roost_lock(struct roost_engine *e);
 void roost_unlock(struct roost_engine *e);
-/* The connection with this key, awake or in the table, as it stands; false: there is none. */
-bool roost_find_here(struct roost_engine *e, const struct roost_key *key, struct roost_event *event);
 int roost_watch_plain(struct roost_engine *e, int fd, uint64_t tag);
 
 /* router.c */
@@ -333,6 +331,8 @@ void roost_sockets_note(struct roost_engine *e, const struct roost_key *key);
 /* listing.c: of somebody who is awake from now on, or no more, while others list (e->listings). place: of the hash. */
 void roost_listings_awake(struct roost_engine *e, const struct roost_key *key, uint32_t place);
 void roost_listings_asleep(struct roost_engine *e, const struct roost_key *key, uint32_t place); /* or gone */
+/* A slot for one that slept without. */
+void roost_listings_back(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot);
 
 /* connection.c */
 int roost_conns_init(struct roost_engine *e, uint32_t expected);

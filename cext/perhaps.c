@@ -217,8 +217,10 @@ bool roost_perhaps_command(struct roost_engine *e, struct roost_command *command
 static int come_back(struct roost_engine *e, const struct roost_command *command) {
     struct roost_record record = command->record;
     record.ka.heard = ROOST_HEARD(e->now_ms / 1000, 0, 0); /* so that it stays a while */
-    if (!roost_insert_sleeping(e, &record))
+    const struct roost_ka *slot = roost_insert_sleeping(e, &record);
+    if (!slot)
         return ENOSPC;
+    roost_listings_back(e, &record.key, slot);
     roost_filter_remove(&e->filter, roost_hash_of_key(e, &record.key));
     e->stat[ROOST_E_PERHAPS_SLEPT]++;
     return 0;

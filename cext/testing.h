@@ -141,9 +141,12 @@ struct roost_ka *roost_testing_engine_insert(roost_engine *e, const struct roost
 /* A rest slot and its index; NULL: all are in use. */
 struct roost_rest *roost_testing_engine_rest(roost_engine *e, uint32_t *index);
 uint64_t roost_testing_engine_positions(roost_engine *e); /* that a listing looks at */
-/* A client with a slot speaks: XDP holds it. Then the engine meets it; a new one has no slot. 0 or -ENOMEM. */
-void roost_testing_engine_hold(roost_engine *e, const struct roost_key *key);
+/* Somebody is awake from now on, who has a slot or is new. 0 or -ENOMEM. */
 int roost_testing_engine_wake(roost_engine *e, const struct roost_key *key, uint64_t id);
+/* His slot is free, or he goes back into it. */
+void roost_testing_engine_thaw(roost_engine *e, const struct roost_key *key, int failed);
+/* A slot for one that slept without. */
+void roost_testing_engine_back(roost_engine *e, const struct roost_key *key, const struct roost_ka *ka);
 /* It falls asleep again; ka NULL: it is closed. */
 void roost_testing_engine_end(roost_engine *e, const struct roost_key *key, const struct roost_ka *ka);
 

@@ -86,17 +86,28 @@ struct roost_rest *roost_testing_engine_rest(roost_engine *e, uint32_t *index) {
     return *index == ROOST_NO_REST ? NULL : &e->table.rest[*index];
 }
 
-void roost_testing_engine_hold(roost_engine *e, const struct roost_key *key) {
-    roost_table_set_phase(roost_table_find(&e->table, key), ROOST_WAKING);
+int roost_testing_engine_wake(roost_engine *e, const struct roost_key *key, uint64_t id) {
+    struct roost_ka *slot = roost_table_find(&e->table, key);
+    if (!roost_conn_new(e, key, id, 1))
+        return -ENOMEM;
+    if (slot)
+        roost_table_set_phase(slot, ROOST_WAKING);
+    return 0;
 }
 
-/* In the order of thaw.c: it is among the awake before its slot is free. */
-int roost_testing_engine_wake(roost_engine *e, const struct roost_key *key, uint64_t id) {
-    struct roost_conn *c = roost_conn_new(e, key, id, 1);
+void roost_testing_engine_thaw(roost_engine *e, const struct roost_key *key, int failed) {
     struct roost_ka *slot = roost_table_find(&e->table, key);
-    if (slot)
+    if (!failed) {
         roost_table_remove(&e->table, slot);
-    return c ? 0 : -ENOMEM;
+        return;
+    }
+    roost_table_set_phase(slot, ROOST_SLEEP);
+    roost_conn_forget(e, roost_conn_by_key(e, key));
+    roost_conns_free_dead(e);
+}
+
+void roost_testing_engine_back(roost_engine *e, const struct roost_key *key, const struct roost_ka *ka) {
+    roost_listings_back(e, key, roost_table_insert(&e->table, key, ka, 1));
 }
 
 /* In the order of freeze.c: its slot is there before it is no more among the awake. */

@@ -379,15 +379,10 @@ class Operations:
         number = 0
         if name.isascii() and name.isdigit():
             number = int(name)
-            healthy = not self._store.status.error
-            row = self._store.sleeping_by_id(number) if healthy and 0 < number < 2**63 else None
-            if row is not None:
-                event = self._engine.find(Key.unpack(row.key))
-                # The row may be about to be removed, and its 4-tuple another connection's by now.
-                if event is not None and event.id not in (0, number):
-                    event = None
+            event = self._asleep_numbered(number)
             if event is None and number:
                 event = next((one for one in self._engine.list() if number in (one.id, one.record.id)), None)
+                event = event or self._asleep_numbered(number)  # since it went to SLEEP meanwhile
         elif name.lower().endswith(f".{self._domain}"):
             if (named := self._named(Name(name.lower()))) is not None:
                 event, number = self._event_of(named), named.id
@@ -406,6 +401,14 @@ class Operations:
         if event is None:
             raise OperationError(404, f'no connection "{name}"')
         return Located(number, State(event.to_state), event)
+
+    def _asleep_numbered(self, number: int) -> Event | None:
+        """The connection that a row of `sleeping` is about."""
+        if self._store.status.error or not 0 < number < 2**63 or not (row := self._store.sleeping_by_id(number)):
+            return None
+        event = self._engine.find(Key.unpack(row.key))
+        # The row may be about to be removed, and its 4-tuple another connection's by now.
+        return event if event is not None and event.id in (0, number) else None
 
     def _asleep_among(self, events: Sequence[Event]) -> Event | None:
         """Of several that may be asleep, the one that has a row; without the database, nobody can tell."""

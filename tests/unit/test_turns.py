@@ -196,10 +196,10 @@ class Clients:
         self.still, self.random = still, random.Random(seed)
         self.free = [Key.of("192.0.2.1", port, "192.0.2.9", 80) for port in range(1, count + 1)]
         self.asleep: list[Key] = []
-        self.held: list[Key] = []
+        self.waking: list[Key] = []
         self.awake: list[Key] = []
         self.gone: set[bytes] = set()
-        self.moves = [self.come, self.hold, self.wake, self.freeze, self.freeze, self.close]
+        self.moves = [self.come, self.wake, self.thaw, self.thaw, self.fail, self.freeze, self.freeze, self.close]
         for _ in range(4 * count):
             self.random.choice(self.moves[:-1])()
 
@@ -211,15 +211,20 @@ class Clients:
             assert not lib.roost_testing_engine_wake(self.still.raw, c_key(key), key.client_port)
             self.awake.append(key)
 
-    def hold(self) -> None:
-        if key := self._one(self.asleep):
-            lib.roost_testing_engine_hold(self.still.raw, c_key(key))
-            self.held.append(key)
-
     def wake(self) -> None:
-        if key := self._one(self.held):
+        if key := self._one(self.asleep):
             assert not lib.roost_testing_engine_wake(self.still.raw, c_key(key), key.client_port)
+            self.waking.append(key)
+
+    def thaw(self) -> None:
+        if key := self._one(self.waking):
+            lib.roost_testing_engine_thaw(self.still.raw, c_key(key), 0)
             self.awake.append(key)
+
+    def fail(self) -> None:
+        if key := self._one(self.waking):
+            lib.roost_testing_engine_thaw(self.still.raw, c_key(key), 1)
+            self.asleep.append(key)
 
     def freeze(self) -> None:
         if key := self._one(self.awake):
@@ -237,7 +242,7 @@ class Clients:
 
     @property
     def there(self) -> set[bytes]:
-        return {key.pack() for key in (*self.asleep, *self.held, *self.awake)}
+        return {key.pack() for key in (*self.asleep, *self.waking, *self.awake)}
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -265,3 +270,42 @@ def test_two_lists_at_a_time_do_not_disturb_each_other() -> None:
     for found in lists:
         assert before - clients.gone - set(found) == set()
         assert len(found) == len(set(found))
+
+
+def test_a_list_ends_however_many_come_while_it_is_taken() -> None:
+    clients = Clients(still := Still(slots=1000), 7, 500)
+    ports = iter(range(1000, 60_000))
+
+    def come() -> None:
+        for port in (next(ports) for _ in range(100)):  # more than a part has room for
+            key = Key.of("192.0.2.2", port, "192.0.2.9", 80)
+            assert not lib.roost_testing_engine_wake(still.raw, c_key(key), port)
+
+    before = clients.there
+    found = Counter(key for _, keys in still.list(come) for key in keys)
+    assert before <= set(found)
+    assert max(found.values()) == 1
+
+
+def test_who_slept_without_a_slot_and_wakes_while_a_list_is_taken_is_in_it_once() -> None:
+    still = Still(slots=2000)
+    for port in range(1, 1001):
+        still.insert(Key.of("192.0.2.1", port, "192.0.2.9", 80), Ka(SLEEP))
+    ports = iter(range(1000, 60_000))
+    woken: set[bytes] = set()
+
+    def wake_one() -> None:
+        key = Key.of("192.0.2.2", next(ports), "192.0.2.9", 80)
+        lib.roost_testing_engine_back(still.raw, c_key(key), Ka(SLEEP).c())
+        assert not lib.roost_testing_engine_wake(still.raw, c_key(key), 1)
+        woken.add(key.pack())
+
+    def wake_some() -> None:
+        for _ in range(20 * (len(woken) < 100)):
+            wake_one()
+
+    found = Counter(key for _, keys in still.list(wake_some) for key in keys)
+    assert len(woken) == 100
+    assert woken <= set(found)
+    assert len(found) == 1100
+    assert max(found.values()) == 1
