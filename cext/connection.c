@@ -106,8 +106,7 @@ struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key
     uint32_t place = slot_of_key(e, key);
     c->next_by_key = e->by_key[place];
     e->by_key[place] = c;
-    if (e->listings)
-        roost_listings_awake(e, key, place);
+    roost_listings_awake(e, key, place);
     into_order(e, c);
     e->awake++;
     roost_sockets_note(e, key);
@@ -123,8 +122,7 @@ void roost_conn_forget(struct roost_engine *e, struct roost_conn *c) {
     while (*at != c)
         at = &(*at)->next_by_key;
     *at = c->next_by_key;
-    if (e->listings)
-        roost_listings_asleep(e, &c->key, place);
+    roost_listings_asleep(e, &c->key, place);
     out_of_order(e, c);
     roost_wheel_cancel(&e->wheel, &c->timer);
     e->awake--;

@@ -319,8 +319,9 @@ int roost_rows(roost_engine *e, struct roost_row *rows, uint32_t max);
 int roost_wake_events(roost_engine *e); /* make a waiting roost_events return */
 /* What exists, in parts; what sleeps without a slot is not among them. Each that is there from the first part to the last
  * comes once, whatever wakes and falls asleep meanwhile, unless a table grows just then or a million others came or moved.
- * which: ROOST_LIST_..., of those that are not awake; NULL: no memory. state in events[].to_state; id 0 for SLEEP (the store knows
- * it); gap_ms since the last payload byte. A part may be empty, and is not the last one until the list is done. */
+ * which: ROOST_LIST_..., of those that are not awake; NULL: no memory. state in events[].to_state; id 0 for SLEEP (the
+ * store knows it); gap_ms since the last payload byte. A part may be empty, and is not the last one until the list is
+ * done. */
 roost_listing *roost_list_begin(roost_engine *e, int which);
 int roost_list(roost_engine *e, roost_listing *l, struct roost_event *events, uint32_t max);
 int roost_list_done(const roost_listing *l);

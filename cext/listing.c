@@ -90,15 +90,20 @@ static bool has_passed(const struct roost_engine *e, const struct roost_listing 
     return l->at > e->hash_size + roost_table_position(&e->table, slot);
 }
 
+/* Hardly ever does anybody list; then nothing is looked up. */
+static const struct roost_ka *slot_to_tell_of(struct roost_engine *e, const struct roost_key *key) {
+    return e->listings ? roost_table_find(&e->table, key) : NULL;
+}
+
 void roost_listings_awake(struct roost_engine *e, const struct roost_key *key, uint32_t place) {
-    const struct roost_ka *slot = roost_table_find(&e->table, key);
+    const struct roost_ka *slot = slot_to_tell_of(e, key);
     for (struct roost_listing *l = e->listings; l; l = l->next)
         if (!l->through && place < l->at && !(slot && has_passed(e, l, slot) && is_wanted(l, slot)))
             tell(e, l, key, true);
 }
 
 void roost_listings_asleep(struct roost_engine *e, const struct roost_key *key, uint32_t place) {
-    const struct roost_ka *slot = roost_table_find(&e->table, key);
+    const struct roost_ka *slot = slot_to_tell_of(e, key);
     for (struct roost_listing *l = e->listings; l; l = l->next)
         if (slot && !l->through && place < l->at && !has_passed(e, l, slot))
             tell(e, l, key, false);

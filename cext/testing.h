@@ -140,7 +140,6 @@ struct roost_ka *roost_testing_engine_insert(roost_engine *e, const struct roost
                                              uint16_t service);
 /* A rest slot and its index; NULL: all are in use. */
 struct roost_rest *roost_testing_engine_rest(roost_engine *e, uint32_t *index);
-uint64_t roost_testing_engine_positions(roost_engine *e); /* that a listing looks at */
 /* Somebody is awake from now on, who has a slot or is new. 0 or -ENOMEM. */
 int roost_testing_engine_wake(roost_engine *e, const struct roost_key *key, uint64_t id);
 /* His slot is free, or he goes back into it. */

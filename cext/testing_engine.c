@@ -118,10 +118,6 @@ void roost_testing_engine_end(roost_engine *e, const struct roost_key *key, cons
     roost_conns_free_dead(e);
 }
 
-uint64_t roost_testing_engine_positions(roost_engine *e) {
-    return e->hash_size + roost_table_positions(&e->table);
-}
-
 /* ---- growth ---- */
 
 static void fill(struct roost_engine *e, int part, uint64_t percent) {

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.engine import EventType, Key, Op
+from appliance.engine import Event, EventType, Key, Op
 from appliance.frontends.target import Address
 from control.channel import operations as operations_module
 from control.channel.operations import OperationError
@@ -63,6 +63,19 @@ def test_where_no_hit_has_a_row_there_is_no_such_connection(rig: Rig) -> None:
     rig.engine.without_slot = {WRONG: 0, RIGHT: 0}
     with pytest.raises(OperationError, match="no connection"):
         rig.operations.locate("192.0.0.1:40000")
+
+
+def test_who_goes_to_sleep_while_he_is_looked_for_by_number_is_found(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """He has no row yet, then; and when the list comes to where he was, no number in memory any more."""
+
+    def falls_asleep_meanwhile() -> Iterator[Event]:
+        rig.engine.without_slot = {RIGHT: 5}
+        put_row(rig, RIGHT, 5)
+        return iter(())
+
+    monkeypatch.setattr(rig.engine, "list", falls_asleep_meanwhile)
+    located = rig.operations.locate("5")
+    assert (located.id, located.key, located.state) == (5, RIGHT, State.SLEEP)
 
 
 def test_a_server_reaches_a_sleeper_behind_a_wrong_hit_of_the_filter(rig: Rig) -> None:
