@@ -23,6 +23,6 @@ class BuildPyAndBpf(build_py):
 
 
 setup(
-    cffi_modules=["cext/build_engine.py:ffibuilder", "cext/build_simulator.py:ffibuilder"],
+    cffi_modules=["cext/build_engine.py:ffibuilder", "appliance/lab/simulator/build_simulator.py:ffibuilder"],
     cmdclass={"build_py": BuildPyAndBpf},
 )

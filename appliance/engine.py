@@ -2,7 +2,7 @@
 """The engine as Python sees it: batches of commands in, batches of events out (cext/engine.h).
 
 This is the only importer of the C extension, apart from unit tests. Every call releases the GIL. Addresses are IPv6
-bytes everywhere, IPv4 ones IPv4-mapped, as in ebpf/record.h.
+bytes everywhere, IPv4 ones IPv4-mapped, as in ebpf/shared/record.h.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """In-band commands: frames for the connection manager inside a TCP payload (docs/in-band.md), sans-I/O.
 
 For servers, clients and tests; this file needs the standard library alone and may be copied. The manager itself uses
-cext/inband.c, and the unit tests hold the two together.
+cext/inband/inband.c, and the unit tests hold the two together.
 
     sock.sendall(encode(Frame(Quiet(active_ms=5_000, idle_ms=NEVER), number=7, answer=True)))
     decoder = Decoder(Recipient.CLIENT)

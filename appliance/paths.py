@@ -9,7 +9,7 @@ BPFFS = Path("/sys/fs/bpf")
 def checkout() -> Path | None:
     """The source tree that this code runs from; None when it was installed as a wheel."""
     root = Path(__file__).resolve().parent.parent
-    return root if (root / "ebpf" / "record.h").is_file() else None
+    return root if (root / "ebpf" / "shared" / "record.h").is_file() else None
 
 
 def bpf_objects() -> Path:
@@ -21,7 +21,7 @@ def bpf_objects() -> Path:
 def bpf_sources() -> list[Path]:
     """The BPF programs' sources; empty when there is no checkout."""
     root = checkout()
-    return sorted((root / "ebpf").glob("*.bpf.c")) if root else []
+    return sorted((root / "ebpf").rglob("*.bpf.c")) if root else []
 
 
 def package_list() -> Path | None:

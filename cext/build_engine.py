@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds cext/_engine, the C engine as a Python extension (cffi, API mode: calls release the GIL).
 
-The declarations are the headers themselves: ebpf/record.h, ebpf/birth.h, cext/engine.h and cext/testing.h, without
-their preprocessor lines.
+The declarations are the headers themselves: ebpf/shared/record.h, ebpf/shared/birth.h, cext/engine.h and
+cext/testing/testing.h, without their preprocessor lines.
 """
 
 from __future__ import annotations
@@ -21,12 +21,25 @@ typedef uint16_t __be16; typedef uint32_t __be32;
 """
 
 BUILD: Final[dict[str, Any]] = {
-    "include_dirs": [str(ROOT / "cext"), str(ROOT / "ebpf")],
+    "include_dirs": [str(ROOT)],
     "libraries": ["bpf", "elf", "z"],
     "extra_compile_args": ["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread"],
     "extra_link_args": ["-pthread"],
 }
 """How both extensions are built."""
+
+SOURCES: Final = {
+    "base": "address mailbox wheel workers",
+    "table": "endpoints filter growth hosts rests table",
+    "path": "datapath drops frames pace pins probes programs",
+    "socket": "proxy_header repair segment spares survey",
+    "conn": "born connection freeze links listeners listing overrides perhaps policy ports relay router servers"
+    " sockets sweep thaw waiting",
+    "inband": "inband inband_relay inband_requests",
+    "": "commands engine stats",
+    "testing": "testing testing_engine testing_notes",
+}
+"""The engine's sources by folder, from the ground up."""
 
 
 def declarations(header: Path) -> str:
@@ -38,12 +51,12 @@ def declarations(header: Path) -> str:
 
 ffibuilder = FFI()
 ffibuilder.cdef(KERNEL_TYPES)
-for name in ("ebpf/record.h", "ebpf/birth.h", "cext/engine.h", "cext/testing.h"):
+for name in ("ebpf/shared/record.h", "ebpf/shared/birth.h", "cext/engine.h", "cext/testing/testing.h"):
     ffibuilder.cdef(declarations(ROOT / name))
 ffibuilder.set_source(
     "cext._engine",
-    '#include "engine.h"\n#include "testing.h"\n',
-    sources=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "cext").glob("*.c") if path.name[0] != "_"),
+    '#include "cext/engine.h"\n#include "cext/testing/testing.h"\n',
+    sources=[str(Path("cext", folder, f"{name}.c")) for folder, names in SOURCES.items() for name in names.split()],
     **BUILD,
 )
 

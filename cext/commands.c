@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "internal.h"
-#include "repair.h"
+#include "cext/socket/repair.h"
 
 #define COMMANDS_A_TURN 4096
 

@@ -23,9 +23,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "address.h"
+#include "cext/base/address.h"
 #include "internal.h"
-#include "repair.h"
+#include "cext/socket/repair.h"
 
 #define EVENTS_A_TURN 512
 #define ENGINE_NICE (-10)

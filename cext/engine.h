@@ -17,8 +17,8 @@
 
 #include <stdint.h>
 
-#include "../ebpf/birth.h"
-#include "../ebpf/record.h"
+#include "ebpf/shared/birth.h"
+#include "ebpf/shared/record.h"
 
 /* States and causes: the numbers of control/states.py (a unit test holds them together). */
 enum roost_state {
@@ -177,7 +177,7 @@ struct roost_service {
     uint16_t in_band_servers; /* the same for servers */
     uint8_t in_band_forward;  /* requests are forwarded whether or not they ask for it */
     uint8_t in_band_stay;     /* clients may be told to stay connected (ROOST_OP_TELL) */
-    uint8_t born;             /* enum roost_born (ebpf/birth.h): whether clients may be born asleep */
+    uint8_t born;             /* enum roost_born (ebpf/shared/birth.h): whether clients may be born asleep */
     uint8_t no_keepalives;    /* in SLEEP none is needed: no slot either, unless the appliance probes the client */
     uint32_t born_rate;       /* clients a second, on one processor, from which on it is a storm */
 };

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What connections set in band, kept for the time after this daemon.
 
-The engine holds it while the daemon runs, whatever the state of the connection (cext/overrides.h), and tells it when a
+The engine holds it while the daemon runs, whatever the state of the connection (conn/overrides.h), and tells it when a
 connection goes IDLE: awake ones do not outlive the daemon anyway. It is forgotten with its connection.
 """
 

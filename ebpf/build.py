@@ -1,4 +1,4 @@
-"""Compile ebpf/*.bpf.c, one object for each program file.
+"""Compile every *.bpf.c of ebpf/ and of the lab's simulator, one object for each program file.
 
     python ebpf/build.py [--out DIR]        default: build/bpf below the checkout
 
@@ -12,7 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
+TREES = ("ebpf", "appliance/lab/simulator")
 
 
 def compiler_command(source: Path, target: Path) -> list[str]:
@@ -33,7 +34,7 @@ def compiler_command(source: Path, target: Path) -> list[str]:
         "-Werror",
         "-fno-crash-diagnostics",
         f"-I/usr/include/{os.uname().machine}-linux-gnu",
-        f"-I{HERE}",
+        f"-I{ROOT}",
         "-c",
         str(source),
         "-o",
@@ -44,7 +45,7 @@ def compiler_command(source: Path, target: Path) -> list[str]:
 def build(out: Path) -> int:
     """Compile every program into `out`; the number of programs that failed to compile (their errors are on stderr)."""
     out.mkdir(parents=True, exist_ok=True)
-    sources = sorted(HERE.glob("*.bpf.c"))
+    sources = sorted(path for tree in TREES for path in (ROOT / tree).rglob("*.bpf.c"))
     failed = 0
     for source in sources:
         target = out / f"{source.name.removesuffix('.c')}.o"
@@ -63,7 +64,7 @@ def build(out: Path) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compile the BPF programs of Roost.")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "build" / "bpf", help="directory for the objects")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "bpf", help="directory for the objects")
     failed = build(parser.parse_args().out)
     if failed:
         print(f"{failed} BPF program(s) did not compile", file=sys.stderr)

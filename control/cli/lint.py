@@ -14,9 +14,9 @@ import click
 from appliance.paths import checkout
 
 PYTHON_TREES = ("appliance", "control", "cext", "spark", "tests", "examples", "ebpf", "setup.py")
-C_TREES = ("ebpf", "cext", "tests")
+C_TREES = ("ebpf", "cext", "appliance", "tests")
 SHELL_SCRIPTS = ("roost", ".ci/run")
-GENERATED = frozenset({"cext/_engine.c", "cext/_simulator.c"})
+GENERATED = frozenset({"cext/_engine.c", "appliance/lab/simulator/_simulator.c"})
 HOSTED = ("tests/fuzz/", "tests/interleave/")  # programs of ebpf/ compiled for the host
 
 
@@ -60,8 +60,7 @@ def tools(root: Path) -> list[Tool]:
         "--suppress=normalCheckLevelMaxBranches",  # Debian 13's remark on how deep it looked, not on the code
         "-DLIBBPF_OPTS(type,name,...)=struct type name={0}",
         "--template=gcc",
-        "-Iebpf",
-        "-Icext",
+        "-I.",
         "--max-configs=4",
     )
     # SEC() and the map macros of libbpf are attributes and anonymous types that a C parser has no use for.

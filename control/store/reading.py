@@ -25,7 +25,7 @@ _PACKING = frozenset({"sqlite"})  # databases that make one row of a page, see _
 
 @dataclass(frozen=True, slots=True)
 class SleepingRow:
-    """A row of `sleeping`; ka and rest are the C structs of ebpf/record.h as they are."""
+    """A row of `sleeping`; ka and rest are the C structs of ebpf/shared/record.h as they are."""
 
     key: bytes
     id: int

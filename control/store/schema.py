@@ -65,8 +65,8 @@ sleeping = Table(
     Column("slept_at", BigInteger, nullable=False, comment="wall clock, ms"),
     Column("boot_id", String(36), nullable=False, comment="of the machine when the row was written"),
     Column("wall_offset_ms", BigInteger, nullable=False, comment="wall clock minus CLOCK_MONOTONIC at that time, ms"),
-    Column("ka", LargeBinary(KA_BYTES), nullable=False, comment="struct roost_ka of ebpf/record.h and its service"),
-    Column("rest", LargeBinary, nullable=False, comment="struct roost_rest of ebpf/record.h; see records.py"),
+    Column("ka", LargeBinary(KA_BYTES), nullable=False, comment="struct roost_ka of shared/record.h and its service"),
+    Column("rest", LargeBinary, nullable=False, comment="struct roost_rest of ebpf/shared/record.h; see records.py"),
     sqlite_with_rowid=False,
 )
 

@@ -13,7 +13,7 @@ field of every answer is checked. The appliance's processor does nothing else, a
                     pages
     ns_N        processor time of the NAPI thread that receives the probes and answers them, for each answer
     limit_ns_N  the same of a reflector that reads and writes one cache line of each client's, in as much memory as the
-                table takes (ebpf/reflector.bpf.c): what remembering so many costs at least on this machine
+                table takes (simulator/reflector.bpf.c): what remembering so many costs at least on this machine
     ..._ratio   the largest figure of any number, divided by that of the smallest number
 
 What is fixed is `fixed_maps_mb` and `fixed_daemon_mb`.

@@ -2,7 +2,7 @@
 """What an IDLE connection costs when there are millions, and that every one of them is kept alive: `roost bench hold`
 for more clients than the kernel has sockets for.
 
-Method. Simulated clients (appliance/lab/simulator.py) connect over the wire, all are born asleep. Each sends a
+Method. Simulated clients (simulator/simulator.py) connect over the wire, all are born asleep. Each sends a
 keep-alive probe, and then each another; of every answer every field is checked, and one that is wrong or does not
 come makes the bench fail. Then `WOKEN` random ones say something to a real server, through sockets that the appliance
 makes for them, and must hear it back; they fall asleep again, and all are kept alive a last time.

@@ -6,7 +6,7 @@ answer. The one who answers is on a processor of its own, the clients are on ano
 the NAPI thread that receives and answers, divided by the answers. Four answer, right after one another in each run:
 
     ...             the appliance: `clients` asleep, all born so
-    reflector_...   a bare XDP program that turns the frame around and looks nothing up (ebpf/reflector.bpf.c)
+    reflector_...   a bare XDP program that turns the frame around and looks nothing up (simulator/reflector.bpf.c)
     reading_...     the same program, which first reads and writes one cache line of the client's, in as much memory as
                     the appliance's table takes: what remembering a client costs at least on this machine
     kernel_...      sockets of this machine's kernel, fewer of them, since each takes 2 KB and more. They have done

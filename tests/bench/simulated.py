@@ -21,7 +21,7 @@ PORT = 8000
 LOAD = 0.9
 """Of the appliance's table when all have come, as in service."""
 SLOT_BYTES = 41.1
-"""Of that table, for IPv4 (ebpf/table.h)."""
+"""Of that table, for IPv4 (ebpf/shared/table.h)."""
 FEW = 100
 AWAKE_ONCE = 20_000
 """Clients that speak at some time: each then has a rest slot, and while it is awake two descriptors."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Handshakes completed per second on one core, when all clients come back at once; beside HAProxy.
 
-Method. Simulated clients (appliance/lab/simulator.py) connect as fast as answers come, `clients` in each run and new
+Method. Simulated clients (simulator/simulator.py) connect as fast as answers come, `clients` in each run and new
 ones in each. Whatever of the appliance works for it is on one processor: what receives (a NAPI thread, in which XDP
 runs) and the whole daemon; the clients are on another. A handshake is completed when the client has its SYN-ACK,
 right in every field, and the daemon counts the connection as asleep; nobody may be refused, or given up.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * cext/inband.c: the same stream of bytes in one piece and in any pieces. The claims:
+ * cext/inband/inband.c: the same stream of bytes in one piece and in any pieces. The claims:
  *
  *     requests and payload come out the same, however the stream was cut
  *     what comes out, put together again, is the stream: no byte is lost, doubled or changed
@@ -8,7 +8,7 @@
  *     nothing is read outside a chunk, which is freed as soon as the filter is done with it
  *     a frame of the manager's own is read by it as one
  */
-#include "../../cext/inband.h"
+#include "cext/inband/inband.h"
 
 #include <zlib.h>
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * cext/proxy_header.c: a header that the connection's addresses went into gives them back, in either version, and never
+ * proxy_header.c: a header that the connection's addresses went into gives them back, in either version, and never
  * takes more room than ROOST_PROXY_HEADER_MAX.
  */
-#include "../../cext/proxy_header.h"
+#include "cext/socket/proxy_header.h"
 
 #include <arpa/inet.h>
 
-#include "../../cext/table.h"
+#include "cext/table/table.h"
 #include "input.h"
 
 static void read_text(const char *header, size_t length, const struct roost_key *key, bool v4) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * cext/segment.c: frames as strangers made them, and the engine's own packets. The claims:
+ * cext/socket/segment.c: frames as strangers made them, and the engine's own packets. The claims:
  *
  *     nothing is read outside the frame, whatever it says of its own lengths
  *     what is parsed lies within the frame; checksums are good exactly where a plain second calculation says so
  *     a frame that was given its TCP checksum has a good one, and two bytes of it were changed at most
  *     a packet made from a record reads as what it was made from
  */
-#include "../../cext/segment.h"
+#include "cext/socket/segment.h"
 
 #include "input.h"
 #include "reference.h"

@@ -16,19 +16,19 @@
 
 #include "reference.h"
 
-#include "../../ebpf/judge.h"
+#include "ebpf/shared/judge.h"
 
 #define _license guard_license
-#include "../../ebpf/guard.bpf.c"
+#include "ebpf/tc/guard.bpf.c"
 #undef _license
 #define _license loopback_license
-#include "../../ebpf/loopback.bpf.c"
+#include "ebpf/tc/loopback.bpf.c"
 #undef _license
 #define _license lookup_license
-#include "../../ebpf/lookup.bpf.c"
+#include "ebpf/socket/lookup.bpf.c"
 #undef _license
 #define _license steer_license
-#include "../../ebpf/steer.bpf.c"
+#include "ebpf/tc/steer.bpf.c"
 
 enum { /* what the input asks for */
     DO_GUARD,

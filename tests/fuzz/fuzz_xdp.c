@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * ebpf/inactive.bpf.c against a model of it: connections in every phase, and a stream of frames, of time going by, and of
+ * inactive.bpf.c against a model of it: connections in every phase, and a stream of frames, of time going by, and of
  * connections that come, go and change phase.
  *
- * For each frame the model says what must come of it; a plain parser (reference.h) and the engine's own (cext/segment.c)
+ * For each frame the model says what must come of it; a plain parser (reference.h) and the engine's own (segment.c)
  * stand behind it, so that the two of the product are also compared with each other. The claims:
  *
  *     a frame that is not TCP, or for nobody in the table, passes unchanged, and nothing else happens; but where clients
@@ -12,15 +12,15 @@
  *     strangers excepted: that one is handed over, whole
  *     an answer is made from the record, for its connection, with good checksums, exactly where the judge says so
  *     a good segment for a connection that is being moved is held, whole
- *     the program changes nothing of the table but the fields marked X (ebpf/record.h)
+ *     the program changes nothing of the table but the fields marked X (ebpf/shared/record.h)
  */
 #include "host/kernel.h"
 #include "world.h"
 
-#include "../../cext/segment.h"
+#include "cext/socket/segment.h"
 #include "reference.h"
 
-#include "../../ebpf/inactive.bpf.c"
+#include "ebpf/xdp/inactive.bpf.c"
 
 enum { /* what the input asks for */
     DO_FRAME,

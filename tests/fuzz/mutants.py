@@ -9,7 +9,7 @@ MUTANTS = (
     Mutant(
         "a VLAN tag may lie behind the frame's end",
         "xdp",
-        "ebpf/packet.h",
+        "ebpf/lib/packet.h",
         "        if ((void *)(tag + 2) > end)\n            return 0;\n",
         "",
         "AddressSanitizer: use-after-poison",
@@ -17,7 +17,7 @@ MUTANTS = (
     Mutant(
         "the TCP checksum is not looked at",
         "xdp",
-        "ebpf/packet.h",
+        "ebpf/lib/packet.h",
         "        if (fold(sum))\n            return -1;\n",
         "",
         "CLAIM BROKEN",
@@ -25,7 +25,7 @@ MUTANTS = (
     Mutant(
         "an answer acknowledges one byte too many",
         "xdp",
-        "ebpf/inactive.bpf.c",
+        "ebpf/xdp/inactive.bpf.c",
         ".ack = ka->rcv_nxt,",
         ".ack = ka->rcv_nxt + 1,",
         "an answer that acknowledges",
@@ -33,7 +33,7 @@ MUTANTS = (
     Mutant(
         "SACK is agreed to with everybody",
         "xdp",
-        "ebpf/born.h",
+        "ebpf/xdp/born.h",
         "carried = o->wscale | (o->sack ? TS_SACK : 0),",
         "carried = o->wscale | TS_SACK,",
         "somebody was born with SACK, or without",
@@ -41,7 +41,7 @@ MUTANTS = (
     Mutant(
         "a SYN of Linux is not summed",
         "xdp",
-        "ebpf/fast_born.h",
+        "ebpf/xdp/fast_born.h",
         " || fold_words(pseudo + words(tcp_words, 10)) != 0xffff)",
         ")",
         "CLAIM BROKEN",
@@ -49,7 +49,7 @@ MUTANTS = (
     Mutant(
         "the short way overlooks servers' legs",
         "xdp",
-        "ebpf/fast.h",
+        "ebpf/xdp/fast.h",
         "                return 0; /* whose ends are the other way round */",
         "                ;",
         "CLAIM BROKEN",
@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant(
         "nobody notes whose SYN goes to the stack",
         "xdp",
-        "ebpf/fast_born.h",
+        "ebpf/xdp/fast_born.h",
         "        roost_socket_note(sockets, key_hash, now_s);\n",
         "",
         "was not noted",
@@ -65,7 +65,7 @@ MUTANTS = (
     Mutant(
         "an answer keeps the frame's length",
         "xdp",
-        "ebpf/reply.h",
+        "ebpf/lib/reply.h",
         "    if (bpf_xdp_adjust_tail(ctx, length - (__s32)bpf_xdp_get_buff_len(ctx)))\n        return XDP_DROP;\n",
         "",
         "CLAIM BROKEN",
@@ -73,7 +73,7 @@ MUTANTS = (
     Mutant(
         "a probe that was taken back goes out",
         "xdp",
-        "ebpf/outbox.h",
+        "ebpf/xdp/outbox.h",
         "if (!probe || __sync_val_compare_and_swap(&probe->state, ROOST_PROBE_WAITS, ROOST_PROBE_TAKEN))",
         "if (!probe)",
         "CLAIM BROKEN",
@@ -81,7 +81,7 @@ MUTANTS = (
     Mutant(
         "a probe goes out without the clock of that moment",
         "xdp",
-        "ebpf/outbox.h",
+        "ebpf/xdp/outbox.h",
         "roost_probe_stamp(packet + 5, (__u32)coarse_ms());",
         ";",
         "with other bytes",
@@ -89,7 +89,7 @@ MUTANTS = (
     Mutant(
         "nobody counts the answers that become no probe",
         "xdp",
-        "ebpf/outbox.h",
+        "ebpf/xdp/outbox.h",
         "        __sync_fetch_and_add(&run->ended, 1);\n",
         "        ;\n",
         "answers were the last",
@@ -97,7 +97,7 @@ MUTANTS = (
     Mutant(
         "a local frame may be longer than its place in the ring",
         "tc",
-        "ebpf/loopback.bpf.c",
+        "ebpf/tc/loopback.bpf.c",
         "length < ETH_HLEN || length > (size) ||",
         "length < ETH_HLEN ||",
         "AddressSanitizer: heap-buffer-overflow",
@@ -105,7 +105,7 @@ MUTANTS = (
     Mutant(
         "steering keeps a socket that it looked up",
         "tc",
-        "ebpf/steer.bpf.c",
+        "ebpf/tc/steer.bpf.c",
         "    bpf_sk_release(sk);\n    return owner;",
         "    return owner;",
         "a socket was not released",
@@ -113,7 +113,7 @@ MUTANTS = (
     Mutant(
         "nobody notes who gets to a listener",
         "tc",
-        "ebpf/lookup.bpf.c",
+        "ebpf/socket/lookup.bpf.c",
         "        roost_socket_note(sockets, found.hash, bpf_ktime_get_ns() / 1000000000);\n",
         "        ;\n",
         "was not noted",
@@ -121,7 +121,7 @@ MUTANTS = (
     Mutant(
         "an extension header may lie behind the frame's end",
         "segment",
-        "cext/segment.c",
+        "cext/socket/segment.c",
         "        if (at + 8 > rest)\n            return false;\n",
         "",
         "AddressSanitizer: heap-buffer-overflow",
@@ -129,7 +129,7 @@ MUTANTS = (
     Mutant(
         "a held frame goes on as if it began anew",
         "inband",
-        "cext/inband.c",
+        "cext/inband/inband.c",
         "viable(*data, *length, h->length)",
         "viable(*data, *length, 0)",
         "in pieces",
@@ -137,7 +137,7 @@ MUTANTS = (
     Mutant(
         "a frame may be shorter than its check",
         "inband",
-        "cext/inband.c",
+        "cext/inband/inband.c",
         "if (length < SHORTEST || memcmp",
         "if (memcmp",
         "AddressSanitizer",
@@ -145,7 +145,7 @@ MUTANTS = (
     Mutant(
         "version 2 says that it is shorter than it is",
         "proxy",
-        "cext/proxy_header.c",
+        "cext/socket/proxy_header.c",
         "htons((uint16_t)(2 * size + 4))",
         "htons((uint16_t)(2 * size))",
         "not the beginning of version 2",

@@ -11,7 +11,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "../../ebpf/record.h"
+#include "ebpf/shared/record.h"
 
 struct tuple {
     struct roost_key key; /* client = source */
@@ -60,7 +60,7 @@ static inline uint32_t reference_tcp_sum(const uint8_t *addresses, size_t size, 
 }
 
 /* Whether the frame is a TCP segment that XDP understands: one VLAN tag at most, no fragment, and at most six of the
- * extension headers that are known (ebpf/packet.h). links: bytes of Ethernet with its tag are looked for. */
+ * extension headers that are known (ebpf/lib/packet.h). links: bytes of Ethernet with its tag are looked for. */
 static inline bool reference_tuple(const uint8_t *f, size_t length, struct tuple *t) {
     memset(t, 0, sizeof(*t));
     t->ip = true;

@@ -34,14 +34,14 @@ class Target:
     optimise: str = "-O1"
 
 
-_TABLE = ("cext/table.c", "cext/endpoints.c", "cext/filter.c")
+_TABLE = ("cext/table/table.c", "cext/table/endpoints.c", "cext/table/filter.c")
 _WORLD = ("tests/fuzz/world.c", "tests/fuzz/host/kernel.c", *_TABLE)
 _ALL = (
-    Target("xdp", ("tests/fuzz/fuzz_xdp.c", "cext/segment.c", *_WORLD), 512, optimise="-O0"),
+    Target("xdp", ("tests/fuzz/fuzz_xdp.c", "cext/socket/segment.c", *_WORLD), 512, optimise="-O0"),
     Target("tc", ("tests/fuzz/fuzz_tc.c", *_WORLD), 512),
-    Target("segment", ("tests/fuzz/fuzz_segment.c", "cext/segment.c", *_WORLD), 256),
-    Target("inband", ("tests/fuzz/fuzz_inband.c", "cext/inband.c"), 2048, ("-lz",)),
-    Target("proxy", ("tests/fuzz/fuzz_proxy.c", "cext/proxy_header.c", *_TABLE), 64),
+    Target("segment", ("tests/fuzz/fuzz_segment.c", "cext/socket/segment.c", *_WORLD), 256),
+    Target("inband", ("tests/fuzz/fuzz_inband.c", "cext/inband/inband.c"), 2048, ("-lz",)),
+    Target("proxy", ("tests/fuzz/fuzz_proxy.c", "cext/socket/proxy_header.c", *_TABLE), 64),
 )
 TARGETS = {target.name: target for target in _ALL}
 
@@ -73,6 +73,7 @@ def build(target: Target, out: Path, root: Path = ROOT) -> Path:
         *SANITIZERS,
         *WARNINGS,
         f"-I{root / 'tests/fuzz/host'}",
+        f"-I{root}",
     ]
     command += [*(str(root / source) for source in target.sources), *target.libraries, "-o", str(executable)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../ebpf/judge.h"
+#include "ebpf/shared/judge.h"
 #include "host/kernel.h"
 #include "reference.h"
 

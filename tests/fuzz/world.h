@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A table with connections in it, and frames that are for them or nearly: what the targets that run programs of ebpf/ have
- * in common. The real table (cext/table.c) is filled; the programs look into it as they do in the kernel.
+ * A table with connections in it, and frames that are for them or nearly: what targets that run programs of ebpf/ have
+ * in common. The real table (cext/table/table.c) is filled; the programs look into it as they do in the kernel.
  */
 #ifndef ROOST_FUZZ_WORLD_H
 #define ROOST_FUZZ_WORLD_H
@@ -9,8 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "../../cext/filter.h"
-#include "../../cext/table.h"
+#include "cext/table/filter.h"
+#include "cext/table/table.h"
 #include "input.h"
 
 #define CONNECTIONS 24

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.mutants import ROOT
 
 # What runs in the scenarios' threads and shares memory: each access of it is a point where threads may be switched.
-_EXPLORED = ("tests/interleave/product.c", "cext/table.c", "cext/endpoints.c", "cext/filter.c")
+_EXPLORED = ("tests/interleave/product.c", "cext/table/table.c", "cext/table/endpoints.c", "cext/table/filter.c")
 _AROUND = ("tests/interleave/scheduler.c", "tests/interleave/model.c", "tests/fuzz/host/kernel.c")
 # Without position-independent code an address in a schedule is one that addr2line knows.
 _FLAGS = (
@@ -47,7 +47,16 @@ def build(out: Path, root: Path = ROOT) -> Path:
     objects = []
     for source in (*_EXPLORED, *_AROUND):
         target = out / f"{Path(source).stem}.o"
-        command = ["clang", *_FLAGS, f"-I{root / 'tests/fuzz/host'}", "-c", str(root / source), "-o", str(target)]
+        command = [
+            "clang",
+            *_FLAGS,
+            f"-I{root / 'tests/fuzz/host'}",
+            f"-I{root}",
+            "-c",
+            str(root / source),
+            "-o",
+            str(target),
+        ]
         command += ["-fsanitize=thread"] if source in _EXPLORED else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Connections that freeze, sleep and thaw while packets come: ebpf/inactive.bpf.c, cext/table.c and cext/filter.c as they
- * are, and around them, as little as can be, the sockets. The engine's steps are those of cext/freeze.c, cext/thaw.c,
- * cext/commands.c and cext/perhaps.c, in their order.
+ * Connections that freeze, sleep and thaw while packets come: inactive.bpf.c, table.c and filter.c as they
+ * are, and around them, as little as can be, the sockets. The engine's steps are those of conn/freeze.c, conn/thaw.c,
+ * cext/commands.c and cext/conn/perhaps.c, in their order.
  *
  *     model [--deeper] [SCENARIO...]      explores these, or all, and prints a line for each; --deeper: with one more
  *                                         preemption
@@ -24,12 +24,12 @@
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
 
-#include "../../cext/filter.h"
-#include "../../cext/table.h"
-#include "../../ebpf/frame.h"
-#include "../../ebpf/judge.h"
-#include "../../ebpf/birth.h"
-#include "../../ebpf/sockets.h"
+#include "cext/table/filter.h"
+#include "cext/table/table.h"
+#include "ebpf/shared/frame.h"
+#include "ebpf/shared/judge.h"
+#include "ebpf/shared/birth.h"
+#include "ebpf/shared/sockets.h"
 #include "../fuzz/host/bpf/bpf_helpers.h"
 #include "../fuzz/host/kernel.h"
 #include "../fuzz/reference.h"
@@ -632,7 +632,7 @@ static bool c_speaks(void) {
     return others_are_done(); /* a lock was not to be had: its client will say it again */
 }
 
-/* As cext/born.c and cext/thaw.c have it. */
+/* As cext/conn/born.c and cext/conn/thaw.c have it. */
 static void wake_c(void) {
     await(c_speaks, "waits until C speaks");
     struct roost_ka *slot = roost_table_find(&table, &C->key);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The kernel's side of the table, as it is: the XDP program, and the guard. Compiled, as cext/table.c is, with
+/* The kernel's side of the table, as it is: the XDP program, and the guard. Compiled, as cext/table/table.c is, with
  * -fsanitize=thread. */
-#include "../../ebpf/inactive.bpf.c"
+#include "ebpf/xdp/inactive.bpf.c"
 #define _license guard_license
-#include "../../ebpf/guard.bpf.c"
+#include "ebpf/tc/guard.bpf.c"
 
 /* The cookie of a SYN with this sequence number, as it stands in the SYN-ACK's. */
 __u32 cookie_for(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn, __u64 now_ms);

@@ -30,7 +30,7 @@ HOUR_S: Final = 3600
 DAY_S: Final = 24 * HOUR_S
 _STEP_S: Final = 20 * DAY_S  # below 2^31 ms
 
-# ebpf/table.h and ebpf/record.h
+# ebpf/shared/table.h and ebpf/shared/record.h
 _SLOTS: Final = 56
 _HEADER: Final = 64
 _GENERATIONS: Final = 4
@@ -38,7 +38,7 @@ _KEY_AND_KA: Final = {"tables4": (8, 32), "tables6": (20, 32)}
 _CTL, _TS_OFFSET, _HEARD = 0, 12, 20
 _WHEN_SHIFT, _WHEN_WRAP_S = 12, 1 << 20
 _PHASE_ASLEEP: Final = (2, 3)  # IDLE, SLEEP
-_SOCKET_NOTES_BYTES: Final = 2 << 16  # ebpf/sockets.h
+_SOCKET_NOTES_BYTES: Final = 2 << 16  # ebpf/shared/sockets.h
 
 _SYS_BPF: Final = {"x86_64": 321, "aarch64": 280}
 _BPF_MAP_LOOKUP_ELEM: Final = 1
@@ -139,7 +139,7 @@ class Sleepers:
 
 
 def let_socket_notes_run_out(pin_dir: Path) -> None:
-    """Nobody is noted any more as one whom the kernel may have a socket for (ebpf/sockets.h); new notes count."""
+    """Nobody is noted any more as one whom the kernel may have a socket for (shared/sockets.h); new notes count."""
     fd = _pinned(pin_dir / "births_sockets")
     try:
         with mmap.mmap(fd, _SOCKET_NOTES_BYTES) as notes:

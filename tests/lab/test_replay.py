@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frames that were held go to the stack one by one; what the kernel refuses then goes another way (cext/frames.c)."""
+"""Frames that were held go to the stack one by one; what the kernel refuses then goes another way (path/frames.c)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 """Handshakes that nobody began: acknowledgements without a cookie of ours bear nobody, whatever they carry, and a flood
 of SYNs leaves nothing.
 
-Two ways in. In the lab, forged segments meet the appliance. And ebpf/born.h is compiled for this machine, so that
+Two ways in. In the lab, forged segments meet the appliance. And ebpf/xdp/born.h is compiled for this machine, so that
 cookies can be made as the appliance makes them, for any minute and with any secret (class Cookies).
 """
 
@@ -34,7 +34,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PERIOD_MS: Final = 64_000
 HASH_BITS: Final = 27
 HARNESS: Final = """
-#include "born.h"
+#include "ebpf/xdp/born.h"
 
 __u32 make(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn, __u32 agreed, __u32 class,
            __u64 now_ms) {
@@ -62,14 +62,14 @@ class Handshake:
 
 
 class Cookies:
-    """ebpf/born.h itself."""
+    """ebpf/xdp/born.h itself."""
 
     def __init__(self, directory: Path) -> None:
         source, library = directory / "harness.c", directory / "harness.so"
         source.write_text(HARNESS)
         subprocess.run(["clang", "-O2", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unused-function",
                         "-Wno-unused-variable", f"-I/usr/include/{os.uname().machine}-linux-gnu",
-                        f"-I{ROOT / 'ebpf'}", str(source), "-o", str(library)], check=True)  # fmt: skip
+                        f"-I{ROOT}", str(source), "-o", str(library)], check=True)  # fmt: skip
         self._library = ctypes.CDLL(str(library))
         u32, u64 = ctypes.c_uint32, ctypes.c_uint64
         self._library.make.argtypes = (ctypes.c_char_p, ctypes.c_char_p, u32, u32, u32, u64)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cext/filter.c and ebpf/filter.h: the filter of those that sleep without a slot."""
+"""cext/table/filter.c and ebpf/shared/filter.h: the filter of those that sleep without a slot."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cext/hosts.c: how many connections an address has, and which is the only one, against a dict."""
+"""cext/table/hosts.c: how many connections an address has, and which is the only one, against a dict."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In-band commands: cext/inband.c and appliance/inband.py against each other, and both against docs/in-band.md."""
+"""In-band commands: inband/inband.c and appliance/inband.py against each other, and both against docs/in-band.md."""
 
 from __future__ import annotations
 

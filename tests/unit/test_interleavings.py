@@ -10,8 +10,8 @@ import pytest
 from tests.interleave.explore import BrokenClaimError, build, explore, scenarios
 from tests.mutants import Mutant, plant
 
-TABLE, MAPS, INSERT, MODEL = "cext/table.c", "ebpf/maps.h", "ebpf/insert.h", "tests/interleave/model.c"
-FILTER = "cext/filter.c"
+TABLE, MAPS, INSERT, MODEL = "cext/table/table.c", "ebpf/lib/maps.h", "ebpf/lib/insert.h", "tests/interleave/model.c"
+FILTER = "cext/table/filter.c"
 MUTANTS = (
     Mutant(
         "a reader does not look whether the slot changed hands",

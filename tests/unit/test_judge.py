@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ebpf/judge.h against a model of its own: RFC 9293 3.8.4 and 3.10.7, RFC 5961, RFC 7323 3.2.
+"""ebpf/shared/judge.h against a model of its own: RFC 9293 3.8.4 and 3.10.7, RFC 5961, RFC 7323 3.2.
 
 The model thinks in plain integers relative to rcv_nxt, not in 32-bit arithmetic: wrap-around is then a property of the
 code under test alone.

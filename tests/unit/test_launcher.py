@@ -40,13 +40,13 @@ class Checkout:
         self.root = base / "my roost"
         self.calls_file = base / "calls"
         self.bin = base / "bin"
-        for directory in ("ebpf", "cext", "vagrant", ".venv/bin"):
+        for directory in ("ebpf/shared", "ebpf/xdp", "cext", "vagrant", ".venv/bin"):
             (self.root / directory).mkdir(parents=True)
         self.bin.mkdir()
         shutil.copy(LAUNCHER, self.root / "roost")
         self.write("vagrant/packages.txt", "# packages\nclang build\ngcc build # the compiler\n")
         self.write("requirements.lock", "click==8\n")
-        self.write("ebpf/one.bpf.c", "int one;\n")
+        self.write("ebpf/xdp/one.bpf.c", "int one;\n")
         self.write("ebpf/build.py", "")
         self.write("cext/engine.c", "int engine;\n")
         self.write("cext/build_engine.py", "")
@@ -117,8 +117,8 @@ def test_the_second_start_builds_nothing_and_says_nothing(tree: Checkout) -> Non
 @pytest.mark.parametrize(
     ("changed", "steps"),
     [
-        ("ebpf/one.bpf.c", ["bpf"]),
-        ("ebpf/record.h", ["bpf", "extension"]),
+        ("ebpf/xdp/one.bpf.c", ["bpf"]),
+        ("ebpf/shared/record.h", ["bpf", "extension"]),
         ("cext/engine.c", ["extension"]),
         ("requirements.lock", ["pip", "extension"]),
     ],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cext/pace.c against models of what lies between the engine and its clients: the ring of a veth whose receiver is
+"""cext/path/pace.c against models of what lies between the engine and its clients: the ring of a veth whose receiver is
 busy, a long way, and clients that are gone."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cext/proxy_header.c: the PROXY protocol's header, read back by its specification."""
+"""cext/socket/proxy_header.c: the PROXY protocol's header, read back by its specification."""
 
 from __future__ import annotations
 

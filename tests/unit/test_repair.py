@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cext/repair.c on real connections: socket -> record -> socket, over the loopback of a namespace of the test's own.
+"""socket/repair.c on real connections: socket -> record -> socket, over the loopback of a namespace of the test's own.
 
 The peer never learns of it: it stays an ordinary socket, and what it says and hears is the measure.
 """

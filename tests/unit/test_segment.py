@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cext/segment.c: checksums, parsing and probes, against scapy."""
+"""cext/socket/segment.c: checksums, parsing and probes, against scapy."""
 
 from __future__ import annotations
 

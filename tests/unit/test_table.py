@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cext/table.c: the inactive table and its rest slots, against a dict."""
+"""cext/table/table.c: the inactive table and its rest slots, against a dict."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cext/wheel.c against a model: a dict of deadlines."""
+"""cext/base/wheel.c against a model: a dict of deadlines."""
 
 from __future__ import annotations
 

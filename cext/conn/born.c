@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Connections that are born asleep (xdp/born.h): what XDP must know for it, and the moment when one of them becomes a
+ * connection like any other, with a number, a rest slot and a line in the history. Until then nobody but XDP has to do
+ * with it, and it is known by its slot in the table alone.
+ */
+#include <arpa/inet.h>
+#include <bpf/bpf.h>
+#include <errno.h>
+#include <net/if.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cext/base/address.h"
+#include "cext/internal.h"
+
+#define OPEN_S 2         /* without a sign of life from the engine nobody is born after this long */
+#define FULL_PERCENT 96  /* of the table: the rest is for those that fall asleep */
+#define MSS_MAX 1460u    /* the largest class of ebpf/xdp/born.h */
+#define HEADERS_IPV4 40u /* bytes of IP and TCP */
+#define HEADERS_IPV6 60u
+
+_Static_assert(ROOST_BIRTH_RATES >= ROOST_MAX_SERVICES, "each service has a counter of SYNs");
+
+void roost_births_forget(struct roost_engine *e) {
+    struct roost_birth_place place;
+    int map = e->path.map_fd[ROOST_MAP_BIRTHS];
+    while (!bpf_map_get_next_key(map, NULL, &place) && !bpf_map_delete_elem(map, &place))
+        ;
+    e->path.births_gate->services = 0;
+}
+
+/* What a client may send us in one segment: as much as the narrowest of its interfaces carries. */
+static uint16_t mss_of(const struct roost_engine *e, bool v4) {
+    struct ifreq about;
+    uint32_t mss = MSS_MAX, headers = v4 ? HEADERS_IPV4 : HEADERS_IPV6;
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    for (int i = 0; i < e->path.interfaces && fd >= 0; i++) {
+        memset(&about, 0, sizeof(about));
+        memcpy(about.ifr_name, e->path.interface[i].name, sizeof(about.ifr_name));
+        if (!e->path.interface[i].servers && !ioctl(fd, SIOCGIFMTU, &about) && (uint32_t)about.ifr_mtu > headers &&
+            (uint32_t)about.ifr_mtu - headers < mss)
+            mss = (uint32_t)about.ifr_mtu - headers;
+    }
+    if (fd >= 0)
+        close(fd);
+    return (uint16_t)(mss < MSS_MAX - (headers - HEADERS_IPV4) ? mss : MSS_MAX - (headers - HEADERS_IPV4));
+}
+
+int roost_births_tell(struct roost_engine *e, const struct roost_service *s) {
+    struct roost_birth_place place = {.port = htons(s->listen_port)};
+    struct roost_birth birth = {.probe_interval_s = s->probe_interval_s};
+    int map = e->path.map_fd[ROOST_MAP_BIRTHS];
+    bool was = false;
+    memcpy(place.address, s->listen, sizeof(place.address));
+    was = !bpf_map_lookup_elem(map, &place, &birth);
+    if (s->born == ROOST_BORN_NEVER) {
+        if (!was)
+            return 0;
+        bpf_map_delete_elem(map, &place);
+        e->path.births_gate->services--;
+        return 0;
+    }
+    if (!was) {
+        birth.endpoint = roost_endpoints_take(&e->table.endpoints, place.address, place.port, s->index);
+        if (birth.endpoint == ROOST_NO_ENDPOINT)
+            return -ENOSPC;
+        roost_endpoints_pin(&e->table.endpoints, birth.endpoint);
+    }
+    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+    birth.mss = mss_of(e, !memcmp(s->listen, mapped, sizeof(mapped)));
+    birth.probe_interval_s = s->probe_interval_s;
+    birth.service = s->index;
+    uint64_t rate = (uint64_t)s->born_rate * ROOST_BIRTH_TICK_MS / 1000;
+    birth.rate = s->born == ROOST_BORN_ALWAYS ? 0 : rate ? (uint32_t)rate : 1;
+    if (!was) /* until it is known who has a socket */
+        roost_births_close(e);
+    if (bpf_map_update_elem(map, &place, &birth, BPF_ANY))
+        return -errno;
+    e->path.births_gate->services += !was;
+    if (!was && e->started) { /* XDP notes SYNs from now on: who came before is in the kernel */
+        roost_sockets_begin(e);
+        e->births_ms = 0;
+        roost_births_turn(e);
+    }
+    return 0;
+}
+
+/* Whether there is room for more, in the table that is the fuller one. */
+static bool has_room(struct roost_engine *e) {
+    uint64_t used4, used6;
+    roost_table_used(e, &used4, &used6);
+    return used4 * 100 < roost_table_slots(&e->table, true) * FULL_PERCENT &&
+           used6 * 100 < roost_table_slots(&e->table, false) * FULL_PERCENT;
+}
+
+void roost_births_turn(struct roost_engine *e) {
+    struct roost_births_gate *gate = e->path.births_gate;
+    if (!gate->services || e->now_ms < e->births_ms)
+        return;
+    e->births_ms = e->now_ms + OPEN_S * 1000 / 4;
+    gate->open_until_s = has_room(e) ? (uint32_t)(e->now_ms / 1000) + OPEN_S : 0;
+}
+
+void roost_births_close(struct roost_engine *e) {
+    if (e->path.births_gate) /* NULL: the data path could not be opened */
+        e->path.births_gate->open_until_s = 0;
+}
+
+void roost_table_used(struct roost_engine *e, uint64_t *used4, uint64_t *used6) {
+    uint64_t counters[ROOST_N_COUNT];
+    roost_datapath_counters(&e->path, counters);
+    *used4 = e->table.used4 + counters[ROOST_N_BORN4] - e->born_before[0];
+    *used6 = e->table.used6 + counters[ROOST_N_BORN6] - e->born_before[1];
+}
+
+uint64_t roost_born_unspoken(struct roost_engine *e) {
+    uint64_t counters[ROOST_N_COUNT];
+    roost_datapath_counters(&e->path, counters);
+    return e->table.born + counters[ROOST_N_BORN4] + counters[ROOST_N_BORN6] - e->born_before[0] - e->born_before[1] -
+           e->stat[ROOST_E_BORN_SPOKE] - e->stat[ROOST_E_BORN_GONE];
+}
+
+void roost_born_adopted(struct roost_engine *e) {
+    uint64_t counters[ROOST_N_COUNT];
+    roost_datapath_counters(&e->path, counters);
+    e->born_before[0] = counters[ROOST_N_BORN4];
+    e->born_before[1] = counters[ROOST_N_BORN6];
+}
+
+int roost_born_settle(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
+    const struct roost_service *s = roost_service_of(e, roost_table_service(&e->table, slot));
+    uint32_t window = ROOST_BORN_WINDOW(slot->rest) << ROOST_SND_WSCALE(slot->ctl);
+    uint64_t silence_ms = (uint64_t)ROOST_SILENCE_S(slot->heard, e->now_ms / 1000) * 1000;
+    uint64_t active_ms = e->now_ms > silence_ms ? e->now_ms - silence_ms : 0;
+    uint32_t index = roost_table_rest_alloc(&e->table);
+    if (index == ROOST_NO_REST) {
+        e->stat[ROOST_E_TABLE_FULL]++;
+        return ENOSPC;
+    }
+    e->table.rest[index] = (struct roost_rest){
+        .id = e->next_id++,
+        .active_ms = active_ms,
+        .snd_wnd = window,
+        .max_window = window,
+        .mss = (uint16_t)ROOST_BORN_MSS(slot->rest),
+        .sleep_due_s = s->sleep_quiet_ms ? (uint32_t)((active_ms + s->sleep_quiet_ms + 999) / 1000) : 0,
+    };
+    /* One store makes it a connection with a rest slot: a successor finds either. */
+    __atomic_store_n(&slot->rest, index, __ATOMIC_RELEASE);
+    e->stat[ROOST_E_BORN_SPOKE]++;
+    roost_hosts_add(&e->hosts, key);
+    struct roost_event event;
+    roost_event_of_slot(e, key, slot, &event);
+    event.type = ROOST_EV_TRANSITION;
+    event.from_state = ROOST_ST_NONE;
+    event.cause = ROOST_C_CLIENT_CONNECT;
+    roost_mailbox_post(&e->box, &event);
+    return 0;
+}

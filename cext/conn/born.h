@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Connections that are born asleep, as the engine sees them; ebpf/xdp/born.h is where that happens. */
+#ifndef ROOST_CEXT_BORN_H
+#define ROOST_CEXT_BORN_H
+
+#include <stdint.h>
+
+#include "ebpf/shared/birth.h"
+#include "cext/engine.h"
+
+struct roost_engine;
+
+/* Nobody is born any more until roost_births_tell: what an earlier engine told XDP names its endpoints. */
+void roost_births_forget(struct roost_engine *e);
+/* Tells XDP of a service, or that its clients are not born asleep any more. 0, or -errno. */
+int roost_births_tell(struct roost_engine *e, const struct roost_service *service);
+/* In each turn: says that the engine lives and the table has room. */
+void roost_births_turn(struct roost_engine *e);
+void roost_births_close(struct roost_engine *e);
+
+/* After roost_table_adopt: what was born until then is counted there. */
+void roost_born_adopted(struct roost_engine *e);
+/* Slots in use, those that XDP filled included. */
+void roost_table_used(struct roost_engine *e, uint64_t *used4, uint64_t *used6);
+/* How many were born and have not spoken yet. */
+uint64_t roost_born_unspoken(struct roost_engine *e);
+
+/* Makes one of them a connection like any other: somebody speaks, or wants to. 0, or ENOSPC: no rest slot is free. */
+int roost_born_settle(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot);
+
+#endif

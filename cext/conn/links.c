@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The server side of a connection: linked when the client speaks (or a server attaches), unlinked when it is quiet.
+ *
+ *     UNLINKED -> CONNECTING -> LINKED -> UNLINKING -> UNLINKED
+ *
+ * UNLINKING: our FIN is sent, the server's awaited for a while. What it still sends goes to the client; what the client
+ * sends waits in its socket for the next link.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cext/base/address.h"
+#include "cext/internal.h"
+#include "cext/socket/proxy_header.h"
+
+#define RETRY_MS 200
+#define LEAST_SHARE_MS 500 /* for a server to answer, where others wait for their turn */
+#define UNLINK_MS 1000
+
+void roost_leg_fresh(struct roost_leg *leg, int fd) {
+    free(leg->pending);
+    memset(leg, 0, sizeof(*leg));
+    leg->fd = fd;
+}
+
+struct roost_pool *roost_pool_of(struct roost_engine *e, uint16_t service) {
+    size_t places = sizeof(e->by_index) / sizeof(e->by_index[0]);
+    return service < places && e->by_index[service] ? &e->by_index[service]->pool : NULL;
+}
+
+/* Whether the handshake with a server is ended by the client's first bytes only: two packets less, and a wake-up of the
+ * server. Not while a client's socket is made again and nobody else waits for this thread: then the server begins
+ * meanwhile, on another processor or machine, and its first answer is there 35 us sooner. */
+static bool holds_greeting(const struct roost_engine *e, const struct roost_conn *c) {
+    return c->phase == ROOST_LIVE || e->rush || e->waking;
+}
+
+/* Begins a connection to a server from an address and port; from NULL: the kernel chooses, port 0: it chooses the port.
+ * A descriptor or -errno. */
+static int connect_from(const struct roost_server *to, bool held, const uint8_t *from, uint16_t port_be) {
+    struct sockaddr_storage server, local;
+    int one = 1, zero = 0, fd = roost_socket_for(to->address, from != NULL);
+    if (fd < 0)
+        return fd;
+    socklen_t size = roost_address_to(to->address, htons(to->port), &server);
+    int e = setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    if (!e && held) /* ROOST_GREETING_HELD */
+        e = setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &zero, sizeof(zero));
+    if (!e && from) {
+        socklen_t local_size = roost_address_to(from, port_be, &local);
+        /* Beside an earlier link in TIME-WAIT, and beside servers that came for a client by this address. */
+        e = port_be ? setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one))
+                    : setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof(one));
+        if (!e)
+            e = bind(fd, (struct sockaddr *)&local, local_size);
+    }
+    if (!e)
+        e = connect(fd, (struct sockaddr *)&server, size);
+    if (e && errno != EINPROGRESS) {
+        e = -errno;
+        close(fd);
+        return e;
+    }
+    return fd;
+}
+
+static int connect_to(struct roost_engine *e, const struct roost_service *s, const struct roost_key *key,
+                      const struct roost_server *to, bool held) {
+    if (!s->as_client)
+        return s->persistent ? roost_ports_connect(e, to, held, connect_from) : connect_from(to, held, NULL, 0);
+    int fd = connect_from(to, held, key->client, key->client_port);
+    /* The port is taken while an earlier link of the client is in TIME-WAIT and its server has no timestamps: the server
+     * then sees the client's address with another port. */
+    return fd == -EADDRNOTAVAIL || fd == -EADDRINUSE ? connect_from(to, held, key->client, 0) : fd;
+}
+
+/* What the server is told about the client before its first byte. */
+static int introduce(const struct roost_service *s, struct roost_conn *c) {
+    uint8_t header[ROOST_PROXY_HEADER_MAX];
+    if (!s->proxy_header)
+        return 0;
+    return roost_leg_queue(&c->server, header, roost_proxy_header(&c->key, s->proxy_header, header));
+}
+
+/* Begins a link to this server: 0 or -errno. */
+static int begin(struct roost_engine *e, struct roost_conn *c, const struct roost_server *to) {
+    const struct roost_service *s = roost_service_of(e, c->service);
+    const bool held = holds_greeting(e, c);
+    int fd = connect_to(e, s, &c->key, to, held);
+    if (fd < 0)
+        return fd;
+    roost_leg_fresh(&c->server, fd);
+    c->server.turn = e->turn;
+    c->server.greeting = held ? ROOST_GREETING_HELD : ROOST_GREETING_SENT;
+    if (!introduce(s, c) && !roost_watch(e, fd, c, true))
+        return 0;
+    close(fd);
+    roost_leg_fresh(&c->server, -1);
+    return -ENOMEM;
+}
+
+/* Ours, not the server's: another server would not change it. */
+static bool our_fault(int error) {
+    return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS || error == EADDRNOTAVAIL ||
+           error == EADDRINUSE;
+}
+
+static void leave_server(struct roost_engine *e, struct roost_conn *c) {
+    struct roost_pool *pool = roost_pool_of(e, c->service);
+    if (c->place && pool)
+        roost_pool_leave(pool, c->place - 1);
+    c->place = 0;
+}
+
+/* A link could not be made: another server will be tried, and this one is down when that was one time too many. */
+static void blame_server(struct roost_engine *e, struct roost_conn *c, int error) {
+    struct roost_pool *pool = roost_pool_of(e, c->service);
+    if (!pool || !c->place)
+        return;
+    int place = c->place - 1;
+    c->tried |= 1ULL << place;
+    if (roost_pool_failed(pool, place)) {
+        struct roost_event event;
+        roost_event_of_conn(e, c, &event);
+        event.type = ROOST_EV_SERVER_DOWN;
+        event.error = error;
+        event.count = pool->place[place].failed_in_row;
+        memcpy(event.record.key.local, pool->place[place].server.address, sizeof(event.record.key.local));
+        event.record.key.local_port = htons(pool->place[place].server.port);
+        roost_mailbox_post(&e->box, &event);
+    }
+    leave_server(e, c);
+}
+
+/* The server that the pool chooses, or whose address the client connected to. False: there is none to try now. */
+static bool choose(struct roost_engine *e, struct roost_conn *c, struct roost_server *to) {
+    struct roost_pool *pool = roost_pool_of(e, c->service);
+    if (!pool || pool->as_accepted) {
+        memcpy(to->address, c->key.local, sizeof(to->address));
+        to->port = ntohs(c->key.local_port);
+        return true;
+    }
+    int place = roost_pool_choose(pool, c->key.client, c->tried);
+    if (place == ROOST_NOBODY)
+        return false;
+    roost_pool_enter(pool, place);
+    c->place = (uint8_t)(place + 1);
+    *to = pool->place[place].server;
+    return true;
+}
+
+/* One server after the other, until one takes the link or all that are up were tried; then again after a while. */
+static void attempt(struct roost_engine *e, struct roost_conn *c) {
+    struct roost_pool *pool = roost_pool_of(e, c->service);
+    struct roost_server to;
+    int error = -ECONNREFUSED;
+    while (error && choose(e, c, &to)) {
+        error = begin(e, c, &to);
+        if (!error)
+            break;
+        if (our_fault(-error) || !c->place) {
+            leave_server(e, c);
+            break;
+        }
+        blame_server(e, c, -error);
+    }
+    c->retry_ms = 0;
+    if (error == -EMFILE || error == -ENFILE) { /* our fault, not the server's: it does not count */
+        roost_tell_pressure(e);
+        c->link_deadline_ms += RETRY_MS;
+    }
+    if (error) {
+        c->tried = 0;
+        c->retry_ms = e->now_ms + RETRY_MS;
+    } else if (c->place && e->now_ms < c->link_deadline_ms) { /* one that is silent leaves the others their time */
+        uint32_t others = roost_pool_left(pool, c->tried | 1ULL << (c->place - 1));
+        uint64_t share = (c->link_deadline_ms - e->now_ms) / (others + 1);
+        if (others && share >= LEAST_SHARE_MS)
+            c->retry_ms = e->now_ms + share;
+    }
+    roost_conn_set_timer(e, c);
+}
+
+/* It did not take the link: the next one's turn. */
+static void try_another(struct roost_engine *e, struct roost_conn *c, int error) {
+    roost_leg_close(e, &c->server, false);
+    blame_server(e, c, error);
+    attempt(e, c);
+}
+
+void roost_link_open(struct roost_engine *e, struct roost_conn *c) {
+    const struct roost_service *s = roost_service_of(e, c->service);
+    c->link = ROOST_CONNECTING;
+    c->tried = 0;
+    c->link_deadline_ms = e->now_ms + (s->connect_timeout_ms ? s->connect_timeout_ms : 10000);
+    attempt(e, c);
+}
+
+void roost_link_start(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
+    if (c->state != ROOST_ST_ACTIVE)
+        roost_conn_transition(e, c, ROOST_ST_ACTIVE, cause);
+    roost_link_open(e, c);
+}
+
+void roost_link_abandon(struct roost_engine *e, struct roost_conn *c) {
+    roost_leg_close(e, &c->server, false);
+    roost_leg_fresh(&c->server, -1);
+    leave_server(e, c);
+    c->link = ROOST_UNLINKED;
+    c->retry_ms = 0;
+}
+
+void roost_link_resumed(struct roost_engine *e, struct roost_conn *c) {
+    struct roost_pool *pool = c->attached ? NULL : roost_pool_of(e, c->service);
+    struct roost_server server = {.port = ntohs(c->server_key.client_port)};
+    memcpy(server.address, c->server_key.client, sizeof(server.address));
+    int place = pool ? roost_pool_find(pool, &server) : ROOST_NOBODY;
+    if (place == ROOST_NOBODY)
+        return; /* it came by itself, or has left the configuration */
+    roost_pool_enter(pool, place);
+    c->place = (uint8_t)(place + 1);
+}
+
+void roost_links_turn(struct roost_engine *e) {
+    for (struct roost_conn *c = e->dead; c; c = c->next_dead)
+        leave_server(e, c);
+}
+
+/* Is it connected? One that was, and is reset already, is a link that ends. */
+static bool made(struct roost_engine *e, struct roost_conn *c, uint32_t events) {
+    struct sockaddr_storage peer;
+    socklen_t size = sizeof(peer);
+    int error = 0;
+    socklen_t error_size = sizeof(error);
+    if (!(events & (EPOLLERR | EPOLLHUP)))
+        return events & EPOLLOUT;
+    if (!getpeername(c->server.fd, (struct sockaddr *)&peer, &size))
+        return true;
+    getsockopt(c->server.fd, SOL_SOCKET, SO_ERROR, &error, &error_size);
+    if (error)
+        try_another(e, c, error);
+    return false;
+}
+
+void roost_link_event(struct roost_engine *e, struct roost_conn *c, uint32_t events) {
+    if (!made(e, c, events))
+        return;
+    if (c->place)
+        roost_pool_linked(roost_pool_of(e, c->service), c->place - 1);
+    c->link = ROOST_LINKED;
+    c->retry_ms = 0;
+    c->server.writable = true; /* what there is to read, the event has said or the next one will */
+    e->stat[ROOST_E_LINKED]++;
+    roost_conn_touch(e, c);
+    roost_conn_set_timer(e, c);
+    roost_conn_run(e, c);
+}
+
+void roost_attach_refused(struct roost_engine *e, struct roost_conn *c, int error) {
+    if (c->attach_fd >= 0 && !c->attach_token) /* through a door: nobody else tells it */
+        roost_router_turn_away(e, c->attach_fd);
+    else if (c->attach_fd >= 0)
+        close(c->attach_fd);
+    c->attach_fd = -1;
+    free(c->preamble);
+    free(c->early);
+    c->preamble = NULL;
+    c->early = NULL;
+    c->preamble_len = c->early_len = 0;
+    roost_refuse(e, ROOST_OP_ATTACH, c->attach_token, c->id, &c->key, error);
+    c->attach_token = 0;
+}
+
+void roost_link_attach(struct roost_engine *e, struct roost_conn *c) {
+    int fd = c->attach_fd, one = 1;
+    c->attach_fd = -1;
+    roost_leg_fresh(&c->server, fd);
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &one, sizeof(one));
+    if ((c->preamble_len && roost_leg_queue(&c->server, (uint8_t *)c->preamble, c->preamble_len)) ||
+        (c->early_len && roost_inband_early(e, c, c->early, c->early_len)) || roost_watch(e, fd, c, true)) {
+        close(fd);
+        roost_leg_fresh(&c->server, -1);
+        c->preamble_len = c->early_len = 0;
+        roost_attach_refused(e, c, ENOMEM);
+        roost_look(e, c, ROOST_C_SERVER_ATTACH);
+        return;
+    }
+    if (c->early_len)
+        roost_conn_touch(e, c);
+    free(c->preamble);
+    free(c->early);
+    c->preamble = NULL;
+    c->early = NULL;
+    c->preamble_len = c->early_len = 0;
+    c->link = ROOST_LINKED;
+    c->attached = true;
+    c->server.readable = c->server.writable = true;
+    e->stat[ROOST_E_LINKED]++;
+    roost_conn_touch(e, c);
+    c->token = c->attach_token;
+    c->attach_token = 0;
+    roost_conn_transition(e, c, ROOST_ST_ACTIVE, ROOST_C_SERVER_ATTACH);
+    roost_conn_set_timer(e, c);
+    roost_conn_run(e, c);
+}
+
+void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
+    if (roost_inband_unlinked(e, c)) {
+        roost_conn_close(e, c, ROOST_C_SERVER_CLOSE, true); /* what the server said cannot be kept */
+        return;
+    }
+    roost_link_abandon(e, c);
+    c->attached = false;
+    if (c->state != ROOST_ST_STANDBY)
+        roost_conn_transition(e, c, ROOST_ST_STANDBY, cause);
+    if (c->attach_fd >= 0) {
+        roost_link_attach(e, c);
+        return;
+    }
+    roost_conn_set_timer(e, c);
+    if (c->client.readable || c->in_band)
+        roost_conn_run(e, c);
+    if (c->want_freeze) {
+        c->want_freeze = false;
+        int error = roost_freeze(e, c, false, (enum roost_cause)c->freeze_cause);
+        if (error)
+            roost_refuse(e, ROOST_OP_IDLE, c->token, c->id, &c->key, -error);
+    }
+}
+
+static int end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
+    if (c->link == ROOST_UNLINKED)
+        return 0;
+    if (c->client.eof || c->client.shut)
+        return -EBUSY;                 /* the end of it all has begun */
+    if (c->link == ROOST_CONNECTING) { /* what is pending for the server is no more than our own header */
+        if (c->rx == 0 && !c->client.readable && !roost_inband_wants_link(c)) {
+            roost_link_drop(e, c, cause);
+            return 0;
+        }
+        return -EBUSY; /* the client spoke and waits for this very link */
+    }
+    if (c->server.pending || roost_inband_unfinished(c))
+        return -EBUSY;
+    if (c->link == ROOST_UNLINKING)
+        return 0;
+    shutdown(c->server.fd, SHUT_WR);
+    c->server.shut = true;
+    c->link = ROOST_UNLINKING;
+    c->unlink_cause = (uint8_t)cause;
+    c->link_deadline_ms = e->now_ms + UNLINK_MS;
+    roost_conn_set_timer(e, c);
+    roost_conn_run(e, c);
+    return 0;
+}
+
+int roost_link_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
+    return c->link != ROOST_UNLINKED && c->client.pending ? -EBUSY : end(e, c, cause); /* in the middle of something */
+}
+
+int roost_link_yield(struct roost_engine *e, struct roost_conn *c) {
+    if (c->phase != ROOST_LIVE)
+        return -EBUSY;
+    c->want_freeze = false;
+    if (c->link != ROOST_CONNECTING)
+        return end(e, c, ROOST_C_SERVER_ATTACH);
+    roost_link_drop(e, c, ROOST_C_SERVER_ATTACH); /* what the client has said was not read yet */
+    return 0;
+}
+
+void roost_link_timer(struct roost_engine *e, struct roost_conn *c) {
+    if (c->link == ROOST_CONNECTING) {
+        if (e->now_ms >= c->link_deadline_ms) {
+            e->stat[ROOST_E_LINK_FAILED]++;
+            blame_server(e, c, ETIMEDOUT);
+            roost_conn_close(e, c, ROOST_C_SERVER_CLOSE, true);
+        } else if (c->retry_ms && e->now_ms >= c->retry_ms) {
+            if (c->server.fd >= 0)
+                try_another(e, c, ETIMEDOUT);
+            else
+                attempt(e, c);
+        } else {
+            roost_conn_set_timer(e, c);
+        }
+    } else if (c->link == ROOST_UNLINKING) {
+        int unread = 0;
+        if (e->now_ms < c->link_deadline_ms) {
+            roost_conn_set_timer(e, c);
+        } else if (c->client.pending || (!ioctl(c->server.fd, SIOCINQ, &unread) && unread > 0)) {
+            if (c->attach_fd >= 0 && e->now_ms >= c->attach_until_ms)
+                roost_attach_refused(e, c, EBUSY);
+            c->link_deadline_ms = e->now_ms + UNLINK_MS; /* acknowledged to the server, and the client is slow */
+            roost_conn_set_timer(e, c);
+            roost_conn_run(e, c);
+        } else if (roost_link_unacknowledged(c) > 1) { /* more than our FIN */
+            roost_conn_close(e, c, ROOST_C_SERVER_CLOSE, true);
+        } else {
+            roost_link_drop(e, c, (enum roost_cause)c->unlink_cause);
+        }
+    }
+}
+
+int roost_link_unacknowledged(const struct roost_conn *c) {
+    int bytes = 0;
+    return ioctl(c->server.fd, SIOCOUTQ, &bytes) ? 0 : bytes;
+}
+
+/* The server has ended and we have not: end it our side, and wait whether it takes what the client sent. */
+void roost_link_settle(struct roost_engine *e, struct roost_conn *c) {
+    c->link = ROOST_UNLINKING;
+    c->unlink_cause = ROOST_C_SERVER_CLOSE;
+    c->server.shut = true;
+    shutdown(c->server.fd, SHUT_WR);
+    c->link_deadline_ms = e->now_ms + UNLINK_MS;
+    roost_conn_set_timer(e, c);
+}

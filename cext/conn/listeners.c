@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Services: listening, accepting, and holding back when descriptors or the control plane cannot follow. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cext/base/address.h"
+#include "cext/internal.h"
+
+#define ACCEPTS_A_TURN 128
+#define ACCEPT_PAUSE_MS 50
+#define ANSWER_MS 2 /* a server that is close answers sooner */
+#define ANSWER_IN_RUSH_MS 10
+
+/* The address that a client connected to; -errno. */
+static int accepted_at(const struct roost_service *s, int fd, struct roost_key *key) {
+    struct sockaddr_storage self;
+    socklen_t size = sizeof(self);
+    if (!roost_address_is_any(s->listen)) {
+        memcpy(key->local, s->listen, sizeof(key->local));
+        key->local_port = htons(s->listen_port);
+        return 0;
+    }
+    if (getsockname(fd, (struct sockaddr *)&self, &size))
+        return -errno;
+    roost_address_from(&self, key->local, &key->local_port);
+    return 0;
+}
+
+/* The kernel holds back the ACK of what a new client says (roost_service_add). In a rush the answer may be the ACK, a
+ * packet less for each client; else it goes at once. */
+static void acknowledge_or_wait(struct roost_engine *e, struct roost_conn *c) {
+    if (e->rush)
+        roost_acknowledge_later(e, c);
+    else
+        roost_leg_acknowledge(&c->client);
+}
+
+/* When there is no answer for a while, the ACK goes by itself: a client with Nagle's algorithm waits for it with its next
+ * words. */
+void roost_acknowledge_later(struct roost_engine *e, struct roost_conn *c) {
+    c->ack_ms = e->now_ms + (e->rush ? ANSWER_IN_RUSH_MS : ANSWER_MS);
+    if (c->unacked) /* it waits already */
+        return;
+    c->unacked = true;
+    c->queued++;
+    c->next_unacked = NULL;
+    *e->unacked_tail = c;
+    e->unacked_tail = &c->next_unacked;
+}
+
+/* Has what the client said last been acknowledged by an answer? One that was only greeted has said nothing yet: the ACK of
+ * its first bytes would be held back for as long as the kernel likes. */
+static bool is_answered(const struct roost_conn *c) {
+    return c->rx && c->tx && !c->asked;
+}
+
+void roost_unacked_turn(struct roost_engine *e) {
+    struct roost_conn *c;
+    while ((c = e->unacked) && (c->dead || e->now_ms >= c->ack_ms)) {
+        e->unacked = c->next_unacked;
+        if (!e->unacked)
+            e->unacked_tail = &e->unacked;
+        c->unacked = false;
+        c->queued--;
+        if (!c->dead && c->client.fd >= 0 && !is_answered(c))
+            roost_leg_acknowledge(&c->client);
+    }
+}
+
+static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd, const struct sockaddr_storage *peer) {
+    const struct roost_service *s = &l->service;
+    struct roost_key key;
+    if (accepted_at(s, fd, &key)) {
+        close(fd);
+        return;
+    }
+    roost_address_from(peer, key.client, &key.client_port);
+    /* A service that answers for every server would have this machine for its server, and link to itself. */
+    if (s->transparent && roost_address_is_any(s->listen) && roost_address_is_ours(key.local)) {
+        roost_reset_fd(fd);
+        return;
+    }
+    struct roost_conn *c = roost_conn_new(e, &key, e->next_id++, l->service.index);
+    if (!c || roost_watch(e, fd, c, false)) {
+        roost_reset_fd(fd);
+        if (c)
+            roost_conn_forget(e, c);
+        return;
+    }
+    c->client.fd = fd;
+    c->client.writable = true; /* what there is to read, epoll says */
+    acknowledge_or_wait(e, c);
+    e->stat[ROOST_E_ACCEPTED]++;
+    roost_link_start(e, c, ROOST_C_CLIENT_CONNECT);
+}
+
+void roost_tell_pressure(struct roost_engine *e) {
+    struct roost_event event;
+    memset(&event, 0, sizeof(event));
+    event.type = ROOST_EV_PRESSURE;
+    event.count = (uint32_t)e->awake;
+    event.at_ms = roost_realtime_ms();
+    roost_mailbox_post(&e->box, &event);
+    e->pressure_told = true;
+}
+
+/* No room: new clients wait in the listen queue, which costs them nothing but time. */
+void roost_accept_pause(struct roost_engine *e) {
+    for (int i = 0; i < e->listeners; i++)
+        if (!e->listener[i].paused && e->listener[i].fd >= 0 &&
+            !epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, e->listener[i].fd, NULL))
+            e->listener[i].paused = true;
+    for (int i = 0; i < ROOST_DOORS; i++)
+        if (e->door[i] >= 0)
+            epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, e->door[i], NULL);
+    e->accept_resume_ms = e->now_ms + ACCEPT_PAUSE_MS;
+    e->stat[ROOST_E_ACCEPT_PAUSED]++;
+    roost_tell_pressure(e);
+}
+
+void roost_accept_resume(struct roost_engine *e) {
+    if (!e->accept_resume_ms || e->now_ms < e->accept_resume_ms)
+        return;
+    e->accept_resume_ms = 0;
+    for (int i = 0; i < e->listeners; i++)
+        if (e->listener[i].paused && !roost_watch_plain(e, e->listener[i].fd, TAG_LISTENER + (uint64_t)i))
+            e->listener[i].paused = false;
+    for (int i = 0; i < ROOST_DOORS; i++)
+        if (e->door[i] >= 0)
+            roost_watch_plain(e, e->door[i], TAG_DOOR + (uint64_t)i); /* there already: as good */
+}
+
+void roost_accept_turn(struct roost_engine *e, struct roost_listener *l) {
+    for (int i = 0; i < ACCEPTS_A_TURN && !l->paused && l->fd >= 0; i++) {
+        struct sockaddr_storage peer;
+        socklen_t size = sizeof(peer);
+        if (e->awake >= e->max_awake || roost_mailbox_crowded(&e->box)) {
+            roost_accept_pause(e);
+            return;
+        }
+        int fd = accept4(l->fd, (struct sockaddr *)&peer, &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd >= 0)
+            accept_one(e, l, fd, &peer);
+        else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+            roost_accept_pause(e);
+        else if (errno == EAGAIN)
+            return;
+        /* else: that client has gone already (ECONNABORTED and the like) */
+    }
+    if (!e->pressure_told && e->awake > e->max_awake - e->max_awake / 8)
+        roost_tell_pressure(e);
+}
+
+int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, char *err, uint32_t err_len) {
+    struct sockaddr_storage address;
+    int one = 1, fd = roost_socket_for(ip, transparent); /* its options are inherited by what it accepts */
+    int e = fd < 0 ? fd : 0;
+    socklen_t size = roost_address_to(ip, htons(port), &address);
+    if (!e && (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) ||
+               setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)) ||
+               bind(fd, (struct sockaddr *)&address, size) || listen(fd, 65535)))
+        e = -errno;
+    if (!e)
+        return fd;
+    if (fd >= 0)
+        close(fd);
+    snprintf(err, err_len, "cannot listen on port %u: %s", port, strerror(-e));
+    return e;
+}
+
+int roost_service_add(roost_engine *e, const struct roost_service *service, char *err, uint32_t err_len) {
+    size_t places = sizeof(e->by_index) / sizeof(e->by_index[0]);
+    if (e->listeners == ROOST_MAX_SERVICES || service->index == 0 || service->index >= places) {
+        snprintf(err, err_len, "no place for service %u: at most %zu", service->index, places - 1);
+        return -ENOSPC;
+    }
+    int fd = roost_listen(service->listen, service->listen_port, service->transparent, err, err_len);
+    if (fd < 0)
+        return fd;
+    int zero = 0; /* inherited as well: see acknowledge_or_wait */
+    setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &zero, sizeof(zero));
+    int managed = service->transparent ? roost_router_manage(e, service, err, err_len) : 0;
+    if (managed) {
+        close(fd);
+        return managed;
+    }
+    roost_lock(e);
+    struct roost_listener *l = &e->listener[e->listeners];
+    l->service = *service;
+    l->fd = fd;
+    int error = roost_pool_set(&l->pool, service);
+    if (!error)
+        error = roost_births_tell(e, service);
+    if (!error)
+        error = roost_watch_plain(e, fd, TAG_LISTENER + (uint64_t)e->listeners);
+    if (!error) {
+        e->listeners++;
+        if (!e->by_index[service->index])
+            e->by_index[service->index] = l;
+    } else {
+        close(fd);
+    }
+    roost_unlock(e);
+    return error;
+}
+
+int roost_service_update(roost_engine *e, const struct roost_service *service) {
+    int error = -ENOENT;
+    roost_lock(e);
+    for (int i = 0; i < e->listeners; i++) {
+        struct roost_service *s = &e->listener[i].service;
+        if (s->index != service->index)
+            continue;
+        error = roost_pool_set(&e->listener[i].pool, service);
+        if (error)
+            break;
+        struct roost_service fresh = *service;
+        memcpy(fresh.listen, s->listen, sizeof(fresh.listen));
+        fresh.listen_port = s->listen_port;
+        *s = fresh;
+        error = roost_births_tell(e, s);
+    }
+    roost_unlock(e);
+    return error;
+}
+
+int roost_server_mark(roost_engine *e, uint16_t service, const struct roost_server *server, int up) {
+    roost_lock(e);
+    struct roost_pool *pool = roost_pool_of(e, service);
+    int place = pool ? roost_pool_find(pool, server) : ROOST_NOBODY;
+    if (place != ROOST_NOBODY)
+        roost_pool_mark(pool, place, up);
+    roost_unlock(e);
+    return place == ROOST_NOBODY ? -ENOENT : 0;
+}
+
+int roost_servers_read(roost_engine *e, uint16_t service, struct roost_server_status *status, uint32_t max) {
+    roost_lock(e);
+    const struct roost_pool *pool = roost_pool_of(e, service);
+    int count = pool ? roost_pool_read(pool, status, max) : -ENOENT;
+    roost_unlock(e);
+    return count;
+}
+
+void roost_stop_listening(roost_engine *e) {
+    roost_lock(e);
+    for (int i = 0; i < e->listeners; i++) {
+        if (e->listener[i].fd >= 0)
+            close(e->listener[i].fd); /* epoll forgets it with its last descriptor */
+        e->listener[i].fd = -1;
+        e->listener[i].paused = false;
+    }
+    for (int i = 0; i < ROOST_DOORS; i++) {
+        if (e->door[i] >= 0)
+            close(e->door[i]);
+        e->door[i] = -1;
+    }
+    e->accept_resume_ms = 0;
+    roost_births_close(e);
+    roost_unlock(e);
+}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The list of what exists, taken in parts while it moves: first the awake, by their place in the hash, then the slots of
+ * the table. Who is not where the list looks when it looks there would be missed (woken behind it) or come twice (frozen
+ * ahead of it). So a listing is told of everybody who wakes or ceases to be awake; it remembers those it concerns, passes
+ * over them, and looks for those it would miss once it is through.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cext/internal.h"
+
+#define POSITIONS_A_PART 65536 /* the engine's thread stands still for some 0.3 ms */
+#define LATE_COST 16           /* to look for somebody, in positions */
+#define TOLD_MAX (1u << 20)    /* a reader that sleeps in the midst of its list takes no more memory than for these */
+
+struct told {
+    struct roost_key key;
+    uint32_t hash : 31;
+    uint32_t late : 1; /* not listed yet: looked for at the end */
+};
+
+struct roost_listing {
+    struct roost_listing *next;
+    int which;
+    uint64_t at; /* places of the hash, then positions of the table */
+    struct told *told;
+    uint32_t *index; /* into `told`, plus one, by the key's hash; 0: free. Twice as many as `told` has room for */
+    uint32_t count, room, late_at;
+    bool through; /* all positions: whoever was there is listed or told of, and nobody is added */
+    bool done;
+};
+
+static uint32_t hash_of(const struct roost_engine *e, const struct roost_key *key) {
+    return (uint32_t)(roost_hash6(&e->table.config, key) >> 33);
+}
+
+static bool is(const struct told *told, const struct roost_key *key, uint32_t hash) {
+    return told->hash == hash && !memcmp(&told->key, key, sizeof(*key));
+}
+
+static uint32_t *place_of(const struct roost_listing *l, const struct roost_key *key, uint32_t hash) {
+    uint32_t mask = 2 * l->room - 1, i = hash & mask;
+    while (l->index[i] && !is(&l->told[l->index[i] - 1], key, hash))
+        i = (i + 1) & mask;
+    return &l->index[i];
+}
+
+static bool is_told(const struct roost_engine *e, const struct roost_listing *l, const struct roost_key *key) {
+    return l->count && *place_of(l, key, hash_of(e, key));
+}
+
+static bool more_room(struct roost_listing *l) {
+    uint32_t room = l->room ? 2 * l->room : 64;
+    struct told *told = room <= TOLD_MAX ? realloc(l->told, room * sizeof(*told)) : NULL;
+    if (!told)
+        return false;
+    l->told = told;
+    uint32_t *index = calloc(2 * (size_t)room, sizeof(*index));
+    if (!index)
+        return false;
+    free(l->index);
+    l->index = index;
+    l->room = room;
+    for (uint32_t i = 0; i < l->count; i++)
+        *place_of(l, &told[i].key, told[i].hash) = i + 1;
+    return true;
+}
+
+/* Past all the room there is, and without memory, who moves may be missed or come twice. */
+static void tell(const struct roost_engine *e, struct roost_listing *l, const struct roost_key *key, bool late) {
+    uint32_t hash = hash_of(e, key);
+    if (l->count == l->room && !more_room(l))
+        return;
+    uint32_t *place = place_of(l, key, hash);
+    if (*place)
+        return;
+    l->told[l->count] = (struct told){*key, hash, late};
+    *place = ++l->count;
+}
+
+/* Of a slot whose connection is not awake. */
+static bool is_wanted(const struct roost_listing *l, const struct roost_ka *slot) {
+    return !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) && (l->which & ROOST_LIST_BORN || !ROOST_IS_BORN(slot->rest)) &&
+           (ROOST_PHASE(slot->ctl) == ROOST_IDLE ||
+            (ROOST_PHASE(slot->ctl) == ROOST_SLEEP && !(l->which & ROOST_LIST_NOBODY_IN_SLEEP)));
+}
+
+static bool has_passed(const struct roost_engine *e, const struct roost_listing *l, const struct roost_ka *slot) {
+    return l->at > e->hash_size + roost_table_position(&e->table, slot);
+}
+
+/* Hardly ever does anybody list; then nothing is looked up. */
+static const struct roost_ka *slot_to_tell_of(struct roost_engine *e, const struct roost_key *key) {
+    return e->listings ? roost_table_find(&e->table, key) : NULL;
+}
+
+void roost_listings_awake(struct roost_engine *e, const struct roost_key *key, uint32_t place) {
+    const struct roost_ka *slot = slot_to_tell_of(e, key);
+    for (struct roost_listing *l = e->listings; l; l = l->next)
+        if (!l->through && place < l->at && !(slot && has_passed(e, l, slot) && is_wanted(l, slot)))
+            tell(e, l, key, true);
+}
+
+void roost_listings_asleep(struct roost_engine *e, const struct roost_key *key, uint32_t place) {
+    const struct roost_ka *slot = slot_to_tell_of(e, key);
+    for (struct roost_listing *l = e->listings; l; l = l->next)
+        if (slot && !l->through && place < l->at && !has_passed(e, l, slot))
+            tell(e, l, key, false);
+}
+
+void roost_listings_back(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot) {
+    for (struct roost_listing *l = e->listings; l; l = l->next)
+        if (!l->through && has_passed(e, l, slot))
+            tell(e, l, key, true);
+}
+
+roost_listing *roost_list_begin(roost_engine *e, int which) {
+    struct roost_listing *l = calloc(1, sizeof(*l));
+    if (!l)
+        return NULL;
+    l->which = which;
+    roost_lock(e);
+    l->next = e->listings;
+    e->listings = l;
+    roost_unlock(e);
+    return l;
+}
+
+/* false: there is no room. */
+static bool list_awake(struct roost_engine *e, struct roost_listing *l, struct roost_event *events, uint32_t max,
+                       uint32_t *count) {
+    uint32_t here = 0;
+    for (struct roost_conn *c = e->by_key[l->at]; c; c = c->next_by_key)
+        here++;
+    if (*count + here > max)
+        return false;
+    for (struct roost_conn *c = e->by_key[l->at]; c; c = c->next_by_key)
+        roost_event_of_conn(e, c, &events[(*count)++]);
+    return true;
+}
+
+static bool list_slot(struct roost_engine *e, struct roost_listing *l, struct roost_event *events, uint32_t max,
+                      uint32_t *count) {
+    struct roost_key key;
+    struct roost_ka *slot = roost_table_at(&e->table, l->at - e->hash_size, &key);
+    if (!slot || !is_wanted(l, slot) || roost_conn_by_key(e, &key) || is_told(e, l, &key))
+        return true;
+    if (*count == max)
+        return false;
+    roost_event_of_slot(e, &key, slot, &events[(*count)++]);
+    return true;
+}
+
+static bool list_late(struct roost_engine *e, const struct roost_listing *l, const struct told *told,
+                      struct roost_event *events, uint32_t max, uint32_t *count) {
+    const struct roost_conn *c = roost_conn_by_key(e, &told->key);
+    const struct roost_ka *slot = c ? NULL : roost_table_find(&e->table, &told->key);
+    if (!c && !(slot && is_wanted(l, slot)))
+        return true;
+    if (*count == max)
+        return false;
+    if (c)
+        roost_event_of_conn(e, c, &events[(*count)++]);
+    else
+        roost_event_of_slot(e, &told->key, slot, &events[(*count)++]);
+    return true;
+}
+
+int roost_list(roost_engine *e, roost_listing *l, struct roost_event *events, uint32_t max) {
+    uint32_t count = 0, looked_at = 0;
+    bool room = true;
+    roost_lock(e);
+    uint64_t end = e->hash_size + roost_table_positions(&e->table);
+    for (; !l->through && room && l->at < end && looked_at < POSITIONS_A_PART; l->at += room, looked_at++)
+        room = l->at < e->hash_size ? list_awake(e, l, events, max, &count) : list_slot(e, l, events, max, &count);
+    l->through |= l->at >= end;
+    for (; l->through && room && l->late_at < l->count && looked_at < POSITIONS_A_PART; l->late_at += room) {
+        const struct told *told = &l->told[l->late_at];
+        looked_at += told->late ? LATE_COST : 1;
+        room = !told->late || list_late(e, l, told, events, max, &count);
+    }
+    l->done = l->through && l->late_at == l->count;
+    roost_unlock(e);
+    return (int)count;
+}
+
+int roost_list_done(const roost_listing *l) {
+    return l->done;
+}
+
+uint64_t roost_list_at(const roost_listing *l) {
+    return l->at;
+}
+
+void roost_list_end(roost_engine *e, roost_listing *l) {
+    roost_lock(e);
+    struct roost_listing **at = &e->listings;
+    while (*at && *at != l)
+        at = &(*at)->next;
+    if (*at)
+        *at = l->next;
+    roost_unlock(e);
+    free(l->told);
+    free(l->index);
+    free(l);
+}

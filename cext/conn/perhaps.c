@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "perhaps.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cext/base/address.h"
+#include "cext/internal.h"
+#include "cext/socket/segment.h"
+
+/* Anybody can send packets that the filter takes for a member's: one in 430. What he can make us do is bounded. */
+#define ASKED_MAX 1024
+#define ASKED_BY_SYN_MAX (ASKED_MAX / 4) /* no SYN is a sleeper's: of those a flood is made of */
+#define ASKS_A_MS 20                     /* 20,000 a second */
+#define FRAMES_MAX 4                     /* held for one key; the rest comes again, but for an RST */
+#define KEPT_MAX 256                     /* whose RST outlives a question that was answered in vain */
+#define ANSWER_MS 10000                  /* the control plane tries for half as long; then the answer is lost */
+#define LOOK_MS 1000                     /* how often those that wait are looked at */
+
+struct parked_frame {
+    struct parked_frame *next;
+    bool reset;
+    struct roost_frame frame; /* last: its data follow */
+};
+
+struct parked_command {
+    struct parked_command *next;
+    struct roost_command command;
+};
+
+struct roost_asked_for {
+    struct roost_asked_for *next;
+    struct roost_key key;
+    uint64_t at_ms; /* when it was asked for last */
+    bool asked;     /* an answer is on its way */
+    bool kept;      /* for the sake of an RST: nobody could say, and its sender does not repeat it */
+    struct parked_frame *frame, **frame_tail;
+    struct parked_command *command, **command_tail;
+    uint32_t frames;
+};
+
+uint64_t roost_hash_of_key(const struct roost_engine *e, const struct roost_key *key) {
+    return roost_key_is_v4(key) ? roost_hash4(&e->table.config, key) : roost_hash6(&e->table.config, key);
+}
+
+bool roost_is_perhaps_asleep(const struct roost_engine *e, const struct roost_key *key) {
+    uint64_t hash = roost_hash_of_key(e, key);
+    return roost_filter_has(&e->filter, hash, key->local_port) && !roost_datapath_is_stranger(&e->path, hash);
+}
+
+/* A listener on every address has clients of its own family alone. */
+static bool listens_at(const struct roost_service *s, const struct roost_key *key) {
+    if (key->local_port != htons(s->listen_port))
+        return false;
+    return roost_address_is_any(s->listen) ? roost_address_is_v4(s->listen) == roost_address_is_v4(key->local)
+                                           : !memcmp(s->listen, key->local, sizeof(key->local));
+}
+
+/* The index of the service that clients reach at the near end of this key; 0: none. */
+static uint16_t service_at(const struct roost_engine *e, const struct roost_key *key) {
+    for (int i = 0; i < e->listeners; i++)
+        if (listens_at(&e->listener[i].service, key))
+            return e->listener[i].service.index;
+    return 0;
+}
+
+void roost_event_of_perhaps(struct roost_engine *e, const struct roost_key *key, struct roost_event *event) {
+    memset(event, 0, sizeof(*event));
+    event->at_ms = roost_realtime_ms();
+    event->from_state = event->to_state = ROOST_ST_SLEEP;
+    event->count = 1;
+    event->record.key = *key;
+    event->record.service = service_at(e, key);
+}
+
+bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka,
+                              uint16_t service, bool again) {
+    if (!roost_service_of(e, service)->no_keepalives || ka->probe_interval_s || ROOST_FLAGS(ka->ctl) & ROOST_F_PAIRED)
+        return false;
+    uint64_t hash = roost_hash_of_key(e, key);
+    roost_datapath_mark_stranger(&e->path, hash, false); /* first: XDP must not let its packets pass */
+    if (roost_filter_insert(&e->filter, hash, key->local_port))
+        return true;
+    e->stat[ROOST_E_FILTER_FULL] += !again;
+    return false;
+}
+
+void roost_perhaps_left(struct roost_engine *e, const struct roost_key *key) {
+    uint64_t hash = roost_hash_of_key(e, key);
+    if (roost_filter_has(&e->filter, hash, key->local_port))
+        roost_datapath_mark_stranger(&e->path, hash, true);
+}
+
+static struct roost_asked_for **place_of(struct roost_engine *e, const struct roost_key *key) {
+    struct roost_asked_for **at = &e->perhaps.head[roost_hash_of_key(e, key) % ROOST_ASKED_HEADS];
+    while (*at && memcmp(&(*at)->key, key, sizeof(*key)) != 0)
+        at = &(*at)->next;
+    return at;
+}
+
+/* Who asks: packets share limits, so that a flood leaves the database alone; what the control plane wants is its own to
+ * bound. */
+enum asker {
+    BY_PACKET,
+    BY_SYN,
+    BY_COMMAND
+};
+
+static bool may_ask(struct roost_engine *e, enum asker by, bool known) {
+    struct roost_perhaps *p = &e->perhaps;
+    if (by == BY_COMMAND)
+        return true;
+    uint64_t passed_ms = e->now_ms - p->filled_ms;
+    if (passed_ms) {
+        p->budget =
+            passed_ms * ASKS_A_MS < ASKED_MAX - p->budget ? p->budget + (uint32_t)passed_ms * ASKS_A_MS : ASKED_MAX;
+        p->filled_ms = e->now_ms;
+    }
+    if (!p->budget || (!known && p->asked >= (by == BY_SYN ? ASKED_BY_SYN_MAX : ASKED_MAX)))
+        return false;
+    p->budget--;
+    return true;
+}
+
+static void ask(struct roost_engine *e, struct roost_asked_for *a) {
+    struct roost_event event;
+    roost_event_of_perhaps(e, &a->key, &event);
+    event.type = ROOST_EV_PERHAPS;
+    roost_mailbox_post(&e->box, &event);
+    e->stat[ROOST_E_PERHAPS_ASKED]++;
+    a->at_ms = e->now_ms;
+    a->asked = true;
+}
+
+/* The one that stands for this key, asked for from now on; NULL: no more can be asked now. */
+static struct roost_asked_for *asked_for(struct roost_engine *e, const struct roost_key *key, enum asker by) {
+    struct roost_asked_for **at = place_of(e, key), *a = *at;
+    if (a) {
+        if (!a->asked && may_ask(e, by, true))
+            ask(e, a);
+        return a;
+    }
+    a = may_ask(e, by, false) ? calloc(1, sizeof(*a)) : NULL;
+    if (!a)
+        return NULL;
+    a->key = *key;
+    a->frame_tail = &a->frame;
+    a->command_tail = &a->command;
+    *at = a;
+    e->perhaps.asked++;
+    ask(e, a);
+    return a;
+}
+
+/* Not a packet of ours. XDP has dropped it, so the stack gets it now; but not the end of a handshake that XDP began (it
+ * would be reset): its sender says the same again, and then it passes. */
+static void stranger(struct roost_engine *e, const struct roost_frame *f) {
+    struct roost_segment segment;
+    if (f->why == ROOST_WHY_PERHAPS && f->length && e->path.births_gate->services &&
+        roost_segment_parse(f->data, f->length, f->l3, &segment) && !(segment.flags & ROOST_SYN))
+        return;
+    roost_sockets_note(e, &f->key); /* as XDP does when it lets a SYN pass */
+    roost_stray(e, f);
+}
+
+void roost_perhaps_frame(struct roost_engine *e, const struct roost_frame *f) {
+    struct roost_segment segment;
+    if (!roost_is_perhaps_asleep(e, &f->key)) {
+        stranger(e, f);
+        return;
+    }
+    bool whole = f->length && roost_segment_parse(f->data, f->length, f->l3, &segment);
+    bool by_syn = whole && (segment.flags & (ROOST_SYN | ROOST_ACK)) == ROOST_SYN;
+    bool reset = whole && segment.flags & ROOST_RST;
+    struct roost_asked_for *a = asked_for(e, &f->key, by_syn ? BY_SYN : BY_PACKET);
+    if (!a || a->frames >= FRAMES_MAX + (uint32_t)reset) {
+        e->stat[ROOST_E_PERHAPS_DROPPED]++;
+        return;
+    }
+    if (!whole || !roost_segment_checksums_good(f->data, f->length, f->l3))
+        return; /* no packet of a sleeper's, and the stack would not take it from us */
+    struct parked_frame *parked = malloc(sizeof(*parked) + f->length);
+    if (!parked)
+        return; /* its sender retransmits */
+    parked->next = NULL;
+    parked->reset = reset;
+    memcpy(&parked->frame, f, sizeof(*f) + f->length);
+    *a->frame_tail = parked;
+    a->frame_tail = &parked->next;
+    a->frames++;
+}
+
+bool roost_perhaps_command(struct roost_engine *e, struct roost_command *command, int *error) {
+    const struct roost_key *key = &command->record.key;
+    bool about_one = command->op == ROOST_OP_WAKE || command->op == ROOST_OP_CLOSE || command->op == ROOST_OP_ATTACH;
+    if (!about_one || (command->id && roost_conn_by_id(e, command->id)) || roost_conn_by_key(e, key) ||
+        roost_table_find(&e->table, key) || !roost_is_perhaps_asleep(e, key))
+        return false;
+    struct roost_asked_for *a = asked_for(e, key, BY_COMMAND);
+    struct parked_command *parked = a ? malloc(sizeof(*parked)) : NULL;
+    if (!parked) {
+        *error = EAGAIN;
+        return false;
+    }
+    parked->next = NULL;
+    parked->command = *command;
+    command->early = NULL; /* the parked one's now */
+    *a->command_tail = parked;
+    a->command_tail = &parked->next;
+    return true;
+}
+
+/* Back into the table, in SLEEP: 0 or an errno. */
+static int come_back(struct roost_engine *e, const struct roost_command *command) {
+    struct roost_record record = command->record;
+    record.ka.heard = ROOST_HEARD(e->now_ms / 1000, 0, 0); /* so that it stays a while */
+    const struct roost_ka *slot = roost_insert_sleeping(e, &record);
+    if (!slot)
+        return ENOSPC;
+    roost_listings_back(e, &record.key, slot);
+    roost_filter_remove(&e->filter, roost_hash_of_key(e, &record.key));
+    e->stat[ROOST_E_PERHAPS_SLEPT]++;
+    return 0;
+}
+
+static void serve_frames(struct roost_engine *e, struct roost_asked_for *a, int error) {
+    while (a->frame) {
+        struct parked_frame *parked = a->frame;
+        a->frame = parked->next;
+        if (!error)
+            roost_take_frame(e, &parked->frame);
+        else if (error == ENOENT)
+            stranger(e, &parked->frame);
+        free(parked);
+    }
+}
+
+static void serve_commands(struct roost_engine *e, struct roost_asked_for *a, int error) {
+    while (a->command) {
+        struct parked_command *parked = a->command;
+        a->command = parked->next;
+        roost_command(e, &parked->command, error);
+        free(parked);
+    }
+}
+
+/* Leaves those that nobody says again; whether there are any. */
+static bool keep_resets(struct roost_asked_for *a) {
+    struct parked_frame **at = &a->frame;
+    a->frames = 0;
+    while (*at) {
+        struct parked_frame *parked = *at;
+        if (parked->reset) {
+            at = &parked->next;
+            a->frames++;
+        } else {
+            *at = parked->next;
+            free(parked);
+        }
+    }
+    a->frame_tail = at;
+    return a->frames > 0;
+}
+
+/* From here on it counts among those that are kept; false: there are too many. */
+static bool keep(struct roost_perhaps *p, struct roost_asked_for *a) {
+    if (!a->kept && p->kept < KEPT_MAX) {
+        a->kept = true;
+        p->kept++;
+        p->asked--;
+    }
+    return a->kept;
+}
+
+static void forget(struct roost_perhaps *p, struct roost_asked_for **at) {
+    const struct roost_asked_for *a = *at;
+    *at = a->next;
+    if (a->kept)
+        p->kept--;
+    else
+        p->asked--;
+}
+
+/* Nobody could say. Whoever sent a packet sends it again, but not an RST: for that it is asked again. */
+static void give_up(struct roost_engine *e, struct roost_asked_for **at, int error) {
+    struct roost_asked_for *a = *at;
+    a->asked = false;
+    serve_commands(e, a, error);
+    a->command_tail = &a->command;
+    if (keep_resets(a) && keep(&e->perhaps, a))
+        return;
+    forget(&e->perhaps, at);
+    serve_frames(e, a, error);
+    free(a);
+}
+
+void roost_perhaps_turn(struct roost_engine *e) {
+    struct roost_perhaps *p = &e->perhaps;
+    if ((!p->asked && !p->kept) || e->now_ms < p->look_ms)
+        return;
+    p->look_ms = e->now_ms + LOOK_MS;
+    for (uint32_t i = 0; i < ROOST_ASKED_HEADS; i++)
+        for (struct roost_asked_for **at = &p->head[i], *a = *at; a; a = *at) {
+            if (a->asked && e->now_ms - a->at_ms > ANSWER_MS)
+                give_up(e, at, ETIMEDOUT);
+            else if (!a->asked && may_ask(e, BY_PACKET, true))
+                ask(e, a);
+            if (*at == a)
+                at = &a->next;
+        }
+}
+
+void roost_perhaps_answered(struct roost_engine *e, const struct roost_command *command) {
+    const struct roost_key *key = &command->record.key;
+    struct roost_asked_for **at = place_of(e, key), *a = *at;
+    int error = command->error;
+    if (!a)
+        return;
+    bool here = roost_conn_by_key(e, key) || roost_table_find(&e->table, key); /* by another way, meanwhile */
+    if (here) {
+        error = 0;
+    } else if (!error) {
+        error = come_back(e, command);
+    } else if (error == ENOENT) {
+        roost_datapath_mark_stranger(&e->path, roost_hash_of_key(e, key), true);
+        e->stat[ROOST_E_PERHAPS_STRANGERS]++;
+    }
+    if (error && error != ENOENT) {
+        give_up(e, at, error);
+        return;
+    }
+    forget(&e->perhaps, at);
+    e->at_hand = here ? NULL : command;
+    serve_frames(e, a, error);
+    serve_commands(e, a, error);
+    e->at_hand = NULL;
+    free(a);
+    const struct roost_conn *c = here || error ? NULL : roost_conn_by_key(e, key);
+    if (c && c->phase == ROOST_ASKED)
+        roost_restore(e, command);
+}
+
+void roost_perhaps_close(struct roost_engine *e) {
+    for (uint32_t i = 0; i < ROOST_ASKED_HEADS; i++)
+        while (e->perhaps.head[i]) {
+            struct roost_asked_for *a = e->perhaps.head[i];
+            e->perhaps.head[i] = a->next;
+            serve_frames(e, a, EAGAIN);
+            while (a->command) {
+                struct parked_command *parked = a->command;
+                a->command = parked->next;
+                if (parked->command.op == ROOST_OP_ATTACH && parked->command.fd >= 0)
+                    close(parked->command.fd);
+                free((void *)parked->command.early);
+                free(parked);
+            }
+            free(a);
+        }
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The local ports of links that may sleep. While one does, the kernel knows nothing of its port, and would give it to
+ * whoever connects to the same server next: to no avail, for the server has a connection with that 4-tuple. So such links
+ * take their ports from a range that the kernel gives to nobody, and never one whose 4-tuple is asleep.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cext/base/address.h"
+#include "cext/internal.h"
+
+#define TRIES 256
+
+int roost_link_ports(roost_engine *e, uint16_t first, uint16_t last) {
+    if (!first || last < first)
+        return -EINVAL;
+    e->link_port_first = e->link_port_next = first;
+    e->link_port_last = last;
+    return 0;
+}
+
+/* The address that this machine would have towards a server. */
+static int local_address(const uint8_t server[16], uint8_t local[16]) {
+    struct sockaddr_storage address;
+    uint16_t port;
+    bool v4 = roost_address_is_v4(server);
+    int fd = socket(v4 ? AF_INET : AF_INET6, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -errno;
+    socklen_t size = roost_address_to(server, htons(1), &address);
+    int e = connect(fd, (struct sockaddr *)&address, size);
+    size = sizeof(address);
+    if (e || (e = getsockname(fd, (struct sockaddr *)&address, &size)))
+        e = -errno;
+    else
+        roost_address_from(&address, local, &port);
+    close(fd);
+    return e;
+}
+
+static bool is_reserved(const struct roost_engine *e, uint16_t port) {
+    return e->link_ports_reserved && e->link_ports_reserved[port / 8] >> port % 8 & 1;
+}
+
+int roost_link_port_reserve(roost_engine *e, uint16_t port) {
+    if (!e->link_ports_reserved)
+        e->link_ports_reserved = calloc(65536 / 8, 1);
+    if (!e->link_ports_reserved)
+        return -ENOMEM;
+    e->link_ports_reserved[port / 8] |= (uint8_t)(1 << port % 8);
+    return 0;
+}
+
+void roost_link_ports_unreserve(roost_engine *e) {
+    roost_lock(e);
+    free(e->link_ports_reserved);
+    e->link_ports_reserved = NULL;
+    roost_unlock(e);
+}
+
+int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, bool held,
+                        roost_connect_from *connect_from) {
+    struct roost_key key = {.client_port = htons(to->port)};
+    uint32_t ports = (uint32_t)(e->link_port_last - e->link_port_first) + 1;
+    memcpy(key.client, to->address, sizeof(key.client));
+    int error = local_address(to->address, key.local);
+    for (int tries = 0; !error && ports > 0 && tries < TRIES; ports--) {
+        uint16_t port = e->link_port_next;
+        e->link_port_next = port == e->link_port_last ? e->link_port_first : port + 1;
+        key.local_port = htons(port);
+        if (is_reserved(e, port) || roost_table_find(&e->table, &key))
+            continue;
+        int fd = connect_from(to, held, key.local, key.local_port);
+        if (fd != -EADDRINUSE && fd != -EADDRNOTAVAIL) /* a link that is awake, or somebody listens there */
+            return fd;
+        tries++;
+    }
+    return error ? error : -EADDRNOTAVAIL;
+}

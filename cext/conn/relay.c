@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Bytes between the two legs of a linked connection. A leg is read only when the other took all that was read before;
+ * so a slow reader holds back the writer by TCP's own window, and at most one read (64 KB) waits here. Buffers exist
+ * only while something waits.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "cext/internal.h"
+
+#define READS_A_TURN 8 /* per direction; then the others have their turn */
+
+int roost_leg_queue(struct roost_leg *leg, const uint8_t *data, uint32_t length) {
+    struct roost_pending *old = leg->pending;
+    uint32_t waiting = old ? old->to - old->from : 0;
+    struct roost_pending *p = malloc(sizeof(*p) + waiting + length);
+    if (!p)
+        return -ENOMEM;
+    if (old)
+        memcpy(p->data, old->data + old->from, waiting);
+    memcpy(p->data + waiting, data, length);
+    p->from = 0;
+    p->to = waiting + length;
+    free(old);
+    leg->pending = p;
+    return 0;
+}
+
+int roost_leg_flush(struct roost_leg *leg) {
+    while (leg->pending) {
+        struct roost_pending *p = leg->pending;
+        ssize_t n = send(leg->fd, p->data + p->from, p->to - p->from, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0) {
+            if (errno == EINTR)
+                continue;
+            if (errno == EAGAIN)
+                leg->writable = false;
+            return -errno;
+        }
+        p->from += (uint32_t)n;
+        if (p->from == p->to) {
+            free(p);
+            leg->pending = NULL;
+        }
+    }
+    return 0;
+}
+
+void roost_leg_acknowledge(const struct roost_leg *leg) {
+    int one = 1;
+    setsockopt(leg->fd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof(one));
+}
+
+/* flags: MSG_MORE or 0. */
+static enum roost_moved send_on(struct roost_leg *leg, const uint8_t *data, uint32_t length, int flags) {
+    ssize_t sent = 0;
+    if (!leg->pending)
+        sent = send(leg->fd, data, length, MSG_NOSIGNAL | MSG_DONTWAIT | flags);
+    if (sent < 0 && errno != EAGAIN && errno != EINTR) {
+        leg->refused = true; /* these bytes are acknowledged and went nowhere */
+        return ROOST_SINK_BROKEN;
+    }
+    if (sent < 0)
+        sent = 0;
+    if ((uint32_t)sent == length)
+        return ROOST_MOVED_ALL;
+    leg->writable = false;
+    if (roost_leg_queue(leg, data + sent, length - (uint32_t)sent))
+        return ROOST_SINK_BROKEN; /* no memory: the bytes are acknowledged and cannot be kept; both ends learn it */
+    return ROOST_BLOCKED;
+}
+
+enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint32_t length) {
+    return send_on(leg, data, length, 0);
+}
+
+/* Does an end's FIN go on to the other one, as soon as what came before it is through? */
+static bool passes_on(struct roost_engine *e, const struct roost_conn *c, bool client) {
+    if (client)
+        return c->link == ROOST_LINKED;
+    return c->link == ROOST_LINKED && !c->attached && roost_service_of(e, c->service)->close_with_server;
+}
+
+void roost_relay_count(struct roost_engine *e, struct roost_conn *c, bool to_server, uint64_t bytes) {
+    c->asked = to_server;
+    *(to_server ? &c->rx : &c->tx) += bytes;
+    e->stat[to_server ? ROOST_E_BYTES_IN : ROOST_E_BYTES_OUT] += bytes;
+}
+
+/* Moves what there is from one end to the other. */
+static enum roost_moved move(struct roost_engine *e, struct roost_conn *c, bool client) {
+    struct roost_leg *from = client ? &c->client : &c->server, *to = client ? &c->server : &c->client;
+    const bool looks = roost_inband_looks(e, c, client);
+    bool at_end = false;
+    for (int reads = 0; reads < READS_A_TURN; reads++) {
+        bool stop = false;
+        int f = roost_leg_flush(to);
+        if (f)
+            return f == -EAGAIN ? ROOST_BLOCKED : ROOST_SINK_BROKEN;
+        enum roost_moved moved = looks ? roost_inband_resume(e, c, client, &stop) : ROOST_MOVED_ALL;
+        if (moved != ROOST_MOVED_ALL || stop || !from->readable || from->eof)
+            return moved;
+        ssize_t n = at_end ? 0 : recv(from->fd, e->scratch, ROOST_PENDING_MAX, MSG_DONTWAIT);
+        if (n < 0) {
+            if (errno == EINTR)
+                continue;
+            if (errno != EAGAIN)
+                return ROOST_SOURCE_BROKEN;
+            from->readable = false;
+            return ROOST_MOVED_ALL;
+        }
+        if (n == 0) {
+            from->eof = true;
+            return looks ? roost_inband_end(e, c, client) : ROOST_MOVED_ALL;
+        }
+        /* A short read took all there was; what comes now is told by epoll. But a read also ends before urgent data,
+         * and nothing tells of an end that was there already. */
+        if (n < ROOST_PENDING_MAX && !from->more)
+            from->readable = false;
+        at_end = n < ROOST_PENDING_MAX && from->ends && !from->urgent; /* it was told before this read */
+        roost_conn_touch(e, c);
+        if (looks) {
+            moved = roost_inband_chunk(e, c, client, e->scratch, (uint32_t)n);
+        } else {
+            roost_relay_count(e, c, client, (uint64_t)n);
+            /* The FIN that is known to follow goes in the same packet as the last bytes. */
+            bool last = from->ends && !from->eof && !to->shut && passes_on(e, c, client);
+            moved = send_on(to, e->scratch, (uint32_t)n, last ? MSG_MORE : 0);
+        }
+        if (moved != ROOST_MOVED_ALL)
+            return moved;
+    }
+    return ROOST_MOVED_AGAIN;
+}
+
+/* The server's side failed. What the client sent is lost when the server's kernel did not acknowledge it, and may be when
+ * it did and the server never answered: then the client must learn it. Otherwise only the link is gone. */
+static void server_broken(struct roost_engine *e, struct roost_conn *c) {
+    if (c->server.pending || c->server.refused || c->asked || c->client.eof || roost_link_unacknowledged(c) ||
+        roost_service_of(e, c->service)->close_with_server)
+        roost_conn_close(e, c, ROOST_C_SERVER_CLOSE, true);
+    else
+        roost_link_drop(e, c, c->link == ROOST_UNLINKING ? (enum roost_cause)c->unlink_cause : ROOST_C_SERVER_CLOSE);
+}
+
+/* FINs, once all that came before them is through. Returns false when the connection left LINKED. */
+static bool pass_on_ends(struct roost_engine *e, struct roost_conn *c) {
+    const bool over = c->client.eof && c->server.eof && !c->client.pending; /* then the close says so */
+    if (c->client.eof && !c->server.pending && !c->server.shut && !over) {
+        shutdown(c->server.fd, SHUT_WR);
+        c->server.shut = true;
+    }
+    if (!c->server.eof || c->client.pending)
+        return true;
+    if (over && c->server.pending) /* it still reads, as far as we know */
+        return true;
+    if (over) {
+        roost_conn_close(e, c, c->client.shut ? ROOST_C_SERVER_CLOSE : ROOST_C_CLIENT_CLOSE, false);
+        return false;
+    }
+    if (c->link == ROOST_UNLINKING) {
+        if (roost_link_unacknowledged(c) > 1) /* more than our FIN: taken by it, or refused by RST? */
+            return true;
+        roost_link_drop(e, c, (enum roost_cause)c->unlink_cause);
+        return false;
+    }
+    if (roost_service_of(e, c->service)->close_with_server && !c->attached) {
+        if (!c->client.shut) {
+            shutdown(c->client.fd, SHUT_WR);
+            c->client.shut = true;
+        }
+        return true;
+    }
+    if (c->server.pending) /* likewise */
+        return true;
+    if (roost_link_unacknowledged(c)) {
+        roost_link_settle(e, c);
+        return true;
+    }
+    roost_link_drop(e, c, ROOST_C_SERVER_CLOSE);
+    return false;
+}
+
+/* In each of the relay's turns until the server has spoken. Where clients always speak first, there is no hurry to end
+ * the handshake. Once the client's first bytes are sent, the kernel takes the link for a dialogue and would hold back
+ * the ACK of the server's first ones for 40 ms, which a server with Nagle's algorithm waits for with its next. So that
+ * ACK is sent as soon as they are read; but when they are its last as well, our FIN will do. */
+static void greet(struct roost_engine *e, struct roost_conn *c) {
+    struct roost_pool *pool = roost_pool_of(e, c->service);
+    const bool answered = c->tx || c->server.eof, spoken = c->rx || answered;
+    if (spoken && c->server.greeting != ROOST_GREETING_PASSED && pool)
+        roost_pool_spoken(pool, c->rx && !c->tx);
+    if (answered) {
+        if (!c->server.ends)
+            roost_leg_acknowledge(&c->server);
+        c->server.greeting = ROOST_GREETED;
+    } else if (spoken) {
+        c->server.greeting = ROOST_GREETING_PASSED;
+    } else if (c->server.greeting == ROOST_GREETING_HELD &&
+               (!pool || pool->client_first != ROOST_SURELY_CLIENT_FIRST)) {
+        roost_leg_acknowledge(&c->server);
+        c->server.greeting = ROOST_GREETING_SENT;
+    }
+}
+
+static void relay(struct roost_engine *e, struct roost_conn *c) {
+    if (c->link == ROOST_UNLINKED) {
+        int f = roost_leg_flush(&c->client);
+        if (f && f != -EAGAIN)
+            roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
+        else if (roost_inband_wants_link(c))
+            roost_link_start(e, c, ROOST_C_CLIENT_DATA);
+        else if (c->client.readable)
+            roost_look(e, c, ROOST_C_NONE);
+        return;
+    }
+    if (c->link == ROOST_CONNECTING)
+        return;
+
+    /* The server first: a link that has ended must not swallow what the client says now. */
+    enum roost_moved out = move(e, c, false);
+    if (out == ROOST_SINK_BROKEN) {
+        roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
+        return;
+    }
+    if (out == ROOST_SOURCE_BROKEN) {
+        server_broken(e, c);
+        return;
+    }
+    bool over =
+        c->server.eof && !c->server.pending && (c->attached || !roost_service_of(e, c->service)->close_with_server);
+    enum roost_moved in = ROOST_MOVED_ALL;
+    if (c->link == ROOST_LINKED && !over)
+        in = move(e, c, true);
+    if (in == ROOST_SOURCE_BROKEN) {
+        roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
+        return;
+    }
+    if (in == ROOST_SINK_BROKEN) {
+        server_broken(e, c);
+        return;
+    }
+    if (c->server.greeting)
+        greet(e, c);
+    if (pass_on_ends(e, c) && (in == ROOST_MOVED_AGAIN || out == ROOST_MOVED_AGAIN))
+        roost_conn_run(e, c);
+}
+
+void roost_relay(struct roost_engine *e, struct roost_conn *c) {
+    if (c->phase != ROOST_LIVE)
+        return;
+    relay(e, c);
+    if (c->in_band && !c->dead)
+        roost_inband_turn(e, c);
+    if (!c->dead)
+        roost_watch_blocked(e, c);
+}

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What inactive connections need by time: keep-alive probes of the appliance's own, the death of those that do not
+ * answer, and SLEEP when IDLE has lasted. Each bucket of the table says when the first of its slots is due; once a
+ * second all buckets are asked, a slice at a time, and those that are due are walked. Nothing is kept per connection but
+ * what the record has.
+ *
+ * A bucket full of slots with times of their own would be walked every second. So a probe may be early or late by an eighth of
+ * its interval, and each bucket has a moment of its own in every interval, towards which the times of its clients are
+ * moved: after four rounds at most it is walked once for all their probes, and once more to see who did not answer. The
+ * moments lie evenly: clients that all came within seconds are probed all through the interval after those four rounds.
+ */
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cext/internal.h"
+#include "cext/socket/repair.h"
+#include "cext/socket/segment.h"
+
+#define SLICE_MS 50
+#define LARGE_BUCKETS 20000 /* a slice of more than that would keep who wakes waiting */
+#define SLICE_OF_LARGE_MS 10
+#define SLICE_OF_MANY_MS 2 /* while more than FEW_PROBES wait for their turn */
+#define FEW_PROBES 128
+#define LOOK_MAX_S 3600
+#define LOOK_AT_LEGS_S 60 /* servers' legs that have lost their clients */
+#define PREFETCHED 8      /* buckets: they lie so far apart that the processor fetches none by itself */
+#define LATE 8            /* a slot may be early or late by this part of its interval */
+#define SPREAD 0x9e3779b1u
+#define WAITS_FOR_ROOM_MS 1000
+#define AHEAD_S 64 /* how far ahead of the engine's clock a client may have been heard: its turn may have been long */
+#define LEAVE_TABLE_S 60 /* where nothing sleeps by itself, and until there may be room in the filter */
+#define SLEEP_RETRY_S 30 /* asked again, should the store not have managed */
+
+/* A slice of the walk over all buckets. */
+struct walk {
+    struct roost_engine *e;
+    uint32_t now_s;
+    uint32_t salt; /* by which the bucket's moment differs from others' */
+    struct {
+        uint32_t heard_s, interval_s, due_s;
+    } last;     /* what first_probe_s() said last of this bucket; interval_s 0: nothing */
+    bool waits; /* for room for probes */
+};
+
+/* A server's leg that has lost its client (its record was lost, or a predecessor was killed at a bad moment): the server
+ * is told by a socket that is good for one RST. */
+static void end_orphan(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
+    int fd = roost_repair_rebuild(key, slot, &e->table.rest[slot->rest]);
+    if (fd == -EMFILE || fd == -ENFILE)
+        return;                          /* tried again in a second */
+    roost_table_remove(&e->table, slot); /* the guard stops an RST of what is in the table */
+    if (fd >= 0 && !roost_repair_finish(fd, false))
+        roost_reset_fd(fd);
+    else if (fd >= 0)
+        close(fd);
+}
+
+/* One end of a pair is gone: the other learns it, and for that both wake. */
+static void dead_pair(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
+    struct roost_key client;
+    int error;
+    if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) {
+        if (!roost_table_peer(&e->table, slot, &client))
+            return; /* end_orphan's */
+        key = &client;
+    }
+    struct roost_conn *c = roost_conn_by_key(e, key);
+    if (!c)
+        c = roost_wake(e, key, ROOST_C_PROBE_TIMEOUT, &error);
+    if (!c)
+        return; /* no memory; it is tried again in a second */
+    c->want_close = true;
+    c->close_cause = ROOST_C_PROBE_TIMEOUT;
+}
+
+static void dead(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
+    struct roost_event event;
+    if (ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED) {
+        dead_pair(e, key, slot);
+        return;
+    }
+    struct roost_conn *c = roost_conn_by_key(e, key);
+    if (c) { /* its server link was kept, or its record is being asked for */
+        roost_conn_close(e, c, ROOST_C_PROBE_TIMEOUT, true);
+        return;
+    }
+    if (ROOST_IS_BORN(slot->rest)) { /* nobody knew it by a number */
+        e->stat[ROOST_E_BORN_GONE]++;
+        roost_table_remove(&e->table, slot);
+        return;
+    }
+    roost_event_of_slot(e, key, slot, &event);
+    event.type = ROOST_EV_TRANSITION;
+    event.to_state = ROOST_ST_CLOSED;
+    event.cause = ROOST_C_PROBE_TIMEOUT;
+    roost_mailbox_post(&e->box, &event);
+    roost_hosts_remove(&e->hosts, key);
+    roost_overrides_remove(&e->overrides, &e->table.config, key);
+    roost_perhaps_left(e, key);
+    roost_table_remove(&e->table, slot);
+}
+
+/* How long a slot that is due in so many seconds may be left alone. */
+static uint32_t may_wait(uint32_t due_s, uint32_t interval_s) {
+    uint32_t late_s = interval_s / LATE;
+    return due_s > late_s ? due_s : late_s ? late_s : 1;
+}
+
+/* How far to go of so many seconds: to the next of the places, an eighth apart, that lie on the way. */
+static uint32_t step(uint32_t seconds, uint32_t eighth_s) {
+    return seconds ? (seconds - 1) % eighth_s + 1 : 0;
+}
+
+uint32_t roost_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s) {
+    uint32_t eighth_s = interval_s / LATE, after_s = (heard_s + salt) % interval_s;
+    if (!eighth_s)
+        return interval_s;
+    return after_s < interval_s / 2 ? interval_s - step(after_s, eighth_s)
+                                    : interval_s + step(interval_s - after_s, eighth_s);
+}
+
+/* The same, of a client of the bucket that is walked: most were heard at the same time, when they answered the probe before. */
+static uint32_t first_probe_s(struct walk *w, uint32_t heard_s, uint32_t interval_s) {
+    if (w->last.heard_s != heard_s || w->last.interval_s != interval_s) {
+        w->last.heard_s = heard_s;
+        w->last.interval_s = interval_s;
+        w->last.due_s = roost_first_probe_s(w->salt, heard_s, interval_s);
+    }
+    return w->last.due_s;
+}
+
+static void send_probe(struct walk *w, const struct roost_ka *slot, bool v4) {
+    struct roost_engine *e = w->e;
+    struct roost_key key;
+    roost_table_key(&e->table, slot, v4, &key);
+    e->stat[ROOST_E_PROBES]++;
+    if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) { /* to another interface than clients' */
+        uint8_t packet[ROOST_PROBE_MAX];
+        e->stat[ROOST_E_PROBE_LOST] +=
+            !roost_datapath_send(&e->path, packet, roost_segment_probe(&key, slot, roost_coarse_ms(), packet));
+        return;
+    }
+    struct roost_probe *probe = roost_datapath_probe(&e->path); /* there is room: look_along() */
+    probe->length = (uint32_t)roost_segment_probe(&key, slot, 0, (uint8_t *)probe->packet);
+}
+
+/* Sends a probe when one is due. Seconds until the slot is to be looked at again for the next. */
+static uint32_t probe(struct walk *w, struct roost_ka *slot, bool v4) {
+    struct roost_engine *e = w->e;
+    uint32_t heard = __atomic_load_n(&slot->heard, __ATOMIC_RELAXED), sent = ROOST_HEARD_PROBES(heard);
+    uint32_t quiet_s = ROOST_SILENCE_S(heard, w->now_s), interval_s = slot->probe_interval_s;
+    if (quiet_s > ROOST_HEARD_WRAP_S - AHEAD_S) /* XDP's clock is a moment ahead */
+        quiet_s = 0;
+    uint32_t since_s = w->now_s - quiet_s, due_s = first_probe_s(w, since_s, interval_s);
+    if (quiet_s < due_s)
+        return due_s - quiet_s;
+    const struct roost_service *s = roost_service_of(e, roost_table_service(&e->table, slot));
+    uint32_t retry_s = s->probe_retry_s ? s->probe_retry_s : interval_s;
+    due_s += sent * retry_s;
+    if (quiet_s < due_s)
+        return may_wait(due_s - quiet_s, retry_s);
+    if (quiet_s >= due_s + may_wait(retry_s, interval_s)) /* nobody probed for a while (no daemon): not its silence */
+        since_s = w->now_s - due_s;
+    if (sent >= (s->probe_count ? s->probe_count : 3)) {
+        struct roost_key key;
+        e->stat[ROOST_E_PROBE_DEAD]++;
+        roost_table_key(&e->table, slot, v4, &key);
+        dead(e, &key, slot);
+        return 1;
+    }
+    if (!roost_datapath_probes_room(&e->path))
+        return 1;
+    if (!__atomic_compare_exchange_n(&slot->heard, &heard, ROOST_HEARD(since_s, ROOST_HEARD_TICK(heard), sent + 1),
+                                     false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        return 1; /* heard in this very moment */
+    send_probe(w, slot, v4);
+    /* When it answers, its interval begins anew. */
+    uint32_t next_s = retry_s < interval_s - interval_s / LATE ? retry_s : interval_s - interval_s / LATE;
+    return may_wait(next_s, next_s);
+}
+
+/* The time since a client was heard has 20 bits. Before it runs over, it stays where it is: more than six days. */
+static void keep_silence_known(struct roost_ka *slot, uint32_t now_s) {
+    uint32_t heard = __atomic_load_n(&slot->heard, __ATOMIC_RELAXED), silence_s = ROOST_SILENCE_S(heard, now_s);
+    if (silence_s > ROOST_SILENCE_MAX_S && silence_s < ROOST_HEARD_WRAP_S - AHEAD_S)
+        __atomic_compare_exchange_n(
+            &slot->heard, &heard,
+            ROOST_HEARD(now_s - ROOST_SILENCE_MAX_S, ROOST_HEARD_TICK(heard), ROOST_HEARD_PROBES(heard)), false,
+            __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+/* Says that it is due for SLEEP; seconds until it is, or is to be said again. */
+static uint32_t sleep_due(struct walk *w, struct roost_ka *slot, bool v4) {
+    struct roost_engine *e = w->e;
+    struct roost_rest *rest = &e->table.rest[slot->rest];
+    if (!rest->sleep_due_s)
+        return LOOK_MAX_S;
+    if ((int32_t)(w->now_s - rest->sleep_due_s) < 0)
+        return rest->sleep_due_s - w->now_s;
+    if (roost_mailbox_crowded(&e->box))
+        return 1;
+    struct roost_event event;
+    struct roost_key key;
+    roost_table_key(&e->table, slot, v4, &key);
+    roost_event_of_slot(e, &key, slot, &event);
+    event.type = ROOST_EV_SLEEP_DUE;
+    roost_mailbox_post(&e->box, &event);
+    rest->sleep_due_s = w->now_s + SLEEP_RETRY_S;
+    return SLEEP_RETRY_S;
+}
+
+/* It came back into the table because somebody wanted it, or there was no room in the filter: lets it go when it has been
+ * silent as long as it must be to sleep. Seconds until it has, 0: it is gone. */
+static uint32_t leave_table(const struct walk *w, struct roost_ka *slot, bool v4) {
+    struct roost_engine *e = w->e;
+    struct roost_key key;
+    uint16_t service = roost_table_service(&e->table, slot);
+    const struct roost_service *s = roost_service_of(e, service);
+    if (!s->no_keepalives || slot->probe_interval_s)
+        return LOOK_MAX_S;
+    uint32_t quiet_s = s->sleep_quiet_ms ? (uint32_t)((s->sleep_quiet_ms + 999) / 1000) : LEAVE_TABLE_S;
+    quiet_s = quiet_s < ROOST_SILENCE_MAX_S ? quiet_s : ROOST_SILENCE_MAX_S - 1; /* more is not known of a silence */
+    uint32_t silence_s = ROOST_SILENCE_S(__atomic_load_n(&slot->heard, __ATOMIC_RELAXED), w->now_s);
+    if (silence_s > ROOST_HEARD_WRAP_S - AHEAD_S)
+        silence_s = 0;
+    if (silence_s < quiet_s)
+        return may_wait(quiet_s - silence_s, quiet_s);
+    roost_table_key(&e->table, slot, v4, &key);
+    if (roost_conn_by_key(e, &key) || !roost_sleep_without_slot(e, &key, slot, service, true))
+        return LEAVE_TABLE_S;
+    roost_table_remove(&e->table, slot);
+    return 0;
+}
+
+/* Does what is due of a slot; seconds until it is to be looked at again. */
+static uint32_t look(struct walk *w, struct roost_ka *slot, bool v4) {
+    uint32_t phase = ROOST_PHASE(slot->ctl), next_s = LOOK_MAX_S;
+    if (phase != ROOST_IDLE && phase != ROOST_SLEEP)
+        return 1; /* on its way to or from there */
+    if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) {
+        if (phase == ROOST_IDLE && roost_table_orphan(&w->e->table, slot)) {
+            struct roost_key key;
+            roost_table_key(&w->e->table, slot, v4, &key);
+            end_orphan(w->e, &key, slot);
+            return 1;
+        }
+        next_s = LOOK_AT_LEGS_S;
+    }
+    if (phase == ROOST_IDLE && roost_table_has_rest(slot)) {
+        uint32_t due_s = sleep_due(w, slot, v4);
+        next_s = due_s < next_s ? due_s : next_s;
+    }
+    if (phase == ROOST_SLEEP) {
+        uint32_t leave_s = leave_table(w, slot, v4);
+        if (!leave_s)
+            return LOOK_MAX_S;
+        next_s = leave_s < next_s ? leave_s : next_s;
+    }
+    keep_silence_known(slot, w->now_s);
+    if (slot->probe_interval_s) {
+        uint32_t due_s = probe(w, slot, v4);
+        next_s = due_s < next_s ? due_s : next_s;
+    }
+    return next_s;
+}
+
+static void look_into_bucket(struct walk *w, struct roost_bucket_head *head, bool v4) {
+    uint32_t next_s = LOOK_MAX_S;
+    __atomic_store_n(&head->due_s, UINT32_MAX,
+                     __ATOMIC_RELAXED); /* first: what comes in meanwhile says when it is due */
+    for (uint32_t i = 0; i < ROOST_BUCKET_SLOTS; i++) {
+        struct roost_ka *slot = roost_table_slot(head, v4, i);
+        uint32_t due_s = slot ? look(w, slot, v4) : LOOK_MAX_S;
+        next_s = due_s < next_s ? due_s : next_s;
+    }
+    roost_table_due(head, w->now_s + next_s);
+}
+
+/* Looks into what is due of the first so many buckets of a stretch, which begins with bucket `first`. Returns how many
+ * it got past: it stops where a bucket's probes may find no room in the offer. But not for long: what is due besides
+ * probes does not wait for clients that are gone. */
+static uint64_t look_along(struct walk *w, const struct roost_stretch *s, uint64_t first, uint64_t buckets) {
+    char *at = s->first;
+    for (uint64_t n = 0; n < buckets; n++, at += s->bucket_size) {
+        struct roost_bucket_head *head = (struct roost_bucket_head *)at;
+        if (n + PREFETCHED < s->buckets)
+            __builtin_prefetch(&((struct roost_bucket_head *)(at + PREFETCHED * s->bucket_size))->due_s);
+        if (__atomic_load_n(&head->due_s, __ATOMIC_RELAXED) > w->now_s)
+            continue;
+        if (w->waits && roost_datapath_probes_room(&w->e->path) < ROOST_BUCKET_SLOTS)
+            return n;
+        w->salt = (uint32_t)(first + n) * SPREAD >> 16;
+        w->last.interval_s = 0;
+        look_into_bucket(w, head, s->v4);
+    }
+    return buckets;
+}
+
+void roost_sweep_turn(struct roost_engine *e) {
+    if (e->now_ms < e->sweep_ms)
+        return;
+    roost_sockets_turn(e); /* before the gate opens */
+    roost_births_turn(e);
+    uint64_t buckets = roost_table_buckets(&e->table), passed_ms = e->now_ms - e->swept_ms;
+    uint32_t slice_ms = buckets <= LARGE_BUCKETS ? SLICE_MS : SLICE_OF_LARGE_MS;
+    /* As far as time has gone on: the turn may be late, and so would be each walk. */
+    uint64_t end = e->sweep_at + (buckets * (passed_ms < 2 * slice_ms ? passed_ms : 2 * slice_ms) + 999) / 1000;
+    struct walk w = {.e = e, .now_s = (uint32_t)(e->now_ms / 1000)};
+    bool room = true;
+    if (end > buckets)
+        end = buckets;
+    e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probes_begin(&e->path, e->now_ms);
+    if (roost_datapath_probes_room(&e->path) >= ROOST_BUCKET_SLOTS)
+        e->probe_room_ms = e->now_ms;
+    w.waits = e->now_ms - e->probe_room_ms < WAITS_FOR_ROOM_MS;
+    while (e->sweep_at < end && room) {
+        struct roost_stretch s = roost_table_stretch(&e->table, e->sweep_at);
+        uint64_t here = s.buckets < end - e->sweep_at ? s.buckets : end - e->sweep_at;
+        uint64_t passed = look_along(&w, &s, e->sweep_at, here);
+        room = passed == here;
+        e->sweep_at += passed;
+    }
+    e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probes_end(&e->path, w.now_s);
+    e->swept_ms = e->now_ms - (end - e->sweep_at) * 1000 / buckets; /* what there was no room for is the next slice's */
+    e->sweep_ms = e->now_ms + (e->path.probes_left > FEW_PROBES || !room ? SLICE_OF_MANY_MS : slice_ms);
+    if (e->sweep_at == buckets)
+        e->sweep_at = 0;
+}

@@ -1,0 +1,544 @@
+// SPDX-License-Identifier: Apache-2.0
+#define _GNU_SOURCE
+#include "datapath.h"
+
+#include "drops.h"
+#include "cext/table/filter.h"
+#include "pins.h"
+
+#include <bpf/bpf.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define MIN_ENDPOINTS 1024
+#define MIN_STRANGERS                                                                                                  \
+    1024 /* whom the filter of sleepers takes for one: one in 430 of those who are awake, and of a flood */
+#define MAX_STRANGERS 16384
+
+enum {
+    CONFIG,
+    TABLES4,
+    TABLES6,
+    ENDPOINTS,
+    RING,
+    COUNTERS,
+    CHALLENGES,
+    BIRTHS = ROOST_MAP_BIRTHS,
+    BIRTHS_GATE,
+    BIRTHS_SOCKETS,
+    FILTER,
+    FILTER_GATE,
+    STRANGERS = ROOST_MAP_STRANGERS
+};
+static const char *const map_name[ROOST_PINNED_MAPS] = {
+    "config", "tables4",     "tables6",        "endpoints", "ring",        "counters", "challenges",
+    "births", "births_gate", "births_sockets", "filter",    "filter_gate", "strangers"};
+
+_Static_assert(ROOST_FILTER_INTERFACES >= ROOST_MAX_INTERFACES, "each interface has its place");
+
+static int quiet(enum libbpf_print_level level, const char *format, va_list args) {
+    static int debug = -1;
+    if (debug < 0)
+        debug = getenv("ROOST_DEBUG_BPF") != NULL;
+    return debug && level != LIBBPF_DEBUG ? vfprintf(stderr, format, args) : 0;
+}
+
+/* Takes the pinned map of that name instead of a new one. 1 adopted, 0 none there, or -errno. */
+static int adopt_map(struct roost_datapath *d, struct bpf_map *map, char *err, size_t err_len) {
+    char path[320];
+    struct bpf_map_info info = {0};
+    __u32 size = sizeof(info);
+    roost_pin_path(d->pin_dir, bpf_map__name(map), path, sizeof(path));
+    int fd = bpf_obj_get(path);
+    if (fd < 0)
+        return errno == ENOENT ? 0 : roost_complain(err, err_len, errno, "cannot open %s: %s", path, strerror(errno));
+    int e = bpf_obj_get_info_by_fd(fd, &info, &size) ? -errno : 0;
+    if (!e && (info.type != bpf_map__type(map) || info.value_size != bpf_map__value_size(map)))
+        e = roost_complain_of_version(path, err, err_len);
+    if (!e && bpf_map__set_max_entries(map, info.max_entries))
+        e = -errno;
+    if (!e && bpf_map__reuse_fd(map, fd))
+        e = -errno;
+    close(fd);
+    return e ? e : 1;
+}
+
+static int is_pinned_map(const char *name) {
+    for (int i = 0; i < ROOST_PINNED_MAPS; i++)
+        if (!strcmp(map_name[i], name))
+            return i;
+    return -1;
+}
+
+static uint32_t entries(int fd) {
+    struct bpf_map_info info = {0};
+    __u32 size = sizeof(info);
+    return bpf_obj_get_info_by_fd(fd, &info, &size) ? 0 : info.max_entries;
+}
+
+/* A server or service has many connections, mostly; a router's clients may have called many servers. */
+static uint32_t endpoints_for(const struct roost_sizes *sizes) {
+    uint64_t slots = ((uint64_t)sizes->ipv4_slots + sizes->ipv6_slots) / 16;
+    return slots < MIN_ENDPOINTS ? MIN_ENDPOINTS : slots > ROOST_MAX_ENDPOINTS ? ROOST_MAX_ENDPOINTS : (uint32_t)slots;
+}
+
+/* They cost 64 bytes each: an eighth of a byte a sleeper. */
+static uint32_t strangers_for(const struct roost_sizes *sizes) {
+    uint32_t share = sizes->filter_slots / 512;
+    if (!sizes->filter_slots)
+        return 1;
+    return share < MIN_STRANGERS ? MIN_STRANGERS : share > MAX_STRANGERS ? MAX_STRANGERS : share;
+}
+
+/* Buckets; there is no map without any, so one stands for none. */
+static uint32_t filter_for(const struct roost_sizes *sizes) {
+    uint32_t buckets = roost_filter_buckets(sizes->filter_slots);
+    return sizes->filter_slots && buckets < 2 ? 2 : buckets ? buckets : 1;
+}
+
+/* A filter with nobody in it is made anew when another size is asked for. It cannot grow: its members have no keys. */
+static int renew_filter(const struct roost_datapath *d, const struct roost_sizes *sizes, char *err, size_t err_len) {
+    static const char *const names[] = {"filter", "strangers"};
+    struct roost_filter_gate gate = {0};
+    char path[320];
+    __u32 zero = 0;
+    roost_pin_path(d->pin_dir, "filter_gate", path, sizeof(path));
+    int fd = bpf_obj_get(path);
+    if (fd >= 0) {
+        bpf_map_lookup_elem(fd, &zero, &gate);
+        close(fd);
+    }
+    roost_pin_path(d->pin_dir, "filter", path, sizeof(path));
+    fd = gate.buckets ? -1 : bpf_obj_get(path);
+    bool fits = fd < 0 || entries(fd) == filter_for(sizes);
+    if (fd >= 0)
+        close(fd);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && !fits; i++) {
+        roost_pin_path(d->pin_dir, names[i], path, sizeof(path));
+        if (unlink(path) && errno != ENOENT)
+            return roost_complain(err, err_len, errno, "cannot remove %s: %s", path, strerror(errno));
+    }
+    return 0;
+}
+
+/* Opens, shares maps by their pins, loads, pins what is new. */
+int roost_datapath_load(struct roost_datapath *d, const char *bpf_dir, const char *file,
+                        const struct roost_sizes *sizes, struct bpf_object **object, char *err, size_t err_len) {
+    char path[512];
+    struct bpf_map *map;
+    int e;
+    snprintf(path, sizeof(path), "%s/%s.bpf.o", bpf_dir, file);
+    struct bpf_object *o = bpf_object__open_file(path, NULL);
+    if (!o)
+        return roost_complain(err, err_len, errno, "cannot open the BPF object %s: %s (was `roost` set up?)", path,
+                              strerror(errno));
+    *object = o;
+    bpf_object__for_each_map(map, o) {
+        const char *name = bpf_map__name(map);
+        if (is_pinned_map(name) < 0)
+            continue;
+        if ((e = adopt_map(d, map, err, err_len)) < 0)
+            return e;
+        if (e)
+            continue;
+        if (!strcmp(name, "endpoints"))
+            bpf_map__set_max_entries(map, endpoints_for(sizes));
+        else if (!strcmp(name, "ring"))
+            bpf_map__set_max_entries(map, sizes->ring_bytes);
+        else if (!strcmp(name, "filter"))
+            bpf_map__set_max_entries(map, filter_for(sizes));
+        else if (!strcmp(name, "strangers"))
+            bpf_map__set_max_entries(map, strangers_for(sizes));
+    }
+    if ((e = bpf_object__load(o))) {
+        if (e == -EPERM)
+            return roost_complain(err, err_len, e,
+                                  "the kernel refuses to load BPF programs: run as root (CAP_BPF, "
+                                  "CAP_NET_ADMIN)");
+        return roost_complain(err, err_len, e, "cannot load %s: %s (ROOST_DEBUG_BPF=1 shows the verifier's log)", path,
+                              strerror(-e));
+    }
+    bpf_object__for_each_map(map, o) {
+        char pin[320];
+        int which = is_pinned_map(bpf_map__name(map));
+        if (which < 0)
+            continue;
+        roost_pin_path(d->pin_dir, bpf_map__name(map), pin, sizeof(pin));
+        if (access(pin, F_OK) && (e = bpf_map__pin(map, pin)))
+            return roost_complain(err, err_len, e, "cannot pin %s: %s", pin, strerror(-e));
+        d->map_fd[which] = bpf_map__fd(map);
+    }
+    return 0;
+}
+
+static void *map_memory(struct roost_datapath *d, int fd, size_t size, char *err, size_t err_len) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size = (size + page - 1) / page * page;
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED) {
+        roost_complain(err, err_len, errno, "cannot map a table of %zu bytes: %s", size, strerror(errno));
+        return NULL;
+    }
+    d->mapped[d->maps_mapped].address = memory;
+    d->mapped[d->maps_mapped++].size = size;
+    return memory;
+}
+
+static int outer_of(const struct roost_datapath *d, bool v4) {
+    return d->map_fd[v4 ? TABLES4 : TABLES6];
+}
+
+static size_t bucket_size(bool v4) {
+    return v4 ? sizeof(struct roost_bucket4) : sizeof(struct roost_bucket6);
+}
+
+int roost_datapath_make_generation(const struct roost_datapath *d, bool v4, uint32_t buckets, char *err,
+                                   size_t err_len) {
+    LIBBPF_OPTS(bpf_map_create_opts, options, .map_flags = BPF_F_MMAPABLE | BPF_F_INNER_MAP);
+    int fd = bpf_map_create(BPF_MAP_TYPE_ARRAY, v4 ? "table4" : "table6", sizeof(__u32), (__u32)bucket_size(v4),
+                            buckets, &options);
+    return fd < 0
+               ? roost_complain(err, err_len, errno, "cannot make a table of %u buckets: %s", buckets, strerror(errno))
+               : fd;
+}
+
+/* A map for a generation of a table, in its place; its descriptor, or -errno. */
+static int place_generation(struct roost_datapath *d, bool v4, uint32_t which, int fd, char *err, size_t err_len) {
+    if (fd < 0 || !bpf_map_update_elem(outer_of(d, v4), &which, &fd, BPF_ANY))
+        return fd;
+    int e = errno;
+    close(fd);
+    return roost_complain(err, err_len, e, "cannot put a table in its place: %s", strerror(e));
+}
+
+static int forget_fd(int fd) {
+    return fd < 0 ? fd : close(fd);
+}
+
+static int open_generation(const struct roost_datapath *d, bool v4, uint32_t which, char *err, size_t err_len) {
+    __u32 id;
+    int fd = bpf_map_lookup_elem(outer_of(d, v4), &which, &id) ? -1 : bpf_map_get_fd_by_id(id);
+    return fd < 0 ? roost_complain(err, err_len, errno, "cannot open the table: %s", strerror(errno)) : fd;
+}
+
+/* Maps a generation's memory; its descriptor is closed: the outer map keeps it. */
+static int begin_generation(struct roost_datapath *d, struct roost_table *t, bool v4, uint32_t which, int fd,
+                            uint32_t buckets, char *err, size_t err_len) {
+    void *memory = map_memory(d, fd, (size_t)buckets * bucket_size(v4), err, err_len);
+    close(fd);
+    if (!memory)
+        return -ENOMEM;
+    roost_table_begin(t, v4, which, memory, buckets);
+    return 0;
+}
+
+static int new_table(struct roost_datapath *d, struct roost_table *t, bool v4, uint32_t slots, char *err,
+                     size_t err_len) {
+    uint32_t buckets = slots ? (slots + ROOST_BUCKET_SLOTS - 1) / ROOST_BUCKET_SLOTS : 1;
+    int fd = roost_datapath_make_generation(d, v4, buckets, err, err_len);
+    fd = place_generation(d, v4, 0, fd, err, err_len);
+    return fd < 0 ? fd : begin_generation(d, t, v4, 0, fd, buckets, err, err_len);
+}
+
+/* The generations that config says are in use: the previous first, as when the current one came. */
+static int adopt_table(struct roost_datapath *d, struct roost_table *t, bool v4, char *err, size_t err_len) {
+    struct roost_generations found = v4 ? t->config.v4 : t->config.v6;
+    memset(v4 ? &t->config.v4 : &t->config.v6, 0, sizeof(found));
+    uint32_t order[2], count = 0;
+    if (ROOST_PREVIOUS(found.in_use))
+        order[count++] = (ROOST_PREVIOUS(found.in_use) - 1) % ROOST_GENERATIONS;
+    order[count++] = ROOST_CURRENT(found.in_use) % ROOST_GENERATIONS;
+    for (uint32_t i = 0; i < count; i++) {
+        int fd = open_generation(d, v4, order[i], err, err_len);
+        int e = fd < 0 ? fd : begin_generation(d, t, v4, order[i], fd, entries(fd), err, err_len);
+        if (e)
+            return e;
+    }
+    return 0;
+}
+
+static int tell_config(struct roost_datapath *d, const struct roost_table *t, char *err, size_t err_len) {
+    __u32 zero = 0;
+    return bpf_map_update_elem(d->map_fd[CONFIG], &zero, &t->config, 0)
+               ? roost_complain(err, err_len, errno, "cannot write the config map: %s", strerror(errno))
+               : 0;
+}
+
+int roost_datapath_use_generation(struct roost_datapath *d, struct roost_table *t, bool v4, uint32_t which, int fd,
+                                  uint32_t buckets, char *err, size_t err_len) {
+    struct roost_config config = t->config;
+    __u32 zero = 0;
+    /* How large it is, before anybody is sent there. */
+    (v4 ? &config.v4 : &config.v6)->buckets[which] = buckets;
+    fd = place_generation(d, v4, which, fd, err, err_len);
+    if (fd < 0)
+        return fd;
+    if (bpf_map_update_elem(d->map_fd[CONFIG], &zero, &config, 0)) {
+        int e = errno;
+        close(fd);
+        return roost_complain(err, err_len, e, "cannot write the config map: %s", strerror(e));
+    }
+    int e = begin_generation(d, t, v4, which, fd, buckets, err, err_len);
+    if (!e)
+        e = tell_config(d, t, err, err_len);
+    if (e)
+        return e;
+    /* Whoever has not heard of it yet looks into the old one alone, and would miss what is moved. The kernel returns from
+     * a change to a map of maps when no program is running any more that began before it. */
+    fd = open_generation(d, v4, which, err, err_len);
+    return fd < 0 ? fd : forget_fd(place_generation(d, v4, which, fd, err, err_len));
+}
+
+void roost_datapath_end_previous(struct roost_datapath *d, struct roost_table *t, bool v4) {
+    char ignored[128];
+    uint32_t which;
+    void *memory = roost_table_end_previous(t, v4, &which);
+    tell_config(d, t, ignored, sizeof(ignored));  /* else XDP looks into an empty table first, that is all */
+    bpf_map_delete_elem(outer_of(d, v4), &which); /* returns when no program looks into it any more */
+    for (int i = 0; i < d->maps_mapped; i++) {
+        if (d->mapped[i].address != memory)
+            continue;
+        munmap(memory, d->mapped[i].size);
+        d->mapped[i] = d->mapped[--d->maps_mapped];
+        return;
+    }
+}
+
+/* Of roost_datapath.perhaps_stranger: which word has a hash's bit, and the bit. */
+static uint32_t stranger_word(uint64_t hash) {
+    return (uint32_t)(hash / 64 % ROOST_STRANGER_WORDS);
+}
+
+static uint64_t stranger_bit(uint64_t hash) {
+    return 1ULL << hash % 64;
+}
+
+/* Those that the map knows. */
+static void note_strangers(struct roost_datapath *d) {
+    __u64 hash, *after = NULL;
+    memset(d->perhaps_stranger, 0, sizeof(d->perhaps_stranger));
+    d->stranger_bits = 0;
+    while (!bpf_map_get_next_key(d->map_fd[STRANGERS], after, &hash)) {
+        d->stranger_bits += !(d->perhaps_stranger[stranger_word(hash)] & stranger_bit(hash));
+        d->perhaps_stranger[stranger_word(hash)] |= stranger_bit(hash);
+        after = &hash;
+    }
+}
+
+static int open_filter(struct roost_datapath *d, char *err, size_t err_len) {
+    uint32_t buckets = entries(d->map_fd[FILTER]);
+    d->filter_gate = map_memory(d, d->map_fd[FILTER_GATE], sizeof(*d->filter_gate), err, err_len);
+    d->filter = map_memory(d, d->map_fd[FILTER], (size_t)buckets * sizeof(*d->filter), err, err_len);
+    if (!d->filter_gate || !d->filter)
+        return -ENOMEM;
+    d->filter_buckets = buckets > 1 ? buckets : 0;
+    note_strangers(d);
+    return 0;
+}
+
+static int open_tables(struct roost_datapath *d, struct roost_table *t, const struct roost_sizes *sizes, char *err,
+                       size_t err_len) {
+    __u32 zero = 0;
+    int e;
+    memset(t, 0, sizeof(*t));
+    if (bpf_map_lookup_elem(d->map_fd[CONFIG], &zero, &t->config))
+        return roost_complain(err, err_len, errno, "cannot read the config map: %s", strerror(errno));
+    if (!t->config.v6.buckets[ROOST_CURRENT(t->config.v6.in_use)]) { /* new: nobody was here before us */
+        if (getrandom(t->config.seed, sizeof(t->config.seed), 0) != sizeof(t->config.seed) ||
+            getrandom(t->config.secret, sizeof(t->config.secret), 0) != sizeof(t->config.secret))
+            return roost_complain(err, err_len, EIO, "no random seed from the kernel");
+        memset(d->filter, 0, (size_t)entries(d->map_fd[FILTER]) * sizeof(*d->filter)); /* of another seed */
+        memset(d->filter_gate, 0, sizeof(*d->filter_gate));
+        if ((e = new_table(d, t, true, sizes->ipv4_slots, err, err_len)) ||
+            (e = new_table(d, t, false, sizes->ipv6_slots, err, err_len)) || (e = tell_config(d, t, err, err_len)))
+            return e;
+    } else if ((e = adopt_table(d, t, true, err, err_len)) || (e = adopt_table(d, t, false, err, err_len))) {
+        return e;
+    }
+    memcpy(d->secret, t->config.secret, sizeof(d->secret));
+    return 0;
+}
+
+/* What an earlier layout pinned under names of its own. */
+static int refuse_old_pins(const char *pin_dir, char *err, size_t err_len) {
+    char path[320];
+    snprintf(path, sizeof(path), "%s/table4", pin_dir);
+    return access(path, F_OK) ? 0 : roost_complain_of_version(path, err, err_len);
+}
+
+int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const char *pin_dir, const char *bpf_dir,
+                        const struct roost_sizes *sizes, ring_buffer_sample_fn on_frame, void *context, char *err,
+                        size_t err_len) {
+    int e;
+    memset(d, 0, sizeof(*d));
+    for (int i = 0; i < ROOST_PINNED_MAPS; i++)
+        d->map_fd[i] = -1;
+    d->raw4 = d->raw6 = d->closed_fd = d->inject_fd = d->drops_fd = -1;
+    snprintf(d->pin_dir, sizeof(d->pin_dir), "%s", pin_dir);
+    snprintf(d->bpf_dir, sizeof(d->bpf_dir), "%s", bpf_dir);
+    libbpf_set_print(quiet);
+    if ((e = roost_make_pin_dir(pin_dir, err, err_len)) || (e = refuse_old_pins(pin_dir, err, err_len)) ||
+        (e = renew_filter(d, sizes, err, err_len)) ||
+        (e = roost_datapath_load(d, bpf_dir, "inactive", sizes, &d->inactive, err, err_len)) ||
+        (e = roost_datapath_load(d, bpf_dir, "guard", sizes, &d->guard, err, err_len)) ||
+        (e = roost_datapath_load(d, bpf_dir, "lookup", sizes, &d->lookup, err, err_len)) ||
+        (e = roost_datapath_load(d, bpf_dir, "closed", sizes, &d->closed, err, err_len)) ||
+        (e = roost_datapath_load(d, bpf_dir, "inject", sizes, &d->inject, err, err_len)) ||
+        (e = roost_rests_open(&d->rests, d->pin_dir, sizes->idle_slots, err, err_len)) ||
+        (e = open_filter(d, err, err_len)) || (e = open_tables(d, t, sizes, err, err_len)))
+        return e;
+    d->closed_fd = bpf_program__fd(bpf_object__find_program_by_name(d->closed, "roost_closed"));
+    d->inject_fd = bpf_program__fd(bpf_object__find_program_by_name(d->inject, "roost_inject"));
+
+    t->rest = d->rests.base;
+    t->rest_slots = d->rests.slots;
+    uint32_t endpoints = entries(d->map_fd[ENDPOINTS]);
+    struct roost_endpoint *endpoint = map_memory(d, d->map_fd[ENDPOINTS], endpoints * sizeof(*endpoint), err, err_len);
+    d->out = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "outbox"), ROOST_OUTBOX_ITEMS * sizeof(*d->out),
+                        err, err_len);
+    d->cursor = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "cursor"), sizeof(*d->cursor), err, err_len);
+    d->probes = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "probes"), ROOST_PROBES * sizeof(*d->probes),
+                           err, err_len);
+    d->probe_run =
+        map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "probe_run"), sizeof(*d->probe_run), err, err_len);
+    d->births_gate = map_memory(d, d->map_fd[BIRTHS_GATE], sizeof(*d->births_gate), err, err_len);
+    d->births_sockets = map_memory(d, d->map_fd[BIRTHS_SOCKETS], sizeof(*d->births_sockets), err, err_len);
+    if (!d->births_gate || !d->births_sockets || !endpoint || !d->out || !d->cursor || !d->probes || !d->probe_run)
+        return -ENOMEM;
+    if (!d->births_gate->secret[0] &&
+        getrandom(d->births_gate->secret, sizeof(d->births_gate->secret), 0) != sizeof(d->births_gate->secret))
+        return roost_complain(err, err_len, EIO, "no random secret from the kernel");
+    if ((e = roost_endpoints_init(&t->endpoints, endpoint, endpoints)))
+        return roost_complain(err, err_len, -e, "out of memory");
+    d->ring = ring_buffer__new(d->map_fd[RING], on_frame, context, NULL);
+    if (!d->ring)
+        return roost_complain(err, err_len, errno, "cannot open the ring buffer: %s", strerror(errno));
+    d->raw4 = socket(AF_INET, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_RAW);
+    d->raw6 = socket(AF_INET6, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_RAW);
+    if (d->raw4 < 0)
+        return roost_complain(err, err_len, errno, "cannot open a raw socket (CAP_NET_RAW): %s", strerror(errno));
+    d->drops_fd = roost_drops_open(); /* without it, nothing is known of drops */
+    return roost_datapath_attach_lookup(d, err, err_len);
+}
+
+void roost_datapath_close(struct roost_datapath *d) {
+    ring_buffer__free(d->ring);
+    for (int i = 0; i < d->maps_mapped; i++)
+        munmap(d->mapped[i].address, d->mapped[i].size);
+    bpf_object__close(d->inactive);
+    bpf_object__close(d->guard);
+    bpf_object__close(d->lookup);
+    bpf_object__close(d->closed);
+    bpf_object__close(d->inject);
+    bpf_object__close(d->steer);
+    bpf_object__close(d->loopback);
+    roost_rests_close(&d->rests);
+    if (d->raw4 >= 0)
+        close(d->raw4);
+    if (d->raw6 >= 0)
+        close(d->raw6);
+    if (d->drops_fd >= 0)
+        close(d->drops_fd);
+}
+
+int roost_datapath_add_rests(struct roost_datapath *d, struct roost_table *t, int fd) {
+    int e = roost_rests_add(&d->rests, d->pin_dir, fd);
+    t->rest_slots = d->rests.slots;
+    return e;
+}
+
+bool roost_datapath_is_stranger(const struct roost_datapath *d, uint64_t hash) {
+    __u32 value;
+    return d->perhaps_stranger[stranger_word(hash)] & stranger_bit(hash) &&
+           !bpf_map_lookup_elem(d->map_fd[STRANGERS], &hash, &value);
+}
+
+void roost_datapath_mark_stranger(struct roost_datapath *d, uint64_t hash, bool stranger) {
+    __u32 value = 1;
+    if (stranger) {
+        d->stranger_bits += !(d->perhaps_stranger[stranger_word(hash)] & stranger_bit(hash));
+        if (d->stranger_bits > 64 * ROOST_STRANGER_WORDS / 2) /* of many whom the map has driven out long since */
+            note_strangers(d);
+        d->perhaps_stranger[stranger_word(hash)] |= stranger_bit(hash);
+        bpf_map_update_elem(d->map_fd[STRANGERS], &hash, &value, BPF_ANY); /* fails: it is asked for again */
+    } else if (d->perhaps_stranger[stranger_word(hash)] & stranger_bit(hash)) {
+        bpf_map_delete_elem(d->map_fd[STRANGERS], &hash);
+    }
+}
+
+int roost_datapath_ring_fd(const struct roost_datapath *d) {
+    return ring_buffer__epoll_fd(d->ring);
+}
+
+int roost_datapath_drain(struct roost_datapath *d) {
+    return ring_buffer__consume(d->ring);
+}
+
+bool roost_datapath_generic(const struct roost_datapath *d, uint32_t ifindex) {
+    for (int i = 0; i < d->interfaces; i++)
+        if (d->interface[i].index == ifindex)
+            return d->interface[i].generic;
+    return false;
+}
+
+void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values) {
+    int cpus = libbpf_num_possible_cpus();
+    uint64_t *each = calloc((size_t)(cpus > 0 ? cpus : 1), sizeof(*each));
+    for (__u32 i = 0; i < ROOST_N_COUNT; i++) {
+        values[i] = 0;
+        if (!each || bpf_map_lookup_elem(d->map_fd[COUNTERS], &i, each))
+            continue;
+        for (int c = 0; c < cpus; c++)
+            values[i] += each[c];
+    }
+    free(each);
+}
+
+uint64_t roost_bpf_memory(int fd) {
+    char path[64], line[256];
+    unsigned long long bytes = 0;
+    snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
+    FILE *f = fopen(path, "r");
+    if (!f)
+        return 0;
+    while (fgets(line, sizeof(line), f))
+        if (sscanf(line, "memlock: %llu", &bytes) == 1)
+            break;
+    fclose(f);
+    return bytes;
+}
+
+uint64_t roost_datapath_memory(const struct roost_datapath *d) {
+    static const char *const own[] = {"outbox", "cursor", "probes", "probe_run", "routes"};
+    uint64_t bytes = 0;
+    const struct bpf_object *objects[] = {d->inactive, d->guard, d->lookup,  d->closed,
+                                          d->inject,   d->steer, d->loopback};
+    for (int i = 0; i < ROOST_PINNED_MAPS; i++)
+        bytes += roost_bpf_memory(d->map_fd[i]);
+    bytes += roost_rests_memory(&d->rests);
+    for (__u32 n = 0; n < 2 * ROOST_GENERATIONS; n++) {
+        char ignored[128];
+        bool v4 = n < ROOST_GENERATIONS;
+        int fd = open_generation(d, v4, n % ROOST_GENERATIONS, ignored, sizeof(ignored));
+        if (fd < 0)
+            continue; /* not in use */
+        bytes += roost_bpf_memory(fd);
+        close(fd);
+    }
+    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
+        bytes += roost_bpf_memory(bpf_object__find_map_fd_by_name(d->inactive, own[i]));
+    for (size_t i = 0; i < sizeof(objects) / sizeof(objects[0]); i++) {
+        struct bpf_program *program;
+        if (!objects[i])
+            continue;
+        bpf_object__for_each_program(program, objects[i]) bytes += roost_bpf_memory(bpf_program__fd(program));
+    }
+    return bytes;
+}

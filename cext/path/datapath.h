@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The BPF side of the box: loads the programs, pins maps and links, adopts what an earlier daemon left (datapath.c),
+ * attaches to interfaces (attach.c), and is the way in (ring) and out (outbox) for single frames (frames.c) and for probes
+ * (probes.c).
+ *
+ * Below pin_dir:  config tables4 tables6 endpoints ring counters challenges
+ *                 births births_gate births_sockets rest rest-1 ...
+ *                 filter filter_gate strangers                         the maps
+ *                 xdp-IFNAME                                           the XDP link of each interface
+ *                 lookup                                               the link of the socket lookup program
+ *                 steer-IFNAME, loopback-IFNAME                        tc programs of an interface's ingress
+ * The tc filters need no pin: they belong to the interface (priority 1 of clsact, handle 1: the guard at egress and a
+ * router's steering at ingress; on the loopback interface a handle of each instance's own). Steering decides by sockets,
+ * which go with the daemon: the next one replaces it.
+ */
+#ifndef ROOST_CEXT_DATAPATH_H
+#define ROOST_CEXT_DATAPATH_H
+
+#include <bpf/bpf.h>
+#include <bpf/libbpf.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ebpf/shared/birth.h"
+#include "ebpf/shared/filter.h"
+#include "ebpf/shared/frame.h"
+#include "ebpf/shared/sockets.h"
+#include "pace.h"
+#include "cext/table/rests.h"
+#include "cext/table/table.h"
+
+#define ROOST_MAX_INTERFACES 8
+#define ROOST_PINNED_MAPS 13
+#define ROOST_STRANGER_WORDS 4096 /* 16 bits for each that the map holds at most */
+
+enum roost_pinned_map { /* what of roost_datapath.map_fd others than datapath.c need */
+    ROOST_MAP_BIRTHS = 7,
+    ROOST_MAP_STRANGERS = 12
+};
+
+struct roost_interface {
+    char name[16];
+    uint32_t index;
+    bool generic;
+    bool servers; /* the servers' legs of persistent services are heard there, not clients */
+};
+
+struct roost_datapath {
+    char pin_dir[256];
+    struct bpf_object *inactive, *guard, *lookup, *closed, *inject;
+    struct bpf_object *steer;                   /* a router's; NULL otherwise */
+    struct bpf_object *loopback;                /* for servers on this machine; NULL otherwise */
+    uint32_t steered[2 * ROOST_MAX_INTERFACES]; /* interfaces */
+    int steered_interfaces;
+    char bpf_dir[256];
+    struct ring_buffer *ring;
+    int map_fd[ROOST_PINNED_MAPS];
+    int closed_fd; /* socket filter */
+    int inject_fd;
+    uint64_t secret[2];
+    struct roost_interface interface[ROOST_MAX_INTERFACES];
+    int interfaces;
+    struct roost_outbox_item *out; /* memory-mapped */
+    uint32_t *cursor;
+    struct roost_probe *probes; /* memory-mapped */
+    struct roost_probe_run *probe_run;
+    bool second_half;                 /* of them is filled, or offered */
+    uint32_t probes_put, probes_left; /* in that half; of them: since the slice before */
+    struct roost_pace pace;
+    int drops_fd;                          /* see drops.h */
+    bool drops_known;                      /* pace.dropped began with them */
+    struct roost_births_gate *births_gate; /* memory-mapped */
+    struct roost_sockets *births_sockets;  /* memory-mapped */
+    struct roost_filter_gate *filter_gate; /* memory-mapped, as the filter is */
+    __u64 *filter;
+    uint32_t filter_buckets;                         /* 0: there is none */
+    uint32_t stranger_bits;                          /* that are set there: */
+    uint64_t perhaps_stranger[ROOST_STRANGER_WORDS]; /* a bit for some hashes each; not set: it is none, without a look
+                                                        at the map, which takes a system call */
+    struct roost_rests rests;
+    int raw4, raw6; /* raw sockets: probes where no XDP driver or no neighbour is there (the kernel resolves it) */
+    uint64_t replay_failed, probe_raw;
+    struct {
+        void *address;
+        size_t size;
+    } mapped[20];
+    int maps_mapped;
+};
+
+struct roost_sizes {
+    uint32_t ipv4_slots, ipv6_slots, idle_slots, ring_bytes;
+    uint32_t filter_slots; /* connections that sleep without a slot; 0: none can */
+};
+
+/* 0 or -errno with a sentence in err. table gets its memory. on_frame is called by roost_datapath_drain. */
+int roost_datapath_open(struct roost_datapath *d, struct roost_table *table, const char *pin_dir, const char *bpf_dir,
+                        const struct roost_sizes *sizes, ring_buffer_sample_fn on_frame, void *context, char *err,
+                        size_t err_len);
+void roost_datapath_close(struct roost_datapath *d);
+
+/* 1 native, 2 generic, 3 the loopback interface, or -errno with a sentence in err. mode: auto, native, generic. */
+int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const char *mode, bool servers, char *err,
+                          size_t err_len);
+/* A router's steering, not attached to any interface yet. 0 or -errno with a sentence in err. */
+int roost_datapath_steer(struct roost_datapath *d, char *err, size_t err_len);
+int roost_datapath_steer_map(const struct roost_datapath *d, const char *name); /* its descriptor */
+/* servers: what arrives there comes from servers that may want clients. */
+int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bool servers, char *err, size_t err_len);
+/* Ends the steering of interfaces that an earlier daemon steered and this one has not. */
+void roost_datapath_end_old_steering(struct roost_datapath *d);
+/* A map for a generation of a table: its descriptor, or -errno. Any thread's. */
+int roost_datapath_make_generation(const struct roost_datapath *d, bool v4, uint32_t buckets, char *err,
+                                   size_t err_len);
+/* Makes it the current generation, and the one until now the previous. It takes fd. 0 or -errno. */
+int roost_datapath_use_generation(struct roost_datapath *d, struct roost_table *t, bool v4, uint32_t which, int fd,
+                                  uint32_t buckets, char *err, size_t err_len);
+/* Gives the memory of the previous one back; all that was there has moved. */
+void roost_datapath_end_previous(struct roost_datapath *d, struct roost_table *t, bool v4);
+
+/* More rest slots, in a map that roost_rests_make made. It takes fd. 0 or -errno. */
+int roost_datapath_add_rests(struct roost_datapath *d, struct roost_table *t, int fd);
+
+int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len);
+
+int roost_datapath_ring_fd(const struct roost_datapath *d);
+int roost_datapath_drain(struct roost_datapath *d); /* frames handled, or -errno */
+
+/* Whether this is the hash of a key that the filter takes for a member, and that is none. */
+bool roost_datapath_is_stranger(const struct roost_datapath *d, uint64_t hash);
+void roost_datapath_mark_stranger(struct roost_datapath *d, uint64_t hash, bool stranger);
+
+bool roost_datapath_generic(const struct roost_datapath *d, uint32_t ifindex);
+
+/* Gives count (<= ROOST_OUTBOX_ITEMS) whole frames, put into d->out by the caller, to the stack as received by
+ * ifindex. Returns how many the kernel took. */
+uint32_t roost_datapath_replay(struct roost_datapath *d, uint32_t count, uint32_t ifindex, uint32_t queue);
+
+/* Probes, a slice of the sweep at a time: what the slice before left is taken over (begin), more are put in, all are
+ * offered to the XDP program (end), and as many of the engine's own frames are sent as may be on their way
+ * (cext/path/pace.h). Both return how many could not be sent. */
+uint32_t roost_datapath_probes_begin(struct roost_datapath *d, uint64_t now_ms);
+uint32_t roost_datapath_probes_room(const struct roost_datapath *d); /* how many may be put in before `end` */
+/* Where the caller puts a packet, made with a clock of 0 (ebpf/shared/frame.h), and its length; NULL: no room. */
+struct roost_probe *roost_datapath_probe(struct roost_datapath *d);
+uint32_t roost_datapath_probes_end(struct roost_datapath *d, uint32_t now_s); /* CLOCK_MONOTONIC seconds */
+/* This connection is not to be probed any more: it wakes. */
+void roost_datapath_retract_probe(struct roost_datapath *d, const struct roost_key *key);
+/* Sends an IP packet, by the routing table alone: to whichever interface. False: it could not be sent. */
+bool roost_datapath_send(struct roost_datapath *d, const uint8_t *packet, size_t length);
+
+void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values /* ROOST_N_COUNT */);
+uint64_t roost_datapath_memory(const struct roost_datapath *d); /* bytes, from bpf fdinfo */
+uint64_t roost_bpf_memory(int fd);                              /* of one map or program */
+
+/* Among the datapath's own files. */
+
+/* An object's maps and programs, with the pinned maps in place of its own. 0 or -errno with a sentence in err. */
+int roost_datapath_load(struct roost_datapath *d, const char *bpf_dir, const char *file,
+                        const struct roost_sizes *sizes, struct bpf_object **object, char *err, size_t err_len);
+/* The socket lookup program, to the network namespace of this thread. 0 or -errno with a sentence in err. */
+int roost_datapath_attach_lookup(struct roost_datapath *d, char *err, size_t err_len);
+/* A live-frame run of the program that is attached to our interfaces. 0 or -errno. */
+int roost_datapath_run(const struct roost_datapath *d, const struct bpf_test_run_opts *options);
+
+#endif

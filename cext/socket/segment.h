@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packets as bytes: the checksums of what came in, and the keep-alive probes that go out. No sockets, no clocks. */
+#ifndef ROOST_CEXT_SEGMENT_H
+#define ROOST_CEXT_SEGMENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "ebpf/shared/judge.h"
+#include "ebpf/shared/record.h"
+
+/* Whether the IPv4 header checksum and the TCP checksum of a frame are right; false when it is no whole TCP segment
+ * without fragmentation. l3: offset of the IP header. */
+bool roost_segment_checksums_good(const uint8_t *frame, size_t length, size_t l3);
+
+/* Writes the TCP checksum of a frame that has none yet. */
+void roost_segment_checksum(uint8_t *frame, size_t length, size_t l3);
+
+/* The segment of a frame for roost_judge; false when it is no whole TCP segment or its options are broken. */
+bool roost_segment_parse(const uint8_t *frame, size_t length, size_t l3, struct roost_segment *segment);
+
+/* An ACK with the given sequence number, made from the record, as an IP packet; returns its length (<= 72). */
+size_t roost_segment_ack(const struct roost_key *key, const struct roost_ka *ka, uint64_t now_ms, uint32_t seq,
+                         uint8_t *packet);
+
+/* A keep-alive probe (RFC 9293 3.8.4: seq = snd_nxt - 1, no payload) as an IP packet; returns its length (<= 72). */
+size_t roost_segment_probe(const struct roost_key *key, const struct roost_ka *ka, uint64_t now_ms, uint8_t *packet);
+
+/* Gives a packet of either kind that was made with a clock of 0 the clock of now, if it has timestamps at all. */
+void roost_segment_stamp(uint8_t *packet, size_t length, uint64_t now_ms);
+
+#endif

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sockets of clients that went to sleep, for those that wake: to make a socket and to close it takes longer than all that
+ * is between. A spare one is unconnected, in repair mode, behind the closed filter, and still bound to its local address
+ * (what was accepted, and not rebuilt, is bound to none).
+ */
+#ifndef ROOST_CEXT_SPARES_H
+#define ROOST_CEXT_SPARES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ebpf/shared/record.h"
+
+#define ROOST_SPARES_MAX 2048
+#define ROOST_SPARE_SHELVES 256 /* a power of two */
+
+struct roost_spare {
+    uint8_t local[16];
+    __be16 port;
+    uint16_t next; /* on the same shelf or among the free ones, counted from 1; 0: the last */
+    int fd;
+};
+
+struct roost_spares {
+    struct roost_spare spare[ROOST_SPARES_MAX];
+    uint16_t shelf[ROOST_SPARE_SHELVES]; /* by local address; the latest first: its memory is in the caches */
+    uint16_t free, fresh;                /* free: was used; from fresh on never used */
+    uint32_t count, least;               /* least: fewest since the last roost_spares_trim */
+    uint32_t trim_at;                    /* shelf */
+};
+
+/* Takes one that is bound to the key's local address (*bound), or to none, of the right family. -1: there is none. */
+int roost_spares_take(struct roost_spares *s, const struct roost_key *key, bool *bound);
+/* False: there is no place for more. */
+bool roost_spares_put(struct roost_spares *s, const struct roost_key *key, bool bound, int fd);
+/* Closes some of those that nobody needed since the last time, and enough that no more than most are left. */
+void roost_spares_trim(struct roost_spares *s, uint32_t most);
+
+#endif

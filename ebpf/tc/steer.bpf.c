@@ -1,0 +1,444 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+/*
+ * tc ingress of a router: which packets are ours, though their address is somebody else's.
+ *
+ *     client to a managed server     ours when it opens a connection or belongs to one that is ours; not what was routed
+ *                                    while there was no daemon. Without one it is routed or refused, as the policy says
+ *     of a connection with a socket  ours: servers' packets on links that have the client's address as their source
+ *     SYN from the servers' side     ours when it is for a client with a connection, or for a port by which servers
+ *                                    reach clients: the door takes it
+ *     ICMP error                     ours when it is about a packet of such a connection
+ *     anything else                  routed, untouched
+ *
+ * What is ours is marked, and a routing rule delivers what is marked to this machine. The sockets decide, not a state of
+ * our own: they go with the daemon, and what was theirs is routed from then on.
+ */
+#include "ebpf/lib/checksum.h"
+#include "ebpf/lib/maps.h"
+#include "ebpf/shared/steer.h"
+
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+
+#include <bpf/bpf_endian.h>
+
+char _license[] SEC("license") = "GPL";
+
+#define MAX_EXTENSION_HEADERS 6
+#define TCP_STATE_LISTEN 10
+#define ICMP_UNREACHABLE 3 /* "fragmentation needed" among them */
+#define ICMP_TIME_EXCEEDED 11
+#define ICMP_PARAMETER_PROBLEM 12
+#define ICMP6_ERRORS_END 128
+#define ICMP_HEADER 8
+#define FAMILY_INET 2
+#define FAMILY_INET6 10
+
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, 1024);
+    __type(key, struct roost_managed_key);
+    __type(value, struct roost_managed);
+} managed SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, 1024);
+    __type(key, __be16);
+    __type(value, __u8);
+} attach_ports SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_SOCKMAP);
+    __uint(max_entries, ROOST_DOORS);
+    __type(key, __u32);
+    __type(value, __u64);
+} doors SEC(".maps");
+
+/* Datagrams in fragments whose first fragment was ours: the others name no port. */
+struct datagram {
+    __u8 source[16], destination[16];
+    __be32 id;
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_LRU_HASH);
+    __uint(max_entries, 1024);
+    __type(key, struct datagram);
+    __type(value, __u8);
+} datagrams SEC(".maps");
+
+/* A TCP packet: client = source, local = destination, as everywhere in a frame's key. */
+struct packet {
+    struct roost_key key;
+    __be32 fragment_id;
+    struct tcphdr tcp;
+    __u8 v6;
+    __u8 icmp_error; /* about a packet of ours, which is what the key is of, turned round */
+    __u8 fragment;   /* one of several, the first included */
+    __u8 portless;   /* one of the others */
+};
+
+/* Where a packet is taken apart: the stack of a program is small. */
+struct {
+    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct packet);
+} scratch SEC(".maps");
+
+/* The packet that an ICMP error is about (RFC 792, RFC 4443 3): it went the other way, so its destination is the client. */
+static __always_inline int parse_icmp4(struct __sk_buff *skb, struct packet *p, __u32 at) {
+    struct iphdr ip;
+    __be16 ports[2];
+    __u8 type;
+    if (bpf_skb_load_bytes(skb, at, &type, sizeof(type)) ||
+        (type != ICMP_UNREACHABLE && type != ICMP_TIME_EXCEEDED && type != ICMP_PARAMETER_PROBLEM) ||
+        bpf_skb_load_bytes(skb, at + ICMP_HEADER, &ip, sizeof(ip)) || ip.protocol != IPPROTO_TCP ||
+        bpf_skb_load_bytes(skb, at + ICMP_HEADER + ip.ihl * 4, ports, sizeof(ports)))
+        return 0;
+    p->icmp_error = 1;
+    p->key.client[10] = p->key.client[11] = p->key.local[10] = p->key.local[11] = 0xff;
+    __builtin_memcpy(p->key.client + 12, &ip.daddr, 4);
+    __builtin_memcpy(p->key.local + 12, &ip.saddr, 4);
+    p->key.client_port = ports[1];
+    p->key.local_port = ports[0];
+    return 1;
+}
+
+static __always_inline int parse_icmp6(struct __sk_buff *skb, struct packet *p, __u32 at) {
+    struct ipv6hdr ip;
+    __be16 ports[2];
+    __u8 type;
+    if (bpf_skb_load_bytes(skb, at, &type, sizeof(type)) || type >= ICMP6_ERRORS_END ||
+        bpf_skb_load_bytes(skb, at + ICMP_HEADER, &ip, sizeof(ip)) || ip.nexthdr != IPPROTO_TCP ||
+        bpf_skb_load_bytes(skb, at + ICMP_HEADER + sizeof(ip), ports, sizeof(ports)))
+        return 0;
+    p->icmp_error = p->v6 = 1;
+    __builtin_memcpy(p->key.client, &ip.daddr, 16);
+    __builtin_memcpy(p->key.local, &ip.saddr, 16);
+    p->key.client_port = ports[1];
+    p->key.local_port = ports[0];
+    return 1;
+}
+
+static __always_inline int parse(struct __sk_buff *skb, struct packet *p) {
+    __u32 at = ETH_HLEN;
+    if (skb->protocol == bpf_htons(ETH_P_IP)) {
+        struct iphdr ip;
+        if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)))
+            return 0;
+        at += ip.ihl * 4;
+        if (ip.protocol == IPPROTO_ICMP)
+            return parse_icmp4(skb, p, at);
+        if (ip.protocol != IPPROTO_TCP)
+            return 0;
+        p->fragment = !!(ip.frag_off & bpf_htons(0x3fff)); /* MF or an offset */
+        p->portless = !!(ip.frag_off & bpf_htons(0x1fff));
+        p->fragment_id = ip.id;
+        p->key.client[10] = p->key.client[11] = p->key.local[10] = p->key.local[11] = 0xff;
+        __builtin_memcpy(p->key.client + 12, &ip.saddr, 4);
+        __builtin_memcpy(p->key.local + 12, &ip.daddr, 4);
+    } else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
+        struct ipv6hdr ip;
+        if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)))
+            return 0;
+        at += sizeof(ip);
+        __u8 next = ip.nexthdr;
+        for (int i = 0; i < MAX_EXTENSION_HEADERS; i++) {
+            __u8 header[8];
+            if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS &&
+                next != IPPROTO_FRAGMENT)
+                break;
+            if (bpf_skb_load_bytes(skb, at, header, sizeof(header)))
+                return 0;
+            if (next == IPPROTO_FRAGMENT) { /* RFC 8200 4.5 */
+                p->fragment = 1;
+                p->portless = header[2] || header[3] & 0xf8;
+                __builtin_memcpy(&p->fragment_id, header + 4, 4);
+                at += 8;
+            } else {
+                at += (header[1] + 1) * 8;
+            }
+            next = header[0];
+            if (p->portless)
+                break;
+        }
+        if (next == IPPROTO_ICMPV6)
+            return parse_icmp6(skb, p, at);
+        if (next != IPPROTO_TCP)
+            return 0;
+        p->v6 = 1;
+        __builtin_memcpy(p->key.client, &ip.saddr, 16);
+        __builtin_memcpy(p->key.local, &ip.daddr, 16);
+    } else {
+        return 0;
+    }
+    if (p->portless)
+        return 1;
+    if (bpf_skb_load_bytes(skb, at, &p->tcp, sizeof(p->tcp)))
+        return 0;
+    p->key.client_port = p->tcp.source;
+    p->key.local_port = p->tcp.dest;
+    return 1;
+}
+
+/* The socket that the stack would give a packet with this key, to be released; NULL: none. */
+static __always_inline struct bpf_sock *socket_of(struct __sk_buff *skb, const struct roost_key *key, int v6) {
+    struct bpf_sock_tuple tuple = {};
+    if (v6) {
+        __builtin_memcpy(tuple.ipv6.saddr, key->client, 16);
+        __builtin_memcpy(tuple.ipv6.daddr, key->local, 16);
+        tuple.ipv6.sport = key->client_port;
+        tuple.ipv6.dport = key->local_port;
+    } else {
+        __builtin_memcpy(&tuple.ipv4.saddr, key->client + 12, 4);
+        __builtin_memcpy(&tuple.ipv4.daddr, key->local + 12, 4);
+        tuple.ipv4.sport = key->client_port;
+        tuple.ipv4.dport = key->local_port;
+    }
+    return bpf_skc_lookup_tcp(skb, &tuple, v6 ? sizeof(tuple.ipv6) : sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
+}
+
+enum owner {
+    NOBODY,     /* no socket of ours */
+    LISTENER,   /* one that would accept it, or refuse it */
+    CONNECTION, /* the one it belongs to, a half-open one included */
+};
+
+/* An ACK that carries a SYN cookie belongs to a connection that there is no socket for yet. Not inlined: the stack of a
+ * program is small. */
+static __noinline int has_cookie(struct bpf_sock *sk, const struct packet *p) {
+    union {
+        struct iphdr v4;
+        struct ipv6hdr v6;
+    } ip = {};
+    struct tcphdr tcp = p->tcp;
+    if (p->v6) {
+        ip.v6.version = 6;
+        __builtin_memcpy(&ip.v6.saddr, p->key.client, 16);
+        __builtin_memcpy(&ip.v6.daddr, p->key.local, 16);
+    } else {
+        ip.v4.version = 4;
+        ip.v4.protocol = IPPROTO_TCP;
+        __builtin_memcpy(&ip.v4.saddr, p->key.client + 12, 4);
+        __builtin_memcpy(&ip.v4.daddr, p->key.local + 12, 4);
+    }
+    return !bpf_tcp_check_syncookie(sk, &ip, p->v6 ? sizeof(ip.v6) : sizeof(ip.v4), &tcp, sizeof(tcp));
+}
+
+static __always_inline enum owner owner_of(struct __sk_buff *skb, const struct packet *p) {
+    struct bpf_sock *sk = socket_of(skb, &p->key, p->v6);
+    if (!sk)
+        return NOBODY;
+    enum owner owner = sk->state == TCP_STATE_LISTEN ? LISTENER : CONNECTION;
+    if (owner == LISTENER && p->tcp.ack && !p->tcp.syn && !p->tcp.rst && has_cookie(sk, p))
+        owner = CONNECTION;
+    bpf_sk_release(sk);
+    return owner;
+}
+
+static __always_inline int asleep(const struct roost_config *cfg, const struct roost_key *key, int v6) {
+    struct found found;
+    return find(cfg, key, v6, &found);
+}
+
+/* The entry of a server's address and port, its own or the one for every address; NULL: not managed. */
+static __always_inline struct roost_managed *managed_server(const __u8 *address, __be16 port, int v6) {
+    struct roost_managed_key key = {.port = port};
+    __builtin_memcpy(key.address, address, 16);
+    struct roost_managed *found = bpf_map_lookup_elem(&managed, &key);
+    if (found)
+        return found;
+    __builtin_memset(key.address, 0, 16);
+    if (!v6)
+        key.address[10] = key.address[11] = 0xff;
+    return bpf_map_lookup_elem(&managed, &key);
+}
+
+static __always_inline struct datagram datagram_of(const struct packet *p) {
+    struct datagram d = {.id = p->fragment_id};
+    __builtin_memcpy(d.source, p->key.client, 16);
+    __builtin_memcpy(d.destination, p->key.local, 16);
+    return d;
+}
+
+static __always_inline void keep(struct __sk_buff *skb, const struct packet *p) {
+    if (p->fragment && !p->portless) {
+        struct datagram datagram = datagram_of(p);
+        __u8 ours = 1;
+        bpf_map_update_elem(&datagrams, &datagram, &ours, BPF_ANY);
+    }
+    __u32 mark = (skb->mark & ~ROOST_MARK_MASK) | ROOST_MARK;
+    asm volatile("" : "+r"(mark)); /* or clang writes the one byte that differs, which the kernel forbids */
+    skb->mark = mark;
+}
+
+/* Answered with an RST (RFC 9293 3.10.7.1). The stack would do it for IPv6; for IPv4 it does not send one from an address
+ * that is not its own. */
+static __noinline int refuse(struct __sk_buff *skb, const struct packet *p) {
+    struct {
+        __u8 to[6], from[6];
+        __be16 protocol;
+        struct iphdr ip;
+        struct tcphdr tcp;
+    } __attribute__((packed, aligned(4))) frame = {.protocol = bpf_htons(ETH_P_IP)};
+    struct {
+        __be32 source, destination;
+        __u8 zero, protocol;
+        __be16 length;
+        struct tcphdr tcp;
+    } summed = {.protocol = IPPROTO_TCP, .length = bpf_htons(sizeof(struct tcphdr))};
+    struct tcphdr *tcp = &summed.tcp;
+    struct iphdr ip = {.version = 4, .ihl = 5, .ttl = 64, .protocol = IPPROTO_TCP};
+
+    if (p->v6) {
+        keep(skb, p);
+        return TC_ACT_UNSPEC;
+    }
+    if (p->tcp.rst || bpf_skb_load_bytes(skb, 0, frame.from, 6) || bpf_skb_load_bytes(skb, 6, frame.to, 6))
+        return TC_ACT_SHOT;
+    tcp->source = p->tcp.dest;
+    tcp->dest = p->tcp.source;
+    tcp->doff = sizeof(*tcp) / 4;
+    tcp->rst = 1;
+    if (p->tcp.ack) {
+        tcp->seq = p->tcp.ack_seq;
+    } else { /* of what has no ACK only a SYN can expect an answer */
+        tcp->ack = 1;
+        tcp->ack_seq = bpf_htonl(bpf_ntohl(p->tcp.seq) + p->tcp.syn);
+    }
+    __builtin_memcpy(&summed.source, p->key.local + 12, 4);
+    __builtin_memcpy(&summed.destination, p->key.client + 12, 4);
+    tcp->check = fold(bpf_csum_diff(0, 0, (__be32 *)&summed, sizeof(summed), 0));
+    ip.tot_len = bpf_htons(sizeof(ip) + sizeof(*tcp));
+    ip.frag_off = bpf_htons(0x4000);
+    ip.saddr = summed.source;
+    ip.daddr = summed.destination;
+    ip.check = fold(bpf_csum_diff(0, 0, (__be32 *)&ip, sizeof(ip), 0));
+    __builtin_memcpy(&frame.ip, &ip, sizeof(ip));
+    __builtin_memcpy(&frame.tcp, tcp, sizeof(*tcp));
+    if (bpf_skb_change_tail(skb, sizeof(frame), 0) || bpf_skb_store_bytes(skb, 0, &frame, sizeof(frame), 0))
+        return TC_ACT_SHOT;
+    return bpf_redirect(skb->ifindex, 0);
+}
+
+struct search {
+    struct __sk_buff *skb;
+    const struct packet *p;
+    const struct roost_config *cfg;
+    int found;
+};
+
+/* Whether the client that a server's SYN is for has a connection to this managed server, awake or not. */
+static long connected(void *map, struct roost_managed_key *server, struct roost_managed *value, struct search *s) {
+    struct roost_key key = {.client_port = s->p->key.local_port, .local_port = server->port};
+    int mapped = server->address[10] == 0xff && server->address[11] == 0xff && !server->address[0];
+    if (mapped == s->p->v6)
+        return 0;
+    __builtin_memcpy(key.client, s->p->key.local, 16);
+    const __u32 *a = (const __u32 *)server->address;
+    int any = !a[0] && !a[1] && !a[3] && (mapped || !a[2]);
+    __builtin_memcpy(key.local, any ? s->p->key.client : server->address, 16);
+    if (asleep(s->cfg, &key, s->p->v6)) {
+        s->found = 1;
+        return 1;
+    }
+    struct bpf_sock *sk = socket_of(s->skb, &key, s->p->v6);
+    if (!sk)
+        return 0;
+    s->found = sk->state != TCP_STATE_LISTEN;
+    bpf_sk_release(sk);
+    return s->found;
+}
+
+/* Is the packet to be forwarded, and not for an address of this machine? Not inlined: the stack of a program is small. */
+static __noinline int passes_through(struct __sk_buff *skb, const struct packet *p) {
+    struct bpf_fib_lookup fib = {.ifindex = skb->ifindex, .l4_protocol = IPPROTO_TCP, .tot_len = 0};
+    if (p->v6) {
+        fib.family = FAMILY_INET6;
+        __builtin_memcpy(fib.ipv6_src, p->key.client, 16);
+        __builtin_memcpy(fib.ipv6_dst, p->key.local, 16);
+    } else {
+        fib.family = FAMILY_INET;
+        __builtin_memcpy(&fib.ipv4_src, p->key.client + 12, 4);
+        __builtin_memcpy(&fib.ipv4_dst, p->key.local + 12, 4);
+    }
+    long result = bpf_fib_lookup(skb, &fib, sizeof(fib), 0);
+    return result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH;
+}
+
+/* Is the SYN for a client that can be reached: one with a connection, or at a port for it? */
+static __always_inline int wants_client(struct __sk_buff *skb, const struct packet *p, const struct roost_config *cfg) {
+    struct search search = {.skb = skb, .p = p, .cfg = cfg};
+    if (bpf_map_lookup_elem(&attach_ports, &p->key.local_port))
+        return passes_through(skb, p);
+    bpf_for_each_map_elem(&managed, connected, &search, 0);
+    return search.found;
+}
+
+/* A server that wants a client: the door takes it, if there is one. Its ACK belongs to the door, too, when the door
+ * answered with a cookie. */
+static __always_inline void attach(struct __sk_buff *skb, const struct packet *p, const struct roost_config *cfg) {
+    __u32 door = p->v6 ? ROOST_DOOR_IPV6 : ROOST_DOOR_IPV4;
+    int opens = p->tcp.syn && !p->tcp.ack;
+    if (p->tcp.rst || (!opens && !p->tcp.ack) || (opens && !wants_client(skb, p, cfg)))
+        return;
+    struct bpf_sock *sk = bpf_map_lookup_elem(&doors, &door);
+    if (!sk)
+        return;
+    if ((opens || has_cookie(sk, p)) && !bpf_sk_assign(skb, sk, 0))
+        keep(skb, p);
+    bpf_sk_release(sk);
+}
+
+static __always_inline int steer(struct __sk_buff *skb, int from_servers) {
+    __u32 zero = 0;
+    const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
+    struct packet *p = bpf_map_lookup_elem(&scratch, &zero);
+    if (!cfg || !p)
+        return TC_ACT_UNSPEC;
+    __builtin_memset(p, 0, sizeof(*p));
+    if (!parse(skb, p))
+        return TC_ACT_UNSPEC;
+    if (p->portless) {
+        struct datagram datagram = datagram_of(p);
+        if (bpf_map_lookup_elem(&datagrams, &datagram))
+            keep(skb, p);
+        return TC_ACT_UNSPEC;
+    }
+    enum owner owner = owner_of(skb, p);
+    int opens = p->tcp.syn && !p->tcp.ack;
+    if (p->icmp_error) {
+        if (owner == CONNECTION)
+            keep(skb, p);
+        return TC_ACT_UNSPEC;
+    }
+    /* Clients come from one side alone: what sleeps is answered on that side's interfaces. */
+    const struct roost_managed *server = from_servers ? 0 : managed_server(p->key.local, p->key.local_port, p->v6);
+    if (owner == CONNECTION || (server && asleep(cfg, &p->key, p->v6))) {
+        keep(skb, p);
+    } else if (server) {
+        if (owner == LISTENER && (opens || server->fail_closed))
+            keep(skb, p);
+        else if (server->fail_closed)
+            return refuse(skb, p);
+    } else if (from_servers) {
+        attach(skb, p, cfg);
+    }
+    return TC_ACT_UNSPEC;
+}
+
+SEC("tc")
+int roost_steer_clients(struct __sk_buff *skb) {
+    return steer(skb, 0);
+}
+
+SEC("tc")
+int roost_steer_servers(struct __sk_buff *skb) {
+    return steer(skb, 1);
+}

@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Born asleep: a handshake without a socket. XDP answers a SYN with a SYN cookie (RFC 4987 3.6) and forgets it. The
+ * acknowledgement that brings the cookie back goes straight into the table, as an IDLE connection that nobody has spoken
+ * on; what the SYN said comes back with it, in the cookie (MSS) and in the echoed timestamp (window scale, SACK; RFC 7323
+ * lets a clock stand still for a moment). Without timestamps neither of the two is agreed on.
+ *
+ * A cookie is a SipHash of the 4-tuple, the client's sequence number, what both agree on and the minute, with a secret of
+ * its own:
+ *
+ *     | minute mod 4 : 2 | MSS class : 3 | hash : 27 |
+ *
+ * and is good for two minutes. Of what a stranger guesses, one in 2^28 is good. A client that we forgot meanwhile
+ * echoes some later timestamp of ours: its cookie is not good any more, or its scale would be taken for another.
+ */
+#ifndef ROOST_BORN_H
+#define ROOST_BORN_H
+
+#include "ebpf/shared/birth.h"
+#include "ebpf/lib/insert.h"
+#include "ebpf/lib/maps.h"
+#include "ebpf/lib/packet.h"
+#include "ebpf/lib/reply.h"
+#include "ebpf/shared/sockets.h"
+
+#ifndef AF_INET
+#define AF_INET 2
+#define AF_INET6 10
+#endif
+#define CURRENT_NETNS (-1L)
+
+#define COOKIE_PERIOD_S 64
+#define CLOCK_PERIOD 0xffffffff /* no period of a cookie */
+#define COOKIE_HASH_BITS 27
+#define COOKIE_HASH_MASK ((1u << COOKIE_HASH_BITS) - 1)
+
+/* Of the lowest bits of the SYN-ACK's TSval. */
+#define TS_WSCALE 0xfu /* 15: none */
+#define TS_SACK 0x10u
+#define TS_BITS 0x1fu
+#define TS_AGREED 0x20u /* of what the cookie proves: that there are timestamps at all */
+
+#define OUR_WSCALE 7u
+#define OUR_WINDOW 65152u /* bytes: a multiple of 2^OUR_WSCALE that a SYN-ACK can say, where windows are not scaled */
+
+struct {
+    __uint(type, BPF_MAP_TYPE_HASH);
+    __uint(max_entries, ROOST_MAX_BIRTHS);
+    __type(key, struct roost_birth_place);
+    __type(value, struct roost_birth);
+} births SEC(".maps");
+
+/* How many SYNs came for a service, to see a storm. */
+struct birth_rate {
+    __u64 tick;
+    __u32 now, before;
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+    __uint(max_entries, ROOST_BIRTH_RATES);
+    __type(key, __u32);
+    __type(value, struct birth_rate);
+} births_rate SEC(".maps");
+
+/* Somebody found no room: the next ones need not try. The engine opens again when it sees that there is some. */
+static __noinline int close_gate(void) {
+    __u32 zero = 0;
+    struct roost_births_gate *gate = bpf_map_lookup_elem(&births_gate, &zero);
+    if (gate)
+        gate->open_until_s = 0;
+    return 0;
+}
+
+static __always_inline int is_storm(const struct roost_birth *birth, __u64 now_ms) {
+    __u32 service = birth->service;
+    __u64 tick = now_ms / ROOST_BIRTH_TICK_MS;
+    if (!birth->rate)
+        return 1;
+    struct birth_rate *r = bpf_map_lookup_elem(&births_rate, &service);
+    if (!r)
+        return 0;
+    if (r->tick != tick) {
+        r->before = r->tick + 1 == tick ? r->now : 0;
+        r->now = 0;
+        r->tick = tick;
+    }
+    r->now++;
+    return r->now > birth->rate || r->before > birth->rate;
+}
+
+/* MSS classes, ascending: a client is sent segments of the largest that does not exceed its option. */
+static __always_inline __u32 mss_of_class(__u32 class) {
+    return class < 4 ? (class < 2 ? (class ? 1220 : 536) : (class == 2 ? 1300 : 1360))
+                     : (class < 6 ? (class == 4 ? 1400 : 1420) : (class == 6 ? 1440 : 1460));
+}
+
+static __always_inline __u32 class_of_mss(__u32 mss) {
+    __u32 class = 0;
+#pragma clang loop unroll(full)
+    for (__u32 i = 1; i < 8; i++)
+        if (mss >= mss_of_class(i))
+            class = i;
+    return class;
+}
+
+/* agreed: TS_AGREED and the lowest bits of the SYN-ACK's TSval, or 0 without timestamps; and the MSS class from bit 8 on. */
+static __always_inline __u64 birth_hash4(const struct roost_births_gate *gate, __u32 client, __u32 local, __u32 ports,
+                                         __u32 isn, __u32 period, __u32 agreed) {
+    __u64 word[3] = {(__u64)client << 32 | local, (__u64)ports << 32 | isn, (__u64)agreed << 32 | period};
+    return roost_siphash(gate->secret, word, 3);
+}
+
+/* Not inlined: it needs much stack. */
+static __noinline __u64 birth_hash6(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn,
+                                    __u32 period, __u32 agreed) {
+    __u64 word[6];
+    __builtin_memcpy(word, key->client, 16);
+    __builtin_memcpy(word + 2, key->local, 16);
+    word[4] = ((__u64)key->client_port << 48) | ((__u64)key->local_port << 32) | isn;
+    word[5] = (__u64)agreed << 32 | period;
+    return roost_siphash(gate->secret, word, 6);
+}
+
+#define PORTS(client, local) ((__u32)(client) << 16 | (local))
+
+/* Of packets, an IPv4-mapped source address is IPv4: from an IPv6 one nobody can be a client. */
+static __noinline __u64 birth_hash(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn,
+                                   __u32 period, __u32 agreed) {
+    __u64 high;
+    __builtin_memcpy(&high, key->client, 8);
+    if (!high)
+        return birth_hash4(gate, low32(key->client), low32(key->local), PORTS(key->client_port, key->local_port), isn,
+                           period, agreed);
+    return birth_hash6(gate, key, isn, period, agreed);
+}
+
+/* The cookie of a hash. */
+static __always_inline __u32 cookie_with(__u64 hash, __u32 period, __u32 class) {
+    return (period & 3) << 30 | class << COOKIE_HASH_BITS | ((__u32)hash & COOKIE_HASH_MASK);
+}
+
+static __always_inline __u32 cookie_class(__u32 cookie) {
+    return (cookie >> COOKIE_HASH_BITS) & 7;
+}
+
+static __always_inline __u32 cookie_of(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn,
+                                       __u32 period, __u32 agreed, __u32 class) {
+    return cookie_with(birth_hash(gate, key, isn, period, agreed | class << 8), period, class);
+}
+
+/* Our clock for this connection: where it begins is nobody's business (RFC 7323 7.1). Not of the minute, for it has to be
+ * found again. */
+static __always_inline __u32 birth_clock(const struct roost_births_gate *gate, const struct roost_key *key) {
+    return (__u32)(birth_hash(gate, key, 0, CLOCK_PERIOD, 0) >> 32);
+}
+
+static __always_inline __u32 birth_clock4(const struct roost_births_gate *gate, __u32 client, __u32 local,
+                                          __u32 ports) {
+    return (__u32)(birth_hash4(gate, client, local, ports, 0, CLOCK_PERIOD, 0) >> 32);
+}
+
+/* Our TSval of now, or of a moment ago, with what it carries. */
+static __always_inline __u32 carrying(__u32 now, __u32 carried) {
+    __u32 tsval = (now & ~TS_BITS) | carried;
+    return (__s32)(tsval - now) > 0 ? tsval - TS_BITS - 1 : tsval;
+}
+
+/* What is at hand when a packet comes that is for such a service. */
+struct birth_ward {
+    const struct roost_births_gate *gate;
+    const struct roost_birth *birth;
+    __u64 now_ms;
+};
+
+/* What a SYN offers. */
+struct offer {
+    __u8 buffer[64];
+    __u32 at, header;
+    __u32 tsval;
+    __u16 mss;
+    __u8 wscale; /* 15: none */
+    __u8 sack, has_ts;
+};
+
+#define OFFER_LAST 58 /* where the last option of two bytes may begin; what is read of it lies within the buffer */
+
+/* One option (RFC 9293 3.1); a callback of bpf_loop: 1 ends the walk. */
+static long next_offer(__u32 i, struct offer **walk) {
+    struct offer *o = *walk;
+    __u32 at = o->at;
+    if (at >= o->header || at > OFFER_LAST)
+        return 1;
+    const __u8 *option = &o->buffer[at];
+    if (option[0] == 0)
+        return 1;
+    if (option[0] == 1) {
+        o->at = at + 1;
+        return 0;
+    }
+    __u32 length = option[1];
+    if (length < 2 || at + length > o->header)
+        return 1;
+    if (option[0] == 2 && length == 4) {
+        o->mss = (__u16)option[2] << 8 | option[3];
+    } else if (option[0] == 3 && length == 3) {
+        o->wscale = option[2] > 14 ? 14 : option[2];
+    } else if (option[0] == 4 && length == 2) {
+        o->sack = 1;
+    } else if (option[0] == 8 && length == 10) {
+        o->tsval = (__u32)option[2] << 24 | (__u32)option[3] << 16 | (__u32)option[4] << 8 | option[5];
+        o->has_ts = 1;
+    }
+    o->at = at + length;
+    return 0;
+}
+
+/* What would be too much for the stack of a program. */
+struct birth_notes {
+    struct roost_segment segment;
+    struct offer offer;
+    struct reply reply;
+    struct newborn born;
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct birth_notes);
+} births_notes SEC(".maps");
+
+/* Whether a socket that was looked up is one for exactly its 4-tuple. */
+static __always_inline int is_connected(struct bpf_sock *sk) {
+    if (!sk)
+        return 0;
+    int connected = sk->state != 10 /* TCP_LISTEN */;
+    bpf_sk_release(sk);
+    return connected;
+}
+
+/* Whether the kernel has such a socket: then the packet is that one's. */
+static __noinline int has_socket(struct xdp_md *ctx, const struct packet *p) {
+    struct bpf_sock_tuple tuple = {};
+    if (p->v6) {
+        __builtin_memcpy(tuple.ipv6.saddr, p->key.client, 16);
+        __builtin_memcpy(tuple.ipv6.daddr, p->key.local, 16);
+        tuple.ipv6.sport = p->key.client_port;
+        tuple.ipv6.dport = p->key.local_port;
+    } else {
+        tuple.ipv4.saddr = low32(p->key.client);
+        tuple.ipv4.daddr = low32(p->key.local);
+        tuple.ipv4.sport = p->key.client_port;
+        tuple.ipv4.dport = p->key.local_port;
+    }
+    return is_connected(
+        bpf_skc_lookup_tcp(ctx, &tuple, p->v6 ? sizeof(tuple.ipv6) : sizeof(tuple.ipv4), CURRENT_NETNS, 0));
+}
+
+/* Whether the kernel would take a packet from this address to that one at all (RFC 1122 3.2.1.3, RFC 4291 2.7). One with a
+ * link-local address is the kernel's alone: it means something on one link. */
+static __always_inline int can_be_client(const struct packet *p) {
+    __u64 from[2], to[2];
+    __builtin_memcpy(from, p->key.client, 16);
+    __builtin_memcpy(to, p->key.local, 16);
+    if (from[0] == to[0] && from[1] == to[1])
+        return 0;
+    if (p->v6) /* nor a multicast one, the unspecified, the loopback's, or an IPv4-mapped one */
+        return from[0] && p->key.client[0] != 0xff && (p->key.client[0] != 0xfe || p->key.client[1] >> 6 != 2);
+    return p->key.client[12] && p->key.client[12] != 127 && p->key.client[12] < 224;
+}
+
+static __noinline int may_answer(struct xdp_md *ctx, const struct packet *p) {
+    __u8 to; /* several, if the lowest bit is set */
+    if (!can_be_client(p) || bpf_xdp_load_bytes(ctx, 0, &to, 1) || to & 1)
+        return 0;
+    return !has_socket(ctx, p);
+}
+
+/* Answers a SYN with a cookie; 0: the stack may have it, and knows what to do. */
+static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, struct birth_notes *notes,
+                                 const struct birth_ward *ward) {
+    const struct roost_segment *s = &notes->segment;
+    struct offer *o = &notes->offer;
+    struct reply *r = &notes->reply;
+    if (s->payload || !may_answer(ctx, p))
+        return 0;
+    __builtin_memset(o, 0, sizeof(*o));
+    __builtin_memset(r, 0, sizeof(*r));
+    o->at = 20;
+    o->wscale = 15;
+    o->mss = p->v6 ? 1220 : 536;
+    o->header = p->l4_length;
+    __u32 header = p->l4_length;
+    KEEP(header);
+    if (header < 20)
+        return 0;
+    KEEP(header);
+    if (header > 60 || bpf_xdp_load_bytes(ctx, p->l4, o->buffer, header))
+        return 0;
+    bpf_loop(40, next_offer, &o, 0); /* what it is given must lie on the stack */
+    if (o->mss < 536)
+        return 0;
+
+    __u32 period = (__u32)(ward->now_ms / (COOKIE_PERIOD_S * 1000));
+    __u32 carried = o->wscale | (o->sack ? TS_SACK : 0), agreed = o->has_ts ? carried | TS_AGREED : 0;
+    r->seq = cookie_of(ward->gate, &p->key, s->seq, period, agreed, class_of_mss(o->mss));
+    r->ack = s->seq + 1;
+    r->window = OUR_WINDOW;
+    r->flags = ROOST_SYN | ROOST_ACK;
+    r->options[0] = bpf_htonl(0x02040000 | ward->birth->mss);
+    r->options_length = 4;
+    if (o->has_ts) {
+        __u32 tsval = carrying((__u32)ward->now_ms + birth_clock(ward->gate, &p->key), carried);
+        r->options[1] = bpf_htonl(o->sack ? 0x0402080a : 0x0101080a);
+        r->options[2] = bpf_htonl(tsval);
+        r->options[3] = bpf_htonl(o->tsval);
+        r->options_length = 16;
+        if (o->wscale != 15) {
+            r->options[4] = bpf_htonl(0x01030300 | OUR_WSCALE);
+            r->options_length = 20;
+        }
+    }
+    count(ROOST_N_COOKIES);
+    return send_back(ctx, p, r);
+}
+
+/* Whether this acknowledgement brings a cookie of ours back; isn: the sequence number that its SYN had; agreed: of
+ * birth_hash. */
+static __always_inline int cookie_good(const struct roost_births_gate *gate, const struct roost_key *key, __u32 cookie,
+                                       __u32 isn, __u32 agreed, __u64 now_ms) {
+    __u32 now = (__u32)(now_ms / (COOKIE_PERIOD_S * 1000)), age = (now - (cookie >> 30)) & 3;
+    if (age > 1)
+        return 0;
+    return cookie_of(gate, key, isn, now - age, agreed, cookie_class(cookie)) == cookie;
+}
+
+/* What the SYN-ACK's timestamp has carried there and back. */
+static __always_inline void agree(struct roost_ka *ka, __u32 tsecr) {
+    __u32 wscale = tsecr & TS_WSCALE;
+    ka->ctl |= ROOST_F_TIMESTAMPS << 16 | (tsecr & TS_SACK ? ROOST_F_SACK << 16 : 0);
+    if (wscale != 15) {
+        ka->ctl |= ROOST_F_WSCALE << 16 | wscale << 24 | OUR_WSCALE << 28;
+        ka->window = OUR_WINDOW >> OUR_WSCALE;
+    }
+}
+
+/* A record in notes->born.ka out of the acknowledgement that ends a handshake: 1; 2: its packet is more than that; 0: it ends
+ * none, and is the stack's. */
+static __noinline int end_handshake(struct xdp_md *ctx, const struct packet *p, struct birth_notes *notes,
+                                    const struct birth_ward *ward) {
+    const struct roost_segment *s = &notes->segment;
+    struct roost_ka *ka = &notes->born.ka;
+    const struct roost_births_gate *gate = ward->gate;
+    __u64 now_ms = ward->now_ms;
+    __u32 cookie = s->ack - 1, isn = s->seq - 1, agreed = s->has_ts ? (s->tsecr & TS_BITS) | TS_AGREED : 0;
+    int late = 0;
+    __builtin_memset(ka, 0, sizeof(*ka));
+    ka->snd_nxt = s->ack;
+    ka->rcv_nxt = s->seq;
+    ka->window = OUR_WINDOW;
+    if (!cookie_good(gate, &p->key, cookie, isn, agreed, now_ms)) {
+        /* The acknowledgement was lost, and a keep-alive probe comes instead. */
+        if (s->payload > 1 || !cookie_good(gate, &p->key, cookie, s->seq, agreed, now_ms))
+            return 0;
+        ka->rcv_nxt++;
+        late = 1;
+    }
+    if (has_socket(ctx, p))
+        return 0;
+    ka->ctl = ROOST_IDLE;
+    if (s->has_ts) {
+        agree(ka, s->tsecr);
+        ka->ts_offset = birth_clock(gate, &p->key);
+        ka->ts_recent = s->tsval;
+    }
+    notes->born.now_s = now_ms / 1000;
+    ka->heard = ROOST_HEARD(notes->born.now_s, 0, 0);
+    ka->probe_interval_s = ward->birth->probe_interval_s;
+    ka->rest = ROOST_BORN(mss_of_class(cookie_class(cookie)), s->window);
+    return late || s->payload || s->flags & ROOST_FIN ? 2 : 1;
+}
+
+#endif

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
+/*
+ * XDP: the front door of inactive connections. Everything that is not TCP, not for a connection in the table, or not
+ * understood goes on to the stack; what the stack makes of a packet of a sleeping connection that got past us
+ * (fragments, more than one VLAN tag, exotic extension headers) is stopped and noticed by guard.bpf.c.
+ */
+#include "ebpf/lib/maps.h"
+#include "outbox.h"
+#include "ebpf/lib/packet.h"
+#include "born.h"
+#include "fast.h"
+#include "fast_born.h"
+#include "ebpf/shared/judge.h"
+#include "ebpf/lib/perhaps.h"
+#include "ebpf/lib/reply.h"
+
+#include <linux/if_ether.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+
+char _license[] SEC("license") = "GPL";
+
+/* Per CPU and tick of 512 ms, on top of one per connection and tick. Drawn anew for each tick, between half and one and
+ * a half of this: a number that an outsider can count on is a side channel (CVE-2016-5696). */
+#define CHALLENGES_PER_TICK 1024
+
+struct challenge_budget {
+    __u64 tick;
+    __u64 left;
+};
+
+struct {
+    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+    __uint(max_entries, 1);
+    __type(key, __u32);
+    __type(value, struct challenge_budget);
+} challenges SEC(".maps");
+
+static __always_inline int may_challenge(struct roost_ka *slot, const struct roost_ka *ka, __u64 now_ms) {
+    __u64 tick = now_ms / 512;
+    if (ROOST_HEARD_TICK(ka->heard) == (__u8)tick)
+        return 0;
+    __u32 zero = 0;
+    struct challenge_budget *b = bpf_map_lookup_elem(&challenges, &zero);
+    if (!b)
+        return 0;
+    if (b->tick != tick) {
+        b->tick = tick;
+        b->left = CHALLENGES_PER_TICK / 2 + bpf_get_prandom_u32() % CHALLENGES_PER_TICK;
+    }
+    if (!b->left)
+        return 0;
+    b->left--;
+    slot->heard = ROOST_HEARD(ka->heard >> ROOST_HEARD_SHIFT, tick, ka->heard);
+    return 1;
+}
+
+/* A probe that is answered between two sweeps must not count, however short the interval. */
+static __always_inline void heard(struct roost_ka *slot, const struct roost_ka *ka, __u64 now_ms) {
+    slot->heard = ROOST_HEARD(now_ms / 1000, ROOST_HEARD_TICK(ka->heard), 0);
+}
+
+/* RFC 7323 4.3; a ts_recent of 0 is none yet. */
+static __always_inline int newer_ts(const struct roost_ka *ka, const struct roost_segment *s) {
+    return s->has_ts && (!ka->ts_recent || (__s32)(s->tsval - ka->ts_recent) > 0);
+}
+
+/* An ACK made from the record alone. */
+static __noinline int answer(struct xdp_md *ctx, const struct packet *p, const struct roost_ka *ka,
+                             const struct roost_segment *s, __u64 now_ms) {
+    struct reply r = {.seq = ka->snd_nxt, .ack = ka->rcv_nxt, .window = ka->window, .flags = ROOST_ACK};
+    if (ROOST_FLAGS(ka->ctl) & ROOST_F_TIMESTAMPS) {
+        r.options[0] = bpf_htonl(0x0101080a);
+        r.options[1] = bpf_htonl((__u32)now_ms + ka->ts_offset);
+        r.options[2] = bpf_htonl(newer_ts(ka, s) ? s->tsval : ka->ts_recent);
+        r.options_length = 12;
+    }
+    return send_back(ctx, p, &r);
+}
+
+/* Hands the frame to the engine. A full ring costs the sender a retransmission, nothing else: no state was changed. */
+static __noinline int hand_over(struct xdp_md *ctx, const struct packet *p, __u32 why) {
+    __u32 length = bpf_xdp_get_buff_len(ctx);
+    struct roost_frame *f;
+    if (length <= ROOST_FRAME_SMALL) {
+        f = bpf_ringbuf_reserve(&ring, sizeof(*f) + ROOST_FRAME_SMALL, 0);
+        if (!f)
+            goto full;
+        if (length < 14 || bpf_xdp_load_bytes(ctx, 0, f->data, length))
+            length = 0;
+    } else {
+        f = bpf_ringbuf_reserve(&ring, sizeof(*f) + ROOST_FRAME_MAX, 0);
+        if (!f)
+            goto full;
+        if (length > ROOST_FRAME_MAX) {
+            count(ROOST_N_OVERSIZE);
+            length = 0;
+        } else if (bpf_xdp_load_bytes(ctx, 0, f->data, length)) {
+            length = 0;
+        }
+    }
+    f->key = p->key;
+    f->ifindex = ctx->ingress_ifindex;
+    f->queue = ctx->rx_queue_index;
+    f->length = length;
+    f->why = why;
+    f->l3 = p->l3;
+    bpf_ringbuf_submit(f, 0);
+    count(why == ROOST_WHY_WAKE ? ROOST_N_WOKEN : why == ROOST_WHY_PERHAPS ? ROOST_N_PERHAPS : ROOST_N_HELD);
+    return XDP_DROP;
+full:
+    count(ROOST_N_RING_FULL);
+    return XDP_DROP;
+}
+
+/* Not inlined: it needs much stack. */
+static __noinline __u64 key_hash(const struct roost_config *cfg, const struct roost_key *key, int v6) {
+    return v6 ? roost_hash6(cfg, key) : roost_hash4(cfg, key);
+}
+
+/* Puts a connection that has just been born into the table; as insert4() says. */
+static __noinline int settle_in(const struct roost_config *cfg, const struct packet *p, struct newborn *n,
+                                const struct roost_birth *birth) {
+    n->key = p->key;
+    n->hash = key_hash(cfg, &n->key, p->v6);
+    n->in_use = *(volatile const __u32 *)(p->v6 ? &cfg->v6.in_use : &cfg->v4.in_use);
+    n->endpoint = birth->endpoint;
+    if (ROOST_PREVIOUS(n->in_use)) {
+        int there = p->v6 ? in_old6(cfg, n) : in_old4(cfg, n);
+        if (there)
+            return there;
+    }
+    int there = p->v6 ? insert6(cfg, n) : insert4(cfg, n);
+    if (!there)
+        close_gate();
+    return there;
+}
+
+#define SPEAKS (-1)
+
+/* A packet of no connection that we know: of one that is being born, perhaps. A verdict, or SPEAKS: it is in the table now,
+ * and this packet is more than its birth. */
+static __noinline int unknown(struct xdp_md *ctx, const struct roost_config *cfg, const struct packet *p) {
+    __u32 zero = 0;
+    const struct roost_births_gate *gate = bpf_map_lookup_elem(&births_gate, &zero);
+    if (!gate || !gate->services)
+        return XDP_PASS;
+    struct roost_birth_place place = {.port = p->key.local_port};
+    __builtin_memcpy(place.address, p->key.local, 16);
+    const struct roost_birth *birth = bpf_map_lookup_elem(&births, &place);
+    if (!birth)
+        return XDP_PASS;
+    struct birth_notes *notes = bpf_map_lookup_elem(&births_notes, &zero);
+    struct birth_ward ward = {gate, birth, coarse_ms()};
+    if (!notes || read_segment(ctx, p, &notes->segment) <= 0)
+        return XDP_PASS; /* the stack counts what is wrong with it */
+    int flags = notes->segment.flags & (ROOST_FIN | ROOST_SYN | ROOST_RST | ROOST_ACK);
+    if (flags == ROOST_SYN) {
+        /* A handshake that was begun may end, whatever the gate says by then. */
+        __u32 now_s = ward.now_ms / 1000;
+        int verdict = 0;
+        if ((__s32)(gate->open_until_s - now_s) >= 0 && is_storm(birth, ward.now_ms))
+            verdict = answer_syn(ctx, p, notes, &ward);
+        if (verdict)
+            return verdict;
+        struct roost_sockets *sockets = bpf_map_lookup_elem(&births_sockets, &zero);
+        if (sockets)
+            roost_socket_note(sockets, key_hash(cfg, &p->key, p->v6), now_s);
+        return XDP_PASS;
+    }
+    if ((flags & ~ROOST_FIN) != ROOST_ACK)
+        return XDP_PASS;
+    int ended = end_handshake(ctx, p, notes, &ward);
+    if (!ended)
+        return XDP_PASS;
+    int there = settle_in(cfg, p, &notes->born, birth);
+    if (there > 0)
+        return ended == 2 ? SPEAKS : XDP_DROP;
+    count(ROOST_N_BORN_REFUSED);
+    return there ? XDP_DROP : XDP_PASS; /* its next packet brings the cookie, too; without room it is told by RST */
+}
+
+/* A packet of a connection in the table. */
+static __noinline int known(struct xdp_md *ctx, const struct packet *p, const struct found *found) {
+    struct roost_ka *slot = found->slot;
+    struct roost_ka ka;
+    if (!snapshot(found, &ka))
+        return hand_over(ctx, p, ROOST_WHY_HOLD); /* the slot changed hands just now: the engine knows more */
+
+    struct roost_segment s = {};
+    int good = read_segment(ctx, p, &s);
+    if (good <= 0) {
+        count(good < 0 ? ROOST_N_BAD_CHECKSUM : ROOST_N_MALFORMED);
+        return XDP_DROP;
+    }
+
+    __u64 now_ms = coarse_ms(); /* one clock for all that goes out of a sleeping connection: a TSval never goes back */
+    switch (roost_judge(&ka, &s)) {
+    case ROOST_V_HOLD:
+        return hand_over(ctx, p, ROOST_WHY_HOLD);
+    case ROOST_V_WAKE:
+        return hand_over(ctx, p, ROOST_WHY_WAKE);
+    case ROOST_V_ANSWER:
+        heard(slot, &ka, now_ms);
+        if (newer_ts(&ka, &s))
+            slot->ts_recent = s.tsval;
+        count(ROOST_N_ANSWERED);
+        return answer(ctx, p, &ka, &s, now_ms);
+    case ROOST_V_HEARD:
+        heard(slot, &ka, now_ms);
+        count(ROOST_N_HEARD);
+        return next_probe(ctx, p->l3 == ETH_HLEN); /* a probe has no VLAN tag */
+    case ROOST_V_CHALLENGE:
+        if (!may_challenge(slot, &ka, now_ms)) {
+            count(ROOST_N_CHALLENGE_LIMITED);
+            return XDP_DROP;
+        }
+        count(ROOST_N_CHALLENGED);
+        s.has_ts = 0; /* never echo a timestamp of a segment that was not accepted */
+        return answer(ctx, p, &ka, &s, now_ms);
+    default:
+        count(ROOST_N_DROPPED);
+        return XDP_DROP;
+    }
+}
+
+static __noinline int long_way(struct xdp_md *ctx, const struct roost_config *cfg) {
+    struct packet p = {};
+    if (!parse(ctx, &p))
+        return outbox_or_pass(ctx, cfg, p.not_ip);
+    struct found found = {};
+    int perhaps = PERHAPS_MOVED;
+    for (int i = 0; i < 2 && perhaps == PERHAPS_MOVED; i++) {
+        if (find(cfg, &p.key, p.v6, &found))
+            return known(ctx, &p, &found);
+        perhaps = perhaps_asleep(&found, p.key.local_port);
+    }
+    if (perhaps != PERHAPS_NOT)
+        return hand_over(ctx, &p, ROOST_WHY_PERHAPS);
+    int verdict = unknown(ctx, cfg, &p);
+    /* It did more than end its handshake: the engine knows what to do about it. */
+    return verdict == SPEAKS ? hand_over(ctx, &p, ROOST_WHY_HOLD) : verdict;
+}
+
+SEC("xdp")
+int roost_inactive(struct xdp_md *ctx) {
+    __u32 zero = 0;
+    const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
+    if (!cfg)
+        return XDP_PASS;
+    struct found nobody = {};
+    int verdict = fast(ctx, cfg, &nobody);
+    if (verdict == FAST_SYN)
+        verdict = fast_syn(ctx, cfg);
+    else if (verdict == FAST_BIRTH)
+        verdict = fast_birth(ctx, cfg, &nobody);
+    if (verdict == FAST_STRANGER)
+        verdict = fast_stranger(ctx, &nobody);
+    return verdict == FAST_LONG_WAY ? long_way(ctx, cfg) : verdict;
+}
