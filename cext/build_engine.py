@@ -25,8 +25,12 @@ BUILD: Final[dict[str, Any]] = {
     "libraries": ["bpf", "elf", "z"],
     "extra_compile_args": ["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread"],
     "extra_link_args": ["-pthread"],
+    "depends": sorted(
+        str(path.relative_to(ROOT)) for tree in ("cext", "ebpf", "appliance") for path in (ROOT / tree).rglob("*.h")
+    ),
 }
-"""How both extensions are built."""
+"""How the extensions are built. `depends`: setuptools knows the sources alone, and would keep an extension whose header
+has changed."""
 
 SOURCES: Final = {
     "base": "address mailbox wheel workers",
