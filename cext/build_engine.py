@@ -33,7 +33,7 @@ BUILD: Final[dict[str, Any]] = {
 has changed."""
 
 SOURCES: Final = {
-    "base": "address mailbox wheel workers",
+    "base": "address hash mailbox wheel workers",
     "table": "endpoints filter growth hosts rests table",
     "path": "datapath drops frames pace pins probes programs",
     "socket": "proxy_header repair segment spares survey",

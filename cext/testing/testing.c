@@ -20,6 +20,7 @@
 #include "cext/conn/servers.h"
 #include "cext/socket/spares.h"
 #include "testing_table.h"
+#include "cext/base/hash.h"
 #include "cext/base/wheel.h"
 #include "cext/base/workers.h"
 
@@ -395,6 +396,65 @@ uint32_t roost_testing_wheel_tick_ms(void) {
 
 uint32_t roost_testing_proxy_header(const struct roost_key *key, int version, uint8_t *header) {
     return roost_proxy_header(key, version, header);
+}
+
+struct roost_hash_handle {
+    struct roost_hash hash;
+};
+
+static bool is_number(const void *item, const void *number) {
+    return item == number;
+}
+
+struct roost_hash_handle *roost_testing_hash(void) {
+    return calloc(1, sizeof(struct roost_hash_handle));
+}
+
+void roost_testing_hash_free(struct roost_hash_handle *h) {
+    roost_hash_free(&h->hash);
+    free(h);
+}
+
+void roost_testing_hash_put(struct roost_hash_handle *h, uint64_t hash, uint64_t number) {
+    roost_hash_put(&h->hash, hash, (void *)(uintptr_t)number);
+}
+
+void roost_testing_hash_drop(struct roost_hash_handle *h, uint64_t hash, uint64_t number) {
+    roost_hash_drop(&h->hash, hash, (void *)(uintptr_t)number);
+}
+
+int roost_testing_hash_has(const struct roost_hash_handle *h, uint64_t hash, uint64_t number) {
+    return roost_hash_find(&h->hash, hash, is_number, (void *)(uintptr_t)number) != NULL;
+}
+
+uint64_t roost_testing_hash_first(const struct roost_hash_handle *h, uint64_t hash) {
+    return (uint64_t)(uintptr_t)roost_hash_find(&h->hash, hash, NULL, NULL);
+}
+
+uint32_t roost_testing_hash_walk(struct roost_hash_handle *h, uint64_t from, uint64_t to, uint64_t removed,
+                                 uint64_t *numbers) {
+    struct roost_hash_slot *slot;
+    uint32_t found = 0;
+    for (uint64_t step = 0; (slot = roost_hash_walk(&h->hash, from, to, &step));) {
+        numbers[found++] = slot->number;
+        if (removed && slot->number % removed == 0) {
+            roost_hash_remove(&h->hash, slot);
+            step--;
+        }
+    }
+    return found;
+}
+
+uint64_t roost_testing_hash_size(const struct roost_hash_handle *h) {
+    return h->hash.size;
+}
+
+uint64_t roost_testing_hash_used(const struct roost_hash_handle *h) {
+    return h->hash.used;
+}
+
+uint32_t roost_testing_fnv1a(const uint8_t *bytes, uint32_t length) {
+    return roost_fnv1a(bytes, length);
 }
 
 struct roost_hosts_handle {

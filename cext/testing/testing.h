@@ -200,6 +200,22 @@ uint64_t roost_testing_wheel_armed(struct roost_wheel_handle *w);
 uint64_t roost_testing_wheel_horizon_ms(void); /* a deadline farther away than this fires early */
 uint32_t roost_testing_wheel_tick_ms(void);
 
+struct roost_hash_handle; /* a hash table of numbers, each under a hash that the test chooses */
+struct roost_hash_handle *roost_testing_hash(void);
+void roost_testing_hash_free(struct roost_hash_handle *h);
+void roost_testing_hash_put(struct roost_hash_handle *h, uint64_t hash, uint64_t number);
+void roost_testing_hash_drop(struct roost_hash_handle *h, uint64_t hash, uint64_t number);
+int roost_testing_hash_has(const struct roost_hash_handle *h, uint64_t hash, uint64_t number);
+/* The number under a hash that is found first; 0: none. */
+uint64_t roost_testing_hash_first(const struct roost_hash_handle *h, uint64_t hash);
+/* Walks, removes of what it finds the multiples of `removed`, and fills numbers (room for twice as many as there are); how
+ * many. */
+uint32_t roost_testing_hash_walk(struct roost_hash_handle *h, uint64_t from, uint64_t to, uint64_t removed,
+                                 uint64_t *numbers);
+uint64_t roost_testing_hash_size(const struct roost_hash_handle *h); /* slots */
+uint64_t roost_testing_hash_used(const struct roost_hash_handle *h);
+uint32_t roost_testing_fnv1a(const uint8_t *bytes, uint32_t length);
+
 struct roost_inband_handle; /* the filter of one direction; manager: its own name */
 struct roost_inband_handle *roost_testing_inband(const char *manager);
 void roost_testing_inband_free(struct roost_inband_handle *f);
