@@ -6,21 +6,21 @@
 #ifndef ROOST_CEXT_HOSTS_H
 #define ROOST_CEXT_HOSTS_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "ebpf/shared/record.h"
+#include "cext/base/hash.h"
 
-struct roost_host {
-    uint64_t hash; /* of the address, keyed; 0: free */
+struct roost_host { /* in the place of a hash slot's number */
     uint32_t count;
     uint16_t client_port,
         local_port; /* network order, of the only one; 0: not known, as it is not the last that came */
-};
+} __attribute__((may_alias));
 
-struct roost_hosts { /* all zeros: not kept */
-    struct roost_host *host;
-    uint64_t size, used; /* size: a power of two */
+_Static_assert(sizeof(struct roost_host) == sizeof(uint64_t), "a slot has 8 bytes for it");
+
+struct roost_hosts {        /* all zeros: not kept */
+    struct roost_hash hash; /* by the address's keyed hash, which stands for the address */
     __u64 seed[2];
 };
 
