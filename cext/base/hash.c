@@ -38,6 +38,12 @@ int roost_hash_reserve(struct roost_hash *h, uint64_t entries) {
     return 0;
 }
 
+void roost_hash_clear(struct roost_hash *h) {
+    if (h->size)
+        memset(h->slot, 0, h->size * sizeof(*h->slot));
+    h->used = 0;
+}
+
 void roost_hash_free(struct roost_hash *h) {
     free(h->slot);
     memset(h, 0, sizeof(*h));

@@ -30,6 +30,7 @@ typedef bool roost_hash_same_fn(const void *item, const void *key);
 
 /* Room for so many entries: as long as there are no more, adding one succeeds. 0 or -ENOMEM. */
 int roost_hash_reserve(struct roost_hash *h, uint64_t entries);
+void roost_hash_clear(struct roost_hash *h);
 void roost_hash_free(struct roost_hash *h); /* the items are the caller's */
 
 /* A new slot, its number 0; NULL: no memory. Of entries with the same hash the latest is found first. */

@@ -7,16 +7,22 @@
 
 #define NONE UINT32_MAX
 
+static bool is_same(const void *entry, const void *wanted) {
+    return !memcmp(entry, wanted, sizeof(struct roost_endpoint));
+}
+
+/* These addresses are the operator's choice: FNV-1a will do. */
+static uint64_t hash_of(const struct roost_endpoint *one) {
+    return roost_hash_of_number(roost_fnv1a(one, sizeof(*one)));
+}
+
 int roost_endpoints_init(struct roost_endpoints *e, struct roost_endpoint *entry, uint32_t slots) {
     memset(e, 0, sizeof(*e));
     e->entry = entry;
     e->slots = slots < ROOST_MAX_ENDPOINTS ? slots : ROOST_MAX_ENDPOINTS;
-    for (e->heads = 16; e->heads < e->slots; e->heads *= 2)
-        ;
     e->uses = calloc(e->slots, sizeof(*e->uses));
     e->next = calloc(e->slots, sizeof(*e->next));
-    e->head = calloc(e->heads, sizeof(*e->head));
-    if (!e->uses || !e->next || !e->head) {
+    if (!e->uses || !e->next) {
         roost_endpoints_free(e);
         return -ENOMEM;
     }
@@ -27,24 +33,8 @@ int roost_endpoints_init(struct roost_endpoints *e, struct roost_endpoint *entry
 void roost_endpoints_free(struct roost_endpoints *e) {
     free(e->uses);
     free(e->next);
-    free(e->head);
-    e->uses = e->next = e->head = NULL;
-}
-
-/* Who chooses these addresses is the operator, or the servers that he has: FNV-1a will do. */
-static uint32_t *chain_of(struct roost_endpoints *e, const struct roost_endpoint *one) {
-    uint32_t hash = 2166136261u;
-    const uint8_t *byte = (const uint8_t *)one;
-    for (size_t i = 0; i < sizeof(*one); i++)
-        hash = (hash ^ byte[i]) * 16777619u;
-    return &e->head[(hash ^ hash >> 16) & (e->heads - 1)];
-}
-
-static void link_into(struct roost_endpoints *e, uint32_t index) {
-    uint32_t *chain = chain_of(e, &e->entry[index]);
-    e->next[index] = *chain;
-    *chain = index;
-    e->used++;
+    roost_hash_free(&e->used);
+    e->uses = e->next = NULL;
 }
 
 void roost_endpoints_hold(struct roost_endpoints *e, uint32_t index) {
@@ -58,12 +48,11 @@ void roost_endpoints_pin(struct roost_endpoints *e, uint32_t index) {
 }
 
 void roost_endpoints_settle(struct roost_endpoints *e) {
-    memset(e->head, 0xff, e->heads * sizeof(*e->head));
+    roost_hash_clear(&e->used);
     e->free = NONE;
-    e->used = 0;
     for (uint32_t i = e->slots; i-- > 0;) {
         if (e->uses[i]) {
-            link_into(e, i);
+            roost_hash_put(&e->used, hash_of(&e->entry[i]), &e->entry[i]); /* no memory: it gets a second number */
         } else {
             e->next[i] = e->free;
             e->free = i;
@@ -74,16 +63,13 @@ void roost_endpoints_settle(struct roost_endpoints *e) {
 uint32_t roost_endpoints_take(struct roost_endpoints *e, const uint8_t address[16], uint16_t port, uint16_t service) {
     struct roost_endpoint wanted = {.port = port, .service = service};
     memcpy(wanted.address, address, sizeof(wanted.address));
-    uint32_t index = *chain_of(e, &wanted);
-    while (index != NONE && memcmp(&e->entry[index], &wanted, sizeof(wanted)))
-        index = e->next[index];
-    if (index == NONE) {
-        index = e->free;
-        if (index == NONE)
-            return ROOST_NO_ENDPOINT;
+    const struct roost_endpoint *entry = roost_hash_find(&e->used, hash_of(&wanted), is_same, &wanted);
+    uint32_t index = entry ? (uint32_t)(entry - e->entry) : e->free;
+    if (index == NONE || (!entry && !roost_hash_put(&e->used, hash_of(&wanted), &e->entry[index])))
+        return ROOST_NO_ENDPOINT;
+    if (!entry) {
         e->free = e->next[index];
         e->entry[index] = wanted;
-        link_into(e, index);
     }
     roost_endpoints_hold(e, index);
     return index;
@@ -92,11 +78,7 @@ uint32_t roost_endpoints_take(struct roost_endpoints *e, const uint8_t address[1
 void roost_endpoints_drop(struct roost_endpoints *e, uint32_t index) {
     if (index >= e->slots || !e->uses[index] || e->uses[index] == ROOST_ENDPOINT_PINNED || --e->uses[index])
         return;
-    uint32_t *at = chain_of(e, &e->entry[index]);
-    while (*at != index)
-        at = &e->next[*at];
-    *at = e->next[index];
+    roost_hash_drop(&e->used, hash_of(&e->entry[index]), &e->entry[index]);
     e->next[index] = e->free;
     e->free = index;
-    e->used--;
 }

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "ebpf/shared/record.h"
+#include "cext/base/hash.h"
 
 #define ROOST_MAX_ENDPOINTS 65536u /* a slot has 16 bits for its number */
 #define ROOST_NO_ENDPOINT 0xffffffffu
@@ -18,11 +19,9 @@ struct roost_endpoints {
     struct roost_endpoint *entry; /* memory-mapped BPF array, or plain memory in unit tests */
     uint32_t slots;
     uint32_t *uses; /* of each entry; ROOST_ENDPOINT_PINNED */
-    uint32_t *next; /* of each entry: in its chain, or the next free one */
-    uint32_t *head; /* chains, by hash */
-    uint32_t heads; /* a power of two */
+    uint32_t *next; /* of each free entry: the next one */
     uint32_t free;
-    uint32_t used;
+    struct roost_hash used; /* entries */
 };
 
 /* entry: memory for `slots` of them, at most ROOST_MAX_ENDPOINTS. 0 or -ENOMEM. All count as unused. */

@@ -126,7 +126,7 @@ uint32_t roost_testing_name(struct roost_table_handle *h, const struct roost_ka 
 }
 
 uint32_t roost_testing_endpoints_used(struct roost_table_handle *h) {
-    return h->table.endpoints.used;
+    return (uint32_t)h->table.endpoints.used.used;
 }
 
 uint16_t roost_testing_service(struct roost_table_handle *h, const struct roost_ka *slot) {

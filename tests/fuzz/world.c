@@ -42,7 +42,8 @@ static void open_table(struct roost_table *t) {
     static struct roost_endpoints endpoints;
     if (!rest) {
         rest = allocate(CONNECTIONS * sizeof(*rest));
-        if (roost_endpoints_init(&endpoints, allocate(ENDPOINTS * sizeof(*endpoints.entry)), ENDPOINTS))
+        if (roost_endpoints_init(&endpoints, allocate(ENDPOINTS * sizeof(*endpoints.entry)), ENDPOINTS) ||
+            roost_hash_reserve(&endpoints.used, ENDPOINTS))
             abort();
     }
     memset(rest, 0, CONNECTIONS * sizeof(*rest));
