@@ -606,8 +606,8 @@ void roost_close(roost_engine *e) {
         close(e->wake_fd);
     while (e->listings)
         roost_list_end(e, e->listings);
-    free(e->by_id);
-    free(e->by_key);
+    roost_hash_free(&e->by_id);
+    roost_hash_free(&e->by_key);
     free(e->rebuilt);
     free(e->link_ports_reserved);
     pthread_mutex_destroy(&e->lock);

@@ -31,6 +31,7 @@
 #include "cext/table/filter.h"
 #include "cext/table/growth.h"
 #include "cext/table/hosts.h"
+#include "cext/base/hash.h"
 #include "cext/base/mailbox.h"
 #include "cext/conn/overrides.h"
 #include "cext/conn/perhaps.h"
@@ -118,7 +119,6 @@ struct roost_conn {
     struct roost_timer timer; /* first: the wheel hands back its address */
     struct roost_key key;
     uint64_t id;
-    struct roost_conn *next_by_id, *next_by_key;
     struct roost_conn *older, *newer; /* all awake connections */
     struct roost_conn *next_ready;    /* run queue of the relay */
     struct roost_conn *next_unacked;  /* clients whose first bytes the answer may acknowledge */
@@ -256,9 +256,8 @@ struct roost_engine {
     struct roost_waiting *waiting_servers; /* oldest first */
     uint32_t servers_waiting, server_wait_ms;
     uint64_t servers_retry_ms;
-    struct roost_conn **by_id, **by_key;
-    uint32_t hash_size;
-    struct roost_listing *listings; /* those that are being taken */
+    struct roost_hash by_id, by_key; /* the awake */
+    struct roost_listing *listings;  /* those that are being taken */
     struct roost_conn *oldest, *newest;
     uint64_t awake, max_awake;
     bool pressure_told;
@@ -329,8 +328,8 @@ void roost_sockets_turn(struct roost_engine *e);
 void roost_sockets_note(struct roost_engine *e, const struct roost_key *key);
 
 /* listing.c: of somebody who is awake from now on, or no more, while others list (e->listings). place: of the hash. */
-void roost_listings_awake(struct roost_engine *e, const struct roost_key *key, uint32_t place);
-void roost_listings_asleep(struct roost_engine *e, const struct roost_key *key, uint32_t place); /* or gone */
+void roost_listings_awake(struct roost_engine *e, const struct roost_key *key);
+void roost_listings_asleep(struct roost_engine *e, const struct roost_key *key); /* or gone */
 /* A slot for one that slept without. */
 void roost_listings_back(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot);
 

@@ -13,35 +13,24 @@
 
 #define LONG_STAY_MS 100 /* no more counts of one that went, when it is asked how many come and go */
 
-static uint32_t slot_of_id(const struct roost_engine *e, uint64_t id) {
-    return (uint32_t)((id * 0x9e3779b97f4a7c15ULL) >> 32) & (e->hash_size - 1);
-}
-
-static uint32_t slot_of_key(const struct roost_engine *e, const struct roost_key *key) {
-    return (uint32_t)roost_hash6(&e->table.config, key) & (e->hash_size - 1);
+static uint64_t hash_of_key(const struct roost_engine *e, const struct roost_key *key) {
+    return roost_hash6(&e->table.config, key);
 }
 
 int roost_conns_init(struct roost_engine *e, uint32_t expected) {
-    e->hash_size = 1024;
-    while (e->hash_size < expected)
-        e->hash_size *= 2;
-    e->by_id = calloc(e->hash_size, sizeof(*e->by_id));
-    e->by_key = calloc(e->hash_size, sizeof(*e->by_key));
-    return e->by_id && e->by_key ? 0 : -ENOMEM;
+    return roost_hash_reserve(&e->by_id, expected) || roost_hash_reserve(&e->by_key, expected) ? -ENOMEM : 0;
 }
 
 struct roost_conn *roost_conn_by_id(struct roost_engine *e, uint64_t id) {
-    struct roost_conn *c = e->by_id[slot_of_id(e, id)];
-    while (c && c->id != id)
-        c = c->next_by_id;
-    return c;
+    return roost_hash_find(&e->by_id, roost_hash_of_number(id), NULL, NULL);
+}
+
+static bool has_key(const void *conn, const void *key) {
+    return !memcmp(&((const struct roost_conn *)conn)->key, key, sizeof(struct roost_key));
 }
 
 struct roost_conn *roost_conn_by_key(struct roost_engine *e, const struct roost_key *key) {
-    struct roost_conn *c = e->by_key[slot_of_key(e, key)];
-    while (c && memcmp(&c->key, key, sizeof(*key)))
-        c = c->next_by_key;
-    return c;
+    return roost_hash_find(&e->by_key, hash_of_key(e, key), has_key, key);
 }
 
 static void into_order(struct roost_engine *e, struct roost_conn *c) {
@@ -73,23 +62,22 @@ void roost_conn_touch(struct roost_engine *e, struct roost_conn *c) {
     into_order(e, c);
 }
 
-static void out_of_ids(struct roost_engine *e, struct roost_conn *c) {
-    struct roost_conn **at = &e->by_id[slot_of_id(e, c->id)];
-    while (*at != c)
-        at = &(*at)->next_by_id;
-    *at = c->next_by_id;
+/* 0 is no number: until the store has told it, a connection has none. */
+static void into_ids(struct roost_engine *e, struct roost_conn *c) {
+    if (c->id)
+        roost_hash_put(&e->by_id, roost_hash_of_number(c->id), c); /* roost_conn_new has made room */
 }
 
 void roost_conn_set_id(struct roost_engine *e, struct roost_conn *c, uint64_t id) {
-    out_of_ids(e, c);
+    roost_hash_drop(&e->by_id, roost_hash_of_number(c->id), c);
     c->id = id;
-    struct roost_conn **head = &e->by_id[slot_of_id(e, id)];
-    c->next_by_id = *head;
-    *head = c;
+    into_ids(e, c);
     c->overrides = roost_overrides_find(&e->overrides, &e->table.config, &c->key, id);
 }
 
 struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key *key, uint64_t id, uint16_t service) {
+    if (roost_hash_reserve(&e->by_id, e->awake + 1) || roost_hash_reserve(&e->by_key, e->awake + 1))
+        return NULL;
     struct roost_conn *c = calloc(1, sizeof(*c));
     if (!c)
         return NULL;
@@ -100,13 +88,9 @@ struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key
     c->active_ms = c->since_ms = e->now_ms;
     c->held_tail = &c->held;
     c->overrides = roost_overrides_find(&e->overrides, &e->table.config, key, id);
-    struct roost_conn **head = &e->by_id[slot_of_id(e, id)];
-    c->next_by_id = *head;
-    *head = c;
-    uint32_t place = slot_of_key(e, key);
-    c->next_by_key = e->by_key[place];
-    e->by_key[place] = c;
-    roost_listings_awake(e, key, place);
+    into_ids(e, c);
+    roost_hash_put(&e->by_key, hash_of_key(e, key), c);
+    roost_listings_awake(e, key);
     into_order(e, c);
     e->awake++;
     roost_sockets_note(e, key);
@@ -116,13 +100,9 @@ struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key
 void roost_conn_forget(struct roost_engine *e, struct roost_conn *c) {
     if (c->dead)
         return;
-    out_of_ids(e, c);
-    uint32_t place = slot_of_key(e, &c->key);
-    struct roost_conn **at = &e->by_key[place];
-    while (*at != c)
-        at = &(*at)->next_by_key;
-    *at = c->next_by_key;
-    roost_listings_asleep(e, &c->key, place);
+    roost_hash_drop(&e->by_id, roost_hash_of_number(c->id), c);
+    roost_hash_drop(&e->by_key, hash_of_key(e, &c->key), c);
+    roost_listings_asleep(e, &c->key);
     out_of_order(e, c);
     roost_wheel_cancel(&e->wheel, &c->timer);
     e->awake--;

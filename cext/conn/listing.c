@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The list of what exists, taken in parts while it moves: first the awake, by their place in the hash, then the slots of
+ * The list of what exists, taken in parts while it moves: first the awake, by the hash of their key, then the slots of
  * the table. Who is not where the list looks when it looks there would be missed (woken behind it) or come twice (frozen
  * ahead of it). So a listing is told of everybody who wakes or ceases to be awake; it remembers those it concerns, passes
  * over them, and looks for those it would miss once it is through.
@@ -10,6 +10,7 @@
 
 #include "cext/internal.h"
 
+#define PLACES 4096            /* of the awake: ranges of the hashes of their keys */
 #define POSITIONS_A_PART 65536 /* the engine's thread stands still for some 0.3 ms */
 #define LATE_COST 16           /* to look for somebody, in positions */
 #define TOLD_MAX (1u << 20)    /* a reader that sleeps in the midst of its list takes no more memory than for these */
@@ -23,7 +24,7 @@ struct told {
 struct roost_listing {
     struct roost_listing *next;
     int which;
-    uint64_t at; /* places of the hash, then positions of the table */
+    uint64_t at; /* places of the awake, then positions of the table */
     struct told *told;
     uint32_t *index; /* into `told`, plus one, by the key's hash; 0: free. Twice as many as `told` has room for */
     uint32_t count, room, late_at;
@@ -87,7 +88,12 @@ static bool is_wanted(const struct roost_listing *l, const struct roost_ka *slot
 }
 
 static bool has_passed(const struct roost_engine *e, const struct roost_listing *l, const struct roost_ka *slot) {
-    return l->at > e->hash_size + roost_table_position(&e->table, slot);
+    return l->at > PLACES + roost_table_position(&e->table, slot);
+}
+
+/* Whether a listing has looked at the place of the awake where this key belongs. */
+static bool has_passed_key(const struct roost_engine *e, const struct roost_listing *l, const struct roost_key *key) {
+    return l->at > roost_hash6(&e->table.config, key) / (UINT64_MAX / PLACES + 1);
 }
 
 /* Hardly ever does anybody list; then nothing is looked up. */
@@ -95,17 +101,17 @@ static const struct roost_ka *slot_to_tell_of(struct roost_engine *e, const stru
     return e->listings ? roost_table_find(&e->table, key) : NULL;
 }
 
-void roost_listings_awake(struct roost_engine *e, const struct roost_key *key, uint32_t place) {
+void roost_listings_awake(struct roost_engine *e, const struct roost_key *key) {
     const struct roost_ka *slot = slot_to_tell_of(e, key);
     for (struct roost_listing *l = e->listings; l; l = l->next)
-        if (!l->through && place < l->at && !(slot && has_passed(e, l, slot) && is_wanted(l, slot)))
+        if (!l->through && has_passed_key(e, l, key) && !(slot && has_passed(e, l, slot) && is_wanted(l, slot)))
             tell(e, l, key, true);
 }
 
-void roost_listings_asleep(struct roost_engine *e, const struct roost_key *key, uint32_t place) {
+void roost_listings_asleep(struct roost_engine *e, const struct roost_key *key) {
     const struct roost_ka *slot = slot_to_tell_of(e, key);
     for (struct roost_listing *l = e->listings; l; l = l->next)
-        if (slot && !l->through && place < l->at && !has_passed(e, l, slot))
+        if (slot && !l->through && has_passed_key(e, l, key) && !has_passed(e, l, slot))
             tell(e, l, key, false);
 }
 
@@ -130,20 +136,22 @@ roost_listing *roost_list_begin(roost_engine *e, int which) {
 /* false: there is no room. */
 static bool list_awake(struct roost_engine *e, struct roost_listing *l, struct roost_event *events, uint32_t max,
                        uint32_t *count) {
-    uint32_t here = 0;
-    for (struct roost_conn *c = e->by_key[l->at]; c; c = c->next_by_key)
-        here++;
-    if (*count + here > max)
-        return false;
-    for (struct roost_conn *c = e->by_key[l->at]; c; c = c->next_by_key)
-        roost_event_of_conn(e, c, &events[(*count)++]);
+    uint64_t width = UINT64_MAX / PLACES + 1, from = l->at * width, step = 0;
+    const struct roost_hash_slot *slot;
+    uint32_t listed = *count;
+    while ((slot = roost_hash_walk(&e->by_key, from, from + width - 1, &step))) {
+        if (listed == max)
+            return false;
+        roost_event_of_conn(e, slot->item, &events[listed++]);
+    }
+    *count = listed;
     return true;
 }
 
 static bool list_slot(struct roost_engine *e, struct roost_listing *l, struct roost_event *events, uint32_t max,
                       uint32_t *count) {
     struct roost_key key;
-    struct roost_ka *slot = roost_table_at(&e->table, l->at - e->hash_size, &key);
+    struct roost_ka *slot = roost_table_at(&e->table, l->at - PLACES, &key);
     if (!slot || !is_wanted(l, slot) || roost_conn_by_key(e, &key) || is_told(e, l, &key))
         return true;
     if (*count == max)
@@ -171,9 +179,9 @@ int roost_list(roost_engine *e, roost_listing *l, struct roost_event *events, ui
     uint32_t count = 0, looked_at = 0;
     bool room = true;
     roost_lock(e);
-    uint64_t end = e->hash_size + roost_table_positions(&e->table);
+    uint64_t end = PLACES + roost_table_positions(&e->table);
     for (; !l->through && room && l->at < end && looked_at < POSITIONS_A_PART; l->at += room, looked_at++)
-        room = l->at < e->hash_size ? list_awake(e, l, events, max, &count) : list_slot(e, l, events, max, &count);
+        room = l->at < PLACES ? list_awake(e, l, events, max, &count) : list_slot(e, l, events, max, &count);
     l->through |= l->at >= end;
     for (; l->through && room && l->late_at < l->count && looked_at < POSITIONS_A_PART; l->late_at += room) {
         const struct told *told = &l->told[l->late_at];

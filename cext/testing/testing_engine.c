@@ -66,8 +66,8 @@ void roost_testing_engine_free(roost_engine *e) {
     while (e->oldest)
         roost_conn_forget(e, e->oldest);
     roost_conns_free_dead(e);
-    free(e->by_id);
-    free(e->by_key);
+    roost_hash_free(&e->by_id);
+    roost_hash_free(&e->by_key);
     if (s->table) {
         if (e->table.rest)
             s->table->table = e->table;

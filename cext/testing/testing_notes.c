@@ -32,8 +32,8 @@ void roost_testing_notes_free(struct roost_notes_handle *h) {
     while (h->engine.oldest)
         roost_conn_forget(&h->engine, h->engine.oldest);
     roost_conns_free_dead(&h->engine);
-    free(h->engine.by_id);
-    free(h->engine.by_key);
+    roost_hash_free(&h->engine.by_id);
+    roost_hash_free(&h->engine.by_key);
     free(h);
 }
 
