@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A chained hash table by 4-tuple; it grows and never shrinks. */
 #include "overrides.h"
 
 #include <stdlib.h>
@@ -7,55 +6,35 @@
 
 #include "ebpf/shared/table.h"
 
-#define FIRST_SIZE 64
-
-/* Where the entry of this key hangs, or would. */
-static struct roost_override **place(const struct roost_override_table *t, const struct roost_config *config,
-                                     const struct roost_key *key) {
-    struct roost_override **at = &t->bucket[roost_hash6(config, key) & (t->size - 1)];
-    while (*at && memcmp(&(*at)->key, key, sizeof(*key)) != 0)
-        at = &(*at)->next;
-    return at;
+static bool has_key(const void *one, const void *key) {
+    return !memcmp(&((const struct roost_override *)one)->key, key, sizeof(struct roost_key));
 }
 
-static bool grow(struct roost_override_table *t, const struct roost_config *config) {
-    struct roost_override_table larger = {.size = t->size ? t->size * 2 : FIRST_SIZE, .used = t->used};
-    larger.bucket = calloc(larger.size, sizeof(struct roost_override *));
-    if (!larger.bucket)
-        return false;
-    for (uint64_t i = 0; i < t->size; i++)
-        while (t->bucket[i]) {
-            struct roost_override *o = t->bucket[i];
-            t->bucket[i] = o->next;
-            o->next = NULL;
-            *place(&larger, config, &o->key) = o;
-        }
-    free(t->bucket);
-    *t = larger;
-    return true;
+static struct roost_override *of_key(const struct roost_override_table *t, const struct roost_config *config,
+                                     const struct roost_key *key) {
+    return t->by_key.used ? roost_hash_find(&t->by_key, roost_hash6(config, key), has_key, key) : NULL;
 }
 
 struct roost_override *roost_overrides_find(const struct roost_override_table *t, const struct roost_config *config,
                                             const struct roost_key *key, uint64_t id) {
-    struct roost_override *o = t->used ? *place(t, config, key) : NULL;
+    struct roost_override *o = of_key(t, config, key);
     return o && o->id == id ? o : NULL;
 }
 
 struct roost_override *roost_overrides_make(struct roost_override_table *t, const struct roost_config *config,
                                             const struct roost_key *key, uint64_t id) {
-    if (t->used >= t->size && !grow(t, config) && !t->size)
-        return NULL;
-    struct roost_override **at = place(t, config, key), *o = *at;
+    struct roost_override *o = of_key(t, config, key);
     if (o && o->id == id)
         return o;
     if (o) { /* of a connection that is gone */
         memset(&o->set, 0, sizeof(o->set));
         o->untold = false;
     } else {
-        *at = o = calloc(1, sizeof(*o));
-        if (!o)
+        o = calloc(1, sizeof(*o));
+        if (!o || !roost_hash_put(&t->by_key, roost_hash6(config, key), o)) {
+            free(o);
             return NULL;
-        t->used++;
+        }
     }
     o->id = id;
     o->key = *key;
@@ -64,22 +43,15 @@ struct roost_override *roost_overrides_make(struct roost_override_table *t, cons
 
 void roost_overrides_remove(struct roost_override_table *t, const struct roost_config *config,
                             const struct roost_key *key) {
-    struct roost_override **at = t->used ? place(t, config, key) : NULL;
-    if (!at || !*at)
-        return;
-    struct roost_override *o = *at;
-    *at = o->next;
+    struct roost_override *o = of_key(t, config, key);
+    if (o)
+        roost_hash_drop(&t->by_key, roost_hash6(config, key), o);
     free(o);
-    t->used--;
 }
 
 void roost_overrides_close(struct roost_override_table *t) {
-    for (uint64_t i = 0; i < t->size; i++)
-        while (t->bucket[i]) {
-            struct roost_override *o = t->bucket[i];
-            t->bucket[i] = o->next;
-            free(o);
-        }
-    free(t->bucket);
-    memset(t, 0, sizeof(*t));
+    const struct roost_hash_slot *slot;
+    for (uint64_t step = 0; (slot = roost_hash_walk(&t->by_key, 0, UINT64_MAX, &step));)
+        free(slot->item);
+    roost_hash_free(&t->by_key);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What in-band requests set for single connections, for as long as those live, whatever their state: 80 bytes for each
- * of them, nothing for others. The control plane keeps a copy for the time after this process (ROOST_EV_OVERRIDES).
+ * What in-band requests set for single connections, for as long as those live, whatever their state: some 100 bytes for
+ * each of them, nothing for others. The control plane keeps a copy for the time after this process (ROOST_EV_OVERRIDES).
  */
 #ifndef ROOST_CEXT_OVERRIDES_H
 #define ROOST_CEXT_OVERRIDES_H
@@ -9,12 +9,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "cext/base/hash.h"
 #include "cext/engine.h"
 
 struct roost_config;
 
 struct roost_override {
-    struct roost_override *next;
     uint64_t id; /* of the connection; another one that has its 4-tuple now does not inherit */
     struct roost_key key;
     struct roost_overrides set;
@@ -22,8 +22,7 @@ struct roost_override {
 };
 
 struct roost_override_table { /* all zeros: empty */
-    struct roost_override **bucket;
-    uint64_t size, used; /* size: a power of two, or 0 */
+    struct roost_hash by_key;
 };
 
 /* Of the connection with this key and number; NULL: it has none. Good until it is removed. */
