@@ -32,7 +32,6 @@ struct parked_command {
 };
 
 struct roost_asked_for {
-    struct roost_asked_for *next;
     struct roost_key key;
     uint64_t at_ms; /* when it was asked for last */
     bool asked;     /* an answer is on its way */
@@ -94,11 +93,12 @@ void roost_perhaps_left(struct roost_engine *e, const struct roost_key *key) {
         roost_datapath_mark_stranger(&e->path, hash, true);
 }
 
-static struct roost_asked_for **place_of(struct roost_engine *e, const struct roost_key *key) {
-    struct roost_asked_for **at = &e->perhaps.head[roost_hash_of_key(e, key) % ROOST_ASKED_HEADS];
-    while (*at && memcmp(&(*at)->key, key, sizeof(*key)) != 0)
-        at = &(*at)->next;
-    return at;
+static bool has_key(const void *asked_for, const void *key) {
+    return !memcmp(&((const struct roost_asked_for *)asked_for)->key, key, sizeof(struct roost_key));
+}
+
+static struct roost_asked_for *of_key(const struct roost_engine *e, const struct roost_key *key) {
+    return roost_hash_find(&e->perhaps.by_key, roost_hash_of_key(e, key), has_key, key);
 }
 
 /* Who asks: packets share limits, so that a flood leaves the database alone; what the control plane wants is its own to
@@ -137,19 +137,20 @@ static void ask(struct roost_engine *e, struct roost_asked_for *a) {
 
 /* The one that stands for this key, asked for from now on; NULL: no more can be asked now. */
 static struct roost_asked_for *asked_for(struct roost_engine *e, const struct roost_key *key, enum asker by) {
-    struct roost_asked_for **at = place_of(e, key), *a = *at;
+    struct roost_asked_for *a = of_key(e, key);
     if (a) {
         if (!a->asked && may_ask(e, by, true))
             ask(e, a);
         return a;
     }
     a = may_ask(e, by, false) ? calloc(1, sizeof(*a)) : NULL;
-    if (!a)
+    if (!a || !roost_hash_put(&e->perhaps.by_key, roost_hash_of_key(e, key), a)) {
+        free(a);
         return NULL;
+    }
     a->key = *key;
     a->frame_tail = &a->frame;
     a->command_tail = &a->command;
-    *at = a;
     e->perhaps.asked++;
     ask(e, a);
     return a;
@@ -275,24 +276,22 @@ static bool keep(struct roost_perhaps *p, struct roost_asked_for *a) {
     return a->kept;
 }
 
-static void forget(struct roost_perhaps *p, struct roost_asked_for **at) {
-    const struct roost_asked_for *a = *at;
-    *at = a->next;
+static void forget(struct roost_engine *e, const struct roost_asked_for *a) {
+    roost_hash_drop(&e->perhaps.by_key, roost_hash_of_key(e, &a->key), a);
     if (a->kept)
-        p->kept--;
+        e->perhaps.kept--;
     else
-        p->asked--;
+        e->perhaps.asked--;
 }
 
 /* Nobody could say. Whoever sent a packet sends it again, but not an RST: for that it is asked again. */
-static void give_up(struct roost_engine *e, struct roost_asked_for **at, int error) {
-    struct roost_asked_for *a = *at;
+static void give_up(struct roost_engine *e, struct roost_asked_for *a, int error) {
     a->asked = false;
     serve_commands(e, a, error);
     a->command_tail = &a->command;
     if (keep_resets(a) && keep(&e->perhaps, a))
         return;
-    forget(&e->perhaps, at);
+    forget(e, a);
     serve_frames(e, a, error);
     free(a);
 }
@@ -302,20 +301,20 @@ void roost_perhaps_turn(struct roost_engine *e) {
     if ((!p->asked && !p->kept) || e->now_ms < p->look_ms)
         return;
     p->look_ms = e->now_ms + LOOK_MS;
-    for (uint32_t i = 0; i < ROOST_ASKED_HEADS; i++)
-        for (struct roost_asked_for **at = &p->head[i], *a = *at; a; a = *at) {
-            if (a->asked && e->now_ms - a->at_ms > ANSWER_MS)
-                give_up(e, at, ETIMEDOUT);
-            else if (!a->asked && may_ask(e, BY_PACKET, true))
-                ask(e, a);
-            if (*at == a)
-                at = &a->next;
-        }
+    const struct roost_hash_slot *slot;
+    for (uint64_t step = 0; (slot = roost_hash_walk(&p->by_key, 0, UINT64_MAX, &step));) {
+        struct roost_asked_for *a = slot->item;
+        if (a->asked && e->now_ms - a->at_ms > ANSWER_MS)
+            give_up(e, a, ETIMEDOUT);
+        else if (!a->asked && may_ask(e, BY_PACKET, true))
+            ask(e, a);
+        step -= slot->item != a; /* it is forgotten */
+    }
 }
 
 void roost_perhaps_answered(struct roost_engine *e, const struct roost_command *command) {
     const struct roost_key *key = &command->record.key;
-    struct roost_asked_for **at = place_of(e, key), *a = *at;
+    struct roost_asked_for *a = of_key(e, key);
     int error = command->error;
     if (!a)
         return;
@@ -329,10 +328,10 @@ void roost_perhaps_answered(struct roost_engine *e, const struct roost_command *
         e->stat[ROOST_E_PERHAPS_STRANGERS]++;
     }
     if (error && error != ENOENT) {
-        give_up(e, at, error);
+        give_up(e, a, error);
         return;
     }
-    forget(&e->perhaps, at);
+    forget(e, a);
     e->at_hand = here ? NULL : command;
     serve_frames(e, a, error);
     serve_commands(e, a, error);
@@ -344,19 +343,19 @@ void roost_perhaps_answered(struct roost_engine *e, const struct roost_command *
 }
 
 void roost_perhaps_close(struct roost_engine *e) {
-    for (uint32_t i = 0; i < ROOST_ASKED_HEADS; i++)
-        while (e->perhaps.head[i]) {
-            struct roost_asked_for *a = e->perhaps.head[i];
-            e->perhaps.head[i] = a->next;
-            serve_frames(e, a, EAGAIN);
-            while (a->command) {
-                struct parked_command *parked = a->command;
-                a->command = parked->next;
-                if (parked->command.op == ROOST_OP_ATTACH && parked->command.fd >= 0)
-                    close(parked->command.fd);
-                free((void *)parked->command.early);
-                free(parked);
-            }
-            free(a);
+    const struct roost_hash_slot *slot;
+    for (uint64_t step = 0; (slot = roost_hash_walk(&e->perhaps.by_key, 0, UINT64_MAX, &step));) {
+        struct roost_asked_for *a = slot->item;
+        serve_frames(e, a, EAGAIN);
+        while (a->command) {
+            struct parked_command *parked = a->command;
+            a->command = parked->next;
+            if (parked->command.op == ROOST_OP_ATTACH && parked->command.fd >= 0)
+                close(parked->command.fd);
+            free((void *)parked->command.early);
+            free(parked);
         }
+        free(a);
+    }
+    roost_hash_free(&e->perhaps.by_key);
 }

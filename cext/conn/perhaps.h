@@ -14,17 +14,15 @@
 #include <stdint.h>
 
 #include "ebpf/shared/frame.h"
-
-#define ROOST_ASKED_HEADS 512
+#include "cext/base/hash.h"
 
 struct roost_engine;
 struct roost_command;
 struct roost_event;
-struct roost_asked_for;
 
 struct roost_perhaps {
-    struct roost_asked_for *head[ROOST_ASKED_HEADS]; /* by the hash of the key */
-    uint32_t asked;                                  /* how many there are, without those that are kept for an RST */
+    struct roost_hash by_key; /* struct roost_asked_for */
+    uint32_t asked;           /* how many there are, without those that are kept for an RST */
     uint32_t kept;
     uint32_t budget; /* of questions, until it is filled up */
     uint64_t filled_ms;
