@@ -16,68 +16,42 @@
 #define TOLD_MAX (1u << 20)    /* a reader that sleeps in the midst of its list takes no more memory than for these */
 
 struct told {
+    struct told *next;
     struct roost_key key;
-    uint32_t hash : 31;
-    uint32_t late : 1; /* not listed yet: looked for at the end */
+    bool late; /* not listed yet: looked for at the end */
 };
 
 struct roost_listing {
     struct roost_listing *next;
     int which;
-    uint64_t at; /* places of the awake, then positions of the table */
-    struct told *told;
-    uint32_t *index; /* into `told`, plus one, by the key's hash; 0: free. Twice as many as `told` has room for */
-    uint32_t count, room, late_at;
-    bool through; /* all positions: whoever was there is listed or told of, and nobody is added */
+    uint64_t at;              /* places of the awake, then positions of the table */
+    struct roost_hash by_key; /* struct told */
+    struct told *first, **last;
+    struct told *late; /* the next to be looked at, once it is through */
+    bool through;      /* all positions: whoever was there is listed or told of, and nobody is added */
     bool done;
 };
 
-static uint32_t hash_of(const struct roost_engine *e, const struct roost_key *key) {
-    return (uint32_t)(roost_hash6(&e->table.config, key) >> 33);
-}
-
-static bool is(const struct told *told, const struct roost_key *key, uint32_t hash) {
-    return told->hash == hash && !memcmp(&told->key, key, sizeof(*key));
-}
-
-static uint32_t *place_of(const struct roost_listing *l, const struct roost_key *key, uint32_t hash) {
-    uint32_t mask = 2 * l->room - 1, i = hash & mask;
-    while (l->index[i] && !is(&l->told[l->index[i] - 1], key, hash))
-        i = (i + 1) & mask;
-    return &l->index[i];
+static bool has_key(const void *told, const void *key) {
+    return !memcmp(&((const struct told *)told)->key, key, sizeof(struct roost_key));
 }
 
 static bool is_told(const struct roost_engine *e, const struct roost_listing *l, const struct roost_key *key) {
-    return l->count && *place_of(l, key, hash_of(e, key));
-}
-
-static bool more_room(struct roost_listing *l) {
-    uint32_t room = l->room ? 2 * l->room : 64;
-    struct told *told = room <= TOLD_MAX ? realloc(l->told, room * sizeof(*told)) : NULL;
-    if (!told)
-        return false;
-    l->told = told;
-    uint32_t *index = calloc(2 * (size_t)room, sizeof(*index));
-    if (!index)
-        return false;
-    free(l->index);
-    l->index = index;
-    l->room = room;
-    for (uint32_t i = 0; i < l->count; i++)
-        *place_of(l, &told[i].key, told[i].hash) = i + 1;
-    return true;
+    return l->first && roost_hash_find(&l->by_key, roost_hash6(&e->table.config, key), has_key, key);
 }
 
 /* Past all the room there is, and without memory, who moves may be missed or come twice. */
 static void tell(const struct roost_engine *e, struct roost_listing *l, const struct roost_key *key, bool late) {
-    uint32_t hash = hash_of(e, key);
-    if (l->count == l->room && !more_room(l))
+    if (l->by_key.used == TOLD_MAX || is_told(e, l, key))
         return;
-    uint32_t *place = place_of(l, key, hash);
-    if (*place)
+    struct told *told = malloc(sizeof(*told));
+    if (!told || !roost_hash_put(&l->by_key, roost_hash6(&e->table.config, key), told)) {
+        free(told);
         return;
-    l->told[l->count] = (struct told){*key, hash, late};
-    *place = ++l->count;
+    }
+    *told = (struct told){.key = *key, .late = late};
+    *l->last = told;
+    l->last = &told->next;
 }
 
 /* Of a slot whose connection is not awake. */
@@ -126,6 +100,7 @@ roost_listing *roost_list_begin(roost_engine *e, int which) {
     if (!l)
         return NULL;
     l->which = which;
+    l->last = &l->first;
     roost_lock(e);
     l->next = e->listings;
     e->listings = l;
@@ -182,13 +157,15 @@ int roost_list(roost_engine *e, roost_listing *l, struct roost_event *events, ui
     uint64_t end = PLACES + roost_table_positions(&e->table);
     for (; !l->through && room && l->at < end && looked_at < POSITIONS_A_PART; l->at += room, looked_at++)
         room = l->at < PLACES ? list_awake(e, l, events, max, &count) : list_slot(e, l, events, max, &count);
-    l->through |= l->at >= end;
-    for (; l->through && room && l->late_at < l->count && looked_at < POSITIONS_A_PART; l->late_at += room) {
-        const struct told *told = &l->told[l->late_at];
-        looked_at += told->late ? LATE_COST : 1;
-        room = !told->late || list_late(e, l, told, events, max, &count);
+    if (!l->through && l->at >= end) {
+        l->through = true;
+        l->late = l->first;
     }
-    l->done = l->through && l->late_at == l->count;
+    for (; l->late && room && looked_at < POSITIONS_A_PART; l->late = room ? l->late->next : l->late) {
+        looked_at += l->late->late ? LATE_COST : 1;
+        room = !l->late->late || list_late(e, l, l->late, events, max, &count);
+    }
+    l->done = l->through && !l->late;
     roost_unlock(e);
     return (int)count;
 }
@@ -209,7 +186,11 @@ void roost_list_end(roost_engine *e, roost_listing *l) {
     if (*at)
         *at = l->next;
     roost_unlock(e);
-    free(l->told);
-    free(l->index);
+    while (l->first) {
+        struct told *told = l->first;
+        l->first = told->next;
+        free(told);
+    }
+    roost_hash_free(&l->by_key);
     free(l);
 }
