@@ -593,7 +593,7 @@ void roost_close(roost_engine *e) {
         roost_conn_forget(e, c);
     }
     roost_conns_free_dead(e);
-    roost_spares_trim(&e->spares, 0);
+    roost_spares_close(&e->spares);
     roost_survey_close(&e->survey);
     roost_datapath_close(&e->path);
     roost_perhaps_close(e);

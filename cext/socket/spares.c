@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "spares.h"
 
+#include <stddef.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -8,29 +9,35 @@
 
 #define TRIM_SHARE 20 /* of what was not needed: at 50 ms a time, most of it is gone after two seconds */
 
-/* Where a spare socket is looked for: its local address, or the unspecified one of its family. */
-static void place_of(const struct roost_key *key, bool bound, uint8_t local[16], __be16 *port) {
-    memset(local, 0, 16);
-    if (bound)
-        memcpy(local, key->local, 16);
-    else if (roost_address_is_v4(key->local))
-        local[10] = local[11] = 0xff;
-    *port = bound ? key->local_port : 0;
+/* Under which local address a spare socket is looked for: its own, or the unspecified one of its family. */
+static struct roost_spare with_local(const struct roost_key *key, bool bound) {
+    struct roost_spare spare = {0};
+    if (bound) {
+        memcpy(spare.local, key->local, sizeof(spare.local));
+        spare.port = key->local_port;
+    } else if (roost_address_is_v4(key->local)) {
+        spare.local[10] = spare.local[11] = 0xff;
+    }
+    return spare;
 }
 
-static uint32_t shelf_of(const uint8_t local[16], __be16 port) {
-    uint32_t hash = 2166136261u; /* FNV-1a */
-    for (int i = 0; i < 16; i++)
-        hash = (hash ^ local[i]) * 16777619u;
-    return (hash ^ port) * 16777619u >> 16 & (ROOST_SPARE_SHELVES - 1);
+#define LOCAL_BYTES (offsetof(struct roost_spare, port) + sizeof(__be16))
+
+static bool has_local(const void *spare, const void *wanted) {
+    return !memcmp(spare, wanted, LOCAL_BYTES);
 }
 
-static int remove_at(struct roost_spares *s, uint16_t *at) {
-    uint16_t index = *at;
-    struct roost_spare *spare = &s->spare[index - 1];
-    *at = spare->next;
+static struct roost_hash_slot *slot_of(const struct roost_spares *s, const struct roost_spare *wanted) {
+    return roost_hash_slot(&s->by_local, roost_hash_of_number(roost_fnv1a(wanted, LOCAL_BYTES)), has_local, wanted);
+}
+
+static int remove_first(struct roost_spares *s, struct roost_hash_slot *slot) {
+    struct roost_spare *spare = slot->item;
+    slot->item = spare->next;
+    if (!slot->item)
+        roost_hash_remove(&s->by_local, slot);
     spare->next = s->free;
-    s->free = index;
+    s->free = spare;
     s->count--;
     if (s->count < s->least)
         s->least = s->count;
@@ -38,30 +45,32 @@ static int remove_at(struct roost_spares *s, uint16_t *at) {
 }
 
 int roost_spares_take(struct roost_spares *s, const struct roost_key *key, bool *bound) {
-    uint8_t local[16];
-    __be16 port;
     for (int i = 0; i < 2 && s->count; i++) {
         *bound = !i;
-        place_of(key, *bound, local, &port);
-        for (uint16_t *at = &s->shelf[shelf_of(local, port)]; *at; at = &s->spare[*at - 1].next)
-            if (s->spare[*at - 1].port == port && !memcmp(s->spare[*at - 1].local, local, sizeof(local)))
-                return remove_at(s, at);
+        struct roost_spare wanted = with_local(key, *bound);
+        struct roost_hash_slot *slot = slot_of(s, &wanted);
+        if (slot)
+            return remove_first(s, slot);
     }
     return -1;
 }
 
 bool roost_spares_put(struct roost_spares *s, const struct roost_key *key, bool bound, int fd) {
-    if (!s->free && s->fresh == ROOST_SPARES_MAX)
+    struct roost_spare *spare = s->free ? s->free : s->fresh < ROOST_SPARES_MAX ? &s->spare[s->fresh] : NULL;
+    struct roost_spare put = with_local(key, bound);
+    if (!spare)
         return false;
-    uint16_t index = s->free ? s->free : ++s->fresh;
-    struct roost_spare *spare = &s->spare[index - 1];
+    struct roost_hash_slot *slot = slot_of(s, &put);
+    if (!slot && !(slot = roost_hash_add(&s->by_local, roost_hash_of_number(roost_fnv1a(&put, LOCAL_BYTES)))))
+        return false;
     if (s->free)
         s->free = spare->next;
-    place_of(key, bound, spare->local, &spare->port);
-    uint16_t *shelf = &s->shelf[shelf_of(spare->local, spare->port)];
-    spare->fd = fd;
-    spare->next = *shelf;
-    *shelf = index;
+    else
+        s->fresh++;
+    put.fd = fd;
+    put.next = slot->item;
+    *spare = put;
+    slot->item = spare;
     s->count++;
     return true;
 }
@@ -71,13 +80,18 @@ void roost_spares_trim(struct roost_spares *s, uint32_t most) {
     if (s->count > most && s->count - most > close_now)
         close_now = s->count - most;
     while (close_now && s->count) {
-        uint16_t *shelf = &s->shelf[s->trim_at];
-        if (*shelf) {
-            close(remove_at(s, shelf)); /* silent: it is not connected */
+        struct roost_hash_slot *slot = roost_hash_walk(&s->by_local, 0, UINT64_MAX, &s->trim_step);
+        if (slot) {
+            close(remove_first(s, slot)); /* silent: it is not connected */
             close_now--;
         } else {
-            s->trim_at = (s->trim_at + 1) % ROOST_SPARE_SHELVES;
+            s->trim_step = 0;
         }
     }
     s->least = s->count;
+}
+
+void roost_spares_close(struct roost_spares *s) {
+    roost_spares_trim(s, 0);
+    roost_hash_free(&s->by_local);
 }

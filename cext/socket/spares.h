@@ -11,23 +11,25 @@
 #include <stdint.h>
 
 #include "ebpf/shared/record.h"
+#include "cext/base/hash.h"
 
 #define ROOST_SPARES_MAX 2048
-#define ROOST_SPARE_SHELVES 256 /* a power of two */
 
 struct roost_spare {
     uint8_t local[16];
     __be16 port;
-    uint16_t next; /* on the same shelf or among the free ones, counted from 1; 0: the last */
     int fd;
+    struct roost_spare *next; /* with the same local address, or the next free one */
 };
 
 struct roost_spares {
     struct roost_spare spare[ROOST_SPARES_MAX];
-    uint16_t shelf[ROOST_SPARE_SHELVES]; /* by local address; the latest first: its memory is in the caches */
-    uint16_t free, fresh;                /* free: was used; from fresh on never used */
-    uint32_t count, least;               /* least: fewest since the last roost_spares_trim */
-    uint32_t trim_at;                    /* shelf */
+    struct roost_hash
+        by_local;             /* the latest of each local address, which is taken first: its memory is in the caches */
+    struct roost_spare *free; /* used before */
+    uint32_t fresh;           /* from here on never used */
+    uint32_t count, least;    /* least: fewest since the last roost_spares_trim */
+    uint64_t trim_step;       /* of the walk through by_local */
 };
 
 /* Takes one that is bound to the key's local address (*bound), or to none, of the right family. -1: there is none. */
@@ -36,5 +38,6 @@ int roost_spares_take(struct roost_spares *s, const struct roost_key *key, bool 
 bool roost_spares_put(struct roost_spares *s, const struct roost_key *key, bool bound, int fd);
 /* Closes some of those that nobody needed since the last time, and enough that no more than most are left. */
 void roost_spares_trim(struct roost_spares *s, uint32_t most);
+void roost_spares_close(struct roost_spares *s); /* all of them */
 
 #endif

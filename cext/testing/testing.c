@@ -299,6 +299,7 @@ struct roost_spares_handle *roost_testing_spares(void) {
 }
 
 void roost_testing_spares_free(struct roost_spares_handle *h) {
+    roost_hash_free(&h->spares.by_local);
     free(h);
 }
 
