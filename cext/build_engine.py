@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds cext/_engine, the C engine as a Python extension (cffi, API mode: calls release the GIL).
 
-The declarations are the headers themselves: ebpf/shared/record.h, ebpf/shared/birth.h, cext/engine.h and
-cext/testing/testing.h, without their preprocessor lines.
+The declarations are the headers themselves: ebpf/shared/record.h, ebpf/shared/birth.h, cext/base/types.h,
+cext/engine.h and cext/testing/testing.h, without their preprocessor lines.
 """
 
 from __future__ import annotations
@@ -55,7 +55,13 @@ def declarations(header: Path) -> str:
 
 ffibuilder = FFI()
 ffibuilder.cdef(KERNEL_TYPES)
-for name in ("ebpf/shared/record.h", "ebpf/shared/birth.h", "cext/engine.h", "cext/testing/testing.h"):
+for name in (
+    "ebpf/shared/record.h",
+    "ebpf/shared/birth.h",
+    "cext/base/types.h",
+    "cext/engine.h",
+    "cext/testing/testing.h",
+):
     ffibuilder.cdef(declarations(ROOT / name))
 ffibuilder.set_source(
     "cext._engine",

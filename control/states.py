@@ -53,7 +53,7 @@ from typing import Final
 
 
 class State(IntEnum):
-    """States of a client connection; the numbers of ``enum roost_state`` in cext/engine.h."""
+    """States of a client connection; the numbers of ``enum roost_state`` in cext/base/types.h."""
 
     NONE = 0
     ACTIVE = 1
@@ -68,7 +68,7 @@ class State(IntEnum):
 
 
 class Cause(IntEnum):
-    """Causes of transitions; the numbers of ``enum roost_cause`` in cext/engine.h."""
+    """Causes of transitions; the numbers of ``enum roost_cause`` in cext/base/types.h."""
 
     NONE = 0
     CLIENT_CONNECT = 1

@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "cext/engine.h"
+#include "types.h"
 
 #define ROOST_CROWDED 32768 /* events and rows waiting */
 

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #include "ebpf/shared/birth.h"
-#include "cext/engine.h"
+#include "cext/base/types.h"
 
 struct roost_engine;
 

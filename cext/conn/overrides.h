@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "cext/base/hash.h"
-#include "cext/engine.h"
+#include "cext/base/types.h"
 
 struct roost_config;
 

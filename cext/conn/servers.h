@@ -12,9 +12,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "cext/engine.h"
+#include "cext/base/types.h"
 
-#define ROOST_PLACES 64   /* those configured, and those that leave */
 #define ROOST_NOBODY (-1) /* no place */
 #define ROOST_SURELY_CLIENT_FIRST 16
 

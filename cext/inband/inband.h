@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "cext/engine.h"
+#include "cext/base/types.h"
 
 #define ROOST_INBAND_MAX 256     /* bytes of the longest frame, its LF included */
 #define ROOST_INBAND_NAME_MAX 63 /* characters of a client's or a manager's name */

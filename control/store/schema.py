@@ -29,7 +29,7 @@ REST_BYTES: Final = 40
 HISTORY: Final = struct.Struct("=QQ36sHBBB7xQQQ")
 """A row of history that waits to be written: id, at_ms, key, service, from, to, cause, rx, tx, gap. Packed, since a
 burst of 100,000 of them must cost 12 MB and not the 40 MB of tuples; laid out as a C compiler does it, since most of
-them come from the engine as they are (struct roost_row of cext/engine.h)."""
+them come from the engine as they are (struct roost_row of cext/base/types.h)."""
 
 NAMED: Final = struct.Struct("=36sQQ")
 """What a name stands for: key, id, since (wall clock, ms). Packed, since the collector of cycles walks no bytes."""
@@ -130,7 +130,7 @@ overrides = Table(
     Column("key", LargeBinary(KEY.size), primary_key=True),
     Column("id", BigInteger, nullable=False),
     Column(
-        "overrides", LargeBinary(OVERRIDES_BYTES), nullable=False, comment="struct roost_overrides of cext/engine.h"
+        "overrides", LargeBinary(OVERRIDES_BYTES), nullable=False, comment="struct roost_overrides of cext/base/types.h"
     ),
     sqlite_with_rowid=False,
 )

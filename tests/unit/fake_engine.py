@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine without a kernel: connections are rows of a dict, commands change their state as cext/engine.h says.
+"""An engine without a kernel: connections are rows of a dict, commands change their state as cext/base/types.h says.
 
 Tests put events in (`connect`, `quiet`, ...), take commands out (`commands`), or let `submit` carry them out.
 """

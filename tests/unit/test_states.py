@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state machine: the table against every triple, its causes and numbers against DESIGN.md and cext/engine.h."""
+"""The state machine: the table against every triple, its causes and numbers against DESIGN.md and cext/base/types.h."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_every_cause_has_a_use() -> None:
 
 
 def test_numbers_are_those_of_the_engine() -> None:
-    header = (Path(__file__).parents[2] / "cext" / "engine.h").read_text(encoding="utf-8")
+    header = (Path(__file__).parents[2] / "cext" / "base" / "types.h").read_text(encoding="utf-8")
     states = {name: int(value) for name, value in re.findall(r"ROOST_ST_(\w+) = (\d+)", header)}
     causes = {name: int(value) for name, value in re.findall(r"ROOST_C_(\w+) = (\d+)", header)}
     assert states == {state.name: state.value for state in State}

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What goes between Python and the engine: states and causes, commands, events, rows, and the description of a service. Every
+ * room knows these; cext/engine.h declares the functions. cext/build_engine.py hands both to cffi: keep to plain
+ * declarations that it can parse.
+ */
+#ifndef ROOST_CEXT_TYPES_H
+#define ROOST_CEXT_TYPES_H
+
+#include <stdint.h>
+
+#include "ebpf/shared/birth.h"
+#include "ebpf/shared/record.h"
+
+/* States and causes: the numbers of control/states.py (a unit test holds them together). */
+enum roost_state {
+    ROOST_ST_NONE = 0,
+    ROOST_ST_ACTIVE = 1,
+    ROOST_ST_STANDBY = 2,
+    ROOST_ST_IDLE = 3,
+    ROOST_ST_SLEEP = 4,
+    ROOST_ST_CLOSED = 5
+};
+enum roost_cause {
+    ROOST_C_NONE = 0,
+    ROOST_C_CLIENT_CONNECT = 1,
+    ROOST_C_CLIENT_DATA = 2,
+    ROOST_C_CLIENT_CLOSE = 3,
+    ROOST_C_SERVER_ATTACH = 4,
+    ROOST_C_SERVER_CLOSE = 5,
+    ROOST_C_QUIET = 6,
+    ROOST_C_PRESSURE = 7,
+    ROOST_C_COMMAND = 8,
+    ROOST_C_PROBE_TIMEOUT = 9,
+    ROOST_C_RESTORE = 10,
+    ROOST_C_SHUTDOWN = 11,
+    ROOST_C_SERVER_DATA = 12
+};
+
+enum roost_op {
+    ROOST_OP_STANDBY = 1, /* id: close the server link, keep the client socket (ACTIVE -> STANDBY) */
+    ROOST_OP_IDLE = 2,    /* id: freeze (STANDBY -> IDLE; an ACTIVE one goes through STANDBY first, or, of a persistent
+                             service, with its server's leg: ACTIVE -> IDLE) */
+    ROOST_OP_SLEEP = 3,   /* id + record of an IDLE connection whose row IS committed: IDLE -> SLEEP. EAGAIN when the
+                             connection has moved on since the record was taken */
+    ROOST_OP_WAKE = 4,  /* key (or id if awake): thaw and leave in STANDBY. From SLEEP: ROOST_EV_NEED_RECORD follows, or
+                            ROOST_EV_PERHAPS; as it does for ROOST_OP_CLOSE and ROOST_OP_ATTACH */
+    ROOST_OP_CLOSE = 5, /* key or id: close towards the client (RST) and the server, whatever the state */
+    ROOST_OP_ATTACH = 6,  /* key + fd: link this connected server socket to the client, waking it. The engine owns fd
+                             from then on; preamble is written to the server first, early to the client first */
+    ROOST_OP_RESTORE = 7, /* key + record: the record ROOST_EV_NEED_RECORD asked for; error != 0: there is none */
+    ROOST_OP_FREEZE_HELD = 8, /* id: freeze the client leg alone, keep the server link; server data thaws it (chaos) */
+    ROOST_OP_INSERT = 9,      /* key + record: put a SLEEP record from the store into the table (after a reboot); with
+                                 peer: both legs of a pair, which are IDLE then */
+    ROOST_OP_PRESSURE = 10,   /* count: freeze the count least recently active STANDBY/ACTIVE connections */
+    ROOST_OP_ANSWER = 11,     /* id + count: the answer to ROOST_EV_IN_BAND; error: refused; preamble: the name */
+    ROOST_OP_TELL = 12,       /* id or key of an awake connection: its client is told in band to stay connected.
+                                 ROOST_EV_DONE follows; EPERM where the service does not let clients be told */
+    ROOST_OP_OVERRIDE = 13,   /* key + id + overrides: what ROOST_EV_OVERRIDES told to an earlier engine */
+    ROOST_OP_PERHAPS = 14     /* key + record: the answer to ROOST_EV_PERHAPS; error ENOENT: it is a stranger, another
+                                 one: nobody can say now */
+};
+
+enum roost_event_type {
+    ROOST_EV_TRANSITION = 1,  /* from, to, cause, key, id, service, rx/tx bytes and gap since the last transition */
+    ROOST_EV_QUIET = 2,       /* id: ACTIVE or STANDBY (from) has been quiet as long as its service allows */
+    ROOST_EV_SLEEP_DUE = 3,   /* key + id + record: an IDLE connection is due for SLEEP; commit, then ROOST_OP_SLEEP */
+    ROOST_EV_NEED_RECORD = 4, /* key: a SLEEP connection must wake; answer with ROOST_OP_RESTORE */
+    ROOST_EV_REFUSED = 5,     /* op, token, key, id, error (errno): the command was not carried out; why: see error */
+    ROOST_EV_PRESSURE = 6,    /* count of awake connections; the descriptor high-water mark is passed */
+    ROOST_EV_FATAL = 7,       /* error (errno): the engine thread stopped */
+    ROOST_EV_SERVER_DOWN =
+        8,                /* service, key.local and key.local_port: this server; count links in a row failed, the last
+                                 by error (errno). It is not chosen any more until roost_server_mark */
+    ROOST_EV_IN_BAND = 9, /* asked, id: op (STATUS, NAME) needs the control plane; ROOST_OP_ANSWER with this count */
+    ROOST_EV_OVERRIDES = 10, /* overridden, id: differs from what was told; comes when the connection goes IDLE */
+    ROOST_EV_DONE = 11,      /* op, token, id: carried out, and no transition tells of it; for commands with a token */
+    ROOST_EV_ROWS = 12,   /* count: so many transitions that nobody waits for, each in place of an event: roost_rows */
+    ROOST_EV_PERHAPS = 13 /* key: somebody wants it, and it may sleep without a slot; answer with ROOST_OP_PERHAPS */
+};
+
+/* Verbs of in-band requests (docs/in-band.md). */
+enum roost_inband_verb {
+    ROOST_INBAND_UNKNOWN = 0, /* no verb of this version: answer "unknown" */
+    ROOST_INBAND_BAD,         /* arguments or flags that are none: do nothing, answer "bad" */
+    ROOST_INBAND_PING,
+    ROOST_INBAND_DONE,          /* transfer complete: the server link may be closed now */
+    ROOST_INBAND_QUIET,         /* set the quiet intervals that are given */
+    ROOST_INBAND_KEEPALIVE,     /* on, interval_ms: the manager's probes of the inactive client */
+    ROOST_INBAND_ALWAYS_ACTIVE, /* on */
+    ROOST_INBAND_NAME,          /* register name for this client */
+    ROOST_INBAND_SLEEP,
+    ROOST_INBAND_STATUS /* answered whether or not answer is set */
+};
+
+/* What in-band requests set for one connection, in place of its service's policy; all zeros: nothing. */
+struct roost_overrides {       /* 20 bytes */
+    uint32_t quiet_ms[3];      /* where given: in ACTIVE, STANDBY, IDLE; 0 = never */
+    uint32_t probe_interval_s; /* where given; 0 = no probes */
+    uint8_t given;             /* bits: 1, 2, 4 the quiet intervals, 8 the probe interval */
+    uint8_t always_active;     /* ACTIVE and STANDBY do not end by time */
+    uint16_t unused;
+};
+
+struct roost_record { /* all of an inactive connection: what the store keeps for SLEEP */
+    struct roost_key key;
+    struct roost_ka ka;
+    uint16_t service; /* index of the service it came in by; in the table its endpoint has it */
+    uint16_t reserved;
+    struct roost_rest rest;
+};
+
+enum {
+    ROOST_SERVERS_MAX = 32,  /* of one service */
+    ROOST_PLACES = 64,       /* for them, and for those that have left it but still have links */
+    ROOST_WAITING_MAX = 1024 /* servers that wait for a client; what comes then is refused at once */
+};
+
+enum roost_balance { /* which server a link goes to */
+    ROOST_LEAST_CONNECTIONS = 0,
+    ROOST_SOURCE_HASH = 1
+};
+
+enum roost_second_server { /* that wants a client which is linked */
+    ROOST_SECOND_REFUSED = 0,
+    ROOST_SECOND_WAITS = 1,
+    ROOST_SECOND_TAKES_OVER = 2
+};
+
+struct roost_server {
+    uint8_t address[16]; /* IPv4-mapped for IPv4 */
+    uint16_t port;       /* host byte order */
+};
+
+struct roost_server_status {
+    struct roost_server server;
+    uint8_t up;
+    uint8_t leaving; /* not configured any more, but it has links still */
+    uint32_t links;  /* now; those being made count */
+    uint64_t linked; /* links made since it is here */
+    uint64_t failed; /* links that could not be made */
+};
+
+struct roost_service {
+    uint16_t index;       /* 1.. ; index of the service in the configuration */
+    uint8_t listen[16];   /* address, IPv4-mapped for IPv4; all zeros or ::ffff:0.0.0.0 = every local address */
+    uint16_t listen_port; /* host byte order */
+    uint8_t servers;      /* how many; 0: whichever server the client connected to */
+    struct roost_server server[ROOST_SERVERS_MAX];
+    uint8_t balance;             /* enum roost_balance */
+    uint8_t max_fails;           /* a server is down after so many failed links in a row; 0: never by that */
+    uint32_t standby_quiet_ms;   /* ACTIVE this long without payload -> ROOST_EV_QUIET; 0 = never */
+    uint32_t idle_quiet_ms;      /* STANDBY this long (since the last payload byte) -> ROOST_EV_QUIET; 0 = never */
+    uint32_t sleep_quiet_ms;     /* IDLE this long (since the last payload byte) -> ROOST_EV_SLEEP_DUE; 0 = never */
+    uint32_t connect_timeout_ms; /* how long a link to the server is tried before the client is reset */
+    uint16_t probe_interval_s;   /* 0 = the appliance sends no probes */
+    uint16_t probe_retry_s;      /* between unanswered probes */
+    uint8_t probe_count;         /* dead after this many unanswered */
+    uint8_t close_with_server;   /* 1: a server's FIN is passed on to the client; 0: the client goes to STANDBY */
+    uint8_t transparent;         /* listen is the server's own address, for which a router answers */
+    uint8_t as_client;           /* servers see the client's address, and its port where that is free */
+    uint8_t proxy_header;        /* version of the PROXY protocol that a link to the server begins with; 0: none */
+    uint8_t persistent;          /* a linked connection freezes with its server's leg, and both thaw together */
+    uint8_t unreachable;         /* no server that comes by itself reaches its clients: they are the appliance's own */
+    uint8_t fail_closed;         /* transparent: without a daemon new clients are refused, not routed to the server */
+    uint8_t second_server;       /* enum roost_second_server */
+    uint32_t second_server_ms;   /* how long it waits at most, to be linked or to take over; then it is refused */
+    uint16_t in_band_clients; /* bit 1 << verb: what clients may ask for in band; 0: their payload is not looked at */
+    uint16_t in_band_servers; /* the same for servers */
+    uint8_t in_band_forward;  /* requests are forwarded whether or not they ask for it */
+    uint8_t in_band_stay;     /* clients may be told to stay connected (ROOST_OP_TELL) */
+    uint8_t born;             /* enum roost_born (ebpf/shared/birth.h): whether clients may be born asleep */
+    uint8_t no_keepalives;    /* in SLEEP none is needed: no slot either, unless the appliance probes the client */
+    uint32_t born_rate;       /* clients a second, on one processor, from which on it is a storm */
+};
+
+struct roost_options {
+    const char *pin_dir; /* below a bpffs; made if missing */
+    const char *bpf_dir; /* where the compiled *.bpf.o lie */
+    uint32_t ipv4_slots; /* capacity of the tables; an adopted table keeps the size it has */
+    uint32_t ipv6_slots;
+    uint32_t idle_slots;   /* rest slots */
+    uint32_t filter_slots; /* connections that sleep without a slot; an adopted filter that is in use keeps its size */
+    uint32_t ring_bytes;   /* a power of two */
+    uint32_t max_awake;    /* client connections with a socket; above 7/8 of it: ROOST_EV_PRESSURE */
+    uint32_t workers;      /* threads that help the engine thread to freeze and thaw in bulk */
+    uint64_t next_id;      /* first number to give (the engine also looks at the adopted table) */
+    uint8_t grow;          /* whether the tables may grow */
+    const char *name;      /* the manager's own, for in-band requests to it alone; NULL: none */
+};
+
+struct roost_command {
+    uint8_t op;
+    uint8_t cause;
+    int32_t fd;
+    int32_t error;
+    uint32_t count;
+    uint64_t id;
+    uint64_t token;             /* comes back in ROOST_EV_REFUSED and in the transition event the command caused */
+    struct roost_record record; /* record.key is the key of the command */
+    struct roost_record peer;   /* ROOST_OP_INSERT of a pair: its server's leg; otherwise rest.id is 0 */
+    char preamble[64];
+    uint32_t preamble_len;
+    const uint8_t *early; /* copied by roost_submit */
+    uint32_t early_len;
+    struct roost_overrides overrides;
+};
+
+struct roost_asked {
+    struct roost_key key;
+    char name[64]; /* of NAME */
+};
+
+struct roost_overridden {
+    struct roost_key key;
+    struct roost_overrides overrides;
+};
+
+struct roost_event {
+    uint8_t type;
+    uint8_t from_state;
+    uint8_t to_state;
+    uint8_t cause;
+    uint8_t op;
+    int32_t error;
+    uint32_t count;
+    uint64_t id;
+    uint64_t token;
+    uint64_t at_ms;    /* CLOCK_REALTIME ms */
+    uint64_t rx_bytes; /* payload from the client since its last transition */
+    uint64_t tx_bytes; /* payload to the client since its last transition */
+    uint64_t gap_ms;   /* since the last payload byte, either direction */
+    union {
+        struct roost_record record; /* key always; ka and rest where the type says so */
+        struct roost_asked asked;
+        struct roost_overridden overridden;
+    };
+};
+
+/* A transition that is of interest to the history alone, as the store keeps it (HISTORY of control/store/schema.py). */
+struct roost_row {
+    uint64_t id;
+    uint64_t at_ms;
+    struct roost_key key;
+    uint16_t service;
+    uint8_t from_state;
+    uint8_t to_state;
+    uint8_t cause;
+    uint8_t unused[7];
+    uint64_t rx_bytes; /* these as in struct roost_event */
+    uint64_t tx_bytes;
+    uint64_t gap_ms;
+};
+
+enum {
+    ROOST_STATS = 96,     /* at most */
+    ROOST_PERHAPS = 0x80, /* of roost_states */
+    ROOST_LIST_BORN = 1,  /* of roost_list_begin: those, too, that were born asleep and have not spoken */
+    ROOST_LIST_NOBODY_IN_SLEEP = 2
+};
+
+/* Per-verdict counters of the BPF programs and counters of the engine, by name (see roost_stat_name). */
+struct roost_stats {
+    uint64_t value[ROOST_STATS];
+};
+
+#endif
