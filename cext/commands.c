@@ -103,7 +103,7 @@ static int op_standby(struct roost_engine *e, const struct roost_command *comman
     return error;
 }
 
-static int op_idle(struct roost_engine *e, const struct roost_command *command, bool keep_link) {
+static int op_idle(struct roost_engine *e, const struct roost_command *command) {
     struct roost_conn *c = target(e, command);
     if (!c)
         return ENOENT;
@@ -113,7 +113,7 @@ static int op_idle(struct roost_engine *e, const struct roost_command *command, 
         return EBUSY;
     uint64_t token = c->token;
     c->token = command->token;
-    int error = roost_freeze(e, c, keep_link, (enum roost_cause)command->cause);
+    int error = roost_freeze(e, c, (enum roost_cause)command->cause);
     if (error == -EAGAIN || error == -EBUSY || error == -ENOSPC) {
         c->told_quiet_ms = e->now_ms;
         roost_conn_set_timer(e, c);
@@ -193,12 +193,6 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
     supersede(e, c, command, c->token);
     c->token = command->token;
     c->want_close |= then_close;
-    if (c->phase == ROOST_HELD_LINK) {
-        c->wake_cause = command->cause;
-        c->phase = ROOST_THAWING;
-        roost_slot_wakes(e, c);
-        roost_wake_queue(e, c);
-    }
     return 0;
 }
 
@@ -218,7 +212,7 @@ static int wake_pair(struct roost_engine *e, const struct roost_key *key, const 
 static int obstacle(struct roost_engine *e, struct roost_conn *c, uint32_t *wait_ms) {
     const struct roost_service *s = roost_service_of(e, c->service);
     bool linked = c->link == ROOST_CONNECTING || c->link == ROOST_LINKED;
-    bool taken = c->attach_fd >= 0 || c->want_close || c->client.eof || c->phase == ROOST_HELD_LINK || is_pair(c->slot);
+    bool taken = c->attach_fd >= 0 || c->want_close || c->client.eof || is_pair(c->slot);
     if (!linked && !taken)
         return 0;
     if (s->second_server != ROOST_SECOND_REFUSED)
@@ -323,7 +317,7 @@ static int op_pressure(struct roost_engine *e, const struct roost_command *comma
     struct roost_conn *c = e->oldest;
     for (uint32_t done = 0; c && done < command->count;) {
         struct roost_conn *next = c->newer; /* freezing may drop c from the list */
-        if (c->phase == ROOST_LIVE && !c->want_freeze && !roost_freeze(e, c, false, (enum roost_cause)command->cause))
+        if (c->phase == ROOST_LIVE && !c->want_freeze && !roost_freeze(e, c, (enum roost_cause)command->cause))
             done++;
         c = next;
     }
@@ -349,9 +343,7 @@ static int carry_out(struct roost_engine *e, struct roost_command *command) {
     case ROOST_OP_STANDBY:
         return op_standby(e, command);
     case ROOST_OP_IDLE:
-        return op_idle(e, command, false);
-    case ROOST_OP_FREEZE_HELD:
-        return op_idle(e, command, true);
+        return op_idle(e, command);
     case ROOST_OP_SLEEP:
         return op_sleep(e, command);
     case ROOST_OP_WAKE:

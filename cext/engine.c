@@ -71,14 +71,8 @@ static void leg_event(struct roost_engine *e, struct roost_conn *c, bool server,
         roost_link_event(e, c, events);
         return;
     }
-    if (c->phase == ROOST_LIVE) {
+    if (c->phase == ROOST_LIVE)
         roost_conn_run(e, c);
-    } else if (server && c->phase == ROOST_HELD_LINK && leg->readable) {
-        c->wake_cause = ROOST_C_SERVER_DATA;
-        c->phase = ROOST_THAWING;
-        roost_slot_wakes(e, c);
-        roost_wake_queue(e, c);
-    }
 }
 
 static void rebuilt_event(struct roost_engine *e, uint32_t fd, uint32_t events) {
@@ -124,11 +118,6 @@ void roost_conn_timer(struct roost_engine *e, struct roost_conn *c) {
     if (c->link == ROOST_CONNECTING || c->link == ROOST_UNLINKING) {
         roost_link_timer(e, c);
         return;
-    }
-    if (c->phase == ROOST_HELD_LINK && c->server.readable) { /* an earlier thaw failed */
-        c->phase = ROOST_THAWING;
-        roost_slot_wakes(e, c);
-        roost_wake_queue(e, c);
     }
     if (c->phase != ROOST_LIVE)
         return;

@@ -103,7 +103,6 @@ struct roost_leg {
 enum roost_conn_phase {
     ROOST_LIVE = 0,  /* the client socket is ours */
     ROOST_MARKED,    /* FREEZING slot in the table; waiting for the grace period */
-    ROOST_HELD_LINK, /* client leg frozen (IDLE slot), server link kept */
     ROOST_ASKED,     /* SLEEP: the store was asked for the record */
     ROOST_THAWING,   /* IDLE: in the waking queue */
 };
@@ -150,7 +149,6 @@ struct roost_conn {
     bool asked;       /* the last payload was the client's */
     bool attached;    /* the link is a server's own (attach): not to be reconnected */
     bool want_freeze; /* freeze as soon as it is unlinked */
-    bool keep_link;   /* of this freeze */
     bool in_batch;    /* linked by next_frozen */
     bool want_close;
     uint8_t close_cause;            /* of want_close; ROOST_C_NONE: command */
@@ -162,7 +160,7 @@ struct roost_conn {
     struct roost_conn *next_waking; /* to be thawed in the next turn */
     struct roost_conn *next_dead;
     bool waking;
-    struct roost_ka *slot;            /* in MARKED, HELD_LINK, ASKED, THAWING */
+    struct roost_ka *slot;            /* in MARKED, ASKED, THAWING */
     struct roost_ka *server_slot;     /* of a pair, in MARKED and THAWING */
     struct roost_key server_key;      /* of server_slot */
     bool server_local;                /* it runs on this machine */
@@ -435,7 +433,7 @@ uint32_t roost_sleep_due_s(struct roost_engine *e, const struct roost_conn *c); 
 /* freeze.c */
 int roost_grace_start(struct roost_engine *e);
 void roost_grace_stop(struct roost_engine *e);
-int roost_freeze(struct roost_engine *e, struct roost_conn *c, bool keep_link, enum roost_cause cause);
+int roost_freeze(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);
 void roost_freeze_cancel(struct roost_engine *e, struct roost_conn *c, int error);
 void roost_freeze_turn(struct roost_engine *e);
 void roost_grace_done(struct roost_engine *e);

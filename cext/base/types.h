@@ -49,7 +49,6 @@ enum roost_op {
     ROOST_OP_ATTACH = 6,  /* key + fd: link this connected server socket to the client, waking it. The engine owns fd
                              from then on; preamble is written to the server first, early to the client first */
     ROOST_OP_RESTORE = 7, /* key + record: the record ROOST_EV_NEED_RECORD asked for; error != 0: there is none */
-    ROOST_OP_FREEZE_HELD = 8, /* id: freeze the client leg alone, keep the server link; server data thaws it (chaos) */
     ROOST_OP_INSERT = 9,      /* key + record: put a SLEEP record from the store into the table (after a reboot); with
                                  peer: both legs of a pair, which are IDLE then */
     ROOST_OP_PRESSURE = 10,   /* count: freeze the count least recently active STANDBY/ACTIVE connections */

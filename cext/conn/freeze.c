@@ -109,16 +109,16 @@ static int mark_server(struct roost_engine *e, struct roost_conn *c) {
     return -ENOSPC;
 }
 
-int roost_freeze(struct roost_engine *e, struct roost_conn *c, bool keep_link, enum roost_cause cause) {
+int roost_freeze(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
     bool persistent = roost_service_of(e, c->service)->persistent;
-    bool pair = persistent && !keep_link && c->link == ROOST_LINKED;
+    bool pair = persistent && c->link == ROOST_LINKED;
     if (c->dead || c->phase != ROOST_LIVE)
         return -EALREADY;
     if (c->in_batch) /* of a freeze that was cancelled; its grace period is not over */
         return -EAGAIN;
     if (persistent && c->link == ROOST_CONNECTING) /* its session is about to begin */
         return -EBUSY;
-    if (!keep_link && !pair && c->link != ROOST_UNLINKED) {
+    if (!pair && c->link != ROOST_UNLINKED) {
         int error = roost_link_end(e, c, cause);
         if (error || c->dead)
             return error;
@@ -128,7 +128,7 @@ int roost_freeze(struct roost_engine *e, struct roost_conn *c, bool keep_link, e
             return 0;
         }
     }
-    if ((keep_link || pair) && (c->link != ROOST_LINKED || c->server.eof || c->server.shut || c->server.readable))
+    if (pair && (c->server.eof || c->server.shut || c->server.readable))
         return -EAGAIN;
     if (c->client.eof || c->client.shut || c->client.pending || c->server.pending || c->attach_fd >= 0 ||
         roost_inband_unfinished(c) || roost_inband_wants_link(c))
@@ -146,7 +146,6 @@ int roost_freeze(struct roost_engine *e, struct roost_conn *c, bool keep_link, e
         return error;
     }
     c->phase = ROOST_MARKED;
-    c->keep_link = keep_link;
     c->freeze_cause = (uint8_t)cause;
     c->next_frozen = e->gathering;
     e->gathering = c;
@@ -159,7 +158,7 @@ int roost_freeze(struct roost_engine *e, struct roost_conn *c, bool keep_link, e
 void roost_freeze_cancel(struct roost_engine *e, struct roost_conn *c, int error) {
     uint64_t token = c->token;
     e->stat[ROOST_E_FREEZE_CANCELLED]++;
-    roost_refuse(e, c->keep_link ? ROOST_OP_FREEZE_HELD : ROOST_OP_IDLE, token, c->id, &c->key, error);
+    roost_refuse(e, ROOST_OP_IDLE, token, c->id, &c->key, error);
     c->token = 0;
     c->told_quiet_ms = e->now_ms; /* not at once again */
     roost_hold_release(e, c);
@@ -197,8 +196,7 @@ static void add_leg(struct batch *b, const struct roost_key *key, int fd) {
 static bool fit(struct roost_engine *e, struct roost_conn *c) {
     if (c->dead || c->phase != ROOST_MARKED)
         return false;
-    bool linked = c->keep_link || c->server_slot;
-    if (c->attach_fd < 0 && !c->want_close && !(linked && (c->server.readable || c->server.eof)))
+    if (c->attach_fd < 0 && !c->want_close && !(c->server_slot && (c->server.readable || c->server.eof)))
         return true;
     roost_freeze_cancel(e, c, EAGAIN);
     return false;
@@ -323,12 +321,8 @@ static int finish(struct roost_engine *e, struct batch *b, uint32_t i) {
     e->stat[ROOST_E_FROZEN]++;
     roost_conn_transition(e, c, ROOST_ST_IDLE, (enum roost_cause)c->freeze_cause);
     roost_inband_frozen(e, c);
-    if (c->keep_link) {
-        c->phase = ROOST_HELD_LINK;
-    } else {
-        c->slot = c->server_slot = NULL;
-        roost_conn_forget(e, c);
-    }
+    c->slot = c->server_slot = NULL;
+    roost_conn_forget(e, c);
     return 0;
 }
 

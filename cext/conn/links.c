@@ -335,7 +335,7 @@ void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_ca
         roost_conn_run(e, c);
     if (c->want_freeze) {
         c->want_freeze = false;
-        int error = roost_freeze(e, c, false, (enum roost_cause)c->freeze_cause);
+        int error = roost_freeze(e, c, (enum roost_cause)c->freeze_cause);
         if (error)
             roost_refuse(e, ROOST_OP_IDLE, c->token, c->id, &c->key, -error);
     }

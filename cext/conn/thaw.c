@@ -26,7 +26,6 @@
 
 #define THAWS_A_BATCH 128
 #define SLICE 8 /* sockets for one worker at a time */
-#define RETRY_MS 250
 
 /* Frames held for one connection: few while none of them has proved genuine (anybody can send those), then what a
  * client may have in flight. What is more is dropped and comes again. */
@@ -273,12 +272,6 @@ void roost_take_frame(struct roost_engine *e, const struct roost_frame *f) {
             c = rouse(e, a.key, a.client, a.server ? ROOST_C_SERVER_DATA : ROOST_C_CLIENT_DATA);
         if (!c)
             return;
-        if (c->phase == ROOST_HELD_LINK) {
-            c->wake_cause = ROOST_C_CLIENT_DATA;
-            c->phase = ROOST_THAWING;
-            roost_slot_wakes(e, c);
-            roost_wake_queue(e, c);
-        }
         c->speaks |= speaks;
         hold_for(e, c, f, a.server);
     }
@@ -404,7 +397,7 @@ void roost_awake(struct roost_engine *e, struct roost_conn *c) {
         return;
     if (c->want_close) {
         roost_conn_close(e, c, c->close_cause ? (enum roost_cause)c->close_cause : ROOST_C_COMMAND, true);
-    } else if (c->link == ROOST_LINKED) { /* its server link was kept, or froze with it */
+    } else if (c->link == ROOST_LINKED) { /* its server link froze with it */
         if (c->state != ROOST_ST_ACTIVE)
             roost_conn_transition(e, c, ROOST_ST_ACTIVE, (enum roost_cause)c->wake_cause);
         roost_conn_set_timer(e, c);
@@ -552,11 +545,6 @@ static void stay_asleep(struct roost_engine *e, struct roost_conn *c, int error)
         roost_attach_refused(e, c, error);
     roost_refuse(e, ROOST_OP_WAKE, c->token, c->id, &c->key, error);
     c->token = 0;
-    if (c->link == ROOST_LINKED) {
-        c->phase = ROOST_HELD_LINK;
-        roost_wheel_set(&e->wheel, &c->timer, e->now_ms + RETRY_MS); /* the server may have data for it */
-        return;
-    }
     if (!rest->id) { /* its record is lost and there is no telling the client: it learns when it speaks next */
         roost_table_remove(&e->table, c->slot);
         c->slot = NULL;

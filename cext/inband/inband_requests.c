@@ -115,7 +115,7 @@ void roost_inband_pursue(struct roost_engine *e, struct roost_conn *c) {
         return;
     b->retry_ms = e->now_ms + GOAL_RETRY_MS;
     int error = b->goal == ROOST_INBAND_DONE ? roost_link_end(e, c, ROOST_C_COMMAND)
-                                             : roost_freeze(e, c, false, ROOST_C_COMMAND);
+                                             : roost_freeze(e, c, ROOST_C_COMMAND);
     if (c->dead)
         return;
     if (error == -EOPNOTSUPP) /* a link-local address: no further than STANDBY */
