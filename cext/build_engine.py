@@ -8,6 +8,7 @@ cext/engine.h and cext/testing/testing.h, without their preprocessor lines.
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +21,10 @@ typedef unsigned long long __u64;
 typedef uint16_t __be16; typedef uint32_t __be32;
 """
 
+GENERATED: Final = ROOT / "build" / "generated"
+
 BUILD: Final[dict[str, Any]] = {
-    "include_dirs": [str(ROOT)],
+    "include_dirs": [str(ROOT), str(GENERATED)],
     "libraries": ["bpf", "elf", "z"],
     "extra_compile_args": ["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread"],
     "extra_link_args": ["-pthread"],
@@ -37,8 +40,8 @@ SOURCES: Final = {
     "table": "endpoints filter growth hosts rests table",
     "path": "datapath drops frames pace pins probes programs",
     "socket": "proxy_header repair segment spares survey",
-    "conn": "born connection freeze links listeners listing overrides perhaps policy ports relay router servers"
-    " sockets sweep thaw waiting",
+    "conn": "attach born connection events find freeze legs links listeners listing next overrides perhaps policy"
+    " ports relay router servers sockets sweep thaw waiting",
     "inband": "inband inband_relay inband_requests",
     "": "commands engine stats",
     "testing": "testing testing_engine testing_notes",
@@ -53,6 +56,14 @@ def declarations(header: Path) -> str:
     return "\n".join(line for line in text.splitlines() if not line.startswith("#"))
 
 
+def write_transitions() -> None:
+    """transitions.h, from the one table of legal transitions."""
+    states = runpy.run_path(str(ROOT / "control" / "states.py"))
+    GENERATED.mkdir(parents=True, exist_ok=True)
+    (GENERATED / "transitions.h").write_text(states["render_c"]())
+
+
+write_transitions()
 ffibuilder = FFI()
 ffibuilder.cdef(KERNEL_TYPES)
 for name in (

@@ -4,68 +4,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "internal.h"
-#include "cext/socket/repair.h"
+#include "cext/internal.h"
 
 #define COMMANDS_A_TURN 4096
-
-uint64_t roost_realtime_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
-void roost_refuse(struct roost_engine *e, uint8_t op, uint64_t token, uint64_t id, const struct roost_key *key,
-                  int error) {
-    struct roost_event event;
-    memset(&event, 0, sizeof(event));
-    event.type = ROOST_EV_REFUSED;
-    event.op = op;
-    event.error = error;
-    event.token = token;
-    event.id = id;
-    event.at_ms = roost_realtime_ms();
-    event.record.key = *key;
-    roost_mailbox_post(&e->box, &event);
-}
-
-void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, struct roost_event *event) {
-    memset(event, 0, sizeof(*event));
-    event->from_state = event->to_state = c->state;
-    event->id = c->id;
-    event->at_ms = roost_realtime_ms();
-    event->rx_bytes = c->rx;
-    event->tx_bytes = c->tx;
-    event->gap_ms = e->now_ms > c->active_ms ? e->now_ms - c->active_ms : 0;
-    event->record.key = c->key;
-    event->record.service = c->service;
-    event->record.rest.id = c->id;
-    event->record.rest.active_ms = c->active_ms;
-}
-
-uint8_t roost_state_of_slot(const struct roost_ka *slot) {
-    return slot->rest == ROOST_NO_REST ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
-}
-
-void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot,
-                         struct roost_event *event) {
-    memset(event, 0, sizeof(*event));
-    event->at_ms = roost_realtime_ms();
-    event->record.key = *key;
-    event->record.ka = *slot;
-    event->record.service = roost_table_service(&e->table, slot);
-    event->from_state = event->to_state = roost_state_of_slot(slot);
-    if (roost_table_has_rest(slot)) {
-        event->record.rest = e->table.rest[slot->rest];
-        event->id = event->record.rest.id;
-        event->gap_ms = roost_monotonic_ms() - event->record.rest.active_ms;
-    } else if (ROOST_IS_BORN(slot->rest)) {
-        event->gap_ms = (uint64_t)ROOST_SILENCE_S(slot->heard, roost_monotonic_ms() / 1000) * 1000;
-    }
-}
 
 /* The awake connection a command means, or NULL. */
 static struct roost_conn *target(struct roost_engine *e, const struct roost_command *command) {
@@ -87,7 +30,9 @@ static int op_standby(struct roost_engine *e, const struct roost_command *comman
         return ENOENT;
     if (c->phase != ROOST_LIVE || c->state == ROOST_ST_STANDBY)
         return EALREADY;
-    if (c->attach_fd >= 0) /* a server is waiting for it */
+    if (!roost_is_legal(c->state, ROOST_ST_STANDBY, command->cause))
+        return EINVAL;
+    if (c->server_waits) /* a server is waiting for it */
         return EBUSY;
     uint64_t token = c->token;
     c->token = command->token;
@@ -109,14 +54,16 @@ static int op_idle(struct roost_engine *e, const struct roost_command *command) 
         return ENOENT;
     if (c->phase != ROOST_LIVE)
         return EALREADY;
-    if (c->attach_fd >= 0) /* a server is waiting for it */
+    if (!roost_is_legal(c->state, ROOST_ST_IDLE, command->cause))
+        return EINVAL;
+    if (c->server_waits) /* a server is waiting for it */
         return EBUSY;
     uint64_t token = c->token;
     c->token = command->token;
     int error = roost_freeze(e, c, (enum roost_cause)command->cause);
     if (error == -EAGAIN || error == -EBUSY || error == -ENOSPC) {
         c->told_quiet_ms = e->now_ms;
-        roost_conn_set_timer(e, c);
+        roost_conn_run(e, c);
     }
     if (error)
         c->token = token;
@@ -125,14 +72,10 @@ static int op_idle(struct roost_engine *e, const struct roost_command *command) 
     return -error;
 }
 
-static bool is_pair(const struct roost_ka *slot) {
-    return slot && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED;
-}
-
 /* Whether the row has the server's leg of a pair as it is now: the client's may be as it was, and the server's not. */
 static bool same_peer(struct roost_engine *e, const struct roost_ka *slot, const struct roost_command *command) {
     struct roost_key key;
-    if (!is_pair(slot))
+    if (!roost_is_pair(slot))
         return true;
     const struct roost_rest *rest = &e->table.rest[slot->rest];
     const struct roost_ka *peer = roost_table_peer(&e->table, slot, &key);
@@ -142,8 +85,11 @@ static bool same_peer(struct roost_engine *e, const struct roost_ka *slot, const
 }
 
 static int op_sleep(struct roost_engine *e, const struct roost_command *command) {
-    struct roost_ka *slot = roost_table_find(&e->table, &command->record.key);
-    if (!slot || ROOST_PHASE(slot->ctl) != ROOST_IDLE || roost_conn_by_key(e, &command->record.key))
+    struct roost_holder h = roost_whose(e, &command->record.key);
+    struct roost_ka *slot = h.slot;
+    if (!roost_is_legal(ROOST_ST_IDLE, ROOST_ST_SLEEP, command->cause))
+        return EINVAL;
+    if (h.by != ROOST_BY_SLOT || ROOST_PHASE(slot->ctl) != ROOST_IDLE)
         return EAGAIN; /* it woke meanwhile */
     if (!roost_table_has_rest(slot))
         return EAGAIN; /* another one, born asleep */
@@ -154,32 +100,29 @@ static int op_sleep(struct roost_engine *e, const struct roost_command *command)
         return EAGAIN;
     struct roost_event event;
     roost_event_of_slot(e, &command->record.key, slot, &event);
-    event.type = ROOST_EV_TRANSITION;
-    event.to_state = ROOST_ST_SLEEP;
-    event.cause = command->cause;
-    event.token = command->token;
     roost_table_set_phase(slot, ROOST_SLEEP);
     uint32_t index = slot->rest;
     slot->rest = ROOST_NO_REST;
     roost_table_rest_release(&e->table, index);
     if (roost_sleep_without_slot(e, &command->record.key, slot, event.record.service, false))
         roost_table_remove(&e->table, slot);
-    roost_mailbox_post(&e->box, &event);
+    roost_post_transition(e, &event, ROOST_ST_IDLE, ROOST_ST_SLEEP, (enum roost_cause)command->cause, command->token);
     return 0;
 }
 
 static int op_wake(struct roost_engine *e, const struct roost_command *command, bool then_close) {
     struct roost_conn *c = target(e, command);
     int error = 0;
-    if (c && c->phase == ROOST_MARKED) {
+    if (!roost_permits(ROOST_ST_IDLE, command->cause))
+        return EINVAL;
+    if (c && c->phase == ROOST_MARKED)
         roost_freeze_cancel(e, c, EAGAIN);
-        if (c->dead)
-            return then_close ? 0 : ENOENT;
-    }
     if (c && then_close && c->phase == ROOST_LIVE) {
+        if (!roost_is_legal(c->state, ROOST_ST_CLOSED, command->cause))
+            return EINVAL;
         supersede(e, c, command, c->token);
         c->token = command->token;
-        roost_conn_close(e, c, (enum roost_cause)command->cause, true);
+        roost_conn_end(e, c, (enum roost_cause)command->cause, true);
         return 0;
     }
     if (c && c->phase == ROOST_LIVE)
@@ -192,61 +135,8 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
         return ENOENT; /* the number of an earlier connection with this 4-tuple; this one goes on waking */
     supersede(e, c, command, c->token);
     c->token = command->token;
-    c->want_close |= then_close;
-    return 0;
-}
-
-/* A client that sleeps with a server is that server's. To be taken over from it, both must be awake. */
-static int wake_pair(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot,
-                     uint32_t *wait_ms) {
-    const struct roost_service *s = roost_service_of(e, roost_table_service(&e->table, slot));
-    int error = EBUSY;
-    if (s->second_server != ROOST_SECOND_REFUSED)
-        *wait_ms = s->second_server_ms;
-    if (s->second_server == ROOST_SECOND_TAKES_OVER && roost_wake(e, key, ROOST_C_SERVER_ATTACH, &error))
-        error = EBUSY; /* not yet */
-    return error;
-}
-
-/* Why a client that is awake, or wakes, cannot be linked to this server now; 0 when it can. */
-static int obstacle(struct roost_engine *e, struct roost_conn *c, uint32_t *wait_ms) {
-    const struct roost_service *s = roost_service_of(e, c->service);
-    bool linked = c->link == ROOST_CONNECTING || c->link == ROOST_LINKED;
-    bool taken = c->attach_fd >= 0 || c->want_close || c->client.eof || is_pair(c->slot);
-    if (!linked && !taken)
-        return 0;
-    if (s->second_server != ROOST_SECOND_REFUSED)
-        *wait_ms = s->second_server_ms;
-    return !taken && s->second_server == ROOST_SECOND_TAKES_OVER ? -roost_link_yield(e, c) : EBUSY;
-}
-
-int roost_attach_server(struct roost_engine *e, struct roost_command *command, uint64_t since_ms, uint32_t *wait_ms) {
-    int error = 0;
-    *wait_ms = 0;
-    struct roost_conn *c = roost_conn_by_key(e, &command->record.key);
-    const struct roost_ka *slot = c ? NULL : roost_table_find(&e->table, &command->record.key);
-    if (is_pair(slot))
-        return wake_pair(e, &command->record.key, slot, wait_ms);
-    if (!c)
-        c = roost_wake(e, &command->record.key, ROOST_C_SERVER_ATTACH, &error);
-    if (c)
-        error = obstacle(e, c, wait_ms);
-    if (error)
-        return error;
-    c->attach_until_ms = since_ms + roost_service_of(e, c->service)->second_server_ms;
-    c->attach_fd = command->fd;
-    c->attach_token = command->token;
-    c->want_freeze = false;
-    c->preamble = malloc(command->preamble_len ? command->preamble_len : 1);
-    if (c->preamble) {
-        memcpy(c->preamble, command->preamble, command->preamble_len);
-        c->preamble_len = command->preamble_len;
-    }
-    c->early = (uint8_t *)command->early;
-    c->early_len = command->early_len;
-    command->early = NULL; /* the connection's now */
-    if (c->phase == ROOST_LIVE && c->link == ROOST_UNLINKED)
-        roost_link_attach(e, c);
+    if (then_close)
+        roost_conn_end(e, c, ROOST_C_COMMAND, true);
     return 0;
 }
 
@@ -288,9 +178,11 @@ struct roost_ka *roost_insert_sleeping(struct roost_engine *e, const struct roos
 
 static int op_insert(struct roost_engine *e, const struct roost_command *command) {
     bool pair = command->peer.rest.id;
-    if (roost_table_find(&e->table, &command->record.key) || roost_conn_by_key(e, &command->record.key) ||
-        (pair && roost_table_find(&e->table, &command->peer.key)))
+    if (roost_whose(e, &command->record.key).by != ROOST_BY_NONE ||
+        (pair && roost_whose(e, &command->peer.key).by != ROOST_BY_NONE))
         return EEXIST;
+    if (!roost_is_legal(ROOST_ST_NONE, pair ? ROOST_ST_IDLE : ROOST_ST_SLEEP, command->cause))
+        return EINVAL;
     const struct roost_record *record = &command->record;
     bool without_slot = !pair && roost_sleep_without_slot(e, &record->key, &record->ka, record->service, false);
     const struct roost_ka *slot = without_slot ? NULL
@@ -304,12 +196,9 @@ static int op_insert(struct roost_engine *e, const struct roost_command *command
         roost_event_of_slot(e, &command->record.key, slot, &event);
     else
         roost_event_of_perhaps(e, &command->record.key, &event);
-    event.type = ROOST_EV_TRANSITION;
-    event.from_state = ROOST_ST_NONE;
-    event.cause = command->cause;
     event.id = command->id;
-    event.token = command->token;
-    roost_mailbox_post(&e->box, &event);
+    roost_post_transition(e, &event, ROOST_ST_NONE, (enum roost_state)event.to_state, (enum roost_cause)command->cause,
+                          command->token);
     return 0;
 }
 
@@ -338,7 +227,8 @@ static int op_tell(struct roost_engine *e, const struct roost_command *command) 
     return error;
 }
 
-static int carry_out(struct roost_engine *e, struct roost_command *command) {
+/* All but ROOST_OP_ATTACH. 0 or an errno. */
+static int carry_out(struct roost_engine *e, const struct roost_command *command) {
     switch (command->op) {
     case ROOST_OP_STANDBY:
         return op_standby(e, command);
@@ -350,8 +240,6 @@ static int carry_out(struct roost_engine *e, struct roost_command *command) {
         return op_wake(e, command, false);
     case ROOST_OP_CLOSE:
         return op_wake(e, command, true);
-    case ROOST_OP_ATTACH:
-        return roost_attach_or_wait(e, command, false);
     case ROOST_OP_RESTORE:
         roost_restore(e, command);
         return 0;
@@ -373,22 +261,44 @@ static int carry_out(struct roost_engine *e, struct roost_command *command) {
     }
 }
 
-void roost_command(struct roost_engine *e, struct roost_command *command, int error) {
-    if (!error)
+void roost_command_resume(struct roost_engine *e, struct roost_waiting *w) {
+    if (w->command.op == ROOST_OP_ATTACH) {
+        roost_attach_server(e, w);
+        return;
+    }
+    int error = carry_out(e, &w->command);
+    if (error)
+        roost_waiting_refuse(e, w, error);
+    else
+        roost_waiting_free(w);
+}
+
+/* Carries one out, or lets it wait for the connection that it is about. Whoever gave one that is refused is told. */
+static void command(struct roost_engine *e, struct roost_command *command) {
+    struct roost_waiting *w = NULL;
+    int error = 0;
+    if (roost_perhaps_command(e, command, &error))
+        return;
+    if (!error && command->op == ROOST_OP_ATTACH) {
+        w = roost_waiting_new(e, command, false);
+        error = w ? 0 : ENOMEM;
+        if (w)
+            roost_attach_server(e, w);
+    } else if (!error) {
         error = carry_out(e, command);
+    }
     if (error) {
         roost_refuse(e, command->op, command->token, command->id, &command->record.key, error);
         if (command->op == ROOST_OP_ATTACH && command->fd >= 0)
             close(command->fd);
     }
-    free((void *)command->early);
+    if (!w)
+        free((void *)command->early);
 }
 
 void roost_commands_turn(struct roost_engine *e) {
-    struct roost_command command;
-    for (int i = 0; i < COMMANDS_A_TURN && roost_mailbox_next(&e->box, &command); i++) {
-        int error = 0;
-        if (!roost_perhaps_command(e, &command, &error))
-            roost_command(e, &command, error);
+    struct roost_command next;
+    for (int i = 0; i < COMMANDS_A_TURN && roost_mailbox_next(&e->box, &next); i++) {
+        command(e, &next);
     }
 }

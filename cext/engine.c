@@ -2,9 +2,9 @@
 /*
  * The engine thread: one epoll loop over listeners, legs, the ring of held frames and the mailbox. A turn:
  *
- *     what epoll says -> commands -> frames and thaws -> relay -> freezes -> timers -> sweep -> free the dead
+ *     what epoll says -> commands -> frames and thaws -> next (relay) -> freezes -> timers -> sweep -> free the dead
  *
- * Thaws come before relay and freezes after it, so that a burst of work that can wait never stands in front of a
+ * Thaws come before the relay and freezes after it, so that a burst of work that can wait never stands in front of a
  * connection that wakes.
  */
 #define _GNU_SOURCE
@@ -24,7 +24,8 @@
 #include <unistd.h>
 
 #include "cext/base/address.h"
-#include "internal.h"
+#include "cext/conn/next.h"
+#include "cext/internal.h"
 #include "cext/socket/repair.h"
 
 #define EVENTS_A_TURN 512
@@ -99,54 +100,6 @@ static void dispatch(struct roost_engine *e, const struct epoll_event *event) {
         return; /* somebody was faster */
 }
 
-static void relay_turn(struct roost_engine *e) {
-    struct roost_conn *c = e->ready;
-    e->ready = NULL;
-    e->ready_tail = &e->ready;
-    while (c) {
-        struct roost_conn *next = c->next_ready;
-        c->ready = false;
-        c->queued--;
-        if (!c->dead)
-            roost_relay(e, c);
-        c = next;
-    }
-}
-
-/* A connection's timer: quiet long enough, or its link needs attention. */
-void roost_conn_timer(struct roost_engine *e, struct roost_conn *c) {
-    if (c->link == ROOST_CONNECTING || c->link == ROOST_UNLINKING) {
-        roost_link_timer(e, c);
-        return;
-    }
-    if (c->phase != ROOST_LIVE)
-        return;
-    if (c->in_band)
-        roost_inband_timer(e, c);
-    uint64_t quiet = roost_quiet_ms(e, c, (enum roost_state)c->state);
-    uint64_t since = c->told_quiet_ms > c->active_ms ? c->told_quiet_ms : c->active_ms;
-    if (quiet && e->now_ms >= since + quiet && !roost_mailbox_crowded(&e->box)) {
-        struct roost_event event;
-        roost_event_of_conn(e, c, &event);
-        event.type = ROOST_EV_QUIET;
-        roost_mailbox_post(&e->box, &event);
-        c->told_quiet_ms = e->now_ms; /* told again should nothing come of it */
-    }
-    roost_conn_set_timer(e, c);
-}
-
-static void timers_turn(struct roost_engine *e) {
-    struct roost_timer *due = roost_wheel_advance(&e->wheel, e->now_ms);
-    while (due) {
-        struct roost_timer *next = due->next;
-        due->next = NULL;
-        struct roost_conn *c = (struct roost_conn *)due; /* the timer is its first member */
-        if (!c->dead)
-            roost_conn_timer(e, c);
-        due = next;
-    }
-}
-
 static int timeout_ms(const struct roost_engine *e) {
     if (e->ready || e->graced || e->waking || e->stray || __atomic_load_n(&e->box.first_command, __ATOMIC_RELAXED))
         return 0;
@@ -167,10 +120,10 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     roost_commands_turn(e);
     roost_thaw_turn(e);
     roost_mailbox_flush(&e->box); /* records that are asked for, before the rest of the turn */
-    relay_turn(e);
+    roost_next_turn(e);
     roost_freeze_turn(e);
-    timers_turn(e);
-    roost_waiting_turn(e);
+    roost_next_timers(e);
+    roost_attach_turn(e);
     roost_unacked_turn(e);
     roost_sweep_turn(e);
     roost_perhaps_turn(e);
@@ -427,14 +380,10 @@ uint64_t roost_slots_in_sleep(roost_engine *e) {
 
 /* The connection with this key, as it stands; false: there is none. */
 static bool find(struct roost_engine *e, const struct roost_key *key, struct roost_event *event) {
-    struct roost_conn *c = roost_conn_by_key(e, key);
-    struct roost_ka *slot = c ? NULL : roost_table_find(&e->table, key);
-    if (c)
-        roost_event_of_conn(e, c, event);
-    else if (slot && !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER))
-        roost_event_of_slot(e, key, slot, event);
-    else
+    struct roost_holder h = roost_whose(e, key);
+    if (h.by != ROOST_BY_CONN && h.by != ROOST_BY_SLOT)
         return false;
+    roost_event_of_holder(e, key, &h, event);
     return true;
 }
 
@@ -453,12 +402,11 @@ int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event 
 }
 
 static uint8_t state_of(struct roost_engine *e, const struct roost_key *key) {
-    const struct roost_conn *c = roost_conn_by_key(e, key);
-    const struct roost_ka *slot = c ? NULL : roost_table_find(&e->table, key);
-    if (c)
-        return c->state;
-    if (slot && !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER))
-        return roost_state_of_slot(slot);
+    struct roost_holder h = roost_whose(e, key);
+    if (h.by == ROOST_BY_CONN)
+        return h.conn->state;
+    if (h.by == ROOST_BY_SLOT)
+        return roost_state_of_slot(h.slot);
     return roost_is_perhaps_asleep(e, key) ? ROOST_ST_SLEEP | ROOST_PERHAPS : ROOST_ST_NONE;
 }
 
@@ -560,7 +508,7 @@ void roost_close(roost_engine *e) {
         return;
     roost_stop(e);
     roost_stop_listening(e);
-    roost_waiting_close(e);
+    roost_attach_close(e);
     while (e->oldest) {
         struct roost_conn *c = e->oldest;
         /* On its way to wake: it sleeps on, and is answered for. On its way to sleep: its socket ends here, and no
@@ -576,8 +524,8 @@ void roost_close(roost_engine *e) {
             close(c->client.fd);
         if (c->server.fd >= 0)
             close(c->server.fd);
-        if (c->attach_fd >= 0)
-            close(c->attach_fd);
+        if (c->server_waits)
+            roost_waiting_drop(c->server_waits);
         c->queued = 0;
         roost_conn_forget(e, c);
     }

@@ -36,6 +36,7 @@
 #include "cext/conn/overrides.h"
 #include "cext/conn/perhaps.h"
 #include "cext/conn/servers.h"
+#include "cext/conn/waiting.h"
 #include "cext/socket/spares.h"
 #include "cext/socket/survey.h"
 #include "cext/table/table.h"
@@ -101,10 +102,10 @@ struct roost_leg {
 };
 
 enum roost_conn_phase {
-    ROOST_LIVE = 0,  /* the client socket is ours */
-    ROOST_MARKED,    /* FREEZING slot in the table; waiting for the grace period */
-    ROOST_ASKED,     /* SLEEP: the store was asked for the record */
-    ROOST_THAWING,   /* IDLE: in the waking queue */
+    ROOST_LIVE = 0, /* the client socket is ours */
+    ROOST_MARKED,   /* FREEZING slot in the table; waiting for the grace period */
+    ROOST_ASKED,    /* SLEEP: the store was asked for the record */
+    ROOST_THAWING,  /* IDLE: in the waking queue */
 };
 
 enum roost_link {
@@ -119,7 +120,7 @@ struct roost_conn {
     struct roost_key key;
     uint64_t id;
     struct roost_conn *older, *newer; /* all awake connections */
-    struct roost_conn *next_ready;    /* run queue of the relay */
+    struct roost_conn *next_ready;    /* the queue of next.c */
     struct roost_conn *next_unacked;  /* clients whose first bytes the answer may acknowledge */
     bool unacked;                     /* it is one of them */
     struct roost_leg client, server;
@@ -134,12 +135,7 @@ struct roost_conn {
     uint64_t token;         /* of the command that waits for this connection */
     struct roost_held *held, **held_tail;
     uint32_t held_frames;
-    int attach_fd; /* a server that waits until the connection is awake, or unlinked from another; -1 none */
-    uint64_t attach_token, attach_until_ms;
-    char *preamble;
-    uint32_t preamble_len;
-    uint8_t *early;
-    uint32_t early_len;
+    struct roost_waiting *server_waits; /* until the connection is awake, or unlinked from another; NULL: none */
     uint16_t service;
     uint8_t place; /* of the server in the service's pool, counted from 1; 0: linked to none of them */
     uint8_t state; /* enum roost_state as told to the control plane */
@@ -151,9 +147,10 @@ struct roost_conn {
     bool want_freeze; /* freeze as soon as it is unlinked */
     bool in_batch;    /* linked by next_frozen */
     bool want_close;
-    uint8_t close_cause;            /* of want_close; ROOST_C_NONE: command */
+    uint8_t close_cause;            /* of want_close */
+    bool close_resets;              /* likewise: by RST */
     bool speaks;                    /* the frame that wakes it has payload: a server will be needed */
-    bool ready;                     /* in the run queue */
+    bool ready;                     /* in the queue of next.c */
     bool dead;                      /* freed at the end of the turn */
     uint8_t queued;                 /* queues it stands in: not to be freed */
     struct roost_conn *next_frozen; /* grace batches */
@@ -175,8 +172,6 @@ struct roost_grace {
     int event_fd;
     bool wanted, stop, running;
 };
-
-struct roost_waiting;
 
 struct roost_listener {
     struct roost_service service;
@@ -297,17 +292,33 @@ int roost_watch_plain(struct roost_engine *e, int fd, uint64_t tag);
 /* router.c */
 int roost_router_manage(struct roost_engine *e, const struct roost_service *service, char *err, uint32_t err_len);
 void roost_router_accept(struct roost_engine *e, int door);
-/* Links a server that a door has accepted (command->fd) to the client whose address it connected to. As
- * roost_attach_server; a client that is not there may come. */
-int roost_router_link(struct roost_engine *e, struct roost_command *command, uint64_t since_ms, uint32_t *wait_ms);
-void roost_router_turn_away(struct roost_engine *e, int fd);
+/* find.c */
+enum roost_held_by {
+    ROOST_BY_NONE, /* or by a candidate: roost_is_perhaps_asleep() */
+    ROOST_BY_CONN, /* awake, or on its way up or down */
+    ROOST_BY_SLOT, /* inactive: a client's */
+    ROOST_BY_LEG,  /* the server's leg of a pair */
+};
+struct roost_holder {
+    enum roost_held_by by;
+    struct roost_conn *conn;
+    struct roost_ka *slot; /* of a connection: the one it keeps on its way */
+};
+/* Who has a 4-tuple. */
+struct roost_holder roost_whose(struct roost_engine *e, const struct roost_key *key);
+/* The connection that a server means by the address it connected to: key's client and client_port; completes the key. The
+ * one with this address and port, else the only one with this address. 0, ENOENT, or ENOTUNIQ: it has several. */
+int roost_find_by_address(struct roost_engine *e, struct roost_key *key, const uint8_t server[16]);
 
-/* waiting.c */
-/* Links a server to its client, or lets it wait for that client. 0, or an errno: then fd and early are still the
- * caller's. door: see roost_router_link, else roost_attach_server. */
-int roost_attach_or_wait(struct roost_engine *e, struct roost_command *command, bool door);
-void roost_waiting_turn(struct roost_engine *e);
-void roost_waiting_close(struct roost_engine *e);
+static inline bool roost_is_pair(const struct roost_ka *slot) {
+    return slot && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED;
+}
+
+/* attach.c. Links the server to its client, waking it, or as soon as the link is ended that it takes over; else it waits or
+ * is refused. Takes it over. */
+void roost_attach_server(struct roost_engine *e, struct roost_waiting *w);
+void roost_attach_turn(struct roost_engine *e);
+void roost_attach_close(struct roost_engine *e);
 
 /* listeners.c */
 int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, char *err, uint32_t err_len); /* fd or -errno */
@@ -318,7 +329,6 @@ void roost_unacked_turn(struct roost_engine *e);
 void roost_accept_pause(struct roost_engine *e); /* no room: new clients and servers wait in the kernel */
 void roost_accept_resume(struct roost_engine *e);
 void roost_tell_pressure(struct roost_engine *e); /* descriptors run short */
-void roost_conn_timer(struct roost_engine *e, struct roost_conn *c);
 
 /* sockets.c: what XDP must know of sockets. When the engine starts; in each turn; before somebody gets one. */
 void roost_sockets_begin(struct roost_engine *e);
@@ -339,13 +349,15 @@ struct roost_conn *roost_conn_by_key(struct roost_engine *e, const struct roost_
 void roost_conn_touch(struct roost_engine *e, struct roost_conn *c); /* payload moved: now the most recently active */
 void roost_conn_set_id(struct roost_engine *e, struct roost_conn *c, uint64_t id);
 void roost_conn_forget(struct roost_engine *e, struct roost_conn *c); /* out of every index; freed after this turn */
-void roost_conn_set_timer(struct roost_engine *e, struct roost_conn *c);
 void roost_conns_free_dead(struct roost_engine *e);
-void roost_conn_run(struct roost_engine *e, struct roost_conn *c); /* into the run queue */
+void roost_conn_run(struct roost_engine *e, struct roost_conn *c); /* into the queue of next.c */
+/* The server that waits for it, if any. */
+void roost_conn_refuse_server(struct roost_engine *e, struct roost_conn *c, int error);
 const struct roost_service *roost_service_of(struct roost_engine *e, uint16_t index);
 void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum roost_state to, enum roost_cause cause);
-/* Ends an awake connection: CLOSED. reset: towards both ends by RST, else by the close that is already under way. */
-void roost_conn_close(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset);
+/* An awake connection ends at its next look: CLOSED. reset: towards both ends by RST, else by the close that is already
+ * under way. Later reasons change nothing. */
+void roost_conn_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset);
 int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool server);
 /* The client's socket is watched for reading alone until bytes wait for it: a new one can always be written to, and an
  * event that says so would cost every client a turn of the loop. */
@@ -380,8 +392,7 @@ void roost_link_resumed(struct roost_engine *e, struct roost_conn *c); /* its se
 /* Those that ended in this turn are no links of their servers any more. Before they are freed. */
 void roost_links_turn(struct roost_engine *e);
 void roost_link_settle(struct roost_engine *e, struct roost_conn *c);
-int roost_link_unacknowledged(const struct roost_conn *c);                          /* bytes; our FIN counts as one */
-void roost_attach_refused(struct roost_engine *e, struct roost_conn *c, int error); /* closes the waiting server */
+int roost_link_unacknowledged(const struct roost_conn *c); /* bytes; our FIN counts as one */
 void roost_link_timer(struct roost_engine *e, struct roost_conn *c);
 
 /* relay.c */
@@ -393,12 +404,12 @@ enum roost_moved {
     ROOST_SINK_BROKEN
 };
 
-void roost_relay(struct roost_engine *e, struct roost_conn *c);
-int roost_leg_flush(struct roost_leg *leg); /* 0 nothing pending any more, -EAGAIN, or -errno */
+void roost_relay(struct roost_engine *e, struct roost_conn *c); /* of a connection that has a link */
+int roost_leg_flush(struct roost_leg *leg);                     /* 0 nothing pending any more, -EAGAIN, or -errno */
 int roost_leg_queue(struct roost_leg *leg, const uint8_t *data, uint32_t length);
-/* Sends, behind what is pending; what is not taken is queued: ROOST_BLOCKED. */
 void roost_leg_acknowledge(const struct roost_leg *leg); /* now, and for a while at once */
-enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint32_t length);
+/* Sends, behind what is pending; what is not taken is queued: ROOST_BLOCKED. flags: MSG_MORE or 0. */
+enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint32_t length, int flags);
 void roost_relay_count(struct roost_engine *e, struct roost_conn *c, bool to_server, uint64_t bytes); /* of payload */
 
 /* inband_relay.c */
@@ -456,23 +467,26 @@ struct roost_conn *roost_wake(struct roost_engine *e, const struct roost_key *ke
 void roost_wake_queue(struct roost_engine *e, struct roost_conn *c);
 void roost_restore(struct roost_engine *e, const struct roost_command *command);
 void roost_hold_release(struct roost_engine *e, struct roost_conn *c); /* replays what was held, removes the slot */
-void roost_awake(struct roost_engine *e, struct roost_conn *c);        /* go on after a thaw or a cancelled freeze */
-void roost_look(struct roost_engine *e, struct roost_conn *c, enum roost_cause otherwise); /* what does it want? */
 
 /* commands.c */
-/* Links a server's socket to the client, waking it, or as soon as the link is ended that it takes over. 0, or an errno:
- * then fd and early are still the caller's, and it may be tried again until wait_ms have passed since since_ms. */
-int roost_attach_server(struct roost_engine *e, struct roost_command *command, uint64_t since_ms, uint32_t *wait_ms);
 uint64_t roost_realtime_ms(void);
 void roost_commands_turn(struct roost_engine *e);
-/* Carries one out, unless error says why not; whoever gave one that is refused is told. */
-void roost_command(struct roost_engine *e, struct roost_command *command, int error);
+void roost_command_resume(struct roost_engine *e,
+                          struct roost_waiting *w); /* what it waited for is there; takes it over */
 void roost_refuse(struct roost_engine *e, uint8_t op, uint64_t token, uint64_t id, const struct roost_key *key,
                   int error);
 void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, struct roost_event *event);
 uint8_t roost_state_of_slot(const struct roost_ka *slot); /* enum roost_state */
 void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot,
                          struct roost_event *event);
+/* by: not ROOST_BY_NONE */
+void roost_event_of_holder(struct roost_engine *e, const struct roost_key *key, const struct roost_holder *h,
+                           struct roost_event *event);
+bool roost_is_legal(uint8_t from, uint8_t to, uint8_t cause); /* enum roost_state, enum roost_cause */
+bool roost_permits(uint8_t from, uint8_t cause);              /* some transition out of this state has this cause */
+/* Tells a transition of what the event describes. False: it is not legal, and ROOST_EV_ILLEGAL was told instead. */
+bool roost_post_transition(struct roost_engine *e, struct roost_event *event, enum roost_state from,
+                           enum roost_state to, enum roost_cause cause, uint64_t token);
 
 /* A slot in SLEEP out of a record; NULL: no room. */
 struct roost_ka *roost_insert_sleeping(struct roost_engine *e, const struct roost_record *record);

@@ -128,7 +128,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
         # IDLE: a record in memory. Woken by a command it waits in STANDBY, or in ACTIVE if its server leg was kept.
         (_S.IDLE, _C.CLIENT_DATA): frozenset({_S.ACTIVE, _S.STANDBY}),
         (_S.IDLE, _C.CLIENT_CLOSE): frozenset({_S.CLOSED}),
-        (_S.IDLE, _C.SERVER_ATTACH): frozenset({_S.ACTIVE}),
+        (_S.IDLE, _C.SERVER_ATTACH): frozenset({_S.ACTIVE, _S.STANDBY}),  # STANDBY: the server could not be linked
         (_S.IDLE, _C.SERVER_DATA): frozenset({_S.ACTIVE}),
         (_S.IDLE, _C.SERVER_CLOSE): frozenset({_S.CLOSED}),
         (_S.IDLE, _C.QUIET): frozenset({_S.SLEEP}),
@@ -139,7 +139,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
         # SLEEP: a row of the store. IDLE: it was read back, but no socket could be made of it.
         (_S.SLEEP, _C.CLIENT_DATA): frozenset({_S.ACTIVE, _S.STANDBY, _S.IDLE}),
         (_S.SLEEP, _C.CLIENT_CLOSE): frozenset({_S.CLOSED}),
-        (_S.SLEEP, _C.SERVER_ATTACH): frozenset({_S.ACTIVE, _S.IDLE}),
+        (_S.SLEEP, _C.SERVER_ATTACH): frozenset({_S.ACTIVE, _S.STANDBY, _S.IDLE}),
         (_S.SLEEP, _C.SERVER_DATA): frozenset({_S.ACTIVE, _S.IDLE}),
         (_S.SLEEP, _C.SERVER_CLOSE): frozenset({_S.CLOSED}),
         (_S.SLEEP, _C.COMMAND): frozenset({_S.ACTIVE, _S.STANDBY, _S.IDLE, _S.CLOSED}),
@@ -192,6 +192,23 @@ def render_markdown() -> str:
         if (found := causes(source, target))
     ]
     return "\n".join(["| from | to | causes |", "|---|---|---|", *rows]) + "\n"
+
+
+def render_c() -> str:
+    """The table as a C header: for each state and cause a bit for each state that may follow. The engine is built with it
+    (cext/build_engine.py) and refuses what it lacks."""
+    rows = [
+        f"    [{source}][{cause}] = {sum(1 << target for target in targets)},"
+        for (source, cause), targets in TRANSITIONS.items()
+    ]
+    return "\n".join(
+        [
+            "/* Made from control/states.py. */",
+            f"static const unsigned char roost_transitions[{len(State)}][{len(Cause)}] = {{",
+            *rows,
+            "};\n",
+        ]
+    )
 
 
 def render_mermaid() -> str:

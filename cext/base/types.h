@@ -75,7 +75,9 @@ enum roost_event_type {
     ROOST_EV_OVERRIDES = 10, /* overridden, id: differs from what was told; comes when the connection goes IDLE */
     ROOST_EV_DONE = 11,      /* op, token, id: carried out, and no transition tells of it; for commands with a token */
     ROOST_EV_ROWS = 12,   /* count: so many transitions that nobody waits for, each in place of an event: roost_rows */
-    ROOST_EV_PERHAPS = 13 /* key: somebody wants it, and it may sleep without a slot; answer with ROOST_OP_PERHAPS */
+    ROOST_EV_PERHAPS = 13, /* key: somebody wants it, and it may sleep without a slot; answer with ROOST_OP_PERHAPS */
+    ROOST_EV_ILLEGAL = 14  /* from, to, cause, key, id: a fault of the engine's; the transition was refused, the
+                             connection ends */
 };
 
 /* Verbs of in-band requests (docs/in-band.md). */

@@ -11,8 +11,6 @@
 #include "cext/internal.h"
 #include "cext/socket/repair.h"
 
-#define LONG_STAY_MS 100 /* no more counts of one that went, when it is asked how many come and go */
-
 static uint64_t hash_of_key(const struct roost_engine *e, const struct roost_key *key) {
     return roost_hash6(&e->table.config, key);
 }
@@ -84,7 +82,7 @@ struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key
     c->key = *key;
     c->id = id;
     c->service = service;
-    c->client.fd = c->server.fd = c->attach_fd = -1;
+    c->client.fd = c->server.fd = -1;
     c->active_ms = c->since_ms = e->now_ms;
     c->held_tail = &c->held;
     c->overrides = roost_overrides_find(&e->overrides, &e->table.config, key, id);
@@ -98,8 +96,6 @@ struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key
 }
 
 void roost_conn_forget(struct roost_engine *e, struct roost_conn *c) {
-    if (c->dead)
-        return;
     roost_hash_drop(&e->by_id, roost_hash_of_number(c->id), c);
     roost_hash_drop(&e->by_key, hash_of_key(e, &c->key), c);
     roost_listings_asleep(e, &c->key);
@@ -125,8 +121,6 @@ void roost_conns_free_dead(struct roost_engine *e) {
         roost_drop_held(c);
         free(c->client.pending);
         free(c->server.pending);
-        free(c->preamble);
-        free(c->early);
         roost_inband_free(c);
         free(c);
     }
@@ -150,25 +144,6 @@ void roost_conn_run(struct roost_engine *e, struct roost_conn *c) {
     e->ready_tail = &c->next_ready;
 }
 
-/* The next moment at which something must be looked at. */
-void roost_conn_set_timer(struct roost_engine *e, struct roost_conn *c) {
-    uint64_t due = 0, in_band = c->in_band ? roost_inband_due_ms(e, c) : 0;
-    if (c->link == ROOST_CONNECTING || c->link == ROOST_UNLINKING) {
-        due = c->link == ROOST_CONNECTING && c->retry_ms ? c->retry_ms : c->link_deadline_ms;
-    } else if (c->phase == ROOST_LIVE) {
-        uint64_t quiet = roost_quiet_ms(e, c, (enum roost_state)c->state);
-        if (quiet) {
-            due = (c->told_quiet_ms > c->active_ms ? c->told_quiet_ms : c->active_ms) + quiet;
-        }
-    }
-    if (in_band && (!due || in_band < due))
-        due = in_band;
-    if (due)
-        roost_wheel_set(&e->wheel, &c->timer, due);
-    else
-        roost_wheel_cancel(&e->wheel, &c->timer);
-}
-
 /* Is it of interest to the history alone? What goes to sleep or wakes is something to decide about. */
 static bool is_plain(const struct roost_conn *c, enum roost_state to) {
     return c->state != ROOST_ST_IDLE && c->state != ROOST_ST_SLEEP && to != ROOST_ST_IDLE && to != ROOST_ST_SLEEP;
@@ -188,26 +163,26 @@ static void post_row(struct roost_engine *e, const struct roost_conn *c, enum ro
     roost_mailbox_post_row(&e->box, &row);
 }
 
-static void post_transition(struct roost_engine *e, const struct roost_conn *c, enum roost_state to,
-                            enum roost_cause cause, uint64_t token) {
+static bool post_event(struct roost_engine *e, const struct roost_conn *c, enum roost_state to, enum roost_cause cause,
+                       uint64_t token) {
     struct roost_event event;
     roost_event_of_conn(e, c, &event);
-    event.type = ROOST_EV_TRANSITION;
-    event.from_state = c->state;
-    event.to_state = (uint8_t)to;
-    event.cause = (uint8_t)cause;
-    event.token = token;
-    roost_mailbox_post(&e->box, &event);
+    return roost_post_transition(e, &event, (enum roost_state)c->state, to, cause, token);
 }
 
 void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum roost_state to, enum roost_cause cause) {
     /* A command to freeze is not answered by the STANDBY on its way. */
     bool on_the_way = c->want_freeze && to == ROOST_ST_STANDBY;
     uint64_t token = on_the_way ? 0 : c->token;
-    if (!token && is_plain(c, to))
+    if (!token && is_plain(c, to) && roost_is_legal(c->state, (uint8_t)to, (uint8_t)cause)) {
         post_row(e, c, to, cause);
-    else
-        post_transition(e, c, to, cause, token);
+    } else if (!post_event(e, c, to, cause, token)) { /* a fault of ours: both ends learn it */
+        if (to != ROOST_ST_CLOSED) {
+            roost_conn_end(e, c, ROOST_C_COMMAND, true);
+            return;
+        }
+        post_event(e, c, to, ROOST_C_COMMAND, token);
+    }
     if (c->state == ROOST_ST_NONE)
         roost_hosts_add(&e->hosts, &c->key);
     if (to == ROOST_ST_CLOSED) {
@@ -223,87 +198,20 @@ void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum ro
     c->told_quiet_ms = 0;
 }
 
-void roost_reset_fd(int fd) {
-    struct linger now = {.l_onoff = 1, .l_linger = 0};
-    setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
-    close(fd);
-}
-
-/* Explicitly out of epoll, which forgets a file only with its last descriptor: the control plane may hold a duplicate of an
- * attached server's, and a process that was forked just now one of each. */
-void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset) {
-    if (leg->fd < 0)
+void roost_conn_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset) {
+    if (c->want_close) /* the first reason stands */
         return;
-    epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, leg->fd, NULL);
-    roost_rebuilt_name(e, leg->fd, NULL);
-    if (reset)
-        roost_reset_fd(leg->fd);
-    else
-        close(leg->fd);
-    leg->fd = -1;
+    c->want_close = true;
+    c->close_cause = (uint8_t)cause;
+    c->close_resets = reset;
+    roost_conn_run(e, c);
 }
 
-void roost_conn_close(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset) {
-    if (c->dead)
+void roost_conn_refuse_server(struct roost_engine *e, struct roost_conn *c, int error) {
+    struct roost_waiting *w = c->server_waits;
+    if (!w)
         return;
-    roost_sockets_note(e, &c->key); /* what is left of its socket stays a while */
-    if (c->slot) {                  /* held packets are for a socket that goes: the stack answers them */
-        roost_hold_release(e, c);
-    }
-    if (c->attach_fd >= 0)
-        roost_attach_refused(e, c, ECONNRESET);
-    roost_leg_close(e, &c->client, reset);
-    roost_leg_close(e, &c->server, reset);
-    uint64_t stayed_ms = e->now_ms - c->since_ms;
-    e->rush_stayed_ms += stayed_ms < LONG_STAY_MS ? stayed_ms : LONG_STAY_MS;
-    roost_conn_transition(e, c, ROOST_ST_CLOSED, cause);
-    e->stat[ROOST_E_CLOSED]++;
-    roost_conn_forget(e, c);
-}
-
-static int watch(struct roost_engine *e, int op, int fd, struct roost_conn *c, bool server, uint32_t out) {
-    struct epoll_event event = {.events = EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLET | out};
-    event.data.u64 =
-        !server && c->client.rebuilt ? TAG_REBUILT | (uint64_t)fd : (uint64_t)(uintptr_t)c | (server ? 1 : 0);
-    return epoll_ctl(e->epoll_fd, op, fd, &event) ? -errno : 0;
-}
-
-int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool server) {
-    return watch(e, EPOLL_CTL_ADD, fd, c, server, server ? EPOLLOUT : 0);
-}
-
-void roost_watch_blocked(struct roost_engine *e, struct roost_conn *c) {
-    if (!c->client.pending || c->client.watched_out || c->client.fd < 0)
-        return;
-    /* No memory: nobody would tell when it is writable. */
-    if (watch(e, EPOLL_CTL_MOD, c->client.fd, c, false, EPOLLOUT))
-        roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
-    else
-        c->client.watched_out = true;
-}
-
-int roost_rebuilt_reserve(struct roost_engine *e, int fd) {
-    uint32_t size = e->rebuilt_size ? e->rebuilt_size : 1024;
-    while (size <= (uint32_t)fd)
-        size *= 2;
-    if (size == e->rebuilt_size)
-        return 0;
-    struct roost_conn **more = realloc(e->rebuilt, size * sizeof(*more));
-    if (!more)
-        return -ENOMEM;
-    memset(more + e->rebuilt_size, 0, (size - e->rebuilt_size) * sizeof(*more));
-    e->rebuilt = more;
-    e->rebuilt_size = size;
-    return 0;
-}
-
-void roost_rebuilt_name(struct roost_engine *e, int fd, struct roost_conn *c) {
-    if ((uint32_t)fd < e->rebuilt_size)
-        e->rebuilt[fd] = c;
-}
-
-struct epoll_event roost_rebuilt_event(int fd) {
-    struct epoll_event event = {.events = EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLET};
-    event.data.u64 = TAG_REBUILT | (uint64_t)fd;
-    return event;
+    c->server_waits = NULL;
+    w->command.id = c->id;
+    roost_waiting_refuse(e, w, error);
 }

@@ -112,7 +112,7 @@ static int mark_server(struct roost_engine *e, struct roost_conn *c) {
 int roost_freeze(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
     bool persistent = roost_service_of(e, c->service)->persistent;
     bool pair = persistent && c->link == ROOST_LINKED;
-    if (c->dead || c->phase != ROOST_LIVE)
+    if (c->phase != ROOST_LIVE)
         return -EALREADY;
     if (c->in_batch) /* of a freeze that was cancelled; its grace period is not over */
         return -EAGAIN;
@@ -120,7 +120,7 @@ int roost_freeze(struct roost_engine *e, struct roost_conn *c, enum roost_cause 
         return -EBUSY;
     if (!pair && c->link != ROOST_UNLINKED) {
         int error = roost_link_end(e, c, cause);
-        if (error || c->dead)
+        if (error)
             return error;
         if (c->link != ROOST_UNLINKED) {
             c->want_freeze = true;
@@ -130,7 +130,7 @@ int roost_freeze(struct roost_engine *e, struct roost_conn *c, enum roost_cause 
     }
     if (pair && (c->server.eof || c->server.shut || c->server.readable))
         return -EAGAIN;
-    if (c->client.eof || c->client.shut || c->client.pending || c->server.pending || c->attach_fd >= 0 ||
+    if (c->client.eof || c->client.shut || c->client.pending || c->server.pending || c->server_waits ||
         roost_inband_unfinished(c) || roost_inband_wants_link(c))
         return -EBUSY;
     if (is_link_local(c->key.local) || is_link_local(c->key.client))
@@ -162,7 +162,7 @@ void roost_freeze_cancel(struct roost_engine *e, struct roost_conn *c, int error
     c->token = 0;
     c->told_quiet_ms = e->now_ms; /* not at once again */
     roost_hold_release(e, c);
-    roost_awake(e, c);
+    roost_conn_run(e, c);
 }
 
 /* A leg as its socket had it. */
@@ -194,9 +194,9 @@ static void add_leg(struct batch *b, const struct roost_key *key, int fd) {
 
 /* Whether the connection can still be frozen, as far as the engine knows. */
 static bool fit(struct roost_engine *e, struct roost_conn *c) {
-    if (c->dead || c->phase != ROOST_MARKED)
+    if (c->phase != ROOST_MARKED)
         return false;
-    if (c->attach_fd < 0 && !c->want_close && !(c->server_slot && (c->server.readable || c->server.eof)))
+    if (!c->server_waits && !c->want_close && !(c->server_slot && (c->server.readable || c->server.eof)))
         return true;
     roost_freeze_cancel(e, c, EAGAIN);
     return false;

@@ -28,12 +28,6 @@
 #define LEAST_SHARE_MS 500 /* for a server to answer, where others wait for their turn */
 #define UNLINK_MS 1000
 
-void roost_leg_fresh(struct roost_leg *leg, int fd) {
-    free(leg->pending);
-    memset(leg, 0, sizeof(*leg));
-    leg->fd = fd;
-}
-
 struct roost_pool *roost_pool_of(struct roost_engine *e, uint16_t service) {
     size_t places = sizeof(e->by_index) / sizeof(e->by_index[0]);
     return service < places && e->by_index[service] ? &e->by_index[service]->pool : NULL;
@@ -189,7 +183,7 @@ static void attempt(struct roost_engine *e, struct roost_conn *c) {
         if (others && share >= LEAST_SHARE_MS)
             c->retry_ms = e->now_ms + share;
     }
-    roost_conn_set_timer(e, c);
+    roost_conn_run(e, c); /* for its timer */
 }
 
 /* It did not take the link: the next one's turn. */
@@ -263,82 +257,47 @@ void roost_link_event(struct roost_engine *e, struct roost_conn *c, uint32_t eve
     c->server.writable = true; /* what there is to read, the event has said or the next one will */
     e->stat[ROOST_E_LINKED]++;
     roost_conn_touch(e, c);
-    roost_conn_set_timer(e, c);
+    roost_wheel_cancel(&e->wheel, &c->timer); /* of the attempt */
     roost_conn_run(e, c);
 }
 
-void roost_attach_refused(struct roost_engine *e, struct roost_conn *c, int error) {
-    if (c->attach_fd >= 0 && !c->attach_token) /* through a door: nobody else tells it */
-        roost_router_turn_away(e, c->attach_fd);
-    else if (c->attach_fd >= 0)
-        close(c->attach_fd);
-    c->attach_fd = -1;
-    free(c->preamble);
-    free(c->early);
-    c->preamble = NULL;
-    c->early = NULL;
-    c->preamble_len = c->early_len = 0;
-    roost_refuse(e, ROOST_OP_ATTACH, c->attach_token, c->id, &c->key, error);
-    c->attach_token = 0;
-}
-
 void roost_link_attach(struct roost_engine *e, struct roost_conn *c) {
-    int fd = c->attach_fd, one = 1;
-    c->attach_fd = -1;
+    struct roost_waiting *w = c->server_waits;
+    const struct roost_command *command = &w->command;
+    int fd = command->fd, one = 1;
     roost_leg_fresh(&c->server, fd);
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &one, sizeof(one));
-    if ((c->preamble_len && roost_leg_queue(&c->server, (uint8_t *)c->preamble, c->preamble_len)) ||
-        (c->early_len && roost_inband_early(e, c, c->early, c->early_len)) || roost_watch(e, fd, c, true)) {
-        close(fd);
+    if ((command->preamble_len &&
+         roost_leg_queue(&c->server, (const uint8_t *)command->preamble, command->preamble_len)) ||
+        (command->early_len && roost_inband_early(e, c, command->early, command->early_len)) ||
+        roost_watch(e, fd, c, true)) {
         roost_leg_fresh(&c->server, -1);
-        c->preamble_len = c->early_len = 0;
-        roost_attach_refused(e, c, ENOMEM);
-        roost_look(e, c, ROOST_C_SERVER_ATTACH);
+        roost_conn_refuse_server(e, c, ENOMEM);
         return;
     }
-    if (c->early_len)
-        roost_conn_touch(e, c);
-    free(c->preamble);
-    free(c->early);
-    c->preamble = NULL;
-    c->early = NULL;
-    c->preamble_len = c->early_len = 0;
     c->link = ROOST_LINKED;
     c->attached = true;
     c->server.readable = c->server.writable = true;
     e->stat[ROOST_E_LINKED]++;
     roost_conn_touch(e, c);
-    c->token = c->attach_token;
-    c->attach_token = 0;
+    c->token = command->token;
+    c->server_waits = NULL;
+    roost_waiting_free(w);
     roost_conn_transition(e, c, ROOST_ST_ACTIVE, ROOST_C_SERVER_ATTACH);
-    roost_conn_set_timer(e, c);
-    roost_conn_run(e, c);
 }
 
 void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
     if (roost_inband_unlinked(e, c)) {
-        roost_conn_close(e, c, ROOST_C_SERVER_CLOSE, true); /* what the server said cannot be kept */
+        roost_conn_end(e, c, ROOST_C_SERVER_CLOSE, true); /* what the server said cannot be kept */
         return;
     }
     roost_link_abandon(e, c);
     c->attached = false;
     if (c->state != ROOST_ST_STANDBY)
         roost_conn_transition(e, c, ROOST_ST_STANDBY, cause);
-    if (c->attach_fd >= 0) {
-        roost_link_attach(e, c);
-        return;
-    }
-    roost_conn_set_timer(e, c);
-    if (c->client.readable || c->in_band)
-        roost_conn_run(e, c);
-    if (c->want_freeze) {
-        c->want_freeze = false;
-        int error = roost_freeze(e, c, (enum roost_cause)c->freeze_cause);
-        if (error)
-            roost_refuse(e, ROOST_OP_IDLE, c->token, c->id, &c->key, -error);
-    }
+    roost_conn_run(e, c);
 }
 
 static int end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
@@ -362,7 +321,6 @@ static int end(struct roost_engine *e, struct roost_conn *c, enum roost_cause ca
     c->link = ROOST_UNLINKING;
     c->unlink_cause = (uint8_t)cause;
     c->link_deadline_ms = e->now_ms + UNLINK_MS;
-    roost_conn_set_timer(e, c);
     roost_conn_run(e, c);
     return 0;
 }
@@ -386,27 +344,22 @@ void roost_link_timer(struct roost_engine *e, struct roost_conn *c) {
         if (e->now_ms >= c->link_deadline_ms) {
             e->stat[ROOST_E_LINK_FAILED]++;
             blame_server(e, c, ETIMEDOUT);
-            roost_conn_close(e, c, ROOST_C_SERVER_CLOSE, true);
+            roost_conn_end(e, c, ROOST_C_SERVER_CLOSE, true);
         } else if (c->retry_ms && e->now_ms >= c->retry_ms) {
             if (c->server.fd >= 0)
                 try_another(e, c, ETIMEDOUT);
             else
                 attempt(e, c);
-        } else {
-            roost_conn_set_timer(e, c);
         }
-    } else if (c->link == ROOST_UNLINKING) {
+    } else if (c->link == ROOST_UNLINKING && e->now_ms >= c->link_deadline_ms) {
         int unread = 0;
-        if (e->now_ms < c->link_deadline_ms) {
-            roost_conn_set_timer(e, c);
-        } else if (c->client.pending || (!ioctl(c->server.fd, SIOCINQ, &unread) && unread > 0)) {
-            if (c->attach_fd >= 0 && e->now_ms >= c->attach_until_ms)
-                roost_attach_refused(e, c, EBUSY);
+        if (c->client.pending || (!ioctl(c->server.fd, SIOCINQ, &unread) && unread > 0)) {
+            if (c->server_waits && e->now_ms >= c->server_waits->until_ms)
+                roost_conn_refuse_server(e, c, EBUSY);
             c->link_deadline_ms = e->now_ms + UNLINK_MS; /* acknowledged to the server, and the client is slow */
-            roost_conn_set_timer(e, c);
             roost_conn_run(e, c);
         } else if (roost_link_unacknowledged(c) > 1) { /* more than our FIN */
-            roost_conn_close(e, c, ROOST_C_SERVER_CLOSE, true);
+            roost_conn_end(e, c, ROOST_C_SERVER_CLOSE, true);
         } else {
             roost_link_drop(e, c, (enum roost_cause)c->unlink_cause);
         }
@@ -425,5 +378,5 @@ void roost_link_settle(struct roost_engine *e, struct roost_conn *c) {
     c->server.shut = true;
     shutdown(c->server.fd, SHUT_WR);
     c->link_deadline_ms = e->now_ms + UNLINK_MS;
-    roost_conn_set_timer(e, c);
+    roost_conn_run(e, c);
 }

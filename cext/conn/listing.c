@@ -137,16 +137,12 @@ static bool list_slot(struct roost_engine *e, struct roost_listing *l, struct ro
 
 static bool list_late(struct roost_engine *e, const struct roost_listing *l, const struct told *told,
                       struct roost_event *events, uint32_t max, uint32_t *count) {
-    const struct roost_conn *c = roost_conn_by_key(e, &told->key);
-    const struct roost_ka *slot = c ? NULL : roost_table_find(&e->table, &told->key);
-    if (!c && !(slot && is_wanted(l, slot)))
+    struct roost_holder h = roost_whose(e, &told->key);
+    if (h.by == ROOST_BY_NONE || (h.by != ROOST_BY_CONN && !is_wanted(l, h.slot)))
         return true;
     if (*count == max)
         return false;
-    if (c)
-        roost_event_of_conn(e, c, &events[(*count)++]);
-    else
-        roost_event_of_slot(e, &told->key, slot, &events[(*count)++]);
+    roost_event_of_holder(e, &told->key, &h, &events[(*count)++]);
     return true;
 }
 

@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cext/base/address.h"
 #include "cext/internal.h"
@@ -26,18 +25,13 @@ struct parked_frame {
     struct roost_frame frame; /* last: its data follow */
 };
 
-struct parked_command {
-    struct parked_command *next;
-    struct roost_command command;
-};
-
 struct roost_asked_for {
     struct roost_key key;
     uint64_t at_ms; /* when it was asked for last */
     bool asked;     /* an answer is on its way */
     bool kept;      /* for the sake of an RST: nobody could say, and its sender does not repeat it */
     struct parked_frame *frame, **frame_tail;
-    struct parked_command *command, **command_tail;
+    struct roost_waiting *command, **command_tail;
     uint32_t frames;
 };
 
@@ -197,20 +191,17 @@ void roost_perhaps_frame(struct roost_engine *e, const struct roost_frame *f) {
 bool roost_perhaps_command(struct roost_engine *e, struct roost_command *command, int *error) {
     const struct roost_key *key = &command->record.key;
     bool about_one = command->op == ROOST_OP_WAKE || command->op == ROOST_OP_CLOSE || command->op == ROOST_OP_ATTACH;
-    if (!about_one || (command->id && roost_conn_by_id(e, command->id)) || roost_conn_by_key(e, key) ||
-        roost_table_find(&e->table, key) || !roost_is_perhaps_asleep(e, key))
+    if (!about_one || (command->id && roost_conn_by_id(e, command->id)) || roost_whose(e, key).by != ROOST_BY_NONE ||
+        !roost_is_perhaps_asleep(e, key))
         return false;
     struct roost_asked_for *a = asked_for(e, key, BY_COMMAND);
-    struct parked_command *parked = a ? malloc(sizeof(*parked)) : NULL;
-    if (!parked) {
+    struct roost_waiting *w = a ? roost_waiting_new(e, command, false) : NULL;
+    if (!w) {
         *error = EAGAIN;
         return false;
     }
-    parked->next = NULL;
-    parked->command = *command;
-    command->early = NULL; /* the parked one's now */
-    *a->command_tail = parked;
-    a->command_tail = &parked->next;
+    *a->command_tail = w;
+    a->command_tail = &w->next;
     return true;
 }
 
@@ -241,10 +232,13 @@ static void serve_frames(struct roost_engine *e, struct roost_asked_for *a, int 
 
 static void serve_commands(struct roost_engine *e, struct roost_asked_for *a, int error) {
     while (a->command) {
-        struct parked_command *parked = a->command;
-        a->command = parked->next;
-        roost_command(e, &parked->command, error);
-        free(parked);
+        struct roost_waiting *w = a->command;
+        a->command = w->next;
+        w->next = NULL;
+        if (error)
+            roost_waiting_refuse(e, w, error);
+        else
+            roost_command_resume(e, w);
     }
 }
 
@@ -318,7 +312,7 @@ void roost_perhaps_answered(struct roost_engine *e, const struct roost_command *
     int error = command->error;
     if (!a)
         return;
-    bool here = roost_conn_by_key(e, key) || roost_table_find(&e->table, key); /* by another way, meanwhile */
+    bool here = roost_whose(e, key).by != ROOST_BY_NONE; /* by another way, meanwhile */
     if (here) {
         error = 0;
     } else if (!error) {
@@ -348,12 +342,9 @@ void roost_perhaps_close(struct roost_engine *e) {
         struct roost_asked_for *a = slot->item;
         serve_frames(e, a, EAGAIN);
         while (a->command) {
-            struct parked_command *parked = a->command;
-            a->command = parked->next;
-            if (parked->command.op == ROOST_OP_ATTACH && parked->command.fd >= 0)
-                close(parked->command.fd);
-            free((void *)parked->command.early);
-            free(parked);
+            struct roost_waiting *w = a->command;
+            a->command = w->next;
+            roost_waiting_drop(w);
         }
         free(a);
     }

@@ -58,7 +58,6 @@ int roost_policy_set(struct roost_engine *e, struct roost_conn *c, const struct 
     }
     o->untold |= memcmp(&before, own, sizeof(before)) != 0;
     c->overrides = o;
-    roost_conn_set_timer(e, c);
     return 0;
 }
 

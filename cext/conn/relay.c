@@ -16,70 +16,6 @@
 
 #define READS_A_TURN 8 /* per direction; then the others have their turn */
 
-int roost_leg_queue(struct roost_leg *leg, const uint8_t *data, uint32_t length) {
-    struct roost_pending *old = leg->pending;
-    uint32_t waiting = old ? old->to - old->from : 0;
-    struct roost_pending *p = malloc(sizeof(*p) + waiting + length);
-    if (!p)
-        return -ENOMEM;
-    if (old)
-        memcpy(p->data, old->data + old->from, waiting);
-    memcpy(p->data + waiting, data, length);
-    p->from = 0;
-    p->to = waiting + length;
-    free(old);
-    leg->pending = p;
-    return 0;
-}
-
-int roost_leg_flush(struct roost_leg *leg) {
-    while (leg->pending) {
-        struct roost_pending *p = leg->pending;
-        ssize_t n = send(leg->fd, p->data + p->from, p->to - p->from, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n < 0) {
-            if (errno == EINTR)
-                continue;
-            if (errno == EAGAIN)
-                leg->writable = false;
-            return -errno;
-        }
-        p->from += (uint32_t)n;
-        if (p->from == p->to) {
-            free(p);
-            leg->pending = NULL;
-        }
-    }
-    return 0;
-}
-
-void roost_leg_acknowledge(const struct roost_leg *leg) {
-    int one = 1;
-    setsockopt(leg->fd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof(one));
-}
-
-/* flags: MSG_MORE or 0. */
-static enum roost_moved send_on(struct roost_leg *leg, const uint8_t *data, uint32_t length, int flags) {
-    ssize_t sent = 0;
-    if (!leg->pending)
-        sent = send(leg->fd, data, length, MSG_NOSIGNAL | MSG_DONTWAIT | flags);
-    if (sent < 0 && errno != EAGAIN && errno != EINTR) {
-        leg->refused = true; /* these bytes are acknowledged and went nowhere */
-        return ROOST_SINK_BROKEN;
-    }
-    if (sent < 0)
-        sent = 0;
-    if ((uint32_t)sent == length)
-        return ROOST_MOVED_ALL;
-    leg->writable = false;
-    if (roost_leg_queue(leg, data + sent, length - (uint32_t)sent))
-        return ROOST_SINK_BROKEN; /* no memory: the bytes are acknowledged and cannot be kept; both ends learn it */
-    return ROOST_BLOCKED;
-}
-
-enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint32_t length) {
-    return send_on(leg, data, length, 0);
-}
-
 /* Does an end's FIN go on to the other one, as soon as what came before it is through? */
 static bool passes_on(struct roost_engine *e, const struct roost_conn *c, bool client) {
     if (client)
@@ -131,7 +67,7 @@ static enum roost_moved move(struct roost_engine *e, struct roost_conn *c, bool 
             roost_relay_count(e, c, client, (uint64_t)n);
             /* The FIN that is known to follow goes in the same packet as the last bytes. */
             bool last = from->ends && !from->eof && !to->shut && passes_on(e, c, client);
-            moved = send_on(to, e->scratch, (uint32_t)n, last ? MSG_MORE : 0);
+            moved = roost_leg_send(to, e->scratch, (uint32_t)n, last ? MSG_MORE : 0);
         }
         if (moved != ROOST_MOVED_ALL)
             return moved;
@@ -144,7 +80,7 @@ static enum roost_moved move(struct roost_engine *e, struct roost_conn *c, bool 
 static void server_broken(struct roost_engine *e, struct roost_conn *c) {
     if (c->server.pending || c->server.refused || c->asked || c->client.eof || roost_link_unacknowledged(c) ||
         roost_service_of(e, c->service)->close_with_server)
-        roost_conn_close(e, c, ROOST_C_SERVER_CLOSE, true);
+        roost_conn_end(e, c, ROOST_C_SERVER_CLOSE, true);
     else
         roost_link_drop(e, c, c->link == ROOST_UNLINKING ? (enum roost_cause)c->unlink_cause : ROOST_C_SERVER_CLOSE);
 }
@@ -161,7 +97,7 @@ static bool pass_on_ends(struct roost_engine *e, struct roost_conn *c) {
     if (over && c->server.pending) /* it still reads, as far as we know */
         return true;
     if (over) {
-        roost_conn_close(e, c, c->client.shut ? ROOST_C_SERVER_CLOSE : ROOST_C_CLIENT_CLOSE, false);
+        roost_conn_end(e, c, c->client.shut ? ROOST_C_SERVER_CLOSE : ROOST_C_CLIENT_CLOSE, false);
         return false;
     }
     if (c->link == ROOST_UNLINKING) {
@@ -209,24 +145,11 @@ static void greet(struct roost_engine *e, struct roost_conn *c) {
     }
 }
 
-static void relay(struct roost_engine *e, struct roost_conn *c) {
-    if (c->link == ROOST_UNLINKED) {
-        int f = roost_leg_flush(&c->client);
-        if (f && f != -EAGAIN)
-            roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
-        else if (roost_inband_wants_link(c))
-            roost_link_start(e, c, ROOST_C_CLIENT_DATA);
-        else if (c->client.readable)
-            roost_look(e, c, ROOST_C_NONE);
-        return;
-    }
-    if (c->link == ROOST_CONNECTING)
-        return;
-
+void roost_relay(struct roost_engine *e, struct roost_conn *c) {
     /* The server first: a link that has ended must not swallow what the client says now. */
     enum roost_moved out = move(e, c, false);
     if (out == ROOST_SINK_BROKEN) {
-        roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
+        roost_conn_end(e, c, ROOST_C_CLIENT_CLOSE, true);
         return;
     }
     if (out == ROOST_SOURCE_BROKEN) {
@@ -239,7 +162,7 @@ static void relay(struct roost_engine *e, struct roost_conn *c) {
     if (c->link == ROOST_LINKED && !over)
         in = move(e, c, true);
     if (in == ROOST_SOURCE_BROKEN) {
-        roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
+        roost_conn_end(e, c, ROOST_C_CLIENT_CLOSE, true);
         return;
     }
     if (in == ROOST_SINK_BROKEN) {
@@ -250,14 +173,4 @@ static void relay(struct roost_engine *e, struct roost_conn *c) {
         greet(e, c);
     if (pass_on_ends(e, c) && (in == ROOST_MOVED_AGAIN || out == ROOST_MOVED_AGAIN))
         roost_conn_run(e, c);
-}
-
-void roost_relay(struct roost_engine *e, struct roost_conn *c) {
-    if (c->phase != ROOST_LIVE)
-        return;
-    relay(e, c);
-    if (c->in_band && !c->dead)
-        roost_inband_turn(e, c);
-    if (!c->dead)
-        roost_watch_blocked(e, c);
 }

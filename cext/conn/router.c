@@ -90,101 +90,17 @@ int roost_router_attach_port(struct roost_engine *e, uint16_t port) {
                                                                                                             : 0;
 }
 
-/* Whether there is a connection with this client address, client port and local port; completes the key. The services
- * are few. */
-static bool complete(struct roost_engine *e, struct roost_key *key, const uint8_t server[16], bool any_port) {
-    for (int i = 0; i < e->listeners; i++) {
-        const struct roost_service *s = &e->listener[i].service;
-        bool every = roost_address_is_any(s->listen); /* then its own server asks for it */
-        if (s->unreachable || (every && !s->transparent) || (!any_port && key->local_port != htons(s->listen_port)))
-            continue;
-        memcpy(key->local, every ? server : s->listen, sizeof(key->local));
-        key->local_port = htons(s->listen_port);
-        if (roost_conn_by_key(e, key) || roost_table_find(&e->table, key))
-            return true;
-    }
-    return false;
-}
-
-/* The only connection that has this client address, when it is not the one that came last. */
-static bool scan(struct roost_engine *e, struct roost_key *key) {
-    uint64_t positions = roost_table_positions(&e->table);
-    struct roost_key other;
-    for (struct roost_conn *c = e->oldest; c; c = c->newer)
-        if (!memcmp(c->key.client, key->client, sizeof(key->client)) && !roost_service_of(e, c->service)->unreachable) {
-            *key = c->key;
-            return true;
-        }
-    for (uint64_t p = 0; p < positions; p++) {
-        const struct roost_ka *slot = roost_table_at(&e->table, p, &other);
-        if (slot && !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) &&
-            !roost_service_of(e, roost_table_service(&e->table, slot))->unreachable &&
-            !memcmp(other.client, key->client, sizeof(key->client))) {
-            *key = other;
-            return true;
-        }
-    }
-    return false;
-}
-
-/* The connection that a server means by the address it connected to: the one with this address and port, else the only
- * one with this address. 0, ENOENT, or ENOTUNIQ: it has several. */
-static int find_client(struct roost_engine *e, struct roost_key *key, const uint8_t server[16]) {
-    if (complete(e, key, server, true))
-        return 0;
-    struct roost_host *host = roost_hosts_find(&e->hosts, key->client);
-    if (!host || host->count > 1)
-        return host ? ENOTUNIQ : ENOENT;
-    key->client_port = host->client_port;
-    key->local_port = host->local_port;
-    if (host->client_port && complete(e, key, server, false))
-        return 0;
-    if (!scan(e, key))
-        return ENOENT;
-    host->client_port = key->client_port;
-    host->local_port = key->local_port;
-    return 0;
-}
-
-int roost_router_link(struct roost_engine *e, struct roost_command *command, uint64_t since_ms, uint32_t *wait_ms) {
-    struct sockaddr_storage self, peer;
-    socklen_t size = sizeof(self);
-    uint8_t server[16], byte;
-    uint16_t server_port;
-    struct roost_key *key = &command->record.key;
-    *wait_ms = 0;
-    if (getsockname(command->fd, (struct sockaddr *)&self, &size))
-        return errno;
-    size = sizeof(peer);
-    if (getpeername(command->fd, (struct sockaddr *)&peer, &size) ||
-        !recv(command->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT))
-        return ENOTCONN; /* it has gone, or ended before it began */
-    roost_address_from(&self, key->client, &key->client_port);
-    roost_address_from(&peer, server, &server_port);
-    int error = find_client(e, key, server);
-    if (!error)
-        error = roost_attach_server(e, command, since_ms, wait_ms);
-    if (error == ENOENT || error == EAGAIN)
-        command->error =
-            error; /* it waits for a client that is not there, whose own server may be first when it comes */
-    if (error && error != ENOTUNIQ && command->error && *wait_ms < e->server_wait_ms)
-        *wait_ms = e->server_wait_ms;
-    return error;
-}
-
-void roost_router_turn_away(struct roost_engine *e, int fd) {
-    e->stat[ROOST_E_DOOR_REFUSED]++;
-    roost_reset_fd(fd);
-}
-
 static void let_in(struct roost_engine *e, int fd) {
     struct roost_command command;
     memset(&command, 0, sizeof(command));
     command.op = ROOST_OP_ATTACH;
     command.cause = ROOST_C_SERVER_ATTACH;
     command.fd = fd;
-    if (roost_attach_or_wait(e, &command, true))
-        roost_router_turn_away(e, fd);
+    struct roost_waiting *w = roost_waiting_new(e, &command, true);
+    if (w)
+        roost_attach_server(e, w);
+    else
+        roost_reset_fd(fd);
 }
 
 void roost_router_accept(struct roost_engine *e, int door) {

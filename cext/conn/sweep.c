@@ -69,10 +69,8 @@ static void dead_pair(struct roost_engine *e, const struct roost_key *key, struc
     struct roost_conn *c = roost_conn_by_key(e, key);
     if (!c)
         c = roost_wake(e, key, ROOST_C_PROBE_TIMEOUT, &error);
-    if (!c)
-        return; /* no memory; it is tried again in a second */
-    c->want_close = true;
-    c->close_cause = ROOST_C_PROBE_TIMEOUT;
+    if (c) /* no memory: it is tried again in a second */
+        roost_conn_end(e, c, ROOST_C_PROBE_TIMEOUT, true);
 }
 
 static void dead(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
@@ -82,8 +80,8 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
         return;
     }
     struct roost_conn *c = roost_conn_by_key(e, key);
-    if (c) { /* its server link was kept, or its record is being asked for */
-        roost_conn_close(e, c, ROOST_C_PROBE_TIMEOUT, true);
+    if (c) { /* its record is being asked for */
+        roost_conn_end(e, c, ROOST_C_PROBE_TIMEOUT, true);
         return;
     }
     if (ROOST_IS_BORN(slot->rest)) { /* nobody knew it by a number */
@@ -92,10 +90,7 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
         return;
     }
     roost_event_of_slot(e, key, slot, &event);
-    event.type = ROOST_EV_TRANSITION;
-    event.to_state = ROOST_ST_CLOSED;
-    event.cause = ROOST_C_PROBE_TIMEOUT;
-    roost_mailbox_post(&e->box, &event);
+    roost_post_transition(e, &event, (enum roost_state)event.from_state, ROOST_ST_CLOSED, ROOST_C_PROBE_TIMEOUT, 0);
     roost_hosts_remove(&e->hosts, key);
     roost_overrides_remove(&e->overrides, &e->table.config, key);
     roost_perhaps_left(e, key);

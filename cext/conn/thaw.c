@@ -105,9 +105,8 @@ static void rouse_server(struct roost_engine *e, struct roost_conn *c) {
     c->server_slot = roost_table_peer(&e->table, c->slot, &c->server_key);
     if (c->server_slot) {
         roost_table_set_phase(c->server_slot, ROOST_WAKING);
-    } else if (!c->want_close) {
-        c->want_close = true;
-        c->close_cause = ROOST_C_SERVER_CLOSE;
+    } else {
+        roost_conn_end(e, c, ROOST_C_SERVER_CLOSE, true);
     }
 }
 
@@ -149,14 +148,11 @@ static struct roost_conn *rouse(struct roost_engine *e, const struct roost_key *
 }
 
 struct roost_conn *roost_wake(struct roost_engine *e, const struct roost_key *key, enum roost_cause cause, int *error) {
-    struct roost_ka *slot = roost_table_find(&e->table, key);
+    struct roost_holder h = roost_whose(e, key);
+    struct roost_ka *slot = h.slot;
     uint32_t phase = slot ? ROOST_PHASE(slot->ctl) : ROOST_FREE;
-    if (phase && ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) {
-        *error = ENOENT; /* no client's */
-        return NULL;
-    }
-    if ((phase != ROOST_IDLE && phase != ROOST_SLEEP) || roost_conn_by_key(e, key)) {
-        *error = slot ? EAGAIN : ENOENT;
+    if (h.by != ROOST_BY_SLOT || (phase != ROOST_IDLE && phase != ROOST_SLEEP)) {
+        *error = h.by == ROOST_BY_CONN || h.by == ROOST_BY_SLOT ? EAGAIN : ENOENT;
         return NULL;
     }
     struct roost_conn *c = rouse(e, key, slot, cause);
@@ -237,9 +233,10 @@ struct addressee {
 static void find_addressee(struct roost_engine *e, const struct roost_key *key, struct addressee *a) {
     memset(a, 0, sizeof(*a));
     a->key = key;
-    a->conn = roost_conn_by_key(e, key);
-    a->slot = a->client = a->conn ? a->conn->slot : roost_table_find(&e->table, key);
-    if (a->conn || !a->slot || !(ROOST_FLAGS(a->slot->ctl) & ROOST_F_SERVER))
+    struct roost_holder h = roost_whose(e, key);
+    a->conn = h.conn;
+    a->slot = a->client = h.slot;
+    if (h.by != ROOST_BY_LEG)
         return;
     a->client = roost_table_peer(&e->table, a->slot, &a->peer);
     if (a->client) {
@@ -370,48 +367,6 @@ void roost_hold_release(struct roost_engine *e, struct roost_conn *c) {
     release(e, &c, 1);
 }
 
-/* What does the client want, now that the socket is there? Data: a server; its end: ours, too. */
-void roost_look(struct roost_engine *e, struct roost_conn *c, enum roost_cause otherwise) {
-    uint8_t byte;
-    if (c->client.readable) {
-        ssize_t n = recv(c->client.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-        if (n > 0) {
-            roost_link_start(e, c, ROOST_C_CLIENT_DATA);
-            return;
-        }
-        if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
-            roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, n != 0);
-            return;
-        }
-        c->client.readable = false;
-    }
-    if (otherwise != ROOST_C_NONE && c->state != ROOST_ST_STANDBY) {
-        roost_conn_transition(e, c, ROOST_ST_STANDBY, otherwise);
-        c->told_quiet_ms = e->now_ms; /* whoever woke it gets a whole quiet interval */
-    }
-    roost_conn_set_timer(e, c);
-}
-
-void roost_awake(struct roost_engine *e, struct roost_conn *c) {
-    if (c->dead)
-        return;
-    if (c->want_close) {
-        roost_conn_close(e, c, c->close_cause ? (enum roost_cause)c->close_cause : ROOST_C_COMMAND, true);
-    } else if (c->link == ROOST_LINKED) { /* its server link froze with it */
-        if (c->state != ROOST_ST_ACTIVE)
-            roost_conn_transition(e, c, ROOST_ST_ACTIVE, (enum roost_cause)c->wake_cause);
-        roost_conn_set_timer(e, c);
-        roost_conn_run(e, c);
-    } else if (c->link == ROOST_CONNECTING) {
-        roost_conn_transition(e, c, ROOST_ST_ACTIVE, (enum roost_cause)c->wake_cause);
-        roost_conn_set_timer(e, c);
-    } else if (c->attach_fd >= 0) {
-        roost_link_attach(e, c);
-    } else {
-        roost_look(e, c, (enum roost_cause)c->wake_cause);
-    }
-}
-
 /* The phase of both legs. The server's last when they rise, for a leg without its client is what the next engine would
  * remove. */
 static void set_phases(struct roost_conn *c, enum roost_phase phase) {
@@ -506,9 +461,9 @@ static int rebuilt(struct roost_engine *e, const struct roost_conn *c, struct re
     return error;
 }
 
-/* The connection is awake: its sockets are there, out of repair mode and watched. False: one of them is not, and both ends
+/* The connection is awake: its sockets are there. One that is not out of repair mode, or not watched, ends it: both ends
  * learn it. */
-static bool awake(struct roost_engine *e, struct roost_conn *c, struct rebuilding *client) {
+static void awake(struct roost_engine *e, struct roost_conn *c, struct rebuilding *client) {
     struct rebuilding *server = server_leg(c, client);
     int zero = 0;
     e->stat[ROOST_E_THAWED]++;
@@ -522,13 +477,10 @@ static bool awake(struct roost_engine *e, struct roost_conn *c, struct rebuildin
         c->attached = ROOST_FLAGS(c->server_slot->ctl) & ROOST_F_ATTACHED;
         roost_link_resumed(e, c);
     }
-    if (!client->error && (!server || !server->error)) {
-        if (c->link == ROOST_CONNECTING && !setsockopt(client->fd, IPPROTO_TCP, TCP_QUICKACK, &zero, sizeof(zero)))
-            roost_acknowledge_later(e, c); /* what it said: the server's answer may be the ACK, a packet less */
-        return true;
-    }
-    roost_conn_close(e, c, ROOST_C_CLIENT_CLOSE, true);
-    return false;
+    if (client->error || (server && server->error))
+        roost_conn_end(e, c, ROOST_C_CLIENT_CLOSE, true);
+    else if (c->link == ROOST_CONNECTING && !setsockopt(client->fd, IPPROTO_TCP, TCP_QUICKACK, &zero, sizeof(zero)))
+        roost_acknowledge_later(e, c); /* the server's answer may be the ACK, a packet less */
 }
 
 /* It stays asleep: who woke it retransmits and so asks again. */
@@ -541,8 +493,7 @@ static void stay_asleep(struct roost_engine *e, struct roost_conn *c, int error)
         roost_tell_pressure(e);
     set_phases(c, ROOST_IDLE);
     c->server_slot = NULL;
-    if (c->attach_fd >= 0)
-        roost_attach_refused(e, c, error);
+    roost_conn_refuse_server(e, c, error);
     roost_refuse(e, ROOST_OP_WAKE, c->token, c->id, &c->key, error);
     c->token = 0;
     if (!rest->id) { /* its record is lost and there is no telling the client: it learns when it speaks next */
@@ -568,7 +519,7 @@ static void gather(struct roost_engine *e, struct thaws *b) {
             e->waking_tail = &e->waking;
         c->waking = false;
         c->queued--;
-        if (c->dead || !c->slot)
+        if (!c->slot) /* it was cancelled, or sleeps on */
             continue;
         if (c->phase == ROOST_MARKED) {
             roost_freeze_cancel(e, c, EAGAIN);
@@ -576,7 +527,7 @@ static void gather(struct roost_engine *e, struct thaws *b) {
         }
         bool paired = ROOST_FLAGS(c->slot->ctl) & ROOST_F_PAIRED;
         /* The server's handshake goes on while the socket is rebuilt and the frame replayed. */
-        if (c->speaks && !paired && c->link == ROOST_UNLINKED && c->attach_fd < 0 && !c->want_close)
+        if (c->speaks && !paired && c->link == ROOST_UNLINKED && !c->server_waits && !c->want_close)
             roost_link_open(e, c);
         c->speaks = false;
         if (e->awake > e->max_awake) { /* there would be no descriptor left for its server */
@@ -609,8 +560,8 @@ static int rebuild(struct roost_engine *e, struct thaws *b, struct roost_conn **
         struct rebuilding *leg = &b->leg[b->first_leg[i]];
         if (leg->fd < 0)
             stay_asleep(e, b->conn[i], -leg->fd);
-        else if (awake(e, b->conn[i], leg))
-            awake_ones[count++] = b->conn[i];
+        else
+            awake(e, awake_ones[count++] = b->conn[i], leg);
     }
     return count;
 }
@@ -630,7 +581,7 @@ void roost_thaw_turn(struct roost_engine *e) {
         e->stat[ROOST_E_THAW_NS] +=
             (uint64_t)(to.tv_sec - from.tv_sec) * 1000000000 + (uint64_t)(to.tv_nsec - from.tv_nsec);
         for (int i = 0; i < count; i++)
-            roost_awake(e, batch[i]);
+            roost_conn_run(e, batch[i]);
     }
     struct batch b = {0};
     if (e->stray) {
@@ -664,13 +615,12 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
         memset(&rest, 0, sizeof(rest));
         rest.snd_wnd = rest.max_window = 1460;
         rest.mss = 536;
-        c->want_close = true;
+        roost_conn_end(e, c, ROOST_C_COMMAND, true);
     }
     uint32_t index = roost_table_rest_alloc(&e->table);
     if (index == ROOST_NO_REST) { /* none free: back to sleep; the client retransmits */
         roost_refuse(e, ROOST_OP_RESTORE, c->token, c->id, &c->key, ENOSPC);
-        if (c->attach_fd >= 0)
-            roost_attach_refused(e, c, ENOSPC);
+        roost_conn_refuse_server(e, c, ENOSPC);
         c->slot = NULL;
         roost_conn_forget(e, c);
         return;

@@ -81,7 +81,7 @@ static enum roost_moved pass(struct roost_engine *e, struct roost_conn *c, bool 
     if (!length)
         return ROOST_MOVED_ALL;
     roost_relay_count(e, c, client, length);
-    return roost_leg_send(leg_of(c, !client), data, (uint32_t)length);
+    return roost_leg_send(leg_of(c, !client), data, (uint32_t)length, 0);
 }
 
 static enum roost_moved out_of_memory(struct roost_conn *c, bool client) {
@@ -95,7 +95,7 @@ enum roost_moved roost_inband_write(struct roost_engine *e, struct roost_conn *c
     if (!length || leg->fd < 0 || leg->shut)
         return ROOST_MOVED_ALL;
     bool refused = leg->refused;
-    enum roost_moved moved = roost_leg_send(leg, frames, (uint32_t)length);
+    enum roost_moved moved = roost_leg_send(leg, frames, (uint32_t)length, 0);
     if (client)
         roost_watch_blocked(e, c);
     leg->refused = refused; /* an answer that is lost is nobody's payload */
@@ -167,10 +167,8 @@ enum roost_moved roost_inband_chunk(struct roost_engine *e, struct roost_conn *c
     }
     if (left && !keep(end, data, left))
         return out_of_memory(c, client);
-    if (roost_inband_held(&end->filter)) {
+    if (roost_inband_held(&end->filter))
         end->held_ms = e->now_ms;
-        roost_conn_set_timer(e, c);
-    }
     enum roost_moved moved = whole ? pass(e, c, client, chunk, size) : pass(e, c, client, o.payload, o.ready);
     send_answers(e, c, client, &o);
     return moved;
@@ -252,9 +250,6 @@ static bool is_idle(const struct roost_inband_end *end) {
 }
 
 void roost_inband_turn(struct roost_engine *e, struct roost_conn *c) {
-    roost_inband_pursue(e, c);
-    if (c->dead || c->phase != ROOST_LIVE)
-        return;
     for (int client = 0; client < 2; client++)
         if (end_of(c, client)->stopped && may_read(c, client)) {
             end_of(c, client)->stopped = false;

@@ -35,7 +35,6 @@ struct roost_in_band {
 /* enum roost_inband_result, or ROOST_INBAND_LATER. */
 int roost_inband_carry_out(struct roost_engine *e, struct roost_conn *c, bool client,
                            const struct roost_inband_request *r);
-void roost_inband_pursue(struct roost_engine *e, struct roost_conn *c); /* the goal */
 
 /* inband_relay.c. Writes a frame of ours to an end, or nothing if that cannot be written to. */
 enum roost_moved roost_inband_write(struct roost_engine *e, struct roost_conn *c, bool client, const uint8_t *frames,

@@ -5,14 +5,12 @@
  */
 #include <errno.h>
 #include <string.h>
-#include <sys/socket.h>
 
 #include "cext/internal.h"
 
 #include "inband_relay.h"
 
 #define GOAL_PATIENCE_MS 10000 /* a goal not reached by then is given up, and time decides again */
-#define GOAL_RETRY_MS 100      /* what keeps a freeze from succeeding is mostly a delayed ACK of 40 ms */
 #define PROBE_INTERVAL_MAX_MS (65535u * 1000)
 
 static int set_goal(struct roost_engine *e, struct roost_conn *c, enum roost_inband_verb goal) {
@@ -90,39 +88,6 @@ int roost_inband_carry_out(struct roost_engine *e, struct roost_conn *c, bool cl
     if (result == ROOST_INBAND_R_REFUSED)
         e->stat[ROOST_E_IN_BAND_REFUSED]++;
     return result;
-}
-
-/* With its link kept (the persistent interface) nothing but this shows that the client, which is not read meanwhile, does
- * not want to sleep any more. */
-static bool client_spoke(const struct roost_conn *c) {
-    uint8_t byte;
-    return roost_inband_wants_link(c) || recv(c->client.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0;
-}
-
-void roost_inband_pursue(struct roost_engine *e, struct roost_conn *c) {
-    struct roost_in_band *b = c->in_band;
-    bool linked = c->link == ROOST_CONNECTING || c->link == ROOST_LINKED;
-    if (!b->goal || c->phase != ROOST_LIVE)
-        return;
-    b->unlinked |= !linked;
-    bool pair = b->goal == ROOST_INBAND_SLEEP && roost_service_of(e, c->service)->persistent;
-    bool again = linked && (b->unlinked || (pair && client_spoke(c))); /* somebody wants the link again */
-    if (e->now_ms >= b->until_ms || again || (!linked && b->goal == ROOST_INBAND_DONE)) {
-        b->goal = 0; /* out of reach, or void, or done */
-        return;
-    }
-    if (c->want_freeze || c->link == ROOST_CONNECTING || (b->begun && e->now_ms < b->retry_ms))
-        return;
-    b->retry_ms = e->now_ms + GOAL_RETRY_MS;
-    int error = b->goal == ROOST_INBAND_DONE ? roost_link_end(e, c, ROOST_C_COMMAND)
-                                             : roost_freeze(e, c, ROOST_C_COMMAND);
-    if (c->dead)
-        return;
-    if (error == -EOPNOTSUPP) /* a link-local address: no further than STANDBY */
-        b->goal = 0;
-    b->begun |= !error;
-    if (c->phase == ROOST_LIVE)
-        roost_conn_set_timer(e, c);
 }
 
 void roost_inband_frozen(struct roost_engine *e, struct roost_conn *c) {

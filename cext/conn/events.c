@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the control plane is told of a connection: as it is awake, as its slot has it, its transitions, and that a command
+ * was refused. A transition that the table of control/states.py lacks is refused here, before it is told.
+ */
+#include <string.h>
+#include <time.h>
+
+#include "cext/internal.h"
+#include "cext/socket/repair.h"
+#include "transitions.h"
+
+uint64_t roost_realtime_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+void roost_refuse(struct roost_engine *e, uint8_t op, uint64_t token, uint64_t id, const struct roost_key *key,
+                  int error) {
+    struct roost_event event;
+    memset(&event, 0, sizeof(event));
+    event.type = ROOST_EV_REFUSED;
+    event.op = op;
+    event.error = error;
+    event.token = token;
+    event.id = id;
+    event.at_ms = roost_realtime_ms();
+    event.record.key = *key;
+    roost_mailbox_post(&e->box, &event);
+}
+
+void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, struct roost_event *event) {
+    memset(event, 0, sizeof(*event));
+    event->from_state = event->to_state = c->state;
+    event->id = c->id;
+    event->at_ms = roost_realtime_ms();
+    event->rx_bytes = c->rx;
+    event->tx_bytes = c->tx;
+    event->gap_ms = e->now_ms > c->active_ms ? e->now_ms - c->active_ms : 0;
+    event->record.key = c->key;
+    event->record.service = c->service;
+    event->record.rest.id = c->id;
+    event->record.rest.active_ms = c->active_ms;
+}
+
+uint8_t roost_state_of_slot(const struct roost_ka *slot) {
+    return slot->rest == ROOST_NO_REST ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
+}
+
+void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot,
+                         struct roost_event *event) {
+    memset(event, 0, sizeof(*event));
+    event->at_ms = roost_realtime_ms();
+    event->record.key = *key;
+    event->record.ka = *slot;
+    event->record.service = roost_table_service(&e->table, slot);
+    event->from_state = event->to_state = roost_state_of_slot(slot);
+    if (roost_table_has_rest(slot)) {
+        event->record.rest = e->table.rest[slot->rest];
+        event->id = event->record.rest.id;
+        event->gap_ms = roost_monotonic_ms() - event->record.rest.active_ms;
+    } else if (ROOST_IS_BORN(slot->rest)) {
+        event->gap_ms = (uint64_t)ROOST_SILENCE_S(slot->heard, roost_monotonic_ms() / 1000) * 1000;
+    }
+}
+
+void roost_event_of_holder(struct roost_engine *e, const struct roost_key *key, const struct roost_holder *h,
+                           struct roost_event *event) {
+    if (h->conn)
+        roost_event_of_conn(e, h->conn, event);
+    else
+        roost_event_of_slot(e, key, h->slot, event);
+}
+
+bool roost_is_legal(uint8_t from, uint8_t to, uint8_t cause) {
+    return from < sizeof(roost_transitions) / sizeof(roost_transitions[0]) && cause < sizeof(roost_transitions[0]) &&
+           roost_transitions[from][cause] & 1u << to;
+}
+
+bool roost_permits(uint8_t from, uint8_t cause) {
+    bool any = false;
+    for (uint8_t to = ROOST_ST_NONE; to <= ROOST_ST_CLOSED; to++)
+        any |= roost_is_legal(from, to, cause);
+    return any;
+}
+
+bool roost_post_transition(struct roost_engine *e, struct roost_event *event, enum roost_state from,
+                           enum roost_state to, enum roost_cause cause, uint64_t token) {
+    const bool legal = roost_is_legal((uint8_t)from, (uint8_t)to, (uint8_t)cause);
+    event->type = legal ? ROOST_EV_TRANSITION : ROOST_EV_ILLEGAL;
+    event->from_state = (uint8_t)from;
+    event->to_state = (uint8_t)to;
+    event->cause = (uint8_t)cause;
+    event->token = legal ? token : 0;
+    roost_mailbox_post(&e->box, event);
+    return legal;
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A leg: one of the two sockets of an awake connection, and what waits to be written to it. Watched by epoll under its
+ * connection's address; a rebuilt client's under its descriptor, for as a spare socket it stays in the epoll instance
+ * while no connection has it.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cext/internal.h"
+
+void roost_leg_fresh(struct roost_leg *leg, int fd) {
+    free(leg->pending);
+    memset(leg, 0, sizeof(*leg));
+    leg->fd = fd;
+}
+
+void roost_reset_fd(int fd) {
+    struct linger now = {.l_onoff = 1, .l_linger = 0};
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
+    close(fd);
+}
+
+/* Explicitly out of epoll, which forgets a file only with its last descriptor: the control plane may hold a duplicate of an
+ * attached server's, and a process that was forked just now one of each. */
+void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset) {
+    if (leg->fd < 0)
+        return;
+    epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, leg->fd, NULL);
+    roost_rebuilt_name(e, leg->fd, NULL);
+    if (reset)
+        roost_reset_fd(leg->fd);
+    else
+        close(leg->fd);
+    leg->fd = -1;
+}
+
+int roost_leg_queue(struct roost_leg *leg, const uint8_t *data, uint32_t length) {
+    struct roost_pending *old = leg->pending;
+    uint32_t waiting = old ? old->to - old->from : 0;
+    struct roost_pending *p = malloc(sizeof(*p) + waiting + length);
+    if (!p)
+        return -ENOMEM;
+    if (old)
+        memcpy(p->data, old->data + old->from, waiting);
+    memcpy(p->data + waiting, data, length);
+    p->from = 0;
+    p->to = waiting + length;
+    free(old);
+    leg->pending = p;
+    return 0;
+}
+
+int roost_leg_flush(struct roost_leg *leg) {
+    while (leg->pending) {
+        struct roost_pending *p = leg->pending;
+        ssize_t n = send(leg->fd, p->data + p->from, p->to - p->from, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0) {
+            if (errno == EINTR)
+                continue;
+            if (errno == EAGAIN)
+                leg->writable = false;
+            return -errno;
+        }
+        p->from += (uint32_t)n;
+        if (p->from == p->to) {
+            free(p);
+            leg->pending = NULL;
+        }
+    }
+    return 0;
+}
+
+void roost_leg_acknowledge(const struct roost_leg *leg) {
+    int one = 1;
+    setsockopt(leg->fd, IPPROTO_TCP, TCP_QUICKACK, &one, sizeof(one));
+}
+
+enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint32_t length, int flags) {
+    ssize_t sent = 0;
+    if (!leg->pending)
+        sent = send(leg->fd, data, length, MSG_NOSIGNAL | MSG_DONTWAIT | flags);
+    if (sent < 0 && errno != EAGAIN && errno != EINTR) {
+        leg->refused = true; /* these bytes are acknowledged and went nowhere */
+        return ROOST_SINK_BROKEN;
+    }
+    if (sent < 0)
+        sent = 0;
+    if ((uint32_t)sent == length)
+        return ROOST_MOVED_ALL;
+    leg->writable = false;
+    if (roost_leg_queue(leg, data + sent, length - (uint32_t)sent))
+        return ROOST_SINK_BROKEN; /* no memory: the bytes are acknowledged and cannot be kept; both ends learn it */
+    return ROOST_BLOCKED;
+}
+
+static int watch(struct roost_engine *e, int op, int fd, struct roost_conn *c, bool server, uint32_t out) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLET | out};
+    event.data.u64 =
+        !server && c->client.rebuilt ? TAG_REBUILT | (uint64_t)fd : (uint64_t)(uintptr_t)c | (server ? 1 : 0);
+    return epoll_ctl(e->epoll_fd, op, fd, &event) ? -errno : 0;
+}
+
+int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool server) {
+    return watch(e, EPOLL_CTL_ADD, fd, c, server, server ? EPOLLOUT : 0);
+}
+
+void roost_watch_blocked(struct roost_engine *e, struct roost_conn *c) {
+    if (!c->client.pending || c->client.watched_out || c->client.fd < 0)
+        return;
+    /* No memory: nobody would tell when it is writable. */
+    if (watch(e, EPOLL_CTL_MOD, c->client.fd, c, false, EPOLLOUT))
+        roost_conn_end(e, c, ROOST_C_CLIENT_CLOSE, true);
+    else
+        c->client.watched_out = true;
+}
+
+int roost_rebuilt_reserve(struct roost_engine *e, int fd) {
+    uint32_t size = e->rebuilt_size ? e->rebuilt_size : 1024;
+    while (size <= (uint32_t)fd)
+        size *= 2;
+    if (size == e->rebuilt_size)
+        return 0;
+    struct roost_conn **more = realloc(e->rebuilt, size * sizeof(*more));
+    if (!more)
+        return -ENOMEM;
+    memset(more + e->rebuilt_size, 0, (size - e->rebuilt_size) * sizeof(*more));
+    e->rebuilt = more;
+    e->rebuilt_size = size;
+    return 0;
+}
+
+void roost_rebuilt_name(struct roost_engine *e, int fd, struct roost_conn *c) {
+    if ((uint32_t)fd < e->rebuilt_size)
+        e->rebuilt[fd] = c;
+}
+
+struct epoll_event roost_rebuilt_event(int fd) {
+    struct epoll_event event = {.events = EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLET};
+    event.data.u64 = TAG_REBUILT | (uint64_t)fd;
+    return event;
+}

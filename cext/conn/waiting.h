@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A command that cannot be carried out yet, and the one owner of the socket and the bytes that came with it. It stands in
+ * one place at a time: with a key whose row is being looked for (perhaps.c), among the servers that are tried again
+ * (attach.c), or at the connection that it will be linked to (struct roost_conn); then it is linked, or refused.
+ */
+#ifndef ROOST_CEXT_WAITING_H
+#define ROOST_CEXT_WAITING_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cext/base/types.h"
+
+struct roost_waiting {
+    struct roost_waiting *next;
+    struct roost_command command; /* fd: the server's socket, of ROOST_OP_ATTACH */
+    uint64_t since_ms, until_ms;  /* until: for the second server's turn at a connection */
+    bool door;                    /* it came through a door, and is refused by RST; else by the answer to its command */
+};
+
+/* Takes over the command's socket and early bytes. NULL: no memory, and they are still the caller's. */
+struct roost_waiting *roost_waiting_new(struct roost_engine *e, const struct roost_command *command, bool door);
+/* Its socket is another's (or closed: fd -1) by now. */
+void roost_waiting_free(struct roost_waiting *w);
+/* Whoever gave the command is told, and a socket is closed. */
+void roost_waiting_refuse(struct roost_engine *e, struct roost_waiting *w, int error);
+/* The same without a word: the engine ends. */
+void roost_waiting_drop(struct roost_waiting *w);
+
+#endif
