@@ -104,7 +104,7 @@ def test_commands_that_make_no_sense_are_refused_and_change_nothing(box: EngineL
     for op in (Op.STANDBY, Op.IDLE):
         box.submit(op, pair)
         box.wait(lambda op=op: (op, errno.ENOENT) in box.refusals(pair), f"{op.name} is refused")  # type: ignore[misc]
-    box.engine.submit([Command(Op.SLEEP, key=pair.key, id=pair.id + 1)])
+    box.engine.submit([Command(Op.SLEEP, cause=Cause.QUIET, key=pair.key, id=pair.id + 1)])
     box.wait(lambda: (Op.SLEEP, errno.EAGAIN) in box.refusals(pair), "SLEEP with another's number is refused")
     assert box.transitions(pair) == told
     box.wake_and_answer(pair)

@@ -290,7 +290,7 @@ def test_a_server_that_comes_for_it_is_linked(box: BareSleep) -> None:
 def test_a_command_about_a_stranger_is_refused(box: BareSleep) -> None:
     pair = box.let_sleep()
     nobody = Key.of(pair.key.client_text.split(":")[0], 1, *box.target())
-    box.engine.submit([Command(Op.WAKE, key=nobody, token=6)])
+    box.engine.submit([Command(Op.WAKE, cause=Cause.COMMAND, key=nobody, token=6)])
     box.wait(lambda: any(e.type == EventType.REFUSED and e.token == 6 for e in box.events), "it is refused")
     assert next(e.error for e in box.events if e.type == EventType.REFUSED) == errno.ENOENT
 
@@ -300,7 +300,7 @@ def test_a_command_about_somebody_who_is_taken_for_a_member_is_refused(box: Bare
     box.let_sleep()
     client, host = box.lab.client_addresses()[0], box.target()
     taken = Key.of(client, box.taken_for_a_member(), *host)
-    box.engine.submit([Command(Op.WAKE, key=taken, token=6)])
+    box.engine.submit([Command(Op.WAKE, cause=Cause.COMMAND, key=taken, token=6)])
     box.wait(lambda: any(e.type == EventType.REFUSED and e.token == 6 for e in box.events), "it is refused")
     assert next(e.error for e in box.events if e.type == EventType.REFUSED) == errno.ENOENT
     assert box.engine.find(taken) is None, "it is known for a stranger from now on"
