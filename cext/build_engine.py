@@ -2,7 +2,7 @@
 """Builds cext/_engine, the C engine as a Python extension (cffi, API mode: calls release the GIL).
 
 The declarations are the headers themselves: ebpf/shared/record.h, ebpf/shared/birth.h, cext/base/types.h,
-cext/engine.h and cext/testing/testing.h, without their preprocessor lines.
+cext/base/face.h and cext/testing/testing.h, without their preprocessor lines.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ SOURCES: Final = {
     "table": "endpoints filter growth hosts rests table",
     "path": "datapath drops frames pace pins probes programs",
     "socket": "proxy_header repair segment spares survey",
-    "conn": "attach born connection events find freeze legs links listeners listing next overrides perhaps policy"
-    " ports relay router servers sockets sweep thaw waiting",
+    "conn": "acks candidates connection events find legs listing notes overrides policy ports servers steering waiting",
     "inband": "inband inband_relay inband_requests",
+    "life": "attach births doors freeze held insert links listeners next perhaps received relay sweep thaw",
     "": "commands engine stats",
     "testing": "testing testing_engine testing_notes",
 }
@@ -70,13 +70,14 @@ for name in (
     "ebpf/shared/record.h",
     "ebpf/shared/birth.h",
     "cext/base/types.h",
-    "cext/engine.h",
+    "cext/base/face.h",
+    "cext/life/next.h",
     "cext/testing/testing.h",
 ):
     ffibuilder.cdef(declarations(ROOT / name))
 ffibuilder.set_source(
     "cext._engine",
-    '#include "cext/engine.h"\n#include "cext/testing/testing.h"\n',
+    '#include "cext/base/face.h"\n#include "cext/life/next.h"\n#include "cext/testing/testing.h"\n',
     sources=[str(Path("cext", folder, f"{name}.c")) for folder, names in SOURCES.items() for name in names.split()],
     **BUILD,
 )

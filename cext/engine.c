@@ -24,8 +24,8 @@
 #include <unistd.h>
 
 #include "cext/base/address.h"
-#include "cext/conn/next.h"
-#include "cext/internal.h"
+#include "cext/life/next.h"
+#include "cext/life/life.h"
 #include "cext/socket/repair.h"
 
 #define EVENTS_A_TURN 512
@@ -37,19 +37,23 @@
 #define RUSH_PAUSE_NS 150000
 #define RUSH_AWAKE_NS 250000 /* then there is no rush any more */
 
-void roost_lock(struct roost_engine *e) {
-    __atomic_add_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
-    pthread_mutex_lock(&e->lock);
-    __atomic_sub_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
-}
-
-void roost_unlock(struct roost_engine *e) {
-    pthread_mutex_unlock(&e->lock);
-}
-
-int roost_watch_plain(struct roost_engine *e, int fd, uint64_t tag) {
-    struct epoll_event event = {.events = EPOLLIN, .data.u64 = tag};
-    return epoll_ctl(e->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
+/* Events of this turn may still name a dead connection, and so may a queue (queued counts those): memory goes at the
+ * end of a turn, when nothing names it any more. */
+void roost_conns_free_dead(struct roost_engine *e) {
+    struct roost_conn **at = &e->dead;
+    while (*at) {
+        struct roost_conn *c = *at;
+        if (c->queued) {
+            at = &c->next_dead;
+            continue;
+        }
+        *at = c->next_dead;
+        roost_drop_held(c);
+        free(c->client.pending);
+        free(c->server.pending);
+        roost_inband_free(c);
+        free(c);
+    }
 }
 
 static void leg_event(struct roost_engine *e, struct roost_conn *c, bool server, uint32_t events) {

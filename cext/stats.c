@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The names of the counters, in the order of enum roost_counter, enum roost_engine_counter and roost_stats_read. */
-#include "internal.h"
+#include "cext/life/life.h"
 
 static const char *const bpf_names[ROOST_N_COUNT] = {
     [ROOST_N_ANSWERED] = "keepalives_answered",

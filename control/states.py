@@ -195,8 +195,8 @@ def render_markdown() -> str:
 
 
 def render_c() -> str:
-    """The table as a C header: for each state and cause a bit for each state that may follow. The engine is built with it
-    (cext/build_engine.py) and refuses what it lacks."""
+    """The table as a C header: for each state and cause a bit for each state that may follow. The engine is built with
+    it (cext/build_engine.py) and refuses what it lacks."""
     rows = [
         f"    [{source}][{cause}] = {sum(1 << target for target in targets)},"
         for (source, cause), targets in TRANSITIONS.items()

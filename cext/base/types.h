@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What goes between Python and the engine: states and causes, commands, events, rows, and the description of a service. Every
- * room knows these; cext/engine.h declares the functions. cext/build_engine.py hands both to cffi: keep to plain
+ * room knows these; cext/base/face.h declares the functions. cext/build_engine.py hands both to cffi: keep to plain
  * declarations that it can parse.
  */
 #ifndef ROOST_CEXT_TYPES_H
@@ -46,17 +46,17 @@ enum roost_op {
     ROOST_OP_WAKE = 4,  /* key (or id if awake): thaw and leave in STANDBY. From SLEEP: ROOST_EV_NEED_RECORD follows, or
                             ROOST_EV_PERHAPS; as it does for ROOST_OP_CLOSE and ROOST_OP_ATTACH */
     ROOST_OP_CLOSE = 5, /* key or id: close towards the client (RST) and the server, whatever the state */
-    ROOST_OP_ATTACH = 6,  /* key + fd: link this connected server socket to the client, waking it. The engine owns fd
+    ROOST_OP_ATTACH = 6,    /* key + fd: link this connected server socket to the client, waking it. The engine owns fd
                              from then on; preamble is written to the server first, early to the client first */
-    ROOST_OP_RESTORE = 7, /* key + record: the record ROOST_EV_NEED_RECORD asked for; error != 0: there is none */
-    ROOST_OP_INSERT = 9,      /* key + record: put a SLEEP record from the store into the table (after a reboot); with
+    ROOST_OP_RESTORE = 7,   /* key + record: the record ROOST_EV_NEED_RECORD asked for; error != 0: there is none */
+    ROOST_OP_INSERT = 9,    /* key + record: put a SLEEP record from the store into the table (after a reboot); with
                                  peer: both legs of a pair, which are IDLE then */
-    ROOST_OP_PRESSURE = 10,   /* count: freeze the count least recently active STANDBY/ACTIVE connections */
-    ROOST_OP_ANSWER = 11,     /* id + count: the answer to ROOST_EV_IN_BAND; error: refused; preamble: the name */
-    ROOST_OP_TELL = 12,       /* id or key of an awake connection: its client is told in band to stay connected.
+    ROOST_OP_PRESSURE = 10, /* count: freeze the count least recently active STANDBY/ACTIVE connections */
+    ROOST_OP_ANSWER = 11,   /* id + count: the answer to ROOST_EV_IN_BAND; error: refused; preamble: the name */
+    ROOST_OP_TELL = 12,     /* id or key of an awake connection: its client is told in band to stay connected.
                                  ROOST_EV_DONE follows; EPERM where the service does not let clients be told */
-    ROOST_OP_OVERRIDE = 13,   /* key + id + overrides: what ROOST_EV_OVERRIDES told to an earlier engine */
-    ROOST_OP_PERHAPS = 14     /* key + record: the answer to ROOST_EV_PERHAPS; error ENOENT: it is a stranger, another
+    ROOST_OP_OVERRIDE = 13, /* key + id + overrides: what ROOST_EV_OVERRIDES told to an earlier engine */
+    ROOST_OP_PERHAPS = 14   /* key + record: the answer to ROOST_EV_PERHAPS; error ENOENT: it is a stranger, another
                                  one: nobody can say now */
 };
 
@@ -74,7 +74,7 @@ enum roost_event_type {
     ROOST_EV_IN_BAND = 9, /* asked, id: op (STATUS, NAME) needs the control plane; ROOST_OP_ANSWER with this count */
     ROOST_EV_OVERRIDES = 10, /* overridden, id: differs from what was told; comes when the connection goes IDLE */
     ROOST_EV_DONE = 11,      /* op, token, id: carried out, and no transition tells of it; for commands with a token */
-    ROOST_EV_ROWS = 12,   /* count: so many transitions that nobody waits for, each in place of an event: roost_rows */
+    ROOST_EV_ROWS = 12,    /* count: so many transitions that nobody waits for, each in place of an event: roost_rows */
     ROOST_EV_PERHAPS = 13, /* key: somebody wants it, and it may sleep without a slot; answer with ROOST_OP_PERHAPS */
     ROOST_EV_ILLEGAL = 14  /* from, to, cause, key, id: a fault of the engine's; the transition was refused, the
                              connection ends */

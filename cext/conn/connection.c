@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "cext/internal.h"
+#include "conn.h"
 #include "cext/socket/repair.h"
 
 static uint64_t hash_of_key(const struct roost_engine *e, const struct roost_key *key) {
@@ -107,25 +107,6 @@ void roost_conn_forget(struct roost_engine *e, struct roost_conn *c) {
     e->dead = c;
 }
 
-/* Events of this turn may still name a dead connection, and so may a queue (queued counts those): memory goes at the
- * end of a turn, when nothing names it any more. */
-void roost_conns_free_dead(struct roost_engine *e) {
-    struct roost_conn **at = &e->dead;
-    while (*at) {
-        struct roost_conn *c = *at;
-        if (c->queued) {
-            at = &c->next_dead;
-            continue;
-        }
-        *at = c->next_dead;
-        roost_drop_held(c);
-        free(c->client.pending);
-        free(c->server.pending);
-        roost_inband_free(c);
-        free(c);
-    }
-}
-
 const struct roost_service *roost_service_of(struct roost_engine *e, uint16_t index) {
     static const struct roost_service none;
     size_t at = index;
@@ -214,4 +195,10 @@ void roost_conn_refuse_server(struct roost_engine *e, struct roost_conn *c, int 
     c->server_waits = NULL;
     w->command.id = c->id;
     roost_waiting_refuse(e, w, error);
+}
+
+void roost_conn_count(struct roost_engine *e, struct roost_conn *c, bool to_server, uint64_t bytes) {
+    c->asked = to_server;
+    *(to_server ? &c->rx : &c->tx) += bytes;
+    e->stat[to_server ? ROOST_E_BYTES_IN : ROOST_E_BYTES_OUT] += bytes;
 }

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "cext/internal.h"
+#include "conn.h"
 #include "cext/socket/repair.h"
 #include "transitions.h"
 
@@ -95,4 +95,14 @@ bool roost_post_transition(struct roost_engine *e, struct roost_event *event, en
     event->token = legal ? token : 0;
     roost_mailbox_post(&e->box, event);
     return legal;
+}
+
+void roost_tell_pressure(struct roost_engine *e) {
+    struct roost_event event;
+    memset(&event, 0, sizeof(event));
+    event.type = ROOST_EV_PRESSURE;
+    event.count = (uint32_t)e->awake;
+    event.at_ms = roost_realtime_ms();
+    roost_mailbox_post(&e->box, &event);
+    e->pressure_told = true;
 }

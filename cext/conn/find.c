@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "cext/base/address.h"
-#include "cext/internal.h"
+#include "conn.h"
 
 struct roost_holder roost_whose(struct roost_engine *e, const struct roost_key *key) {
     struct roost_holder h = {.conn = roost_conn_by_key(e, key)};

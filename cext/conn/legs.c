@@ -14,7 +14,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "cext/internal.h"
+#include "conn.h"
 
 void roost_leg_fresh(struct roost_leg *leg, int fd) {
     free(leg->pending);
@@ -112,14 +112,12 @@ int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool serve
     return watch(e, EPOLL_CTL_ADD, fd, c, server, server ? EPOLLOUT : 0);
 }
 
-void roost_watch_blocked(struct roost_engine *e, struct roost_conn *c) {
+int roost_watch_blocked(struct roost_engine *e, struct roost_conn *c) {
     if (!c->client.pending || c->client.watched_out || c->client.fd < 0)
-        return;
-    /* No memory: nobody would tell when it is writable. */
-    if (watch(e, EPOLL_CTL_MOD, c->client.fd, c, false, EPOLLOUT))
-        roost_conn_end(e, c, ROOST_C_CLIENT_CLOSE, true);
-    else
-        c->client.watched_out = true;
+        return 0;
+    int error = watch(e, EPOLL_CTL_MOD, c->client.fd, c, false, EPOLLOUT);
+    c->client.watched_out = !error;
+    return error;
 }
 
 int roost_rebuilt_reserve(struct roost_engine *e, int fd) {

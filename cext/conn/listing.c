@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cext/internal.h"
+#include "conn.h"
 
 #define PLACES 4096            /* of the awake: ranges of the hashes of their keys */
 #define POSITIONS_A_PART 65536 /* the engine's thread stands still for some 0.3 ms */

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "cext/inband/inband_relay.h"
-#include "cext/internal.h"
+#include "conn.h"
 
 #define SLEEP_RETRY_S 30 /* asked again, should the store not have managed */
 

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "cext/base/address.h"
-#include "cext/internal.h"
+#include "conn.h"
 
 #define TRIES 256
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "cext/internal.h"
+#include "conn.h"
 
 struct roost_waiting *roost_waiting_new(struct roost_engine *e, const struct roost_command *command, bool door) {
     struct roost_waiting *w = calloc(1, sizeof(*w));

@@ -12,6 +12,8 @@
 
 #include "cext/base/types.h"
 
+struct roost_engine;
+
 struct roost_waiting {
     struct roost_waiting *next;
     struct roost_command command; /* fd: the server's socket, of ROOST_OP_ATTACH */

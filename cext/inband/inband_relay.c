@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cext/internal.h"
+#include "cext/conn/conn.h"
 
 #include "inband_relay.h"
 
@@ -80,7 +80,7 @@ static enum roost_moved pass(struct roost_engine *e, struct roost_conn *c, bool 
                              size_t length) {
     if (!length)
         return ROOST_MOVED_ALL;
-    roost_relay_count(e, c, client, length);
+    roost_conn_count(e, c, client, length);
     return roost_leg_send(leg_of(c, !client), data, (uint32_t)length, 0);
 }
 
@@ -96,8 +96,8 @@ enum roost_moved roost_inband_write(struct roost_engine *e, struct roost_conn *c
         return ROOST_MOVED_ALL;
     bool refused = leg->refused;
     enum roost_moved moved = roost_leg_send(leg, frames, (uint32_t)length, 0);
-    if (client)
-        roost_watch_blocked(e, c);
+    if (client && roost_watch_blocked(e, c))
+        roost_conn_end(e, c, ROOST_C_CLIENT_CLOSE, true);
     leg->refused = refused; /* an answer that is lost is nobody's payload */
     return moved;
 }

@@ -4,11 +4,8 @@
 #ifndef ROOST_CEXT_INBAND_RELAY_H
 #define ROOST_CEXT_INBAND_RELAY_H
 
+#include "cext/conn/conn.h"
 #include "inband.h"
-
-struct roost_engine;
-struct roost_conn;
-struct roost_leg;
 
 struct roost_inband_end { /* what one end sends */
     struct roost_inband filter;
@@ -36,7 +33,31 @@ struct roost_in_band {
 int roost_inband_carry_out(struct roost_engine *e, struct roost_conn *c, bool client,
                            const struct roost_inband_request *r);
 
-/* inband_relay.c. Writes a frame of ours to an end, or nothing if that cannot be written to. */
+/* inband_relay.c */
+bool roost_inband_looks(struct roost_engine *e, const struct roost_conn *c, bool client); /* into what this end sends */
+/* A chunk that was read from an end: payload to the other one, requests carried out. data: not e->scratch past
+ * ROOST_PENDING_MAX. */
+enum roost_moved roost_inband_chunk(struct roost_engine *e, struct roost_conn *c, bool client, const uint8_t *data,
+                                    uint32_t length);
+/* Before an end is read: what of it waits goes on, if it may. *stop: nothing may be read from it now. */
+enum roost_moved roost_inband_resume(struct roost_engine *e, struct roost_conn *c, bool client, bool *stop);
+enum roost_moved roost_inband_end(struct roost_engine *e, struct roost_conn *c,
+                                  bool client); /* before its FIN goes on */
+/* The first bytes of a server that attached, read before it was linked. 0 or -ENOMEM. */
+int roost_inband_early(struct roost_engine *e, struct roost_conn *c, const uint8_t *data, uint32_t length);
+void roost_inband_turn(struct roost_engine *e, struct roost_conn *c);       /* after its relay */
+int roost_inband_unlinked(struct roost_engine *e, struct roost_conn *c);    /* the server link goes; 0 or -ENOMEM */
+bool roost_inband_wants_link(const struct roost_conn *c);                   /* bytes of the client wait for a server */
+bool roost_inband_unfinished(const struct roost_conn *c);                   /* a frame, or the answer to one */
+void roost_inband_frozen(struct roost_engine *e, struct roost_conn *c);     /* it is IDLE now */
+uint64_t roost_inband_due_ms(struct roost_engine *e, struct roost_conn *c); /* when roost_inband_timer wants to run */
+void roost_inband_timer(struct roost_engine *e, struct roost_conn *c);
+void roost_inband_free(struct roost_conn *c);
+/* inband_requests.c */
+int roost_inband_answered(struct roost_engine *e, const struct roost_command *command);
+int roost_inband_tell(struct roost_engine *e, struct roost_conn *c);
+
+/* Writes a frame of ours to an end, or nothing if that cannot be written to. */
 enum roost_moved roost_inband_write(struct roost_engine *e, struct roost_conn *c, bool client, const uint8_t *frames,
                                     size_t length);
 

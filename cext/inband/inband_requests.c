@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "cext/internal.h"
+#include "cext/conn/conn.h"
 
 #include "inband_relay.h"
 

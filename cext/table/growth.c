@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cext/internal.h"
+#include "cext/life/life.h"
 
 #define GROW_PERCENT 92 /* of the slots in use */
 #define GROWTH_PERCENT 40

@@ -13,7 +13,7 @@
 #include "cext/table/filter.h"
 #include "cext/table/hosts.h"
 #include "cext/inband/inband.h"
-#include "cext/internal.h"
+#include "cext/life/life.h"
 #include "cext/socket/proxy_header.h"
 #include "cext/socket/repair.h"
 #include "cext/socket/segment.h"

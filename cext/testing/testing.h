@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "ebpf/shared/record.h"
-#include "cext/engine.h"
+#include "cext/base/face.h"
 
 struct roost_table_handle; /* a table in plain memory */
 struct roost_table_handle *roost_testing_table(uint32_t slots4, uint32_t slots6, uint32_t rest_slots,

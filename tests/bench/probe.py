@@ -11,7 +11,7 @@ frames.
 
 `core_share` is that time divided by the time that went by: the share of one core. Probes must go out as often as the
 interval says (`probes_a_round`: probes in one interval for each connection). In the first four rounds clients that came
-at once are moved apart, each by an eighth of the interval at most (conn/sweep.c), so that a look at an interval in the
+at once are moved apart, each by an eighth of the interval at most (life/sweep.c), so that a look at an interval in the
 midst of them sees more or fewer; with `rounds` below 4 the figure is said and not judged.
 
 Of all probes from the first on, those of the first rounds' rushes included, nearly every one must be answered at once

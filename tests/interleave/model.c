@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Connections that freeze, sleep and thaw while packets come: inactive.bpf.c, table.c and filter.c as they
- * are, and around them, as little as can be, the sockets. The engine's steps are those of conn/freeze.c, conn/thaw.c,
- * cext/commands.c and cext/conn/perhaps.c, in their order.
+ * are, and around them, as little as can be, the sockets. The engine's steps are those of life/freeze.c, life/thaw.c,
+ * cext/commands.c and cext/life/perhaps.c, in their order.
  *
  *     model [--deeper] [SCENARIO...]      explores these, or all, and prints a line for each; --deeper: with one more
  *                                         preemption
@@ -632,7 +632,7 @@ static bool c_speaks(void) {
     return others_are_done(); /* a lock was not to be had: its client will say it again */
 }
 
-/* As cext/conn/born.c and cext/conn/thaw.c have it. */
+/* As cext/life/births.c and cext/life/thaw.c have it. */
 static void wake_c(void) {
     await(c_speaks, "waits until C speaks");
     struct roost_ka *slot = roost_table_find(&table, &C->key);

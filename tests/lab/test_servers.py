@@ -25,7 +25,7 @@ from control.states import Cause, State
 from tests.lab.engine_lab import SERVICE, EngineLab, receive
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
-HELD_S = 0.2  # RETRY_MS of cext/conn/links.c
+HELD_S = 0.2  # RETRY_MS of cext/life/links.c
 
 
 class Servers:

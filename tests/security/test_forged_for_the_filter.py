@@ -21,7 +21,7 @@ from tests.lab.test_relay import rss_bytes
 from tests.lab.wire import Sleeper, Wire
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
-ASKED_MAX, SYNS_ASKED_MAX = 1024, 256  # cext/conn/perhaps.c
+ASKED_MAX, SYNS_ASKED_MAX = 1024, 256  # cext/life/perhaps.c
 FRAMES = 20_000
 FRAME_BYTES = 1000
 SOURCES = range(20_000, 26_000)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cext/conn/sweep.c and cext/path/probes.c: when the appliance probes, and which probes wait to be sent."""
+"""cext/life/sweep.c and cext/path/probes.c: when the appliance probes, and which probes wait to be sent."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 #include "cext/base/address.h"
-#include "cext/internal.h"
+#include "life.h"
 #include "cext/socket/proxy_header.h"
 
 #define RETRY_MS 200

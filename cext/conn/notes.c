@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cext/internal.h"
+#include "conn.h"
 
 #define STATE_LISTEN 0x0a /* in /proc/net/tcp */
 

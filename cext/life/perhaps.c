@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "perhaps.h"
-
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cext/base/address.h"
-#include "cext/internal.h"
+#include "life.h"
 #include "cext/socket/segment.h"
 
 /* Anybody can send packets that the filter takes for a member's: one in 430. What he can make us do is bounded. */
@@ -34,58 +32,6 @@ struct roost_asked_for {
     struct roost_waiting *command, **command_tail;
     uint32_t frames;
 };
-
-uint64_t roost_hash_of_key(const struct roost_engine *e, const struct roost_key *key) {
-    return roost_key_is_v4(key) ? roost_hash4(&e->table.config, key) : roost_hash6(&e->table.config, key);
-}
-
-bool roost_is_perhaps_asleep(const struct roost_engine *e, const struct roost_key *key) {
-    uint64_t hash = roost_hash_of_key(e, key);
-    return roost_filter_has(&e->filter, hash, key->local_port) && !roost_datapath_is_stranger(&e->path, hash);
-}
-
-/* A listener on every address has clients of its own family alone. */
-static bool listens_at(const struct roost_service *s, const struct roost_key *key) {
-    if (key->local_port != htons(s->listen_port))
-        return false;
-    return roost_address_is_any(s->listen) ? roost_address_is_v4(s->listen) == roost_address_is_v4(key->local)
-                                           : !memcmp(s->listen, key->local, sizeof(key->local));
-}
-
-/* The index of the service that clients reach at the near end of this key; 0: none. */
-static uint16_t service_at(const struct roost_engine *e, const struct roost_key *key) {
-    for (int i = 0; i < e->listeners; i++)
-        if (listens_at(&e->listener[i].service, key))
-            return e->listener[i].service.index;
-    return 0;
-}
-
-void roost_event_of_perhaps(struct roost_engine *e, const struct roost_key *key, struct roost_event *event) {
-    memset(event, 0, sizeof(*event));
-    event->at_ms = roost_realtime_ms();
-    event->from_state = event->to_state = ROOST_ST_SLEEP;
-    event->count = 1;
-    event->record.key = *key;
-    event->record.service = service_at(e, key);
-}
-
-bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka,
-                              uint16_t service, bool again) {
-    if (!roost_service_of(e, service)->no_keepalives || ka->probe_interval_s || ROOST_FLAGS(ka->ctl) & ROOST_F_PAIRED)
-        return false;
-    uint64_t hash = roost_hash_of_key(e, key);
-    roost_datapath_mark_stranger(&e->path, hash, false); /* first: XDP must not let its packets pass */
-    if (roost_filter_insert(&e->filter, hash, key->local_port))
-        return true;
-    e->stat[ROOST_E_FILTER_FULL] += !again;
-    return false;
-}
-
-void roost_perhaps_left(struct roost_engine *e, const struct roost_key *key) {
-    uint64_t hash = roost_hash_of_key(e, key);
-    if (roost_filter_has(&e->filter, hash, key->local_port))
-        roost_datapath_mark_stranger(&e->path, hash, true);
-}
 
 static bool has_key(const void *asked_for, const void *key) {
     return !memcmp(&((const struct roost_asked_for *)asked_for)->key, key, sizeof(struct roost_key));

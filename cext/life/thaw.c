@@ -20,72 +20,14 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "cext/internal.h"
+#include "life.h"
 #include "cext/socket/repair.h"
 #include "cext/socket/segment.h"
 
 #define THAWS_A_BATCH 128
 #define SLICE 8 /* sockets for one worker at a time */
 
-/* Frames held for one connection: few while none of them has proved genuine (anybody can send those), then what a
- * client may have in flight. What is more is dropped and comes again. */
-#define HELD_UNPROVEN_MAX 32
-#define HELD_MAX 512
-#define STRAYS_MAX 1024
-#define FRAMES_A_DRAIN 512
 #define BATCHES_A_TURN 2
-
-static struct roost_held *hold(const struct roost_frame *f, bool server) {
-    struct roost_held *h = malloc(sizeof(*h) + f->length);
-    if (!h)
-        return NULL; /* its sender retransmits */
-    h->next = NULL;
-    h->ifindex = f->ifindex;
-    h->queue = f->queue;
-    h->length = f->length;
-    h->l3 = f->l3;
-    h->server = server;
-    h->local = f->why == ROOST_WHY_LOCAL;
-    memcpy(h->data, f->data, f->length);
-    return h;
-}
-
-static void hold_for(struct roost_engine *e, struct roost_conn *c, const struct roost_frame *f, bool server) {
-    bool proven = c->phase != ROOST_MARKED || c->waking;
-    if (c->held_frames >= (proven ? HELD_MAX : HELD_UNPROVEN_MAX)) {
-        e->stat[ROOST_E_HELD_DROPPED]++;
-        return;
-    }
-    struct roost_held *h = f->length ? hold(f, server) : NULL;
-    if (h) {
-        *c->held_tail = h;
-        c->held_tail = &h->next;
-        c->held_frames++;
-    }
-}
-
-void roost_drop_held(struct roost_conn *c) {
-    while (c->held) {
-        struct roost_held *h = c->held;
-        c->held = h->next;
-        free(h);
-    }
-    c->held_tail = &c->held;
-    c->held_frames = 0;
-}
-
-void roost_stray(struct roost_engine *e, const struct roost_frame *f) {
-    if (e->strays >= STRAYS_MAX) {
-        e->stat[ROOST_E_HELD_DROPPED]++;
-        return;
-    }
-    struct roost_held *h = f->length ? hold(f, false) : NULL;
-    if (h) {
-        *e->stray_tail = h;
-        e->stray_tail = &h->next;
-        e->strays++;
-    }
-}
 
 void roost_wake_queue(struct roost_engine *e, struct roost_conn *c) {
     if (c->waking)
@@ -110,15 +52,10 @@ static void rouse_server(struct roost_engine *e, struct roost_conn *c) {
     }
 }
 
-void roost_slot_wakes(struct roost_engine *e, struct roost_conn *c) {
-    roost_table_set_phase(c->slot, ROOST_WAKING);
-    roost_datapath_retract_probe(&e->path, &c->key);
-}
-
 /* An inactive connection becomes an awake one. Its slot stays until its socket is there: IDLE as WAKING, which holds
  * its packets; SLEEP as it is, answering keep-alives, for the store may take its time. */
-static struct roost_conn *rouse(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot,
-                                enum roost_cause cause) {
+struct roost_conn *roost_rouse(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot,
+                               enum roost_cause cause) {
     bool sleeping = ROOST_PHASE(slot->ctl) == ROOST_SLEEP;
     if (ROOST_IS_BORN(slot->rest) && roost_born_settle(e, key, slot))
         return NULL; /* it stays asleep, and is asked again */
@@ -155,216 +92,9 @@ struct roost_conn *roost_wake(struct roost_engine *e, const struct roost_key *ke
         *error = h.by == ROOST_BY_CONN || h.by == ROOST_BY_SLOT ? EAGAIN : ENOENT;
         return NULL;
     }
-    struct roost_conn *c = rouse(e, key, slot, cause);
+    struct roost_conn *c = roost_rouse(e, key, slot, cause);
     *error = c ? 0 : ROOST_IS_BORN(slot->rest) ? ENOSPC : ENOMEM;
     return c;
-}
-
-void roost_answer_probe(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka) {
-    uint8_t packet[ROOST_PROBE_MAX];
-    roost_datapath_send(&e->path, packet, roost_segment_ack(key, ka, roost_coarse_ms(), ka->snd_nxt, packet));
-}
-
-enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roost_ka *ka) {
-    struct roost_segment segment;
-    struct roost_ka idle = *ka;
-    idle.ctl = (ka->ctl & ~0xffu) | ROOST_IDLE;
-    if ((!h->local && !roost_segment_checksums_good(h->data, h->length, h->l3)) ||
-        !roost_segment_parse(h->data, h->length, h->l3, &segment))
-        return ROOST_V_DROP;
-    return roost_judge(&idle, &segment);
-}
-
-/* A frame that met a freeze. Only a genuine one ends the freeze at once; anybody can send the others. */
-static void meet_freeze(struct roost_engine *e, struct roost_conn *c, const struct roost_frame *f, bool server) {
-    struct roost_ka now;
-    hold_for(e, c, f, server);
-    if (!c->held || c->waking)
-        return;
-    struct roost_held *newest = c->held;
-    while (newest->next)
-        newest = newest->next;
-    if (!roost_repair_peek(newest->server ? c->server.fd : c->client.fd, &now) &&
-        roost_judge_held(newest, &now) == ROOST_V_WAKE)
-        roost_wake_queue(e, c);
-}
-
-/* A frame of an inactive connection that was held because the slot was being moved just then: judged again now that it
- * has been. */
-static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, const struct roost_ka *slot, bool *speaks) {
-    struct roost_segment segment;
-    *speaks = false;
-    if (f->why == ROOST_WHY_GUARD)
-        return true;
-    if (f->why == ROOST_WHY_WAKE && !f->length) /* too long to be held, but judged */
-        return true;
-    bool local = f->why == ROOST_WHY_LOCAL;
-    if ((!local && !roost_segment_checksums_good(f->data, f->length, f->l3)) ||
-        !roost_segment_parse(f->data, f->length, f->l3, &segment)) {
-        e->stat[ROOST_E_FRAME_BAD]++;
-        return false;
-    }
-    switch (roost_judge(slot, &segment)) {
-    case ROOST_V_WAKE:
-        *speaks = segment.payload && !(segment.flags & ROOST_RST);
-        return true;
-    case ROOST_V_ANSWER:
-        roost_answer_probe(e, &f->key, slot);
-        return false;
-    case ROOST_V_CHALLENGE: /* XDP's to do, but it has not seen this slot; it does so once for each that comes back */
-        if (f->why == ROOST_WHY_PERHAPS)
-            roost_answer_probe(e, &f->key, slot);
-        return false;
-    default:
-        return false;
-    }
-}
-
-/* Whom a frame is for. */
-struct addressee {
-    struct roost_conn *conn;     /* awake, or on its way; NULL: inactive, or not ours */
-    struct roost_ka *slot;       /* of the leg that the frame is for */
-    struct roost_ka *client;     /* of the connection */
-    const struct roost_key *key; /* of the connection */
-    struct roost_key peer;
-    bool server; /* it is the server's leg */
-};
-
-static void find_addressee(struct roost_engine *e, const struct roost_key *key, struct addressee *a) {
-    memset(a, 0, sizeof(*a));
-    a->key = key;
-    struct roost_holder h = roost_whose(e, key);
-    a->conn = h.conn;
-    a->slot = a->client = h.slot;
-    if (h.by != ROOST_BY_LEG)
-        return;
-    a->client = roost_table_peer(&e->table, a->slot, &a->peer);
-    if (a->client) {
-        a->server = true;
-        a->key = &a->peer;
-        a->conn = roost_conn_by_key(e, a->key);
-    } else { /* a leg that nobody wakes any more: the stack tells its server */
-        roost_table_remove(&e->table, a->slot);
-        a->slot = NULL;
-    }
-}
-
-void roost_take_frame(struct roost_engine *e, const struct roost_frame *f) {
-    struct addressee a;
-    bool speaks;
-    find_addressee(e, &f->key, &a);
-    struct roost_conn *c = a.conn;
-    if (!c && !a.slot) {
-        roost_perhaps_frame(e, f);
-    } else if (!a.slot || (c && c->phase == ROOST_LIVE)) {
-        if (f->why == ROOST_WHY_PERHAPS) /* the filter takes it for another one */
-            roost_datapath_mark_stranger(&e->path, roost_hash_of_key(e, &f->key), true);
-        roost_stray(e, f);
-    } else if (c && c->phase == ROOST_MARKED) {
-        meet_freeze(e, c, f, a.server);
-    } else if (c && c->phase == ROOST_THAWING) {
-        hold_for(e, c, f, a.server);
-    } else if (wakes_now(e, f, a.slot, &speaks)) {
-        if (!c)
-            c = rouse(e, a.key, a.client, a.server ? ROOST_C_SERVER_DATA : ROOST_C_CLIENT_DATA);
-        if (!c)
-            return;
-        c->speaks |= speaks;
-        hold_for(e, c, f, a.server);
-    }
-}
-
-int roost_on_frame(void *context, void *data, size_t size) {
-    struct roost_engine *e = context;
-    e->frame_budget--;
-    if (size >= sizeof(struct roost_frame))
-        roost_take_frame(e, data);
-    /* libbpf has moved past this frame; what is left makes epoll report the ring again. */
-    return e->frame_budget > 0 ? 0 : -EAGAIN;
-}
-
-void roost_drain(struct roost_engine *e) {
-    e->frame_budget = FRAMES_A_DRAIN;
-    roost_datapath_drain(&e->path);
-}
-
-/* The outbox being filled for one interface. */
-struct batch {
-    uint32_t count, ifindex, queue;
-};
-
-static void flush(struct roost_engine *e, struct batch *b) {
-    if (b->count)
-        e->stat[ROOST_E_REPLAYED] += roost_datapath_replay(&e->path, b->count, b->ifindex, b->queue);
-    b->count = 0;
-}
-
-static void into_outbox(struct roost_engine *e, struct batch *b, const struct roost_held *h) {
-    if (b->count == ROOST_OUTBOX_ITEMS || (b->count && (b->ifindex != h->ifindex || b->queue != h->queue)))
-        flush(e, b);
-    b->ifindex = h->ifindex;
-    b->queue = h->queue;
-    struct roost_outbox_item *item = &e->path.out[b->count++];
-    item->length = h->length;
-    memcpy(item->data, h->data, h->length);
-}
-
-/* Sent once more: received from the loopback interface without its route, it would be a martian. */
-static void replay_local(struct roost_engine *e, struct roost_held *h) {
-    roost_segment_checksum(h->data, h->length, h->l3);
-    if (roost_datapath_send(&e->path, h->data + h->l3, h->length - h->l3))
-        e->stat[ROOST_E_REPLAYED]++;
-}
-
-static void replay(struct roost_engine *e, struct batch *b, struct roost_held **list) {
-    while (*list) {
-        struct roost_held *h = *list;
-        *list = h->next;
-        if (h->local)
-            replay_local(e, h);
-        else
-            into_outbox(e, b, h);
-        free(h);
-    }
-}
-
-static void replay_held(struct roost_engine *e, struct roost_conn **conns, int count) {
-    struct batch b = {0};
-    for (int i = 0; i < count; i++) {
-        conns[i]->client.readable |= conns[i]->held != NULL;
-        replay(e, &b, &conns[i]->held);
-        conns[i]->held_tail = &conns[i]->held;
-        conns[i]->held_frames = 0;
-    }
-    flush(e, &b);
-}
-
-static void remove_slots(struct roost_engine *e, struct roost_conn **conns, int count) {
-    for (int i = 0; i < count; i++) {
-        if (conns[i]->server_slot)
-            roost_table_remove(&e->table, conns[i]->server_slot);
-        if (conns[i]->slot)
-            roost_table_remove(&e->table, conns[i]->slot);
-        conns[i]->slot = conns[i]->server_slot = NULL;
-    }
-}
-
-static void release(struct roost_engine *e, struct roost_conn **conns, int count) {
-    bool met_again = e->path.loopback;
-    for (int i = 0; i < e->path.interfaces; i++)
-        met_again |= e->path.interface[i].generic;
-    if (met_again)
-        remove_slots(e, conns, count);
-    replay_held(e, conns, count);
-    remove_slots(e, conns, count);
-    roost_drain(e);
-    replay_held(e, conns, count);
-    for (int i = 0; i < count; i++)
-        conns[i]->phase = ROOST_LIVE;
-}
-
-void roost_hold_release(struct roost_engine *e, struct roost_conn *c) {
-    release(e, &c, 1);
 }
 
 /* The phase of both legs. The server's last when they rise, for a leg without its client is what the next engine would
@@ -576,22 +306,14 @@ void roost_thaw_turn(struct roost_engine *e) {
         clock_gettime(CLOCK_MONOTONIC, &from);
         gather(e, &b);
         int count = rebuild(e, &b, batch);
-        release(e, batch, count);
+        roost_release_held(e, batch, count);
         clock_gettime(CLOCK_MONOTONIC, &to);
         e->stat[ROOST_E_THAW_NS] +=
             (uint64_t)(to.tv_sec - from.tv_sec) * 1000000000 + (uint64_t)(to.tv_nsec - from.tv_nsec);
         for (int i = 0; i < count; i++)
             roost_conn_run(e, batch[i]);
     }
-    struct batch b = {0};
-    if (e->stray) {
-        for (const struct roost_held *h = e->stray; h; h = h->next)
-            e->stat[ROOST_E_STRAY_REPLAYED]++;
-        replay(e, &b, &e->stray);
-        e->stray_tail = &e->stray;
-        e->strays = 0;
-        flush(e, &b);
-    }
+    roost_strays_turn(e);
 }
 
 /* Where the server's leg of a pair is now: since the row was written the table may have grown. */

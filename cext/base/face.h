@@ -11,8 +11,8 @@
  * server-close, probe-timeout, server-attach); the rest it makes when commanded. A command that could not be carried out
  * is answered with ROOST_EV_REFUSED carrying the command's token, op and an error.
  */
-#ifndef ROOST_CEXT_ENGINE_H
-#define ROOST_CEXT_ENGINE_H
+#ifndef ROOST_CEXT_FACE_H
+#define ROOST_CEXT_FACE_H
 
 #include "cext/base/types.h"
 

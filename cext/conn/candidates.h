@@ -7,8 +7,8 @@
  * it they are in the table again, in SLEEP, and what waited is done as for any that sleeps; then the sweep lets them go when
  * they have been silent. Without a row it was a stranger: its packets go to the stack, and the next ones pass XDP.
  */
-#ifndef ROOST_CEXT_PERHAPS_H
-#define ROOST_CEXT_PERHAPS_H
+#ifndef ROOST_CEXT_CANDIDATES_H
+#define ROOST_CEXT_CANDIDATES_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -45,15 +45,5 @@ bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *ke
  * killed before that, a successor must not believe the row because of another's fingerprint: taken for asleep, it would
  * take that one away. So a key that the filter goes on taking for a member is a stranger's from now on. */
 void roost_perhaps_left(struct roost_engine *e, const struct roost_key *key);
-
-/* A frame of a key that is in no table. */
-void roost_perhaps_frame(struct roost_engine *e, const struct roost_frame *f);
-/* Whether a command waits from now on for the one that it is about; *error: that it should, but cannot. */
-bool roost_perhaps_command(struct roost_engine *e, struct roost_command *command, int *error);
-/* Ends what nobody answers, and asks again for those whose RST came when nobody could say. */
-void roost_perhaps_turn(struct roost_engine *e);
-/* ROOST_OP_PERHAPS */
-void roost_perhaps_answered(struct roost_engine *e, const struct roost_command *command);
-void roost_perhaps_close(struct roost_engine *e);
 
 #endif

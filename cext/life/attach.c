@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 
 #include "cext/base/address.h"
-#include "cext/internal.h"
+#include "life.h"
 
 #define RETRY_MS 50
 

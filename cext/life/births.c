@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "cext/base/address.h"
-#include "cext/internal.h"
+#include "life.h"
 
 #define OPEN_S 2         /* without a sign of life from the engine nobody is born after this long */
 #define FULL_PERCENT 96  /* of the table: the rest is for those that fall asleep */

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cext/internal.h"
+#include "life.h"
 #include "cext/socket/repair.h"
 #include "cext/socket/segment.h"
 

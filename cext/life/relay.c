@@ -12,7 +12,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#include "cext/internal.h"
+#include "life.h"
 
 #define READS_A_TURN 8 /* per direction; then the others have their turn */
 
@@ -21,12 +21,6 @@ static bool passes_on(struct roost_engine *e, const struct roost_conn *c, bool c
     if (client)
         return c->link == ROOST_LINKED;
     return c->link == ROOST_LINKED && !c->attached && roost_service_of(e, c->service)->close_with_server;
-}
-
-void roost_relay_count(struct roost_engine *e, struct roost_conn *c, bool to_server, uint64_t bytes) {
-    c->asked = to_server;
-    *(to_server ? &c->rx : &c->tx) += bytes;
-    e->stat[to_server ? ROOST_E_BYTES_IN : ROOST_E_BYTES_OUT] += bytes;
 }
 
 /* Moves what there is from one end to the other. */
@@ -64,7 +58,7 @@ static enum roost_moved move(struct roost_engine *e, struct roost_conn *c, bool 
         if (looks) {
             moved = roost_inband_chunk(e, c, client, e->scratch, (uint32_t)n);
         } else {
-            roost_relay_count(e, c, client, (uint64_t)n);
+            roost_conn_count(e, c, client, (uint64_t)n);
             /* The FIN that is known to follow goes in the same packet as the last bytes. */
             bool last = from->ends && !from->eof && !to->shut && passes_on(e, c, client);
             moved = roost_leg_send(to, e->scratch, (uint32_t)n, last ? MSG_MORE : 0);

@@ -11,12 +11,10 @@
 #include <unistd.h>
 
 #include "cext/base/address.h"
-#include "cext/internal.h"
+#include "life.h"
 
 #define ACCEPTS_A_TURN 128
 #define ACCEPT_PAUSE_MS 50
-#define ANSWER_MS 2 /* a server that is close answers sooner */
-#define ANSWER_IN_RUSH_MS 10
 
 /* The address that a client connected to; -errno. */
 static int accepted_at(const struct roost_service *s, int fd, struct roost_key *key) {
@@ -40,38 +38,6 @@ static void acknowledge_or_wait(struct roost_engine *e, struct roost_conn *c) {
         roost_acknowledge_later(e, c);
     else
         roost_leg_acknowledge(&c->client);
-}
-
-/* When there is no answer for a while, the ACK goes by itself: a client with Nagle's algorithm waits for it with its next
- * words. */
-void roost_acknowledge_later(struct roost_engine *e, struct roost_conn *c) {
-    c->ack_ms = e->now_ms + (e->rush ? ANSWER_IN_RUSH_MS : ANSWER_MS);
-    if (c->unacked) /* it waits already */
-        return;
-    c->unacked = true;
-    c->queued++;
-    c->next_unacked = NULL;
-    *e->unacked_tail = c;
-    e->unacked_tail = &c->next_unacked;
-}
-
-/* Has what the client said last been acknowledged by an answer? One that was only greeted has said nothing yet: the ACK of
- * its first bytes would be held back for as long as the kernel likes. */
-static bool is_answered(const struct roost_conn *c) {
-    return c->rx && c->tx && !c->asked;
-}
-
-void roost_unacked_turn(struct roost_engine *e) {
-    struct roost_conn *c;
-    while ((c = e->unacked) && (c->dead || e->now_ms >= c->ack_ms)) {
-        e->unacked = c->next_unacked;
-        if (!e->unacked)
-            e->unacked_tail = &e->unacked;
-        c->unacked = false;
-        c->queued--;
-        if (!c->dead && c->client.fd >= 0 && !is_answered(c))
-            roost_leg_acknowledge(&c->client);
-    }
 }
 
 static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd, const struct sockaddr_storage *peer) {
@@ -99,16 +65,6 @@ static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd,
     acknowledge_or_wait(e, c);
     e->stat[ROOST_E_ACCEPTED]++;
     roost_link_start(e, c, ROOST_C_CLIENT_CONNECT);
-}
-
-void roost_tell_pressure(struct roost_engine *e) {
-    struct roost_event event;
-    memset(&event, 0, sizeof(event));
-    event.type = ROOST_EV_PRESSURE;
-    event.count = (uint32_t)e->awake;
-    event.at_ms = roost_realtime_ms();
-    roost_mailbox_post(&e->box, &event);
-    e->pressure_told = true;
 }
 
 /* No room: new clients wait in the listen queue, which costs them nothing but time. */

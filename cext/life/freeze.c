@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "cext/base/address.h"
-#include "cext/internal.h"
+#include "life.h"
 #include "cext/socket/repair.h"
 
 #define WITHOUT_MEMBARRIER_US 50000 /* what is on its way to TCP has arrived long before */
@@ -161,7 +161,7 @@ void roost_freeze_cancel(struct roost_engine *e, struct roost_conn *c, int error
     roost_refuse(e, ROOST_OP_IDLE, token, c->id, &c->key, error);
     c->token = 0;
     c->told_quiet_ms = e->now_ms; /* not at once again */
-    roost_hold_release(e, c);
+    roost_release_held(e, &c, 1);
     roost_conn_run(e, c);
 }
 

@@ -6,7 +6,7 @@
 #include <sys/socket.h>
 
 #include "cext/inband/inband_relay.h"
-#include "cext/internal.h"
+#include "life.h"
 
 #define LONG_STAY_MS 100  /* the most that one connection's stay counts in the measure of a rush */
 #define GOAL_RETRY_MS 100 /* what keeps a freeze from succeeding is mostly a delayed ACK of 40 ms */
@@ -192,7 +192,8 @@ static void look(struct roost_engine *e, struct roost_conn *c) {
             if (c->phase == ROOST_LIVE)
                 roost_inband_turn(e, c);
         }
-        roost_watch_blocked(e, c);
+        if (roost_watch_blocked(e, c)) /* no memory: nothing would tell when it can be written to */
+            roost_conn_end(e, c, ROOST_C_CLIENT_CLOSE, true);
     }
     /* Activity moves no timer: one that fires early is set again. */
     if (!c->timer.previous || c->link != link || link != ROOST_LINKED || c->in_band)

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What an awake connection is made of, and what is known of any: found, told of, its legs, its policy, where it is noted.
+ * Nothing here decides what becomes of it: cext/life/ does.
+ *
+ *     connection.c  the awake ones, by id and key       events.c      what the control plane is told
+ *     legs.c        sockets and what waits for them     find.c        who has a 4-tuple, or an address
+ *     waiting.c     commands that wait                  candidates.c  what may sleep without a slot
+ *     policy.c      what is in force (overrides.c)      servers.c     the servers of a service
+ *     acks.c        ACKs that wait for an answer        listing.c     lists that are taken while connections move
+ *     notes.c       sockets that XDP must know of       ports.c       local ports of links that may sleep
+ *     steering.c    what a router steers
+ */
+#ifndef ROOST_CEXT_CONN_H
+#define ROOST_CEXT_CONN_H
+
+#include "state.h"
+
+/* connection.c: the awake ones, by id and by key */
+int roost_conns_init(struct roost_engine *e, uint32_t expected);
+struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key *key, uint64_t id, uint16_t service);
+struct roost_conn *roost_conn_by_id(struct roost_engine *e, uint64_t id);
+struct roost_conn *roost_conn_by_key(struct roost_engine *e, const struct roost_key *key);
+void roost_conn_touch(struct roost_engine *e, struct roost_conn *c); /* payload moved: now the most recently active */
+void roost_conn_set_id(struct roost_engine *e, struct roost_conn *c, uint64_t id);
+void roost_conn_forget(struct roost_engine *e, struct roost_conn *c); /* out of every index; freed after this turn */
+void roost_conn_run(struct roost_engine *e, struct roost_conn *c);    /* into the queue of next.c */
+/* The server that waits for it, if any. */
+void roost_conn_refuse_server(struct roost_engine *e, struct roost_conn *c, int error);
+const struct roost_service *roost_service_of(struct roost_engine *e, uint16_t index);
+void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum roost_state to, enum roost_cause cause);
+/* An awake connection ends at its next look: CLOSED. reset: towards both ends by RST, else by the close that is already
+ * under way. Later reasons change nothing. */
+void roost_conn_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset);
+void roost_conn_count(struct roost_engine *e, struct roost_conn *c, bool to_server, uint64_t bytes); /* of payload */
+
+/* legs.c */
+enum roost_moved {
+    ROOST_MOVED_ALL,
+    ROOST_MOVED_AGAIN, /* there may be more, but others wait */
+    ROOST_BLOCKED,     /* the sink takes no more just now */
+    ROOST_SOURCE_BROKEN,
+    ROOST_SINK_BROKEN
+};
+
+void roost_leg_fresh(struct roost_leg *leg, int fd);
+int roost_leg_flush(struct roost_leg *leg); /* 0 nothing pending any more, -EAGAIN, or -errno */
+int roost_leg_queue(struct roost_leg *leg, const uint8_t *data, uint32_t length);
+void roost_leg_acknowledge(const struct roost_leg *leg); /* now, and for a while at once */
+/* Sends, behind what is pending; what is not taken is queued: ROOST_BLOCKED. flags: MSG_MORE or 0. */
+enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint32_t length, int flags);
+int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool server);
+/* The client's socket is watched for reading alone until bytes wait for it: a new one can always be written to, and an
+ * event that says so would cost every client a turn of the loop. */
+int roost_watch_blocked(struct roost_engine *e, struct roost_conn *c); /* 0 or -errno */
+/* Room for what is rebuilt with these descriptors. 0 or -ENOMEM. */
+int roost_rebuilt_reserve(struct roost_engine *e, int fd);
+void roost_rebuilt_name(struct roost_engine *e, int fd, struct roost_conn *c); /* NULL: it is nobody's from now on */
+/* How a rebuilt client's socket is to be watched, named or not. */
+struct epoll_event roost_rebuilt_event(int fd);
+void roost_reset_fd(int fd); /* close with RST */
+void roost_leg_close(struct roost_engine *e, struct roost_leg *leg, bool reset);
+
+/* acks.c: the ACK goes with the answer, if that comes soon. The kernel is to hold it back (TCP_QUICKACK 0) by itself. */
+void roost_acknowledge_later(struct roost_engine *e, struct roost_conn *c);
+void roost_unacked_turn(struct roost_engine *e);
+
+/* find.c */
+enum roost_held_by {
+    ROOST_BY_NONE, /* or by a candidate: roost_is_perhaps_asleep() */
+    ROOST_BY_CONN, /* awake, or on its way up or down */
+    ROOST_BY_SLOT, /* inactive: a client's */
+    ROOST_BY_LEG,  /* the server's leg of a pair */
+};
+struct roost_holder {
+    enum roost_held_by by;
+    struct roost_conn *conn;
+    struct roost_ka *slot; /* of a connection: the one it keeps on its way */
+};
+/* Who has a 4-tuple. */
+struct roost_holder roost_whose(struct roost_engine *e, const struct roost_key *key);
+/* The connection that a server means by the address it connected to: key's client and client_port; completes the key. The
+ * one with this address and port, else the only one with this address. 0, ENOENT, or ENOTUNIQ: it has several. */
+int roost_find_by_address(struct roost_engine *e, struct roost_key *key, const uint8_t server[16]);
+
+/* events.c */
+uint64_t roost_realtime_ms(void);
+void roost_refuse(struct roost_engine *e, uint8_t op, uint64_t token, uint64_t id, const struct roost_key *key,
+                  int error);
+void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, struct roost_event *event);
+uint8_t roost_state_of_slot(const struct roost_ka *slot); /* enum roost_state */
+void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot,
+                         struct roost_event *event);
+/* by: not ROOST_BY_NONE */
+void roost_event_of_holder(struct roost_engine *e, const struct roost_key *key, const struct roost_holder *h,
+                           struct roost_event *event);
+bool roost_is_legal(uint8_t from, uint8_t to, uint8_t cause); /* enum roost_state, enum roost_cause */
+bool roost_permits(uint8_t from, uint8_t cause);              /* some transition out of this state has this cause */
+/* Tells a transition of what the event describes. False: it is not legal, and ROOST_EV_ILLEGAL was told instead. */
+bool roost_post_transition(struct roost_engine *e, struct roost_event *event, enum roost_state from,
+                           enum roost_state to, enum roost_cause cause, uint64_t token);
+
+void roost_tell_pressure(struct roost_engine *e); /* descriptors run short */
+
+static inline bool roost_is_pair(const struct roost_ka *slot) {
+    return slot && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED;
+}
+
+/* notes.c: sockets that XDP must know of. When the engine starts; in each turn; before one is made. */
+void roost_sockets_begin(struct roost_engine *e);
+void roost_sockets_turn(struct roost_engine *e);
+void roost_sockets_note(struct roost_engine *e, const struct roost_key *key);
+
+/* listing.c: of somebody who is awake from now on, or no more, while others list (e->listings). place: of the hash. */
+void roost_listings_awake(struct roost_engine *e, const struct roost_key *key);
+void roost_listings_asleep(struct roost_engine *e, const struct roost_key *key); /* or gone */
+/* A slot for one that slept without. */
+void roost_listings_back(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot);
+
+/* ports.c */
+typedef int roost_connect_from(const struct roost_server *to, bool held, const uint8_t *local, uint16_t port_be);
+/* Begins a link that may sleep, from a port that no other has. A descriptor or -errno. */
+int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, bool held,
+                        roost_connect_from *connect_from);
+
+/* steering.c. 0 or -errno with a sentence in err. */
+int roost_router_manage(struct roost_engine *e, const struct roost_service *service, char *err, uint32_t err_len);
+
+/* policy.c: what is in force for one connection. */
+int roost_policy_restore(struct roost_engine *e, const struct roost_command *command);
+uint32_t roost_quiet_ms(struct roost_engine *e, const struct roost_conn *c, enum roost_state state); /* 0 = never */
+uint16_t roost_probe_interval_s(struct roost_engine *e, const struct roost_conn *c);
+uint32_t roost_sleep_due_s(struct roost_engine *e, const struct roost_conn *c); /* for its record */
+
+#endif

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Frames that were held because their connection had no socket just then: kept for it in order, judged again by its record,
+ * and given to the stack once the socket lives. Strays are those of connections that need no thaw.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "life.h"
+#include "cext/socket/repair.h"
+#include "cext/socket/segment.h"
+
+/* Frames held for one connection: few while none of them has proved genuine (anybody can send those), then what a
+ * client may have in flight. What is more is dropped and comes again. */
+#define HELD_UNPROVEN_MAX 32
+#define HELD_MAX 512
+#define STRAYS_MAX 1024
+#define FRAMES_A_DRAIN 512
+
+static struct roost_held *hold(const struct roost_frame *f, bool server) {
+    struct roost_held *h = malloc(sizeof(*h) + f->length);
+    if (!h)
+        return NULL; /* its sender retransmits */
+    h->next = NULL;
+    h->ifindex = f->ifindex;
+    h->queue = f->queue;
+    h->length = f->length;
+    h->l3 = f->l3;
+    h->server = server;
+    h->local = f->why == ROOST_WHY_LOCAL;
+    memcpy(h->data, f->data, f->length);
+    return h;
+}
+
+void roost_hold(struct roost_engine *e, struct roost_conn *c, const struct roost_frame *f, bool server) {
+    bool proven = c->phase != ROOST_MARKED || c->waking;
+    if (c->held_frames >= (proven ? HELD_MAX : HELD_UNPROVEN_MAX)) {
+        e->stat[ROOST_E_HELD_DROPPED]++;
+        return;
+    }
+    struct roost_held *h = f->length ? hold(f, server) : NULL;
+    if (h) {
+        *c->held_tail = h;
+        c->held_tail = &h->next;
+        c->held_frames++;
+    }
+}
+
+void roost_drop_held(struct roost_conn *c) {
+    while (c->held) {
+        struct roost_held *h = c->held;
+        c->held = h->next;
+        free(h);
+    }
+    c->held_tail = &c->held;
+    c->held_frames = 0;
+}
+
+void roost_stray(struct roost_engine *e, const struct roost_frame *f) {
+    if (e->strays >= STRAYS_MAX) {
+        e->stat[ROOST_E_HELD_DROPPED]++;
+        return;
+    }
+    struct roost_held *h = f->length ? hold(f, false) : NULL;
+    if (h) {
+        *e->stray_tail = h;
+        e->stray_tail = &h->next;
+        e->strays++;
+    }
+}
+
+void roost_slot_wakes(struct roost_engine *e, struct roost_conn *c) {
+    roost_table_set_phase(c->slot, ROOST_WAKING);
+    roost_datapath_retract_probe(&e->path, &c->key);
+}
+
+void roost_answer_probe(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka) {
+    uint8_t packet[ROOST_PROBE_MAX];
+    roost_datapath_send(&e->path, packet, roost_segment_ack(key, ka, roost_coarse_ms(), ka->snd_nxt, packet));
+}
+
+enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roost_ka *ka) {
+    struct roost_segment segment;
+    struct roost_ka idle = *ka;
+    idle.ctl = (ka->ctl & ~0xffu) | ROOST_IDLE;
+    if ((!h->local && !roost_segment_checksums_good(h->data, h->length, h->l3)) ||
+        !roost_segment_parse(h->data, h->length, h->l3, &segment))
+        return ROOST_V_DROP;
+    return roost_judge(&idle, &segment);
+}
+
+void roost_drain(struct roost_engine *e) {
+    e->frame_budget = FRAMES_A_DRAIN;
+    roost_datapath_drain(&e->path);
+}
+
+/* The outbox being filled for one interface. */
+struct batch {
+    uint32_t count, ifindex, queue;
+};
+
+static void flush(struct roost_engine *e, struct batch *b) {
+    if (b->count)
+        e->stat[ROOST_E_REPLAYED] += roost_datapath_replay(&e->path, b->count, b->ifindex, b->queue);
+    b->count = 0;
+}
+
+static void into_outbox(struct roost_engine *e, struct batch *b, const struct roost_held *h) {
+    if (b->count == ROOST_OUTBOX_ITEMS || (b->count && (b->ifindex != h->ifindex || b->queue != h->queue)))
+        flush(e, b);
+    b->ifindex = h->ifindex;
+    b->queue = h->queue;
+    struct roost_outbox_item *item = &e->path.out[b->count++];
+    item->length = h->length;
+    memcpy(item->data, h->data, h->length);
+}
+
+/* Sent once more: received from the loopback interface without its route, it would be a martian. */
+static void replay_local(struct roost_engine *e, struct roost_held *h) {
+    roost_segment_checksum(h->data, h->length, h->l3);
+    if (roost_datapath_send(&e->path, h->data + h->l3, h->length - h->l3))
+        e->stat[ROOST_E_REPLAYED]++;
+}
+
+static void replay(struct roost_engine *e, struct batch *b, struct roost_held **list) {
+    while (*list) {
+        struct roost_held *h = *list;
+        *list = h->next;
+        if (h->local)
+            replay_local(e, h);
+        else
+            into_outbox(e, b, h);
+        free(h);
+    }
+}
+
+static void replay_held(struct roost_engine *e, struct roost_conn **conns, int count) {
+    struct batch b = {0};
+    for (int i = 0; i < count; i++) {
+        conns[i]->client.readable |= conns[i]->held != NULL;
+        replay(e, &b, &conns[i]->held);
+        conns[i]->held_tail = &conns[i]->held;
+        conns[i]->held_frames = 0;
+    }
+    flush(e, &b);
+}
+
+static void remove_slots(struct roost_engine *e, struct roost_conn **conns, int count) {
+    for (int i = 0; i < count; i++) {
+        if (conns[i]->server_slot)
+            roost_table_remove(&e->table, conns[i]->server_slot);
+        if (conns[i]->slot)
+            roost_table_remove(&e->table, conns[i]->slot);
+        conns[i]->slot = conns[i]->server_slot = NULL;
+    }
+}
+
+void roost_release_held(struct roost_engine *e, struct roost_conn **conns, int count) {
+    bool met_again = e->path.loopback;
+    for (int i = 0; i < e->path.interfaces; i++)
+        met_again |= e->path.interface[i].generic;
+    if (met_again)
+        remove_slots(e, conns, count);
+    replay_held(e, conns, count);
+    remove_slots(e, conns, count);
+    roost_drain(e);
+    replay_held(e, conns, count);
+    for (int i = 0; i < count; i++)
+        conns[i]->phase = ROOST_LIVE;
+}
+
+void roost_strays_turn(struct roost_engine *e) {
+    struct batch b = {0};
+    if (!e->stray)
+        return;
+    for (const struct roost_held *h = e->stray; h; h = h->next)
+        e->stat[ROOST_E_STRAY_REPLAYED]++;
+    replay(e, &b, &e->stray);
+    e->stray_tail = &e->stray;
+    e->strays = 0;
+    flush(e, &b);
+}

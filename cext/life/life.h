@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What becomes of a connection: how it comes, is linked, relayed, frozen, held, thawed, probed and ended.
+ *
+ *     next.c       what happens next to an awake one     listeners.c  services: listen, accept, hold back
+ *     links.c      the server's side                     attach.c     a server wants a client
+ *     relay.c      bytes between the legs                doors.c      servers that connect to a client's address
+ *     freeze.c     sockets -> records                    thaw.c       records -> sockets
+ *     held.c       frames that wait for a socket         received.c   frames out of the ring
+ *     births.c     those that are born asleep            insert.c     records that the store puts back
+ *     perhaps.c    rows that candidates are asked for    sweep.c      what inactive ones need by time
+ */
+#ifndef ROOST_CEXT_LIFE_H
+#define ROOST_CEXT_LIFE_H
+
+#include "births.h"
+#include "cext/conn/conn.h"
+#include "cext/inband/inband_relay.h"
+
+/* links.c: the server's side */
+struct roost_pool *roost_pool_of(struct roost_engine *e, uint16_t service); /* NULL: it is not configured any more */
+void roost_link_start(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);
+void roost_link_open(struct roost_engine *e, struct roost_conn *c);    /* connects; the transition is the caller's */
+void roost_link_abandon(struct roost_engine *e, struct roost_conn *c); /* undoes it; no transition */
+void roost_link_attach(struct roost_engine *e, struct roost_conn *c);
+void roost_link_event(struct roost_engine *e, struct roost_conn *c, uint32_t events);       /* while it is CONNECTING */
+void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause); /* -> STANDBY */
+int roost_link_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);   /* orderly, -> STANDBY */
+/* The same for the sake of another server, at once: what the present one has sent may still wait for a slow client. */
+int roost_link_yield(struct roost_engine *e, struct roost_conn *c);
+void roost_link_resumed(struct roost_engine *e, struct roost_conn *c); /* its server's leg slept, and is a link again */
+/* Those that ended in this turn are no links of their servers any more. Before they are freed. */
+void roost_links_turn(struct roost_engine *e);
+void roost_link_settle(struct roost_engine *e, struct roost_conn *c);
+int roost_link_unacknowledged(const struct roost_conn *c); /* bytes; our FIN counts as one */
+void roost_link_timer(struct roost_engine *e, struct roost_conn *c);
+
+/* relay.c: of a connection that has a link */
+void roost_relay(struct roost_engine *e, struct roost_conn *c);
+
+/* attach.c. Links the server to its client, waking it, or as soon as the link is ended that it takes over; else it waits or
+ * is refused. Takes it over. */
+void roost_attach_server(struct roost_engine *e, struct roost_waiting *w);
+void roost_attach_turn(struct roost_engine *e);
+void roost_attach_close(struct roost_engine *e);
+
+/* listeners.c */
+int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, char *err, uint32_t err_len); /* fd or -errno */
+void roost_accept_turn(struct roost_engine *e, struct roost_listener *l);
+void roost_accept_pause(struct roost_engine *e); /* no room: new clients and servers wait in the kernel */
+void roost_accept_resume(struct roost_engine *e);
+
+/* doors.c */
+void roost_router_accept(struct roost_engine *e, int door);
+
+/* freeze.c */
+int roost_grace_start(struct roost_engine *e);
+void roost_grace_stop(struct roost_engine *e);
+int roost_freeze(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);
+void roost_freeze_cancel(struct roost_engine *e, struct roost_conn *c, int error);
+void roost_freeze_turn(struct roost_engine *e);
+void roost_grace_done(struct roost_engine *e);
+
+/* held.c */
+void roost_hold(struct roost_engine *e, struct roost_conn *c, const struct roost_frame *f, bool server);
+void roost_drop_held(struct roost_conn *c);
+/* Replays what was held for these connections, and removes their slots. */
+void roost_release_held(struct roost_engine *e, struct roost_conn **conns, int count);
+void roost_stray(struct roost_engine *e, const struct roost_frame *f); /* to the stack, at the end of the thaws */
+void roost_strays_turn(struct roost_engine *e);
+/* Whether a held frame would wake a leg with this record. */
+enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roost_ka *ka);
+/* The slot of a connection that wakes holds packets from now on, and no probe goes out for it any more. */
+void roost_slot_wakes(struct roost_engine *e, struct roost_conn *c);
+void roost_answer_probe(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka);
+void roost_drain(struct roost_engine *e); /* frames out of the ring, at most so many */
+
+/* thaw.c */
+void roost_thaw_turn(struct roost_engine *e);
+/* Wakes a connection of the table for the control plane or a server: thawed in this turn's roost_thaw_turn when IDLE,
+ * after the store answered when SLEEP. NULL with *error when there is none. */
+struct roost_conn *roost_wake(struct roost_engine *e, const struct roost_key *key, enum roost_cause cause, int *error);
+/* The same of a slot that is at hand, IDLE or SLEEP. NULL: no room. */
+struct roost_conn *roost_rouse(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot,
+                               enum roost_cause cause);
+void roost_wake_queue(struct roost_engine *e, struct roost_conn *c);
+void roost_restore(struct roost_engine *e, const struct roost_command *command); /* ROOST_OP_RESTORE */
+
+/* received.c */
+int roost_on_frame(void *context, void *data, size_t size);
+void roost_take_frame(struct roost_engine *e, const struct roost_frame *f);
+
+/* insert.c: ROOST_OP_INSERT: 0 or an errno; a slot in SLEEP out of a record: NULL: no room. */
+int roost_insert(struct roost_engine *e, const struct roost_command *command);
+struct roost_ka *roost_insert_sleeping(struct roost_engine *e, const struct roost_record *record);
+
+/* perhaps.c */
+/* A frame of a key that is in no table. */
+void roost_perhaps_frame(struct roost_engine *e, const struct roost_frame *f);
+/* Whether a command waits from now on for the one that it is about; *error: that it should, but cannot. */
+bool roost_perhaps_command(struct roost_engine *e, struct roost_command *command, int *error);
+/* Ends what nobody answers, and asks again for those whose RST came when nobody could say. */
+void roost_perhaps_turn(struct roost_engine *e);
+/* ROOST_OP_PERHAPS */
+void roost_perhaps_answered(struct roost_engine *e, const struct roost_command *command);
+void roost_perhaps_close(struct roost_engine *e);
+
+/* sweep.c */
+void roost_sweep_turn(struct roost_engine *e);
+/* Seconds from when a client was heard until its first probe: its interval, moved by an eighth at most towards the moment
+ * of its bucket, in every interval when seconds + salt are a multiple of it. interval_s > 0. */
+uint32_t roost_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s);
+
+/* On top: commands.c and engine.c. */
+void roost_commands_turn(struct roost_engine *e);
+/* What the command waited for is there. Takes it over. */
+void roost_command_resume(struct roost_engine *e, struct roost_waiting *w);
+void roost_conns_free_dead(struct roost_engine *e); /* at the end of a turn */
+
+#endif
