@@ -231,15 +231,19 @@ void roost_links_turn(struct roost_engine *e) {
         leave_server(e, c);
 }
 
-/* Is it connected? One that was, and is reset already, is a link that ends. */
-static bool made(struct roost_engine *e, struct roost_conn *c, uint32_t events) {
+static bool connected(const struct roost_conn *c) {
     struct sockaddr_storage peer;
     socklen_t size = sizeof(peer);
+    return c->server.fd >= 0 && !getpeername(c->server.fd, (struct sockaddr *)&peer, &size);
+}
+
+/* Is it connected? One that was, and is reset already, is a link that ends. */
+static bool made(struct roost_engine *e, struct roost_conn *c, uint32_t events) {
     int error = 0;
     socklen_t error_size = sizeof(error);
     if (!(events & (EPOLLERR | EPOLLHUP)))
         return events & EPOLLOUT;
-    if (!getpeername(c->server.fd, (struct sockaddr *)&peer, &size))
+    if (connected(c))
         return true;
     getsockopt(c->server.fd, SOL_SOCKET, SO_ERROR, &error, &error_size);
     if (error)
@@ -247,9 +251,7 @@ static bool made(struct roost_engine *e, struct roost_conn *c, uint32_t events) 
     return false;
 }
 
-void roost_link_event(struct roost_engine *e, struct roost_conn *c, uint32_t events) {
-    if (!made(e, c, events))
-        return;
+static void is_made(struct roost_engine *e, struct roost_conn *c) {
     if (c->place)
         roost_pool_linked(roost_pool_of(e, c->service), c->place - 1);
     c->link = ROOST_LINKED;
@@ -259,6 +261,11 @@ void roost_link_event(struct roost_engine *e, struct roost_conn *c, uint32_t eve
     roost_conn_touch(e, c);
     roost_wheel_cancel(&e->wheel, &c->timer); /* of the attempt */
     roost_conn_run(e, c);
+}
+
+void roost_link_event(struct roost_engine *e, struct roost_conn *c, uint32_t events) {
+    if (made(e, c, events))
+        is_made(e, c);
 }
 
 void roost_link_attach(struct roost_engine *e, struct roost_conn *c) {
@@ -300,17 +307,27 @@ void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_ca
     roost_conn_run(e, c);
 }
 
+/* A link that is being made is not wanted any more. False: it is made already, and only the event is still to come. Then
+ * it ends like any other, for the server may have spoken, and what it says is acknowledged. */
+static bool give_up(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
+    if (connected(c)) {
+        is_made(e, c);
+        return false;
+    }
+    roost_link_drop(e, c, cause);
+    return true;
+}
+
 static int end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
     if (c->link == ROOST_UNLINKED)
         return 0;
     if (c->client.eof || c->client.shut)
         return -EBUSY;                 /* the end of it all has begun */
     if (c->link == ROOST_CONNECTING) { /* what is pending for the server is no more than our own header */
-        if (c->rx == 0 && !c->client.readable && !roost_inband_wants_link(c)) {
-            roost_link_drop(e, c, cause);
+        if (c->rx || c->client.readable || roost_inband_wants_link(c))
+            return -EBUSY; /* the client spoke and waits for this very link */
+        if (give_up(e, c, cause))
             return 0;
-        }
-        return -EBUSY; /* the client spoke and waits for this very link */
     }
     if (c->server.pending || roost_inband_unfinished(c))
         return -EBUSY;
@@ -333,10 +350,9 @@ int roost_link_yield(struct roost_engine *e, struct roost_conn *c) {
     if (c->phase != ROOST_LIVE)
         return -EBUSY;
     c->want_freeze = false;
-    if (c->link != ROOST_CONNECTING)
-        return end(e, c, ROOST_C_SERVER_ATTACH);
-    roost_link_drop(e, c, ROOST_C_SERVER_ATTACH); /* what the client has said was not read yet */
-    return 0;
+    /* What the client has said was not read yet. */
+    bool over = c->link == ROOST_CONNECTING && give_up(e, c, ROOST_C_SERVER_ATTACH);
+    return over ? 0 : end(e, c, ROOST_C_SERVER_ATTACH);
 }
 
 void roost_link_timer(struct roost_engine *e, struct roost_conn *c) {
