@@ -168,7 +168,7 @@ class SwarmGroup:
 
 @dataclass
 class ChaosResult:
-    """Both directions together. All but connections, sent_bytes and received_bytes must be 0 or empty."""
+    """Both directions together. lost_bytes to faults must be 0 or empty."""
 
     connections: int
     sent_bytes: int
@@ -177,39 +177,44 @@ class ChaosResult:
     duplicated_bytes: int
     reordered: int
     corrupted_bytes: int
-    unexpected_resets: Counter[str]
+    faults: Counter[str]
+    """Links that ended by anything but a FIN that was due, or met another one of their client."""
+
+    made: int
+    """Connections that the server was asked for: one for each client, or one each time that a client is linked."""
+
+    came: int
+    """Times that the server came by itself and was linked."""
 
     @property
     def clean(self) -> bool:
         bad = self.lost_bytes + self.duplicated_bytes + self.reordered + self.corrupted_bytes
-        return bad == 0 and not self.unexpected_resets
+        return bad == 0 and not self.faults
 
 
 class ChaosPair:
-    """A client end and a server end. Connect the groups, start, wait, finish."""
+    """A client end and a server end. Connect the groups, start, wait, finish. by: what tells the server whose session a
+    link belongs to (appliance.peers.chaos_server)."""
 
-    def __init__(self, client: Peer, server: Peer, addresses: dict[int, list[str]]) -> None:
+    def __init__(self, client: Peer, server: Peer, addresses: dict[int, list[str]], by: str) -> None:
         self.client, self.server = client, server
         self._addresses = addresses
+        self._by = by
         self._first = 0
 
     def connect(self, count: int, server: tuple[str, int], *, mss: int = 0, timestamps: bool = True, sack: bool = True,
-                window_scaling: bool = True, silent: bool = False) -> None:  # fmt: skip
-        """A group of clients with the same options; raises PeerError if one cannot connect. silent: they wait until the
-        server reached them (`reach`)."""
+                window_scaling: bool = True) -> None:  # fmt: skip
+        """A group of clients with the same options; raises PeerError if one cannot connect."""
         answer = self.client.request(
             "connect", server=server, count=count, first=self._first, mss=mss, timestamps=timestamps, sack=sack,
-            window_scaling=window_scaling, silent=silent,
-            addresses=self._addresses[6 if ":" in server[0] else 4])  # fmt: skip
+            window_scaling=window_scaling, addresses=self._addresses[6 if ":" in server[0] else 4])  # fmt: skip
         self._first += count
         if answer["connected"] != count:
             raise PeerError(f"chaos client: {answer['connected']} of {count} connected; failed: {answer['failed']}")
 
-    def reach(self, proxy: tuple[str, int], targets: Sequence[str]) -> None:
-        """The server takes silent clients ("address:port") by HTTP CONNECT; raises PeerError when one is not had."""
-        token = self.server.send("reach", proxy=proxy, targets=targets)
-        self.server.receive(token, 30 + len(targets))
-        self.client.request("introduce")
+    def visit(self, proxy: tuple[str, int] | None) -> None:
+        """From now on the server comes for clients to speak to: by HTTP CONNECT, or by the client's own address."""
+        self.server.request("visit", proxy=proxy)
 
     def start(self, pause_ms: float = 100.0, lazy: float = 0.05) -> None:
         for peer in (self.server, self.client):
@@ -219,23 +224,37 @@ class ChaosPair:
         """{"client": {...}, "server": {...}}; see appliance.peers.chaos."""
         return {"client": self.client.request("stats"), "server": self.server.request("stats")}
 
-    def finish(self, timeout_s: float = 30.0, client_first: bool = False) -> ChaosResult:
-        """Stop both ends, let every byte arrive, and compare what was sent with what was received. client_first: the
-        server's direction ends after the client's, for a server whose end is not passed on."""
-        ends = (self.client, self.server)
-        tokens = [peer.send("stop", timeout_s=timeout_s, after=client_first and peer is self.server) for peer in ends]
-        stopped = [peer.receive(token, timeout_s + 30)["connections"] for peer, token in zip(ends, tokens, strict=True)]
-        sent = [{number: link["sent"] for number, link in report.items()} for report in stopped]
-        settled = [self.client.request("settle", sent=sent[1]), self.server.request("settle", sent=sent[0])]
+    def finish(self, timeout_s: float = 30.0) -> ChaosResult:
+        """Stop both ends, let every byte arrive, and compare what was sent with what was received. Where a session has
+        one link, both end it at once; else the server is quiet first, for only the client's end is passed on."""
+
+        def ask(peer: Peer, do: str, **fields: Any) -> Callable[[], dict[str, Any]]:
+            token = peer.send(do, timeout_s=timeout_s, **fields)
+            return lambda: peer.receive(token, timeout_s + 30)
+
+        quiet = ask(self.server, "stop")
+        if self._by == "stream":
+            ended, to_clients = ask(self.client, "stop"), quiet()["sent"]
+        else:
+            to_clients, ended = quiet()["sent"], ask(self.client, "stop")
+        to_server = ended()["sent"]
+        at_client = ask(self.client, "settle", sent=to_clients)()
+        at_server = ask(self.server, "settle", sent=to_server)()
+
+        def both(key: str) -> int:
+            return int(at_client[key]) + int(at_server[key])
+
         return ChaosResult(
-            connections=len(stopped[0]),
-            sent_bytes=sum(sum(by_number.values()) for by_number in sent),
-            received_bytes=sum(s["received_bytes"] for s in settled),
-            lost_bytes=sum(s["lost_bytes"] for s in settled),
-            duplicated_bytes=sum(s["duplicated_bytes"] for s in settled),
-            reordered=sum(s["reordered"] for s in settled),
-            corrupted_bytes=sum(s["corrupted_bytes"] for s in settled),
-            unexpected_resets=sum((Counter(s["unexpected_resets"]) for s in settled), Counter[str]()),
+            connections=len(to_server),
+            sent_bytes=sum(to_server.values()) + sum(to_clients.values()),
+            received_bytes=both("received_bytes"),
+            lost_bytes=both("lost_bytes"),
+            duplicated_bytes=both("duplicated_bytes"),
+            reordered=both("reordered"),
+            corrupted_bytes=both("corrupted_bytes"),
+            faults=Counter(at_client["faults"]) + Counter(at_server["faults"]),
+            made=at_server["made"],
+            came=at_server["came"],
         )
 
     def close(self) -> None:

@@ -185,12 +185,13 @@ class Lab:
         """A server that wants to reach clients (appliance.peers.asker)."""
         return self.peer("lan", "asker")
 
-    def chaos(self, port: int = 9000) -> ChaosPair:
+    def chaos(self, port: int = 9000, by: str = "stream") -> ChaosPair:
+        """by: what says whose a link is (appliance.peers.chaos_server); "address" needs one for each client."""
         listens = [word for family in (4, 6) for word in ("--listen", self.address("lan", "eth0", family), str(port))]
-        server = self.peer("lan", "chaos", "server", *listens)
+        server = self.peer("lan", "chaos", "server", *listens, "--by", by)
         server.request("stats")
         addresses = {family: self.client_addresses(family) for family in (4, 6)}
-        return ChaosPair(self.peer("wan", "chaos", "client"), server, addresses)
+        return ChaosPair(self.peer("wan", "chaos", "client"), server, addresses, by)
 
     # The appliance
 

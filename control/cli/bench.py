@@ -59,8 +59,9 @@ def _measure(name: str, as_json: bool, **options: Any) -> None:
     type=click.Choice(["service", "router", "proxy", "persistent"]),
     default="service",
     show_default=True,
-    help="How clients reach their server: by an address of the appliance, or by the server's own; proxy: servers "
-    "reach clients by HTTP CONNECT; persistent: as service, and both legs freeze together.",
+    help="How clients reach their server: by an address of the appliance, or by the server's own (and servers come by "
+    "the clients'); proxy: as service, and servers come by HTTP CONNECT; persistent: as service, and both legs freeze "
+    "together.",
 )
 @json_option
 def chaos(seconds: float, clients: int, mode: str, as_json: bool) -> None:

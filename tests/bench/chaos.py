@@ -4,10 +4,22 @@
 Method. Clients of both families, with timestamps, SACK and window scaling each on and off (16 kinds), and with several
 MSS of each kind, exchange random chunks (1 byte to 64 KiB) with a server in both directions, after random pauses; some
 read slowly. Meanwhile every connection that is awake is told to freeze, again and again, as fast as the engine takes
-it (ROOST_OP_FREEZE_HELD: the server link stays, so that either end's next byte thaws it; in the mode `persistent`
-ROOST_OP_IDLE: both legs freeze, as a pair). Every stream is a function of its connection and position, so each end
-checks each byte: lost, doubled, out of order or wrong. Freezing goes on while
-the connections end. A pair is a freeze that led to a closed socket and the thaw that rebuilt it, as the engine counts.
+it (ROOST_OP_IDLE, as the daemon does). Every stream is a function of its client and position, so each end checks each
+byte: lost, doubled, out of order or wrong. Freezing goes on while the connections end. A pair is a freeze that led to
+a closed socket and the thaw that rebuilt it, as the engine counts.
+
+In the mode `persistent` both legs freeze and thaw as a pair, and each client has one server connection all the time.
+In the others a freeze ends the server's link first: FIN to the server, once all that the client has said is through;
+what the server still says goes to the client (it finishes its chunk, and every fourth time says one more); then the
+freeze. The client's next byte makes a new link. So a client's two streams run over many server connections one after
+the other, and each goes on at the position where the last one left it; the server knows whose a link is by its PROXY
+header (version 1 over IPv4, 2 over IPv6), in the mode `router` by the client's address. What is compared at the end
+is, for each client and direction, what was said and what was heard over all of them. A link that ends by anything but
+a FIN, and one that comes while another of the same client is open, is an unexpected reset.
+
+In the mode `service` the server speaks while it is linked: a chunk that was due before is the first thing it says. In
+the modes `router` and `proxy` it also comes for a client that has no link, to say its chunk, and takes it over should
+a link have been made meanwhile.
 
 A freeze that is refused because bytes were in flight at that moment is no error; it is counted as cancelled.
 """
@@ -20,24 +32,31 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from errno import EAGAIN, EALREADY, EBUSY, ENOENT, ENOTCONN
 
-from appliance.engine import Command, Engine, EngineError, Event, EventType, Key, Op
-from appliance.lab import ChaosPair, Lab, wait_until
+from appliance.engine import Command, Engine, EngineError, Event, EventType, Key, Op, SecondServer, ServiceSpec
+from appliance.lab import Lab
 from control.states import Cause, State
 from tests.bench.direct import WAN, alarms, names, need_room, running_engine, say, services
 from tests.bench.figures import Report, Target
 from tests.bench.proxying import Attaching, running_proxy
 
 PORT = 9000
-LET_GO_PORT = 9001
 MSS = (536, 700, 1000, 1300, 1460)
 KINDS = list(itertools.product((4, 6), (True, False), (True, False), (True, False)))
 """Family, timestamps, SACK, window scaling."""
 
 MODES = ("service", "router", "proxy", "persistent")
-"""To a service's own address and port; to the server's, with a transparent router in between; as the first, with
-servers that come by themselves, by HTTP CONNECT; as the first, with both legs freezing and thawing together."""
+"""To a service's own address and port; to the server's, with a transparent router in between, and servers that come by
+the clients' addresses; as the first, with servers that come by HTTP CONNECT; as the first, with both legs freezing and
+thawing together."""
+
+BY = {"router": "address", "persistent": "stream"}
+"""What tells the server whose a link is; else a PROXY header does."""
+
+PROXY_VERSION = {1: 1, 2: 2}
+"""Of the header, by the number of the service: one for each family."""
 
 PAIRS_A_SECOND = 100_000 / 60
 COUNTED_S = 5.0
@@ -53,10 +72,9 @@ NO_ERROR = NOT_NOW | {EALREADY, ENOENT, ENOTCONN}
 class Freezer(threading.Thread):
     """Freezes whatever is linked, from `begin` until it is told to end; `see` is given every event."""
 
-    def __init__(self, engine: Engine, op: Op, see: Callable[[Event], None] = lambda event: None) -> None:
+    def __init__(self, engine: Engine, see: Callable[[Event], None] = lambda event: None) -> None:
         super().__init__(name="freezer", daemon=True)
         self._engine = engine
-        self._op = op
         self._see = see
         self._begun = threading.Event()
         self._ending = threading.Event()
@@ -77,7 +95,7 @@ class Freezer(threading.Thread):
             self._see(event)
             if event.type == EventType.TRANSITION:
                 self.known.add(event.id)
-                if event.to_state == State.ACTIVE:
+                if event.to_state == State.ACTIVE or (event.to_state == State.STANDBY and not ours(event)):
                     self._todo.add(event.id)
                 else:
                     self._todo.discard(event.id)
@@ -90,7 +108,7 @@ class Freezer(threading.Thread):
             elif event.type == EventType.FATAL:
                 raise EngineError(f"the engine stopped: error {event.error}")
         if self._begun.is_set():
-            self._engine.submit([Command(self._op, cause=Cause.COMMAND, id=number) for number in self._todo])
+            self._engine.submit([Command(Op.IDLE, cause=Cause.COMMAND, id=number) for number in self._todo])
             self._todo.clear()
         time.sleep(0.002)  # a connection that was just refused has nothing new to say before
 
@@ -115,62 +133,62 @@ def shares(clients: int) -> list[tuple[int, tuple[int, bool, bool, bool], int]]:
     return [(each + (index < more), kind, mss) for index, (kind, mss) in enumerate(groups) if each or index < more]
 
 
-class Clients:
-    """Which there are, and in which state, as the engine tells."""
+def ours(event: Event) -> bool:
+    """Whether a transition follows from our command: to STANDBY is then a step on the way to IDLE."""
+    return event.cause == Cause.COMMAND
+
+
+class Watch:
+    """What the engine tells of its clients."""
 
     def __init__(self) -> None:
-        self.states: dict[int, int] = {}
         self.keys: dict[str, Key] = {}
+        self.wakes: Counter[int] = Counter()  # from IDLE, by cause
 
     def see(self, event: Event) -> None:
-        if event.type == EventType.TRANSITION:
-            self.states[event.id] = event.to_state
+        if event.type != EventType.TRANSITION:
+            return
+        if event.from_state == State.NONE:
             self.keys[event.record.key.client_text] = event.record.key
+        elif event.from_state == State.IDLE:
+            self.wakes[event.cause] += 1
 
 
-def reach(pair: ChaosPair, engine: Engine, clients: Clients, proxy: tuple[str, int]) -> None:
-    """The servers of the clients' service let go of them, and come by the proxy."""
-
-    def unlinked() -> bool:
-        linked = [number for number, state in clients.states.items() if state == State.ACTIVE]
-        engine.submit([Command(Op.STANDBY, cause=Cause.COMMAND, id=number) for number in linked])
-        return not linked
-
-    wait_until(unlinked, 20, "every client in STANDBY", every_s=0.2)
-    pair.reach(proxy, list(clients.keys))
+def specs_of(lab: Lab, mode: str) -> list[ServiceSpec]:
+    persistent, router = mode == "persistent", mode == "router"
+    specs = services(lab, PORT, close_with_server=persistent, router=router, persistent=persistent)
+    return [replace(spec, second_server=SecondServer.TAKES_OVER,
+                    proxy_header=0 if mode in BY else PROXY_VERSION[spec.index]) for spec in specs]  # fmt: skip
 
 
 def run(seconds: float = 60.0, clients: int = 320, pause_ms: float = 250.0, mode: str = "service") -> Report:
     """Freeze and thaw `clients` connections for `seconds`; pause_ms is the longest pause between two chunks. mode: how
     they get through the appliance (MODES)."""
-    router, proxy, persistent = (mode == one for one in MODES[1:])
     need_room(clients, descriptors_each=2)
     report = Report("chaos")
-    with Lab(clients=clients) as lab:
-        pair = lab.chaos(PORT)
-        if proxy:
-            lab.server(LET_GO_PORT)
-        port = LET_GO_PORT if proxy else PORT
-        specs = services(lab, port, close_with_server=not proxy, router=router, persistent=persistent)
+    router = mode == "router"
+    with Lab(clients=clients, addresses=clients if router else None) as lab:
+        lab.sysctl("box", "net.ipv4.tcp_tw_reuse", 1)  # as the daemon does (appliance/sysctls.py)
+        pair = lab.chaos(PORT, BY.get(mode, "header"))
         with ExitStack() as stack:
             slots, max_awake = 8 * clients + 1000, 2 * clients + 100
-            engine = stack.enter_context(running_engine(lab, specs, slots=slots, max_awake=max_awake))
-            known = Clients()
-            attaching = Attaching(engine, known.keys)
+            engine = stack.enter_context(running_engine(lab, specs_of(lab, mode), slots=slots, max_awake=max_awake))
+            watch = Watch()
+            attaching = Attaching(engine, watch.keys)
 
             def see(event: Event) -> None:
-                known.see(event)
+                watch.see(event)
                 attaching.see(event)
 
-            freezer = Freezer(engine, Op.IDLE if persistent else Op.FREEZE_HELD, see)
+            freezer = Freezer(engine, see)
             freezer.start()
             try:
                 for count, (family, timestamps, sack, scaling), mss in shares(clients):
                     target = lab.address(*("lan", "eth0") if router else ("box", WAN), family)
-                    pair.connect(count, (target, port), mss=mss, timestamps=timestamps, sack=sack,
-                                 window_scaling=scaling, silent=proxy)  # fmt: skip
-                if proxy:
-                    reach(pair, engine, known, stack.enter_context(running_proxy(lab, attaching)))
+                    pair.connect(count, (target, PORT), mss=mss, timestamps=timestamps, sack=sack,
+                                 window_scaling=scaling)  # fmt: skip
+                if mode in ("router", "proxy"):
+                    pair.visit(stack.enter_context(running_proxy(lab, attaching)) if mode == "proxy" else None)
                 freezer.begin()
                 say(f"{clients} clients of {len(KINDS)} kinds are connected; freezing for {seconds:g} s")
                 before, began = engine.stats(), time.monotonic()
@@ -180,7 +198,7 @@ def run(seconds: float = 60.0, clients: int = 320, pause_ms: float = 250.0, mode
                     freezer.alive()
                     say(f"{engine.stats()['thawed'] - before['thawed']:,} pairs")
                 stats, elapsed = engine.stats(), time.monotonic() - began
-                result = pair.finish(client_first=proxy)
+                result = pair.finish()
                 deadline = time.monotonic() + 5
                 while freezer.known and time.monotonic() < deadline:
                     time.sleep(0.05)
@@ -192,25 +210,32 @@ def run(seconds: float = 60.0, clients: int = 320, pause_ms: float = 250.0, mode
     pairs = stats["thawed"] - before["thawed"]
     report.did = (
         f"{clients} clients of {len(KINDS)} kinds, MSS {min(MSS)} to {max(MSS)}, {result.received_bytes:,} bytes "
-        f"checked in both directions during {elapsed:.0f} s of freezing"
+        f"checked in both directions over {result.made + result.came:,} server connections, during {elapsed:.0f} s of "
+        f"freezing"
     )
     report.add_zero("lost_bytes", result.lost_bytes, "bytes")
     report.add_zero("duplicated_bytes", result.duplicated_bytes, "bytes")
     report.add_zero("reordered", result.reordered, "chunks")
     report.add_zero("corrupted_bytes", result.corrupted_bytes, "bytes")
-    report.add_zero("unexpected_resets", result.unexpected_resets.total(), "connections")
+    report.add_zero("unexpected_resets", result.faults.total(), "connections")
     report.add_zero("left_over", left_over, "connections")
     report.add("pairs", pairs, "pairs", Target(at_least=PAIRS_A_SECOND * seconds))
     report.add("pairs_per_s", pairs / elapsed, "1/s")
     report.add("cancelled", after["freeze_cancelled"] - before["freeze_cancelled"], "freezes")
     report.add("bytes", result.received_bytes, "bytes")
     report.add("clients", result.connections, "clients")
+    report.add("server_connections", result.made, "connections")
+    report.add("visits", result.came, "connections")
+    report.add("woken_by_server", watch.wakes[Cause.SERVER_ATTACH] + watch.wakes[Cause.SERVER_DATA], "clients")
     unexpected = Counter({error: n for error, n in freezer.refused.items() if error not in NO_ERROR})
     report.add_zero("refused_unexpectedly", unexpected.total(), "commands")
     if unexpected:
         report.problems.append(f"commands were refused with errors that mean more than 'not now': {names(unexpected)}")
-    if result.unexpected_resets:
-        report.problems.append(f"connections ended by: {dict(result.unexpected_resets)}")
+    if result.faults:
+        report.problems.append(f"connections ended by: {dict(result.faults)}")
+    kept = {name: after[name] for name in ("awake", "table_ipv4", "table_ipv6", "idle_records") if after[name]}
+    if kept:
+        report.problems.append(f"the engine still has: {kept}")
     if left_over:
         report.problems.append(f"{left_over} connections are still there after both ends closed them")
     report.problems += alarms(before, after)

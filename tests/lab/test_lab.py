@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyroute2 import IPRoute
@@ -477,7 +478,7 @@ def test_chaos_calls_damage_by_its_name(
         result = chaos.finish(10)
     chaos.close()
     assert (result.lost_bytes, result.duplicated_bytes, result.reordered, result.corrupted_bytes) == expected
-    assert not result.unexpected_resets
+    assert not result.faults
     assert not result.clean
 
 
@@ -494,8 +495,89 @@ def test_chaos_sees_a_connection_that_is_reset_or_cut_short(lab: Lab) -> None:
         time.sleep(1)
         result = chaos.finish(5)
     chaos.close()
-    assert result.unexpected_resets.total() >= 1
+    assert result.faults.total() >= 1
     assert not result.clean
+
+
+def all_of(far: socket.socket) -> bytes:
+    """What a server says to its FIN."""
+    far.shutdown(socket.SHUT_WR)
+    return b"".join(iter(lambda: far.recv(1 << 16), b""))
+
+
+def but_one_byte(far: socket.socket) -> bytes:
+    return all_of(far)[:-1]
+
+
+def none_and_reset(far: socket.socket) -> bytes:
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    return b""
+
+
+class Relinking:
+    """An appliance for one client, which carries each of its words by a server connection of its own (at box/wan0).
+
+    `damage` is how the answers of every fifth are taken; with `overlap` the fifth is open when another one is made.
+    """
+
+    def __init__(
+        self, lab: Lab, port: int, damage: Callable[[socket.socket], bytes] = all_of, overlap: bool = False
+    ) -> None:
+        self._server = lab.address("lan", "eth0"), port
+        self._damage, self._overlap = damage, overlap
+        self._lab = lab
+        self.links = 0
+        with lab.enter("box"):
+            self._listener = socket.create_server((lab.address("box", "wan0"), port))
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self) -> Relinking:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(10)
+        self._listener.close()
+        assert not self._thread.is_alive()
+
+    def _serve(self) -> None:
+        with self._lab.enter("box"), self._listener.accept()[0] as near:
+            (client, client_port), (local, local_port) = near.getpeername(), near.getsockname()
+            header = f"PROXY TCP4 {client} {local} {client_port} {local_port}\r\n".encode()
+            while data := near.recv(1 << 16):
+                self.links += 1
+                with socket.create_connection(self._server) as far:
+                    far.sendall(header + data)
+                    if self._overlap and self.links == 5:
+                        socket.create_connection(self._server).sendall(header)
+                        time.sleep(0.1)
+                    near.sendall((all_of if self.links % 5 else self._damage)(far))
+
+
+@pytest.mark.parametrize(
+    ("options", "lost", "faults"),
+    [
+        ({}, False, set()),
+        ({"damage": but_one_byte}, True, set()),
+        ({"damage": none_and_reset}, True, {"ECONNRESET"}),
+        ({"overlap": True}, False, {"two links at a time"}),
+    ],
+    ids=["nothing", "the last byte of a link", "links that are reset", "two links at a time"],
+)
+def test_chaos_over_many_links_sees_what_is_done_at_their_ends(
+    lab: Lab, options: dict[str, Any], lost: bool, faults: set[str]
+) -> None:
+    chaos = lab.chaos(9000, by="header")
+    with Relinking(lab, 9000, **options) as relinking:
+        chaos.connect(1, (lab.address("box", "wan0"), 9000))
+        chaos.start(pause_ms=5)
+        wait_until(lambda: relinking.links > 100, 10, "a hundred links")
+        result = chaos.finish(10)
+    chaos.close()
+    assert (result.lost_bytes > 0, set(result.faults)) == (lost, faults)
+    assert result.duplicated_bytes == result.reordered == result.corrupted_bytes == 0
+    assert result.made >= relinking.links > 100
+    assert result.sent_bytes - result.lost_bytes == result.received_bytes > 1000
 
 
 def test_the_stream_finds_its_place_again_wherever_it_is_cut() -> None:

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What both ends of chaos have in common: sessions, the links that carry them, what is sent when, and what is checked.
+
+A session is one client's two streams. A link is one TCP connection; the client has one for all of its session, the
+server may have many, one after the other. The session's first link speaks; one that is behind it waits its turn, so
+that the order of the bytes is the order of the links.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import random
+import select
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
+
+from appliance.peers.lines import Command, Loop, errno_name
+from appliance.peers.stream import MAX_CHUNK, Receiver, start_of, window
+
+HELLO: Final = struct.Struct("!4sI")  # magic, session's number: the first bytes from the client
+MAGIC: Final = b"RCH1"
+EDGES: Final = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET
+
+
+class Link:
+    """One connection. `preface` reads what comes before the stream, and says what of `head` is behind it (None: it is
+    not whole); it is None where all is stream."""
+
+    __slots__ = ("blocked", "connecting", "fd", "head", "heard", "napping", "over", "preface", "session",
+                 "visit")  # fmt: skip
+
+    def __init__(self, fd: int, session: Session | None = None) -> None:
+        self.fd = fd
+        self.session = session
+        self.preface: Callable[[Link], bytes | None] | None = None
+        self.head = b""
+        self.blocked = False  # the kernel takes no more for now
+        self.napping = False  # a slow reader reads on later
+        self.heard = False  # the other end is known to be at this link
+        self.over = False  # the other end has sent its last byte
+        self.visit = False  # the server came by itself
+        self.connecting = False
+
+
+class Session:
+    """One client's two streams, as one end sees them."""
+
+    __slots__ = ("chunk", "lazy", "links", "number", "out_start", "owes", "planned", "receiver", "sent", "shut",
+                 "target", "visit")  # fmt: skip
+
+    def __init__(self, target: tuple[str, int] = ("", 0)) -> None:
+        self.target = target  # the client's address and port
+        self.number = -1
+        self.receiver: Receiver | None = None  # there is none before the number is known
+        self.out_start = 0
+        self.links: list[Link] = []
+        self.sent = 0  # bytes of the stream; what comes before it does not count
+        self.chunk = 0  # bytes of the present chunk still to be sent
+        self.planned = False  # a time is set at which the next chunk begins
+        self.owes = False  # it was time for one, and there was no link
+        self.visit: Link | None = None
+        self.lazy = False
+        self.shut = False
+
+    def name(self, number: int, is_client: bool) -> None:
+        self.number = number
+        self.out_start = start_of(number, to_server=is_client)
+        self.receiver = Receiver(start_of(number, to_server=not is_client))
+
+
+class End:
+    """One of the two programs; a session has one link unless a subclass says otherwise."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self.links: dict[int, Link] = {}  # by descriptor; ended ones leave
+        self.sessions: dict[int, Session] = {}  # by number; all there ever were
+        self.faults = Counter[str]()  # links that ended by anything but a FIN that was due
+        self.due: list[tuple[float, int, Session | Link]] = []  # when, tie-break, who speaks or reads then
+        self.ticks = 0
+        self.sending = self.stopping = False
+        self.waiting: tuple[Command, float, Callable[[], bool], Callable[[], dict[str, Any]]] | None = None
+        self.pause_s = 0.1
+        self.lazy_share = 0.0
+        self.sends = self.received = self.sent = 0
+        for name in ("start", "stats", "stop", "settle"):
+            self.loop.command(name, getattr(self, "do_" + name))
+
+    # Commands
+
+    def do_start(self, command: Command) -> None:
+        self.pause_s = float(command.get("pause_ms", 100)) / 1000
+        self.lazy_share = float(command.get("lazy", 0.05))
+        self.sending = True
+        for session in self.sessions.values():
+            self.begin(session)
+        self.loop.reply(command, connections=len(self.sessions))
+
+    def do_stats(self, command: Command) -> None:
+        receivers = [session.receiver for session in self.sessions.values() if session.receiver is not None]
+        mismatched = sum(r.lost + r.duplicated + r.reordered + r.corrupted for r in receivers)
+        self.loop.reply(command, connections=len(self.links), sent_bytes=self.sent, received_bytes=self.received,
+                        sends=self.sends, mismatched_bytes=mismatched, faults=dict(self.faults))  # fmt: skip
+
+    def do_stop(self, command: Command) -> None:
+        self.sending, self.stopping = False, True
+        self.wait(command, self.silent, lambda: {"sent": {n: s.sent for n, s in self.sessions.items()}})
+        for session in list(self.sessions.values()):
+            self.hush(session)
+
+    def do_settle(self, command: Command) -> None:
+        self.wait(command, lambda: not self.links, lambda: self.totals(command["sent"]))
+
+    def totals(self, sent: dict[str, int]) -> dict[str, Any]:
+        """What became of the bytes that the other end sent, by the session's number."""
+        totals = Counter[str]()
+        for number, count in sent.items():
+            session = self.sessions.get(int(number))
+            if session is None or session.receiver is None:
+                totals["lost_bytes"] += count  # the session never got through to us
+                continue
+            receiver = session.receiver
+            receiver.finish(count)
+            totals["lost_bytes"] += receiver.lost
+            totals["duplicated_bytes"] += receiver.duplicated
+            totals["reordered"] += receiver.reordered
+            totals["corrupted_bytes"] += receiver.corrupted
+        keys = ("lost_bytes", "duplicated_bytes", "reordered", "corrupted_bytes")
+        return {**{key: totals[key] for key in keys}, "received_bytes": self.received, "faults": dict(self.faults)}
+
+    def wait(self, command: Command, done: Callable[[], bool], answer: Callable[[], dict[str, Any]]) -> None:
+        """Answer once it is done, or when the command's time is over."""
+        if self.waiting is not None:
+            raise ValueError("another command is waited for")
+        self.waiting = command, time.monotonic() + float(command.get("timeout_s", 30)), done, answer
+
+    def check_waiting(self) -> None:
+        if self.waiting is None:
+            return
+        command, until, done, answer = self.waiting
+        if not done():
+            if time.monotonic() < until:
+                return
+            for link in list(self.links.values()):
+                self.end(link, "open")
+        self.waiting = None
+        self.loop.reply(command, **answer())
+
+    def hush(self, session: Session) -> None:
+        """Nothing is said any more but what has been begun."""
+        if not session.chunk:
+            self.shut(session)
+
+    def silent(self) -> bool:
+        """Whether all is said, now that `stop` was told."""
+        return not self.links
+
+    # Sessions and links
+
+    def later(self, delay_s: float, what: Session | Link) -> None:
+        """A session speaks then, a link is read."""
+        self.ticks += 1
+        heapq.heappush(self.due, (time.monotonic() + delay_s, self.ticks, what))
+
+    def begin(self, session: Session) -> None:
+        if session.receiver is not None and self.sending:
+            session.lazy = random.random() < self.lazy_share
+            self.plan(session)
+
+    def plan(self, session: Session) -> None:
+        if self.sending and not session.planned:
+            session.planned = True
+            self.later(random.random() * self.pause_s, session)
+
+    def speak(self, session: Session) -> None:
+        """Begin a chunk, if there is a link for it."""
+        if not self.sending or session.chunk:
+            return
+        if not session.links:
+            self.without_link(session)
+            return
+        session.owes = False
+        session.chunk = chunk_size()
+        self.send(session)
+
+    def without_link(self, session: Session) -> None:
+        """It is time for a chunk, and there is no link."""
+
+    def send(self, session: Session) -> None:
+        """Go on with the present chunk; when it is out, plan the next one."""
+        link = session.links[0]
+        try:
+            while session.chunk:
+                count = os.write(link.fd, window(session.out_start, session.sent, min(session.chunk, MAX_CHUNK)))
+                session.sent += count
+                self.sent += count
+                session.chunk -= count
+        except BlockingIOError:
+            link.blocked = True  # the edge-triggered EPOLLOUT goes on from here
+            return
+        except OSError as problem:
+            self.end(link, errno_name(problem.errno or 0))
+            return
+        self.sends += 1
+        self.plan(session)
+        self.said(link)
+
+    def said(self, link: Link) -> None:
+        """A chunk is out."""
+        assert link.session is not None
+        if self.stopping:
+            self.shut(link.session)
+
+    def shut(self, session: Session) -> None:
+        """Our direction of a session that has one link ends here."""
+        if session.shut or session.receiver is None or not session.links:
+            return
+        session.shut = True
+        link = session.links[0]
+        sock = socket.socket(fileno=link.fd)
+        try:
+            sock.shutdown(socket.SHUT_WR)
+        except OSError as problem:
+            sock.detach()
+            self.end(link, errno_name(problem.errno or 0))
+        else:
+            sock.detach()
+
+    def read(self, link: Link) -> None:
+        while not link.napping and self.links.get(link.fd) is link:
+            try:
+                data = os.read(link.fd, MAX_CHUNK)
+            except BlockingIOError:
+                return
+            except OSError as problem:
+                self.end(link, errno_name(problem.errno or 0))
+                return
+            if not data:
+                self.finished(link)
+                return
+            if link.preface is not None:
+                data = self.behind_preface(link, data)
+            if not data:
+                continue
+            session = link.session
+            assert session is not None
+            assert session.receiver is not None
+            link.heard = True
+            self.received += len(data)
+            session.receiver.receive(data)
+            if session.lazy and not self.stopping and random.random() < 0.2:
+                link.napping = True
+                self.later(random.random() * 0.05, link)
+
+    def behind_preface(self, link: Link, data: bytes) -> bytes:
+        """What of the bytes belongs to the stream."""
+        link.head += data
+        while link.preface is not None and self.links.get(link.fd) is link:
+            rest = link.preface(link)
+            if rest is None:
+                return b""
+            link.head = rest
+        rest, link.head = link.head, b""
+        return rest
+
+    def finished(self, link: Link) -> None:
+        """The other end has sent its last byte. That is expected once it was told to stop, and never before."""
+        session = link.session
+        if link.preface is not None or session is None:
+            self.end(link, "no number")
+        elif not self.stopping:
+            # Both ends are told to stop a moment apart: look again when we have been told, too.
+            link.napping = True
+            self.later(0.05, link)
+        elif session.chunk:
+            session.lazy = False  # our own direction goes on; the end of theirs is remembered by the kernel
+            self.later(0.01, link)
+        else:
+            self.shut(session)
+            if self.links.get(link.fd) is link:
+                self.end(link, "EOF")
+
+    def end(self, link: Link, reason: str) -> None:
+        """The link is closed; any reason but "EOF" is a fault."""
+        if reason != "EOF":
+            self.faults[reason] += 1
+        del self.links[link.fd]
+        os.close(link.fd)
+        session = link.session
+        if session is not None and link in session.links:
+            if session.links[0] is link:
+                session.chunk = 0
+            session.links.remove(link)
+
+    def ready(self, link: Link, events: int) -> None:
+        if link.blocked and events & select.EPOLLOUT:
+            link.blocked = False
+            assert link.session is not None
+            self.send(link.session)
+        if events & (select.EPOLLIN | select.EPOLLERR | select.EPOLLHUP):
+            self.read(link)
+
+    def other(self, fd: int) -> None:
+        """An event on a descriptor that is no link: nothing, or the server's listener."""
+
+    def run(self) -> None:
+        epoll, loop = self.loop.epoll, self.loop
+        while loop.running:
+            now = time.monotonic()
+            while self.due and self.due[0][0] <= now:
+                _, _, what = heapq.heappop(self.due)
+                if isinstance(what, Session):
+                    what.planned = False
+                    self.speak(what)
+                elif self.links.get(what.fd) is what:  # else it has ended since
+                    what.napping = False
+                    self.read(what)
+            self.check_waiting()
+            wait = min(0.01 if self.waiting else 1.0, max(0.0, self.due[0][0] - now) if self.due else 1.0)
+            # epoll_wait counts in ms: waiting for a fraction of one would spin
+            for fd, events in epoll.poll(wait and max(wait, 0.001), 1024):
+                if fd == 0:
+                    loop.read_commands()
+                elif fd in self.links:
+                    self.ready(self.links[fd], events)
+                else:
+                    self.other(fd)
+
+
+def chunk_size() -> int:
+    """1 byte to 64 KiB, mostly small: mean some 1.3 KB."""
+    kind = random.random()
+    if kind < 0.85:
+        return random.randint(1, 200)
+    if kind < 0.98:
+        return random.randint(200, 4000)
+    return random.randint(4000, MAX_CHUNK)
