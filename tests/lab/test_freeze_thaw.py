@@ -250,17 +250,29 @@ def test_sleep_with_the_record_of_an_earlier_freeze_is_refused(box: EngineLab) -
     box.wake_and_answer(pair)
 
 
-def test_a_connection_with_its_server_link_kept_thaws_for_either_end(box: EngineLab) -> None:
-    pair = box.connect()
+@BOTH
+def test_a_freeze_ends_the_link_first_and_either_end_thaws(box: EngineLab, family: int) -> None:
+    """One command takes it from ACTIVE to IDLE; the server is told by FIN, and the next link is another one."""
+    pair = box.connect(family)
     for speaker in ("client", "server", "client", "server"):
         box.wait_for_quiet(pair)
-        box.submit(Op.FREEZE_HELD, pair)
+        told = len(box.transitions(pair))
+        box.submit(Op.IDLE, pair)
+        assert pair.server.recv(1) == b""
+        pair.server.close()
         box.wait_state(pair, IDLE)
-        source, target = (pair.client, pair.server) if speaker == "client" else (pair.server, pair.client)
-        source.sendall(speaker.encode())
-        assert receive(target, len(speaker)) == speaker.encode()
+        assert box.transitions(pair)[told:] == [(ACTIVE, STANDBY, Cause.COMMAND), (STANDBY, IDLE, Cause.COMMAND)]
+        if speaker == "client":
+            pair.client.sendall(b"good morning")
+            pair.server = box.accept(family)
+            assert receive(pair.server, 12) == b"good morning"
+        else:
+            pair.server = box.attach(pair)
+            pair.server.sendall(b"good morning")
+            assert receive(pair.client, 12) == b"good morning"
         box.wait_state(pair, ACTIVE)
-    assert box.no_server_is_asked(), "it is the same server connection all the time"
+        box.exchange(pair)
+    assert box.no_server_is_asked(family, 0.05), "each link was made once"
     assert tcp_info(pair.client).retransmits == 0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from appliance.engine import Op
 from control.states import Cause, State
-from tests.lab.engine_lab import EngineLab
+from tests.lab.engine_lab import EngineLab, receive
 from tests.lab.test_probing import PROBED, cut_off
 
 INTERVAL_S, RETRY_S, COUNT = 1, 2, 2
@@ -52,13 +52,13 @@ def test_after_downtime_probes_go_out_at_their_own_pace_and_kill_nobody_who_answ
 
 
 @pytest.mark.parametrize("family", [4, 6])
-@pytest.mark.engine(service=PROBED)
-def test_a_client_that_died_while_its_server_link_was_kept_is_closed_and_its_server_told(
+@pytest.mark.engine(service={**PROBED, "persistent": True})
+def test_a_client_that_died_asleep_beside_its_server_leg_is_closed_its_server_told_and_nothing_kept(
     box: EngineLab, family: int
 ) -> None:
     pair = box.connect(family)
     box.wait_for_quiet(pair)
-    box.submit(Op.FREEZE_HELD, pair)
+    box.submit(Op.IDLE, pair)
     box.wait_state(pair, State.IDLE)
     cut_off(box, f"tcp sport {pair.key.client_port} drop;")
     try:
@@ -69,6 +69,11 @@ def test_a_client_that_died_while_its_server_link_was_kept_is_closed_and_its_ser
     with suppress(ConnectionResetError):
         assert pair.server.recv(1) == b""
     assert box.stat("awake") == box.stat("table_ipv4") == box.stat("table_ipv6") == box.stat("idle_records") == 0
-    following = box.connect(family)  # takes the slot and the number of nobody
-    box.to_idle(following)
-    box.wake_and_answer(following)
+    following = box.connect(family)  # takes the slots and the number of nobody
+    for speaker, listener in ((following.client, following.server), (following.server, following.client)):
+        box.wait_for_quiet(following)
+        box.submit(Op.IDLE, following)
+        box.wait_state(following, State.IDLE)
+        speaker.sendall(b"good morning")
+        assert receive(listener, 12) == b"good morning"
+        box.wait_state(following, State.ACTIVE)

@@ -74,8 +74,9 @@ def session(client: socket.socket, server: socket.socket, between: Callable[[], 
 def test_both_ends_see_what_they_would_see_without_it(
     exact_lab: Lab, tmp_path: Path, family: int, sleeps: bool
 ) -> None:
+    """Asleep: both legs, so that either end's word finds the connection rebuilt on both sides of the appliance."""
     captures: dict[str, list[list[Frame]]] = {}
-    with EngineLab(exact_lab, router=True, service={"close_with_server": True}) as box:
+    with EngineLab(exact_lab, router=True, service={"close_with_server": True, "persistent": sleeps}) as box:
         for how in ("routed", "managed"):
             if how == "routed":
                 box.stop()
@@ -92,9 +93,9 @@ def test_both_ends_see_what_they_would_see_without_it(
                 pair = Pair(client, server, box.key_of(client), 0)
                 box.wait_for_quiet(pair)
                 if how == "managed" and sleeps:
-                    box.submit(Op.FREEZE_HELD, pair)
+                    box.submit(Op.IDLE, pair)
                     box.wait(lambda: (found := box.engine.find(pair.key)) is not None and found.to_state == State.IDLE,
-                             "the client's leg is frozen")  # fmt: skip
+                             "both legs are frozen")  # fmt: skip
 
             session(client, server, freeze)
             time.sleep(0.3)
