@@ -13,11 +13,10 @@
 /* The awake connection a command means, or NULL. */
 static struct roost_conn *target(struct roost_engine *e, const struct roost_command *command) {
     struct roost_conn *c = command->id ? roost_conn_by_id(e, command->id) : NULL;
-    return c ? c : roost_conn_by_key(e, &command->record.key); /* one that waits for its record has no id yet */
+    return c ? c : roost_conn_by_key(e, &command->record.key); /* while its record is asked for, it has no id */
 }
 
-/* The latest command is the one that is answered when it is done; whoever gave an earlier one that is under way is told
- * that it was overtaken. */
+/* The latest command is answered when it is done; an earlier one that is under way is answered ECANCELED. */
 static void supersede(struct roost_engine *e, const struct roost_conn *c, const struct roost_command *command,
                       uint64_t earlier) {
     if (earlier)
@@ -211,7 +210,7 @@ void roost_command_resume(struct roost_engine *e, struct roost_waiting *w) {
         roost_waiting_free(w);
 }
 
-/* Carries one out, or lets it wait for the connection that it is about. Whoever gave one that is refused is told. */
+/* Carries a command out, lets it wait for its connection, or answers it with an error. */
 static void command(struct roost_engine *e, struct roost_command *command) {
     struct roost_waiting *w = NULL;
     int error = 0;

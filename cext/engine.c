@@ -33,7 +33,7 @@
 #define AHEAD 16 /* keys whose memory is asked for before the first of them is looked for */
 #define RUSH_WINDOW_MS 8
 #define RUSH_A_MS 2     /* clients that connect */
-#define RUSH_AT_ONCE 16 /* of those that come and go */
+#define RUSH_AT_ONCE 16 /* clients here at a time, on average, of those that come and go */
 #define RUSH_PAUSE_NS 150000
 #define RUSH_AWAKE_NS 250000 /* then there is no rush any more */
 
@@ -101,7 +101,7 @@ static void dispatch(struct roost_engine *e, const struct epoll_event *event) {
     else if (tag == TAG_DOOR + ROOST_DOOR_IPV4 || tag == TAG_DOOR + ROOST_DOOR_IPV6)
         roost_router_accept(e, (int)(tag - TAG_DOOR));
     else if (read(e->wake_fd, &drained, sizeof(drained)) < 0)
-        return; /* somebody was faster */
+        return; /* it was read already */
 }
 
 static int timeout_ms(const struct roost_engine *e) {
@@ -140,9 +140,9 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     roost_mailbox_flush(&e->box);
 }
 
-/* Do so many clients come and go, and so many at once, that their steps are better gathered? A few that connect one
- * after the other as fast as they can would only be slowed down. Looked at once in a while: those that went have been
- * here for so long together that, on average, so many were here at a time. */
+/* True if churn is high enough that batching accepts pays: RUSH_A_MS accepts a millisecond, and RUSH_AT_ONCE short-lived
+ * connections at a time (Little's law: the sum of their stays over the time that passed). A few clients that connect one
+ * after the other as fast as they can would only be slowed down. */
 static bool rush(struct roost_engine *e) {
     uint64_t passed_ms = e->now_ms - e->rush_ms, accepted = e->stat[ROOST_E_ACCEPTED];
     if (passed_ms >= RUSH_WINDOW_MS) {
@@ -160,15 +160,13 @@ static uint64_t monotonic_ns(void) {
     return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
-/* Each step of a connection that comes and goes would be a turn of its own, and be waited for: this thread is in front
- * of those that make the next step. With a short pause a turn has the steps of many, and a server's last bytes and its
- * end come together. As a network card holds its interrupts back. Who is about to wake, and the control plane, wait for
- * no pause.
+/* Without a pause each step of a connection that comes and goes would be a turn of its own, since this thread runs before
+ * the processes that make the next step. With a short pause a turn has the steps of many connections, and a server's last
+ * bytes and its end come together, as a network card moderates its interrupts. Wake-ups and commands end the pause.
  *
- * It stays awake meanwhile and lets others go first: a thread that sleeps for so short a time comes back to its processor
- * on top of whoever was put there, while the processor that this one had left for it stands still until the next tick
- * of the scheduler. In a rush there is something to do before it would have slept. The events, 0: none came.
- * *paused: the pause was taken, and nothing ended it. */
+ * The thread stays runnable meanwhile and yields: after so short a sleep the scheduler would put it back on its processor
+ * in front of the task that was moved there, and leave the other processor idle until the next tick. The number of events,
+ * 0: none came. *paused: the pause was taken to its end. */
 static int wait_in_rush(struct roost_engine *e, struct epoll_event *events, uint64_t began_ns, bool *paused) {
     struct pollfd prompt[] = {
         {.fd = roost_datapath_ring_fd(&e->path), .events = POLLIN},
@@ -189,7 +187,7 @@ static int wait_in_rush(struct roost_engine *e, struct epoll_event *events, uint
     return count;
 }
 
-/* With one alone, waiting awake would keep from it those that are waited for. */
+/* With one processor, waiting runnable would keep it from the tasks that are waited for. */
 static bool has_several_processors(void) {
     cpu_set_t allowed;
     return sched_getaffinity(0, sizeof(allowed), &allowed) || CPU_COUNT(&allowed) > 1; /* fails with very many */
@@ -307,7 +305,7 @@ int roost_start(roost_engine *e, char *err, uint32_t err_len) {
         roost_growth_resume(e);
         e->now_ms = roost_monotonic_ms();
         roost_sockets_begin(e);
-        roost_births_turn(e); /* whoever connects from now on may be born */
+        roost_births_turn(e); /* births from now on */
         sigfillset(&all);     /* signals are Python's */
         pthread_sigmask(SIG_SETMASK, &all, &old);
         error = roost_workers_start(&e->workers, e->worker_threads, ENGINE_NICE);

@@ -19,8 +19,8 @@ void roost_acknowledge_later(struct roost_engine *e, struct roost_conn *c) {
     e->unacked_tail = &c->next_unacked;
 }
 
-/* Has what the client said last been acknowledged by an answer? One that was only greeted has said nothing yet: the ACK of
- * its first bytes would be held back for as long as the kernel likes. */
+/* True if an answer acknowledged the client's last bytes. A greeting is no answer: the ACK of the client's first bytes would
+ * be held back for as long as the kernel likes. */
 static bool is_answered(const struct roost_conn *c) {
     return c->rx && c->tx && !c->asked;
 }

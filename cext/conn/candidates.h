@@ -2,10 +2,10 @@
 /*
  * Connections that sleep without a slot: all there is of them is a fingerprint in the filter (filter.h) and their row.
  *
- * They go there from SLEEP, where their service needs no keep-alives. They come back when somebody wants them: a packet that
- * the filter takes for theirs, or a command. Whoever wants them waits here while the control plane looks for the row. With
- * it they are in the table again, in SLEEP, and what waited is done as for any that sleeps; then the sweep lets them go when
- * they have been silent. Without a row it was a stranger: its packets go to the stack, and the next ones pass XDP.
+ * They go there from SLEEP, where their service needs no keep-alives. They come back for a packet that the
+ * filter takes for theirs, or for a command, which wait (life/perhaps.c) while the control plane looks for the row. With a
+ * row they are in the table again, in SLEEP, and what waited is done as for any in SLEEP; the sweep removes the slot again
+ * after a silence. Without a row the key is a stranger: its packets go to the stack, and the next ones pass XDP.
  */
 #ifndef ROOST_CEXT_CANDIDATES_H
 #define ROOST_CEXT_CANDIDATES_H
@@ -22,28 +22,28 @@ struct roost_event;
 
 struct roost_perhaps {
     struct roost_hash by_key; /* struct roost_asked_for */
-    uint32_t asked;           /* how many there are, without those that are kept for an RST */
+    uint32_t asked;           /* questions, without those kept for an RST */
     uint32_t kept;
     uint32_t budget; /* of questions, until it is filled up */
     uint64_t filled_ms;
-    uint64_t look_ms; /* when those that wait are looked at next */
+    uint64_t look_ms; /* when the questions are looked at next */
 };
 
 uint64_t roost_hash_of_key(const struct roost_engine *e, const struct roost_key *key);
 /* Of a key that is in no table: whether it may be asleep. */
 bool roost_is_perhaps_asleep(const struct roost_engine *e, const struct roost_key *key);
-/* How such a key looks to whoever asks for it. */
+/* Describes such a key as a connection in SLEEP. */
 void roost_event_of_perhaps(struct roost_engine *e, const struct roost_key *key, struct roost_event *event);
 
 /* In SLEEP, its row committed: from now on in the filter, if its service has it so and there is room. The caller then
- * removes the slot, if there is one. again: it has found no room before, or has come back; filter_full counts those that
- * fell asleep. */
+ * removes the slot, if there is one. again: it found no room before, or has come back; filter_full counts first
+ * attempts. */
 bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka,
                               uint16_t service, bool again);
 
-/* It is about to leave SLEEP, and its slot the table; its row is there until the control plane has removed it. Should we be
- * killed before that, a successor must not believe the row because of another's fingerprint: taken for asleep, it would
- * take that one away. So a key that the filter goes on taking for a member is a stranger's from now on. */
+/* It is about to leave SLEEP, and its slot the table; its row is there until the control plane has removed it. After a
+ * kill before that, the next daemon must not believe the row because another key has the same fingerprint: it would remove
+ * that fingerprint. So a key that still hits the filter is a stranger from now on. */
 void roost_perhaps_left(struct roost_engine *e, const struct roost_key *key);
 
 #endif

@@ -4,7 +4,7 @@
  * Nothing here decides what becomes of it: cext/life/ does.
  *
  *     connection.c  the awake ones, by id and key       events.c      what the control plane is told
- *     legs.c        sockets and what waits for them     find.c        who has a 4-tuple, or an address
+ *     legs.c        sockets and what waits for them     find.c        what has a 4-tuple, or an address
  *     waiting.c     commands that wait                  candidates.c  what may sleep without a slot
  *     policy.c      what is in force (overrides.c)      servers.c     the servers of a service
  *     acks.c        ACKs that wait for an answer        listing.c     lists that are taken while connections move
@@ -55,7 +55,7 @@ int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool serve
 int roost_watch_blocked(struct roost_engine *e, struct roost_conn *c); /* 0 or -errno */
 /* Room for what is rebuilt with these descriptors. 0 or -ENOMEM. */
 int roost_rebuilt_reserve(struct roost_engine *e, int fd);
-void roost_rebuilt_name(struct roost_engine *e, int fd, struct roost_conn *c); /* NULL: it is nobody's from now on */
+void roost_rebuilt_name(struct roost_engine *e, int fd, struct roost_conn *c); /* NULL: no connection's from now on */
 /* How a rebuilt client's socket is to be watched, named or not. */
 struct epoll_event roost_rebuilt_event(int fd);
 void roost_reset_fd(int fd); /* close with RST */
@@ -77,7 +77,7 @@ struct roost_holder {
     struct roost_conn *conn;
     struct roost_ka *slot; /* of a connection: the one it keeps on its way */
 };
-/* Who has a 4-tuple. */
+/* What has a 4-tuple. */
 struct roost_holder roost_whose(struct roost_engine *e, const struct roost_key *key);
 /* The connection that a server means by the address it connected to: key's client and client_port; completes the key. The
  * one with this address and port, else the only one with this address. 0, ENOENT, or ENOTUNIQ: it has several. */
@@ -111,10 +111,10 @@ void roost_sockets_begin(struct roost_engine *e);
 void roost_sockets_turn(struct roost_engine *e);
 void roost_sockets_note(struct roost_engine *e, const struct roost_key *key);
 
-/* listing.c: of somebody who is awake from now on, or no more, while others list (e->listings). place: of the hash. */
+/* listing.c: a key is awake from now on, or not any more, while lists are being taken (e->listings). */
 void roost_listings_awake(struct roost_engine *e, const struct roost_key *key);
 void roost_listings_asleep(struct roost_engine *e, const struct roost_key *key); /* or gone */
-/* A slot for one that slept without. */
+/* A slot for a connection that slept without one. */
 void roost_listings_back(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot);
 
 /* ports.c */

@@ -33,7 +33,7 @@ static bool complete(struct roost_engine *e, struct roost_key *key, const uint8_
     return false;
 }
 
-/* The only connection that has this client address, when it is not the one that came last. */
+/* The only connection with this client address, where the index names an earlier one. */
 static bool scan(struct roost_engine *e, struct roost_key *key) {
     uint64_t positions = roost_table_positions(&e->table);
     struct roost_key other;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The list of what exists, taken in parts while it moves: first the awake, by the hash of their key, then the slots of
- * the table. Who is not where the list looks when it looks there would be missed (woken behind it) or come twice (frozen
- * ahead of it). So a listing is told of everybody who wakes or ceases to be awake; it remembers those it concerns, passes
- * over them, and looks for those it would miss once it is through.
+ * the table. A connection that wakes behind the list's place would be missed, one that freezes ahead of it listed twice. So a
+ * listing is told of each connection that wakes or ceases to be awake; it records the keys that concern it, passes over
+ * them, and looks up the missed ones at the end.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 
 #define PLACES 4096            /* of the awake: ranges of the hashes of their keys */
 #define POSITIONS_A_PART 65536 /* the engine's thread stands still for some 0.3 ms */
-#define LATE_COST 16           /* to look for somebody, in positions */
+#define LATE_COST 16           /* of a look-up, in positions */
 #define TOLD_MAX (1u << 20)    /* a reader that sleeps in the midst of its list takes no more memory than for these */
 
 struct told {
@@ -28,7 +28,7 @@ struct roost_listing {
     struct roost_hash by_key; /* struct told */
     struct told *first, **last;
     struct told *late; /* the next to be looked at, once it is through */
-    bool through;      /* all positions: whoever was there is listed or told of, and nobody is added */
+    bool through;      /* all positions: every key is listed or recorded, and none is recorded any more */
     bool done;
 };
 
@@ -40,7 +40,7 @@ static bool is_told(const struct roost_engine *e, const struct roost_listing *l,
     return l->first && roost_hash_find(&l->by_key, roost_hash6(&e->table.config, key), has_key, key);
 }
 
-/* Past all the room there is, and without memory, who moves may be missed or come twice. */
+/* Past TOLD_MAX, and without memory, a connection that moves may be missed or listed twice. */
 static void tell(const struct roost_engine *e, struct roost_listing *l, const struct roost_key *key, bool late) {
     if (l->by_key.used == TOLD_MAX || is_told(e, l, key))
         return;
@@ -70,7 +70,7 @@ static bool has_passed_key(const struct roost_engine *e, const struct roost_list
     return l->at > roost_hash6(&e->table.config, key) / (UINT64_MAX / PLACES + 1);
 }
 
-/* Hardly ever does anybody list; then nothing is looked up. */
+/* Without a listing nothing is looked up. */
 static const struct roost_ka *slot_to_tell_of(struct roost_engine *e, const struct roost_key *key) {
     return e->listings ? roost_table_find(&e->table, key) : NULL;
 }

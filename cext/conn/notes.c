@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What XDP must know of sockets before a birth (struct roost_sockets of ebpf/shared/sockets.h): no key whose 4-tuple
- * the kernel still has one for. Kept as a superset: the engine notes whom it makes one for and goes on noting those that
- * are awake; XDP notes whose SYN it lets through.
+ * the kernel still has a socket for. Kept as a superset: the engine notes each key that it makes a socket for, and again
+ * while it is awake; XDP notes the key of each SYN that it passes.
  */
 #include <arpa/inet.h>
 #include <inttypes.h>

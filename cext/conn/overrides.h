@@ -15,7 +15,7 @@
 struct roost_config;
 
 struct roost_override {
-    uint64_t id; /* of the connection; another one that has its 4-tuple now does not inherit */
+    uint64_t id; /* of the connection: a later one with the same 4-tuple does not inherit */
     struct roost_key key;
     struct roost_overrides set;
     bool untold; /* changed since the control plane was told */

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The local ports of links that may sleep. While one does, the kernel knows nothing of its port, and would give it to
- * whoever connects to the same server next: to no avail, for the server has a connection with that 4-tuple. So such links
- * take their ports from a range that the kernel gives to nobody, and never one whose 4-tuple is asleep.
+ * the next socket that connects to the same server, which would fail: the server has a connection with that 4-tuple. So such
+ * links take their ports from a range that the kernel does not give away, and never one whose 4-tuple is asleep.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -77,7 +77,7 @@ int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, b
         if (is_reserved(e, port) || roost_table_find(&e->table, &key))
             continue;
         int fd = connect_from(to, held, key.local, key.local_port);
-        if (fd != -EADDRINUSE && fd != -EADDRNOTAVAIL) /* a link that is awake, or somebody listens there */
+        if (fd != -EADDRINUSE && fd != -EADDRNOTAVAIL) /* else: in use, by an awake link or a listener */
             return fd;
         tries++;
     }

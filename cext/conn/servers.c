@@ -88,7 +88,7 @@ static uint64_t mix_address(uint64_t h, const uint8_t address[16]) {
 }
 
 /* Rendezvous hashing (Thaler and Ravishankar, 1998): the server with the highest weight for this client. Each client has
- * its own order of all servers, so one that goes down moves its own clients and nobody else's. Not seeded: a restart, or
+ * its own order of all servers, so one that goes down moves its own clients alone. Not seeded: a restart, or
  * another appliance with the same servers, makes the same choice. */
 static int by_source(const struct roost_pool *pool, const uint8_t client[16], uint64_t tried) {
     uint64_t highest = 0;

@@ -67,7 +67,7 @@ struct roost_pending { /* read from one leg, not yet taken by the other */
     uint8_t data[];
 };
 
-/* The ACK that ends the handshake with a server. It is the kernel's to send within 200 ms if nobody does before. */
+/* The ACK that ends the handshake with a server. The kernel sends it within 200 ms if the engine does not. */
 enum roost_greeting {
     ROOST_GREETED = 0,     /* the server has spoken */
     ROOST_GREETING_HELD,   /* to go with the client's first bytes: a packet and a wake-up of the server less */
@@ -240,7 +240,7 @@ struct roost_engine {
     uint32_t servers_waiting, server_wait_ms;
     uint64_t servers_retry_ms;
     struct roost_hash by_id, by_key; /* the awake */
-    struct roost_listing *listings;  /* those that are being taken */
+    struct roost_listing *listings;  /* being taken */
     struct roost_conn *oldest, *newest;
     uint64_t awake, max_awake;
     bool pressure_told;
@@ -251,7 +251,7 @@ struct roost_engine {
     uint64_t turn;
     uint64_t accept_resume_ms;
     uint64_t rush_ms, rush_accepted; /* of the last look at how many clients connect */
-    uint64_t rush_stayed_ms;         /* those that went since then, all together */
+    uint64_t rush_stayed_ms;         /* by connections that ended since then, in all */
     bool rush;
     struct roost_conn *unacked, **unacked_tail;
     struct roost_conn *ready, **ready_tail;
@@ -267,7 +267,7 @@ struct roost_engine {
     struct roost_growth growth;
     struct roost_filter filter;
     struct roost_perhaps perhaps;
-    const struct roost_command *at_hand; /* a record that was read just now: who wakes needs not ask for it */
+    const struct roost_command *at_hand; /* a record that was read just now: a wake-up of it asks for none */
     uint64_t births_ms;                  /* when XDP is told the next time that we live */
     uint64_t sockets_ms;                 /* when the sockets that live are noted the next time */
     uint64_t born_before[2];             /* IPv4, IPv6: of XDP's counters when the tables were adopted */

@@ -25,7 +25,7 @@ struct roost_waiting {
 struct roost_waiting *roost_waiting_new(struct roost_engine *e, const struct roost_command *command, bool door);
 /* Its socket is another's (or closed: fd -1) by now. */
 void roost_waiting_free(struct roost_waiting *w);
-/* Whoever gave the command is told, and a socket is closed. */
+/* Answers the command with the error, and closes its socket. */
 void roost_waiting_refuse(struct roost_engine *e, struct roost_waiting *w, int error);
 /* The same without a word: the engine ends. */
 void roost_waiting_drop(struct roost_waiting *w);

@@ -2,7 +2,7 @@
 /*
  * Three parts: the filter, which knows what a frame looks like; the requests, which it holds as text; the manager's own
  * frames. CRC-32 is that of IEEE 802.3, which every client's language has at hand; it tells a frame from payload that
- * looks similar, and authenticates nobody.
+ * looks similar, and authenticates nothing.
  */
 #define _GNU_SOURCE
 #include "inband.h"

@@ -98,7 +98,7 @@ enum roost_moved roost_inband_write(struct roost_engine *e, struct roost_conn *c
     enum roost_moved moved = roost_leg_send(leg, frames, (uint32_t)length, 0);
     if (client && roost_watch_blocked(e, c))
         roost_conn_end(e, c, ROOST_C_CLIENT_CLOSE, true);
-    leg->refused = refused; /* an answer that is lost is nobody's payload */
+    leg->refused = refused; /* a lost answer is no payload */
     return moved;
 }
 

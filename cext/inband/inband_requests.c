@@ -108,7 +108,7 @@ int roost_inband_answered(struct roost_engine *e, const struct roost_command *co
     struct roost_inband_end *end = client ? &b->client : b && b->server.asked == command->count ? &b->server : NULL;
     uint8_t frame[ROOST_INBAND_MAX];
     if (!end || !command->count)
-        return 0; /* whoever asked has gone */
+        return 0; /* the end that asked has gone */
     char name[ROOST_INBAND_NAME_MAX + 1] = "";
     memcpy(name, command->preamble, command->preamble_len < sizeof(name) ? command->preamble_len : sizeof(name) - 1);
     struct roost_inband_status status = {

@@ -10,7 +10,7 @@
 
 struct roost_engine;
 
-/* Nobody is born any more until roost_births_tell: what an earlier engine told XDP names its endpoints. */
+/* No births until roost_births_tell: what an earlier engine told XDP names its endpoints. */
 void roost_births_forget(struct roost_engine *e);
 /* Tells XDP of a service, or that its clients are not born asleep any more. 0, or -errno. */
 int roost_births_tell(struct roost_engine *e, const struct roost_service *service);
@@ -22,10 +22,10 @@ void roost_births_close(struct roost_engine *e);
 void roost_born_adopted(struct roost_engine *e);
 /* Slots in use, those that XDP filled included. */
 void roost_table_used(struct roost_engine *e, uint64_t *used4, uint64_t *used6);
-/* How many were born and have not spoken yet. */
+/* Births without a payload byte yet. */
 uint64_t roost_born_unspoken(struct roost_engine *e);
 
-/* Makes one of them a connection like any other: somebody speaks, or wants to. 0, or ENOSPC: no rest slot is free. */
+/* Gives a birth a number and a rest slot, when a byte comes or is to be sent. 0, or ENOSPC: no rest slot is free. */
 int roost_born_settle(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot);
 
 #endif

@@ -4,7 +4,7 @@
  * doors. A server that connects to a client's address finds itself accepted by a door, with the client's address as the
  * socket's own; it is then linked to the connection which that client has.
  *
- * The doors listen on loopback, where nobody outside can reach them: only steering hands them packets.
+ * The doors listen on loopback, out of reach from outside: only steering hands them packets.
  */
 #define _GNU_SOURCE
 #include <bpf/bpf.h>

@@ -10,7 +10,7 @@
 #include "cext/socket/repair.h"
 #include "cext/socket/segment.h"
 
-/* Frames held for one connection: few while none of them has proved genuine (anybody can send those), then what a
+/* Frames held for one connection: few while none has proved genuine (they can be forged), then what a
  * client may have in flight. What is more is dropped and comes again. */
 #define HELD_UNPROVEN_MAX 32
 #define HELD_MAX 512

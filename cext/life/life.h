@@ -97,9 +97,9 @@ struct roost_ka *roost_insert_sleeping(struct roost_engine *e, const struct roos
 /* perhaps.c */
 /* A frame of a key that is in no table. */
 void roost_perhaps_frame(struct roost_engine *e, const struct roost_frame *f);
-/* Whether a command waits from now on for the one that it is about; *error: that it should, but cannot. */
+/* True: the command waits for its candidate's row from now on. *error: it should wait, and cannot. */
 bool roost_perhaps_command(struct roost_engine *e, struct roost_command *command, int *error);
-/* Ends what nobody answers, and asks again for those whose RST came when nobody could say. */
+/* Ends questions that have no answer, and asks again where an RST came while the store could not answer. */
 void roost_perhaps_turn(struct roost_engine *e);
 /* ROOST_OP_PERHAPS */
 void roost_perhaps_answered(struct roost_engine *e, const struct roost_command *command);

@@ -34,8 +34,8 @@ struct roost_pool *roost_pool_of(struct roost_engine *e, uint16_t service) {
 }
 
 /* Whether the handshake with a server is ended by the client's first bytes only: two packets less, and a wake-up of the
- * server. Not while a client's socket is made again and nobody else waits for this thread: then the server begins
- * meanwhile, on another processor or machine, and its first answer is there 35 us sooner. */
+ * server. Not while a client's socket is rebuilt and this thread has nothing else to do: then the server begins
+ * meanwhile, on another processor or machine, and its first answer arrives 35 us sooner. */
 static bool holds_greeting(const struct roost_engine *e, const struct roost_conn *c) {
     return c->phase == ROOST_LIVE || e->rush || e->waking;
 }
@@ -177,7 +177,7 @@ static void attempt(struct roost_engine *e, struct roost_conn *c) {
     if (error) {
         c->tried = 0;
         c->retry_ms = e->now_ms + RETRY_MS;
-    } else if (c->place && e->now_ms < c->link_deadline_ms) { /* one that is silent leaves the others their time */
+    } else if (c->place && e->now_ms < c->link_deadline_ms) { /* a silent server leaves the others their share */
         uint32_t others = roost_pool_left(pool, c->tried | 1ULL << (c->place - 1));
         uint64_t share = (c->link_deadline_ms - e->now_ms) / (others + 1);
         if (others && share >= LEAST_SHARE_MS)
@@ -237,7 +237,7 @@ static bool connected(const struct roost_conn *c) {
     return c->server.fd >= 0 && !getpeername(c->server.fd, (struct sockaddr *)&peer, &size);
 }
 
-/* Is it connected? One that was, and is reset already, is a link that ends. */
+/* True if the link is made; one that was made and is reset already ends as a link. */
 static bool made(struct roost_engine *e, struct roost_conn *c, uint32_t events) {
     int error = 0;
     socklen_t error_size = sizeof(error);

@@ -8,14 +8,14 @@
 #include "life.h"
 #include "cext/socket/segment.h"
 
-/* Anybody can send packets that the filter takes for a member's: one in 430. What he can make us do is bounded. */
+/* The rows of candidates are asked for here. One forged packet in 430 is taken for a member's: the work for them is bounded. */
 #define ASKED_MAX 1024
-#define ASKED_BY_SYN_MAX (ASKED_MAX / 4) /* no SYN is a sleeper's: of those a flood is made of */
+#define ASKED_BY_SYN_MAX (ASKED_MAX / 4) /* no sleeping connection sends a SYN; floods do */
 #define ASKS_A_MS 20                     /* 20,000 a second */
 #define FRAMES_MAX 4                     /* held for one key; the rest comes again, but for an RST */
-#define KEPT_MAX 256                     /* whose RST outlives a question that was answered in vain */
+#define KEPT_MAX 256                     /* keys with an RST whose question failed */
 #define ANSWER_MS 10000                  /* the control plane tries for half as long; then the answer is lost */
-#define LOOK_MS 1000                     /* how often those that wait are looked at */
+#define LOOK_MS 1000                     /* between two looks at the questions */
 
 struct parked_frame {
     struct parked_frame *next;
@@ -27,7 +27,7 @@ struct roost_asked_for {
     struct roost_key key;
     uint64_t at_ms; /* when it was asked for last */
     bool asked;     /* an answer is on its way */
-    bool kept;      /* for the sake of an RST: nobody could say, and its sender does not repeat it */
+    bool kept;      /* for an RST: the question failed, and an RST is not repeated */
     struct parked_frame *frame, **frame_tail;
     struct roost_waiting *command, **command_tail;
     uint32_t frames;

@@ -10,7 +10,7 @@
 #include "cext/socket/repair.h"
 #include "cext/socket/segment.h"
 
-/* A frame that met a freeze. Only a genuine one ends the freeze at once; anybody can send the others. */
+/* A frame that met a freeze. Only a genuine one ends the freeze at once; others can be forged. */
 static void meet_freeze(struct roost_engine *e, struct roost_conn *c, const struct roost_frame *f, bool server) {
     struct roost_ka now;
     roost_hold(e, c, f, server);
@@ -55,7 +55,7 @@ static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, const
     }
 }
 
-/* Whom a frame is for. */
+/* The connection and leg that a frame is for. */
 struct addressee {
     struct roost_conn *conn;     /* awake, or on its way; NULL: inactive, or not ours */
     struct roost_ka *slot;       /* of the leg that the frame is for */
@@ -78,7 +78,7 @@ static void find_addressee(struct roost_engine *e, const struct roost_key *key, 
         a->server = true;
         a->key = &a->peer;
         a->conn = roost_conn_by_key(e, a->key);
-    } else { /* a leg that nobody wakes any more: the stack tells its server */
+    } else { /* a leg without a client: the stack tells its server */
         roost_table_remove(&e->table, a->slot);
         a->slot = NULL;
     }

@@ -213,7 +213,7 @@ static void awake(struct roost_engine *e, struct roost_conn *c, struct rebuildin
         roost_acknowledge_later(e, c); /* the server's answer may be the ACK, a packet less */
 }
 
-/* It stays asleep: who woke it retransmits and so asks again. */
+/* It stays asleep: the sender of what woke it retransmits. */
 static void stay_asleep(struct roost_engine *e, struct roost_conn *c, int error) {
     const struct roost_rest *rest = &e->table.rest[c->slot->rest];
     e->stat[ROOST_E_THAW_FAILED]++;
