@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine as Python sees it: batches of commands in, batches of events out (cext/engine.h, cext/base/types.h).
 
-This is the only importer of the C extension, apart from unit tests. Every call releases the GIL. Addresses are IPv6
+This is the only importer of the C extension, apart from tests/inner. Every call releases the GIL. Addresses are IPv6
 bytes everywhere, IPv4 ones IPv4-mapped, as in ebpf/shared/record.h.
 """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds cext/_engine, the C engine as a Python extension (cffi, API mode: calls release the GIL).
 
-The declarations are the headers themselves: ebpf/shared/record.h, ebpf/shared/birth.h, cext/base/types.h,
-cext/engine.h and cext/testing/testing.h, without their preprocessor lines.
+The declarations are the headers themselves: ebpf/shared/record.h, ebpf/shared/birth.h, cext/base/types.h
+and cext/engine.h, without their preprocessor lines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ BUILD: Final[dict[str, Any]] = {
     "extra_compile_args": ["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread"],
     "extra_link_args": ["-pthread"],
     "depends": sorted(
-        str(path.relative_to(ROOT)) for tree in ("cext", "ebpf", "appliance") for path in (ROOT / tree).rglob("*.h")
+        str(path.relative_to(ROOT))
+        for tree in ("cext", "ebpf", "appliance", "tests")
+        for path in (ROOT / tree).rglob("*.h")
     ),
 }
 """How the extensions are built. `depends`: setuptools knows the sources alone, and would keep an extension whose header
@@ -41,7 +43,6 @@ SOURCES: Final = {
     " sockets sweep thaw waiting",
     "inband": "inband inband_relay inband_requests",
     "": "commands engine stats",
-    "testing": "testing testing_engine testing_notes",
 }
 """The engine's sources by folder, from the ground up."""
 
@@ -55,17 +56,11 @@ def declarations(header: Path) -> str:
 
 ffibuilder = FFI()
 ffibuilder.cdef(KERNEL_TYPES)
-for name in (
-    "ebpf/shared/record.h",
-    "ebpf/shared/birth.h",
-    "cext/base/types.h",
-    "cext/engine.h",
-    "cext/testing/testing.h",
-):
+for name in ("ebpf/shared/record.h", "ebpf/shared/birth.h", "cext/base/types.h", "cext/engine.h"):
     ffibuilder.cdef(declarations(ROOT / name))
 ffibuilder.set_source(
     "cext._engine",
-    '#include "cext/engine.h"\n#include "cext/testing/testing.h"\n',
+    '#include "cext/engine.h"\n',
     sources=[str(Path("cext", folder, f"{name}.c")) for folder, names in SOURCES.items() for name in names.split()],
     **BUILD,
 )

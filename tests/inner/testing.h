@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The inner parts of the engine for tests and benches, one at a time, without its thread: the second and last file that
- * cffi is given. Nothing in the product calls these.
+ * The inner parts of the engine for tests and benches, one at a time, without its thread.
  */
-#ifndef ROOST_CEXT_TESTING_H
-#define ROOST_CEXT_TESTING_H
+#ifndef ROOST_TESTS_TESTING_H
+#define ROOST_TESTS_TESTING_H
 
 #include <stddef.h>
 #include <stdint.h>
