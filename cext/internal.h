@@ -31,6 +31,7 @@
 #include "cext/table/filter.h"
 #include "cext/table/growth.h"
 #include "cext/table/hosts.h"
+#include "cext/base/clock.h"
 #include "cext/base/hash.h"
 #include "cext/base/mailbox.h"
 #include "cext/conn/overrides.h"
@@ -465,7 +466,6 @@ void roost_look(struct roost_engine *e, struct roost_conn *c, enum roost_cause o
 /* Links a server's socket to the client, waking it, or as soon as the link is ended that it takes over. 0, or an errno:
  * then fd and early are still the caller's, and it may be tried again until wait_ms have passed since since_ms. */
 int roost_attach_server(struct roost_engine *e, struct roost_command *command, uint64_t since_ms, uint32_t *wait_ms);
-uint64_t roost_realtime_ms(void);
 void roost_commands_turn(struct roost_engine *e);
 /* Carries one out, unless error says why not; whoever gave one that is refused is told. */
 void roost_command(struct roost_engine *e, struct roost_command *command, int error);

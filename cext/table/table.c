@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cext/base/address.h"
+
 /* A slot's name: family, generation, position in it. */
 #define NAME_V6 0x80000000u
 #define NAME_GENERATION_SHIFT 29
@@ -13,10 +15,8 @@
 
 #define SPINS 1000 /* XDP holds a lock for less than a microsecond; unless its processor was taken from the machine */
 
-static const uint8_t mapped_prefix[12] = {[10] = 0xff, [11] = 0xff};
-
 bool roost_key_is_v4(const struct roost_key *key) {
-    return !memcmp(key->client, mapped_prefix, 12) && !memcmp(key->local, mapped_prefix, 12);
+    return roost_address_is_v4(key->client) && roost_address_is_v4(key->local);
 }
 
 /* Both kinds of slot as one: what lies before ka. */
@@ -60,12 +60,10 @@ static struct roost_generation *current(struct roost_table *t, bool v4) {
 
 /* The far address of a slot, as a record has it. */
 static void far_address(const struct roost_ka *slot, bool v4, uint8_t address[16]) {
-    if (v4) {
-        memcpy(address, mapped_prefix, 12);
-        memcpy(address + 12, (const char *)slot - 8, 4);
-    } else {
+    if (v4)
+        roost_address_map_v4(address, (const char *)slot - 8);
+    else
         memcpy(address, (const char *)slot - 20, 16);
-    }
 }
 
 static void key_of(const struct roost_table *t, const struct roost_ka *slot, bool v4, struct roost_key *key) {
