@@ -35,11 +35,11 @@ BUILD: Final[dict[str, Any]] = {
 has changed."""
 
 SOURCES: Final = {
-    "base": "address hash mailbox wheel workers",
-    "table": "endpoints filter growth hosts rests table",
-    "path": "datapath drops frames pace pins probes programs",
+    "base": "address hash mailbox pins wheel workers",
+    "table": "endpoints filter hosts rests table",
+    "path": "datapath drops frames pace probes programs",
     "socket": "proxy_header repair segment spares survey",
-    "conn": "born connection freeze links listeners listing overrides perhaps policy ports relay router servers"
+    "conn": "born connection freeze growth links listeners listing overrides perhaps policy ports relay router servers"
     " sockets sweep thaw waiting",
     "inband": "inband inband_relay inband_requests",
     "": "commands engine stats",

@@ -29,7 +29,7 @@
 #include "cext/conn/born.h"
 #include "cext/path/datapath.h"
 #include "cext/table/filter.h"
-#include "cext/table/growth.h"
+#include "cext/conn/growth.h"
 #include "cext/table/hosts.h"
 #include "cext/base/clock.h"
 #include "cext/base/hash.h"

@@ -4,7 +4,7 @@
 
 #include "drops.h"
 #include "cext/table/filter.h"
-#include "pins.h"
+#include "cext/base/pins.h"
 
 #include <bpf/bpf.h>
 #include <errno.h>

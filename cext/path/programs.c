@@ -2,7 +2,7 @@
 /* Where the datapath's programs are attached: interfaces by XDP links and tc filters, the namespace by the socket lookup. */
 #define _GNU_SOURCE
 #include "datapath.h"
-#include "pins.h"
+#include "cext/base/pins.h"
 
 #include <bpf/bpf.h>
 #include <dirent.h>

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "cext/path/datapath.h"
-#include "cext/path/pins.h"
+#include "cext/base/pins.h"
 
 #define SLOTS_MAX (1u << 28)
 

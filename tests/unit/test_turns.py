@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cext/table/growth.c, cext/conn/sweep.c and the list of connections, in an engine whose clock the test turns."""
+"""cext/conn/growth.c, cext/conn/sweep.c and the list of connections, in an engine whose clock the test turns."""
 
 from __future__ import annotations
 
