@@ -501,20 +501,6 @@ void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values) {
     free(each);
 }
 
-uint64_t roost_bpf_memory(int fd) {
-    char path[64], line[256];
-    unsigned long long bytes = 0;
-    snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
-    FILE *f = fopen(path, "r");
-    if (!f)
-        return 0;
-    while (fgets(line, sizeof(line), f))
-        if (sscanf(line, "memlock: %llu", &bytes) == 1)
-            break;
-    fclose(f);
-    return bytes;
-}
-
 uint64_t roost_datapath_memory(const struct roost_datapath *d) {
     static const char *const own[] = {"outbox", "cursor", "probes", "probe_run", "routes"};
     uint64_t bytes = 0;

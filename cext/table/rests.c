@@ -10,7 +10,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "cext/path/datapath.h"
 #include "cext/base/pins.h"
 
 #define SLOTS_MAX (1u << 28)
