@@ -73,6 +73,7 @@ def tools(root: Path) -> list[Tool]:
         (Tool("clang-format", ("clang-format", "--dry-run", "-Werror", *formatted), "clang-format"), formatted),
         (Tool("cppcheck", (*cppcheck, *ordinary), "cppcheck"), ordinary),
         (Tool("cppcheck (BPF)", (*cppcheck, *bpf_macros, *programs), "cppcheck"), programs),
+        (Tool("C floors", (python, "-m", "control.cli.c_layers"), None), compiled),
         (Tool("shellcheck", ("shellcheck", *shell), "shellcheck"), shell),
     ]
     return [tool for tool, files in candidates if files]
@@ -128,6 +129,7 @@ def reformat(root: Path) -> None:
     trees = [tree for tree in PYTHON_TREES if (root / tree).exists()]
     subprocess.run([*python, "check", "--fix-only", "--quiet", *trees], cwd=root, check=True)
     subprocess.run([*python, "format", "--quiet", *trees], cwd=root, check=True)
+    subprocess.run([sys.executable, "-m", "control.cli.c_layers", "--write"], cwd=root, check=True)
     subprocess.run(["clang-format", "-i", *c_sources(root, ".c", ".h")], cwd=root, check=True)
 
 
