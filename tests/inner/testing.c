@@ -649,7 +649,7 @@ void roost_testing_pool_mark(struct roost_pool_handle *h, const struct roost_ser
 int roost_testing_pool_begin(struct roost_pool_handle *h, const uint8_t *client, uint64_t tried,
                              struct roost_server *chosen) {
     int place = roost_pool_choose(&h->pool, client, tried);
-    if (place != ROOST_NOBODY) {
+    if (place != ROOST_NO_PLACE) {
         roost_pool_enter(&h->pool, place);
         *chosen = h->pool.place[place].server;
     }
