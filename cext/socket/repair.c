@@ -105,7 +105,7 @@ static int ask(int fd, struct roost_survey_item *seen) {
         (e = queue_seq(fd, TCP_RECV_QUEUE, &seen->rcv_nxt)) ||
         (e = get(fd, TCP_REPAIR_WINDOW, &window, sizeof(window))))
         return e;
-    /* An acknowledgement is due (delayed ACK). Send it now: nobody would once the socket is gone. */
+    /* An acknowledgement is due (delayed ACK): it must be sent before the socket is gone. */
     if (window.rcv_wup != seen->rcv_nxt &&
         ((e = set(fd, TCP_QUICKACK, 1)) || (e = get(fd, TCP_REPAIR_WINDOW, &window, sizeof(window)))))
         return e;
