@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine as Python sees it: batches of commands in, batches of events out (cext/base/face.h, cext/base/types.h).
 
-This is the only importer of the C extension, apart from unit tests. Every call releases the GIL. Addresses are IPv6
+This is the only importer of the C extension, apart from tests/inner. Every call releases the GIL. Addresses are IPv6
 bytes everywhere, IPv4 ones IPv4-mapped, as in ebpf/shared/record.h.
 """
 
@@ -728,7 +728,7 @@ class Engine:
         there from the first to the last comes once, unless a table grows meanwhile or a million others moved. born:
         those, too, that were born asleep and have not spoken; their id is 0, and there may be millions. sleeping: those
         in SLEEP."""
-        which = (lib.ROOST_LIST_BORN if born else 0) | (0 if sleeping else lib.ROOST_LIST_NOBODY_IN_SLEEP)
+        which = (lib.ROOST_LIST_BORN if born else 0) | (0 if sleeping else lib.ROOST_LIST_WITHOUT_SLEEP)
         raw = ffi.new("struct roost_event[]", 4096)
         listing = lib.roost_list_begin(self._raw, which)
         if not listing:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds cext/_engine, the C engine as a Python extension (cffi, API mode: calls release the GIL).
 
-The declarations are the headers themselves: ebpf/shared/record.h, ebpf/shared/birth.h, cext/base/types.h,
-cext/base/face.h and cext/testing/testing.h, without their preprocessor lines.
+The declarations are the headers themselves: ebpf/shared/record.h, ebpf/shared/birth.h, cext/base/types.h
+and cext/base/face.h, without their preprocessor lines.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ BUILD: Final[dict[str, Any]] = {
     "extra_compile_args": ["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread"],
     "extra_link_args": ["-pthread"],
     "depends": sorted(
-        str(path.relative_to(ROOT)) for tree in ("cext", "ebpf", "appliance") for path in (ROOT / tree).rglob("*.h")
+        str(path.relative_to(ROOT))
+        for tree in ("cext", "ebpf", "appliance", "tests")
+        for path in (ROOT / tree).rglob("*.h")
     ),
 }
 """How the extensions are built. `depends`: setuptools knows the sources alone, and would keep an extension whose header
 has changed."""
 
 SOURCES: Final = {
-    "base": "address hash mailbox wheel workers",
-    "table": "endpoints filter growth hosts rests table",
-    "path": "datapath drops frames pace pins probes programs",
+    "base": "address hash mailbox pins wheel workers",
+    "table": "endpoints filter hosts rests table",
+    "path": "datapath drops frames pace probes programs",
     "socket": "proxy_header repair segment spares survey",
     "conn": "acks candidates connection events find legs listing notes overrides policy ports servers steering waiting",
     "inband": "inband inband_relay inband_requests",
-    "life": "attach births doors freeze held insert links listeners next perhaps received relay sweep thaw",
+    "life": "attach births doors freeze growth held insert links listeners next perhaps received relay sweep thaw",
     "": "commands engine stats",
-    "testing": "testing testing_engine testing_notes",
 }
 """The engine's sources by folder, from the ground up."""
 
@@ -66,18 +67,11 @@ def write_transitions() -> None:
 write_transitions()
 ffibuilder = FFI()
 ffibuilder.cdef(KERNEL_TYPES)
-for name in (
-    "ebpf/shared/record.h",
-    "ebpf/shared/birth.h",
-    "cext/base/types.h",
-    "cext/base/face.h",
-    "cext/life/next.h",
-    "cext/testing/testing.h",
-):
+for name in ("ebpf/shared/record.h", "ebpf/shared/birth.h", "cext/base/types.h", "cext/base/face.h"):
     ffibuilder.cdef(declarations(ROOT / name))
 ffibuilder.set_source(
     "cext._engine",
-    '#include "cext/base/face.h"\n#include "cext/life/next.h"\n#include "cext/testing/testing.h"\n',
+    '#include "cext/base/face.h"\n',
     sources=[str(Path("cext", folder, f"{name}.c")) for folder, names in SOURCES.items() for name in names.split()],
     **BUILD,
 )

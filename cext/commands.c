@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cext/life/life.h"
+#include "loop.h"
 
 #define COMMANDS_A_TURN 4096
 

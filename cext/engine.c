@@ -25,7 +25,7 @@
 
 #include "cext/base/address.h"
 #include "cext/life/next.h"
-#include "cext/life/life.h"
+#include "loop.h"
 #include "cext/socket/repair.h"
 
 #define EVENTS_A_TURN 512
@@ -244,6 +244,7 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
                                 options->filter_slots};
     pthread_mutex_init(&e->lock, NULL);
     roost_mailbox_init(&e->box);
+    e->resume = roost_command_resume;
     e->ready_tail = &e->ready;
     e->waking_tail = &e->waking;
     e->unacked_tail = &e->unacked;

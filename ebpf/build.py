@@ -1,6 +1,6 @@
 """Compile every *.bpf.c of ebpf/ and of the lab's simulator, one object for each program file.
 
-    python ebpf/build.py [--out DIR]        default: build/bpf below the checkout
+    python ebpf/build.py [--out DIR] [TREE]...      default: into build/bpf below the checkout, both trees
 
 An object replaces its predecessor in one rename, so a daemon that starts meanwhile loads the old one or the new one,
 never half of one. Objects whose source is gone are removed: the engine must not load a program nobody can read.
@@ -10,6 +10,7 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,10 +43,10 @@ def compiler_command(source: Path, target: Path) -> list[str]:
     ]
 
 
-def build(out: Path) -> int:
+def build(out: Path, trees: Sequence[str] = TREES) -> int:
     """Compile every program into `out`; the number of programs that failed to compile (their errors are on stderr)."""
     out.mkdir(parents=True, exist_ok=True)
-    sources = sorted(path for tree in TREES for path in (ROOT / tree).rglob("*.bpf.c"))
+    sources = sorted(path for tree in trees for path in (ROOT / tree).rglob("*.bpf.c"))
     failed = 0
     for source in sources:
         target = out / f"{source.name.removesuffix('.c')}.o"
@@ -65,7 +66,9 @@ def build(out: Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compile the BPF programs of Roost.")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bpf", help="directory for the objects")
-    failed = build(parser.parse_args().out)
+    parser.add_argument("trees", nargs="*", default=TREES, metavar="TREE", help="directories of the checkout")
+    chosen = parser.parse_args()
+    failed = build(chosen.out, chosen.trees)
     if failed:
         print(f"{failed} BPF program(s) did not compile", file=sys.stderr)
     return 1 if failed else 0

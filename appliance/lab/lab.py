@@ -11,14 +11,16 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from appliance.lab import leftovers, topology
 from appliance.lab.daemon import DaemonHandle, toml
 from appliance.lab.groups import ChaosPair, SwarmGroup
 from appliance.lab.namespaces import Namespace
 from appliance.lab.processes import Peer, Process, Spawner
-from appliance.lab.simulator import Simulator
+
+if TYPE_CHECKING:
+    from appliance.lab.simulator import Simulator
 
 _PORTS_AN_ADDRESS = 16_000  # of some 64,000: choosing a port stays cheap for the kernel
 
@@ -175,6 +177,8 @@ class Lab:
         sends its own at once), verify_payload, segment (bytes), to_kernel (no daemon will attach to the interface:
         the kernel answers them).
         """
+        from appliance.lab.simulator import Simulator  # of the checkout alone: an installed wheel has no simulator
+
         self._simulators += 1  # no number, and so no client's address, is used twice
         simulator = Simulator(self._spaces["box"], self._simulators, server or self.address("box", "wan0", family),
                               port, clients, **options)  # fmt: skip

@@ -7,12 +7,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
-
-bool roost_address_is_v4(const uint8_t ip[16]) {
-    return !memcmp(ip, mapped, sizeof(mapped));
-}
-
 bool roost_address_is_any(const uint8_t ip[16]) {
     static const uint8_t any[16];
     return roost_address_is_v4(ip) ? !memcmp(ip + 12, any, 4) : !memcmp(ip, any, 16);
@@ -37,8 +31,7 @@ socklen_t roost_address_to(const uint8_t ip[16], uint16_t port_be, struct sockad
 void roost_address_from(const struct sockaddr_storage *storage, uint8_t ip[16], uint16_t *port_be) {
     if (storage->ss_family == AF_INET) {
         const struct sockaddr_in *a = (const struct sockaddr_in *)storage;
-        memcpy(ip, mapped, sizeof(mapped));
-        memcpy(ip + 12, &a->sin_addr, 4);
+        roost_address_map_v4(ip, &a->sin_addr);
         *port_be = a->sin_port;
     } else {
         const struct sockaddr_in6 *a = (const struct sockaddr_in6 *)storage;

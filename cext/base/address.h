@@ -5,9 +5,21 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 #include <sys/socket.h>
 
-bool roost_address_is_v4(const uint8_t ip[16]);
+static inline bool roost_address_is_v4(const uint8_t ip[16]) {
+    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+    return !memcmp(ip, mapped, sizeof(mapped));
+}
+
+/* An IPv4-mapped address out of the four bytes of an IPv4 one. */
+static inline void roost_address_map_v4(uint8_t ip[16], const void *four) {
+    memset(ip, 0, 10);
+    memset(ip + 10, 0xff, 2);
+    memcpy(ip + 12, four, 4);
+}
+
 bool roost_address_is_any(const uint8_t ip[16]); /* 0.0.0.0 or :: */
 /* Returns the size for bind() and connect(). */
 socklen_t roost_address_to(const uint8_t ip[16], uint16_t port_be, struct sockaddr_storage *storage);

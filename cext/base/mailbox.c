@@ -10,7 +10,7 @@
 #define COMMANDS_A_BLOCK 128
 #define ROWS_A_BLOCK 256
 #define ROWS_AN_EVENT 256
-#define ROWS_PROMPT 4096 /* so many do not wait for the end of the gathering */
+#define ROWS_PROMPT 4096 /* so many end the gathering */
 
 struct roost_event_block {
     struct roost_event_block *next;
@@ -130,9 +130,8 @@ void roost_mailbox_destroy(struct roost_mailbox *m) {
     pthread_cond_destroy(&m->ready);
 }
 
-/* Does nobody wait for it? What has happened is told to the store and to spectators; what is quiet can be so a while
- * longer. */
-static bool patient(const struct roost_event *event) {
+/* True if it may be gathered with others: it reports what has happened, or that a connection is quiet or due. */
+static bool can_wait(const struct roost_event *event) {
     return (event->type == ROOST_EV_TRANSITION && !event->token) || event->type == ROOST_EV_QUIET ||
            event->type == ROOST_EV_SLEEP_DUE || event->type == ROOST_EV_OVERRIDES || event->type == ROOST_EV_ROWS;
 }
@@ -143,7 +142,7 @@ void roost_mailbox_post(struct roost_mailbox *m, const struct roost_event *event
     if (place) {
         *place = *event;
         m->events++;
-        m->prompt |= m->events >= EVENTS_A_BLOCK || !patient(event);
+        m->prompt |= m->events >= EVENTS_A_BLOCK || !can_wait(event);
     } else {
         m->lost++;
     }
@@ -192,7 +191,8 @@ void roost_mailbox_flush(struct roost_mailbox *m) {
         pthread_cond_signal(&m->ready);
 }
 
-/* Waits until so many milliseconds have passed, or until it is woken and what is there will do. The lock is held. */
+/* Waits for an event (gathering: for a prompt one), for a poke, or until so many milliseconds have passed. The lock is
+ * held. */
 static void wait_for_events(struct roost_mailbox *m, uint32_t ms, bool gathering) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Between the engine thread and the control plane: batches of commands in, batches of events out. Both queues are
- * chains of blocks, so that a burst costs memory only while it lasts. Events are never thrown away; instead the engine
- * looks at roost_mailbox_crowded and stops making work that can wait.
+ * chains of blocks, so that a burst costs memory only while it lasts. Events are never dropped; instead the engine asks
+ * roost_mailbox_crowded and puts off work that can wait.
  *
- * Transitions that nobody waits for are rows, a third as large as an event, and one event stands for a run of them: so
- * the order of all is kept, and Python sees as many events as there are decisions.
+ * Transitions of interest to the history alone are rows, a third as large as an event, and one event stands for a run of
+ * them: the order of all is kept, and Python sees as many events as there are decisions.
  */
 #ifndef ROOST_CEXT_MAILBOX_H
 #define ROOST_CEXT_MAILBOX_H
@@ -29,23 +29,23 @@ struct roost_event_chain {
 struct roost_mailbox {
     pthread_mutex_t lock;
     pthread_cond_t ready;
-    struct roost_event_chain urgent, rest; /* urgent: ROOST_EV_NEED_RECORD; somebody waits for the answer */
+    struct roost_event_chain urgent, rest; /* urgent: ROOST_EV_NEED_RECORD, on which a client waits */
     struct roost_row_block *first_row, *last_row;
     struct roost_command_block *first_command, *last_command;
     uint64_t events, rows;
     uint64_t lost;                   /* no memory for them; counted, told in the statistics */
-    bool poked, sleeping, gathering; /* of whom takes events */
-    bool prompt;                     /* among the events is one that somebody waits for */
+    bool poked, sleeping, gathering; /* the taker: to return at once; waiting, for any event or for a prompt one */
+    bool prompt;                     /* an event is there that must not wait for others */
     bool untold;                     /* posted since the last roost_mailbox_flush; the engine thread's own */
 };
 
 void roost_mailbox_init(struct roost_mailbox *m);
 void roost_mailbox_destroy(struct roost_mailbox *m);
-/* Posting wakes nobody: the engine thread flushes once a turn, or each event would cost a context switch. */
+/* Posting wakes no thread: the engine thread flushes once a turn, or each event would cost a context switch. */
 void roost_mailbox_post(struct roost_mailbox *m, const struct roost_event *event);
 void roost_mailbox_post_row(struct roost_mailbox *m, const struct roost_row *row);
 void roost_mailbox_flush(struct roost_mailbox *m);
-/* Waits up to timeout_ms for an event, and then up to patience_ms for more as long as nobody waits for one of them. */
+/* Waits up to timeout_ms for an event, and then up to patience_ms for more, until a prompt one is among them. */
 int roost_mailbox_take(struct roost_mailbox *m, struct roost_event *events, uint32_t max, uint32_t timeout_ms,
                        uint32_t patience_ms);
 uint32_t roost_mailbox_rows(struct roost_mailbox *m, struct roost_row *rows, uint32_t max); /* see roost_rows */

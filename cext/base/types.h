@@ -56,8 +56,8 @@ enum roost_op {
     ROOST_OP_TELL = 12,     /* id or key of an awake connection: its client is told in band to stay connected.
                                  ROOST_EV_DONE follows; EPERM where the service does not let clients be told */
     ROOST_OP_OVERRIDE = 13, /* key + id + overrides: what ROOST_EV_OVERRIDES told to an earlier engine */
-    ROOST_OP_PERHAPS = 14   /* key + record: the answer to ROOST_EV_PERHAPS; error ENOENT: it is a stranger, another
-                                 one: nobody can say now */
+    ROOST_OP_PERHAPS = 14   /* key + record: the answer to ROOST_EV_PERHAPS; error ENOENT: the key has no row;
+                                 another: it is not known now */
 };
 
 enum roost_event_type {
@@ -74,8 +74,8 @@ enum roost_event_type {
     ROOST_EV_IN_BAND = 9, /* asked, id: op (STATUS, NAME) needs the control plane; ROOST_OP_ANSWER with this count */
     ROOST_EV_OVERRIDES = 10, /* overridden, id: differs from what was told; comes when the connection goes IDLE */
     ROOST_EV_DONE = 11,      /* op, token, id: carried out, and no transition tells of it; for commands with a token */
-    ROOST_EV_ROWS = 12,    /* count: so many transitions that nobody waits for, each in place of an event: roost_rows */
-    ROOST_EV_PERHAPS = 13, /* key: somebody wants it, and it may sleep without a slot; answer with ROOST_OP_PERHAPS */
+    ROOST_EV_ROWS = 12,    /* count: so many transitions for the history alone, each in place of an event: roost_rows */
+    ROOST_EV_PERHAPS = 13, /* key: wanted, and it may sleep without a slot; answer with ROOST_OP_PERHAPS */
     ROOST_EV_ILLEGAL = 14  /* from, to, cause, key, id: a fault of the engine's; the transition was refused, the
                              connection ends */
 };
@@ -257,7 +257,7 @@ enum {
     ROOST_STATS = 96,     /* at most */
     ROOST_PERHAPS = 0x80, /* of roost_states */
     ROOST_LIST_BORN = 1,  /* of roost_list_begin: those, too, that were born asleep and have not spoken */
-    ROOST_LIST_NOBODY_IN_SLEEP = 2
+    ROOST_LIST_WITHOUT_SLEEP = 2
 };
 
 /* Per-verdict counters of the BPF programs and counters of the engine, by name (see roost_stat_name). */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A timing wheel for the awake connections: one timer each, O(1) to set and to move, 16 ms a tick. A deadline past the
- * horizon (65 s) fires early; whoever set it looks at the clock and sets it again. The same goes for activity: it
+ * horizon (65 s) fires early: its handler looks at the clock and sets it again. The same goes for activity: it
  * moves no timer, the timer finds the connection busy when it fires and is set anew.
  */
 #ifndef ROOST_CEXT_WHEEL_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Helping hands for work that is the same for each of many sockets: system calls, and nothing else. The engine thread cuts
- * a batch into slices, takes slices itself, and goes on when all of it is done. So whatever the engine owns is at rest
- * while a batch is out: no command, frame or close can come in between, and a batch of one costs no hand-over.
+ * Threads for system calls that are the same for each of many sockets. The engine thread cuts a batch into slices, takes
+ * slices itself, and goes on when all of it is done. So nothing that the engine owns changes while a batch is out, and a
+ * batch of one slice costs no hand-over.
  */
 #ifndef ROOST_CEXT_WORKERS_H
 #define ROOST_CEXT_WORKERS_H

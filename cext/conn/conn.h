@@ -84,7 +84,6 @@ struct roost_holder roost_whose(struct roost_engine *e, const struct roost_key *
 int roost_find_by_address(struct roost_engine *e, struct roost_key *key, const uint8_t server[16]);
 
 /* events.c */
-uint64_t roost_realtime_ms(void);
 void roost_refuse(struct roost_engine *e, uint8_t op, uint64_t token, uint64_t id, const struct roost_key *key,
                   int error);
 void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, struct roost_event *event);

@@ -4,17 +4,10 @@
  * was refused. A transition that the table of control/states.py lacks is refused here, before it is told.
  */
 #include <string.h>
-#include <time.h>
 
 #include "conn.h"
 #include "cext/socket/repair.h"
 #include "transitions.h"
-
-uint64_t roost_realtime_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 void roost_refuse(struct roost_engine *e, uint8_t op, uint64_t token, uint64_t id, const struct roost_key *key,
                   int error) {

@@ -58,7 +58,7 @@ static void tell(const struct roost_engine *e, struct roost_listing *l, const st
 static bool is_wanted(const struct roost_listing *l, const struct roost_ka *slot) {
     return !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) && (l->which & ROOST_LIST_BORN || !ROOST_IS_BORN(slot->rest)) &&
            (ROOST_PHASE(slot->ctl) == ROOST_IDLE ||
-            (ROOST_PHASE(slot->ctl) == ROOST_SLEEP && !(l->which & ROOST_LIST_NOBODY_IN_SLEEP)));
+            (ROOST_PHASE(slot->ctl) == ROOST_SLEEP && !(l->which & ROOST_LIST_WITHOUT_SLEEP)));
 }
 
 static bool has_passed(const struct roost_engine *e, const struct roost_listing *l, const struct roost_ka *slot) {

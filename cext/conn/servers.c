@@ -17,14 +17,14 @@ int roost_pool_find(const struct roost_pool *pool, const struct roost_server *se
     for (int i = 0; i < ROOST_PLACES; i++)
         if (pool->place[i].used && same(&pool->place[i].server, server))
             return i;
-    return ROOST_NOBODY;
+    return ROOST_NO_PLACE;
 }
 
 static int free_place(const struct roost_pool *pool) {
     for (int i = 0; i < ROOST_PLACES; i++)
         if (!pool->place[i].used)
             return i;
-    return ROOST_NOBODY;
+    return ROOST_NO_PLACE;
 }
 
 int roost_pool_set(struct roost_pool *pool, const struct roost_service *service) {
@@ -38,9 +38,9 @@ int roost_pool_set(struct roost_pool *pool, const struct roost_service *service)
         next.place[i].configured = false;
     for (int i = 0; i < service->servers; i++) {
         int at = roost_pool_find(&next, &service->server[i]);
-        if (at == ROOST_NOBODY) {
+        if (at == ROOST_NO_PLACE) {
             at = free_place(&next);
-            if (at == ROOST_NOBODY)
+            if (at == ROOST_NO_PLACE)
                 return -ENOSPC;
             next.place[at].server = service->server[i];
             next.place[at].used = true;
@@ -92,13 +92,13 @@ static uint64_t mix_address(uint64_t h, const uint8_t address[16]) {
  * another appliance with the same servers, makes the same choice. */
 static int by_source(const struct roost_pool *pool, const uint8_t client[16], uint64_t tried) {
     uint64_t highest = 0;
-    int chosen = ROOST_NOBODY;
+    int chosen = ROOST_NO_PLACE;
     for (int i = 0; i < ROOST_PLACES; i++) {
         if (!may_be_chosen(pool, i, tried))
             continue;
         const struct roost_server *s = &pool->place[i].server;
         uint64_t weight = mix_address(mix_address(s->port, s->address), client);
-        if (chosen == ROOST_NOBODY || weight > highest) {
+        if (chosen == ROOST_NO_PLACE || weight > highest) {
             highest = weight;
             chosen = i;
         }
@@ -107,11 +107,11 @@ static int by_source(const struct roost_pool *pool, const uint8_t client[16], ui
 }
 
 static int by_links(const struct roost_pool *pool, uint64_t tried) {
-    int chosen = ROOST_NOBODY;
+    int chosen = ROOST_NO_PLACE;
     for (int step = 1; step <= ROOST_PLACES; step++) {
         int i = (pool->last + step) % ROOST_PLACES;
         if (may_be_chosen(pool, i, tried) &&
-            (chosen == ROOST_NOBODY || pool->place[i].links < pool->place[chosen].links))
+            (chosen == ROOST_NO_PLACE || pool->place[i].links < pool->place[chosen].links))
             chosen = i;
     }
     return chosen;
@@ -119,7 +119,7 @@ static int by_links(const struct roost_pool *pool, uint64_t tried) {
 
 int roost_pool_choose(struct roost_pool *pool, const uint8_t client[16], uint64_t tried) {
     int chosen = pool->balance == ROOST_SOURCE_HASH ? by_source(pool, client, tried) : by_links(pool, tried);
-    if (chosen != ROOST_NOBODY)
+    if (chosen != ROOST_NO_PLACE)
         pool->last = chosen;
     return chosen;
 }

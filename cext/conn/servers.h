@@ -14,7 +14,7 @@
 
 #include "cext/base/types.h"
 
-#define ROOST_NOBODY (-1) /* no place */
+#define ROOST_NO_PLACE (-1)
 #define ROOST_SURELY_CLIENT_FIRST 16
 
 struct roost_member {
@@ -39,12 +39,12 @@ struct roost_pool {
 /* Takes a configuration over: a server that stays keeps its state. 0; or -EINVAL: more than ROOST_SERVERS_MAX, -ENOSPC: too
  * many that leave still have links; then nothing has changed. */
 int roost_pool_set(struct roost_pool *pool, const struct roost_service *service);
-/* The place of a server, or ROOST_NOBODY. */
+/* The place of a server, or ROOST_NO_PLACE. */
 int roost_pool_find(const struct roost_pool *pool, const struct roost_server *server);
 void roost_pool_mark(struct roost_pool *pool, int place, bool up);
 /* Fills status; how many it filled, at most max. */
 int roost_pool_read(const struct roost_pool *pool, struct roost_server_status *status, uint32_t max);
-/* The place for a link of this client among those that are up and not in tried (a bit for each place), or ROOST_NOBODY. */
+/* The place for a link of this client among those that are up and not in tried (a bit for each place), or ROOST_NO_PLACE. */
 int roost_pool_choose(struct roost_pool *pool, const uint8_t client[16], uint64_t tried);
 /* How many that are up are not in tried. */
 uint32_t roost_pool_left(const struct roost_pool *pool, uint64_t tried);

@@ -19,8 +19,8 @@
 #include "ebpf/shared/steer.h"
 #include "cext/path/datapath.h"
 #include "cext/table/filter.h"
-#include "cext/table/growth.h"
 #include "cext/table/hosts.h"
+#include "cext/base/clock.h"
 #include "cext/base/hash.h"
 #include "cext/base/mailbox.h"
 #include "overrides.h"
@@ -210,6 +210,30 @@ enum roost_engine_counter {
     ROOST_E_COUNT
 };
 
+/* A table, or the rest slots, that grows: life/growth.c. */
+enum roost_growth_step {
+    ROOST_GROWTH_NONE,
+    ROOST_GROWTH_MAKING, /* a thread of its own makes the map: the kernel clears its memory, which takes a while */
+    ROOST_GROWTH_MOVING
+};
+
+struct roost_growth {
+    enum roost_growth_step step;
+    bool allowed;
+    bool rests;      /* the rest slots grow */
+    bool v4;         /* which table */
+    bool legs_moved; /* every server's leg has been looked at once */
+    uint32_t which, buckets;
+    uint32_t slots;                                       /* of the rests: more */
+    int fd;                                               /* of the map; -errno: it could not be made */
+    int made;                                             /* atomic: the thread is done */
+    uint64_t at;                                          /* the position to be moved next */
+    uint64_t left;                                        /* slots that this pass had to leave where they are */
+    uint64_t retry_ms, table_retry_ms[2], rests_retry_ms; /* the next look; of those that could not grow */
+    pthread_t thread;
+    struct roost_engine *engine;
+};
+
 struct roost_engine {
     pthread_t thread;
     pthread_mutex_t lock;
@@ -265,6 +289,8 @@ struct roost_engine {
     uint64_t probe_room_ms;                 /* when there was room for a bucket's probes */
     uint64_t stat[ROOST_E_COUNT];
     struct roost_growth growth;
+    void (*resume)(struct roost_engine *e,
+                   struct roost_waiting *w); /* a command that waited for a row; takes it over */
     struct roost_filter filter;
     struct roost_perhaps perhaps;
     const struct roost_command *at_hand; /* a record that was read just now: a wake-up of it asks for none */

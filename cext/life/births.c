@@ -69,8 +69,7 @@ int roost_births_tell(struct roost_engine *e, const struct roost_service *s) {
             return -ENOSPC;
         roost_endpoints_pin(&e->table.endpoints, birth.endpoint);
     }
-    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
-    birth.mss = mss_of(e, !memcmp(s->listen, mapped, sizeof(mapped)));
+    birth.mss = mss_of(e, roost_address_is_v4(s->listen));
     birth.probe_interval_s = s->probe_interval_s;
     birth.service = s->index;
     uint64_t rate = (uint64_t)s->born_rate * ROOST_BIRTH_TICK_MS / 1000;

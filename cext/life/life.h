@@ -105,16 +105,21 @@ void roost_perhaps_turn(struct roost_engine *e);
 void roost_perhaps_answered(struct roost_engine *e, const struct roost_command *command);
 void roost_perhaps_close(struct roost_engine *e);
 
+/* growth.c */
+/* In each turn. */
+void roost_growth_turn(struct roost_engine *e);
+/* Whether turns should follow each other at once. */
+bool roost_growth_busy(const struct roost_engine *e);
+/* The engine has been started; a predecessor may have been killed while a table grew. */
+void roost_growth_resume(struct roost_engine *e);
+void roost_growth_stop(struct roost_engine *e);
+/* Bytes of memory that the machine could give: free, or taken by files alone. */
+uint64_t roost_growth_available(void);
+
 /* sweep.c */
 void roost_sweep_turn(struct roost_engine *e);
 /* Seconds from when a client was heard until its first probe: its interval, moved by an eighth at most towards the moment
  * of its bucket, in every interval when seconds + salt are a multiple of it. interval_s > 0. */
 uint32_t roost_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s);
-
-/* On top: commands.c and engine.c. */
-void roost_commands_turn(struct roost_engine *e);
-/* What the command waited for is there. Takes it over. */
-void roost_command_resume(struct roost_engine *e, struct roost_waiting *w);
-void roost_conns_free_dead(struct roost_engine *e); /* at the end of a turn */
 
 #endif

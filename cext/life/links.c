@@ -146,7 +146,7 @@ static bool choose(struct roost_engine *e, struct roost_conn *c, struct roost_se
         return true;
     }
     int place = roost_pool_choose(pool, c->key.client, c->tried);
-    if (place == ROOST_NOBODY)
+    if (place == ROOST_NO_PLACE)
         return false;
     roost_pool_enter(pool, place);
     c->place = (uint8_t)(place + 1);
@@ -219,8 +219,8 @@ void roost_link_resumed(struct roost_engine *e, struct roost_conn *c) {
     struct roost_pool *pool = c->attached ? NULL : roost_pool_of(e, c->service);
     struct roost_server server = {.port = ntohs(c->server_key.client_port)};
     memcpy(server.address, c->server_key.client, sizeof(server.address));
-    int place = pool ? roost_pool_find(pool, &server) : ROOST_NOBODY;
-    if (place == ROOST_NOBODY)
+    int place = pool ? roost_pool_find(pool, &server) : ROOST_NO_PLACE;
+    if (place == ROOST_NO_PLACE)
         return; /* it came by itself, or has left the configuration */
     roost_pool_enter(pool, place);
     c->place = (uint8_t)(place + 1);

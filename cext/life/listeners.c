@@ -190,11 +190,11 @@ int roost_service_update(roost_engine *e, const struct roost_service *service) {
 int roost_server_mark(roost_engine *e, uint16_t service, const struct roost_server *server, int up) {
     roost_lock(e);
     struct roost_pool *pool = roost_pool_of(e, service);
-    int place = pool ? roost_pool_find(pool, server) : ROOST_NOBODY;
-    if (place != ROOST_NOBODY)
+    int place = pool ? roost_pool_find(pool, server) : ROOST_NO_PLACE;
+    if (place != ROOST_NO_PLACE)
         roost_pool_mark(pool, place, up);
     roost_unlock(e);
-    return place == ROOST_NOBODY ? -ENOENT : 0;
+    return place == ROOST_NO_PLACE ? -ENOENT : 0;
 }
 
 int roost_servers_read(roost_engine *e, uint16_t service, struct roost_server_status *status, uint32_t max) {

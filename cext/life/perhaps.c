@@ -184,7 +184,7 @@ static void serve_commands(struct roost_engine *e, struct roost_asked_for *a, in
         if (error)
             roost_waiting_refuse(e, w, error);
         else
-            roost_command_resume(e, w);
+            e->resume(e, w);
     }
 }
 

@@ -4,7 +4,7 @@
 
 #include "drops.h"
 #include "cext/table/filter.h"
-#include "pins.h"
+#include "cext/base/pins.h"
 
 #include <bpf/bpf.h>
 #include <errno.h>
@@ -499,20 +499,6 @@ void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values) {
             values[i] += each[c];
     }
     free(each);
-}
-
-uint64_t roost_bpf_memory(int fd) {
-    char path[64], line[256];
-    unsigned long long bytes = 0;
-    snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
-    FILE *f = fopen(path, "r");
-    if (!f)
-        return 0;
-    while (fgets(line, sizeof(line), f))
-        if (sscanf(line, "memlock: %llu", &bytes) == 1)
-            break;
-    fclose(f);
-    return bytes;
 }
 
 uint64_t roost_datapath_memory(const struct roost_datapath *d) {

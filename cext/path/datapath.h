@@ -151,7 +151,6 @@ bool roost_datapath_send(struct roost_datapath *d, const uint8_t *packet, size_t
 
 void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values /* ROOST_N_COUNT */);
 uint64_t roost_datapath_memory(const struct roost_datapath *d); /* bytes, from bpf fdinfo */
-uint64_t roost_bpf_memory(int fd);                              /* of one map or program */
 
 /* Among the datapath's own files. */
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "drops.h"
-#include "cext/socket/repair.h"
+#include "cext/base/clock.h"
 #include "cext/socket/segment.h"
 
 #define PROBE_BATCH 64      /* between two looks at what has come: a veth's ring holds 256 */

@@ -2,7 +2,8 @@
 /* Where the datapath's programs are attached: interfaces by XDP links and tc filters, the namespace by the socket lookup. */
 #define _GNU_SOURCE
 #include "datapath.h"
-#include "pins.h"
+#include "cext/base/hash.h"
+#include "cext/base/pins.h"
 
 #include <bpf/bpf.h>
 #include <dirent.h>
@@ -96,10 +97,7 @@ static bool has_type(const char *ifname, unsigned short type) {
 /* Several instances may be on one machine, and there is one loopback interface: to each a handle of its own, FNV-1a of its
  * pin directory. */
 static uint32_t loopback_handle(const char *pin_dir) {
-    uint32_t hash = 2166136261u;
-    for (const char *at = pin_dir; *at; at++)
-        hash = (hash ^ (uint8_t)*at) * 16777619u;
-    return 1 + hash % 0xffff;
+    return 1 + roost_fnv1a(pin_dir, strlen(pin_dir)) % 0xffff;
 }
 
 static int attach_loopback(struct roost_datapath *d, uint32_t index, const char *ifname, char *err, size_t err_len) {

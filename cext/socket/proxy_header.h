@@ -8,7 +8,7 @@
 
 #define ROOST_PROXY_HEADER_MAX 108 /* version 1 at its longest */
 
-/* The PROXY protocol's header for a connection: who the client is, and which address it connected to. version: 1 (a line of
+/* The PROXY protocol's header for a connection: the client, and the address that it connected to. version: 1 (a line of
  * text) or 2 (binary). Returns its length. */
 uint32_t roost_proxy_header(const struct roost_key *key, int version, uint8_t *header);
 

@@ -9,10 +9,10 @@
 #include <stdbool.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cext/base/address.h"
+#include "cext/base/clock.h"
 
 #ifndef TCPI_OPT_USEC_TS
 #define TCPI_OPT_USEC_TS 64
@@ -20,18 +20,6 @@
 #define TCP_ESTABLISHED_STATE 1
 #define MIN_MSS 88    /* what TCP_MAXSEG takes */
 #define MAX_MSS 32767 /* loopback's is more */
-
-uint64_t roost_monotonic_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
-uint64_t roost_coarse_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 static int set(int fd, int option, int value) {
     return setsockopt(fd, IPPROTO_TCP, option, &value, sizeof(value)) ? -errno : 0;
@@ -117,7 +105,7 @@ static int ask(int fd, struct roost_survey_item *seen) {
         (e = queue_seq(fd, TCP_RECV_QUEUE, &seen->rcv_nxt)) ||
         (e = get(fd, TCP_REPAIR_WINDOW, &window, sizeof(window))))
         return e;
-    /* An acknowledgement is due (delayed ACK). Send it now: nobody would once the socket is gone. */
+    /* An acknowledgement is due (delayed ACK): it must be sent before the socket is gone. */
     if (window.rcv_wup != seen->rcv_nxt &&
         ((e = set(fd, TCP_QUICKACK, 1)) || (e = get(fd, TCP_REPAIR_WINDOW, &window, sizeof(window)))))
         return e;

@@ -56,10 +56,4 @@ int roost_repair_reuse(int spare, bool bound, const struct roost_key *key, const
 /* Out of repair mode: from now on it is the connection. spare: it was one. 0 or -errno. */
 int roost_repair_finish(int fd, bool spare);
 
-/* CLOCK_MONOTONIC in ms: the clock behind TCP timestamps and every *_ms and *_s field of the record. */
-uint64_t roost_monotonic_ms(void);
-/* The same as of the kernel's last tick, by which XDP answers: whatever else is sent in the name of a connection
- * without a socket goes by it, too, or its TSvals would go back. */
-uint64_t roost_coarse_ms(void);
-
 #endif

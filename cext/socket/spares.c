@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "spares.h"
 
+#include <netinet/in.h>
 #include <stddef.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,7 +17,7 @@ static struct roost_spare with_local(const struct roost_key *key, bool bound) {
         memcpy(spare.local, key->local, sizeof(spare.local));
         spare.port = key->local_port;
     } else if (roost_address_is_v4(key->local)) {
-        spare.local[10] = spare.local[11] = 0xff;
+        roost_address_map_v4(spare.local, &(uint32_t){INADDR_ANY});
     }
     return spare;
 }

@@ -36,7 +36,7 @@ struct roost_spares {
 int roost_spares_take(struct roost_spares *s, const struct roost_key *key, bool *bound);
 /* False: there is no place for more. */
 bool roost_spares_put(struct roost_spares *s, const struct roost_key *key, bool bound, int fd);
-/* Closes some of those that nobody needed since the last time, and enough that no more than most are left. */
+/* Closes some of those that were not needed since the last time, and enough that no more than most are left. */
 void roost_spares_trim(struct roost_spares *s, uint32_t most);
 void roost_spares_close(struct roost_spares *s); /* all of them */
 

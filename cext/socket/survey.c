@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "cext/path/datapath.h"
+#include "cext/base/pins.h"
 
 int roost_survey_open(struct roost_survey *s, const char *bpf_dir) {
     char path[512];

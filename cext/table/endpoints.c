@@ -11,7 +11,7 @@ static bool is_same(const void *entry, const void *wanted) {
     return !memcmp(entry, wanted, sizeof(struct roost_endpoint));
 }
 
-/* These addresses are the operator's choice: FNV-1a will do. */
+/* FNV-1a: the configuration chooses these addresses, not clients. */
 static uint64_t hash_of(const struct roost_endpoint *one) {
     return roost_hash_of_number(roost_fnv1a(one, sizeof(*one)));
 }

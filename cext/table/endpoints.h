@@ -36,7 +36,7 @@ void roost_endpoints_settle(struct roost_endpoints *e);
 uint32_t roost_endpoints_take(struct roost_endpoints *e, const uint8_t address[16], uint16_t port, uint16_t service);
 void roost_endpoints_drop(struct roost_endpoints *e, uint32_t index);
 
-/* XDP puts slots under this number, which nobody counts: it is not given away as long as this process lives. For one that
+/* XDP puts slots under this number without counting them: it is not given away as long as this process lives. For one that
  * is in use, or before roost_endpoints_settle. */
 void roost_endpoints_pin(struct roost_endpoints *e, uint32_t index);
 

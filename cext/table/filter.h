@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The engine's side of the filter of those that sleep without a slot (filter.h says how it is laid out). XDP reads at
- * any moment; one thread writes. What is found may be somebody else's: of a key that is a member it is always true.
+ * any moment; one thread writes. A key that is a member is always found; one that is none may be.
  */
 #ifndef ROOST_CEXT_FILTER_H
 #define ROOST_CEXT_FILTER_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How many connections each client address has, and which one when it is the only one: 16 bytes an address, whatever the
- * state of its connections. Kept by a router alone, whose servers reach clients by their address.
+ * state of its connections. Kept only with [router], where servers reach clients by address.
  */
 #ifndef ROOST_CEXT_HOSTS_H
 #define ROOST_CEXT_HOSTS_H

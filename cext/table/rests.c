@@ -10,8 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "cext/path/datapath.h"
-#include "cext/path/pins.h"
+#include "cext/base/pins.h"
 
 #define SLOTS_MAX (1u << 28)
 

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cext/base/address.h"
+
 /* A slot's name: family, generation, position in it. */
 #define NAME_V6 0x80000000u
 #define NAME_GENERATION_SHIFT 29
@@ -13,10 +15,8 @@
 
 #define SPINS 1000 /* XDP holds a lock for less than a microsecond; unless its processor was taken from the machine */
 
-static const uint8_t mapped_prefix[12] = {[10] = 0xff, [11] = 0xff};
-
 bool roost_key_is_v4(const struct roost_key *key) {
-    return !memcmp(key->client, mapped_prefix, 12) && !memcmp(key->local, mapped_prefix, 12);
+    return roost_address_is_v4(key->client) && roost_address_is_v4(key->local);
 }
 
 /* Both kinds of slot as one: what lies before ka. */
@@ -60,12 +60,10 @@ static struct roost_generation *current(struct roost_table *t, bool v4) {
 
 /* The far address of a slot, as a record has it. */
 static void far_address(const struct roost_ka *slot, bool v4, uint8_t address[16]) {
-    if (v4) {
-        memcpy(address, mapped_prefix, 12);
-        memcpy(address + 12, (const char *)slot - 8, 4);
-    } else {
+    if (v4)
+        roost_address_map_v4(address, (const char *)slot - 8);
+    else
         memcpy(address, (const char *)slot - 20, 16);
-    }
 }
 
 static void key_of(const struct roost_table *t, const struct roost_ka *slot, bool v4, struct roost_key *key) {
@@ -141,7 +139,7 @@ static void unlock(struct roost_bucket_head *head) {
     __atomic_store_n(&head->lock, ROOST_LOCK_FREE, __ATOMIC_RELEASE);
 }
 
-/* In the order of their numbers, as XDP does not wait but gives up, and nobody else takes two. */
+/* In the order of their numbers: XDP gives up instead of waiting, and no other thread takes two. */
 static void lock_both(const struct roost_generation *g, bool v4, const struct roost_place *place) {
     lock(head_of(g, v4, place->bucket[0]));
     if (place->bucket[1] != place->bucket[0])
@@ -190,7 +188,7 @@ static struct roost_ka *put(struct roost_table *t, const struct roost_generation
     if (position[side] >= 0) {
         uint32_t at = (uint32_t)position[side];
         slot = slot_of(g, v4, place.bucket[side], at);
-        /* Another version than the last owner's: who still reads that one's record must notice. */
+        /* Another version than the last owner's: a reader that began with its record must notice. */
         uint32_t ctl = (ka->ctl & ~0xff00u) | ((slot->ctl + 0x100u) & 0xff00u);
         __atomic_store_n(&slot->ctl, (ctl & ~0xffu) | ROOST_FREEZING, __ATOMIC_SEQ_CST);
         memcpy(v4 ? (char *)slot - 8 : (char *)slot - 20, v4 ? far + 12 : far, v4 ? 4 : 16);
@@ -275,10 +273,10 @@ static struct location locate(const struct roost_table *t, const struct roost_ka
     for (l.which = 0; l.which < ROOST_GENERATIONS; l.which++)
         if (lies_in(&t->gen4[l.which], true, slot, &l) || lies_in(&t->gen6[l.which], false, slot, &l))
             return l;
-    abort(); /* a pointer to no slot: whatever is done next destroys somebody's connection */
+    abort(); /* a pointer to no slot: going on would overwrite another connection's */
 }
 
-/* FREE first, which holds packets: with the tag gone the slot is anybody's. */
+/* FREE first, which holds packets: with the tag gone the slot can be taken. */
 static void clear(struct roost_table *t, struct roost_ka *slot, const struct location *l) {
     uint32_t endpoint = endpoint_of(slot);
     roost_table_set_phase(slot, ROOST_FREE);
@@ -570,7 +568,7 @@ static uint64_t adopt_slots(struct roost_table *t, uint64_t *max_id) {
             continue;
         }
         enum roost_phase phase = adopted_phase(t, slot);
-        if (phase == ROOST_FREE) { /* its rest slot is one that nobody names: free, below */
+        if (phase == ROOST_FREE) { /* its rest slot is named by no slot then, and freed below */
             slot->rest = ROOST_NO_REST;
             roost_table_remove(t, slot);
             removed++;

@@ -34,7 +34,7 @@ struct roost_table {
     uint32_t rest_fresh; /* slots from here on have never been used: they are not linked into the free list, so that
                             their pages stay untouched */
     uint64_t used4, used6, rest_used; /* without what XDP put in since the last roost_table_adopt */
-    uint64_t born;                    /* that nobody has spoken on; likewise */
+    uint64_t born;                    /* of them: born asleep and silent since; likewise */
     uint64_t refused;                 /* inserts refused because both buckets, or the endpoints, were full */
 };
 
@@ -64,7 +64,7 @@ void roost_table_remove(struct roost_table *t, struct roost_ka *slot);
 bool roost_table_is_previous(const struct roost_table *t, const struct roost_ka *slot);
 /* Moves an IDLE or SLEEP slot from there into the current one; NULL: no room. */
 struct roost_ka *roost_table_move(struct roost_table *t, const struct roost_key *key, struct roost_ka *slot);
-/* Whether nothing is left in the previous generation, and nobody is about to put anything there. */
+/* Whether the previous generation is empty, and no insert into it is under way. */
 bool roost_table_previous_is_empty(struct roost_table *t, bool v4);
 /* The table has no previous generation any more; the memory of the one that it had. */
 void *roost_table_end_previous(struct roost_table *t, bool v4, uint32_t *which);
@@ -110,7 +110,7 @@ struct roost_stretch {
 struct roost_stretch roost_table_stretch(const struct roost_table *t, uint64_t n);
 /* Slot i of a bucket of a stretch; NULL: not in use. */
 struct roost_ka *roost_table_slot(struct roost_bucket_head *bucket, bool v4, uint32_t i);
-/* Whose a slot in use is. */
+/* The key of a slot in use. */
 void roost_table_key(const struct roost_table *t, const struct roost_ka *slot, bool v4, struct roost_key *key);
 
 /* How many slots the current table of a family has. */

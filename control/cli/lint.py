@@ -16,7 +16,7 @@ from appliance.paths import checkout
 PYTHON_TREES = ("appliance", "control", "cext", "spark", "tests", "examples", "ebpf", "setup.py")
 C_TREES = ("ebpf", "cext", "appliance", "tests")
 SHELL_SCRIPTS = ("roost", ".ci/run")
-GENERATED = frozenset({"cext/_engine.c", "appliance/lab/simulator/_simulator.c"})
+GENERATED = frozenset({"cext/_engine.c", "appliance/lab/simulator/_simulator.c", "tests/inner/_inner.c"})
 HOSTED = ("tests/fuzz/", "tests/interleave/")  # programs of ebpf/ compiled for the host
 
 
@@ -73,6 +73,7 @@ def tools(root: Path) -> list[Tool]:
         (Tool("clang-format", ("clang-format", "--dry-run", "-Werror", *formatted), "clang-format"), formatted),
         (Tool("cppcheck", (*cppcheck, *ordinary), "cppcheck"), ordinary),
         (Tool("cppcheck (BPF)", (*cppcheck, *bpf_macros, *programs), "cppcheck"), programs),
+        (Tool("C floors", (python, "-m", "control.cli.c_layers"), None), compiled),
         (Tool("shellcheck", ("shellcheck", *shell), "shellcheck"), shell),
     ]
     return [tool for tool, files in candidates if files]
@@ -128,6 +129,7 @@ def reformat(root: Path) -> None:
     trees = [tree for tree in PYTHON_TREES if (root / tree).exists()]
     subprocess.run([*python, "check", "--fix-only", "--quiet", *trees], cwd=root, check=True)
     subprocess.run([*python, "format", "--quiet", *trees], cwd=root, check=True)
+    subprocess.run([sys.executable, "-m", "control.cli.c_layers", "--write"], cwd=root, check=True)
     subprocess.run(["clang-format", "-i", *c_sources(root, ".c", ".h")], cwd=root, check=True)
 
 

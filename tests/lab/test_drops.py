@@ -7,8 +7,8 @@ import socket
 
 from pyroute2 import IPRoute
 
-from appliance.engine import lib
 from appliance.lab import Lab
+from tests.inner import lib
 
 FRAMES = 5
 NEIGHBOUR = "192.0.2.2"

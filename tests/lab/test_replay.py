@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from appliance.engine import lib
+from tests.inner import lib
 from tests.lab.engine_lab import EngineLab
 
 TAKEN: Final = 0x88B6  # EtherTypes that no protocol claims

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.engine import ffi, lib
+from tests.inner import ffi, lib
 
 MILLION = 1_000_000
 STRANGERS = 1 << 40

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.engine import ffi, lib
+from tests.inner import ffi, lib
 
 TOP = 2**64 - 1
 MIXER = 0x9E3779B97F4A7C15

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from appliance.engine import ffi, lib
 from appliance.inband import (
     DLE,
     MAGIC,
@@ -48,6 +47,7 @@ from appliance.inband import (
     seal,
 )
 from control.states import State
+from tests.inner import ffi, lib
 
 MANAGER = "edge-1"
 DOCS = Path(__file__).parents[2] / "docs" / "in-band.md"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from appliance.engine import lib
+from tests.inner import lib
 from tests.unit.records import FREE, FREEZING, IDLE, SLEEP, THAWED, WAKING, Ka
 
 FIN, SYN, RST, PSH, ACK, URG = 1, 2, 4, 8, 16, 32

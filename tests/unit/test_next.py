@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from cext._engine import lib
+from tests.inner import lib
 
 ALL = range(lib.ROOST_FACTS)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.engine import ffi, lib
+from tests.inner import ffi, lib
 
 RING = 256  # frames: a veth's
 AT_ONCE = 192

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.engine import Key, ffi, lib
+from appliance.engine import Key
+from tests.inner import ffi, lib
 from tests.unit.records import Ka, c_key
 
 ROUNDS = 5  # four for half an interval in steps of an eighth, and one for what an eighth in whole seconds falls short

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from appliance.engine import lib
 from appliance.lab.namespaces import Namespace
+from tests.inner import lib
 from tests.unit.test_repair import Pair, exchange, pair, settle, snapshot, space
 
 __all__ = ["space"]

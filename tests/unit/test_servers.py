@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.engine import PLACES, SERVERS_MAX, Balance, Server, ffi, lib, pack_address, unpack_address
+from appliance.engine import PLACES, SERVERS_MAX, Balance, Server, pack_address, unpack_address
+from tests.inner import ffi, lib
 
 FOUR = [("10.3.0.2", 8000), ("10.3.0.3", 8000), ("fd00:3::2", 8000), ("10.3.0.2", 8001)]
 CLIENTS = [f"198.51.{n >> 8}.{n & 255}" for n in range(2000)] + [f"2001:db8::{n:x}" for n in range(2000)]

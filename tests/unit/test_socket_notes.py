@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-from appliance.engine import Key, ffi, lib
+from appliance.engine import Key
+from tests.inner import ffi, lib
 
 TIME_WAIT_S: Final = 60
 ORPHAN_S: Final = 205

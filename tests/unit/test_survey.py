@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from appliance.engine import ffi, lib
 from appliance.lab.namespaces import Namespace
 from appliance.paths import bpf_objects
+from tests.inner import ffi, lib
 from tests.unit.records import SACK, TIMESTAMPS, WSCALE, c_key
 from tests.unit.test_repair import Info, Pair, exchange, pair, rebuild, settle, snapshot, space
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cext/table/growth.c, cext/life/sweep.c and the list of connections, in an engine whose clock the test turns."""
+"""cext/life/growth.c, cext/life/sweep.c and the list of connections, in an engine whose clock the test turns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import pytest
 
-from appliance.engine import EventType, Key, ffi, lib
+from appliance.engine import EventType, Key
+from tests.inner import ffi, lib
 from tests.unit.records import IDLE, SLEEP, Ka, c_key
 
 START_MS: Final = 3_600_000

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.engine import ffi, lib
+from tests.inner import ffi, lib
 
 TICK_MS: int = lib.roost_testing_wheel_tick_ms()
 HORIZON_MS: int = lib.roost_testing_wheel_horizon_ms()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.engine import ffi, lib
+from tests.inner import ffi, lib
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])

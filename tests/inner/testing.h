@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The inner parts of the engine for tests and benches, one at a time, without its thread: the second and last file that
- * cffi is given. Nothing in the product calls these.
+ * The inner parts of the engine for tests and benches, one at a time, without its thread.
  */
-#ifndef ROOST_CEXT_TESTING_H
-#define ROOST_CEXT_TESTING_H
+#ifndef ROOST_TESTS_TESTING_H
+#define ROOST_TESTS_TESTING_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -122,8 +121,8 @@ void roost_testing_filter_place(const struct roost_filter_handle *h, uint64_t ke
 int64_t roost_testing_filter_race(struct roost_filter_handle *h, uint32_t kept, uint64_t churned, uint32_t ms,
                                   uint64_t *looked, uint64_t *churns);
 
-struct
-    roost_notes_handle; /* the notes of who may have a socket, of an engine at a service whose clients are born asleep */
+/* The notes of keys that may have a socket (sockets.c), of an engine whose service has births. */
+struct roost_notes_handle;
 struct roost_notes_handle *roost_testing_notes(uint64_t start_s);
 void roost_testing_notes_free(struct roost_notes_handle *h);
 int roost_testing_notes_live(struct roost_notes_handle *h,
@@ -140,9 +139,9 @@ struct roost_ka *roost_testing_engine_insert(roost_engine *e, const struct roost
                                              uint16_t service);
 /* A rest slot and its index; NULL: all are in use. */
 struct roost_rest *roost_testing_engine_rest(roost_engine *e, uint32_t *index);
-/* Somebody is awake from now on, who has a slot or is new. 0 or -ENOMEM. */
+/* This connection, which has a slot or is new, is awake from now on. 0 or -ENOMEM. */
 int roost_testing_engine_wake(roost_engine *e, const struct roost_key *key, uint64_t id);
-/* His slot is free, or he goes back into it. */
+/* Its slot is free now, or its thaw failed: it is asleep again. */
 void roost_testing_engine_thaw(roost_engine *e, const struct roost_key *key, int failed);
 /* A slot for one that slept without. */
 void roost_testing_engine_back(roost_engine *e, const struct roost_key *key, const struct roost_ka *ka);

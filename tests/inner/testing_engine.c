@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cext/life/life.h"
+#include "cext/loop.h"
 #include "testing.h"
 #include "testing_table.h"
 

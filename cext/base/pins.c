@@ -77,3 +77,17 @@ int roost_complain_of_version(const char *path, char *err, size_t err_len) {
         "`roost unpin`, or run the version that made it",
         path);
 }
+
+uint64_t roost_bpf_memory(int fd) {
+    char path[64], line[256];
+    unsigned long long bytes = 0;
+    snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
+    FILE *f = fopen(path, "r");
+    if (!f)
+        return 0;
+    while (fgets(line, sizeof(line), f))
+        if (sscanf(line, "memlock: %llu", &bytes) == 1)
+            break;
+    fclose(f);
+    return bytes;
+}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A table in plain memory, for those of the testing files that need one. */
-#ifndef ROOST_CEXT_TESTING_TABLE_H
-#define ROOST_CEXT_TESTING_TABLE_H
+#ifndef ROOST_TESTS_TESTING_TABLE_H
+#define ROOST_TESTS_TESTING_TABLE_H
 
 #include "cext/table/table.h"
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the datapath pins on the bpf file system, so that it outlives the daemon: where, and what to say when it cannot. */
+/* What is pinned on the bpf file system, so that it outlives the daemon: where, what to say when it cannot be, and how much
+ * memory it takes. */
 #ifndef ROOST_CEXT_PINS_H
 #define ROOST_CEXT_PINS_H
 
@@ -24,5 +25,7 @@ void roost_pin_path(const char *pin_dir, const char *name, char *path, size_t si
 void roost_interface_pin_path(const char *pin_dir, const char *prefix, const char *ifname, char *path, size_t size);
 /* The interface that such a pin is of; 0 when the name is none of that prefix or the interface is gone. */
 uint32_t roost_interface_of_pin(const char *pin, const char *prefix);
+
+uint64_t roost_bpf_memory(int fd); /* bytes of one map or program, from its fdinfo; 0: not known */
 
 #endif

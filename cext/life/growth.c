@@ -4,7 +4,6 @@
  * leaves the old: at no moment is it in neither. What XDP notes of a client while its slot is being copied is lost, which
  * costs nothing. A slot that the engine is about to change stays until that is done.
  */
-#include "growth.h"
 
 #include <errno.h>
 #include <stdio.h>

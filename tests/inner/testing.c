@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "ebpf/shared/judge.h"
@@ -604,23 +603,17 @@ static bool seen(struct roost_filter_handle *h, uint64_t hash) {
     return __atomic_load_n(&h->gate.moved, __ATOMIC_SEQ_CST) != before;
 }
 
-static uint64_t now_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
-
 int64_t roost_testing_filter_race(struct roost_filter_handle *h, uint32_t kept, uint64_t churned, uint32_t ms,
                                   uint64_t *looked, uint64_t *churns) {
     pthread_t writer;
-    uint64_t until = now_ms() + ms;
+    uint64_t until = roost_monotonic_ms() + ms;
     int64_t missed = 0;
     *looked = 0;
     h->stop = false;
     h->churned = churned;
     if (pthread_create(&writer, NULL, churn, h))
         return -1;
-    while (now_ms() < until)
+    while (roost_monotonic_ms() < until)
         for (uint32_t i = 0; i < kept; i++, ++*looked)
             missed += !seen(h, hash_of(i));
     __atomic_store_n(&h->stop, true, __ATOMIC_RELEASE);
@@ -656,7 +649,7 @@ void roost_testing_pool_mark(struct roost_pool_handle *h, const struct roost_ser
 int roost_testing_pool_begin(struct roost_pool_handle *h, const uint8_t *client, uint64_t tried,
                              struct roost_server *chosen) {
     int place = roost_pool_choose(&h->pool, client, tried);
-    if (place != ROOST_NOBODY) {
+    if (place != ROOST_NO_PLACE) {
         roost_pool_enter(&h->pool, place);
         *chosen = h->pool.place[place].server;
     }

@@ -2,7 +2,7 @@
 /* The notes of sockets (sockets.c) of an engine whose clock the test turns. */
 #include <stdlib.h>
 
-#include "cext/life/life.h"
+#include "cext/loop.h"
 #include "testing.h"
 
 #define EXPECTED 16 /* connections */
