@@ -159,7 +159,7 @@ static void timers_turn(struct roost_engine *e) {
 }
 
 static int timeout_ms(const struct roost_engine *e) {
-    if (e->ready || e->graced || e->waking || e->stray || __atomic_load_n(&e->box.first_command, __ATOMIC_RELAXED))
+    if (e->ready || e->graced || e->waking || e->stray || __atomic_load_n(&e->box.commands.first, __ATOMIC_RELAXED))
         return 0;
     if (roost_growth_busy(e))
         return 0;
