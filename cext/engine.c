@@ -105,7 +105,7 @@ static void dispatch(struct roost_engine *e, const struct epoll_event *event) {
 }
 
 static int timeout_ms(const struct roost_engine *e) {
-    if (e->ready || e->graced || e->waking || e->stray || __atomic_load_n(&e->box.first_command, __ATOMIC_RELAXED))
+    if (e->ready || e->graced || e->waking || e->stray || __atomic_load_n(&e->box.commands.first, __ATOMIC_RELAXED))
         return 0;
     if (roost_growth_busy(e))
         return 0;

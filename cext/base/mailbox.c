@@ -2,108 +2,47 @@
 #include "mailbox.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#define EVENTS_A_BLOCK 256
-#define COMMANDS_A_BLOCK 128
-#define ROWS_A_BLOCK 256
+#define A_BLOCK 128 /* items */
+#define PROMPT_EVENTS 256
+#define PROMPT_ROWS 4096 /* so many of either end the gathering */
 #define ROWS_AN_EVENT 256
-#define ROWS_PROMPT 4096 /* so many end the gathering */
 
-struct roost_event_block {
-    struct roost_event_block *next;
+struct roost_chain_block {
+    struct roost_chain_block *next;
     uint32_t from, to;
-    struct roost_event event[EVENTS_A_BLOCK];
+    max_align_t item[]; /* A_BLOCK of the chain's size */
 };
 
-struct roost_row_block {
-    struct roost_row_block *next;
-    uint32_t from, to;
-    struct roost_row row[ROWS_A_BLOCK];
-};
-
-struct roost_command_block {
-    struct roost_command_block *next;
-    uint32_t from, to;
-    struct roost_command command[COMMANDS_A_BLOCK];
-};
-
-void roost_mailbox_init(struct roost_mailbox *m) {
-    pthread_condattr_t attributes;
-    memset(m, 0, sizeof(*m));
-    pthread_mutex_init(&m->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&m->ready, &attributes);
-    pthread_condattr_destroy(&attributes);
+static void *item_at(const struct roost_chain *chain, struct roost_chain_block *block, uint32_t i) {
+    return (char *)block->item + (size_t)i * chain->size;
 }
 
-/* A place at the end of a chain, or NULL. */
-static struct roost_event *append(struct roost_event_chain *chain) {
-    struct roost_event_block *block = chain->last;
-    if (!block || block->to == EVENTS_A_BLOCK) {
-        block = malloc(sizeof(*block));
+/* A place at the end, or NULL. */
+static void *append(struct roost_chain *chain) {
+    struct roost_chain_block *block = chain->last;
+    if (!block || block->to == A_BLOCK) {
+        block = malloc(sizeof(*block) + A_BLOCK * chain->size);
         if (!block)
             return NULL;
         block->next = NULL;
         block->from = block->to = 0;
-        if (chain->last)
-            chain->last->next = block;
-        else
-            chain->first = block;
+        *(chain->last ? &chain->last->next : &chain->first) = block;
         chain->last = block;
     }
-    return &block->event[block->to++];
+    return item_at(chain, block, block->to++);
 }
 
-static struct roost_row *append_row(struct roost_mailbox *m) {
-    struct roost_row_block *block = m->last_row;
-    if (!block || block->to == ROWS_A_BLOCK) {
-        block = malloc(sizeof(*block));
-        if (!block)
-            return NULL;
-        block->next = NULL;
-        block->from = block->to = 0;
-        if (m->last_row)
-            m->last_row->next = block;
-        else
-            m->first_row = block;
-        m->last_row = block;
-    }
-    return &block->row[block->to++];
-}
-
-static uint32_t take_rows(struct roost_mailbox *m, struct roost_row *rows, uint32_t max) {
-    uint32_t taken = 0;
-    while (taken < max && m->first_row) {
-        struct roost_row_block *block = m->first_row;
-        uint32_t count = block->to - block->from;
-        if (count > max - taken)
-            count = max - taken;
-        memcpy(rows + taken, block->row + block->from, count * sizeof(*rows));
-        block->from += count;
-        taken += count;
-        if (block->from == block->to) {
-            m->first_row = block->next;
-            if (!m->first_row)
-                m->last_row = NULL;
-            free(block);
-        }
-    }
-    m->rows -= taken;
-    return taken;
-}
-
-static uint32_t take(struct roost_event_chain *chain, struct roost_event *events, uint32_t max) {
+static uint32_t take(struct roost_chain *chain, void *items, uint32_t max) {
     uint32_t taken = 0;
     while (taken < max && chain->first) {
-        struct roost_event_block *block = chain->first;
-        uint32_t count = block->to - block->from;
-        if (count > max - taken)
-            count = max - taken;
-        memcpy(events + taken, block->event + block->from, count * sizeof(*events));
+        struct roost_chain_block *block = chain->first;
+        uint32_t count = block->to - block->from < max - taken ? block->to - block->from : max - taken;
+        memcpy((char *)items + taken * chain->size, item_at(chain, block, block->from), count * chain->size);
         block->from += count;
         taken += count;
         if (block->from == block->to) {
@@ -116,16 +55,34 @@ static uint32_t take(struct roost_event_chain *chain, struct roost_event *events
     return taken;
 }
 
+static void drop_all(struct roost_chain *chain) {
+    while (chain->first) {
+        struct roost_chain_block *block = chain->first;
+        chain->first = block->next;
+        free(block);
+    }
+}
+
+void roost_mailbox_init(struct roost_mailbox *m) {
+    pthread_condattr_t attributes;
+    memset(m, 0, sizeof(*m));
+    m->urgent.size = m->rest.size = sizeof(struct roost_event);
+    m->row_chain.size = sizeof(struct roost_row);
+    m->commands.size = sizeof(struct roost_command);
+    pthread_mutex_init(&m->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&m->ready, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
 void roost_mailbox_destroy(struct roost_mailbox *m) {
     struct roost_command command;
     while (roost_mailbox_next(m, &command))
         free((void *)command.early);
-    struct roost_event dropped;
-    while (take(&m->urgent, &dropped, 1) || take(&m->rest, &dropped, 1))
-        m->events--;
-    struct roost_row row;
-    while (take_rows(m, &row, 1))
-        continue;
+    drop_all(&m->urgent);
+    drop_all(&m->rest);
+    drop_all(&m->row_chain);
     pthread_mutex_destroy(&m->lock);
     pthread_cond_destroy(&m->ready);
 }
@@ -142,7 +99,7 @@ void roost_mailbox_post(struct roost_mailbox *m, const struct roost_event *event
     if (place) {
         *place = *event;
         m->events++;
-        m->prompt |= m->events >= EVENTS_A_BLOCK || !can_wait(event);
+        m->prompt |= m->events >= PROMPT_EVENTS || !can_wait(event);
     } else {
         m->lost++;
     }
@@ -152,8 +109,8 @@ void roost_mailbox_post(struct roost_mailbox *m, const struct roost_event *event
 
 /* The event at the end that stands for rows, and for one more; or NULL. */
 static struct roost_event *event_of_rows(struct roost_mailbox *m) {
-    struct roost_event_block *block = m->rest.last;
-    struct roost_event *event = block ? &block->event[block->to - 1] : NULL;
+    struct roost_chain_block *block = m->rest.last;
+    struct roost_event *event = block ? item_at(&m->rest, block, block->to - 1) : NULL;
     if (event && event->type == ROOST_EV_ROWS && event->count < ROWS_AN_EVENT)
         return event;
     event = append(&m->rest);
@@ -167,12 +124,12 @@ static struct roost_event *event_of_rows(struct roost_mailbox *m) {
 void roost_mailbox_post_row(struct roost_mailbox *m, const struct roost_row *row) {
     pthread_mutex_lock(&m->lock);
     struct roost_event *event = event_of_rows(m);
-    struct roost_row *place = event ? append_row(m) : NULL;
+    struct roost_row *place = event ? append(&m->row_chain) : NULL;
     if (place) {
         *place = *row;
         event->count++;
         m->rows++;
-        m->prompt |= m->events >= EVENTS_A_BLOCK || m->rows >= ROWS_PROMPT;
+        m->prompt |= m->events >= PROMPT_EVENTS || m->rows >= PROMPT_ROWS;
     } else {
         m->lost++;
     }
@@ -228,7 +185,8 @@ int roost_mailbox_take(struct roost_mailbox *m, struct roost_event *events, uint
 
 uint32_t roost_mailbox_rows(struct roost_mailbox *m, struct roost_row *rows, uint32_t max) {
     pthread_mutex_lock(&m->lock);
-    uint32_t taken = take_rows(m, rows, max);
+    uint32_t taken = take(&m->row_chain, rows, max);
+    m->rows -= taken;
     pthread_mutex_unlock(&m->lock);
     return taken;
 }
@@ -245,30 +203,16 @@ bool roost_mailbox_crowded(struct roost_mailbox *m) {
 }
 
 static int submit_one(struct roost_mailbox *m, const struct roost_command *command) {
-    struct roost_command_block *block = m->last_command;
-    uint8_t *early = NULL;
-    if (command->early_len) {
-        early = malloc(command->early_len);
-        if (!early)
-            return -ENOMEM;
+    uint8_t *early = command->early_len ? malloc(command->early_len) : NULL;
+    struct roost_command *place = early || !command->early_len ? append(&m->commands) : NULL;
+    if (!place) {
+        free(early);
+        return -ENOMEM;
+    }
+    *place = *command;
+    place->early = early;
+    if (early)
         memcpy(early, command->early, command->early_len);
-    }
-    if (!block || block->to == COMMANDS_A_BLOCK) {
-        block = malloc(sizeof(*block));
-        if (!block) {
-            free(early);
-            return -ENOMEM;
-        }
-        block->next = NULL;
-        block->from = block->to = 0;
-        if (m->last_command)
-            m->last_command->next = block;
-        else
-            m->first_command = block;
-        m->last_command = block;
-    }
-    block->command[block->to] = *command;
-    block->command[block->to++].early = early;
     return 0;
 }
 
@@ -283,16 +227,7 @@ int roost_mailbox_submit(struct roost_mailbox *m, const struct roost_command *co
 
 bool roost_mailbox_next(struct roost_mailbox *m, struct roost_command *command) {
     pthread_mutex_lock(&m->lock);
-    struct roost_command_block *block = m->first_command;
-    if (block) {
-        *command = block->command[block->from++];
-        if (block->from == block->to) {
-            m->first_command = block->next;
-            if (!m->first_command)
-                m->last_command = NULL;
-            free(block);
-        }
-    }
+    bool taken = take(&m->commands, command, 1);
     pthread_mutex_unlock(&m->lock);
-    return block != NULL;
+    return taken;
 }

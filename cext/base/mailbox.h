@@ -12,26 +12,23 @@
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "types.h"
 
 #define ROOST_CROWDED 32768 /* events and rows waiting */
 
-struct roost_event_block;
-struct roost_row_block;
-struct roost_command_block;
-
-struct roost_event_chain {
-    struct roost_event_block *first, *last;
+struct roost_chain { /* items of one size, in blocks */
+    struct roost_chain_block *first, *last;
+    size_t size;
 };
 
 struct roost_mailbox {
     pthread_mutex_t lock;
     pthread_cond_t ready;
-    struct roost_event_chain urgent, rest; /* urgent: ROOST_EV_NEED_RECORD, on which a client waits */
-    struct roost_row_block *first_row, *last_row;
-    struct roost_command_block *first_command, *last_command;
+    struct roost_chain urgent, rest; /* urgent: ROOST_EV_NEED_RECORD, on which a client waits */
+    struct roost_chain row_chain, commands;
     uint64_t events, rows;
     uint64_t lost;                   /* no memory for them; counted, told in the statistics */
     bool poked, sleeping, gathering; /* the taker: to return at once; waiting, for any event or for a prompt one */
