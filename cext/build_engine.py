@@ -7,6 +7,7 @@ and cext/base/face.h, without their preprocessor lines.
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 from pathlib import Path
@@ -22,11 +23,15 @@ typedef uint16_t __be16; typedef uint32_t __be32;
 """
 
 GENERATED: Final = ROOT / "build" / "generated"
+WARNINGS: Final = ["-Wall", "-Wextra", "-Wno-unused-parameter"]
+if os.environ.get("ROOST_WERROR") == "1":
+    # As ./roost builds a checkout. A wheel is built by other compilers, too: a new warning must not prevent installation.
+    WARNINGS.append("-Werror")
 
 BUILD: Final[dict[str, Any]] = {
     "include_dirs": [str(ROOT), str(GENERATED)],
     "libraries": ["bpf", "elf", "z"],
-    "extra_compile_args": ["-O2", "-g", "-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-pthread"],
+    "extra_compile_args": ["-O2", "-g", "-std=gnu11", *WARNINGS, "-pthread"],
     "extra_link_args": ["-pthread"],
     "depends": sorted(
         str(path.relative_to(ROOT))

@@ -16,6 +16,7 @@ from appliance.engine import Command, Event, Op
 from control.living import living
 from control.monitor import BATCH, EnginePort
 from control.states import State
+from control.store.database import reason
 from control.store.schema import OVERRIDDEN, OVERRIDES_BYTES, Keyed
 from control.store.store import Store
 
@@ -42,7 +43,7 @@ class Overrides:
             rows = [(key, *OVERRIDDEN.unpack(packed)) for key, packed in self._store.keyed("overrides")]
             alive = living(self._engine, self._store, [row[:2] for row in rows])
         except SQLAlchemyError as error:
-            log.error("what was set in band cannot be read: %s", getattr(error, "orig", None) or error)
+            log.error("what was set in band cannot be read: %s", reason(error))
             return False
         commands = []
         dead: dict[Keyed, bytes | None] = {}

@@ -31,6 +31,7 @@ from appliance.engine import Event
 from control.living import living
 from control.monitor import EnginePort
 from control.states import State
+from control.store.database import reason
 from control.store.schema import KEYED, NAME_LENGTH, Keyed
 from control.store.store import Store
 
@@ -98,7 +99,7 @@ class Registry:
             owners = [self._form.unpack(named)[:2] for _, named in rows]
             alive = living(self._engine, self._store, owners)
         except SQLAlchemyError as error:
-            log.error("names cannot be read: %s", getattr(error, "orig", None) or error)
+            log.error("names cannot be read: %s", reason(error))
             return False
         at: dict[bytes, str] = {}
         for (name, _), (key, _), lives in zip(rows, owners, alive, strict=True):

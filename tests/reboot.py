@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
-import sqlite3
+from typing import Any, Protocol
 
 
-def age(database: sqlite3.Connection, which: str = "TRUE") -> None:
+class _Executes(Protocol):
+    def execute(self, statement: str, /) -> Any: ...
+
+
+def age(database: _Executes, which: str = "TRUE") -> None:
     """Let the rows of `sleeping` for which the condition holds be of an earlier boot."""
     database.execute(f"UPDATE sleeping SET boot_id = 'the boot before' WHERE {which}")
     database.execute("DELETE FROM meta WHERE key = 'boot'")  # by which it is known that there are none of another

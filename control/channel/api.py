@@ -40,6 +40,7 @@ from appliance.engine import Event
 from control.channel.operations import OperationError, Operations
 from control.monitor import Monitor
 from control.states import State
+from control.store.database import reason
 
 log = logging.getLogger("roost.channel")
 
@@ -84,7 +85,7 @@ def make_app(operations: Operations, monitor: Monitor) -> FastAPI:
 
     @app.exception_handler(SQLAlchemyError)
     async def _no_store(_request: Request, error: SQLAlchemyError) -> JSONResponse:
-        return JSONResponse({"error": f"store: {getattr(error, 'orig', None) or error}"}, status_code=503)
+        return JSONResponse({"error": f"store: {reason(error)}"}, status_code=503)
 
     @app.get("/v1/status")
     def status() -> dict[str, Any]:

@@ -44,7 +44,7 @@ FIXES = {
     "control.daemon.DaemonError": "",
     "control.store.database.StoreError": "",
     "builtins.PermissionError": "Run it as root: sudo ./roost ...",
-    "sqlalchemy.exc.OperationalError": "The database cannot be used: is its disk full, does another process lock it?",
+    "sqlalchemy.exc.OperationalError": "The database cannot be used: full, locked by another process, its server gone?",
 }
 """Errors that are the situation's fault, not the code's: class name -> what to do (empty: the message says it itself).
 

@@ -33,8 +33,11 @@ def command(config_path: str, check: bool, verbose: bool) -> None:
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     if check:
         from control.config import load
+        from control.store.database import parse_url
+        from control.store.reading import Reader
 
         config = load(config_path)
+        Reader(parse_url(config.database_url)).close_readers()  # whether there is a driver for it
         click.echo(f"{config_path}: good; {len(config.service)} services")
         return
     from control.daemon import DaemonError, run

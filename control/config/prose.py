@@ -130,6 +130,13 @@ with back-off; the data path goes on. History waits in memory meanwhile, up to a
 dropped, counted, and said. Services are known by their name: they may be reordered, and sleeping connections
 keep theirs.
 
+PostgreSQL needs psycopg (`pip install 'roost[postgresql]'`; a checkout has it) and a database of its own for each
+instance, in which the user may make tables: `CREATE DATABASE roost OWNER roost`. Whatever the server's default is,
+`synchronous_commit` is on for what Roost writes. A lock is waited for as long as with SQLite, 2 s, then the batch is
+tried again. A machine that is silent is given up after 3 s when connecting and 5 s later on, unless libpq's
+parameters in the URL say otherwise (`?connect_timeout=10&tcp_user_timeout=30000`). While it is away, connections stay
+IDLE, and one that wakes from SLEEP is held for 5 s.
+
 ## What the daemon sets on the machine
 
 In its network namespace, at each start, and said in its log; the settings stay when it ends:

@@ -29,7 +29,7 @@ class Paths(Section):
     database: str = Field(
         "",
         description="path of the SQLite file, or an SQLAlchemy URL such as "
-        "`postgresql+psycopg://roost@db/roost`; default `/var/lib/roost/<instance>.db`",
+        "`postgresql://roost:PASSWORD@db/roost`; default `/var/lib/roost/<instance>.db`",
     )
     control_socket: str = Field("", description="the daemon's local API; default `/run/roost/<instance>.sock`")
 

@@ -24,6 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from appliance.engine import Key
 from appliance.frontends.target import parse_address
 from control.registry import Registry
+from control.store.database import reason
 from control.store.schema import DIALLED, Keyed
 from control.store.store import Store
 
@@ -55,7 +56,7 @@ class Dialled:
         try:
             rows = dict(self._store.keyed("dialled"))
         except SQLAlchemyError as error:
-            log.error("dial-outs cannot be read: %s", getattr(error, "orig", None) or error)
+            log.error("dial-outs cannot be read: %s", reason(error))
             return
         with self._lock:
             self._rows = rows | self._rows

@@ -4,17 +4,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any, Final
 from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import ArgumentError
 
 from control.store.schema import meta
 
 READ_CHUNK: Final = 500
 """Keys in one SELECT."""
+
+SERVER_LIMITS: Final = {"connect_timeout": 3, "keepalives_idle": 2, "keepalives_interval": 1, "keepalives_count": 3,
+                        "tcp_user_timeout": 5000}  # fmt: skip
+"""How long PostgreSQL's machine may be silent (libpq's parameters; s, the last one ms). A URL may say otherwise."""
+
+_DRIVERS: Final = {"sqlite": "sqlite", "sqlite+pysqlite": "sqlite", "postgresql": "postgresql+psycopg",
+                   "postgresql+psycopg": "postgresql+psycopg"}  # fmt: skip
 
 
 class StoreError(Exception):
@@ -34,12 +43,10 @@ def upsert(connection: Connection, table: sa.Table) -> sa.Insert:
     if connection.dialect.name == "sqlite":
         lite = sqlite.insert(table)
         return lite.on_conflict_do_update(index_elements=primary, set_={c: lite.excluded[c] for c in changed})
-    if connection.dialect.name == "postgresql":
-        from sqlalchemy.dialects import postgresql  # 3 MB that only its users are to pay
+    from sqlalchemy.dialects import postgresql  # 3 MB that only its users are to pay
 
-        post = postgresql.insert(table)
-        return post.on_conflict_do_update(index_elements=primary, set_={c: post.excluded[c] for c in changed})
-    raise StoreError(f"roost keeps its store in SQLite or PostgreSQL, not in {connection.dialect.name}")
+    post = postgresql.insert(table)
+    return post.on_conflict_do_update(index_elements=primary, set_={c: post.excluded[c] for c in changed})
 
 
 def get_meta(connection: Connection, key: str) -> int | None:
@@ -53,10 +60,48 @@ def set_meta(connection: Connection, key: str, value: int) -> None:
         connection.execute(sa.insert(meta).values(key=key, value=value))
 
 
+def reason(error: Exception) -> str:
+    """What a driver or this package says is wrong, on one line."""
+    return " ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__
+
+
+def parse_url(text: str) -> sa.URL:
+    """An SQLAlchemy URL with the driver that roost uses. Raises StoreError when it names another, or is none."""
+    try:
+        url = sa.make_url(text)
+    except (ArgumentError, ValueError):
+        raise StoreError("the database's URL cannot be read; one is written postgresql://user:password@host/name, "
+                         "with %40 for an @ in the password") from None  # fmt: skip
+    if url.drivername not in _DRIVERS:
+        raise StoreError(f"roost keeps its store in SQLite or PostgreSQL (by psycopg), not in {url.drivername}: write "
+                         "a path, or a URL that begins with postgresql://")  # fmt: skip
+    return url.set(drivername=_DRIVERS[url.drivername])
+
+
 def open_engine(url: sa.URL, timeout_s: float, writer: bool) -> Engine:
-    """Connections for the writer, or for reading alone; timeout_s: how long SQLite waits for a lock."""
-    if url.get_backend_name() != "sqlite":
-        return sa.create_engine(url, isolation_level="READ COMMITTED" if writer else "AUTOCOMMIT", pool_pre_ping=True)
+    """Connections for the writer, or for reading alone; timeout_s: how long they wait for a lock. Raises StoreError
+    when the driver is not installed."""
+    if url.get_backend_name() == "sqlite":
+        return _open_sqlite(url, timeout_s, writer)
+    limits = {name: value for name, value in SERVER_LIMITS.items() if name not in url.query}
+    try:
+        engine = sa.create_engine(url, isolation_level="READ COMMITTED", pool_pre_ping=True, connect_args=limits)
+    except ImportError as error:
+        raise StoreError(f"PostgreSQL needs psycopg ({error}): pip install 'psycopg[binary]'") from None
+    # What is committed is believed, so it is synced whatever the server's default is.
+    settings = [f"SET lock_timeout = {round(timeout_s * 1000)}", *(["SET synchronous_commit = on"] if writer else [])]
+
+    @sa.event.listens_for(engine, "connect")
+    def _on_connect(connection: Any, _record: Any) -> None:
+        with closing(connection.cursor()) as cursor:
+            for setting in settings:
+                cursor.execute(setting)
+        connection.commit()
+
+    return engine
+
+
+def _open_sqlite(url: sa.URL, timeout_s: float, writer: bool) -> Engine:
     arguments: dict[str, Any] = {}
     if not writer:
         # Autocommit: a transaction left open would go on seeing yesterday's rows. mode=rw: never make the file, since

@@ -15,11 +15,12 @@ from sqlalchemy.engine import Connection, Row
 from sqlalchemy.exc import SQLAlchemyError
 
 from control.states import State
-from control.store.database import StoreError, chunks, open_engine
+from control.store.database import StoreError, chunks, open_engine, reason
 from control.store.schema import KEY, KEYED, history, services, sleeping
 from control.store.statements import ids_of
 
 SCAN_ROWS: Final = 10_000
+_SOME_AT_A_TIME: Final = {"yield_per": 1000}
 _PACKING = frozenset({"sqlite"})  # databases that make one row of a page, see _packed
 
 
@@ -64,14 +65,15 @@ class Reader:
     def _read_rows(self, query: sa.Select[Any], keys: Sequence[bytes]) -> list[Any]:
         try:
             if self._restore is None:
-                self._restore = self._reader_engine.connect()
+                # Autocommit: between two reads no transaction of PostgreSQL's stays open.
+                self._restore = self._reader_engine.connect().execution_options(isolation_level="AUTOCOMMIT")
             return [row for chunk in chunks(keys) for row in self._restore.execute(query, {"keys": chunk})]
         except SQLAlchemyError as error:
             if self._restore is not None:
                 self._restore.invalidate()
                 self._restore.close()
                 self._restore = None
-            raise StoreError(f"cannot read sleeping records: {getattr(error, 'orig', None) or error}") from error
+            raise StoreError(f"cannot read sleeping records: {reason(error)}") from error
 
     def sleeping_rows(self, after: bytes = b"", limit: int = 1000) -> list[SleepingRow]:
         """Up to `limit` rows in the order of their keys, those after the key `after`: page through all of them."""
@@ -83,6 +85,12 @@ class Reader:
         """Every row, by ascending numbers, some thousand at a time: the keys, packed one after the other, and the
         numbers. By the driver itself, with SQLite from the index on numbers, which has the keys, too. Raises StoreError
         when they cannot be read."""
+        try:
+            yield from self._pages()
+        except (SQLAlchemyError, self._reader_engine.dialect.loaded_dbapi.Error) as error:
+            raise StoreError(f"cannot read who sleeps: {reason(error)}") from error
+
+    def _pages(self) -> Iterator[tuple[bytes, array[int]]]:
         after = -1
         with self._reading() as connection, closing(connection.connection.cursor()) as cursor:
             packed = connection.dialect.name in _PACKING
@@ -92,11 +100,8 @@ class Reader:
                 text = (_packed(page) if packed else page).compile(
                     dialect=connection.dialect, compile_kwargs={"literal_binds": True}
                 )
-                try:
-                    cursor.execute(str(text))
-                    rows = cursor.fetchall()
-                except connection.dialect.loaded_dbapi.Error as error:
-                    raise StoreError(f"cannot read who sleeps: {error}") from error
+                cursor.execute(str(text))
+                rows = cursor.fetchall()
                 if packed:
                     keys, numbers = rows[0][0] or b"", array("Q", json.loads(rows[0][1]))
                 else:
@@ -135,7 +140,7 @@ class Reader:
         read."""
         table, form = KEYED[kind]
         with self._reading() as connection:
-            for row in connection.execution_options(yield_per=1000).execute(sa.select(*table.columns)):
+            for row in connection.execute(sa.select(*table.columns), execution_options=_SOME_AT_A_TIME):
                 yield row[0], form.pack(*row[1:])
 
     def last_states(self, first: int, last: int) -> Iterator[tuple[int, str, int, int]]:
@@ -152,7 +157,7 @@ class Reader:
             .where(history.c.to != int(State.CLOSED))
         )
         with self._reading() as connection:
-            for row in connection.execution_options(yield_per=1000).execute(query):
+            for row in connection.execute(query, execution_options=_SOME_AT_A_TIME):
                 yield row[0], row[1], row[2], row[3]
 
     def service_names(self) -> dict[int, str]:

@@ -103,8 +103,8 @@ def rewrite_records(connection: Connection) -> None:
         .where(sleeping.c.key == sa.bindparam("of"))
         .values(ka=sa.bindparam("k"), rest=sa.bindparam("r"))
     )
-    found = connection.execution_options(yield_per=READ_CHUNK).execute(
-        sa.select(sleeping.c.key, sleeping.c.ka, sleeping.c.rest)
+    found = connection.execute(
+        sa.select(sleeping.c.key, sleeping.c.ka, sleeping.c.rest), execution_options={"yield_per": READ_CHUNK}
     )
     for rows in found.partitions():
         changed = [(key, *records.from_schema_4(ka, rest)) for key, ka, rest in rows]

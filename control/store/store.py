@@ -32,10 +32,10 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, make_url
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from control.store.database import StoreError, chunks, get_meta, open_engine, set_meta, upsert
+from control.store.database import StoreError, chunks, get_meta, open_engine, parse_url, reason, set_meta, upsert
 from control.store.reading import READ_BOOT, Reader
 from control.store.schema import (
     KA_BYTES,
@@ -68,6 +68,9 @@ RELAXED_GATHER_S: Final = 0.25
 then, some milliseconds long, so there should be few (`roost bench wake`)."""
 
 BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+LOCK_S: Final = 2.0
+"""How long a batch waits for a lock of another process's; then it is tried again."""
+
 SLEEP_BOUND: Final = 50_000
 """Records that wait to be put to sleep; what comes then stays IDLE until there is room (13 MB is what they cost)."""
 
@@ -135,7 +138,7 @@ class Store(Reader):
         batch: int = 5000,
         history_bound: int = 200_000,
     ) -> None:
-        self._url = make_url(url)
+        self._url = parse_url(url)
         super().__init__(self._url)
         self._on_slept = on_slept
         self._keep_days = keep_days
@@ -160,7 +163,7 @@ class Store(Reader):
         self._boot_id = boot_id()
         self._max_id = 0
         self._next_prune = time.monotonic() + 60.0
-        self._writer_engine = open_engine(self._url, timeout_s=2.0, writer=True)
+        self._writer_engine = open_engine(self._url, timeout_s=LOCK_S, writer=True)
         self._thread: threading.Thread | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------------
@@ -504,11 +507,11 @@ class Store(Reader):
             self._wake.notify()
 
     def _note_failure(self, error: Exception) -> None:
-        reason = str(getattr(error, "orig", None) or error) or type(error).__name__
+        said = reason(error)
         with self._wake:
-            if self._status.error != reason:
-                log.error("store: %s: %s", self._url.render_as_string(hide_password=True), reason)
-            self._status.error = reason
+            if self._status.error != said:
+                log.error("store: %s: %s", self._url.render_as_string(hide_password=True), said)
+            self._status.error = said
             self._committed.notify_all()
         # The file may be replaced, the server restarted: the next attempt begins with a new connection and looks at
         # the tables again.

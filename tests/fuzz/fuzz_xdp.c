@@ -74,7 +74,8 @@ static void open_gate(uint32_t per_tick) {
         {0x6120736563726574, 0x6f66206f7572206f}, (uint32_t)(host.now_ns / 1000000000) + 2, 2};
     for (int i = 0; i < 2; i++) {
         struct roost_birth_place place = {.port = world.key[i].local_port};
-        struct roost_birth birth = {world.endpoint[i], 1400, 60, per_tick};
+        struct roost_birth birth = {
+            .endpoint = world.endpoint[i], .mss = 1400, .probe_interval_s = 60, .rate = per_tick};
         memcpy(place.address, world.key[i].local, 16);
         bpf_map_update_elem(&births, &place, &birth, 0);
     }
@@ -621,7 +622,8 @@ static void offer_probes(struct input *in) {
     memset(route, 0, sizeof(route));
     host.fib_result = how & 2 ? BPF_FIB_LKUP_RET_NO_NEIGH : BPF_FIB_LKUP_RET_SUCCESS;
     host.fib_ifindex = how & 4 ? 3 : 9;
-    probing = (struct roost_probe_run){first, first + count, 77, how & 8 ? 2 : 1, {3, 9}};
+    probing = (struct roost_probe_run){
+        .next = first, .count = first + count, .now_s = 77, .interfaces = how & 8 ? 2 : 1, .ifindex = {3, 9}};
     for (uint32_t i = first; i < first + count; i++) {
         size_t got;
         uint32_t what = take(in, 1);

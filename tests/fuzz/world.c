@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <bpf/bpf_helpers.h>
+
 #include "ebpf/shared/judge.h"
 #include "host/kernel.h"
 #include "reference.h"

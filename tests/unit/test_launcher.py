@@ -24,7 +24,9 @@ case "$*" in
         [ ! -e "$ROOST_TEST_ROOT/break-bpf" ] || { cat "$ROOST_TEST_ROOT/break-bpf" >&2; exit 1; }
         sleep "${ROOST_TEST_SLEEP:-0}"
         : >"$ROOST_TEST_ROOT/build/bpf/one.bpf.o" ;;
-    *build_ext*) echo extension >>"$ROOST_TEST_CALLS"; : >"$ROOST_TEST_ROOT/cext/_engine.so" ;;
+    *build_ext*)
+        [ ! -e "$ROOST_TEST_ROOT/warn" ] || [ "$ROOST_WERROR" != 1 ] || { cat "$ROOST_TEST_ROOT/warn" >&2; exit 1; }
+        echo extension >>"$ROOST_TEST_CALLS"; : >"$ROOST_TEST_ROOT/cext/_engine.so" ;;
     *"pip install"*) echo pip >>"$ROOST_TEST_CALLS" ;;
     *control.cli.main*) shift 3; printf 'ran <%s> in %s with %s\\n' "$*" "$PWD" "$PYTHONPATH" ;;
     *) exit 0 ;;
@@ -148,6 +150,14 @@ def test_a_failed_step_shows_its_log_stops_and_is_tried_again(tree: Checkout) ->
     assert str(tree.root / "build/log/bpf.log") in done.stderr
     (tree.root / "break-bpf").unlink()
     assert tree.run("status").returncode == 0
+
+
+def test_a_warning_ends_the_build_unless_it_is_told_to_go_on(tree: Checkout) -> None:
+    tree.write("warn", "engine.c:1:5: error: unused variable 'one' [-Werror=unused-variable]\n")
+    done = tree.run("status")
+    assert done.returncode == 1
+    assert "ROOST_WERROR=0 ./roost status" in done.stderr
+    assert tree.run("status", ROOST_WERROR="0").returncode == 0
 
 
 def test_doctor_runs_even_when_the_build_is_broken(tree: Checkout) -> None:

@@ -53,3 +53,22 @@ def test_every_named_error_of_ours_exists() -> None:
         script = f"import {module}; assert issubclass({module}.{kind}, Exception)"
         done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{name}: {done.stderr}"
+
+
+@pytest.mark.parametrize(
+    ("database", "said"),
+    [
+        ("/tmp/roost.db", "good; 1 services"),
+        ("postgresql://roost@h/d", "good; 1 services"),
+        ("mysql://h/d", "Error: roost keeps its store in SQLite or PostgreSQL (by psycopg), not in mysql: "),
+    ],
+)
+def test_up_check_tells_a_database_that_cannot_be_used(tmp_path: Path, database: str, said: str) -> None:
+    config = tmp_path / "roost.toml"
+    service = '[[service]]\nname = "a"\nlisten = "0.0.0.0:7000"\nserver = "10.0.0.9:7000"\n'
+    config.write_text(f'[paths]\ndatabase = "{database}"\n{service}')
+    argv = [sys.executable, "-m", "control.cli.main", "up", "--check", "-c", str(config)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == ("good" not in said)

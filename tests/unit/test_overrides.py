@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +14,7 @@ from control.overrides import Overrides
 from control.states import Cause, State
 from control.store.schema import OVERRIDES_BYTES
 from control.store.store import Store
+from tests.databases import Database
 from tests.unit.fake_engine import FakeEngine, event, key
 
 SET = struct.pack("=IIIIBBH", 5000, 0, 0, 0, 1, 1, 0)
@@ -34,9 +34,9 @@ def closed(number: int) -> Event:
 class Rig:
     """One run of a daemon, as far as this goes."""
 
-    def __init__(self, database: Path, engine: FakeEngine) -> None:
+    def __init__(self, database: Database, engine: FakeEngine) -> None:
         self.engine = engine
-        self.store = Store(f"sqlite:///{database}", lambda slept: None)
+        self.store = Store(database.url, lambda slept: None)
         self.store.open()
         self.store.start()
         self.monitor = Monitor(engine, self.store, 1000)
@@ -50,14 +50,14 @@ class Rig:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Callable[[FakeEngine], Rig]]:
+def run(database: Database) -> Iterator[Callable[[FakeEngine], Rig]]:
     """Starts a daemon's run on the same database, after the end of the one before."""
     runs: list[Rig] = []
 
     def begin(engine: FakeEngine) -> Rig:
         if runs:
             runs[-1].end()
-        runs.append(Rig(tmp_path / "roost.db", engine))
+        runs.append(Rig(database, engine))
         return runs[-1]
 
     yield begin

@@ -6,11 +6,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from errno import EIO, ELOOP, ENOENT, ENOTCONN
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +27,7 @@ from control.states import Cause, State
 from control.store import store as store_module
 from control.store.schema import NAMED
 from control.store.store import Store, StoreStatus
+from tests.databases import Database
 from tests.reboot import age
 from tests.unit.fake_engine import FakeEngine, event, key
 
@@ -49,9 +48,9 @@ def transition(k: Key, number: int, source: State, target: State) -> Event:
 class Rig:
     """Store, engine, registry and what uses them, for one run of a daemon."""
 
-    def __init__(self, database: Path, engine: FakeEngine | None = None) -> None:
+    def __init__(self, database: Database, engine: FakeEngine | None = None) -> None:
         self.engine = engine or FakeEngine()
-        self.store = Store(f"sqlite:///{database}", lambda slept: self.monitor.slept(slept))
+        self.store = Store(database.url, lambda slept: self.monitor.slept(slept))
         self.store.open()
         self.store.service_indexes(["a"])
         self.monitor = Monitor(self.engine, self.store, 1000)
@@ -98,8 +97,8 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Rig]:
-    made = Rig(tmp_path / "roost.db")
+def rig(database: Database) -> Iterator[Rig]:
+    made = Rig(database)
     yield made
     made.close()
 
@@ -191,20 +190,19 @@ def test_what_a_transition_means_to_a_name(
     assert found.connected is connected
 
 
-def test_a_restart_finds_the_names_and_who_of_them_lives(rig: Rig, tmp_path: Path) -> None:
+def test_a_restart_finds_the_names_and_who_of_them_lives(rig: Rig, database: Database) -> None:
     for number, state in ((1, State.IDLE), (2, State.IDLE), (3, State.IDLE), (4, State.STANDBY)):
         rig.engine.add(key(number), number, state)
         rig.operations.give_name(str(number), f"n{number}")
     rig.sleep(2)
     rig.sleep(3)
     rig.close()
-    with sqlite3.connect(tmp_path / "roost.db") as database:  # 3 slept through a reboot: a row, and no slot yet
-        age(database, "id = 3")
+    age(database, "id = 3")  # it slept through a reboot: a row, and no slot yet
     engine = FakeEngine()
     for number, state in ((1, State.IDLE), (2, State.SLEEP)):
         engine.add(key(number), number, state)
     engine.add(key(4), 9, State.IDLE)  # the address of 4, which died with the daemon; another has it now
-    after = Rig(tmp_path / "roost.db", engine)
+    after = Rig(database, engine)
     try:
         found = [after.registry.find(f"n{number}") for number in range(1, 5)]
         assert [one and one.connected for one in found] == [True, True, True, False]
@@ -216,11 +214,10 @@ def test_a_restart_finds_the_names_and_who_of_them_lives(rig: Rig, tmp_path: Pat
 
 
 def test_names_that_cannot_be_read_are_an_error_of_the_store_until_they_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "BACKOFF_S", (0.02,))
-    database = tmp_path / "roost.db"
-    database.write_bytes(b"this is no database" * 100)
+    database.take_away()
     rig = Rig(database)
     try:
         rig.engine.add(key(1), 1, State.IDLE)
@@ -229,7 +226,7 @@ def test_names_that_cannot_be_read_are_an_error_of_the_store_until_they_can(
             rig.operations.give_name("1", "a")
         assert caught.value.status == 503
         assert rig.registry.load() is False
-        database.unlink()
+        database.give_back()
         deadline = time.monotonic() + 5
         while not (rig.registry.load() and rig.store.status.text == "ok"):
             assert time.monotonic() < deadline
@@ -245,7 +242,7 @@ def test_names_that_cannot_be_read_are_an_error_of_the_store_until_they_can(
 
 def test_a_name_that_cannot_be_written_is_not_given(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.engine.add(key(1), 1, State.IDLE)
-    rig.store._note_failure(sqlite3.OperationalError("disk full"))
+    rig.store._note_failure(OSError("disk full"))
     with pytest.raises(RegistryError, match="disk full"):
         rig.registry.give("a", key(1).pack(), 1)
     with pytest.raises(RegistryError, match="disk full"):

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store: commit before SLEEP, the last word about a 4-tuple wins, and what happens when the database does not."""
+"""The store: commit before SLEEP, the last word about a 4-tuple wins, and what happens when the database does not.
+
+Every test runs on SQLite and on PostgreSQL but those whose names say which one they are about."""
 
 from __future__ import annotations
 
-import sqlite3
+import os
+import socket
 import struct
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from appliance.engine import KA, Key
 from control.states import Cause, State
 from control.store import reading, schema
 from control.store import store as module
-from control.store.database import StoreError, upsert
+from control.store.database import SERVER_LIMITS, StoreError, get_meta, open_engine, set_meta, upsert
 from control.store.schema import (
     AGENT,
     DIALLED,
@@ -38,17 +41,13 @@ from control.store.schema import (
 )
 from control.store.statements import STATEMENT_ROWS, write_keyed
 from control.store.store import Committed, Store
+from tests.databases import Database, Postgres
 from tests.unit.fake_engine import key, record
 
 OLD_KA = struct.Struct("=IIIIIIHHHBBI")  # until schema 4
 
-HOLD_A_LOCK = """
-import sqlite3, sys
-c = sqlite3.connect(sys.argv[1], isolation_level=None)
-c.execute("BEGIN EXCLUSIVE")
-print("held", flush=True)
-sys.stdin.read()
-"""
+on_sqlite = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+on_postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 
 
 class Recorder:
@@ -84,12 +83,13 @@ def slept() -> Recorder:
 
 
 @pytest.fixture
-def make(tmp_path: Path, slept: Recorder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Store]]:
+def make(database: Database, slept: Recorder, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Store]]:
     monkeypatch.setattr(module, "BACKOFF_S", (0.05,))
+    monkeypatch.setattr(module, "LOCK_S", 0.2)
     made: list[Store] = []
 
     def build(**options: Any) -> Store:
-        store = Store(f"sqlite:///{tmp_path / 'below' / 'roost.db'}", slept, **options)
+        store = Store(options.pop("url", database.url), slept, **options)
         made.append(store)
         store.open()
         store.service_indexes(["a"])
@@ -219,18 +219,16 @@ def cut(page: Any) -> Any:
 
 
 packed_page = reading._packed
-WAYS: dict[str, dict[str, Any]] = {"packed": {}, "row by row": {"_PACKING": frozenset()}, "cut": {"_packed": cut}}
+WAYS: dict[str, dict[str, Any]] = {"row by row": {"_PACKING": frozenset()}, "cut": {"_packed": cut}}
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_who_sleeps_is_read_page_by_page_with_its_number(
-    make: Callable[..., Store], slept: Recorder, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
+    make: Callable[..., Store], slept: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By ascending numbers, which is another order than that of the keys; keys have any bytes."""
     store, count = make(), 2 * 7 + 3
     sleepers = {identity: sleeper(256 * identity % 999, identity) for identity in range(1, count + 1)}
-    for name, value in (way | {"SCAN_ROWS": 7}).items():
-        monkeypatch.setattr(reading, name, value)
+    monkeypatch.setattr(reading, "SCAN_ROWS", 7)
     assert list(store.sleeping_numbers()) == []
     store.add(upserts=sleepers.values())
     until(lambda: len(slept.slept) == count)
@@ -240,12 +238,22 @@ def test_who_sleeps_is_read_page_by_page_with_its_number(
     assert b"".join(keys for keys, _ in pages) == b"".join(sleepers[number][0] for number in sorted(sleepers))
 
 
+@on_sqlite
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_sqlite_packs_a_page_of_who_sleeps_and_does_without_where_it_cannot(
+    make: Callable[..., Store], slept: Recorder, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
+) -> None:
+    for name, value in way.items():
+        monkeypatch.setattr(reading, name, value)
+    test_who_sleeps_is_read_page_by_page_with_its_number(make, slept, monkeypatch)
+
+
 def test_a_key_of_another_length_is_an_error_and_shifts_no_other(make: Callable[..., Store], slept: Recorder) -> None:
     store = make()
     store.add(upserts=[sleeper(1, 1), sleeper(2, 2)])
     until(lambda: len(slept.slept) == 2)
     with store._writer_engine.begin() as connection:
-        connection.execute(sa.text("UPDATE sleeping SET key = x'00' WHERE id = 1"))
+        connection.execute(sa.update(schema.sleeping).where(schema.sleeping.c.id == 1).values(key=b"\0"))
     with pytest.raises(StoreError, match="row 1 is not 36 bytes"):
         list(store.sleeping_numbers())
 
@@ -275,14 +283,14 @@ def test_closing_writes_what_is_pending(make: Callable[..., Store], slept: Recor
     assert len(make().recent_history(2000)) == 1000
 
 
-def test_a_corrupt_database_stops_sleep_and_says_so_and_comes_back_when_replaced(
-    make: Callable[..., Store], slept: Recorder, tmp_path: Path
+def test_a_database_that_cannot_be_used_stops_sleep_and_says_so_and_comes_back(
+    make: Callable[..., Store], slept: Recorder, database: Database
 ) -> None:
-    (tmp_path / "below").mkdir()
-    database = tmp_path / "below" / "roost.db"
-    database.write_bytes(b"this is no database at all, whatever its name says" * 100)
+    """SQLite's file is no database, until it is removed; PostgreSQL's server is down, until it is started."""
+    database.take_away()
     store = make()
-    assert "not a database" in store.status.text
+    assert database.away in store.status.text
+    assert "\n" not in store.status.text
     assert store.sleep_allowed is False
     store.add([row(1, 1)], [sleeper(1, 11)])
     time.sleep(0.3)
@@ -290,79 +298,119 @@ def test_a_corrupt_database_stops_sleep_and_says_so_and_comes_back_when_replaced
     assert store.status.pending_sleep == 1
     with pytest.raises(StoreError):
         store.read([sleeper(1, 11)[0]])
-    database.unlink()
+    database.give_back()
     until(lambda: slept.slept)
     until(lambda: store.sleep_allowed)
     assert store.read([sleeper(1, 11)[0]])
 
 
-def test_a_database_that_is_corrupted_while_in_use_loses_no_queued_row(
-    make: Callable[..., Store], slept: Recorder, tmp_path: Path
+def test_a_database_that_goes_away_while_in_use_loses_no_queued_row(
+    make: Callable[..., Store], slept: Recorder, database: Database
 ) -> None:
     store = make()
     store.add([row(1, 1)], [sleeper(1, 1)])
-    until(lambda: slept.slept)
-    store._writer_engine.dispose()
-    for name in ("roost.db", "roost.db-wal", "roost.db-shm"):
-        (tmp_path / "below" / name).write_bytes(b"garbage" * 2000)
+    until(lambda: slept.slept and store.status.written_history)
+    if database.name == "sqlite":
+        store._writer_engine.dispose()  # who has the file open goes on with it
+    database.take_away()
     store.add([row(2, 2)], [sleeper(2, 2)])
     until(lambda: store.status.error)
-    for name in ("roost.db", "roost.db-wal", "roost.db-shm"):
-        (tmp_path / "below" / name).unlink(missing_ok=True)
+    database.give_back()
+    until(lambda: len(slept.slept) == 2)
+    assert [r["id"] for r in store.recent_history()] == ([1, 2] if database.survives else [2])
+    assert store.sleeping_by_id(2)
+
+
+@on_postgresql
+def test_a_restart_of_postgresql_costs_no_reader_more_than_one_error(
+    make: Callable[..., Store], slept: Recorder, database: Postgres
+) -> None:
+    store = make()
+    wanted = sleeper(1, 1)
+    store.add(upserts=[wanted])
+    until(lambda: slept.slept)
+    assert store.read([wanted[0]])
+    database.take_away()
+    with pytest.raises(StoreError):
+        store.read([wanted[0]])
+    with pytest.raises(StoreError):
+        list(store.sleeping_numbers())
+    database.give_back()
+    assert store.read([wanted[0]])
+    assert store.sleeping_ids([wanted[0]]) == {wanted[0]: 1}
+
+
+@on_postgresql
+def test_a_connection_to_postgresql_that_is_cut_is_made_anew(
+    make: Callable[..., Store], slept: Recorder, database: Postgres
+) -> None:
+    store = make()
+    wanted = sleeper(1, 1)
+    store.add(upserts=[wanted])
+    until(lambda: slept.slept)
+    assert store.read([wanted[0]])
+    assert database.cut() >= 2, "the writer's and a reader's"
+    store.add([row(2, 2)], [sleeper(2, 2)])
     until(lambda: len(slept.slept) == 2)
     assert [r["id"] for r in store.recent_history()] == [2]
+    with pytest.raises(StoreError, match="terminat"):
+        store.read([wanted[0]])
+    assert store.read([wanted[0]]), "the next attempt has a connection of its own"
+
+
+@on_postgresql
+def test_a_batch_that_postgresql_cuts_short_is_written_once(
+    make: Callable[..., Store], slept: Recorder, database: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut within the transaction: after its history, before its record."""
+    store, cuts = make(), [1]
+
+    def cut_off(*arguments: Any) -> Any:
+        if cuts:
+            cuts.pop()
+            database.cut()
+        return upsert(*arguments)
+
+    monkeypatch.setattr(module, "upsert", cut_off)
+    store.add([row(1, 1)], [sleeper(1, 1)])
+    until(lambda: slept.slept)
+    assert (len(slept.slept), len(store.recent_history()), cuts) == (1, 1, [])
 
 
 def test_a_lock_held_by_another_process_delays_sleep_but_not_reading(
-    make: Callable[..., Store], slept: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Store], slept: Recorder, database: Database
 ) -> None:
     store = make()
     early, late = sleeper(1, 1), sleeper(2, 2)
     store.add(upserts=[early])
     until(lambda: slept.slept)
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD_A_LOCK, tmp_path / "below" / "roost.db"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
+    with database.locked():
         store.add(upserts=[late])
-        until(lambda: "locked" in store.status.error)
-        began = time.monotonic()
-        assert store.read([early[0]])
-        assert time.monotonic() - began < 0.1
+        until(lambda: "lock" in store.status.error)
+        assert store.read([early[0]]), "whoever stood behind the lock would give up with StoreError"
         assert slept.slept == [(early[0], 1)]
-    finally:
-        holder.communicate()
     until(lambda: len(slept.slept) == 2)
     until(lambda: store.status.text == "ok")
 
 
-def test_a_full_disk_is_an_error_of_the_store_and_ends_with_it(make: Callable[..., Store], slept: Recorder) -> None:
+def test_a_full_disk_is_an_error_of_the_store_and_ends_with_it(
+    make: Callable[..., Store], slept: Recorder, database: Database
+) -> None:
+    if database.name == "postgresql" and os.geteuid() != 0:
+        pytest.skip("only root can mount a disk that is small enough to be filled up")
     store = make()
-    limit = ["PRAGMA max_page_count=1"]
-
-    @sa.event.listens_for(store._writer_engine, "connect")
-    def full(connection: sqlite3.Connection, _record: object) -> None:
-        connection.execute(limit[0])  # SQLite's own way to run out of space
-
-    store._writer_engine.dispose()
-    store.add([row(n, n) for n in range(1, 2001)], [sleeper(n, n) for n in range(1, 2001)])
-    until(lambda: store.status.error)
-    assert "full" in store.status.error
-    assert slept.slept == []
-    limit[0] = "PRAGMA max_page_count=1000000"
-    store._writer_engine.dispose()
+    with database.full(store._writer_engine):
+        store.add([row(n, n) for n in range(1, 2001)], [sleeper(n, n) for n in range(1, 2001)])
+        until(lambda: store.status.error)
+        assert database.no_room in store.status.error
+        assert slept.slept == []
     until(lambda: len(slept.slept) == 2000)
     until(lambda: store.status.pending_history == 0)  # only after the engine has heard of them
     assert len(store.recent_history(5000)) == 2000, "each row exactly once, however often it was tried"
 
 
-def test_history_that_does_not_fit_is_dropped_and_counted(make: Callable[..., Store], tmp_path: Path) -> None:
-    (tmp_path / "below").mkdir()
-    (tmp_path / "below" / "roost.db").write_bytes(b"no database" * 100)
+def test_history_that_does_not_fit_is_dropped_and_counted(make: Callable[..., Store], database: Database) -> None:
+    database.take_away()
     store = make(history_bound=10)
     store.add([row(n, n) for n in range(8)])
     store.add([row(n, n) for n in range(8)])
@@ -380,42 +428,74 @@ def test_old_history_is_removed(make: Callable[..., Store]) -> None:
     until(lambda: [r["id"] for r in store.recent_history()] == [2, 3])
 
 
-def test_reading_waits_for_no_writer(make: Callable[..., Store], slept: Recorder, tmp_path: Path) -> None:
+def test_reading_waits_for_no_writer(make: Callable[..., Store], slept: Recorder) -> None:
     store = make()
     wanted = sleeper(1, 1)
     store.add(upserts=[wanted])
     until(lambda: slept.slept)
-    with sqlite3.connect(tmp_path / "below" / "roost.db", isolation_level=None) as writer:
+    with store._writer_engine.connect() as writer:
         # A reader that stood behind this transaction would give up with StoreError: nobody ends it.
-        writer.execute("BEGIN IMMEDIATE")
-        writer.execute("DELETE FROM sleeping")
+        writer.execute(sa.delete(schema.sleeping))
         assert list(store.read([wanted[0]])) == [wanted[0]]
-        writer.execute("ROLLBACK")
+        writer.rollback()
 
 
-def test_other_databases_are_refused_by_name() -> None:
-    class Dialect:
-        name = "mysql"
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("mysql://h/d", "not in mysql"),
+        (
+            "postgresql+psycopg2://h/d",
+            "not in postgresql.psycopg2: write a path, or a URL that begins with postgresql://",
+        ),
+        ("postgres://h/d", "begins with postgresql://"),
+        ("postgresql://user:sec@ret:secret@h:port/d", "cannot be read"),
+        ("no url", "cannot be read"),
+    ],
+)
+def test_other_databases_are_refused_by_name_and_no_password_is_said(text: str, said: str) -> None:
+    with pytest.raises(StoreError, match=said) as error:
+        Store(text, Recorder())
+    assert "secret" not in str(error.value)
 
-    class Connection:
-        dialect = Dialect()
 
-    with pytest.raises(StoreError, match="not in mysql"):
-        upsert(Connection(), schema.sleeping)  # type: ignore[arg-type]
+def test_postgresql_without_its_driver_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)  # what an import of it finds
+    with pytest.raises(StoreError, match=r"PostgreSQL needs psycopg .*: pip install 'psycopg\[binary\]'"):
+        Store("postgresql://h/d", Recorder())
 
 
-def test_the_statements_are_portable_to_postgresql() -> None:
-    from sqlalchemy.dialects import postgresql
-    from sqlalchemy.schema import CreateTable
+@on_postgresql
+@pytest.mark.parametrize(
+    ("user", "password", "name", "said"),
+    [
+        ("careful", "wrong", "postgres", 'password authentication failed for user "careful"'),
+        ("careful", "", "postgres", "no password supplied"),
+        ("stranger", "", "postgres", 'role "stranger" does not exist'),
+        ("roost", "", "nowhere", 'database "nowhere" does not exist'),
+        ("careful", "right", "postgres", "permission denied for schema public"),
+    ],
+)
+def test_postgresql_that_refuses_says_why_on_one_line_and_no_password(
+    make: Callable[..., Store], database: Postgres, caplog: pytest.LogCaptureFixture,
+    user: str, password: str, name: str, said: str,
+) -> None:  # fmt: skip
+    store = make(url=database.cluster.url(name, user, password))
+    assert said in store.status.text
+    assert "\n" not in store.status.text
+    assert said in caplog.text
+    assert not password or password not in caplog.text
 
-    from control.store.schema import metadata
 
-    for table in metadata.sorted_tables:
-        assert "CREATE TABLE" in str(
-            CreateTable(table).compile(
-                dialect=postgresql.dialect()  # type: ignore[no-untyped-call]
-            )
-        )
+def test_a_postgresql_that_accepts_and_says_nothing_is_waited_for_some_seconds_only(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(tmp_path / ".s.PGSQL.5432"))
+        deaf.listen()
+        store = Store(f"postgresql://h@/d?host={tmp_path}&connect_timeout=2", Recorder())
+        began = time.monotonic()
+        assert "timeout" in store.open()
+        assert time.monotonic() - began < 2 * SERVER_LIMITS["connect_timeout"]
+        assert store.close() == 0
 
 
 @given(st.ip_addresses(), st.integers(0, 65535))
@@ -480,19 +560,36 @@ def test_the_last_word_about_a_name_is_what_stays(make: Callable[..., Store]) ->
     assert dict(make().keyed("names")) == {"a": named(3, 13), "c": named(5, 15)}
 
 
-def test_a_name_is_written_at_once_and_synced(make: Callable[..., Store]) -> None:
+def test_a_name_is_written_at_once(make: Callable[..., Store]) -> None:
     store = make()
-    said: list[str] = []
-    sa.event.listen(store._writer_engine, "before_cursor_execute", lambda *args: said.append(args[2]))
     began = time.monotonic()
     store.add(keyed=names({"a": named(1, 11)}))
     assert store.flush()
     assert time.monotonic() - began < module.RELAXED_GATHER_S
+
+
+@on_sqlite
+def test_sqlite_syncs_a_name(make: Callable[..., Store]) -> None:
+    store = make()
+    said: list[str] = []
+    sa.event.listen(store._writer_engine, "before_cursor_execute", lambda *args: said.append(args[2]))
+    store.add(keyed=names({"a": named(1, 11)}))
+    assert store.flush()
     assert "PRAGMA synchronous=FULL" in said
 
 
+@on_postgresql
+def test_postgresql_syncs_what_is_committed_though_it_be_told_not_to(
+    make: Callable[..., Store], database: Postgres
+) -> None:
+    database.execute("ALTER DATABASE postgres SET synchronous_commit = off")
+    assert database.execute("SHOW synchronous_commit") == [("off",)]
+    with make()._writer_engine.connect() as connection:
+        assert connection.scalar(sa.text("SHOW synchronous_commit")) == "on"
+
+
 def test_names_wait_for_a_database_that_is_locked_and_the_last_word_wins_then(
-    make: Callable[..., Store], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Store], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = make()
     store.add(keyed=names({"a": named(1, 11), "b": named(2, 12)}))
@@ -502,7 +599,7 @@ def test_names_wait_for_a_database_that_is_locked_and_the_last_word_wins_then(
     def locked(*_: object) -> None:
         if meanwhile:
             store.add(keyed=names(meanwhile.pop()))
-        raise sqlite3.OperationalError("database is locked")
+        raise database.Error("database is locked")
 
     monkeypatch.setattr(module, "write_keyed", locked)
     store.add(keyed=names({"a": named(3, 13), "b": None}))
@@ -516,6 +613,17 @@ def test_names_wait_for_a_database_that_is_locked_and_the_last_word_wins_then(
     assert store.flush(), "what was tried twice is counted once"
 
 
+@contextmanager
+def opened(database: Database) -> Iterator[sa.Connection]:
+    """The database, by somebody else than the store."""
+    if database.name == "sqlite":
+        Path(database.url.removeprefix("sqlite:///")).parent.mkdir(exist_ok=True)
+    engine = open_engine(sa.make_url(database.url), timeout_s=2.0, writer=True)
+    with engine.begin() as connection:
+        yield connection
+    engine.dispose()
+
+
 @pytest.mark.parametrize(
     ("version", "lacks"),
     [
@@ -526,17 +634,17 @@ def test_names_wait_for_a_database_that_is_locked_and_the_last_word_wins_then(
     ],
 )
 def test_a_database_of_an_earlier_version_is_upgraded_in_place(
-    make: Callable[..., Store], slept: Recorder, tmp_path: Path, version: int, lacks: tuple[str, ...]
+    make: Callable[..., Store], slept: Recorder, database: Database, version: int, lacks: tuple[str, ...]
 ) -> None:
     store = make()
     store.add([row(1, 1)], [sleeper(1, 11)])
     until(lambda: slept.slept and store.status.written_history)
     store.close()
-    with sqlite3.connect(tmp_path / "below" / "roost.db") as old:
+    with opened(database) as old:
         for table in lacks:
-            old.execute(f"DROP TABLE {table}")
-        old.execute("UPDATE sleeping SET ka = ?", (OLD_KA.pack(2, 1000, 2000, 0, 0, 500, 512, 3, 60, 0, 0, 0),))
-        old.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (version,))
+            old.execute(sa.text(f"DROP TABLE {table}"))
+        old.execute(sa.update(schema.sleeping).values(ka=OLD_KA.pack(2, 1000, 2000, 0, 0, 500, 512, 3, 60, 0, 0, 0)))
+        set_meta(old, "schema", version)
     store = make()
     assert store.status.text == "ok"
     found = store.sleeping_by_id(11)
@@ -552,8 +660,41 @@ def test_a_database_of_an_earlier_version_is_upgraded_in_place(
     store.add(keyed=added)
     assert store.flush()
     assert {(kind, found): packed for kind in KEYED for found, packed in store.keyed(kind)} == added
-    with sqlite3.connect(tmp_path / "below" / "roost.db") as new:
-        assert new.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone() == (SCHEMA_VERSION,)
+    with opened(database) as new:
+        assert get_meta(new, "schema") == SCHEMA_VERSION
+
+
+def test_what_the_last_run_left_open_is_found_by_the_next(make: Callable[..., Store]) -> None:
+    store = make()
+    assert store.begin_run() == (0, 0)
+    store.add([row(1, 1), row(2, 2), row(1, 1, State.IDLE, State.SLEEP), row(2, 2, State.IDLE, State.CLOSED)])
+    assert store.flush()
+    store.close()
+    first, last = make().begin_run()
+    assert last - first == 3
+    assert list(make().last_states(first, last)) == [(1, key(1).client_text, 1, State.SLEEP)]
+    assert list(make().last_states(first, last - 2)) == [(n, key(n).client_text, 1, State.IDLE) for n in (1, 2)]
+
+
+def test_rows_of_another_boot_are_looked_for_until_there_are_none(make: Callable[..., Store], slept: Recorder) -> None:
+    store = make()
+    store.add(upserts=[sleeper(1, 11)])
+    until(lambda: slept.slept)
+    assert store.has_rows_of_another_boot("another-boot")
+    assert not store.has_rows_of_another_boot(store._boot_id)
+    assert not store.has_rows_of_another_boot(store._boot_id)
+
+
+def test_who_sleeps_is_paged_by_keys_and_found_by_them(make: Callable[..., Store], slept: Recorder) -> None:
+    store, sleepers = make(), dict(sleeper(256 * n % 999, n) for n in range(1, 8))
+    store.add(upserts=sleepers.items())
+    until(lambda: len(slept.slept) == 7)
+    first = store.sleeping_rows(limit=4)
+    rest = store.sleeping_rows(first[-1].key, limit=4)
+    assert [row.key for row in first + rest] == sorted(sleepers)
+    assert store.sleeping_rows(rest[-1].key) == []
+    wanted = [first[0].key, rest[0].key, b"x" * 36]
+    assert {row.key: row.ka + row.rest for row in store.rows_at(wanted)} == {k: sleepers[k] for k in wanted[:2]}
 
 
 def test_texts_of_different_tables_are_different_rows(make: Callable[..., Store]) -> None:
@@ -566,12 +707,11 @@ def test_texts_of_different_tables_are_different_rows(make: Callable[..., Store]
     assert [dict(store.keyed(kind)) for kind in ("names", "agents", "dialled")] == [{}, {"a": agent}, {"a": dial}]
 
 
-def test_a_database_of_a_later_version_is_left_alone(make: Callable[..., Store], tmp_path: Path) -> None:
-    (tmp_path / "below").mkdir()
-    with sqlite3.connect(tmp_path / "below" / "roost.db") as later:
-        later.execute("CREATE TABLE meta (key VARCHAR PRIMARY KEY, value BIGINT)")
-        later.execute("INSERT INTO meta VALUES ('schema', 99)")
+def test_a_database_of_a_later_version_is_left_alone(make: Callable[..., Store], database: Database) -> None:
+    with opened(database) as later:
+        schema.meta.create(later)
+        set_meta(later, "schema", 99)
     store = make()
     assert store.status.text == f"error: the database has schema 99, this roost writes {SCHEMA_VERSION}"
-    with sqlite3.connect(tmp_path / "below" / "roost.db") as later:
-        assert [name for (name,) in later.execute("SELECT name FROM sqlite_master WHERE type = 'table'")] == ["meta"]
+    with opened(database) as later:
+        assert sa.inspect(later).get_table_names() == ["meta"]

@@ -7,7 +7,6 @@ import asyncio
 import os
 from collections.abc import Iterator
 from errno import EIO, ENOENT
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +15,7 @@ from appliance.frontends.target import Address
 from control.channel import operations as operations_module
 from control.channel.operations import OperationError
 from control.states import State
+from tests.databases import Database
 from tests.unit.fake_engine import event, record
 from tests.unit.test_monitor import until
 from tests.unit.test_registry import Rig
@@ -25,9 +25,9 @@ WRONG, RIGHT = (Key.of(CLIENT.host, CLIENT.port, local, 7000) for local in ("10.
 
 
 @pytest.fixture
-def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+def rig(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     monkeypatch.setattr(operations_module, "local_addresses", lambda: ["10.0.0.1", "10.0.0.77", "127.0.0.1"])
-    made = Rig(tmp_path / "roost.db")
+    made = Rig(database)
     yield made
     made.close()
 
