@@ -38,8 +38,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.engine import Event
 from control.channel.operations import OperationError, Operations
-from control.monitor import Monitor
-from control.states import State
+from control.core.states import State
+from control.dispatch.dispatcher import Monitor
 
 log = logging.getLogger("roost.channel")
 

@@ -21,15 +21,15 @@ from typing import Any, Final, Protocol
 
 from appliance.engine import KA, REST, Command, Event, Key, Op, pack_address
 from appliance.frontends.target import Address, Name, Target, parse_address
+from control.clients.registry import Named, Registry, RegistryError, canonical
 from control.config import Attach, Policy, Service, parse_endpoint
-from control.health import Health
-from control.monitor import EnginePort, Monitor, Outcome
+from control.core.states import AWAKE, INACTIVE, Cause, State
+from control.daemon.health import Health
+from control.dispatch.dispatcher import EnginePort, Monitor, Outcome
 from control.reach.absent import ABSENT
+from control.reach.attach_request import Server
 from control.reach.linker import Linker
 from control.reach.reach import Reach
-from control.reach.server import Server
-from control.registry import Named, Registry, RegistryError, canonical
-from control.states import AWAKE, INACTIVE, Cause, State
 from control.store import records
 from control.store.store import Store
 

@@ -1,7 +1,8 @@
 """The `roost` command: finds the subcommands, and turns errors into sentences.
 
-Every command lives in a module of its own, control/cli/NAME.py, which exposes a click command named `command`. It is
-imported only when it is called: `roost --help` and `roost status` must not pay for FastAPI or SQLAlchemy.
+Every command lives in a module of its own, which exposes a click command named `command`: the operator's in
+control/cli/NAME.py, the developer's in control/dev/NAME.py. It is imported only when it is called: `roost --help` and
+`roost status` must not pay for FastAPI or SQLAlchemy.
 """
 
 import importlib
@@ -12,7 +13,7 @@ import click
 
 from appliance import __version__
 
-COMMANDS = {
+OPERATOR = {
     "up": "Run the appliance.",
     "status": "How many connections are in which state, and what the packets met.",
     "connections": "List connections.",
@@ -28,12 +29,15 @@ COMMANDS = {
     "events": "The transitions, as they happened and as they happen.",
     "unpin": "Let every sleeping connection go and detach from the interfaces.",
     "doctor": "What this machine must offer, present or missing, with the fix.",
+}
+DEVELOPER = {
     "demo": "25,000 real clients fall asleep, are woken, survive a crash.",
     "lab": "A network with the appliance at work in it, to try things in.",
     "test": "Lint, then every test.",
     "bench": "Measure.",
     "lint": "Check the sources: ruff, mypy, clang-format, cppcheck, shellcheck.",
 }
+COMMANDS = OPERATOR | DEVELOPER
 """Name and one line of help of each command, in the order `roost --help` shows them."""
 
 FIXES = {
@@ -41,7 +45,7 @@ FIXES = {
     "appliance.lab.daemon.DaemonError": "",
     "appliance.lab.processes.PeerError": "",
     "control.config.reading.ConfigError": "",
-    "control.daemon.DaemonError": "",
+    "control.daemon.daemon.DaemonError": "",
     "control.store.database.StoreError": "",
     "builtins.PermissionError": "Run it as root: sudo ./roost ...",
     "sqlalchemy.exc.OperationalError": "The database cannot be used: is its disk full, does another process lock it?",
@@ -60,9 +64,10 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        loaded = importlib.import_module(f"control.cli.{cmd_name}").command
+        module = importlib.import_module(f"control.{'cli' if cmd_name in OPERATOR else 'dev'}.{cmd_name}")
+        loaded = module.command
         if not isinstance(loaded, click.Command):
-            raise TypeError(f"control/cli/{cmd_name}.py: 'command' is not a click command")
+            raise TypeError(f"{module.__file__}: 'command' is not a click command")
         return loaded
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -12,13 +12,13 @@ from errno import ENOENT, ENOTCONN, ETIMEDOUT
 
 from appliance.engine import Key, pack_address
 from appliance.frontends.target import Address, Name, Target, parse_address
+from control.clients.registry import Registry
 from control.config import Absent as Policy
 from control.reach.agents import Agents
 from control.reach.arrivals import Arrivals, What
+from control.reach.attach_request import Server
 from control.reach.dialling import Dialler
 from control.reach.linker import Linker
-from control.reach.server import Server
-from control.registry import Registry
 
 ABSENT = (ENOENT, ENOTCONN)
 """The errnos that say so."""

@@ -35,16 +35,16 @@ from weakref import WeakValueDictionary
 
 from appliance.agent.roost_agent import MAX_CLIENTS, VERSION, Lines, ProtocolError, encode, token_digest
 from appliance.engine import Command, Event, Key, Op
+from control.clients.registry import Named, Registry, RegistryError, canonical
 from control.config import Agent
-from control.monitor import EnginePort, Monitor
+from control.core.states import INACTIVE, Cause, State
+from control.dispatch.dispatcher import EnginePort, Monitor
 from control.reach.arrivals import Arrivals, What
+from control.reach.attach_request import Server
+from control.reach.daemon_links import Link, Links
 from control.reach.dialled import Dialled
 from control.reach.linker import AGAIN_S, Linker
-from control.reach.links import Link, Links
-from control.reach.server import Server
 from control.reach.tls import HANDSHAKE, TlsState
-from control.registry import Named, Registry, RegistryError, canonical
-from control.states import INACTIVE, Cause, State
 
 log = logging.getLogger("roost.agents")
 

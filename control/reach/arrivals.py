@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from appliance.engine import Event
-from control.states import State
+from control.core.states import State
 
 What = tuple[str, bytes, bytes] | tuple[str, bytes, int] | tuple[str, str] | tuple[str, bytes]
 

@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.engine import Key
 from appliance.frontends.target import parse_address
-from control.registry import Registry
+from control.clients.registry import Registry
 from control.store.schema import DIALLED, Keyed
 from control.store.store import Store
 

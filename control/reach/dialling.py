@@ -17,8 +17,8 @@ from typing import Final
 
 from appliance.frontends.splice import join
 from appliance.frontends.target import Address
+from control.reach.attach_request import Server
 from control.reach.dialled import Dialled
-from control.reach.server import Server
 
 log = logging.getLogger("roost.reach")
 

@@ -8,11 +8,11 @@ from errno import EBUSY, ECONNRESET, ETIMEDOUT
 from typing import Final
 
 from appliance.engine import Command, Key, Op
-from control.monitor import Monitor, Outcome
+from control.core.states import Cause, State
+from control.dispatch.dispatcher import Monitor, Outcome
 from control.reach.arrivals import Arrivals
-from control.reach.links import Link, Links
-from control.reach.server import Server
-from control.states import Cause, State
+from control.reach.attach_request import Server
+from control.reach.daemon_links import Link, Links
 
 AGAIN_S: Final = 0.05
 """How long a link that cannot be ended yet (bytes are on their way through it) is given before it is tried again."""

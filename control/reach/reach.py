@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping
 
 from appliance.engine import Key
 from appliance.frontends.target import Target
+from control.clients.registry import Registry
 from control.config import Config, Service
-from control.monitor import EnginePort, Monitor
+from control.dispatch.dispatcher import EnginePort, Monitor
 from control.reach.absent import Absent
 from control.reach.agents import Agents, Settings
 from control.reach.arrivals import Arrivals
+from control.reach.daemon_links import Links
 from control.reach.dialled import Dialled
 from control.reach.dialling import Dialler
 from control.reach.linker import Linker
-from control.reach.links import Links
 from control.reach.telling import Telling
-from control.registry import Registry
 from control.store.store import Store
 
 

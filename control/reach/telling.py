@@ -13,11 +13,11 @@ from concurrent.futures import Future
 from typing import Final
 
 from appliance.engine import Command, Event, Key, Op
+from control.clients.registry import Registry
 from control.config import Service
-from control.monitor import EnginePort, Monitor, Outcome
+from control.core.states import AWAKE, State
+from control.dispatch.dispatcher import EnginePort, Monitor, Outcome
 from control.reach.dialled import Dialled
-from control.registry import Registry
-from control.states import AWAKE, State
 
 log = logging.getLogger("roost.reach")
 

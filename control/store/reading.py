@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 from sqlalchemy.exc import SQLAlchemyError
 
-from control.states import State
+from control.core.states import State
 from control.store.database import StoreError, chunks, open_engine
 from control.store.schema import KEY, KEYED, history, services, sleeping
 from control.store.statements import ids_of

@@ -24,7 +24,7 @@ from errno import EAGAIN, EALREADY, EBUSY, ENOENT, ENOTCONN
 
 from appliance.engine import Command, Engine, EngineError, Event, EventType, Key, Op
 from appliance.lab import ChaosPair, Lab, wait_until
-from control.states import Cause, State
+from control.core.states import Cause, State
 from tests.bench.direct import WAN, alarms, names, need_room, running_engine, say, services
 from tests.bench.figures import Report, Target
 from tests.bench.proxying import Attaching, running_proxy

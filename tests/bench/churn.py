@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 
 from appliance.engine import Engine, EngineError, Event, EventType, Op
 from appliance.lab import Lab, SwarmGroup
-from control.states import Cause, State
+from control.core.states import Cause, State
 from tests.bench.direct import WAN, alarms, names, need_room, running_engine, say, services, until
 from tests.bench.figures import Report, Target
 

@@ -15,7 +15,7 @@ from appliance.engine import Command, Engine, Event, EventType, Key, Op
 from appliance.frontends.frontend import Frontend, Settings, bind
 from appliance.frontends.target import Address, Target
 from appliance.lab import Lab, endpoint
-from control.states import Cause
+from control.core.states import Cause
 
 PORT = 3128
 TIMEOUT_S = 10.0

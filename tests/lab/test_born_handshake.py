@@ -15,7 +15,7 @@ from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
 
 from appliance.engine import KA, Born, Op
-from control.states import Cause, State
+from control.core.states import Cause, State
 from tests.lab.aging import let_socket_notes_run_out
 from tests.lab.engine_lab import EngineLab, Pair, receive
 from tests.lab.handmade import LINUX, OUR_WSCALE, Handmade, hide

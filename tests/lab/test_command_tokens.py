@@ -11,7 +11,7 @@ import pytest
 
 from appliance.engine import Command, EventType, Op
 from appliance.lab import Lab
-from control.states import Cause, State
+from control.core.states import Cause, State
 from tests.lab.engine_lab import EngineLab, Pair, receive
 from tests.lab.slow_store import SlowStore
 

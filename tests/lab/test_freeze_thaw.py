@@ -15,7 +15,7 @@ import pytest
 
 from appliance.engine import Command, EventType, Op
 from appliance.lab import Lab
-from control.states import Cause, State
+from control.core.states import Cause, State
 from tests.lab.engine_lab import PORT, EngineLab, Pair, receive, tcp_info
 
 ACTIVE, STANDBY, IDLE, SLEEP, CLOSED = State.ACTIVE, State.STANDBY, State.IDLE, State.SLEEP, State.CLOSED

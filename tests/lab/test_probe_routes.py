@@ -18,7 +18,7 @@ from scapy.layers.inet import IP, TCP
 from scapy.layers.l2 import Ether
 
 from appliance.engine import Op
-from control.states import State
+from control.core.states import State
 from tests.lab.engine_lab import EngineLab, Pair
 from tests.lab.wire import Wire
 

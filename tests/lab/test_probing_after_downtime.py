@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from appliance.engine import Op
-from control.states import Cause, State
+from control.core.states import Cause, State
 from tests.lab.engine_lab import EngineLab
 from tests.lab.test_probing import PROBED, cut_off
 

@@ -12,7 +12,7 @@ import pytest
 
 from appliance.engine import Command, Op, unpin
 from appliance.lab import Lab, wait_until
-from control.states import Cause, State
+from control.core.states import Cause, State
 from tests.lab.engine_lab import PORT, EngineLab, receive
 
 BOTH = pytest.mark.parametrize("family", [4, 6])

@@ -21,7 +21,7 @@ import pytest
 from appliance.engine import Balance, Command, EventType, Op, Server, ServerStatus
 from appliance.lab import DaemonHandle, Lab, Peer, endpoint, wait_until
 from appliance.lab.processes import python_environment
-from control.states import Cause, State
+from control.core.states import Cause, State
 from tests.lab.engine_lab import SERVICE, EngineLab, receive
 
 BOTH = pytest.mark.parametrize("family", [4, 6])

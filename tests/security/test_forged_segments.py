@@ -19,7 +19,7 @@ from scapy.layers.inet import TCP
 from scapy.packet import Raw
 
 from appliance.engine import EventType
-from control.states import Cause, State
+from control.core.states import Cause, State
 from tests.lab.engine_lab import EngineLab, Pair, receive, tcp_info
 from tests.lab.wire import MOD, Sleeper, Wire
 

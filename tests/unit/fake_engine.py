@@ -28,7 +28,7 @@ from appliance.engine import (
     ServerStatus,
     ServiceSpec,
 )
-from control.states import AWAKE, Cause, State
+from control.core.states import AWAKE, Cause, State
 
 
 def key(number: int = 1, port: int = 40000) -> Key:

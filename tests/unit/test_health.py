@@ -13,11 +13,11 @@ from typing import Final
 
 import pytest
 
-from appliance.checks import CheckFailed, check
+from appliance.box.checks import CheckFailed, check
 from appliance.engine import Event, EventType, Key, Server, pack_address
 from control.config import Config, ConfigError, parse
-from control.health import Health, Tally
-from control.policy import reloaded, service_spec
+from control.daemon.health import Health, Tally
+from control.policy.decisions import reloaded, service_spec
 from tests.unit.fake_engine import FakeEngine, event
 
 A, B = ("127.0.0.1", 1), ("127.0.0.1", 2)

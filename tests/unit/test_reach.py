@@ -18,19 +18,19 @@ import pytest
 from appliance.engine import EventType, Key, Op
 from appliance.frontends.splice import join
 from appliance.frontends.target import Address
+from control.clients.registry import Registry
 from control.config import parse
-from control.monitor import Monitor
-from control.policy import service_spec
+from control.core.states import Cause, State
+from control.dispatch.dispatcher import Monitor
+from control.policy.decisions import service_spec
 from control.reach import dialled as dialled_module
 from control.reach import telling
 from control.reach.arrivals import Arrivals
+from control.reach.attach_request import Server
+from control.reach.daemon_links import Links, parse_header
 from control.reach.dialled import Dialled
 from control.reach.dialling import Dialler
-from control.reach.links import Links, parse_header
-from control.reach.server import Server
 from control.reach.tls import TlsState, server_context
-from control.registry import Registry
-from control.states import Cause, State
 from control.store.store import Store
 from tests.certificates import make_certificate
 from tests.unit.fake_engine import FakeEngine, event, key, record

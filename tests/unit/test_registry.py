@@ -21,11 +21,11 @@ from appliance.engine import Event, EventType, Key
 from appliance.frontends.target import Address, Name, Target
 from control.channel import operations as operations_module
 from control.channel.operations import OperationError, Operations
+from control.clients.registry import Registry, RegistryError, canonical
 from control.config import parse
-from control.health import Health
-from control.monitor import Monitor
-from control.registry import Registry, RegistryError, canonical
-from control.states import Cause, State
+from control.core.states import Cause, State
+from control.daemon.health import Health
+from control.dispatch.dispatcher import Monitor
 from control.store import store as store_module
 from control.store.schema import NAMED
 from control.store.store import Store, StoreStatus

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from control.states import (
+from control.core.states import (
     AWAKE,
     INACTIVE,
     LEGAL,

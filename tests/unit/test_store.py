@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.engine import KA, Key
-from control.states import Cause, State
+from control.core.states import Cause, State
 from control.store import reading, schema
 from control.store import store as module
 from control.store.database import StoreError, upsert

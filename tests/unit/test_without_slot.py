@@ -15,9 +15,9 @@ from appliance.engine import Event, EventType, Key, Op
 from appliance.frontends.target import Address
 from control.channel import operations as operations_module
 from control.channel.operations import OperationError
-from control.states import State
+from control.core.states import State
 from tests.unit.fake_engine import event, record
-from tests.unit.test_monitor import until
+from tests.unit.test_dispatcher import until
 from tests.unit.test_registry import Rig
 
 CLIENT = Address("192.0.0.1", 40000)

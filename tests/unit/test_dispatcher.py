@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from appliance import sysctls
+from appliance.box import sysctls
 from appliance.engine import KA, REST, ROW, Command, EngineOptions, Event, EventType, Key, Op
-from control import daemon as daemon_module
-from control import monitor as monitor_module
 from control.channel.operations import local_addresses
 from control.cli.client import Client
 from control.config import parse, parse_endpoint
-from control.daemon import Daemon, DaemonError, InstanceLock, catch_up, take_inventory
-from control.monitor import BUSY_PATIENCE_MS, BUSY_ROWS, PATIENCE_MS, Monitor, Outcome, history_row
-from control.states import Cause, State
+from control.core.states import Cause, State
+from control.daemon import daemon as daemon_module
+from control.daemon.daemon import Daemon, DaemonError, InstanceLock, catch_up, take_inventory
+from control.dispatch import dispatcher as monitor_module
+from control.dispatch.dispatcher import BUSY_PATIENCE_MS, BUSY_ROWS, PATIENCE_MS, Monitor, Outcome, history_row
 from control.store import reading as reading_module
 from control.store.database import StoreError
 from control.store.reading import SleepingRow

@@ -239,8 +239,8 @@ def _namespace_probes() -> dict[str, str | None]:
 def in_a_namespace() -> dict[str, str | None]:
     """The namespace probes by name: "namespace", and where that worked "veth", "xdp_native", "xdp_generic", "clsact",
     "tc_egress", "nat". A name that is absent could not be tried because an earlier one failed."""
-    root = str(Path(__file__).resolve().parent.parent)
-    python = [sys.executable, "-P", "-m", "appliance.kernel_probe"]
+    root = str(Path(__file__).resolve().parents[2])
+    python = [sys.executable, "-P", "-m", "appliance.box.kernel_probe"]
     try:
         done = subprocess.run(
             ["unshare", "--net", "--", *python],

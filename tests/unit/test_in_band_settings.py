@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from appliance.engine import KA, Event, EventType, Key, Op, ffi
-from control.monitor import Monitor
-from control.overrides import Overrides
-from control.states import Cause, State
+from control.clients.in_band_settings import Overrides
+from control.core.states import Cause, State
+from control.dispatch.dispatcher import Monitor
 from control.store.schema import OVERRIDES_BYTES
 from control.store.store import Store
 from tests.unit.fake_engine import FakeEngine, event, key

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In-band commands: inband/inband.c and appliance/inband.py against each other, and both against docs/in-band.md."""
+"""In-band commands: cext/inband/inband.c and examples/in_band_frames.py against each other and docs/in-band.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from appliance.engine import ffi, lib
-from appliance.inband import (
+from control.core.states import State
+from examples.in_band_frames import (
     DLE,
     MAGIC,
     MAX_FRAME,
@@ -47,7 +48,6 @@ from appliance.inband import (
     escape,
     seal,
 )
-from control.states import State
 
 MANAGER = "edge-1"
 DOCS = Path(__file__).parents[2] / "docs" / "in-band.md"

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from appliance.checks import CheckFailed, check, failure
+from appliance.box.checks import CheckFailed, check, failure
 from appliance.engine import Event, Server, ServerStatus, endpoint_text, unpack_address
 from control.config import Health as Settings
 from control.config import Service, parse_endpoint

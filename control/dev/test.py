@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from control.cli.lint import lint, require_checkout
+from control.dev.lint import lint, require_checkout
 
 
 @click.command()

@@ -22,8 +22,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
 from appliance.engine import Command, Key, Op
-from control.monitor import EnginePort
-from control.states import Cause
+from control.core.states import Cause
+from control.dispatch.dispatcher import EnginePort
 
 log = logging.getLogger("roost.links")
 

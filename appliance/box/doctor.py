@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from appliance import kernel_probe, paths
+from appliance import paths
+from appliance.box import kernel_probe
 
 MINIMUM_KERNEL = (5, 18)
 """BPF_PROG_RUN in live-frame mode and bpf_xdp_load_bytes arrived with Linux 5.18; Debian 12 has 6.1."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from control.cli.lint import require_checkout
+from control.dev.lint import require_checkout
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print the figures as one JSON object, the last line of standard output."

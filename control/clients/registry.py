@@ -28,9 +28,9 @@ from typing import Final, Literal
 from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.engine import Event
-from control.living import living
-from control.monitor import EnginePort
-from control.states import State
+from control.clients.living import living
+from control.core.states import State
+from control.dispatch.dispatcher import EnginePort
 from control.store.schema import KEYED, NAME_LENGTH, Keyed
 from control.store.store import Store
 

@@ -13,8 +13,8 @@ from errno import EINVAL, EIO
 from queue import Empty, SimpleQueue
 
 from appliance.engine import Command, Event, Op, Verb
-from control.monitor import EnginePort
-from control.registry import Registry, RegistryError, canonical
+from control.clients.registry import Registry, RegistryError, canonical
+from control.dispatch.dispatcher import EnginePort
 
 log = logging.getLogger("roost.in_band")
 

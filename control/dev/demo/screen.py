@@ -14,7 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from control.demo.outcome import Outcome
+from control.dev.demo.outcome import Outcome
 
 _STATES: Final = (
     ("ACTIVE", "linked to a server", "green"),

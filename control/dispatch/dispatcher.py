@@ -32,8 +32,8 @@ from itertools import count
 from typing import Final, Protocol
 
 from appliance.engine import ROW, Command, Event, EventType, Key, Op, Record, transitions
-from control import policy
-from control.states import AWAKE, LEGAL, Cause, IllegalTransition, State
+from control.core.states import AWAKE, LEGAL, Cause, IllegalTransition, State
+from control.policy import decisions as policy
 from control.store import records
 from control.store.database import StoreError
 from control.store.schema import HISTORY

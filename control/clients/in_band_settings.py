@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.engine import Command, Event, Op
-from control.living import living
-from control.monitor import BATCH, EnginePort
-from control.states import State
+from control.clients.living import living
+from control.core.states import State
+from control.dispatch.dispatcher import BATCH, EnginePort
 from control.store.schema import OVERRIDDEN, OVERRIDES_BYTES, Keyed
 from control.store.store import Store
 

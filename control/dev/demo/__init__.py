@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`roost demo`."""
+"""`roost demo`: story.py is what happens, outcome.py what it proves, screen.py how it looks, slab.py a kernel socket's
+price."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ import click
 from control.cli.client import json_option, print_json
 
 if TYPE_CHECKING:
-    from control.demo.outcome import Outcome
-    from control.demo.story import Plan, View
+    from control.dev.demo.outcome import Outcome
+    from control.dev.demo.story import Plan, View
 
 
 @click.command("demo")
@@ -37,7 +38,7 @@ def command(clients: int, as_json: bool) -> None:
         raise click.ClickException("the demo needs root, for its network namespaces. Run: sudo ./roost demo")
     if not bpffs_is_mounted():
         raise click.ClickException(f"no bpffs is mounted on {BPFFS}. Run: mount -t bpf bpffs {BPFFS}")
-    from control.demo.story import Plan
+    from control.dev.demo.story import Plan
 
     try:
         outcome = _run(Plan(clients=clients), as_json)
@@ -49,7 +50,7 @@ def command(clients: int, as_json: bool) -> None:
     else:
         from rich.console import Console
 
-        from control.demo.screen import show_summary
+        from control.dev.demo.screen import show_summary
 
         show_summary(outcome, Console(highlight=False))
     for check in outcome.checks:
@@ -61,7 +62,7 @@ def command(clients: int, as_json: bool) -> None:
 def _run(plan: Plan, as_json: bool) -> Outcome:
     from rich.console import Console
 
-    from control.demo.screen import LineView, LiveView, SilentView
+    from control.dev.demo.screen import LineView, LiveView, SilentView
 
     console = Console(highlight=False)
     if as_json:
@@ -75,7 +76,7 @@ def _run(plan: Plan, as_json: bool) -> Outcome:
 def _in_a_lab(plan: Plan, view: View) -> Outcome:
     from appliance.lab import Lab
     from appliance.lab.interrupts import interrupts
-    from control.demo.story import Story
+    from control.dev.demo.story import Story
 
     lab = Lab(clients=plan.clients)
     with interrupts() as signals:

@@ -22,8 +22,8 @@ from typing import Any, Final, Protocol
 import httpx
 
 from appliance.lab import DaemonHandle, Lab, Peer, SwarmGroup
-from control.demo.outcome import Absence, Check, Memory, Outcome, Reached, Step
-from control.demo.slab import kernel_socket_bytes
+from control.dev.demo.outcome import Absence, Check, Memory, Outcome, Reached, Step
+from control.dev.demo.slab import kernel_socket_bytes
 
 PORT: Final = 8000
 ATTACH_PORT: Final = 3128

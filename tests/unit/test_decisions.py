@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from appliance.engine import Op
-from control.policy import relief, under_pressure, when_quiet
-from control.states import State
+from control.core.states import State
+from control.policy.decisions import relief, under_pressure, when_quiet
 
 
 def test_a_quiet_connection_goes_down_one_step() -> None:

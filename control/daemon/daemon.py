@@ -35,7 +35,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from appliance import __version__, sysctls
+from appliance import __version__
+from appliance.box import sysctls
+from appliance.box.reachability import UnreachableError, interface_towards
+from appliance.box.router import RouterError, close_routes, open_routes
 from appliance.engine import (
     PERHAPS,
     REST_SIZE,
@@ -55,21 +58,19 @@ from appliance.frontends.frontend import MAX_HANDSHAKES, MAX_TURNED_AWAY, Fronte
 from appliance.frontends.passwords import PasswordHash, Users
 from appliance.frontends.target import parse_address
 from appliance.paths import bpf_objects
-from appliance.reachability import UnreachableError, interface_towards
-from appliance.router import RouterError, close_routes, open_routes
 from control import config as configuration
 from control.channel.operations import Operations
+from control.clients.in_band_requests import InBand
+from control.clients.in_band_settings import Overrides
+from control.clients.registry import Registry
 from control.config import Config, ConfigError, Service, parse_endpoint, parse_ports
-from control.health import Health
-from control.in_band import InBand
-from control.monitor import BATCH, EnginePort, Monitor, history_row
-from control.overrides import Overrides
-from control.policy import needs_restart, reloaded, service_spec
-from control.reach.links import MAX_LINKS
+from control.core.states import AWAKE, LEGAL, Cause, State
+from control.daemon.health import Health
+from control.dispatch.dispatcher import BATCH, EnginePort, Monitor, history_row
+from control.policy.decisions import needs_restart, reloaded, service_spec
+from control.reach.daemon_links import MAX_LINKS
 from control.reach.reach import Reach
 from control.reach.tls import server_context
-from control.registry import Registry
-from control.states import AWAKE, LEGAL, Cause, State
 from control.store import records
 from control.store.database import READ_CHUNK
 from control.store.reading import SleepingRow

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from appliance.engine import Balance, Born, Op, SecondServer, ServiceSpec, Verb
 from control.config import Config, Service, parse_endpoint
-from control.states import State
+from control.core.states import State
 
 _WHEN_QUIET: Mapping[tuple[int, bool], Op] = {
     # One step down at a time: the engine asks again when the next timer is due.

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from appliance.engine import KA, Command, Event, EventType, Key, Op, ServiceSpec, Verb
+from control.clients.in_band_requests import InBand
+from control.clients.registry import Registry
 from control.config import ConfigError, parse
-from control.in_band import InBand
-from control.monitor import Monitor, Outcome
-from control.policy import service_spec
-from control.registry import Registry
-from control.states import Cause, State
+from control.core.states import Cause, State
+from control.dispatch.dispatcher import Monitor, Outcome
+from control.policy.decisions import service_spec
 from control.store.store import Store
 from tests.unit.fake_engine import FakeEngine, event, key
-from tests.unit.test_monitor import until
+from tests.unit.test_dispatcher import until
 
 SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:6"\n'
 
