@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from errno import EADDRNOTAVAIL, EMFILE, ENFILE, ENOBUFS, ENOMEM
 from typing import Final
 
-from appliance.engine import Server, endpoint_text
+from appliance.wire import ServerAddress, endpoint_text
 
 LINE_MAX: Final = 1024
 _OURS: Final = {EADDRNOTAVAIL, EMFILE, ENFILE, ENOBUFS, ENOMEM}
@@ -24,7 +24,7 @@ class CheckFailed(Exception):
     """The server did not pass; the message says why."""
 
 
-async def check(server: Server, kind: str, path: str, timeout_s: float) -> None:
+async def check(server: ServerAddress, kind: str, path: str, timeout_s: float) -> None:
     """A check of the kind "tcp" or "http"; raises CheckFailed, or OSError where it is this machine that cannot."""
     family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
     with _said_plainly(timeout_s), socket.socket(family, socket.SOCK_STREAM) as sock:
@@ -52,7 +52,7 @@ def failure(error: int) -> str:
     return os.strerror(error).lower() if error else "no connection"
 
 
-async def _get(sock: socket.socket, server: Server, path: str) -> None:
+async def _get(sock: socket.socket, server: ServerAddress, path: str) -> None:
     loop = asyncio.get_running_loop()
     request = f"GET {path} HTTP/1.1\r\nHost: {endpoint_text(server)}\r\nUser-Agent: roost\r\nConnection: close\r\n\r\n"
     await loop.sock_sendall(sock, request.encode("ascii"))

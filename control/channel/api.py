@@ -36,7 +36,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
-from appliance.engine import Event
+from appliance.wire import Event
 from control.channel.operations import OperationError, Operations
 from control.core.states import State
 from control.dispatch.dispatcher import Monitor

@@ -19,8 +19,8 @@ from errno import EIO, ELOOP, ENOENT, ENOTCONN, ETIMEDOUT
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from appliance.engine import KA, REST, Command, Event, Key, Op, pack_address
 from appliance.frontends.target import Address, Name, Target, parse_address
+from appliance.wire import KA, REST, Command, Event, Key, Op, pack_address
 from control.clients.registry import Named, Registry, RegistryError, canonical
 from control.config import Attach, Policy, Service, parse_endpoint
 from control.core.states import AWAKE, INACTIVE, Cause, State

@@ -41,7 +41,7 @@ COMMANDS = OPERATOR | DEVELOPER
 """Name and one line of help of each command, in the order `roost --help` shows them."""
 
 FIXES = {
-    "appliance.engine.EngineError": "",
+    "appliance.engine.library.EngineError": "",
     "appliance.lab.daemon.DaemonError": "",
     "appliance.lab.processes.PeerError": "",
     "control.config.reading.ConfigError": "",

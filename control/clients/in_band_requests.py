@@ -12,7 +12,7 @@ import logging
 from errno import EINVAL, EIO
 from queue import Empty, SimpleQueue
 
-from appliance.engine import Command, Event, Op, Verb
+from appliance.wire import Command, Event, Op, Verb
 from control.clients.registry import Registry, RegistryError, canonical
 from control.dispatch.dispatcher import EnginePort
 

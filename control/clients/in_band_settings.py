@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from appliance.engine import Command, Event, Op
+from appliance.wire import Command, Event, Op
 from control.clients.living import living
 from control.core.states import State
 from control.dispatch.dispatcher import BATCH, EnginePort

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from appliance.engine import Key
+from appliance.wire import Key
 from control.dispatch.dispatcher import EnginePort
 from control.store.database import READ_CHUNK
 from control.store.store import Store

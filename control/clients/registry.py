@@ -27,7 +27,7 @@ from typing import Final, Literal
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from appliance.engine import Event
+from appliance.wire import Event
 from control.clients.living import living
 from control.core.states import State
 from control.dispatch.dispatcher import EnginePort

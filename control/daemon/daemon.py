@@ -39,13 +39,16 @@ from appliance import __version__
 from appliance.box import sysctls
 from appliance.box.reachability import UnreachableError, interface_towards
 from appliance.box.router import RouterError, close_routes, open_routes
-from appliance.engine import (
+from appliance.engine import Engine, EngineError
+from appliance.frontends.frontend import MAX_HANDSHAKES, MAX_TURNED_AWAY, Frontend, Settings, bind
+from appliance.frontends.passwords import PasswordHash, Users
+from appliance.frontends.target import parse_address
+from appliance.paths import bpf_objects
+from appliance.wire import (
     PERHAPS,
-    REST_SIZE,
+    REST,
     WAITING_MAX,
     Command,
-    Engine,
-    EngineError,
     EngineOptions,
     EventType,
     Key,
@@ -54,10 +57,6 @@ from appliance.engine import (
     ServiceSpec,
     default_workers,
 )
-from appliance.frontends.frontend import MAX_HANDSHAKES, MAX_TURNED_AWAY, Frontend, Settings, bind
-from appliance.frontends.passwords import PasswordHash, Users
-from appliance.frontends.target import parse_address
-from appliance.paths import bpf_objects
 from control import config as configuration
 from control.channel.operations import Operations
 from control.clients.in_band_requests import InBand
@@ -259,7 +258,7 @@ def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:
         steps = _steps(State(last_state), actual)
         address = parse_address(client)
         # The history knows no local address; the row's key is only asked for the client's.
-        record = Record(Key.of(address.host, address.port, "::", 0).pack(), _ka_of_service(service), bytes(REST_SIZE))
+        record = Record(Key.of(address.host, address.port, "::", 0).pack(), _ka_of_service(service), bytes(REST.size))
         rows += [history_row(record, a, b, Cause.RESTORE, number) for a, b in steps]
         written += len(steps)
         if len(rows) >= BATCH:

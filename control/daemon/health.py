@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from appliance.box.checks import CheckFailed, check, failure
-from appliance.engine import Event, Server, ServerStatus, endpoint_text, unpack_address
+from appliance.wire import Event, ServerAddress, ServerStatus, endpoint_text, unpack_address
 from control.config import Health as Settings
 from control.config import Service, parse_endpoint
 
@@ -33,7 +33,7 @@ AT_ONCE: Final = 64
 class ServersPort(Protocol):
     """What is needed of appliance.engine.Engine."""
 
-    def mark_server(self, service: int, server: Server, up: bool) -> None: ...
+    def mark_server(self, service: int, server: ServerAddress, up: bool) -> None: ...
     def servers(self, service: int) -> list[ServerStatus]: ...
 
 
@@ -64,7 +64,7 @@ class Tally:
 class _Watched:
     service: int
     name: str
-    server: Server
+    server: ServerAddress
     kind: str
     settings: Settings
     tally: Tally
@@ -88,8 +88,8 @@ class Health:
 
     def __init__(self, engine: ServersPort) -> None:
         self._engine = engine
-        self._watched: dict[tuple[int, Server], _Watched] = {}
-        self._failed: deque[tuple[int, Server, str]] = deque()
+        self._watched: dict[tuple[int, ServerAddress], _Watched] = {}
+        self._failed: deque[tuple[int, ServerAddress, str]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._turns = asyncio.Semaphore(AT_ONCE)
 

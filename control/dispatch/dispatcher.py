@@ -31,7 +31,7 @@ from errno import EAGAIN, EIO, ENOENT, ETIMEDOUT
 from itertools import count
 from typing import Final, Protocol
 
-from appliance.engine import ROW, Command, Event, EventType, Key, Op, Record, transitions
+from appliance.wire import ROW, Command, Event, EventType, Key, Op, Record, transitions
 from control.core.states import AWAKE, LEGAL, Cause, IllegalTransition, State
 from control.policy import decisions as policy
 from control.store import records

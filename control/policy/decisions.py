@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from appliance.engine import Balance, Born, Op, SecondServer, ServiceSpec, Verb
+from appliance.wire import Balance, Born, Op, SecondServer, ServiceSpec, Verb
 from control.config import Config, Service, parse_endpoint
 from control.core.states import State
 

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable
 from errno import ENOENT, ENOTCONN, ETIMEDOUT
 
-from appliance.engine import Key, pack_address
 from appliance.frontends.target import Address, Name, Target, parse_address
+from appliance.wire import Key, pack_address
 from control.clients.registry import Registry
 from control.config import Absent as Policy
 from control.reach.agents import Agents

@@ -34,7 +34,7 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from appliance.agent.roost_agent import MAX_CLIENTS, VERSION, Lines, ProtocolError, encode, token_digest
-from appliance.engine import Command, Event, Key, Op
+from appliance.wire import Command, Event, Key, Op
 from control.clients.registry import Named, Registry, RegistryError, canonical
 from control.config import Agent
 from control.core.states import INACTIVE, Cause, State

@@ -19,7 +19,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from appliance.engine import Event
+from appliance.wire import Event
 from control.core.states import State
 
 What = tuple[str, bytes, bytes] | tuple[str, bytes, int] | tuple[str, str] | tuple[str, bytes]

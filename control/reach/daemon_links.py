@@ -21,7 +21,7 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol
 
-from appliance.engine import Command, Key, Op
+from appliance.wire import Command, Key, Op
 from control.core.states import Cause
 from control.dispatch.dispatcher import EnginePort
 

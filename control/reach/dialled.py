@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from appliance.engine import Key
 from appliance.frontends.target import parse_address
+from appliance.wire import Key
 from control.clients.registry import Registry
 from control.store.schema import DIALLED, Keyed
 from control.store.store import Store

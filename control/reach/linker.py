@@ -7,7 +7,7 @@ import asyncio
 from errno import EBUSY, ECONNRESET, ETIMEDOUT
 from typing import Final
 
-from appliance.engine import Command, Key, Op
+from appliance.wire import Command, Key, Op
 from control.core.states import Cause, State
 from control.dispatch.dispatcher import Monitor, Outcome
 from control.reach.arrivals import Arrivals

@@ -7,8 +7,8 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 
-from appliance.engine import Key
 from appliance.frontends.target import Target
+from appliance.wire import Key
 from control.clients.registry import Registry
 from control.config import Config, Service
 from control.dispatch.dispatcher import EnginePort, Monitor

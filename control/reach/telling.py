@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Final
 
-from appliance.engine import Command, Event, Key, Op
+from appliance.wire import Command, Event, Key, Op
 from control.clients.registry import Registry
 from control.config import Service
 from control.core.states import AWAKE, State

@@ -22,8 +22,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from errno import EAGAIN, EALREADY, EBUSY, ENOENT, ENOTCONN
 
-from appliance.engine import Command, Engine, EngineError, Event, EventType, Key, Op
+from appliance.engine import Engine, EngineError
 from appliance.lab import ChaosPair, Lab, wait_until
+from appliance.wire import Command, Event, EventType, Key, Op
 from control.core.states import Cause, State
 from tests.bench.direct import WAN, alarms, names, need_room, running_engine, say, services
 from tests.bench.figures import Report, Target

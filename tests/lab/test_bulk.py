@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from appliance.engine import Command, EventType, Op
+from appliance.wire import Command, EventType, Op
 from control.core.states import Cause, State
 from tests.lab.engine_lab import EngineLab, Pair, receive
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from appliance.engine import Command, EventType, Op
 from appliance.lab import Lab
+from appliance.wire import Command, EventType, Op
 from control.core.states import Cause, State
 from tests.lab.engine_lab import PORT, EngineLab, Pair, receive, tcp_info
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from appliance.engine import Key
 from appliance.lab import Lab, leftovers, wait_until
+from appliance.wire import Key
 from examples.in_band_frames import (
     DLE,
     MAGIC,

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from appliance.engine import KA, Command, Op, Record
+from appliance.wire import KA, Command, Op, Record
 from control.core.states import LEGAL, Cause, State
 from tests.lab.engine_lab import EngineLab, Pair, receive, tcp_info
 

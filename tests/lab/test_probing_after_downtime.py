@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from appliance.engine import Op
+from appliance.wire import Op
 from control.core.states import Cause, State
 from tests.lab.engine_lab import EngineLab
 from tests.lab.test_probing import PROBED, cut_off

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 import pytest
 
-from appliance.engine import Command, Op, unpin
+from appliance.engine import unpin
 from appliance.lab import Lab, wait_until
+from appliance.wire import Command, Op
 from control.core.states import Cause, State
 from tests.lab.engine_lab import PORT, EngineLab, receive
 

@@ -13,8 +13,8 @@ from typing import Final
 
 import pytest
 
-from appliance.engine import Op
 from appliance.lab import Lab
+from appliance.wire import Op
 from control.core.states import State
 from tests.lab.engine_lab import PORT, EngineLab, Pair, receive
 

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from appliance.engine import Op, ServiceSpec, lib
+from appliance.engine import lib
 from appliance.lab import wait_until
 from appliance.lab.cores import running_on
 from appliance.lab.processes import Process
+from appliance.wire import Op, ServiceSpec
 from tests.bench.relay import compiled
 from tests.lab.engine_lab import PORT, EngineLab, receive, tcp_info
 

@@ -14,8 +14,8 @@ from itertools import pairwise
 
 import pytest
 
-from appliance.engine import Op, SecondServer
 from appliance.lab import Lab, wait_until
+from appliance.wire import Op, SecondServer
 from control.core.states import LEGAL, Cause, State
 from tests.lab.engine_lab import PORT, EngineLab, Pair, receive
 

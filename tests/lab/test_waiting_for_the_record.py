@@ -7,8 +7,8 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from appliance.engine import Op
 from appliance.lab import Lab
+from appliance.wire import Op
 from control.core.states import State
 from tests.lab.engine_lab import Pair, receive, tcp_info
 from tests.lab.forged import forged

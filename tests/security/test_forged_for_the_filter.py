@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from scapy.packet import Raw
 
-from appliance.engine import Op
 from appliance.lab import Lab
+from appliance.wire import Op
 from control.core.states import State
 from tests.lab.bare_sleep import NO_KEEPALIVES, SMALL, BareSleep
 from tests.lab.engine_lab import PORT, Pair, receive

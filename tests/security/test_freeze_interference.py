@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from appliance.engine import Op
+from appliance.wire import Op
 from control.core.states import State
 from tests.lab.engine_lab import EngineLab, receive, tcp_info
 from tests.lab.forged import Flood, forged

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from appliance.engine import Born
+from appliance.wire import Born
 from control.config import Config, ConfigError, Policy, Service, load, parse, parse_duration, parse_endpoint
 from control.config.config import SECTIONS
 from control.config.prose import EXAMPLE

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from appliance.engine import Op
+from appliance.wire import Op
 from control.core.states import State
 from control.policy.decisions import relief, under_pressure, when_quiet
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from appliance.box import sysctls
-from appliance.engine import KA, REST, ROW, Command, EngineOptions, Event, EventType, Key, Op
+from appliance.wire import KA, REST, ROW, Command, EngineOptions, Event, EventType, Key, Op
 from control.channel.operations import local_addresses
 from control.cli.client import Client
 from control.config import parse, parse_endpoint

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.engine import Key, ffi, lib, pack_address
+from appliance.engine import ffi, lib
+from appliance.wire import Key, pack_address
 from tests.unit.records import c_key
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.engine import KA, Command, Event, EventType, Key, Op, ServiceSpec, Verb
+from appliance.wire import KA, Command, Event, EventType, Key, Op, ServiceSpec, Verb
 from control.clients.in_band_requests import InBand
 from control.clients.registry import Registry
 from control.config import ConfigError, parse

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.engine import KA, Event, EventType, Key, Op, ffi
+from appliance.engine import ffi
+from appliance.wire import KA, Event, EventType, Key, Op
 from control.clients.in_band_settings import Overrides
 from control.core.states import Cause, State
 from control.dispatch.dispatcher import Monitor

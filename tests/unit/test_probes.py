@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.engine import Key, ffi, lib
+from appliance.engine import ffi, lib
+from appliance.wire import Key
 from tests.unit.records import Ka, c_key
 
 ROUNDS = 5  # four for half an interval in steps of an eighth, and one for what an eighth in whole seconds falls short

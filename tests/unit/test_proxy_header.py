@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.engine import Key, ffi, lib
+from appliance.engine import ffi, lib
+from appliance.wire import Key
 from tests.unit.records import c_key
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from appliance.engine import EventType, Key, Op
 from appliance.frontends.splice import join
 from appliance.frontends.target import Address
+from appliance.wire import EventType, Key, Op
 from control.clients.registry import Registry
 from control.config import parse
 from control.core.states import Cause, State

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.engine import Event, EventType, Key
 from appliance.frontends.target import Address, Name, Target
+from appliance.wire import Event, EventType, Key
 from control.channel import operations as operations_module
 from control.channel.operations import OperationError, Operations
 from control.clients.registry import Registry, RegistryError, canonical

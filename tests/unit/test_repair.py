@@ -23,8 +23,9 @@ from typing import Any
 import pytest
 from pyroute2 import IPRoute
 
-from appliance.engine import Key, ffi, lib
+from appliance.engine import ffi, lib
 from appliance.lab.namespaces import Namespace
+from appliance.wire import Key
 from tests.unit.records import SACK, TIMESTAMPS, WSCALE, c_key
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="TCP_REPAIR and namespaces need root")

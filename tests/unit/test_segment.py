@@ -14,7 +14,8 @@ from scapy.layers.inet6 import IPv6, IPv6ExtHdrDestOpt, IPv6ExtHdrFragment, IPv6
 from scapy.layers.l2 import Dot1Q, Ether
 from scapy.packet import Raw
 
-from appliance.engine import Key, ffi, lib, pack_address
+from appliance.engine import ffi, lib
+from appliance.wire import Key, pack_address
 from tests.unit.records import TIMESTAMPS, Ka, c_key
 
 MOD = 2**32

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import pytest
 
-from appliance.engine import Key, ffi, lib
+from appliance.engine import ffi, lib
+from appliance.wire import Key
 
 TIME_WAIT_S: Final = 60
 ORPHAN_S: Final = 205

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from appliance.engine import Key, ffi, lib
+from appliance.engine import ffi, lib
+from appliance.wire import Key
 from tests.unit.records import c_key
 
 HERE, THERE = ("198.18.0.1", 80), ("198.18.0.1", 443)

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.engine import KA, Key
+from appliance.wire import KA, Key
 from control.core.states import Cause, State
 from control.store import reading, schema
 from control.store import store as module

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.engine import NO_REST, Key, ffi, lib
+from appliance.engine import ffi, lib
+from appliance.wire import NO_REST, Key
 from tests.unit.records import FREEZING, IDLE, PAIRED, SERVER, SLEEP, THAWED, WAKING, Ka, c_key
 
 SLOTS: int = lib.roost_testing_bucket_slots()

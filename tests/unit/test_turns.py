@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import pytest
 
-from appliance.engine import EventType, Key, ffi, lib
+from appliance.engine import ffi, lib
+from appliance.wire import EventType, Key
 from tests.unit.records import IDLE, SLEEP, Ka, c_key
 
 START_MS: Final = 3_600_000

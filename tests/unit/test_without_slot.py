@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.engine import Event, EventType, Key, Op
 from appliance.frontends.target import Address
+from appliance.wire import Event, EventType, Key, Op
 from control.channel import operations as operations_module
 from control.channel.operations import OperationError
 from control.core.states import State
