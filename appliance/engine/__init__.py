@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The binding to the C engine: what loads the extension, and libbpf with it (the types alone are in appliance/wire)."""
+"""The binding to the C engine: it alone loads the extension, and libbpf with it."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Engine:
             self._check(lib.roost_router_attach_port(self._raw, port))
 
     def steer(self, ifname: str, servers: bool) -> None:
-        """Steers what arrives on an interface. servers: those who may want clients are behind it."""
+        """Steers what arrives on an interface. servers: servers that may want clients are behind it."""
         self._buffers.err[0] = b"\0"
         self._check(lib.roost_router_attach(self._raw, ifname.encode(), int(servers), self._buffers.err, ERR_LEN))
 
@@ -243,7 +243,7 @@ class Engine:
         lib.roost_wake_events(self._raw)
 
     def list(self, born: bool = False, sleeping: bool = True) -> Iterator[Event]:
-        """Everything that exists, in any order; to_state is the state, id 0 for SLEEP (the store knows it). Who is
+        """Everything that exists, in any order; to_state is the state, id 0 for SLEEP (the store knows it). What is
         there from the first to the last comes once, unless a table grows meanwhile or a million others moved. born:
         those, too, that were born asleep and have not spoken; their id is 0, and there may be millions. sleeping: those
         in SLEEP."""

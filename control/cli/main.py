@@ -45,7 +45,7 @@ FIXES = {
     "appliance.lab.daemon.DaemonError": "",
     "appliance.lab.processes.PeerError": "",
     "control.config.reading.ConfigError": "",
-    "control.daemon.daemon.DaemonError": "",
+    "control.daemon.error.DaemonError": "",
     "control.store.database.StoreError": "",
     "builtins.PermissionError": "Run it as root: sudo ./roost ...",
     "sqlalchemy.exc.OperationalError": "The database cannot be used: is its disk full, does another process lock it?",

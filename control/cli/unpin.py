@@ -26,7 +26,7 @@ def command(config_path: str, yes: bool, as_json: bool) -> None:
     from appliance.box.router import RouterError, close_routes
     from appliance.engine import unpin
     from control.config import load
-    from control.daemon.daemon import InstanceLock
+    from control.daemon.lock import InstanceLock
 
     config = load(config_path)
     pins = Path(config.pin_dir)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The clients of one daemon: which there are, what they are called, what they ask for in band."""
+"""The clients of one daemon: finding, showing, naming and moving them, and what they set and ask for in band."""

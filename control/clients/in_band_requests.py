@@ -14,13 +14,13 @@ from queue import Empty, SimpleQueue
 
 from appliance.wire import Command, Event, Op, Verb
 from control.clients.registry import Registry, RegistryError, canonical
-from control.dispatch.dispatcher import EnginePort
+from control.core.ports import EnginePort
 
 log = logging.getLogger("roost.in_band")
 
 
-class InBand:
-    """`ask` is for the monitor (Monitor.handle); `run` needs a thread of its own."""
+class InBandRequests:
+    """`ask` is for the dispatcher (Dispatcher.handle); `run` needs a thread of its own."""
 
     def __init__(self, engine: EnginePort, registry: Registry, domain: str) -> None:
         self._engine = engine

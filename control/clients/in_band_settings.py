@@ -14,16 +14,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.wire import Command, Event, Op
 from control.clients.living import living
+from control.core.ports import BATCH, EnginePort
 from control.core.states import State
-from control.dispatch.dispatcher import BATCH, EnginePort
 from control.store.schema import OVERRIDDEN, OVERRIDES_BYTES, Keyed
 from control.store.store import Store
 
-log = logging.getLogger("roost.overrides")
+log = logging.getLogger("roost.in_band")
 
 
-class Overrides:
-    """`keep` and `hear` belong to the monitor's thread; `load` may be called from any."""
+class InBandSettings:
+    """`keep` and `hear` belong to the dispatcher's thread; `load` may be called from any."""
 
     def __init__(self, store: Store, engine: EnginePort) -> None:
         self._store = store
@@ -66,7 +66,7 @@ class Overrides:
         self._write()
 
     def hear(self, transitions: Iterable[Event]) -> None:
-        """A batch of the monitor's transitions (Monitor.listen)."""
+        """A batch of transitions (TransitionsPort.listen)."""
         if not self._written and not self._waiting:
             return
         for event in transitions:

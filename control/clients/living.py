@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from appliance.wire import Key
-from control.dispatch.dispatcher import EnginePort
+from control.core.ports import EnginePort
 from control.store.database import READ_CHUNK
 from control.store.store import Store
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of clients: which connection a name stands for.
 
-A table of the store is the truth: who gives a name waits for its commit. Looking one up is done in memory, since a
+A table of the store is the truth: giving a name waits for its commit. Looking one up is done in memory, since a
 server waits for it. A name outlives its connection, and a 4-tuple may be another connection's by then (a NAT gives
 ports again), so two dicts say different things:
 
@@ -29,8 +29,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.wire import Event
 from control.clients.living import living
+from control.core.ports import EnginePort
 from control.core.states import State
-from control.dispatch.dispatcher import EnginePort
 from control.store.schema import KEYED, NAME_LENGTH, Keyed
 from control.store.store import Store
 
@@ -182,7 +182,7 @@ class Registry:
     # -- looking up ---------------------------------------------------------------------------------------------------
 
     def find(self, name: str) -> Named | None:
-        """What the name stands for; None when it is nobody's."""
+        """What the name stands for; None when it stands for nothing."""
         with self._lock:
             if (named := self._named.get(name)) is None:
                 return None
@@ -205,7 +205,7 @@ class Registry:
     # -- the life of connections --------------------------------------------------------------------------------------
 
     def hear(self, transitions: Iterable[Event]) -> None:
-        """A batch of the monitor's transitions (Monitor.listen)."""
+        """A batch of transitions (TransitionsPort.listen)."""
         if not self._at:
             return
         for event in transitions:

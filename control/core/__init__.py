@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What everybody in the control plane needs: the state machine, and the ports to what stands above or below."""
+"""The state machine, and the ports by which the control plane's parts meet the engine and each other."""

@@ -6,7 +6,7 @@
     down  -> up     rise checks in a row; without active checks, after fail_timeout
 
 The engine is told each change (roost_server_mark), and people by a line in the log. All of it runs in the daemon's
-event loop, but `link_failed`, which the monitor's thread calls.
+event loop, but `link_failed`, which the dispatcher's thread calls.
 """
 
 from __future__ import annotations
@@ -17,24 +17,18 @@ import random
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from appliance.box.checks import CheckFailed, check, failure
 from appliance.wire import Event, ServerAddress, ServerStatus, endpoint_text, unpack_address
 from control.config import Health as Settings
 from control.config import Service, parse_endpoint
+from control.core.ports import ServersPort
 
 log = logging.getLogger("roost.health")
 
 AT_ONCE: Final = 64
 """Checks under way; the others wait for their turn. Each has a descriptor, of the daemon's spare ones."""
-
-
-class ServersPort(Protocol):
-    """What is needed of appliance.engine.Engine."""
-
-    def mark_server(self, service: int, server: ServerAddress, up: bool) -> None: ...
-    def servers(self, service: int) -> list[ServerStatus]: ...
 
 
 @dataclass(slots=True)
@@ -123,7 +117,7 @@ class Health:
         self._watched = {}
 
     def link_failed(self, event: Event) -> None:
-        """The engine took a server down. Called by the monitor's thread, perhaps before there is an event loop."""
+        """The engine took a server down. Called by the dispatcher's thread; there may be no event loop yet."""
         key = event.record.key
         why = f"{failure(event.error)} ({_times(event.count, 'link')})"
         self._failed.append((event.service, (unpack_address(key.local), key.local_port), why))

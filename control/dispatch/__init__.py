@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of the engine's events in, batches of commands out."""
+"""The loop between engine and store: batches of events in, batches of commands out."""

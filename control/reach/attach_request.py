@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that asked for a client by the proxy, while a way to the client is looked for."""
+"""What a server asked for by the proxy: its socket, while a way to the client is looked for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Server:
+class AttachRequest:
     """fd: its socket, ours until `close`. preamble: what it is told before the client's first byte. early: its bytes
     for the client that came with the request. timeout_s: how long the client may take to wake."""
 
@@ -30,7 +30,7 @@ class Server:
 
     @property
     def gone(self) -> bool:
-        """Whether it has ended, which nobody notices while it waits. One that has closed its sending side alone counts
+        """Whether it has ended, which is not noticed while it waits. One that has closed its sending side alone counts
         as gone, too: the two cannot be told apart."""
         with self.socket() as sock:
             try:

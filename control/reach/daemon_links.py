@@ -19,13 +19,13 @@ import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from appliance.wire import Command, Key, Op
+from control.core.ports import EnginePort
 from control.core.states import Cause
-from control.dispatch.dispatcher import EnginePort
 
-log = logging.getLogger("roost.links")
+log = logging.getLogger("roost.daemon_links")
 
 HEADER_S: Final = 5.0
 HEADER_MOST: Final = 107
@@ -93,14 +93,7 @@ class Link:
         return False
 
 
-class Agents(Protocol):
-    """What the links need of control.reach.agents."""
-
-    def serve(self, link: Link) -> Awaitable[None]:
-        """Hear an agent out."""
-
-
-class Links:
+class DaemonLinks:
     """The listener and its links; all of it runs in one event loop. kinds: of the services that are ours, by number.
     hold_s: how long a held client that has spoken waits for a server."""
 
@@ -120,7 +113,8 @@ class Links:
         self._expected: dict[bytes, list[asyncio.Future[Link]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
-        self.agents: Agents | None = None
+        self.serve_agent: Callable[[Link], Awaitable[None]] | None = None
+        """Hears out what comes on a link of a service of agents."""
 
     def serve(self, listener: socket.socket) -> None:
         """Begin to accept; the listener is this object's from now on."""
@@ -203,8 +197,8 @@ class Links:
                     future.set_result(link)
             if self.kind(link.service) == "held":
                 await self._hold(link)
-            elif self.agents is not None:
-                await self.agents.serve(link)
+            elif self.serve_agent is not None:
+                await self.serve_agent(link)
         except Exception:
             log.exception("a link failed")
         finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of dialling clients, and who is to be told to stay connected since nobody can dial it.
+"""What became of dialling clients, and which of them are told to stay connected since they cannot be dialled.
 
     failures in a row:  0 -> 1 -> ... -> stay_after: DUE -> (its next connection) -> TOLD
                         ^------------------- a dial-out succeeds ------------------------'

@@ -57,7 +57,7 @@ class Reader:
         return self._reader_engine.connect()
 
     def read(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes]]:
-        """key -> (ka, rest) of those that are there. For the monitor alone: it has a connection to itself, since a
+        """key -> (ka, rest) of those that are there. For the dispatcher alone: it has a connection to itself, since a
         client waits for the answer. Raises StoreError when the database cannot be read."""
         return {row[0]: (row[1], row[2]) for row in self._read_rows(_READ, keys)}
 

@@ -13,7 +13,7 @@ One thread writes. What is to be written waits in three places, all bounded in m
 The writer takes a batch of each, writes it in one transaction, and only after the commit hands the keys of the upserts
 to ``on_slept``: nothing counts as SLEEP before its row is committed. When a write fails the batch goes back, the
 error stands in the status, and the writer tries again with back-off; SLEEP stops by itself, since ``on_slept`` is not
-called, and ``sleep_allowed`` tells the monitor to queue no more.
+called, and ``sleep_allowed`` tells the dispatcher to queue no more.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from appliance.box.checks import CheckFailed, check
 from appliance.wire import Event, EventType, Key, ServerAddress, pack_address
 from control.config import Config, ConfigError, parse
 from control.daemon.health import Health, Tally
-from control.policy.decisions import reloaded, service_spec
+from control.policy.reload import reloaded
+from control.policy.services import service_spec
 from tests.unit.fake_engine import FakeEngine, event
 
 A, B = ("127.0.0.1", 1), ("127.0.0.1", 2)

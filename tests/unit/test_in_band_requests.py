@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In-band requests that the control plane answers, and what the monitor does about the other ones."""
+"""In-band requests that the control plane answers, and what the dispatcher does about the other ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from appliance.wire import KA, Command, Event, EventType, Key, Op, ServiceSpec, Verb
-from control.clients.in_band_requests import InBand
+from control.clients.in_band_requests import InBandRequests
 from control.clients.registry import Registry
 from control.config import ConfigError, parse
+from control.core.ports import Outcome
 from control.core.states import Cause, State
-from control.dispatch.dispatcher import Monitor, Outcome
-from control.policy.decisions import service_spec
+from control.dispatch.dispatcher import Dispatcher
+from control.policy.services import service_spec
 from control.store.store import Store
 from tests.unit.fake_engine import FakeEngine, event, key
 from tests.unit.test_dispatcher import until
@@ -37,14 +38,14 @@ class Rig:
 
     def __init__(self, database: Path) -> None:
         self.engine = FakeEngine(carry_out=False)
-        self.store = Store(f"sqlite:///{database}", lambda slept: self.monitor.slept(slept))
+        self.store = Store(f"sqlite:///{database}", lambda slept: self.dispatcher.slept(slept))
         self.store.open()
         self.store.start()
-        self.monitor = Monitor(self.engine, self.store, 1000)
+        self.dispatcher = Dispatcher(self.engine, self.store, 1000)
         self.registry = Registry(self.store, self.engine)
         self.registry.load()
-        self.in_band = InBand(self.engine, self.registry, "roost")
-        self.monitor.handle(EventType.IN_BAND, self.in_band.ask)
+        self.in_band = InBandRequests(self.engine, self.registry, "roost")
+        self.dispatcher.handle(EventType.IN_BAND, self.in_band.ask)
         self.thread = threading.Thread(target=self.in_band.run)
         self.thread.start()
 
@@ -68,10 +69,10 @@ def answers(commands: list[Command]) -> list[tuple[int, int, int, bytes]]:
 
 
 def test_a_name_is_answered_once_it_is_written_and_the_status_tells_it(rig: Rig) -> None:
-    rig.monitor.turn([asked(key(1), 1, Verb.NAME, "Door", 5)])
+    rig.dispatcher.turn([asked(key(1), 1, Verb.NAME, "Door", 5)])
     until(lambda: rig.engine.commands)
     assert dict(rig.store.keyed("names")).keys() == {"door"}
-    rig.monitor.turn([asked(key(1), 1, Verb.STATUS, question=6), asked(key(2), 2, Verb.STATUS, question=7)])
+    rig.dispatcher.turn([asked(key(1), 1, Verb.STATUS, question=6), asked(key(2), 2, Verb.STATUS, question=7)])
     assert answers(rig.engine.commands) == [(1, 5, 0, b""), (1, 6, 0, b"door"), (2, 7, 0, b"")]
 
 
@@ -93,15 +94,15 @@ def test_a_defect_in_an_answer_does_not_stop_the_loop(rig: Rig) -> None:
     def fail(_: Event) -> None:
         raise RuntimeError("a defect")
 
-    rig.monitor.handle(EventType.IN_BAND, fail)
-    rig.monitor.turn([asked(key(1), 1, Verb.NAME, "a"), event(EventType.QUIET, key(2), 2, from_state=State.ACTIVE)])
+    rig.dispatcher.handle(EventType.IN_BAND, fail)
+    rig.dispatcher.turn([asked(key(1), 1, Verb.NAME, "a"), event(EventType.QUIET, key(2), 2, from_state=State.ACTIVE)])
     assert [command.op for command in rig.engine.commands] == [Op.STANDBY]
 
 
 def test_a_command_without_a_transition_is_answered_when_it_is_done(rig: Rig) -> None:
-    future: Future[Outcome] = rig.monitor.command(Command(op=Op.TELL, id=1, key=key(1)), [State.ACTIVE], 5)
+    future: Future[Outcome] = rig.dispatcher.command(Command(op=Op.TELL, id=1, key=key(1)), [State.ACTIVE], 5)
     token = rig.engine.commands[0].token
-    rig.monitor.turn([event(EventType.DONE, key(1), 1, op=Op.TELL, token=token, to_state=State.STANDBY)])
+    rig.dispatcher.turn([event(EventType.DONE, key(1), 1, op=Op.TELL, token=token, to_state=State.STANDBY)])
     assert future.result(0) == Outcome(0, State.STANDBY, 1)
 
 
@@ -109,12 +110,12 @@ def test_a_command_without_a_transition_is_answered_when_it_is_done(rig: Rig) ->
 def test_who_asked_to_sleep_sleeps_by_command_and_who_woke_meanwhile_by_time(rig: Rig, woken: bool) -> None:
     due = event(EventType.SLEEP_DUE, key(1), 1, cause=Cause.COMMAND)
     if woken:
-        rig.monitor._sleep_tokens[key(1).pack()] = 0  # the row was never committed
+        rig.dispatcher._sleepers._tokens[key(1).pack()] = 0  # the row was never committed
         wake = event(EventType.TRANSITION, key(1), 1, from_state=State.IDLE, to_state=State.ACTIVE,
                      cause=Cause.CLIENT_DATA)  # fmt: skip
-        rig.monitor.turn([wake])
+        rig.dispatcher.turn([wake])
         due = due._replace(cause=Cause.NONE)
-    rig.monitor.turn([due])
+    rig.dispatcher.turn([due])
     until(lambda: rig.engine.commands)
     assert [(c.op, c.cause) for c in rig.engine.commands] == [(Op.SLEEP, Cause.QUIET if woken else Cause.COMMAND)]
 

@@ -11,9 +11,9 @@ import pytest
 
 from appliance.engine import ffi
 from appliance.wire import KA, Event, EventType, Key, Op
-from control.clients.in_band_settings import Overrides
+from control.clients.in_band_settings import InBandSettings
 from control.core.states import Cause, State
-from control.dispatch.dispatcher import Monitor
+from control.dispatch.dispatcher import Dispatcher
 from control.store.schema import OVERRIDES_BYTES
 from control.store.store import Store
 from tests.unit.fake_engine import FakeEngine, event, key
@@ -40,11 +40,11 @@ class Rig:
         self.store = Store(f"sqlite:///{database}", lambda slept: None)
         self.store.open()
         self.store.start()
-        self.monitor = Monitor(engine, self.store, 1000)
-        self.overrides = Overrides(self.store, engine)
+        self.dispatcher = Dispatcher(engine, self.store, 1000)
+        self.overrides = InBandSettings(self.store, engine)
         assert self.overrides.load()
-        self.monitor.listen(self.overrides.hear)
-        self.monitor.handle(EventType.OVERRIDES, self.overrides.keep)
+        self.dispatcher.listen(self.overrides.hear)
+        self.dispatcher.handle(EventType.OVERRIDES, self.overrides.keep)
 
     def end(self) -> None:
         assert self.store.close(5) == 0
@@ -74,7 +74,7 @@ def test_the_next_engine_gets_it_for_the_connection_that_set_it(run: Callable[[F
     for number in (1, 2, 3):
         engine.add(key(number), number, State.IDLE)
     first = run(engine)
-    first.monitor.turn([told(key(1), 1), told(key(2), 2), told(key(3), 3)])
+    first.dispatcher.turn([told(key(1), 1), told(key(2), 2), told(key(3), 3)])
     assert engine.commands == [], "this one knows"
     later = FakeEngine(carry_out=False)
     later.add(key(1), 1, State.IDLE)
@@ -100,7 +100,7 @@ def test_while_the_database_cannot_be_written_it_waits_with_its_connection(run: 
         first.overrides.keep(told(key(2), 2))
         first.overrides.hear([closed(2)])
     first.store._status.error = ""
-    first.monitor.turn([closed(3)])
+    first.dispatcher.turn([closed(3)])
     run(engine)
     assert [c.id for c in engine.commands] == [1]
 
@@ -112,10 +112,10 @@ def test_it_is_forgotten_with_its_connection_or_when_it_is_taken_back(
     engine = FakeEngine(carry_out=False)
     engine.add(key(1), 1, State.IDLE)
     first = run(engine)
-    first.monitor.turn([told(key(1), 1)])
+    first.dispatcher.turn([told(key(1), 1)])
     if forget == "closed":
-        first.monitor.turn([closed(1)])
+        first.dispatcher.turn([closed(1)])
     else:
-        first.monitor.turn([told(key(1), 1, bytes(OVERRIDES_BYTES))])
+        first.dispatcher.turn([told(key(1), 1, bytes(OVERRIDES_BYTES))])
     run(engine)
     assert engine.commands == []
