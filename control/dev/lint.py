@@ -70,6 +70,7 @@ def tools(root: Path) -> list[Tool]:
         (Tool("ruff check", (python, "-m", "ruff", "check", "--quiet", *trees), None), trees),
         (Tool("ruff format", (python, "-m", "ruff", "format", "--check", "--quiet", "--diff", *trees), None), trees),
         (Tool("mypy --strict", (python, "-m", "mypy", "--strict", "--no-error-summary", *typed), None), typed),
+        (Tool("import-linter", (str(Path(python).with_name("lint-imports")), "--no-cache", "--no-logo"), None), typed),
         (Tool("clang-format", ("clang-format", "--dry-run", "-Werror", *formatted), "clang-format"), formatted),
         (Tool("cppcheck", (*cppcheck, *ordinary), "cppcheck"), ordinary),
         (Tool("cppcheck (BPF)", (*cppcheck, *bpf_macros, *programs), "cppcheck"), programs),
@@ -135,7 +136,7 @@ def reformat(root: Path) -> None:
 @click.option("--fix", is_flag=True, help="First let ruff and clang-format mend what they can.")
 @click.argument("only", nargs=-1, metavar="[TOOL]...")
 def command(fix: bool, only: tuple[str, ...]) -> None:
-    """Check the sources: ruff, mypy, clang-format, cppcheck, shellcheck. Changes nothing without --fix.
+    """Check the sources: ruff, mypy, import-linter, clang-format, cppcheck, shellcheck. Changes nothing without --fix.
 
     \b
     Examples:
