@@ -11,6 +11,9 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
+CHECKOUT_ONLY = {"acyclic_files", "bench", "floors", "lint", "test"}
+"""Modules of control/dev/ that are of no use without the source tree."""
+
 
 class BuildPyAndBpf(build_py):
     """Compile ebpf/*.bpf.c into the wheel, where appliance.paths looks for them when there is no checkout."""
@@ -20,6 +23,10 @@ class BuildPyAndBpf(build_py):
         if not self.editable_mode:
             out = Path(self.build_lib) / "appliance" / "bpf"
             subprocess.run([sys.executable, "ebpf/build.py", "--out", str(out)], check=True)
+
+    def find_package_modules(self, package, package_dir):
+        found = super().find_package_modules(package, package_dir)
+        return [one for one in found if not (package == "control.dev" and one[1] in CHECKOUT_ONLY)]
 
 
 setup(

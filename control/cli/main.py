@@ -5,7 +5,7 @@ control/cli/NAME.py, the developer's in control/dev/NAME.py. It is imported only
 `roost status` must not pay for FastAPI or SQLAlchemy.
 """
 
-import importlib
+import importlib.util
 import os
 import sys
 
@@ -35,10 +35,22 @@ DEVELOPER = {
     "lab": "A network with the appliance at work in it, to try things in.",
     "test": "Lint, then every test.",
     "bench": "Measure.",
-    "lint": "Check the sources: ruff, mypy, clang-format, cppcheck, shellcheck.",
+    "lint": "Check the sources: ruff, mypy, import-linter, clang-format, cppcheck, shellcheck.",
 }
 COMMANDS = OPERATOR | DEVELOPER
-"""Name and one line of help of each command, in the order `roost --help` shows them."""
+"""Name and one line of help of each command, in the order `roost --help` shows them. A wheel lacks the developer's
+commands that need the source tree (setup.py)."""
+
+
+def module_of(command: str) -> str:
+    """The module of a command."""
+    return f"control.{'cli' if command in OPERATOR else 'dev'}.{command}"
+
+
+def is_here(command: str) -> bool:
+    """False: a developer's command, and this is an installed wheel."""
+    return importlib.util.find_spec(module_of(command)) is not None
+
 
 FIXES = {
     "appliance.engine.library.EngineError": "",
@@ -59,12 +71,14 @@ class LazyGroup(click.Group):
     """A group that imports a command's module when the command is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [name for name in COMMANDS if is_here(name)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"control.{'cli' if cmd_name in OPERATOR else 'dev'}.{cmd_name}")
+        if not is_here(cmd_name):
+            raise click.ClickException(f"roost {cmd_name} needs the source tree: run ./roost in a checkout of Roost.")
+        module = importlib.import_module(module_of(cmd_name))
         loaded = module.command
         if not isinstance(loaded, click.Command):
             raise TypeError(f"{module.__file__}: 'command' is not a click command")
@@ -72,7 +86,7 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

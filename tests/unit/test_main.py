@@ -24,6 +24,19 @@ def test_every_command_in_the_list_has_its_file() -> None:
     assert set(main.DEVELOPER) <= {path.stem for path in (control / "dev").iterdir()} - {"__init__"}
 
 
+def test_a_wheel_has_no_command_that_needs_the_source_tree(tmp_path: Path) -> None:
+    build = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    roost = [sys.executable, "-P", "-m", "control.cli.main"]
+    done = subprocess.run([*roost, "--help"], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True,
+                          text=True, check=True)  # fmt: skip
+    listed = {line.split()[0] for line in done.stdout.split("Commands:")[1].splitlines() if line[:3].strip()}
+    assert listed == set(main.OPERATOR) | {"demo", "lab"}
+    done = subprocess.run([*roost, "lint"], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert (done.returncode, "needs the source tree" in done.stderr) == (1, True)
+
+
 @pytest.mark.parametrize("name", list(main.COMMANDS))
 def test_every_command_loads_and_explains_itself_with_help(name: str) -> None:
     result = CliRunner().invoke(main.cli, [name, "--help"])
