@@ -314,7 +314,7 @@ class End:
 _EDGES: Final = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET
 
 
-class Server(End):
+class ServerEnd(End):
     def __init__(self, listens: list[tuple[str, int]]) -> None:
         super().__init__()
         self.listeners = {sock.fileno(): sock for sock in (listen(address, port) for address, port in listens)}
@@ -377,7 +377,7 @@ class Server(End):
         return receiver, rest
 
 
-class Client(End):
+class ClientEnd(End):
     is_client = True
 
     def __init__(self) -> None:
@@ -476,9 +476,9 @@ def main() -> None:
     parser.add_argument("--listen", nargs=2, action="append", default=[], metavar=("ADDRESS", "PORT"))
     options = parser.parse_args()
     if options.end == "server":
-        Server([(address, int(port)) for address, port in options.listen]).run()
+        ServerEnd([(address, int(port)) for address, port in options.listen]).run()
     else:
-        Client().run()
+        ClientEnd().run()
 
 
 if __name__ == "__main__":
