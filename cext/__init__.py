@@ -1,1 +1,1 @@
-"""The C engine. Its only importer is appliance/engine.py."""
+"""The C engine. Its only importer is appliance/engine/."""

@@ -64,7 +64,7 @@ def declarations(header: Path) -> str:
 
 def write_transitions() -> None:
     """transitions.h, from the one table of legal transitions."""
-    states = runpy.run_path(str(ROOT / "control" / "states.py"))
+    states = runpy.run_path(str(ROOT / "control" / "core" / "states.py"))
     GENERATED.mkdir(parents=True, exist_ok=True)
     (GENERATED / "transitions.h").write_text(states["render_c"]())
 

@@ -42,13 +42,13 @@ from pathlib import Path
 from typing import Final
 
 from appliance.peers.chaos_end import EDGES, HELLO, MAGIC, End, Link, Session
-from appliance.peers.chaos_server import BY, Server
+from appliance.peers.chaos_server import BY, ServerEnd
 from appliance.peers.lines import Command, begin_connect, errno_name, error_of
 
 _SYSCTLS: Final = {"timestamps": "tcp_timestamps", "sack": "tcp_sack", "window_scaling": "tcp_window_scaling"}
 
 
-class Client(End):
+class ClientEnd(End):
     def __init__(self) -> None:
         super().__init__()
         self.loop.command("connect", self.do_connect)
@@ -124,9 +124,9 @@ def main() -> None:
     parser.add_argument("--by", choices=BY, default=BY[0], help="what says whose a link is")
     options = parser.parse_args()
     if options.end == "server":
-        Server([(address, int(port)) for address, port in options.listen], options.by).run()
+        ServerEnd([(address, int(port)) for address, port in options.listen], options.by).run()
     else:
-        Client().run()
+        ClientEnd().run()
 
 
 if __name__ == "__main__":

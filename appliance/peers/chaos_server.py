@@ -33,7 +33,7 @@ _NODELAY: Final = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),)
 _SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"  # of the PROXY protocol's version 2
 
 
-class Server(End):
+class ServerEnd(End):
     def __init__(self, listens: list[tuple[str, int]], by: str) -> None:
         super().__init__()
         self.by = by

@@ -22,7 +22,7 @@ from collections import Counter
 from appliance.peers.lines import Command, Loop, errno_name, listen
 
 
-class Server:
+class LanServer:
     def __init__(self, listens: list[tuple[str, int]], idle_close_s: float | None) -> None:
         self.loop = Loop()
         self.idle_close_s = idle_close_s
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--listen", nargs=2, action="append", required=True, metavar=("ADDRESS", "PORT"))
     parser.add_argument("--idle-close", type=float, metavar="SECONDS")
     options = parser.parse_args()
-    Server([(address, int(port)) for address, port in options.listen], options.idle_close).run()
+    LanServer([(address, int(port)) for address, port in options.listen], options.idle_close).run()
 
 
 if __name__ == "__main__":

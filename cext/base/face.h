@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The C face of the engine: all that Python may call, and nothing else (cext/build_engine.py hands this file and
- * base/types.h to cffi; appliance/engine.py is its only importer). Keep it to plain declarations that cffi can parse.
+ * base/types.h to cffi; appliance/engine/ is its only importer). Keep it to plain declarations that cffi can parse.
  *
  * One engine thread owns every socket, the timers and the table. Python puts batches of commands in and takes batches
  * of events out; both calls release the GIL. Python never sees a byte of payload.
  *
  * Transitions. The engine carries transitions out and reports each with ONE event of type ROOST_EV_TRANSITION (from,
- * to, cause: the numbers of control/states.py). Some it makes by itself (client-connect, client-data, client-close,
+ * to, cause: the numbers of control/core/states.py). Some it makes by itself (client-connect, client-data, client-close,
  * server-close, probe-timeout, server-attach); the rest it makes when commanded. A command that could not be carried out
  * is answered with ROOST_EV_REFUSED carrying the command's token, op and an error.
  */

@@ -12,7 +12,7 @@
 #include "ebpf/shared/birth.h"
 #include "ebpf/shared/record.h"
 
-/* States and causes: the numbers of control/states.py (a unit test holds them together). */
+/* States and causes: the numbers of control/core/states.py (a unit test holds them together). */
 enum roost_state {
     ROOST_ST_NONE = 0,
     ROOST_ST_ACTIVE = 1,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What the control plane is told of a connection: as it is awake, as its slot has it, its transitions, and that a command
- * was refused. A transition that the table of control/states.py lacks is refused here, before it is told.
+ * was refused. A transition that the table of control/core/states.py lacks is refused here, before it is told.
  */
 #include <string.h>
 

@@ -2,7 +2,7 @@
 /*
  * Commands for the connection manager inside the payload of a connection (docs/in-band.md): the filter that takes them
  * out of one direction of one connection, and the frames that the manager writes itself. No sockets, no clocks; the
- * same in Python: appliance/inband.py.
+ * same in Python: examples/in_band_frames.py.
  *
  *     DLE ROOST/1 SP to SP number flags SP verb *( SP argument ) SP check LF        at most 256 bytes, printable within
  *

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The local API over HTTP on a unix socket: a thin face of operations.Operations.
+"""The local API over HTTP on a unix socket: a thin face of Operations.
 
     GET  /v1/status
     GET  /v1/connections?state=&client=&limit=      one JSON object a line (NDJSON), streamed
     GET  /v1/connections/{id}                       id: number, client-address:port, or name.domain
     POST /v1/connections/{id}/{action}              standby idle sleep wake close
     PUT  /v1/connections/{id}/name                  {"name": "thermostat-17"}: servers reach it by that name from now on
-    DELETE /v1/connections/{id}/name                it has no name any more
+    DELETE /v1/connections/{id}/name                its name is forgotten
     GET  /v1/agents                                 the clients that agents speak for
-    GET  /v1/dialled                                the clients that were dialled in vain, and who is to stay connected
-    DELETE /v1/names/{name}                         nobody has that name any more, whether or not its connection lives
+    GET  /v1/dialled                                the clients that were dialled in vain, and which are to stay
+    DELETE /v1/names/{name}                         the name is forgotten, whether or not its connection lives
     GET  /v1/events?last=                           server-sent events: transitions as they happen
     GET  /v1/history?limit=                         the last transitions
 
@@ -36,10 +36,12 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
-from appliance.engine import Event
-from control.channel.operations import OperationError, Operations
+from appliance.wire import Event
+from control.channel.operations import Operations
+from control.core.errors import OperationError
+from control.core.ports import TransitionsPort
+from control.core.states import State
 from control.monitor import Monitor
-from control.states import State
 from control.store.database import reason
 
 log = logging.getLogger("roost.channel")
@@ -75,7 +77,7 @@ class NameOf(BaseModel):
     name: str
 
 
-def make_app(operations: Operations, monitor: Monitor) -> FastAPI:
+def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     """The application; it holds no state of its own."""
     app = FastAPI(title="Roost", docs_url=None, redoc_url=None)
 
@@ -89,34 +91,34 @@ def make_app(operations: Operations, monitor: Monitor) -> FastAPI:
 
     @app.get("/v1/status")
     def status() -> dict[str, Any]:
-        return operations.status()
+        return operations.status.read()
 
     @app.get("/v1/connections")
     def connections(
         state: StateName | None = None, client: str = "", limit: Annotated[int | None, Query(ge=0)] = None
     ) -> StreamingResponse:
-        chunks = operations.connections(State[state.name] if state else None, client, limit)
+        chunks = operations.view.connections(State[state.name] if state else None, client, limit)
         return StreamingResponse(_ndjson(chunks), media_type="application/x-ndjson")
 
     @app.get("/v1/connections/{name}")
     def show(name: str) -> dict[str, Any]:
-        return operations.show(name)
+        return operations.view.show(name)
 
     @app.post("/v1/connections/{name}/{action}")
     async def act(name: str, action: Action) -> dict[str, Any]:
-        return await operations.act(name, action.value)
+        return await operations.moving.act(name, action.value)
 
     @app.put("/v1/connections/{connection}/name")
     def give_name(connection: str, given: NameOf) -> dict[str, Any]:
-        return operations.give_name(connection, given.name)
+        return operations.naming.give(connection, given.name)
 
     @app.delete("/v1/connections/{connection}/name")
     def take_name(connection: str) -> dict[str, Any]:
-        return operations.take_name(connection)
+        return operations.naming.take(connection)
 
     @app.delete("/v1/names/{name}")
     def forget_name(name: str) -> dict[str, Any]:
-        return operations.forget_name(name)
+        return operations.naming.forget(name)
 
     @app.get("/v1/agents")
     async def agents() -> list[dict[str, Any]]:
@@ -128,12 +130,12 @@ def make_app(operations: Operations, monitor: Monitor) -> FastAPI:
 
     @app.get("/v1/history")
     def recent(limit: Annotated[int, Query(ge=0, le=100_000)] = 100) -> list[dict[str, Any]]:
-        return operations.recent(limit)
+        return operations.view.recent(limit)
 
     @app.get("/v1/events")
     async def events(last: Annotated[int, Query(ge=0, le=10_000)] = 0) -> StreamingResponse:
-        past = await asyncio.to_thread(operations.recent, last) if last else []
-        return StreamingResponse(_live(operations, monitor, past), media_type="text/event-stream")
+        past = await asyncio.to_thread(operations.view.recent, last) if last else []
+        return StreamingResponse(_live(operations, source, past), media_type="text/event-stream")
 
     return app
 
@@ -147,7 +149,7 @@ def _sse(kind: str, data: dict[str, Any]) -> bytes:
     return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-async def _live(operations: Operations, monitor: Monitor, past: list[dict[str, Any]]) -> AsyncIterator[bytes]:
+async def _live(operations: Operations, source: TransitionsPort, past: list[dict[str, Any]]) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     waiting: list[Event] = []
     dropped = 0
@@ -160,12 +162,12 @@ async def _live(operations: Operations, monitor: Monitor, past: list[dict[str, A
         dropped += max(len(batch) - room, 0)
         ready.set()
 
-    def hear(transitions: Iterable[Event]) -> None:  # in the monitor's thread
+    def hear(transitions: Iterable[Event]) -> None:  # in the dispatcher's thread
         # RuntimeError: the loop is closed; the daemon is at its end and the listener is removed right after.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(take, list(transitions))
 
-    end = monitor.listen(hear)
+    end = source.listen(hear)
     try:
         yield b": roost transitions\n\n" + b"".join(_sse("transition", row) for row in past)
         while True:
@@ -176,7 +178,7 @@ async def _live(operations: Operations, monitor: Monitor, past: list[dict[str, A
                 continue
             ready.clear()
             batch, waiting[:] = list(waiting), []
-            yield b"".join(_sse("transition", operations.transition_event(event)) for event in batch)
+            yield b"".join(_sse("transition", operations.view.transition_event(event)) for event in batch)
             if dropped:
                 yield _sse("dropped", {"count": dropped})
                 dropped = 0
@@ -184,7 +186,7 @@ async def _live(operations: Operations, monitor: Monitor, past: list[dict[str, A
         end()
 
 
-class _Server(uvicorn.Server):
+class _ApiServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """The daemon's signals are the daemon's: SIGTERM freezes connections first."""
@@ -212,4 +214,4 @@ def make_server(app: FastAPI) -> uvicorn.Server:
         app, loop="asyncio", http="h11", ws="none", lifespan="off", log_config=None, access_log=False,
         timeout_graceful_shutdown=1,
     )  # fmt: skip
-    return _Server(settings)
+    return _ApiServer(settings)

@@ -7,7 +7,7 @@ from itertools import groupby
 
 import click
 
-from appliance.doctor import Need, Outcome, examine, is_fit, machine
+from appliance.box.doctor import Need, Outcome, examine, is_fit, machine
 
 
 @click.command()

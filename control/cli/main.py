@@ -1,10 +1,11 @@
 """The `roost` command: finds the subcommands, and turns errors into sentences.
 
-Every command lives in a module of its own, control/cli/NAME.py, which exposes a click command named `command`. It is
-imported only when it is called: `roost --help` and `roost status` must not pay for FastAPI or SQLAlchemy.
+Every command lives in a module of its own, which exposes a click command named `command`: the operator's in
+control/cli/NAME.py, the developer's in control/dev/NAME.py. It is imported only when it is called: `roost --help` and
+`roost status` must not pay for FastAPI or SQLAlchemy.
 """
 
-import importlib
+import importlib.util
 import os
 import sys
 
@@ -12,7 +13,7 @@ import click
 
 from appliance import __version__
 
-COMMANDS = {
+OPERATOR = {
     "up": "Run the appliance.",
     "status": "How many connections are in which state, and what the packets met.",
     "connections": "List connections.",
@@ -28,20 +29,35 @@ COMMANDS = {
     "events": "The transitions, as they happened and as they happen.",
     "unpin": "Let every sleeping connection go and detach from the interfaces.",
     "doctor": "What this machine must offer, present or missing, with the fix.",
+}
+DEVELOPER = {
     "demo": "25,000 real clients fall asleep, are woken, survive a crash.",
     "lab": "A network with the appliance at work in it, to try things in.",
     "test": "Lint, then every test.",
     "bench": "Measure.",
-    "lint": "Check the sources: ruff, mypy, clang-format, cppcheck, shellcheck.",
+    "lint": "Check the sources: ruff, mypy, import-linter, clang-format, cppcheck, shellcheck.",
 }
-"""Name and one line of help of each command, in the order `roost --help` shows them."""
+COMMANDS = OPERATOR | DEVELOPER
+"""Name and one line of help of each command, in the order `roost --help` shows them. A wheel lacks the developer's
+commands that need the source tree (setup.py)."""
+
+
+def module_of(command: str) -> str:
+    """The module of a command."""
+    return f"control.{'cli' if command in OPERATOR else 'dev'}.{command}"
+
+
+def is_here(command: str) -> bool:
+    """False: a developer's command, and this is an installed wheel."""
+    return importlib.util.find_spec(module_of(command)) is not None
+
 
 FIXES = {
-    "appliance.engine.EngineError": "",
+    "appliance.engine.library.EngineError": "",
     "appliance.lab.daemon.DaemonError": "",
     "appliance.lab.processes.PeerError": "",
     "control.config.reading.ConfigError": "",
-    "control.daemon.DaemonError": "",
+    "control.daemon.error.DaemonError": "",
     "control.store.database.StoreError": "",
     "builtins.PermissionError": "Run it as root: sudo ./roost ...",
     "sqlalchemy.exc.OperationalError": "The database cannot be used: full, locked by another process, its server gone?",
@@ -55,19 +71,22 @@ class LazyGroup(click.Group):
     """A group that imports a command's module when the command is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [name for name in COMMANDS if is_here(name)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        loaded = importlib.import_module(f"control.cli.{cmd_name}").command
+        if not is_here(cmd_name):
+            raise click.ClickException(f"roost {cmd_name} needs the source tree: run ./roost in a checkout of Roost.")
+        module = importlib.import_module(module_of(cmd_name))
+        loaded = module.command
         if not isinstance(loaded, click.Command):
-            raise TypeError(f"control/cli/{cmd_name}.py: 'command' is not a click command")
+            raise TypeError(f"{module.__file__}: 'command' is not a click command")
         return loaded
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

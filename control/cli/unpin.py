@@ -23,10 +23,10 @@ def command(config_path: str, yes: bool, as_json: bool) -> None:
     Example:
       sudo ./roost unpin -c roost.toml
     """
+    from appliance.box.router import RouterError, close_routes
     from appliance.engine import unpin
-    from appliance.router import RouterError, close_routes
     from control.config import load
-    from control.daemon import InstanceLock
+    from control.daemon.lock import InstanceLock
 
     config = load(config_path)
     pins = Path(config.pin_dir)

@@ -40,7 +40,8 @@ def command(config_path: str, check: bool, verbose: bool) -> None:
         Reader(parse_url(config.database_url)).close_readers()  # whether there is a driver for it
         click.echo(f"{config_path}: good; {len(config.service)} services")
         return
-    from control.daemon import DaemonError, run
+    from control.daemon.daemon import run
+    from control.daemon.error import DaemonError
 
     # What was imported stays: the collector need not walk it again each time events made garbage.
     gc.collect()

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from appliance.engine import SERVERS_MAX
+from appliance.wire import SERVERS_MAX
 from control.config.sections import Policy, Router, Section, Table
 from control.config.values import Duration, Endpoint, WholeSeconds, parse_endpoint
 

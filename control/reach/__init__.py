@@ -1,1 +1,1 @@
-"""How a server gets to its client: linked when it is connected, and the ways that are left when it is not."""
+"""How a server that asks by the proxy gets to its client: connected, or by agent, dialling, waiting."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is done for a server that asks for a client which is not connected: the steps of [absent], one after another.
 
-A step that cannot apply (no agent speaks for the client, the policy lets nobody dial it) is passed over; what the
+A step that cannot apply (no agent speaks for the client, the policy forbids to dial it) is passed over; what the
 server is told in the end is what the last step that did apply came to."""
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import asyncio
 from collections.abc import Callable
 from errno import ENOENT, ENOTCONN, ETIMEDOUT
 
-from appliance.engine import Key, pack_address
 from appliance.frontends.target import Address, Name, Target, parse_address
+from appliance.wire import Key, pack_address
+from control.clients.registry import Registry
 from control.config import Absent as Policy
 from control.reach.agents import Agents
 from control.reach.arrivals import Arrivals, What
+from control.reach.attach_request import AttachRequest
 from control.reach.dialling import Dialler
 from control.reach.linker import Linker
-from control.reach.server import Server
-from control.registry import Registry
 
 ABSENT = (ENOENT, ENOTCONN)
 """The errnos that say so."""
@@ -40,8 +40,8 @@ class Absent:
         self._agents = agents
         self._dialler = dialler
 
-    async def reach(self, target: Target, error: int, server: Server) -> int:
-        """0, or an errno; `error` is what was found already: nobody, or nobody now."""
+    async def reach(self, target: Target, error: int, server: AttachRequest) -> int:
+        """0, or an errno; `error` is one of ABSENT, as found already."""
         steps = {"agent": self._agent, "dial": self._dial, "wait": self._wait}
         for step in self._policy.steps:
             outcome = await steps[step](target, server)
@@ -55,14 +55,14 @@ class Absent:
         name, dot, domain = target.text.rpartition(f".{self._domain}")
         return name if dot and not domain else None
 
-    async def _agent(self, target: Target, server: Server) -> int | None:
+    async def _agent(self, target: Target, server: AttachRequest) -> int | None:
         name = self._name(target) if isinstance(target, Name) else None
         if self._agents is None or name is None:
             return None
         outcome = await self._agents.reach(name, server, self._policy.agent_timeout)
         return None if outcome == ENOTCONN else outcome
 
-    async def _dial(self, target: Target, server: Server) -> int | None:
+    async def _dial(self, target: Target, server: AttachRequest) -> int | None:
         client, where = self._whereabouts(target)
         if self._dialler is None or where is None or not self._dialler.may(where):
             return None
@@ -79,7 +79,7 @@ class Absent:
         host = parse_address(Key.unpack(named.key).client_text).host
         return name, Address(host, self._policy.dial_port or target.port)
 
-    async def _wait(self, target: Target, server: Server) -> int | None:
+    async def _wait(self, target: Target, server: AttachRequest) -> int | None:
         if isinstance(target, Address):
             what: What = ("address", pack_address(target.host), target.port.to_bytes(2, "big"))
         elif (name := self._name(target)) is not None:

@@ -3,7 +3,7 @@
 
 An agent's control connection is a client's connection like any other, to a service of the kind `agents`, and sleeps
 like any other; nothing is kept here for it but its rows in the registry (and its TLS state, where TLS is used). It is
-the engine that knows the connection by its 4-tuple and number, so who said hello once on it need not say it again.
+the engine that knows the connection by its 4-tuple and number, so one hello on it is enough.
 
     agent                                          appliance
       | {"roost-agent":1,"token":..,"clients":{..}} ->|  hello
@@ -26,25 +26,27 @@ import logging
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from errno import EBUSY, ECONNREFUSED, ENOTCONN, ETIMEDOUT
 from fnmatch import fnmatchcase
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from appliance.agent.roost_agent import MAX_CLIENTS, VERSION, Lines, ProtocolError, encode, token_digest
-from appliance.engine import Command, Event, Key, Op
+from appliance.agent.roost_agent import MAX_CLIENTS, VERSION, ProtocolError, token_digest
+from appliance.wire import Command, Event, Key, Op
+from control.clients.registry import Named, Registry, RegistryError, canonical
 from control.config import Agent
-from control.monitor import EnginePort, Monitor
+from control.core.ports import CommandsPort, EnginePort
+from control.core.states import INACTIVE, Cause, State
+from control.reach.agent_channel import AgentChannel
+from control.reach.agent_sessions import AgentSessions, Session
 from control.reach.arrivals import Arrivals, What
+from control.reach.attach_request import AttachRequest
+from control.reach.daemon_links import DaemonLinks, Link
 from control.reach.dialled import Dialled
 from control.reach.linker import AGAIN_S, Linker
-from control.reach.links import Link, Links
-from control.reach.server import Server
 from control.reach.tls import HANDSHAKE, TlsState
-from control.registry import Named, Registry, RegistryError, canonical
-from control.states import INACTIVE, Cause, State
 
 log = logging.getLogger("roost.agents")
 
@@ -54,14 +56,14 @@ GOODBYE_S: Final = 1.0
 GATHER_S: Final = 0.01
 """How long hellos gather for one commit."""
 
-END_S: Final = 10.0
-"""How long an agent may take to close a data connection whose server is gone; then it is reset."""
+ASK_S: Final = 10.0
+"""How long it may take to wake an agent's control connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """agents: who may come. services: their numbers by name, those that clients may connect to. domain: of names, which
-    are given without it. tls: None: none."""
+    """agents: those that may come. services: their numbers by name, those that clients may connect to. domain: of
+    names, which are given without it. tls: None: none."""
 
     agents: Sequence[Agent]
     services: Mapping[str, int]
@@ -69,57 +71,6 @@ class Settings:
     domain: str
     tls: ssl.SSLContext | None = None
     tls_sessions: int = 10_000
-
-
-class _Channel:
-    """The messages on one link of a control connection."""
-
-    def __init__(self, link: Link, tls: TlsState | None = None) -> None:
-        self.link = link
-        self.tls = tls
-        self.lines = Lines()
-        self.lines.feed(self._opened(link.waiting))
-        link.waiting = b""
-
-    def _opened(self, data: bytes) -> bytes:
-        return self.tls.receive(data) if self.tls and data else data
-
-    async def next(self) -> dict[str, Any] | None:
-        """The next message; None: the link ended. Raises ProtocolError, ssl.SSLError or OSError."""
-        while True:
-            if self.tls and (answer := self.tls.outgoing()):
-                await self.link.write(answer)
-            if (message := self.lines.next_message()) is not None:
-                return message
-            data = await self.link.read()
-            if not data:
-                if self.lines.unfinished:
-                    raise ProtocolError("half a line")
-                return None
-            self.lines.feed(self._opened(data))
-
-    async def write(self, message: Mapping[str, object]) -> None:
-        """Raises OSError."""
-        data = encode(dict(message))
-        if self.tls:
-            self.tls.seal(data)
-            data = self.tls.outgoing()
-        await self.link.write(data)
-
-    def finish(self) -> None:
-        """Nothing more will be said on this link."""
-        with contextlib.suppress(OSError):
-            self.link.sock.shutdown(socket.SHUT_WR)
-
-
-@dataclass(slots=True)
-class _Session:
-    """A data connection and the server that has it. size: bytes that the server has sent, by what was heard so far."""
-
-    nonce: str
-    client: str
-    linked: bool = False
-    size: int = 0
 
 
 @dataclass(slots=True)
@@ -133,34 +84,34 @@ class _Ask:
 class Agents:
     """All of it runs in one event loop, but for `hear`. registry: the one of the kind `agents`."""
 
-    def __init__(self, settings: Settings, engine: EnginePort, monitor: Monitor, registry: Registry, names: Registry,
-                 arrivals: Arrivals, dialled: Dialled, links: Links, linker: Linker) -> None:  # fmt: skip
+    def __init__(self, settings: Settings, engine: EnginePort, dispatcher: CommandsPort, registry: Registry,
+                 names: Registry, arrivals: Arrivals, dialled: Dialled, links: DaemonLinks,
+                 linker: Linker) -> None:  # fmt: skip
         self._settings = settings
         self._engine = engine
-        self._monitor = monitor
+        self._dispatcher = dispatcher
         self._registry = registry
         self._names = names
         self._arrivals = arrivals
         self._dialled = dialled
         self._links = links
         self._linker = linker
-        self._channels: dict[bytes, _Channel] = {}
+        self._channels: dict[bytes, AgentChannel] = {}
         self._tls: dict[bytes, TlsState] = {}
         self._asks: dict[str, _Ask] = {}
         self._turns: WeakValueDictionary[tuple[bytes, int], asyncio.Lock] = WeakValueDictionary()
-        self._sessions: dict[bytes, _Session] = {}
+        self._sessions = AgentSessions(engine, arrivals, links, self._say)
         self._commit: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self.counts = {"hellos": 0, "rejected": 0, "asked": 0, "answered": 0}
 
     def begin(self) -> None:
         """The running loop is the one that links come in."""
-        self._loop = asyncio.get_running_loop()
+        self._sessions.begin()
 
     # -- an agent that speaks -----------------------------------------------------------------------------------------
 
     async def serve(self, link: Link) -> None:
-        """One link of a client of the service: of a control connection, of a data connection to be, or of nobody."""
+        """One link of a client of the service: of a control connection, of a data connection to be, or of neither."""
         if link.packed in self._sessions:
             await link.read_all()  # its server is gone, and so is what the client still says
             return
@@ -170,7 +121,7 @@ class Agents:
                 if self._settings.tls and tls is None:
                     self._reject(link, "its TLS session is forgotten")  # it comes again
                     return
-                await self._listen(_Channel(link, tls))
+                await self._listen(AgentChannel(link, tls))
             else:
                 await self._introduce(link)
         except (ProtocolError, ssl.SSLError, OSError, TimeoutError, RegistryError, ValueError) as error:
@@ -200,7 +151,7 @@ class Agents:
             tls = None
             if self._settings.tls and link.waiting[:1] == bytes([HANDSHAKE]):
                 tls = TlsState(self._settings.tls, link.number)
-            channel = _Channel(link, tls)
+            channel = AgentChannel(link, tls)
             message = await channel.next()
         if message is None or message.get("roost-agent") != VERSION:
             raise ProtocolError("no hello")
@@ -217,7 +168,7 @@ class Agents:
         await self._hello(channel, message)
         await self._listen(channel)
 
-    async def _hello(self, channel: _Channel, message: Mapping[str, Any]) -> None:
+    async def _hello(self, channel: AgentChannel, message: Mapping[str, Any]) -> None:
         """Raises ProtocolError, ValueError or RegistryError."""
         agent = self._agent_of(message.get("token"))
         link, services = channel.link, self._wanted(agent, message.get("clients"))
@@ -242,7 +193,7 @@ class Agents:
 
     async def _commit_soon(self) -> None:
         await asyncio.sleep(GATHER_S)
-        self._commit = None  # who comes now is too late for this one
+        self._commit = None  # a hello from now on waits for the next commit
         await asyncio.to_thread(self._registry.commit)
 
     def _agent_of(self, token: object) -> Agent:
@@ -267,7 +218,7 @@ class Agents:
             wanted[name] = self._settings.services[service] if service is not None else 0
         return wanted
 
-    async def _listen(self, channel: _Channel) -> None:
+    async def _listen(self, channel: AgentChannel) -> None:
         """What an agent that is known says. Nothing is expected of it but answers to what it is asked."""
         key = channel.link.packed
         self._channels[key] = channel
@@ -290,7 +241,7 @@ class Agents:
         finally:
             self._leave(channel)
 
-    def _leave(self, channel: _Channel) -> None:
+    def _leave(self, channel: AgentChannel) -> None:
         if self._channels.get(channel.link.packed) is channel:
             del self._channels[channel.link.packed]
 
@@ -305,7 +256,7 @@ class Agents:
 
     # -- an agent that is spoken to -----------------------------------------------------------------------------------
 
-    async def reach(self, name: str, server: Server, timeout_s: float) -> int:
+    async def reach(self, name: str, server: AttachRequest, timeout_s: float) -> int:
         """Let the agent of the client with this name bring the client, and link it to the server. 0, or an errno:
         ENOTCONN no agent speaks for it now, ECONNREFUSED the agent could not, ETIMEDOUT."""
         named = self._registry.find(name)
@@ -334,7 +285,7 @@ class Agents:
             await self._say(name, {"attach": name, "nonce": nonce})
             link = await ask.answer
             if isinstance(link, Link):
-                self._sessions[link.packed] = _Session(nonce, name)
+                self._sessions.add(link.packed, Session(nonce, name))
             return link
 
     async def _told_to_connect(self, name: str, named: Named) -> Key | int:
@@ -402,20 +353,20 @@ class Agents:
         ours, engines = socket.socketpair()
         ours.setblocking(False)
         command = Command(op=Op.ATTACH, cause=Cause.SERVER_ATTACH, key=key, fd=engines.detach())
-        outcome = await asyncio.wrap_future(self._monitor.command(command, [State.ACTIVE], END_S))
+        outcome = await asyncio.wrap_future(self._dispatcher.command(command, [State.ACTIVE], ASK_S))
         if outcome.error or outcome.state != State.ACTIVE:
             ours.close()
             if outcome.error != EBUSY:
                 log.debug("the agent at %s cannot be asked: errno %d", key.client_text, outcome.error)
             return False
         link = Link(ours, key, number, 0)
-        channel = _Channel(link, tls)
+        channel = AgentChannel(link, tls)
         await channel.write(message)
         self._channels[packed] = channel
         self._links.begin(self._hear_out(channel))
         return True
 
-    async def _hear_out(self, channel: _Channel) -> None:
+    async def _hear_out(self, channel: AgentChannel) -> None:
         try:
             await self._listen(channel)
         except (ProtocolError, ssl.SSLError, OSError, TimeoutError, RegistryError, ValueError) as error:
@@ -425,17 +376,17 @@ class Agents:
 
     # -- sessions -----------------------------------------------------------------------------------------------------
 
-    async def _join(self, link: Link, server: Server) -> int:
+    async def _join(self, link: Link, server: AttachRequest) -> int:
         """Give the server the data connection that an agent has opened for it."""
         error = await self._linker.hand_over(link, server)
         if error:
-            self._sessions.pop(link.packed, None)
+            self._sessions.forget(link.packed)
             self._links.reject(link)
         else:
             self.counts["answered"] += 1
         return error
 
-    async def _meet(self, name: str, key: Key, service: int, server: Server, deadline: float) -> int:
+    async def _meet(self, name: str, key: Key, service: int, server: AttachRequest, deadline: float) -> int:
         """Give the server the connection that a client has made by itself."""
         error = await self._linker.link_at_once(key, service, server, deadline)
         if error:
@@ -450,44 +401,18 @@ class Agents:
         return 0
 
     def hear(self, transitions: Iterable[Event]) -> None:
-        """A batch of the monitor's transitions (Monitor.listen)."""
-        if not self._sessions and not self._tls:
+        """A batch of transitions (TransitionsPort.listen)."""
+        self._sessions.hear(transitions)
+        if not self._tls:
             return
         for event in transitions:
             key = event.record.key_raw
-            session = self._sessions.get(key)
-            if event.to_state == State.CLOSED:
-                self._sessions.pop(key, None)
-                if (tls := self._tls.get(key)) is not None and event.id in (0, tls.number):
-                    self._tls.pop(key, None)
-            elif session is not None and event.cause == Cause.SERVER_ATTACH:
-                session.linked, session.size = True, event.tx_bytes  # those that came with its request
-            elif session is not None and session.linked and event.from_state == State.ACTIVE:
-                session.linked = False
-                session.size += event.tx_bytes
-                self._call(self._session_over, key, event.id)
-
-    def _call(self, what: Callable[..., None], *arguments: object) -> None:
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon ends
-                self._loop.call_soon_threadsafe(what, *arguments)
-
-    def _session_over(self, key: bytes, number: int) -> None:
-        if (session := self._sessions.get(key)) is not None:
-            self._links.begin(self._end(key, number, session))
-
-    async def _end(self, key: bytes, number: int, session: _Session) -> None:
-        """The server of a data connection is gone. The agent closes it, since it alone knows when it has all bytes."""
-        with contextlib.suppress(TimeoutError, OSError):
-            async with asyncio.timeout(END_S):
-                await self._say(session.client, {"end": session.nonce, "bytes": session.size})
-                while key in self._sessions:
-                    with self._arrivals.expect(("key", key)) as changed:
-                        if key in self._sessions:
-                            await changed
-                return
-        self._engine.submit([Command(op=Op.CLOSE, cause=Cause.COMMAND, id=number, key=key)])
-        self._sessions.pop(key, None)
+            if (
+                event.to_state == State.CLOSED
+                and (tls := self._tls.get(key)) is not None
+                and event.id in (0, tls.number)
+            ):
+                self._tls.pop(key, None)
 
     def forget_strays(self) -> int:
         """Close the connections of the services of agents that no agent said hello on: data connections of sessions

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for what happens to clients, without asking the engine again and again: the monitor's transitions tell.
+"""Waiting for what happens to clients, without asking the engine again and again: transitions tell.
 
 What can be waited for is a tuple:
 
@@ -9,7 +9,7 @@ What can be waited for is a tuple:
     ("agent", text)                 an agent says that it speaks for the client of this name
     ("key", key)                    anything happens to the connection with this key (36 bytes)
 
-Nothing is kept for what nobody waits for, and a batch of transitions costs one look at an empty dict then.
+Nothing is kept for what is not waited for, and a batch of transitions costs one look at an empty dict then.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from appliance.engine import Event
-from control.states import State
+from appliance.wire import Event
+from control.core.states import State
 
 What = tuple[str, bytes, bytes] | tuple[str, bytes, int] | tuple[str, str] | tuple[str, bytes]
 
@@ -36,7 +36,7 @@ class Arrivals:
         self._waiting: dict[What, list[asyncio.Future[bytes]]] = {}
 
     def begin(self) -> None:
-        """Tell those who wait in the running loop from now on."""
+        """What waits does so in the running loop from now on."""
         self._loop = asyncio.get_running_loop()
 
     @contextlib.contextmanager
@@ -56,7 +56,7 @@ class Arrivals:
                     del self._waiting[one]
 
     def hear(self, transitions: Iterable[Event]) -> None:
-        """A batch of the monitor's transitions (Monitor.listen)."""
+        """A batch of transitions (TransitionsPort.listen)."""
         if not self._waiting:
             return
         for event in transitions:

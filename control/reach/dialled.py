@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of dialling clients, and who is to be told to stay connected since nobody can dial it.
+"""What became of dialling clients, and which of them are told to stay connected since they cannot be dialled.
 
     failures in a row:  0 -> 1 -> ... -> stay_after: DUE -> (its next connection) -> TOLD
                         ^------------------- a dial-out succeeds ------------------------'
@@ -21,9 +21,9 @@ from typing import Any, Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from appliance.engine import Key
 from appliance.frontends.target import parse_address
-from control.registry import Registry
+from appliance.wire import Key
+from control.clients.registry import Registry
 from control.store.database import reason
 from control.store.schema import DIALLED, Keyed
 from control.store.store import Store

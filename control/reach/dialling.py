@@ -17,8 +17,8 @@ from typing import Final
 
 from appliance.frontends.splice import join
 from appliance.frontends.target import Address
+from control.reach.attach_request import AttachRequest
 from control.reach.dialled import Dialled
-from control.reach.server import Server
 
 log = logging.getLogger("roost.reach")
 
@@ -49,7 +49,7 @@ class Dialler:
         allowed = any(ip in network for network in self._networks if network.version == ip.version)
         return where.port > 0 and allowed and not special and not self._is_own(where.host)
 
-    async def dial(self, client: str, where: Address, server: Server) -> int:
+    async def dial(self, client: str, where: Address, server: AttachRequest) -> int:
         """Connect to the client and join it to the server; 0 or an errno. client: how failures are counted."""
         if len(self._joined) >= self._limit:
             log.warning("%s is not dialled: %d connections were dialled already", client, len(self._joined))

@@ -7,12 +7,12 @@ import asyncio
 from errno import EBUSY, ECONNRESET, ETIMEDOUT
 from typing import Final
 
-from appliance.engine import Command, Key, Op
-from control.monitor import Monitor, Outcome
+from appliance.wire import Command, Key, Op
+from control.core.ports import DispatcherPort, Outcome
+from control.core.states import Cause, State
 from control.reach.arrivals import Arrivals
-from control.reach.links import Link, Links
-from control.reach.server import Server
-from control.states import Cause, State
+from control.reach.attach_request import AttachRequest
+from control.reach.daemon_links import DaemonLinks, Link
 
 AGAIN_S: Final = 0.05
 """How long a link that cannot be ended yet (bytes are on their way through it) is given before it is tried again."""
@@ -22,22 +22,24 @@ class Linker:
     """All of it runs in one event loop. Every method returns 0 or an errno of appliance.frontends.handshake.ANSWERS,
     and leaves the server's descriptor to its caller."""
 
-    def __init__(self, monitor: Monitor, arrivals: Arrivals | None = None, links: Links | None = None) -> None:
-        self._monitor = monitor
+    def __init__(
+        self, dispatcher: DispatcherPort, arrivals: Arrivals | None = None, links: DaemonLinks | None = None
+    ) -> None:
+        self._dispatcher = dispatcher
         self._arrivals = arrivals or Arrivals()
         self._links = links
 
-    async def link(self, key: Key, server: Server) -> int:
+    async def link(self, key: Key, server: AttachRequest) -> int:
         """Link it to the client's connection, waking that. EBUSY: it is linked to another server."""
         if self._links is not None and (link := self._links.at(key.pack())) is not None:
             return await self.hand_over(link, server)
         return _error(await self._attach(key, server, server.preamble))
 
-    async def link_when_free(self, key: Key, server: Server, deadline: float) -> int:
+    async def link_when_free(self, key: Key, server: AttachRequest, deadline: float) -> int:
         """The same; waits until the client is free. deadline: of the event loop's clock."""
         return await self._again(key, server, deadline, push=False)
 
-    async def link_at_once(self, key: Key, service: int, server: Server, deadline: float) -> int:
+    async def link_at_once(self, key: Key, service: int, server: AttachRequest, deadline: float) -> int:
         """The same for a client that has connected because it was told to for this server: the link that every client
         gets when it connects is ended."""
         if self._links is not None and self._links.kind(service) == "held":
@@ -48,7 +50,7 @@ class Linker:
                 return ETIMEDOUT
         return await self._again(key, server, deadline, push=True)
 
-    async def _again(self, key: Key, server: Server, deadline: float, push: bool) -> int:
+    async def _again(self, key: Key, server: AttachRequest, deadline: float, push: bool) -> int:
         loop = asyncio.get_running_loop()
         while True:
             with self._arrivals.expect(("key", key.pack())) as changed:
@@ -62,7 +64,7 @@ class Linker:
                     return error
                 await asyncio.wait({changed}, timeout=min(left, AGAIN_S) if push else left)
 
-    async def hand_over(self, link: Link, server: Server) -> int:
+    async def hand_over(self, link: Link, server: AttachRequest) -> int:
         """Link it to the client that is linked to the daemon (links.py says in which order)."""
         assert self._links is not None, "a link is one of its"
         self._links.take(link)
@@ -89,11 +91,13 @@ class Linker:
             rest.cancel()
             link.sock.close()
 
-    async def _attach(self, key: Key, server: Server, preamble: bytes, first: list[Command] | None = None) -> Outcome:
+    async def _attach(
+        self, key: Key, server: AttachRequest, preamble: bytes, first: list[Command] | None = None
+    ) -> Outcome:
         command = Command(
             op=Op.ATTACH, cause=Cause.SERVER_ATTACH, key=key, fd=server.dup(), preamble=preamble, early=server.early
         )
-        future = self._monitor.command(command, [State.ACTIVE], server.timeout_s, first or [])
+        future = self._dispatcher.command(command, [State.ACTIVE], server.timeout_s, first or [])
         return await asyncio.wrap_future(future)
 
 

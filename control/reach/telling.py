@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Final
 
-from appliance.engine import Command, Event, Key, Op
+from appliance.wire import Command, Event, Key, Op
+from control.clients.registry import Registry
 from control.config import Service
-from control.monitor import EnginePort, Monitor, Outcome
+from control.core.ports import DispatcherPort, EnginePort, Outcome
+from control.core.states import AWAKE, State
 from control.reach.dialled import Dialled
-from control.registry import Registry
-from control.states import AWAKE, State
 
 log = logging.getLogger("roost.reach")
 
@@ -27,10 +27,10 @@ TELL_S: Final = 10.0
 class Telling:
     """May be called from any thread. services: by number, as the daemon keeps them."""
 
-    def __init__(self, engine: EnginePort, monitor: Monitor, names: Registry, dialled: Dialled,
+    def __init__(self, engine: EnginePort, dispatcher: DispatcherPort, names: Registry, dialled: Dialled,
                  services: Mapping[int, Service]) -> None:  # fmt: skip
         self._engine = engine
-        self._monitor = monitor
+        self._dispatcher = dispatcher
         self._names = names
         self._dialled = dialled
         self._services = services
@@ -38,7 +38,7 @@ class Telling:
         self._under_way: set[str] = set()
 
     def hear(self, transitions: Iterable[Event]) -> None:
-        """A batch of the monitor's transitions (Monitor.listen)."""
+        """A batch of transitions (TransitionsPort.listen)."""
         if not any(service.in_band.stay for service in self._services.values()):
             return
         for event in transitions:
@@ -62,7 +62,7 @@ class Telling:
             clients = [client for client in self._dialled.due_at(key) if client not in self._under_way]
             self._under_way.update(clients)
         if clients:
-            told = self._monitor.command(Command(op=Op.TELL, id=event.id, key=key), [], TELL_S)
+            told = self._dispatcher.command(Command(op=Op.TELL, id=event.id, key=key), [], TELL_S)
             told.add_done_callback(lambda future: self._told(clients, future))
 
     def _told(self, clients: list[str], future: Future[Outcome]) -> None:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 from sqlalchemy.exc import SQLAlchemyError
 
-from control.states import State
+from control.core.states import State
 from control.store.database import StoreError, chunks, open_engine, reason
 from control.store.schema import KEY, KEYED, history, services, sleeping
 from control.store.statements import ids_of
@@ -58,7 +58,7 @@ class Reader:
         return self._reader_engine.connect()
 
     def read(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes]]:
-        """key -> (ka, rest) of those that are there. For the monitor alone: it has a connection to itself, since a
+        """key -> (ka, rest) of those that are there. For the dispatcher alone: it has a connection to itself, since a
         client waits for the answer. Raises StoreError when the database cannot be read."""
         return {row[0]: (row[1], row[2]) for row in self._read_rows(_READ, keys)}
 

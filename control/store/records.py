@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from appliance.engine import KA, Record
+from appliance.wire import KA, Record
 from control.store.schema import KA_BYTES, KEY, REST_BYTES
 
 _KA_4: Final = struct.Struct("=IIIIIIHHHBBI")

@@ -2,7 +2,7 @@
 """The tables of the store, and the byte forms that rows have while they wait in memory.
 
 Portable SQLAlchemy Core: SQLite by default, PostgreSQL by URL. Times are milliseconds of the wall clock, states and
-causes the numbers of control/states.py, services the numbers of the table ``services``.
+causes the numbers of control/core/states.py, services the numbers of the table ``services``.
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ One thread writes. What is to be written waits in three places, all bounded in m
               the last word about a 4-tuple replaces the ones before it; never more entries than the table has slots
     history   packed rows (schema.HISTORY), in order. Past the bound new rows are dropped, counted and reported
     keyed     (table, key) -> the row of that key in a table of schema.KEYED, packed, or None; like ops. While the
-              database cannot be written nobody gives a name (control/registry.py refuses it), and what is set in band
-              waits with its connection (control/overrides.py)
+              database cannot be written no name is given (clients/registry.py refuses it), and what is set in band
+              waits with its connection (clients/in_band_settings.py)
 
 The writer takes a batch of each, writes it in one transaction, and only after the commit hands the keys of the upserts
 to ``on_slept``: nothing counts as SLEEP before its row is committed. When a write fails the batch goes back, the
 error stands in the status, and the writer tries again with back-off; SLEEP stops by itself, since ``on_slept`` is not
-called, and ``sleep_allowed`` tells the monitor to queue no more.
+called, and ``sleep_allowed`` tells the dispatcher to queue no more.
 """
 
 from __future__ import annotations

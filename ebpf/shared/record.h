@@ -30,7 +30,7 @@
 
 #define ROOST_NO_REST 0xffffffffu
 
-/* Phase of a table slot: the low byte of roost_ka.ctl. The connection states of control/states.py are IDLE and SLEEP;
+/* Phase of a table slot: the low byte of roost_ka.ctl. The connection states of control/core/states.py are IDLE and SLEEP;
  * the other phases exist only while the engine moves a connection, and every one of them makes XDP hold packets. */
 enum roost_phase {
     ROOST_FREE = 0,

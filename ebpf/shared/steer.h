@@ -6,7 +6,7 @@
 #include <linux/types.h>
 
 /* Set in the mark of packets that are to be delivered to this machine, whatever address they carry; a routing rule of
- * appliance/router.py acts on it. The other bits of the mark are left as they are. */
+ * appliance/box/router.py acts on it. The other bits of the mark are left as they are. */
 #define ROOST_MARK 0x52000000u
 #define ROOST_MARK_MASK 0xff000000u
 

@@ -35,9 +35,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from errno import EAGAIN, EALREADY, EBUSY, ENOENT, ENOTCONN
 
-from appliance.engine import Command, Engine, EngineError, Event, EventType, Key, Op, SecondServer, ServiceSpec
-from appliance.lab import Lab
-from control.states import Cause, State
+from appliance.engine import Engine, EngineError
+from appliance.lab import ChaosPair, Lab, wait_until
+from appliance.wire import Command, Event, EventType, Key, Op, SecondServer, ServiceSpec
+from control.core.states import Cause, State
 from tests.bench.direct import WAN, alarms, names, need_room, running_engine, say, services
 from tests.bench.figures import Report, Target
 from tests.bench.proxying import Attaching, running_proxy

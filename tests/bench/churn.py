@@ -25,9 +25,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from appliance.engine import Engine, EngineError, Event, EventType, Op
+from appliance.engine import Engine, EngineError
 from appliance.lab import Lab, SwarmGroup
-from control.states import Cause, State
+from appliance.wire import Event, EventType, Op
+from control.core.states import Cause, State
 from tests.bench.direct import WAN, alarms, names, need_room, running_engine, say, services, until
 from tests.bench.figures import Report, Target
 

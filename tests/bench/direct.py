@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from errno import errorcode
 
-from appliance.engine import Engine, EngineError, EngineOptions, Event, EventType, ServiceSpec, unpin
+from appliance.box.router import open_routes
+from appliance.engine import Engine, EngineError, unpin
 from appliance.lab import Lab
 from appliance.lab.processes import descriptor_limit
 from appliance.paths import BPFFS, bpf_objects
-from appliance.router import open_routes
-from control.daemon import SWITCH_INTERVAL_S
+from appliance.wire import EngineOptions, Event, EventType, ServiceSpec
+from control.daemon.daemon import SWITCH_INTERVAL_S
 
 WAN, LAN = "wan0", "lan0"
 SPARE_DESCRIPTORS = 500  # for what is no connection: libraries, maps, pipes to the peers

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from errno import ENOENT, ETIMEDOUT
 from itertools import count
 
-from appliance.engine import Command, Engine, Event, EventType, Key, Op
+from appliance.engine import Engine
 from appliance.frontends.frontend import Frontend, Settings, bind
 from appliance.frontends.target import Address, Target
 from appliance.lab import Lab, endpoint
-from control.states import Cause
+from appliance.wire import Command, Event, EventType, Key, Op
+from control.core.states import Cause
 
 PORT = 3128
 TIMEOUT_S = 10.0

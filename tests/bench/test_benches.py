@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from appliance.lab import Lab
-from control.cli.bench import command
+from control.dev.bench import command
 from tests.bench import attach, chaos, churn, flood, growth, hold, keepalive, probe, relay, restart, storm, wake
 from tests.bench.figures import Report
 

@@ -728,3 +728,7 @@ size_t roost_testing_inband_status(uint8_t *frame, char to, uint16_t number, uin
 size_t roost_testing_inband_stay(uint8_t *frame) {
     return roost_inband_stay(frame);
 }
+
+int roost_testing_is_legal(uint8_t from, uint8_t to, uint8_t cause) {
+    return roost_is_legal(from, to, cause);
+}

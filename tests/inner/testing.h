@@ -38,6 +38,7 @@ int64_t roost_testing_adopt(struct roost_table_handle *t, uint64_t *max_id);
 uint64_t roost_testing_used(struct roost_table_handle *t, uint64_t *used6, uint64_t *rest_used, uint64_t *refused);
 
 /* enum roost_verdict for a segment (flags: FIN 1, SYN 2, RST 4, ACK 16). */
+int roost_testing_is_legal(uint8_t from, uint8_t to, uint8_t cause); /* a transition, to the engine */
 int roost_testing_judge(const struct roost_ka *ka, uint32_t seq, uint32_t ack, uint32_t payload, uint32_t flags,
                         int has_ts);
 

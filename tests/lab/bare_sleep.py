@@ -7,7 +7,7 @@ import errno
 from collections.abc import Iterator
 from typing import Final
 
-from appliance.engine import PERHAPS, Command, Event, EventType, Key, Op
+from appliance.wire import PERHAPS, Command, Event, EventType, Key, Op
 from tests.lab.engine_lab import EngineLab, Pair
 
 NO_KEEPALIVES: Final = {"no_keepalives": True}

@@ -27,11 +27,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from appliance.engine import Command, Engine, EngineOptions, Event, EventType, Key, Op, Record, ServiceSpec, unpin
+from appliance.box.router import open_routes
+from appliance.engine import Engine, unpin
 from appliance.lab import Lab, leftovers
 from appliance.paths import bpf_objects
-from appliance.router import open_routes
-from control.states import Cause, State
+from appliance.wire import Command, EngineOptions, Event, EventType, Key, Op, Record, ServiceSpec
+from control.core.states import Cause, State
 
 PORT: Final = 47000  # no dissector claims it
 SERVICE: Final = {4: 1, 6: 2}

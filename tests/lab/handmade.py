@@ -16,8 +16,8 @@ from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
-from appliance.engine import Key
 from appliance.lab import Lab
+from appliance.wire import Key
 from tests.lab.wire import MOD, Wire, checksums_are_right, timestamps_of
 
 ADDRESS: Final = {4: "10.127.0.1", 6: "fd00:64::dead:1"}

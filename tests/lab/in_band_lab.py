@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from appliance.engine import Key
-from appliance.inband import Answer, Body, Decoder, Frame, Recipient, Report, Result, Status, encode
 from appliance.lab import Lab, endpoint, wait_until
+from appliance.wire import Key
+from examples.in_band_frames import Answer, Body, Decoder, Frame, Recipient, Report, Result, Status, encode
 
 EVERYTHING: Final = ["done", "quiet", "keepalive", "always-active", "name", "sleep", "status"]
 OK, REFUSED = Answer(Result.OK), Answer(Result.REFUSED)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from appliance.engine import Command, Event, EventType
+from appliance.wire import Command, Event, EventType
 from tests.lab.engine_lab import EngineLab, Pair
 
 

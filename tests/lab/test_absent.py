@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from appliance.inband import Frame, Recipient, Stay
 from appliance.lab import Lab
 from appliance.lab.processes import python_environment
+from examples.in_band_frames import Frame, Recipient, Stay
 from tests.lab.agent_lab import TELEMETRY, WEB, AgentLab
 from tests.lab.engine_lab import receive
 from tests.lab.in_band_lab import End

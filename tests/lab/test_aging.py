@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from control.states import State
+from control.core.states import State
 from tests.lab.aging import DAY_S, HOUR_S, Sleepers
 from tests.lab.engine_lab import EngineLab, tcp_info
 from tests.lab.wire import MOD, Sleeper, Wire, timestamps_of

@@ -13,7 +13,7 @@ from pyroute2 import IPRoute
 
 from appliance.engine import EngineError
 from appliance.lab import Lab, wait_until
-from control.states import Cause, State
+from control.core.states import Cause, State
 from tests.lab.engine_lab import QUICK_KEEPALIVES, EngineLab, tcp_info
 
 BOTH = pytest.mark.parametrize("family", [4, 6])

@@ -14,8 +14,8 @@ import pytest
 from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
 
-from appliance.engine import KA, Born, Op
-from control.states import Cause, State
+from appliance.wire import KA, Born, Op
+from control.core.states import Cause, State
 from tests.lab.aging import let_socket_notes_run_out
 from tests.lab.engine_lab import EngineLab, Pair, receive
 from tests.lab.handmade import LINUX, OUR_WSCALE, Handmade, hide

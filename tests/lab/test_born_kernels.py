@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.engine import KA, Born
-from control.states import State
+from appliance.wire import KA, Born
+from control.core.states import State
 from tests.lab.engine_lab import EngineLab, Pair, receive, tcp_info
 from tests.lab.wire import MOD
 

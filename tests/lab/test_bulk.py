@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from appliance.engine import Command, EventType, Op
-from control.states import Cause, State
+from appliance.wire import Command, EventType, Op
+from control.core.states import Cause, State
 from tests.lab.engine_lab import EngineLab, Pair, receive
 
 ACTIVE, STANDBY, IDLE, CLOSED = State.ACTIVE, State.STANDBY, State.IDLE, State.CLOSED

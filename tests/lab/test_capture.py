@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from appliance.lab import Lab
-from control.states import State
+from control.core.states import State
 from tests.lab.engine_lab import PORT, EngineLab, receive
 
 CHECKED: Final = ("-o", "tcp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE",

@@ -9,9 +9,9 @@ from typing import Final
 
 import pytest
 
-from appliance.engine import Command, EventType, Op
 from appliance.lab import Lab
-from control.states import Cause, State
+from appliance.wire import Command, EventType, Op
+from control.core.states import Cause, State
 from tests.lab.engine_lab import EngineLab, Pair, receive
 from tests.lab.slow_store import SlowStore
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from appliance.lab import DaemonHandle, Lab, SwarmGroup, leftovers, wait_until
-from control.states import LEGAL, Cause, State
+from control.core.states import LEGAL, Cause, State
 from tests.reboot import age
 
 CLIENTS = 1500

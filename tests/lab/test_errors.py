@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from appliance.engine import EngineError, EngineOptions
+from appliance.engine import EngineError
 from appliance.lab import Lab
 from appliance.lab.processes import python_environment
 from appliance.paths import bpf_objects
+from appliance.wire import EngineOptions
 from tests.lab.engine_lab import EngineLab
 
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from appliance.engine import Command, Event, EventType, Op, transitions
-from control.states import Cause, State
+from appliance.wire import Command, Event, EventType, Op, transitions
+from control.core.states import Cause, State
 from tests.lab.engine_lab import EngineLab, Pair, reset
 
 PATIENCE_MS = 1500

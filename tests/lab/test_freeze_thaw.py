@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from appliance.engine import Command, EventType, Op
 from appliance.lab import Lab
-from control.states import Cause, State
+from appliance.wire import Command, EventType, Op
+from control.core.states import Cause, State
 from tests.lab.engine_lab import PORT, EngineLab, Pair, receive, tcp_info
 
 ACTIVE, STANDBY, IDLE, SLEEP, CLOSED = State.ACTIVE, State.STANDBY, State.IDLE, State.SLEEP, State.CLOSED
@@ -95,6 +95,21 @@ def test_a_close_command_resets_the_client_whatever_its_state(box: EngineLab, fa
     box.wait_state(pair, CLOSED)
     assert box.transitions(pair)[-1] == (state, CLOSED, Cause.COMMAND)
     assert box.stat("awake") == box.stat("table_ipv4") == box.stat("table_ipv6") == box.stat("idle_records") == 0
+
+
+def test_a_command_whose_cause_leads_nowhere_is_refused_and_changes_nothing(box: EngineLab) -> None:
+    pair = box.connect()
+    for op in (Op.STANDBY, Op.IDLE, Op.CLOSE):
+        box.submit(op, pair, Cause.RESTORE if op is Op.STANDBY else Cause.CLIENT_CONNECT)
+        box.wait(lambda op=op: (op, errno.EINVAL) in box.refusals(pair), f"{op.name} is refused")  # type: ignore[misc]
+    assert box.state(pair) is ACTIVE
+    box.to_idle(pair)
+    told = box.transitions(pair)
+    for op, cause in ((Op.WAKE, Cause.CLIENT_CONNECT), (Op.SLEEP, Cause.CLIENT_DATA)):
+        box.submit(op, pair, cause)
+        box.wait(lambda op=op: (op, errno.EINVAL) in box.refusals(pair), f"{op.name} is refused")  # type: ignore[misc]
+    assert box.transitions(pair) == told
+    box.wake_and_answer(pair)
 
 
 def test_commands_that_make_no_sense_are_refused_and_change_nothing(box: EngineLab) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from appliance.lab import Lab, wait_until
 from appliance.lab.simulator import Simulator
-from control.states import State
+from control.core.states import State
 from tests.lab.echo import Echo
 from tests.lab.engine_lab import EngineLab
 from tests.lab.test_persistent import PERSISTENT, fall_asleep

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from appliance.engine import Key
-from appliance.inband import (
+from appliance.lab import Lab, leftovers, wait_until
+from appliance.wire import Key
+from examples.in_band_frames import (
     DLE,
     MAGIC,
     NEVER,
@@ -35,7 +36,6 @@ from appliance.inband import (
     encode,
     seal,
 )
-from appliance.lab import Lab, leftovers, wait_until
 from tests.lab.engine_lab import receive
 from tests.lab.in_band_lab import EVERYTHING, OK, REFUSED, End, InBandLab, Session
 from tests.reboot import age

@@ -7,8 +7,8 @@ import errno
 
 import pytest
 
-from appliance.engine import EventType, Op, Verb
-from appliance.inband import MAGIC, Answer, Frame, Ping, Recipient, Result, Stay, encode
+from appliance.wire import EventType, Op, Verb
+from examples.in_band_frames import MAGIC, Answer, Frame, Ping, Recipient, Result, Stay, encode
 from tests.lab.engine_lab import EngineLab, receive
 from tests.lab.in_band_lab import End
 

@@ -12,7 +12,7 @@ from scapy.layers.inet6 import IPv6, IPv6ExtHdrHopByHop
 from scapy.layers.l2 import Dot1Q
 from scapy.packet import Raw
 
-from control.states import State
+from control.core.states import State
 from tests.lab.engine_lab import EngineLab, tcp_info
 from tests.lab.wire import MOD, Sleeper, Wire, checksums_are_right, timestamps_of
 

@@ -13,9 +13,9 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from appliance.engine import Op
 from appliance.lab import DaemonHandle, Lab, wait_until
-from control.states import Cause, State
+from appliance.wire import Op
+from control.core.states import Cause, State
 from tests.lab.engine_lab import EngineLab, receive, reset, tcp_info
 from tests.lab.test_relay import send_and_close
 

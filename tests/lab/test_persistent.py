@@ -11,8 +11,8 @@ from typing import Final
 
 import pytest
 
-from appliance.engine import KA, Command, Op, Record
-from control.states import LEGAL, Cause, State
+from appliance.wire import KA, Command, Op, Record
+from control.core.states import LEGAL, Cause, State
 from tests.lab.engine_lab import EngineLab, Pair, receive, tcp_info
 
 ACTIVE, STANDBY, IDLE, SLEEP, CLOSED = State.ACTIVE, State.STANDBY, State.IDLE, State.SLEEP, State.CLOSED

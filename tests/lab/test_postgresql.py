@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from appliance.lab import Lab, programs, wait_until
-from control.states import LEGAL, State
+from control.core.states import LEGAL, State
 from control.store.database import SERVER_LIMITS, StoreError, open_engine, parse_url
 from control.store.reading import Reader
 from control.store.schema import metadata

@@ -17,8 +17,8 @@ from pyroute2 import IPRoute
 from scapy.layers.inet import IP, TCP
 from scapy.layers.l2 import Ether
 
-from appliance.engine import Op
-from control.states import State
+from appliance.wire import Op
+from control.core.states import State
 from tests.lab.engine_lab import EngineLab, Pair
 from tests.lab.wire import Wire
 

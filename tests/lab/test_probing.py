@@ -8,7 +8,7 @@ import time
 import pytest
 from scapy.layers.inet import TCP
 
-from control.states import Cause, State
+from control.core.states import Cause, State
 from tests.lab.engine_lab import PORT, EngineLab
 from tests.lab.wire import MOD, Sleeper, Wire, checksums_are_right, timestamps_of
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from appliance.engine import Op
-from control.states import Cause, State
+from appliance.wire import Op
+from control.core.states import Cause, State
 from tests.lab.engine_lab import EngineLab, receive
 from tests.lab.test_probing import PROBED, cut_off
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from control.states import Cause, State
+from control.core.states import Cause, State
 from tests.lab.engine_lab import EngineLab, receive, reset, tcp_info
 
 BOTH = pytest.mark.parametrize("family", [4, 6])

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from appliance.lab import DaemonHandle, Lab, wait_until
-from control.states import Cause, State
+from control.core.states import Cause, State
 from tests.lab.engine_lab import EngineLab, receive
 
 BOTH = pytest.mark.parametrize("family", [4, 6])

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import pytest
 
-from appliance.engine import Command, Op, unpin
+from appliance.engine import unpin
 from appliance.lab import Lab, wait_until
-from control.states import Cause, State
+from appliance.wire import Command, Op
+from control.core.states import Cause, State
 from tests.lab.engine_lab import PORT, EngineLab, receive
 
 BOTH = pytest.mark.parametrize("family", [4, 6])

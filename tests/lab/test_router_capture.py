@@ -13,9 +13,9 @@ from typing import Final
 
 import pytest
 
-from appliance.engine import Op
 from appliance.lab import Lab
-from control.states import State
+from appliance.wire import Op
+from control.core.states import State
 from tests.lab.engine_lab import PORT, EngineLab, Pair, receive
 
 ADDRESSES: Final = ("ip.src", "ipv6.src", "tcp.srcport", "ip.dst", "ipv6.dst", "tcp.dstport")

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from appliance.engine import Op, ServiceSpec
+from appliance.engine import lib
+from appliance.wire import Op, ServiceSpec
 from appliance.lab import wait_until
 from appliance.lab.cores import running_on
 from appliance.lab.processes import Process
+from appliance.wire import Op, ServiceSpec
 from tests.bench.relay import compiled
 from tests.inner import lib
 from tests.lab.engine_lab import PORT, EngineLab, receive, tcp_info

@@ -14,9 +14,9 @@ from itertools import pairwise
 
 import pytest
 
-from appliance.engine import Op, SecondServer
 from appliance.lab import Lab, wait_until
-from control.states import LEGAL, Cause, State
+from appliance.wire import Op, SecondServer
+from control.core.states import LEGAL, Cause, State
 from tests.lab.engine_lab import PORT, EngineLab, Pair, receive
 
 BOTH = pytest.mark.parametrize("family", [4, 6])

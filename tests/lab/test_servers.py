@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from appliance.engine import Balance, Command, EventType, Op, Server, ServerStatus
 from appliance.lab import DaemonHandle, Lab, Peer, endpoint, wait_until
 from appliance.lab.processes import python_environment
-from control.states import Cause, State
+from appliance.wire import Balance, Command, EventType, Op, ServerAddress, ServerStatus
+from control.core.states import Cause, State
 from tests.lab.engine_lab import SERVICE, EngineLab, receive
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
@@ -34,26 +34,26 @@ class Servers:
     def __init__(self, box: EngineLab, family: int, count: int, stack: ExitStack, **service: Any) -> None:
         self.box, self.family = box, family
         self._stack = stack
-        self.all: list[Server] = [(box.lab.address("lan", "eth0", family), 9001 + n) for n in range(count)]
-        self._listeners: dict[Server, socket.socket] = {}
+        self.all: list[ServerAddress] = [(box.lab.address("lan", "eth0", family), 9001 + n) for n in range(count)]
+        self._listeners: dict[ServerAddress, socket.socket] = {}
         for server in self.all:
             self.open(server)
         self.use(self.all, **service)
 
-    def use(self, servers: Sequence[Server], **service: Any) -> None:
+    def use(self, servers: Sequence[ServerAddress], **service: Any) -> None:
         self.box.engine.update_service(self.box.spec(self.family, servers=tuple(servers), **service))
 
-    def open(self, server: Server) -> None:
+    def open(self, server: ServerAddress) -> None:
         with self.box.lab.enter("lan"):
             listener = socket.create_server(
                 server, family=socket.AF_INET6 if self.family == 6 else socket.AF_INET, backlog=100
             )
         self._listeners[server] = self._stack.enter_context(listener)
 
-    def shut(self, server: Server) -> None:
+    def shut(self, server: ServerAddress) -> None:
         self._listeners.pop(server).close()
 
-    def accept(self, timeout_s: float = 5.0) -> tuple[Server, socket.socket]:
+    def accept(self, timeout_s: float = 5.0) -> tuple[ServerAddress, socket.socket]:
         """The next link, and whose it is."""
         ready = select.select(list(self._listeners.values()), [], [], timeout_s)[0]
         assert ready, f"no link within {timeout_s} s"
@@ -64,10 +64,10 @@ class Servers:
     def dial(self, **options: Any) -> socket.socket:
         return self.box.dial(self.family, **options)
 
-    def status(self) -> dict[Server, ServerStatus]:
+    def status(self) -> dict[ServerAddress, ServerStatus]:
         return {status.server: status for status in self.box.engine.servers(SERVICE[self.family])}
 
-    def links(self) -> dict[Server, int]:
+    def links(self) -> dict[ServerAddress, int]:
         return {server: status.links for server, status in self.status().items()}
 
 
@@ -96,7 +96,7 @@ def test_links_are_shared_out_evenly_and_counted_until_they_end(box: EngineLab, 
 @BOTH
 def test_a_client_comes_to_the_same_server_again_by_its_address(box: EngineLab, family: int) -> None:
     with servers_of(box, family, 3, balance=Balance.SOURCE_HASH) as servers:
-        found: dict[str, Server] = {}
+        found: dict[str, ServerAddress] = {}
         for address in box.lab.client_addresses(family, 12):
             for _ in range(3):
                 with servers.dial(source=address):
@@ -216,7 +216,7 @@ def test_a_server_that_leaves_the_list_keeps_its_links(box: EngineLab, family: i
     with servers_of(box, family, 3) as servers:
         stays, leaves, comes = servers.all
         servers.use([stays, leaves])
-        clients: dict[Server, list[tuple[socket.socket, socket.socket]]] = {}
+        clients: dict[ServerAddress, list[tuple[socket.socket, socket.socket]]] = {}
         for _ in range(4):
             client = servers.dial()
             server, link = servers.accept()

@@ -15,7 +15,7 @@ import pytest
 
 from appliance.lab import DaemonHandle, Lab, endpoint, wait_until
 from appliance.lab.simulator import ClientState, Simulator
-from control.states import Cause, State
+from control.core.states import Cause, State
 from tests.lab.echo import Echo
 from tests.lab.engine_lab import receive
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from scapy.packet import Raw
 
-from appliance.engine import PERHAPS, Born, Command, EventType, Key, Op, ServiceSpec, pack_address
 from appliance.lab import Lab, leftovers, wait_until
-from control.states import Cause, State
+from appliance.wire import PERHAPS, Born, Command, EventType, Key, Op, ServiceSpec, pack_address
+from control.core.states import Cause, State
 from tests.lab.bare_sleep import NO_KEEPALIVES, SMALL, BareSleep
 from tests.lab.engine_lab import PORT, Pair, receive, reset, tcp_info
 from tests.lab.test_control_plane import Box, chain_of

@@ -7,9 +7,9 @@ import itertools
 import time
 from collections.abc import Sequence
 
-from appliance.engine import Op
 from appliance.lab import Lab
-from control.states import State
+from appliance.wire import Op
+from control.core.states import State
 from tests.lab.engine_lab import Pair, receive, tcp_info
 from tests.lab.forged import forged
 from tests.lab.slow_store import SlowStore

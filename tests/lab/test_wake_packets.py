@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from appliance.lab import wait_until
-from control.states import State
+from control.core.states import State
 from tests.lab.engine_lab import EngineLab, Pair, receive, tcp_info
 
 KERNEL_ACKNOWLEDGES_S = 0.04

@@ -18,8 +18,8 @@ from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Dot1Q, Ether
 
-from appliance.engine import KA, Record
 from appliance.lab import Lab
+from appliance.wire import KA, Record
 from tests.lab.engine_lab import Pair
 
 _ALL: Final = socket.htons(3)

@@ -20,7 +20,7 @@ from scapy.layers.inet6 import (
 from scapy.layers.l2 import Dot1Q
 from scapy.packet import Raw
 
-from control.states import State
+from control.core.states import State
 from tests.lab.engine_lab import EngineLab, receive
 from tests.lab.wire import Sleeper, Wire
 

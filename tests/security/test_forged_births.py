@@ -23,8 +23,8 @@ from typing import Any, Final
 import pytest
 from scapy.layers.inet import TCP
 
-from appliance.engine import Born, Key
 from appliance.lab import Lab
+from appliance.wire import Born, Key
 from tests.lab.engine_lab import EngineLab
 from tests.lab.handmade import Handmade, hide
 from tests.lab.wire import MOD, Wire

@@ -13,8 +13,8 @@ import pytest
 from scapy.layers.inet import TCP
 from scapy.packet import Raw
 
-from appliance.engine import Op
-from control.states import State
+from appliance.wire import Op
+from control.core.states import State
 from tests.lab.engine_lab import EngineLab, Pair
 from tests.lab.wire import LAN, WAN, Sleeper, Wire
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from scapy.packet import Raw
 
-from appliance.engine import Op
 from appliance.lab import Lab
-from control.states import State
+from appliance.wire import Op
+from control.core.states import State
 from tests.lab.bare_sleep import NO_KEEPALIVES, SMALL, BareSleep
 from tests.lab.engine_lab import PORT, Pair, receive
 from tests.lab.forged import forged

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from scapy.layers.inet import TCP
 from scapy.packet import Raw
 
-from appliance.engine import EventType
-from control.states import Cause, State
+from appliance.wire import EventType
+from control.core.states import Cause, State
 from tests.lab.engine_lab import EngineLab, Pair, receive, tcp_info
 from tests.lab.wire import MOD, Sleeper, Wire
 

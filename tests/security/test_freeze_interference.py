@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from appliance.engine import Op
-from control.states import State
+from appliance.wire import Op
+from control.core.states import State
 from tests.lab.engine_lab import EngineLab, receive, tcp_info
 from tests.lab.forged import Flood, forged
 from tests.lab.wire import Sleeper, Wire

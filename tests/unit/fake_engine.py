@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from errno import EBUSY, EEXIST, ENOENT
 
-from appliance.engine import (
+from appliance.wire import (
     KA,
     PERHAPS,
     REST,
@@ -24,11 +24,11 @@ from appliance.engine import (
     Key,
     Op,
     Record,
-    Server,
+    ServerAddress,
     ServerStatus,
     ServiceSpec,
 )
-from control.states import AWAKE, Cause, State
+from control.core.states import AWAKE, Cause, State
 
 
 def key(number: int = 1, port: int = 40000) -> Key:
@@ -72,7 +72,7 @@ class FakeEngine:
     closed: bool = False
     services: list[ServiceSpec] = field(default_factory=list)
     updates: list[ServiceSpec] = field(default_factory=list)
-    marks: list[tuple[int, Server, bool]] = field(default_factory=list)
+    marks: list[tuple[int, ServerAddress, bool]] = field(default_factory=list)
     patience_ms: int = 0  # of who took events last
     table_full: int = 0
     without_slot: dict[Key, int] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class FakeEngine:
     def update_service(self, s: ServiceSpec) -> None:
         self.updates.append(s)
 
-    def mark_server(self, service: int, server: Server, up: bool) -> None:
+    def mark_server(self, service: int, server: ServerAddress, up: bool) -> None:
         self.marks.append((service, server, up))
 
     def servers(self, service: int) -> list[ServerStatus]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from appliance.engine import NO_REST, Key, ffi
+from appliance.engine import ffi
+from appliance.wire import NO_REST, Key
 
 FREE, FREEZING, IDLE, SLEEP, WAKING, THAWED = range(6)
 TIMESTAMPS, SACK, WSCALE, PAIRED, SERVER = 1, 2, 4, 8, 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from control.cli.c_layers import ROOT, Arrows, arrows, check, circles, draw, read, sources
+from control.dev.c_layers import ROOT, Arrows, arrows, check, circles, draw, read, sources
 
 WHOLE = {"cext": 1, "ebpf": 1}
 GOOD = {

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from appliance.engine import Born
+from appliance.wire import Born
 from control.config import Config, ConfigError, Policy, Service, load, parse, parse_duration, parse_endpoint
 from control.config.config import SECTIONS
 from control.config.prose import EXAMPLE
 from control.config.reference import render_reference
-from control.policy import needs_restart, service_spec
+from control.policy.reload import needs_restart
+from control.policy.services import service_spec
 
 HASH = f"$scrypt$ln=15,r=8,p=1${'c2FsdA' * 4}${'a' * 43}"
 SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:6"\n'

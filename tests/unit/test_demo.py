@@ -9,9 +9,9 @@ import socket
 
 import pytest
 
-from control.demo import story
-from control.demo.outcome import Check, Memory, Outcome, Reached, Step, percentile
-from control.demo.slab import bytes_each, objects
+from control.dev.demo import story
+from control.dev.demo.outcome import Check, Memory, Outcome, Reached, Step, percentile
+from control.dev.demo.slab import bytes_each, objects
 
 SLABINFO = """slabinfo - version: 2.1
 # name            <active_objs> <num_objs> <objsize> <objperslab> <pagesperslab> : tunables

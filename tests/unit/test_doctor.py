@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from appliance import doctor, kernel_probe, paths
-from appliance.doctor import Need, Outcome
+from appliance import paths
+from appliance.box import doctor, kernel_probe
+from appliance.box.doctor import Need, Outcome
 from control.cli import doctor as doctor_command
 
 

@@ -13,18 +13,19 @@ from typing import Final
 
 import pytest
 
-from appliance.checks import CheckFailed, check
-from appliance.engine import Event, EventType, Key, Server, pack_address
+from appliance.box.checks import CheckFailed, check
+from appliance.wire import Event, EventType, Key, ServerAddress, pack_address
 from control.config import Config, ConfigError, parse
-from control.health import Health, Tally
-from control.policy import reloaded, service_spec
+from control.daemon.health import Health, Tally
+from control.policy.reload import reloaded
+from control.policy.services import service_spec
 from tests.unit.fake_engine import FakeEngine, event
 
 A, B = ("127.0.0.1", 1), ("127.0.0.1", 2)
 QUICK: Final = "[service.health]\ninterval = 0.1\ntimeout = 0.1\nrise = 2\nfall = 2\n"
 
 
-def config(servers: list[Server], health: str = "", more: str = "") -> Config:
+def config(servers: list[ServerAddress], health: str = "", more: str = "") -> Config:
     texts = [f"[{a}]:{p}" if ":" in a else f"{a}:{p}" for a, p in servers]
     service = f'[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nservers = {texts}\n{more}\n'
     return parse(service.replace("'", '"') + health)
@@ -41,7 +42,7 @@ async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None
 
 
 @contextmanager
-def listening(address: str = "127.0.0.1", port: int = 0) -> Iterator[Server]:
+def listening(address: str = "127.0.0.1", port: int = 0) -> Iterator[ServerAddress]:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, port), family=family) as listener:
         yield listener.getsockname()[:2]
@@ -161,7 +162,7 @@ def test_a_server_goes_down_and_comes_up_again_and_people_are_told(caplog: pytes
     assert f'server 127.0.0.1:{other[1]} of service "a" is up again' in said
 
 
-def link_failed(server: Server, count: int = 3) -> Event:
+def link_failed(server: ServerAddress, count: int = 3) -> Event:
     key = Key(pack_address("192.0.2.9"), 4000, pack_address(server[0]), server[1])
     return event(EventType.SERVER_DOWN, key, 7, error=ECONNREFUSED, count=count)
 

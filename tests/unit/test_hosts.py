@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.engine import Key, pack_address
+from appliance.wire import Key, pack_address
 from tests.inner import ffi, lib
 from tests.unit.records import c_key
 

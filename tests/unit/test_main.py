@@ -2,7 +2,11 @@
 
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import ThreadingUnixStreamServer
 
 import pytest
 from click.testing import CliRunner
@@ -15,8 +19,22 @@ assert ROOT is not None
 
 
 def test_every_command_in_the_list_has_its_file() -> None:
-    files = {path.stem for path in Path(main.__file__).parent.glob("*.py")} - {"__init__", "main"}
-    assert set(main.COMMANDS) <= files
+    control = Path(main.__file__).parent.parent
+    assert set(main.OPERATOR) <= {path.stem for path in (control / "cli").iterdir()} - {"__init__", "main"}
+    assert set(main.DEVELOPER) <= {path.stem for path in (control / "dev").iterdir()} - {"__init__"}
+
+
+def test_a_wheel_has_no_command_that_needs_the_source_tree(tmp_path: Path) -> None:
+    build = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    roost = [sys.executable, "-P", "-m", "control.cli.main"]
+    done = subprocess.run([*roost, "--help"], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True,
+                          text=True, check=True)  # fmt: skip
+    listed = {line.split()[0] for line in done.stdout.split("Commands:")[1].splitlines() if line[:3].strip()}
+    assert listed == set(main.OPERATOR) | {"demo", "lab"}
+    done = subprocess.run([*roost, "lint"], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert (done.returncode, "needs the source tree" in done.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("name", list(main.COMMANDS))
@@ -36,6 +54,115 @@ def test_help_imports_no_command_and_no_heavy_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+READ_ONLY = {
+    "status": [],
+    "connections": [],
+    "show": ["4711"],
+    "standby": ["4711"],
+    "idle": ["4711"],
+    "sleep": ["4711"],
+    "wake": ["4711"],
+    "close": ["4711"],
+    "name": ["4711", "camera"],
+    "agents": [],
+    "dialled": [],
+    "events": [],
+}
+"""The operator's commands that ask the daemon, and arguments for them."""
+
+OF_THE_ENGINE = {"up", "unpin"}
+"""Those that open the engine, or its pins."""
+
+WITHOUT_THE_ENGINE = """
+import sys
+{}
+from pathlib import Path
+for mark in ("_engine", "libbpf"):
+    assert mark not in Path("/proc/self/maps").read_text(), f"{{mark}} is loaded"
+loaded = [name for name in sys.modules if name.startswith(("cext._", "appliance.engine", *{!r}))]
+assert not loaded, loaded
+"""
+
+
+def run_without_the_engine(code: str, *more: str) -> None:
+    """`code` in a process of its own, which may load neither the C extension nor modules that begin as in `more`."""
+    script = WITHOUT_THE_ENGINE.format(code, more)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run_command(argv: list[str], *more: str) -> None:
+    code = f"""
+from control.cli import main
+try: main.cli.main({argv!r})
+except SystemExit as end: assert {argv[0]!r} == "doctor" or not end.code, end.code"""
+    run_without_the_engine(code, *more)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Iterator[Path]:
+    """The configuration of a daemon that answers everything with nothing."""
+
+    class Nothing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            many = self.path.split("?")[0] in ("/v1/agents", "/v1/dialled", "/v1/history")
+            answer = b"[]" if many else b'{"quiet_s": null}\n'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_POST = do_PUT = do_GET
+
+        def address_string(self) -> str:
+            return "the test"
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing."""
+
+    path = tmp_path / "roost.toml"
+    path.write_text(f"""
+[paths]
+control_socket = "{tmp_path}/socket"
+[[service]]
+name = "web"
+listen = "127.0.0.1:80"
+server = "127.0.0.1:81"
+""")
+    with ThreadingUnixStreamServer(f"{tmp_path}/socket", Nothing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield path
+        server.shutdown()
+
+
+def test_every_operator_command_is_asked_whether_it_needs_the_engine() -> None:
+    assert set(READ_ONLY) | {"doctor"} | OF_THE_ENGINE == set(main.OPERATOR)
+
+
+@pytest.mark.parametrize("name", list(READ_ONLY))
+def test_a_command_that_asks_the_daemon_loads_neither_engine_nor_developers_code(name: str, config: Path) -> None:
+    run_command([name, *READ_ONLY[name], "-c", str(config), "--json"], "control.dev", "sqlalchemy")
+
+
+def test_doctor_and_a_check_of_the_configuration_load_no_engine(config: Path) -> None:
+    run_command(["doctor", "--json"], "control.dev", "sqlalchemy")
+    run_command(["up", "--check", "-c", str(config)], "control.dev", "sqlalchemy")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from control.config.reference import render_reference; render_reference()",
+        "from control.store.reading import Reader",
+        "from control.store.store import Store",
+        "from control.core import states",
+        "from control.dev import lint",
+    ],
+)
+def test_what_reads_alone_loads_no_engine(code: str) -> None:
+    run_without_the_engine(code)
 
 
 def test_a_known_error_becomes_a_sentence_with_a_fix() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from control.cli.bench import command
+from control.dev.bench import command
 from tests.bench import plot, relay, storm
 from tests.bench.figures import Report
 from tests.bench.svg import number

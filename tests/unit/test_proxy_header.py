@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.engine import Key
+from appliance.wire import Key
 from tests.inner import ffi, lib
 from tests.unit.records import c_key
 

@@ -15,22 +15,22 @@ from typing import Any
 
 import pytest
 
-from appliance.engine import EventType, Key, Op
 from appliance.frontends.splice import join
 from appliance.frontends.target import Address
+from appliance.wire import EventType, Key, Op
+from control.clients.registry import Registry
 from control.config import parse
-from control.monitor import Monitor
-from control.policy import service_spec
+from control.core.states import Cause, State
+from control.dispatch.dispatcher import Dispatcher
+from control.policy.services import service_spec
 from control.reach import dialled as dialled_module
 from control.reach import telling
 from control.reach.arrivals import Arrivals
+from control.reach.attach_request import AttachRequest
+from control.reach.daemon_links import DaemonLinks, parse_header
 from control.reach.dialled import Dialled
 from control.reach.dialling import Dialler
-from control.reach.links import Links, parse_header
-from control.reach.server import Server
 from control.reach.tls import TlsState, server_context
-from control.registry import Registry
-from control.states import Cause, State
 from control.store.store import Store
 from tests.certificates import make_certificate
 from tests.unit.fake_engine import FakeEngine, event, key, record
@@ -114,12 +114,12 @@ class Telling:
 
     def __init__(self, store: Store, registry: Registry) -> None:
         self.engine = FakeEngine(carry_out=False)
-        self.monitor = Monitor(self.engine, store, 1000)
+        self.dispatcher = Dispatcher(self.engine, store, 1000)
         self.dialled = Dialled(store, registry, stay_after=1)
         config = parse(STAY)
         services = dict(enumerate(config.service, 1))
-        self.telling = telling.Telling(self.engine, self.monitor, registry, self.dialled, services)
-        self.monitor.listen(self.telling.hear)
+        self.telling = telling.Telling(self.engine, self.dispatcher, registry, self.dialled, services)
+        self.dispatcher.listen(self.telling.hear)
         registry.listen(self.telling.named)
 
     def answer(self, error: int = 0) -> None:
@@ -130,7 +130,7 @@ class Telling:
         kind = EventType.REFUSED if error else EventType.DONE
         said = {"op": Op.TELL, "token": command.token, "error": error}
         assert isinstance(command.key, bytes)
-        self.monitor.turn([event(kind, Key.unpack(command.key), command.id, **said)])
+        self.dispatcher.turn([event(kind, Key.unpack(command.key), command.id, **said)])
 
     def stay(self) -> str:
         return str(self.dialled.all()[0]["stay"])
@@ -155,27 +155,27 @@ def told(store: Store, registry: Registry) -> Telling:
 
 
 def test_a_client_is_told_in_band_when_it_connects_and_counts_as_told_when_that_is_done(told: Telling) -> None:
-    told.monitor.turn([appears(1)])
+    told.dispatcher.turn([appears(1)])
     assert told.engine.commands == [], "nobody dialled it"
     told.dialled.failed("192.0.0.1")
-    told.monitor.turn([appears(1), appears(1), appears(2)])
+    told.dispatcher.turn([appears(1), appears(1), appears(2)])
     assert told.stay() == "due"
     told.answer()
     assert told.stay() == "told"
-    told.monitor.turn([appears(1)])
+    told.dispatcher.turn([appears(1)])
     assert told.engine.commands == []
 
 
 @pytest.mark.parametrize("error", [ENOENT, EPERM, EAGAIN])
 def test_a_client_that_the_engine_could_not_tell_is_told_the_next_time(told: Telling, error: int) -> None:
     told.dialled.failed("192.0.0.1")
-    told.monitor.turn([appears(1)])
+    told.dispatcher.turn([appears(1)])
     told.answer(error)
     assert told.stay() == "due"
     woken = event(
         EventType.TRANSITION, key(1), 1, from_state=State.SLEEP, to_state=State.ACTIVE, cause=Cause.CLIENT_DATA
     )
-    told.monitor.turn([woken])
+    told.dispatcher.turn([woken])
     told.answer()
     assert told.stay() == "told"
 
@@ -184,7 +184,7 @@ def test_a_client_is_told_when_it_gets_the_name_by_which_it_was_dialled(told: Te
     told.dialled.failed("meter")
     for number, state in ((1, State.STANDBY), (2, State.IDLE)):
         told.engine.add(key(number), number, state)
-    told.monitor.turn([appears(1)])
+    told.dispatcher.turn([appears(1)])
     registry.give("meter", key(2).pack(), 2)
     assert told.engine.commands == [], "it sleeps; it is told when it wakes"
     registry.give("camera", key(1).pack(), 1)
@@ -197,7 +197,7 @@ def test_a_client_is_told_when_it_gets_the_name_by_which_it_was_dialled(told: Te
 def test_a_service_whose_clients_do_not_understand_it_is_left_alone(told: Telling) -> None:
     told.dialled.failed("192.0.0.1")
     other = appears(1)._replace(record=record(key(1), 1, service=2))
-    told.monitor.turn([other])
+    told.dispatcher.turn([other])
     assert (told.engine.commands, told.stay()) == ([], "due")
 
 
@@ -266,7 +266,7 @@ def test_a_program_of_this_machine_that_is_no_link_of_the_engine_is_closed(said:
     async def scenario() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setblocking(False)
-        links = Links(FakeEngine(), {1: "agents"}, lambda _: 1.0)
+        links = DaemonLinks(FakeEngine(), {1: "agents"}, lambda _: 1.0)
         links.serve(listener)
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(said)
@@ -305,7 +305,7 @@ def test_a_dial_out_joins_the_two_counts_failures_and_is_bounded(store: Store, r
         theirs, ours = socket.socketpair()
         theirs.setblocking(False)
         ours.setblocking(False)
-        server = Server(ours.detach(), b"preamble ", b"early ", 1.0)
+        server = AttachRequest(ours.detach(), b"preamble ", b"early ", 1.0)
         assert await made.dial("meter", where, server) == 0
         assert await made.dial("meter", where, server) == EMFILE
         server.close()
@@ -330,7 +330,7 @@ def test_a_dial_out_joins_the_two_counts_failures_and_is_bounded(store: Store, r
         assert made.open == 0
         listener.close()
         again, _ = socket.socketpair()
-        server = Server(again.detach(), b"", b"", 1.0)
+        server = AttachRequest(again.detach(), b"", b"", 1.0)
         assert await made.dial("meter", where, server) == ECONNREFUSED
         server.close()
         assert dialled.stays("meter")

@@ -15,15 +15,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.engine import Event, EventType, Key
 from appliance.frontends.target import Address, Name, Target
-from control.channel import operations as operations_module
-from control.channel.operations import OperationError, Operations
+from appliance.wire import Event, EventType, Key
+from control.clients import local_addresses
+from control.clients.locate import Locator
+from control.clients.moving import Moving
+from control.clients.naming import Naming
+from control.clients.registry import Registry, RegistryError, canonical
+from control.clients.view import View
 from control.config import parse
-from control.health import Health
-from control.monitor import Monitor
-from control.registry import Registry, RegistryError, canonical
-from control.states import Cause, State
+from control.core.errors import OperationError
+from control.core.states import Cause, State
+from control.dispatch.dispatcher import Dispatcher
+from control.reach.attaching import Attaching
+from control.reach.linker import Linker
 from control.store import store as store_module
 from control.store.schema import NAMED
 from control.store.store import Store, StoreStatus
@@ -50,35 +55,38 @@ class Rig:
 
     def __init__(self, database: Database, engine: FakeEngine | None = None) -> None:
         self.engine = engine or FakeEngine()
-        self.store = Store(database.url, lambda slept: self.monitor.slept(slept))
+        self.store = Store(database.url, lambda slept: self.dispatcher.slept(slept))
         self.store.open()
         self.store.service_indexes(["a"])
-        self.monitor = Monitor(self.engine, self.store, 1000)
+        self.dispatcher = Dispatcher(self.engine, self.store, 1000)
         self.registry = Registry(self.store, self.engine)
         self.registry.load()
-        self.monitor.listen(self.registry.hear)
+        self.dispatcher.listen(self.registry.hear)
         self.store.start()
         config = parse(CONFIG)
         services = {1: config.service[0]}
-        self.operations = Operations(
-            self.engine, self.store, self.monitor, self.registry, services, {1: config.policy}, Health(self.engine),
-            config.attach, {"facts": 1},
-        )  # fmt: skip
+        self.locator = Locator(
+            self.engine, self.store, self.registry, services, config.attach.domain, config.attach.listen
+        )
+        self.view = View(self.engine, self.store, self.registry, services, self.locator)
+        self.naming = Naming(self.store, self.registry, self.locator, config.attach.domain)
+        self.moving = Moving(self.engine, self.store, self.dispatcher, self.locator)
+        self.attaching = Attaching(self.locator, {1: config.policy}, Linker(self.dispatcher))
 
     def close(self) -> None:
         self.store.close(3)
 
     def turn(self) -> None:
-        """Let the monitor hear what the engine says."""
+        """Let the dispatcher hear what the engine says."""
         while self.engine.pending:
-            self.monitor.turn(self.engine.batch(timeout_ms=0))
+            self.dispatcher.turn(self.engine.batch(timeout_ms=0))
 
     def sleep(self, number: int) -> None:
         """Put a connection to sleep, its row written."""
         asyncio.run(self._sleep(number))
 
     async def _sleep(self, number: int) -> None:
-        acting = asyncio.create_task(self.operations.act(str(number), "sleep"))
+        acting = asyncio.create_task(self.moving.act(str(number), "sleep"))
         while not acting.done():
             await asyncio.sleep(0.005)
             self.turn()
@@ -86,14 +94,14 @@ class Rig:
 
     def wanted(self, target: Target) -> Key | int:
         try:
-            return self.operations.find(target)
+            return self.locator.find(target)
         except OSError as error:
             return error.errno or 0
 
 
 @pytest.fixture(autouse=True)
 def addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations_module, "local_addresses", lambda: ["10.0.0.1", "10.0.0.77", "127.0.0.1"])
+    monkeypatch.setattr(local_addresses, "local_addresses", lambda: ["10.0.0.1", "10.0.0.77", "127.0.0.1"])
 
 
 @pytest.fixture
@@ -105,7 +113,7 @@ def rig(database: Database) -> Iterator[Rig]:
 
 def test_a_name_reaches_its_connection_in_every_state(rig: Rig) -> None:
     c = rig.engine.add(key(1), 1, State.STANDBY)
-    given_name = rig.operations.give_name("1", "Thermostat-17")
+    given_name = rig.naming.give("1", "Thermostat-17")
     assert given_name == {"id": 1, "client": "192.0.0.1:40000", "name": "thermostat-17",
                           "target": "thermostat-17.roost"}  # fmt: skip
     for state in (State.STANDBY, State.ACTIVE, State.IDLE):
@@ -113,10 +121,10 @@ def test_a_name_reaches_its_connection_in_every_state(rig: Rig) -> None:
         assert rig.wanted(Name("thermostat-17.roost")) == key(1)
     rig.sleep(1)
     assert rig.wanted(Name("thermostat-17.roost")) == key(1)
-    shown = rig.operations.show("thermostat-17.ROOST")
+    shown = rig.view.show("thermostat-17.ROOST")
     assert (shown["id"], shown["name"], shown["state"]) == (1, "thermostat-17", "SLEEP")
     rig.engine.add(key(2), 2, State.IDLE)
-    assert [row["name"] for chunk in rig.operations.connections() for row in chunk] == ["thermostat-17", None]
+    assert [row["name"] for chunk in rig.view.connections() for row in chunk] == ["thermostat-17", None]
 
 
 def test_an_agent_has_several_names_and_loses_all_with_its_connection(rig: Rig) -> None:
@@ -145,29 +153,29 @@ def test_an_agent_has_several_names_and_loses_all_with_its_connection(rig: Rig) 
 def test_a_name_given_again_moves_and_a_connection_has_one_name(rig: Rig) -> None:
     for number in (1, 2):
         rig.engine.add(key(number), number, State.IDLE)
-    rig.operations.give_name("1", "a")
-    rig.operations.give_name("2", "a")
+    rig.naming.give("1", "a")
+    rig.naming.give("2", "a")
     assert (rig.wanted(Name("a.roost")), rig.registry.name_at(key(1).pack())) == (key(2), None)
-    rig.operations.give_name("2", "b")
+    rig.naming.give("2", "b")
     assert (rig.wanted(Name("a.roost")), rig.wanted(Name("b.roost"))) == (ENOENT, key(2))
     assert [name for name, _ in rig.store.keyed("names")] == ["b"]
 
 
 def test_a_name_outlives_its_connection_but_does_not_reach_the_next_one_at_its_address(rig: Rig) -> None:
     c = rig.engine.add(key(1), 1, State.IDLE)
-    rig.operations.give_name("1", "a")
+    rig.naming.give("1", "a")
     rig.engine.move(c, State.CLOSED, Cause.CLIENT_CLOSE)
     rig.turn()
     assert rig.wanted(Name("a.roost")) == ENOTCONN
     newer = rig.engine.add(key(1), 7, State.SLEEP)
     assert rig.wanted(Name("a.roost")) == ENOTCONN
-    assert rig.operations.show("192.0.0.1:40000")["name"] is None
+    assert rig.view.show("192.0.0.1:40000")["name"] is None
     assert newer.state is State.SLEEP
     found = rig.registry.find("a")
     assert found is not None
     assert (found.key, found.id, found.connected) == (key(1).pack(), 1, False)
     with pytest.raises(OperationError, match=r'no connection "a.roost"'):
-        rig.operations.show("a.roost")
+        rig.view.show("a.roost")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +201,7 @@ def test_what_a_transition_means_to_a_name(
 def test_a_restart_finds_the_names_and_who_of_them_lives(rig: Rig, database: Database) -> None:
     for number, state in ((1, State.IDLE), (2, State.IDLE), (3, State.IDLE), (4, State.STANDBY)):
         rig.engine.add(key(number), number, state)
-        rig.operations.give_name(str(number), f"n{number}")
+        rig.naming.give(str(number), f"n{number}")
     rig.sleep(2)
     rig.sleep(3)
     rig.close()
@@ -223,7 +231,7 @@ def test_names_that_cannot_be_read_are_an_error_of_the_store_until_they_can(
         rig.engine.add(key(1), 1, State.IDLE)
         assert rig.wanted(Name("a.roost")) == EIO
         with pytest.raises(OperationError, match="names cannot be changed now") as caught:
-            rig.operations.give_name("1", "a")
+            rig.naming.give("1", "a")
         assert caught.value.status == 503
         assert rig.registry.load() is False
         database.give_back()
@@ -231,7 +239,7 @@ def test_names_that_cannot_be_read_are_an_error_of_the_store_until_they_can(
         while not (rig.registry.load() and rig.store.status.text == "ok"):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        rig.operations.give_name("1", "a")
+        rig.naming.give("1", "a")
         assert rig.wanted(Name("a.roost")) == key(1)
         rig.registry.give("b", key(1).pack(), 1)
         assert rig.registry.load()
@@ -252,16 +260,16 @@ def test_a_name_that_cannot_be_written_is_not_given(rig: Rig, monkeypatch: pytes
 
 def test_names_are_removed_by_connection_and_by_name(rig: Rig) -> None:
     c = rig.engine.add(key(1), 1, State.IDLE)
-    rig.operations.give_name("192.0.0.1:40000", "a")
-    assert rig.operations.take_name("1") == {"name": "a"}
+    rig.naming.give("192.0.0.1:40000", "a")
+    assert rig.naming.take("1") == {"name": "a"}
     with pytest.raises(OperationError, match="has no name"):
-        rig.operations.take_name("1")
-    rig.operations.give_name("1", "a")
+        rig.naming.take("1")
+    rig.naming.give("1", "a")
     rig.engine.move(c, State.CLOSED, Cause.CLIENT_CLOSE)
     rig.turn()
-    assert rig.operations.forget_name("A") == {"name": "a"}
+    assert rig.naming.forget("A") == {"name": "a"}
     with pytest.raises(OperationError, match='nobody has the name "a"') as caught:
-        rig.operations.forget_name("a")
+        rig.naming.forget("a")
     assert caught.value.status == 404
     assert list(rig.store.keyed("names")) == []
 
@@ -270,7 +278,7 @@ def test_names_are_removed_by_connection_and_by_name(rig: Rig) -> None:
 def test_what_is_no_name_is_refused(rig: Rig, name: str) -> None:
     rig.engine.add(key(1), 1, State.IDLE)
     with pytest.raises(OperationError) as caught:
-        rig.operations.give_name("1", name)
+        rig.naming.give("1", name)
     assert caught.value.status == 400
 
 
@@ -305,7 +313,7 @@ def test_whom_nobody_can_reach(rig: Rig, target: Target, error: int) -> None:
 
 def test_an_attach_that_finds_nobody_closes_the_descriptor(rig: Rig) -> None:
     read_end, write_end = os.pipe()
-    assert asyncio.run(rig.operations.attach(Name("a.roost"), write_end, b"", b"", 1.0)) == ENOENT
+    assert asyncio.run(rig.attaching.attach(Name("a.roost"), write_end, b"", b"", 1.0)) == ENOENT
     with os.fdopen(read_end, "rb") as reader:
         assert reader.read() == b""
 

@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 from pyroute2 import IPRoute
 
-from appliance.engine import Key
 from appliance.lab.namespaces import Namespace
+from appliance.wire import Key
 from tests.inner import ffi, lib
 from tests.unit.records import SACK, TIMESTAMPS, WSCALE, c_key
 

@@ -14,7 +14,7 @@ from scapy.layers.inet6 import IPv6, IPv6ExtHdrDestOpt, IPv6ExtHdrFragment, IPv6
 from scapy.layers.l2 import Dot1Q, Ether
 from scapy.packet import Raw
 
-from appliance.engine import Key, pack_address
+from appliance.wire import Key, pack_address
 from tests.inner import ffi, lib
 from tests.unit.records import TIMESTAMPS, Ka, c_key
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.engine import PLACES, SERVERS_MAX, Balance, Server, pack_address, unpack_address
+from appliance.wire import Balance, PLACES, SERVERS_MAX, Server, ServerAddress, pack_address, unpack_address
 from tests.inner import ffi, lib
 
 FOUR = [("10.3.0.2", 8000), ("10.3.0.3", 8000), ("fd00:3::2", 8000), ("10.3.0.2", 8001)]
@@ -22,16 +22,18 @@ CLIENTS = [f"198.51.{n >> 8}.{n & 255}" for n in range(2000)] + [f"2001:db8::{n:
 @dataclass(frozen=True)
 class Link:
     place: int
-    server: Server
+    server: ServerAddress
 
 
 class Pool:
-    def __init__(self, servers: Sequence[Server], balance: Balance = Balance.LEAST_CONNECTIONS, fails: int = 0) -> None:
+    def __init__(
+        self, servers: Sequence[ServerAddress], balance: Balance = Balance.LEAST_CONNECTIONS, fails: int = 0
+    ) -> None:
         self.raw = ffi.gc(lib.roost_testing_pool(), lib.roost_testing_pool_free)
         self.balance, self.fails = balance, fails
         assert self.set(servers)
 
-    def set(self, servers: Sequence[Server]) -> bool:
+    def set(self, servers: Sequence[ServerAddress]) -> bool:
         service = ffi.new("struct roost_service *")
         service.servers, service.balance, service.max_fails = len(servers), self.balance, self.fails
         for place, server in zip(service.server, servers, strict=False):
@@ -43,7 +45,7 @@ class Pool:
         place = lib.roost_testing_pool_begin(self.raw, pack_address(client), tried, chosen)
         return Link(place, (unpack_address(bytes(chosen.address)), chosen.port)) if place >= 0 else None
 
-    def choose(self, client: str, tried: int = 0) -> Server:
+    def choose(self, client: str, tried: int = 0) -> ServerAddress:
         """Where a link of this client would go."""
         link = self.begin(client, tried)
         assert link
@@ -53,12 +55,12 @@ class Pool:
     def end(self, link: Link, linked: int = -1) -> bool:
         return bool(lib.roost_testing_pool_end(self.raw, link.place, linked))
 
-    def mark(self, server: Server, up: bool) -> None:
+    def mark(self, server: ServerAddress, up: bool) -> None:
         raw = ffi.new("struct roost_server *")
         put(raw, server)
         lib.roost_testing_pool_mark(self.raw, raw, up)
 
-    def servers(self) -> dict[Server, tuple[bool, bool, int]]:
+    def servers(self) -> dict[ServerAddress, tuple[bool, bool, int]]:
         """Of each: is it up, does it leave, how many links."""
         raw = ffi.new("struct roost_server_status[]", PLACES)
         count = lib.roost_testing_pool_read(self.raw, raw)
@@ -68,7 +70,7 @@ class Pool:
         }
 
 
-def put(raw: Any, server: Server) -> None:
+def put(raw: Any, server: ServerAddress) -> None:
     ffi.memmove(raw.address, pack_address(server[0]), 16)
     raw.port = server[1]
 
@@ -179,7 +181,7 @@ def test_a_server_that_comes_back_before_its_links_have_ended_is_the_same() -> N
 
 
 def test_a_configuration_for_which_there_is_no_place_changes_nothing() -> None:
-    def many(first: int) -> list[Server]:
+    def many(first: int) -> list[ServerAddress]:
         return [("10.3.0.2", first + n) for n in range(SERVERS_MAX)]
 
     pool = Pool(many(1))

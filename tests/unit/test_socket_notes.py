@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from appliance.engine import Key
+from appliance.wire import Key
 from tests.inner import ffi, lib
 
 TIME_WAIT_S: Final = 60

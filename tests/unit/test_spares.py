@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from appliance.engine import Key
+from appliance.wire import Key
 from tests.inner import ffi, lib
 from tests.unit.records import c_key
 

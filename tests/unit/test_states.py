@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from control.states import (
+from control.core.states import (
     AWAKE,
     INACTIVE,
     LEGAL,
@@ -21,6 +21,7 @@ from control.states import (
     render_markdown,
     render_mermaid,
 )
+from tests.inner import lib
 
 EVERY = list(itertools.product(State, State, Cause))
 
@@ -101,3 +102,9 @@ def test_the_rendered_tables_name_every_transition() -> None:
         assert f"| {State(source).label} | {State(target).label} |" in table
     assert "[*] --> ACTIVE: client-connect" in diagram
     assert diagram.count("-->") == len({t[:2] for t in LEGAL})
+
+
+def test_the_engine_has_the_same_table() -> None:
+    numbers = range(16)  # of states and causes, and past them
+    legal = {one for one in itertools.product(numbers, numbers, numbers) if lib.roost_testing_is_legal(*one)}
+    assert legal == LEGAL

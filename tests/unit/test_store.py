@@ -21,8 +21,8 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.engine import KA, Key
-from control.states import Cause, State
+from appliance.wire import KA, Key
+from control.core.states import Cause, State
 from control.store import reading, schema
 from control.store import store as module
 from control.store.database import SERVER_LIMITS, StoreError, get_meta, open_engine, set_meta, upsert

@@ -7,7 +7,8 @@ import struct
 
 import pytest
 
-from appliance.engine import KA, REST, Key, Record, ffi
+from appliance.engine import ffi
+from appliance.wire import KA, REST, Key, Record
 from control.store.records import from_schema_4, pack, unpack
 from control.store.schema import HISTORY
 

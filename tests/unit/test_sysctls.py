@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.sysctls import merge_ports, prepare
+from appliance.box.sysctls import merge_ports, prepare
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from appliance.engine import EventType, Key
+from appliance.wire import EventType, Key
 from tests.inner import ffi, lib
 from tests.unit.records import IDLE, SLEEP, Ka, c_key
 

@@ -10,14 +10,14 @@ from errno import EIO, ENOENT
 
 import pytest
 
-from appliance.engine import Event, EventType, Key, Op
 from appliance.frontends.target import Address
-from control.channel import operations as operations_module
-from control.channel.operations import OperationError
-from control.states import State
+from appliance.wire import Event, EventType, Key, Op
+from control.clients import local_addresses
+from control.core.errors import OperationError
+from control.core.states import State
 from tests.databases import Database
 from tests.unit.fake_engine import event, record
-from tests.unit.test_monitor import until
+from tests.unit.test_dispatcher import until
 from tests.unit.test_registry import Rig
 
 CLIENT = Address("192.0.0.1", 40000)
@@ -26,7 +26,7 @@ WRONG, RIGHT = (Key.of(CLIENT.host, CLIENT.port, local, 7000) for local in ("10.
 
 @pytest.fixture
 def rig(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    monkeypatch.setattr(operations_module, "local_addresses", lambda: ["10.0.0.1", "10.0.0.77", "127.0.0.1"])
+    monkeypatch.setattr(local_addresses, "local_addresses", lambda: ["10.0.0.1", "10.0.0.77", "127.0.0.1"])
     made = Rig(database)
     yield made
     made.close()
@@ -42,7 +42,7 @@ async def attached(rig: Rig) -> int:
     """How the attempt of a server to reach CLIENT ends."""
     read_end, write_end = os.pipe()
     try:
-        task = asyncio.create_task(rig.operations.attach(CLIENT, write_end, b"", b"", 5.0))
+        task = asyncio.create_task(rig.attaching.attach(CLIENT, write_end, b"", b"", 5.0))
         while not task.done():
             await asyncio.sleep(0.005)
             rig.turn()
@@ -55,14 +55,14 @@ def test_a_look_up_by_address_and_port_goes_on_behind_a_wrong_hit_of_the_filter(
     """The service listens on every address; which of them the client has connected to, the row tells."""
     rig.engine.without_slot = {WRONG: 0, RIGHT: 5}
     put_row(rig, RIGHT, 5)
-    located = rig.operations.locate("192.0.0.1:40000")
+    located = rig.locator.locate("192.0.0.1:40000")
     assert (located.id, located.key, located.state) == (5, RIGHT, State.SLEEP)
 
 
 def test_where_no_hit_has_a_row_there_is_no_such_connection(rig: Rig) -> None:
     rig.engine.without_slot = {WRONG: 0, RIGHT: 0}
     with pytest.raises(OperationError, match="no connection"):
-        rig.operations.locate("192.0.0.1:40000")
+        rig.locator.locate("192.0.0.1:40000")
 
 
 def test_who_goes_to_sleep_while_he_is_looked_for_by_number_is_found(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_who_goes_to_sleep_while_he_is_looked_for_by_number_is_found(rig: Rig, m
         return iter(())
 
     monkeypatch.setattr(rig.engine, "list", falls_asleep_meanwhile)
-    located = rig.operations.locate("5")
+    located = rig.locator.locate("5")
     assert (located.id, located.key, located.state) == (5, RIGHT, State.SLEEP)
 
 
@@ -97,7 +97,7 @@ def test_who_asks_for_a_sleeper_whose_row_cannot_be_read_is_told_so(rig: Rig, mo
     put_row(rig, RIGHT, 5)
 
     async def woken() -> None:
-        task = asyncio.create_task(rig.operations.act("5", "wake"))
+        task = asyncio.create_task(rig.moving.act("5", "wake"))
         while not any(command.op == Op.WAKE for command in rig.engine.commands):
             await asyncio.sleep(0.005)
         token = rig.engine.commands[-1].token

@@ -12,11 +12,11 @@ itself runs; it is ready when its constructor returns, and ends with the lab.
 from appliance.lab.programs.mosquitto import Mosquitto
 from appliance.lab.programs.nginx import Nginx
 from appliance.lab.programs.postgres import Postgres
-from appliance.lab.programs.program import Dialogue, Endpoint, ProgramError, Server
+from appliance.lab.programs.program import Dialogue, Endpoint, ProgramError, ServerProgram
 from appliance.lab.programs.redis import Redis
 from appliance.lab.programs.ssh import CallingHome, Keys, OpenSsh, visit
 
 __all__ = [
     "CallingHome", "Dialogue", "Endpoint", "Keys", "Mosquitto", "Nginx", "OpenSsh", "Postgres", "ProgramError", "Redis",
-    "Server", "visit",
+    "ServerProgram", "visit",
 ]  # fmt: skip

@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Sequence
 
 from appliance.lab.lab import Lab
-from appliance.lab.programs.program import Dialogue, Endpoint, Server, directory, run
+from appliance.lab.programs.program import Dialogue, Endpoint, ServerProgram, directory, run
 
 _HOURS = "65535"  # seconds: the longest that MQTT can say, so that no PINGREQ wakes a sleeping session
 
 
-class Mosquitto(Server):
+class Mosquitto(ServerProgram):
     """A broker that anybody may use and that forgets all with its end."""
 
     def __init__(self, lab: Lab, space: str, listen: Sequence[Endpoint]) -> None:

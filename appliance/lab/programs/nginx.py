@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from appliance.lab.lab import Lab, endpoint
 from appliance.lab.processes import Process
-from appliance.lab.programs.program import Dialogue, Endpoint, Server, directory, environment, run
+from appliance.lab.programs.program import Dialogue, Endpoint, ServerProgram, directory, environment, run
 
 _CONFIG = """\
 user root;
@@ -35,7 +35,7 @@ http {{
 """
 
 
-class Nginx(Server):
+class Nginx(ServerProgram):
     """Its every answer is the line `connection N request N from ADDRESS:PORT`: which connection it came by, as nginx
     counts them, the how many-th request that was, and whom nginx takes for the client. It probes quiet clients every
     second."""

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from appliance.lab.lab import Lab
-from appliance.lab.programs.program import Dialogue, Endpoint, ProgramError, Server, run
+from appliance.lab.programs.program import Dialogue, Endpoint, ProgramError, ServerProgram, run
 
 _USER = "postgres"  # it refuses to run as root; the package makes this user
 
 
-class Postgres(Server):
+class Postgres(ServerProgram):
     """A new, empty cluster that trusts everybody, its endpoints at one port. It probes quiet clients every second."""
 
     def __init__(self, lab: Lab, space: str, listen: Sequence[Endpoint]) -> None:

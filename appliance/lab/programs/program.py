@@ -21,7 +21,7 @@ class ProgramError(Exception):
     """A program did not start, ended, or did not say what was waited for."""
 
 
-class Server:
+class ServerProgram:
     """A server program and its log. `ready` is a text that its log has once it listens."""
 
     def __init__(self, lab: Lab, space: str, argv: Sequence[str], ready: str, user: str | None = None) -> None:

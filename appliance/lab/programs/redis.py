@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from appliance.lab.lab import Lab
-from appliance.lab.programs.program import Dialogue, Endpoint, Server, directory, run
+from appliance.lab.programs.program import Dialogue, Endpoint, ServerProgram, directory, run
 
 
-class Redis(Server):
+class Redis(ServerProgram):
     """redis-server without persistence; all endpoints share one port."""
 
     def __init__(self, lab: Lab, space: str, listen: Sequence[Endpoint]) -> None:

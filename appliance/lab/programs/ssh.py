@@ -14,7 +14,7 @@ from pathlib import Path
 
 from appliance.lab.lab import Lab, endpoint
 from appliance.lab.processes import Process
-from appliance.lab.programs.program import Dialogue, Endpoint, Server, directory, environment, run
+from appliance.lab.programs.program import Dialogue, Endpoint, ServerProgram, directory, environment, run
 
 _CONFIG = """\
 HostKey {home}/host
@@ -70,7 +70,7 @@ def visit(lab: Lab, space: str, keys: Keys, to: Endpoint, command: str, proxy: s
     return process.popen.returncode, said.decode(errors="replace")
 
 
-class OpenSsh(Server):
+class OpenSsh(ServerProgram):
     """sshd at some endpoints. Both ends probe a quiet peer as the sysctls of their namespaces say."""
 
     def __init__(self, lab: Lab, space: str, listen: Sequence[Endpoint]) -> None:

@@ -1,0 +1,326 @@
+"""What Roost needs of this machine: each thing present or missing, and if missing, what to do.
+
+A check is needed at one of three levels:
+
+    required   the appliance does not run without it
+    lab        demo, tests and benches do not run without it
+    advised    Roost runs, but worse
+
+`examine` returns every check's outcome; the machine is fit for the appliance when nothing required is missing.
+"""
+
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from appliance import paths
+from appliance.box import kernel_probe
+
+MINIMUM_KERNEL = (5, 18)
+"""BPF_PROG_RUN in live-frame mode and bpf_xdp_load_bytes arrived with Linux 5.18; Debian 12 has 6.1."""
+
+BTF = Path("/sys/kernel/btf/vmlinux")
+MINIMUM_DESCRIPTORS = 1024
+MINIMUM_MEMORY_MB = 512
+LAB_MEMORY_MB = 2048
+LAB_DESCRIPTORS = 4096
+LAB_CONNTRACK = 65536
+"""The demo's 25,000 clients, their closing connections and a second lab beside it."""
+
+# include/uapi/linux/capability.h
+CAP_NET_BIND_SERVICE, CAP_NET_ADMIN, CAP_NET_RAW = 10, 12, 13
+CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF = 21, 38, 39
+
+PACKAGE_NEEDS = {"build": "required", "run": "required", "lint": "lab", "lab": "lab"}
+"""What a use in vagrant/packages.txt means for the level of the check."""
+
+
+class Need(StrEnum):
+    REQUIRED = "required"
+    LAB = "lab"
+    ADVISED = "advised"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One check: `detail` is what was found, `fix` what to do when it is missing (empty when it is there)."""
+
+    group: str
+    name: str
+    need: Need
+    present: bool
+    detail: str
+    fix: str = ""
+
+
+def outcome(group: str, name: str, need: Need, problem: str | None, fix: str, found: str = "works") -> Outcome:
+    """The outcome of a probe that answers None or a reason."""
+    if problem is None:
+        return Outcome(group, name, need, True, found)
+    return Outcome(group, name, need, False, problem, fix)
+
+
+def kernel_release(release: str) -> tuple[int, int]:
+    """(major, minor) of a `uname -r`; (0, 0) for one that cannot be read."""
+    numbers = release.split(".")
+    try:
+        return int(numbers[0]), int(numbers[1].split("-")[0])
+    except (IndexError, ValueError):
+        return 0, 0
+
+
+def check_kernel() -> Iterator[Outcome]:
+    """Version and features; each feature is tried, not looked up."""
+    newer = "Boot a newer kernel: Debian 12's 6.1 has all of it (apt-get install linux-image-amd64)."
+    release = platform.release()
+    old = None if kernel_release(release) >= MINIMUM_KERNEL else f"Linux {release} is older than 5.18"
+    yield outcome("kernel", "Linux 5.18 or newer", Need.REQUIRED, old, newer, release)
+    known = platform.machine() in kernel_probe.SYSCALLS
+    yield Outcome(
+        "kernel",
+        "processor",
+        Need.REQUIRED,
+        known,
+        platform.machine(),
+        "" if known else f"Roost is built for {' and '.join(kernel_probe.SYSCALLS)} only.",
+    )
+    right = "Run it as root, in no container that lacks the right; a kernel without it must be replaced."
+    probes: list[tuple[str, kernel_probe.Probe, str]] = [
+        ("BPF maps in shared memory", kernel_probe.mappable_array, "CONFIG_BPF_SYSCALL"),
+        ("BPF ring buffer", kernel_probe.ring_buffer, "CONFIG_BPF_SYSCALL"),
+        ("XDP programs", kernel_probe.xdp_program, "CONFIG_BPF_SYSCALL"),
+        ("tc programs", kernel_probe.tc_program, "CONFIG_NET_CLS_BPF"),
+        ("socket lookup programs", kernel_probe.lookup_program, "CONFIG_BPF_SYSCALL"),
+        ("live-frame BPF_PROG_RUN", kernel_probe.live_frames, "CONFIG_BPF_SYSCALL"),
+        ("TCP_REPAIR", kernel_probe.tcp_repair, "CONFIG_CHECKPOINT_RESTORE"),
+        ("membarrier GLOBAL", kernel_probe.membarrier_global, "CONFIG_MEMBARRIER"),
+    ]
+    for name, probe, option in probes:
+        yield outcome("kernel", name, Need.REQUIRED, probe(), f"{right} ({option})")
+    yield from check_namespace()
+    mounted = paths.bpffs_is_mounted()
+    yield outcome(
+        "kernel",
+        f"bpffs on {paths.BPFFS}",
+        Need.REQUIRED,
+        None if mounted else "not mounted",
+        f"mount -t bpf bpffs {paths.BPFFS}   (./roost does it when run as root)",
+        "mounted",
+    )
+    yield outcome(
+        "kernel",
+        "BTF",
+        Need.ADVISED,
+        None if BTF.exists() else f"no {BTF}",
+        "Without it bpftool shows tables as raw bytes. CONFIG_DEBUG_INFO_BTF",
+        "present",
+    )
+
+
+NAMESPACE_CHECKS = (
+    # probe, name, need, fix
+    ("namespace", "network namespaces", Need.LAB, "CONFIG_NET_NS, and root"),
+    ("veth", "veth devices", Need.LAB, "CONFIG_VETH (modprobe veth)"),
+    ("xdp_native", "native XDP on veth", Need.LAB, "The lab falls back to generic XDP; a kernel from 5.9 on has it."),
+    ("xdp_generic", "generic XDP", Need.REQUIRED, "A kernel from 5.9 on has it (BPF links for XDP)."),
+    ("clsact", "tc clsact", Need.REQUIRED, "CONFIG_NET_SCH_INGRESS (modprobe sch_ingress)"),
+    ("tc_egress", "tc BPF on egress", Need.REQUIRED, "CONFIG_NET_CLS_BPF (modprobe cls_bpf)"),
+    ("nat", "nftables with NAT", Need.LAB, "apt-get install nftables; CONFIG_NFT_NAT, CONFIG_NFT_MASQ"),
+)
+
+
+def check_namespace() -> Iterator[Outcome]:
+    """What needs an interface to be tried on. A probe that an earlier failure kept from running is missing too."""
+    answers = kernel_probe.in_a_namespace()
+    reasons = [reason for reason in answers.values() if reason is not None]
+    for key, name, need, fix in NAMESPACE_CHECKS:
+        untried = f"could not be tried: {reasons[0] if reasons else 'no answer'}"
+        yield outcome("kernel", name, need, answers.get(key, untried), fix)
+
+
+def effective_capabilities(status: str) -> int:
+    """The bit set CapEff of a /proc/PID/status."""
+    for line in status.splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def check_privileges() -> Iterator[Outcome]:
+    held = effective_capabilities(Path("/proc/self/status").read_text())
+
+    def has(*alternatives: tuple[int, ...]) -> bool:
+        return any(all(held >> bit & 1 for bit in each) for each in alternatives)
+
+    wanted = [
+        ("CAP_NET_ADMIN", Need.REQUIRED, has((CAP_NET_ADMIN,)), "XDP, tc and TCP_REPAIR"),
+        ("CAP_BPF and CAP_PERFMON", Need.REQUIRED, has((CAP_BPF, CAP_PERFMON), (CAP_SYS_ADMIN,)), "loading programs"),
+        ("CAP_SYS_ADMIN", Need.LAB, has((CAP_SYS_ADMIN,)), "mounting bpffs, network namespaces, live frames"),
+        ("CAP_NET_RAW", Need.LAB, has((CAP_NET_RAW,)), "captures and crafted packets"),
+        ("CAP_NET_BIND_SERVICE", Need.ADVISED, has((CAP_NET_BIND_SERVICE,)), "services on ports below 1024"),
+    ]
+    for name, need, present, use in wanted:
+        detail = use if present else f"not held: needed for {use}"
+        yield Outcome("privileges", name, need, present, detail, "" if present else "sudo ./roost ...")
+
+
+def check_limits() -> Iterator[Outcome]:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = hard == resource.RLIM_INFINITY
+    found = "unlimited" if unlimited else f"{hard:,}: fewer clients than that can be awake at one moment"
+    for need, least in ((Need.REQUIRED, MINIMUM_DESCRIPTORS), (Need.LAB, LAB_DESCRIPTORS)):
+        yield outcome(
+            "limits",
+            f"{least:,} descriptors a process",
+            need,
+            None if unlimited or hard >= least else found,
+            f"Raise the hard limit: ulimit -Hn {least}, or LimitNOFILE= in the unit.",
+            found,
+        )
+    free_mb = available_memory_mb(Path("/proc/meminfo").read_text())
+    for need, least in ((Need.REQUIRED, MINIMUM_MEMORY_MB), (Need.LAB, LAB_MEMORY_MB)):
+        yield outcome(
+            "limits",
+            f"{least:,} MB of free memory",
+            need,
+            None if free_mb >= least else f"{free_mb:,} MB",
+            "Stop something or add memory; smaller tables (see docs/configuration.md) need less.",
+            f"{free_mb:,} MB",
+        )
+    conntrack = Path("/proc/sys/net/netfilter/nf_conntrack_max")
+    if conntrack.exists():  # it appears with the first NAT rule; the kernel's default then is far larger than needed
+        most = int(conntrack.read_text())
+        yield outcome(
+            "limits",
+            f"{LAB_CONNTRACK:,} tracked connections",
+            Need.LAB,
+            None if most >= LAB_CONNTRACK else f"{most:,}",
+            f"sysctl -w net.netfilter.nf_conntrack_max={LAB_CONNTRACK}",
+            f"{most:,}",
+        )
+    yield from check_sysctls(Path("/proc/sys"))
+
+
+def check_sysctls(proc_sys: Path) -> Iterator[Outcome]:
+    """Settings that decide how well sleeping works; `proc_sys` is /proc/sys."""
+    jit = proc_sys / "net/core/bpf_jit_enable"
+    # The file is absent in a namespace and on kernels that always compile.
+    interpreted = jit.exists() and jit.read_text().strip() == "0"
+    yield outcome(
+        "limits",
+        "BPF compiled to machine code",
+        Need.ADVISED,
+        "net.core.bpf_jit_enable = 0" if interpreted else None,
+        "sysctl -w net.core.bpf_jit_enable=1",
+        "yes",
+    )
+    ecn = (proc_sys / "net/ipv4/tcp_ecn").read_text().strip()
+    # TCP_REPAIR cannot restore that ECN was negotiated (RFC 3168): after a sleep we would not echo congestion marks.
+    yield outcome(
+        "limits",
+        "TCP without ECN",
+        Need.ADVISED,
+        None if ecn == "0" else f"net.ipv4.tcp_ecn = {ecn}",
+        "`roost up` sets net.ipv4.tcp_ecn=0 (a woken connection forgets that ECN was agreed on)",
+        "net.ipv4.tcp_ecn = 0",
+    )
+
+
+def available_memory_mb(meminfo: str) -> int:
+    """MemAvailable of a /proc/meminfo, in MB."""
+    for line in meminfo.splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) // 1024
+    return 0
+
+
+def read_package_list(text: str) -> dict[str, str]:
+    """Package -> use, of vagrant/packages.txt."""
+    lines = (line.partition("#")[0].split() for line in text.splitlines())
+    return {fields[0]: fields[1] for fields in lines if len(fields) == 2}
+
+
+def installed_packages(names: list[str]) -> set[str]:
+    """Those of the packages that dpkg has installed."""
+    done = subprocess.run(
+        ["dpkg-query", "-W", "-f", "${db:Status-Abbrev} ${Package}\n", *names],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    rows = (line.split() for line in done.stdout.splitlines())
+    return {row[-1] for row in rows if len(row) >= 2 and row[0][1:2] == "i"}
+
+
+def check_packages() -> Iterator[Outcome]:
+    package_list = paths.package_list()
+    if package_list is None:
+        return  # an installed wheel: what it was built with is not this machine's business
+    if shutil.which("dpkg-query") is None:
+        yield Outcome(
+            "packages",
+            "Debian",
+            Need.ADVISED,
+            False,
+            "this is no Debian system, its packages cannot be checked",
+            f"See that everything in {package_list} is installed.",
+        )
+        return
+    wanted = read_package_list(package_list.read_text())
+    present = installed_packages(list(wanted))
+    for name, use in wanted.items():
+        there = name in present
+        yield Outcome(
+            "packages",
+            name,
+            Need(PACKAGE_NEEDS[use]),
+            there,
+            "installed" if there else "not installed",
+            "" if there else f"apt-get install {name}",
+        )
+
+
+def check_build() -> Iterator[Outcome]:
+    rebuild = "Start ./roost again: it builds what is out of date, and shows the errors."
+    objects = paths.bpf_objects()
+    wanted = [f"{source.name.removesuffix('.c')}.o" for source in paths.bpf_sources()]
+    absent = [name for name in wanted if not (objects / name).is_file()]
+    found = sorted(each.name for each in objects.glob("*.bpf.o")) if objects.is_dir() else []
+    problem = f"missing below {objects}: {', '.join(absent)}" if absent else None if found else f"none in {objects}"
+    yield outcome("build", "BPF objects", Need.REQUIRED, problem, rebuild, ", ".join(found))
+    extension = importlib.util.find_spec("cext._engine")
+    yield outcome(
+        "build",
+        "C extension",
+        Need.REQUIRED,
+        None if extension else "cext._engine is not built",
+        rebuild,
+        Path(extension.origin).name if extension and extension.origin else "present",
+    )
+
+
+def examine() -> list[Outcome]:
+    """Every check, in the order in which a person would mend them. Takes about a second; changes nothing."""
+    return [*check_packages(), *check_build(), *check_privileges(), *check_kernel(), *check_limits()]
+
+
+def is_fit(outcomes: list[Outcome], *needs: Need) -> bool:
+    """Whether nothing of these needs is missing (without any: nothing required)."""
+    return all(each.present for each in outcomes if each.need in (needs or (Need.REQUIRED,)))
+
+
+def machine() -> dict[str, str | int]:
+    """The machine in a few words, for reports."""
+    return {
+        "kernel": platform.release(),
+        "processor": platform.machine(),
+        "cpus": os.cpu_count() or 0,
+        "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+    }

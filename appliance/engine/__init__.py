@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The binding to the C engine: it alone loads the extension, and libbpf with it."""
+
+from __future__ import annotations
+
+from appliance.engine.engine import Engine
+from appliance.engine.library import EngineError, ffi, lib, router_mark, unpin
+
+__all__ = ["Engine", "EngineError", "ffi", "lib", "router_mark", "unpin"]

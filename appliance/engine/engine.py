@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One engine: batches of commands in, batches of events out (cext/base/face.h). Every call releases the GIL."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from errno import ENOSPC
+from typing import Any
+
+from appliance.engine.library import ERR_LEN, EngineError, ffi, lib
+from appliance.engine.marshal import c_service, events_of, fill_record, put_server
+from appliance.wire import (
+    KA,
+    KEY,
+    OVERRIDES_BYTES,
+    PLACES,
+    REST,
+    ROW,
+    Command,
+    EngineOptions,
+    Event,
+    EventType,
+    Key,
+    Op,
+    Record,
+    ServerAddress,
+    ServerStatus,
+    ServiceSpec,
+    transitions,
+    unpack_address,
+)
+
+
+@dataclass(slots=True)
+class _Buffers:
+    events: Any = None
+    capacity: int = 0
+    err: Any = field(default_factory=lambda: ffi.new("char[]", ERR_LEN))
+
+
+class Engine:
+    """One engine: opens or adopts the pinned objects when made.
+
+    submit, find, list, stats and wake may be called from any thread; events from one.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._buffers = _Buffers()
+        pin_dir = ffi.new("char[]", options.pin_dir.encode())
+        bpf_dir = ffi.new("char[]", options.bpf_dir.encode())
+        raw = ffi.new("struct roost_options *")
+        name = ffi.new("char[]", options.name.encode())
+        raw.pin_dir, raw.bpf_dir, raw.name = pin_dir, bpf_dir, name
+        sizes = ("ipv4_slots", "ipv6_slots", "idle_slots", "filter_slots", "ring_bytes")
+        for size in (*sizes, "max_awake", "workers", "next_id", "grow"):
+            setattr(raw, size, getattr(options, size))
+        self._raw = lib.roost_open(raw, self._buffers.err, ERR_LEN)
+        if not self._raw:
+            raise EngineError(self._message())
+
+    def _message(self) -> str:
+        return str(ffi.string(self._buffers.err).decode(errors="replace"))
+
+    def _check(self, result: int) -> int:
+        if result < 0:
+            raise EngineError(self._message() or os.strerror(-result))
+        return result
+
+    def attach(self, ifname: str, mode: str = "auto", servers: bool = False) -> str:
+        """Hears inactive connections on an interface; "native", "generic" or "loopback". servers: the servers' legs of
+        persistent services are heard there, not clients."""
+        name, how = ifname.encode(), mode.encode()
+        self._buffers.err[0] = b"\0"
+        result = self._check(lib.roost_attach(self._raw, name, how, int(servers), self._buffers.err, ERR_LEN))
+        return {1: "native", 2: "generic", 3: "loopback"}[result]
+
+    def add_service(self, spec: ServiceSpec) -> None:
+        """Listens for a service."""
+        self._buffers.err[0] = b"\0"
+        try:
+            self._check(lib.roost_service_add(self._raw, c_service(spec), self._buffers.err, ERR_LEN))
+        except EngineError as error:
+            raise EngineError(f"service at {spec.listen}: {error}") from None
+
+    def update_service(self, spec: ServiceSpec) -> None:
+        """Changes the servers and the policy of a service that is there."""
+        result = lib.roost_service_update(self._raw, c_service(spec))
+        if result == -ENOSPC:
+            raise EngineError(
+                f"the service at {spec.listen} port {spec.listen_port} keeps its servers and policy: too many servers "
+                "that left it still have links; try again when those have ended"
+            )
+        if result < 0:
+            raise EngineError(f"there is no service with index {spec.index}")
+
+    def mark_server(self, service: int, server: ServerAddress, up: bool) -> None:
+        """Lets links go to a server, or not; one that has left the service meanwhile is ignored."""
+        raw = ffi.new("struct roost_server *")
+        put_server(raw, server)
+        lib.roost_server_mark(self._raw, service, raw, int(up))
+
+    def servers(self, service: int) -> list[ServerStatus]:
+        """The servers of a service, those that leave included."""
+        raw = ffi.new("struct roost_server_status[]", PLACES)
+        count = lib.roost_servers_read(self._raw, service, raw, PLACES)
+        return [
+            ServerStatus(
+                (unpack_address(bytes(one.server.address)), one.server.port),
+                bool(one.up),
+                bool(one.leaving),
+                one.links,
+                one.linked,
+                one.failed,
+            )
+            for one in raw[0 : max(count, 0)]
+        ]
+
+    def open_router(self, attach_ports: Sequence[int] = (), wait_ms: int = 0) -> None:
+        """Makes this machine answer for others: call it before transparent services are added. attach_ports: where
+        servers reach clients by address alone. wait_ms: how long they wait for one that is not there."""
+        self._buffers.err[0] = b"\0"
+        self._check(lib.roost_router_open(self._raw, wait_ms, self._buffers.err, ERR_LEN))
+        for port in attach_ports:
+            self._check(lib.roost_router_attach_port(self._raw, port))
+
+    def steer(self, ifname: str, servers: bool) -> None:
+        """Steers what arrives on an interface. servers: servers that may want clients are behind it."""
+        self._buffers.err[0] = b"\0"
+        self._check(lib.roost_router_attach(self._raw, ifname.encode(), int(servers), self._buffers.err, ERR_LEN))
+
+    def link_ports(self, first: int, last: int) -> None:
+        """Where links to the servers of persistent services take their local ports from; before start."""
+        if lib.roost_link_ports(self._raw, first, last) < 0:
+            raise EngineError(f"{first}-{last} is no range of ports")
+
+    def reserve_link_port(self, port: int) -> None:
+        """Keep a port from new links, until unreserve_link_ports; before start."""
+        if lib.roost_link_port_reserve(self._raw, port) < 0:
+            raise EngineError("out of memory")
+
+    def unreserve_link_ports(self) -> None:
+        """New links may have every port of the range again that is not asleep."""
+        lib.roost_link_ports_unreserve(self._raw)
+
+    def start(self) -> None:
+        """Starts the engine thread."""
+        self._buffers.err[0] = b"\0"
+        self._check(lib.roost_start(self._raw, self._buffers.err, ERR_LEN))
+
+    def stop_listening(self) -> None:
+        """Takes no new clients from now on."""
+        lib.roost_stop_listening(self._raw)
+
+    def submit(self, commands: Sequence[Command]) -> None:
+        """Puts a batch of commands in; they are carried out in order. The answers are events."""
+        if not commands:
+            return
+        raw = ffi.new("struct roost_command[]", len(commands))
+        keep = []
+        for place, command in zip(raw, commands, strict=True):
+            place.op, place.cause, place.fd, place.error = int(command.op), command.cause, command.fd, command.error
+            place.count, place.id, place.token = command.count, command.id, command.token
+            if command.record is not None:
+                fill_record(place.record, command.record)
+                if command.record.peer is not None:
+                    fill_record(place.peer, command.record.peer)
+            if command.key is not None:
+                packed = command.key if isinstance(command.key, bytes) else command.key.pack()
+                ffi.memmove(ffi.addressof(place.record, "key"), packed, 36)
+            if command.preamble:
+                if len(command.preamble) > 64:
+                    raise EngineError(f"a preamble of {len(command.preamble)} bytes: at most 64")
+                ffi.memmove(place.preamble, command.preamble, len(command.preamble))
+                place.preamble_len = len(command.preamble)
+            if command.overrides:
+                ffi.memmove(ffi.addressof(place, "overrides"), command.overrides, OVERRIDES_BYTES)
+            if command.early:
+                early = ffi.from_buffer("uint8_t[]", command.early)
+                keep.append(early)
+                place.early, place.early_len = early, len(command.early)
+        result = lib.roost_submit(self._raw, raw, len(commands))
+        if result < 0:
+            raise EngineError(f"the engine did not take {len(commands)} commands: {os.strerror(-result)}")
+
+    def submit_many(
+        self, op: Op, cause: int, ids: Sequence[int] | None = None, keys: Sequence[bytes] | None = None
+    ) -> None:
+        """The same command for many connections, by number or by packed key, without an object for each."""
+        if (ids is None) == (keys is None):
+            raise ValueError("either numbers or keys")
+        count = len(ids if ids is not None else keys or ())
+        raw_ids = ffi.from_buffer("uint64_t[]", array("Q", ids)) if ids is not None else ffi.NULL
+        raw_keys = ffi.from_buffer("struct roost_key[]", b"".join(keys)) if keys is not None else ffi.NULL
+        result = lib.roost_submit_many(self._raw, int(op), cause, raw_ids, raw_keys, count)
+        if result < 0:
+            raise EngineError(f"the engine did not take {count} commands: {os.strerror(-result)}")
+
+    def batch(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]:
+        """Waits up to timeout_ms for events, or until wake(); takes at most max_events. Once there is one it waits up
+        to patience_ms for more, unless somebody waits for what it says (a command's token, a needed record).
+        Transitions that are of interest to the history alone come packed, as ROWS."""
+        if self._buffers.capacity < max_events:
+            self._buffers.events = ffi.new("struct roost_event[]", max_events)
+            self._buffers.capacity = max_events
+        count = lib.roost_events(self._raw, self._buffers.events, max_events, timeout_ms, patience_ms)
+        if not count:
+            return []
+        events = events_of(self._buffers.events, count)
+        standing = [at for at, event in enumerate(events) if event.type == EventType.ROWS]
+        if standing:
+            self._take_rows(events, standing)
+        return events
+
+    def _take_rows(self, events: list[Event], standing: list[int]) -> None:
+        """Gives those events the transitions that they stand for."""
+        count = sum(events[at].count for at in standing)
+        raw = ffi.new("struct roost_row[]", count)
+        taken = lib.roost_rows(self._raw, raw, count)
+        if taken != count:
+            raise EngineError(f"of {count} transitions the engine gave {taken}")
+        rows = bytes(ffi.buffer(raw))
+        begin = 0
+        for at in standing:
+            end = begin + events[at].count * ROW.size
+            events[at] = events[at]._replace(rows=rows[begin:end])
+            begin = end
+
+    def events(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]:
+        """As `batch`, with an event for every transition: more than max_events of them, then."""
+        found: list[Event] = []
+        for event in self.batch(max_events, timeout_ms, patience_ms):
+            if event.type == EventType.ROWS:
+                found.extend(transitions(event.rows))
+            else:
+                found.append(event)
+        return found
+
+    def wake(self) -> None:
+        """Makes a waiting events() return."""
+        lib.roost_wake_events(self._raw)
+
+    def list(self, born: bool = False, sleeping: bool = True) -> Iterator[Event]:
+        """Everything that exists, in any order; to_state is the state, id 0 for SLEEP (the store knows it). What is
+        there from the first to the last comes once, unless a table grows meanwhile or a million others moved. born:
+        those, too, that were born asleep and have not spoken; their id is 0, and there may be millions. sleeping: those
+        in SLEEP."""
+        which = (lib.ROOST_LIST_BORN if born else 0) | (0 if sleeping else lib.ROOST_LIST_WITHOUT_SLEEP)
+        raw = ffi.new("struct roost_event[]", 4096)
+        listing = lib.roost_list_begin(self._raw, which)
+        if not listing:
+            raise EngineError("out of memory")
+        try:
+            while self._raw and not lib.roost_list_done(listing):
+                count = lib.roost_list(self._raw, listing, raw, 4096)
+                yield from events_of(raw, count)
+        finally:
+            if self._raw:  # otherwise it ended with the engine
+                lib.roost_list_end(self._raw, listing)
+
+    def slots_in_sleep(self) -> int:
+        """How many clients in SLEEP have a slot. Looks at every slot: for when nothing moves yet."""
+        return int(lib.roost_slots_in_sleep(self._raw))
+
+    def find_peer(self, key: bytes) -> Record | None:
+        """The server's leg of an IDLE pair, by its client's packed key."""
+        raw_key, raw = ffi.new("struct roost_key *"), ffi.new("struct roost_record *")
+        ffi.memmove(raw_key, key, 36)
+        if not lib.roost_find_peer(self._raw, raw_key, raw):
+            return None
+        parts = (("key", KEY.size), ("ka", KA.size), ("rest", REST.size))
+        key, ka, rest = (bytes(ffi.buffer(ffi.addressof(raw, part), size)) for part, size in parts)
+        return Record(key, ka, rest)
+
+    def find_overrides(self, key: bytes, number: int) -> dict[str, int]:
+        """What the connection with this packed key and number set in band, as far as it did: intervals (0: never), and
+        whether it is always active."""
+        raw_key, raw = ffi.new("struct roost_key *"), ffi.new("struct roost_overrides *")
+        ffi.memmove(raw_key, key, 36)
+        if not lib.roost_find_overrides(self._raw, raw_key, number, raw):
+            return {}
+        intervals = zip(("active_quiet_ms", "standby_quiet_ms", "idle_quiet_ms"), raw.quiet_ms, strict=True)
+        values = [*intervals, ("probe_interval_s", raw.probe_interval_s)]
+        found = {name: int(value) for bit, (name, value) in enumerate(values) if raw.given & 1 << bit}
+        return found | ({"always_active": 1} if raw.always_active else {})
+
+    def find(self, key: Key) -> Event | None:
+        """The connection of a 4-tuple, or None; to_state is its state."""
+        raw_key, raw = ffi.new("struct roost_key *"), ffi.new("struct roost_event *")
+        ffi.memmove(raw_key, key.pack(), 36)
+        return events_of(raw, 1)[0] if lib.roost_find(self._raw, raw_key, raw) else None
+
+    def states(self, keys: bytes) -> bytes:
+        """The states of the connections with these packed keys, one after the other, a byte each: 0 where there is
+        none, PERHAPS added where it may be asleep without a slot."""
+        raw = ffi.new("uint8_t[]", len(keys) // KEY.size)
+        lib.roost_states(self._raw, ffi.from_buffer("struct roost_key[]", keys), len(raw), raw)
+        return bytes(ffi.buffer(raw))
+
+    def find_client(self, address: bytes, port: int, local: bytes) -> Sequence[Event]:
+        """The connection of a client's packed address and port, whichever service it came in by; where none is known,
+        every one that may be asleep without a slot (`perhaps`). local: packed addresses of this machine, one after the
+        other, for services that listen on all of them."""
+        room = 16
+        while True:
+            raw = ffi.new("struct roost_event[]", room)
+            found = lib.roost_find_client(self._raw, address, port, local, len(local) // 16, raw, room)
+            if found < room:
+                return events_of(raw, found)
+            room *= 4
+
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges by name."""
+        raw = ffi.new("struct roost_stats *")
+        lib.roost_stats_read(self._raw, raw)
+        result: dict[str, int] = {}
+        index = 0
+        while name := lib.roost_stat_name(index):
+            result[ffi.string(name).decode()] = raw.value[index]
+            index += 1
+        return result
+
+    def memory(self) -> int:
+        """Bytes of kernel memory in our maps and programs, as the kernel accounts them."""
+        return int(lib.roost_memory(self._raw))
+
+    def stop(self) -> None:
+        """Stops the engine thread; sockets stay until close()."""
+        lib.roost_stop(self._raw)
+
+    def close(self) -> None:
+        """Frees the engine. Awake connections are closed; sleeping ones stay in the pinned table."""
+        if self._raw:
+            raw, self._raw = self._raw, None
+            lib.roost_close(raw)

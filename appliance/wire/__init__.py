@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's types as Python has them, without the C extension: keys, records, commands, events, settings.
+
+Whoever reads a record, a row of the store or the configuration needs these alone; appliance/engine is the binding.
+"""
+
+from __future__ import annotations
+
+from appliance.wire.addresses import ServerAddress, endpoint_text, pack_address, unpack_address
+from appliance.wire.messages import (
+    OVERRIDES,
+    OVERRIDES_BYTES,
+    PERHAPS,
+    ROW,
+    Command,
+    Event,
+    EventType,
+    Op,
+    Verb,
+    transitions,
+)
+from appliance.wire.record import KA, KEY, NO_REST, REST, Key, Record
+from appliance.wire.settings import (
+    PLACES,
+    SERVERS_MAX,
+    WAITING_MAX,
+    Balance,
+    Born,
+    EngineOptions,
+    SecondServer,
+    ServerStatus,
+    ServiceSpec,
+    default_workers,
+)
+
+__all__ = [
+    "KA",
+    "KEY",
+    "NO_REST",
+    "OVERRIDES",
+    "OVERRIDES_BYTES",
+    "PERHAPS",
+    "PLACES",
+    "REST",
+    "ROW",
+    "SERVERS_MAX",
+    "WAITING_MAX",
+    "Balance",
+    "Born",
+    "Command",
+    "EngineOptions",
+    "Event",
+    "EventType",
+    "Key",
+    "Op",
+    "Record",
+    "SecondServer",
+    "ServerAddress",
+    "ServerStatus",
+    "ServiceSpec",
+    "Verb",
+    "default_workers",
+    "endpoint_text",
+    "pack_address",
+    "transitions",
+    "unpack_address",
+]

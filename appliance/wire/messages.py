@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes between the control plane and the engine: commands in, events out (cext/base/types.h).
+
+The numbers are those of the C headers (tests/unit/test_wire.py holds them together).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from appliance.wire.record import KA, REST, Key, Record
+
+ROW: Final = struct.Struct("=QQ36sHBBB7xQQQ")
+"""A transition that is of interest to the history alone (struct roost_row): id, at_ms, key, service, from, to, cause,
+rx, tx, gap."""
+
+OVERRIDES: Final = struct.Struct("=3IIBBH")
+"""struct roost_overrides: quiet_ms of ACTIVE, STANDBY and IDLE, probe_interval_s, given, always_active, unused."""
+
+OVERRIDES_BYTES: Final = OVERRIDES.size
+
+PERHAPS: Final = 0x80
+"""ROOST_PERHAPS, of Engine.states: the connection may be asleep without a slot."""
+
+
+class Op(IntEnum):
+    """Commands (enum roost_op)."""
+
+    STANDBY = 1
+    IDLE = 2
+    SLEEP = 3
+    WAKE = 4
+    CLOSE = 5
+    ATTACH = 6
+    RESTORE = 7
+    INSERT = 9
+    PRESSURE = 10
+    ANSWER = 11
+    TELL = 12
+    OVERRIDE = 13
+    PERHAPS = 14
+
+
+class EventType(IntEnum):
+    """Events (enum roost_event_type)."""
+
+    TRANSITION = 1
+    QUIET = 2
+    SLEEP_DUE = 3
+    NEED_RECORD = 4
+    REFUSED = 5
+    PRESSURE = 6
+    FATAL = 7
+    SERVER_DOWN = 8
+    IN_BAND = 9
+    OVERRIDES = 10
+    DONE = 11
+    ROWS = 12
+    PERHAPS = 13
+    ILLEGAL = 14
+
+
+class Verb(IntEnum):
+    """What an end asks for in band, as far as it can be allowed or not (enum roost_inband_verb)."""
+
+    PING = 2
+    DONE = 3
+    QUIET = 4
+    KEEPALIVE = 5
+    ALWAYS_ACTIVE = 6
+    NAME = 7
+    SLEEP = 8
+    STATUS = 9
+
+
+@dataclass(slots=True)
+class Command:
+    """One command (struct roost_command)."""
+
+    op: Op
+    cause: int = 0
+    id: int = 0
+    key: Key | bytes | None = None
+    record: Record | None = None
+    fd: int = -1
+    error: int = 0
+    count: int = 0
+    token: int = 0
+    preamble: bytes = b""
+    early: bytes = b""
+    overrides: bytes = b""
+
+
+class Event(NamedTuple):
+    """One event (struct roost_event). A tuple, since there may be many of them: it is made in half the time."""
+
+    type: int
+    from_state: int
+    to_state: int
+    cause: int
+    op: int
+    error: int
+    count: int  # type: ignore[assignment]  # and not the method of a tuple
+    id: int
+    token: int
+    at_ms: int
+    rx_bytes: int
+    tx_bytes: int
+    gap_ms: int
+    record: Record
+    rows: bytes = b""
+    """Of ROWS: `count` transitions, packed (ROW)."""
+
+    @property
+    def service(self) -> int:
+        """Index of the service the connection came in by."""
+        return self.record.service
+
+    @property
+    def perhaps(self) -> bool:
+        """Of what `find` and `find_client` return: it may be asleep without a slot, and its row alone can tell."""
+        return self.count == 1
+
+    @property
+    def name(self) -> str:
+        """Of IN_BAND: the name that an end asks for, "" with another verb."""
+        return (self.record.ka + self.record.rest).split(b"\0", 1)[0].decode("ascii")
+
+    @property
+    def overrides(self) -> bytes:
+        """Of OVERRIDES: struct roost_overrides as it is."""
+        return self.record.ka[:OVERRIDES_BYTES]
+
+
+def transitions(rows: bytes) -> Iterator[Event]:
+    """The transitions of an event of type ROWS, each as the event it stands for."""
+    for number, at_ms, key, service, source, target, cause, rx_bytes, tx_bytes, gap_ms in ROW.iter_unpack(rows):
+        ka = KA.pack(0, 0, 0, 0, 0, 0, 0, 0, 0, service, 0)
+        record = Record(key, ka, REST.pack(number, 0, 0, 0, 0, 0, 0, 0, 0))
+        yield Event(
+            EventType.TRANSITION, source, target, cause, 0, 0, 0, number, 0, at_ms, rx_bytes, tx_bytes, gap_ms, record
+        )

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine is set up with: its sizes and places, the services with their policy, and how servers stand.
+
+The numbers are those of the C headers (tests/unit/test_wire.py holds them together).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final
+
+from appliance.wire.addresses import ServerAddress
+
+SERVERS_MAX: Final = 32
+"""ROOST_SERVERS_MAX: servers of one service."""
+
+PLACES: Final = 64
+"""ROOST_PLACES: servers of one service, and those that have left it but still have links."""
+
+WAITING_MAX: Final = 1024
+"""ROOST_WAITING_MAX: servers that wait for a client, each with a descriptor."""
+
+
+class Balance(IntEnum):
+    """Which server of a service a link goes to (enum roost_balance)."""
+
+    LEAST_CONNECTIONS = 0
+    SOURCE_HASH = 1
+
+
+class SecondServer(IntEnum):
+    """What becomes of a server that wants a client which is linked (enum roost_second_server)."""
+
+    REFUSED = 0
+    WAITS = 1
+    TAKES_OVER = 2
+
+
+class Born(IntEnum):
+    """Whether clients may be born asleep (enum roost_born of ebpf/shared/birth.h)."""
+
+    NEVER = 0
+    STORM = 1
+    ALWAYS = 2
+
+
+def default_workers() -> int:
+    """Threads that help the engine thread to freeze and thaw in bulk: it has one of the processors itself."""
+    return len(os.sched_getaffinity(0)) - 1
+
+
+@dataclass(slots=True)
+class EngineOptions:
+    """Sizes and places (struct roost_options)."""
+
+    pin_dir: str
+    bpf_dir: str
+    ipv4_slots: int = 131072
+    ipv6_slots: int = 16384
+    idle_slots: int = 131072
+    filter_slots: int = 0
+    ring_bytes: int = 4 << 20
+    max_awake: int = 8192
+    workers: int = field(default_factory=default_workers)
+    next_id: int = 1
+    grow: bool = False
+    name: str = ""
+
+
+@dataclass(slots=True)
+class ServiceSpec:
+    """A service and its policy (struct roost_service); times in the units of the names, 0 = never. No servers: a link
+    goes to the one that the client connected to."""
+
+    index: int
+    listen: str
+    listen_port: int
+    servers: tuple[ServerAddress, ...]
+    standby_quiet_ms: int = 0
+    idle_quiet_ms: int = 0
+    sleep_quiet_ms: int = 0
+    connect_timeout_ms: int = 10000
+    probe_interval_s: int = 0
+    probe_retry_s: int = 10
+    probe_count: int = 3
+    close_with_server: bool = False
+    transparent: bool = False
+    persistent: bool = False
+    unreachable: bool = False
+    as_client: bool = False
+    fail_closed: bool = False
+    proxy_header: int = 0
+    balance: int = Balance.LEAST_CONNECTIONS
+    max_fails: int = 0
+    second_server: int = SecondServer.REFUSED
+    second_server_ms: int = 10000
+    in_band_clients: int = 0
+    in_band_servers: int = 0
+    in_band_forward: bool = False
+    in_band_stay: bool = False
+    born: int = Born.NEVER
+    born_rate: int = 0
+    no_keepalives: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """A server of a service (struct roost_server_status); linked and failed count links since it is there."""
+
+    server: ServerAddress
+    up: bool
+    leaving: bool
+    links: int
+    linked: int
+    failed: int

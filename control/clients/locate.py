@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding a connection: by its number, by ``client-address:port``, or by its name with the domain.
+
+Where it is found depends on its state: awake and IDLE ones by the engine, the numbers of SLEEP ones by the store alone.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from errno import EIO, ELOOP, ENOENT, ENOTCONN
+
+from appliance.frontends.target import Address, Name, Target, parse_address
+from appliance.wire import Event, Key, pack_address
+from control.clients.local_addresses import LocalAddresses
+from control.clients.registry import Named, Registry
+from control.config import Service, parse_endpoint
+from control.core.errors import OperationError
+from control.core.ports import EnginePort
+from control.core.states import State
+from control.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A connection that was found; id 0 when it is unknown (SLEEP without a database)."""
+
+    id: int
+    state: State
+    event: Event
+
+    @property
+    def key(self) -> Key:
+        return self.event.record.key
+
+
+def sleeping_ids(store: Store, keys: list[bytes]) -> dict[bytes, int]:
+    """key -> number of those that sleep. Without the database there are none: the table can still be shown, and the
+    status says that the database is missing."""
+    if not keys or store.status.error:
+        return {}
+    return store.sleeping_ids(keys)
+
+
+class Locator:
+    """services: by number, as the daemon keeps them. domain: of names. attach_at: where servers ask for clients.
+    `find` and `wanted` are for servers, `locate` is for the operator and may block for as long as engine and database
+    take."""
+
+    def __init__(self, engine: EnginePort, store: Store, names: Registry, services: Mapping[int, Service], domain: str,
+                 attach_at: Iterable[str]) -> None:  # fmt: skip
+        self._engine = engine
+        self._store = store
+        self._names = names
+        self._services = services
+        self._domain = domain
+        listens = [*attach_at, *(service.listen for service in services.values())]  # a reload does not change them
+        self._listens = [(ipaddress.ip_address(where), port) for where, port in map(parse_endpoint, listens)]
+        self._addresses = LocalAddresses()
+
+    # -- for servers --------------------------------------------------------------------------------------------------
+
+    def find(self, target: Target) -> Key:
+        """The 4-tuple of the client that a server wants. Raises OSError: ENOENT, ENOTCONN, ELOOP or EIO, as
+        appliance.frontends.handshake.ANSWERS explains them."""
+        return self.wanted(target)[0].record.key
+
+    def wanted(self, target: Target) -> list[Event]:
+        """The connection that is meant, or those of which one may be (`perhaps`); raises as `find` does."""
+        if isinstance(target, Address):
+            if self._is_own(target):
+                raise OSError(ELOOP, "the target is the appliance itself")
+            if not (events := self._find(target.host, target.port)):
+                raise OSError(ENOENT, "no such connection")
+            return self._reachable(events)
+        if target.text == "localhost" or target.text.endswith(".localhost"):  # RFC 6761 6.3
+            raise OSError(ELOOP, "the target is the appliance itself")
+        if not self._names.loaded:
+            raise OSError(EIO, "names cannot be read")
+        if (named := self._named(target)) is None:
+            raise OSError(ENOENT, "no such name")
+        if (event := self._event_of(named)) is None:
+            raise OSError(ENOTCONN, "the client of this name is not connected")
+        return self._reachable([event])
+
+    def _reachable(self, events: Sequence[Event]) -> list[Event]:
+        """They; but a server must not speak to an agent, which obeys what it is told on its control connection."""
+        reachable = [event for event in events if not self._is_of_an_agent(event)]
+        if not reachable:
+            raise OSError(ELOOP, "the target is an agent's connection to the appliance itself")
+        return reachable
+
+    def _is_of_an_agent(self, event: Event) -> bool:
+        service = self._services.get(event.service)
+        return service is not None and service.kind == "agents"
+
+    def _named(self, target: Name) -> Named | None:
+        name, dot, domain = target.text.rpartition(f".{self._domain}")
+        return self._names.find(name) if dot and not domain else None
+
+    def _event_of(self, named: Named) -> Event | None:
+        """The connection of a name, if it lives."""
+        event = self._engine.find(Key.unpack(named.key)) if named.connected else None
+        return event if event is not None and (event.id or event.record.id) in (0, named.id) else None
+
+    def _is_own(self, target: Address) -> bool:
+        """Whether the address is one that this appliance listens on."""
+        ip = ipaddress.ip_address(target.host)
+        for listening, port in self._listens:
+            if port != target.port or listening.version != ip.version:
+                continue
+            everywhere = listening.is_unspecified and (ip.is_loopback or self._addresses.has(target.host))
+            if ip == listening or ip.is_unspecified or everywhere:
+                return True
+        return False
+
+    def _find(self, address: str, port: int) -> Sequence[Event]:
+        return self._engine.find_client(pack_address(address), port, self._addresses.packed())
+
+    def has_address(self, address: str) -> bool:
+        """Whether this machine has the address."""
+        return self._addresses.has(address)
+
+    # -- for the operator ---------------------------------------------------------------------------------------------
+
+    def locate(self, name: str) -> Located:
+        """The connection with this number, ``client-address:port``, or name with its domain."""
+        event: Event | None = None
+        number = 0
+        if name.isascii() and name.isdigit():
+            number = int(name)
+            event = self._asleep_numbered(number)
+            if event is None and number:
+                event = next((one for one in self._engine.list() if number in (one.id, one.record.id)), None)
+                event = event or self._asleep_numbered(number)  # since it went to SLEEP meanwhile
+        elif name.lower().endswith(f".{self._domain}"):
+            if (named := self._named(Name(name.lower()))) is not None:
+                event, number = self._event_of(named), named.id
+        else:
+            try:
+                client = parse_address(name)
+            except ValueError:
+                message = f'"{name}" is no number of a connection, no client-address:port, and no client\'s name.'
+                raise OperationError(400, f"{message}{self._domain}") from None
+            event = self._asleep_among(self._find(client.host, client.port))
+        key = event.record.key_raw if event is not None else b""
+        if event is not None:
+            number = number or event.id or event.record.id or sleeping_ids(self._store, [key]).get(key, 0)
+            if event.perhaps and not number and not self._store.status.error:
+                event = None  # a false positive of the filter
+        if event is None:
+            raise OperationError(404, f'no connection "{name}"')
+        return Located(number, State(event.to_state), event)
+
+    def _asleep_numbered(self, number: int) -> Event | None:
+        """The connection that a row of `sleeping` is about."""
+        if self._store.status.error or not 0 < number < 2**63 or not (row := self._store.sleeping_by_id(number)):
+            return None
+        event = self._engine.find(Key.unpack(row.key))
+        # The row may be about to be removed, and its 4-tuple another connection's by now.
+        return event if event is not None and event.id in (0, number) else None
+
+    def _asleep_among(self, events: Sequence[Event]) -> Event | None:
+        """Of several that may be asleep, the one that has a row; without the database, the first."""
+        ids = sleeping_ids(self._store, [event.record.key_raw for event in events]) if len(events) > 1 else {}
+        return next((event for event in events if event.record.key_raw in ids), events[0] if events else None)

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections and transitions as people and programs read them: lists, one with all that is known, history."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from appliance.wire import KA, REST, Event, Key
+from control.clients.locate import Locator, sleeping_ids
+from control.clients.registry import Registry
+from control.config import Service
+from control.core.ports import EnginePort
+from control.core.states import INACTIVE, Cause, State
+from control.store import records
+from control.store.store import Store
+
+CHUNK: Final = 500
+"""Connections in one chunk of a list."""
+
+
+class View:
+    """services: by number, as the daemon keeps them. Everything may block for as long as engine and database take."""
+
+    def __init__(self, engine: EnginePort, store: Store, names: Registry, services: Mapping[int, Service],
+                 locator: Locator) -> None:  # fmt: skip
+        self._engine = engine
+        self._store = store
+        self._names = names
+        self._services = services
+        self._locator = locator
+
+    def service_name(self, index: int) -> str:
+        """Of a service that is configured; else its number, ``#7``."""
+        service = self._services.get(index)
+        return service.name if service else f"#{index}"
+
+    # -- connections --------------------------------------------------------------------------------------------------
+
+    def connections(
+        self, state: State | None = None, client: str = "", limit: int | None = None
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Chunks of connections: of one state if given, whose ``address:port`` begins with `client`."""
+        left = limit if limit is not None else -1
+        chunk: list[Event] = []
+        for event in itertools.chain(self._engine.list(born=True), self._without_slot(state)):
+            if left == 0:
+                break
+            if state is not None and event.to_state != state:
+                continue
+            if client and not event.record.key.client_text.startswith(client):
+                continue
+            chunk.append(event)
+            left -= 1
+            if len(chunk) == CHUNK:
+                yield self._rows(chunk)
+                chunk = []
+        if chunk:
+            yield self._rows(chunk)
+
+    def _without_slot(self, state: State | None) -> Iterator[Event]:
+        """The connections in SLEEP of which nothing is in memory, in the form in which the engine lists the others."""
+        if state not in (None, State.SLEEP) or self._store.status.error:
+            return
+        if not self._engine.stats().get("filter_members"):
+            return
+        after = b""
+        while page := self._store.sleeping_rows(after):
+            after = page[-1].key
+            for row in page:
+                event = self._engine.find(Key.unpack(row.key))
+                if event is not None and event.perhaps:
+                    yield event._replace(id=row.id)
+
+    def _rows(self, events: list[Event]) -> list[dict[str, Any]]:
+        asleep = [event.record.key_raw for event in events if event.to_state == State.SLEEP]
+        ids = sleeping_ids(self._store, asleep)
+        return [self._row(event, event.id or ids.get(event.record.key_raw, 0)) for event in events]
+
+    def _row(self, event: Event, number: int) -> dict[str, Any]:
+        key = event.record.key
+        return {
+            "id": number or event.record.id or None,
+            "name": self._names.name_at(event.record.key_raw),
+            "state": State(event.to_state).label,
+            "client": key.client_text,
+            "local": key.local_text,
+            "service": self.service_name(event.record.service),
+            "quiet_s": round(event.gap_ms / 1000, 3) if event.to_state != State.SLEEP or event.gap_ms else None,
+        }
+
+    def show(self, name: str) -> dict[str, Any]:
+        """Everything known about one connection."""
+        located = self._locator.locate(name)
+        shown = self._row(located.event, located.id)
+        record = located.event.record
+        rest = record.rest
+        if located.state in INACTIVE and len(record.ka) == KA.size and not located.event.perhaps:
+            ka = KA.unpack(record.ka)
+            shown["keep_alive"] = {
+                "snd_nxt": ka[1],
+                "rcv_nxt": ka[2],
+                "ts_offset": ka[3],
+                "ts_recent": ka[4],
+                "heard_s_ago": record.silence_s,
+                "window": ka[6],
+                "probe_interval_s": ka[7],
+                "probes_unanswered": record.probes_unanswered,
+            }
+        if located.state is State.SLEEP and not self._store.status.error:
+            row = self._store.sleeping_by_id(located.id) if located.id else None
+            if row is not None:
+                record = records.unpack(row.key, row.ka + row.rest)
+                rest = record.rest
+                shown["slept_at_ms"] = row.slept_at
+        if located.state in INACTIVE and len(rest) == REST.size and any(rest):
+            values = REST.unpack(rest)
+            shown["record"] = {"snd_wnd": values[2], "max_window": values[3], "mss": values[5]}
+            shown["quiet_s"] = round(max(time.monotonic() * 1000 - values[1], 0) / 1000, 3)
+        if located.state in INACTIVE and record.paired:
+            peer = record.peer or self._engine.find_peer(record.key_raw)
+            shown["server"] = peer.key.client_text if peer else None
+        if set_in_band := self._engine.find_overrides(record.key_raw, located.id):
+            shown["in_band"] = set_in_band
+        if located.id and not self._store.status.error:
+            shown["history"] = [self.transition_row(row) for row in self._store.history_of(located.id)]
+        return shown
+
+    # -- history ------------------------------------------------------------------------------------------------------
+
+    def recent(self, limit: int) -> list[dict[str, Any]]:
+        """The last transitions in the history, oldest first."""
+        return [self.transition_row(row) for row in self._store.recent_history(limit)]
+
+    def transition_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row of history as people and programs read it."""
+        return {
+            "at_ms": row["at"],
+            "id": row["id"],
+            "client": row["client"],
+            "service": self.service_name(row["service"]),
+            "from": State(row["from"]).label,
+            "to": State(row["to"]).label,
+            "cause": Cause(row["cause"]).label,
+            "rx_bytes": row["rx_bytes"],
+            "tx_bytes": row["tx_bytes"],
+            "gap_ms": row["gap_ms"],
+        }
+
+    def transition_event(self, event: Event) -> dict[str, Any]:
+        """A transition as it happens, in the form of `transition_row`."""
+        row = {"at": event.at_ms, "id": event.id, "client": event.record.key.client_text}
+        row |= {"service": event.record.service, "from": event.from_state, "to": event.to_state, "cause": event.cause}
+        row |= {"rx_bytes": event.rx_bytes, "tx_bytes": event.tx_bytes, "gap_ms": event.gap_ms}
+        return self.transition_row(row)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ports: what parts of the control plane need of the engine, and of the dispatcher that stands above them.
+
+appliance.engine.Engine and control.dispatch.Dispatcher have these methods; the tests bring engines without a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from appliance.wire import Command, Event, Key, Record, ServerAddress, ServerStatus
+from control.core.states import State
+
+BATCH: Final = 512
+"""Commands or events in one call of the engine. It is small, so that a record which is needed while a burst is worked
+off waits for one batch alone."""
+
+
+class EnginePort(Protocol):
+    """The engine, as far as it deals with connections."""
+
+    def submit(self, commands: Sequence[Command]) -> None: ...
+    def batch(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]: ...
+    def wake(self) -> None: ...
+    def list(self, born: bool = False, sleeping: bool = True) -> Iterator[Event]: ...
+    def slots_in_sleep(self) -> int: ...
+    def find(self, key: Key) -> Event | None: ...
+    def find_client(self, address: bytes, port: int, local: bytes) -> Sequence[Event]: ...
+    def states(self, keys: bytes) -> bytes: ...
+    def stats(self) -> dict[str, int]: ...
+    def memory(self) -> int: ...
+    def find_peer(self, key: bytes) -> Record | None: ...
+    def find_overrides(self, key: bytes, number: int) -> dict[str, int]: ...
+
+
+class ServersPort(Protocol):
+    """The engine, as far as it deals with servers."""
+
+    def mark_server(self, service: int, server: ServerAddress, up: bool) -> None: ...
+    def servers(self, service: int) -> list[ServerStatus]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a command ended: error is 0 or an errno; state is where the connection is then."""
+
+    error: int
+    state: int = int(State.NONE)
+    id: int = 0
+
+
+class CommandsPort(Protocol):
+    """Commands with an answer. Either future is done when the connection reaches one of `states` (SLEEP), or the
+    command is refused, or after timeout_s (ETIMEDOUT)."""
+
+    def command(
+        self, command: Command, states: Iterable[State], timeout_s: float, first: Sequence[Command] = ()
+    ) -> Future[Outcome]: ...
+    def sleep(self, record: Record, timeout_s: float) -> Future[Outcome]: ...
+
+
+Listener = Callable[[Iterable[Event]], None]
+"""Is called with each batch of transitions, in the dispatcher's thread: it may not block."""
+
+
+class TransitionsPort(Protocol):
+    """The transitions of all connections, as they happen; `listen` returns how to end it."""
+
+    def listen(self, listener: Listener) -> Callable[[], None]: ...
+
+
+class DispatcherPort(CommandsPort, TransitionsPort, Protocol):
+    """Both."""

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon: its parts are made and wired here, started in order, and ended.
+
+Threads: the engine's own (C), the dispatcher (events and decisions), the store's writer, names that are asked for in
+band, reconciling at start, and the main thread with an event loop (serving.py).
+
+Order at start: lock, listening sockets, store, engine (adopts the pinned table), inventory *before* the engine runs,
+since until then nothing moves and what the table and the store say can be compared; then the engine, then the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import ssl
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from appliance import __version__
+from appliance.box.router import RouterError, close_routes
+from appliance.engine import Engine
+from appliance.wire import EngineOptions, EventType
+from control import config as configuration
+from control.channel.operations import Operations
+from control.channel.status import Status
+from control.clients.in_band_requests import InBandRequests
+from control.clients.in_band_settings import InBandSettings
+from control.clients.locate import Locator
+from control.clients.moving import Moving
+from control.clients.naming import Naming
+from control.clients.registry import Registry
+from control.clients.view import View
+from control.config import Config
+from control.core.states import State
+from control.daemon import engine_setup
+from control.daemon.end import End, freeze_all
+from control.daemon.error import DaemonError
+from control.daemon.health import Health
+from control.daemon.inventory import take_inventory
+from control.daemon.limits import descriptor_share, spare_descriptors
+from control.daemon.listeners import Listeners
+from control.daemon.lock import InstanceLock
+from control.daemon.reconcile import Reconciler
+from control.daemon.services import Services
+from control.daemon.serving import Serving
+from control.dispatch.dispatcher import Dispatcher
+from control.reach.reach import Reach
+from control.reach.tls import server_context
+from control.store.store import Store, boot_id
+
+log = logging.getLogger("roost.daemon")
+
+SWITCH_INTERVAL_S: Final = 0.0002
+"""A client that wakes from SLEEP needs the interpreter some four times. With Python's 5 ms each of them could wait that
+long for the store's writer; this keeps the whole within the 10 ms that a wake-up may take."""
+
+
+class Daemon:
+    """One instance. `run` returns the exit status: 0 asleep in good order, 1 with a reason in the log."""
+
+    def __init__(self, path: str, config: Config, engine_type: Callable[[EngineOptions], Engine] = Engine) -> None:
+        self._path = path
+        self._config = config
+        self._engine_type = engine_type
+        self._end = End()
+        self._dispatcher: Dispatcher
+
+    def run(self) -> int:
+        """Start, serve until told to end, end."""
+        config = self._config
+        if not config.service:
+            raise DaemonError(f"{self._path}: there is no [[service]]; at least one is needed")
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        max_awake = config.table.max_awake or descriptor_share(spare_descriptors(config))
+        lock = InstanceLock(config)
+        listeners = Listeners()
+        try:
+            listeners.bind(config)
+            store = self._open_store()
+            numbers = store.service_indexes([service.name for service in config.service])
+            services = Services(self._path, config, numbers, listeners.links_at)
+            engine = self._engine_type(engine_setup.options(config, max_awake, store.next_id()))
+            try:
+                return self._run_engine(engine, store, services, listeners, max_awake)
+            finally:
+                engine.close()
+        finally:
+            listeners.close()
+            lock.release()
+
+    def _open_store(self) -> Store:
+        history = self._config.history
+        store = Store(
+            self._config.database_url,
+            lambda slept: self._dispatcher.slept(slept),
+            keep_days=history.keep_days,
+            batch=history.batch,
+        )
+        if error := store.open():
+            log.error("SLEEP is off until the database can be used (it is tried again and again): %s", error)
+        return store
+
+    def _run_engine(
+        self, engine: Engine, store: Store, services: Services, listeners: Listeners, max_awake: int
+    ) -> int:
+        config = self._config
+        tls = _tls(config)
+        interfaces = engine_setup.set_up(engine, config, services.specs())
+        persistent = {n for n, service in services.by_number.items() if service.interface == "persistent"}
+        dispatcher = self._dispatcher = Dispatcher(engine, store, max_awake, self._end.fail, persistent)
+        found = take_inventory(engine, store, boot_id())
+        dispatcher.states = list(found.states)
+        for port in found.ports:
+            engine.reserve_link_port(port)
+        health = Health(engine)
+        dispatcher.handle(EventType.SERVER_DOWN, health.link_failed)
+        names = Registry(store, engine)
+        names.load()
+        dispatcher.listen(names.hear)
+        settings = InBandSettings(store, engine)
+        settings.load()
+        dispatcher.listen(settings.hear)
+        dispatcher.handle(EventType.OVERRIDES, settings.keep)
+        requests = InBandRequests(engine, names, config.attach.domain)
+        dispatcher.handle(EventType.IN_BAND, requests.ask)
+        locator = Locator(engine, store, names, services.by_number, config.attach.domain, config.attach.listen)
+        reach = Reach(config, engine, dispatcher, store, names, services.by_number, services.policies, locator, tls)
+        reach.load()
+        span = (0, 0) if store.status.error else store.begin_run()
+        store.start()
+        engine.start()
+        reconciler = Reconciler(engine, store, dispatcher, names, settings, reach, self._end, found, span)
+        dispatching = _thread("dispatch", dispatcher.run)
+        _thread("in-band", requests.run)
+        _thread("reconcile", reconciler.run)
+        facts: dict[str, Any] = {
+            "instance": config.instance,
+            "version": __version__,
+            "pid": os.getpid(),
+            "max_awake": max_awake,
+            "interfaces": interfaces,
+            "pin_dir": config.pin_dir,
+            "database": config.database_url.rpartition("@")[2],
+        }
+        operations = Operations(
+            status=Status(engine, store, dispatcher, services.by_number, health.rows, reach.counts, facts),
+            view=View(engine, store, names, services.by_number, locator),
+            naming=Naming(store, names, locator, config.attach.domain),
+            moving=Moving(engine, store, dispatcher, locator),
+            agents=reach.agents.clients,
+            dialled=reach.dialled.all,
+        )
+        serving = Serving(config, operations, dispatcher, reach, health, services, listeners, facts,
+                          lambda: services.reload(engine), self._end)  # fmt: skip
+        try:
+            asyncio.run(serving.run())
+        finally:
+            if not self._end.reason:
+                freeze_all(engine, dispatcher, self._end)
+            engine.stop_listening()  # a client that comes while the store writes is not taken in to be reset
+            engine.stop()
+            dispatcher.stop()
+            dispatching.join(5)
+            dispatcher.drain()
+            requests.stop()
+            store.close()
+        return self._ended(max(dispatcher.states[State.IDLE] + dispatcher.states[State.SLEEP], 0))
+
+    def _ended(self, asleep: int) -> int:
+        if self._end.reason:
+            log.critical("the daemon ends: %s", self._end.reason)
+            return 1
+        log.info("ended; %d connections stay asleep", asleep)
+        router = self._config.router
+        if router.lan and router.fail == "open" and not asleep:  # "closed" needs them to refuse
+            try:
+                close_routes()
+            except RouterError as error:
+                log.warning("%s", error)
+        return 0
+
+
+def _thread(name: str, run: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=run, name=f"roost-{name}", daemon=True)
+    thread.start()
+    return thread
+
+
+def _tls(config: Config) -> ssl.SSLContext | None:
+    agents = config.agents
+    if not agents.certificate:
+        return None
+    try:
+        return server_context(agents.certificate, agents.private_key)
+    except OSError as error:
+        files = f"certificate {agents.certificate}, private_key {agents.private_key}"
+        raise DaemonError(f"[agents] {files}: {error.strerror or error}") from None
+
+
+def run(path: str) -> int:
+    """Load the configuration at `path` and run its daemon in the foreground; returns the exit status."""
+    # What is there by now stays to the end. Were the collector of cycles to walk it again and again, reading the rows
+    # of sleeping connections would take twice as long.
+    gc.freeze()
+    return Daemon(path, configuration.load(path)).run()

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The end of a daemon: what it waits for, and the freezing of what is awake then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Final
+
+from appliance.wire import Command, Op
+from control.core.ports import BATCH, EnginePort
+from control.core.states import AWAKE, Cause, State
+from control.dispatch.dispatcher import Dispatcher
+
+log = logging.getLogger("roost.daemon")
+
+FREEZE_S: Final = 8.0
+"""How long SIGTERM waits for connections with bytes in flight to become quiet enough to be frozen."""
+
+
+class End:
+    """Comes by a signal, or by a defect without which the daemon is of no use: `reason` says which. `fail` may be
+    called from any thread, the rest belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._has_come = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def begin(self) -> None:
+        """Waiting for it happens in the running loop."""
+        self._loop = asyncio.get_running_loop()
+
+    def fail(self, reason: str) -> None:
+        """End because of this, unless there is a reason already."""
+        self.reason = self.reason or reason
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the end has begun already
+                self._loop.call_soon_threadsafe(self._has_come.set)
+
+    def come(self) -> None:
+        """End in good order."""
+        self._has_come.set()
+
+    @property
+    def has_come(self) -> bool:
+        """From any thread."""
+        return self._has_come.is_set()
+
+    async def wait(self) -> None:
+        """Until it comes."""
+        await self._has_come.wait()
+
+
+def freeze_all(engine: EnginePort, dispatcher: Dispatcher, end: End) -> None:
+    """Take every awake connection out of the kernel, as far as FREEZE_S allows; close the others."""
+    deadline = time.monotonic() + FREEZE_S
+    left = 0
+    while True:
+        awake = [event.id for event in engine.list() if event.to_state in AWAKE]
+        left = len(awake)
+        if not left or time.monotonic() > deadline or end.reason:
+            break
+        for start in range(0, left, BATCH):
+            engine.submit([Command(op=Op.IDLE, cause=Cause.SHUTDOWN, id=one) for one in awake[start : start + BATCH]])
+        # Those with bytes in flight are refused and asked again; the pause also keeps freezes in large batches.
+        pause = time.monotonic() + 0.5
+        while (
+            time.monotonic() < min(pause, deadline)
+            and dispatcher.states[State.ACTIVE] + dispatcher.states[State.STANDBY] > 0
+        ):
+            time.sleep(0.02)
+    if left:
+        log.warning("%d connections could not be frozen and are closed", left)
+        engine.submit([Command(op=Op.CLOSE, cause=Cause.SHUTDOWN, id=number) for number in awake])
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until and any(event.to_state in AWAKE for event in engine.list()):
+            time.sleep(0.05)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a predecessor left: the adopted table and the store are compared before the engine runs, and the history is
+completed by what the predecessor could not write."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+from appliance.frontends.target import parse_address
+from appliance.wire import PERHAPS, REST, Key, Record
+from control.core.ports import BATCH, EnginePort
+from control.core.states import LEGAL, Cause, State
+from control.dispatch.turn import history_row
+from control.store import records
+from control.store.database import READ_CHUNK
+from control.store.reading import SleepingRow
+from control.store.schema import KEY
+from control.store.store import Store
+
+log = logging.getLogger("roost.daemon")
+
+
+@dataclass(slots=True)
+class Inventory:
+    """What table and store say when the daemon begins."""
+
+    states: list[int] = field(default_factory=lambda: [0] * len(State))
+    idle_ids: array[int] = field(default_factory=lambda: array("Q"))
+    sleep_ids: array[int] = field(default_factory=lambda: array("Q"))
+    """In ascending order."""
+    without_row: list[bytes] = field(default_factory=list)
+    """SLEEP in the table, unknown to the store: they cannot be rebuilt."""
+    without_slot: int = 0
+    """Rows of this boot whose connection is gone; forgotten, and CLOSED in the history."""
+    other_boot: int = 0
+    """Rows from before a reboot: to be put back into the table."""
+    ports: set[int] = field(default_factory=set)
+    """Ours, of the servers' legs among them: no new link may take one meanwhile."""
+
+
+def take_inventory(engine: EnginePort, store: Store, boot: str) -> Inventory:
+    """Compare the adopted table with the store, and forget rows that mean nothing. The engine must not run yet.
+
+    There may be ten million rows, and no client is served meanwhile: nothing is done for each of them in Python."""
+    found = Inventory()
+    for event in engine.list(sleeping=False):
+        found.states[event.to_state] += 1
+        if event.to_state == State.IDLE:
+            found.idle_ids.append(event.id or event.record.id)
+    with_slot = engine.slots_in_sleep()
+    found.states[State.SLEEP] = with_slot
+    if store.status.error:
+        log.warning("the store cannot be read: what sleeps is adopted unseen")
+        found.states[State.SLEEP] += engine.stats().get("filter_members", 0)
+        return found
+    all_of_this_boot = not store.has_rows_of_another_boot(boot)
+    rows_with_slot = 0
+    for keys, numbers in store.sleeping_numbers():
+        states = engine.states(keys)
+        rows_with_slot += states.count(State.SLEEP)
+        found.states[State.SLEEP] += states.count(State.SLEEP | PERHAPS)
+        if not (all_of_this_boot and set(states) <= _ASLEEP):  # mostly they are: that is what the row says
+            numbers = _take_odd(found, store, boot, keys, numbers, states, all_of_this_boot)
+        found.sleep_ids.extend(numbers)
+    if rows_with_slot < with_slot:
+        _find_slots_without_row(found, engine, store)
+    return found
+
+
+_ASLEEP: Final = frozenset({State.SLEEP, State.SLEEP | PERHAPS})
+
+
+def _take_odd(
+    found: Inventory,
+    store: Store,
+    boot: str,
+    keys: bytes,
+    numbers: array[int],
+    states: bytes,
+    all_of_this_boot: bool,
+) -> array[int]:
+    """Look at those rows of a page closer that say something else than table and filter; the numbers of the others."""
+    at = range(0, len(keys), KEY.size)
+    odd = {keys[i : i + KEY.size]: state for i, state in zip(at, states, strict=True)
+           if not all_of_this_boot or state not in _ASLEEP}  # fmt: skip
+    gone: set[int] = set()
+    rows: list[bytes] = []
+    deletes: list[tuple[bytes, int]] = []
+    for row in store.rows_at(list(odd)):
+        state = odd[row.key]
+        if row.boot_id != boot and (state == State.NONE or state & PERHAPS):
+            found.other_boot += 1  # asleep all the while: it is no transition that the history lacks
+            found.states[State.SLEEP] -= bool(state & PERHAPS)  # by another's fingerprint
+            if (peer := record_of(row).peer) is not None:
+                found.ports.add(peer.key.local_port)
+        elif state not in _ASLEEP:
+            gone.add(row.id)
+            deletes.append((row.key, row.id))
+            if state == State.NONE:
+                found.without_slot += 1
+                rows.append(history_row(record_of(row), State.SLEEP, State.CLOSED))
+            # else it was committed, but SLEEP never became true
+    store.add(rows, deletes=deletes)
+    return array("Q", (number for number in numbers if number not in gone)) if gone else numbers
+
+
+def _find_slots_without_row(found: Inventory, engine: EnginePort, store: Store) -> None:
+    asleep = (event.record.key_raw for event in engine.list() if event.to_state == State.SLEEP)
+    while chunk := list(islice(asleep, READ_CHUNK)):
+        known = store.sleeping_ids(chunk)
+        found.without_row += [key for key in chunk if key not in known]
+
+
+def record_of(row: SleepingRow) -> Record:
+    """The record that a row keeps."""
+    return records.unpack(row.key, row.ka + row.rest)
+
+
+def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:
+    """Write the transitions that a killed predecessor made or suffered and could not write; returns how many.
+
+    Its last word about each connection stands in history[first..last]; the inventory says what was really found."""
+    idle, asleep = array("Q", sorted(found.idle_ids)), found.sleep_ids
+    rows: list[bytes] = []
+    written = 0
+    for number, client, service, last_state in store.last_states(first, last):
+        actual = State.IDLE if _holds(idle, number) else State.SLEEP if _holds(asleep, number) else State.CLOSED
+        if actual == last_state:
+            continue
+        steps = _steps(State(last_state), actual)
+        address = parse_address(client)
+        # The history knows no local address; the row's key is only asked for the client's.
+        record = Record(Key.of(address.host, address.port, "::", 0).pack(), _ka_of_service(service), bytes(REST.size))
+        rows += [history_row(record, a, b, Cause.RESTORE, number) for a, b in steps]
+        written += len(steps)
+        if len(rows) >= BATCH:
+            store.add(rows)
+            rows = []
+    store.add(rows)
+    return written
+
+
+def _ka_of_service(service: int) -> bytes:
+    return bytes(32) + service.to_bytes(2, sys.byteorder) + bytes(2)
+
+
+def _holds(ids: array[int], number: int) -> bool:
+    at = bisect_left(ids, number)
+    return at < len(ids) and ids[at] == number
+
+
+def _steps(source: State, target: State) -> list[tuple[State, State]]:
+    """The legal way from what the history says to what is, by `restore`."""
+    if (source, target, Cause.RESTORE) in LEGAL:
+        return [(source, target)]
+    if target is State.SLEEP:
+        return [(source, State.IDLE), (State.IDLE, State.SLEEP)]
+    # It woke and was frozen again unrecorded. The history cannot say when; it says nothing rather than something false.
+    return []

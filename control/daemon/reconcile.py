@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the inventory asks for is carried out while clients are served already, in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Final
+
+from appliance.engine import Engine
+from appliance.wire import Command, Op, Record
+from control.clients.in_band_settings import InBandSettings
+from control.clients.registry import Registry
+from control.core.ports import BATCH
+from control.core.states import Cause, State
+from control.daemon.end import End
+from control.daemon.inventory import Inventory, catch_up, record_of
+from control.dispatch.dispatcher import Dispatcher
+from control.reach.reach import Reach
+from control.store.store import Store, boot_id, wall_offset_ms
+
+log = logging.getLogger("roost.daemon")
+
+READ_AGAIN_S: Final = 5.0
+"""Between two attempts to read names and settings from a database that could not be read at start."""
+
+PUT_BACK_S: Final = 5.0
+"""How long the engine may take to carry out a page of insertions."""
+
+
+class Reconciler:
+    """`run` is for a thread of its own; it ends the daemon when it fails. span: (first, last) row number of the
+    predecessor's history, last 0: none."""
+
+    def __init__(self, engine: Engine, store: Store, dispatcher: Dispatcher, names: Registry, settings: InBandSettings,
+                 reach: Reach, end: End, found: Inventory, span: tuple[int, int]) -> None:  # fmt: skip
+        self._engine = engine
+        self._store = store
+        self._dispatcher = dispatcher
+        self._names = names
+        self._settings = settings
+        self._reach = reach
+        self._end = end
+        self._found = found
+        self._span = span
+
+    def run(self) -> None:
+        """All of it."""
+        try:
+            self._close_lost()
+            self._complete_history()
+            if self._found.other_boot:
+                log.info("after a reboot: put back %d sleeping connections", self._put_back())
+            self._engine.unreserve_link_ports()
+            while not self._load() and not self._end.has_come:
+                time.sleep(READ_AGAIN_S)
+            if self._reach.spoken_for.loaded and (strays := self._reach.agents.forget_strays()):
+                log.info("closed %d data connections whose sessions ended with the last daemon", strays)
+        except Exception as error:
+            log.exception("reconciling with the store failed")
+            self._end.fail(f"reconciling with the store: {error}")
+
+    def _close_lost(self) -> None:
+        found = self._found
+        if found.states[State.IDLE] + found.states[State.SLEEP]:
+            log.info("adopted %d IDLE, %d SLEEP connections", found.states[State.IDLE], found.states[State.SLEEP])
+        for start in range(0, len(found.without_row), BATCH):
+            keys = found.without_row[start : start + BATCH]
+            self._engine.submit([Command(op=Op.CLOSE, cause=Cause.RESTORE, key=key) for key in keys])
+        if found.without_row:
+            log.error("%d sleeping connections have no record in the store; closed", len(found.without_row))
+        if found.without_slot:
+            log.warning("%d records belong to connections that are gone; forgotten", found.without_slot)
+
+    def _complete_history(self) -> None:
+        first, last = self._span
+        if last and (missing := catch_up(self._store, self._found, first, last)):
+            log.warning("history: added %d transitions that the last daemon could not write", missing)
+
+    def _load(self) -> bool:
+        """Read what the store has about connections that live; whether all of it could be read. Each part once."""
+        return self._names.load() and self._settings.load() and self._reach.load()
+
+    def _put_back(self) -> int:
+        boot, offset = boot_id(), wall_offset_ms()
+        put, deadline = 0, 0.0
+        last: Record | None = None
+        after = b""
+        while page := self._store.sleeping_rows(after):
+            after = page[-1].key
+            # wall_offset_ms is wall clock minus CLOCK_MONOTONIC: the difference of two says how far apart two boots'
+            # clocks are. The timestamp clock that the client sees (TSval) so runs on over the time of the reboot.
+            records = [record_of(row).shifted(row.wall_offset_ms - offset) for row in page if row.boot_id != boot]
+            self._dispatcher.insert(records)
+            put += len(records)
+            last = records[-1] if records else last
+            deadline = time.monotonic() + PUT_BACK_S
+            while self._dispatcher.inserting and not self._end.has_come:
+                time.sleep(0.01)  # one page at a time: a million records must not stand in memory
+        while last is not None and self._engine.find(last.key) is None and time.monotonic() < deadline:
+            time.sleep(0.01)  # the engine has the commands, and carries them out in order
+        return put

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The event loop of a daemon that runs: attach, the local API, the links of agents and held clients, checks, signals.
+
+SIGTERM, SIGINT   freeze what can be frozen, flush, exit; a second one exits at once
+SIGHUP            read the configuration again, take over the policy and the servers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from appliance.frontends.frontend import Frontend, Settings
+from appliance.frontends.passwords import PasswordHash, Users
+from control.channel.api import make_app, make_server
+from control.channel.operations import Operations
+from control.config import Attach, Config
+from control.core.ports import TransitionsPort
+from control.daemon.end import End
+from control.daemon.health import Health
+from control.daemon.listeners import Listeners
+from control.daemon.services import Services
+from control.reach.attaching import Attaching
+from control.reach.reach import Reach
+
+log = logging.getLogger("roost.daemon")
+
+
+class Serving:
+    """facts: of the status; where attach listens is added. reload: takes the configuration over."""
+
+    def __init__(self, config: Config, operations: Operations, transitions: TransitionsPort, reach: Reach,
+                 health: Health, services: Services, listeners: Listeners, facts: dict[str, Any],
+                 reload: Callable[[], bool], end: End) -> None:  # fmt: skip
+        self._config = config
+        self._operations = operations
+        self._transitions = transitions
+        self._reach = reach
+        self._health = health
+        self._services = services
+        self._listeners = listeners
+        self._facts = facts
+        self._take_over = reload
+        self._end = end
+
+    async def run(self) -> None:
+        """Serve until the end."""
+        loop = asyncio.get_running_loop()
+        self._end.begin()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_terminate, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+        if self._end.reason:
+            return
+        self._health.watch(self._services.by_number)
+        frontend = make_frontend(self._reach.attaching, self._config.attach)
+        self._reach.begin(self._listeners.links)
+        self._facts["attach"] = [list(frontend.serve(one)) for one in self._listeners.attach]
+        self._facts["attach_protocols"] = list(self._config.attach.protocols)
+        self._facts["attach_counts"] = frontend.counts
+        server = make_server(make_app(self._operations, self._transitions))
+        assert self._listeners.control is not None, "it is bound before anything moves"
+        api = loop.create_task(server.serve(sockets=[self._listeners.control]))
+        log.info(
+            "ready: %s",
+            ", ".join(
+                f"{s.name} {s.listen} -> {' '.join(s.every_server) or ('the same' if s.kind == 'server' else s.kind)}"
+                for s in self._services.by_number.values()
+            ),
+        )
+        try:
+            ended = loop.create_task(self._end.wait())
+            await asyncio.wait({api, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if api.done() and not self._end.has_come:
+                self._end.fail(f"the local API ended: {api.exception()}")
+        finally:
+            self._health.close()
+            await frontend.close()
+            await self._reach.close()
+            server.should_exit = True
+            await asyncio.wait({api}, timeout=3)
+            Path(self._config.control_socket).unlink(missing_ok=True)
+
+    def _on_terminate(self, number: int) -> None:
+        log.info("%s: freezing what can be frozen; once more ends at once", signal.Signals(number).name)
+        self._end.come()
+        for again in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(again)
+            signal.signal(again, signal.SIG_DFL)
+
+    def _reload(self) -> None:
+        if self._take_over():
+            self._health.watch(self._services.by_number)
+            log.info("SIGHUP: policy taken over from %s", self._services.path)
+
+
+def make_frontend(attaching: Attaching, attach: Attach) -> Frontend:
+    """The front end that serves `[attach]`."""
+    hashes = {name: PasswordHash.parse(text) for name, text in attach.users.items()}
+    users = Users(hashes) if attach.auth == "password" else None
+    return Frontend(attaching, Settings(attach.timeout, attach.protocols, users))

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs short: sockets (the least recently active connections go down), and slots of the tables (it is logged)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from appliance.wire import Command, Op
+from control.core.ports import EnginePort
+from control.core.states import Cause
+from control.policy import decisions
+
+log = logging.getLogger("roost.dispatch")
+
+LOOK_EVERY_S: Final = 10
+"""How often a full table is logged."""
+
+RELIEF_EVERY_S: Final = 0.5
+"""Longer than a freeze with its grace period takes: the next relief must not count connections on their way down."""
+
+
+class Capacity:
+    """All of it runs in the dispatcher's thread. max_awake: 0: no limit. Times are CLOCK_MONOTONIC, s."""
+
+    def __init__(self, engine: EnginePort, max_awake: int) -> None:
+        self._engine = engine
+        self._max_awake = max_awake
+        self._next_relief = 0.0
+        self._next_look = 0.0
+        self._full = 0
+
+    def relieve(self, awake: int, now: float) -> Command:
+        """The engine reports pressure: so many are awake."""
+        self._next_relief = now + RELIEF_EVERY_S
+        return Command(op=Op.PRESSURE, cause=Cause.PRESSURE, count=decisions.relief(awake, self._max_awake))
+
+    def relief_due(self, awake: int, now: float) -> Command | None:
+        """The engine reports pressure once, when clients connect. Sleeping ones that all wake at once must go down
+        again, too, and a relief that found most of them busy must be followed by another."""
+        if now >= self._next_relief and decisions.under_pressure(awake, self._max_awake):
+            return self.relieve(awake, now)
+        return None
+
+    def look_for_full_tables(self, now: float) -> None:
+        """Log it when a table was full since the last look."""
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_EVERY_S
+        full, before = self._engine.stats().get("table_full", 0), self._full
+        self._full = full
+        if full > before:
+            log.error(
+                "%d times in the last %d s a connection could not fall asleep, or wake: a table is full; give [table] "
+                "idle, ipv4 or ipv6 more room (`roost status` shows how full they are)", full - before, LOOK_EVERY_S
+            )  # fmt: skip

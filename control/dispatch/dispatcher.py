@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop between engine and store: batches of events in, batches of commands out.
+
+Nothing is kept here for a connection that is IDLE or SLEEP, and nothing for an awake one either: what the decision
+needs stands in the event. What one batch costs is a few microseconds for each event, and the order inside of a batch
+is by what waits for the answer:
+
+    1. NEED_RECORD   a client or a server waits for the rebuilt socket: read the rows, answer, submit at once
+    2. QUIET, SLEEP_DUE, PRESSURE   decisions
+    3. TRANSITION, ROWS   history, counters, the outcomes of commands
+    4. PERHAPS   a connection is wanted that is in no table: look whether it has a row. After the transitions, by which
+                 that row may be about to be removed
+
+ROWS are transitions that ask for no decision, of clients that come and go, some thousand a second. The engine packs
+them as the store keeps them, and nothing is done here for each of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable, Sequence
+from concurrent.futures import Future
+from errno import EIO
+from typing import Final
+
+from appliance.wire import ROW, Command, Event, EventType, Record, transitions
+from control.core.ports import BATCH, EnginePort, Listener, Outcome
+from control.core.states import AWAKE, Cause, IllegalTransition, State
+from control.dispatch.capacity import Capacity
+from control.dispatch.recall import LOOK_UP_AGAIN_MS, Recall
+from control.dispatch.sleepers import Sleepers
+from control.dispatch.turn import Counters, Transitions, Turn
+from control.dispatch.waiters import Waiters
+from control.policy import decisions
+from control.store.schema import HISTORY
+from control.store.store import Committed, Store
+
+log = logging.getLogger("roost.dispatch")
+
+_PAIR_IS_BACK: Final = (State.NONE, State.IDLE, Cause.RESTORE)  # after a reboot
+POLL_MS: Final = 200
+PATIENCE_MS: Final = 20
+"""How long events that are not waited for gather. Python at work takes a processor from the clients that wake."""
+
+BUSY_PATIENCE_MS: Final = 100
+BUSY_ROWS: Final = 64
+"""The same while so many transitions of clients that come and go are in a batch: they want the processor for more of
+them, and a batch costs the same however many are in it."""
+
+EXPIRE_EVERY_S: Final = 0.2
+
+_FROM, _TO, _CAUSE = 54, 55, 56
+"""Where they stand in a row."""
+
+
+class Dispatcher:
+    """`run` belongs to one thread; everything else may be called from any. `persistent`: the services, by index, whose
+    connections sleep together with their server's leg."""
+
+    def __init__(
+        self,
+        engine: EnginePort,
+        store: Store,
+        max_awake: int,
+        on_fatal: Callable[[str], None] = lambda reason: None,
+        persistent: Container[int] = (),
+    ) -> None:
+        self._engine = engine
+        self._store = store
+        self._on_fatal = on_fatal
+        self._persistent = persistent
+        self.counters = Counters()
+        self.states = [0] * len(State)
+        """How many connections are in each state, by its number."""
+        self._waiters = Waiters()
+        self._recall = Recall(engine, store, self.counters)
+        self._sleepers = Sleepers(engine, store, self._waiters, self.counters)
+        self._capacity = Capacity(engine, max_awake)
+        self._handlers: dict[int, Callable[[Event], None]] = {}
+        self._listeners: tuple[Listener, ...] = ()
+        self._stopping = False
+        self._askers: deque[threading.Event] = deque()
+        self._next_expiry = 0.0
+        self._patience_ms = PATIENCE_MS
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Work until `stop`, or until the engine ends."""
+        try:
+            while not self._stopping:
+                askers = [self._askers.popleft() for _ in range(len(self._askers))]
+                poll_ms = LOOK_UP_AGAIN_MS if self._recall.looking_up else POLL_MS
+                events = self._engine.batch(BATCH, *((0, 0) if askers else (poll_ms, self._patience_ms)))
+                self.turn(events)
+                while askers and len(events) == BATCH:
+                    self.turn(events := self._engine.batch(BATCH, 0))
+                for asker in askers:
+                    asker.set()
+        except Exception as error:
+            log.exception("the dispatcher ended")
+            self._on_fatal(f"dispatcher: {type(error).__name__}: {error}")
+
+    def catch_up(self, timeout_s: float = 0.5) -> None:
+        """Wait until all that the engine has said by now is worked off: numbers that are asked for are today's."""
+        asker = threading.Event()
+        self._askers.append(asker)
+        self._engine.wake()
+        asker.wait(timeout_s)
+
+    def stop(self) -> None:
+        """Let `run` return."""
+        self._stopping = True
+        self._engine.wake()
+
+    def drain(self) -> None:
+        """Take what the stopped engine still has to say. Only when `run` has returned."""
+        while events := self._engine.batch(BATCH, 0):
+            self.turn(events)
+
+    def turn(self, events: Sequence[Event]) -> None:
+        """Work off one batch (it may be empty: clocks are looked at)."""
+        now = time.monotonic()
+        self._recall.restore([event for event in events if event.type == EventType.NEED_RECORD], now)
+        turn = Turn()
+        for event in events:
+            self._take(event, turn, now)
+        awake = sum(self.states[state] for state in AWAKE)
+        if (relief := self._capacity.relief_due(awake, now)) is not None:
+            turn.commands.append(relief)
+        if turn.commands:
+            self._engine.submit(turn.commands)
+        if turn.rows or turn.upserts or turn.deletes or turn.stale:
+            self._store.add(turn.rows, turn.upserts, turn.deletes, turn.stale)
+        self._recall.look_up(turn.perhaps, now)
+        for outcome in turn.outcomes:
+            self._waiters.resolve(*outcome)
+        if turn.transitions:
+            self._tell(turn.transitions)
+        self.counters.batches += 1
+        self._patience_ms = BUSY_PATIENCE_MS if len(turn.rows) >= BUSY_ROWS else PATIENCE_MS
+        self._capacity.look_for_full_tables(now)
+        if now >= self._next_expiry:
+            self._next_expiry = now + EXPIRE_EVERY_S
+            self._sleepers.expire(self._waiters.expire(now))
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def _take(self, event: Event, turn: Turn, now: float) -> None:
+        kind = event.type
+        if kind == EventType.TRANSITION:
+            self._transition(event, turn)
+        elif kind == EventType.ROWS:
+            self._rows(event.rows, turn)
+        elif kind == EventType.QUIET:
+            if (op := decisions.when_quiet(event.from_state, event.service in self._persistent)) is not None:
+                turn.commands.append(Command(op=op, cause=Cause.QUIET, id=event.id))
+        elif kind == EventType.SLEEP_DUE:
+            self._sleepers.due(event, turn)
+        elif kind == EventType.PERHAPS:
+            turn.perhaps.append(event.record.key_raw)
+        elif kind == EventType.REFUSED:
+            self.counters.refused += 1
+            self._sleepers.refused(event, turn)
+            if event.token:
+                turn.outcomes.append((event.token, Outcome(event.error or EIO, event.from_state, event.id), None))
+        elif kind == EventType.PRESSURE:
+            turn.commands.append(self._capacity.relieve(event.count, now))
+        elif kind == EventType.ILLEGAL:
+            self._illegal(event)
+        elif kind == EventType.DONE:
+            turn.outcomes.append((event.token, Outcome(0, event.to_state, event.id), None))
+        elif kind in self._handlers:
+            self._handle(event)
+        elif kind == EventType.FATAL:
+            reason = f"engine: {os.strerror(event.error)}"
+            log.critical("%s", reason)
+            self._stopping = True
+            self._on_fatal(reason)
+
+    def _transition(self, event: Event, turn: Turn) -> None:
+        source, target = event.from_state, event.to_state
+        self._count(source, target, 1)
+        record = event.record
+        packed = record.key_raw
+        turn.rows.append(
+            HISTORY.pack(
+                event.id,
+                event.at_ms,
+                packed,
+                record.service,
+                source,
+                target,
+                event.cause,
+                event.rx_bytes,
+                event.tx_bytes,
+                event.gap_ms,
+            )
+        )
+        if source == State.SLEEP or (source, target, event.cause) == _PAIR_IS_BACK:
+            turn.deletes.append((packed, event.id))
+        elif source == State.IDLE:
+            self._sleepers.left_idle(packed)
+        if self._listeners:
+            turn.transitions.add(event)
+        if event.token:
+            turn.outcomes.append((event.token, Outcome(0, target, event.id), target))
+
+    def _rows(self, rows: bytes, turn: Turn) -> None:
+        size = ROW.size
+        kinds = Counter(zip(rows[_FROM::size], rows[_TO::size], rows[_CAUSE::size], strict=True))
+        for (source, target, _), times in kinds.items():
+            self._count(source, target, times)
+        turn.rows.extend(rows[at : at + size] for at in range(0, len(rows), size))
+        if self._listeners:
+            turn.transitions.add(rows)
+
+    def _count(self, source: int, target: int, times: int) -> None:
+        self.counters.transitions += times
+        self.states[source] -= times
+        self.states[target] += times
+
+    def _illegal(self, event: Event) -> None:
+        self.counters.illegal += 1
+        illegal = IllegalTransition(event.from_state, event.to_state, event.cause)
+        log.error("connection %d: %s: refused by the engine, which ends the connection", event.id, illegal)
+
+    # -- commands with an answer --------------------------------------------------------------------------------------
+
+    def command(
+        self, command: Command, states: Iterable[State], timeout_s: float, first: Sequence[Command] = ()
+    ) -> Future[Outcome]:
+        """Submit a command; the future is done when its connection reaches one of `states`, or it is refused, or
+        after timeout_s (ETIMEDOUT). first: commands that are carried out right before, whose outcome is not heard."""
+        command.token, future = self._waiters.expect(states, timeout_s)
+        self._engine.submit([*first, command])
+        return future
+
+    def sleep(self, record: Record, timeout_s: float) -> Future[Outcome]:
+        """Put an IDLE connection to sleep by command: its row is written first."""
+        return self._sleepers.sleep(record, timeout_s)
+
+    def slept(self, committed: list[Committed]) -> None:
+        """These rows are committed. Store's callback."""
+        self._sleepers.slept(committed)
+
+    def insert(self, found: Sequence[Record]) -> None:
+        """Put sleeping records back into the table after a reboot."""
+        self._sleepers.insert(found)
+
+    @property
+    def inserting(self) -> int:
+        """How many records of `insert` wait for their rows."""
+        return self._sleepers.inserting
+
+    # -- listeners ----------------------------------------------------------------------------------------------------
+
+    def handle(self, kind: EventType, handler: Callable[[Event], None]) -> None:
+        """Let `handler` have the events of a kind that is not the dispatcher's, in the dispatcher's thread: it may not
+        block."""
+        self._handlers[kind] = handler
+
+    def _handle(self, event: Event) -> None:
+        try:
+            self._handlers[event.type](event)
+        except Exception:
+            log.exception("connection %d: event %d was not handled", event.id, event.type)
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Call `listener` with each batch of transitions, in the dispatcher's thread; returns how to end it."""
+        self._listeners += (listener,)
+
+        def end() -> None:
+            self._listeners = tuple(one for one in self._listeners if one is not listener)
+
+        return end
+
+    def _tell(self, batch: Transitions) -> None:
+        for listener in self._listeners:
+            try:
+                listener(batch)
+            except Exception:  # a listener's defect must not stop the loop that wakes clients
+                log.exception("a listener failed")

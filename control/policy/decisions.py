@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decisions: what becomes of a connection that falls quiet, and of many when resources run short.
+
+Pure functions of one event; the timers run in the engine, which asks when they are due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from appliance.wire import Op
+from control.core.states import State
+
+_WHEN_QUIET: Mapping[tuple[int, bool], Op] = {
+    # One step down at a time: the engine asks again when the next timer is due.
+    (State.ACTIVE, False): Op.STANDBY,
+    (State.ACTIVE, True): Op.IDLE,  # with its server's leg
+    (State.STANDBY, False): Op.IDLE,
+    (State.STANDBY, True): Op.IDLE,
+}
+
+
+def when_quiet(state: int, persistent: bool) -> Op | None:
+    """What to do with a connection that has been quiet in `state` as long as its service allows; None: nothing.
+    persistent: its service keeps the server's side of the connection."""
+    return _WHEN_QUIET.get((state, persistent))
+
+
+def under_pressure(awake: int, max_awake: int) -> bool:
+    """Whether more than 7/8 of the allowed connections are awake."""
+    return 0 < max_awake - max_awake // 8 < awake
+
+
+def relief(awake: int, max_awake: int) -> int:
+    """How many connections to freeze under pressure, so that 3/4 of the allowed ones stay awake."""
+    return max(awake - max_awake * 3 // 4, 1) if max_awake else 0

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of a changed configuration a running daemon takes over, and what waits for a restart."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from control.config import Config, Service
+
+_FIXED: Final = ("listen", "kind", "transparent", "source", "interface")
+_SERVERS: Final = ("server", "servers")
+
+
+def _fixed(service: Service) -> dict[str, Any]:
+    """What of a service cannot be changed while the daemon runs: of a persistent one its servers neither, for they are
+    heard on the interfaces that were found at start."""
+    keys = _FIXED + (_SERVERS if service.interface == "persistent" else ())
+    return {key: getattr(service, key) for key in keys}
+
+
+def reloaded(old: Service, new: Service) -> Service:
+    """What is taken over of a service's new configuration while the daemon runs. Where a key that is fixed has changed
+    the servers stay, too: they belong together."""
+    kept = _fixed(old)
+    if _fixed(new) != kept:
+        kept |= {key: getattr(old, key) for key in _SERVERS}
+    return new.model_copy(update=kept)
+
+
+def needs_restart(old: Config, new: Config) -> list[str]:
+    """The changed keys that wait for a restart: a running daemon takes over the policy and the servers alone."""
+    changed = [
+        section
+        for section in (
+            "instance",
+            "paths",
+            "network",
+            "router",
+            "table",
+            "attach",
+            "absent",
+            "agents",
+            "agent",
+            "history",
+        )
+        if getattr(old, section) != getattr(new, section)
+    ]
+    before, after = ({s.name: _fixed(s) for s in c.service} for c in (old, new))
+    return changed + [f'[[service]] "{name}"' for name in sorted(before | after) if before.get(name) != after.get(name)]

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linking a server that asks by the proxy to the client that it wants: the Attacher of appliance.frontends.frontend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from errno import EIO, ENOENT
+from typing import Final
+
+from appliance.frontends.target import Target
+from control.clients.locate import Locator
+from control.config import Policy
+from control.reach.absent import ABSENT, Absent
+from control.reach.attach_request import AttachRequest
+from control.reach.linker import Linker
+
+SETTLE_S: Final = 2.0
+"""A link that ends for the sake of another server is looked at once a second."""
+
+
+class Attaching:
+    """policies: of services, by number, as the daemon keeps them. absent: None: nothing is done for clients that are
+    not connected."""
+
+    def __init__(self, locator: Locator, policies: Mapping[int, Policy], linker: Linker,
+                 absent: Absent | None = None) -> None:  # fmt: skip
+        self._locator = locator
+        self._policies = policies
+        self._linker = linker
+        self._absent = absent
+
+    async def attach(self, target: Target, fd: int, preamble: bytes, early: bytes, timeout_s: float) -> int:
+        """Link a server's socket to a client, waking it; 0 or an errno. fd is closed, or the engine's, from here on."""
+        request = AttachRequest(fd, preamble, early, timeout_s)
+        try:
+            try:
+                candidates = self._locator.wanted(target)
+            except OSError as why:
+                return await self._attach_absent(target, why.errno or EIO, request)
+            for wanted in candidates:
+                policy = self._policies.get(wanted.service)
+                may_wait = policy is not None and policy.on_second_server != "refuse"
+                # The engine keeps to it, and says so when it is over.
+                request.timeout_s = timeout_s + (policy.second_server_wait + SETTLE_S if policy and may_wait else 0.0)
+                error = await self._linker.link(wanted.record.key, request)
+                if error != ENOENT or not wanted.perhaps:  # else it was a false positive of the filter
+                    return error
+            return await self._attach_absent(target, ENOENT, request)
+        finally:
+            request.close()
+
+    async def _attach_absent(self, target: Target, error: int, request: AttachRequest) -> int:
+        if self._absent is None or error not in ABSENT:
+            return error
+        return await self._absent.reach(target, error, request)

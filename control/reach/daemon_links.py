@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon as a server: links of the engine to it, for services of the kinds `agents` and `held`.
+
+The engine links such a client to a listener of ours on the loopback, as it links others to their servers, and says by
+the PROXY protocol (version 1) which client it is. Nothing here holds a client awake: links come and go with activity.
+
+A link is handed over to a server in this order, so that no byte of the client is lost or overtaken:
+
+    1. the engine is told to end the link, and to link the server next (it waits for the link's end with that)
+    2. what the engine had moved into the link already is read to its end
+    3. the server gets the preamble, and those bytes; then the link is closed
+    4. the engine links the server
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from appliance.wire import Command, Key, Op
+from control.core.ports import EnginePort
+from control.core.states import Cause
+
+log = logging.getLogger("roost.daemon_links")
+
+HEADER_S: Final = 5.0
+HEADER_MOST: Final = 107
+"""Bytes of the longest PROXY header of version 1, with its CRLF."""
+
+MAX_LINKS: Final = 1024
+CHUNK: Final = 64 * 1024
+
+
+def parse_header(line: bytes) -> Key:
+    """The client out of ``PROXY TCP4 client local client-port local-port``, no CRLF; ValueError when it is none."""
+    words = line.decode("ascii").split(" ")
+    if len(words) != 6 or words[0] != "PROXY" or words[1] not in ("TCP4", "TCP6"):
+        raise ValueError("no PROXY header")
+    return Key.of(words[2], int(words[4]), words[3], int(words[5]))
+
+
+class Link:
+    """One link, from the header on. `waiting`: bytes of the client that were read, for whoever takes the link over."""
+
+    def __init__(self, sock: socket.socket, key: Key, number: int, service: int) -> None:
+        self.sock = sock
+        self.key = key
+        self.packed = key.pack()
+        self.number = number
+        self.service = service
+        self.waiting = b""
+        self.taken = False
+
+    async def read(self) -> bytes:
+        """Some bytes; none: the end. A link that breaks has ended. May be cancelled: bytes are taken when nothing can
+        come in between, unlike with the loop's sock_recv."""
+        with contextlib.suppress(OSError):
+            if await self.readable():
+                return self.sock.recv(CHUNK)
+        return b""
+
+    async def read_all(self) -> bytes:
+        """The rest, when the engine is about to end the link."""
+        found, self.waiting = self.waiting, b""
+        while data := await self.read():
+            found += data
+        return found
+
+    async def write(self, data: bytes) -> None:
+        """Raises OSError."""
+        await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    async def readable(self) -> bool:
+        """Wait until there is something to read or the end; True: bytes. Takes nothing; may be cancelled."""
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+
+        def set_ready() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        loop.add_reader(self.sock, set_ready)
+        try:
+            await ready
+        finally:
+            loop.remove_reader(self.sock)
+        with contextlib.suppress(OSError):
+            return bool(self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        return False
+
+
+class DaemonLinks:
+    """The listener and its links; all of it runs in one event loop. kinds: of the services that are ours, by number.
+    hold_s: how long a held client that has spoken waits for a server."""
+
+    def __init__(
+        self,
+        engine: EnginePort,
+        kinds: Mapping[int, str],
+        hold_s: Callable[[int], float],
+        max_links: int = MAX_LINKS,
+    ) -> None:
+        self._engine = engine
+        self.kinds = kinds
+        self._hold_s = hold_s
+        self._room = asyncio.Semaphore(max_links)
+        self._links: dict[bytes, Link] = {}
+        self._holds: dict[bytes, asyncio.Task[bool]] = {}
+        self._expected: dict[bytes, list[asyncio.Future[Link]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: socket.socket | None = None
+        self.serve_agent: Callable[[Link], Awaitable[None]] | None = None
+        """Hears out what comes on a link of a service of agents."""
+
+    def serve(self, listener: socket.socket) -> None:
+        """Begin to accept; the listener is this object's from now on."""
+        self._listener = listener
+        self.begin(self._accept(listener))
+
+    def begin(self, work: Awaitable[None]) -> None:
+        """Run something of a link's until it ends, or until `close`."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """End everything."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+
+    def kind(self, service: int) -> str:
+        """The kind of a service by its number; "server" when it is not ours."""
+        return self.kinds.get(service, "server")
+
+    def at(self, key: bytes) -> Link | None:
+        """The link that a connection has to the daemon now."""
+        return self._links.get(key)
+
+    async def wait_for(self, key: bytes) -> Link:
+        """The link that a connection is about to have. Cancel it when that lasts too long."""
+        if (link := self._links.get(key)) is not None:
+            return link
+        future: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+        waiting = self._expected.setdefault(key, [])
+        waiting.append(future)
+        try:
+            return await future
+        finally:
+            waiting.remove(future)
+            if not waiting:
+                self._expected.pop(key, None)
+
+    def take(self, link: Link) -> None:
+        """The link is the caller's from now on, to be read and closed."""
+        link.taken = True
+        if (hold := self._holds.pop(link.packed, None)) is not None:
+            hold.cancel()
+        self._forget(link)
+
+    def reject(self, link: Link) -> None:
+        """Close the client's connection, whatever it wanted: it gets a reset, and no reason."""
+        self._engine.submit([Command(op=Op.CLOSE, cause=Cause.COMMAND, id=link.number, key=link.key)])
+
+    # -- one link -----------------------------------------------------------------------------------------------------
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._room.acquire()  # beyond that links wait in the listener's queue, and their clients with them
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                self._room.release()
+                log.warning("a link could not be accepted: %s", error.strerror)
+                await asyncio.sleep(0.1)
+                continue
+            sock.setblocking(False)
+            self.begin(self._serve(sock))
+
+    async def _serve(self, sock: socket.socket) -> None:
+        link: Link | None = None
+        try:
+            link = await self._introduced(sock)
+            if link is None:
+                return
+            self._links[link.packed] = link
+            for future in self._expected.pop(link.packed, []):
+                if not future.done():
+                    future.set_result(link)
+            if self.kind(link.service) == "held":
+                await self._hold(link)
+            elif self.serve_agent is not None:
+                await self.serve_agent(link)
+        except Exception:
+            log.exception("a link failed")
+        finally:
+            self._room.release()
+            if link is None:
+                sock.close()
+            elif not link.taken:
+                self._forget(link)
+                sock.close()
+
+    def _forget(self, link: Link) -> None:
+        if self._links.get(link.packed) is link:
+            del self._links[link.packed]
+
+    async def _introduced(self, sock: socket.socket) -> Link | None:
+        """The link of a client that really has a connection to a service of ours: any program of this machine could
+        connect to the listener."""
+        loop = asyncio.get_running_loop()
+        head = b""
+        try:
+            async with asyncio.timeout(HEADER_S):
+                while b"\r\n" not in head and len(head) < HEADER_MOST:
+                    data = await loop.sock_recv(sock, CHUNK)
+                    if not data:
+                        return None
+                    head += data
+            line, _, rest = head.partition(b"\r\n")
+            key = parse_header(line)
+        except (OSError, TimeoutError, ValueError):
+            return None
+        event = self._engine.find(key)
+        if event is None or event.service not in self.kinds or not event.id:
+            return None
+        link = Link(sock, key, event.id, event.service)
+        link.waiting = rest
+        return link
+
+    async def _hold(self, link: Link) -> None:
+        """A client that says nothing may fall asleep; one that spoke is reset when no server comes for it in time."""
+        hold = self._holds[link.packed] = asyncio.ensure_future(self._held(link))
+        try:
+            spoke = await hold
+        except asyncio.CancelledError:
+            if link.taken:
+                return
+            raise
+        finally:
+            self._holds.pop(link.packed, None)
+        if spoke:
+            self.reject(link)
+
+    async def _held(self, link: Link) -> bool:
+        if not link.waiting and not await link.readable():
+            return False
+        await asyncio.sleep(self._hold_s(link.service))
+        return True

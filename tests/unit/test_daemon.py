@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the daemon begins and ends, with an engine that has no kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.box import sysctls
+from appliance.wire import EngineOptions
+from control.cli.client import Client
+from control.config import parse, parse_endpoint
+from control.core.states import State
+from control.daemon import daemon as daemon_module
+from control.daemon.daemon import Daemon
+from control.daemon.error import DaemonError
+from control.daemon.lock import InstanceLock
+from tests.unit.fake_engine import FakeEngine, key
+from tests.unit.test_dispatcher import until
+
+
+@pytest.fixture(autouse=True)
+def reserved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ports that a daemon wants reserved; these tests leave the machine's settings alone."""
+    wanted: list[int] = []
+    monkeypatch.setattr(sysctls, "prepare", wanted.extend)
+    return wanted
+
+
+def configured(tmp_path: Path, extra: str = "") -> str:
+    return (
+        f'instance = "t"\n[paths]\ndatabase = "{tmp_path}/t.db"\ncontrol_socket = "{tmp_path}/t.sock"\n'
+        f'pin_dir = "{tmp_path}/pins"\n[[service]]\nname = "a"\nlisten = "10.0.0.1:7000"\nserver = "10.0.0.2:7000"\n'
+        + extra
+    )
+
+
+def test_a_second_daemon_is_refused_with_the_first_ones_pid_and_a_dead_ones_lock_is_not(tmp_path: Path) -> None:
+    config = parse(configured(tmp_path))
+    lock = InstanceLock(config)
+    with pytest.raises(DaemonError, match=rf'instance "t" is running already \(pid {os.getpid()}'):
+        InstanceLock(config)
+    elsewhere = parse(configured(tmp_path).replace("t.sock", "other.sock"))
+    with pytest.raises(DaemonError, match="another daemon uses the pins"):
+        InstanceLock(elsewhere)
+    lock.release()
+    InstanceLock(config).release()
+
+
+def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(daemon_module, "SWITCH_INTERVAL_S", 0.005)
+    path = tmp_path / "t.toml"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    text = configured(tmp_path, f'[attach]\nlisten = ["127.0.0.1:{port}"]\n')
+    path.write_text(text, encoding="utf-8")
+    engine = FakeEngine()
+    engine.add(key(1), 1, State.ACTIVE)
+    engine.add(key(2), 2, State.IDLE)
+    answers: dict[str, Any] = {}
+
+    def operate() -> None:
+        client = Client(f"{tmp_path}/t.sock")
+        until(lambda: (tmp_path / "t.sock").exists())
+        try:
+            answers["status"] = client.get("/v1/status")
+            answers["all"] = list(client.lines("/v1/connections"))
+            answers["sleep"] = client.post("/v1/connections/2/sleep")
+            answers["show"] = client.get("/v1/connections/192.0.0.2:40000")
+            with socket.create_connection(("127.0.0.1", port)) as server:
+                server.sendall(b"CONNECT 192.0.0.9:1 HTTP/1.1\r\nHost: x\r\n\r\n")
+                answers["unknown"] = server.recv(1000)
+            answers["wake"] = client.post("/v1/connections/2/wake")
+            until(lambda: len(client.get("/v1/history")) == 2)
+            answers["history"] = client.get("/v1/history")
+            try:
+                client.get("/v1/connections/99")
+            except Exception as error:
+                answers["error"] = str(error)
+            path.write_text(text.replace('"a"', '"a"\nactive_quiet = 5'), encoding="utf-8")
+            os.kill(os.getpid(), signal.SIGHUP)
+            until(lambda: engine.updates)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    operator = threading.Thread(target=operate)
+    operator.start()
+    daemon = Daemon(str(path), parse(text), lambda options: engine)  # type: ignore[arg-type, return-value]
+    assert daemon.run() == 0
+    operator.join(10)
+    assert answers["status"]["connections"] == {"ACTIVE": 1, "STANDBY": 0, "IDLE": 1, "SLEEP": 0}
+    assert answers["status"]["store"]["state"] == "ok"
+    assert {row["client"] for row in answers["all"]} == {"192.0.0.1:40000", "192.0.0.2:40000"}
+    assert (answers["sleep"]["before"], answers["sleep"]["state"]) == ("IDLE", "SLEEP")
+    assert (answers["show"]["id"], answers["show"]["state"]) == (2, "SLEEP")
+    assert answers["unknown"].startswith(b"HTTP/1.1 404 ")
+    assert (answers["wake"]["before"], answers["wake"]["state"]) == ("SLEEP", "STANDBY")
+    assert [row["to"] for row in answers["history"]] == ["SLEEP", "STANDBY"]
+    assert answers["error"] == 'no connection "99"'
+    assert engine.updates[0].standby_quiet_ms == 5000
+    assert {c.state for c in engine.connections.values()} == {State.IDLE}, "SIGTERM freezes what was awake"
+    assert engine.closed
+    assert not (tmp_path / "t.sock").exists()
+    json.dumps(answers["status"])
+
+
+def test_an_attach_address_in_use_keeps_the_daemon_from_touching_anything(tmp_path: Path) -> None:
+    engines: list[FakeEngine] = []
+
+    def make(options: EngineOptions) -> FakeEngine:
+        engines.append(FakeEngine(options=options))
+        return engines[-1]
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = parse(configured(tmp_path, f'[attach]\nlisten = ["127.0.0.1:{port}"]\n'))
+        daemon = Daemon("t.toml", config, make)  # type: ignore[arg-type]
+        with pytest.raises(DaemonError, match=f"cannot listen on 127.0.0.1 port {port} for attach.*Another program"):
+            daemon.run()
+    assert engines == []
+
+
+def test_the_daemon_has_its_ports_reserved_before_it_takes_them(tmp_path: Path, reserved: list[int]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = parse(configured(tmp_path, f'[attach]\nlisten = ["127.0.0.1:{port}"]\n'))
+        with pytest.raises(DaemonError):
+            Daemon("t.toml", config, lambda options: FakeEngine()).run()  # type: ignore[arg-type, return-value]
+    assert reserved == [port, *(parse_endpoint(service.listen)[1] for service in config.service)]
+
+
+def test_a_configuration_without_a_service_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DaemonError, match=r"t.toml: there is no \[\[service\]\]"):
+        Daemon("t.toml", parse("")).run()

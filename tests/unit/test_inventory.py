@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a daemon finds of its predecessor: table and store compared, and what the history lacks."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from appliance.wire import Event, Key
+from control.core.states import Cause, State
+from control.daemon import inventory
+from control.daemon.inventory import catch_up, take_inventory
+from control.store import reading as reading_module
+from control.store.reading import SleepingRow
+from control.store.schema import HISTORY
+from tests.reboot import age
+from tests.unit.fake_engine import key, record
+from tests.unit.test_dispatcher import Rig, until
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path / "roost.db")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def still(tmp_path: Path) -> Iterator[Rig]:
+    """Commands are noted, not carried out; the test turns the crank."""
+    made = Rig(tmp_path / "roost.db", carry_out=False)
+    yield made
+    made.close()
+
+
+def put_row(rig: Rig, number: int) -> Key:
+    k = key(number)
+    r = record(k, number)
+    rig.store.add(upserts=[(k.pack(), r.ka + r.rest)])
+    until(lambda: rig.store.sleeping_by_id(number))
+    return k
+
+
+def test_the_inventory_tells_slots_without_rows_from_rows_without_slots(still: Rig) -> None:
+    still.engine.add(put_row(still, 1), 1, State.SLEEP)  # good
+    put_row(still, 2)  # its slot is gone
+    still.engine.add(put_row(still, 3), 3, State.IDLE)  # committed, never slept
+    lost = still.engine.add(key(4), 4, State.SLEEP)  # its row is gone
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    assert found.without_row == [lost.key.pack()]
+    assert (found.without_slot, found.other_boot, list(found.sleep_ids), list(found.idle_ids)) == (1, 0, [1], [3])
+    until(lambda: not still.store.sleeping_by_id(2) and not still.store.sleeping_by_id(3))
+    until(lambda: still.history())
+    assert still.history() == [(2, "SLEEP", "CLOSED", "restore")]
+
+
+def test_the_inventory_finds_those_that_sleep_without_a_slot(still: Rig) -> None:
+    for number in (1, 2):
+        put_row(still, number)
+    still.engine.without_slot = {key(1): 1, key(7): 7}
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    assert (found.states[State.SLEEP], list(found.sleep_ids), found.without_slot) == (1, [1], 1)
+
+
+def test_the_inventory_goes_through_all_pages_and_looks_closer_only_at_rows_that_are_odd(
+    still: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading_module, "SCAN_ROWS", 3)
+    rows_at, looked_at = still.store.rows_at, list[bytes]()
+
+    def looking(keys: Sequence[bytes]) -> Iterator[SleepingRow]:
+        looked_at.extend(keys)
+        return rows_at(keys)
+
+    monkeypatch.setattr(still.store, "rows_at", looking)
+    for number in range(1, 12):
+        put_row(still, number)
+    for number in (1, 2, 4, 8, 9):
+        still.engine.add(key(number), number, State.SLEEP)
+    still.engine.without_slot = {key(number): number for number in (3, 5, 7, 10, 11)}
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    assert looked_at == [key(6).pack()], "it is nowhere"
+    assert list(found.sleep_ids) == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+    assert (found.states[State.SLEEP], found.without_slot, found.without_row) == (10, 1, [])
+
+
+def test_the_inventory_finds_a_slot_without_row_beside_rows_without_slot(still: Rig) -> None:
+    for number in (1, 2, 3):
+        put_row(still, number)
+    still.engine.add(key(1), 1, State.SLEEP)
+    still.engine.without_slot = {key(2): 2, key(3): 3}
+    for number in (8, 9):
+        still.engine.add(key(number), number, State.SLEEP)
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    assert sorted(found.without_row) == [key(8).pack(), key(9).pack()]
+    assert (found.states[State.SLEEP], list(found.sleep_ids)) == (5, [1, 2, 3])
+
+
+def test_a_slot_without_row_is_looked_for_among_a_few_keys_at_a_time(
+    still: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be ten million of them: neither all keys are kept at once, nor is each asked for by itself."""
+    monkeypatch.setattr(inventory, "READ_CHUNK", 3)
+    everybody, ids, listed, kept = still.engine.list, still.store.sleeping_ids, list[Event](), list[int]()
+
+    def listing(born: bool = False, sleeping: bool = True) -> Iterator[Event]:
+        for one in everybody(born, sleeping):
+            listed.append(one)
+            yield one
+
+    def asking(keys: Sequence[bytes]) -> dict[bytes, int]:
+        kept.append(len(listed))
+        listed.clear()
+        return ids(keys)
+
+    monkeypatch.setattr(still.engine, "list", listing)
+    monkeypatch.setattr(still.store, "sleeping_ids", asking)
+    for number in range(1, 12):
+        k = key(number) if number == 7 else put_row(still, number)
+        still.engine.add(k, number, State.SLEEP)
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    assert found.without_row == [key(7).pack()]
+    assert kept == [3, 3, 3, 2]
+
+
+def test_rows_of_another_boot_are_looked_for_until_there_are_none(still: Rig, tmp_path: Path) -> None:
+    put_row(still, 1)
+    assert still.store.has_rows_of_another_boot("the next")
+    assert still.store.has_rows_of_another_boot("the next")
+    assert not still.store.has_rows_of_another_boot(still.store._boot_id)
+    with sqlite3.connect(tmp_path / "roost.db") as database:
+        assert database.execute("SELECT count(*) FROM meta WHERE key = 'boot'").fetchone() == (1,)
+        age(database)
+    assert still.store.has_rows_of_another_boot(still.store._boot_id)
+
+
+def test_without_the_database_the_filter_says_how_many_sleep(still: Rig) -> None:
+    still.engine.without_slot = {key(1): 1, key(7): 7}
+    still.store._status.error = "locked"
+    assert take_inventory(still.engine, still.store, still.store._boot_id).states[State.SLEEP] == 2
+
+
+def test_rows_of_another_boot_are_kept_to_be_put_back(rig: Rig) -> None:
+    put_row(rig, 1)
+    found = take_inventory(rig.engine, rig.store, "another-boot")
+    assert (found.other_boot, found.without_slot) == (1, 0)
+    rig.start()
+    row = rig.store.sleeping_by_id(1)
+    assert row is not None
+    rig.dispatcher.insert([record(key(1), 1)])
+    until(lambda: rig.engine.connections)
+    until(lambda: rig.history())
+    assert rig.engine.connections[key(1)].state is State.SLEEP
+    assert rig.history() == [(1, "NONE", "SLEEP", "restore")]
+
+
+def test_a_reboot_does_not_close_those_that_slept_through_it(still: Rig) -> None:
+    put_row(still, 1)
+    slept = HISTORY.pack(1, 5, key(1).pack(), 1, State.IDLE, State.SLEEP, Cause.QUIET, 0, 0, 0)
+    still.store.add([slept])
+    until(lambda: still.store.status.written_history == 1)
+    first, last = still.store.begin_run()
+    found = take_inventory(still.engine, still.store, "another-boot")
+    assert catch_up(still.store, found, first, last) == 0
+
+
+def test_a_client_that_came_back_after_the_reboot_closes_its_old_connection(rig: Rig) -> None:
+    rig.start()
+    rig.engine.add(key(1), 77, State.ACTIVE)
+    rig.dispatcher.insert([record(key(1), 1)])
+    until(lambda: rig.history())
+    until(lambda: rig.store.sleeping_by_id(1) is None)
+    assert rig.engine.connections[key(1)].state is State.ACTIVE
+
+
+def test_what_a_killed_predecessor_could_not_write_is_added(still: Rig) -> None:
+    def wrote(number: int, source: State, target: State) -> bytes:
+        return HISTORY.pack(number, 5, key(number).pack(), 1, source, target, Cause.CLIENT_CONNECT, 0, 0, 0)
+
+    words = [(1, State.ACTIVE), (2, State.STANDBY), (3, State.STANDBY), (4, State.IDLE), (5, State.CLOSED)]
+    still.store.add([wrote(number, State.NONE, State.ACTIVE) for number, _ in words])
+    still.store.add([wrote(number, State.ACTIVE, state) for number, state in words])
+    until(lambda: still.store.status.written_history == 10)
+    first, last = still.store.begin_run()
+    still.engine.add(key(3), 3, State.IDLE)
+    still.engine.add(put_row(still, 4), 4, State.SLEEP)
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    assert catch_up(still.store, found, first, last) == 4
+    until(lambda: still.store.status.written_history == 14)
+    assert sorted(still.history()[10:]) == [
+        (1, "ACTIVE", "CLOSED", "restore"),
+        (2, "STANDBY", "CLOSED", "restore"),
+        (3, "STANDBY", "IDLE", "restore"),
+        (4, "IDLE", "SLEEP", "restore"),
+    ]
+    first, last = still.store.begin_run()
+    assert catch_up(still.store, found, first, last) == 0
