@@ -21,25 +21,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
 import secrets
 import socket
 import ssl
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from errno import EBUSY, ECONNREFUSED, ENOTCONN, ETIMEDOUT
-from fnmatch import fnmatchcase
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from appliance.agent.roost_agent import MAX_CLIENTS, VERSION, ProtocolError, token_digest
+from appliance.agent.roost_agent import VERSION, ProtocolError
 from appliance.wire import Command, Event, Key, Op
-from control.clients.registry import Named, Registry, RegistryError, canonical
-from control.config import Agent
+from control.clients.registry import Named, Registry, RegistryError
 from control.core.ports import CommandsPort, EnginePort
 from control.core.states import INACTIVE, Cause, State
 from control.reach.agent_channel import AgentChannel
+from control.reach.agent_hello import Settings, agent_of, wanted_clients
 from control.reach.agent_sessions import AgentSessions, Session
 from control.reach.arrivals import Arrivals, What
 from control.reach.attach_request import AttachRequest
@@ -58,19 +56,6 @@ GATHER_S: Final = 0.01
 
 ASK_S: Final = 10.0
 """How long it may take to wake an agent's control connection."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """agents: those that may come. services: their numbers by name, those that clients may connect to. domain: of
-    names, which are given without it. tls: None: none."""
-
-    agents: Sequence[Agent]
-    services: Mapping[str, int]
-    hello_s: float
-    domain: str
-    tls: ssl.SSLContext | None = None
-    tls_sessions: int = 10_000
 
 
 @dataclass(slots=True)
@@ -170,8 +155,8 @@ class Agents:
 
     async def _hello(self, channel: AgentChannel, message: Mapping[str, Any]) -> None:
         """Raises ProtocolError, ValueError or RegistryError."""
-        agent = self._agent_of(message.get("token"))
-        link, services = channel.link, self._wanted(agent, message.get("clients"))
+        agent = agent_of(self._settings, message.get("token"))
+        link, services = channel.link, wanted_clients(self._settings, agent, message.get("clients"))
         if channel.tls is not None:
             if len(self._tls) >= self._settings.tls_sessions and link.packed not in self._tls:
                 raise ProtocolError("too many TLS sessions: [agents] tls_sessions")
@@ -195,28 +180,6 @@ class Agents:
         await asyncio.sleep(GATHER_S)
         self._commit = None  # a hello from now on waits for the next commit
         await asyncio.to_thread(self._registry.commit)
-
-    def _agent_of(self, token: object) -> Agent:
-        digest = token_digest(token if isinstance(token, str) else "")
-        found = [agent for agent in self._settings.agents if hmac.compare_digest(agent.token, digest)]
-        if not found or not isinstance(token, str):
-            raise ProtocolError("a wrong token")
-        return found[0]
-
-    def _wanted(self, agent: Agent, clients: object) -> dict[str, int]:
-        """The clients of a hello, each with the number of its service."""
-        if not isinstance(clients, dict) or not 1 <= len(clients) <= MAX_CLIENTS:
-            raise ProtocolError(f"a hello names 1 to {MAX_CLIENTS} clients")
-        wanted: dict[str, int] = {}
-        for text, about in clients.items():
-            name = canonical(text, self._settings.domain)
-            if not any(fnmatchcase(name, pattern.lower()) for pattern in agent.clients):
-                raise ProtocolError(f'the agent {agent.name} may not speak for "{name}"')
-            service = about.get("service") if isinstance(about, dict) else None
-            if service is not None and service not in self._settings.services:
-                raise ProtocolError(f'there is no service "{service}"')
-            wanted[name] = self._settings.services[service] if service is not None else 0
-        return wanted
 
     async def _listen(self, channel: AgentChannel) -> None:
         """What an agent that is known says. Nothing is expected of it but answers to what it is asked."""

@@ -12,7 +12,8 @@ from control.clients.registry import Registry
 from control.config import Config, Policy, Service
 from control.core.ports import DispatcherPort, EnginePort
 from control.reach.absent import Absent
-from control.reach.agents import Agents, Settings
+from control.reach.agent_hello import Settings
+from control.reach.agents import Agents
 from control.reach.arrivals import Arrivals
 from control.reach.attaching import Attaching
 from control.reach.daemon_links import DaemonLinks

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which agents may come, and for which clients each may speak. What a hello may not say raises ProtocolError or
+ValueError."""
+
+from __future__ import annotations
+
+import hmac
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from appliance.agent.roost_agent import MAX_CLIENTS, ProtocolError, token_digest
+from control.clients.registry import canonical
+from control.config import Agent
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """agents: those that may come. services: their numbers by name, those that clients may connect to. domain: of
+    names, which are given without it. tls: None: none."""
+
+    agents: Sequence[Agent]
+    services: Mapping[str, int]
+    hello_s: float
+    domain: str
+    tls: ssl.SSLContext | None = None
+    tls_sessions: int = 10_000
+
+
+def agent_of(settings: Settings, token: object) -> Agent:
+    """The agent that has this token."""
+    digest = token_digest(token if isinstance(token, str) else "")
+    found = [agent for agent in settings.agents if hmac.compare_digest(agent.token, digest)]
+    if not found or not isinstance(token, str):
+        raise ProtocolError("a wrong token")
+    return found[0]
+
+
+def wanted_clients(settings: Settings, agent: Agent, clients: object) -> dict[str, int]:
+    """The clients of a hello, each with the number of its service."""
+    if not isinstance(clients, dict) or not 1 <= len(clients) <= MAX_CLIENTS:
+        raise ProtocolError(f"a hello names 1 to {MAX_CLIENTS} clients")
+    wanted: dict[str, int] = {}
+    for text, about in clients.items():
+        name = canonical(text, settings.domain)
+        if not any(fnmatchcase(name, pattern.lower()) for pattern in agent.clients):
+            raise ProtocolError(f'the agent {agent.name} may not speak for "{name}"')
+        service = about.get("service") if isinstance(about, dict) else None
+        if service is not None and service not in settings.services:
+            raise ProtocolError(f'there is no service "{service}"')
+        wanted[name] = settings.services[service] if service is not None else 0
+    return wanted
