@@ -25,7 +25,7 @@ typedef uint16_t __be16; typedef uint32_t __be32;
 GENERATED: Final = ROOT / "build" / "generated"
 WARNINGS: Final = ["-Wall", "-Wextra", "-Wno-unused-parameter"]
 if os.environ.get("ROOST_WERROR") == "1":
-    # As ./roost builds a checkout. A wheel is built by other compilers, too: a new warning must not prevent installation.
+    # As ./roost builds a checkout. A wheel is built by other compilers, too: a new warning must not prevent that.
     WARNINGS.append("-Werror")
 
 BUILD: Final[dict[str, Any]] = {

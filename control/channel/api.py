@@ -41,7 +41,6 @@ from control.channel.operations import Operations
 from control.core.errors import OperationError
 from control.core.ports import TransitionsPort
 from control.core.states import State
-from control.monitor import Monitor
 from control.store.database import reason
 
 log = logging.getLogger("roost.channel")

@@ -16,10 +16,10 @@ A client connection is one TCP connection between a client and the appliance, wh
 NONE is where a connection comes from; it is no state that a connection can be found in.
 
 A transition is (from, to, cause). A cause says *what wanted it*, not how it was done: freezing by timer and freezing by
-an operator are the same work with the causes ``quiet`` and ``command``. The engine (cext/) is built with the table below,
-carries transitions out and reports each one once. A command whose cause the table lacks is refused (EINVAL). A transition
-that the engine should not make by itself is refused where it would happen (cext/conn/events.c), is reported as such, logged
-and counted, and its connection ends: it is a bug, and both ends learn of it.
+an operator are the same work with the causes ``quiet`` and ``command``. The engine (cext/) is built with this table,
+carries transitions out and reports each one once. A command whose cause the table lacks is refused (EINVAL). A
+transition that the engine should not make by itself is refused where it would happen (cext/conn/events.c), reported as
+such, logged and counted, and its connection ends: it is a bug, and both ends learn of it.
 
 Going down is one step at a time, ACTIVE -> STANDBY -> IDLE -> SLEEP, since each step releases what the next one must
 not find: the server link, the socket, the record. A connection of a persistent service leaves out STANDBY: its server

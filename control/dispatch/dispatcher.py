@@ -27,7 +27,7 @@ from concurrent.futures import Future
 from errno import EIO
 from typing import Final
 
-from appliance.wire import ROW, Command, Event, EventType, Record, transitions
+from appliance.wire import ROW, Command, Event, EventType, Record
 from control.core.ports import BATCH, EnginePort, Listener, Outcome
 from control.core.states import AWAKE, Cause, IllegalTransition, State
 from control.dispatch.capacity import Capacity

@@ -36,7 +36,7 @@ from dataclasses import replace
 from errno import EAGAIN, EALREADY, EBUSY, ENOENT, ENOTCONN
 
 from appliance.engine import Engine, EngineError
-from appliance.lab import ChaosPair, Lab, wait_until
+from appliance.lab import Lab
 from appliance.wire import Command, Event, EventType, Key, Op, SecondServer, ServiceSpec
 from control.core.states import Cause, State
 from tests.bench.direct import WAN, alarms, names, need_room, running_engine, say, services

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from appliance.engine import lib
-from appliance.wire import Op, ServiceSpec
 from appliance.lab import wait_until
 from appliance.lab.cores import running_on
 from appliance.lab.processes import Process

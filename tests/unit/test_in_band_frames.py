@@ -17,7 +17,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from appliance.engine import ffi, lib
 from control.core.states import State
 from examples.in_band_frames import (
     DLE,
@@ -48,7 +47,6 @@ from examples.in_band_frames import (
     escape,
     seal,
 )
-from control.core.states import State
 from tests.inner import ffi, lib
 
 MANAGER = "edge-1"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.wire import Balance, PLACES, SERVERS_MAX, Server, ServerAddress, pack_address, unpack_address
+from appliance.wire import PLACES, SERVERS_MAX, Balance, ServerAddress, pack_address, unpack_address
 from tests.inner import ffi, lib
 
 FOUR = [("10.3.0.2", 8000), ("10.3.0.3", 8000), ("fd00:3::2", 8000), ("10.3.0.2", 8001)]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.wire import Key, NO_REST
+from appliance.wire import NO_REST, Key
 from tests.inner import ffi, lib
 from tests.unit.records import FREEZING, IDLE, PAIRED, SERVER, SLEEP, THAWED, WAKING, Ka, c_key
 
