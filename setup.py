@@ -13,10 +13,6 @@ from setuptools import setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-CHECKOUT_ONLY = {"acyclic_files", "bench", "floors", "lint", "test"}
-"""Modules of control/dev/ that are of no use without the source tree."""
-
-
 class BuildPyAndBpf(build_py):
     """Compile ebpf/*/*.bpf.c into the wheel, where appliance.paths looks for them when there is no checkout."""
 
@@ -36,10 +32,6 @@ class BuildExtensions(build_ext):
         super().finalize_options()
         if not self.inplace:
             self.extensions = [extension for extension in self.extensions if extension.name.startswith("cext.")]
-
-    def find_package_modules(self, package, package_dir):
-        found = super().find_package_modules(package, package_dir)
-        return [one for one in found if not (package == "control.dev" and one[1] in CHECKOUT_ONLY)]
 
 
 setup(

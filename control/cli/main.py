@@ -38,8 +38,7 @@ DEVELOPER = {
     "lint": "Check the sources: ruff, mypy, import-linter, clang-format, cppcheck, shellcheck.",
 }
 COMMANDS = OPERATOR | DEVELOPER
-"""Name and one line of help of each command, in the order `roost --help` shows them. A wheel lacks the developer's
-commands that need the source tree (setup.py)."""
+"""Name and one line of help of each command, in the order `roost --help` shows them. A wheel has the operator's alone."""
 
 
 def module_of(command: str) -> str:
@@ -49,7 +48,7 @@ def module_of(command: str) -> str:
 
 def is_here(command: str) -> bool:
     """False: a developer's command, and this is an installed wheel."""
-    return importlib.util.find_spec(module_of(command)) is not None
+    return command in OPERATOR or importlib.util.find_spec("control.dev") is not None
 
 
 FIXES = {
