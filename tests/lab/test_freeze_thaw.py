@@ -37,6 +37,7 @@ def test_quiet_timers_take_a_connection_down_every_step_and_data_takes_it_up(box
     assert {event.id for event in box.transition_events(pair)} == {pair.id}, "one number, through SLEEP and back"
 
 
+@pytest.mark.usefixtures("unhurried")
 @BOTH
 @pytest.mark.parametrize("state", BELOW)
 def test_client_data_wakes_from_every_state_and_arrives_once(box: EngineLab, family: int, state: State) -> None:
@@ -191,6 +192,7 @@ def test_last_words_before_the_fin_of_an_idle_client_reach_the_server(box: Engin
     box.wait_state(pair, CLOSED)
 
 
+@pytest.mark.usefixtures("unhurried")
 @BOTH
 @pytest.mark.parametrize("state", [IDLE, SLEEP])
 def test_a_burst_that_wakes_arrives_whole_and_is_sent_once(box: EngineLab, family: int, state: State) -> None:
@@ -250,6 +252,7 @@ def test_sleep_with_the_record_of_an_earlier_freeze_is_refused(box: EngineLab) -
     box.wake_and_answer(pair)
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_connection_with_its_server_link_kept_thaws_for_either_end(box: EngineLab) -> None:
     pair = box.connect()
     for speaker in ("client", "server", "client", "server"):
