@@ -6,18 +6,36 @@
     tests/bench     the benches, at a size that proves they run
 
 Cheap layers run first, so that a broken unit is seen before the minutes of the lab. `soak` marks what takes minutes by
-itself; it runs only with --soak (`roost test --all`).
+itself; it runs only with --soak (`roost test --all`). Files run side by side in several workers (distribution.py), the
+longest first; tests marked `alone` run after all others, one by one.
 """
 
 import os
+import tempfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from xdist.workermanage import WorkerController
+
+from tests.distribution import Distribution
 
 TESTS = Path(__file__).parent
 LAYERS = ("unit", "lab", "security", "bench")
 PRIVILEGED = frozenset({"lab", "security", "bench"})
+BEGUN_FIRST = (  # of all files: those that take longest, with nobody else at work 60 to 150 s each
+    "tests/bench/test_benches.py",
+    "tests/lab/test_sessions.py",
+    "tests/lab/test_persistent.py",
+    "tests/lab/test_persistent_daemon.py",
+    "tests/lab/test_router.py",
+    "tests/lab/test_second_server.py",
+    "tests/lab/test_flows.py",
+    "tests/lab/test_simulator_appliance.py",
+    "tests/lab/test_simulator.py",
+)
+
+TOGETHER = pytest.StashKey[Path]()
 
 
 def layer_of(path: Path) -> str:
@@ -36,7 +54,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LAYERS.index(layer_of(item.path)))
     for item in items:
         layer = layer_of(item.path)
         item.add_marker(layer)
@@ -44,6 +61,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"tests/{layer} needs root"))
         if item.get_closest_marker("soak") and not config.getoption("--soak"):
             item.add_marker(pytest.mark.skip(reason="a soak: runs with 'roost test --all'"))
+    items.sort(key=lambda item: (is_alone(item), LAYERS.index(layer_of(item.path))))
+
+
+def is_alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
+
+
+# A worker tells pytest-xdist the names of its tests alone; how many of them do not run alone it says in a file.
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.numprocesses and not hasattr(config, "workerinput"):
+        directory = tempfile.TemporaryDirectory(prefix="roost-test-")
+        config.add_cleanup(directory.cleanup)
+        config.stash[TOGETHER] = Path(directory.name) / "together"
+
+
+def pytest_configure_node(node: WorkerController) -> None:
+    node.workerinput["together"] = str(node.config.stash[TOGETHER])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    told = getattr(session.config, "workerinput", None)
+    if told is not None:
+        Path(told["together"]).write_text(str(sum(not is_alone(item) for item in session.items)))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config) -> Distribution:
+    return Distribution(config.option.numprocesses, BEGUN_FIRST, config.stash[TOGETHER])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

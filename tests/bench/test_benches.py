@@ -38,12 +38,16 @@ CONTRACT = {
 }
 
 
+alone = pytest.mark.alone("compares figures, or needs that much work done in the time it takes")
+
+
 def assert_sound(report: Report) -> None:
     """Nothing that must be zero is not, and the keys of the contract are there."""
     assert CONTRACT[report.bench] <= set(report.figures)
     assert (report.broken(), report.problems) == ([], [])
 
 
+@alone
 @pytest.mark.parametrize("mode", chaos.MODES)
 def test_chaos_freezes_and_thaws_connections_in_mid_traffic_and_loses_nothing(mode: str) -> None:
     report = chaos.run(seconds=3, clients=160, mode=mode)
@@ -77,12 +81,14 @@ def test_wake_measures_wakeups_from_memory_and_from_the_database() -> None:
     assert report.figures["idle_extra_us_p50"].median > 0, "a wake-up is not free"
 
 
+@alone
 def test_attach_reaches_every_client_in_every_mode_and_state() -> None:
     report = attach.run(attaches=200, runs=2)
     assert_sound(report)
     assert report.figures["router_idle_ms_p50"].median > report.figures["router_idle_direct_ms_p50"].median / 2
 
 
+@alone
 def test_relay_measures_every_way_through_the_appliance() -> None:
     report = relay.run(seconds=0.2, runs=1)
     assert_sound(report)
@@ -115,6 +121,7 @@ def test_hold_keeps_simulated_clients_that_sleep_from_birth() -> None:
     assert figures["sockets_bytes_per_connection"].median == 0
 
 
+@alone
 def test_storm_counts_only_clients_that_are_asleep_and_those_that_haproxy_took() -> None:
     report = storm.run(clients=5000, runs=2)
     assert_sound(report)
@@ -122,6 +129,7 @@ def test_storm_counts_only_clients_that_are_asleep_and_those_that_haproxy_took()
     assert report.figures["handshakes_per_core_s"].median > report.figures["haproxy_per_core_s"].median
 
 
+@alone
 def test_keepalive_measures_all_three_who_answer() -> None:
     report = keepalive.run(clients=20_000, kernel_clients=5000, runs=2)
     assert_sound(report)
@@ -129,6 +137,7 @@ def test_keepalive_measures_all_three_who_answer() -> None:
     assert figures["reflector_core_ns"].median < figures["core_ns"].median < figures["kernel_core_ns"].median
 
 
+@alone
 def test_probe_sees_every_connection_probed_and_heard() -> None:
     report = probe.run(connections=2000, interval_s=1, seconds=5)
     assert_sound(report)
@@ -136,6 +145,7 @@ def test_probe_sees_every_connection_probed_and_heard() -> None:
     assert report.figures["seen_by_clients"].median >= 2000
 
 
+@alone
 def test_flood_reaches_the_appliance_and_wakes_nobody() -> None:
     report = flood.run(connections=10_000, seconds=1)
     assert_sound(report)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,29 @@ def box(nat_free_lab: Lab, request: pytest.FixtureRequest) -> Iterator[EngineLab
     arguments: dict[str, Any] = dict(mark.kwargs) if mark else {}
     with EngineLab(nat_free_lab, **arguments) as box:
         yield box
+
+
+@pytest.fixture
+def unhurried(nat_free_lab: Lab) -> Iterator[None]:
+    """The ends of connections wait 3 s and not 200 ms before they send again what nobody acknowledged, and send no tail
+    loss probes: what is sent again was lost, and did not only wait for a processor. For connections made from here on.
+    """
+    _resend(nat_free_lab, tail_loss_probes=0, rto_min=["rto_min", "3s"])
+    yield
+    _resend(nat_free_lab, tail_loss_probes=3, rto_min=[])
+
+
+def _resend(lab: Lab, tail_loss_probes: int, rto_min: list[str]) -> None:
+    """For all ways out of "wan" and "lan"; the appliance itself is no gateway of "lan", but on its link."""
+    for family in (4, 6):
+        box = lab.address("box", "lan0", family)
+        ways = (("wan", "default", lab.address("nat", "inside", family)), ("lan", "default", box), ("lan", box, ""))
+        for end, destination, gateway in ways:
+            route = [destination, *(["via", gateway] if gateway else []), "dev", "eth0", *rto_min]
+            with lab.enter(end):
+                subprocess.run(["ip", f"-{family}", "route", "replace", *route], check=True)
+    for end in ("wan", "lan"):
+        lab.sysctl(end, "net.ipv4.tcp_early_retrans", tail_loss_probes)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -37,6 +37,7 @@ def test_the_clock_that_a_sleeper_shows_goes_on_by_the_time_that_passed(
     box.exchange(awake)
 
 
+@pytest.mark.usefixtures("unhurried")
 @BOTH
 def test_past_half_of_the_timestamp_space_a_client_goes_on_that_heard_its_keepalives_answered(
     box: EngineLab, family: int

@@ -132,6 +132,7 @@ def test_a_server_that_attaches_to_nobody_is_told(box: EngineLab) -> None:
 
 
 @BOTH
+@pytest.mark.usefixtures("unhurried")
 def test_an_attached_server_and_a_client_that_speaks_at_the_same_time_lose_no_byte(box: EngineLab, family: int) -> None:
     for _ in range(10):
         pair = box.connect(family)

@@ -37,6 +37,7 @@ def test_quiet_timers_take_a_connection_down_every_step_and_data_takes_it_up(box
     assert {event.id for event in box.transition_events(pair)} == {pair.id}, "one number, through SLEEP and back"
 
 
+@pytest.mark.usefixtures("unhurried")
 @BOTH
 @pytest.mark.parametrize("state", BELOW)
 def test_client_data_wakes_from_every_state_and_arrives_once(box: EngineLab, family: int, state: State) -> None:
@@ -206,6 +207,7 @@ def test_last_words_before_the_fin_of_an_idle_client_reach_the_server(box: Engin
     box.wait_state(pair, CLOSED)
 
 
+@pytest.mark.usefixtures("unhurried")
 @BOTH
 @pytest.mark.parametrize("state", [IDLE, SLEEP])
 def test_a_burst_that_wakes_arrives_whole_and_is_sent_once(box: EngineLab, family: int, state: State) -> None:
@@ -266,6 +268,7 @@ def test_sleep_with_the_record_of_an_earlier_freeze_is_refused(box: EngineLab) -
 
 
 @BOTH
+@pytest.mark.usefixtures("unhurried")
 def test_a_freeze_ends_the_link_first_and_either_end_thaws(box: EngineLab, family: int) -> None:
     """One command takes it from ACTIVE to IDLE; the server is told by FIN, and the next link is another one."""
     pair = box.connect(family)

@@ -20,6 +20,7 @@ ASLEEP = pytest.mark.parametrize("state", [State.IDLE, State.SLEEP])
 BOTH = pytest.mark.parametrize("family", [4, 6])
 
 
+@pytest.mark.usefixtures("unhurried")
 def test_a_sleeping_clients_kernel_hears_its_keepalives_answered(box: EngineLab) -> None:
     """The clients give their peer up after 4 s without an answer; they probe every second."""
     kinds = list(itertools.product((4, 6), (State.IDLE, State.SLEEP)))

@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -73,7 +74,11 @@ def test_a_lab_comes_up_and_leaves_nothing_behind() -> None:
     assert threading.active_count() == threads
 
 
-def test_a_lab_whose_owner_is_killed_leaves_no_namespace_and_no_process() -> None:
+def test_a_lab_whose_owner_is_killed_leaves_no_namespace_and_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # out of sight of labs that other tests begin meanwhile
+    monkeypatch.setattr(tempfile, "tempdir", None)
     program = """if True:
         import time
         from appliance.lab import Lab

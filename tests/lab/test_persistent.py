@@ -39,6 +39,7 @@ def nothing_is_left(box: EngineLab) -> bool:
     return not any(box.stat(name) for name in ("awake", "table_ipv4", "table_ipv6", "idle_records"))
 
 
+@pytest.mark.usefixtures("unhurried")
 @BOTH
 @ASLEEP
 @pytest.mark.parametrize(

@@ -93,18 +93,18 @@ def test_vanished_clients_are_found_dead_counted_and_told_by_cause(box: EngineLa
         box.wake_and_answer(pair)
 
 
-@pytest.mark.engine(service={**PROBED, "probe_count": 3})
+@pytest.mark.engine(service={**PROBED, "probe_retry_s": 3, "probe_count": 3})
 def test_an_answer_to_the_last_probe_is_in_time(box: EngineLab) -> None:
     pair = box.connect()
     box.to_idle(pair)
     cut_off(box, f"tcp dport {PORT} drop;")
     try:
         sent = box.stat("probes_sent")
-        box.wait(lambda: box.stat("probes_sent") >= sent + 2, "two probes are lost", 6)
+        box.wait(lambda: box.stat("probes_sent") >= sent + 2, "two probes are lost", 8)
     finally:
         box.lab.nft("nat", "delete table inet vanish")
     heard = box.stat("acks_heard")
-    box.wait(lambda: box.stat("acks_heard") > heard, "the next one is answered", 4)
-    time.sleep(2.5)
+    box.wait(lambda: box.stat("acks_heard") > heard, "the next one is answered", 6)
+    time.sleep(3.5)
     assert box.state(pair) is State.IDLE
     assert box.stat("probe_dead") == 0

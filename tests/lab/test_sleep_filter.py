@@ -50,6 +50,7 @@ def test_a_connection_in_sleep_has_no_slot(box: BareSleep, family: int) -> None:
     assert (found.perhaps, found.to_state, found.service) == (True, State.SLEEP, box.spec(family).index)
 
 
+@pytest.mark.usefixtures("unhurried")
 @BOTH
 def test_data_wakes_it_and_nothing_is_lost(box: BareSleep, family: int) -> None:
     pair = box.let_sleep(family)

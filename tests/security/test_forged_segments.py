@@ -67,7 +67,7 @@ class Target:
 
 
 @pytest.fixture
-def aim(box: EngineLab) -> Iterator[Callable[[int, State], Target]]:
+def aim(box: EngineLab, unhurried: None) -> Iterator[Callable[[int, State], Target]]:
     with Wire(box) as wire:
         yield lambda family, state: Target(box, wire, family, state)
 

@@ -17,6 +17,7 @@ from tests.lab.wire import Sleeper, Wire
 BOTH = pytest.mark.parametrize("family", [4, 6])
 
 
+@pytest.mark.usefixtures("unhurried")
 @BOTH
 def test_forged_frames_cannot_keep_a_connection_from_falling_asleep(box: EngineLab, family: int) -> None:
     pair = box.connect(family)
@@ -57,6 +58,7 @@ def test_few_of_the_forged_frames_that_meet_a_freeze_are_kept_and_the_client_sti
     assert box.refusals(pair) == []
 
 
+@pytest.mark.usefixtures("unhurried")
 @BOTH
 def test_a_genuine_segment_that_meets_a_freeze_is_delivered_at_once(box: EngineLab, family: int) -> None:
     pair = box.connect(family)
