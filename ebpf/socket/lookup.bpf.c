@@ -7,7 +7,6 @@
  * keep it asleep. Without a listener the stack has nothing but an RST to say, and the guard stops that. For the same reason
  * it is noted of anybody else that he may get a socket (ebpf/shared/sockets.h): he must not be born asleep beside it.
  */
-#include "ebpf/lib/maps.h"
 #include "ebpf/lib/perhaps.h"
 
 #include <linux/in.h>

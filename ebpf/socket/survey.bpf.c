@@ -11,6 +11,7 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
+#include "ebpf/lib/define_map.h"
 #include "ebpf/shared/survey.h"
 
 char _license[] SEC("license") = "GPL";
@@ -61,13 +62,7 @@ struct tcp_sock {
 
 #pragma clang attribute pop
 
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, ROOST_SURVEY_SLICE *ROOST_SURVEY_SLICES);
-    __type(key, __u32);
-    __type(value, struct roost_survey_item);
-} sockets SEC(".maps");
+ROOST_SURVEY_MAPS(ROOST_DEFINE_MAP)
 
 static __always_inline int is_v4(const struct roost_key *key) {
     const __u32 *a = (const __u32 *)key->client;

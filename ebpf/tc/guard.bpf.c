@@ -11,7 +11,6 @@
  * the retransmission is judged. An RST that answers a packet of nobody has either no ACK or the sequence number 0; what a
  * socket of ours sends when it is closed has both (one of somebody who is taken for a sleeper must go out).
  */
-#include "ebpf/lib/maps.h"
 #include "ebpf/lib/perhaps.h"
 
 #include <linux/if_ether.h>

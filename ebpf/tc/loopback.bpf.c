@@ -6,7 +6,7 @@
  * inactive leg to the engine, which judges it and answers keep-alives; everything else passes untouched. Packets here have
  * no checksum yet and are up to 64 KB long.
  */
-#include "ebpf/lib/maps.h"
+#include "ebpf/lib/find.h"
 
 #include <linux/if_ether.h>
 #include <linux/in.h>

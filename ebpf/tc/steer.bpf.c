@@ -14,7 +14,7 @@
  * our own: they go with the daemon, and what was theirs is routed from then on.
  */
 #include "ebpf/lib/checksum.h"
-#include "ebpf/lib/maps.h"
+#include "ebpf/lib/find.h"
 #include "ebpf/shared/steer.h"
 
 #include <linux/if_ether.h>
@@ -38,39 +38,11 @@ char _license[] SEC("license") = "GPL";
 #define FAMILY_INET 2
 #define FAMILY_INET6 10
 
-struct {
-    __uint(type, BPF_MAP_TYPE_HASH);
-    __uint(max_entries, 1024);
-    __type(key, struct roost_managed_key);
-    __type(value, struct roost_managed);
-} managed SEC(".maps");
-
-struct {
-    __uint(type, BPF_MAP_TYPE_HASH);
-    __uint(max_entries, 1024);
-    __type(key, __be16);
-    __type(value, __u8);
-} attach_ports SEC(".maps");
-
-struct {
-    __uint(type, BPF_MAP_TYPE_SOCKMAP);
-    __uint(max_entries, ROOST_DOORS);
-    __type(key, __u32);
-    __type(value, __u64);
-} doors SEC(".maps");
-
 /* Datagrams in fragments whose first fragment was ours: the others name no port. */
 struct datagram {
     __u8 source[16], destination[16];
     __be32 id;
 };
-
-struct {
-    __uint(type, BPF_MAP_TYPE_LRU_HASH);
-    __uint(max_entries, 1024);
-    __type(key, struct datagram);
-    __type(value, __u8);
-} datagrams SEC(".maps");
 
 /* A TCP packet: client = source, local = destination, as everywhere in a frame's key. */
 struct packet {
@@ -83,13 +55,7 @@ struct packet {
     __u8 portless;   /* one of the others */
 };
 
-/* Where a packet is taken apart: the stack of a program is small. */
-struct {
-    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, struct packet);
-} scratch SEC(".maps");
+ROOST_STEER_MAPS(ROOST_DEFINE_MAP)
 
 /* The packet that an ICMP error is about (RFC 792, RFC 4443 3): it went the other way, so its destination is the client. */
 static __always_inline int parse_icmp4(struct __sk_buff *skb, struct packet *p, __u32 at) {

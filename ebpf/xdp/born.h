@@ -18,10 +18,10 @@
 
 #include "ebpf/shared/birth.h"
 #include "ebpf/lib/insert.h"
-#include "ebpf/lib/maps.h"
 #include "ebpf/lib/packet.h"
 #include "ebpf/lib/reply.h"
 #include "ebpf/shared/sockets.h"
+#include "maps.h"
 
 #ifndef AF_INET
 #define AF_INET 2
@@ -43,25 +43,11 @@
 #define OUR_WSCALE 7u
 #define OUR_WINDOW 65152u /* bytes: a multiple of 2^OUR_WSCALE that a SYN-ACK can say, where windows are not scaled */
 
-struct {
-    __uint(type, BPF_MAP_TYPE_HASH);
-    __uint(max_entries, ROOST_MAX_BIRTHS);
-    __type(key, struct roost_birth_place);
-    __type(value, struct roost_birth);
-} births SEC(".maps");
-
 /* How many SYNs came for a service, to see a storm. */
 struct birth_rate {
     __u64 tick;
     __u32 now, before;
 };
-
-struct {
-    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-    __uint(max_entries, ROOST_BIRTH_RATES);
-    __type(key, __u32);
-    __type(value, struct birth_rate);
-} births_rate SEC(".maps");
 
 /* Somebody found no room: the next ones need not try. The engine opens again when it sees that there is some. */
 static __noinline int close_gate(void) {
@@ -222,13 +208,6 @@ struct birth_notes {
     struct reply reply;
     struct newborn born;
 };
-
-struct {
-    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, struct birth_notes);
-} births_notes SEC(".maps");
 
 /* Whether a socket that was looked up is one for exactly its 4-tuple. */
 static __always_inline int is_connected(struct bpf_sock *sk) {

@@ -11,7 +11,7 @@
 
 #include "ebpf/lib/checksum.h"
 #include "ebpf/shared/judge.h"
-#include "ebpf/lib/maps.h"
+#include "ebpf/lib/find.h"
 #include "outbox.h"
 #include "ebpf/lib/packet.h"
 

@@ -4,7 +4,7 @@
  * understood goes on to the stack; what the stack makes of a packet of a sleeping connection that got past us
  * (fragments, more than one VLAN tag, exotic extension headers) is stopped and noticed by guard.bpf.c.
  */
-#include "ebpf/lib/maps.h"
+#include "maps.h"
 #include "outbox.h"
 #include "ebpf/lib/packet.h"
 #include "born.h"
@@ -29,13 +29,6 @@ struct challenge_budget {
     __u64 tick;
     __u64 left;
 };
-
-struct {
-    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, struct challenge_budget);
-} challenges SEC(".maps");
 
 static __always_inline int may_challenge(struct roost_ka *slot, const struct roost_ka *ka, __u64 now_ms) {
     __u64 tick = now_ms / 512;

@@ -5,6 +5,8 @@
 #define _license guard_license
 #include "ebpf/tc/guard.bpf.c"
 
+#include "tests/fuzz/host/maps.h"
+
 /* The cookie of a SYN with this sequence number, as it stands in the SYN-ACK's. */
 __u32 cookie_for(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn, __u64 now_ms);
 __u32 cookie_for(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn, __u64 now_ms) {
@@ -12,4 +14,8 @@ __u32 cookie_for(const struct roost_births_gate *gate, const struct roost_key *k
     return cookie_of(gate, key, isn, period, 0, 0);
 }
 
-const unsigned long notes_size = sizeof(struct birth_notes);
+void give_product_maps(void);
+void give_product_maps(void) {
+    ROOST_SHARED_MAPS(HOST_MAP)
+    ROOST_XDP_MAPS(HOST_MAP)
+}

@@ -10,13 +10,13 @@ import pytest
 from tests.interleave.explore import BrokenClaimError, build, explore, scenarios
 from tests.mutants import Mutant, plant
 
-TABLE, MAPS, INSERT, MODEL = "cext/table/table.c", "ebpf/lib/maps.h", "ebpf/lib/insert.h", "tests/interleave/model.c"
+TABLE, FIND, INSERT, MODEL = "cext/table/table.c", "ebpf/lib/find.h", "ebpf/lib/insert.h", "tests/interleave/model.c"
 FILTER = "cext/table/filter.c"
 MUTANTS = (
     Mutant(
         "a reader does not look whether the slot changed hands",
         "a probe while the slot gets another owner",
-        MAPS,
+        FIND,
         "    return ctl_of(found->slot) == found->ctl;",
         "    return 1;",
         "an answer for A from no record of its own",
