@@ -59,7 +59,7 @@
     MAP(attach_ports,   HASH,          KEYED(__be16, __u8),               1024,              FIXED,      OWN,    PLAIN)   \
     MAP(doors,          SOCKMAP,       INDEXED(__u64),                    ROOST_DOORS,       FIXED,      OWN,    PLAIN)   \
     MAP(datagrams,      LRU_HASH,      KEYED(struct datagram, __u8),      1024,              FIXED,      OWN,    PLAIN)   \
-    MAP(scratch,        PERCPU_ARRAY,  INDEXED(struct packet),            1,                 FIXED,      OWN,    PLAIN)
+    MAP(scratch,        PERCPU_ARRAY,  INDEXED(struct arrival),           1,                 FIXED,      OWN,    PLAIN)
 
 /* Of socket/survey.bpf.c, which cext/socket/survey.c loads by itself. */
 #define ROOST_SURVEY_MAPS(MAP)                                                                                            \

@@ -8,15 +8,13 @@
  * it is noted of anybody else that he may get a socket (ebpf/shared/sockets.h): he must not be born asleep beside it.
  */
 #include "ebpf/lib/perhaps.h"
+#include "ebpf/lib/socket.h"
 
 #include <linux/in.h>
 
 #include <bpf/bpf_endian.h>
 
 char _license[] SEC("license") = "GPL";
-
-#define FAMILY_INET 2
-#define FAMILY_INET6 10
 
 static __always_inline int is_heard(__u32 ifindex) {
     __u32 zero = 0;

@@ -13,7 +13,7 @@
 #include "ebpf/shared/judge.h"
 #include "ebpf/lib/find.h"
 #include "outbox.h"
-#include "ebpf/lib/packet.h"
+#include "ebpf/lib/segment.h"
 
 #define FAST_LONG_WAY (-1)
 #define FAST_SYN (-2)      /* it is one (ebpf/xdp/fast_born.h) */

@@ -6,7 +6,7 @@
  */
 #include "maps.h"
 #include "outbox.h"
-#include "ebpf/lib/packet.h"
+#include "ebpf/lib/segment.h"
 #include "born.h"
 #include "fast.h"
 #include "fast_born.h"
@@ -220,7 +220,8 @@ static __noinline int known(struct xdp_md *ctx, const struct packet *p, const st
 
 static __noinline int long_way(struct xdp_md *ctx, const struct roost_config *cfg) {
     struct packet p = {};
-    if (!parse(ctx, &p))
+    union header nowhere;
+    if (!parse(ctx, &p, &nowhere) || p.fragment || (__s32)p.l4_length < (int)sizeof(struct tcphdr))
         return outbox_or_pass(ctx, cfg, p.not_ip);
     struct found found = {};
     int perhaps = PERHAPS_MOVED;

@@ -27,15 +27,11 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "ebpf/lib/socket.h"
 #include "ebpf/shared/frame.h"
 #include "ebpf/shared/stamp.h"
 #include "ebpf/shared/table.h"
 #include "maps.h"
-
-#ifndef AF_INET
-#define AF_INET 2
-#define AF_INET6 10
-#endif
 
 /* Routes that were looked up in this second, by both ends: clients that share an address, or their NAT's, share them.
  * Of each processor: others would have to wait for who writes one. */
@@ -79,11 +75,11 @@ static __noinline int look_up_route(struct xdp_md *ctx, const struct roost_probe
         fib.ifindex = run->ifindex[i];
         fib.rt_metric = 0; /* where its TOS goes in, too */
         if (*(const __u8 *)packet >> 4 == 4) {
-            fib.family = AF_INET;
+            fib.family = FAMILY_INET;
             fib.ipv4_src = packet[3];
             fib.ipv4_dst = packet[4];
         } else {
-            fib.family = AF_INET6;
+            fib.family = FAMILY_INET6;
             __builtin_memcpy(fib.ipv6_src, packet + 2, 16);
             __builtin_memcpy(fib.ipv6_dst, packet + 6, 16);
         }

@@ -11,7 +11,13 @@ from pathlib import Path
 from tests.mutants import ROOT
 
 # What runs in the scenarios' threads and shares memory: each access of it is a point where threads may be switched.
-_EXPLORED = ("tests/interleave/product.c", "cext/table/table.c", "cext/table/endpoints.c", "cext/table/filter.c")
+_EXPLORED = (
+    "tests/interleave/product.c",
+    "tests/interleave/product_guard.c",
+    "cext/table/table.c",
+    "cext/table/endpoints.c",
+    "cext/table/filter.c",
+)
 _AROUND = ("tests/interleave/scheduler.c", "tests/interleave/model.c", "tests/fuzz/host/kernel.c")
 # Without position-independent code an address in a schedule is one that addr2line knows.
 _FLAGS = (
@@ -24,6 +30,7 @@ _FLAGS = (
     "-Wno-unused-parameter",
     "-Wno-sign-compare",
     "-fno-pie",
+    "-fcommon",  # the maps of product.c and product_guard.c are the same ones
 )
 _WRAPPED = "-Wl,--wrap=memcpy,--wrap=memset,--wrap=memcmp"
 _LINE = re.compile(r"(?P<name>.+): (?P<schedules>\d+) schedules, at most (?P<preemptions>\d+) preemptions")

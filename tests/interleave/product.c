@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The kernel's side of the table, as it is: the XDP program, and the guard. Compiled, as cext/table/table.c is, with
- * -fsanitize=thread. */
+/* The kernel's side of the table, as it is: the XDP program. Compiled, as cext/table/table.c is, with -fsanitize=thread. */
 #include "ebpf/xdp/inactive.bpf.c"
-#define _license guard_license
-#include "ebpf/tc/guard.bpf.c"
 
 #include "tests/fuzz/host/maps.h"
 
