@@ -23,7 +23,6 @@ _AROUND = ("tests/interleave/scheduler.c", "tests/interleave/model.c", "tests/fu
 _FLAGS = (
     "-std=gnu11",
     "-O1",
-    "-DROOST_LOADS_IN_ORDER",
     "-g",
     "-Wall",
     "-Wextra",
@@ -49,14 +48,18 @@ class BrokenClaimError(AssertionError):
     """A schedule in which something does not hold: the claim, and the schedule with its places in the sources."""
 
 
-def build(out: Path, root: Path = ROOT) -> Path:
-    """Compile the model from the checkout at `root` into the directory `out`; the executable's path."""
+def build(out: Path, root: Path = ROOT, *, in_order: bool = True) -> Path:
+    """Compile the model from the checkout at `root` into the directory `out`; the executable's path.
+
+    in_order: for a processor that keeps loads in order; else the programs have more barriers, and loads are reordered.
+    """
     objects = []
     for source in (*_EXPLORED, *_AROUND):
         target = out / f"{Path(source).stem}.o"
         command = [
             "clang",
             *_FLAGS,
+            *(["-DROOST_LOADS_IN_ORDER"] if in_order else []),
             f"-I{root / 'tests/fuzz/host'}",
             f"-I{root}",
             "-c",
