@@ -9,6 +9,7 @@
 #include <bpf/bpf.h>
 #include <errno.h>
 #include <netinet/in.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,25 +22,6 @@
 #define MIN_STRANGERS                                                                                                  \
     1024 /* whom the filter of sleepers takes for one: one in 430 of those who are awake, and of a flood */
 #define MAX_STRANGERS 16384
-
-enum {
-    CONFIG,
-    TABLES4,
-    TABLES6,
-    ENDPOINTS,
-    RING,
-    COUNTERS,
-    CHALLENGES,
-    BIRTHS = ROOST_MAP_BIRTHS,
-    BIRTHS_GATE,
-    BIRTHS_SOCKETS,
-    FILTER,
-    FILTER_GATE,
-    STRANGERS = ROOST_MAP_STRANGERS
-};
-static const char *const map_name[ROOST_PINNED_MAPS] = {
-    "config", "tables4",     "tables6",        "endpoints", "ring",        "counters", "challenges",
-    "births", "births_gate", "births_sockets", "filter",    "filter_gate", "strangers"};
 
 _Static_assert(ROOST_FILTER_INTERFACES >= ROOST_MAX_INTERFACES, "each interface has its place");
 
@@ -70,13 +52,6 @@ static int adopt_map(struct roost_datapath *d, struct bpf_map *map, char *err, s
     return e ? e : 1;
 }
 
-static int is_pinned_map(const char *name) {
-    for (int i = 0; i < ROOST_PINNED_MAPS; i++)
-        if (!strcmp(map_name[i], name))
-            return i;
-    return -1;
-}
-
 static uint32_t entries(int fd) {
     struct bpf_map_info info = {0};
     __u32 size = sizeof(info);
@@ -84,13 +59,13 @@ static uint32_t entries(int fd) {
 }
 
 /* A server or service has many connections, mostly; a router's clients may have called many servers. */
-static uint32_t endpoints_for(const struct roost_sizes *sizes) {
+static uint32_t entries_of_endpoints(const struct roost_sizes *sizes) {
     uint64_t slots = ((uint64_t)sizes->ipv4_slots + sizes->ipv6_slots) / 16;
     return slots < MIN_ENDPOINTS ? MIN_ENDPOINTS : slots > ROOST_MAX_ENDPOINTS ? ROOST_MAX_ENDPOINTS : (uint32_t)slots;
 }
 
 /* They cost 64 bytes each: an eighth of a byte a sleeper. */
-static uint32_t strangers_for(const struct roost_sizes *sizes) {
+static uint32_t entries_of_strangers(const struct roost_sizes *sizes) {
     uint32_t share = sizes->filter_slots / 512;
     if (!sizes->filter_slots)
         return 1;
@@ -98,9 +73,35 @@ static uint32_t strangers_for(const struct roost_sizes *sizes) {
 }
 
 /* Buckets; there is no map without any, so one stands for none. */
-static uint32_t filter_for(const struct roost_sizes *sizes) {
+static uint32_t entries_of_filter(const struct roost_sizes *sizes) {
     uint32_t buckets = roost_filter_buckets(sizes->filter_slots);
     return sizes->filter_slots && buckets < 2 ? 2 : buckets ? buckets : 1;
+}
+
+static uint32_t entries_of_ring(const struct roost_sizes *sizes) {
+    return sizes->ring_bytes;
+}
+
+#define SIZE_FIXED(name) NULL
+#define SIZE_CONFIGURED(name) entries_of_##name
+#define IS_PINNED true
+#define IS_OWN false
+#define AT_PLAIN(name) 0
+#define AT_MAPPED(name) offsetof(struct roost_datapath, name)
+#define ROW(name, kind, contents, entries, size, life, memory) {#name, SIZE_##size(name), IS_##life, AT_##memory(name)},
+
+static const struct row {
+    const char *name;
+    uint32_t (*entries)(const struct roost_sizes *); /* NULL: as many as the program says */
+    bool pinned;
+    size_t pointer; /* to its memory: where that is in struct roost_datapath; 0: it is not mapped */
+} rows[ROOST_MAP_COUNT] = {ROOST_DATAPATH_MAPS(ROW)};
+
+static int index_of(const struct bpf_map *map) {
+    for (int i = 0; i < ROOST_MAP_COUNT; i++)
+        if (!strcmp(rows[i].name, bpf_map__name(map)))
+            return i;
+    return -1;
 }
 
 /* A filter with nobody in it is made anew when another size is asked for. It cannot grow: its members have no keys. */
@@ -117,63 +118,13 @@ static int renew_filter(const struct roost_datapath *d, const struct roost_sizes
     }
     roost_pin_path(d->pin_dir, "filter", path, sizeof(path));
     fd = gate.buckets ? -1 : bpf_obj_get(path);
-    bool fits = fd < 0 || entries(fd) == filter_for(sizes);
+    bool fits = fd < 0 || entries(fd) == entries_of_filter(sizes);
     if (fd >= 0)
         close(fd);
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]) && !fits; i++) {
         roost_pin_path(d->pin_dir, names[i], path, sizeof(path));
         if (unlink(path) && errno != ENOENT)
             return roost_complain(err, err_len, errno, "cannot remove %s: %s", path, strerror(errno));
-    }
-    return 0;
-}
-
-/* Opens, shares maps by their pins, loads, pins what is new. */
-int roost_datapath_load(struct roost_datapath *d, const char *bpf_dir, const char *file,
-                        const struct roost_sizes *sizes, struct bpf_object **object, char *err, size_t err_len) {
-    char path[512];
-    struct bpf_map *map;
-    int e;
-    snprintf(path, sizeof(path), "%s/%s.bpf.o", bpf_dir, file);
-    struct bpf_object *o = bpf_object__open_file(path, NULL);
-    if (!o)
-        return roost_complain(err, err_len, errno, "cannot open the BPF object %s: %s (was `roost` set up?)", path,
-                              strerror(errno));
-    *object = o;
-    bpf_object__for_each_map(map, o) {
-        const char *name = bpf_map__name(map);
-        if (is_pinned_map(name) < 0)
-            continue;
-        if ((e = adopt_map(d, map, err, err_len)) < 0)
-            return e;
-        if (e)
-            continue;
-        if (!strcmp(name, "endpoints"))
-            bpf_map__set_max_entries(map, endpoints_for(sizes));
-        else if (!strcmp(name, "ring"))
-            bpf_map__set_max_entries(map, sizes->ring_bytes);
-        else if (!strcmp(name, "filter"))
-            bpf_map__set_max_entries(map, filter_for(sizes));
-        else if (!strcmp(name, "strangers"))
-            bpf_map__set_max_entries(map, strangers_for(sizes));
-    }
-    if ((e = bpf_object__load(o))) {
-        if (e == -EPERM)
-            return roost_complain(err, err_len, e,
-                                  "the kernel refuses to load BPF programs: run as root (CAP_BPF, "
-                                  "CAP_NET_ADMIN)");
-        return roost_complain(err, err_len, e, "cannot load %s: %s (ROOST_DEBUG_BPF=1 shows the verifier's log)", path,
-                              strerror(-e));
-    }
-    bpf_object__for_each_map(map, o) {
-        char pin[320];
-        int which = is_pinned_map(bpf_map__name(map));
-        if (which < 0)
-            continue;
-        roost_pin_path(d->pin_dir, bpf_map__name(map), pin, sizeof(pin));
-        if (access(pin, F_OK) && (e = bpf_map__pin(map, pin)))
-            return roost_complain(err, err_len, e, "cannot pin %s: %s", pin, strerror(-e));
-        d->map_fd[which] = bpf_map__fd(map);
     }
     return 0;
 }
@@ -191,8 +142,61 @@ static void *map_memory(struct roost_datapath *d, int fd, size_t size, char *err
     return memory;
 }
 
+/* Pins a loaded map that is to be pinned, and maps its memory. 0 or -errno. */
+static int begin_map(struct roost_datapath *d, struct bpf_map *map, int i, char *err, size_t err_len) {
+    char pin[320];
+    int e;
+    roost_pin_path(d->pin_dir, rows[i].name, pin, sizeof(pin));
+    if (rows[i].pinned && access(pin, F_OK) && (e = bpf_map__pin(map, pin)))
+        return roost_complain(err, err_len, e, "cannot pin %s: %s", pin, strerror(-e));
+    d->map_fd[i] = bpf_map__fd(map);
+    void **memory = (void **)((char *)d + rows[i].pointer);
+    if (!rows[i].pointer || *memory) /* shared with a program that was loaded before */
+        return 0;
+    size_t value = (bpf_map__value_size(map) + 7) / 8 * 8;
+    *memory = map_memory(d, d->map_fd[i], value * bpf_map__max_entries(map), err, err_len);
+    return *memory ? 0 : -ENOMEM;
+}
+
+/* Opens, shares maps by their pins, loads, pins what is new. */
+int roost_datapath_load(struct roost_datapath *d, const char *bpf_dir, const char *file,
+                        const struct roost_sizes *sizes, struct bpf_object **object, char *err, size_t err_len) {
+    char path[512];
+    struct bpf_map *map;
+    int e;
+    snprintf(path, sizeof(path), "%s/%s.bpf.o", bpf_dir, file);
+    struct bpf_object *o = bpf_object__open_file(path, NULL);
+    if (!o)
+        return roost_complain(err, err_len, errno, "cannot open the BPF object %s: %s (was `roost` set up?)", path,
+                              strerror(errno));
+    *object = o;
+    bpf_object__for_each_map(map, o) {
+        int i = index_of(map);
+        if (i < 0)
+            continue;
+        if ((e = rows[i].pinned ? adopt_map(d, map, err, err_len) : 0) < 0)
+            return e;
+        if (!e && rows[i].entries && bpf_map__set_max_entries(map, rows[i].entries(sizes)))
+            return roost_complain(err, err_len, errno, "cannot set the size of %s: %s", rows[i].name, strerror(errno));
+    }
+    if ((e = bpf_object__load(o))) {
+        if (e == -EPERM)
+            return roost_complain(err, err_len, e,
+                                  "the kernel refuses to load BPF programs: run as root (CAP_BPF, "
+                                  "CAP_NET_ADMIN)");
+        return roost_complain(err, err_len, e, "cannot load %s: %s (ROOST_DEBUG_BPF=1 shows the verifier's log)", path,
+                              strerror(-e));
+    }
+    bpf_object__for_each_map(map, o) {
+        int i = index_of(map);
+        if (i >= 0 && (e = begin_map(d, map, i, err, err_len)))
+            return e;
+    }
+    return 0;
+}
+
 static int outer_of(const struct roost_datapath *d, bool v4) {
-    return d->map_fd[v4 ? TABLES4 : TABLES6];
+    return d->map_fd[v4 ? ROOST_MAP_tables4 : ROOST_MAP_tables6];
 }
 
 static size_t bucket_size(bool v4) {
@@ -266,7 +270,7 @@ static int adopt_table(struct roost_datapath *d, struct roost_table *t, bool v4,
 
 static int tell_config(struct roost_datapath *d, const struct roost_table *t, char *err, size_t err_len) {
     __u32 zero = 0;
-    return bpf_map_update_elem(d->map_fd[CONFIG], &zero, &t->config, 0)
+    return bpf_map_update_elem(d->map_fd[ROOST_MAP_config], &zero, &t->config, 0)
                ? roost_complain(err, err_len, errno, "cannot write the config map: %s", strerror(errno))
                : 0;
 }
@@ -280,7 +284,7 @@ int roost_datapath_use_generation(struct roost_datapath *d, struct roost_table *
     fd = place_generation(d, v4, which, fd, err, err_len);
     if (fd < 0)
         return fd;
-    if (bpf_map_update_elem(d->map_fd[CONFIG], &zero, &config, 0)) {
+    if (bpf_map_update_elem(d->map_fd[ROOST_MAP_config], &zero, &config, 0)) {
         int e = errno;
         close(fd);
         return roost_complain(err, err_len, e, "cannot write the config map: %s", strerror(e));
@@ -325,22 +329,17 @@ static void note_strangers(struct roost_datapath *d) {
     __u64 hash, *after = NULL;
     memset(d->perhaps_stranger, 0, sizeof(d->perhaps_stranger));
     d->stranger_bits = 0;
-    while (!bpf_map_get_next_key(d->map_fd[STRANGERS], after, &hash)) {
+    while (!bpf_map_get_next_key(d->map_fd[ROOST_MAP_strangers], after, &hash)) {
         d->stranger_bits += !(d->perhaps_stranger[stranger_word(hash)] & stranger_bit(hash));
         d->perhaps_stranger[stranger_word(hash)] |= stranger_bit(hash);
         after = &hash;
     }
 }
 
-static int open_filter(struct roost_datapath *d, char *err, size_t err_len) {
-    uint32_t buckets = entries(d->map_fd[FILTER]);
-    d->filter_gate = map_memory(d, d->map_fd[FILTER_GATE], sizeof(*d->filter_gate), err, err_len);
-    d->filter = map_memory(d, d->map_fd[FILTER], (size_t)buckets * sizeof(*d->filter), err, err_len);
-    if (!d->filter_gate || !d->filter)
-        return -ENOMEM;
+static void open_filter(struct roost_datapath *d) {
+    uint32_t buckets = entries(d->map_fd[ROOST_MAP_filter]);
     d->filter_buckets = buckets > 1 ? buckets : 0;
     note_strangers(d);
-    return 0;
 }
 
 static int open_tables(struct roost_datapath *d, struct roost_table *t, const struct roost_sizes *sizes, char *err,
@@ -348,13 +347,13 @@ static int open_tables(struct roost_datapath *d, struct roost_table *t, const st
     __u32 zero = 0;
     int e;
     memset(t, 0, sizeof(*t));
-    if (bpf_map_lookup_elem(d->map_fd[CONFIG], &zero, &t->config))
+    if (bpf_map_lookup_elem(d->map_fd[ROOST_MAP_config], &zero, &t->config))
         return roost_complain(err, err_len, errno, "cannot read the config map: %s", strerror(errno));
     if (!t->config.v6.buckets[ROOST_CURRENT(t->config.v6.in_use)]) { /* new: nobody was here before us */
         if (getrandom(t->config.seed, sizeof(t->config.seed), 0) != sizeof(t->config.seed) ||
             getrandom(t->config.secret, sizeof(t->config.secret), 0) != sizeof(t->config.secret))
             return roost_complain(err, err_len, EIO, "no random seed from the kernel");
-        memset(d->filter, 0, (size_t)entries(d->map_fd[FILTER]) * sizeof(*d->filter)); /* of another seed */
+        memset(d->filter, 0, (size_t)entries(d->map_fd[ROOST_MAP_filter]) * sizeof(*d->filter)); /* of another seed */
         memset(d->filter_gate, 0, sizeof(*d->filter_gate));
         if ((e = new_table(d, t, true, sizes->ipv4_slots, err, err_len)) ||
             (e = new_table(d, t, false, sizes->ipv6_slots, err, err_len)) || (e = tell_config(d, t, err, err_len)))
@@ -378,7 +377,7 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
                         size_t err_len) {
     int e;
     memset(d, 0, sizeof(*d));
-    for (int i = 0; i < ROOST_PINNED_MAPS; i++)
+    for (int i = 0; i < ROOST_MAP_COUNT; i++)
         d->map_fd[i] = -1;
     d->raw4 = d->raw6 = d->closed_fd = d->inject_fd = d->drops_fd = -1;
     snprintf(d->pin_dir, sizeof(d->pin_dir), "%s", pin_dir);
@@ -392,32 +391,21 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
         (e = roost_datapath_load(d, bpf_dir, "closed", sizes, &d->closed, err, err_len)) ||
         (e = roost_datapath_load(d, bpf_dir, "inject", sizes, &d->inject, err, err_len)) ||
         (e = roost_rests_open(&d->rests, d->pin_dir, sizes->idle_slots, err, err_len)) ||
-        (e = open_filter(d, err, err_len)) || (e = open_tables(d, t, sizes, err, err_len)))
+        (e = open_tables(d, t, sizes, err, err_len)))
         return e;
     d->closed_fd = bpf_program__fd(bpf_object__find_program_by_name(d->closed, "roost_closed"));
     d->inject_fd = bpf_program__fd(bpf_object__find_program_by_name(d->inject, "roost_inject"));
 
     t->rest = d->rests.base;
     t->rest_slots = d->rests.slots;
-    uint32_t endpoints = entries(d->map_fd[ENDPOINTS]);
-    struct roost_endpoint *endpoint = map_memory(d, d->map_fd[ENDPOINTS], endpoints * sizeof(*endpoint), err, err_len);
-    d->out = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "outbox"), ROOST_OUTBOX_ITEMS * sizeof(*d->out),
-                        err, err_len);
-    d->cursor = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "cursor"), sizeof(*d->cursor), err, err_len);
-    d->probes = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "probes"), ROOST_PROBES * sizeof(*d->probes),
-                           err, err_len);
-    d->probe_run =
-        map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "probe_run"), sizeof(*d->probe_run), err, err_len);
-    d->births_gate = map_memory(d, d->map_fd[BIRTHS_GATE], sizeof(*d->births_gate), err, err_len);
-    d->births_sockets = map_memory(d, d->map_fd[BIRTHS_SOCKETS], sizeof(*d->births_sockets), err, err_len);
-    if (!d->births_gate || !d->births_sockets || !endpoint || !d->out || !d->cursor || !d->probes || !d->probe_run)
-        return -ENOMEM;
+    d->out = d->outbox;
+    open_filter(d);
     if (!d->births_gate->secret[0] &&
         getrandom(d->births_gate->secret, sizeof(d->births_gate->secret), 0) != sizeof(d->births_gate->secret))
         return roost_complain(err, err_len, EIO, "no random secret from the kernel");
-    if ((e = roost_endpoints_init(&t->endpoints, endpoint, endpoints)))
+    if ((e = roost_endpoints_init(&t->endpoints, d->endpoints, entries(d->map_fd[ROOST_MAP_endpoints]))))
         return roost_complain(err, err_len, -e, "out of memory");
-    d->ring = ring_buffer__new(d->map_fd[RING], on_frame, context, NULL);
+    d->ring = ring_buffer__new(d->map_fd[ROOST_MAP_ring], on_frame, context, NULL);
     if (!d->ring)
         return roost_complain(err, err_len, errno, "cannot open the ring buffer: %s", strerror(errno));
     d->raw4 = socket(AF_INET, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_RAW);
@@ -457,7 +445,7 @@ int roost_datapath_add_rests(struct roost_datapath *d, struct roost_table *t, in
 bool roost_datapath_is_stranger(const struct roost_datapath *d, uint64_t hash) {
     __u32 value;
     return d->perhaps_stranger[stranger_word(hash)] & stranger_bit(hash) &&
-           !bpf_map_lookup_elem(d->map_fd[STRANGERS], &hash, &value);
+           !bpf_map_lookup_elem(d->map_fd[ROOST_MAP_strangers], &hash, &value);
 }
 
 void roost_datapath_mark_stranger(struct roost_datapath *d, uint64_t hash, bool stranger) {
@@ -467,9 +455,9 @@ void roost_datapath_mark_stranger(struct roost_datapath *d, uint64_t hash, bool 
         if (d->stranger_bits > 64 * ROOST_STRANGER_WORDS / 2) /* of many whom the map has driven out long since */
             note_strangers(d);
         d->perhaps_stranger[stranger_word(hash)] |= stranger_bit(hash);
-        bpf_map_update_elem(d->map_fd[STRANGERS], &hash, &value, BPF_ANY); /* fails: it is asked for again */
+        bpf_map_update_elem(d->map_fd[ROOST_MAP_strangers], &hash, &value, BPF_ANY); /* fails: it is asked for again */
     } else if (d->perhaps_stranger[stranger_word(hash)] & stranger_bit(hash)) {
-        bpf_map_delete_elem(d->map_fd[STRANGERS], &hash);
+        bpf_map_delete_elem(d->map_fd[ROOST_MAP_strangers], &hash);
     }
 }
 
@@ -493,7 +481,7 @@ void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values) {
     uint64_t *each = calloc((size_t)(cpus > 0 ? cpus : 1), sizeof(*each));
     for (__u32 i = 0; i < ROOST_N_COUNT; i++) {
         values[i] = 0;
-        if (!each || bpf_map_lookup_elem(d->map_fd[COUNTERS], &i, each))
+        if (!each || bpf_map_lookup_elem(d->map_fd[ROOST_MAP_counters], &i, each))
             continue;
         for (int c = 0; c < cpus; c++)
             values[i] += each[c];
@@ -502,11 +490,10 @@ void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values) {
 }
 
 uint64_t roost_datapath_memory(const struct roost_datapath *d) {
-    static const char *const own[] = {"outbox", "cursor", "probes", "probe_run", "routes"};
     uint64_t bytes = 0;
     const struct bpf_object *objects[] = {d->inactive, d->guard, d->lookup,  d->closed,
                                           d->inject,   d->steer, d->loopback};
-    for (int i = 0; i < ROOST_PINNED_MAPS; i++)
+    for (int i = 0; i < ROOST_MAP_COUNT; i++)
         bytes += roost_bpf_memory(d->map_fd[i]);
     bytes += roost_rests_memory(&d->rests);
     for (__u32 n = 0; n < 2 * ROOST_GENERATIONS; n++) {
@@ -518,8 +505,6 @@ uint64_t roost_datapath_memory(const struct roost_datapath *d) {
         bytes += roost_bpf_memory(fd);
         close(fd);
     }
-    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
-        bytes += roost_bpf_memory(bpf_object__find_map_fd_by_name(d->inactive, own[i]));
     for (size_t i = 0; i < sizeof(objects) / sizeof(objects[0]); i++) {
         struct bpf_program *program;
         if (!objects[i])

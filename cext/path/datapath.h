@@ -4,9 +4,8 @@
  * attaches to interfaces (attach.c), and is the way in (ring) and out (outbox) for single frames (frames.c) and for probes
  * (probes.c).
  *
- * Below pin_dir:  config tables4 tables6 endpoints ring counters challenges
- *                 births births_gate births_sockets rest rest-1 ...
- *                 filter filter_gate strangers                         the maps
+ * Below pin_dir:  every PINNED map of ebpf/shared/maps.h               under its name
+ *                 rest, rest-1 ...                                     the rest slots (cext/table/rests.h)
  *                 xdp-IFNAME                                           the XDP link of each interface
  *                 lookup                                               the link of the socket lookup program
  *                 steer-IFNAME, loopback-IFNAME                        tc programs of an interface's ingress
@@ -25,19 +24,26 @@
 #include "ebpf/shared/birth.h"
 #include "ebpf/shared/filter.h"
 #include "ebpf/shared/frame.h"
+#include "ebpf/shared/maps.h"
 #include "ebpf/shared/sockets.h"
 #include "pace.h"
 #include "cext/table/rests.h"
 #include "cext/table/table.h"
 
 #define ROOST_MAX_INTERFACES 8
-#define ROOST_PINNED_MAPS 13
 #define ROOST_STRANGER_WORDS 4096 /* 16 bits for each that the map holds at most */
 
-enum roost_pinned_map { /* what of roost_datapath.map_fd others than datapath.c need */
-    ROOST_MAP_BIRTHS = 7,
-    ROOST_MAP_STRANGERS = 12
+#define ROOST_MAP_INDEX(name, ...) ROOST_MAP_##name,
+enum roost_map {
+    ROOST_DATAPATH_MAPS(ROOST_MAP_INDEX) ROOST_MAP_COUNT,
+    ROOST_PINNED_MAPS = ROOST_MAP_COUNT,
+    ROOST_MAP_BIRTHS = ROOST_MAP_births
 };
+
+#define ROOST_VALUE_INDEXED(type) type
+#define ROOST_POINTER_PLAIN(name, contents)
+#define ROOST_POINTER_MAPPED(name, contents) ROOST_VALUE_##contents *name;
+#define ROOST_MAP_POINTER(name, kind, contents, entries, size, life, memory) ROOST_POINTER_##memory(name, contents)
 
 struct roost_interface {
     char name[16];
@@ -55,25 +61,19 @@ struct roost_datapath {
     int steered_interfaces;
     char bpf_dir[256];
     struct ring_buffer *ring;
-    int map_fd[ROOST_PINNED_MAPS];
-    int closed_fd; /* socket filter */
+    int map_fd[ROOST_MAP_COUNT];           /* -1: its program is not loaded */
+    ROOST_DATAPATH_MAPS(ROOST_MAP_POINTER) /* to the memory of each MAPPED one */
+    int closed_fd;                         /* socket filter */
     int inject_fd;
     uint64_t secret[2];
     struct roost_interface interface[ROOST_MAX_INTERFACES];
     int interfaces;
-    struct roost_outbox_item *out; /* memory-mapped */
-    uint32_t *cursor;
-    struct roost_probe *probes; /* memory-mapped */
-    struct roost_probe_run *probe_run;
-    bool second_half;                 /* of them is filled, or offered */
+    struct roost_outbox_item *out;    /* the outbox */
+    bool second_half;                 /* of the probes is filled, or offered */
     uint32_t probes_put, probes_left; /* in that half; of them: since the slice before */
     struct roost_pace pace;
-    int drops_fd;                          /* see drops.h */
-    bool drops_known;                      /* pace.dropped began with them */
-    struct roost_births_gate *births_gate; /* memory-mapped */
-    struct roost_sockets *births_sockets;  /* memory-mapped */
-    struct roost_filter_gate *filter_gate; /* memory-mapped, as the filter is */
-    __u64 *filter;
+    int drops_fd;                                    /* see drops.h */
+    bool drops_known;                                /* pace.dropped began with them */
     uint32_t filter_buckets;                         /* 0: there is none */
     uint32_t stranger_bits;                          /* that are set there: */
     uint64_t perhaps_stranger[ROOST_STRANGER_WORDS]; /* a bit for some hashes each; not set: it is none, without a look

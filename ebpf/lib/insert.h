@@ -6,7 +6,7 @@
 #ifndef ROOST_INSERT_H
 #define ROOST_INSERT_H
 
-#include "maps.h"
+#include "find.h"
 
 #define LOCK_TRIES 4
 

@@ -6,24 +6,7 @@
 #ifndef ROOST_PERHAPS_H
 #define ROOST_PERHAPS_H
 
-#include "maps.h"
-
-/* The engine sets the sizes of both. */
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, __u64);
-} filter SEC(".maps");
-
-/* Whom the filter takes for one of those, and who is none: by the hash of the key. */
-struct {
-    __uint(type, BPF_MAP_TYPE_LRU_HASH);
-    __uint(max_entries, 1);
-    __type(key, __u64);
-    __type(value, __u32);
-} strangers SEC(".maps");
+#include "find.h"
 
 enum perhaps {
     PERHAPS_NOT,

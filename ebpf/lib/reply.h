@@ -3,7 +3,7 @@
 #ifndef ROOST_REPLY_H
 #define ROOST_REPLY_H
 
-#include "packet.h"
+#include "segment.h"
 
 #define REPLY_OPTIONS 20 /* bytes, at most */
 

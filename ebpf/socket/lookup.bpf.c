@@ -7,17 +7,14 @@
  * keep it asleep. Without a listener the stack has nothing but an RST to say, and the guard stops that. For the same reason
  * it is noted of anybody else that he may get a socket (ebpf/shared/sockets.h): he must not be born asleep beside it.
  */
-#include "ebpf/lib/maps.h"
 #include "ebpf/lib/perhaps.h"
+#include "ebpf/lib/socket.h"
 
 #include <linux/in.h>
 
 #include <bpf/bpf_endian.h>
 
 char _license[] SEC("license") = "GPL";
-
-#define FAMILY_INET 2
-#define FAMILY_INET6 10
 
 static __always_inline int is_heard(__u32 ifindex) {
     __u32 zero = 0;

@@ -11,6 +11,8 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
+#include "ebpf/lib/define_map.h"
+#include "ebpf/lib/socket.h"
 #include "ebpf/shared/survey.h"
 
 char _license[] SEC("license") = "GPL";
@@ -61,33 +63,11 @@ struct tcp_sock {
 
 #pragma clang attribute pop
 
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, ROOST_SURVEY_SLICE *ROOST_SURVEY_SLICES);
-    __type(key, __u32);
-    __type(value, struct roost_survey_item);
-} sockets SEC(".maps");
+ROOST_SURVEY_MAPS(ROOST_DEFINE_MAP)
 
 static __always_inline int is_v4(const struct roost_key *key) {
     const __u32 *a = (const __u32 *)key->client;
     return !a[0] && !a[1] && a[2] == __builtin_bswap32(0xffff);
-}
-
-static __always_inline struct bpf_sock *find_socket(struct __sk_buff *skb, const struct roost_key *key) {
-    struct bpf_sock_tuple tuple = {};
-    if (is_v4(key)) {
-        __builtin_memcpy(&tuple.ipv4.saddr, key->client + 12, 4);
-        __builtin_memcpy(&tuple.ipv4.daddr, key->local + 12, 4);
-        tuple.ipv4.sport = key->client_port;
-        tuple.ipv4.dport = key->local_port;
-        return bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
-    }
-    __builtin_memcpy(tuple.ipv6.saddr, key->client, 16);
-    __builtin_memcpy(tuple.ipv6.daddr, key->local, 16);
-    tuple.ipv6.sport = key->client_port;
-    tuple.ipv6.dport = key->local_port;
-    return bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
 }
 
 static __always_inline void read_socket(struct tcp_sock *tp, struct roost_survey_item *item) {
@@ -129,7 +109,7 @@ static long look(__u32 i, struct walk *walk) {
     if (!item)
         return 1;
     item->found = 0;
-    struct bpf_sock *sk = find_socket(walk->skb, &item->key);
+    struct bpf_sock *sk = find_socket(walk->skb, &item->key, !is_v4(&item->key));
     if (!sk)
         return 0;
     struct tcp_sock *tp = bpf_skc_to_tcp_sock(sk); /* a half-open one, and one in TIME-WAIT, is none */

@@ -11,17 +11,11 @@
  * the retransmission is judged. An RST that answers a packet of nobody has either no ACK or the sequence number 0; what a
  * socket of ours sends when it is closed has both (one of somebody who is taken for a sleeper must go out).
  */
-#include "ebpf/lib/maps.h"
+#include "ebpf/lib/ctx_skb.h"
+#include "ebpf/lib/packet.h"
 #include "ebpf/lib/perhaps.h"
 
-#include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
 #include <linux/pkt_cls.h>
-#include <linux/tcp.h>
-
-#include <bpf/bpf_endian.h>
 
 char _license[] SEC("license") = "GPL";
 
@@ -41,45 +35,23 @@ static __noinline int tell(const struct roost_key *key, __u32 why) {
 
 SEC("tc")
 int roost_guard(struct __sk_buff *skb) {
-    struct roost_key key = {};
-    struct tcphdr tcp;
-    __u32 zero = 0, l3 = ETH_HLEN;
-    __be16 proto = skb->protocol;
-    int v6 = 0;
-
-    if (proto == bpf_htons(ETH_P_8021Q)) { /* a tag in the frame itself, not in the skb */
-        if (bpf_skb_load_bytes(skb, 16, &proto, sizeof(proto)))
-            return TC_ACT_OK;
-        l3 += 4;
-    }
-    if (proto == bpf_htons(ETH_P_IP)) {
-        struct iphdr ip;
-        if (bpf_skb_load_bytes(skb, l3, &ip, sizeof(ip)) || ip.protocol != IPPROTO_TCP ||
-            bpf_skb_load_bytes(skb, l3 + ip.ihl * 4, &tcp, sizeof(tcp)) || !tcp.rst)
-            return TC_ACT_OK;
-        __builtin_memcpy(key.local + 12, &ip.saddr, 4);
-        __builtin_memcpy(key.client + 12, &ip.daddr, 4);
-        key.local[10] = key.local[11] = key.client[10] = key.client[11] = 0xff;
-    } else if (proto == bpf_htons(ETH_P_IPV6)) { /* the kernel's own RSTs carry no extension headers */
-        struct ipv6hdr ip;
-        if (bpf_skb_load_bytes(skb, l3, &ip, sizeof(ip)) || ip.nexthdr != IPPROTO_TCP ||
-            bpf_skb_load_bytes(skb, l3 + sizeof(ip), &tcp, sizeof(tcp)) || !tcp.rst)
-            return TC_ACT_OK;
-        v6 = 1;
-        __builtin_memcpy(key.local, &ip.saddr, 16);
-        __builtin_memcpy(key.client, &ip.daddr, 16);
-    } else {
+    struct packet p = {};
+    union header header;
+    __u32 zero = 0;
+    const struct tcphdr *tcp = parse(skb, &p, &header);
+    if (!tcp || !tcp->rst)
         return TC_ACT_OK;
-    }
-    key.local_port = tcp.source;
-    key.client_port = tcp.dest;
+    /* What is the source here is the destination of the packets that it is about. */
+    struct roost_key key = {.client_port = p.key.local_port, .local_port = p.key.client_port};
+    __builtin_memcpy(key.client, p.key.local, 16);
+    __builtin_memcpy(key.local, p.key.client, 16);
 
     const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
     if (!cfg)
         return TC_ACT_OK;
     struct found found = {};
-    if (!find(cfg, &key, v6, &found)) {
-        if ((tcp.ack && tcp.seq) || perhaps_asleep(&found, key.local_port) == PERHAPS_NOT)
+    if (!find(cfg, &key, p.v6, &found)) {
+        if ((tcp->ack && tcp->seq) || perhaps_asleep(&found, key.local_port) == PERHAPS_NOT)
             return TC_ACT_OK;
         count(ROOST_N_RST_GUARDED);
         tell(&key, ROOST_WHY_PERHAPS);
@@ -89,7 +61,7 @@ int roost_guard(struct __sk_buff *skb) {
 
     count(ROOST_N_RST_GUARDED);
     __u32 phase = ROOST_PHASE(slot->ctl);
-    if ((phase == ROOST_IDLE || phase == ROOST_SLEEP) && bpf_ntohl(tcp.seq) == slot->snd_nxt &&
+    if ((phase == ROOST_IDLE || phase == ROOST_SLEEP) && bpf_ntohl(tcp->seq) == slot->snd_nxt &&
         tell(&key, ROOST_WHY_GUARD))
         count(ROOST_N_GUARD_WOKEN);
     return TC_ACT_SHOT;

@@ -6,15 +6,11 @@
  * inactive leg to the engine, which judges it and answers keep-alives; everything else passes untouched. Packets here have
  * no checksum yet and are up to 64 KB long.
  */
-#include "ebpf/lib/maps.h"
+#include "ebpf/lib/ctx_skb.h"
+#include "ebpf/lib/find.h"
+#include "ebpf/lib/packet.h"
 
-#include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
 #include <linux/pkt_cls.h>
-
-#include <bpf/bpf_endian.h>
 
 char _license[] SEC("license") = "GPL";
 
@@ -26,7 +22,7 @@ char _license[] SEC("license") = "GPL";
             count(ROOST_N_RING_FULL);                                                                                  \
             return TC_ACT_SHOT;                                                                                        \
         }                                                                                                              \
-        f->key = key;                                                                                                  \
+        f->key = p.key;                                                                                                \
         f->ifindex = skb->ifindex;                                                                                     \
         f->queue = 0;                                                                                                  \
         f->why = ROOST_WHY_LOCAL;                                                                                      \
@@ -39,36 +35,14 @@ char _license[] SEC("license") = "GPL";
 
 SEC("tc")
 int roost_loopback(struct __sk_buff *skb) {
-    struct roost_key key = {};
-    __be16 ports[2];
-    __u32 zero = 0, at = ETH_HLEN;
-    int v6 = 0;
-    const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
-    if (!cfg)
-        return TC_ACT_UNSPEC;
-    if (skb->protocol == bpf_htons(ETH_P_IP)) {
-        struct iphdr ip;
-        if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.protocol != IPPROTO_TCP ||
-            bpf_skb_load_bytes(skb, at + ip.ihl * 4, ports, sizeof(ports)))
-            return TC_ACT_UNSPEC;
-        __builtin_memcpy(key.client + 12, &ip.saddr, 4);
-        __builtin_memcpy(key.local + 12, &ip.daddr, 4);
-        key.local[10] = key.local[11] = key.client[10] = key.client[11] = 0xff;
-    } else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-        struct ipv6hdr ip; /* what the machine says to itself has no extension headers */
-        if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)) || ip.nexthdr != IPPROTO_TCP ||
-            bpf_skb_load_bytes(skb, at + sizeof(ip), ports, sizeof(ports)))
-            return TC_ACT_UNSPEC;
-        __builtin_memcpy(key.client, &ip.saddr, 16);
-        __builtin_memcpy(key.local, &ip.daddr, 16);
-        v6 = 1;
-    } else {
-        return TC_ACT_UNSPEC;
-    }
+    struct packet p = {};
+    union header header;
     struct found found;
-    key.client_port = ports[0];
-    key.local_port = ports[1];
-    if (!find(cfg, &key, v6, &found))
+    __u32 zero = 0;
+    const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
+    if (!cfg || !parse(skb, &p, &header) || p.l3 != ETH_HLEN)
+        return TC_ACT_UNSPEC;
+    if (!find(cfg, &p.key, p.v6, &found))
         return TC_ACT_UNSPEC;
 
     __u32 length = skb->len;

@@ -14,50 +14,21 @@
  * our own: they go with the daemon, and what was theirs is routed from then on.
  */
 #include "ebpf/lib/checksum.h"
-#include "ebpf/lib/maps.h"
+#include "ebpf/lib/ctx_skb.h"
+#include "ebpf/lib/find.h"
+#include "ebpf/lib/packet.h"
+#include "ebpf/lib/socket.h"
 #include "ebpf/shared/steer.h"
 
-#include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
 #include <linux/pkt_cls.h>
-#include <linux/tcp.h>
-
-#include <bpf/bpf_endian.h>
 
 char _license[] SEC("license") = "GPL";
 
-#define MAX_EXTENSION_HEADERS 6
-#define TCP_STATE_LISTEN 10
 #define ICMP_UNREACHABLE 3 /* "fragmentation needed" among them */
 #define ICMP_TIME_EXCEEDED 11
 #define ICMP_PARAMETER_PROBLEM 12
 #define ICMP6_ERRORS_END 128
 #define ICMP_HEADER 8
-#define FAMILY_INET 2
-#define FAMILY_INET6 10
-
-struct {
-    __uint(type, BPF_MAP_TYPE_HASH);
-    __uint(max_entries, 1024);
-    __type(key, struct roost_managed_key);
-    __type(value, struct roost_managed);
-} managed SEC(".maps");
-
-struct {
-    __uint(type, BPF_MAP_TYPE_HASH);
-    __uint(max_entries, 1024);
-    __type(key, __be16);
-    __type(value, __u8);
-} attach_ports SEC(".maps");
-
-struct {
-    __uint(type, BPF_MAP_TYPE_SOCKMAP);
-    __uint(max_entries, ROOST_DOORS);
-    __type(key, __u32);
-    __type(value, __u64);
-} doors SEC(".maps");
 
 /* Datagrams in fragments whose first fragment was ours: the others name no port. */
 struct datagram {
@@ -65,143 +36,37 @@ struct datagram {
     __be32 id;
 };
 
-struct {
-    __uint(type, BPF_MAP_TYPE_LRU_HASH);
-    __uint(max_entries, 1024);
-    __type(key, struct datagram);
-    __type(value, __u8);
-} datagrams SEC(".maps");
-
-/* A TCP packet: client = source, local = destination, as everywhere in a frame's key. */
-struct packet {
-    struct roost_key key;
-    __be32 fragment_id;
-    struct tcphdr tcp;
-    __u8 v6;
-    __u8 icmp_error; /* about a packet of ours, which is what the key is of, turned round */
-    __u8 fragment;   /* one of several, the first included */
-    __u8 portless;   /* one of the others */
+/* A packet that is taken apart: too much for the stack of a program. */
+struct arrival {
+    struct packet packet;
+    union header header; /* the TCP header, at the end */
 };
 
-/* Where a packet is taken apart: the stack of a program is small. */
-struct {
-    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, struct packet);
-} scratch SEC(".maps");
+ROOST_STEER_MAPS(ROOST_DEFINE_MAP)
 
-/* The packet that an ICMP error is about (RFC 792, RFC 4443 3): it went the other way, so its destination is the client. */
-static __always_inline int parse_icmp4(struct __sk_buff *skb, struct packet *p, __u32 at) {
-    struct iphdr ip;
-    __be16 ports[2];
-    __u8 type;
-    if (bpf_skb_load_bytes(skb, at, &type, sizeof(type)) ||
-        (type != ICMP_UNREACHABLE && type != ICMP_TIME_EXCEEDED && type != ICMP_PARAMETER_PROBLEM) ||
-        bpf_skb_load_bytes(skb, at + ICMP_HEADER, &ip, sizeof(ip)) || ip.protocol != IPPROTO_TCP ||
-        bpf_skb_load_bytes(skb, at + ICMP_HEADER + ip.ihl * 4, ports, sizeof(ports)))
+/* From an ICMP error to the packet that it is about (RFC 792, RFC 4443 3). That one was ours and went the other way, so
+ * its destination is the client. */
+static __always_inline int parse_icmp_error(struct __sk_buff *skb, struct arrival *a) {
+    struct packet *p = &a->packet;
+    __u8 type, client[16];
+    if (bpf_skb_load_bytes(skb, p->l4, &type, sizeof(type)) ||
+        (p->v6 ? type >= ICMP6_ERRORS_END
+               : type != ICMP_UNREACHABLE && type != ICMP_TIME_EXCEEDED && type != ICMP_PARAMETER_PROBLEM))
         return 0;
-    p->icmp_error = 1;
-    p->key.client[10] = p->key.client[11] = p->key.local[10] = p->key.local[11] = 0xff;
-    __builtin_memcpy(p->key.client + 12, &ip.daddr, 4);
-    __builtin_memcpy(p->key.local + 12, &ip.saddr, 4);
+    p->l3 = p->l4 + ICMP_HEADER;
+    if (!(p->v6 ? parse_ip6(skb, p, &a->header) : parse_ip4(skb, p, &a->header)) || p->protocol != IPPROTO_TCP ||
+        p->fragment == FRAGMENT_LATER)
+        return 0;
+    const __be16 *ports = ctx_bytes(skb, p->l4, &a->header, 2 * sizeof(*ports));
+    if (!ports)
+        return 0;
+    __builtin_memcpy(client, p->key.local, 16);
+    __builtin_memcpy(p->key.local, p->key.client, 16);
+    __builtin_memcpy(p->key.client, client, 16);
     p->key.client_port = ports[1];
     p->key.local_port = ports[0];
+    p->fragment = FRAGMENT_NONE; /* what it says of the other way's fragments is of no use here */
     return 1;
-}
-
-static __always_inline int parse_icmp6(struct __sk_buff *skb, struct packet *p, __u32 at) {
-    struct ipv6hdr ip;
-    __be16 ports[2];
-    __u8 type;
-    if (bpf_skb_load_bytes(skb, at, &type, sizeof(type)) || type >= ICMP6_ERRORS_END ||
-        bpf_skb_load_bytes(skb, at + ICMP_HEADER, &ip, sizeof(ip)) || ip.nexthdr != IPPROTO_TCP ||
-        bpf_skb_load_bytes(skb, at + ICMP_HEADER + sizeof(ip), ports, sizeof(ports)))
-        return 0;
-    p->icmp_error = p->v6 = 1;
-    __builtin_memcpy(p->key.client, &ip.daddr, 16);
-    __builtin_memcpy(p->key.local, &ip.saddr, 16);
-    p->key.client_port = ports[1];
-    p->key.local_port = ports[0];
-    return 1;
-}
-
-static __always_inline int parse(struct __sk_buff *skb, struct packet *p) {
-    __u32 at = ETH_HLEN;
-    if (skb->protocol == bpf_htons(ETH_P_IP)) {
-        struct iphdr ip;
-        if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)))
-            return 0;
-        at += ip.ihl * 4;
-        if (ip.protocol == IPPROTO_ICMP)
-            return parse_icmp4(skb, p, at);
-        if (ip.protocol != IPPROTO_TCP)
-            return 0;
-        p->fragment = !!(ip.frag_off & bpf_htons(0x3fff)); /* MF or an offset */
-        p->portless = !!(ip.frag_off & bpf_htons(0x1fff));
-        p->fragment_id = ip.id;
-        p->key.client[10] = p->key.client[11] = p->key.local[10] = p->key.local[11] = 0xff;
-        __builtin_memcpy(p->key.client + 12, &ip.saddr, 4);
-        __builtin_memcpy(p->key.local + 12, &ip.daddr, 4);
-    } else if (skb->protocol == bpf_htons(ETH_P_IPV6)) {
-        struct ipv6hdr ip;
-        if (bpf_skb_load_bytes(skb, at, &ip, sizeof(ip)))
-            return 0;
-        at += sizeof(ip);
-        __u8 next = ip.nexthdr;
-        for (int i = 0; i < MAX_EXTENSION_HEADERS; i++) {
-            __u8 header[8];
-            if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS &&
-                next != IPPROTO_FRAGMENT)
-                break;
-            if (bpf_skb_load_bytes(skb, at, header, sizeof(header)))
-                return 0;
-            if (next == IPPROTO_FRAGMENT) { /* RFC 8200 4.5 */
-                p->fragment = 1;
-                p->portless = header[2] || header[3] & 0xf8;
-                __builtin_memcpy(&p->fragment_id, header + 4, 4);
-                at += 8;
-            } else {
-                at += (header[1] + 1) * 8;
-            }
-            next = header[0];
-            if (p->portless)
-                break;
-        }
-        if (next == IPPROTO_ICMPV6)
-            return parse_icmp6(skb, p, at);
-        if (next != IPPROTO_TCP)
-            return 0;
-        p->v6 = 1;
-        __builtin_memcpy(p->key.client, &ip.saddr, 16);
-        __builtin_memcpy(p->key.local, &ip.daddr, 16);
-    } else {
-        return 0;
-    }
-    if (p->portless)
-        return 1;
-    if (bpf_skb_load_bytes(skb, at, &p->tcp, sizeof(p->tcp)))
-        return 0;
-    p->key.client_port = p->tcp.source;
-    p->key.local_port = p->tcp.dest;
-    return 1;
-}
-
-/* The socket that the stack would give a packet with this key, to be released; NULL: none. */
-static __always_inline struct bpf_sock *socket_of(struct __sk_buff *skb, const struct roost_key *key, int v6) {
-    struct bpf_sock_tuple tuple = {};
-    if (v6) {
-        __builtin_memcpy(tuple.ipv6.saddr, key->client, 16);
-        __builtin_memcpy(tuple.ipv6.daddr, key->local, 16);
-        tuple.ipv6.sport = key->client_port;
-        tuple.ipv6.dport = key->local_port;
-    } else {
-        __builtin_memcpy(&tuple.ipv4.saddr, key->client + 12, 4);
-        __builtin_memcpy(&tuple.ipv4.daddr, key->local + 12, 4);
-        tuple.ipv4.sport = key->client_port;
-        tuple.ipv4.dport = key->local_port;
-    }
-    return bpf_skc_lookup_tcp(skb, &tuple, v6 ? sizeof(tuple.ipv6) : sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS, 0);
 }
 
 enum owner {
@@ -212,12 +77,13 @@ enum owner {
 
 /* An ACK that carries a SYN cookie belongs to a connection that there is no socket for yet. Not inlined: the stack of a
  * program is small. */
-static __noinline int has_cookie(struct bpf_sock *sk, const struct packet *p) {
+static __noinline int has_cookie(struct bpf_sock *sk, const struct arrival *a) {
+    const struct packet *p = &a->packet;
     union {
         struct iphdr v4;
         struct ipv6hdr v6;
     } ip = {};
-    struct tcphdr tcp = p->tcp;
+    struct tcphdr tcp = a->header.tcp;
     if (p->v6) {
         ip.v6.version = 6;
         __builtin_memcpy(&ip.v6.saddr, p->key.client, 16);
@@ -231,12 +97,13 @@ static __noinline int has_cookie(struct bpf_sock *sk, const struct packet *p) {
     return !bpf_tcp_check_syncookie(sk, &ip, p->v6 ? sizeof(ip.v6) : sizeof(ip.v4), &tcp, sizeof(tcp));
 }
 
-static __always_inline enum owner owner_of(struct __sk_buff *skb, const struct packet *p) {
-    struct bpf_sock *sk = socket_of(skb, &p->key, p->v6);
+static __always_inline enum owner owner_of(struct __sk_buff *skb, const struct arrival *a) {
+    const struct tcphdr *tcp = &a->header.tcp;
+    struct bpf_sock *sk = find_socket(skb, &a->packet.key, a->packet.v6);
     if (!sk)
         return NOBODY;
     enum owner owner = sk->state == TCP_STATE_LISTEN ? LISTENER : CONNECTION;
-    if (owner == LISTENER && p->tcp.ack && !p->tcp.syn && !p->tcp.rst && has_cookie(sk, p))
+    if (owner == LISTENER && tcp->ack && !tcp->syn && !tcp->rst && has_cookie(sk, a))
         owner = CONNECTION;
     bpf_sk_release(sk);
     return owner;
@@ -268,7 +135,7 @@ static __always_inline struct datagram datagram_of(const struct packet *p) {
 }
 
 static __always_inline void keep(struct __sk_buff *skb, const struct packet *p) {
-    if (p->fragment && !p->portless) {
+    if (p->fragment == FRAGMENT_FIRST) {
         struct datagram datagram = datagram_of(p);
         __u8 ours = 1;
         bpf_map_update_elem(&datagrams, &datagram, &ours, BPF_ANY);
@@ -280,7 +147,9 @@ static __always_inline void keep(struct __sk_buff *skb, const struct packet *p) 
 
 /* Answered with an RST (RFC 9293 3.10.7.1). The stack would do it for IPv6; for IPv4 it does not send one from an address
  * that is not its own. */
-static __noinline int refuse(struct __sk_buff *skb, const struct packet *p) {
+static __noinline int refuse(struct __sk_buff *skb, const struct arrival *a) {
+    const struct packet *p = &a->packet;
+    const struct tcphdr *of = &a->header.tcp;
     struct {
         __u8 to[6], from[6];
         __be16 protocol;
@@ -300,17 +169,17 @@ static __noinline int refuse(struct __sk_buff *skb, const struct packet *p) {
         keep(skb, p);
         return TC_ACT_UNSPEC;
     }
-    if (p->tcp.rst || bpf_skb_load_bytes(skb, 0, frame.from, 6) || bpf_skb_load_bytes(skb, 6, frame.to, 6))
+    if (of->rst || bpf_skb_load_bytes(skb, 0, frame.from, 6) || bpf_skb_load_bytes(skb, 6, frame.to, 6))
         return TC_ACT_SHOT;
-    tcp->source = p->tcp.dest;
-    tcp->dest = p->tcp.source;
+    tcp->source = of->dest;
+    tcp->dest = of->source;
     tcp->doff = sizeof(*tcp) / 4;
     tcp->rst = 1;
-    if (p->tcp.ack) {
-        tcp->seq = p->tcp.ack_seq;
+    if (of->ack) {
+        tcp->seq = of->ack_seq;
     } else { /* of what has no ACK only a SYN can expect an answer */
         tcp->ack = 1;
-        tcp->ack_seq = bpf_htonl(bpf_ntohl(p->tcp.seq) + p->tcp.syn);
+        tcp->ack_seq = bpf_htonl(bpf_ntohl(of->seq) + of->syn);
     }
     __builtin_memcpy(&summed.source, p->key.local + 12, 4);
     __builtin_memcpy(&summed.destination, p->key.client + 12, 4);
@@ -344,16 +213,7 @@ static long connected(void *map, struct roost_managed_key *server, struct roost_
     const __u32 *a = (const __u32 *)server->address;
     int any = !a[0] && !a[1] && !a[3] && (mapped || !a[2]);
     __builtin_memcpy(key.local, any ? s->p->key.client : server->address, 16);
-    if (asleep(s->cfg, &key, s->p->v6)) {
-        s->found = 1;
-        return 1;
-    }
-    struct bpf_sock *sk = socket_of(s->skb, &key, s->p->v6);
-    if (!sk)
-        return 0;
-    s->found = sk->state != TCP_STATE_LISTEN;
-    bpf_sk_release(sk);
-    return s->found;
+    return s->found = asleep(s->cfg, &key, s->p->v6) || is_connected(s->skb, &key, s->p->v6);
 }
 
 /* Is the packet to be forwarded, and not for an address of this machine? Not inlined: the stack of a program is small. */
@@ -383,15 +243,17 @@ static __always_inline int wants_client(struct __sk_buff *skb, const struct pack
 
 /* A server that wants a client: the door takes it, if there is one. Its ACK belongs to the door, too, when the door
  * answered with a cookie. */
-static __always_inline void attach(struct __sk_buff *skb, const struct packet *p, const struct roost_config *cfg) {
+static __always_inline void attach(struct __sk_buff *skb, const struct arrival *a, const struct roost_config *cfg) {
+    const struct packet *p = &a->packet;
+    const struct tcphdr *tcp = &a->header.tcp;
     __u32 door = p->v6 ? ROOST_DOOR_IPV6 : ROOST_DOOR_IPV4;
-    int opens = p->tcp.syn && !p->tcp.ack;
-    if (p->tcp.rst || (!opens && !p->tcp.ack) || (opens && !wants_client(skb, p, cfg)))
+    int opens = tcp->syn && !tcp->ack;
+    if (tcp->rst || (!opens && !tcp->ack) || (opens && !wants_client(skb, p, cfg)))
         return;
     struct bpf_sock *sk = bpf_map_lookup_elem(&doors, &door);
     if (!sk)
         return;
-    if ((opens || has_cookie(sk, p)) && !bpf_sk_assign(skb, sk, 0))
+    if ((opens || has_cookie(sk, a)) && !bpf_sk_assign(skb, sk, 0))
         keep(skb, p);
     bpf_sk_release(sk);
 }
@@ -399,25 +261,27 @@ static __always_inline void attach(struct __sk_buff *skb, const struct packet *p
 static __always_inline int steer(struct __sk_buff *skb, int from_servers) {
     __u32 zero = 0;
     const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
-    struct packet *p = bpf_map_lookup_elem(&scratch, &zero);
-    if (!cfg || !p)
+    struct arrival *a = bpf_map_lookup_elem(&scratch, &zero);
+    if (!cfg || !a)
         return TC_ACT_UNSPEC;
-    __builtin_memset(p, 0, sizeof(*p));
-    if (!parse(skb, p))
+    __builtin_memset(a, 0, sizeof(*a));
+    struct packet *p = &a->packet;
+    const struct tcphdr *tcp = parse(skb, p, &a->header);
+    if (p->l3 != ETH_HLEN)
         return TC_ACT_UNSPEC;
-    if (p->portless) {
+    if (!tcp) {
         struct datagram datagram = datagram_of(p);
-        if (bpf_map_lookup_elem(&datagrams, &datagram))
+        if (p->fragment == FRAGMENT_LATER) {
+            if (p->protocol == IPPROTO_TCP && bpf_map_lookup_elem(&datagrams, &datagram))
+                keep(skb, p);
+        } else if (p->protocol == (p->v6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP) && parse_icmp_error(skb, a) &&
+                   is_connected(skb, &p->key, p->v6)) {
             keep(skb, p);
+        }
         return TC_ACT_UNSPEC;
     }
-    enum owner owner = owner_of(skb, p);
-    int opens = p->tcp.syn && !p->tcp.ack;
-    if (p->icmp_error) {
-        if (owner == CONNECTION)
-            keep(skb, p);
-        return TC_ACT_UNSPEC;
-    }
+    enum owner owner = owner_of(skb, a);
+    int opens = tcp->syn && !tcp->ack;
     /* Clients come from one side alone: what sleeps is answered on that side's interfaces. */
     const struct roost_managed *server = from_servers ? 0 : managed_server(p->key.local, p->key.local_port, p->v6);
     if (owner == CONNECTION || (server && asleep(cfg, &p->key, p->v6))) {
@@ -426,9 +290,9 @@ static __always_inline int steer(struct __sk_buff *skb, int from_servers) {
         if (owner == LISTENER && (opens || server->fail_closed))
             keep(skb, p);
         else if (server->fail_closed)
-            return refuse(skb, p);
+            return refuse(skb, a);
     } else if (from_servers) {
-        attach(skb, p, cfg);
+        attach(skb, a, cfg);
     }
     return TC_ACT_UNSPEC;
 }

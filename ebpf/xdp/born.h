@@ -18,16 +18,11 @@
 
 #include "ebpf/shared/birth.h"
 #include "ebpf/lib/insert.h"
-#include "ebpf/lib/maps.h"
-#include "ebpf/lib/packet.h"
+#include "ebpf/lib/segment.h"
+#include "ebpf/lib/socket.h"
 #include "ebpf/lib/reply.h"
 #include "ebpf/shared/sockets.h"
-
-#ifndef AF_INET
-#define AF_INET 2
-#define AF_INET6 10
-#endif
-#define CURRENT_NETNS (-1L)
+#include "maps.h"
 
 #define COOKIE_PERIOD_S 64
 #define CLOCK_PERIOD 0xffffffff /* no period of a cookie */
@@ -43,25 +38,11 @@
 #define OUR_WSCALE 7u
 #define OUR_WINDOW 65152u /* bytes: a multiple of 2^OUR_WSCALE that a SYN-ACK can say, where windows are not scaled */
 
-struct {
-    __uint(type, BPF_MAP_TYPE_HASH);
-    __uint(max_entries, ROOST_MAX_BIRTHS);
-    __type(key, struct roost_birth_place);
-    __type(value, struct roost_birth);
-} births SEC(".maps");
-
 /* How many SYNs came for a service, to see a storm. */
 struct birth_rate {
     __u64 tick;
     __u32 now, before;
 };
-
-struct {
-    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-    __uint(max_entries, ROOST_BIRTH_RATES);
-    __type(key, __u32);
-    __type(value, struct birth_rate);
-} births_rate SEC(".maps");
 
 /* Somebody found no room: the next ones need not try. The engine opens again when it sees that there is some. */
 static __noinline int close_gate(void) {
@@ -223,38 +204,8 @@ struct birth_notes {
     struct newborn born;
 };
 
-struct {
-    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, struct birth_notes);
-} births_notes SEC(".maps");
-
-/* Whether a socket that was looked up is one for exactly its 4-tuple. */
-static __always_inline int is_connected(struct bpf_sock *sk) {
-    if (!sk)
-        return 0;
-    int connected = sk->state != 10 /* TCP_LISTEN */;
-    bpf_sk_release(sk);
-    return connected;
-}
-
-/* Whether the kernel has such a socket: then the packet is that one's. */
-static __noinline int has_socket(struct xdp_md *ctx, const struct packet *p) {
-    struct bpf_sock_tuple tuple = {};
-    if (p->v6) {
-        __builtin_memcpy(tuple.ipv6.saddr, p->key.client, 16);
-        __builtin_memcpy(tuple.ipv6.daddr, p->key.local, 16);
-        tuple.ipv6.sport = p->key.client_port;
-        tuple.ipv6.dport = p->key.local_port;
-    } else {
-        tuple.ipv4.saddr = low32(p->key.client);
-        tuple.ipv4.daddr = low32(p->key.local);
-        tuple.ipv4.sport = p->key.client_port;
-        tuple.ipv4.dport = p->key.local_port;
-    }
-    return is_connected(
-        bpf_skc_lookup_tcp(ctx, &tuple, p->v6 ? sizeof(tuple.ipv6) : sizeof(tuple.ipv4), CURRENT_NETNS, 0));
+static __noinline int has_socket(struct xdp_md *ctx, const struct roost_key *key, int v6) {
+    return is_connected(ctx, key, v6);
 }
 
 /* Whether the kernel would take a packet from this address to that one at all (RFC 1122 3.2.1.3, RFC 4291 2.7). One with a
@@ -274,7 +225,7 @@ static __noinline int may_answer(struct xdp_md *ctx, const struct packet *p) {
     __u8 to; /* several, if the lowest bit is set */
     if (!can_be_client(p) || bpf_xdp_load_bytes(ctx, 0, &to, 1) || to & 1)
         return 0;
-    return !has_socket(ctx, p);
+    return !has_socket(ctx, &p->key, p->v6);
 }
 
 /* Answers a SYN with a cookie; 0: the stack may have it, and knows what to do. */
@@ -366,7 +317,7 @@ static __noinline int end_handshake(struct xdp_md *ctx, const struct packet *p, 
         ka->rcv_nxt++;
         late = 1;
     }
-    if (has_socket(ctx, p))
+    if (has_socket(ctx, &p->key, p->v6))
         return 0;
     ka->ctl = ROOST_IDLE;
     if (s->has_ts) {

@@ -11,9 +11,9 @@
 
 #include "ebpf/lib/checksum.h"
 #include "ebpf/shared/judge.h"
-#include "ebpf/lib/maps.h"
+#include "ebpf/lib/find.h"
 #include "outbox.h"
-#include "ebpf/lib/packet.h"
+#include "ebpf/lib/segment.h"
 
 #define FAST_LONG_WAY (-1)
 #define FAST_SYN (-2)      /* it is one (ebpf/xdp/fast_born.h) */

@@ -29,15 +29,6 @@ static __always_inline const struct roost_birth *fast_ward(const struct iphdr *i
     return bpf_map_lookup_elem(&births, &place);
 }
 
-static __noinline int has_socket4(struct xdp_md *ctx, __be32 client, __be32 local, __u32 ports) {
-    struct bpf_sock_tuple tuple = {};
-    tuple.ipv4.saddr = client;
-    tuple.ipv4.daddr = local;
-    tuple.ipv4.sport = ports >> 16;
-    tuple.ipv4.dport = ports;
-    return is_connected(bpf_skc_lookup_tcp(ctx, &tuple, sizeof(tuple.ipv4), CURRENT_NETNS, 0));
-}
-
 static __always_inline int fast_absent(const struct roost_config *cfg, __u64 hash, const struct iphdr *ip,
                                        const struct tcphdr *tcp) {
     __u32 in_use = *(volatile const __u32 *)&cfg->v4.in_use, ctl;
@@ -49,6 +40,13 @@ static __always_inline int fast_absent(const struct roost_config *cfg, __u64 has
     int absent;
     fast_find(table, &place, ip, tcp, &ctl, &absent);
     return absent;
+}
+
+static __always_inline int has_socket4(struct xdp_md *ctx, __be32 client, __be32 local, __be16 client_port,
+                                       __be16 local_port) {
+    struct roost_key key = {.client_port = client_port, .local_port = local_port};
+    set_addresses4(&key, client, local);
+    return has_socket(ctx, &key, 0);
 }
 
 /* A SYN whose flags and IP header fast() has looked at. */
@@ -84,7 +82,7 @@ static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cf
     __u32 ports = PORTS(far, near), isn = bpf_ntohl(tcp->seq), theirs = options[2], now_s = now_ms / 1000;
     if ((__s32)(gate->open_until_s - now_s) < 0 || !is_storm(birth, now_ms) || from == to || !first || first == 127 ||
         first >= 224 || several ||
-        (roost_socket_perhaps(sockets, key_hash, now_s) && has_socket4(ctx, from, to, ports))) {
+        (roost_socket_perhaps(sockets, key_hash, now_s) && has_socket4(ctx, from, to, far, near))) {
         roost_socket_note(sockets, key_hash, now_s);
         return XDP_PASS;
     }
@@ -199,13 +197,10 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     if (perhaps_asleep(nobody, tcp->dest) != PERHAPS_NOT)
         return FAST_LONG_WAY;
     n->endpoint = birth->endpoint;
-    __builtin_memset(n->key.client, 0, 32);
-    n->key.client[10] = n->key.client[11] = n->key.local[10] = n->key.local[11] = 0xff;
-    __builtin_memcpy(n->key.client + 12, &ip->saddr, 4);
-    __builtin_memcpy(n->key.local + 12, &ip->daddr, 4);
+    set_addresses4(&n->key, ip->saddr, ip->daddr);
     n->key.client_port = tcp->source;
     n->key.local_port = tcp->dest;
-    if (roost_socket_perhaps(sockets, n->hash, n->now_s) && has_socket4(ctx, ip->saddr, ip->daddr, ports))
+    if (roost_socket_perhaps(sockets, n->hash, n->now_s) && has_socket(ctx, &n->key, 0))
         return XDP_PASS;
     int there = insert4(cfg, n);
     if (there > 0)

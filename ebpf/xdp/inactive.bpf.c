@@ -4,9 +4,9 @@
  * understood goes on to the stack; what the stack makes of a packet of a sleeping connection that got past us
  * (fragments, more than one VLAN tag, exotic extension headers) is stopped and noticed by guard.bpf.c.
  */
-#include "ebpf/lib/maps.h"
+#include "maps.h"
 #include "outbox.h"
-#include "ebpf/lib/packet.h"
+#include "ebpf/lib/segment.h"
 #include "born.h"
 #include "fast.h"
 #include "fast_born.h"
@@ -29,13 +29,6 @@ struct challenge_budget {
     __u64 tick;
     __u64 left;
 };
-
-struct {
-    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, struct challenge_budget);
-} challenges SEC(".maps");
 
 static __always_inline int may_challenge(struct roost_ka *slot, const struct roost_ka *ka, __u64 now_ms) {
     __u64 tick = now_ms / 512;
@@ -227,7 +220,8 @@ static __noinline int known(struct xdp_md *ctx, const struct packet *p, const st
 
 static __noinline int long_way(struct xdp_md *ctx, const struct roost_config *cfg) {
     struct packet p = {};
-    if (!parse(ctx, &p))
+    union header nowhere;
+    if (!parse(ctx, &p, &nowhere) || p.fragment || (__s32)p.l4_length < (int)sizeof(struct tcphdr))
         return outbox_or_pass(ctx, cfg, p.not_ip);
     struct found found = {};
     int perhaps = PERHAPS_MOVED;

@@ -27,64 +27,20 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "ebpf/lib/socket.h"
 #include "ebpf/shared/frame.h"
-#include "ebpf/lib/maps.h"
 #include "ebpf/shared/stamp.h"
 #include "ebpf/shared/table.h"
-
-#ifndef AF_INET
-#define AF_INET 2
-#define AF_INET6 10
-#endif
-
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, ROOST_OUTBOX_ITEMS);
-    __type(key, __u32);
-    __type(value, struct roost_outbox_item);
-} outbox SEC(".maps");
-
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, __u32);
-} cursor SEC(".maps");
-
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, ROOST_PROBES);
-    __type(key, __u32);
-    __type(value, struct roost_probe);
-} probes SEC(".maps");
-
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, struct roost_probe_run);
-} probe_run SEC(".maps");
+#include "maps.h"
 
 /* Routes that were looked up in this second, by both ends: clients that share an address, or their NAT's, share them.
  * Of each processor: others would have to wait for who writes one. */
-#define ROUTES 1024
 struct route {
     __be32 from[4], to[4];
     __u32 at_s; /* plus 1; 0: none yet */
     __u32 ifindex;
     __u16 mac[6]; /* as an Ethernet header has them */
 };
-
-struct {
-    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-    __uint(max_entries, ROUTES);
-    __type(key, __u32);
-    __type(value, struct route);
-} routes SEC(".maps");
 
 /* The next item, its bytes in the frame, which the stack then gets. */
 static __always_inline int to_stack(struct xdp_md *ctx) {
@@ -119,11 +75,11 @@ static __noinline int look_up_route(struct xdp_md *ctx, const struct roost_probe
         fib.ifindex = run->ifindex[i];
         fib.rt_metric = 0; /* where its TOS goes in, too */
         if (*(const __u8 *)packet >> 4 == 4) {
-            fib.family = AF_INET;
+            fib.family = FAMILY_INET;
             fib.ipv4_src = packet[3];
             fib.ipv4_dst = packet[4];
         } else {
-            fib.family = AF_INET6;
+            fib.family = FAMILY_INET6;
             __builtin_memcpy(fib.ipv6_src, packet + 2, 16);
             __builtin_memcpy(fib.ipv6_dst, packet + 6, 16);
         }

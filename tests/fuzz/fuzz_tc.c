@@ -30,6 +30,8 @@
 #define _license steer_license
 #include "ebpf/tc/steer.bpf.c"
 
+#include "host/maps.h"
+
 enum { /* what the input asks for */
     DO_GUARD,
     DO_LOOPBACK,
@@ -47,22 +49,19 @@ enum { /* what the input asks for */
 #define MARK 0x00abcdefu /* bits of the mark that are somebody else's */
 
 static struct world world;
-static uint64_t counts[ROOST_N_COUNT];
 static struct roost_births_gate gate;
 static struct roost_sockets sockets;
-static struct packet taken_apart;
 
 static void give_maps(void) {
+    ROOST_SHARED_MAPS(HOST_MAP)
+    ROOST_STEER_MAPS(HOST_MAP)
     world_give_maps(&world, &config, &tables4, &tables6, &endpoints);
     world_give_filter(&world, &filter, &filter_gate, &strangers);
-    host_map_array(&counters, counts, ROOST_N_COUNT, sizeof(counts[0]));
     host_map_array(&births_gate, &gate, 1, sizeof(gate));
     host_map_array(&births_sockets, &sockets, 1, sizeof(sockets));
-    host_map_array(&scratch, &taken_apart, 1, sizeof(taken_apart));
     host_map_hash(&managed, 8, sizeof(struct roost_managed_key), sizeof(struct roost_managed));
     host_map_hash(&attach_ports, 8, sizeof(__be16), sizeof(__u8));
     host_map_hash(&datagrams, 4, sizeof(struct datagram), sizeof(__u8));
-    host_map_sockets(&doors, true);
 }
 
 static const struct roost_ka *slot_of(const struct roost_key *key) {

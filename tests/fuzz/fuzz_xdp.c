@@ -22,6 +22,8 @@
 
 #include "ebpf/xdp/inactive.bpf.c"
 
+#include "host/maps.h"
+
 enum { /* what the input asks for */
     DO_FRAME,
     DO_RAW_FRAME,
@@ -40,7 +42,6 @@ enum { /* what the input asks for */
 
 static struct world world;
 static struct challenge_budget budget;
-static uint64_t counts[ROOST_N_COUNT];
 static struct roost_outbox_item items[ROOST_OUTBOX_ITEMS];
 static uint32_t cursor_value;
 static struct roost_probe probe[ROOST_PROBES];
@@ -49,12 +50,12 @@ static struct route route[ROUTES];
 static struct roost_births_gate gate;
 static struct roost_sockets sockets;
 static struct birth_rate rate;
-static struct birth_notes notes;
 
 static void give_maps(void) {
+    ROOST_SHARED_MAPS(HOST_MAP)
+    ROOST_XDP_MAPS(HOST_MAP)
     world_give_maps(&world, &config, &tables4, &tables6, &endpoints);
     world_give_filter(&world, &filter, &filter_gate, &strangers);
-    host_map_array(&counters, counts, ROOST_N_COUNT, sizeof(counts[0]));
     host_map_array(&challenges, &budget, 1, sizeof(budget));
     host_map_array(&outbox, items, ROOST_OUTBOX_ITEMS, sizeof(items[0]));
     host_map_array(&cursor, &cursor_value, 1, sizeof(cursor_value));
@@ -64,7 +65,6 @@ static void give_maps(void) {
     host_map_array(&births_gate, &gate, 1, sizeof(gate));
     host_map_array(&births_sockets, &sockets, 1, sizeof(sockets));
     host_map_array(&births_rate, &rate, 1, sizeof(rate));
-    host_map_array(&births_notes, &notes, 1, sizeof(notes));
     host_map_hash(&births, 4, sizeof(struct roost_birth_place), sizeof(struct roost_birth));
 }
 

@@ -7,17 +7,17 @@ from tests.mutants import Mutant
 
 MUTANTS = (
     Mutant(
-        "a VLAN tag may lie behind the frame's end",
+        "a header may lie behind the frame's end",
         "xdp",
-        "ebpf/lib/packet.h",
-        "        if ((void *)(tag + 2) > end)\n            return 0;\n",
-        "",
+        "ebpf/lib/ctx_xdp.h",
+        "bytes + size > (void *)(long)ctx->data_end ? 0 : bytes",
+        "bytes",
         "AddressSanitizer: use-after-poison",
     ),
     Mutant(
         "the TCP checksum is not looked at",
         "xdp",
-        "ebpf/lib/packet.h",
+        "ebpf/lib/segment.h",
         "        if (fold(sum))\n            return -1;\n",
         "",
         "CLAIM BROKEN",

@@ -61,15 +61,18 @@ class Finding:
         )
 
 
-def build(target: Target, out: Path, root: Path = ROOT) -> Path:
-    """Compile a target from the checkout at `root` into the directory `out`; the executable's path."""
+def build(target: Target, out: Path, root: Path = ROOT, *, in_order: bool = True) -> Path:
+    """Compile a target from the checkout at `root` into the directory `out`; the executable's path.
+
+    in_order: the programs of ebpf/ are those for a processor that keeps loads in order (x86); else those for others.
+    """
     executable = out / f"fuzz-{target.name}"
     command = [
         "clang",
         "-std=gnu11",
         "-g",
         target.optimise,
-        "-DROOST_LOADS_IN_ORDER",
+        *(["-DROOST_LOADS_IN_ORDER"] if in_order else []),
         *SANITIZERS,
         *(WARNINGS if root == ROOT else ("-w",)),  # a planted bug may leave a variable unused
         f"-I{root / 'tests/fuzz/host'}",

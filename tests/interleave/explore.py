@@ -11,15 +11,21 @@ from pathlib import Path
 from tests.mutants import ROOT
 
 # What runs in the scenarios' threads and shares memory: each access of it is a point where threads may be switched.
-_EXPLORED = ("tests/interleave/product.c", "cext/table/table.c", "cext/table/endpoints.c", "cext/table/filter.c")
+_EXPLORED = (
+    "tests/interleave/product.c",
+    "tests/interleave/product_guard.c",
+    "cext/table/table.c",
+    "cext/table/endpoints.c",
+    "cext/table/filter.c",
+)
 _AROUND = ("cext/base/hash.c", "tests/interleave/scheduler.c", "tests/interleave/model.c", "tests/fuzz/host/kernel.c")
 # Without position-independent code an address in a schedule is one that addr2line knows.
 _FLAGS = (
     "-std=gnu11",
     "-O1",
-    "-DROOST_LOADS_IN_ORDER",
     "-g",
     "-fno-pie",
+    "-fcommon",  # the maps of product.c and product_guard.c are the same ones
 )
 _WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-sign-compare", "-Werror")
 _WRAPPED = "-Wl,--wrap=memcpy,--wrap=memset,--wrap=memcmp"
@@ -39,14 +45,17 @@ class BrokenClaimError(AssertionError):
     """A schedule in which something does not hold: the claim, and the schedule with its places in the sources."""
 
 
-def build(out: Path, root: Path = ROOT) -> Path:
-    """Compile the model from the checkout at `root` into the directory `out`; the executable's path."""
+def build(out: Path, root: Path = ROOT, *, in_order: bool = True) -> Path:
+    """Compile the model from the checkout at `root` into the directory `out`; the executable's path.
+
+    in_order: for a processor that keeps loads in order; else the programs have more barriers, and loads are reordered.
+    """
     objects = []
     for source in (*_EXPLORED, *_AROUND):
         target = out / f"{Path(source).stem}.o"
         warnings = _WARNINGS if root == ROOT else ("-w",)  # a planted bug may leave a variable unused
-        command = ["clang", *_FLAGS, *warnings, f"-I{root / 'tests/fuzz/host'}", f"-I{root}"]
-        command += ["-c", str(root / source), "-o", str(target)]
+        command = ["clang", *_FLAGS, *warnings, *(["-DROOST_LOADS_IN_ORDER"] if in_order else [])]
+        command += [f"-I{root / 'tests/fuzz/host'}", f"-I{root}", "-c", str(root / source), "-o", str(target)]
         command += ["-fsanitize=thread"] if source in _EXPLORED else []
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

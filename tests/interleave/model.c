@@ -46,10 +46,9 @@
 int roost_inactive(struct xdp_md *ctx);
 int roost_guard(struct __sk_buff *skb);
 __u32 cookie_for(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn, __u64 now_ms);
-extern const unsigned long notes_size;
-extern char births, births_gate, births_rate, births_notes, births_sockets;
-extern char config, tables4, tables6, endpoints, counters, challenges, probe_run; /* maps: only their addresses */
-extern char filter, filter_gate, strangers;
+void give_product_maps(void);
+extern char births, births_gate, config, tables4, endpoints, counters, filter,
+    filter_gate; /* maps: only their addresses */
 
 enum socket {
     NO_SOCKET,
@@ -80,8 +79,6 @@ static struct roost_bucket4 old_table[1], new_table[1];
 static struct roost_endpoint endpoint[ENDPOINTS];
 static struct roost_rest rests[RESTS];
 static uint64_t counts[HOST_CPUS][ROOST_N_COUNT];
-static struct roost_sockets sockets; /* none */
-static struct roost_sockets sockets; /* none */
 static struct roost_births_gate gate = {.secret = {3, 4}, .open_until_s = 0x7fffffff, .services = 1};
 static struct roost_birth birth = {.mss = 1460};
 
@@ -144,8 +141,7 @@ static struct roost_ka record_of(const struct conn *c, int number) {
                                  .rcv_nxt = ISN + 1,
                                  .window = BORN_WINDOW,
                                  .rest = ROOST_NO_REST};
-    return (struct roost_ka){.ctl = ROOST_F_TIMESTAMPS << 16,
-                             .snd_nxt = stamp(c, number, 1),
+    return (struct roost_ka){.snd_nxt = stamp(c, number, 1),
                              .rcv_nxt = stamp(c, number, 2),
                              .ts_offset = stamp(c, number, 3),
                              .heard = ROOST_HEARD(1, 0, 0),
@@ -349,7 +345,8 @@ static bool packet(struct conn *c, enum kind kind) {
     struct roost_ka ka = record_of(c, c->unborn ? BORN : c->number ? c->number : 1);
     int from = c->number;
     struct xdp_md ctx;
-    size_t length = make_frame(c, ka.rcv_nxt - (kind == PROBE), ka.snd_nxt, kind == DATA ? 5 : 0, frame);
+    size_t payload = kind == DATA ? 5 : kind == PROBE && c == A; /* a probe with a byte in it takes XDP's long way */
+    size_t length = make_frame(c, ka.rcv_nxt - (kind == PROBE), ka.snd_nxt, payload, frame);
     host_begin_xdp(&ctx, frame, length);
     int verdict = roost_inactive(&ctx);
     const uint8_t *after = host_frame(&length);
@@ -839,27 +836,18 @@ static void choose_keys(void) {
     }
 }
 
-static struct roost_probe_run no_probes; /* none is offered */
-
 static void give_maps(void) {
     static void *generations[ROOST_GENERATIONS] = {old_table, new_table};
+    give_product_maps();
     host_map_array(old_table, old_table, sizeof(old_table) / sizeof(old_table[0]), sizeof(old_table[0]));
     host_map_array(new_table, new_table, sizeof(new_table) / sizeof(new_table[0]), sizeof(new_table[0]));
     host_map_array(&config, &told, 1, sizeof(told));
     host_map_of_maps(&tables4, generations, ROOST_GENERATIONS);
     host_map_array(&endpoints, endpoint, ENDPOINTS, sizeof(endpoint[0]));
     host_map_percpu(&counters, counts, ROOST_N_COUNT, sizeof(counts[0][0]));
-    static uint64_t budgets[HOST_CPUS][2], rates[HOST_CPUS][2];
-    host_map_percpu(&challenges, budgets, 1, sizeof(budgets[0]));
-    host_map_array(&probe_run, &no_probes, 1, sizeof(no_probes));
-    host_map_percpu(&births_rate, rates, 1, sizeof(rates[0]));
-    host_map_percpu(&births_notes, calloc(HOST_CPUS, notes_size), 1, notes_size);
     host_map_array(&births_gate, &gate, 1, sizeof(gate));
-    host_map_array(&births_sockets, &sockets, 1, sizeof(sockets));
-    host_map_hash(&births, 1, sizeof(struct roost_birth_place), sizeof(struct roost_birth));
     host_map_array(&filter, words, sizeof(words) / sizeof(words[0]), sizeof(words[0]));
     host_map_array(&filter_gate, &sleepers_gate, 1, sizeof(sleepers_gate));
-    host_map_hash(&strangers, 1, sizeof(__u64), sizeof(__u32));
 }
 
 static enum host_socket find_socket(const struct bpf_sock_tuple *tuple, bool v4);

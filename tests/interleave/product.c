@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The kernel's side of the table, as it is: the XDP program, and the guard. Compiled, as cext/table/table.c is, with
- * -fsanitize=thread. */
+/* The kernel's side of the table, as it is: the XDP program. Compiled, as cext/table/table.c is, with -fsanitize=thread. */
 #include "ebpf/xdp/inactive.bpf.c"
-#define _license guard_license
-#include "ebpf/tc/guard.bpf.c"
+
+#include "tests/fuzz/host/maps.h"
 
 /* The cookie of a SYN with this sequence number, as it stands in the SYN-ACK's. */
 __u32 cookie_for(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn, __u64 now_ms);
@@ -12,4 +11,8 @@ __u32 cookie_for(const struct roost_births_gate *gate, const struct roost_key *k
     return cookie_of(gate, key, isn, period, 0, 0);
 }
 
-const unsigned long notes_size = sizeof(struct birth_notes);
+void give_product_maps(void);
+void give_product_maps(void) {
+    ROOST_SHARED_MAPS(HOST_MAP)
+    ROOST_XDP_MAPS(HOST_MAP)
+}

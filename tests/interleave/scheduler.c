@@ -14,6 +14,8 @@
 #define REGIONS_MAX 8
 #define WORDS_MAX 8192
 #define PENDING_MAX 64
+#define VIEWS_MAX 8      /* of a thread, since its last barrier */
+#define EARLY_LOADS 1    /* of a run */
 #define PATIENCE 8       /* failures of a compare-and-exchange */
 #define MAX_STEPS 200000 /* of one run: more is a loop without an end */
 
@@ -31,6 +33,11 @@ struct pending { /* a store that others need not see yet */
     uint64_t value, before; /* before: what others see; good while the thread does not run */
 };
 
+struct view { /* all shared memory, as a thread saw it when it was switched */
+    uint64_t at;
+    uint8_t bytes[WORDS_MAX * 4];
+};
+
 static struct thread {
     ucontext_t context;
     char *stack;
@@ -46,7 +53,15 @@ static struct thread {
     unsigned failed_size;
     uint64_t failed_value;
     int failures;
+    struct view *view; /* VIEWS_MAX, in the order of time */
+    int views;
+    uint8_t *early_at; /* what is being loaded has the value of an earlier time, until the next access */
+    unsigned early_size;
+    uint64_t early_now; /* its value at this time */
 } threads[THREADS_MAX];
+static uint64_t now;                          /* counts views, in all runs */
+static uint64_t seen[THREADS_MAX][WORDS_MAX]; /* not before this time may a thread load this word */
+static int early_loads;
 
 static struct region {
     const uint8_t *from;
@@ -166,7 +181,14 @@ static bool others_touch(const void *address) {
     return touched_by[word_of(address)] & ~(1 << current);
 }
 
+static void end_early_load(struct thread *t) {
+    if (t->early_at)
+        __real_memcpy(t->early_at, &t->early_now, t->early_size);
+    t->early_at = NULL;
+}
+
 static void note_store(struct thread *t) {
+    end_early_load(t);
     if (!t->writing)
         return;
     uint8_t *at = t->writing;
@@ -221,6 +243,72 @@ static void enter(struct thread *t) {
     }
 }
 
+/* Loads that happen before others which the program has before them. */
+
+#ifdef ROOST_LOADS_IN_ORDER
+static const bool reorders = false;
+#else
+static const bool reorders = true;
+#endif
+
+static size_t offset_of(const void *address) {
+    const uint8_t *at = address;
+    for (int i = 0; i < region_count; i++)
+        if (at >= regions[i].from && at < regions[i].from + regions[i].size)
+            return regions[i].first_word * 4 + (size_t)(at - regions[i].from);
+    return 0;
+}
+
+static void keep_view(struct thread *t) {
+    if (!reorders)
+        return;
+    if (t->views == VIEWS_MAX)
+        fail("too many views without a barrier");
+    struct view *v = &t->view[t->views++];
+    v->at = ++now;
+    for (int i = 0; i < region_count; i++)
+        __real_memcpy(v->bytes + regions[i].first_word * 4, regions[i].from, regions[i].size);
+}
+
+/* A barrier: no later load is of a time before it. */
+static void forget_views(struct thread *t) {
+    t->views = 0;
+}
+
+/* The values that a load may have beside the one of now, one for each view that differs from those after it. */
+static int early_values(const struct thread *t, const uint8_t *at, unsigned size, int *view) {
+    uint64_t last = load_bytes(at, size);
+    long word = word_of(at);
+    int count = 0;
+    for (int i = t->views - 1; i >= 0; i--) {
+        uint64_t value = load_bytes(t->view[i].bytes + offset_of(at), size);
+        if (t->view[i].at <= seen[current][word] || t->view[i].at <= seen[current][word + (size == 8)])
+            break;
+        if (value != last)
+            view[count++] = i;
+        last = value;
+    }
+    return count;
+}
+
+/* A thread is about to load: perhaps what was there before it was switched. */
+static void load_early(uint8_t *at, unsigned size) {
+    struct thread *t = &threads[current];
+    int view[VIEWS_MAX];
+    int values = early_loads < EARLY_LOADS ? early_values(t, at, size, view) : 0;
+    int n = choose(1 + values);
+    long word = word_of(at);
+    seen[current][word] = seen[current][word + (size == 8)] = n ? t->view[view[n - 1]].at - 1 : now;
+    if (!n)
+        return;
+    early_loads++;
+    t->early_at = at;
+    t->early_size = size;
+    t->early_now = load_bytes(at, size);
+    __real_memcpy(at, t->view[view[n - 1]].bytes + offset_of(at), size);
+    record("has loaded early:", NULL, false, NULL);
+}
+
 static bool is_met(int waiting) {
     int who = current;
     current = waiting;
@@ -264,6 +352,7 @@ static void preempt(int n, const char *why) {
     struct thread *t = &threads[current];
     int per_thread = variants(t), to = other(n / per_thread);
     record(why, NULL, false, NULL);
+    keep_view(t);
     leave(t, n % per_thread);
     go_to(to);
 }
@@ -300,7 +389,8 @@ static void flush_stores(void) {
     threads[current].stores = 0;
 }
 
-static void visit(const void *address, size_t size, bool write, const void *pc) {
+/* early: it is a load that may happen before others. */
+static void touch(const void *address, size_t size, bool write, bool early, const void *pc) {
     if (current < 0)
         return;
     struct thread *t = &threads[current];
@@ -318,8 +408,16 @@ static void visit(const void *address, size_t size, bool write, const void *pc) 
         shared |= (write ? touched : written) & ~me;
     }
     point(shared, write);
+    if (write && reorders)
+        seen[current][word_of(address)] = now;
+    if (shared && early && reorders && size <= 8)
+        load_early((uint8_t *)(uintptr_t)address, (unsigned)size);
     if (shared || write)
         record(NULL, address, write, pc);
+}
+
+static void visit(const void *address, size_t size, bool write, const void *pc) {
+    touch(address, size, write, !write, pc);
 }
 
 static void about_to_write(void *address, unsigned size, const void *pc) {
@@ -369,18 +467,18 @@ static void main_of_thread(void) {
 
 static bool run_once(void) {
     chosen = traced = 0;
-    preemptions = 0;
+    preemptions = early_loads = 0;
     steps = 0;
+    now++;
     current = -1;
     scenario->begin();
     for (int i = 0; i < scenario->threads; i++) {
         struct thread *t = &threads[i];
-        if (!t->stack && !(t->stack = malloc(STACK_SIZE)))
+        if (!t->stack && (!(t->stack = malloc(STACK_SIZE)) || !(t->view = calloc(VIEWS_MAX, sizeof(*t->view)))))
             abort();
-        char *stack = t->stack;
-        *t = (struct thread){.stack = stack, .state = READY};
+        *t = (struct thread){.stack = t->stack, .view = t->view, .state = READY};
         getcontext(&t->context);
-        t->context.uc_stack.ss_sp = stack;
+        t->context.uc_stack.ss_sp = t->stack;
         t->context.uc_stack.ss_size = STACK_SIZE;
         makecontext(&t->context, main_of_thread, 0);
     }
@@ -443,6 +541,8 @@ TSAN(void, func_entry, void *pc) {
     (void)pc;
 }
 TSAN(void, func_exit, void) {
+    if (current >= 0)
+        end_early_load(&threads[current]);
 }
 
 #define ACCESSES(bytes)                                                                                                \
@@ -506,9 +606,13 @@ enum {
 };
 
 static void atomic_access(const void *at, size_t size, bool write, int order, const void *pc) {
-    visit(at, size, write, pc);
-    if (current >= 0 && order >= RELEASE)
+    touch(at, size, write, !write && order == RELAXED, pc);
+    if (current < 0)
+        return;
+    if (order >= RELEASE)
         flush_stores();
+    if (order != RELAXED && order != RELEASE)
+        forget_views(&threads[current]);
 }
 
 #define READ_MODIFY_WRITE(bits, type, name, builtin)                                                                   \
@@ -525,7 +629,7 @@ static void atomic_access(const void *at, size_t size, bool write, int order, co
         if (order == RELAXED) {                                                                                        \
             about_to_write(at, sizeof(type), HERE);                                                                    \
         } else {                                                                                                       \
-            atomic_access(at, sizeof(type), true, order, HERE);                                                        \
+            atomic_access(at, sizeof(type), true, RELEASE, HERE); /* later loads do not wait for a store */            \
         }                                                                                                              \
         __atomic_store_n(at, value, __ATOMIC_SEQ_CST);                                                                 \
     }                                                                                                                  \
@@ -567,6 +671,8 @@ TSAN(void, atomic_thread_fence, int order) {
     note_store(&threads[current]);
     if (order >= RELEASE)
         flush_stores();
+    if (order != RELEASE)
+        forget_views(&threads[current]);
 }
 TSAN(void, atomic_signal_fence, int order) {
     (void)order;

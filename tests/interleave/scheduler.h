@@ -15,7 +15,10 @@
  *     stores         a plain or relaxed store may become visible to others late and in any order, until the thread does
  *                    an atomic store with release order, a read-modify-write or a fence: as on arm64 and as compilers
  *                    may do. Of several such stores, all are late, none, one, or all but one.
- *     loads          happen in the order of the program
+ *     loads          happen in the order of the program; compiled without ROOST_LOADS_IN_ORDER, one plain load of a run
+ *                    may have a value of before the thread was last switched, as far back as its last read-modify-write,
+ *                    acquiring load or fence, and not older than what it has loaded from there. That is more than arm64
+ *                    does: a load there waits for the one that its address depends on
  *     the end        of a thread that the scenario lets be killed, at each of its stores
  */
 #ifndef ROOST_INTERLEAVE_SCHEDULER_H

@@ -12,6 +12,7 @@ from tests.fuzz.targets import TARGETS, Target, build, run
 from tests.mutants import Mutant, plant
 
 SECONDS = 4
+REORDERING_S = 2
 SOAK_S = 1800
 MUTANT_S = 20
 
@@ -21,6 +22,13 @@ each_target = pytest.mark.parametrize("target", TARGETS.values(), ids=lambda tar
 @each_target
 def test_nothing_is_found_from_the_seeds(target: Target, tmp_path: Path) -> None:
     finding, _ = run(build(target, tmp_path), target, tmp_path, seconds=SECONDS)
+    assert not finding, str(finding)
+
+
+@pytest.mark.parametrize("name", ["xdp", "tc"])
+def test_nothing_is_found_in_the_programs_for_processors_that_reorder_loads(name: str, tmp_path: Path) -> None:
+    target = TARGETS[name]
+    finding, _ = run(build(target, tmp_path, in_order=False), target, tmp_path, seconds=REORDERING_S)
     assert not finding, str(finding)
 
 

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/* From a packet that XDP has parsed to a segment for the judge: the TCP header's numbers, timestamps, checksums. */
+#ifndef ROOST_SEGMENT_H
+#define ROOST_SEGMENT_H
+
+#include "checksum.h"
+#include "ctx_xdp.h"
+#include "ebpf/shared/judge.h"
+#include "packet.h"
+
+/* Sum of the pseudo-header (RFC 9293 3.1, RFC 8200 8.1). Direction does not matter to it. IPv4-mapped prefixes are
+ * left out. */
+static __always_inline __s64 pseudo_sum(const struct roost_key *key, int v6, __u32 l4_length) {
+    __be32 tail[2] = {bpf_htonl(l4_length), bpf_htonl(IPPROTO_TCP)};
+    __s64 sum = bpf_csum_diff(0, 0, tail, sizeof(tail), 0);
+    if (v6)
+        return bpf_csum_diff(0, 0, (__be32 *)key, 32, sum);
+    __be32 address[2];
+    __builtin_memcpy(&address[0], key->client + 12, 4);
+    __builtin_memcpy(&address[1], key->local + 12, 4);
+    return bpf_csum_diff(0, 0, address, sizeof(address), sum);
+}
+
+struct option_walk {
+    __u8 buffer[64] __attribute__((aligned(8)));
+    __u32 at, header;
+    __u32 tsval, tsecr;
+    __u8 has_ts;
+};
+
+/* One TCP option (RFC 9293 3.1) in search of the timestamps; a callback of bpf_loop: 1 ends the walk. */
+static long next_option(__u32 i, struct option_walk *walk) {
+    __u32 at = walk->at;
+    if (at + 10 > walk->header || at > 50)
+        return 1;
+    const __u8 *option = &walk->buffer[at];
+    if (option[0] == 0)
+        return 1;
+    if (option[0] == 1) {
+        walk->at = at + 1;
+        return 0;
+    }
+    if (option[1] < 2)
+        return 1;
+    if (option[0] == 8 && option[1] == 10) {
+        walk->tsval = (__u32)option[2] << 24 | (__u32)option[3] << 16 | (__u32)option[4] << 8 | option[5];
+        walk->tsecr = (__u32)option[6] << 24 | (__u32)option[7] << 16 | (__u32)option[8] << 8 | option[9];
+        walk->has_ts = 1;
+        return 1;
+    }
+    walk->at = at + option[1];
+    return 0;
+}
+
+/* Whether the IPv4 header sums to zero; IPv6 has no checksum. buffer: 64 bytes for its use, all zero. */
+static __always_inline int header_good(struct xdp_md *ctx, const struct packet *p, __u8 *buffer) {
+    __u32 size = p->l4 - p->l3;
+    if (p->v6)
+        return 1;
+    KEEP(size);
+    if (size < sizeof(struct iphdr))
+        return 0;
+    KEEP(size);
+    if (size > 60 || bpf_xdp_load_bytes(ctx, p->l3, buffer, size))
+        return 0;
+    return !fold(bpf_csum_diff(0, 0, (__be32 *)buffer, 64, 0));
+}
+
+/* The segment: 1 good, 0 malformed (truncated, impossible header length), -1 bad checksum. Only what is short enough
+ * to be answered from the record is summed here; the engine sums what it is handed before it believes it. */
+static __noinline int read_segment(struct xdp_md *ctx, const struct packet *p, struct roost_segment *s) {
+    struct option_walk walk = {.at = sizeof(struct tcphdr)}; /* its buffer is all that the stack has room for */
+    __u32 frame = bpf_xdp_get_buff_len(ctx);
+    if (p->l4 + p->l4_length > frame || p->l4 > 512)
+        return 0;
+    int good = header_good(ctx, p, walk.buffer);
+    __builtin_memset(walk.buffer, 0, sizeof(walk.buffer));
+    __u32 size = p->l4_length > 61 ? 61 : p->l4_length;
+    KEEP(size);
+    if (size < sizeof(struct tcphdr))
+        return 0;
+    KEEP(size);
+    if (size > 61 || bpf_xdp_load_bytes(ctx, p->l4, walk.buffer, size))
+        return 0;
+    struct tcphdr *tcp = (void *)walk.buffer;
+    walk.header = tcp->doff * 4;
+    if (walk.header < sizeof(*tcp) || walk.header > p->l4_length)
+        return 0;
+    s->seq = bpf_ntohl(tcp->seq);
+    s->ack = bpf_ntohl(tcp->ack_seq);
+    s->payload = p->l4_length - walk.header;
+    s->window = bpf_ntohs(tcp->window);
+    s->flags = walk.buffer[13];
+    if (!good)
+        return -1;
+    if (p->l4_length <= 61) {
+        __s64 sum = pseudo_sum(&p->key, p->v6, p->l4_length);
+        sum = bpf_csum_diff(0, 0, (__be32 *)walk.buffer, sizeof(walk.buffer), sum);
+        if (fold(sum))
+            return -1;
+    }
+    if (walk.header >= 32 && *(__be32 *)(walk.buffer + 20) == bpf_htonl(0x0101080a)) /* RFC 7323 appendix A */
+        walk.at = 22;
+    bpf_loop(40, next_option, &walk, 0);
+    s->tsval = walk.tsval;
+    s->tsecr = walk.tsecr;
+    s->has_ts = walk.has_ts;
+    return 1;
+}
+
+#endif
