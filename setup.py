@@ -13,6 +13,7 @@ from setuptools import setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
+
 class BuildPyAndBpf(build_py):
     """Compile ebpf/*/*.bpf.c into the wheel, where appliance.paths looks for them when there is no checkout."""
 

@@ -38,7 +38,7 @@ DEVELOPER = {
     "lint": "Check the sources: ruff, mypy, import-linter, clang-format, cppcheck, shellcheck.",
 }
 COMMANDS = OPERATOR | DEVELOPER
-"""Name and one line of help of each command, in the order `roost --help` shows them. A wheel has the operator's alone."""
+"""Name and one line of help of each command, in the order `roost --help` shows them. A wheel has the operator's."""
 
 
 def module_of(command: str) -> str:
