@@ -63,6 +63,8 @@ def command(
     argv += ["-n", str(workers)] if workers else []
     argv += ["-k", expression] if expression else []
     environment = {**os.environ, "PYTHONPATH": str(root), "ROOST_LINT": linted}
+    # Workers, daemons and peers import the same files some thousand times: they are to be compiled once.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with subprocess.Popen([*argv, *here], cwd=root, env=environment) as pytest:
         while pytest.returncode is None:
             with suppress(KeyboardInterrupt):  # pytest and its workers get it, too, and take their labs down
