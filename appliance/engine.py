@@ -95,6 +95,14 @@ class SecondServer(IntEnum):
     TAKES_OVER = lib.ROOST_SECOND_TAKES_OVER
 
 
+class Priority(IntEnum):
+    """Under pressure, connections of a lower one are frozen first (enum roost_priority)."""
+
+    LOW = lib.ROOST_PRIORITY_LOW
+    NORMAL = lib.ROOST_PRIORITY_NORMAL
+    HIGH = lib.ROOST_PRIORITY_HIGH
+
+
 SERVERS_MAX: int = lib.ROOST_SERVERS_MAX
 """Servers of one service."""
 
@@ -134,7 +142,7 @@ def unpack_address(packed: bytes) -> str:
 _KEY = struct.Struct("=16s16s2s2s")
 KA = struct.Struct("=IIIIIIHHIHH")
 """struct roost_ka and, behind it, the index of the service: ctl, snd_nxt, rcv_nxt, ts_offset, ts_recent, heard, window,
-probe_interval_s, rest, service, reserved."""
+class, rest, service, reserved."""
 _HEARD_SHIFT: int = lib.ROOST_HEARD_SHIFT
 _HEARD_WRAP_S: int = lib.ROOST_HEARD_WRAP_S
 REST = struct.Struct("=QQIIIHHII")
@@ -147,6 +155,9 @@ PERHAPS: Final[int] = lib.ROOST_PERHAPS
 """Of Engine.states."""
 
 OVERRIDES_BYTES: int = ffi.sizeof("struct roost_overrides")
+
+PROBE_RETRY_S: Final[int] = lib.ROOST_PROBE_RETRY_S
+PROBE_COUNT: Final[int] = lib.ROOST_PROBE_COUNT
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,11 +262,6 @@ class Record:
         """CLOCK_MONOTONIC ms of the last payload byte."""
         return int(REST.unpack(self.rest)[1])
 
-    @property
-    def sleep_due_s(self) -> int:
-        """CLOCK_MONOTONIC seconds when SLEEP is due, 0 = never."""
-        return int(REST.unpack(self.rest)[4])
-
     def shifted(self, ms: int) -> Record:
         """The same record on a CLOCK_MONOTONIC that is ms ahead of the one it was made on (after a reboot: the clock
         of the new boot minus what the old one would show now, mostly negative)."""
@@ -265,8 +271,6 @@ class Record:
         ka[5] = (when + ms // 1000) % _HEARD_WRAP_S << _HEARD_SHIFT | rest_of_heard
         rest = list(REST.unpack(self.rest))
         rest[1] = max(0, rest[1] + ms)
-        if rest[4]:
-            rest[4] = max(1, rest[4] + ms // 1000)
         return Record(self.key_raw, KA.pack(*ka), REST.pack(*rest), self.peer and self.peer.shifted(ms))
 
 
@@ -384,8 +388,11 @@ class ServiceSpec:
     sleep_quiet_ms: int = 0
     connect_timeout_ms: int = 10000
     probe_interval_s: int = 0
-    probe_retry_s: int = 10
-    probe_count: int = 3
+    probe_retry_s: int = PROBE_RETRY_S
+    probe_count: int = PROBE_COUNT
+    priority: int = Priority.NORMAL
+    least_quiet_ms: int = 0
+    least_probe_s: int = 0
     close_with_server: bool = False
     transparent: bool = False
     persistent: bool = False
@@ -461,6 +468,19 @@ def _event_struct() -> struct.Struct:
 
 _EVENT = _event_struct()
 
+_POLICY: Final = (
+    "probe_interval_s",
+    "probe_retry_s",
+    "probe_count",
+    "no_keepalives",
+    "priority",
+    "close_with_server",
+    "least_quiet_ms",
+    "least_probe_s",
+)
+"""What of ServiceSpec is a value of struct roost_class, by the same name."""
+_QUIETS: Final = ("active_quiet_ms", "standby_quiet_ms", "idle_quiet_ms")
+
 
 @dataclass(slots=True)
 class _Buffers:
@@ -511,13 +531,7 @@ class Engine:
         for name in (
             "index",
             "listen_port",
-            "standby_quiet_ms",
-            "idle_quiet_ms",
-            "sleep_quiet_ms",
             "connect_timeout_ms",
-            "probe_interval_s",
-            "probe_retry_s",
-            "probe_count",
             "proxy_header",
             "balance",
             "max_fails",
@@ -530,7 +544,6 @@ class Engine:
         ):
             setattr(raw, name, getattr(spec, name))
         for flag in (
-            "close_with_server",
             "transparent",
             "as_client",
             "persistent",
@@ -538,9 +551,11 @@ class Engine:
             "fail_closed",
             "in_band_forward",
             "in_band_stay",
-            "no_keepalives",
         ):
             setattr(raw, flag, int(getattr(spec, flag)))
+        raw.policy.quiet_ms = [spec.standby_quiet_ms, spec.idle_quiet_ms, spec.sleep_quiet_ms]
+        for value in _POLICY:
+            setattr(raw.policy, value, int(getattr(spec, value)))
         ffi.memmove(raw.listen, pack_address(spec.listen), 16)
         raw.servers = len(spec.servers)
         for place, server in zip(raw.server, spec.servers[:SERVERS_MAX], strict=False):
@@ -762,10 +777,17 @@ class Engine:
         ffi.memmove(raw_key, key, 36)
         if not lib.roost_find_overrides(self._raw, raw_key, number, raw):
             return {}
-        intervals = zip(("active_quiet_ms", "standby_quiet_ms", "idle_quiet_ms"), raw.quiet_ms, strict=True)
+        intervals = zip(_QUIETS, raw.quiet_ms, strict=True)
         values = [*intervals, ("probe_interval_s", raw.probe_interval_s)]
         found = {name: int(value) for bit, (name, value) in enumerate(values) if raw.given & 1 << bit}
         return found | ({"always_active": 1} if raw.always_active else {})
+
+    def find_class(self, key: bytes) -> dict[str, int]:
+        """The policy in force for the connection with this packed key: values of struct roost_class."""
+        raw_key, raw = ffi.new("struct roost_key *"), ffi.new("struct roost_class *")
+        ffi.memmove(raw_key, key, 36)
+        lib.roost_find_class(self._raw, raw_key, raw)
+        return dict(zip(_QUIETS, raw.quiet_ms, strict=True)) | {name: int(getattr(raw, name)) for name in _POLICY}
 
     def find(self, key: Key) -> Event | None:
         """The connection of a 4-tuple, or None; to_state is its state."""

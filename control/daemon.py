@@ -431,7 +431,8 @@ class Daemon:
         self._registry.load()
         self._monitor.listen(self._registry.hear)
         self._overrides = Overrides(store, engine)
-        self._overrides.load()
+        if not found.other_boot:  # else when all are put back: the engine keeps it in their slots
+            self._overrides.load()
         self._monitor.listen(self._overrides.hear)
         self._monitor.handle(EventType.OVERRIDES, self._overrides.keep)
         in_band = InBand(engine, self._registry, config.attach.domain)

@@ -92,6 +92,7 @@ class EnginePort(Protocol):
     def stats(self) -> dict[str, int]: ...
     def find_peer(self, key: bytes) -> Record | None: ...
     def find_overrides(self, key: bytes, number: int) -> dict[str, int]: ...
+    def find_class(self, key: bytes) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +207,7 @@ class Monitor:
         self._next_relief = 0.0
         self._next_look = 0.0
         self._full = 0
+        self._classes_full = False
         self._patience_ms = PATIENCE_MS
 
     # -- the loop -----------------------------------------------------------------------------------------------------
@@ -305,8 +307,15 @@ class Monitor:
             self._expire(now)
 
     def _look_for_full_tables(self) -> None:
-        full, before = self._engine.stats().get("table_full", 0), self._full
+        stats = self._engine.stats()
+        full, before = stats.get("table_full", 0), self._full
         self._full = full
+        if stats.get("classes_full", 0) and not self._classes_full:
+            self._classes_full = True
+            log.error(
+                "in-band requests are refused: connections have set as many different intervals as there is room for; "
+                "let them use fewer (`roost status` counts `classes_full`)"
+            )
         if full > before:
             log.error(
                 "%d times in the last %d s a connection could not fall asleep, or wake: a table is full; give [table] "

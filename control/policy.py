@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from appliance.engine import Balance, Born, Op, SecondServer, ServiceSpec, Verb
+from appliance.engine import Balance, Born, Op, Priority, SecondServer, ServiceSpec, Verb
 from control.config import Config, Service, parse_endpoint
 from control.states import State
 
@@ -49,6 +49,7 @@ SECOND_SERVER: Final = {
     "wait": SecondServer.WAITS,
     "take-over": SecondServer.TAKES_OVER,
 }
+PRIORITY: Final = {"low": Priority.LOW, "normal": Priority.NORMAL, "high": Priority.HIGH}
 BORN: Final = {"never": Born.NEVER, "storm": Born.STORM, "always": Born.ALWAYS}
 _FIXED: Final = ("listen", "kind", "transparent", "source", "interface")
 _SERVERS: Final = ("server", "servers")
@@ -113,6 +114,9 @@ def service_spec(
         born=BORN[service.born],
         born_rate=service.born_rate,
         no_keepalives=policy.sleep_keepalive == "none",
+        priority=PRIORITY[policy.priority],
+        least_quiet_ms=_ms(service.in_band.least_quiet),
+        least_probe_s=round(service.in_band.least_probe_interval),
     )
 
 

@@ -35,11 +35,12 @@ enum {
     BIRTHS_SOCKETS,
     FILTER,
     FILTER_GATE,
-    STRANGERS = ROOST_MAP_STRANGERS
+    STRANGERS = ROOST_MAP_STRANGERS,
+    CLASSES
 };
 static const char *const map_name[ROOST_PINNED_MAPS] = {
-    "config", "tables4",     "tables6",        "endpoints", "ring",        "counters", "challenges",
-    "births", "births_gate", "births_sockets", "filter",    "filter_gate", "strangers"};
+    "config", "tables4",     "tables6",        "endpoints", "ring",        "counters",  "challenges",
+    "births", "births_gate", "births_sockets", "filter",    "filter_gate", "strangers", "classes"};
 
 _Static_assert(ROOST_FILTER_INTERFACES >= ROOST_MAX_INTERFACES, "each interface has its place");
 
@@ -401,6 +402,7 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     t->rest_slots = d->rests.slots;
     uint32_t endpoints = entries(d->map_fd[ENDPOINTS]);
     struct roost_endpoint *endpoint = map_memory(d, d->map_fd[ENDPOINTS], endpoints * sizeof(*endpoint), err, err_len);
+    struct roost_class *class = map_memory(d, d->map_fd[CLASSES], ROOST_CLASSES * sizeof(*class), err, err_len);
     d->out = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "outbox"), ROOST_OUTBOX_ITEMS * sizeof(*d->out),
                         err, err_len);
     d->cursor = map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "cursor"), sizeof(*d->cursor), err, err_len);
@@ -410,13 +412,15 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
         map_memory(d, bpf_object__find_map_fd_by_name(d->inactive, "probe_run"), sizeof(*d->probe_run), err, err_len);
     d->births_gate = map_memory(d, d->map_fd[BIRTHS_GATE], sizeof(*d->births_gate), err, err_len);
     d->births_sockets = map_memory(d, d->map_fd[BIRTHS_SOCKETS], sizeof(*d->births_sockets), err, err_len);
-    if (!d->births_gate || !d->births_sockets || !endpoint || !d->out || !d->cursor || !d->probes || !d->probe_run)
+    if (!d->births_gate || !d->births_sockets || !endpoint || !class || !d->out || !d->cursor || !d->probes ||
+        !d->probe_run)
         return -ENOMEM;
     if (!d->births_gate->secret[0] &&
         getrandom(d->births_gate->secret, sizeof(d->births_gate->secret), 0) != sizeof(d->births_gate->secret))
         return roost_complain(err, err_len, EIO, "no random secret from the kernel");
     if ((e = roost_endpoints_init(&t->endpoints, endpoint, endpoints)))
         return roost_complain(err, err_len, -e, "out of memory");
+    roost_classes_init(&t->classes, class);
     d->ring = ring_buffer__new(d->map_fd[RING], on_frame, context, NULL);
     if (!d->ring)
         return roost_complain(err, err_len, errno, "cannot open the ring buffer: %s", strerror(errno));

@@ -6,7 +6,7 @@
  *
  * Below pin_dir:  config tables4 tables6 endpoints ring counters challenges
  *                 births births_gate births_sockets rest rest-1 ...
- *                 filter filter_gate strangers                         the maps
+ *                 filter filter_gate strangers classes                 the maps
  *                 xdp-IFNAME                                           the XDP link of each interface
  *                 lookup                                               the link of the socket lookup program
  *                 steer-IFNAME, loopback-IFNAME                        tc programs of an interface's ingress
@@ -31,7 +31,7 @@
 #include "cext/table/table.h"
 
 #define ROOST_MAX_INTERFACES 8
-#define ROOST_PINNED_MAPS 13
+#define ROOST_PINNED_MAPS 14
 #define ROOST_STRANGER_WORDS 4096 /* 16 bits for each that the map holds at most */
 
 enum roost_pinned_map { /* what of roost_datapath.map_fd others than datapath.c need */

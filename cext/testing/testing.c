@@ -47,8 +47,10 @@ struct roost_table_handle *roost_testing_table(uint32_t slots4, uint32_t slots6,
     t->rest_free = ROOST_NO_REST;
     h->endpoints = calloc(endpoint_slots, sizeof(*h->endpoints));
     if (t->rest && h->endpoints && begin(t, true, 0, slots4) && begin(t, false, 0, slots6) &&
-        !roost_endpoints_init(&t->endpoints, h->endpoints, endpoint_slots))
+        !roost_endpoints_init(&t->endpoints, h->endpoints, endpoint_slots)) {
+        roost_classes_init(&t->classes, h->classes);
         return h;
+    }
     roost_testing_table_free(h);
     return NULL;
 }
@@ -59,6 +61,7 @@ void roost_testing_table_free(struct roost_table_handle *h) {
         free(h->table.gen6[i].memory);
     }
     roost_endpoints_free(&h->table.endpoints);
+    roost_classes_free(&h->table.classes);
     free(h->endpoints);
     free(h->table.rest);
     free(h);

@@ -138,6 +138,10 @@ roost_engine *roost_testing_engine(uint32_t slots4, uint32_t slots6, uint32_t re
 void roost_testing_engine_free(roost_engine *e);
 struct roost_ka *roost_testing_engine_insert(roost_engine *e, const struct roost_key *key, const struct roost_ka *ka,
                                              uint16_t service);
+/* So many clients more, from 10.0.0.0 on, all with this record and, if they are to have any, rest slots of their own. How
+ * many found room. */
+uint32_t roost_testing_engine_many(roost_engine *e, const struct roost_key *first, const struct roost_ka *ka,
+                                   uint16_t service, uint32_t count, int rests);
 /* A rest slot and its index; NULL: all are in use. */
 struct roost_rest *roost_testing_engine_rest(roost_engine *e, uint32_t *index);
 /* Somebody is awake from now on, who has a slot or is new. 0 or -ENOMEM. */
@@ -162,6 +166,8 @@ int roost_testing_growth(roost_engine *e, uint64_t now_ms, int refused);
 uint64_t roost_testing_growths_failed(const roost_engine *e);
 uint64_t roost_testing_memory_available(void); /* bytes, as growth sees it */
 
+/* The policy of a service changes: every connection is to obey. */
+void roost_testing_change(roost_engine *e, uint16_t service, const struct roost_class *policy);
 /* Lets so many probes be offered as there may be, none of which XDP takes. */
 void roost_testing_fill_offer(roost_engine *e);
 void roost_testing_take_offer(roost_engine *e); /* it takes all that are there; then a few may be due */

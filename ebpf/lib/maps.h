@@ -11,6 +11,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "ebpf/shared/birth.h"
+#include "ebpf/shared/class.h"
 #include "ebpf/shared/filter.h"
 #include "ebpf/shared/frame.h"
 #include "ebpf/shared/sockets.h"
@@ -61,6 +62,14 @@ struct {
     __type(key, __u32);
     __type(value, struct roost_endpoint);
 } endpoints SEC(".maps");
+
+struct {
+    __uint(type, BPF_MAP_TYPE_ARRAY);
+    __uint(map_flags, BPF_F_MMAPABLE);
+    __uint(max_entries, ROOST_CLASSES);
+    __type(key, __u32);
+    __type(value, struct roost_class);
+} classes SEC(".maps");
 
 struct {
     __uint(type, BPF_MAP_TYPE_RINGBUF);

@@ -53,6 +53,7 @@ static struct birth_notes notes;
 
 static void give_maps(void) {
     world_give_maps(&world, &config, &tables4, &tables6, &endpoints);
+    host_map_array(&classes, world.table.classes.entry, ROOST_CLASSES, sizeof(struct roost_class));
     world_give_filter(&world, &filter, &filter_gate, &strangers);
     host_map_array(&counters, counts, ROOST_N_COUNT, sizeof(counts[0]));
     host_map_array(&challenges, &budget, 1, sizeof(budget));
@@ -539,7 +540,7 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
     ka.rcv_nxt = s.seq + late;
     ka.heard = ROOST_HEARD(now_ms / 1000, 0, 0);
     ka.ts_recent = s.has_ts ? s.tsval : 0;
-    ka.probe_interval_s = birth->probe_interval_s;
+    ka.class = birth->class;
     claim(ROOST_PHASE(slot->ctl) == ROOST_IDLE && ROOST_IS_BORN(slot->rest), "born in phase %u",
           ROOST_PHASE(slot->ctl));
     if (late || s.payload || s.flags & ROOST_FIN)

@@ -12,7 +12,13 @@ from tests.mutants import ROOT
 
 # What runs in the scenarios' threads and shares memory: each access of it is a point where threads may be switched.
 _EXPLORED = ("tests/interleave/product.c", "cext/table/table.c", "cext/table/endpoints.c", "cext/table/filter.c")
-_AROUND = ("cext/base/hash.c", "tests/interleave/scheduler.c", "tests/interleave/model.c", "tests/fuzz/host/kernel.c")
+_AROUND = (
+    "cext/base/hash.c",
+    "cext/table/interned.c",
+    "tests/interleave/scheduler.c",
+    "tests/interleave/model.c",
+    "tests/fuzz/host/kernel.c",
+)
 # Without position-independent code an address in a schedule is one that addr2line knows.
 _FLAGS = (
     "-std=gnu11",
