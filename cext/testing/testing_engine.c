@@ -88,6 +88,10 @@ struct roost_rest *roost_testing_engine_rest(roost_engine *e, uint32_t *index) {
     return *index == ROOST_NO_REST ? NULL : &e->table.rest[*index];
 }
 
+struct roost_rest *roost_testing_rest_at(roost_engine *e, uint32_t index) {
+    return &e->table.rest[index];
+}
+
 int roost_testing_engine_wake(roost_engine *e, const struct roost_key *key, uint64_t id) {
     struct roost_ka *slot = roost_table_find(&e->table, key);
     if (!roost_conn_new(e, key, id, 1, 1))
@@ -225,6 +229,17 @@ uint64_t roost_testing_probes_sent(const roost_engine *e) {
 }
 
 /* ---- an engine that runs ---- */
+
+struct roost_class *roost_testing_class(roost_engine *e, uint32_t class) {
+    return &e->table.classes.entry[class];
+}
+
+uint32_t roost_testing_class_uses(roost_engine *e, uint32_t class) {
+    roost_lock(e);
+    uint32_t uses = e->table.classes.uses[class];
+    roost_unlock(e);
+    return uses;
+}
 
 int roost_testing_rush(roost_engine *e) {
     roost_lock(e);

@@ -16,9 +16,11 @@
 
 #include <linux/types.h>
 
-#define ROOST_CLASSES 4096
-#define ROOST_CLASS_SERVICES 1024
-#define ROOST_CLASS_NONE 0
+enum roost_class_number {
+    ROOST_CLASS_NONE = 0,
+    ROOST_CLASS_SERVICES = 1024, /* the first interned one */
+    ROOST_CLASSES = 4096
+};
 
 enum roost_class_default {
     ROOST_PROBE_RETRY_S = 10, /* between unanswered probes */
