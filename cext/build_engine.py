@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds cext/_engine, the C engine as a Python extension (cffi, API mode: calls release the GIL).
 
-The declarations are the headers themselves: ebpf/shared/record.h, ebpf/shared/birth.h, cext/base/types.h
+The declarations are the headers themselves: ebpf/shared/{record,birth,class}.h, cext/base/types.h
 and cext/base/face.h, without their preprocessor lines.
 """
 
@@ -44,10 +44,10 @@ has changed."""
 
 SOURCES: Final = {
     "base": "address hash mailbox pins wheel workers",
-    "table": "endpoints filter hosts rests table",
+    "table": "endpoints filter hosts interned rests table",
     "path": "datapath drops frames pace probes programs",
     "socket": "proxy_header repair segment spares survey",
-    "conn": "acks candidates connection events find legs listing notes overrides policy ports servers steering waiting",
+    "conn": "acks candidates classes connection events find legs listing notes ports servers steering waiting",
     "inband": "inband inband_relay inband_requests",
     "life": "attach births doors freeze growth held insert links listeners next perhaps received relay sweep thaw",
     "": "commands engine stats",
@@ -72,7 +72,13 @@ def write_transitions() -> None:
 write_transitions()
 ffibuilder = FFI()
 ffibuilder.cdef(KERNEL_TYPES)
-for name in ("ebpf/shared/record.h", "ebpf/shared/birth.h", "cext/base/types.h", "cext/base/face.h"):
+for name in (
+    "ebpf/shared/record.h",
+    "ebpf/shared/birth.h",
+    "ebpf/shared/class.h",
+    "cext/base/types.h",
+    "cext/base/face.h",
+):
     ffibuilder.cdef(declarations(ROOT / name))
 ffibuilder.set_source(
     "cext._engine",

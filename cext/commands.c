@@ -103,7 +103,7 @@ static int op_sleep(struct roost_engine *e, const struct roost_command *command)
     uint32_t index = slot->rest;
     slot->rest = ROOST_NO_REST;
     roost_table_rest_release(&e->table, index);
-    if (roost_sleep_without_slot(e, &command->record.key, slot, event.record.service, false))
+    if (roost_sleep_without_slot(e, &command->record.key, slot->ctl, slot->class, false))
         roost_table_remove(&e->table, slot);
     roost_post_transition(e, &event, ROOST_ST_IDLE, ROOST_ST_SLEEP, (enum roost_cause)command->cause, command->token);
     return 0;
@@ -139,13 +139,24 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
     return 0;
 }
 
+static int priority_of(const struct roost_engine *e, uint32_t class) {
+    uint8_t priority = roost_class_of(e, class)->priority;
+    return priority < ROOST_PRIORITY_HIGH ? priority : ROOST_PRIORITY_HIGH;
+}
+
+/* The least recently active of the lowest priority first. */
 static int op_pressure(struct roost_engine *e, const struct roost_command *command) {
-    struct roost_conn *c = e->oldest;
-    for (uint32_t done = 0; c && done < command->count;) {
-        struct roost_conn *next = c->newer; /* freezing may drop c from the list */
-        if (c->phase == ROOST_LIVE && !c->want_freeze && !roost_freeze(e, c, (enum roost_cause)command->cause))
-            done++;
-        c = next;
+    bool has[ROOST_PRIORITY_HIGH + 1] = {false};
+    uint32_t done = 0;
+    for (int i = 0; i < e->listeners; i++)
+        has[priority_of(e, e->listener[i].service.index)] = true;
+    for (int priority = ROOST_PRIORITY_LOW; priority <= ROOST_PRIORITY_HIGH; priority++) {
+        for (struct roost_conn *c = has[priority] ? e->oldest : NULL, *next; c && done < command->count; c = next) {
+            next = c->newer; /* freezing may drop c from the list */
+            if (c->phase == ROOST_LIVE && !c->want_freeze && priority_of(e, c->class) == priority &&
+                !roost_freeze(e, c, (enum roost_cause)command->cause))
+                done++;
+        }
     }
     return 0;
 }
@@ -192,7 +203,7 @@ static int carry_out(struct roost_engine *e, const struct roost_command *command
     case ROOST_OP_TELL:
         return op_tell(e, command);
     case ROOST_OP_OVERRIDE:
-        return roost_policy_restore(e, command);
+        return roost_class_restore(e, command);
     default:
         return EINVAL;
     }

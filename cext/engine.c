@@ -475,15 +475,6 @@ int roost_find_peer(roost_engine *e, const struct roost_key *key, struct roost_r
     return peer != NULL;
 }
 
-int roost_find_overrides(roost_engine *e, const struct roost_key *key, uint64_t id, struct roost_overrides *overrides) {
-    roost_lock(e);
-    const struct roost_override *o = roost_overrides_find(&e->overrides, &e->table.config, key, id);
-    if (o)
-        *overrides = o->set;
-    roost_unlock(e);
-    return o != NULL;
-}
-
 uint64_t roost_memory(roost_engine *e) {
     return roost_datapath_memory(&e->path) + roost_survey_memory(&e->survey);
 }
@@ -538,7 +529,7 @@ void roost_close(roost_engine *e) {
     roost_datapath_close(&e->path);
     roost_perhaps_close(e);
     roost_hosts_close(&e->hosts);
-    roost_overrides_close(&e->overrides);
+    roost_classes_free(&e->table.classes);
     roost_mailbox_destroy(&e->box);
     if (e->epoll_fd >= 0)
         close(e->epoll_fd);

@@ -60,6 +60,7 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_PERHAPS_SLEPT] = "perhaps_slept",
     [ROOST_E_PERHAPS_STRANGERS] = "perhaps_strangers",
     [ROOST_E_FILTER_FULL] = "filter_full",
+    [ROOST_E_CLASSES_FULL] = "classes_full",
 };
 
 static const char *const gauge_names[] = {

@@ -11,7 +11,7 @@ from errno import ENOSPC
 from typing import Any
 
 from appliance.engine.library import ERR_LEN, EngineError, ffi, lib
-from appliance.engine.marshal import c_service, events_of, fill_record, put_server
+from appliance.engine.marshal import POLICY, QUIETS, c_service, events_of, fill_record, put_server
 from appliance.wire import (
     KA,
     KEY,
@@ -281,10 +281,17 @@ class Engine:
         ffi.memmove(raw_key, key, 36)
         if not lib.roost_find_overrides(self._raw, raw_key, number, raw):
             return {}
-        intervals = zip(("active_quiet_ms", "standby_quiet_ms", "idle_quiet_ms"), raw.quiet_ms, strict=True)
+        intervals = zip(QUIETS, raw.quiet_ms, strict=True)
         values = [*intervals, ("probe_interval_s", raw.probe_interval_s)]
         found = {name: int(value) for bit, (name, value) in enumerate(values) if raw.given & 1 << bit}
         return found | ({"always_active": 1} if raw.always_active else {})
+
+    def find_class(self, key: bytes) -> dict[str, int]:
+        """The policy in force for the connection with this packed key: values of struct roost_class."""
+        raw_key, raw = ffi.new("struct roost_key *"), ffi.new("struct roost_class *")
+        ffi.memmove(raw_key, key, 36)
+        lib.roost_find_class(self._raw, raw_key, raw)
+        return dict(zip(QUIETS, raw.quiet_ms, strict=True)) | {name: int(getattr(raw, name)) for name in POLICY}
 
     def find(self, key: Key) -> Event | None:
         """The connection of a 4-tuple, or None; to_state is its state."""

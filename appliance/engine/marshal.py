@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, Final
 
 from appliance.engine.library import EngineError, ffi
 from appliance.wire import (
@@ -75,19 +75,29 @@ def events_of(raw: Any, count: int) -> list[Event]:
     return [new(Event, (*row[:13], Record(row[13], row[14], row[15]), b"")) for row in _EVENT.iter_unpack(view)]
 
 
+POLICY: Final = (
+    "probe_interval_s",
+    "probe_retry_s",
+    "probe_count",
+    "no_keepalives",
+    "priority",
+    "close_with_server",
+    "least_quiet_ms",
+    "least_probe_s",
+)
+"""What of ServiceSpec is a value of struct roost_class, by the same name."""
+
+QUIETS: Final = ("active_quiet_ms", "standby_quiet_ms", "idle_quiet_ms")
+"""The names of roost_class.quiet_ms."""
+
+
 def c_service(spec: ServiceSpec) -> Any:
     """A struct roost_service."""
     raw = ffi.new("struct roost_service *")
     for name in (
         "index",
         "listen_port",
-        "standby_quiet_ms",
-        "idle_quiet_ms",
-        "sleep_quiet_ms",
         "connect_timeout_ms",
-        "probe_interval_s",
-        "probe_retry_s",
-        "probe_count",
         "proxy_header",
         "balance",
         "max_fails",
@@ -100,7 +110,6 @@ def c_service(spec: ServiceSpec) -> Any:
     ):
         setattr(raw, name, getattr(spec, name))
     for flag in (
-        "close_with_server",
         "transparent",
         "as_client",
         "persistent",
@@ -108,9 +117,11 @@ def c_service(spec: ServiceSpec) -> Any:
         "fail_closed",
         "in_band_forward",
         "in_band_stay",
-        "no_keepalives",
     ):
         setattr(raw, flag, int(getattr(spec, flag)))
+    raw.policy.quiet_ms = [spec.standby_quiet_ms, spec.idle_quiet_ms, spec.sleep_quiet_ms]
+    for value in POLICY:
+        setattr(raw.policy, value, int(getattr(spec, value)))
     ffi.memmove(raw.listen, pack_address(spec.listen), 16)
     raw.servers = len(spec.servers)
     for place, server in zip(raw.server, spec.servers[:SERVERS_MAX], strict=False):

@@ -18,10 +18,10 @@ KEY: Final = struct.Struct("=16s16s2s2s")
 
 KA: Final = struct.Struct("=IIIIIIHHIHH")
 """struct roost_ka and, behind it, the index of the service: ctl, snd_nxt, rcv_nxt, ts_offset, ts_recent, heard, window,
-probe_interval_s, rest, service, reserved."""
+class, rest, service, reserved."""
 
 REST: Final = struct.Struct("=QQIIIHHII")
-"""struct roost_rest: id, active_ms, snd_wnd, max_window, sleep_due_s, mss, reserved, peer, peer_version."""
+"""struct roost_rest: id, active_ms, snd_wnd, max_window, sleep_asked_s, mss, sleep_wanted, peer, peer_version."""
 
 NO_REST: Final = 0xFFFFFFFF
 """ROOST_NO_REST: of roost_ka.rest."""
@@ -138,11 +138,6 @@ class Record:
         """CLOCK_MONOTONIC ms of the last payload byte."""
         return int(REST.unpack(self.rest)[1])
 
-    @property
-    def sleep_due_s(self) -> int:
-        """CLOCK_MONOTONIC seconds when SLEEP is due, 0 = never."""
-        return int(REST.unpack(self.rest)[4])
-
     def shifted(self, ms: int) -> Record:
         """The same record on a CLOCK_MONOTONIC that is ms ahead of the one it was made on (after a reboot: the clock
         of the new boot minus what the old one would show now, mostly negative)."""
@@ -152,6 +147,4 @@ class Record:
         ka[5] = (when + ms // 1000) % HEARD_WRAP_S << HEARD_SHIFT | rest_of_heard
         rest = list(REST.unpack(self.rest))
         rest[1] = max(0, rest[1] + ms)
-        if rest[4]:
-            rest[4] = max(1, rest[4] + ms // 1000)
         return Record(self.key_raw, KA.pack(*ka), REST.pack(*rest), self.peer and self.peer.shifted(ms))

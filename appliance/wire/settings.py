@@ -13,6 +13,10 @@ from typing import Final
 
 from appliance.wire.addresses import ServerAddress
 
+PROBE_RETRY_S: Final = 10
+PROBE_COUNT: Final = 4
+"""Where a configuration says nothing (ROOST_PROBE_RETRY_S, ROOST_PROBE_COUNT)."""
+
 SERVERS_MAX: Final = 32
 """ROOST_SERVERS_MAX: servers of one service."""
 
@@ -36,6 +40,14 @@ class SecondServer(IntEnum):
     REFUSED = 0
     WAITS = 1
     TAKES_OVER = 2
+
+
+class Priority(IntEnum):
+    """Under pressure, connections of a lower one are frozen first (enum roost_priority of ebpf/shared/class.h)."""
+
+    LOW = 0
+    NORMAL = 1
+    HIGH = 2
 
 
 class Born(IntEnum):
@@ -83,8 +95,11 @@ class ServiceSpec:
     sleep_quiet_ms: int = 0
     connect_timeout_ms: int = 10000
     probe_interval_s: int = 0
-    probe_retry_s: int = 10
-    probe_count: int = 3
+    probe_retry_s: int = PROBE_RETRY_S
+    probe_count: int = PROBE_COUNT
+    priority: int = Priority.NORMAL
+    least_quiet_ms: int = 0
+    least_probe_s: int = 0
     close_with_server: bool = False
     transparent: bool = False
     persistent: bool = False

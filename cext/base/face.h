@@ -35,8 +35,8 @@ int roost_router_attach(roost_engine *e, const char *ifname, int servers, char *
 int roost_router_attach_port(roost_engine *e, uint16_t port);
 uint32_t roost_router_mark(uint32_t *mask); /* of packets that a routing rule must deliver to this machine */
 int roost_service_add(roost_engine *e, const struct roost_service *service, char *err, uint32_t err_len);
-/* All but listen, transparent and as_client. -ENOENT: no such service; -ENOSPC: of the servers that left it too many still
- * have links. */
+/* All but listen, transparent and as_client; every connection of the service obeys within two seconds. -ENOENT: no such
+ * service; -ENOSPC: of the servers that left it too many still have links. */
 int roost_service_update(roost_engine *e, const struct roost_service *service);
 /* A server is up (or down): from now on links go there (or not); links that are there go on. -ENOENT: no such server. */
 int roost_server_mark(roost_engine *e, uint16_t service, const struct roost_server *server, int up);
@@ -84,6 +84,9 @@ int roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, 
                       struct roost_event *events, uint32_t max);
 /* The server's leg of an inactive pair, by its client's key; 1 found, 0 not. */
 int roost_find_peer(roost_engine *e, const struct roost_key *key, struct roost_record *record);
+/* The policy in force for a connection, by its key; of one that has neither socket nor slot, its service's: 1 found, 0: there
+ * is no such service either. */
+int roost_find_class(roost_engine *e, const struct roost_key *key, struct roost_class *class);
 /* What a connection set in band, by its key and number, whatever its state; 1 found, 0: nothing. */
 int roost_find_overrides(roost_engine *e, const struct roost_key *key, uint64_t id, struct roost_overrides *overrides);
 int roost_stats_read(roost_engine *e, struct roost_stats *stats);

@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "ebpf/shared/birth.h"
+#include "ebpf/shared/class.h"
 #include "ebpf/shared/record.h"
 
 /* States and causes: the numbers of control/core/states.py (a unit test holds them together). */
@@ -94,15 +95,6 @@ enum roost_inband_verb {
     ROOST_INBAND_STATUS /* answered whether or not answer is set */
 };
 
-/* What in-band requests set for one connection, in place of its service's policy; all zeros: nothing. */
-struct roost_overrides {       /* 20 bytes */
-    uint32_t quiet_ms[3];      /* where given: in ACTIVE, STANDBY, IDLE; 0 = never */
-    uint32_t probe_interval_s; /* where given; 0 = no probes */
-    uint8_t given;             /* bits: 1, 2, 4 the quiet intervals, 8 the probe interval */
-    uint8_t always_active;     /* ACTIVE and STANDBY do not end by time */
-    uint16_t unused;
-};
-
 struct roost_record { /* all of an inactive connection: what the store keeps for SLEEP */
     struct roost_key key;
     struct roost_ka ka;
@@ -150,14 +142,8 @@ struct roost_service {
     struct roost_server server[ROOST_SERVERS_MAX];
     uint8_t balance;             /* enum roost_balance */
     uint8_t max_fails;           /* a server is down after so many failed links in a row; 0: never by that */
-    uint32_t standby_quiet_ms;   /* ACTIVE this long without payload -> ROOST_EV_QUIET; 0 = never */
-    uint32_t idle_quiet_ms;      /* STANDBY this long (since the last payload byte) -> ROOST_EV_QUIET; 0 = never */
-    uint32_t sleep_quiet_ms;     /* IDLE this long (since the last payload byte) -> ROOST_EV_SLEEP_DUE; 0 = never */
+    struct roost_class policy;   /* the class of its connections; `service` and `own` are the engine's */
     uint32_t connect_timeout_ms; /* how long a link to the server is tried before the client is reset */
-    uint16_t probe_interval_s;   /* 0 = the appliance sends no probes */
-    uint16_t probe_retry_s;      /* between unanswered probes */
-    uint8_t probe_count;         /* dead after this many unanswered */
-    uint8_t close_with_server;   /* 1: a server's FIN is passed on to the client; 0: the client goes to STANDBY */
     uint8_t transparent;         /* listen is the server's own address, for which a router answers */
     uint8_t as_client;           /* servers see the client's address, and its port where that is free */
     uint8_t proxy_header;        /* version of the PROXY protocol that a link to the server begins with; 0: none */
@@ -171,7 +157,6 @@ struct roost_service {
     uint8_t in_band_forward;  /* requests are forwarded whether or not they ask for it */
     uint8_t in_band_stay;     /* clients may be told to stay connected (ROOST_OP_TELL) */
     uint8_t born;             /* enum roost_born (ebpf/shared/birth.h): whether clients may be born asleep */
-    uint8_t no_keepalives;    /* in SLEEP none is needed: no slot either, unless the appliance probes the client */
     uint32_t born_rate;       /* clients a second, on one processor, from which on it is a storm */
 };
 

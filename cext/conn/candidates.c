@@ -43,9 +43,14 @@ void roost_event_of_perhaps(struct roost_engine *e, const struct roost_key *key,
     event->record.service = service_at(e, key);
 }
 
-bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka,
-                              uint16_t service, bool again) {
-    if (!roost_service_of(e, service)->no_keepalives || ka->probe_interval_s || ROOST_FLAGS(ka->ctl) & ROOST_F_PAIRED)
+bool roost_class_needs_slot(const struct roost_engine *e, uint32_t class) {
+    const struct roost_class *in_force = roost_class_of(e, class);
+    return !in_force->no_keepalives || in_force->probe_interval_s || roost_class_is_interned(class);
+}
+
+bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *key, uint32_t ctl, uint32_t class,
+                              bool again) {
+    if (roost_class_needs_slot(e, class) || ROOST_FLAGS(ctl) & ROOST_F_PAIRED)
         return false;
     uint64_t hash = roost_hash_of_key(e, key);
     roost_datapath_mark_stranger(&e->path, hash, false); /* first: XDP must not let its packets pass */

@@ -35,11 +35,14 @@ bool roost_is_perhaps_asleep(const struct roost_engine *e, const struct roost_ke
 /* Describes such a key as a connection in SLEEP. */
 void roost_event_of_perhaps(struct roost_engine *e, const struct roost_key *key, struct roost_event *event);
 
-/* In SLEEP, its row committed: from now on in the filter, if its service has it so and there is room. The caller then
+/* Whether those of a class keep their slot in SLEEP: their keep-alives are answered, they are probed, or the slot alone says
+ * what they set in band. */
+bool roost_class_needs_slot(const struct roost_engine *e, uint32_t class);
+/* In SLEEP, its row committed: from now on in the filter, if its class has it so and there is room. The caller then
  * removes the slot, if there is one. again: it found no room before, or has come back; filter_full counts first
  * attempts. */
-bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *ka,
-                              uint16_t service, bool again);
+bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *key, uint32_t ctl, uint32_t class,
+                              bool again);
 
 /* It is about to leave SLEEP, and its slot the table; its row is there until the control plane has removed it. After a
  * kill before that, the next daemon must not believe the row because another key has the same fingerprint: it would remove

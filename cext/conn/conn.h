@@ -6,7 +6,7 @@
  *     connection.c  the awake ones, by id and key       events.c      what the control plane is told
  *     legs.c        sockets and what waits for them     find.c        what has a 4-tuple, or an address
  *     waiting.c     commands that wait                  candidates.c  what may sleep without a slot
- *     policy.c      what is in force (overrides.c)      servers.c     the servers of a service
+ *     classes.c     what is in force                    servers.c     the servers of a service
  *     acks.c        ACKs that wait for an answer        listing.c     lists that are taken while connections move
  *     notes.c       sockets that XDP must know of       ports.c       local ports of links that may sleep
  *     steering.c    what a router steers
@@ -18,7 +18,8 @@
 
 /* connection.c: the awake ones, by id and by key */
 int roost_conns_init(struct roost_engine *e, uint32_t expected);
-struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key *key, uint64_t id, uint16_t service);
+struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key *key, uint64_t id, uint16_t service,
+                                  uint16_t class);
 struct roost_conn *roost_conn_by_id(struct roost_engine *e, uint64_t id);
 struct roost_conn *roost_conn_by_key(struct roost_engine *e, const struct roost_key *key);
 void roost_conn_touch(struct roost_engine *e, struct roost_conn *c); /* payload moved: now the most recently active */
@@ -125,10 +126,18 @@ int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, b
 /* steering.c. 0 or -errno with a sentence in err. */
 int roost_router_manage(struct roost_engine *e, const struct roost_service *service, char *err, uint32_t err_len);
 
-/* policy.c: what is in force for one connection. */
-int roost_policy_restore(struct roost_engine *e, const struct roost_command *command);
-uint32_t roost_quiet_ms(struct roost_engine *e, const struct roost_conn *c, enum roost_state state); /* 0 = never */
-uint16_t roost_probe_interval_s(struct roost_engine *e, const struct roost_conn *c);
-uint32_t roost_sleep_due_s(struct roost_engine *e, const struct roost_conn *c); /* for its record */
+/* classes.c: what is in force for a connection. */
+/* The class of a connection that is new to the engine, by accept, by birth, out of a row or as a server's leg. Rules by what a
+ * key says belong there. */
+uint16_t roost_class_for(struct roost_engine *e, const struct roost_key *key, uint16_t service);
+const struct roost_class *roost_class_of(const struct roost_engine *e, uint32_t class);
+uint32_t roost_quiet_ms(const struct roost_engine *e, const struct roost_conn *c,
+                        enum roost_state state); /* 0 = never */
+/* An awake connection has this class, with the use of it that the caller took, and holds its own no more. */
+void roost_conn_set_class(struct roost_engine *e, struct roost_conn *c, uint32_t class);
+/* ROOST_OP_OVERRIDE: 0 or an errno. */
+int roost_class_restore(struct roost_engine *e, const struct roost_command *command);
+/* A service's policy from now on, for every connection that there is. */
+void roost_class_change(struct roost_engine *e, const struct roost_service *service);
 
 #endif

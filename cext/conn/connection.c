@@ -70,10 +70,10 @@ void roost_conn_set_id(struct roost_engine *e, struct roost_conn *c, uint64_t id
     roost_hash_drop(&e->by_id, roost_hash_of_number(c->id), c);
     c->id = id;
     into_ids(e, c);
-    c->overrides = roost_overrides_find(&e->overrides, &e->table.config, &c->key, id);
 }
 
-struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key *key, uint64_t id, uint16_t service) {
+struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key *key, uint64_t id, uint16_t service,
+                                  uint16_t class) {
     if (roost_hash_reserve(&e->by_id, e->awake + 1) || roost_hash_reserve(&e->by_key, e->awake + 1))
         return NULL;
     struct roost_conn *c = calloc(1, sizeof(*c));
@@ -85,7 +85,8 @@ struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key
     c->client.fd = c->server.fd = -1;
     c->active_ms = c->since_ms = e->now_ms;
     c->held_tail = &c->held;
-    c->overrides = roost_overrides_find(&e->overrides, &e->table.config, key, id);
+    c->class = class;
+    roost_classes_hold(&e->table.classes, class);
     into_ids(e, c);
     roost_hash_put(&e->by_key, hash_of_key(e, key), c);
     roost_listings_awake(e, key);
@@ -101,6 +102,7 @@ void roost_conn_forget(struct roost_engine *e, struct roost_conn *c) {
     roost_listings_asleep(e, &c->key);
     out_of_order(e, c);
     roost_wheel_cancel(&e->wheel, &c->timer);
+    roost_conn_set_class(e, c, ROOST_CLASS_NONE);
     e->awake--;
     c->dead = true;
     c->next_dead = e->dead;
@@ -166,11 +168,8 @@ void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum ro
     }
     if (c->state == ROOST_ST_NONE)
         roost_hosts_add(&e->hosts, &c->key);
-    if (to == ROOST_ST_CLOSED) {
+    if (to == ROOST_ST_CLOSED)
         roost_hosts_remove(&e->hosts, &c->key);
-        roost_overrides_remove(&e->overrides, &e->table.config, &c->key);
-        c->overrides = NULL;
-    }
     c->state = (uint8_t)to;
     c->since_ms = e->now_ms;
     c->rx = c->tx = 0;

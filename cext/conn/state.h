@@ -23,7 +23,6 @@
 #include "cext/base/clock.h"
 #include "cext/base/hash.h"
 #include "cext/base/mailbox.h"
-#include "overrides.h"
 #include "candidates.h"
 #include "servers.h"
 #include "waiting.h"
@@ -147,12 +146,13 @@ struct roost_conn {
     struct roost_conn *next_waking; /* to be thawed in the next turn */
     struct roost_conn *next_dead;
     bool waking;
-    struct roost_ka *slot;            /* in MARKED, ASKED, THAWING */
-    struct roost_ka *server_slot;     /* of a pair, in MARKED and THAWING */
-    struct roost_key server_key;      /* of server_slot */
-    bool server_local;                /* it runs on this machine */
-    struct roost_in_band *in_band;    /* what in-band requests need just now; NULL: nothing */
-    struct roost_override *overrides; /* NULL: its service's policy holds */
+    struct roost_ka *slot;         /* in MARKED, ASKED, THAWING */
+    struct roost_ka *server_slot;  /* of a pair, in MARKED and THAWING */
+    struct roost_key server_key;   /* of server_slot */
+    bool server_local;             /* it runs on this machine */
+    struct roost_in_band *in_band; /* what in-band requests need just now; NULL: nothing */
+    uint16_t class;                /* its policy; a use of it is counted */
+    bool own_untold;               /* what it set in band changed since the control plane was told */
 };
 
 struct roost_grace {
@@ -207,6 +207,7 @@ enum roost_engine_counter {
     ROOST_E_PERHAPS_SLEPT,
     ROOST_E_PERHAPS_STRANGERS,
     ROOST_E_FILTER_FULL,
+    ROOST_E_CLASSES_FULL,
     ROOST_E_COUNT
 };
 
@@ -257,7 +258,6 @@ struct roost_engine {
     struct roost_listener *by_index[ROOST_MAX_SERVICES]; /* by the index of the service */
     int door[ROOST_DOORS];                               /* a router's listening sockets for servers; -1: none */
     struct roost_hosts hosts;
-    struct roost_override_table overrides;
     char name[64];                         /* the manager's */
     uint32_t in_band_asked;                /* questions to the control plane, ever */
     struct roost_waiting *waiting_servers; /* oldest first */
@@ -286,6 +286,8 @@ struct roost_engine {
     uint32_t strays;
     struct roost_held *stray, **stray_tail; /* frames of connections that need no thaw: to the stack */
     uint64_t sweep_at, sweep_ms, swept_ms;  /* a bucket; the next slice's time, and the last one's */
+    uint64_t sweep_all;                     /* so many buckets more are looked into, due or not: a class changed */
+    uint32_t sweep_awake;                   /* awake connections whose hash begins so have their timers set anew then */
     uint64_t probe_room_ms;                 /* when there was room for a bucket's probes */
     uint64_t stat[ROOST_E_COUNT];
     struct roost_growth growth;

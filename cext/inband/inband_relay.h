@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* In-band requests of one connection on their way: between inband_relay.c (bytes), inband_requests.c (what is asked) and
- * policy.c (what stays of it). The engine thread's own. */
+ * conn/classes.c (what stays of it). The engine thread's own. */
 #ifndef ROOST_CEXT_INBAND_RELAY_H
 #define ROOST_CEXT_INBAND_RELAY_H
 
@@ -61,8 +61,8 @@ int roost_inband_tell(struct roost_engine *e, struct roost_conn *c);
 enum roost_moved roost_inband_write(struct roost_engine *e, struct roost_conn *c, bool client, const uint8_t *frames,
                                     size_t length);
 
-/* policy.c. 0, or -ENOMEM and nothing is changed. */
-int roost_policy_set(struct roost_engine *e, struct roost_conn *c, const struct roost_inband_request *r);
-void roost_policy_tell(struct roost_engine *e, struct roost_conn *c); /* to the control plane, if need be */
+/* conn/classes.c. 0, or nothing is changed: -EPERM, out of the policy's bounds; -ENOSPC, no room for another class. */
+int roost_class_set(struct roost_engine *e, struct roost_conn *c, const struct roost_inband_request *r);
+void roost_class_tell(struct roost_engine *e, struct roost_conn *c); /* to the control plane, if need be */
 
 #endif

@@ -45,12 +45,12 @@ static int ask(struct roost_engine *e, struct roost_conn *c, bool client, const 
     return ROOST_INBAND_LATER;
 }
 
-/* Probes that are switched on without an interval need one of the policy; the record counts in 16 bits of seconds. */
+/* Probes that are switched on without an interval need one of the policy; a class counts in 16 bits of seconds. */
 static bool can_probe(struct roost_engine *e, const struct roost_conn *c, const struct roost_inband_request *r) {
     if (!r->on)
         return true;
     return r->interval_ms ? r->interval_ms <= PROBE_INTERVAL_MAX_MS
-                          : roost_service_of(e, c->service)->probe_interval_s > 0;
+                          : roost_class_of(e, roost_class_for(e, &c->key, c->service))->probe_interval_s > 0;
 }
 
 static int carry_out(struct roost_engine *e, struct roost_conn *c, bool client, const struct roost_inband_request *r) {
@@ -75,7 +75,7 @@ static int carry_out(struct roost_engine *e, struct roost_conn *c, bool client, 
         /* fall through */
     case ROOST_INBAND_QUIET:
     case ROOST_INBAND_ALWAYS_ACTIVE:
-        return roost_policy_set(e, c, r) ? ROOST_INBAND_R_REFUSED : ROOST_INBAND_R_OK;
+        return roost_class_set(e, c, r) ? ROOST_INBAND_R_REFUSED : ROOST_INBAND_R_OK;
     default:
         return ROOST_INBAND_R_OK; /* PING */
     }
@@ -91,7 +91,7 @@ int roost_inband_carry_out(struct roost_engine *e, struct roost_conn *c, bool cl
 }
 
 void roost_inband_frozen(struct roost_engine *e, struct roost_conn *c) {
-    roost_policy_tell(e, c);
+    roost_class_tell(e, c);
     if (!c->in_band || c->in_band->goal != ROOST_INBAND_SLEEP)
         return;
     struct roost_event event;

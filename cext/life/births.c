@@ -51,7 +51,7 @@ static uint16_t mss_of(const struct roost_engine *e, bool v4) {
 
 int roost_births_tell(struct roost_engine *e, const struct roost_service *s) {
     struct roost_birth_place place = {.port = htons(s->listen_port)};
-    struct roost_birth birth = {.probe_interval_s = s->probe_interval_s};
+    struct roost_birth birth = {0};
     int map = e->path.map_fd[ROOST_MAP_BIRTHS];
     bool was = false;
     memcpy(place.address, s->listen, sizeof(place.address));
@@ -70,7 +70,7 @@ int roost_births_tell(struct roost_engine *e, const struct roost_service *s) {
         roost_endpoints_pin(&e->table.endpoints, birth.endpoint);
     }
     birth.mss = mss_of(e, roost_address_is_v4(s->listen));
-    birth.probe_interval_s = s->probe_interval_s;
+    birth.class = s->index; /* a rule by what a key says would be asked by XDP */
     birth.service = s->index;
     uint64_t rate = (uint64_t)s->born_rate * ROOST_BIRTH_TICK_MS / 1000;
     birth.rate = s->born == ROOST_BORN_ALWAYS ? 0 : rate ? (uint32_t)rate : 1;
@@ -130,7 +130,6 @@ void roost_born_adopted(struct roost_engine *e) {
 }
 
 int roost_born_settle(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
-    const struct roost_service *s = roost_service_of(e, roost_table_service(&e->table, slot));
     uint32_t window = ROOST_BORN_WINDOW(slot->rest) << ROOST_SND_WSCALE(slot->ctl);
     uint64_t silence_ms = (uint64_t)ROOST_SILENCE_S(slot->heard, e->now_ms / 1000) * 1000;
     uint64_t active_ms = e->now_ms > silence_ms ? e->now_ms - silence_ms : 0;
@@ -145,7 +144,6 @@ int roost_born_settle(struct roost_engine *e, const struct roost_key *key, struc
         .snd_wnd = window,
         .max_window = window,
         .mss = (uint16_t)ROOST_BORN_MSS(slot->rest),
-        .sleep_due_s = s->sleep_quiet_ms ? (uint32_t)((active_ms + s->sleep_quiet_ms + 999) / 1000) : 0,
     };
     /* One store makes it a connection with a rest slot: a successor finds either. */
     __atomic_store_n(&slot->rest, index, __ATOMIC_RELEASE);

@@ -96,7 +96,9 @@ static int mark_server(struct roost_engine *e, struct roost_conn *c) {
     if (is_link_local(c->server_key.client) || is_link_local(c->server_key.local) ||
         roost_table_find(&e->table, &c->server_key))
         return -EOPNOTSUPP;
+    bool unprobed = c->server_local; /* when it ends, the kernel says so */
     struct roost_ka mark = {.ctl = ROOST_FREEZING | (ROOST_F_PAIRED | ROOST_F_SERVER) << 16,
+                            .class = unprobed ? ROOST_CLASS_NONE : roost_class_for(e, &c->server_key, c->service),
                             .rest = roost_table_rest_alloc(&e->table)};
     if (mark.rest == ROOST_NO_REST)
         return -ENOSPC;
@@ -135,7 +137,8 @@ int roost_freeze(struct roost_engine *e, struct roost_conn *c, enum roost_cause 
         return -EBUSY;
     if (is_link_local(c->key.local) || is_link_local(c->key.client))
         return -EOPNOTSUPP;
-    struct roost_ka mark = {.ctl = ROOST_FREEZING | (pair ? ROOST_F_PAIRED << 16 : 0), .rest = ROOST_NO_REST};
+    struct roost_ka mark = {
+        .ctl = ROOST_FREEZING | (pair ? ROOST_F_PAIRED << 16 : 0), .class = c->class, .rest = ROOST_NO_REST};
     c->slot = roost_table_insert(&e->table, &c->key, &mark, c->service);
     int error = !c->slot ? -ENOSPC : pair ? mark_server(e, c) : 0;
     if (error) {
@@ -168,7 +171,6 @@ void roost_freeze_cancel(struct roost_engine *e, struct roost_conn *c, int error
 /* A leg as its socket had it. */
 struct taken {
     struct roost_taking taking;
-    uint16_t probe_interval_s;
     bool probed; /* a keep-alive was held: it is answered from the record */
 };
 
@@ -260,7 +262,6 @@ static void publish(struct roost_engine *e, struct roost_conn *c, struct roost_k
     struct roost_ka *ka = &leg->taking.ka;
     ka->ctl |= flags << 16;
     ka->heard = ROOST_HEARD(e->now_ms / 1000, 0, 0);
-    ka->probe_interval_s = leg->probe_interval_s;
     ka->rest = index;
     leg->taking.rest.id = c->id;
     leg->taking.rest.active_ms = c->active_ms;
@@ -273,14 +274,15 @@ static void publish_legs(struct roost_engine *e, struct roost_conn *c, struct ta
                          uint32_t index) {
     /* The server's leg first: were we killed in between, it is one without a client, which the next engine removes. */
     if (c->server_slot) {
-        if (c->server_local) /* when it ends, the kernel says so */
-            server->probe_interval_s = 0;
         roost_table_pair(&e->table, &server->taking.rest, c->slot);
         roost_table_pair(&e->table, &client->taking.rest, c->server_slot);
         publish(e, c, c->server_slot, server, c->server_slot->rest,
                 ROOST_F_PAIRED | ROOST_F_SERVER | (c->attached ? ROOST_F_ATTACHED : 0));
     }
-    client->taking.rest.sleep_due_s = roost_sleep_due_s(e, c);
+    if (c->in_band && c->in_band->goal == ROOST_INBAND_SLEEP) { /* roost_inband_frozen asks for it */
+        client->taking.rest.sleep_asked_s = (uint32_t)(e->now_ms / 1000);
+        client->taking.rest.sleep_wanted = 1;
+    }
     publish(e, c, c->slot, client, index, c->server_slot ? ROOST_F_PAIRED : 0);
     if (client->probed)
         roost_answer_probe(e, &c->key, &client->taking.ka);
@@ -303,8 +305,7 @@ static int finish(struct roost_engine *e, struct batch *b, uint32_t i) {
     if (error)
         return error;
     e->stat[ROOST_E_SURVEYED] += leg[0].surveyed + (c->server_slot && leg[1].surveyed);
-    struct taken client = {.taking = leg[0], .probe_interval_s = roost_probe_interval_s(e, c)};
-    struct taken server = {.probe_interval_s = roost_service_of(e, c->service)->probe_interval_s};
+    struct taken client = {.taking = leg[0]}, server = {0};
     if (c->server_slot)
         server.taking = leg[1];
     bool heard = wanted(c, &client, &server);

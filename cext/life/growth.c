@@ -88,7 +88,7 @@ static void start_moving(struct roost_engine *e) {
     g->at = g->left = 0;
     g->legs_moved = false;
     g->step = ROOST_GROWTH_MOVING;
-    e->sweep_at = 0; /* buckets have other numbers now */
+    roost_sweep_restart(e); /* buckets have other numbers now */
 }
 
 /* What was made is there. */
@@ -173,7 +173,7 @@ static bool move(struct roost_engine *e, const struct roost_key *key, struct roo
 static void end(struct roost_engine *e) {
     roost_datapath_end_previous(&e->path, &e->table, e->growth.v4);
     e->growth.step = ROOST_GROWTH_NONE;
-    e->sweep_at = 0;
+    roost_sweep_restart(e);
     e->stat[ROOST_E_GROWN]++;
 }
 

@@ -118,6 +118,7 @@ uint64_t roost_growth_available(void);
 
 /* sweep.c */
 void roost_sweep_turn(struct roost_engine *e);
+void roost_sweep_restart(struct roost_engine *e); /* buckets have other numbers now */
 /* Seconds from when a client was heard until its first probe: its interval, moved by an eighth at most towards the moment
  * of its bucket, in every interval when seconds + salt are a multiple of it. interval_s > 0. */
 uint32_t roost_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s);

@@ -53,7 +53,8 @@ static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd,
         roost_reset_fd(fd);
         return;
     }
-    struct roost_conn *c = roost_conn_new(e, &key, e->next_id++, l->service.index);
+    uint16_t class = roost_class_for(e, &key, l->service.index);
+    struct roost_conn *c = roost_conn_new(e, &key, e->next_id++, l->service.index, class);
     if (!c || roost_watch(e, fd, c, false)) {
         roost_reset_fd(fd);
         if (c)
@@ -151,6 +152,7 @@ int roost_service_add(roost_engine *e, const struct roost_service *service, char
     struct roost_listener *l = &e->listener[e->listeners];
     l->service = *service;
     l->fd = fd;
+    roost_class_change(e, service);
     int error = roost_pool_set(&l->pool, service);
     if (!error)
         error = roost_births_tell(e, service);
@@ -181,6 +183,7 @@ int roost_service_update(roost_engine *e, const struct roost_service *service) {
         memcpy(fresh.listen, s->listen, sizeof(fresh.listen));
         fresh.listen_port = s->listen_port;
         *s = fresh;
+        roost_class_change(e, s);
         error = roost_births_tell(e, s);
     }
     roost_unlock(e);

@@ -181,6 +181,10 @@ static void arm(struct roost_engine *e, struct roost_conn *c) {
         roost_wheel_cancel(&e->wheel, &c->timer);
 }
 
+void roost_next_rearm(struct roost_engine *e, struct roost_conn *c) {
+    arm(e, c);
+}
+
 static void look(struct roost_engine *e, struct roost_conn *c) {
     const uint8_t link = c->link;
     flush(e, c);

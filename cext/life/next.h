@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 struct roost_engine;
+struct roost_conn;
 
 enum roost_fact {
     ROOST_LIVES = 1 << 0,           /* its client's socket is the engine's: no freeze or thaw is under way */
@@ -40,7 +41,9 @@ enum roost_next {
 /* facts: a bit for each enum roost_fact that holds. */
 enum roost_next roost_next(uint32_t facts);
 
-void roost_next_turn(struct roost_engine *e);   /* looks at what is queued */
+void roost_next_turn(struct roost_engine *e); /* looks at what is queued */
+/* Its policy changed: when it is looked at next. */
+void roost_next_rearm(struct roost_engine *e, struct roost_conn *c);
 void roost_next_timers(struct roost_engine *e); /* queues what is due, and tells the control plane of what is quiet */
 
 #endif

@@ -20,7 +20,7 @@
 static bool passes_on(struct roost_engine *e, const struct roost_conn *c, bool client) {
     if (client)
         return c->link == ROOST_LINKED;
-    return c->link == ROOST_LINKED && !c->attached && roost_service_of(e, c->service)->close_with_server;
+    return c->link == ROOST_LINKED && !c->attached && roost_class_of(e, c->class)->close_with_server;
 }
 
 /* Moves what there is from one end to the other. */
@@ -73,7 +73,7 @@ static enum roost_moved move(struct roost_engine *e, struct roost_conn *c, bool 
  * it did and the server never answered: then the client must learn it. Otherwise only the link is gone. */
 static void server_broken(struct roost_engine *e, struct roost_conn *c) {
     if (c->server.pending || c->server.refused || c->asked || c->client.eof || roost_link_unacknowledged(c) ||
-        roost_service_of(e, c->service)->close_with_server)
+        roost_class_of(e, c->class)->close_with_server)
         roost_conn_end(e, c, ROOST_C_SERVER_CLOSE, true);
     else
         roost_link_drop(e, c, c->link == ROOST_UNLINKING ? (enum roost_cause)c->unlink_cause : ROOST_C_SERVER_CLOSE);
@@ -100,7 +100,7 @@ static bool pass_on_ends(struct roost_engine *e, struct roost_conn *c) {
         roost_link_drop(e, c, (enum roost_cause)c->unlink_cause);
         return false;
     }
-    if (roost_service_of(e, c->service)->close_with_server && !c->attached) {
+    if (roost_class_of(e, c->class)->close_with_server && !c->attached) {
         if (!c->client.shut) {
             shutdown(c->client.fd, SHUT_WR);
             c->client.shut = true;
@@ -150,8 +150,7 @@ void roost_relay(struct roost_engine *e, struct roost_conn *c) {
         server_broken(e, c);
         return;
     }
-    bool over =
-        c->server.eof && !c->server.pending && (c->attached || !roost_service_of(e, c->service)->close_with_server);
+    bool over = c->server.eof && !c->server.pending && (c->attached || !roost_class_of(e, c->class)->close_with_server);
     enum roost_moved in = ROOST_MOVED_ALL;
     if (c->link == ROOST_LINKED && !over)
         in = move(e, c, true);

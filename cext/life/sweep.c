@@ -9,19 +9,23 @@
  * its interval, and each bucket has a moment of its own in every interval, towards which the times of its clients are
  * moved: after four rounds at most it is walked once for all their probes, and once more to see who did not answer. The
  * moments lie evenly: clients that all came within seconds are probed all through the interval after those four rounds.
+ *
+ * When a policy changes, one round looks into every bucket, due or not, and sets the timers of those who are awake anew, in
+ * shorter slices: 10,000,000 slots in a second, of which it takes the engine half.
  */
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "life.h"
+#include "next.h"
 #include "cext/socket/repair.h"
 #include "cext/socket/segment.h"
 
 #define SLICE_MS 50
 #define LARGE_BUCKETS 20000 /* a slice of more than that would keep who wakes waiting */
 #define SLICE_OF_LARGE_MS 10
-#define SLICE_OF_MANY_MS 2 /* while more than FEW_PROBES wait for their turn */
+#define SLICE_OF_MANY_MS 2 /* while more than FEW_PROBES wait for their turn, or a class changed */
 #define FEW_PROBES 128
 #define LOOK_MAX_S 3600
 #define LOOK_AT_LEGS_S 60 /* servers' legs that have lost their clients */
@@ -31,6 +35,7 @@
 #define WAITS_FOR_ROOM_MS 1000
 #define AHEAD_S 64 /* how far ahead of the engine's clock a client may have been heard: its turn may have been long */
 #define LEAVE_TABLE_S 60 /* where nothing sleeps by itself, and until there may be room in the filter */
+#define AWAKE_PARTS 4096 /* ranges of the hashes of their keys */
 #define SLEEP_RETRY_S 30 /* asked again, should the store not have managed */
 
 /* A slice of the walk over all buckets. */
@@ -92,7 +97,6 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
     roost_event_of_slot(e, key, slot, &event);
     roost_post_transition(e, &event, (enum roost_state)event.from_state, ROOST_ST_CLOSED, ROOST_C_PROBE_TIMEOUT, 0);
     roost_hosts_remove(&e->hosts, key);
-    roost_overrides_remove(&e->overrides, &e->table.config, key);
     roost_perhaps_left(e, key);
     roost_table_remove(&e->table, slot);
 }
@@ -145,20 +149,20 @@ static void send_probe(struct walk *w, const struct roost_ka *slot, bool v4) {
 static uint32_t probe(struct walk *w, struct roost_ka *slot, bool v4) {
     struct roost_engine *e = w->e;
     uint32_t heard = __atomic_load_n(&slot->heard, __ATOMIC_RELAXED), sent = ROOST_HEARD_PROBES(heard);
-    uint32_t quiet_s = ROOST_SILENCE_S(heard, w->now_s), interval_s = slot->probe_interval_s;
+    const struct roost_class *class = roost_class_of(e, slot->class);
+    uint32_t quiet_s = ROOST_SILENCE_S(heard, w->now_s), interval_s = class->probe_interval_s;
     if (quiet_s > ROOST_HEARD_WRAP_S - AHEAD_S) /* XDP's clock is a moment ahead */
         quiet_s = 0;
     uint32_t since_s = w->now_s - quiet_s, due_s = first_probe_s(w, since_s, interval_s);
     if (quiet_s < due_s)
         return due_s - quiet_s;
-    const struct roost_service *s = roost_service_of(e, roost_table_service(&e->table, slot));
-    uint32_t retry_s = s->probe_retry_s ? s->probe_retry_s : interval_s;
+    uint32_t retry_s = class->probe_retry_s;
     due_s += sent * retry_s;
     if (quiet_s < due_s)
         return may_wait(due_s - quiet_s, retry_s);
     if (quiet_s >= due_s + may_wait(retry_s, interval_s)) /* nobody probed for a while (no daemon): not its silence */
         since_s = w->now_s - due_s;
-    if (sent >= (s->probe_count ? s->probe_count : 3)) {
+    if (sent >= class->probe_count) {
         struct roost_key key;
         e->stat[ROOST_E_PROBE_DEAD]++;
         roost_table_key(&e->table, slot, v4, &key);
@@ -186,14 +190,26 @@ static void keep_silence_known(struct roost_ka *slot, uint32_t now_s) {
             __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 }
 
+/* Seconds until SLEEP is due. What lies ahead of now was not asked: an earlier layout kept the time when it is due there. */
+static uint32_t sleep_wait_s(const struct walk *w, const struct roost_rest *rest, uint32_t quiet_ms) {
+    uint32_t asked_since_s = w->now_s - rest->sleep_asked_s;
+    uint64_t due_s = (rest->active_ms + quiet_ms + 999) / 1000;
+    if (rest->sleep_asked_s && asked_since_s < SLEEP_RETRY_S)
+        return SLEEP_RETRY_S - asked_since_s;
+    if (rest->sleep_wanted)
+        return 0;
+    if (!quiet_ms)
+        return LOOK_MAX_S;
+    return due_s <= w->now_s ? 0 : due_s - w->now_s < LOOK_MAX_S ? (uint32_t)(due_s - w->now_s) : LOOK_MAX_S;
+}
+
 /* Says that it is due for SLEEP; seconds until it is, or is to be said again. */
 static uint32_t sleep_due(struct walk *w, struct roost_ka *slot, bool v4) {
     struct roost_engine *e = w->e;
     struct roost_rest *rest = &e->table.rest[slot->rest];
-    if (!rest->sleep_due_s)
-        return LOOK_MAX_S;
-    if ((int32_t)(w->now_s - rest->sleep_due_s) < 0)
-        return rest->sleep_due_s - w->now_s;
+    uint32_t wait_s = sleep_wait_s(w, rest, roost_class_of(e, slot->class)->quiet_ms[ROOST_INBAND_IDLE]);
+    if (wait_s)
+        return wait_s;
     if (roost_mailbox_crowded(&e->box))
         return 1;
     struct roost_event event;
@@ -202,7 +218,7 @@ static uint32_t sleep_due(struct walk *w, struct roost_ka *slot, bool v4) {
     roost_event_of_slot(e, &key, slot, &event);
     event.type = ROOST_EV_SLEEP_DUE;
     roost_mailbox_post(&e->box, &event);
-    rest->sleep_due_s = w->now_s + SLEEP_RETRY_S;
+    rest->sleep_asked_s = w->now_s;
     return SLEEP_RETRY_S;
 }
 
@@ -211,11 +227,10 @@ static uint32_t sleep_due(struct walk *w, struct roost_ka *slot, bool v4) {
 static uint32_t leave_table(const struct walk *w, struct roost_ka *slot, bool v4) {
     struct roost_engine *e = w->e;
     struct roost_key key;
-    uint16_t service = roost_table_service(&e->table, slot);
-    const struct roost_service *s = roost_service_of(e, service);
-    if (!s->no_keepalives || slot->probe_interval_s)
+    if (roost_class_needs_slot(e, slot->class))
         return LOOK_MAX_S;
-    uint32_t quiet_s = s->sleep_quiet_ms ? (uint32_t)((s->sleep_quiet_ms + 999) / 1000) : LEAVE_TABLE_S;
+    uint32_t quiet_ms = roost_class_of(e, slot->class)->quiet_ms[ROOST_INBAND_IDLE];
+    uint32_t quiet_s = quiet_ms ? (uint32_t)(((uint64_t)quiet_ms + 999) / 1000) : LEAVE_TABLE_S;
     quiet_s = quiet_s < ROOST_SILENCE_MAX_S ? quiet_s : ROOST_SILENCE_MAX_S - 1; /* more is not known of a silence */
     uint32_t silence_s = ROOST_SILENCE_S(__atomic_load_n(&slot->heard, __ATOMIC_RELAXED), w->now_s);
     if (silence_s > ROOST_HEARD_WRAP_S - AHEAD_S)
@@ -223,7 +238,7 @@ static uint32_t leave_table(const struct walk *w, struct roost_ka *slot, bool v4
     if (silence_s < quiet_s)
         return may_wait(quiet_s - silence_s, quiet_s);
     roost_table_key(&e->table, slot, v4, &key);
-    if (roost_conn_by_key(e, &key) || !roost_sleep_without_slot(e, &key, slot, service, true))
+    if (roost_conn_by_key(e, &key) || !roost_sleep_without_slot(e, &key, slot->ctl, slot->class, true))
         return LEAVE_TABLE_S;
     roost_table_remove(&e->table, slot);
     return 0;
@@ -254,7 +269,7 @@ static uint32_t look(struct walk *w, struct roost_ka *slot, bool v4) {
         next_s = leave_s < next_s ? leave_s : next_s;
     }
     keep_silence_known(slot, w->now_s);
-    if (slot->probe_interval_s) {
+    if (roost_class_of(w->e, slot->class)->probe_interval_s) {
         uint32_t due_s = probe(w, slot, v4);
         next_s = due_s < next_s ? due_s : next_s;
     }
@@ -264,7 +279,12 @@ static uint32_t look(struct walk *w, struct roost_ka *slot, bool v4) {
 static void look_into_bucket(struct walk *w, struct roost_bucket_head *head, bool v4) {
     uint32_t next_s = LOOK_MAX_S;
     __atomic_store_n(&head->due_s, UINT32_MAX,
-                     __ATOMIC_RELAXED); /* first: what comes in meanwhile says when it is due */
+                     __ATOMIC_RELAXED);                 /* first: what comes in meanwhile says when it is due */
+    for (uint32_t i = 0; i < ROOST_BUCKET_SLOTS; i++) { /* rests lie anywhere */
+        const struct roost_ka *slot = roost_table_slot(head, v4, i);
+        if (slot && roost_table_has_rest(slot))
+            __builtin_prefetch(&w->e->table.rest[slot->rest]);
+    }
     for (uint32_t i = 0; i < ROOST_BUCKET_SLOTS; i++) {
         struct roost_ka *slot = roost_table_slot(head, v4, i);
         uint32_t due_s = slot ? look(w, slot, v4) : LOOK_MAX_S;
@@ -282,8 +302,9 @@ static uint64_t look_along(struct walk *w, const struct roost_stretch *s, uint64
         struct roost_bucket_head *head = (struct roost_bucket_head *)at;
         if (n + PREFETCHED < s->buckets)
             __builtin_prefetch(&((struct roost_bucket_head *)(at + PREFETCHED * s->bucket_size))->due_s);
-        if (__atomic_load_n(&head->due_s, __ATOMIC_RELAXED) > w->now_s)
+        if (!w->e->sweep_all && __atomic_load_n(&head->due_s, __ATOMIC_RELAXED) > w->now_s)
             continue;
+        w->e->sweep_all -= w->e->sweep_all > 0;
         if (w->waits && roost_datapath_probes_room(&w->e->path) < ROOST_BUCKET_SLOTS)
             return n;
         w->salt = (uint32_t)(first + n) * SPREAD >> 16;
@@ -293,6 +314,24 @@ static uint64_t look_along(struct walk *w, const struct roost_stretch *s, uint64
     return buckets;
 }
 
+/* Of the awake as large a part as the round has done of all buckets. */
+static void rearm_awake(struct roost_engine *e, uint64_t left, uint64_t buckets) {
+    const uint64_t width = UINT64_MAX / AWAKE_PARTS + 1;
+    uint32_t until = (uint32_t)((buckets - (left < buckets ? left : buckets)) * AWAKE_PARTS / buckets);
+    for (; e->sweep_awake < until; e->sweep_awake++) {
+        uint64_t from = e->sweep_awake * width, step = 0;
+        const struct roost_hash_slot *slot;
+        while ((slot = roost_hash_walk(&e->by_key, from, from + width - 1, &step)))
+            roost_next_rearm(e, slot->item);
+    }
+}
+
+void roost_sweep_restart(struct roost_engine *e) {
+    e->sweep_at = 0;
+    if (e->sweep_all)
+        e->sweep_all = roost_table_buckets(&e->table);
+}
+
 void roost_sweep_turn(struct roost_engine *e) {
     if (e->now_ms < e->sweep_ms)
         return;
@@ -300,6 +339,7 @@ void roost_sweep_turn(struct roost_engine *e) {
     roost_births_turn(e);
     uint64_t buckets = roost_table_buckets(&e->table), passed_ms = e->now_ms - e->swept_ms;
     uint32_t slice_ms = buckets <= LARGE_BUCKETS ? SLICE_MS : SLICE_OF_LARGE_MS;
+    bool all = e->sweep_all > 0;
     /* As far as time has gone on: the turn may be late, and so would be each walk. */
     uint64_t end = e->sweep_at + (buckets * (passed_ms < 2 * slice_ms ? passed_ms : 2 * slice_ms) + 999) / 1000;
     struct walk w = {.e = e, .now_s = (uint32_t)(e->now_ms / 1000)};
@@ -309,7 +349,7 @@ void roost_sweep_turn(struct roost_engine *e) {
     e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probes_begin(&e->path, e->now_ms);
     if (roost_datapath_probes_room(&e->path) >= ROOST_BUCKET_SLOTS)
         e->probe_room_ms = e->now_ms;
-    w.waits = e->now_ms - e->probe_room_ms < WAITS_FOR_ROOM_MS;
+    w.waits = !all && e->now_ms - e->probe_room_ms < WAITS_FOR_ROOM_MS; /* what finds no room is due a second later */
     while (e->sweep_at < end && room) {
         struct roost_stretch s = roost_table_stretch(&e->table, e->sweep_at);
         uint64_t here = s.buckets < end - e->sweep_at ? s.buckets : end - e->sweep_at;
@@ -319,7 +359,10 @@ void roost_sweep_turn(struct roost_engine *e) {
     }
     e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probes_end(&e->path, w.now_s);
     e->swept_ms = e->now_ms - (end - e->sweep_at) * 1000 / buckets; /* what there was no room for is the next slice's */
-    e->sweep_ms = e->now_ms + (e->path.probes_left > FEW_PROBES || !room ? SLICE_OF_MANY_MS : slice_ms);
+    bool many = e->path.probes_left > FEW_PROBES || !room || e->sweep_all;
+    e->sweep_ms = e->now_ms + (many ? SLICE_OF_MANY_MS : slice_ms);
+    if (all)
+        rearm_awake(e, e->sweep_all, buckets);
     if (e->sweep_at == buckets)
         e->sweep_at = 0;
 }

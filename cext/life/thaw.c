@@ -60,7 +60,8 @@ struct roost_conn *roost_rouse(struct roost_engine *e, const struct roost_key *k
     if (ROOST_IS_BORN(slot->rest) && roost_born_settle(e, key, slot))
         return NULL; /* it stays asleep, and is asked again */
     const struct roost_rest *rest = sleeping ? NULL : &e->table.rest[slot->rest];
-    struct roost_conn *c = roost_conn_new(e, key, rest ? rest->id : 0, roost_table_service(&e->table, slot));
+    struct roost_conn *c =
+        roost_conn_new(e, key, rest ? rest->id : 0, roost_table_service(&e->table, slot), slot->class);
     if (!c)
         return NULL;
     if (rest)
@@ -347,6 +348,7 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
         roost_conn_forget(e, c);
         return;
     }
+    rest.sleep_asked_s = rest.sleep_wanted = 0; /* of the time when the row was written */
     if (usable && command->peer.rest.id)
         find_leg(e, &command->peer.key, &rest);
     if (usable) {

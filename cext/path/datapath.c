@@ -405,6 +405,7 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
         return roost_complain(err, err_len, EIO, "no random secret from the kernel");
     if ((e = roost_endpoints_init(&t->endpoints, d->endpoints, entries(d->map_fd[ROOST_MAP_endpoints]))))
         return roost_complain(err, err_len, -e, "out of memory");
+    roost_classes_init(&t->classes, d->classes);
     d->ring = ring_buffer__new(d->map_fd[ROOST_MAP_ring], on_frame, context, NULL);
     if (!d->ring)
         return roost_complain(err, err_len, errno, "cannot open the ring buffer: %s", strerror(errno));

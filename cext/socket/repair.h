@@ -19,7 +19,7 @@
 #include "ebpf/shared/record.h"
 #include "survey.h"
 
-/* Fills ka (all but service, probes and rest) and rest (all but id, active_ms and sleep_due_s) from a connected
+/* Fills ka (all but class and rest) and rest (all but id, active_ms and what is asked of the store) from a connected
  * socket, which is left in repair mode behind a filter that lets nothing in: close it, or give up with
  * roost_repair_undo. closed_filter: fd of ebpf/socket/closed.bpf.c, or -1.
  * 0, or -EAGAIN (something in a queue, or window closed: try later), -ENOTCONN (not ESTABLISHED any more),

@@ -218,6 +218,7 @@ struct roost_ka *roost_table_insert(struct roost_table *t, const struct roost_ke
         t->refused++;
         return NULL;
     }
+    roost_classes_hold(&t->classes, slot->class);
     if (v4)
         t->used4++;
     else
@@ -278,10 +279,11 @@ static struct location locate(const struct roost_table *t, const struct roost_ka
 
 /* FREE first, which holds packets: with the tag gone the slot can be taken. */
 static void clear(struct roost_table *t, struct roost_ka *slot, const struct location *l) {
-    uint32_t endpoint = endpoint_of(slot);
+    uint32_t endpoint = endpoint_of(slot), class = slot->class;
     roost_table_set_phase(slot, ROOST_FREE);
     __atomic_store_n(&head_of(l->generation, l->v4, l->bucket)->tag[l->i], 0, __ATOMIC_SEQ_CST);
     roost_endpoints_drop(&t->endpoints, endpoint);
+    roost_classes_drop(&t->classes, class);
     if (l->v4)
         t->used4--;
     else
@@ -302,8 +304,17 @@ void roost_table_set_phase(struct roost_ka *slot, enum roost_phase phase) {
 
 void roost_table_publish(struct roost_ka *slot, const struct roost_ka *ka, enum roost_phase phase) {
     uint32_t ctl = (ka->ctl & ~0xffffu) | (slot->ctl & 0xff00u) | phase;
+    uint16_t class = slot->class;
     memcpy((char *)slot + sizeof(slot->ctl), (const char *)ka + sizeof(ka->ctl), sizeof(*ka) - sizeof(ka->ctl));
+    slot->class = class;
     __atomic_store_n(&slot->ctl, ctl, __ATOMIC_SEQ_CST);
+}
+
+void roost_table_set_class(struct roost_table *t, struct roost_ka *slot, uint32_t class) {
+    struct location l = locate(t, slot);
+    roost_classes_drop(&t->classes, slot->class);
+    slot->class = (uint16_t) class;
+    roost_table_due(head_of(l.generation, l.v4, l.bucket), 0);
 }
 
 static const struct roost_generation *nth(const struct roost_table *t, int n, bool *v4) {
@@ -437,6 +448,7 @@ struct roost_ka *roost_table_move(struct roost_table *t, const struct roost_key 
     if (!moved)
         return NULL;
     roost_endpoints_hold(&t->endpoints, endpoint);
+    roost_classes_hold(&t->classes, moved->class);
     if (l.v4)
         t->used4++;
     else
@@ -524,15 +536,27 @@ static enum roost_phase adopted_phase(const struct roost_table *t, const struct 
     return phase == ROOST_SLEEP || (phase == ROOST_IDLE && has_rest) ? phase : ROOST_FREE;
 }
 
+/* A slot's class is one of its service's, or none: a pair's leg to a server on this machine. What else is there, an earlier
+ * layout or a predecessor that was killed has left; the service's default takes its place. */
+static void adopt_class(struct roost_table *t, struct roost_ka *slot) {
+    uint16_t service = near_of(t, slot)->service;
+    bool none = ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER && slot->class == ROOST_CLASS_NONE;
+    if (!none && !roost_classes_fit(&t->classes, slot->class, service))
+        slot->class = service < ROOST_CLASS_SERVICES ? service : ROOST_CLASS_NONE;
+    roost_classes_hold(&t->classes, slot->class);
+}
+
 /* What is there, before any of it is removed. */
-static void count_slots(struct roost_table *t) {
+static int count_slots(struct roost_table *t) {
     struct roost_key key;
     t->used4 = t->used6 = t->rest_used = 0;
     memset(t->endpoints.uses, 0, t->endpoints.slots * sizeof(*t->endpoints.uses));
+    memset(t->classes.uses, 0, sizeof(t->classes.uses));
     for (uint64_t p = 0, positions = roost_table_positions(t); p < positions; p++) {
-        const struct roost_ka *slot = roost_table_at(t, p, &key);
+        struct roost_ka *slot = roost_table_at(t, p, &key);
         if (!slot)
             continue;
+        adopt_class(t, slot);
         if (roost_key_is_v4(&key))
             t->used4++;
         else
@@ -543,6 +567,7 @@ static void count_slots(struct roost_table *t) {
             roost_endpoints_hold(&t->endpoints, endpoint_of(slot));
     }
     roost_endpoints_settle(&t->endpoints);
+    return roost_classes_settle(&t->classes);
 }
 
 /* Whether the previous generation has this slot of the current one, too: the predecessor was killed while it moved it. */
@@ -631,7 +656,8 @@ int64_t roost_table_adopt(struct roost_table *t, uint64_t *max_id) {
     t->born = 0;
     *max_id = 0;
     break_locks(t);
-    count_slots(t);
+    if (count_slots(t))
+        return -ENOMEM;
     uint64_t removed = adopt_slots(t, max_id);
     removed += remove_orphans(t);
     uint64_t *named = calloc((size_t)t->rest_fresh / 64 + 1, sizeof(*named));

@@ -13,6 +13,7 @@
 
 #include "ebpf/shared/table.h"
 #include "endpoints.h"
+#include "interned.h"
 
 /* One generation of the table of one family. */
 struct roost_generation {
@@ -28,6 +29,7 @@ struct roost_table {
     struct roost_config config;
     struct roost_generation gen4[ROOST_GENERATIONS], gen6[ROOST_GENERATIONS];
     struct roost_endpoints endpoints;
+    struct roost_classes classes;
     struct roost_rest *rest;
     uint32_t rest_slots;
     uint32_t rest_free;  /* first free rest slot, ROOST_NO_REST = none */
@@ -44,7 +46,8 @@ bool roost_key_is_v4(const struct roost_key *key);
  * previous. The caller tells XDP what t->config then says. */
 void roost_table_begin(struct roost_table *t, bool v4, uint32_t which, void *memory, uint32_t buckets);
 
-/* Counts what an adopted table holds and finds the free rest slots. Slots that no process can own any more (FREEZING,
+/* Counts what an adopted table holds and finds the free rest slots. A slot whose class is not its service's (an earlier
+ * layout had something else in its place) gets its service's default. Slots that no process can own any more (FREEZING,
  * THAWED) are removed, and so are servers' legs without their clients'; WAKING ones go back to IDLE or SLEEP. Returns how
  * many were removed; *max_id: the largest id. -ENOMEM: no memory to do it in. */
 int64_t roost_table_adopt(struct roost_table *t, uint64_t *max_id);
@@ -73,8 +76,11 @@ uint64_t roost_table_buckets_max(void); /* that a slot's name can tell apart */
 /* Sets the phase, after every write to the other fields has become visible. */
 void roost_table_set_phase(struct roost_ka *slot, enum roost_phase phase);
 
-/* Fills all of a FREEZING slot and publishes it under the given phase. */
+/* Fills all of a FREEZING slot but its class and publishes it under the given phase. */
 void roost_table_publish(struct roost_ka *slot, const struct roost_ka *ka, enum roost_phase phase);
+
+/* Gives a slot another class, with the use of it that the caller took; it is looked at next. */
+void roost_table_set_class(struct roost_table *t, struct roost_ka *slot, uint32_t class);
 
 /* Whether it has a rest slot: neither asleep in the database nor born asleep. */
 bool roost_table_has_rest(const struct roost_ka *slot);

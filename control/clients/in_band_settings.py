@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What connections set in band, kept for the time after this daemon.
 
-The engine holds it while the daemon runs, whatever the state of the connection (conn/overrides.h), and tells it when a
-connection goes IDLE: awake ones do not outlive the daemon anyway. It is forgotten with its connection.
+The engine holds it as the connection's policy class (conn/classes.c), asleep in its slot, and tells it when a
+connection goes IDLE: awake ones do not outlive the daemon anyway. What is told here brings it back where slots are lost
+(a reboot) or were made before there were classes. It is forgotten with its connection.
 """
 
 from __future__ import annotations

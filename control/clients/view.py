@@ -106,7 +106,7 @@ class View:
                 "ts_recent": ka[4],
                 "heard_s_ago": record.silence_s,
                 "window": ka[6],
-                "probe_interval_s": ka[7],
+                "probe_interval_s": self._engine.find_class(record.key_raw)["probe_interval_s"],
                 "probes_unanswered": record.probes_unanswered,
             }
         if located.state is State.SLEEP and not self._store.status.error:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from appliance.frontends.passwords import USER
+from appliance.wire import PROBE_COUNT, PROBE_RETRY_S
 from control.config.values import AddressRange, Duration, Endpoint, PasswordText, PortRange, WholeSeconds
 
 
@@ -144,12 +145,17 @@ class Policy(Section):
     probe_interval: WholeSeconds = Field(
         0.0, description="probe an inactive client that was not heard for this long, give or take an eighth"
     )
-    probe_retry: WholeSeconds = Field(10.0, description="between unanswered probes")
-    probe_count: int = Field(4, ge=1, le=255, description="the client is dead after this many unanswered probes")
+    probe_retry: WholeSeconds = Field(float(PROBE_RETRY_S), description="between unanswered probes")
+    probe_count: int = Field(
+        PROBE_COUNT, ge=1, le=255, description="the client is dead after this many unanswered probes"
+    )
     sleep_keepalive: Literal["answer", "none"] = Field(
         "answer",
         description="what is in memory of a connection in SLEEP: `answer`: what its client's keep-alives are answered "
         "from, 41 bytes; `none`: 2 bytes, for clients that send none, see [below](#sleep-without-keep-alives)",
+    )
+    priority: Literal["low", "normal", "high"] = Field(
+        "normal", description="when too many connections are awake, those of a lower priority are frozen first"
     )
     connect_timeout: Duration = Field(
         10.0, description="how long a link to the server is tried before the client is reset"

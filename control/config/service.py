@@ -49,6 +49,10 @@ class InBand(Section):
         (), description="what clients may ask for, and `ping`; empty: what clients send is not looked at"
     )
     servers: tuple[InBandRequest, ...] = Field((), description="the same for servers")
+    least_quiet: Duration = Field(
+        0.0, description="a request for a quiet interval that is shorter is refused; `never` may always be asked for"
+    )
+    least_probe_interval: WholeSeconds = Field(0.0, description="a request for probes more often than that is refused")
     forward: bool = Field(
         False, description="requests are also passed on to the other end; `false`: only those that ask for it"
     )
@@ -126,6 +130,7 @@ class Service(Section):
     probe_retry: WholeSeconds | None = None
     probe_count: int | None = Field(None, ge=1, le=255)
     sleep_keepalive: Literal["answer", "none"] | None = None
+    priority: Literal["low", "normal", "high"] | None = None
     connect_timeout: Duration | None = None
     on_server_close: Literal["standby", "close"] | None = None
     on_second_server: Literal["refuse", "wait", "take-over"] | None = None

@@ -122,7 +122,8 @@ class Daemon:
         names.load()
         dispatcher.listen(names.hear)
         settings = InBandSettings(store, engine)
-        settings.load()
+        if not found.other_boot:  # else when all are put back: the engine keeps it in their slots
+            settings.load()
         dispatcher.listen(settings.hear)
         dispatcher.handle(EventType.OVERRIDES, settings.keep)
         requests = InBandRequests(engine, names, config.attach.domain)

@@ -29,6 +29,7 @@ class Capacity:
         self._next_relief = 0.0
         self._next_look = 0.0
         self._full = 0
+        self._classes_full = False
 
     def relieve(self, awake: int, now: float) -> Command:
         """The engine reports pressure: so many are awake."""
@@ -47,8 +48,15 @@ class Capacity:
         if now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY_S
-        full, before = self._engine.stats().get("table_full", 0), self._full
+        stats = self._engine.stats()
+        full, before = stats.get("table_full", 0), self._full
         self._full = full
+        if stats.get("classes_full", 0) and not self._classes_full:
+            self._classes_full = True
+            log.error(
+                "in-band requests are refused: connections have set as many different intervals as there is room for; "
+                "let them use fewer (`roost status` counts `classes_full`)"
+            )
         if full > before:
             log.error(
                 "%d times in the last %d s a connection could not fall asleep, or wake: a table is full; give [table] "

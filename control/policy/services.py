@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from appliance.wire import Balance, Born, SecondServer, ServiceSpec, Verb
+from appliance.wire import Balance, Born, Priority, SecondServer, ServiceSpec, Verb
 from control.config import Config, Service, parse_endpoint
 
 
@@ -21,6 +21,7 @@ SECOND_SERVER: Final = {
     "wait": SecondServer.WAITS,
     "take-over": SecondServer.TAKES_OVER,
 }
+PRIORITY: Final = {"low": Priority.LOW, "normal": Priority.NORMAL, "high": Priority.HIGH}
 BORN: Final = {"never": Born.NEVER, "storm": Born.STORM, "always": Born.ALWAYS}
 
 
@@ -76,4 +77,7 @@ def service_spec(
         born=BORN[service.born],
         born_rate=service.born_rate,
         no_keepalives=policy.sleep_keepalive == "none",
+        priority=PRIORITY[policy.priority],
+        least_quiet_ms=_ms(service.in_band.least_quiet),
+        least_probe_s=round(service.in_band.least_probe_interval),
     )

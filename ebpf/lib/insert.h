@@ -71,6 +71,15 @@ static __always_inline void due_by(struct roost_bucket_head *head, __u32 due_s) 
     }
 }
 
+/* When its class wants a probe of it. Asked when the slot can be seen: ebpf/shared/class.h. */
+static __always_inline void probe_by(struct roost_bucket_head *head, const struct newborn *n) {
+    __u32 index = n->ka.class;
+    const struct roost_class *class = bpf_map_lookup_elem(&classes, &index);
+    __u16 interval_s = class ? *(volatile const __u16 *)&class->probe_interval_s : 0;
+    if (interval_s)
+        due_by(head, n->now_s + interval_s);
+}
+
 /* Fills a free slot of a bucket whose lock is held. */
 #define ROOST_FILL(family)                                                                                             \
     static __always_inline int fill##family(struct roost_bucket##family *b, __u32 at, __u8 tag,                        \
@@ -89,14 +98,13 @@ static __always_inline void due_by(struct roost_bucket_head *head, __u32 due_s) 
         slot->ka.ts_recent = n->ka.ts_recent;                                                                          \
         slot->ka.heard = n->ka.heard;                                                                                  \
         slot->ka.window = n->ka.window;                                                                                \
-        slot->ka.probe_interval_s = n->ka.probe_interval_s;                                                            \
+        slot->ka.class = n->ka.class;                                                                                  \
         slot->ka.rest = n->ka.rest;                                                                                    \
         if (ctl_of(&slot->ka) != ((ctl & ~0xffu) | ROOST_FREEZING)) /* a barrier, as its result is wanted */           \
             return 0;                                                                                                  \
         b->head.tag[at] = tag;                                                                                         \
         __sync_lock_test_and_set(&slot->ka.ctl, ctl);                                                                  \
-        if (n->ka.probe_interval_s)                                                                                    \
-            due_by(&b->head, n->now_s + n->ka.probe_interval_s);                                                       \
+        probe_by(&b->head, n);                                                                                         \
         count(ROOST_N_BORN##family);                                                                                   \
         return 1;                                                                                                      \
     }

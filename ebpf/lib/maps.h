@@ -4,6 +4,7 @@
 #define ROOST_MAPS_H
 
 #include "ebpf/shared/birth.h"
+#include "ebpf/shared/class.h"
 #include "ebpf/shared/filter.h"
 #include "ebpf/shared/frame.h"
 #include "ebpf/shared/sockets.h"

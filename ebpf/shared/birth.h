@@ -26,9 +26,9 @@ struct roost_birth_place { /* 20 bytes */
 struct roost_birth {
     __u32 endpoint; /* of the table: it is never given away */
     __u16 mss;      /* our MSS option */
-    __u16 probe_interval_s;
-    __u32 rate;    /* SYNs for it in ROOST_BIRTH_TICK_MS, on one processor, from which on it is a storm; 0: always */
-    __u32 service; /* its number */
+    __u16 class;    /* of those that are born (class.h) */
+    __u32 rate;     /* SYNs for it in ROOST_BIRTH_TICK_MS, on one processor, from which on it is a storm; 0: always */
+    __u32 service;  /* its number */
 };
 
 #define ROOST_BIRTH_TICK_MS 128

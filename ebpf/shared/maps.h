@@ -30,6 +30,7 @@
     MAP(tables4,        ARRAY_OF_MAPS, TABLES(struct roost_bucket4),      ROOST_GENERATIONS, FIXED,      PINNED, PLAIN)   \
     MAP(tables6,        ARRAY_OF_MAPS, TABLES(struct roost_bucket6),      ROOST_GENERATIONS, FIXED,      PINNED, PLAIN)   \
     MAP(endpoints,      ARRAY,         INDEXED(struct roost_endpoint),    1,                 CONFIGURED, PINNED, MAPPED)  \
+    MAP(classes,        ARRAY,         INDEXED(struct roost_class),       ROOST_CLASSES,     FIXED,      PINNED, MAPPED)  \
     MAP(ring,           RINGBUF,       BYTES,                             1 << 20,           CONFIGURED, PINNED, PLAIN)   \
     MAP(counters,       PERCPU_ARRAY,  INDEXED(__u64),                    ROOST_N_COUNT,     FIXED,      PINNED, PLAIN)   \
     MAP(births_gate,    ARRAY,         INDEXED(struct roost_births_gate), 1,                 FIXED,      PINNED, MAPPED)  \

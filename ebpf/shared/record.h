@@ -61,14 +61,14 @@ enum roost_flag {
 
 struct roost_ka { /* 32 bytes */
     __u32 ctl;
-    __u32 snd_nxt;          /* our next sequence number; everything before it is acknowledged */
-    __u32 rcv_nxt;          /* the next one we expect */
-    __u32 ts_offset;        /* our TSval = CLOCK_MONOTONIC in ms + ts_offset */
-    __u32 ts_recent;        /* X: the newest TSval heard while inactive, 0 = none yet */
-    __u32 heard;            /* X: see ROOST_HEARD */
-    __u16 window;           /* our advertised window as it goes on the wire (already scaled down) */
-    __u16 probe_interval_s; /* the appliance probes the client this long after hearing it; 0 = never */
-    __u32 rest;             /* index of the rest slot, ROOST_NO_REST in SLEEP; or see ROOST_BORN */
+    __u32 snd_nxt;   /* our next sequence number; everything before it is acknowledged */
+    __u32 rcv_nxt;   /* the next one we expect */
+    __u32 ts_offset; /* our TSval = CLOCK_MONOTONIC in ms + ts_offset */
+    __u32 ts_recent; /* X: the newest TSval heard while inactive, 0 = none yet */
+    __u32 heard;     /* X: see ROOST_HEARD */
+    __u16 window;    /* our advertised window as it goes on the wire (already scaled down) */
+    __u16 class;     /* its policy: ebpf/shared/class.h */
+    __u32 rest;      /* index of the rest slot, ROOST_NO_REST in SLEEP; or see ROOST_BORN */
 };
 
 /* heard = when << 12 | tick << 4 | probes. when: the last valid segment, CLOCK_MONOTONIC seconds, the low 20 bits (12
@@ -93,16 +93,16 @@ enum {
 #define ROOST_BORN_MSS(rest) (((rest) >> 16) & 0x7fffu)
 #define ROOST_BORN_WINDOW(rest) ((rest)&0xffffu)
 
-struct roost_rest {    /* 40 bytes; id 0 marks a free slot, whose snd_wnd then is the next free index */
-    __u64 id;          /* the connection's number, never used again */
-    __u64 active_ms;   /* CLOCK_MONOTONIC ms of the last payload byte, either direction */
-    __u32 snd_wnd;     /* the client's last advertised window, bytes */
-    __u32 max_window;  /* the largest it ever advertised, bytes */
-    __u32 sleep_due_s; /* CLOCK_MONOTONIC seconds when SLEEP is due, 0 = never */
-    __u16 mss;         /* the client's MSS option (mss_clamp), bytes */
-    __u16 reserved;
-    __u32 peer;         /* position in the table of the other leg (ROOST_F_PAIRED) */
-    __u32 peer_version; /* of the slot there: it may have another owner by now */
+struct roost_rest {      /* 40 bytes; id 0 marks a free slot, whose snd_wnd then is the next free index */
+    __u64 id;            /* the connection's number, never used again */
+    __u64 active_ms;     /* CLOCK_MONOTONIC ms of the last payload byte, either direction */
+    __u32 snd_wnd;       /* the client's last advertised window, bytes */
+    __u32 max_window;    /* the largest it ever advertised, bytes */
+    __u32 sleep_asked_s; /* CLOCK_MONOTONIC seconds when the store was asked for SLEEP last, 0 = not yet */
+    __u16 mss;           /* the client's MSS option (mss_clamp), bytes */
+    __u16 sleep_wanted;  /* SLEEP was asked for in band: the quiet interval does not matter */
+    __u32 peer;          /* position in the table of the other leg (ROOST_F_PAIRED) */
+    __u32 peer_version;  /* of the slot there: it may have another owner by now */
 };
 
 /* 4-tuple as the engine and the control plane see it: IPv4 addresses are IPv4-mapped (::ffff:a.b.c.d). */

@@ -327,7 +327,7 @@ static __noinline int end_handshake(struct xdp_md *ctx, const struct packet *p, 
     }
     notes->born.now_s = now_ms / 1000;
     ka->heard = ROOST_HEARD(notes->born.now_s, 0, 0);
-    ka->probe_interval_s = ward->birth->probe_interval_s;
+    ka->class = ward->birth->class;
     ka->rest = ROOST_BORN(mss_of_class(cookie_class(cookie)), s->window);
     return late || s->payload || s->flags & ROOST_FIN ? 2 : 1;
 }

@@ -190,7 +190,7 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     ka->ts_recent = bpf_ntohl(options[1]);
     ka->heard = ROOST_HEARD(n->now_s, 0, 0);
     ka->window = OUR_WINDOW;
-    ka->probe_interval_s = birth->probe_interval_s;
+    ka->class = birth->class;
     ka->rest = ROOST_BORN(mss_of_class(class), bpf_ntohs(tcp->window));
     agree(ka, tsecr);
     n->hash = nobody->hash;

@@ -55,6 +55,7 @@ static void give_maps(void) {
     ROOST_SHARED_MAPS(HOST_MAP)
     ROOST_XDP_MAPS(HOST_MAP)
     world_give_maps(&world, &config, &tables4, &tables6, &endpoints);
+    host_map_array(&classes, world.table.classes.entry, ROOST_CLASSES, sizeof(struct roost_class));
     world_give_filter(&world, &filter, &filter_gate, &strangers);
     host_map_array(&challenges, &budget, 1, sizeof(budget));
     host_map_array(&outbox, items, ROOST_OUTBOX_ITEMS, sizeof(items[0]));
@@ -540,7 +541,7 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
     ka.rcv_nxt = s.seq + late;
     ka.heard = ROOST_HEARD(now_ms / 1000, 0, 0);
     ka.ts_recent = s.has_ts ? s.tsval : 0;
-    ka.probe_interval_s = birth->probe_interval_s;
+    ka.class = birth->class;
     claim(ROOST_PHASE(slot->ctl) == ROOST_IDLE && ROOST_IS_BORN(slot->rest), "born in phase %u",
           ROOST_PHASE(slot->ctl));
     if (late || s.payload || s.flags & ROOST_FIN)

@@ -34,7 +34,9 @@ class Target:
     optimise: str = "-O1"
 
 
-_TABLE = ("cext/base/hash.c", "cext/table/table.c", "cext/table/endpoints.c", "cext/table/filter.c")
+_TABLE = tuple(
+    f"cext/{name}.c" for name in ("base/hash", "table/table", "table/endpoints", "table/interned", "table/filter")
+)
 _WORLD = ("tests/fuzz/world.c", "tests/fuzz/host/kernel.c", *_TABLE)
 _ALL = (
     Target("xdp", ("tests/fuzz/fuzz_xdp.c", "cext/socket/segment.c", *_WORLD), 512, optimise="-O0"),

@@ -42,7 +42,9 @@ static void *allocate(size_t size) {
 static void open_table(struct roost_table *t) {
     static struct roost_rest *rest;
     static struct roost_endpoints endpoints;
+    static struct roost_classes classes;
     if (!rest) {
+        roost_classes_init(&classes, allocate(ROOST_CLASSES * sizeof(*classes.entry)));
         rest = allocate(CONNECTIONS * sizeof(*rest));
         if (roost_endpoints_init(&endpoints, allocate(ENDPOINTS * sizeof(*endpoints.entry)), ENDPOINTS) ||
             roost_hash_reserve(&endpoints.used, ENDPOINTS))
@@ -53,6 +55,7 @@ static void open_table(struct roost_table *t) {
     roost_endpoints_settle(&endpoints);
     *t = (struct roost_table){.config = {{0x526f6f7374206572, 0x72616e6473203031}, {1, 2}, {0}, {0}},
                               .endpoints = endpoints,
+                              .classes = classes,
                               .rest = rest,
                               .rest_slots = CONNECTIONS,
                               .rest_free = ROOST_NO_REST};

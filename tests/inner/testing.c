@@ -11,6 +11,7 @@
 #include "cext/path/drops.h"
 #include "cext/table/filter.h"
 #include "cext/table/hosts.h"
+#include "cext/table/interned.h"
 #include "cext/inband/inband.h"
 #include "cext/life/life.h"
 #include "cext/socket/proxy_header.h"
@@ -46,8 +47,10 @@ struct roost_table_handle *roost_testing_table(uint32_t slots4, uint32_t slots6,
     t->rest_free = ROOST_NO_REST;
     h->endpoints = calloc(endpoint_slots, sizeof(*h->endpoints));
     if (t->rest && h->endpoints && begin(t, true, 0, slots4) && begin(t, false, 0, slots6) &&
-        !roost_endpoints_init(&t->endpoints, h->endpoints, endpoint_slots))
+        !roost_endpoints_init(&t->endpoints, h->endpoints, endpoint_slots)) {
+        roost_classes_init(&t->classes, h->classes);
         return h;
+    }
     roost_testing_table_free(h);
     return NULL;
 }
@@ -58,6 +61,7 @@ void roost_testing_table_free(struct roost_table_handle *h) {
         free(h->table.gen6[i].memory);
     }
     roost_endpoints_free(&h->table.endpoints);
+    roost_classes_free(&h->table.classes);
     free(h->endpoints);
     free(h->table.rest);
     free(h);
@@ -731,4 +735,57 @@ size_t roost_testing_inband_stay(uint8_t *frame) {
 
 int roost_testing_is_legal(uint8_t from, uint8_t to, uint8_t cause) {
     return roost_is_legal(from, to, cause);
+}
+
+/* ---- policy classes ---- */
+
+struct roost_classes_handle {
+    struct roost_classes classes;
+    struct roost_class entry[ROOST_CLASSES];
+};
+
+struct roost_classes_handle *roost_testing_classes(void) {
+    struct roost_classes_handle *h = calloc(1, sizeof(*h));
+    if (h)
+        roost_classes_init(&h->classes, h->entry);
+    return h;
+}
+
+void roost_testing_classes_free(struct roost_classes_handle *h) {
+    roost_classes_free(&h->classes);
+    free(h);
+}
+
+int64_t roost_testing_classes_take(struct roost_classes_handle *h, uint16_t service,
+                                   const struct roost_overrides *own) {
+    uint32_t class = roost_classes_take(&h->classes, service, own);
+    return class == ROOST_CLASS_FULL ? -1 : (int64_t) class;
+}
+
+void roost_testing_classes_hold(struct roost_classes_handle *h, uint32_t class) {
+    roost_classes_hold(&h->classes, class);
+}
+
+void roost_testing_classes_drop(struct roost_classes_handle *h, uint32_t class) {
+    roost_classes_drop(&h->classes, class);
+}
+
+int roost_testing_classes_change(struct roost_classes_handle *h, uint16_t service, const struct roost_class *policy) {
+    return roost_classes_change(&h->classes, service, policy);
+}
+
+const struct roost_class *roost_testing_classes_at(const struct roost_classes_handle *h, uint32_t class) {
+    return &h->entry[class];
+}
+
+uint32_t roost_testing_classes_interned(const struct roost_classes_handle *h) {
+    return roost_classes_interned(&h->classes);
+}
+
+void roost_testing_classes_adopt(struct roost_classes_handle *h, const uint32_t *holders, uint32_t count) {
+    roost_classes_free(&h->classes);
+    roost_classes_init(&h->classes, h->entry);
+    for (uint32_t i = 0; i < count; i++)
+        roost_classes_hold(&h->classes, holders[i]);
+    roost_classes_settle(&h->classes);
 }

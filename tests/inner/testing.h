@@ -91,6 +91,19 @@ int roost_testing_rebuild(const struct roost_key *key, const struct roost_ka *ka
 /* header: 108 bytes; returns how many of them are used. */
 uint32_t roost_testing_proxy_header(const struct roost_key *key, int version, uint8_t *header);
 
+struct roost_classes_handle; /* policy classes in plain memory */
+struct roost_classes_handle *roost_testing_classes(void);
+void roost_testing_classes_free(struct roost_classes_handle *h);
+int64_t roost_testing_classes_take(struct roost_classes_handle *h, uint16_t service,
+                                   const struct roost_overrides *own); /* a class, or -1: full */
+void roost_testing_classes_hold(struct roost_classes_handle *h, uint32_t class);
+void roost_testing_classes_drop(struct roost_classes_handle *h, uint32_t class);
+int roost_testing_classes_change(struct roost_classes_handle *h, uint16_t service, const struct roost_class *policy);
+const struct roost_class *roost_testing_classes_at(const struct roost_classes_handle *h, uint32_t class);
+uint32_t roost_testing_classes_interned(const struct roost_classes_handle *h);
+/* A successor counts these holders, and no others. */
+void roost_testing_classes_adopt(struct roost_classes_handle *h, const uint32_t *holders, uint32_t count);
+
 struct roost_hosts_handle;
 struct roost_hosts_handle *roost_testing_hosts(void);
 void roost_testing_hosts_free(struct roost_hosts_handle *h);
@@ -138,8 +151,13 @@ roost_engine *roost_testing_engine(uint32_t slots4, uint32_t slots6, uint32_t re
 void roost_testing_engine_free(roost_engine *e);
 struct roost_ka *roost_testing_engine_insert(roost_engine *e, const struct roost_key *key, const struct roost_ka *ka,
                                              uint16_t service);
+/* So many clients more, from 10.0.0.0 on, all with this record and, if they are to have any, rest slots of their own. How
+ * many found room. */
+uint32_t roost_testing_engine_many(roost_engine *e, const struct roost_key *first, const struct roost_ka *ka,
+                                   uint16_t service, uint32_t count, int rests);
 /* A rest slot and its index; NULL: all are in use. */
 struct roost_rest *roost_testing_engine_rest(roost_engine *e, uint32_t *index);
+struct roost_rest *roost_testing_rest_at(roost_engine *e, uint32_t index);
 /* This connection, which has a slot or is new, is awake from now on. 0 or -ENOMEM. */
 int roost_testing_engine_wake(roost_engine *e, const struct roost_key *key, uint64_t id);
 /* Its slot is free now, or its thaw failed: it is asleep again. */
@@ -162,6 +180,8 @@ int roost_testing_growth(roost_engine *e, uint64_t now_ms, int refused);
 uint64_t roost_testing_growths_failed(const roost_engine *e);
 uint64_t roost_testing_memory_available(void); /* bytes, as growth sees it */
 
+/* The policy of a service changes: every connection is to obey. */
+void roost_testing_change(roost_engine *e, uint16_t service, const struct roost_class *policy);
 /* Lets so many probes be offered as there may be, none of which XDP takes. */
 void roost_testing_fill_offer(roost_engine *e);
 void roost_testing_take_offer(roost_engine *e); /* it takes all that are there; then a few may be due */
@@ -169,6 +189,8 @@ void roost_testing_take_offer(roost_engine *e); /* it takes all that are there; 
 void roost_testing_sweep(roost_engine *e, uint64_t now_ms);
 uint64_t roost_testing_probes_sent(const roost_engine *e); /* or offered */
 
+struct roost_class *roost_testing_class(roost_engine *e, uint32_t class); /* of an engine that runs, as XDP sees it */
+uint32_t roost_testing_class_uses(roost_engine *e, uint32_t class);
 int roost_testing_rush(
     roost_engine *e); /* whether an engine that runs finds so many clients that it may pause for them */
 /* Replays frames, one behind the other and all of this length, with an engine that runs: how many the kernel took, or -errno.

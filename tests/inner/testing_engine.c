@@ -4,6 +4,7 @@
  * depends on time and on many connections (growth.c, sweep.c, roost_list) is done when the test says so. At the end what a
  * test asks of an engine that runs.
  */
+#include <arpa/inet.h>
 #include <bpf/bpf.h>
 #include <errno.h>
 #include <linux/bpf.h>
@@ -50,6 +51,7 @@ roost_engine *roost_testing_engine(uint32_t slots4, uint32_t slots6, uint32_t re
     s->table = roost_testing_table(slots4, slots6, rest_slots, ENDPOINTS);
     if (s->table && !roost_conns_init(e, EXPECTED)) {
         e->table = s->table->table;
+        roost_wheel_init(&e->wheel, now_ms);
         return e;
     }
     roost_testing_engine_free(e);
@@ -86,9 +88,13 @@ struct roost_rest *roost_testing_engine_rest(roost_engine *e, uint32_t *index) {
     return *index == ROOST_NO_REST ? NULL : &e->table.rest[*index];
 }
 
+struct roost_rest *roost_testing_rest_at(roost_engine *e, uint32_t index) {
+    return &e->table.rest[index];
+}
+
 int roost_testing_engine_wake(roost_engine *e, const struct roost_key *key, uint64_t id) {
     struct roost_ka *slot = roost_table_find(&e->table, key);
-    if (!roost_conn_new(e, key, id, 1))
+    if (!roost_conn_new(e, key, id, 1, 1))
         return -ENOMEM;
     if (slot)
         roost_table_set_phase(slot, ROOST_WAKING);
@@ -116,6 +122,26 @@ void roost_testing_engine_end(roost_engine *e, const struct roost_key *key, cons
         roost_table_insert(&e->table, key, ka, 1);
     roost_conn_forget(e, roost_conn_by_key(e, key));
     roost_conns_free_dead(e);
+}
+
+uint32_t roost_testing_engine_many(roost_engine *e, const struct roost_key *first, const struct roost_ka *ka,
+                                   uint16_t service, uint32_t count, int rests) {
+    struct roost_key key = *first;
+    struct roost_ka one = *ka;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t address = htonl(0x0a000000 + i / 50000);
+        memcpy(key.client + 12, &address, sizeof(address));
+        key.client_port = htons((uint16_t)(1024 + i % 50000));
+        if (rests) {
+            one.rest = roost_table_rest_alloc(&e->table);
+            if (one.rest == ROOST_NO_REST)
+                return i;
+            e->table.rest[one.rest] = (struct roost_rest){.id = i + 1, .active_ms = e->now_ms};
+        }
+        if (!roost_table_insert(&e->table, &key, &one, service))
+            return i;
+    }
+    return count;
 }
 
 /* ---- growth ---- */
@@ -170,6 +196,11 @@ uint64_t roost_testing_memory_available(void) {
 
 /* ---- the sweep ---- */
 
+void roost_testing_change(roost_engine *e, uint16_t service, const struct roost_class *policy) {
+    struct roost_service s = {.index = service, .policy = *policy};
+    roost_class_change(e, &s);
+}
+
 /* The pace that keeps the offer as it is: as many probes are on their way as may be, and each slice twice as many are
  * begun and answered. */
 void roost_testing_fill_offer(roost_engine *e) {
@@ -198,6 +229,17 @@ uint64_t roost_testing_probes_sent(const roost_engine *e) {
 }
 
 /* ---- an engine that runs ---- */
+
+struct roost_class *roost_testing_class(roost_engine *e, uint32_t class) {
+    return &e->table.classes.entry[class];
+}
+
+uint32_t roost_testing_class_uses(roost_engine *e, uint32_t class) {
+    roost_lock(e);
+    uint32_t uses = e->table.classes.uses[class];
+    roost_unlock(e);
+    return uses;
+}
 
 int roost_testing_rush(roost_engine *e) {
     roost_lock(e);

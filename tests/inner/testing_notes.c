@@ -38,7 +38,7 @@ void roost_testing_notes_free(struct roost_notes_handle *h) {
 }
 
 int roost_testing_notes_live(struct roost_notes_handle *h, const struct roost_key *key) {
-    return roost_conn_new(&h->engine, key, ++h->engine.next_id, 1) != NULL;
+    return roost_conn_new(&h->engine, key, ++h->engine.next_id, 1, ROOST_CLASS_NONE) != NULL;
 }
 
 void roost_testing_notes_note(struct roost_notes_handle *h, const struct roost_key *key) {

@@ -8,6 +8,7 @@
 struct roost_table_handle {
     struct roost_table table;
     struct roost_endpoint *endpoints;
+    struct roost_class classes[ROOST_CLASSES];
 };
 
 #endif

@@ -47,7 +47,7 @@ int roost_inactive(struct xdp_md *ctx);
 int roost_guard(struct __sk_buff *skb);
 __u32 cookie_for(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn, __u64 now_ms);
 void give_product_maps(void);
-extern char births, births_gate, config, tables4, endpoints, counters, filter,
+extern char births, births_gate, config, tables4, endpoints, classes, counters, filter,
     filter_gate; /* maps: only their addresses */
 
 enum socket {
@@ -74,6 +74,7 @@ static struct conn {
 #define C (&conns[2])
 
 static struct roost_table table;
+static struct roost_class class[ROOST_CLASSES];
 static struct roost_config told; /* what XDP knows of the table */
 static struct roost_bucket4 old_table[1], new_table[1];
 static struct roost_endpoint endpoint[ENDPOINTS];
@@ -412,8 +413,13 @@ static void begin(void) {
     memset(endpoint, 0, sizeof(endpoint));
     roost_endpoints_settle(&table.endpoints);
     struct roost_endpoints near = table.endpoints;
-    table = (struct roost_table){
-        .config = {.seed = {1, 2}}, .endpoints = near, .rest = rests, .rest_slots = RESTS, .rest_free = ROOST_NO_REST};
+    struct roost_classes policies = table.classes;
+    table = (struct roost_table){.config = {.seed = {1, 2}},
+                                 .endpoints = near,
+                                 .classes = policies,
+                                 .rest = rests,
+                                 .rest_slots = RESTS,
+                                 .rest_free = ROOST_NO_REST};
     roost_table_begin(&table, true, 0, old_table, sizeof(old_table) / sizeof(old_table[0]));
     told = table.config;
     held = 0;
@@ -844,6 +850,7 @@ static void give_maps(void) {
     host_map_array(&config, &told, 1, sizeof(told));
     host_map_of_maps(&tables4, generations, ROOST_GENERATIONS);
     host_map_array(&endpoints, endpoint, ENDPOINTS, sizeof(endpoint[0]));
+    host_map_array(&classes, class, ROOST_CLASSES, sizeof(class[0]));
     host_map_percpu(&counters, counts, ROOST_N_COUNT, sizeof(counts[0][0]));
     host_map_array(&births_gate, &gate, 1, sizeof(gate));
     host_map_array(&filter, words, sizeof(words) / sizeof(words[0]), sizeof(words[0]));
@@ -895,6 +902,7 @@ int main(int argc, char **argv) {
     argv += list || more;
     if (roost_endpoints_init(&table.endpoints, endpoint, ENDPOINTS))
         return 2;
+    roost_classes_init(&table.classes, class);
     choose_keys();
     give_maps();
     share(old_table, sizeof(old_table), describe_table);

@@ -49,6 +49,7 @@ SERVICES: dict[str, dict[str, Any]] = {
     "servers": {"clients": ["status"], "servers": ["done"]},
     "persistent": {"clients": EVERYTHING, "servers": EVERYTHING},
     "forwarding": {"clients": ["status"], "servers": ["status"], "forward": True},
+    "bounded": {"clients": EVERYTHING, "least_quiet": "5s", "least_probe_interval": "10s"},
 }
 
 
@@ -408,6 +409,16 @@ def test_a_request_alone_wakes_a_sleeping_connection_and_is_answered(box: InBand
     assert session.client.ask(Ping()) == OK
     session.accept()
     session.exchange()
+
+
+def test_intervals_below_the_policys_bounds_are_refused(box: InBandLab) -> None:
+    session = box.connect("bounded")
+    for refused in (Quiet(active_ms=4_999), Quiet(active_ms=60_000, idle_ms=100), KeepAlive(True, 9_000)):
+        assert session.client.ask(refused) == REFUSED
+    assert "in_band" not in session.shown(), "not even in part"
+    for allowed in (Quiet(active_ms=5_000, idle_ms=NEVER), KeepAlive(True, 10_000), KeepAlive(False)):
+        assert session.client.ask(allowed) == OK
+    assert session.shown()["in_band"] == {"active_quiet_ms": 5_000, "idle_quiet_ms": 0, "probe_interval_s": 0}
 
 
 # -- the persistent interface ------------------------------------------------------------------------------------------

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import errno
+import time
+from collections.abc import Callable
 
 import pytest
 
-from appliance.wire import EventType, Op, Verb
-from examples.in_band_frames import MAGIC, Answer, Frame, Ping, Recipient, Result, Stay, encode
+from appliance.wire import KA, REST, Command, EventType, Key, Op, Record, Verb
+from control.core.states import Cause, State
+from examples.in_band_frames import MAGIC, Answer, Frame, Ping, Quiet, Recipient, Result, Stay, encode
+from tests.inner import ffi, lib
 from tests.lab.engine_lab import EngineLab, receive
-from tests.lab.in_band_lab import End
+from tests.lab.in_band_lab import OK, REFUSED, End
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 
@@ -81,3 +85,84 @@ def test_half_a_frame_that_is_held_when_its_server_ends_is_for_the_next_one(box:
     pair.server = box.accept(family)
     assert receive(pair.server, len(MAGIC)) == MAGIC
     box.exchange(pair)
+
+
+# Policy classes
+
+
+def overrides(active_ms: int) -> bytes:
+    """struct roost_overrides: another quiet interval in ACTIVE."""
+    return bytes(ffi.buffer(ffi.new("struct roost_overrides *", {"quiet_ms": [active_ms, 0, 0], "given": 1})))
+
+
+def sleepers(box: EngineLab, count: int) -> list[Record]:
+    """Records of clients that never were, to be put back into the table."""
+    host, port = box.target()
+    heard = int(time.monotonic()) << 12
+    ka = KA.pack(0, 1000, 2000, 0, 0, heard % 2**32, 512, 0, 0, box.spec(4).index, 0)
+    keys = [Key.of(f"10.127.{number >> 8}.{number & 255}", 2000, host, port).pack() for number in range(1, count + 1)]
+    return [Record(key, ka, REST.pack(10_000 + i, 0, 65535, 65535, 0, 1460, 0, 0, 0)) for i, key in enumerate(keys)]
+
+
+def put_back(box: EngineLab, records: list[Record], own: Callable[[int], bytes]) -> None:
+    commands = [Command(Op.INSERT, cause=Cause.RESTORE, id=record.id, record=record) for record in records]
+    commands += [Command(Op.OVERRIDE, id=r.id, key=r.key_raw, overrides=own(i)) for i, r in enumerate(records)]
+    box.engine.submit(commands)
+
+
+@pytest.mark.engine(service={"in_band_clients": 1 << Verb.QUIET | 1 << Verb.PING})
+def test_when_no_room_is_left_for_a_class_requests_are_refused_and_counted(box: EngineLab) -> None:
+    room = lib.ROOST_CLASSES - lib.ROOST_CLASS_SERVICES
+    pair = box.connect()
+    client = End(pair.client, Recipient.CLIENT)
+    records = sleepers(box, room)
+    put_back(box, records, lambda i: overrides(10_000 + i))
+    box.wait(lambda: box.stat("table_ipv4") == room, "they are in the table")
+    box.wait(lambda: box.engine.find_overrides(records[-1].key_raw, records[-1].id), "each has a class of its own")
+    assert box.stat("classes_full") == 0
+    assert client.ask(Quiet(active_ms=5_000)) == REFUSED
+    assert client.ask(Quiet(active_ms=10_017)) == OK, "one that is there already"
+    assert client.ask(Quiet(active_ms=5_001)) == REFUSED
+    assert box.stat("classes_full") == 2
+    box.engine.submit([Command(Op.CLOSE, cause=Cause.COMMAND, key=records[5].key_raw)])
+    box.wait(lambda: box.stat("table_ipv4") == room - 1, "one is gone")
+    assert client.ask(Quiet(active_ms=5_000)) == OK
+    assert box.engine.find_overrides(pair.key.pack(), pair.id) == {"active_quiet_ms": 5_000}
+
+
+@BOTH
+@pytest.mark.engine(
+    service={"in_band_clients": 1 << Verb.QUIET | 1 << Verb.PING, "no_keepalives": True}, filter_slots=4000
+)
+def test_what_was_set_in_band_keeps_a_slot_in_sleep_where_others_have_none(box: EngineLab, family: int) -> None:
+    """The slot says what it set."""
+    plain, pair = box.connect(family), box.connect(family)
+    client = End(pair.client, Recipient.CLIENT)
+    assert client.ask(Quiet(active_ms=5_000)) == OK
+    box.to_sleep(plain)
+    box.to_sleep(pair)
+    assert (box.stat("filter_members"), box.stat("table_ipv4") + box.stat("table_ipv6")) == (1, 1)
+    time.sleep(1.5)  # a round of the sweep and more
+    assert box.stat("table_ipv4") + box.stat("table_ipv6") == 1
+    box.stop()
+    box.start()
+    assert box.engine.find_overrides(pair.key.pack(), pair.id) == {"active_quiet_ms": 5_000}
+    assert lib.roost_testing_class_uses(box.engine._raw, lib.ROOST_CLASS_SERVICES) == 1
+    box.wake_and_answer(pair)
+    assert box.engine.find_class(pair.key.pack())["active_quiet_ms"] == 5_000
+
+
+@pytest.mark.engine(service={"no_keepalives": True}, filter_slots=4000)
+def test_what_was_set_comes_back_for_one_that_sleeps_without_a_slot(box: EngineLab) -> None:
+    """Which it has, then: before there were classes, it needed none."""
+    pair = box.connect()
+    box.to_sleep(pair)
+    assert box.stat("filter_members") == 1
+    box.engine.submit([Command(Op.OVERRIDE, id=pair.id, key=pair.key, overrides=overrides(7_000))])
+    box.wait(lambda: box.engine.find_overrides(pair.key.pack(), pair.id), "it is set")
+    assert (box.stat("filter_members"), box.stat("table_ipv4")) == (0, 1)
+    assert box.told(pair) is State.SLEEP
+    box.wake_and_answer(pair)
+    assert box.engine.find_class(pair.key.pack())["active_quiet_ms"] == 7_000
+    box.close(pair)
+    assert lib.roost_testing_class_uses(box.engine._raw, lib.ROOST_CLASS_SERVICES) == 0

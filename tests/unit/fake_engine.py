@@ -35,11 +35,9 @@ def key(number: int = 1, port: int = 40000) -> Key:
     return Key.of(f"192.0.{number >> 8 & 255}.{number & 255}", port, "10.0.0.1", 7000)
 
 
-def record(
-    k: Key, identity: int, service: int = 1, *, sleep_due_s: int = 0, active_ms: int = 0, ts_offset: int = 0
-) -> Record:
+def record(k: Key, identity: int, service: int = 1, *, active_ms: int = 0, ts_offset: int = 0) -> Record:
     ka = KA.pack(State.IDLE, 1000, 2000, ts_offset, 0, int(time.monotonic()) << 12, 512, 0, 0, service, 0)
-    return Record(k.pack(), ka, REST.pack(identity, active_ms, 65535, 65535, sleep_due_s, 1460, 0, 0, 0))
+    return Record(k.pack(), ka, REST.pack(identity, active_ms, 65535, 65535, 0, 1460, 0, 0, 0))
 
 
 def event(kind: EventType, k: Key, identity: int = 0, **fields: int) -> Event:
@@ -167,6 +165,9 @@ class FakeEngine:
 
     def find_overrides(self, key: bytes, number: int) -> dict[str, int]:
         return {}
+
+    def find_class(self, key: bytes) -> dict[str, int]:
+        return {"probe_interval_s": 0}
 
     def list(self, born: bool = False, sleeping: bool = True) -> Iterator[Event]:
         for c in tuple(self.connections.values()):

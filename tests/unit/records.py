@@ -27,7 +27,7 @@ class Ka:
     ts_recent: int = 0
     heard: int = 0
     window: int = 502
-    probe_interval_s: int = 0
+    klass: int = 0
     rest: int = NO_REST
 
     @property
@@ -38,8 +38,9 @@ class Ka:
         """A struct roost_ka of C."""
         raw = ffi.new("struct roost_ka *")
         for name in ("ctl", "snd_nxt", "rcv_nxt", "ts_offset", "ts_recent", "heard", "window",
-                     "probe_interval_s", "rest"):  # fmt: skip
+                     "rest"):  # fmt: skip
             setattr(raw, name, getattr(self, name))
+        setattr(raw, "class", self.klass)
         return raw
 
     def but(self, **changes: int) -> Ka:

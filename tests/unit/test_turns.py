@@ -30,12 +30,25 @@ class Still:
         self.raw: Any = ffi.gc(lib.roost_testing_engine(slots, 56, rests, START_MS), lib.roost_testing_engine_free)
         self.now_ms = START_MS
 
-    def insert(self, key: Key, ka: Ka, sleep_due_s: int = 0) -> Any:
-        """Its slot; with a time to sleep at, it has a rest slot."""
+    def change(self, probe_interval_s: int = 0, idle_quiet_ms: int = 0) -> None:
+        """The policy of service 1 is another one from now on."""
+        policy = ffi.new("struct roost_class *", {"probe_interval_s": probe_interval_s, "probe_count": 4})
+        policy.quiet_ms[2] = idle_quiet_ms
+        lib.roost_testing_change(self.raw, 1, policy)
+
+    def governed(self, **policy: int) -> int:
+        """The same, long since: from when on."""
+        self.change(**policy)
+        self.sweep(START_MS + 1100)
+        return self.now_ms
+
+    def insert(self, key: Key, ka: Ka, active_ms: int = 0) -> Any:
+        """Its slot; with a time of its last payload byte, it has a rest slot."""
         raw, index = ka.c(), ffi.new("uint32_t *")
-        if sleep_due_s:
+        if active_ms:
             rest = lib.roost_testing_engine_rest(self.raw, index)
-            rest.id, rest.sleep_due_s, raw.rest = index[0] + 1, sleep_due_s, index[0]
+            rest.id, rest.active_ms, raw.rest = index[0] + 1, active_ms, index[0]
+        setattr(raw, "class", 1)
         slot = lib.roost_testing_engine_insert(self.raw, c_key(key), raw, 1)
         assert slot
         return slot
@@ -138,31 +151,34 @@ PROBED: Final = Key.of("192.0.2.1", 1001, "192.0.2.9", 80)
 
 def test_who_is_due_for_sleep_waits_for_room_for_probes_but_not_longer_than_a_second(still: Still) -> None:
     """The offer is full of probes that XDP takes none of."""
-    still.insert(ASLEEP_SOON, Ka(IDLE), sleep_due_s=START_MS // 1000)
+    from_ms = still.governed(idle_quiet_ms=1000)
+    still.insert(ASLEEP_SOON, Ka(IDLE), active_ms=START_MS)
     lib.roost_testing_fill_offer(still.raw)
-    assert still.sweep(START_MS + 900) == [], "soon there may be room"
-    assert still.sweep(START_MS + 1300) == [1]
+    assert still.sweep(from_ms + 900) == [], "soon there may be room"
+    assert still.sweep(from_ms + 1300) == [1]
 
 
 def test_the_sweep_waits_a_second_once_and_not_for_each_bucket() -> None:
     """Most of a large table lies behind the bucket that found no room."""
     still = Still(slots=100 * 56, rests=100)
+    from_ms = still.governed(idle_quiet_ms=1000)
     for port in range(100):
-        still.insert(Key.of("192.0.2.1", port, "192.0.2.9", 80), Ka(IDLE), sleep_due_s=START_MS // 1000)
+        still.insert(Key.of("192.0.2.1", port, "192.0.2.9", 80), Ka(IDLE), active_ms=START_MS)
     lib.roost_testing_fill_offer(still.raw)
-    assert len(set(still.sweep(START_MS + 3000))) == 100
+    assert len(set(still.sweep(from_ms + 3000))) == 100
 
 
 def test_a_probe_that_finds_no_room_is_sent_when_there_is_some(still: Still) -> None:
     """The sweep goes past it, and its client is not taken for one that was asked."""
     heard_s = START_MS // 1000 - 60
-    slot = still.insert(PROBED, Ka(IDLE, heard=heard_s << lib.ROOST_HEARD_SHIFT, probe_interval_s=10))
+    from_ms = still.governed(probe_interval_s=10)
+    slot = still.insert(PROBED, Ka(IDLE, heard=heard_s << lib.ROOST_HEARD_SHIFT))
     before = slot.heard
     lib.roost_testing_fill_offer(still.raw)
-    still.sweep(START_MS + 3000)
+    still.sweep(from_ms + 3000)
     assert (lib.roost_testing_probes_sent(still.raw), slot.heard) == (0, before)
     lib.roost_testing_take_offer(still.raw)
-    still.sweep(START_MS + 5000)
+    still.sweep(from_ms + 5000)
     assert (lib.roost_testing_probes_sent(still.raw), slot.heard & 0xF) == (1, 1)
 
 

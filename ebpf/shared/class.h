@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Policy classes: what is in force for a connection, named by a number that its slot has in roost_ka.class. Slots, rests,
+ * births and timers hold no value of a policy; what is due is computed when it is looked at.
+ *
+ * The map `classes` is a memory-mapped array, pinned like the others. Class i below ROOST_CLASS_SERVICES is the default of
+ * service i; those behind are interned: a service's default and what connections set in band in place of it. Class 0
+ * has all zeros: never quiet, never probed.
+ *
+ * The engine alone writes, while nothing of its own reads. XDP reads probe_interval_s, one aligned word, of a newborn
+ * after its slot can be seen: so a reader needs no version, and whoever reads the earlier interval has a slot that the round
+ * of the sweep finds which follows the change.
+ */
+#ifndef ROOST_CLASS_H
+#define ROOST_CLASS_H
+
+#include <linux/types.h>
+
+enum roost_class_number {
+    ROOST_CLASS_NONE = 0,
+    ROOST_CLASS_SERVICES = 1024, /* the first interned one */
+    ROOST_CLASSES = 4096
+};
+
+enum roost_class_default {
+    ROOST_PROBE_RETRY_S = 10, /* between unanswered probes */
+    ROOST_PROBE_COUNT = 4     /* dead after so many unanswered */
+};
+
+enum roost_priority { /* under pressure those of a lower one are frozen first */
+    ROOST_PRIORITY_LOW = 0,
+    ROOST_PRIORITY_NORMAL = 1,
+    ROOST_PRIORITY_HIGH = 2
+};
+
+/* What in-band requests set for one connection, in place of its service's policy; all zeros: nothing. What is not given
+ * is 0. */
+struct roost_overrides {    /* 20 bytes */
+    __u32 quiet_ms[3];      /* where given: in ACTIVE, STANDBY, IDLE; 0 = never */
+    __u32 probe_interval_s; /* where given; 0 = no probes */
+    __u8 given;             /* bits: 1, 2, 4 the quiet intervals, 8 the probe interval */
+    __u8 always_active;     /* ACTIVE and STANDBY do not end by time */
+    __u16 unused;
+};
+
+struct roost_class {        /* 64 bytes */
+    __u32 quiet_ms[3];      /* since the last payload byte, in ACTIVE, STANDBY, IDLE; 0 = never */
+    __u16 probe_interval_s; /* an inactive client is probed so long after it was heard; 0 = never */
+    __u16 probe_retry_s;
+    __u8 probe_count;
+    __u8 no_keepalives;     /* in SLEEP none is answered: no slot is needed, unless the class is probed or interned */
+    __u8 always_active;     /* quiet_ms of ACTIVE and STANDBY are 0 */
+    __u8 priority;          /* enum roost_priority */
+    __u8 close_with_server; /* 1: a server's FIN is passed on to the client; 0: the client goes to STANDBY */
+    __u8 unused;
+    __u16 service;        /* whose it is */
+    __u32 least_quiet_ms; /* an in-band request for a shorter interval (but never) is refused */
+    __u16 least_probe_s;  /* likewise */
+    __u16 unused2;
+    struct roost_overrides own; /* of an interned class; a service's has zeros */
+    __u32 unused3[3];
+};
+
+#endif
