@@ -10,7 +10,9 @@ from appliance.frontends.passwords import HASH_COMMAND
 INTRODUCTION: Final = """\
 One TOML file, given to `roost up -c FILE`. On SIGHUP it is read again: the keys of `[policy]` and those of
 `[[service]]` but `listen`, `transparent` and `source` take effect at once; a change of any other key is
-reported and waits for a restart (sleeping clients do not notice a restart).
+reported and waits for a restart (sleeping clients do not notice a restart). Intervals, probes, what follows a server's
+close and priorities hold for every connection that there is within two seconds, awake, asleep or born asleep. With
+`sleep_keepalive = "answer"` in place of `"none"` those that sleep without a slot get one when they wake.
 
 A *duration* is a number of seconds (`2.5`) or text: `"250ms"`, `"90s"`, `"5m"`, `"1h30m"`, `"2d"`.
 `0` and `"never"` switch it off.

@@ -193,6 +193,15 @@ def restart(connections: int, runs: int, as_json: bool) -> None:
 
 
 @command.command()
+@_connections(100_000)
+@click.option("--runs", type=click.IntRange(min=1), default=6, show_default=True)
+@json_option
+def policy(connections: int, runs: int, as_json: bool) -> None:
+    """How long until every sleeping client obeys a changed policy."""
+    _measure("policy", as_json, connections=connections, runs=runs)
+
+
+@command.command()
 @_connections(10_000_000)
 @click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Of keep-alives, each size.")
 @click.option(

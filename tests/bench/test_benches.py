@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from appliance.lab import Lab
 from control.dev.bench import command
-from tests.bench import attach, chaos, churn, flood, growth, hold, keepalive, probe, relay, restart, storm, wake
+from tests.bench import attach, chaos, churn, flood, growth, hold, keepalive, policy, probe, relay, restart, storm, wake
 from tests.bench.figures import Report
 
 CONTRACT = {
@@ -31,6 +31,7 @@ CONTRACT = {
     "hold": {"bytes_per_connection", "lost", "failed", "daemon_rss_mb"},
     "storm": {"handshakes_per_s", "handshakes_per_core_s", "vs_haproxy", "refused", "lost"},
     "probe": {"core_share", "lost"},
+    "policy": {"reclass_s", "echo_ms_max", "quiet_echo_ms_max", "lost"},
     "flood": {"lost", "woken", "relay_p99_ratio"},
     "restart": {"seconds", "lost"},
     "growth": {"bytes_ratio", "ns_ratio"},
@@ -86,6 +87,13 @@ def test_attach_reaches_every_client_in_every_mode_and_state() -> None:
     report = attach.run(attaches=200, runs=2)
     assert_sound(report)
     assert report.figures["router_idle_ms_p50"].median > report.figures["router_idle_direct_ms_p50"].median / 2
+
+
+def test_policy_measures_until_everybody_obeys() -> None:
+    report = policy.run(connections=5000, runs=2)
+    assert_sound(report)
+    assert 0 < report.figures["reclass_s"].median < 10
+    assert report.figures["echo_ms_max"].median > 0
 
 
 @alone

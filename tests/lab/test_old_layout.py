@@ -97,7 +97,7 @@ def left() -> Iterator[Left]:
 
 
 def checksum(data: bytes | bytearray) -> int:
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return int(~total & 0xFFFF)
