@@ -25,7 +25,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, cast
 
 from appliance.box.router import open_routes
 from appliance.engine import Engine, unpin
@@ -44,6 +44,40 @@ QUICK_KEEPALIVES: Final = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 4000),
 )
 Transition = tuple[State, State, Cause]
+CHANGES_NOTHING: Final = frozenset(
+    [
+        "find",
+        "find_client",
+        "find_overrides",
+        "find_peer",
+        "list",
+        "memory",
+        "servers",
+        "slots_in_sleep",
+        "states",
+        "stats",
+        "submit",
+        "submit_many",
+    ]
+)
+"""What a test may call of an engine that the next test is to have, too: all other methods change its configuration, or
+take its events."""
+EMPTY: Final = ("awake", "table_ipv4", "table_ipv6", "idle_records", "born", "filter_members", "perhaps_waiting",
+                "servers_waiting", "events_waiting")  # fmt: skip
+LEVELS: Final = frozenset({*EMPTY, "sockets_spare", "ipv4_slots", "ipv6_slots", "idle_slots", "filter_slots"})
+"""Stats that say what is; the others count."""
+
+
+class _Lent:
+    """An engine, and a note of whether anything was called that the next test would feel."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._lent = engine
+        self.as_it_was = True
+
+    def __getattr__(self, name: str) -> Any:
+        self.as_it_was &= name in CHANGES_NOTHING
+        return getattr(self._lent, name)
 
 
 @dataclass
@@ -64,6 +98,7 @@ class EngineLab:
                  exact_frames: bool = False, router: bool = False, attach_ports: Sequence[int] = (),
                  wait_ms: int = 0, link_ports: tuple[int, int] | None = None, **options: Any) -> None:  # fmt: skip
         self._stack = ExitStack()
+        self._sockets = ExitStack()
         self.lab = lab or self._stack.enter_context(Lab(clients=100, nat=False, exact_frames=exact_frames))
         self._pins = str(leftovers.BPFFS / leftovers.new_name())
         self._options = EngineOptions(self._pins, str(bpf_objects()), ipv4_slots=4000, ipv6_slots=4000, idle_slots=4000)
@@ -75,8 +110,11 @@ class EngineLab:
         self._wait_ms = wait_ms
         self._link_ports = link_ports
         self._engine: Engine | None = None
+        self._lent: _Lent | None = None
+        self._before: dict[str, int] = {}
         self._thread: threading.Thread | None = None
         self._driving = False
+        self._batches = 0
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._listeners: dict[int, socket.socket] = {}
@@ -88,16 +126,13 @@ class EngineLab:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.push(self._stack.pop_all())
-            for family in (4, 6):
-                with self.lab.enter("lan"):
-                    listener = socket.create_server(
-                        (self.lab.address("lan", "eth0", family), PORT),
-                        family=socket.AF_INET6 if family == 6 else socket.AF_INET, backlog=1000)  # fmt: skip
-                listener.settimeout(5)
-                self._listeners[family] = stack.enter_context(listener)
+            stack.callback(self._close_listeners)
+            self._listen()
             stack.callback(self.unpin)
             stack.callback(self.stop)
             self.start()
+            self._lent = _Lent(self.engine)
+            stack.enter_context(self._sockets)
             self._stack = stack.pop_all()
         return self
 
@@ -107,12 +142,50 @@ class EngineLab:
         if self._error is not None and error is None:
             raise self._error
 
+    def _listen(self) -> None:
+        for family in (4, 6):
+            with self.lab.enter("lan"):
+                listener = self._listeners[family] = socket.create_server(
+                    (self.lab.address("lan", "eth0", family), PORT),
+                    family=socket.AF_INET6 if family == 6 else socket.AF_INET, backlog=1000)  # fmt: skip
+            listener.settimeout(5)
+
+    def _close_listeners(self) -> None:
+        while self._listeners:
+            self._listeners.popitem()[1].close()
+
+    def is_as_new(self) -> bool:
+        """Ends the test's connections. Whether another test finds everything as in an engine that has just begun, apart
+        from what the tests of one lab share anyway, and from its memory of how this service's clients behave."""
+        self._sockets.close()
+        self._close_listeners()
+        lent, self._lent = self._lent, None
+        if self._engine is None or self._thread is None or lent is None or not lent.as_it_was:
+            return False
+        closing = [Command(Op.CLOSE, cause=Cause.COMMAND, id=event.id, key=event.record.key_raw)
+                   for event in self._engine.list(born=True)]  # fmt: skip
+        self._engine.submit(closing)
+        stats = self._engine.stats
+        try:
+            self.wait(lambda: not any(stats()[name] for name in EMPTY), "every connection is closed", 2)
+            batches = self._batches
+            self._engine.wake()
+            self.wait(lambda: self._batches > batches, "the last events are taken", 2)
+        except (AssertionError, TimeoutError):
+            return False
+        self.events.clear()
+        self.rows.clear()
+        self._before = {name: value for name, value in stats().items() if name not in LEVELS}
+        self._listen()
+        self._lent = _Lent(self._engine)
+        return True
+
     # The engine
 
     @property
     def engine(self) -> Engine:
         assert self._engine is not None, "the engine is stopped"
-        return self._engine
+        return cast(Engine, self._lent or self._engine)
 
     def spec(self, family: int, **changes: Any) -> ServiceSpec:
         server = self.lab.address("lan", "eth0", family)
@@ -124,6 +197,7 @@ class EngineLab:
 
     @property
     def pin_dir(self) -> Path:
+        self._lent = None  # who looks in there may write there
         return Path(self._pins)
 
     def resize(self, **options: Any) -> None:
@@ -158,6 +232,7 @@ class EngineLab:
 
     def stop(self) -> None:
         """What a crash leaves: the pinned objects, and the kernel's farewell to the awake connections."""
+        self._lent = None
         if self._engine is None:
             return
         self.hand_over()
@@ -167,6 +242,7 @@ class EngineLab:
 
     def hand_over(self) -> None:
         """From here on the test takes the engine's events itself."""
+        self._lent = None
         if self._thread is not None:  # else it did not get as far as to run
             self._driving = False
             self.engine.wake()
@@ -182,6 +258,7 @@ class EngineLab:
         try:
             while self._driving:
                 events = engine.events(timeout_ms=100)
+                self._batches += 1
                 engine.submit([command for event in events if (command := self._decide(event)) is not None])
                 if events:
                     with self._changed:
@@ -259,7 +336,8 @@ class EngineLab:
                 if e.type == EventType.REFUSED and (e.id == pair.id or e.record.key_raw == key)]  # fmt: skip
 
     def stat(self, name: str) -> int:
-        return self.engine.stats()[name]
+        """Counted since the test began."""
+        return self.engine.stats()[name] - self._before.get(name, 0)
 
     def frames_sent(self) -> dict[str, int]:
         """By the appliance, by interface."""
@@ -282,7 +360,7 @@ class EngineLab:
         """A client's socket, connected to the appliance; `to`: at another of its addresses."""
         with self.lab.enter(space):
             client = socket.socket(socket.AF_INET6 if family == 6 else socket.AF_INET)
-        self._stack.callback(client.close)
+        self._sockets.callback(client.close)
         for option in QUICK_KEEPALIVES if keepalives else ():
             client.setsockopt(*option)
         if before is not None:
@@ -298,7 +376,7 @@ class EngineLab:
         """The next connection that reaches the server."""
         server = self._listeners[family].accept()[0]
         server.settimeout(5)
-        self._stack.callback(server.close)
+        self._sockets.callback(server.close)
         return server
 
     def no_server_is_asked(self, family: int = 4, within_s: float = 0.0) -> bool:
@@ -381,7 +459,7 @@ class EngineLab:
             with self.lab.enter("lan"):
                 server = socket.create_connection(listener.getsockname(), 5)
             accepted = listener.accept()[0]
-        self._stack.callback(server.close)
+        self._sockets.callback(server.close)
         self.submit(Op.ATTACH, pair, Cause.SERVER_ATTACH, fd=accepted.detach(), preamble=preamble, early=early,
                     token=token)  # fmt: skip
         return server

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures of the tests that drive an engine (tests/lab, tests/security): one lab a module, a fresh engine a test."""
+"""Fixtures of the tests that drive an engine (tests/lab, tests/security): one lab a module, and one engine for tests
+that want it alike."""
 
 from __future__ import annotations
 
@@ -19,13 +20,55 @@ def nat_free_lab() -> Iterator[Lab]:
         yield lab
 
 
+class Engines:
+    """One engine at a time in the module's lab. Loading the programs takes 0.4 s of a processor, so a test gets the one
+    of the test before if it is configured alike and found as new."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self._box: EngineLab | None = None
+        self._arguments: dict[str, Any] = {}
+
+    def take(self, arguments: dict[str, Any]) -> EngineLab:
+        if self._box is None or self._arguments != arguments:
+            self.close()
+            self._box = EngineLab(self._lab, **arguments).__enter__()
+            self._arguments = arguments
+        return self._box
+
+    def close(self) -> None:
+        box, self._box = self._box, None
+        if box is not None:
+            box.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="module")
+def engines(nat_free_lab: Lab) -> Iterator[Engines]:
+    engines = Engines(nat_free_lab)
+    yield engines
+    engines.close()
+
+
 @pytest.fixture
-def box(nat_free_lab: Lab, request: pytest.FixtureRequest) -> Iterator[EngineLab]:
-    """An engine in the module's lab; `@pytest.mark.engine(...)` gives EngineLab's arguments."""
+def box(engines: Engines, request: pytest.FixtureRequest) -> Iterator[EngineLab]:
+    """An engine in the module's lab; `@pytest.mark.engine(...)` gives EngineLab's arguments, `own_engine` one that no
+    test had before."""
+    own = request.node.get_closest_marker("own_engine") is not None
     mark = request.node.get_closest_marker("engine")
-    arguments: dict[str, Any] = dict(mark.kwargs) if mark else {}
-    with EngineLab(nat_free_lab, **arguments) as box:
-        yield box
+    failed = request.session.testsfailed
+    if own:
+        engines.close()
+    box = engines.take(dict(mark.kwargs) if mark else {})
+    yield box
+    if own or request.session.testsfailed > failed or not box.is_as_new():
+        engines.close()
+
+
+@pytest.fixture
+def empty_lab(engines: Engines, nat_free_lab: Lab) -> Lab:
+    """The module's lab without an engine, for a test that starts its own."""
+    engines.close()
+    return nat_free_lab
 
 
 @pytest.fixture
@@ -53,4 +96,5 @@ def _resend(lab: Lab, tail_loss_probes: int, rto_min: list[str]) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "engine(**arguments): arguments of EngineLab for the fixture `box`")
+    config.addinivalue_line("markers", "own_engine(reason): the fixture `box` is an engine that no test had before")
     config.addinivalue_line("markers", "appliance(fixture): the fixture whose appliance the fixture `ward` is about")

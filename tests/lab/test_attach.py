@@ -84,15 +84,15 @@ def test_another_xdp_program_on_the_interface_is_not_pushed_aside() -> None:
             raise AssertionError("it started")
 
 
-def test_after_unpinning_nothing_is_left_on_the_interface(nat_free_lab: Lab) -> None:
-    with EngineLab(nat_free_lab) as box:
-        assert "xdp" in link_details(nat_free_lab)
-        assert "roost_guard" in egress_filters(nat_free_lab)
+def test_after_unpinning_nothing_is_left_on_the_interface(empty_lab: Lab) -> None:
+    with EngineLab(empty_lab) as box:
+        assert "xdp" in link_details(empty_lab)
+        assert "roost_guard" in egress_filters(empty_lab)
         pins = box.pin_dir
         assert {path.name for path in pins.iterdir()} >= {"tables4", "tables6", "endpoints", "rest", "ring", "xdp-wan0"}
     # The kernel frees a link whose pin is gone in its own time.
-    wait_until(lambda: "xdp" not in link_details(nat_free_lab), 10, "the program detached")
-    assert "roost_guard" not in egress_filters(nat_free_lab)
+    wait_until(lambda: "xdp" not in link_details(empty_lab), 10, "the program detached")
+    assert "roost_guard" not in egress_filters(empty_lab)
     assert not pins.exists()
 
 

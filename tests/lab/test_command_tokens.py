@@ -104,10 +104,10 @@ def test_a_command_that_overtakes_another_answers_for_both(box: EngineLab) -> No
 
 
 def test_a_second_wake_by_key_and_number_finds_the_connection_whose_record_is_being_asked_for(
-    nat_free_lab: Lab,
+    empty_lab: Lab,
 ) -> None:
     """It has no number until its record is there; once, this ended the engine."""
-    with SlowStore(nat_free_lab) as box:
+    with SlowStore(empty_lab) as box:
         pair = box.connect()
         box.to_sleep(pair)
         box.engine.submit([
@@ -124,9 +124,9 @@ def test_a_second_wake_by_key_and_number_finds_the_connection_whose_record_is_be
 
 @pytest.mark.parametrize("speaks", [False, True])
 def test_an_attach_to_a_sleeper_whose_record_is_lost_is_refused_once_and_the_client_reset(
-    nat_free_lab: Lab, speaks: bool
+    empty_lab: Lab, speaks: bool
 ) -> None:
-    with SlowStore(nat_free_lab) as box:
+    with SlowStore(empty_lab) as box:
         pair = box.connect()
         box.to_sleep(pair)
         server, fd = server_that_attaches(box)

@@ -317,10 +317,10 @@ def test_every_transition_is_told_once_with_its_cause_and_its_bytes(box: EngineL
 
 
 @pytest.mark.parametrize("what", ["table", "records"])
-def test_a_full_table_refuses_to_freeze_says_so_and_the_connection_lives_on(nat_free_lab: Lab, what: str) -> None:
+def test_a_full_table_refuses_to_freeze_says_so_and_the_connection_lives_on(empty_lab: Lab, what: str) -> None:
     room = 56 if what == "table" else 20  # a table is whole buckets
     sizes: dict[str, Any] = {"ipv4_slots": room} if what == "table" else {"idle_slots": room}
-    with EngineLab(nat_free_lab, **sizes) as box:
+    with EngineLab(empty_lab, **sizes) as box:
         pairs = [box.connect() for _ in range(room + 3)]
         for pair in pairs:
             box.to_standby(pair)

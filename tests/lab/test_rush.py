@@ -23,6 +23,7 @@ from tests.bench.relay import compiled
 from tests.inner import lib
 from tests.lab.engine_lab import PORT, EngineLab, receive, tcp_info
 
+pytestmark = pytest.mark.own_engine("what an engine has learnt of its clients decides what it sends, and when")
 SERVER_PORT = 8000
 HELD_S, KERNEL_ACKNOWLEDGES_S = 0.008, 0.04
 PAUSE_S = 0.00015  # with the turn before it: RUSH_PAUSE_NS of cext/engine.c

@@ -38,8 +38,8 @@ def assert_probes_are_answered(pairs: Sequence[Pair], for_s: float) -> None:
     assert max(tcp_info(pair.client).last_ack_recv_ms for pair in pairs) < 1600
 
 
-def test_keepalives_are_answered_while_the_record_is_being_asked_for(nat_free_lab: Lab) -> None:
-    with SlowStore(nat_free_lab) as box:
+def test_keepalives_are_answered_while_the_record_is_being_asked_for(empty_lab: Lab) -> None:
+    with SlowStore(empty_lab) as box:
         pairs = ask_for_records(box)
         answered = box.stat("keepalives_answered")
         assert_probes_are_answered(pairs, 3.2)
@@ -50,8 +50,8 @@ def test_keepalives_are_answered_while_the_record_is_being_asked_for(nat_free_la
             box.wake_and_answer(pair)
 
 
-def test_keepalives_are_answered_when_the_engine_stops_before_the_record_has_come(nat_free_lab: Lab) -> None:
-    with SlowStore(nat_free_lab) as box:
+def test_keepalives_are_answered_when_the_engine_stops_before_the_record_has_come(empty_lab: Lab) -> None:
+    with SlowStore(empty_lab) as box:
         pairs = ask_for_records(box)
         box.stop()
         assert_probes_are_answered(pairs, 4.5)  # its own patience ends after 4 s
@@ -62,8 +62,8 @@ def test_keepalives_are_answered_when_the_engine_stops_before_the_record_has_com
             box.wake_and_answer(pair)
 
 
-def test_forged_frames_for_a_connection_that_waits_for_its_record_do_not_fill_memory(nat_free_lab: Lab) -> None:
-    with SlowStore(nat_free_lab) as box, Wire(box) as wire:
+def test_forged_frames_for_a_connection_that_waits_for_its_record_do_not_fill_memory(empty_lab: Lab) -> None:
+    with SlowStore(empty_lab) as box, Wire(box) as wire:
         pair = box.connect()
         box.to_sleep(pair)
         sleeper = Sleeper(pair, box.record(pair))

@@ -15,6 +15,7 @@ from appliance.lab import wait_until
 from control.core.states import State
 from tests.lab.engine_lab import EngineLab, Pair, receive, tcp_info
 
+pytestmark = pytest.mark.own_engine("what an engine has learnt of its clients decides what it sends, and when")
 KERNEL_ACKNOWLEDGES_S = 0.04
 BELOW = pytest.mark.parametrize("state", [State.IDLE, State.SLEEP])
 
