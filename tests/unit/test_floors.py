@@ -52,7 +52,7 @@ def linter() -> Tool:
 
 
 def test_the_house_keeps_its_contracts(tree: Path) -> None:
-    passed, said = run_tool(linter(), tree)
+    passed, said, _ = run_tool(linter(), tree)
     assert passed, said
 
 
@@ -63,7 +63,7 @@ def test_a_planted_arrow_is_found(tree: Path, kind: str) -> None:
     text = file.read_text(encoding="utf-8")
     file.write_text(f"{text}\n\ndef planted() -> None:\n    import {imported}\n", encoding="utf-8")
     try:
-        passed, said = run_tool(linter(), tree)
+        passed, said, _ = run_tool(linter(), tree)
     finally:
         file.write_text(text, encoding="utf-8")
     assert not passed
@@ -75,7 +75,7 @@ def test_a_new_package_must_get_its_floor(tree: Path) -> None:
     new.mkdir()
     try:
         (new / "__init__.py").write_text("")
-        passed, said = run_tool(linter(), tree)
+        passed, said, _ = run_tool(linter(), tree)
     finally:
         shutil.rmtree(new)
     assert not passed

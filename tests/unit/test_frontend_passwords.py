@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from appliance.frontends.handshake import Credentials
@@ -83,6 +83,7 @@ def test_any_text_is_a_hash_or_a_sentence(text: str) -> None:
         PasswordHash.parse(text)
 
 
+@settings(deadline=None)  # it waits for other threads
 @given(st.binary(max_size=30).filter(lambda password: b"\0" not in password), st.binary(max_size=30))
 @example(b"pw", b"pw")
 @example(b"pw", b"pw\0")
@@ -130,14 +131,14 @@ def test_half_of_the_processors_hash_and_the_loop_goes_on(slow: Users) -> None:
         turns = 0
         while not checks.done():
             await asyncio.sleep(0.001)
-            turns += 1
+            turns += Slow.now > 0  # while a hash is worked out
         return await checks, turns
 
     verdicts, turns = asyncio.run(main())
     slow.close()
     assert verdicts == [False] * 8
     assert (Slow.most, Slow.ever) == (2, 8)
-    assert turns > 10, "a loop that is held up turns once for each hash at most"
+    assert turns, "a loop that is held up turns only between hashes"
 
 
 def test_a_password_that_was_right_is_hashed_once(slow: Users) -> None:

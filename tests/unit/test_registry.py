@@ -398,7 +398,7 @@ def test_names_cost_nothing_to_connections_without_one_and_little_to_the_collect
     gc.collect()
     tracked: list[Any] = [*rig.registry._named.values(), *rig.registry._at.values(), *rig.registry._at]
     assert not any(gc.is_tracked(one) for one in tracked)
-    began = time.perf_counter()
+    began = time.thread_time()  # what it costs, however busy the machine is
     rig.registry.hear([transition(key(5000), n, State.IDLE, State.SLEEP) for n in range(10_000)])
-    assert time.perf_counter() - began < 1.0
+    assert time.thread_time() - began < 1.0
     assert (len(rig.registry._named), len(rig.registry._at)) == (1000, 1000)

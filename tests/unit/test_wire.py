@@ -17,6 +17,8 @@ from appliance.wire import (
     OVERRIDES_BYTES,
     PERHAPS,
     PLACES,
+    PROBE_COUNT,
+    PROBE_RETRY_S,
     REST,
     ROW,
     SERVERS_MAX,
@@ -25,6 +27,7 @@ from appliance.wire import (
     Born,
     EventType,
     Op,
+    Priority,
     SecondServer,
     Verb,
 )
@@ -40,6 +43,7 @@ from tests.mutants import ROOT
         (Balance, "enum roost_balance", "ROOST_"),
         (SecondServer, "enum roost_second_server", "ROOST_SECOND_"),
         (Born, "enum roost_born", "ROOST_BORN_"),
+        (Priority, "enum roost_priority", "ROOST_PRIORITY_"),
     ],
 )
 def test_an_enum_has_every_number_of_its_c_enum(kind: type[IntEnum], c_name: str, prefix: str) -> None:
@@ -54,6 +58,7 @@ def test_verbs_are_those_that_an_end_may_ask_for() -> None:
 
 def test_constants_are_those_of_the_headers() -> None:
     assert (SERVERS_MAX, PLACES, WAITING_MAX) == (lib.ROOST_SERVERS_MAX, lib.ROOST_PLACES, lib.ROOST_WAITING_MAX)
+    assert (PROBE_RETRY_S, PROBE_COUNT) == (lib.ROOST_PROBE_RETRY_S, lib.ROOST_PROBE_COUNT)
     assert (PERHAPS, PAIRED) == (lib.ROOST_PERHAPS, lib.ROOST_F_PAIRED)
     assert (HEARD_SHIFT, HEARD_WRAP_S) == (lib.ROOST_HEARD_SHIFT, lib.ROOST_HEARD_WRAP_S)
     assert f"#define ROOST_NO_REST 0x{NO_REST:x}u" in (ROOT / "ebpf/shared/record.h").read_text(encoding="utf-8")
