@@ -304,9 +304,9 @@ void roost_table_set_phase(struct roost_ka *slot, enum roost_phase phase) {
 
 void roost_table_publish(struct roost_ka *slot, const struct roost_ka *ka, enum roost_phase phase) {
     uint32_t ctl = (ka->ctl & ~0xffffu) | (slot->ctl & 0xff00u) | phase;
-    uint16_t class = slot->class;
-    memcpy((char *)slot + sizeof(slot->ctl), (const char *)ka + sizeof(ka->ctl), sizeof(*ka) - sizeof(ka->ctl));
-    slot->class = class;
+    struct roost_ka whole = *ka;
+    whole.class = slot->class;
+    memcpy((char *)slot + sizeof(slot->ctl), (const char *)&whole + sizeof(ka->ctl), sizeof(*ka) - sizeof(ka->ctl));
     __atomic_store_n(&slot->ctl, ctl, __ATOMIC_SEQ_CST);
 }
 
