@@ -20,31 +20,31 @@ struct newborn {
     struct roost_ka ka;
 };
 
-static __always_inline int try_lock(__u32 *lock) {
+static __always_inline int try_lock_bucket(__u32 *lock) {
     for (int i = 0; i < LOCK_TRIES; i++)
         if (__sync_val_compare_and_swap(lock, ROOST_LOCK_FREE, ROOST_LOCK_XDP) == ROOST_LOCK_FREE)
             return 1;
     return 0;
 }
 
-static __always_inline void unlock(__u32 *lock) {
+static __always_inline void unlock_bucket(__u32 *lock) {
     __sync_val_compare_and_swap(lock, ROOST_LOCK_XDP, ROOST_LOCK_FREE); /* with a barrier */
 }
 
 /* Both buckets of a place, which may be one. */
-static __always_inline int try_lock_both(const struct roost_place *place, __u32 *first, __u32 *second) {
-    if (!try_lock(first))
+static __always_inline int try_lock_place(const struct roost_place *place, __u32 *first, __u32 *second) {
+    if (!try_lock_bucket(first))
         return 0;
-    if (place->bucket[0] == place->bucket[1] || try_lock(second))
+    if (place->bucket[0] == place->bucket[1] || try_lock_bucket(second))
         return 1;
-    unlock(first);
+    unlock_bucket(first);
     return 0;
 }
 
-static __always_inline void unlock_both(const struct roost_place *place, __u32 *first, __u32 *second) {
+static __always_inline void unlock_place(const struct roost_place *place, __u32 *first, __u32 *second) {
     if (place->bucket[0] != place->bucket[1])
-        unlock(second);
-    unlock(first);
+        unlock_bucket(second);
+    unlock_bucket(first);
 }
 
 static __always_inline __u32 ones(__u64 mask) {
@@ -62,7 +62,7 @@ static __always_inline void far6(struct roost_slot6 *slot, const struct roost_ke
     __builtin_memcpy(slot->far, key->client, 16);
 }
 
-/* The engine looks at the bucket by then. It may be changing the time, too: whoever loses looks again. */
+/* The engine looks at the bucket by then. It may change the time as well: a lost exchange is tried again. */
 static __always_inline void due_by(struct roost_bucket_head *head, __u32 due_s) {
     for (int i = 0; i < LOCK_TRIES; i++) {
         __u32 now = *(volatile __u32 *)&head->due_s;
@@ -112,8 +112,8 @@ static __always_inline void probe_by(struct roost_bucket_head *head, const struc
 ROOST_FILL(4)
 ROOST_FILL(6)
 
-/* Whether a key has been put into the generation that a table is growing out of, under the locks there. Somebody who still
- * sees that one alone may be about to do so; after us he sees the new one, too. -1: no lock to be had. */
+/* Whether a key has been put into the generation that a table is growing out of, under the locks there: another processor
+ * may still see that one alone and be about to insert; after these locks it sees the new one, too. -1: no lock to be had. */
 #define ROOST_IN_OLD(family)                                                                                           \
     static __noinline int in_old##family(const struct roost_config *cfg, const struct newborn *n) {                    \
         __u32 old = (ROOST_PREVIOUS(n->in_use) - 1) % ROOST_GENERATIONS;                                               \
@@ -124,10 +124,10 @@ ROOST_FILL(6)
         struct roost_bucket##family *a = bpf_map_lookup_elem(table, &place.bucket[0]);                                 \
         struct roost_bucket##family *b = bpf_map_lookup_elem(table, &place.bucket[1]);                                 \
         struct found found;                                                                                            \
-        if (!a || !b || !try_lock_both(&place, &a->head.lock, &b->head.lock))                                          \
+        if (!a || !b || !try_lock_place(&place, &a->head.lock, &b->head.lock))                                         \
             return -1;                                                                                                 \
         int there = find_in##family(table, &place, &n->key, &found);                                                   \
-        unlock_both(&place, &a->head.lock, &b->head.lock);                                                             \
+        unlock_place(&place, &a->head.lock, &b->head.lock);                                                            \
         return there;                                                                                                  \
     }
 
@@ -153,7 +153,7 @@ static __always_inline __u32 choice(const struct roost_place *place, __u64 free,
         struct roost_bucket##family *b = bpf_map_lookup_elem(table, &place.bucket[1]);                                 \
         struct found found;                                                                                            \
         int there = -1;                                                                                                \
-        if (!a || !b || !try_lock_both(&place, &a->head.lock, &b->head.lock))                                          \
+        if (!a || !b || !try_lock_place(&place, &a->head.lock, &b->head.lock))                                         \
             return -1;                                                                                                 \
         if (*(volatile const __u32 *)&cfg->v##family.in_use == n->in_use) {                                            \
             __u64 same_a = matching(a->head.tags, place.tag), same_b = matching(b->head.tags, place.tag);              \
@@ -169,7 +169,7 @@ static __always_inline __u32 choice(const struct roost_place *place, __u64 free,
                         fill##family(second ? b : a, choice(&place, second ? free_b : free_a, second), place.tag, n);  \
             }                                                                                                          \
         }                                                                                                              \
-        unlock_both(&place, &a->head.lock, &b->head.lock);                                                             \
+        unlock_place(&place, &a->head.lock, &b->head.lock);                                                            \
         return there;                                                                                                  \
     }
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * What XDP is told of services whose clients may be born asleep (ebpf/xdp/born.h). The engine writes, XDP reads.
+ * The services whose clients may be born asleep (ebpf/xdp/born.h). The engine writes, XDP reads.
  */
 #ifndef ROOST_BIRTH_H
 #define ROOST_BIRTH_H
 
 #include "record.h"
 
-#define ROOST_MAX_BIRTHS 256   /* services that may have it */
+#define ROOST_MAX_BIRTHS 256   /* services whose clients may be born asleep */
 #define ROOST_BIRTH_RATES 1024 /* numbers that a service may have */
 
 enum roost_born {
@@ -36,7 +36,7 @@ struct roost_birth {
 /* The one value of the map `births_gate`, memory-mapped. */
 struct roost_births_gate {
     __u64 secret[2];    /* of the SYN cookies */
-    __u32 open_until_s; /* CLOCK_MONOTONIC seconds. Without a daemon to wake them, or without room, nobody is born */
+    __u32 open_until_s; /* CLOCK_MONOTONIC seconds. No births without a daemon to wake them, or without room */
     __u32 services;     /* how many there are in the map `births` */
 };
 

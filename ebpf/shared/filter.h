@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The filter of those that sleep without a slot: all that is in memory of a connection in SLEEP whose service needs no
- * keep-alives (`sleep_keepalive = "none"`). It says "perhaps ours"; the row of the database says whether. Shared by the BPF
+ * The filter of connections that sleep without a slot: all that is in memory of a connection in SLEEP whose service needs no
+ * keep-alives (`sleep_keepalive = "none"`). A hit makes a key a candidate; the row of the database says whether. Shared by the BPF
  * programs, which only look, and by the engine, which is the only one to change it.
  *
  * A cuckoo filter with partial keys (Fan, Andersen, Kaminsky, Mitzenmacher, CoNEXT 2014): of each connection a fingerprint
@@ -11,15 +11,15 @@
  *     bucket   | 4 bits unused | fingerprint 4 | fingerprint 3 | ... | fingerprint 0 |      a fingerprint of 0 is free
  *
  * 1.6 bytes a place, 1.7 a connection when it is as full as it is meant to be; then one key in some 430 that is in no
- * table is taken for one of these (tests/unit/test_filter.py measures it). Whoever that is goes by way of the engine once,
- * and is then known for a stranger.
+ * table is a false positive (tests/unit/test_filter.py measures it). It costs one store read; the engine then notes its hash
+ * in the map `strangers`.
  *
  * Looked at behind a hit alone: whether members may have this local port. So other TCP of this machine is not taken for
  * theirs.
  *
  * Order of writes. A fingerprint that is moved, and a connection that goes from here to a table, are at the new place before
  * they leave the old one; in between `moved` is counted up. A reader reads `moved`, the tables, both buckets, and `moved`
- * again: if it saw nothing and `moved` is the same, then there is nothing. A new port is told like a move.
+ * again: if there was no hit and `moved` is the same, the key is no member's. A new port counts as a move.
  */
 #ifndef ROOST_FILTER_H
 #define ROOST_FILTER_H
@@ -35,7 +35,7 @@
 
 /* The one value of the map `filter_gate`, memory-mapped. */
 struct roost_filter_gate {
-    __u32 buckets; /* of the filter, while there is anybody in it; else 0: nobody needs to look */
+    __u32 buckets; /* of the filter; 0: it has no members, and need not be read */
     __u32 moved;
     __u64 members;
     __u32 interface[ROOST_FILTER_INTERFACES]; /* where XDP hears clients, 0: none */

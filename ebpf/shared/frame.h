@@ -10,14 +10,13 @@
 
 /* Why a frame was handed to the engine. */
 enum roost_why {
-    ROOST_WHY_HOLD = 1,  /* the connection was being moved when it came */
-    ROOST_WHY_WAKE = 2,  /* judged WAKE */
-    ROOST_WHY_LOCAL = 4, /* for a leg of this machine's own: the engine judges it; it has no checksum */
-    ROOST_WHY_GUARD = 3, /* no frame: the stack answered one with an RST that the guard stopped (fragments, exotic
+    ROOST_WHY_HOLD = 1,    /* the connection was being moved when it came */
+    ROOST_WHY_WAKE = 2,    /* judged WAKE */
+    ROOST_WHY_LOCAL = 4,   /* for a leg of this machine's own: the engine judges it; it has no checksum */
+    ROOST_WHY_GUARD = 3,   /* no frame: the stack answered one with an RST that the guard stopped (fragments, exotic
                            headers); the RST's numbers prove that its cause was genuine. The client retransmits. */
-    ROOST_WHY_PERHAPS =
-        5 /* in no table, but perhaps it sleeps without a slot (ebpf/shared/filter.h). Without a frame: as above,
-                             but nothing is proved */
+    ROOST_WHY_PERHAPS = 5, /* in no table, and a hit in the filter (ebpf/shared/filter.h). Without a frame: as above,
+                           but nothing is proved */
 };
 
 #define ROOST_FRAME_SMALL 320
@@ -52,8 +51,8 @@ struct roost_errand {
     __u64 secret[2];
 };
 
-/* A packet of ours for the wire, without payload: IPv4 or IPv6 without options, a TCP header, perhaps timestamps as RFC 7323
- * appendix A lays them out. Its TSval is that of the moment 0 of our clock: the sender adds the time (stamp.h). */
+/* A packet of ours for the wire, without payload: IPv4 or IPv6 without options, a TCP header, timestamps as RFC 7323
+ * appendix A lays them out or none. Its TSval is that of the moment 0 of our clock: the sender adds the time (stamp.h). */
 #define ROOST_PROBE_MAX 72
 enum roost_probe_state {
     ROOST_PROBE_WAITS = 0,

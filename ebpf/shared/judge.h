@@ -7,8 +7,8 @@
  * keep-alive probe, an unacceptable segment), what must be brought to the kernel (WAKE), and what is dropped.
  *
  * Freezing demands that nothing is in flight in either direction, so a genuine segment always acknowledges exactly
- * snd_nxt. We demand that too: together with a sequence number in the window it means that nobody who cannot see
- * the connection can wake it (RFC 5961 asks for less). A genuine segment that was overtaken by its own successor
+ * snd_nxt. We demand that too: together with a sequence number in the window it keeps an off-path sender from waking
+ * the connection (RFC 5961 asks for less). A genuine segment that was overtaken by its own successor
  * carries an older acknowledgement; it is answered like any unacceptable one and its sender retransmits it.
  */
 #ifndef ROOST_JUDGE_H

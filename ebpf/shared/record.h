@@ -3,7 +3,7 @@
  * The record of an inactive connection: the ONE definition, shared by the BPF programs, the C engine and (through
  * cffi) the Python control plane.
  *
- * An inactive connection is split by who needs what:
+ * An inactive connection is split by use:
  *
  *     table slot  = far end + struct roost_ka    what answering and sending a keep-alive needs   (IDLE and SLEEP)
  *     endpoint    = struct roost_endpoint        the near end, shared by all connections that have it
@@ -19,7 +19,7 @@
  * position. The client's leg stands for the connection: it is what has a state. The server's keeps its rest slot in
  * memory when the connection goes to SLEEP.
  *
- * Who writes what: the engine thread is the only writer of the table, and of every field, except for those marked X,
+ * Writers: the engine thread is the only writer of the table, and of every field, except for those marked X,
  * which XDP alone writes while the connection is inactive (single aligned stores; a lost update costs nothing).
  * Numbers are in host byte order, addresses and ports in network byte order.
  */

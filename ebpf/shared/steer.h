@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* What the engine tells the steering programs (steer.bpf.c). */
+/* What the engine writes for the steering programs (steer.bpf.c). */
 #ifndef ROOST_STEER_H
 #define ROOST_STEER_H
 
@@ -21,7 +21,7 @@ struct roost_managed {
     __u32 fail_closed; /* without a daemon new clients are refused; else they are routed to their server */
 };
 
-enum roost_door { /* sockets that accept servers who want a client, by family */
+enum roost_door { /* sockets that accept connections of servers to clients, by family */
     ROOST_DOOR_IPV4,
     ROOST_DOOR_IPV6,
     ROOST_DOORS

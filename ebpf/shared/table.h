@@ -16,13 +16,13 @@
  * client is the far end and the service's address the near one, of a server's leg (ROOST_F_SERVER) the server is the near
  * end and our address the far one.
  *
- * Generations. A table that fills up grows into a larger one, a few slots at a time. While it does, there are two: who
- * looks a key up looks into the old one first, since a slot is copied before it is removed. `tables4` and `tables6` are
+ * Generations. A table that fills up grows into a larger one, a few slots at a time. While it does, there are two: a
+ * look-up reads the old one first, since a slot is copied before it is removed. `tables4` and `tables6` are
  * maps of maps, and struct roost_config says which of them are in use.
  *
  * Order of writes. Insert, under the locks of both buckets, for the XDP program inserts, too: ctl with a new version and a
  * phase that holds packets, the fields, the tag, then the real phase. Remove: phase FREE (which holds packets, too), then
- * the tag; from then on the slot is anybody's. A reader takes ctl before and after the fields; if the two differ, the slot
+ * the tag; from then on the slot is free. A reader takes ctl before and after the fields; if the two differ, the slot
  * changed hands under it and the packet is held for the engine.
  */
 #ifndef ROOST_TABLE_H
@@ -50,7 +50,7 @@ struct roost_slot6 { /* 52 bytes */
     struct roost_ka ka;
 };
 
-/* Who holds a bucket's lock: the engine's successor takes its lock away from a dead engine, never from XDP. */
+/* The holder of a bucket's lock: the engine's successor takes its lock away from a dead engine, never from XDP. */
 #define ROOST_LOCK_FREE 0u
 #define ROOST_LOCK_XDP 1u
 #define ROOST_LOCK_ENGINE 2u
@@ -61,7 +61,7 @@ struct roost_bucket_head { /* 64 bytes */
         __u64 tags[ROOST_BUCKET_SLOTS / 8];
     };
     __u32 lock;
-    __u32 due_s; /* CLOCK_MONOTONIC seconds when the engine must look at these slots; who adds one may set it earlier */
+    __u32 due_s; /* CLOCK_MONOTONIC seconds when the engine must look at these slots; an insert may set it earlier */
 };
 
 struct roost_bucket4 { /* 2304 bytes */

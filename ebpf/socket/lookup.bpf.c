@@ -3,11 +3,11 @@
  * Socket lookup: no packet of a connection in the table reaches a listener.
  *
  * What XDP does not understand (a SYN in fragments, say) goes on to the stack. A listener would answer it and make a
- * half-open connection, and while that lasts the sleeping one of the same 4-tuple could not be rebuilt: anybody could
- * keep it asleep. Without a listener the stack has nothing but an RST to say, and the guard stops that. For the same reason
- * it is noted of anybody else that he may get a socket (ebpf/shared/sockets.h): he must not be born asleep beside it.
+ * half-open connection, and while that lasts the sleeping one of the same 4-tuple could not be rebuilt: any
+ * sender could keep it asleep. Without a listener the stack can answer with an RST alone, and the guard stops that. Every
+ * other key is noted as one that may get a socket (ebpf/shared/sockets.h): births skip it.
  */
-#include "ebpf/lib/perhaps.h"
+#include "ebpf/lib/candidate.h"
 #include "ebpf/lib/socket.h"
 
 #include <linux/in.h>
@@ -58,7 +58,7 @@ int roost_lookup(struct bpf_sk_lookup *ctx) {
     }
     if (find(cfg, &key, v6, &found))
         return SK_DROP;
-    if (perhaps_asleep(&found, key.local_port) == PERHAPS && is_heard(ctx->ingress_ifindex))
+    if (filter_says(&found, key.local_port) == CANDIDATE && is_heard(ctx->ingress_ifindex))
         return SK_DROP;
     const struct roost_births_gate *gate = bpf_map_lookup_elem(&births_gate, &zero);
     struct roost_sockets *sockets = bpf_map_lookup_elem(&births_sockets, &zero);

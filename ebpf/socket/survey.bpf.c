@@ -4,7 +4,7 @@
  *
  * It is attached to nothing. The engine runs it (BPF_PROG_RUN) in its own network namespace over a slice of `sockets`,
  * which it shares by memory. Nothing is locked, and need not be: the engine shuts a socket off by a filter before it
- * believes what is read here, and the getsockopt calls that this replaces read without a lock as well.
+ * uses what is read here, and the getsockopt calls that this replaces read without a lock as well.
  */
 #include <linux/bpf.h>
 

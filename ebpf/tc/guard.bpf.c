@@ -4,23 +4,23 @@
  *
  * Such an RST means that a packet of a sleeping connection reached the stack: a reassembled fragment, a packet that
  * passed XDP just before the mark. The kernel takes the RST's sequence number from the packet's acknowledgement
- * (RFC 9293 3.10.7.1), so if it is exactly our snd_nxt, the packet came from somebody who sees the connection: wake it,
+ * (RFC 9293 3.10.7.1), so if it is exactly our snd_nxt, its sender sees the connection: wake it,
  * and the retransmission finds a socket.
  *
- * Nor does one leave for a connection that is perhaps asleep without a slot: the engine puts it back into the table, where
- * the retransmission is judged. An RST that answers a packet of nobody has either no ACK or the sequence number 0; what a
- * socket of ours sends when it is closed has both (one of somebody who is taken for a sleeper must go out).
+ * Nor does one leave for a candidate of the filter: the engine puts its connection back into the table, where the
+ * retransmission is judged. An RST that the stack sends without a socket has either no ACK or the sequence number 0; a
+ * socket's own has both, and goes out (the key may be a false positive).
  */
 #include "ebpf/lib/ctx_skb.h"
 #include "ebpf/lib/packet.h"
-#include "ebpf/lib/perhaps.h"
+#include "ebpf/lib/candidate.h"
 
 #include <linux/pkt_cls.h>
 
 char _license[] SEC("license") = "GPL";
 
-/* Tells the engine; the frame itself was the stack's. */
-static __noinline int tell(const struct roost_key *key, __u32 why) {
+/* A record for the engine without a frame, which was the stack's. */
+static __noinline int report(const struct roost_key *key, __u32 why) {
     struct roost_frame *f = bpf_ringbuf_reserve(&ring, sizeof(*f), 0);
     if (!f) {
         count(ROOST_N_RING_FULL);
@@ -51,10 +51,10 @@ int roost_guard(struct __sk_buff *skb) {
         return TC_ACT_OK;
     struct found found = {};
     if (!find(cfg, &key, p.v6, &found)) {
-        if ((tcp->ack && tcp->seq) || perhaps_asleep(&found, key.local_port) == PERHAPS_NOT)
+        if ((tcp->ack && tcp->seq) || filter_says(&found, key.local_port) == NO_CANDIDATE)
             return TC_ACT_OK;
         count(ROOST_N_RST_GUARDED);
-        tell(&key, ROOST_WHY_PERHAPS);
+        report(&key, ROOST_WHY_PERHAPS);
         return TC_ACT_SHOT;
     }
     struct roost_ka *slot = found.slot;
@@ -62,7 +62,7 @@ int roost_guard(struct __sk_buff *skb) {
     count(ROOST_N_RST_GUARDED);
     __u32 phase = ROOST_PHASE(slot->ctl);
     if ((phase == ROOST_IDLE || phase == ROOST_SLEEP) && bpf_ntohl(tcp->seq) == slot->snd_nxt &&
-        tell(&key, ROOST_WHY_GUARD))
+        report(&key, ROOST_WHY_GUARD))
         count(ROOST_N_GUARD_WOKEN);
     return TC_ACT_SHOT;
 }

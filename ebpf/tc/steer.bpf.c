@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only
 /*
- * tc ingress of a router: which packets are ours, though their address is somebody else's.
+ * tc ingress of a router: which packets are ours, though their address is not.
  *
  *     client to a managed server     ours when it opens a connection or belongs to one that is ours; not what was routed
  *                                    while there was no daemon. Without one it is routed or refused, as the policy says
@@ -70,7 +70,7 @@ static __always_inline int parse_icmp_error(struct __sk_buff *skb, struct arriva
 }
 
 enum owner {
-    NOBODY,     /* no socket of ours */
+    NO_OWNER,   /* no socket of ours */
     LISTENER,   /* one that would accept it, or refuse it */
     CONNECTION, /* the one it belongs to, a half-open one included */
 };
@@ -101,7 +101,7 @@ static __always_inline enum owner owner_of(struct __sk_buff *skb, const struct a
     const struct tcphdr *tcp = &a->header.tcp;
     struct bpf_sock *sk = find_socket(skb, &a->packet.key, a->packet.v6);
     if (!sk)
-        return NOBODY;
+        return NO_OWNER;
     enum owner owner = sk->state == TCP_STATE_LISTEN ? LISTENER : CONNECTION;
     if (owner == LISTENER && tcp->ack && !tcp->syn && !tcp->rst && has_cookie(sk, a))
         owner = CONNECTION;
@@ -241,7 +241,7 @@ static __always_inline int wants_client(struct __sk_buff *skb, const struct pack
     return search.found;
 }
 
-/* A server that wants a client: the door takes it, if there is one. Its ACK belongs to the door, too, when the door
+/* A server's connection to a client: the door takes it, if there is one. Its ACK belongs to the door, too, when the door
  * answered with a cookie. */
 static __always_inline void attach(struct __sk_buff *skb, const struct arrival *a, const struct roost_config *cfg) {
     const struct packet *p = &a->packet;

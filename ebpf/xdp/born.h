@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
  * Born asleep: a handshake without a socket. XDP answers a SYN with a SYN cookie (RFC 4987 3.6) and forgets it. The
- * acknowledgement that brings the cookie back goes straight into the table, as an IDLE connection that nobody has spoken
- * on; what the SYN said comes back with it, in the cookie (MSS) and in the echoed timestamp (window scale, SACK; RFC 7323
+ * acknowledgement that brings the cookie back goes straight into the table, as an IDLE connection without a byte
+ * sent on it; what the SYN said comes back with it, in the cookie (MSS) and in the echoed timestamp (window scale, SACK; RFC 7323
  * lets a clock stand still for a moment). Without timestamps neither of the two is agreed on.
  *
  * A cookie is a SipHash of the 4-tuple, the client's sequence number, what both agree on and the minute, with a secret of
@@ -10,7 +10,7 @@
  *
  *     | minute mod 4 : 2 | MSS class : 3 | hash : 27 |
  *
- * and is good for two minutes. Of what a stranger guesses, one in 2^28 is good. A client that we forgot meanwhile
+ * and is good for two minutes. Of guesses, one in 2^28 is good. A client that we forgot meanwhile
  * echoes some later timestamp of ours: its cookie is not good any more, or its scale would be taken for another.
  */
 #ifndef ROOST_BORN_H
@@ -44,7 +44,7 @@ struct birth_rate {
     __u32 now, before;
 };
 
-/* Somebody found no room: the next ones need not try. The engine opens again when it sees that there is some. */
+/* There is no room: no more cookies until the engine, which sees when there is some, opens the gate again. */
 static __noinline int close_gate(void) {
     __u32 zero = 0;
     struct roost_births_gate *gate = bpf_map_lookup_elem(&births_gate, &zero);
@@ -105,7 +105,7 @@ static __noinline __u64 birth_hash6(const struct roost_births_gate *gate, const 
 
 #define PORTS(client, local) ((__u32)(client) << 16 | (local))
 
-/* Of packets, an IPv4-mapped source address is IPv4: from an IPv6 one nobody can be a client. */
+/* Of packets, an IPv4-mapped source address is IPv4: an IPv6 packet from such an address is no client's. */
 static __noinline __u64 birth_hash(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn,
                                    __u32 period, __u32 agreed) {
     __u64 high;
@@ -130,7 +130,7 @@ static __always_inline __u32 cookie_of(const struct roost_births_gate *gate, con
     return cookie_with(birth_hash(gate, key, isn, period, agreed | class << 8), period, class);
 }
 
-/* Our clock for this connection: where it begins is nobody's business (RFC 7323 7.1). Not of the minute, for it has to be
+/* Our clock for this connection: its offset is random to others (RFC 7323 7.1). Not of the minute, for it has to be
  * found again. */
 static __always_inline __u32 birth_clock(const struct roost_births_gate *gate, const struct roost_key *key) {
     return (__u32)(birth_hash(gate, key, 0, CLOCK_PERIOD, 0) >> 32);
@@ -228,7 +228,7 @@ static __noinline int may_answer(struct xdp_md *ctx, const struct packet *p) {
     return !has_socket(ctx, &p->key, p->v6);
 }
 
-/* Answers a SYN with a cookie; 0: the stack may have it, and knows what to do. */
+/* Answers a SYN with a cookie; 0: the stack has it. */
 static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, struct birth_notes *notes,
                                  const struct birth_ward *ward) {
     const struct roost_segment *s = &notes->segment;

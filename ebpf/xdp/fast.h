@@ -3,7 +3,7 @@
  * The short way for what nearly all packets of sleeping connections are: a keep-alive probe, or the answer to one, over
  * IPv4 without options, with timestamps where Linux and most others put them (RFC 7323 appendix A) or without any. It does
  * what the long way in inactive.bpf.c does, with direct access to the packet, one pass over the tags and no call but that
- * for the clock. What is of nobody in the table, as all is of connections that are awake, goes on from here, too. Whatever
+ * for the clock. Packets of connections that are not in the table, as those that are awake, go on from here, too. Whatever
  * is any different takes the long way.
  */
 #ifndef ROOST_FAST_H
@@ -16,10 +16,10 @@
 #include "ebpf/lib/segment.h"
 
 #define FAST_LONG_WAY (-1)
-#define FAST_SYN (-2)      /* it is one (ebpf/xdp/fast_born.h) */
-#define FAST_BIRTH (-3)    /* an acknowledgement for nobody in the table: of a handshake, perhaps */
-#define FAST_STRANGER (-4) /* a segment for nobody in the table: of somebody awake, nearly always */
-#define FAST_CANDIDATES 3  /* slots with the right tag that are looked at */
+#define FAST_SYN (-2)     /* it is one (ebpf/xdp/fast_born.h) */
+#define FAST_BIRTH (-3)   /* an acknowledgement, of no key in the table: it may end a handshake */
+#define FAST_UNKNOWN (-4) /* a segment, of no key in the table: nearly always of a connection awake */
+#define FAST_CANDIDATES 3 /* slots with the right tag that are looked at */
 #define TS_LAYOUT bpf_htonl(0x0101080a)
 
 /* A slot's owner may change while its fields are read: ctl is read before and after them. Where the processor keeps loads
@@ -93,7 +93,7 @@ static __always_inline struct roost_ka *fast_find(void *table, const struct roos
             struct roost_slot4 *s = &b->slot[at];
             *ctl = ordered_ctl(&s->ka);
             if (ROOST_FLAGS(*ctl) & ROOST_F_SERVER)
-                return 0; /* whose ends are the other way round */
+                return 0; /* its ends are the other way round */
             if (fast_is(s, *ctl, ip, tcp))
                 return &s->ka;
             mask &= mask - 1;
@@ -122,8 +122,8 @@ static __always_inline void fast_turn(__u16 *mac) {
     mac[5] = far[2];
 }
 
-/* A verdict, or one of the others above with nothing changed; nobody: what was looked for, when it was not found. */
-static __noinline int fast(struct xdp_md *ctx, const struct roost_config *cfg, struct found *nobody) {
+/* A verdict, or one of the others above with nothing changed; sought: the key that was not found. */
+static __noinline int fast(struct xdp_md *ctx, const struct roost_config *cfg, struct found *sought) {
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
     struct ethhdr *eth = data;
     struct iphdr *ip = (void *)(eth + 1);
@@ -142,7 +142,7 @@ static __noinline int fast(struct xdp_md *ctx, const struct roost_config *cfg, s
                (timestamps ? ip->tot_len == bpf_htons(52) : tcp->doff == 5 && ip->tot_len == bpf_htons(40));
     if (timestamps && ((void *)(options + 3) > end || options[0] != TS_LAYOUT))
         return FAST_LONG_WAY;
-    nobody->moved = moves();
+    sought->moved = moves();
     __u32 in_use = *(volatile const __u32 *)&cfg->v4.in_use;
     if (ROOST_PREVIOUS(in_use))
         return FAST_LONG_WAY;
@@ -151,14 +151,14 @@ static __noinline int fast(struct xdp_md *ctx, const struct roost_config *cfg, s
     void *table = bpf_map_lookup_elem(&tables4, &generation);
     if (!table)
         return FAST_LONG_WAY;
-    nobody->hash = fast_hash(cfg, ip, tcp);
-    struct roost_place place = roost_place_of(nobody->hash, buckets_of(&cfg->v4, generation));
+    sought->hash = fast_hash(cfg, ip, tcp);
+    struct roost_place place = roost_place_of(sought->hash, buckets_of(&cfg->v4, generation));
     int absent;
     struct roost_ka *slot = bare ? fast_at_home(table, &place, ip, tcp, &ctl) : 0;
     if (!slot)
         slot = fast_find(table, &place, ip, tcp, &ctl, &absent);
     if (!slot)
-        return !absent ? FAST_LONG_WAY : bare && timestamps ? FAST_BIRTH : FAST_STRANGER;
+        return !absent ? FAST_LONG_WAY : bare && timestamps ? FAST_BIRTH : FAST_UNKNOWN;
     if (!bare)
         return FAST_LONG_WAY;
     __u32 snd_nxt = slot->snd_nxt, rcv_nxt = slot->rcv_nxt, ts_offset = slot->ts_offset, ts_recent = slot->ts_recent;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * The short way for what nearly all clients send that are born asleep (born.h), over IPv4 without options: a SYN with
- * the options of Linux in its order, and the acknowledgement with timestamps that ends the handshake; and for what those
- * send who are neither asleep nor about to be. As in fast.h, it does what the long way does with direct access to the
+ * The short way for nearly all packets of clients that are born asleep (born.h), over IPv4 without options: a SYN with
+ * the options of Linux in its order, and the acknowledgement with timestamps that ends the handshake; and for packets of
+ * connections that are awake. As in fast.h, it does what the long way does with direct access to the
  * packet, and whatever is any different takes the long way.
  */
 #ifndef ROOST_FAST_BORN_H
@@ -10,14 +10,14 @@
 
 #include "born.h"
 #include "fast.h"
-#include "ebpf/lib/perhaps.h"
+#include "ebpf/lib/candidate.h"
 
 #define SYN_BYTES 60                              /* IP and TCP headers, with 20 bytes of options: theirs and ours */
 #define SYN_LAYOUT_1 bpf_htonl(0x0402080a)        /* SACK permitted, timestamps */
 #define SYN_LAYOUT_4(word) (bpf_ntohl(word) >> 8) /* all but the shift */
 #define SYN_WSCALE 0x010303                       /* no operation, window scale */
 
-/* 0 if nobody may be born here. */
+/* 0: no births here. */
 static __always_inline const struct roost_birth *fast_ward(const struct iphdr *ip, const struct tcphdr *tcp,
                                                            const struct roost_births_gate **gate) {
     __u32 zero = 0;
@@ -66,8 +66,8 @@ static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cf
     __u32 zero = 0;
     struct roost_sockets *sockets = bpf_map_lookup_elem(&births_sockets, &zero);
     __u64 key_hash = fast_hash(cfg, ip, tcp);
-    struct found nobody = {.hash = key_hash, .moved = moves()};
-    if (!sockets || !fast_absent(cfg, key_hash, ip, tcp) || perhaps_asleep(&nobody, tcp->dest) != PERHAPS_NOT)
+    struct found sought = {.hash = key_hash, .moved = moves()};
+    if (!sockets || !fast_absent(cfg, key_hash, ip, tcp) || filter_says(&sought, tcp->dest) != NO_CANDIDATE)
         return FAST_LONG_WAY;
     if (!birth)
         return XDP_PASS;
@@ -124,9 +124,9 @@ static __always_inline int fast_cookie_good(const struct roost_births_gate *gate
     return ((__u32)hash & COOKIE_HASH_MASK) == (cookie & COOKIE_HASH_MASK);
 }
 
-/* An acknowledgement, perhaps with more, of a connection that is not in the table: neither asleep without a slot, nor the
+/* An acknowledgement, with or without data, of a connection that is not in the table: neither asleep without a slot, nor the
  * end of a handshake, it is the stack's. */
-static __noinline int fast_stranger(struct xdp_md *ctx, const struct found *nobody) {
+static __noinline int fast_unknown(struct xdp_md *ctx, const struct found *sought) {
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
     struct iphdr *ip = data + sizeof(struct ethhdr);
     struct tcphdr *tcp = (void *)(ip + 1);
@@ -134,7 +134,7 @@ static __noinline int fast_stranger(struct xdp_md *ctx, const struct found *nobo
     __u32 agreed = 0;
     if ((void *)(tcp + 1) > end)
         return FAST_LONG_WAY;
-    if (perhaps_asleep(nobody, tcp->dest) != PERHAPS_NOT)
+    if (filter_says(sought, tcp->dest) != NO_CANDIDATE)
         return FAST_LONG_WAY;
     const struct roost_births_gate *gate;
     if (!fast_ward(ip, tcp, &gate))
@@ -153,7 +153,7 @@ static __noinline int fast_stranger(struct xdp_md *ctx, const struct found *nobo
 }
 
 /* An acknowledgement with timestamps and without data, of a connection that is not in the table. */
-static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *cfg, const struct found *nobody) {
+static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *cfg, const struct found *sought) {
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
     struct iphdr *ip = data + sizeof(struct ethhdr);
     struct tcphdr *tcp = (void *)(ip + 1);
@@ -166,7 +166,7 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     struct birth_notes *notes = bpf_map_lookup_elem(&births_notes, &zero);
     const struct roost_sockets *sockets = bpf_map_lookup_elem(&births_sockets, &zero);
     if (!birth || !notes || !sockets)
-        return FAST_STRANGER;
+        return FAST_UNKNOWN;
     struct newborn *n = &notes->born;
     n->in_use = *(volatile const __u32 *)&cfg->v4.in_use;
     if (ROOST_PREVIOUS(n->in_use))
@@ -176,7 +176,7 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     __u32 isn = bpf_ntohl(tcp->seq) - 1, cookie = bpf_ntohl(tcp->ack_seq) - 1, tsecr = bpf_ntohl(options[2]);
     __u32 class = cookie_class(cookie), ports = PORTS(tcp->source, tcp->dest);
     if (!fast_cookie_good(gate, ip, tcp, isn, (tsecr & TS_BITS) | TS_AGREED, now_ms))
-        return FAST_STRANGER;
+        return FAST_UNKNOWN;
     __u64 pseudo = (__u64)ip->saddr + ip->daddr + bpf_htons(IPPROTO_TCP) + bpf_htons(32);
     if (fold_words(words((__be32 *)ip, 5)) != 0xffff || fold_words(pseudo + words((__be32 *)tcp, 8)) != 0xffff)
         return FAST_LONG_WAY;
@@ -193,8 +193,8 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     ka->class = birth->class;
     ka->rest = ROOST_BORN(mss_of_class(class), bpf_ntohs(tcp->window));
     agree(ka, tsecr);
-    n->hash = nobody->hash;
-    if (perhaps_asleep(nobody, tcp->dest) != PERHAPS_NOT)
+    n->hash = sought->hash;
+    if (filter_says(sought, tcp->dest) != NO_CANDIDATE)
         return FAST_LONG_WAY;
     n->endpoint = birth->endpoint;
     set_addresses4(&n->key, ip->saddr, ip->daddr);

@@ -11,7 +11,7 @@
 #include "fast.h"
 #include "fast_born.h"
 #include "ebpf/shared/judge.h"
-#include "ebpf/lib/perhaps.h"
+#include "ebpf/lib/candidate.h"
 #include "ebpf/lib/reply.h"
 
 #include <linux/if_ether.h>
@@ -132,8 +132,8 @@ static __noinline int settle_in(const struct roost_config *cfg, const struct pac
 
 #define SPEAKS (-1)
 
-/* A packet of no connection that we know: of one that is being born, perhaps. A verdict, or SPEAKS: it is in the table now,
- * and this packet is more than its birth. */
+/* A packet whose key is not in the tables: it may be of a handshake that ends in the table. A verdict, or SPEAKS: the
+ * connection is in the table now, and this packet is more than the end of its handshake. */
 static __noinline int unknown(struct xdp_md *ctx, const struct roost_config *cfg, const struct packet *p) {
     __u32 zero = 0;
     const struct roost_births_gate *gate = bpf_map_lookup_elem(&births_gate, &zero);
@@ -171,7 +171,8 @@ static __noinline int unknown(struct xdp_md *ctx, const struct roost_config *cfg
     if (there > 0)
         return ended == 2 ? SPEAKS : XDP_DROP;
     count(ROOST_N_BORN_REFUSED);
-    return there ? XDP_DROP : XDP_PASS; /* its next packet brings the cookie, too; without room it is told by RST */
+    return there ? XDP_DROP
+                 : XDP_PASS; /* its next packet brings the cookie, too; without room the stack answers with an RST */
 }
 
 /* A packet of a connection in the table. */
@@ -179,7 +180,7 @@ static __noinline int known(struct xdp_md *ctx, const struct packet *p, const st
     struct roost_ka *slot = found->slot;
     struct roost_ka ka;
     if (!snapshot(found, &ka))
-        return hand_over(ctx, p, ROOST_WHY_HOLD); /* the slot changed hands just now: the engine knows more */
+        return hand_over(ctx, p, ROOST_WHY_HOLD); /* the slot changed owners just now: the engine looks again */
 
     struct roost_segment s = {};
     int good = read_segment(ctx, p, &s);
@@ -224,16 +225,16 @@ static __noinline int long_way(struct xdp_md *ctx, const struct roost_config *cf
     if (!parse(ctx, &p, &nowhere) || p.fragment || (__s32)p.l4_length < (int)sizeof(struct tcphdr))
         return outbox_or_pass(ctx, cfg, p.not_ip);
     struct found found = {};
-    int perhaps = PERHAPS_MOVED;
-    for (int i = 0; i < 2 && perhaps == PERHAPS_MOVED; i++) {
+    int candidate = LOOK_AGAIN;
+    for (int i = 0; i < 2 && candidate == LOOK_AGAIN; i++) {
         if (find(cfg, &p.key, p.v6, &found))
             return known(ctx, &p, &found);
-        perhaps = perhaps_asleep(&found, p.key.local_port);
+        candidate = filter_says(&found, p.key.local_port);
     }
-    if (perhaps != PERHAPS_NOT)
+    if (candidate != NO_CANDIDATE)
         return hand_over(ctx, &p, ROOST_WHY_PERHAPS);
     int verdict = unknown(ctx, cfg, &p);
-    /* It did more than end its handshake: the engine knows what to do about it. */
+    /* It did more than end its handshake: the engine judges that. */
     return verdict == SPEAKS ? hand_over(ctx, &p, ROOST_WHY_HOLD) : verdict;
 }
 
@@ -243,13 +244,13 @@ int roost_inactive(struct xdp_md *ctx) {
     const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
     if (!cfg)
         return XDP_PASS;
-    struct found nobody = {};
-    int verdict = fast(ctx, cfg, &nobody);
+    struct found sought = {};
+    int verdict = fast(ctx, cfg, &sought);
     if (verdict == FAST_SYN)
         verdict = fast_syn(ctx, cfg);
     else if (verdict == FAST_BIRTH)
-        verdict = fast_birth(ctx, cfg, &nobody);
-    if (verdict == FAST_STRANGER)
-        verdict = fast_stranger(ctx, &nobody);
+        verdict = fast_birth(ctx, cfg, &sought);
+    if (verdict == FAST_UNKNOWN)
+        verdict = fast_unknown(ctx, &sought);
     return verdict == FAST_LONG_WAY ? long_way(ctx, cfg) : verdict;
 }

@@ -6,7 +6,7 @@
  * (a held frame, coming home). It is of an experimental EtherType and carries a secret.
  *
  * To the wire, by the routing table: keep-alive probes. The engine offers as many as are due, and begins with a few frames of its
- * own. The answer to a probe, which nobody needs any more once it was noted, becomes the next probe: a page less to be
+ * own. The answer to a probe, which is not needed once it was noted, becomes the next probe: a page less to be
  * allocated and one less to be freed, and no more probes are on their way than before (cext/path/pace.h).
  *
  * The pages of such a run come back as the last receiver left them, so nothing in a frame says what it is for: what does is where
@@ -34,7 +34,7 @@
 #include "maps.h"
 
 /* Routes that were looked up in this second, by both ends: clients that share an address, or their NAT's, share them.
- * Of each processor: others would have to wait for who writes one. */
+ * Each processor has its own: no locks. */
 struct route {
     __be32 from[4], to[4];
     __u32 at_s; /* plus 1; 0: none yet */
@@ -170,7 +170,7 @@ static __always_inline int become_next(struct xdp_md *ctx, struct roost_probe_ru
     return ifindex == ctx->ingress_ifindex ? XDP_TX : bpf_redirect(ifindex, 0);
 }
 
-/* An answer was noted, and its frame is needed no more. The engine is told what it does not see: how many frames are on
+/* An answer was noted, and its frame is needed no more. Counted for the engine, which does not see how many frames are on
  * their way (cext/path/pace.h). */
 static __always_inline int next_probe(struct xdp_md *ctx, int may_become) {
     __u32 zero = 0;
@@ -193,7 +193,7 @@ static __always_inline int first_probe(struct xdp_md *ctx) {
     return verdict;
 }
 
-/* A frame that has no TCP segment in it: the engine's own, or none of our business. */
+/* A frame that has no TCP segment in it: the engine's own, or the stack's. */
 static __noinline int outbox_or_pass(struct xdp_md *ctx, const struct roost_config *cfg, int not_ip) {
     struct roost_errand errand;
     if (ctx->ingress_ifindex == ROOST_PROBE_IFINDEX && ctx->data_end - ctx->data == ROOST_PROBE_FRAME)

@@ -50,7 +50,7 @@ MUTANTS = (
         "the short way overlooks servers' legs",
         "xdp",
         "ebpf/xdp/fast.h",
-        "                return 0; /* whose ends are the other way round */",
+        "                return 0; /* its ends are the other way round */",
         "                ;",
         "CLAIM BROKEN",
     ),

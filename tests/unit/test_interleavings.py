@@ -149,7 +149,7 @@ REORDERED_MUTANTS = (
     Mutant(
         "the filter may be read before the tags",
         "data while its slot is left for the filter",
-        "ebpf/lib/perhaps.h",
+        "ebpf/lib/candidate.h",
         "    if (moves_of(gate) != found->moved) /* orders",
         "    if (0) /* orders",
         "a packet of A came to the stack, and there is no socket: RST",

@@ -1,29 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/*
- * Who is in no table, but may be asleep without a slot: a look into the filter (filter.h), and at whom the engine has
- * found to be a stranger.
- */
-#ifndef ROOST_PERHAPS_H
-#define ROOST_PERHAPS_H
+/* Whether a key that is in no table may be that of a connection asleep without a slot: what the filter says (filter.h),
+ * less the false positives that the engine has noted. */
+#ifndef ROOST_CANDIDATE_H
+#define ROOST_CANDIDATE_H
 
 #include "find.h"
 
-enum perhaps {
-    PERHAPS_NOT,
-    PERHAPS,
-    PERHAPS_MOVED, /* nothing was seen, but something moved meanwhile: whoever looks again sees it */
+enum candidate {
+    NO_CANDIDATE,
+    CANDIDATE,
+    LOOK_AGAIN, /* no hit, but something moved during the look: tables and filter must be read again */
 };
 
-/* Whether a key that find() did not find may be that of a connection that sleeps without a slot. port: the key's
- * local_port. */
-static __noinline int perhaps_asleep(const struct found *found, __be16 port) {
+/* enum candidate, of a key that find() did not find. port: the key's local_port. */
+static __noinline int filter_says(const struct found *found, __be16 port) {
     __u32 zero = 0;
     struct roost_filter_gate *gate = bpf_map_lookup_elem(&filter_gate, &zero);
     if (!gate)
-        return PERHAPS_NOT;
+        return NO_CANDIDATE;
 #ifndef ROOST_LOADS_IN_ORDER
     if (moves_of(gate) != found->moved) /* orders the look at the tags before that at the filter */
-        return PERHAPS_MOVED;
+        return LOOK_AGAIN;
 #endif
     __u32 buckets = *(volatile __u32 *)&gate->buckets;
     int hit = 0;
@@ -37,8 +34,8 @@ static __noinline int perhaps_asleep(const struct found *found, __be16 port) {
         }
     }
     if (!hit || !roost_filter_has_port(gate, port))
-        return moves_of(gate) == found->moved ? PERHAPS_NOT : PERHAPS_MOVED;
-    return bpf_map_lookup_elem(&strangers, &found->hash) ? PERHAPS_NOT : PERHAPS;
+        return moves_of(gate) == found->moved ? NO_CANDIDATE : LOOK_AGAIN;
+    return bpf_map_lookup_elem(&strangers, &found->hash) ? NO_CANDIDATE : CANDIDATE;
 }
 
 #endif
