@@ -42,6 +42,7 @@ def test_programs_of_a_lab_whose_owner_is_killed_end_with_it() -> None:
     wait_until(lambda: not inodes & namespaces_in_use(), 5, "all processes of the killed lab end")
 
 
+@pytest.mark.alone("a namespace's number may be given to another lab's at once")
 def test_programs_have_ended_when_their_lab_has() -> None:
     with Lab(clients=10, nat=False) as lab:
         here = lab.address("lan", "eth0")
