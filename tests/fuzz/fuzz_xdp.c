@@ -75,8 +75,7 @@ static void open_gate(uint32_t per_tick) {
         {0x6120736563726574, 0x6f66206f7572206f}, (uint32_t)(host.now_ns / 1000000000) + 2, 2};
     for (int i = 0; i < 2; i++) {
         struct roost_birth_place place = {.port = world.key[i].local_port};
-        struct roost_birth birth = {
-            .endpoint = world.endpoint[i], .mss = 1400, .probe_interval_s = 60, .rate = per_tick};
+        struct roost_birth birth = {.endpoint = world.endpoint[i], .mss = 1400, .class = 60, .rate = per_tick};
         memcpy(place.address, world.key[i].local, 16);
         bpf_map_update_elem(&births, &place, &birth, 0);
     }
