@@ -461,11 +461,11 @@ int roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, 
 }
 
 int roost_find_peer(roost_engine *e, const struct roost_key *key, struct roost_record *record) {
-    struct roost_ka *slot, *peer = NULL;
+    struct roost_ka *peer = NULL;
     roost_lock(e);
-    slot = roost_table_find(&e->table, key);
-    if (slot && roost_table_has_rest(slot) && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED)
-        peer = roost_table_peer(&e->table, slot, &record->key);
+    struct roost_holder h = roost_whose(e, key);
+    if (h.by != ROOST_BY_LEG && roost_is_pair(h.slot) && roost_table_has_rest(h.slot))
+        peer = roost_table_peer(&e->table, h.slot, &record->key);
     if (peer) {
         record->ka = *peer;
         record->service = roost_table_service(&e->table, peer);

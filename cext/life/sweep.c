@@ -258,7 +258,7 @@ static uint32_t look(struct walk *w, struct roost_ka *slot, bool v4) {
         }
         next_s = LOOK_AT_LEGS_S;
     }
-    if (phase == ROOST_IDLE && roost_table_has_rest(slot)) {
+    if (phase == ROOST_IDLE && !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) && roost_table_has_rest(slot)) {
         uint32_t due_s = sleep_due(w, slot, v4);
         next_s = due_s < next_s ? due_s : next_s;
     }

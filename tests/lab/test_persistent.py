@@ -6,12 +6,13 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import Final
 
 import pytest
 
-from appliance.wire import KA, Command, Op, Record
+from appliance.wire import KA, Command, EventType, Op, Record
 from control.core.states import LEGAL, Cause, State
 from tests.lab.engine_lab import EngineLab, Pair, receive, tcp_info
 
@@ -260,6 +261,20 @@ def test_a_server_that_comes_for_a_client_asleep_with_another_finds_it_busy(box:
     assert server.recv(1) == b""
     assert box.state(pair) is IDLE
     box.exchange(pair)
+
+
+@pytest.mark.engine(service={**PERSISTENT, "sleep_quiet_ms": 300})
+def test_the_clients_leg_alone_is_due_for_sleep(box: EngineLab) -> None:
+    pairs = [box.connect() for _ in range(4)]
+    for pair in pairs:
+        fall_asleep(box, pair)
+    for pair in pairs:
+        box.wait_state(pair, State.SLEEP)
+    time.sleep(2.2)  # every bucket is looked at once a second
+    due = [event.record.key_raw for event in box.events if event.type == EventType.SLEEP_DUE]
+    assert sorted(due) == sorted(pair.key.pack() for pair in pairs)
+    for pair in pairs:
+        box.exchange(pair)
 
 
 @pytest.mark.parametrize("speaker", ["client", "server"])

@@ -16,6 +16,8 @@ from appliance.lab import DaemonHandle, Lab, endpoint, wait_until
 from appliance.lab.daemon import toml
 from tests.lab.engine_lab import receive
 
+pytestmark = pytest.mark.alone("a change is to be in force within two seconds, whatever else runs")
+
 OBEYED_S: Final = 2.0
 PORTS: Final = {"plain": 8101, "bare": 8102, "born": 8103}
 """bare: without a slot in SLEEP; born: asleep."""
@@ -131,6 +133,7 @@ def test_intervals_and_probes_that_end_reach_every_connection(opened: Callable[[
     began = time.monotonic()
     moved = {state: box.in_state(state) for state in STATES}
     born = box.connect("born")
+    wait_until(lambda: box.counter("probes_sent") > 0, 5, "inactive clients are probed")
     box.reload(dict.fromkeys(FOREVER, "never") | {"probe_interval": "never"})
     if time.monotonic() - began > 8:
         pytest.skip("this machine is too busy: what is to be changed was due by then")
