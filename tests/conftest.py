@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.workermanage import WorkerController
 
 from tests.distribution import Distribution
@@ -36,6 +37,10 @@ BEGUN_FIRST = (  # of all files: those that take longest, with nobody else at wo
 )
 
 TOGETHER = pytest.StashKey[Path]()
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("roost", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("roost")
 
 
 def layer_of(path: Path) -> str:

@@ -102,7 +102,9 @@ class DaemonHandle:
     def http(self, method: str, path: str, **options: Any) -> httpx.Response:
         """A request on the control socket, e.g. http("POST", "/v1/connections/7/wake"); any status is returned."""
         if self._http is None:
-            self._http = httpx.Client(transport=httpx.HTTPTransport(uds=str(self.control_socket)),
+            # The daemon closes a connection that was quiet for 5 s, and may be about to when it is used again.
+            limits = httpx.Limits(keepalive_expiry=1)
+            self._http = httpx.Client(transport=httpx.HTTPTransport(uds=str(self.control_socket), limits=limits),
                                       base_url="http://roost", timeout=60)  # fmt: skip
         try:
             return self._http.request(method, path, **options)

@@ -144,6 +144,7 @@ def test_who_is_greeted_is_acknowledged_before_the_kernel_would(box: EngineLab, 
         assert statistics.median(greeted_s(box) for _ in range(20)) < KERNEL_ACKNOWLEDGES_S - 0.005
 
 
+@pytest.mark.alone("the rush that it counts packets of depends on who else is at work")
 def test_answers_and_ends_are_acknowledgements_too(box: EngineLab, come_and_go: Come) -> None:
     """To a client: SYN-ACK, answer and FIN, ACK. To its server: SYN, the client's word, FIN."""
     fewest = {"wan0": 99.0, "lan0": 99.0}

@@ -417,7 +417,7 @@ def test_spoofed_syns_reach_the_server_and_their_senders_disown_them(lab: Lab, f
         Echo(lab.space("box"), lab.address("box", "wan0", family), port) as echo,
         lab.simulator(CLIENTS, port, family, to_kernel=True) as simulator,
     ):
-        sent = simulator.spoof_syns(range(CLIENTS), seconds=0.05, rate=10_000)
+        sent = simulator.spoof_syns(range(CLIENTS), seconds=0.5, rate=10_000)
         assert sent >= CLIENTS, "each in turn"
         wait_until(
             lambda: simulator.counters()["stray"] >= CLIENTS, 5, "the server answered, and was told to forget it"
@@ -431,7 +431,7 @@ def test_segments_outside_of_the_window_leave_both_ends_as_they_were(ends: Ends)
     simulator = ends.simulator
     assert all_done(simulator.connect(range(CLIENTS)))
     before = [_essence(simulator.client(i)) for i in range(CLIENTS)]
-    assert simulator.spoof_segments(range(CLIENTS), seconds=0.05, rate=10_000) >= CLIENTS
+    assert simulator.spoof_segments(range(CLIENTS), seconds=0.5, rate=10_000) >= CLIENTS
     assert all_done(simulator.speak(range(CLIENTS), 100, 100)), "the connections live"
     now = [_essence(simulator.client(i)) for i in range(CLIENTS)]
     assert [(state, sent - 100 & 0xFFFFFFFF, heard - 100 & 0xFFFFFFFF) for state, sent, heard in now] == before

@@ -89,7 +89,7 @@ def test_a_keepalive_is_answered_all_the_same_and_does_not_wake_it(box: BareSlee
         box.wake_and_answer(pair)
 
 
-@pytest.mark.engine(service={**NO_KEEPALIVES, "sleep_quiet_ms": 1000})
+@pytest.mark.engine(service={**NO_KEEPALIVES, "sleep_quiet_ms": 3000})
 def test_it_leaves_the_table_again_when_it_has_been_silent(box: BareSleep) -> None:
     pair = box.let_sleep()
     with Wire(box) as wire:
@@ -97,7 +97,7 @@ def test_it_leaves_the_table_again_when_it_has_been_silent(box: BareSleep) -> No
         wire.send(sleeper.ip() / sleeper.tcp(seq=-1))
         assert len(wire.replies(sleeper)) == 1, "a keep-alive is answered"
     assert (box.slots, box.members) == (1, 0)
-    box.wait(lambda: (box.slots, box.members) == (0, 1), "it has gone")
+    box.wait(lambda: (box.slots, box.members) == (0, 1), "it has gone", 10)
     box.wake_and_answer(pair)
 
 

@@ -58,6 +58,7 @@ def test_few_of_the_forged_frames_that_meet_a_freeze_are_kept_and_the_client_sti
     assert box.refusals(pair) == []
 
 
+@pytest.mark.alone("the segment is sent in a grace period of 10 ms")
 @pytest.mark.usefixtures("unhurried")
 @BOTH
 def test_a_genuine_segment_that_meets_a_freeze_is_delivered_at_once(box: EngineLab, family: int) -> None:
