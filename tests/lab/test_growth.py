@@ -50,6 +50,7 @@ class Grown:
         return counters
 
 
+@pytest.mark.alone("it waits 10 s for what a table of that size needs of a processor")
 @pytest.mark.parametrize("family", [4, 6])
 def test_a_table_grows_thirtyfold_under_keepalives_and_nobody_is_lost(stack: ExitStack, family: int) -> None:
     grown = Grown(stack, family)
