@@ -5,11 +5,14 @@ and start time, so that the next lab can tell a dead owner's from a living one's
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -54,18 +57,29 @@ def unpin(pin_dir: Path) -> None:
             pin_dir.rmdir()
 
 
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One process at a time, of all on this machine; the kernel ends it with the process."""
+    directory = os.open(BPFFS, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
 def reap() -> list[str]:
     """Remove what dead owners left; the names removed."""
-    removed = []
-    for directory in (Path(tempfile.gettempdir()), BPFFS):
-        if not directory.is_dir():
-            continue
-        for entry in directory.iterdir():
-            if not _NAME.fullmatch(entry.name) or owner(entry.name) is not None:
-                continue
-            if directory == BPFFS:
+    with _alone():
+        remains = [
+            entry
+            for directory in (Path(tempfile.gettempdir()), BPFFS)
+            for entry in directory.iterdir()
+            if _NAME.fullmatch(entry.name) and owner(entry.name) is None
+        ]
+        for entry in remains:
+            if entry.parent == BPFFS:
                 unpin(entry)
             else:
-                shutil.rmtree(entry, ignore_errors=True)  # two new labs may reap the same remains at once
-            removed.append(entry.name)
-    return removed
+                shutil.rmtree(entry, ignore_errors=True)
+    return [entry.name for entry in remains]

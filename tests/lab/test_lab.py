@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from pyroute2 import IPRoute
 
-from appliance.lab import Lab, wait_until
+from appliance.lab import Lab, leftovers, wait_until
 from appliance.lab.leftovers import workspace
 from appliance.lab.namespaces import load_xdp
 from appliance.lab.processes import python_environment
@@ -103,6 +103,24 @@ def test_a_lab_whose_owner_is_killed_leaves_no_namespace_and_no_process(
     assert workspace(name).is_dir(), "nobody was left to remove it"
     with Lab(clients=10):
         assert not workspace(name).exists(), "the next lab removes what a dead one left"
+
+
+def test_labs_that_begin_at_the_same_time_remove_what_a_dead_one_left() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    remains = [leftovers.BPFFS / f"roost-lab-{child.pid}-1-{number}" for number in range(300)]
+    for directory in remains:
+        directory.mkdir()
+    program = "import sys; from appliance.lab import leftovers; sys.stdin.read(1); leftovers.reap()"
+    labs = [
+        subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, env=python_environment())
+        for _ in range(4)
+    ]
+    for lab in labs:
+        assert lab.stdin is not None
+        lab.stdin.close()
+    assert [lab.wait() for lab in labs] == [0] * len(labs)
+    assert not any(directory.exists() for directory in remains)
 
 
 def alive(pid: int) -> bool:
