@@ -118,6 +118,20 @@ static bool is_quiet(struct roost_engine *e, const struct roost_key *key, const 
     return (phase == ROOST_IDLE || phase == ROOST_SLEEP) && !roost_conn_by_key(e, key);
 }
 
+/* The larger table has no place for this client: births have filled it while slots moved. The next growth cannot begin
+ * before this one ends, so the client gets a socket, and a slot again when it is frozen. */
+static void make_way(struct roost_engine *e, const struct roost_key *client) {
+    int error;
+    roost_wake(e, client, ROOST_C_COMMAND, &error); /* refused: the next pass asks again */
+}
+
+static bool move_alone(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
+    bool moved = roost_table_move(&e->table, key, slot);
+    if (!moved)
+        make_way(e, key);
+    return moved;
+}
+
 /* Both legs of a pair, for each names the other's slot. False: not now. */
 static bool move_pair(struct roost_engine *e, const struct roost_key *key, struct roost_ka *leg) {
     struct roost_key client_key;
@@ -134,8 +148,10 @@ static bool move_pair(struct roost_engine *e, const struct roost_key *key, struc
         roost_table_pair(&e->table, &e->table.rest[leg->rest], client);
         leg = roost_table_move(&e->table, key, leg);
     }
-    if (!client || !leg)
+    if (!client || !leg) {
+        make_way(e, &client_key);
         return false;
+    }
     roost_table_pair(&e->table, &e->table.rest[leg->rest], client);
     if (roost_table_has_rest(client))
         roost_table_pair(&e->table, &e->table.rest[client->rest], leg);
@@ -156,7 +172,7 @@ static bool move_client_of_pair(struct roost_engine *e, const struct roost_key *
         return false;
     }
     struct roost_ka *leg = roost_table_peer(&e->table, client, &leg_key);
-    return leg ? move_pair(e, &leg_key, leg) : roost_table_move(&e->table, key, client) != NULL;
+    return leg ? move_pair(e, &leg_key, leg) : move_alone(e, key, client);
 }
 
 /* True: it is where it belongs. */
@@ -167,7 +183,7 @@ static bool move(struct roost_engine *e, const struct roost_key *key, struct roo
         return true;
     if (ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED)
         return move_client_of_pair(e, key, slot);
-    return is_quiet(e, key, slot) && roost_table_move(&e->table, key, slot);
+    return is_quiet(e, key, slot) && move_alone(e, key, slot);
 }
 
 static void end(struct roost_engine *e) {

@@ -41,9 +41,23 @@ class Grown:
         config["network"] = {"interfaces": ["wan0", self.simulator.box_interface]}
         self.daemon = self.lab.daemon(config)
 
-    def is_larger_than(self, before: dict[str, int]) -> bool:
+    def has_grown(self, before: dict[str, int]) -> bool:
+        """All slots have moved."""
+        return self.counters()["tables_grown"] > before["tables_grown"]
+
+    def is_growing(self, before: dict[str, int]) -> bool:
+        """The larger table is in use, and slots may still be moving."""
         after = self.counters()
         return any(after[name] > before[name] for name in ("ipv4_slots", "ipv6_slots"))
+
+    def fill(self, family: int, joined: int) -> tuple[dict[str, int], range]:
+        """Lets clients join who are behind the first `joined`, until 95 % of the slots are taken: the counters from
+        before, and those clients."""
+        before = self.counters()
+        room = max(100, before[f"ipv{family}_slots"] * 95 // 100 - before[f"table_ipv{family}"])
+        some = range(joined, min(CLIENTS, joined + room))
+        assert self.simulator.connect(some).done == len(some)
+        return before, some
 
     def counters(self) -> dict[str, int]:
         counters: dict[str, int] = self.daemon.status()["counters"]
@@ -57,10 +71,7 @@ def test_a_table_grows_thirtyfold_under_keepalives_and_nobody_is_lost(stack: Exi
     simulator, source = grown.simulator, random.Random(family)
     joined = 0
     while joined < CLIENTS:
-        before = grown.counters()
-        room = max(100, before[f"ipv{family}_slots"] * 95 // 100 - before[f"table_ipv{family}"])
-        some = range(joined, min(CLIENTS, joined + room))
-        assert simulator.connect(some).done == len(some)
+        before, some = grown.fill(family, joined)
         joined = some.stop
         some_of_them = source.sample(range(joined), min(joined, 3000))
         asked = simulator.keep_alive(
@@ -68,7 +79,7 @@ def test_a_table_grows_thirtyfold_under_keepalives_and_nobody_is_lost(stack: Exi
         )  # nothing is lost but what the appliance takes
         assert asked.retransmitted == 0, "a moving slot holds no packet of a client that only keeps alive"
         if joined < CLIENTS:
-            wait_until(partial(grown.is_larger_than, before), 10, "the table grows")
+            wait_until(partial(grown.has_grown, before), 10, "the table has grown")
     everybody = simulator.keep_alive(range(CLIENTS))
     assert everybody.done == CLIENTS
     after = grown.counters()
@@ -76,6 +87,26 @@ def test_a_table_grows_thirtyfold_under_keepalives_and_nobody_is_lost(stack: Exi
     assert after[f"table_ipv{family}"] == after["born"] == CLIENTS
     assert simulator.speak(source.sample(range(CLIENTS), 500), 200, 200).done == 500
     assert simulator.offences() == {}, simulator.first_offences()
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_births_that_fill_the_larger_table_before_all_slots_have_moved_hold_up_no_growth(
+    stack: ExitStack, family: int
+) -> None:
+    """Then it has no place for the last ones. Those that slept wake, and their sockets have no TSval to echo before the
+    client speaks; the new ones are born when they speak."""
+    grown = Grown(stack, family)
+    simulator, joined, growths = grown.simulator, 0, 0
+    while joined < CLIENTS // 3:
+        before, some = grown.fill(family, joined)
+        joined = some.stop
+        growths += 1
+        wait_until(partial(grown.is_growing, before), 10, "the table grows")
+    wait_until(lambda: grown.counters()["tables_grown"] == growths, 10, "all slots have moved")
+    assert grown.counters()[f"table_ipv{family}"] > joined * 98 // 100
+    everybody = range(joined)
+    assert simulator.speak(everybody, 20, 20).done == joined
+    assert set(simulator.offences()) <= {"zero_tsecr"}, simulator.first_offences()
 
 
 @pytest.mark.parametrize("family", [4, 6])
