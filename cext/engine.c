@@ -523,10 +523,13 @@ void roost_close(roost_engine *e) {
         c->queued = 0;
         roost_conn_forget(e, c);
     }
+    for (struct roost_conn *c = e->dead; c; c = c->next_dead)
+        c->queued = 0; /* the queues end here, too */
     roost_conns_free_dead(e);
     roost_spares_close(&e->spares);
     roost_survey_close(&e->survey);
     roost_datapath_close(&e->path);
+    roost_endpoints_free(&e->table.endpoints);
     roost_perhaps_close(e);
     roost_hosts_close(&e->hosts);
     roost_classes_free(&e->table.classes);
