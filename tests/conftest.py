@@ -20,12 +20,14 @@ from hypothesis import HealthCheck, settings
 from xdist.workermanage import WorkerController
 
 from tests.distribution import Distribution
+from tests.lines import LineCounter
 
 TESTS = Path(__file__).parent
 LAYERS = ("unit", "lab", "security", "bench")
 PRIVILEGED = frozenset({"lab", "security", "bench"})
 BEGUN_FIRST = (  # of all files: those that take longest, with nobody else at work 60 to 150 s each
     "tests/bench/test_benches.py",
+    "tests/security/test_sanitized.py",
     "tests/lab/test_sessions.py",
     "tests/lab/test_persistent.py",
     "tests/lab/test_persistent_daemon.py",
@@ -42,6 +44,9 @@ TOGETHER = pytest.StashKey[Path]()
 settings.register_profile("roost", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("roost")
 
+# Here, before any test imports what is counted. An engine that sanitizers watch counts its own lines.
+LINES = None if "ROOST_SANITIZED" in os.environ else LineCounter()
+
 
 def layer_of(path: Path) -> str:
     """The layer of a test file; a file outside the layers' directories is an error, it would escape the order."""
@@ -54,8 +59,10 @@ def layer_of(path: Path) -> str:
     return layer
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption("--soak", action="store_true", help="also run the tests marked soak")
+    if LINES is not None:
+        pluginmanager.register(LINES)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

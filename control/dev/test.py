@@ -42,6 +42,7 @@ def command(
     """Lint the sources, then run the tests: unit, lab, security, bench. All but the unit tests need root.
 
     Files run side by side. Tests that measure, or look at the whole machine, run after all others, one by one.
+    Said at the end: how many of the product's lines the tests ran, by folder.
     The last line is pytest's. The exit code is 0 only when lint and every test passed.
 
     \b
