@@ -11,6 +11,7 @@ longest first; tests marked `alone` run after all others, one by one.
 """
 
 import os
+import signal
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -43,6 +44,10 @@ TOGETHER = pytest.StashKey[Path]()
 # How long an example takes says how busy the machine is.
 settings.register_profile("roost", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("roost")
+
+# Started in the background of a shell script, the tests ignore SIGINT, and so would all that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Here, before any test imports what is counted. An engine that sanitizers watch counts its own lines.
 LINES = None if "ROOST_SANITIZED" in os.environ else LineCounter()

@@ -12,7 +12,7 @@ import socket
 import tomllib
 from collections import deque
 from collections.abc import Container, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -96,6 +96,7 @@ class Session:
         self.box = box
         self.family = family
         self.port = box.ports[service]
+        box.forget(self.port, family)
         with box.lab.enter("wan"):
             sock = socket.create_connection((box.lab.address("box", "wan0", family), self.port), 5)
         self.client = End(box.closing(sock), Recipient.CLIENT)
@@ -186,6 +187,15 @@ class InBandLab:
 
     def accept(self, port: int, family: int) -> socket.socket:
         return self.closing(self._listeners[port, family].accept()[0])
+
+    def forget(self, port: int, family: int) -> None:
+        """Close links that a test which failed has left: the next one would take them for its own."""
+        listener = self._listeners[port, family]
+        listener.settimeout(0)
+        with suppress(BlockingIOError):
+            while True:
+                listener.accept()[0].close()
+        listener.settimeout(5)
 
     def connect(self, service: str, family: int = 4) -> Session:
         session = Session(self, service, family)
