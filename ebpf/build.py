@@ -3,7 +3,7 @@
     python ebpf/build.py [--out DIR] [TREE]...      default: into build/bpf below the checkout, both trees
 
 An object replaces its predecessor in one rename, so a daemon that starts meanwhile loads the old one or the new one,
-never half of one. Objects whose source is gone are removed: the engine must not load a program nobody can read.
+never half of one. Objects whose source is gone are removed: the engine must not load a program without a source.
 """
 
 import argparse

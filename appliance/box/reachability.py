@@ -13,7 +13,7 @@ class UnreachableError(Exception):
 def interface_towards(address: str) -> str:
     """The name of the interface that the routing table of this network namespace gives for an IP address; ``lo`` for
     this machine's own. Raises UnreachableError."""
-    from pyroute2 import IPRoute  # 10 MB that only who needs them is to pay
+    from pyroute2 import IPRoute  # 10 MB, imported where it is used
     from pyroute2.netlink.exceptions import NetlinkError
 
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -6,7 +6,7 @@
 
 They are made at start (what is there already stays) and taken back at the end, unless connections are left asleep or
 new clients are to be refused: what is marked for those must not be routed to their server. They act on nothing but that
-mark, so what a killed daemon leaves harms nobody. There is one router in a network namespace.
+mark, so what a killed daemon leaves is harmless. There is one router in a network namespace.
 """
 
 from __future__ import annotations

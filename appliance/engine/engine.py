@@ -200,7 +200,7 @@ class Engine:
 
     def batch(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]:
         """Waits up to timeout_ms for events, or until wake(); takes at most max_events. Once there is one it waits up
-        to patience_ms for more, unless somebody waits for what it says (a command's token, a needed record).
+        to patience_ms for more, unless a thread waits for what it says (a command's token, a needed record).
         Transitions that are of interest to the history alone come packed, as ROWS."""
         if self._buffers.capacity < max_events:
             self._buffers.events = ffi.new("struct roost_event[]", max_events)

@@ -61,14 +61,14 @@ class Attacher(Protocol):
     """What the front end needs of the control plane."""
 
     def attach(self, target: Target, fd: int, preamble: bytes, early: bytes, timeout_s: float) -> Awaitable[int]:
-        """Link the server's socket to the client, waking it; 0 or an errno of handshake.ANSWERS: ENOENT nobody has
+        """Link the server's socket to the client, waking it; 0 or an errno of handshake.ANSWERS: ENOENT no client has
         this address or name, ENOTCONN the client of the name is away, ELOOP the target is the appliance itself. The
         callee owns fd from the call on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How attach is served; users None: by anybody. Times in seconds."""
+    """How attach is served; users None: without credentials. Times in seconds."""
 
     timeout_s: float
     protocols: Collection[str] = ("connect", "socks5")
@@ -129,7 +129,7 @@ class _Call:
             elif isinstance(event, Request):
                 return event
             else:
-                assert settings.users is not None, "who is not asked says nothing"
+                assert settings.users is not None, "no credentials are asked for"
                 handshake.authenticated(await settings.users.check(event))
 
     async def refuse(self, refusal: Refusal) -> None:
@@ -146,7 +146,7 @@ class _Call:
                 while left > 0 and (data := await loop.sock_recv(self.server, CHUNK)):
                     left -= len(data)
         except (OSError, TimeoutError):
-            pass  # it is gone, or does not listen: there is nobody to tell
+            pass  # it is gone, or does not listen
 
 
 class Frontend:

@@ -65,7 +65,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who the server says it is."""
+    """The user that the server names."""
 
     user: str
     password: bytes = field(repr=False)

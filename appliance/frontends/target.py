@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server asks for: the address and port of a client, or the name that a client was given.
 
-No name is ever looked up in the DNS: a target that is not the address of a client, or the name of one, is nobody.
+No name is ever looked up in the DNS: a target is the address of a client or the name of one.
 """
 
 from __future__ import annotations

@@ -263,7 +263,7 @@ class ChaosPair:
 
 
 def _shares(count: int, room: Sequence[int]) -> list[int]:
-    """Split count in proportion to the room; nobody gets more than there is room for."""
+    """Split count in proportion to the room; none gets more than it has room for."""
     total = sum(room)
     if not total:
         return [0] * len(room)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names for a lab's namespaces, so that `ip netns exec` finds them; and a lab's end, whoever is left to see to it.
+"""Names for a lab's namespaces, so that `ip netns exec` finds them; and a lab's end, also after its process was killed.
 
 A name is a bind mount in /run/netns. It keeps its namespace alive after the lab's owner died, and so does every process
-that somebody started inside.
+that were started inside.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def give(space: Namespace, name: str) -> None:
 
 
 def take(prefix: str) -> list[int]:
-    """Take all names with this prefix away, and end who still lives behind them; the ids of those processes."""
+    """Take all names with this prefix away, and end the processes still inside; their ids."""
     present = [NETNS / name for name in in_use(prefix)]
     strangers = _end_inhabitants({_identity(path) for path in present})
     for path in present:
@@ -67,8 +67,8 @@ def inhabitants(spaces: set[tuple[int, int]]) -> list[int]:
 
 
 def _end_inhabitants(spaces: set[tuple[int, int]]) -> list[int]:
-    """SIGTERM, and SIGKILL for who does not heed it."""
-    spaces = spaces - {_identity(Path("/proc/self/ns/net"))}  # whoever ends a lab from inside it
+    """SIGTERM, and SIGKILL for those that do not end."""
+    spaces = spaces - {_identity(Path("/proc/self/ns/net"))}  # when a lab is ended from inside it
     ended: set[int] = set()
     deadline = time.monotonic() + _PATIENCE_S
     while present := inhabitants(spaces):

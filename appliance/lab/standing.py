@@ -6,7 +6,7 @@
 holds it, with these settings over its configuration (settings.py): prints one line of JSON once everything answers (the
 description, or {"error": sentence}), and takes all away at SIGTERM. The namespaces have names, NAME-wan and so on
 (names.py), and /run/NAME-lab leads to the working directory with the daemon's configuration (roost.toml), log and
-control socket, and the description (lab.json). That link also says who holds the lab: when its process is gone,
+control socket, and the description (lab.json). That link also names the lab's process: when that is gone,
 `take_down` does what it can no longer do.
 
     mode    clients connect to                     servers reach clients by

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lab's network: who has which link, address and route.
+"""The lab's network: links, addresses and routes.
 
        wan ─────────────────── nat ──────────────────── box ────────────────── lan
        eth0               inside  outside           wan0   lan0               eth0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine's types as Python has them, without the C extension: keys, records, commands, events, settings.
 
-Whoever reads a record, a row of the store or the configuration needs these alone; appliance/engine is the binding.
+Code that reads a record, a row of the store or the configuration needs these alone; appliance/engine is the binding.
 """
 
 from __future__ import annotations

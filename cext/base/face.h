@@ -43,7 +43,7 @@ int roost_server_mark(roost_engine *e, uint16_t service, const struct roost_serv
 /* Fills status; how many it filled, at most max (ROOST_PLACES: all). -ENOENT: no such service. */
 int roost_servers_read(roost_engine *e, uint16_t service, struct roost_server_status *status, uint32_t max);
 void roost_stop_listening(roost_engine *e); /* no new clients from now on; those in the listen queues are reset */
-/* Local ports of links to the servers of persistent services, which the kernel must give to nobody (before roost_start;
+/* Local ports of links to the servers of persistent services, which the kernel must not give away (before roost_start;
  * 10240 to 32767 otherwise, below what it gives by itself). */
 int roost_link_ports(roost_engine *e, uint16_t first, uint16_t last);
 /* Keeps one from new links (before roost_start): after a reboot it is that of a leg which is about to be put back. */
@@ -54,7 +54,7 @@ int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t
 /* The same command for many connections, by number or by key: the other is NULL. */
 int roost_submit_many(roost_engine *e, uint8_t op, uint8_t cause, const uint64_t *ids, const struct roost_key *keys,
                       uint32_t count);
-/* Waits up to timeout_ms for an event, and then up to patience_ms for more, unless somebody waits for one of them: the
+/* Waits up to timeout_ms for an event, and then up to patience_ms for more, unless a caller waits for one of them: the
  * answer to a command with a token, a record that is needed, a refusal, pressure. */
 int roost_events(roost_engine *e, struct roost_event *events, uint32_t max, uint32_t timeout_ms, uint32_t patience_ms);
 /* The rows of the ROOST_EV_ROWS that roost_events gave last, in their order: at most max, and how many. To be taken

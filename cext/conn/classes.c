@@ -113,7 +113,7 @@ void roost_class_change(struct roost_engine *e, const struct roost_service *serv
     }
 }
 
-/* The class of whoever has this key; of nobody, that of the service it would come in by, 0: none. */
+/* The class of the connection with this key; without one, that of the service it would come in by, 0: none. */
 static uint32_t class_at(struct roost_engine *e, const struct roost_key *key) {
     struct roost_holder h = roost_whose(e, key);
     struct roost_event event;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Connections that are born asleep (xdp/born.h): what XDP must know for it, and the moment when one of them becomes a
- * connection like any other, with a number, a rest slot and a line in the history. Until then nobody but XDP has to do
+ * connection like any other, with a number, a rest slot and a line in the history. Until then XDP alone has to do
  * with it, and it is known by its slot in the table alone.
  */
 #include <arpa/inet.h>
@@ -16,7 +16,7 @@
 #include "cext/base/address.h"
 #include "life.h"
 
-#define OPEN_S 2         /* without a sign of life from the engine nobody is born after this long */
+#define OPEN_S 2         /* no births after this long without a sign of life from the engine */
 #define FULL_PERCENT 96  /* of the table: the rest is for those that fall asleep */
 #define MSS_MAX 1460u    /* the largest class of ebpf/xdp/born.h */
 #define HEADERS_IPV4 40u /* bytes of IP and TCP */
@@ -74,12 +74,12 @@ int roost_births_tell(struct roost_engine *e, const struct roost_service *s) {
     birth.service = s->index;
     uint64_t rate = (uint64_t)s->born_rate * ROOST_BIRTH_TICK_MS / 1000;
     birth.rate = s->born == ROOST_BORN_ALWAYS ? 0 : rate ? (uint32_t)rate : 1;
-    if (!was) /* until it is known who has a socket */
+    if (!was) /* until it is known which keys have sockets */
         roost_births_close(e);
     if (bpf_map_update_elem(map, &place, &birth, BPF_ANY))
         return -errno;
     e->path.births_gate->services += !was;
-    if (!was && e->started) { /* XDP notes SYNs from now on: who came before is in the kernel */
+    if (!was && e->started) { /* XDP notes SYNs from now on: those from before are in the kernel */
         roost_sockets_begin(e);
         e->births_ms = 0;
         roost_births_turn(e);

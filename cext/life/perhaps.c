@@ -41,7 +41,7 @@ static struct roost_asked_for *of_key(const struct roost_engine *e, const struct
     return roost_hash_find(&e->perhaps.by_key, roost_hash_of_key(e, key), has_key, key);
 }
 
-/* Who asks: packets share limits, so that a flood leaves the database alone; what the control plane wants is its own to
+/* What asks: packets share limits, so that a flood leaves the database alone; what the control plane wants is its own to
  * bound. */
 enum asker {
     BY_PACKET,
@@ -189,7 +189,7 @@ static void serve_commands(struct roost_engine *e, struct roost_asked_for *a, in
     }
 }
 
-/* Leaves those that nobody says again; whether there are any. */
+/* Removes those that have not come again; true if any are left. */
 static bool keep_resets(struct roost_asked_for *a) {
     struct parked_frame **at = &a->frame;
     a->frames = 0;
@@ -225,7 +225,7 @@ static void forget(struct roost_engine *e, const struct roost_asked_for *a) {
         e->perhaps.asked--;
 }
 
-/* Nobody could say. Whoever sent a packet sends it again, but not an RST: for that it is asked again. */
+/* The question failed. A packet is retransmitted, an RST is not: for that it is asked again. */
 static void give_up(struct roost_engine *e, struct roost_asked_for *a, int error) {
     a->asked = false;
     serve_commands(e, a, error);

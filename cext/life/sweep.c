@@ -7,10 +7,10 @@
  *
  * A bucket full of slots with times of their own would be walked every second. So a probe may be early or late by an eighth of
  * its interval, and each bucket has a moment of its own in every interval, towards which the times of its clients are
- * moved: after four rounds at most it is walked once for all their probes, and once more to see who did not answer. The
+ * moved: after four rounds at most it is walked once for all their probes, and once more for those that did not answer. The
  * moments lie evenly: clients that all came within seconds are probed all through the interval after those four rounds.
  *
- * When a policy changes, one round looks into every bucket, due or not, and sets the timers of those who are awake anew, in
+ * When a policy changes, one round looks into every bucket, due or not, and sets the timers of awake connections anew, in
  * shorter slices: 10,000,000 slots in a second, of which it takes the engine half.
  */
 #include <errno.h>
@@ -23,7 +23,7 @@
 #include "cext/socket/segment.h"
 
 #define SLICE_MS 50
-#define LARGE_BUCKETS 20000 /* a slice of more than that would keep who wakes waiting */
+#define LARGE_BUCKETS 20000 /* a slice of more than that would delay wake-ups */
 #define SLICE_OF_LARGE_MS 10
 #define SLICE_OF_MANY_MS 2 /* while more than FEW_PROBES wait for their turn, or a class changed */
 #define FEW_PROBES 128
@@ -89,7 +89,7 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
         roost_conn_end(e, c, ROOST_C_PROBE_TIMEOUT, true);
         return;
     }
-    if (ROOST_IS_BORN(slot->rest)) { /* nobody knew it by a number */
+    if (ROOST_IS_BORN(slot->rest)) { /* it had no number */
         e->stat[ROOST_E_BORN_GONE]++;
         roost_table_remove(&e->table, slot);
         return;
@@ -160,7 +160,7 @@ static uint32_t probe(struct walk *w, struct roost_ka *slot, bool v4) {
     due_s += sent * retry_s;
     if (quiet_s < due_s)
         return may_wait(due_s - quiet_s, retry_s);
-    if (quiet_s >= due_s + may_wait(retry_s, interval_s)) /* nobody probed for a while (no daemon): not its silence */
+    if (quiet_s >= due_s + may_wait(retry_s, interval_s)) /* no probes for a while (no daemon): not its silence */
         since_s = w->now_s - due_s;
     if (sent >= class->probe_count) {
         struct roost_key key;
@@ -222,7 +222,7 @@ static uint32_t sleep_due(struct walk *w, struct roost_ka *slot, bool v4) {
     return SLEEP_RETRY_S;
 }
 
-/* It came back into the table because somebody wanted it, or there was no room in the filter: lets it go when it has been
+/* It came back into the table for a packet or a command, or there was no room in the filter: lets it go when it has been
  * silent as long as it must be to sleep. Seconds until it has, 0: it is gone. */
 static uint32_t leave_table(const struct walk *w, struct roost_ka *slot, bool v4) {
     struct roost_engine *e = w->e;

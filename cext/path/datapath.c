@@ -19,8 +19,7 @@
 #include <unistd.h>
 
 #define MIN_ENDPOINTS 1024
-#define MIN_STRANGERS                                                                                                  \
-    1024 /* whom the filter of sleepers takes for one: one in 430 of those who are awake, and of a flood */
+#define MIN_STRANGERS 1024 /* false positives of the filter: one in 430 of those awake, and of a flood */
 #define MAX_STRANGERS 16384
 
 _Static_assert(ROOST_FILTER_INTERFACES >= ROOST_MAX_INTERFACES, "each interface has its place");
@@ -104,7 +103,7 @@ static int index_of(const struct bpf_map *map) {
     return -1;
 }
 
-/* A filter with nobody in it is made anew when another size is asked for. It cannot grow: its members have no keys. */
+/* An empty filter is made anew when another size is asked for. It cannot grow: its members have no keys. */
 static int renew_filter(const struct roost_datapath *d, const struct roost_sizes *sizes, char *err, size_t err_len) {
     static const char *const names[] = {"filter", "strangers"};
     struct roost_filter_gate gate = {0};
@@ -279,7 +278,7 @@ int roost_datapath_use_generation(struct roost_datapath *d, struct roost_table *
                                   uint32_t buckets, char *err, size_t err_len) {
     struct roost_config config = t->config;
     __u32 zero = 0;
-    /* How large it is, before anybody is sent there. */
+    /* How large it is, before a look-up goes there. */
     (v4 ? &config.v4 : &config.v6)->buckets[which] = buckets;
     fd = place_generation(d, v4, which, fd, err, err_len);
     if (fd < 0)
@@ -294,8 +293,8 @@ int roost_datapath_use_generation(struct roost_datapath *d, struct roost_table *
         e = tell_config(d, t, err, err_len);
     if (e)
         return e;
-    /* Whoever has not heard of it yet looks into the old one alone, and would miss what is moved. The kernel returns from
-     * a change to a map of maps when no program is running any more that began before it. */
+    /* A program that runs with the earlier configuration looks into the old one alone, and would miss what is moved. The
+     * kernel returns from a change to a map of maps when no program is running any more that began before it. */
     fd = open_generation(d, v4, which, err, err_len);
     return fd < 0 ? fd : forget_fd(place_generation(d, v4, which, fd, err, err_len));
 }
@@ -349,7 +348,7 @@ static int open_tables(struct roost_datapath *d, struct roost_table *t, const st
     memset(t, 0, sizeof(*t));
     if (bpf_map_lookup_elem(d->map_fd[ROOST_MAP_config], &zero, &t->config))
         return roost_complain(err, err_len, errno, "cannot read the config map: %s", strerror(errno));
-    if (!t->config.v6.buckets[ROOST_CURRENT(t->config.v6.in_use)]) { /* new: nobody was here before us */
+    if (!t->config.v6.buckets[ROOST_CURRENT(t->config.v6.in_use)]) { /* new: there was no engine before this one */
         if (getrandom(t->config.seed, sizeof(t->config.seed), 0) != sizeof(t->config.seed) ||
             getrandom(t->config.secret, sizeof(t->config.secret), 0) != sizeof(t->config.secret))
             return roost_complain(err, err_len, EIO, "no random seed from the kernel");
@@ -453,7 +452,7 @@ void roost_datapath_mark_stranger(struct roost_datapath *d, uint64_t hash, bool 
     __u32 value = 1;
     if (stranger) {
         d->stranger_bits += !(d->perhaps_stranger[stranger_word(hash)] & stranger_bit(hash));
-        if (d->stranger_bits > 64 * ROOST_STRANGER_WORDS / 2) /* of many whom the map has driven out long since */
+        if (d->stranger_bits > 64 * ROOST_STRANGER_WORDS / 2) /* of many keys that the map has evicted */
             note_strangers(d);
         d->perhaps_stranger[stranger_word(hash)] |= stranger_bit(hash);
         bpf_map_update_elem(d->map_fd[ROOST_MAP_strangers], &hash, &value, BPF_ANY); /* fails: it is asked for again */

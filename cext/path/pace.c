@@ -28,7 +28,7 @@ void roost_pace_look(struct roost_pace *p, uint32_t begun, uint32_t ended, uint3
     uint32_t answered = (taken > began ? taken - began : 0) + gone;
     remember(p, began && !p->on_way ? UINT32_MAX : answered, now_ms); /* all that began may still be near */
     uint32_t on_way = p->on_way + began;
-    on_way -= least(on_way, gone); /* more: who acknowledges what was no probe, or answers after it was forgotten */
+    on_way -= least(on_way, gone); /* more: ACKs of what was no probe, or late answers */
     bool slow = answered && answered < 2 * on_way;
     if (!waiting && !p->waited)
         on_way -= least(on_way, p->on_way_before);

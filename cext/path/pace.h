@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * How many probes the engine may begin now. A veth's ring takes 256 frames and loses what is more without a word to us,
- * and whoever was sent to so is taken for silent. So what is on its way counts: frames that the engine began, less
+ * and a client whose probe is lost so is taken for silent. So what is on its way counts: frames that the engine began, less
  * answers that became no further probe (an answer that became one changes nothing).
  *
  * That count is exact while clients answer at once. A client far away, or one that is gone, holds no place in a ring,
@@ -11,7 +11,7 @@
  *     in each, an eighth of the count goes with each slice;
  *   - no more are near than were answered in the best slice of the last ROOST_PACE_MEMORY_MS, or up to twice that:
  *     after that long without any answer the count is nothing. A receiver that is late by less gets nothing on top of
- *     what is in its ring. Who is late by more shows in what the interface drops: then few are begun at a time, until
+ *     what is in its ring. A receiver that is later shows in what the interface drops: then few are begun at a time, until
  *     they get out again.
  * No sockets, no clocks.
  */
@@ -40,7 +40,7 @@ struct roost_pace {
 /* A slice is over: `taken` probes of its offer went out, `waiting` did not. */
 void roost_pace_look(struct roost_pace *p, uint32_t begun, uint32_t ended, uint32_t taken, uint32_t waiting,
                      uint64_t now_ms);
-/* Whether nobody has answered for long: then, and before anything is begun, roost_pace_dropped() is to be told. */
+/* True if no answer has come for long: then, and before anything is begun, roost_pace_dropped() is to be told. */
 bool roost_pace_is_silent(const struct roost_pace *p);
 /* Frames that the interfaces have dropped so far instead of sending them. */
 void roost_pace_dropped(struct roost_pace *p, uint64_t dropped, uint64_t now_ms);

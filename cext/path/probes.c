@@ -52,7 +52,7 @@ uint32_t roost_datapath_probes_begin(struct roost_datapath *d, uint64_t now_ms) 
     struct roost_probe *offered = half(d, d->second_half), *next = half(d, !d->second_half);
     uint32_t count = d->probes_put, lost = 0, taken = 0;
     __atomic_store_n(&r->count, 0, __ATOMIC_SEQ_CST);
-    /* The other half: on another processor somebody may still be reading the last one taken of this. */
+    /* The other half: on another processor XDP may still read the last one taken of this. */
     d->second_half = !d->second_half;
     d->probes_put = 0;
     for (uint32_t i = 0; i < count; i++) {

@@ -2,7 +2,7 @@
 /*
  * The array of policy classes (ebpf/shared/class.h), which slots and connections name by number: the defaults of services,
  * and those that are interned, each with a count of its holders. A slot is one, a connection that is awake is one. One that
- * nobody holds is given away again.
+ * without a holder is given away again.
  */
 #ifndef ROOST_CEXT_INTERNED_H
 #define ROOST_CEXT_INTERNED_H

@@ -18,7 +18,7 @@ STAY: Final = {"no": "", "due": "to be told to stay connected", "told": "was tol
 @daemon_options
 @json_option
 def command(config_path: str | None, socket_path: str | None, as_json: bool) -> None:
-    """The clients that were dialled in vain, and who of them is to stay connected.
+    """The clients that were dialled in vain, and which of them are to stay connected.
 
     \b
     Example:

@@ -36,6 +36,6 @@ def command(
     if as_json:
         print_json(result)
     elif remove:
-        click.echo(f"{result['name']}: nobody's name now")
+        click.echo(f"{result['name']}: no client's name now")
     else:
         click.echo(f"{result['id']} {result['client']}: {result['target']}")

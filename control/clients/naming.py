@@ -46,7 +46,7 @@ class Naming:
         wanted = _canonical(name, self._domain)
         try:
             if not self._names.remove(wanted):
-                raise OperationError(404, f'nobody has the name "{name}"')
+                raise OperationError(404, f'no client has the name "{name}"')
             self._names.commit()
         except RegistryError as error:
             raise OperationError(503, str(error)) from None

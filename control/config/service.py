@@ -42,8 +42,8 @@ InBandRequest = Literal["done", "quiet", "keepalive", "always-active", "name", "
 
 
 class InBand(Section):
-    """What the ends of a service's connections may ask for inside their payload, see [in-band.md](in-band.md). Whoever
-    chooses bytes of the payload can ask: by default nobody may, and nothing is looked at."""
+    """What the ends of a service's connections may ask for inside their payload, see [in-band.md](in-band.md). An end
+    that chooses bytes of the payload can ask: by default no request is allowed, and nothing is looked at."""
 
     clients: tuple[InBandRequest, ...] = Field(
         (), description="what clients may ask for, and `ping`; empty: what clients send is not looked at"

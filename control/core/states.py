@@ -25,7 +25,7 @@ Going down is one step at a time, ACTIVE -> STANDBY -> IDLE -> SLEEP, since each
 not find: the server link, the socket, the record. A connection of a persistent service leaves out STANDBY: its server
 link goes down with it, and comes back with it (``server-data``: it was the server that spoke first).
 
-Going up skips steps: nobody waits in IDLE on the way from SLEEP to
+Going up skips steps: no connection waits in IDLE on the way from SLEEP to
 ACTIVE, because a connection whose record has been read back is rebuilt at once. SLEEP -> IDLE is what is left when the
 rebuilding fails (no descriptor, no memory): the record has been read back and is in memory, so IDLE is where the
 connection truly is. The cause is that of the wake-up which failed; the next one begins from there.
@@ -36,7 +36,7 @@ Three causes belong to the life of the daemon, not of the connection:
 ``restore``   the daemon begins, and finds the world other than the history says. After a reboot a row of the store is
               put back into the (new, empty) table: NONE -> SLEEP, or, with its server's leg, NONE -> IDLE. A connection
               that was awake when the predecessor was killed is gone: ACTIVE or STANDBY -> CLOSED. A slot without its
-              row, or a row without its slot, is a connection that nobody can rebuild: IDLE or SLEEP -> CLOSED. Last, a
+              row, or a row without its slot, is a connection that cannot be rebuilt: IDLE or SLEEP -> CLOSED. Last, a
               predecessor can be killed between carrying a transition out and writing it down; the successor writes the
               missing step, and for that alone awake -> IDLE and IDLE -> SLEEP have ``restore`` as a cause.
 ``pressure``  descriptors, memory or CPU run short; the least recently active connections go down one step early.

@@ -129,7 +129,7 @@ class Arrows:
     why: dict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def rooms(self) -> dict[tuple[str, str], set[tuple[str, str]]]:
-        """From room to room: who, and for what."""
+        """From room to room: the callers, and what they use."""
         rooms: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
         for (user, used), names in self.why.items():
             pair = self.sources[user].room, self.sources[used].room

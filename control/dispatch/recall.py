@@ -121,11 +121,13 @@ class Recall:
     def _tell_of_failure(self, why: str) -> None:
         """Once when it begins, and once when it is over: a flood can have any number of them asked for."""
         if why and not self._fails:
-            log.error("who sleeps without a slot cannot be woken now, and is held for %g s: %s", READ_PATIENCE_S, why)
+            log.error(
+                "clients asleep without a slot cannot be woken now; packets are held for %g s: %s", READ_PATIENCE_S, why
+            )
             self._unanswered = self._counters.unanswered
         elif not why and self._fails:
             given_up = self._counters.unanswered - self._unanswered
-            log.warning("who sleeps without a slot can be woken again; %d were looked for in vain", given_up)
+            log.warning("clients asleep without a slot can be woken again; %d were looked for in vain", given_up)
         self._fails = bool(why)
 
 

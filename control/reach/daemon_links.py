@@ -44,7 +44,7 @@ def parse_header(line: bytes) -> Key:
 
 
 class Link:
-    """One link, from the header on. `waiting`: bytes of the client that were read, for whoever takes the link over."""
+    """One link, from the header on. `waiting`: bytes of the client that were read, for the next owner of the link."""
 
     def __init__(self, sock: socket.socket, key: Key, number: int, service: int) -> None:
         self.sock = sock

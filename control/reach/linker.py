@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linking a server to a client that is connected: by the engine, whoever the client is linked to at the moment."""
+"""Linking a server to a client that is connected: by the engine, in place of its present link."""
 
 from __future__ import annotations
 

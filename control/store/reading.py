@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is in the database, for whoever asks."""
+"""Queries of the database."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Reader:
         try:
             yield from self._pages()
         except (SQLAlchemyError, self._reader_engine.dialect.loaded_dbapi.Error) as error:
-            raise StoreError(f"cannot read who sleeps: {reason(error)}") from error
+            raise StoreError(f"cannot read the sleepers: {reason(error)}") from error
 
     def _pages(self) -> Iterator[tuple[bytes, array[int]]]:
         after = -1
@@ -109,7 +109,7 @@ class Reader:
                 if len(keys) != KEY.size * len(numbers):
                     if not packed:
                         wrong = [row[1] for row in rows if len(row[0]) != KEY.size]
-                        raise StoreError(f"cannot read who sleeps: the key of row {wrong[0]} is not {KEY.size} bytes")
+                        raise StoreError(f"cannot read the sleepers: the key of row {wrong[0]} is not {KEY.size} bytes")
                     packed = False  # the same page row by row: this SQLite ends what it puts together at the first NUL
                     continue
                 if not numbers:

@@ -64,7 +64,7 @@ GATHER_S: Final = 0.02
 """How long the writer waits for more before it takes a batch: a commit costs an fsync, whatever it carries."""
 
 RELAXED_GATHER_S: Final = 0.25
-"""The same while nobody waits for the commit. Each commit takes the processor from the clients that are waking just
+"""The same while no caller waits for the commit. Each commit takes the processor from the clients that are waking just
 then, some milliseconds long, so there should be few (`roost bench wake`)."""
 
 BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -152,7 +152,7 @@ class Store(Reader):
         self._rows: deque[bytes] = deque()
         self._queued_rows = self._settled_rows = 0  # ever; the second: committed
         self._queued_keyed = self._taken_keyed = self._settled_keyed = 0  # likewise, counting each change of such a row
-        self._urgent = False  # somebody waits for the commit: a connection that is to sleep, a reader of history
+        self._urgent = False  # a caller waits for the commit: a connection that is to sleep, a reader of history
         self._gathering = False  # the writer waits for more
         lock = threading.RLock()
         self._wake, self._committed = threading.Condition(lock), threading.Condition(lock)
@@ -273,7 +273,7 @@ class Store(Reader):
         return first, last
 
     def has_rows_of_another_boot(self, boot: str) -> bool:
-        """Whether there are such. Once there are none, no more can come during this boot, and nobody has to look again.
+        """Whether there are such. Once there are none, no more can come during this boot.
         For before `start`."""
         number = int.from_bytes(hashlib.sha256(boot.encode()).digest()[:7])
         with self._writer_engine.begin() as connection:
@@ -459,8 +459,8 @@ class Store(Reader):
         with self._writer_engine.connect() as connection:
             if connection.dialect.name == "sqlite":
                 # Outside of a transaction, where SQLite allows it. A lost row of history is a gap in a report; a lost
-                # row of `sleeping` is a client that nobody can wake, so the log is synced before SLEEP is believed. And
-                # who gave a name was told that it lasts.
+                # row of `sleeping` is a client that cannot be woken, so the log is synced before SLEEP is believed. And
+                # an answer to a name says that it lasts.
                 connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if records or batch.keyed else 'NORMAL'}")
                 connection.commit()
             with connection.begin():
@@ -537,7 +537,7 @@ class Store(Reader):
 
     def asleep(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes] | None]:
         """key -> (ka, rest), or None when there is no such row. Of what is about to be written or forgotten, and of
-        rows that an earlier boot wrote (they are about to be put back), nobody can say yet: those keys are left out.
+        rows that an earlier boot wrote (they are about to be put back), it is not known yet: those keys are left out.
         Like `read` in all else."""
         with self._wake:
             batches = (self._ops, self._being_written.ops, dict(self._stale), dict(self._being_written.stale))
@@ -551,7 +551,7 @@ class Store(Reader):
         return found
 
     def history_of(self, number: int, limit: int = 100) -> list[dict[str, Any]]:
-        """As Reader has it; who asks what has happened is told all of it."""
+        """As Reader has it, after a commit of what is queued."""
         self.flush()
         return super().history_of(number, limit)
 

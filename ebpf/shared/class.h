@@ -8,7 +8,7 @@
  * has all zeros: never quiet, never probed.
  *
  * The engine alone writes, while nothing of its own reads. XDP reads probe_interval_s, one aligned word, of a newborn
- * after its slot can be seen: so a reader needs no version, and whoever reads the earlier interval has a slot that the round
+ * after its slot can be seen: so a reader needs no version, and a reader of the earlier interval has a slot that the round
  * of the sweep finds which follows the change.
  */
 #ifndef ROOST_CLASS_H

@@ -201,7 +201,7 @@ def test_a_name_survives_a_crash_and_outlives_its_client() -> None:
         (row,) = box.daemon.connections()
         roost(box, "name", row["client"], "kitchen")
         assert box.by_socks("kitchen.roost") == (0, PAGE, "")
-        assert roost(box, "name", "--remove", "kitchen") == "kitchen: nobody's name now\n"
+        assert roost(box, "name", "--remove", "kitchen") == "kitchen: no client's name now\n"
         assert "(4)" in box.by_socks("kitchen.roost")[2]
-        assert "nobody has the name" in roost(box, "name", "--remove", "kitchen")
+        assert "no client has the name" in roost(box, "name", "--remove", "kitchen")
         client.close()

@@ -229,7 +229,7 @@ def test_who_cannot_be_looked_up_for_so_long_is_given_up_with_the_reason(
     monkeypatch.setattr(still.store, "asleep", asleep)
     still.dispatcher.turn([event(EventType.PERHAPS, k)])
     assert still.engine.commands[-1].error == 0
-    said = [line.getMessage() for line in caplog.records if "sleeps without a slot" in line.getMessage()]
+    said = [line.getMessage() for line in caplog.records if "asleep without a slot" in line.getMessage()]
     assert [line.split(": ")[-1] for line in said[:-1]] == ["locked"], "once, however many are wanted"
     assert said[-1].endswith("3 were looked for in vain")
 

@@ -268,7 +268,7 @@ def test_names_are_removed_by_connection_and_by_name(rig: Rig) -> None:
     rig.engine.move(c, State.CLOSED, Cause.CLIENT_CLOSE)
     rig.turn()
     assert rig.naming.forget("A") == {"name": "a"}
-    with pytest.raises(OperationError, match='nobody has the name "a"') as caught:
+    with pytest.raises(OperationError, match='no client has the name "a"') as caught:
         rig.naming.forget("a")
     assert caught.value.status == 404
     assert list(rig.store.keyed("names")) == []

@@ -13,7 +13,7 @@ _HOURS = "65535"  # seconds: the longest that MQTT can say, so that no PINGREQ w
 
 
 class Mosquitto(ServerProgram):
-    """A broker that anybody may use and that forgets all with its end."""
+    """A broker without authentication that keeps nothing on disk."""
 
     def __init__(self, lab: Lab, space: str, listen: Sequence[Endpoint]) -> None:
         self._lab, self._space, self._here = lab, space, listen[0]

@@ -13,7 +13,7 @@ _USER = "postgres"  # it refuses to run as root; the package makes this user
 
 
 class Postgres(ServerProgram):
-    """A new, empty cluster that trusts everybody, its endpoints at one port. It probes quiet clients every second."""
+    """A new, empty cluster without passwords, its endpoints at one port. It probes quiet clients every second."""
 
     def __init__(self, lab: Lab, space: str, listen: Sequence[Endpoint]) -> None:
         self._lab, self._space, self._here = lab, space, listen[0]

@@ -23,7 +23,7 @@ class Redis(ServerProgram):
         return Dialogue(self._lab, space, _client(to))
 
     def clients(self) -> list[str]:
-        """Who is connected, as Redis tells it (`id=7 addr=192.0.2.1:1234 ... db=0 ...`), beside the one that asks."""
+        """Its connections, as Redis tells it (`id=7 addr=192.0.2.1:1234 ... db=0 ...`), beside the one that asks."""
         lines = run(self._lab, [*_client(self._here), "CLIENT", "LIST"], space=self._space).splitlines()
         return [line for line in lines if line and "cmd=client|list" not in line]
 

@@ -28,7 +28,7 @@ UsePAM no
 PrintMotd no
 PidFile none
 """
-# sshd lets nobody in whose account is locked, and root's often is: here it reads accounts of its own. It starts itself
+# sshd refuses locked accounts, and root's often is: here it reads accounts of its own. It starts itself
 # anew for each connection, and insists on an absolute path.
 _SSHD = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/shadow && exec /usr/sbin/sshd "$@"']
 _SHADOW = "root:*:20000:0:99999:7:::\n"
@@ -120,7 +120,7 @@ class CallingHome:
                 return
 
     def close(self) -> None:
-        """Hang up, whoever visits."""
+        """End the visit, if there is one."""
         if self._left < 0:
             return
         os.close(self._left)

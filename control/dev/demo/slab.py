@@ -58,7 +58,7 @@ def _round(stack: ExitStack, listener: socket.socket) -> float:
     for _ in range(SOCKETS // 2):
         for end in (stack.enter_context(socket.create_connection(listener.getsockname())), listener.accept()[0]):
             stack.enter_context(end)
-            # An RST at the end: there is nothing to be said, and nobody is to stay in TIME-WAIT.
+            # An RST at the end: no byte is unread, and no socket stays in TIME-WAIT.
             end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     after = objects(SLABINFO.read_text(encoding="ascii"))
     return bytes_each(before, after, SOCKETS)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens in the demo, step by step; whoever watches is told through `View`.
+"""What happens in the demo, step by step, told through `View`.
 
 connect   real kernel-socket clients behind a NAT connect through the appliance, say hello, get their answer
 sleep     they fall quiet: ACTIVE -> STANDBY -> IDLE -> SLEEP, by the daemon's timers
 reach     a server reaches random sleeping ones by HTTP CONNECT, and each one answers
-kill      SIGKILL; the clients' keep-alives go on being answered, by nobody but XDP
+kill      SIGKILL; the clients' keep-alives go on being answered, by XDP alone
 restart   a new daemon finds the sleeping clients, and the server reaches some more
 """
 
@@ -58,7 +58,7 @@ class Plan:
 
 
 class View(Protocol):
-    """Whoever watches. `status` is called from a thread of its own."""
+    """What shows the story. `status` is called from a thread of its own."""
 
     def began(self, title: str) -> None: ...
     def ended(self, sentence: str, seconds: float, ok: bool) -> None: ...
