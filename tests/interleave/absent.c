@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Parts of the engine that no scenario has to do with: links to servers, of which there is one that reads at once; in-band
- * requests, listeners, doors, lists and growth, of which there are none. */
+ * requests, listeners, doors and lists, of which there are none. */
 #include <errno.h>
 
 #include "machine.h"
@@ -84,10 +84,17 @@ void roost_listings_asleep(struct roost_engine *e, const struct roost_key *key) 
 }
 void roost_listings_back(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot) {
 }
-void roost_growth_turn(struct roost_engine *e) {
+
+/* What a table grows by is there before a scenario begins (model.c), and nothing else grows. */
+int roost_datapath_make_generation(const struct roost_datapath *d, bool v4, uint32_t buckets, char *err,
+                                   size_t err_len) {
+    return -ENOMEM;
 }
-bool roost_growth_busy(const struct roost_engine *e) {
-    return false;
+int roost_rests_make(const struct roost_rests *r, uint32_t slots) {
+    return -ENOMEM;
+}
+int roost_datapath_add_rests(struct roost_datapath *d, struct roost_table *t, int fd) {
+    return -ENOMEM;
 }
 
 /* The sweep is called for what a scenario wants of it, and offers no probes. */

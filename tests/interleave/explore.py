@@ -23,8 +23,8 @@ _EXPLORED = (
     "cext/commands.c",
     *(f"cext/table/{name}.c" for name in ("endpoints", "filter", "table")),
     *(f"cext/conn/{name}.c" for name in ("candidates", "classes", "connection", "events", "find", "legs", "waiting")),
-    *(f"cext/life/{name}.c" for name in ("attach", "births", "freeze", "held", "insert", "next", "perhaps")),
-    *(f"cext/life/{name}.c" for name in ("received", "sweep", "thaw")),
+    *(f"cext/life/{name}.c" for name in ("attach", "births", "freeze", "growth", "held", "insert", "next")),
+    *(f"cext/life/{name}.c" for name in ("perhaps", "received", "sweep", "thaw")),
 )
 # What the engine thread has to itself, and what is made of the rest of the machine.
 _AROUND = (

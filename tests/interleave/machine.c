@@ -434,6 +434,10 @@ void grace(void) {
     await(has_landed, "waits for a grace period");
 }
 
+int pthread_join(pthread_t thread, void **result) { /* which made a larger table */
+    return 0;
+}
+
 ssize_t read(int fd, void *data, size_t size) { /* an eventfd's count */
     grace_runs &= fd != GRACE_FD;
     return (ssize_t)size;
@@ -515,7 +519,7 @@ static bool can_turn(void) {
     return loop_is_busy(&engine) || gather_events(events, false);
 }
 
-static void turn(void) {
+void take_turn(void) {
     struct epoll_event events[CONNS + 2];
     int count = gather_events(events, true);
     loop_turn(&engine, events, count);
@@ -527,7 +531,7 @@ void work(void) {
             use(&things.ring, false, "looks for what to do");
         else
             await(can_turn, "waits for what there is to do");
-        turn();
+        take_turn();
     }
 }
 
@@ -540,13 +544,13 @@ void serve(void) {
         await(can_turn_or_end, "looks for what to do");
         if (!can_turn())
             return;
-        turn();
+        take_turn();
     }
 }
 
 void sweep(void) {
     engine.sweep_ms = 0;
-    turn();
+    take_turn();
     engine.sweep_ms = UINT64_MAX;
     work();
 }
@@ -628,4 +632,5 @@ void engine_starts(void) {
     engine.by_index[PERSISTENT] = &engine.listener[1];
     engine.listener[1].service.persistent = 1;
     roost_conns_init(&engine, 1);
+    roost_growth_resume(&engine);
 }

@@ -49,10 +49,10 @@ struct leg {
     bool asleep;      /* the control plane was told so: its record is all that is left of it */
     bool closed;      /* both ends know that it is over */
     bool unborn;      /* the handshake is not over yet */
-    bool late;        /* put back from the store while its packets come: nobody waits for those on their way */
-    int sent;         /* packets with payload that its socket took, or that are held for the engine */
-    int unread;       /* of those: in its socket */
-    int got;          /* of those: read */
+    bool late;  /* put back from the store, or moved, while its packets come: those on their way are not waited for */
+    int sent;   /* packets with payload that its socket took, or that are held for the engine */
+    int unread; /* of those: in its socket */
+    int got;    /* of those: read */
 };
 extern struct leg legs[CONNS];
 
@@ -90,6 +90,7 @@ void legs_die(void);
 
 /* Of the control plane. */
 void command(enum roost_op op, struct leg *l);
+void take_turn(void);
 /* A turn in which the engine looks at all slots for what is due. */
 void sweep(void);
 /* Turns of the engine until all that it has begun is done, and nothing is held for it. */

@@ -12,7 +12,7 @@ from tests.mutants import Mutant, plant
 
 TABLE, FIND, INSERT, FREEZE = "cext/table/table.c", "ebpf/lib/find.h", "ebpf/lib/insert.h", "cext/life/freeze.c"
 FILTER, THAW, NEXT, COMMANDS = "cext/table/filter.c", "cext/life/thaw.c", "cext/life/next.c", "cext/commands.c"
-HELD, RECEIVED = "cext/life/held.c", "cext/life/received.c"
+HELD, RECEIVED, GROWTH = "cext/life/held.c", "cext/life/received.c", "cext/life/growth.c"
 RST = "a packet of A came to the stack, and there is no socket: RST"
 LOST = "packets of A were taken, and 0 came to its server"
 RELEASED = """    uint32_t index = slot->rest;
@@ -209,6 +209,22 @@ MUTANTS = (
         "        if (is_copy(t, slot, &key)) {",
         "        if (0 && is_copy(t, slot, &key)) {",
         "A is in the table twice",
+    ),
+    Mutant(
+        "a client that was moved does not name its server's leg",
+        "data of both while the slots of a pair are moved",
+        GROWTH,
+        "        roost_table_pair(&e->table, &e->table.rest[client->rest], leg);\n",
+        "        ;\n",
+        LOST,
+    ),
+    Mutant(
+        "one leg of a pair is moved without the other",
+        "data of both while the slots of a pair are moved",
+        GROWTH,
+        "    if (ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED)\n        return move_client_of_pair(e, key, slot);\n",
+        "",
+        "the socket of S is rebuilt from another record",
     ),
     Mutant(
         "a record whose socket lived is adopted",
