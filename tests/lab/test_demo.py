@@ -17,7 +17,9 @@ from appliance.lab import wait_until
 from appliance.lab.processes import python_environment
 from tests.lab.traces import MARK, leftovers_of, started_by
 
-pytestmark = pytest.mark.alone("it weighs a kernel socket by /proc/slabinfo, which counts every other test's sockets too")
+pytestmark = pytest.mark.alone(
+    "it weighs a kernel socket by /proc/slabinfo, which counts every other test's sockets too"
+)
 
 CLIENTS = 500
 COMMAND = [sys.executable, "-m", "control.cli.main", "demo", "--clients", str(CLIENTS)]
