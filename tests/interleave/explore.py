@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from dataclasses import dataclass
@@ -10,31 +11,34 @@ from pathlib import Path
 
 from tests.mutants import ROOT
 
-# What runs in the scenarios' threads and shares memory: each access of it is a point where threads may be switched.
+_GENERATED = ROOT / "build/generated"
+
+_LOOP = "tests/interleave/loop.c"
+# What runs in the scenarios' threads and looks at memory that they share, or that outlives the engine: each access of
+# it is a point where threads may be switched, or the engine killed.
 _EXPLORED = (
     "tests/interleave/product.c",
     "tests/interleave/product_guard.c",
-    "cext/table/table.c",
-    "cext/table/endpoints.c",
-    "cext/table/filter.c",
+    _LOOP,
+    "cext/commands.c",
+    *(f"cext/table/{name}.c" for name in ("endpoints", "filter", "table")),
+    *(f"cext/conn/{name}.c" for name in ("candidates", "classes", "connection", "events", "find", "legs", "waiting")),
+    *(f"cext/life/{name}.c" for name in ("attach", "births", "freeze", "growth", "held", "insert", "next")),
+    *(f"cext/life/{name}.c" for name in ("perhaps", "received", "sweep", "thaw")),
 )
+# What the engine thread has to itself, and what is made of the rest of the machine.
 _AROUND = (
-    "cext/base/hash.c",
-    "cext/table/interned.c",
-    "tests/interleave/scheduler.c",
-    "tests/interleave/model.c",
+    *(f"cext/base/{name}.c" for name in ("address", "hash", "mailbox", "wheel", "workers")),
+    *(f"cext/socket/{name}.c" for name in ("segment", "spares")),
+    *(f"cext/table/{name}.c" for name in ("hosts", "interned")),
+    *(f"tests/interleave/{name}.c" for name in ("absent", "machine", "model", "scheduler")),
     "tests/fuzz/host/kernel.c",
 )
-# Without position-independent code an address in a schedule is one that addr2line knows.
-_FLAGS = (
-    "-std=gnu11",
-    "-O1",
-    "-g",
-    "-fno-pie",
-    "-fcommon",  # the maps of product.c and product_guard.c are the same ones
-)
+# Without position-independent code an address in a schedule is one that addr2line knows. What nobody calls is left out,
+# and with it what it would need. The maps of product.c and product_guard.c are the same ones (-fcommon).
+_FLAGS = ("-std=gnu11", "-g", "-fcommon", "-fno-pie", "-ffunction-sections")
 _WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-sign-compare", "-Werror")
-_WRAPPED = "-Wl,--wrap=memcpy,--wrap=memset,--wrap=memcmp"
+_WRAPPED = ("memcpy", "memset", "memcmp", "roost_mailbox_post", "roost_mailbox_post_row")
 _LINE = re.compile(r"(?P<name>.+): (?P<schedules>\d+) schedules, at most (?P<preemptions>\d+) preemptions")
 
 
@@ -51,24 +55,42 @@ class BrokenClaimError(AssertionError):
     """A schedule in which something does not hold: the claim, and the schedule with its places in the sources."""
 
 
-def build(out: Path, root: Path = ROOT, *, in_order: bool = True) -> Path:
+def _is_made_from(target: Path, changed: str) -> bool:
+    """Whether the file `changed` of this checkout is in the object `target`."""
+    made_from = target.with_suffix(".d").read_text().split()
+    return str(ROOT / changed) in map(os.path.normpath, made_from)
+
+
+def build(
+    out: Path, root: Path = ROOT, changed: str | None = None, made: Path | None = None, *, in_order: bool = True
+) -> Path:
     """Compile the model from the checkout at `root` into the directory `out`; the executable's path.
 
     in_order: for a processor that keeps loads in order; else the programs have more barriers, and loads are reordered.
+    With `changed`, the one file there that differs from this checkout's, of which the directory `made` has the objects.
     """
     objects = []
+    warnings = _WARNINGS if root == ROOT else ("-w",)  # a planted bug may leave a variable unused
     for source in (*_EXPLORED, *_AROUND):
-        target = out / f"{Path(source).stem}.o"
-        warnings = _WARNINGS if root == ROOT else ("-w",)  # a planted bug may leave a variable unused
-        command = ["clang", *_FLAGS, *warnings, *(["-DROOST_LOADS_IN_ORDER"] if in_order else [])]
-        command += [f"-I{root / 'tests/fuzz/host'}", f"-I{root}", "-c", str(root / source), "-o", str(target)]
-        command += ["-fsanitize=thread"] if source in _EXPLORED else []
+        name = f"{source.replace('/', '-')}.o"
+        if changed and made and not _is_made_from(made / name, changed):
+            objects.append(str(made / name))
+            continue
+        target = str(out / name)
+        how = ["-O1", "-fsanitize=thread"] if source in _EXPLORED else ["-O2"]
+        how += ["-DROOST_LOADS_IN_ORDER"] if in_order else []
+        if source.startswith("cext/") or source == _LOOP:
+            # _GNU_SOURCE: in front of what heap.h includes.
+            how += ["-D_GNU_SOURCE=", "-DROOST_ENGINE_HEAP", "-include", str(root / "tests/interleave/heap.h")]
+        where = (f"-I{root / 'tests/fuzz/host'}", f"-I{root}", f"-I{_GENERATED}")
+        command = ["clang", *_FLAGS, *warnings, *how, *where, "-MMD", "-c", str(root / source), "-o", target]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{source} does not compile:\n{done.stderr}")
-        objects.append(str(target))
+        objects.append(target)
     executable = out / "model"
-    subprocess.run(["clang", "-no-pie", *objects, _WRAPPED, "-o", str(executable)], check=True)
+    options = ["-no-pie", "-Wl,--gc-sections", *(f"-Wl,--wrap={name}" for name in _WRAPPED)]
+    subprocess.run(["clang", *objects, *options, "-o", str(executable)], check=True)
     return executable
 
 

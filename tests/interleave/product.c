@@ -16,3 +16,21 @@ void give_product_maps(void) {
     ROOST_SHARED_MAPS(HOST_MAP)
     ROOST_XDP_MAPS(HOST_MAP)
 }
+
+/* Entries of maps, which the engine writes by system calls. */
+void put_birth(const struct roost_birth_place *place, const struct roost_birth *birth);
+int is_stranger(__u64 hash);
+void put_stranger(__u64 hash);
+
+void put_birth(const struct roost_birth_place *place, const struct roost_birth *birth) {
+    bpf_map_update_elem(&births, place, birth, BPF_ANY);
+}
+
+int is_stranger(__u64 hash) {
+    return bpf_map_lookup_elem(&strangers, &hash) != 0;
+}
+
+void put_stranger(__u64 hash) {
+    __u32 value = 1;
+    bpf_map_update_elem(&strangers, &hash, &value, BPF_ANY);
+}

@@ -69,6 +69,7 @@ static struct region {
     void (*describe)(const void *, char *, size_t);
 } regions[REGIONS_MAX];
 static int region_count;
+static const uint8_t *lowest = (const uint8_t *)UINTPTR_MAX, *highest; /* of all regions */
 static size_t words;
 static uint8_t touched_by[WORDS_MAX], written_by[WORDS_MAX]; /* threads, as bits */
 
@@ -145,10 +146,14 @@ void share(const void *memory, size_t size, void (*describe)(const void *, char 
         abort();
     regions[region_count++] = (struct region){memory, size, words, describe};
     words += size / 4 + 1;
+    lowest = (const uint8_t *)memory < lowest ? memory : lowest;
+    highest = (const uint8_t *)memory + size > highest ? (const uint8_t *)memory + size : highest;
 }
 
 static long word_of(const void *address) {
     const uint8_t *at = address;
+    if (at < lowest || at >= highest)
+        return -1;
     for (int i = 0; i < region_count; i++)
         if (at >= regions[i].from && at < regions[i].from + regions[i].size)
             return (long)(regions[i].first_word + (size_t)(at - regions[i].from) / 4);
@@ -367,7 +372,7 @@ static void point(bool interesting, bool deadly) {
         if (preemptions < scenario->preemptions)
             switches = others() * variants(&threads[current]);
     }
-    bool may_die = deadly && scenario->mortal && current == 0;
+    bool may_die = deadly && scenario->mortal && current == 0 && preemptions < scenario->preemptions;
     int n = choose(1 + switches + may_die);
     if (!n)
         return;
@@ -432,6 +437,13 @@ static void about_to_write(void *address, unsigned size, const void *pc) {
 void step(const char *what) {
     note_store(&threads[current]);
     point(true, true);
+    record(what, NULL, false, NULL);
+}
+
+void use(const uint32_t *thing, bool change, const char *what) {
+    if (current < 0)
+        return;
+    visit(thing, sizeof(*thing), change, NULL);
     record(what, NULL, false, NULL);
 }
 

@@ -19,7 +19,7 @@
  *                    may have a value of before the thread was last switched, as far back as its last read-modify-write,
  *                    acquiring load or fence, and not older than what it has loaded from there. That is more than arm64
  *                    does: a load there waits for the one that its address depends on
- *     the end        of a thread that the scenario lets be killed, at each of its stores
+ *     the end        of a thread that the scenario lets be killed, at each of its stores; it counts as a preemption
  */
 #ifndef ROOST_INTERLEAVE_SCHEDULER_H
 #define ROOST_INTERLEAVE_SCHEDULER_H
@@ -49,6 +49,8 @@ struct explored {
 /* Runs a scenario in every schedule. A claim that does not hold ends the process with the schedule on stderr. */
 struct explored explore(const struct scenario *s);
 
+/* Lets what is shared lie side by side, so that an access elsewhere is soon told from it. */
+#define SHARED __attribute__((section("shared")))
 /* Memory in which accesses count. describe: names an address for people. */
 void share(const void *memory, size_t size, void (*describe)(const void *at, char *text, size_t size));
 
@@ -58,6 +60,8 @@ void holds(bool condition, const char *format, ...) __attribute__((format(printf
 /* For what a scenario models itself, called by its threads: a point at which the thread may be switched, and one at which
  * it cannot go on until something is the case. what: for people. */
 void step(const char *what);
+/* The same, where other threads have to do with the thing, for which a word in shared memory stands. */
+void use(const uint32_t *thing, bool change, const char *what);
 void await(bool (*condition)(void), const char *what);
 
 bool others_are_done(void);

@@ -10,8 +10,15 @@ import pytest
 from tests.interleave.explore import BrokenClaimError, build, explore, scenarios
 from tests.mutants import Mutant, plant
 
-TABLE, FIND, INSERT, MODEL = "cext/table/table.c", "ebpf/lib/find.h", "ebpf/lib/insert.h", "tests/interleave/model.c"
-FILTER = "cext/table/filter.c"
+TABLE, FIND, INSERT, FREEZE = "cext/table/table.c", "ebpf/lib/find.h", "ebpf/lib/insert.h", "cext/life/freeze.c"
+FILTER, THAW, NEXT, COMMANDS = "cext/table/filter.c", "cext/life/thaw.c", "cext/life/next.c", "cext/commands.c"
+HELD, RECEIVED, GROWTH = "cext/life/held.c", "cext/life/received.c", "cext/life/growth.c"
+RST = "a packet of A came to the stack, and there is no socket: RST"
+LOST = "packets of A were taken, and 0 came to its server"
+RELEASED = """    uint32_t index = slot->rest;
+    slot->rest = ROOST_NO_REST;
+    roost_table_rest_release(&e->table, index);
+"""
 MUTANTS = (
     Mutant(
         "a reader does not look whether the slot changed hands",
@@ -40,10 +47,136 @@ MUTANTS = (
     Mutant(
         "a freeze does not wait for packets on their way",
         "data while freezing",
-        MODEL,
-        "    memcpy(waited_for, flying, sizeof(flying));\n",
+        FREEZE,
+        "        e->in_grace = e->gathering;\n",
+        "        e->graced = e->gathering;\n",
+        RST,
+    ),
+    Mutant(
+        "what is held is not judged before the record is published",
+        "data while freezing",
+        FREEZE,
+        "bool heard = wanted(c, &client, &server);",
+        "bool heard = false && wanted(c, &client, &server);",
+        LOST,
+    ),
+    Mutant(
+        "a freeze that is given up leaves the socket mute",
+        "data while freezing",
+        FREEZE,
+        "        give_back(e, c);\n        return heard",
+        "        return heard",
+        LOST,
+    ),
+    Mutant(
+        "a freeze that is given up leaves the slot",
+        "data while a freeze is cancelled",
+        FREEZE,
+        "    roost_release_held(e, &c, 1);\n",
         "",
-        "a packet of A came to the stack, and there is no socket: RST",
+        LOST,
+    ),
+    Mutant(
+        "the client's leg of a pair is published before its server's",
+        "data while a pair freezes",
+        FREEZE,
+        "    if (c->server_slot) {\n        roost_table_pair(&e->table, &server->taking.rest, c->slot);\n",
+        "    if (c->server_slot) {\n        roost_table_pair(&e->table, &server->taking.rest, c->slot);\n"
+        "        roost_table_pair(&e->table, &client->taking.rest, c->server_slot);\n"
+        "        publish(e, c, c->slot, client, index, ROOST_F_PAIRED);\n",
+        "of a pair one leg is asleep, and the other is not",
+    ),
+    Mutant(
+        "one leg of a pair is frozen though the other cannot be",
+        "data while the freeze of a pair is cancelled",
+        FREEZE,
+        "        error = leg[1].error;\n",
+        "",
+        "the record of A is not what it was",
+    ),
+    Mutant(
+        "a socket lives before its record is given up",
+        "data while thawing",
+        THAW,
+        "        set_phases(b->conn[i], ROOST_THAWED);\n",
+        "",
+        "A's socket died with the engine, and its record lives on",
+    ),
+    Mutant(
+        "the phases of a pair rise in the wrong order",
+        "data of both while a pair thaws",
+        THAW,
+        "    roost_table_set_phase(c->slot, phase);\n    if (c->server_slot)\n"
+        "        roost_table_set_phase(c->server_slot, phase);\n",
+        "    if (c->server_slot)\n        roost_table_set_phase(c->server_slot, phase);\n"
+        "    roost_table_set_phase(c->slot, phase);\n",
+        "of a pair one leg is asleep, and the other is not",
+    ),
+    Mutant(
+        "a slot goes before its socket is there",
+        "data while thawing",
+        THAW,
+        "    int count = 0;\n    roost_workers_run(&e->workers, rebuild_slice",
+        "    int count = 0;\n    for (uint32_t i = 0; i < b->conns; i++)\n"
+        "        roost_table_remove(&e->table, b->conn[i]->slot);\n    roost_workers_run(&e->workers, rebuild_slice",
+        "the socket of A is rebuilt from another record",
+    ),
+    Mutant(
+        "what was held while the slot went is not handed on",
+        "data while thawing",
+        RECEIVED,
+        "        roost_stray(e, f);\n    } else if (c && c->phase == ROOST_MARKED) {",
+        "    } else if (c && c->phase == ROOST_MARKED) {",
+        LOST,
+    ),
+    Mutant(
+        "what is held is not replayed",
+        "data while thawing",
+        HELD,
+        "            into_outbox(e, b, h);\n",
+        "            continue;\n",
+        LOST,
+    ),
+    Mutant(
+        "what waits for a record wakes nobody",
+        "data while falling asleep and waking",
+        THAW,
+        "    c->phase = ROOST_THAWING;\n    roost_wake_queue(e, c);\n",
+        "    c->phase = ROOST_THAWING;\n",
+        "A is asleep in phase 4",
+    ),
+    Mutant(
+        "a thaw that failed leaves the slot waking",
+        "data while a thaw fails",
+        THAW,
+        "    set_phases(c, ROOST_IDLE);\n",
+        "",
+        "A is asleep in phase 4",
+    ),
+    Mutant(
+        "one who is being frozen is read",
+        "data while freezing",
+        NEXT,
+        "{0, ROOST_LIVES, ROOST_NEXT_WAIT},",
+        "{ROOST_FACTS, 0, ROOST_NEXT_WAIT},",
+        "A is asleep, and is linked to a server",
+    ),
+    Mutant(
+        "a rest slot is free before its connection sleeps",
+        "data while falling asleep and waking",
+        COMMANDS,
+        f"    roost_table_set_phase(slot, ROOST_SLEEP);\n{RELEASED}",
+        f"{RELEASED}    roost_table_set_phase(slot, ROOST_SLEEP);\n",
+        "A is lost: it was asleep, and is not in the table",
+    ),
+    Mutant(
+        "a freeze is given up before others' sockets are gone",
+        "data while one of two freezes is cancelled",
+        FREEZE,
+        "        b.error[i] = finish(e, &b, i);\n    spend_all(e, &b);\n",
+        "        if ((b.error[i] = finish(e, &b, i)))\n            roost_release_held(e, &b.conn[i], 1);\n"
+        "    spend_all(e, &b);\n",
+        "the socket of A is to live on, and its record was taken",
     ),
     Mutant(
         "who is to be born is not looked up again under the lock",
@@ -78,6 +211,22 @@ MUTANTS = (
         "A is in the table twice",
     ),
     Mutant(
+        "a client that was moved does not name its server's leg",
+        "data of both while the slots of a pair are moved",
+        GROWTH,
+        "        roost_table_pair(&e->table, &e->table.rest[client->rest], leg);\n",
+        "        ;\n",
+        LOST,
+    ),
+    Mutant(
+        "one leg of a pair is moved without the other",
+        "data of both while the slots of a pair are moved",
+        GROWTH,
+        "    if (ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED)\n        return move_client_of_pair(e, key, slot);\n",
+        "",
+        "the socket of S is rebuilt from another record",
+    ),
+    Mutant(
         "a record whose socket lived is adopted",
         "data while thawing",
         TABLE,
@@ -91,7 +240,7 @@ MUTANTS = (
         FILTER,
         "        count_move(f);\n        put(",
         "        put(",
-        "a packet of A came to the stack, and there is no socket: RST",
+        RST,
     ),
     Mutant(
         "a fingerprint is moved without a word",
@@ -99,7 +248,7 @@ MUTANTS = (
         FILTER,
         "        count_move(f);\n        f->moves++;",
         "        f->moves++;",
-        "a packet of A came to the stack, and there is no socket: RST",
+        RST,
     ),
 )
 
@@ -194,16 +343,17 @@ def test_every_interleaving_with_one_more_preemption_keeps_every_connection(
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_planted_race_is_found(mutant: Mutant, tmp_path: Path) -> None:
-    model = build(tmp_path, plant(mutant, tmp_path / "tree"))
+def test_a_planted_race_is_found(mutant: Mutant, model: Path, tmp_path: Path) -> None:
+    broken = build(tmp_path, plant(mutant, tmp_path / "tree"), changed=mutant.file, made=model.parent)
     with pytest.raises(BrokenClaimError) as caught:
-        explore(model, mutant.target)
+        explore(broken, mutant.target)
     assert mutant.says in str(caught.value)
 
 
 @pytest.mark.parametrize("mutant", REORDERED_MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_barrier_that_is_missing_is_found(mutant: Mutant, tmp_path: Path) -> None:
-    model = build(tmp_path, plant(mutant, tmp_path / "tree"), in_order=False)
+def test_a_barrier_that_is_missing_is_found(mutant: Mutant, reordering_model: Path, tmp_path: Path) -> None:
+    tree = plant(mutant, tmp_path / "tree")
+    broken = build(tmp_path, tree, changed=mutant.file, made=reordering_model.parent, in_order=False)
     with pytest.raises(BrokenClaimError) as caught:
-        explore(model, mutant.target)
+        explore(broken, mutant.target)
     assert mutant.says in str(caught.value)
