@@ -369,7 +369,7 @@ static void spend_all(struct roost_engine *e, struct batch *b) {
 }
 
 /* All that can be frozen is, and its sockets are gone, before any freeze is cancelled: what is drained from the ring then
- * may meet them, and must not find a socket whose record was taken already. */
+ * may meet them, and a peek would end the repair mode in which a socket whose record was taken is closed silently. */
 static void snapshots(struct roost_engine *e) {
     struct batch b;
     b.engine = e;

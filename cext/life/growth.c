@@ -126,7 +126,7 @@ static void make_way(struct roost_engine *e, const struct roost_key *client) {
 }
 
 static bool move_alone(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
-    bool moved = roost_table_move(&e->table, key, slot);
+    bool moved = roost_table_move(&e->table, key, slot, NULL);
     if (!moved)
         make_way(e, key);
     return moved;
@@ -142,20 +142,14 @@ static bool move_pair(struct roost_engine *e, const struct roost_key *key, struc
         return true;
     if (!is_quiet(e, &client_key, client) || ROOST_PHASE(leg->ctl) != ROOST_IDLE)
         return false;
+    struct roost_rest *rest = e->table.rest;
     if (is_in_old(e, client))
-        client = roost_table_move(&e->table, &client_key, client);
-    if (client && is_in_old(e, leg)) {
-        roost_table_pair(&e->table, &e->table.rest[leg->rest], client);
-        leg = roost_table_move(&e->table, key, leg);
-    }
-    if (!client || !leg) {
+        client = roost_table_move(&e->table, &client_key, client, &rest[leg->rest]);
+    if (client && is_in_old(e, leg))
+        leg = roost_table_move(&e->table, key, leg, roost_table_has_rest(client) ? &rest[client->rest] : NULL);
+    if (!client || !leg)
         make_way(e, &client_key);
-        return false;
-    }
-    roost_table_pair(&e->table, &e->table.rest[leg->rest], client);
-    if (roost_table_has_rest(client))
-        roost_table_pair(&e->table, &e->table.rest[client->rest], leg);
-    return true;
+    return client && leg;
 }
 
 /* A pair's client. In SLEEP only its server's leg knows that they belong together: it is moved with that. One that is

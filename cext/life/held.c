@@ -163,8 +163,7 @@ void roost_release_held(struct roost_engine *e, struct roost_conn **conns, int c
         remove_slots(e, conns, count);
     replay_held(e, conns, count);
     remove_slots(e, conns, count);
-    roost_drain(e);
-    replay_held(e, conns, count);
+    roost_drain(e); /* frames that were held meanwhile: strays now */
     for (int i = 0; i < count; i++)
         conns[i]->phase = ROOST_LIVE;
 }

@@ -440,7 +440,8 @@ bool roost_table_is_previous(const struct roost_table *t, const struct roost_ka 
     return l.which != ROOST_CURRENT(l.v4 ? t->config.v4.in_use : t->config.v6.in_use);
 }
 
-struct roost_ka *roost_table_move(struct roost_table *t, const struct roost_key *key, struct roost_ka *slot) {
+struct roost_ka *roost_table_move(struct roost_table *t, const struct roost_key *key, struct roost_ka *slot,
+                                  struct roost_rest *peer) {
     struct location l = locate(t, slot);
     struct roost_ka copy = *slot; /* XDP may note meanwhile that the client was heard: that much is lost */
     uint32_t endpoint = endpoint_of(slot);
@@ -453,6 +454,8 @@ struct roost_ka *roost_table_move(struct roost_table *t, const struct roost_key 
         t->used4++;
     else
         t->used6++;
+    if (peer) /* before the name that it has is no slot's any more: adoption mends it after a kill in between */
+        roost_table_pair(t, peer, moved);
     clear(t, slot, &l);
     return moved;
 }
@@ -570,14 +573,26 @@ static int count_slots(struct roost_table *t) {
     return roost_classes_settle(&t->classes);
 }
 
-/* Whether the previous generation has this slot of the current one, too: the predecessor was killed while it moved it. */
-static bool is_copy(struct roost_table *t, const struct roost_ka *slot, const struct roost_key *key) {
+/* The slot in the previous generation of which this is a copy, or NULL: the predecessor was killed while it moved it. */
+static struct roost_ka *original_of(struct roost_table *t, const struct roost_ka *slot, const struct roost_key *key) {
     bool v4 = roost_key_is_v4(key);
     const struct roost_generations *told = v4 ? &t->config.v4 : &t->config.v6;
     uint32_t previous = ROOST_PREVIOUS(told->in_use);
     if (!previous || roost_table_is_previous(t, slot))
-        return false;
-    return find_in(t, v4 ? &t->gen4[previous - 1] : &t->gen6[previous - 1], v4, key) != NULL;
+        return NULL;
+    struct roost_ka *original = find_in(t, v4 ? &t->gen4[previous - 1] : &t->gen6[previous - 1], v4, key);
+    return original && ROOST_PHASE(original->ctl) != ROOST_FREE ? original : NULL; /* FREE: it has moved */
+}
+
+/* The pair that names a copy names the original again. */
+static void name_original(struct roost_table *t, uint32_t copy, const struct roost_ka *original) {
+    struct roost_key key;
+    for (uint64_t p = 0, positions = roost_table_positions(t); p < positions; p++) {
+        const struct roost_ka *slot = roost_table_at(t, p, &key);
+        if (slot && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED && slot->rest < t->rest_slots &&
+            t->rest[slot->rest].peer == copy)
+            roost_table_pair(t, &t->rest[slot->rest], original);
+    }
 }
 
 static uint64_t adopt_slots(struct roost_table *t, uint64_t *max_id) {
@@ -587,7 +602,9 @@ static uint64_t adopt_slots(struct roost_table *t, uint64_t *max_id) {
         struct roost_ka *slot = roost_table_at(t, p, &key);
         if (!slot)
             continue;
-        if (is_copy(t, slot, &key)) { /* the one that pairs know by name stays */
+        struct roost_ka *original = original_of(t, slot, &key);
+        if (original) {
+            name_original(t, roost_table_name(t, slot), original);
             slot->rest = ROOST_NO_REST;
             roost_table_remove(t, slot);
             continue;

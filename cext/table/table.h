@@ -65,8 +65,10 @@ void roost_table_remove(struct roost_table *t, struct roost_ka *slot);
 
 /* Whether a slot is in a generation that the table is growing out of. */
 bool roost_table_is_previous(const struct roost_table *t, const struct roost_ka *slot);
-/* Moves an IDLE or SLEEP slot from there into the current one; NULL: no room. */
-struct roost_ka *roost_table_move(struct roost_table *t, const struct roost_key *key, struct roost_ka *slot);
+/* Moves an IDLE or SLEEP slot from there into the current one; NULL: no room. peer: of the other leg, where that names this
+ * one; or NULL. */
+struct roost_ka *roost_table_move(struct roost_table *t, const struct roost_key *key, struct roost_ka *slot,
+                                  struct roost_rest *peer);
 /* Whether the previous generation is empty, and no insert into it is under way. */
 bool roost_table_previous_is_empty(struct roost_table *t, bool v4);
 /* The table has no previous generation any more; the memory of the one that it had. */

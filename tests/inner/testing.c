@@ -92,12 +92,18 @@ void roost_testing_place(struct roost_table_handle *h, const struct roost_key *k
 }
 
 int roost_testing_grow(struct roost_table_handle *h, int v4, uint32_t slots) {
-    return begin(&h->table, v4, 1, slots);
+    const struct roost_generations *told = v4 ? &h->table.config.v4 : &h->table.config.v6;
+    return begin(&h->table, v4, (ROOST_CURRENT(told->in_use) + 1) % ROOST_GENERATIONS, slots);
+}
+
+void roost_testing_end_growth(struct roost_table_handle *h, int v4) {
+    uint32_t which;
+    free(roost_table_end_previous(&h->table, v4, &which));
 }
 
 int roost_testing_move(struct roost_table_handle *h, const struct roost_key *key) {
     struct roost_ka *slot = roost_table_find(&h->table, key);
-    return slot && roost_table_is_previous(&h->table, slot) && roost_table_move(&h->table, key, slot);
+    return slot && roost_table_is_previous(&h->table, slot) && roost_table_move(&h->table, key, slot, NULL);
 }
 
 uint32_t roost_testing_bucket_slots(void) {

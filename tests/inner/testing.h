@@ -24,6 +24,7 @@ void roost_testing_place(struct roost_table_handle *t, const struct roost_key *k
                          uint8_t *home);
 /* Begins a larger generation, and moves one slot into it; nonzero: done. */
 int roost_testing_grow(struct roost_table_handle *t, int v4, uint32_t slots);
+void roost_testing_end_growth(struct roost_table_handle *t, int v4); /* nothing is in the previous one */
 int roost_testing_move(struct roost_table_handle *t, const struct roost_key *key);
 uint32_t roost_testing_bucket_slots(void);
 uint32_t roost_testing_same_tag_max(void);

@@ -725,8 +725,6 @@ static const struct scenario scenarios[] = {
      false},
     {"data while its slot is moved", 2, PACKETS, begin_with_a_asleep, {grow, data_for_a}, end, 3, true},
     {"a probe while its slot is moved", 2, PACKETS, begin_with_a_asleep, {grow, probe_for_a}, end, 3, true},
-    /* Not killed: between the moves of its two slots a pair's legs do not name each other, and the next engine would remove
-     * the server's. */
     {"data of both while the slots of a pair are moved",
      3,
      PACKETS,
@@ -734,7 +732,7 @@ static const struct scenario scenarios[] = {
      {grow, data_for_a, data_for_s},
      end,
      2,
-     false},
+     true},
     {"a birth while slots are moved", 2, PACKETS, begin_births_with_a_asleep, {grow, birth_of_c}, end, 2, true},
     {"two acknowledgements while a new table begins",
      3,

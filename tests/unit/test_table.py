@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from appliance.wire import NO_REST, Key
 from tests.inner import ffi, lib
-from tests.unit.records import FREEZING, IDLE, PAIRED, SERVER, SLEEP, THAWED, WAKING, Ka, c_key
+from tests.unit.records import FREE, FREEZING, IDLE, PAIRED, SERVER, SLEEP, THAWED, WAKING, Ka, c_key
 
 SLOTS: int = lib.roost_testing_bucket_slots()
 SAME_TAG_MAX: int = lib.roost_testing_same_tag_max()
@@ -399,6 +399,26 @@ def test_whoever_takes_over_a_table_that_was_growing_finds_each_slot_where_it_is
             assert not t.find(key), "it is in one of them only"
         assert t.used()[f"ipv{family}"] == 0
         assert lib.roost_testing_endpoints_used(t.raw) == 0
+
+
+@pytest.mark.parametrize("family", [4, 6])
+@pytest.mark.parametrize("growths", range(4))
+@pytest.mark.parametrize("left", [SLEEP, FREE])
+def test_adoption_keeps_one_of_a_slot_and_its_copy(family: int, growths: int, left: int) -> None:
+    """The predecessor was killed when it had copied a slot, or had begun to remove it where it was before. The larger
+    table's generation may have the lower number."""
+    key = Key.of("192.0.2.1" if family == 4 else "2001:db8::1", 1, "192.0.2.9" if family == 4 else "2001:db8::9", 80)
+    with table() as t:
+        for _ in range(growths):
+            assert lib.roost_testing_grow(t.raw, family == 4, 560)
+            lib.roost_testing_end_growth(t.raw, family == 4)
+        original = t.insert(key, Ka(phase=SLEEP, snd_nxt=7))
+        assert lib.roost_testing_grow(t.raw, family == 4, 1120)
+        assert t.insert(key, Ka(phase=SLEEP, snd_nxt=7))
+        lib.roost_testing_set_phase(original, left)
+        t.adopt()
+        assert t.used()[f"ipv{family}"] == 1
+        assert (t.find(key).snd_nxt, t.find(key) == original) == (7, left == SLEEP)
 
 
 def test_the_near_end_of_those_born_asleep_is_not_given_away() -> None:
