@@ -137,10 +137,14 @@ static bool client_spoke(const struct roost_conn *c) {
     return roost_inband_wants_link(c) || recv(c->client.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0;
 }
 
+static bool is_linked(const struct roost_conn *c) {
+    return c->link == ROOST_CONNECTING || c->link == ROOST_LINKED;
+}
+
 /* What was asked for in band: DONE (no link) or SLEEP. */
 static void pursue(struct roost_engine *e, struct roost_conn *c) {
     struct roost_in_band *b = c->in_band;
-    bool linked = c->link == ROOST_CONNECTING || c->link == ROOST_LINKED;
+    bool linked = is_linked(c);
     if (!b->goal || c->phase != ROOST_LIVE)
         return;
     b->unlinked |= !linked;
@@ -158,6 +162,7 @@ static void pursue(struct roost_engine *e, struct roost_conn *c) {
     if (error == -EOPNOTSUPP) /* a link-local address: no further than STANDBY */
         b->goal = 0;
     b->begun |= !error;
+    b->unlinked |= !is_linked(c); /* the next look may find another link */
 }
 
 /* The next moment at which the connection must be looked at, 0: none. */

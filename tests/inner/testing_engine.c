@@ -241,6 +241,12 @@ uint32_t roost_testing_class_uses(roost_engine *e, uint32_t class) {
     return uses;
 }
 
+void roost_testing_hold_up(roost_engine *e, uint32_t us) {
+    __atomic_add_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
+    usleep(us);
+    __atomic_sub_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
+}
+
 int roost_testing_rush(roost_engine *e) {
     roost_lock(e);
     bool rush = e->rush;

@@ -4,14 +4,29 @@
 from __future__ import annotations
 
 import errno
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from appliance.wire import KA, REST, Command, EventType, Key, Op, Record, Verb
 from control.core.states import Cause, State
-from examples.in_band_frames import MAGIC, Answer, Frame, Ping, Quiet, Recipient, Result, Stay, encode
+from examples.in_band_frames import (
+    MAGIC,
+    Answer,
+    Body,
+    Done,
+    Frame,
+    Ping,
+    Quiet,
+    Recipient,
+    Result,
+    Sleep,
+    Stay,
+    encode,
+)
 from tests.inner import ffi, lib
 from tests.lab.engine_lab import EngineLab, receive
 from tests.lab.in_band_lab import OK, REFUSED, End
@@ -166,3 +181,38 @@ def test_what_was_set_comes_back_for_one_that_sleeps_without_a_slot(box: EngineL
     assert box.engine.find_class(pair.key.pack())["active_quiet_ms"] == 7_000
     box.close(pair)
     assert lib.roost_testing_class_uses(box.engine._raw, lib.ROOST_CLASS_SERVICES) == 0
+
+
+@contextmanager
+def slow_turns(box: EngineLab) -> Iterator[None]:
+    """Between two turns of the engine's there is time for a server to answer."""
+    over = threading.Event()
+
+    def hold_up() -> None:
+        while not over.is_set():
+            lib.roost_testing_hold_up(box.engine._raw, 20_000)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=hold_up)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@BOTH
+@pytest.mark.parametrize("goal", [Done(), Sleep()])
+@pytest.mark.engine(service={"in_band_clients": 1 << Verb.DONE | 1 << Verb.SLEEP})
+def test_the_link_that_follows_a_request_to_end_one_is_left_alone(box: EngineLab, family: int, goal: Body) -> None:
+    """The server's end of the first may be seen in the turn in which the second is begun."""
+    pair = box.connect(family)
+    with slow_turns(box):
+        pair.client.sendall(encode(Frame(goal)) + b"second")
+        assert pair.server.recv(1) == b""
+        pair.server.close()
+        pair.server = box.accept(family)
+        assert receive(pair.server, 6) == b"second"
+    box.exchange(pair)
+    assert box.stat("linked") == 2
