@@ -45,7 +45,7 @@ has changed."""
 SOURCES: Final = {
     "base": "address hash mailbox pins wheel workers",
     "table": "endpoints filter hosts interned rests table",
-    "path": "datapath drops frames pace probes programs",
+    "path": "datapath frames probes programs",
     "socket": "proxy_header repair segment spares survey",
     "conn": "acks candidates classes connection events find legs listing notes ports servers steering waiting",
     "inband": "inband inband_relay inband_requests",

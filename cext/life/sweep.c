@@ -346,7 +346,7 @@ void roost_sweep_turn(struct roost_engine *e) {
     bool room = true;
     if (end > buckets)
         end = buckets;
-    e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probes_begin(&e->path, e->now_ms);
+    e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probes_begin(&e->path);
     if (roost_datapath_probes_room(&e->path) >= ROOST_BUCKET_SLOTS)
         e->probe_room_ms = e->now_ms;
     w.waits = !all && e->now_ms - e->probe_room_ms < WAITS_FOR_ROOM_MS; /* what finds no room is due a second later */

@@ -2,7 +2,6 @@
 #define _GNU_SOURCE
 #include "datapath.h"
 
-#include "drops.h"
 #include "cext/table/filter.h"
 #include "cext/base/pins.h"
 
@@ -378,7 +377,8 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     memset(d, 0, sizeof(*d));
     for (int i = 0; i < ROOST_MAP_COUNT; i++)
         d->map_fd[i] = -1;
-    d->raw4 = d->raw6 = d->closed_fd = d->inject_fd = d->drops_fd = -1;
+    d->raw4 = d->raw6 = d->closed_fd = d->inject_fd = -1;
+    d->probes_live = ROOST_PROBES_LIVE;
     snprintf(d->pin_dir, sizeof(d->pin_dir), "%s", pin_dir);
     snprintf(d->bpf_dir, sizeof(d->bpf_dir), "%s", bpf_dir);
     libbpf_set_print(quiet);
@@ -412,7 +412,6 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     d->raw6 = socket(AF_INET6, SOCK_RAW | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_RAW);
     if (d->raw4 < 0)
         return roost_complain(err, err_len, errno, "cannot open a raw socket (CAP_NET_RAW): %s", strerror(errno));
-    d->drops_fd = roost_drops_open(); /* without it, nothing is known of drops */
     return roost_datapath_attach_lookup(d, err, err_len);
 }
 
@@ -432,8 +431,6 @@ void roost_datapath_close(struct roost_datapath *d) {
         close(d->raw4);
     if (d->raw6 >= 0)
         close(d->raw6);
-    if (d->drops_fd >= 0)
-        close(d->drops_fd);
 }
 
 int roost_datapath_add_rests(struct roost_datapath *d, struct roost_table *t, int fd) {

@@ -26,7 +26,6 @@
 #include "ebpf/shared/frame.h"
 #include "ebpf/shared/maps.h"
 #include "ebpf/shared/sockets.h"
-#include "pace.h"
 #include "cext/table/rests.h"
 #include "cext/table/table.h"
 
@@ -52,6 +51,9 @@ struct roost_interface {
     bool servers; /* the servers' legs of persistent services are heard there, not clients */
 };
 
+/* Their answers become the rest of an offer. A veth's ring takes 256 frames and loses what is more. */
+#define ROOST_PROBES_LIVE 128
+
 struct roost_datapath {
     char pin_dir[256];
     struct bpf_object *inactive, *guard, *lookup, *closed, *inject;
@@ -68,12 +70,10 @@ struct roost_datapath {
     uint64_t secret[2];
     struct roost_interface interface[ROOST_MAX_INTERFACES];
     int interfaces;
-    struct roost_outbox_item *out;    /* the outbox */
-    bool second_half;                 /* of the probes is filled, or offered */
-    uint32_t probes_put, probes_left; /* in that half; of them: since the slice before */
-    struct roost_pace pace;
-    int drops_fd;                                    /* see drops.h */
-    bool drops_known;                                /* pace.dropped began with them */
+    struct roost_outbox_item *out;                   /* the outbox */
+    bool second_half;                                /* of the probes is filled, or offered */
+    uint32_t probes_put, probes_left;                /* in that half; of them: since the slice before */
+    uint32_t probes_live;                            /* of the engine's own frames, the most for a slice */
     uint32_t filter_buckets;                         /* 0: there is none */
     uint32_t stranger_bits;                          /* that are set there: */
     uint64_t perhaps_stranger[ROOST_STRANGER_WORDS]; /* a bit for some hashes each; not set: it is none, without a look
@@ -138,8 +138,8 @@ uint32_t roost_datapath_replay(struct roost_datapath *d, uint32_t count, uint32_
 
 /* Probes, a slice of the sweep at a time: what the slice before left is taken over (begin), more are put in, all are
  * offered to the XDP program (end), and as many of the engine's own frames are sent as may be on their way
- * (cext/path/pace.h). Both return how many could not be sent. */
-uint32_t roost_datapath_probes_begin(struct roost_datapath *d, uint64_t now_ms);
+ * Both return how many could not be sent. */
+uint32_t roost_datapath_probes_begin(struct roost_datapath *d);
 uint32_t roost_datapath_probes_room(const struct roost_datapath *d); /* how many may be put in before `end` */
 /* Where the caller puts a packet, made with a clock of 0 (ebpf/shared/frame.h), and its length; NULL: no room. */
 struct roost_probe *roost_datapath_probe(struct roost_datapath *d);

@@ -5,13 +5,11 @@
 #include <bpf/bpf.h>
 #include <string.h>
 
-#include "drops.h"
 #include "cext/base/clock.h"
 #include "cext/socket/segment.h"
 
-#define PROBE_BATCH 64      /* between two looks at what has come: a veth's ring holds 256 */
-#define PROBES_AT_FIRST 128 /* live frames for an offer: their answers become the rest of it */
-#define LEAST_LIVE 8        /* fewer are sooner done one by one: setting a run up takes 10-20 us */
+#define PROBE_BATCH 64 /* between two looks at what has come: a veth's ring holds 256 */
+#define LEAST_LIVE 8   /* fewer are sooner done one by one: setting a run up takes 10-20 us */
 
 /* The interfaces that clients are behind; none when one of them has no native XDP. */
 static uint32_t clients_interfaces(const struct roost_datapath *d, uint32_t *ifindex) {
@@ -38,19 +36,10 @@ static bool send_singly(struct roost_datapath *d, const struct roost_probe *prob
     return roost_datapath_send(d, (const uint8_t *)packet, probe->length);
 }
 
-/* By the clients' interfaces. */
-static uint64_t dropped_frames(const struct roost_datapath *d) {
-    uint64_t sum = 0;
-    for (int i = 0; i < d->interfaces; i++)
-        if (!d->interface[i].servers)
-            sum += roost_drops_of(d->drops_fd, d->interface[i].index);
-    return sum;
-}
-
-uint32_t roost_datapath_probes_begin(struct roost_datapath *d, uint64_t now_ms) {
+uint32_t roost_datapath_probes_begin(struct roost_datapath *d) {
     struct roost_probe_run *r = d->probe_run;
     struct roost_probe *offered = half(d, d->second_half), *next = half(d, !d->second_half);
-    uint32_t count = d->probes_put, lost = 0, taken = 0;
+    uint32_t count = d->probes_put, lost = 0;
     __atomic_store_n(&r->count, 0, __ATOMIC_SEQ_CST);
     /* The other half: on another processor XDP may still read the last one taken of this. */
     d->second_half = !d->second_half;
@@ -61,18 +50,8 @@ uint32_t roost_datapath_probes_begin(struct roost_datapath *d, uint64_t now_ms) 
             next[d->probes_put++] = offered[i];
         else if (state == ROOST_PROBE_NO_WAY)
             lost += !send_singly(d, &offered[i]);
-        else
-            taken++;
     }
     d->probes_left = d->probes_put;
-    roost_pace_look(&d->pace, __atomic_load_n(&r->begun, __ATOMIC_RELAXED),
-                    __atomic_load_n(&r->ended, __ATOMIC_RELAXED), taken, d->probes_left, now_ms);
-    if (!d->drops_known) { /* what was dropped before us */
-        d->drops_known = true;
-        d->pace.dropped = dropped_frames(d);
-    }
-    if (d->probes_left && roost_pace_is_silent(&d->pace))
-        roost_pace_dropped(&d->pace, dropped_frames(d), now_ms);
     return lost;
 }
 
@@ -91,10 +70,7 @@ struct roost_probe *roost_datapath_probe(struct roost_datapath *d) {
 uint32_t roost_datapath_probes_end(struct roost_datapath *d, uint32_t now_s) {
     struct roost_probe_run *r = d->probe_run;
     uint8_t frame[ROOST_PROBE_FRAME] = {0};
-    uint32_t live = roost_pace_room(&d->pace), lost = 0;
-    if (!d->probes_left && live > PROBES_AT_FIRST)
-        live = PROBES_AT_FIRST;
-    live = live < d->probes_put ? live : d->probes_put;
+    uint32_t live = d->probes_live < d->probes_put ? d->probes_live : d->probes_put, lost = 0;
     LIBBPF_OPTS(bpf_test_run_opts, options, .data_in = frame, .data_size_in = sizeof(frame), .repeat = (int)live,
                 .batch_size = live < PROBE_BATCH ? live : PROBE_BATCH, .flags = BPF_F_TEST_XDP_LIVE_FRAMES);
     r->interfaces = clients_interfaces(d, r->ifindex);

@@ -73,8 +73,6 @@ struct roost_probe_run {
     __u32 now_s; /* CLOCK_MONOTONIC seconds: a route that was looked up in them is good */
     __u32 interfaces;
     __u32 ifindex[ROOST_PROBE_INTERFACES]; /* that clients are behind */
-    __u32 begun,
-        ended; /* ever: frames of the engine's own that became a probe, and answers that became none any more */
 };
 
 /* The engine's own frames for them: from no interface that a program can be attached to, and shorter than a packet. */

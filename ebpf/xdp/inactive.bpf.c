@@ -204,7 +204,7 @@ static __noinline int known(struct xdp_md *ctx, const struct packet *p, const st
     case ROOST_V_HEARD:
         heard(slot, &ka, now_ms);
         count(ROOST_N_HEARD);
-        return next_probe(ctx, p->l3 == ETH_HLEN); /* a probe has no VLAN tag */
+        return p->l3 == ETH_HLEN ? next_probe(ctx) : XDP_DROP; /* a probe has no VLAN tag */
     case ROOST_V_CHALLENGE:
         if (!may_challenge(slot, &ka, now_ms)) {
             count(ROOST_N_CHALLENGE_LIMITED);

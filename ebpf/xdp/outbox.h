@@ -7,7 +7,7 @@
  *
  * To the wire, by the routing table: keep-alive probes. The engine offers as many as are due, and begins with a few frames of its
  * own. The answer to a probe, which is not needed once it was noted, becomes the next probe: a page less to be
- * allocated and one less to be freed, and no more probes are on their way than before (cext/path/pace.h).
+ * allocated and one less to be freed, and no more probes are on their way than before.
  *
  * The pages of such a run come back as the last receiver left them, so nothing in a frame says what it is for: what does is where
  * it comes from, the loopback interface, and a length that is less than any packet's. That length is also what makes
@@ -170,34 +170,18 @@ static __always_inline int become_next(struct xdp_md *ctx, struct roost_probe_ru
     return ifindex == ctx->ingress_ifindex ? XDP_TX : bpf_redirect(ifindex, 0);
 }
 
-/* An answer was noted, and its frame is needed no more. Counted for the engine, which does not see how many frames are on
- * their way (cext/path/pace.h). */
-static __always_inline int next_probe(struct xdp_md *ctx, int may_become) {
+/* A frame of the engine's own, or an answer that was noted and is needed no more. */
+static __always_inline int next_probe(struct xdp_md *ctx) {
     __u32 zero = 0;
     struct roost_probe_run *run = bpf_map_lookup_elem(&probe_run, &zero);
-    if (!run)
-        return XDP_DROP;
-    int verdict = may_become ? become_next(ctx, run) : XDP_DROP;
-    if (verdict == XDP_DROP)
-        __sync_fetch_and_add(&run->ended, 1);
-    return verdict;
-}
-
-/* A frame of the engine's own. */
-static __always_inline int first_probe(struct xdp_md *ctx) {
-    __u32 zero = 0;
-    struct roost_probe_run *run = bpf_map_lookup_elem(&probe_run, &zero);
-    int verdict = run ? become_next(ctx, run) : XDP_DROP;
-    if (run && verdict != XDP_DROP)
-        __sync_fetch_and_add(&run->begun, 1);
-    return verdict;
+    return run ? become_next(ctx, run) : XDP_DROP;
 }
 
 /* A frame that has no TCP segment in it: the engine's own, or the stack's. */
 static __noinline int outbox_or_pass(struct xdp_md *ctx, const struct roost_config *cfg, int not_ip) {
     struct roost_errand errand;
     if (ctx->ingress_ifindex == ROOST_PROBE_IFINDEX && ctx->data_end - ctx->data == ROOST_PROBE_FRAME)
-        return first_probe(ctx);
+        return next_probe(ctx);
     if (!not_ip)
         return XDP_PASS;
     if (bpf_xdp_load_bytes(ctx, 0, &errand, sizeof(errand)) || errand.ethertype != bpf_htons(ROOST_ERRAND_ETHERTYPE) ||

@@ -87,14 +87,6 @@ MUTANTS = (
         "with other bytes",
     ),
     Mutant(
-        "nobody counts the answers that become no probe",
-        "xdp",
-        "ebpf/xdp/outbox.h",
-        "        __sync_fetch_and_add(&run->ended, 1);\n",
-        "        ;\n",
-        "answers were the last",
-    ),
-    Mutant(
         "a local frame may be longer than its place in the ring",
         "tc",
         "ebpf/tc/loopback.bpf.c",

@@ -8,7 +8,6 @@
 
 #include "ebpf/shared/judge.h"
 #include "cext/path/datapath.h"
-#include "cext/path/drops.h"
 #include "cext/table/filter.h"
 #include "cext/table/hosts.h"
 #include "cext/table/interned.h"
@@ -222,7 +221,7 @@ void roost_testing_retract_probe(struct roost_probes_handle *h, const struct roo
 }
 
 uint32_t roost_testing_begin_probes(struct roost_probes_handle *h) {
-    return roost_datapath_probes_begin(&h->path, 0);
+    return roost_datapath_probes_begin(&h->path);
 }
 
 uint32_t roost_testing_probes_put(struct roost_probes_handle *h) {
@@ -231,34 +230,6 @@ uint32_t roost_testing_probes_put(struct roost_probes_handle *h) {
 
 uint32_t roost_testing_probes_room(void) {
     return ROOST_PROBES / 2;
-}
-
-struct roost_pace_handle {
-    struct roost_pace pace;
-};
-
-struct roost_pace_handle *roost_testing_pace(void) {
-    return calloc(1, sizeof(struct roost_pace_handle));
-}
-
-void roost_testing_pace_free(struct roost_pace_handle *h) {
-    free(h);
-}
-
-uint32_t roost_testing_pace_room(struct roost_pace_handle *h, uint32_t begun, uint32_t ended, uint32_t taken,
-                                 uint32_t waiting, uint64_t dropped, uint64_t now_ms) {
-    roost_pace_look(&h->pace, begun, ended, taken, waiting, now_ms);
-    if (roost_pace_is_silent(&h->pace))
-        roost_pace_dropped(&h->pace, dropped, now_ms);
-    return roost_pace_room(&h->pace);
-}
-
-uint64_t roost_testing_drops(uint32_t ifindex) {
-    int fd = roost_drops_open();
-    uint64_t frames = roost_drops_of(fd, ifindex);
-    if (fd >= 0)
-        close(fd);
-    return frames;
 }
 
 uint32_t roost_testing_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s) {

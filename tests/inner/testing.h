@@ -57,13 +57,6 @@ void roost_testing_retract_probe(struct roost_probes_handle *h, const struct roo
 uint32_t roost_testing_begin_probes(struct roost_probes_handle *h); /* those that could not be sent */
 uint32_t roost_testing_probes_put(struct roost_probes_handle *h);
 uint32_t roost_testing_probes_room(void);
-/* How many probes may be begun after a slice (cext/path/pace.h). */
-struct roost_pace_handle;
-struct roost_pace_handle *roost_testing_pace(void);
-void roost_testing_pace_free(struct roost_pace_handle *h);
-uint32_t roost_testing_pace_room(struct roost_pace_handle *h, uint32_t begun, uint32_t ended, uint32_t taken,
-                                 uint32_t waiting, uint64_t dropped, uint64_t now_ms);
-uint64_t roost_testing_drops(uint32_t ifindex); /* in this thread's network namespace */
 uint32_t roost_testing_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s);
 
 uint32_t roost_testing_probe(const struct roost_key *key, const struct roost_ka *ka, uint64_t now_ms, uint8_t *packet);
@@ -193,8 +186,6 @@ uint64_t roost_testing_probes_sent(const roost_engine *e); /* or offered */
 struct roost_class *roost_testing_class(roost_engine *e, uint32_t class); /* of an engine that runs, as XDP sees it */
 uint32_t roost_testing_class_uses(roost_engine *e, uint32_t class);
 void roost_testing_hold_up(roost_engine *e, uint32_t us); /* its thread, before it asks for events */
-int roost_testing_rush(
-    roost_engine *e); /* whether an engine that runs finds so many clients that it may pause for them */
 /* Replays frames, one behind the other and all of this length, with an engine that runs: how many the kernel took, or -errno.
  * One by one, frames of one EtherType are refused. */
 int roost_testing_replay(roost_engine *e, const uint8_t *frames, uint32_t length, uint32_t count, uint32_t ifindex,

@@ -39,7 +39,7 @@ roost_engine *roost_testing_engine(uint32_t slots4, uint32_t slots6, uint32_t re
     roost_mailbox_init(&e->box);
     for (int i = 0; i < ROOST_PINNED_MAPS; i++)
         d->map_fd[i] = -1;
-    d->raw4 = d->raw6 = d->drops_fd = -1;
+    d->raw4 = d->raw6 = -1;
     d->births_sockets = &s->sockets;
     d->births_gate = &s->gate;
     d->probes = s->probes;
@@ -201,13 +201,12 @@ void roost_testing_change(roost_engine *e, uint16_t service, const struct roost_
     roost_class_change(e, &s);
 }
 
-/* The pace that keeps the offer as it is: as many probes are on their way as may be, and each slice twice as many are
- * begun and answered. */
+/* And XDP takes none of it. */
 void roost_testing_fill_offer(roost_engine *e) {
     struct roost_datapath *d = &e->path;
     while (roost_datapath_probe(d))
         ;
-    d->pace.on_way = ROOST_PACE_AT_ONCE;
+    d->probes_live = 0;
 }
 
 void roost_testing_take_offer(roost_engine *e) {
@@ -217,9 +216,6 @@ void roost_testing_take_offer(roost_engine *e) {
 }
 
 void roost_testing_sweep(roost_engine *e, uint64_t now_ms) {
-    struct roost_probe_run *r = e->path.probe_run;
-    r->begun += 2 * ROOST_PACE_AT_ONCE;
-    r->ended += 2 * ROOST_PACE_AT_ONCE;
     e->now_ms = now_ms;
     roost_sweep_turn(e);
 }
@@ -245,13 +241,6 @@ void roost_testing_hold_up(roost_engine *e, uint32_t us) {
     __atomic_add_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
     usleep(us);
     __atomic_sub_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
-}
-
-int roost_testing_rush(roost_engine *e) {
-    roost_lock(e);
-    bool rush = e->rush;
-    roost_unlock(e);
-    return rush;
 }
 
 /* roost_inject, which refuses frames of one EtherType as if the processor's queue were full for them. A descriptor or

@@ -98,7 +98,7 @@ int roost_datapath_add_rests(struct roost_datapath *d, struct roost_table *t, in
 }
 
 /* The sweep is called for what a scenario wants of it, and offers no probes. */
-uint32_t roost_datapath_probes_begin(struct roost_datapath *d, uint64_t now_ms) {
+uint32_t roost_datapath_probes_begin(struct roost_datapath *d) {
     return 0;
 }
 uint32_t roost_datapath_probes_room(const struct roost_datapath *d) {
