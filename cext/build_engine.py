@@ -49,7 +49,7 @@ SOURCES: Final = {
     "socket": "proxy_header repair segment spares survey",
     "conn": "acks candidates classes connection events find legs listing notes ports servers steering waiting",
     "inband": "inband inband_relay inband_requests",
-    "life": "attach births doors freeze growth held insert links listeners next perhaps received relay sweep thaw",
+    "life": "attach births doors freeze growth held insert links listeners next recall received relay sweep thaw",
     "": "commands engine stats",
 }
 """The engine's sources by folder, from the ground up."""

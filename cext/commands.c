@@ -191,8 +191,8 @@ static int carry_out(struct roost_engine *e, const struct roost_command *command
     case ROOST_OP_RESTORE:
         roost_restore(e, command);
         return 0;
-    case ROOST_OP_PERHAPS:
-        roost_perhaps_answered(e, command);
+    case ROOST_OP_CANDIDATE:
+        roost_recall_answered(e, command);
         return 0;
     case ROOST_OP_INSERT:
         return roost_insert(e, command);
@@ -225,7 +225,7 @@ void roost_command_resume(struct roost_engine *e, struct roost_waiting *w) {
 static void command(struct roost_engine *e, struct roost_command *command) {
     struct roost_waiting *w = NULL;
     int error = 0;
-    if (roost_perhaps_command(e, command, &error))
+    if (roost_recall_command(e, command, &error))
         return;
     if (!error && command->op == ROOST_OP_ATTACH) {
         w = roost_waiting_new(e, command, false);

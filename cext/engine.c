@@ -123,7 +123,7 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     roost_attach_turn(e);
     roost_unacked_turn(e);
     roost_sweep_turn(e);
-    roost_perhaps_turn(e);
+    roost_recall_turn(e);
     roost_growth_turn(e);
     roost_accept_resume(e);
     if (e->pressure_told && e->awake <= e->max_awake - e->max_awake / 4)
@@ -323,16 +323,16 @@ static bool find(struct roost_engine *e, const struct roost_key *key, struct roo
     return true;
 }
 
-static bool find_perhaps(struct roost_engine *e, const struct roost_key *key, struct roost_event *event) {
-    bool perhaps = roost_is_perhaps_asleep(e, key);
-    if (perhaps)
-        roost_event_of_perhaps(e, key, event);
-    return perhaps;
+static bool find_candidate(struct roost_engine *e, const struct roost_key *key, struct roost_event *event) {
+    bool candidate = roost_is_candidate(e, key);
+    if (candidate)
+        roost_event_of_candidate(e, key, event);
+    return candidate;
 }
 
 int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event) {
     roost_lock(e);
-    bool found = find(e, key, event) || find_perhaps(e, key, event);
+    bool found = find(e, key, event) || find_candidate(e, key, event);
     roost_unlock(e);
     return found;
 }
@@ -343,7 +343,7 @@ static uint8_t state_of(struct roost_engine *e, const struct roost_key *key) {
         return h.conn->state;
     if (h.by == ROOST_BY_SLOT)
         return roost_state_of_slot(h.slot);
-    return roost_is_perhaps_asleep(e, key) ? ROOST_ST_SLEEP | ROOST_PERHAPS : ROOST_ST_NONE;
+    return roost_is_candidate(e, key) ? ROOST_ST_SLEEP | ROOST_CANDIDATE : ROOST_ST_NONE;
 }
 
 void roost_states(roost_engine *e, const struct roost_key *keys, uint32_t count, uint8_t *states) {
@@ -388,7 +388,7 @@ int roost_find_client(roost_engine *e, const uint8_t client[16], uint16_t port, 
     roost_lock(e);
     uint32_t found = find_at_services(e, &key, locals, count, find, events, max ? 1 : 0);
     if (!found)
-        found = find_at_services(e, &key, locals, count, find_perhaps, events, max);
+        found = find_at_services(e, &key, locals, count, find_candidate, events, max);
     roost_unlock(e);
     return (int)found;
 }
@@ -463,7 +463,7 @@ void roost_close(roost_engine *e) {
     roost_survey_close(&e->survey);
     roost_datapath_close(&e->path);
     roost_endpoints_free(&e->table.endpoints);
-    roost_perhaps_close(e);
+    roost_recall_close(e);
     roost_hosts_close(&e->hosts);
     roost_classes_free(&e->table.classes);
     roost_mailbox_destroy(&e->box);

@@ -20,7 +20,7 @@ static const char *const bpf_names[ROOST_N_COUNT] = {
     [ROOST_N_BORN4] = "born_ipv4",
     [ROOST_N_BORN6] = "born_ipv6",
     [ROOST_N_BORN_REFUSED] = "born_refused",
-    [ROOST_N_PERHAPS] = "frames_perhaps",
+    [ROOST_N_CANDIDATES] = "frames_perhaps",
 };
 
 static const char *const engine_names[ROOST_E_COUNT] = {
@@ -54,10 +54,10 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_BORN_GONE] = "born_gone",
     [ROOST_E_GROWN] = "tables_grown",
     [ROOST_E_GROWTH_FAILED] = "tables_not_grown",
-    [ROOST_E_PERHAPS_ASKED] = "perhaps_asked",
-    [ROOST_E_PERHAPS_DROPPED] = "perhaps_dropped",
-    [ROOST_E_PERHAPS_SLEPT] = "perhaps_slept",
-    [ROOST_E_PERHAPS_STRANGERS] = "perhaps_strangers",
+    [ROOST_E_CANDIDATES_ASKED] = "perhaps_asked",
+    [ROOST_E_CANDIDATES_DROPPED] = "perhaps_dropped",
+    [ROOST_E_CANDIDATES_SLEPT] = "perhaps_slept",
+    [ROOST_E_CANDIDATES_STRANGERS] = "perhaps_strangers",
     [ROOST_E_FILTER_FULL] = "filter_full",
     [ROOST_E_CLASSES_FULL] = "classes_full",
 };
@@ -104,7 +104,7 @@ int roost_stats_read(roost_engine *e, struct roost_stats *stats) {
     *value++ = e->spares.count;
     *value++ = e->filter.bucket ? e->filter.gate->members : 0;
     *value++ = (uint64_t)e->filter.buckets * ROOST_FILTER_PLACES;
-    *value++ = e->perhaps.asked + e->perhaps.kept;
+    *value++ = e->recall.asked + e->recall.kept;
     roost_unlock(e);
     return 0;
 }

@@ -301,15 +301,15 @@ class Engine:
 
     def states(self, keys: bytes) -> bytes:
         """The states of the connections with these packed keys, one after the other, a byte each: 0 where there is
-        none, PERHAPS added where it may be asleep without a slot."""
+        none, CANDIDATE added where it may be asleep without a slot."""
         raw = ffi.new("uint8_t[]", len(keys) // KEY.size)
         lib.roost_states(self._raw, ffi.from_buffer("struct roost_key[]", keys), len(raw), raw)
         return bytes(ffi.buffer(raw))
 
     def find_client(self, address: bytes, port: int, local: bytes) -> Sequence[Event]:
         """The connection of a client's packed address and port, whichever service it came in by; where none is known,
-        every one that may be asleep without a slot (`perhaps`). local: packed addresses of this machine, one after the
-        other, for services that listen on all of them."""
+        every one that may be asleep without a slot (`candidate`). local: packed addresses of this machine, one after
+        the other, for services that listen on all of them."""
         room = 16
         while True:
             raw = ffi.new("struct roost_event[]", room)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from appliance.wire.addresses import ServerAddress, endpoint_text, pack_address, unpack_address
 from appliance.wire.messages import (
+    CANDIDATE,
     OVERRIDES,
     OVERRIDES_BYTES,
-    PERHAPS,
     ROW,
     Command,
     Event,
@@ -37,12 +37,12 @@ from appliance.wire.settings import (
 )
 
 __all__ = [
+    "CANDIDATE",
     "KA",
     "KEY",
     "NO_REST",
     "OVERRIDES",
     "OVERRIDES_BYTES",
-    "PERHAPS",
     "PLACES",
     "PROBE_COUNT",
     "PROBE_RETRY_S",

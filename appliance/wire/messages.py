@@ -23,8 +23,8 @@ OVERRIDES: Final = struct.Struct("=3IIBBH")
 
 OVERRIDES_BYTES: Final = OVERRIDES.size
 
-PERHAPS: Final = 0x80
-"""ROOST_PERHAPS, of Engine.states: the connection may be asleep without a slot."""
+CANDIDATE: Final = 0x80
+"""ROOST_CANDIDATE, of Engine.states: the connection may be asleep without a slot."""
 
 
 class Op(IntEnum):
@@ -42,7 +42,7 @@ class Op(IntEnum):
     ANSWER = 11
     TELL = 12
     OVERRIDE = 13
-    PERHAPS = 14
+    CANDIDATE = 14
 
 
 class EventType(IntEnum):
@@ -60,7 +60,7 @@ class EventType(IntEnum):
     OVERRIDES = 10
     DONE = 11
     ROWS = 12
-    PERHAPS = 13
+    CANDIDATE = 13
     ILLEGAL = 14
 
 
@@ -121,7 +121,7 @@ class Event(NamedTuple):
         return self.record.service
 
     @property
-    def perhaps(self) -> bool:
+    def candidate(self) -> bool:
         """Of what `find` and `find_client` return: it may be asleep without a slot, and its row alone can tell."""
         return self.count == 1
 

@@ -45,7 +45,7 @@ enum roost_op {
     ROOST_OP_SLEEP = 3,   /* id + record of an IDLE connection whose row IS committed: IDLE -> SLEEP. EAGAIN when the
                              connection has moved on since the record was taken */
     ROOST_OP_WAKE = 4,  /* key (or id if awake): thaw and leave in STANDBY. From SLEEP: ROOST_EV_NEED_RECORD follows, or
-                            ROOST_EV_PERHAPS; as it does for ROOST_OP_CLOSE and ROOST_OP_ATTACH */
+                            ROOST_EV_CANDIDATE; as it does for ROOST_OP_CLOSE and ROOST_OP_ATTACH */
     ROOST_OP_CLOSE = 5, /* key or id: close towards the client (RST) and the server, whatever the state */
     ROOST_OP_ATTACH = 6,    /* key + fd: link this connected server socket to the client, waking it. The engine owns fd
                              from then on; preamble is written to the server first, early to the client first */
@@ -57,7 +57,7 @@ enum roost_op {
     ROOST_OP_TELL = 12,     /* id or key of an awake connection: its client is told in band to stay connected.
                                  ROOST_EV_DONE follows; EPERM where the service does not let clients be told */
     ROOST_OP_OVERRIDE = 13, /* key + id + overrides: what ROOST_EV_OVERRIDES told to an earlier engine */
-    ROOST_OP_PERHAPS = 14   /* key + record: the answer to ROOST_EV_PERHAPS; error ENOENT: the key has no row;
+    ROOST_OP_CANDIDATE = 14 /* key + record: the answer to ROOST_EV_CANDIDATE; error ENOENT: the key has no row;
                                  another: it is not known now */
 };
 
@@ -75,9 +75,9 @@ enum roost_event_type {
     ROOST_EV_IN_BAND = 9, /* asked, id: op (STATUS, NAME) needs the control plane; ROOST_OP_ANSWER with this count */
     ROOST_EV_OVERRIDES = 10, /* overridden, id: differs from what was told; comes when the connection goes IDLE */
     ROOST_EV_DONE = 11,      /* op, token, id: carried out, and no transition tells of it; for commands with a token */
-    ROOST_EV_ROWS = 12,    /* count: so many transitions for the history alone, each in place of an event: roost_rows */
-    ROOST_EV_PERHAPS = 13, /* key: wanted, and it may sleep without a slot; answer with ROOST_OP_PERHAPS */
-    ROOST_EV_ILLEGAL = 14  /* from, to, cause, key, id: a fault of the engine's; the transition was refused, the
+    ROOST_EV_ROWS = 12, /* count: so many transitions for the history alone, each in place of an event: roost_rows */
+    ROOST_EV_CANDIDATE = 13, /* key: wanted, and it may sleep without a slot; answer with ROOST_OP_CANDIDATE */
+    ROOST_EV_ILLEGAL = 14    /* from, to, cause, key, id: a fault of the engine's; the transition was refused, the
                              connection ends */
 };
 
@@ -239,9 +239,9 @@ struct roost_row {
 };
 
 enum {
-    ROOST_STATS = 96,     /* at most */
-    ROOST_PERHAPS = 0x80, /* of roost_states */
-    ROOST_LIST_BORN = 1,  /* of roost_list_begin: those, too, that were born asleep and have not spoken */
+    ROOST_STATS = 96,       /* at most */
+    ROOST_CANDIDATE = 0x80, /* of roost_states */
+    ROOST_LIST_BORN = 1,    /* of roost_list_begin: those, too, that were born asleep and have not spoken */
     ROOST_LIST_WITHOUT_SLEEP = 2
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Connections that may sleep without a slot: of each there is a fingerprint in the filter (ebpf/shared/filter.h), and its
- * row. A key that is in no table and that the filter has is a candidate; perhaps.c asks for its row.
+ * row. A key that is in no table and that the filter has is a candidate; recall.c asks for its row.
  */
 #include <arpa/inet.h>
 #include <string.h>
@@ -13,7 +13,7 @@ uint64_t roost_hash_of_key(const struct roost_engine *e, const struct roost_key 
     return roost_key_is_v4(key) ? roost_hash4(&e->table.config, key) : roost_hash6(&e->table.config, key);
 }
 
-bool roost_is_perhaps_asleep(const struct roost_engine *e, const struct roost_key *key) {
+bool roost_is_candidate(const struct roost_engine *e, const struct roost_key *key) {
     uint64_t hash = roost_hash_of_key(e, key);
     return roost_filter_has(&e->filter, hash, key->local_port) && !roost_datapath_is_stranger(&e->path, hash);
 }
@@ -34,7 +34,7 @@ static uint16_t service_at(const struct roost_engine *e, const struct roost_key 
     return 0;
 }
 
-void roost_event_of_perhaps(struct roost_engine *e, const struct roost_key *key, struct roost_event *event) {
+void roost_event_of_candidate(struct roost_engine *e, const struct roost_key *key, struct roost_event *event) {
     memset(event, 0, sizeof(*event));
     event->at_ms = roost_realtime_ms();
     event->from_state = event->to_state = ROOST_ST_SLEEP;
@@ -60,7 +60,7 @@ bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *ke
     return false;
 }
 
-void roost_perhaps_left(struct roost_engine *e, const struct roost_key *key) {
+void roost_candidate_left(struct roost_engine *e, const struct roost_key *key) {
     uint64_t hash = roost_hash_of_key(e, key);
     if (roost_filter_has(&e->filter, hash, key->local_port))
         roost_datapath_mark_stranger(&e->path, hash, true);

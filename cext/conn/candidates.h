@@ -3,7 +3,7 @@
  * Connections that sleep without a slot: all there is of them is a fingerprint in the filter (filter.h) and their row.
  *
  * They go there from SLEEP, where their service needs no keep-alives. They come back for a packet that the
- * filter takes for theirs, or for a command, which wait (life/perhaps.c) while the control plane looks for the row. With a
+ * filter takes for theirs, or for a command, which wait (life/recall.c) while the control plane looks for the row. With a
  * row they are in the table again, in SLEEP, and what waited is done as for any in SLEEP; the sweep removes the slot again
  * after a silence. Without a row the key is a stranger: its packets go to the stack, and the next ones pass XDP.
  */
@@ -20,7 +20,7 @@ struct roost_engine;
 struct roost_command;
 struct roost_event;
 
-struct roost_perhaps {
+struct roost_recall {
     struct roost_hash by_key; /* struct roost_asked_for */
     uint32_t asked;           /* questions, without those kept for an RST */
     uint32_t kept;
@@ -31,9 +31,9 @@ struct roost_perhaps {
 
 uint64_t roost_hash_of_key(const struct roost_engine *e, const struct roost_key *key);
 /* Of a key that is in no table: whether it may be asleep. */
-bool roost_is_perhaps_asleep(const struct roost_engine *e, const struct roost_key *key);
+bool roost_is_candidate(const struct roost_engine *e, const struct roost_key *key);
 /* Describes such a key as a connection in SLEEP. */
-void roost_event_of_perhaps(struct roost_engine *e, const struct roost_key *key, struct roost_event *event);
+void roost_event_of_candidate(struct roost_engine *e, const struct roost_key *key, struct roost_event *event);
 
 /* Whether those of a class keep their slot in SLEEP: their keep-alives are answered, they are probed, or the slot alone says
  * what they set in band. */
@@ -47,6 +47,6 @@ bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *ke
 /* It is about to leave SLEEP, and its slot the table; its row is there until the control plane has removed it. After a
  * kill before that, the next daemon must not believe the row because another key has the same fingerprint: it would remove
  * that fingerprint. So a key that still hits the filter is a stranger from now on. */
-void roost_perhaps_left(struct roost_engine *e, const struct roost_key *key);
+void roost_candidate_left(struct roost_engine *e, const struct roost_key *key);
 
 #endif

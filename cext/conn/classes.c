@@ -121,7 +121,7 @@ static uint32_t class_at(struct roost_engine *e, const struct roost_key *key) {
         return h.conn->class;
     if (h.by != ROOST_BY_NONE)
         return h.slot->class;
-    roost_event_of_perhaps(e, key, &event);
+    roost_event_of_candidate(e, key, &event);
     return roost_class_for(e, key, event.record.service);
 }
 

@@ -68,7 +68,7 @@ void roost_unacked_turn(struct roost_engine *e);
 
 /* find.c */
 enum roost_held_by {
-    ROOST_BY_NONE, /* or by a candidate: roost_is_perhaps_asleep() */
+    ROOST_BY_NONE, /* or by a candidate: roost_is_candidate() */
     ROOST_BY_CONN, /* awake, or on its way up or down */
     ROOST_BY_SLOT, /* inactive: a client's */
     ROOST_BY_LEG,  /* the server's leg of a pair */

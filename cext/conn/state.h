@@ -201,10 +201,10 @@ enum roost_engine_counter {
     ROOST_E_BORN_GONE,
     ROOST_E_GROWN,
     ROOST_E_GROWTH_FAILED,
-    ROOST_E_PERHAPS_ASKED,
-    ROOST_E_PERHAPS_DROPPED,
-    ROOST_E_PERHAPS_SLEPT,
-    ROOST_E_PERHAPS_STRANGERS,
+    ROOST_E_CANDIDATES_ASKED,
+    ROOST_E_CANDIDATES_DROPPED,
+    ROOST_E_CANDIDATES_SLEPT,
+    ROOST_E_CANDIDATES_STRANGERS,
     ROOST_E_FILTER_FULL,
     ROOST_E_CLASSES_FULL,
     ROOST_E_COUNT
@@ -290,7 +290,7 @@ struct roost_engine {
     void (*resume)(struct roost_engine *e,
                    struct roost_waiting *w); /* a command that waited for a row; takes it over */
     struct roost_filter filter;
-    struct roost_perhaps perhaps;
+    struct roost_recall recall;
     const struct roost_command *at_hand; /* a record that was read just now: a wake-up of it asks for none */
     uint64_t births_ms;                  /* when XDP is told the next time that we live */
     uint64_t sockets_ms;                 /* when the sockets that live are noted the next time */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A command that cannot be carried out yet, and the one owner of the socket and the bytes that came with it. It stands in
- * one place at a time: with a key whose row is being looked for (perhaps.c), among the servers that are tried again
+ * one place at a time: with a key whose row is being looked for (recall.c), among the servers that are tried again
  * (attach.c), or at the connection that it will be linked to (struct roost_conn); then it is linked, or refused.
  */
 #ifndef ROOST_CEXT_WAITING_H

@@ -67,7 +67,7 @@ int roost_insert(struct roost_engine *e, const struct roost_command *command) {
     if (slot)
         roost_event_of_slot(e, &command->record.key, slot, &event);
     else
-        roost_event_of_perhaps(e, &command->record.key, &event);
+        roost_event_of_candidate(e, &command->record.key, &event);
     event.id = command->id;
     roost_post_transition(e, &event, ROOST_ST_NONE, (enum roost_state)event.to_state, (enum roost_cause)command->cause,
                           command->token);

@@ -8,7 +8,7 @@
  *     freeze.c     sockets -> records                    thaw.c       records -> sockets
  *     held.c       frames that wait for a socket         received.c   frames out of the ring
  *     births.c     those that are born asleep            insert.c     records that the store puts back
- *     perhaps.c    rows that candidates are asked for    sweep.c      what inactive ones need by time
+ *     recall.c    rows that candidates are asked for    sweep.c      what inactive ones need by time
  */
 #ifndef ROOST_CEXT_LIFE_H
 #define ROOST_CEXT_LIFE_H
@@ -94,16 +94,16 @@ void roost_take_frame(struct roost_engine *e, const struct roost_frame *f);
 int roost_insert(struct roost_engine *e, const struct roost_command *command);
 struct roost_ka *roost_insert_sleeping(struct roost_engine *e, const struct roost_record *record);
 
-/* perhaps.c */
+/* recall.c */
 /* A frame of a key that is in no table. */
-void roost_perhaps_frame(struct roost_engine *e, const struct roost_frame *f);
+void roost_recall_frame(struct roost_engine *e, const struct roost_frame *f);
 /* True: the command waits for its candidate's row from now on. *error: it should wait, and cannot. */
-bool roost_perhaps_command(struct roost_engine *e, struct roost_command *command, int *error);
+bool roost_recall_command(struct roost_engine *e, struct roost_command *command, int *error);
 /* Ends questions that have no answer, and asks again where an RST came while the store could not answer. */
-void roost_perhaps_turn(struct roost_engine *e);
-/* ROOST_OP_PERHAPS */
-void roost_perhaps_answered(struct roost_engine *e, const struct roost_command *command);
-void roost_perhaps_close(struct roost_engine *e);
+void roost_recall_turn(struct roost_engine *e);
+/* ROOST_OP_CANDIDATE */
+void roost_recall_answered(struct roost_engine *e, const struct roost_command *command);
+void roost_recall_close(struct roost_engine *e);
 
 /* growth.c */
 /* In each turn. */

@@ -47,7 +47,7 @@ static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, const
         roost_answer_probe(e, &f->key, slot);
         return false;
     case ROOST_V_CHALLENGE: /* XDP's to do, but it has not seen this slot; it does so once for each that comes back */
-        if (f->why == ROOST_WHY_PERHAPS)
+        if (f->why == ROOST_WHY_CANDIDATE)
             roost_answer_probe(e, &f->key, slot);
         return false;
     default:
@@ -90,9 +90,9 @@ void roost_take_frame(struct roost_engine *e, const struct roost_frame *f) {
     find_addressee(e, &f->key, &a);
     struct roost_conn *c = a.conn;
     if (!c && !a.slot) {
-        roost_perhaps_frame(e, f);
+        roost_recall_frame(e, f);
     } else if (!a.slot || (c && c->phase == ROOST_LIVE)) {
-        if (f->why == ROOST_WHY_PERHAPS) /* the filter takes it for another one */
+        if (f->why == ROOST_WHY_CANDIDATE) /* the filter takes it for another one */
             roost_datapath_mark_stranger(&e->path, roost_hash_of_key(e, &f->key), true);
         roost_stray(e, f);
     } else if (c && c->phase == ROOST_MARKED) {

@@ -97,7 +97,7 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
     roost_event_of_slot(e, key, slot, &event);
     roost_post_transition(e, &event, (enum roost_state)event.from_state, ROOST_ST_CLOSED, ROOST_C_PROBE_TIMEOUT, 0);
     roost_hosts_remove(&e->hosts, key);
-    roost_perhaps_left(e, key);
+    roost_candidate_left(e, key);
     roost_table_remove(&e->table, slot);
 }
 

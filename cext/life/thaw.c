@@ -71,7 +71,7 @@ struct roost_conn *roost_rouse(struct roost_engine *e, const struct roost_key *k
     c->wake_cause = (uint8_t)cause;
     c->slot = slot;
     if (sleeping && e->at_hand) {
-        /* roost_perhaps_answered restores it as soon as all that waited has been looked at. */
+        /* roost_recall_answered restores it as soon as all that waited has been looked at. */
     } else if (sleeping) {
         struct roost_event event;
         roost_event_of_conn(e, c, &event);
@@ -357,7 +357,7 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
     }
     e->table.rest[index] = rest;
     c->slot->rest = index;
-    roost_perhaps_left(e, &c->key);
+    roost_candidate_left(e, &c->key);
     roost_slot_wakes(e, c);
     if (usable)
         rouse_server(e, c);

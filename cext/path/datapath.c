@@ -313,7 +313,7 @@ void roost_datapath_end_previous(struct roost_datapath *d, struct roost_table *t
     }
 }
 
-/* Of roost_datapath.perhaps_stranger: which word has a hash's bit, and the bit. */
+/* Of roost_datapath.stranger_bloom: which word has a hash's bit, and the bit. */
 static uint32_t stranger_word(uint64_t hash) {
     return (uint32_t)(hash / 64 % ROOST_STRANGER_WORDS);
 }
@@ -325,11 +325,11 @@ static uint64_t stranger_bit(uint64_t hash) {
 /* Those that the map knows. */
 static void note_strangers(struct roost_datapath *d) {
     __u64 hash, *after = NULL;
-    memset(d->perhaps_stranger, 0, sizeof(d->perhaps_stranger));
+    memset(d->stranger_bloom, 0, sizeof(d->stranger_bloom));
     d->stranger_bits = 0;
     while (!bpf_map_get_next_key(d->map_fd[ROOST_MAP_strangers], after, &hash)) {
-        d->stranger_bits += !(d->perhaps_stranger[stranger_word(hash)] & stranger_bit(hash));
-        d->perhaps_stranger[stranger_word(hash)] |= stranger_bit(hash);
+        d->stranger_bits += !(d->stranger_bloom[stranger_word(hash)] & stranger_bit(hash));
+        d->stranger_bloom[stranger_word(hash)] |= stranger_bit(hash);
         after = &hash;
     }
 }
@@ -441,19 +441,19 @@ int roost_datapath_add_rests(struct roost_datapath *d, struct roost_table *t, in
 
 bool roost_datapath_is_stranger(const struct roost_datapath *d, uint64_t hash) {
     __u32 value;
-    return d->perhaps_stranger[stranger_word(hash)] & stranger_bit(hash) &&
+    return d->stranger_bloom[stranger_word(hash)] & stranger_bit(hash) &&
            !bpf_map_lookup_elem(d->map_fd[ROOST_MAP_strangers], &hash, &value);
 }
 
 void roost_datapath_mark_stranger(struct roost_datapath *d, uint64_t hash, bool stranger) {
     __u32 value = 1;
     if (stranger) {
-        d->stranger_bits += !(d->perhaps_stranger[stranger_word(hash)] & stranger_bit(hash));
+        d->stranger_bits += !(d->stranger_bloom[stranger_word(hash)] & stranger_bit(hash));
         if (d->stranger_bits > 64 * ROOST_STRANGER_WORDS / 2) /* of many keys that the map has evicted */
             note_strangers(d);
-        d->perhaps_stranger[stranger_word(hash)] |= stranger_bit(hash);
+        d->stranger_bloom[stranger_word(hash)] |= stranger_bit(hash);
         bpf_map_update_elem(d->map_fd[ROOST_MAP_strangers], &hash, &value, BPF_ANY); /* fails: it is asked for again */
-    } else if (d->perhaps_stranger[stranger_word(hash)] & stranger_bit(hash)) {
+    } else if (d->stranger_bloom[stranger_word(hash)] & stranger_bit(hash)) {
         bpf_map_delete_elem(d->map_fd[ROOST_MAP_strangers], &hash);
     }
 }

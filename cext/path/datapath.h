@@ -70,13 +70,13 @@ struct roost_datapath {
     uint64_t secret[2];
     struct roost_interface interface[ROOST_MAX_INTERFACES];
     int interfaces;
-    struct roost_outbox_item *out;                   /* the outbox */
-    bool second_half;                                /* of the probes is filled, or offered */
-    uint32_t probes_put, probes_left;                /* in that half; of them: since the slice before */
-    uint32_t probes_live;                            /* of the engine's own frames, the most for a slice */
-    uint32_t filter_buckets;                         /* 0: there is none */
-    uint32_t stranger_bits;                          /* that are set there: */
-    uint64_t perhaps_stranger[ROOST_STRANGER_WORDS]; /* a bit for some hashes each; not set: it is none, without a look
+    struct roost_outbox_item *out;                 /* the outbox */
+    bool second_half;                              /* of the probes is filled, or offered */
+    uint32_t probes_put, probes_left;              /* in that half; of them: since the slice before */
+    uint32_t probes_live;                          /* of the engine's own frames, the most for a slice */
+    uint32_t filter_buckets;                       /* 0: there is none */
+    uint32_t stranger_bits;                        /* that are set there: */
+    uint64_t stranger_bloom[ROOST_STRANGER_WORDS]; /* a bit for some hashes each; not set: it is none, without a look
                                                         at the map, which takes a system call */
     struct roost_rests rests;
     int raw4, raw6; /* raw sockets: probes where no XDP driver or no neighbour is there (the kernel resolves it) */

@@ -67,7 +67,7 @@ class Locator:
         return self.wanted(target)[0].record.key
 
     def wanted(self, target: Target) -> list[Event]:
-        """The connection that is meant, or those of which one may be (`perhaps`); raises as `find` does."""
+        """The connection that is meant, or those of which one may be (`candidate`); raises as `find` does."""
         if isinstance(target, Address):
             if self._is_own(target):
                 raise OSError(ELOOP, "the target is the appliance itself")
@@ -147,7 +147,7 @@ class Locator:
         key = event.record.key_raw if event is not None else b""
         if event is not None:
             number = number or event.id or event.record.id or sleeping_ids(self._store, [key]).get(key, 0)
-            if event.perhaps and not number and not self._store.status.error:
+            if event.candidate and not number and not self._store.status.error:
                 event = None  # a false positive of the filter
         if event is None:
             raise OperationError(404, f'no connection "{name}"')

@@ -71,7 +71,7 @@ class View:
             after = page[-1].key
             for row in page:
                 event = self._engine.find(Key.unpack(row.key))
-                if event is not None and event.perhaps:
+                if event is not None and event.candidate:
                     yield event._replace(id=row.id)
 
     def _rows(self, events: list[Event]) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ class View:
         shown = self._row(located.event, located.id)
         record = located.event.record
         rest = record.rest
-        if located.state in INACTIVE and len(record.ka) == KA.size and not located.event.perhaps:
+        if located.state in INACTIVE and len(record.ka) == KA.size and not located.event.candidate:
             ka = KA.unpack(record.ka)
             shown["keep_alive"] = {
                 "snd_nxt": ka[1],

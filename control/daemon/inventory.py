@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Final
 
 from appliance.frontends.target import parse_address
-from appliance.wire import PERHAPS, REST, Key, Record
+from appliance.wire import CANDIDATE, REST, Key, Record
 from control.core.ports import BATCH, EnginePort
 from control.core.states import LEGAL, Cause, State
 from control.dispatch.turn import history_row
@@ -64,7 +64,7 @@ def take_inventory(engine: EnginePort, store: Store, boot: str) -> Inventory:
     for keys, numbers in store.sleeping_numbers():
         states = engine.states(keys)
         rows_with_slot += states.count(State.SLEEP)
-        found.states[State.SLEEP] += states.count(State.SLEEP | PERHAPS)
+        found.states[State.SLEEP] += states.count(State.SLEEP | CANDIDATE)
         if not (all_of_this_boot and set(states) <= _ASLEEP):  # mostly they are: that is what the row says
             numbers = _take_odd(found, store, boot, keys, numbers, states, all_of_this_boot)
         found.sleep_ids.extend(numbers)
@@ -73,7 +73,7 @@ def take_inventory(engine: EnginePort, store: Store, boot: str) -> Inventory:
     return found
 
 
-_ASLEEP: Final = frozenset({State.SLEEP, State.SLEEP | PERHAPS})
+_ASLEEP: Final = frozenset({State.SLEEP, State.SLEEP | CANDIDATE})
 
 
 def _take_odd(
@@ -94,9 +94,9 @@ def _take_odd(
     deletes: list[tuple[bytes, int]] = []
     for row in store.rows_at(list(odd)):
         state = odd[row.key]
-        if row.boot_id != boot and (state == State.NONE or state & PERHAPS):
+        if row.boot_id != boot and (state == State.NONE or state & CANDIDATE):
             found.other_boot += 1  # asleep all the while: it is no transition that the history lacks
-            found.states[State.SLEEP] -= bool(state & PERHAPS)  # by another's fingerprint
+            found.states[State.SLEEP] -= bool(state & CANDIDATE)  # by another's fingerprint
             if (peer := record_of(row).peer) is not None:
                 found.ports.add(peer.key.local_port)
         elif state not in _ASLEEP:

@@ -8,7 +8,7 @@ is by what waits for the answer:
     1. NEED_RECORD   a client or a server waits for the rebuilt socket: read the rows, answer, submit at once
     2. QUIET, SLEEP_DUE, PRESSURE   decisions
     3. TRANSITION, ROWS   history, counters, the outcomes of commands
-    4. PERHAPS   a connection is wanted that is in no table: look whether it has a row. After the transitions, by which
+    4. CANDIDATE   a connection is wanted that is in no table: look whether it has a row. After transitions, by which
                  that row may be about to be removed
 
 ROWS are transitions that ask for no decision, of clients that come and go, some thousand a second. The engine packs
@@ -136,7 +136,7 @@ class Dispatcher:
             self._engine.submit(turn.commands)
         if turn.rows or turn.upserts or turn.deletes or turn.stale:
             self._store.add(turn.rows, turn.upserts, turn.deletes, turn.stale)
-        self._recall.look_up(turn.perhaps, now)
+        self._recall.look_up(turn.candidates, now)
         for outcome in turn.outcomes:
             self._waiters.resolve(*outcome)
         if turn.transitions:
@@ -161,8 +161,8 @@ class Dispatcher:
                 turn.commands.append(Command(op=op, cause=Cause.QUIET, id=event.id))
         elif kind == EventType.SLEEP_DUE:
             self._sleepers.due(event, turn)
-        elif kind == EventType.PERHAPS:
-            turn.perhaps.append(event.record.key_raw)
+        elif kind == EventType.CANDIDATE:
+            turn.candidates.append(event.record.key_raw)
         elif kind == EventType.REFUSED:
             self.counters.refused += 1
             self._sleepers.refused(event, turn)

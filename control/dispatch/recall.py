@@ -2,7 +2,7 @@
 """The way back from SLEEP: rows are read, and the engine gets the records that it waits for.
 
     NEED_RECORD   of a connection that has a slot: its row must be there
-    PERHAPS       of a 4-tuple that the filter knows: it may be a false positive, and then has no row
+    CANDIDATE       of a 4-tuple that the filter knows: it may be a false positive, and then has no row
 
 What the engine cannot be told yet, since the database cannot be read, is tried again for READ_PATIENCE_S. The packets
 of these clients are held meanwhile, so patience costs them nothing.
@@ -28,7 +28,7 @@ READ_PATIENCE_S: Final = 5.0
 """How long a client that wants to wake waits for a database that cannot be read, before it is given up."""
 
 LOOK_UP_AGAIN_MS: Final = 50
-"""How often a look-up of PERHAPS is tried again."""
+"""How often a look-up of CANDIDATE is tried again."""
 
 
 class Recall:
@@ -87,7 +87,7 @@ class Recall:
         if commands:
             self._engine.submit(commands)
 
-    # -- PERHAPS ------------------------------------------------------------------------------------------------------
+    # -- CANDIDATE -----------------------------------------------------------------------------------------
 
     def look_up(self, asked: list[bytes], now: float) -> None:
         """Answer for these keys, and for those that could not be looked up before, when it is time to try again."""
@@ -114,7 +114,7 @@ class Recall:
             self._counters.restored += not error
             self._counters.strangers += error == ENOENT
             self._counters.unanswered += error in (EIO, EAGAIN)
-            commands.append(Command(op=Op.PERHAPS, key=key, record=record, error=error))
+            commands.append(Command(op=Op.CANDIDATE, key=key, record=record, error=error))
         if commands:
             self._engine.submit(commands)
 

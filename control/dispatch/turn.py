@@ -49,7 +49,7 @@ class Turn:
     deletes: list[tuple[bytes, int]] = field(default_factory=list)
     stale: list[tuple[bytes, int]] = field(default_factory=list)
     transitions: Transitions = field(default_factory=Transitions)
-    perhaps: list[bytes] = field(default_factory=list)
+    candidates: list[bytes] = field(default_factory=list)
     """Keys of connections that may be asleep without a slot."""
     outcomes: list[tuple[int, Outcome, int | None]] = field(default_factory=list)
     """Arguments of Waiters.resolve. A waiter may queue a new row at once, and must find the old one's removal in the

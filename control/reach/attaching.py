@@ -43,7 +43,7 @@ class Attaching:
                 # The engine keeps to it, and says so when it is over.
                 request.timeout_s = timeout_s + (policy.second_server_wait + SETTLE_S if policy and may_wait else 0.0)
                 error = await self._linker.link(wanted.record.key, request)
-                if error != ENOENT or not wanted.perhaps:  # else it was a false positive of the filter
+                if error != ENOENT or not wanted.candidate:  # else it was a false positive of the filter
                     return error
             return await self._attach_absent(target, ENOENT, request)
         finally:

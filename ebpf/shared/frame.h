@@ -10,12 +10,12 @@
 
 /* Why a frame was handed to the engine. */
 enum roost_why {
-    ROOST_WHY_HOLD = 1,    /* the connection was being moved when it came */
-    ROOST_WHY_WAKE = 2,    /* judged WAKE */
-    ROOST_WHY_LOCAL = 4,   /* for a leg of this machine's own: the engine judges it; it has no checksum */
-    ROOST_WHY_GUARD = 3,   /* no frame: the stack answered one with an RST that the guard stopped (fragments, exotic
+    ROOST_WHY_HOLD = 1,      /* the connection was being moved when it came */
+    ROOST_WHY_WAKE = 2,      /* judged WAKE */
+    ROOST_WHY_LOCAL = 4,     /* for a leg of this machine's own: the engine judges it; it has no checksum */
+    ROOST_WHY_GUARD = 3,     /* no frame: the stack answered one with an RST that the guard stopped (fragments, exotic
                            headers); the RST's numbers prove that its cause was genuine. The client retransmits. */
-    ROOST_WHY_PERHAPS = 5, /* in no table, and a hit in the filter (ebpf/shared/filter.h). Without a frame: as above,
+    ROOST_WHY_CANDIDATE = 5, /* in no table, and a hit in the filter (ebpf/shared/filter.h). Without a frame: as above,
                            but nothing is proved */
 };
 
@@ -97,7 +97,7 @@ enum roost_counter { /* names: cext/stats.c */
     ROOST_N_BORN4,
     ROOST_N_BORN6,
     ROOST_N_BORN_REFUSED,
-    ROOST_N_PERHAPS,
+    ROOST_N_CANDIDATES,
     ROOST_N_COUNT,
 };
 

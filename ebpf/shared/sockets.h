@@ -26,8 +26,8 @@ static inline __attribute__((always_inline)) void roost_socket_note(struct roost
     *(volatile __u16 *)&sockets->until[hash >> 48] = until ? until : 1;
 }
 
-static inline __attribute__((always_inline)) int roost_socket_perhaps(const struct roost_sockets *sockets, __u64 hash,
-                                                                      __u32 now_s) {
+static inline __attribute__((always_inline)) int roost_may_have_socket(const struct roost_sockets *sockets, __u64 hash,
+                                                                       __u32 now_s) {
     /* One more than was noted: the reader's clock may be a tick behind, and an `until` of 0 is kept as 1. */
     __u16 until = *(volatile const __u16 *)&sockets->until[hash >> 48];
     return until && (__u16)(until - now_s / ROOST_SOCKETS_UNIT_S) <= ROOST_SOCKETS_KEPT + 1;

@@ -54,7 +54,7 @@ int roost_guard(struct __sk_buff *skb) {
         if ((tcp->ack && tcp->seq) || filter_says(&found, key.local_port) == NO_CANDIDATE)
             return TC_ACT_OK;
         count(ROOST_N_RST_GUARDED);
-        report(&key, ROOST_WHY_PERHAPS);
+        report(&key, ROOST_WHY_CANDIDATE);
         return TC_ACT_SHOT;
     }
     struct roost_ka *slot = found.slot;

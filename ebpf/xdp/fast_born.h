@@ -82,7 +82,7 @@ static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cf
     __u32 ports = PORTS(far, near), isn = bpf_ntohl(tcp->seq), theirs = options[2], now_s = now_ms / 1000;
     if ((__s32)(gate->open_until_s - now_s) < 0 || !is_storm(birth, now_ms) || from == to || !first || first == 127 ||
         first >= 224 || several ||
-        (roost_socket_perhaps(sockets, key_hash, now_s) && has_socket4(ctx, from, to, far, near))) {
+        (roost_may_have_socket(sockets, key_hash, now_s) && has_socket4(ctx, from, to, far, near))) {
         roost_socket_note(sockets, key_hash, now_s);
         return XDP_PASS;
     }
@@ -200,7 +200,7 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     set_addresses4(&n->key, ip->saddr, ip->daddr);
     n->key.client_port = tcp->source;
     n->key.local_port = tcp->dest;
-    if (roost_socket_perhaps(sockets, n->hash, n->now_s) && has_socket(ctx, &n->key, 0))
+    if (roost_may_have_socket(sockets, n->hash, n->now_s) && has_socket(ctx, &n->key, 0))
         return XDP_PASS;
     int there = insert4(cfg, n);
     if (there > 0)

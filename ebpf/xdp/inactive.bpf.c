@@ -100,7 +100,7 @@ static __noinline int hand_over(struct xdp_md *ctx, const struct packet *p, __u3
     f->why = why;
     f->l3 = p->l3;
     bpf_ringbuf_submit(f, 0);
-    count(why == ROOST_WHY_WAKE ? ROOST_N_WOKEN : why == ROOST_WHY_PERHAPS ? ROOST_N_PERHAPS : ROOST_N_HELD);
+    count(why == ROOST_WHY_WAKE ? ROOST_N_WOKEN : why == ROOST_WHY_CANDIDATE ? ROOST_N_CANDIDATES : ROOST_N_HELD);
     return XDP_DROP;
 full:
     count(ROOST_N_RING_FULL);
@@ -232,7 +232,7 @@ static __noinline int long_way(struct xdp_md *ctx, const struct roost_config *cf
         candidate = filter_says(&found, p.key.local_port);
     }
     if (candidate != NO_CANDIDATE)
-        return hand_over(ctx, &p, ROOST_WHY_PERHAPS);
+        return hand_over(ctx, &p, ROOST_WHY_CANDIDATE);
     int verdict = unknown(ctx, cfg, &p);
     /* It did more than end its handshake: the engine judges that. */
     return verdict == SPEAKS ? hand_over(ctx, &p, ROOST_WHY_HOLD) : verdict;

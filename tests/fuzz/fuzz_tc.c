@@ -106,16 +106,16 @@ static void guard(uint8_t *frame, size_t length) {
     const struct roost_ka *slot = slot_of(&key);
     bool rst = frame[t.l4 + 13] & ROOST_RST;
     bool of_a_socket = frame[t.l4 + 13] & ROOST_ACK && get32(frame + t.l4 + 4);
-    bool perhaps = !slot && !of_a_socket && world_perhaps(&world, &key);
-    claim((verdict == TC_ACT_SHOT) == (rst && (slot || perhaps)), "an RST was %s",
+    bool candidate = !slot && !of_a_socket && world_candidate(&world, &key);
+    claim((verdict == TC_ACT_SHOT) == (rst && (slot || candidate)), "an RST was %s",
           verdict == TC_ACT_OK ? "let go" : "stopped");
-    if (rst && perhaps && host.records) {
+    if (rst && candidate && host.records) {
         const struct roost_frame *asks = host.record[0].data;
-        claim(host.record[0].size == sizeof(*asks) && asks->why == ROOST_WHY_PERHAPS && !asks->length &&
+        claim(host.record[0].size == sizeof(*asks) && asks->why == ROOST_WHY_CANDIDATE && !asks->length &&
                   !memcmp(&asks->key, &key, sizeof(key)),
               "the guard asks about another connection");
     }
-    claim(!(rst && perhaps) || host.records == !host.ring_full, "the guard asks %d times", host.records);
+    claim(!(rst && candidate) || host.records == !host.ring_full, "the guard asks %d times", host.records);
     if (!rst || !slot)
         return;
     uint32_t phase = ROOST_PHASE(slot->ctl);
@@ -171,13 +171,13 @@ static void lookup(struct input *in) {
         memcpy(ctx.remote_ip6, key.client, 16);
         memcpy(ctx.local_ip6, key.local, 16);
     }
-    bool ours = !(change & 4) && (slot_of(&key) || (change & 8 && world_perhaps(&world, &key)));
+    bool ours = !(change & 4) && (slot_of(&key) || (change & 8 && world_candidate(&world, &key)));
     uint64_t hash = world_hash(&world, &key);
     uint32_t now_s = (uint32_t)(host.now_ns / 1000000000);
     sockets.until[hash >> 48] = 0;
     gate.services = take(in, 1) % 3;
     claim(roost_lookup(&ctx) == (ours ? SK_DROP : SK_PASS), "a listener %s a packet", ours ? "gets" : "misses");
-    claim(roost_socket_perhaps(&sockets, hash, now_s) == (!ours && !(change & 4) && gate.services),
+    claim(roost_may_have_socket(&sockets, hash, now_s) == (!ours && !(change & 4) && gate.services),
           "who may get a socket was %snoted", sockets.until[hash >> 48] ? "" : "not ");
 }
 

@@ -500,7 +500,7 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
             struct packet p = {.key = t->key, .v6 = t->v6};
             answerable &= !s.payload && can_be_client(&p) && !(frame[0] & 1) && (host.sockets & 3) != HOST_CONNECTION;
             claim(birth->rate || !answerable, "a SYN was not answered");
-            claim(roost_socket_perhaps(&sockets, world_hash(&world, &t->key), (uint32_t)(host.now_ns / 1000000000)),
+            claim(roost_may_have_socket(&sockets, world_hash(&world, &t->key), (uint32_t)(host.now_ns / 1000000000)),
                   "a SYN that may make a socket was not noted");
             claim_passed(o, frame, length);
             return;
@@ -550,14 +550,14 @@ static void check(const uint8_t *frame, size_t length) {
     bool whole = reference_tuple(frame, length, &t);
     const struct roost_ka *slot = whole ? roost_table_find(&world.table, &t.key) : NULL;
     struct roost_ka ka = slot ? *slot : (struct roost_ka){0};
-    bool perhaps = whole && !slot && world_perhaps(&world, &t.key);
+    bool candidate = whole && !slot && world_candidate(&world, &t.key);
     remember_table();
     if (whole)
         note_socket(&t.key);
 
     struct outcome o = run(frame, length);
-    if (perhaps) {
-        claim_handed_over(&o, frame, length, &t, ROOST_WHY_PERHAPS);
+    if (candidate) {
+        claim_handed_over(&o, frame, length, &t, ROOST_WHY_CANDIDATE);
         claim_table(NULL, NULL, false);
         return;
     }

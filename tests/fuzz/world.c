@@ -113,7 +113,7 @@ void world_filter(struct world *w, struct input *in) {
         roost_filter_insert(&w->filter, hash, key->local_port);
 }
 
-bool world_perhaps(struct world *w, const struct roost_key *key) {
+bool world_candidate(struct world *w, const struct roost_key *key) {
     __u64 hash = hash_of(w, key);
     return roost_filter_has(&w->filter, hash, key->local_port) && !bpf_map_lookup_elem(w->strangers, &hash);
 }

@@ -42,7 +42,7 @@ void world_give_filter(struct world *w, const void *filter, const void *filter_g
 /* As the input says: a connection sleeps without a slot from now on, or not; or it is known for a stranger. */
 void world_filter(struct world *w, struct input *in);
 /* Whether a key that is in no table is to be taken for a sleeper's. */
-bool world_perhaps(struct world *w, const struct roost_key *key);
+bool world_candidate(struct world *w, const struct roost_key *key);
 
 uint64_t world_hash(const struct world *w, const struct roost_key *key);
 

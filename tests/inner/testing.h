@@ -136,8 +136,8 @@ void roost_testing_notes_free(struct roost_notes_handle *h);
 int roost_testing_notes_live(struct roost_notes_handle *h,
                              const struct roost_key *key); /* is awake from now on; 0: no memory */
 void roost_testing_notes_note(struct roost_notes_handle *h, const struct roost_key *key);
-void roost_testing_notes_turn(struct roost_notes_handle *h);                                      /* a second passes */
-int roost_testing_notes_perhaps(const struct roost_notes_handle *h, const struct roost_key *key); /* as XDP sees it */
+void roost_testing_notes_turn(struct roost_notes_handle *h); /* a second passes */
+int roost_testing_may_have_socket(const struct roost_notes_handle *h, const struct roost_key *key); /* as XDP sees it */
 
 /* An engine without a thread and without a data path, at that time of its clock; roost_list and roost_events may be asked
  * of it, and nothing else but what follows. */

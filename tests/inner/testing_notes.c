@@ -50,6 +50,6 @@ void roost_testing_notes_turn(struct roost_notes_handle *h) {
     roost_sockets_turn(&h->engine);
 }
 
-int roost_testing_notes_perhaps(const struct roost_notes_handle *h, const struct roost_key *key) {
-    return roost_socket_perhaps(&h->sockets, roost_hash_of_key(&h->engine, key), (uint32_t)(h->engine.now_ms / 1000));
+int roost_testing_may_have_socket(const struct roost_notes_handle *h, const struct roost_key *key) {
+    return roost_may_have_socket(&h->sockets, roost_hash_of_key(&h->engine, key), (uint32_t)(h->engine.now_ms / 1000));
 }

@@ -457,7 +457,7 @@ void command(enum roost_op op, struct leg *l) {
         c.cause = ROOST_C_RESTORE;
     if (op == ROOST_OP_SLEEP)
         c.cause = ROOST_C_QUIET;
-    if (op == ROOST_OP_PERHAPS && !l->asleep)
+    if (op == ROOST_OP_CANDIDATE && !l->asleep)
         c.error = ENOENT;
     roost_mailbox_submit(&engine.box, &c, 1);
 }
@@ -471,8 +471,8 @@ void __wrap_roost_mailbox_post(struct roost_mailbox *m, const struct roost_event
           event->from_state, event->to_state, event->cause);
     if (event->type == ROOST_EV_NEED_RECORD)
         command(ROOST_OP_RESTORE, l);
-    if (event->type == ROOST_EV_PERHAPS)
-        command(ROOST_OP_PERHAPS, l);
+    if (event->type == ROOST_EV_CANDIDATE)
+        command(ROOST_OP_CANDIDATE, l);
     if (event->type != ROOST_EV_TRANSITION)
         return;
     if (event->from_state == ROOST_ST_NONE && event->cause == ROOST_C_CLIENT_CONNECT) {
@@ -595,7 +595,7 @@ static const struct part {
     const void *from;
     size_t size;
 } parts[] = {
-    {engine.path.perhaps_stranger, sizeof(engine.path.perhaps_stranger)},
+    {engine.path.stranger_bloom, sizeof(engine.path.stranger_bloom)},
     {engine.spares.spare, sizeof(engine.spares.spare)},
     {&engine.table, sizeof(engine.table)},
     {engine.listener, sizeof(engine.listener)},

@@ -7,7 +7,7 @@ import errno
 from collections.abc import Iterator
 from typing import Final
 
-from appliance.wire import PERHAPS, Command, Event, EventType, Key, Op
+from appliance.wire import CANDIDATE, Command, Event, EventType, Key, Op
 from tests.lab.engine_lab import EngineLab, Pair
 
 NO_KEEPALIVES: Final = {"no_keepalives": True}
@@ -21,10 +21,10 @@ class BareSleep(EngineLab):
     readable: bool | None = True
 
     def _decide(self, event: Event) -> Command | None:
-        if event.type == EventType.PERHAPS and self.readable is None:
+        if event.type == EventType.CANDIDATE and self.readable is None:
             return None
-        if event.type == EventType.PERHAPS and not self.readable:
-            return Command(Op.PERHAPS, key=event.record.key_raw, error=errno.EAGAIN)
+        if event.type == EventType.CANDIDATE and not self.readable:
+            return Command(Op.CANDIDATE, key=event.record.key_raw, error=errno.EAGAIN)
         return super()._decide(event)
 
     def answer(self, pair: Pair) -> None:
@@ -32,7 +32,7 @@ class BareSleep(EngineLab):
         key = pair.key.pack()
 
         def asked() -> list[Event]:
-            return [e for e in self.events if e.type == EventType.PERHAPS and e.record.key_raw == key]
+            return [e for e in self.events if e.type == EventType.CANDIDATE and e.record.key_raw == key]
 
         self.wait(asked, "it was asked")
         self.readable = True
@@ -65,7 +65,7 @@ class BareSleep(EngineLab):
             for first in range(20000, 60000, 1000):
                 ports = range(first, first + 1000)
                 states = self.engine.states(b"".join(key[:32] + source.to_bytes(2) + key[34:] for source in ports))
-                yield from ((client, source) for source, state in zip(ports, states, strict=True) if state & PERHAPS)
+                yield from ((client, source) for source, state in zip(ports, states, strict=True) if state & CANDIDATE)
 
     def taken_for_a_member(self, family: int = 4) -> int:
         """The first of those ports."""

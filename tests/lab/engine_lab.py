@@ -8,7 +8,7 @@
         assert box.accept().recv(9) == b"wake"
 
 A thread takes the engine's events and does what the control plane would: QUIET moves a connection on, SLEEP_DUE,
-NEED_RECORD and PERHAPS are answered from a dict. The lab has no address translation, so that a client's address is its
+NEED_RECORD and CANDIDATE are answered from a dict. The lab has no address translation: a client's address is its
 key.
 """
 
@@ -282,9 +282,9 @@ class EngineLab:
             case EventType.NEED_RECORD:
                 row = self.rows.get(key)
                 return Command(Op.RESTORE, key=key, record=row, error=0 if row else errno.ENOENT)
-            case EventType.PERHAPS:
+            case EventType.CANDIDATE:
                 row = self.rows.get(key)
-                return Command(Op.PERHAPS, key=key, record=row, error=0 if row else errno.ENOENT)
+                return Command(Op.CANDIDATE, key=key, record=row, error=0 if row else errno.ENOENT)
         return None
 
     # What it does

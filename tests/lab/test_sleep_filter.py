@@ -15,7 +15,7 @@ import pytest
 from scapy.packet import Raw
 
 from appliance.lab import Lab, leftovers, wait_until
-from appliance.wire import PERHAPS, Born, Command, EventType, Key, Op, ServiceSpec, pack_address
+from appliance.wire import CANDIDATE, Born, Command, EventType, Key, Op, ServiceSpec, pack_address
 from control.core.states import Cause, State
 from tests.lab.bare_sleep import NO_KEEPALIVES, SMALL, BareSleep
 from tests.lab.engine_lab import PORT, Pair, receive, reset, tcp_info
@@ -47,7 +47,7 @@ def test_a_connection_in_sleep_has_no_slot(box: BareSleep, family: int) -> None:
     assert box.slots == box.stat("idle_records") == 0
     found = box.engine.find(pair.key)
     assert found is not None
-    assert (found.perhaps, found.to_state, found.service) == (True, State.SLEEP, box.spec(family).index)
+    assert (found.candidate, found.to_state, found.service) == (True, State.SLEEP, box.spec(family).index)
 
 
 @pytest.mark.usefixtures("unhurried")
@@ -191,7 +191,7 @@ def test_whoever_looks_in_vain_for_room_in_the_filter_again_is_not_counted_again
         box.to_sleep(pair)
     kept = box.stat("filter_full")
     assert kept == box.slots > 1
-    asleep = next(pair for pair in pairs if (found := box.engine.find(pair.key)) is not None and found.perhaps)
+    asleep = next(pair for pair in pairs if (found := box.engine.find(pair.key)) is not None and found.candidate)
     box.wake_and_answer(asleep)
     box.wait(lambda: box.slots == kept - 1, "one of them has found its place")
     time.sleep(1.2)  # the others have looked, too: each after a second of silence
@@ -223,7 +223,7 @@ def hit_at(box: BareSleep, pair: Pair, form: str) -> Key:
     for number in range(1, 1 << 20):
         local = pack_address(form.format(number >> 16, number >> 8 & 255, number & 255))
         key = Key(pair.key.client, pair.key.client_port, local, PORT)
-        if (found := box.engine.find(key)) is not None and found.perhaps:
+        if (found := box.engine.find(key)) is not None and found.candidate:
             return key
     raise AssertionError("the filter takes nobody for a sleeper")
 
@@ -234,10 +234,12 @@ def test_every_hit_of_the_filter_is_named_to_who_knows_only_the_clients_address(
     client, port = pair.key.client, pair.key.client_port
     wrong = hit_at(everywhere, pair, "10.{}.{}.{}")
     found = everywhere.engine.find_client(client, port, wrong.local + pair.key.local)
-    assert [(event.record.key, event.perhaps) for event in found] == [(wrong, True), (pair.key, True)]
+    assert [(event.record.key, event.candidate) for event in found] == [(wrong, True), (pair.key, True)]
     everywhere.wake_and_answer(pair)
     found = everywhere.engine.find_client(client, port, wrong.local + pair.key.local)
-    assert [(event.record.key, event.perhaps) for event in found] == [(pair.key, False)], "one that is known is enough"
+    assert [(event.record.key, event.candidate) for event in found] == [(pair.key, False)], (
+        "one that is known is enough"
+    )
 
 
 @BOTH
@@ -245,7 +247,7 @@ def test_a_sleeper_belongs_to_the_service_that_listens_in_its_family(everywhere:
     pair = everywhere.let_sleep(family)
     found = everywhere.engine.find(pair.key)
     assert found is not None
-    assert (found.perhaps, found.service) == (True, everywhere.spec(family).index)
+    assert (found.candidate, found.service) == (True, everywhere.spec(family).index)
 
 
 def test_a_client_is_looked_for_at_addresses_of_its_own_family_alone(everywhere: Everywhere) -> None:
@@ -514,7 +516,7 @@ def test_the_row_of_one_that_had_woken_is_not_believed_because_of_anothers_finge
     assert twin.key.pack() in box.rows
     box.start()
     states = box.engine.states(twin.key.pack() + sleeper.key.pack())
-    assert list(states) == [State.NONE, State.SLEEP | PERHAPS]
+    assert list(states) == [State.NONE, State.SLEEP | CANDIDATE]
     box.wake_and_answer(sleeper)
 
 

@@ -21,7 +21,7 @@ from tests.lab.test_relay import rss_bytes
 from tests.lab.wire import Sleeper, Wire
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
-ASKED_MAX, SYNS_ASKED_MAX = 1024, 256  # cext/life/perhaps.c
+ASKED_MAX, SYNS_ASKED_MAX = 1024, 256  # cext/life/recall.c
 FRAMES = 20_000
 FRAME_BYTES = 1000
 SOURCES = range(20_000, 26_000)
@@ -76,7 +76,7 @@ def fill(box: BareSleep) -> list[Pair]:
     for pair in pairs:
         box.to_sleep(pair)
     assert box.members > 5
-    return [pair for pair in pairs if (found := box.engine.find(pair.key)) is not None and found.perhaps]
+    return [pair for pair in pairs if (found := box.engine.find(pair.key)) is not None and found.candidate]
 
 
 def segments_from(taken: list[tuple[str, int]], sleeper: Sleeper, **fields: Any) -> Iterator[Any]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from errno import EBUSY, EEXIST, ENOENT
 
 from appliance.wire import (
+    CANDIDATE,
     KA,
-    PERHAPS,
     REST,
     Command,
     EngineOptions,
@@ -157,8 +157,8 @@ class FakeEngine:
         known = [self._as_event(c) for c in found if not ports or c.key.local_port in ports][:1]
         if known:
             return known
-        perhaps = (k for k in self.without_slot if (k.client, k.client_port) == (address, port))
-        return [event for k in perhaps if (event := self.find(k)) is not None]
+        candidates = (k for k in self.without_slot if (k.client, k.client_port) == (address, port))
+        return [event for k in candidates if (event := self.find(k)) is not None]
 
     def find_peer(self, key: bytes) -> Record | None:
         return None
@@ -185,7 +185,7 @@ class FakeEngine:
 
     def states(self, keys: bytes) -> bytes:
         found = [self.find(Key.unpack(keys[at : at + 36])) for at in range(0, len(keys), 36)]
-        return bytes(e.to_state | (PERHAPS if e.perhaps else 0) if e is not None else 0 for e in found)
+        return bytes(e.to_state | (CANDIDATE if e.candidate else 0) if e is not None else 0 for e in found)
 
     def stats(self) -> dict[str, int]:
         return {

@@ -170,12 +170,12 @@ def test_a_record_that_cannot_be_read_is_tried_again_before_it_is_given_up(
 def test_who_may_be_asleep_is_looked_up(still: Rig) -> None:
     k = still.asleep(1)
     still.engine.commands.clear()
-    still.dispatcher.turn([event(EventType.PERHAPS, k), event(EventType.PERHAPS, key(9))])
+    still.dispatcher.turn([event(EventType.CANDIDATE, k), event(EventType.CANDIDATE, key(9))])
     found, stranger = still.engine.commands
-    assert (found.op, found.key, found.error) == (Op.PERHAPS, k.pack(), 0)
+    assert (found.op, found.key, found.error) == (Op.CANDIDATE, k.pack(), 0)
     assert found.record is not None
     assert found.record.id == 1
-    assert (stranger.op, stranger.key, stranger.error, stranger.record) == (Op.PERHAPS, key(9).pack(), ENOENT, None)
+    assert (stranger.op, stranger.key, stranger.error, stranger.record) == (Op.CANDIDATE, key(9).pack(), ENOENT, None)
     assert (still.dispatcher.counters.restored, still.dispatcher.counters.strangers) == (1, 1)
 
 
@@ -185,11 +185,11 @@ def test_who_may_be_asleep_is_not_who_closed_in_the_same_batch(still: Rig, monke
     k = still.asleep(1)
     still.engine.commands.clear()
     gone = event(EventType.TRANSITION, k, 1, from_state=State.SLEEP, to_state=State.CLOSED, cause=Cause.CLIENT_CLOSE)
-    still.dispatcher.turn([gone, event(EventType.PERHAPS, k)])
+    still.dispatcher.turn([gone, event(EventType.CANDIDATE, k)])
     assert still.engine.commands == []
     until(lambda: still.store.sleeping_by_id(1) is None and not still.store.status.pending_sleep)
     still.dispatcher.turn([])
-    assert [(c.op, c.error) for c in still.engine.commands] == [(Op.PERHAPS, ENOENT)]
+    assert [(c.op, c.error) for c in still.engine.commands] == [(Op.CANDIDATE, ENOENT)]
 
 
 def cannot_be_read(_keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes] | None]:
@@ -204,8 +204,8 @@ def test_while_the_database_cannot_be_read_who_may_be_asleep_waits_and_is_looked
     asleep = still.store.asleep
     monkeypatch.setattr(recall, "LOOK_UP_AGAIN_MS", 0)
     monkeypatch.setattr(still.store, "asleep", cannot_be_read)
-    still.dispatcher.turn([event(EventType.PERHAPS, k)])
-    still.dispatcher.turn([event(EventType.PERHAPS, k), event(EventType.PERHAPS, key(9))])
+    still.dispatcher.turn([event(EventType.CANDIDATE, k)])
+    still.dispatcher.turn([event(EventType.CANDIDATE, k), event(EventType.CANDIDATE, key(9))])
     still.dispatcher.turn([])
     assert still.engine.commands == []
     monkeypatch.setattr(still.store, "asleep", asleep)
@@ -223,11 +223,11 @@ def test_who_cannot_be_looked_up_for_so_long_is_given_up_with_the_reason(
     monkeypatch.setattr(recall, "READ_PATIENCE_S", 0.0)
     monkeypatch.setattr(still.store, "asleep", cannot_be_read)
     for number in (1, 8, 9):
-        still.dispatcher.turn([event(EventType.PERHAPS, key(number))])
-        assert (still.engine.commands[-1].op, still.engine.commands[-1].error) == (Op.PERHAPS, EIO)
+        still.dispatcher.turn([event(EventType.CANDIDATE, key(number))])
+        assert (still.engine.commands[-1].op, still.engine.commands[-1].error) == (Op.CANDIDATE, EIO)
     assert still.dispatcher.counters.unanswered == 3
     monkeypatch.setattr(still.store, "asleep", asleep)
-    still.dispatcher.turn([event(EventType.PERHAPS, k)])
+    still.dispatcher.turn([event(EventType.CANDIDATE, k)])
     assert still.engine.commands[-1].error == 0
     said = [line.getMessage() for line in caplog.records if "asleep without a slot" in line.getMessage()]
     assert [line.split(": ")[-1] for line in said[:-1]] == ["locked"], "once, however many are wanted"

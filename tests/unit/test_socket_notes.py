@@ -36,8 +36,8 @@ class Notes:
     def second(self) -> None:
         lib.roost_testing_notes_turn(self.raw)
 
-    def perhaps(self, key: Any) -> bool:
-        return bool(lib.roost_testing_notes_perhaps(self.raw, key))
+    def may_have_socket(self, key: Any) -> bool:
+        return bool(lib.roost_testing_may_have_socket(self.raw, key))
 
 
 @pytest.fixture(
@@ -66,22 +66,22 @@ def test_who_lives_is_noted_for_as_long_as_he_lives(notes: Notes, client: str) -
     key, stranger = raw_key(client, 1), raw_key(client, 2)
     notes.live(key)
     for _ in range(4 * KEPT_S):
-        assert notes.perhaps(key)
+        assert notes.may_have_socket(key)
         notes.second()
-    assert not notes.perhaps(stranger)
+    assert not notes.may_have_socket(stranger)
 
 
 @BOTH
 def test_a_note_outlives_what_is_left_of_a_socket_and_is_over_then(notes: Notes, client: str) -> None:
     key = raw_key(client, 1)
-    assert not notes.perhaps(key)
+    assert not notes.may_have_socket(key)
     notes.note(key)
     lasted = 0
-    while notes.perhaps(key):
+    while notes.may_have_socket(key):
         notes.second()
         lasted += 1
         assert lasted <= KEPT_S + 2 * UNIT_S
     assert lasted > max(TIME_WAIT_S, ORPHAN_S)
     for _ in range(KEPT_S):
         notes.second()
-        assert not notes.perhaps(key)
+        assert not notes.may_have_socket(key)

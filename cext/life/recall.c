@@ -38,7 +38,7 @@ static bool has_key(const void *asked_for, const void *key) {
 }
 
 static struct roost_asked_for *of_key(const struct roost_engine *e, const struct roost_key *key) {
-    return roost_hash_find(&e->perhaps.by_key, roost_hash_of_key(e, key), has_key, key);
+    return roost_hash_find(&e->recall.by_key, roost_hash_of_key(e, key), has_key, key);
 }
 
 /* What asks: packets share limits, so that a flood leaves the database alone; what the control plane wants is its own to
@@ -50,7 +50,7 @@ enum asker {
 };
 
 static bool may_ask(struct roost_engine *e, enum asker by, bool known) {
-    struct roost_perhaps *p = &e->perhaps;
+    struct roost_recall *p = &e->recall;
     if (by == BY_COMMAND)
         return true;
     uint64_t passed_ms = e->now_ms - p->filled_ms;
@@ -67,10 +67,10 @@ static bool may_ask(struct roost_engine *e, enum asker by, bool known) {
 
 static void ask(struct roost_engine *e, struct roost_asked_for *a) {
     struct roost_event event;
-    roost_event_of_perhaps(e, &a->key, &event);
-    event.type = ROOST_EV_PERHAPS;
+    roost_event_of_candidate(e, &a->key, &event);
+    event.type = ROOST_EV_CANDIDATE;
     roost_mailbox_post(&e->box, &event);
-    e->stat[ROOST_E_PERHAPS_ASKED]++;
+    e->stat[ROOST_E_CANDIDATES_ASKED]++;
     a->at_ms = e->now_ms;
     a->asked = true;
 }
@@ -84,14 +84,14 @@ static struct roost_asked_for *asked_for(struct roost_engine *e, const struct ro
         return a;
     }
     a = may_ask(e, by, false) ? calloc(1, sizeof(*a)) : NULL;
-    if (!a || !roost_hash_put(&e->perhaps.by_key, roost_hash_of_key(e, key), a)) {
+    if (!a || !roost_hash_put(&e->recall.by_key, roost_hash_of_key(e, key), a)) {
         free(a);
         return NULL;
     }
     a->key = *key;
     a->frame_tail = &a->frame;
     a->command_tail = &a->command;
-    e->perhaps.asked++;
+    e->recall.asked++;
     ask(e, a);
     return a;
 }
@@ -100,16 +100,16 @@ static struct roost_asked_for *asked_for(struct roost_engine *e, const struct ro
  * would be reset): its sender says the same again, and then it passes. */
 static void stranger(struct roost_engine *e, const struct roost_frame *f) {
     struct roost_segment segment;
-    if (f->why == ROOST_WHY_PERHAPS && f->length && e->path.births_gate->services &&
+    if (f->why == ROOST_WHY_CANDIDATE && f->length && e->path.births_gate->services &&
         roost_segment_parse(f->data, f->length, f->l3, &segment) && !(segment.flags & ROOST_SYN))
         return;
     roost_sockets_note(e, &f->key); /* as XDP does when it lets a SYN pass */
     roost_stray(e, f);
 }
 
-void roost_perhaps_frame(struct roost_engine *e, const struct roost_frame *f) {
+void roost_recall_frame(struct roost_engine *e, const struct roost_frame *f) {
     struct roost_segment segment;
-    if (!roost_is_perhaps_asleep(e, &f->key)) {
+    if (!roost_is_candidate(e, &f->key)) {
         stranger(e, f);
         return;
     }
@@ -118,7 +118,7 @@ void roost_perhaps_frame(struct roost_engine *e, const struct roost_frame *f) {
     bool reset = whole && segment.flags & ROOST_RST;
     struct roost_asked_for *a = asked_for(e, &f->key, by_syn ? BY_SYN : BY_PACKET);
     if (!a || a->frames >= FRAMES_MAX + (uint32_t)reset) {
-        e->stat[ROOST_E_PERHAPS_DROPPED]++;
+        e->stat[ROOST_E_CANDIDATES_DROPPED]++;
         return;
     }
     if (!whole || !roost_segment_checksums_good(f->data, f->length, f->l3))
@@ -134,12 +134,12 @@ void roost_perhaps_frame(struct roost_engine *e, const struct roost_frame *f) {
     a->frames++;
 }
 
-bool roost_perhaps_command(struct roost_engine *e, struct roost_command *command, int *error) {
+bool roost_recall_command(struct roost_engine *e, struct roost_command *command, int *error) {
     const struct roost_key *key = &command->record.key;
     bool about_one = command->op == ROOST_OP_WAKE || command->op == ROOST_OP_CLOSE || command->op == ROOST_OP_ATTACH ||
                      command->op == ROOST_OP_OVERRIDE; /* its slot then says what it set, and stays */
     if (!about_one || (command->id && roost_conn_by_id(e, command->id)) || roost_whose(e, key).by != ROOST_BY_NONE ||
-        !roost_is_perhaps_asleep(e, key))
+        !roost_is_candidate(e, key))
         return false;
     struct roost_asked_for *a = asked_for(e, key, BY_COMMAND);
     struct roost_waiting *w = a ? roost_waiting_new(e, command, false) : NULL;
@@ -161,7 +161,7 @@ static int come_back(struct roost_engine *e, const struct roost_command *command
         return ENOSPC;
     roost_listings_back(e, &record.key, slot);
     roost_filter_remove(&e->filter, roost_hash_of_key(e, &record.key));
-    e->stat[ROOST_E_PERHAPS_SLEPT]++;
+    e->stat[ROOST_E_CANDIDATES_SLEPT]++;
     return 0;
 }
 
@@ -208,7 +208,7 @@ static bool keep_resets(struct roost_asked_for *a) {
 }
 
 /* From here on it counts among those that are kept; false: there are too many. */
-static bool keep(struct roost_perhaps *p, struct roost_asked_for *a) {
+static bool keep(struct roost_recall *p, struct roost_asked_for *a) {
     if (!a->kept && p->kept < KEPT_MAX) {
         a->kept = true;
         p->kept++;
@@ -218,11 +218,11 @@ static bool keep(struct roost_perhaps *p, struct roost_asked_for *a) {
 }
 
 static void forget(struct roost_engine *e, const struct roost_asked_for *a) {
-    roost_hash_drop(&e->perhaps.by_key, roost_hash_of_key(e, &a->key), a);
+    roost_hash_drop(&e->recall.by_key, roost_hash_of_key(e, &a->key), a);
     if (a->kept)
-        e->perhaps.kept--;
+        e->recall.kept--;
     else
-        e->perhaps.asked--;
+        e->recall.asked--;
 }
 
 /* The question failed. A packet is retransmitted, an RST is not: for that it is asked again. */
@@ -230,15 +230,15 @@ static void give_up(struct roost_engine *e, struct roost_asked_for *a, int error
     a->asked = false;
     serve_commands(e, a, error);
     a->command_tail = &a->command;
-    if (keep_resets(a) && keep(&e->perhaps, a))
+    if (keep_resets(a) && keep(&e->recall, a))
         return;
     forget(e, a);
     serve_frames(e, a, error);
     free(a);
 }
 
-void roost_perhaps_turn(struct roost_engine *e) {
-    struct roost_perhaps *p = &e->perhaps;
+void roost_recall_turn(struct roost_engine *e) {
+    struct roost_recall *p = &e->recall;
     if ((!p->asked && !p->kept) || e->now_ms < p->look_ms)
         return;
     p->look_ms = e->now_ms + LOOK_MS;
@@ -253,7 +253,7 @@ void roost_perhaps_turn(struct roost_engine *e) {
     }
 }
 
-void roost_perhaps_answered(struct roost_engine *e, const struct roost_command *command) {
+void roost_recall_answered(struct roost_engine *e, const struct roost_command *command) {
     const struct roost_key *key = &command->record.key;
     struct roost_asked_for *a = of_key(e, key);
     int error = command->error;
@@ -266,7 +266,7 @@ void roost_perhaps_answered(struct roost_engine *e, const struct roost_command *
         error = come_back(e, command);
     } else if (error == ENOENT) {
         roost_datapath_mark_stranger(&e->path, roost_hash_of_key(e, key), true);
-        e->stat[ROOST_E_PERHAPS_STRANGERS]++;
+        e->stat[ROOST_E_CANDIDATES_STRANGERS]++;
     }
     if (error && error != ENOENT) {
         give_up(e, a, error);
@@ -283,9 +283,9 @@ void roost_perhaps_answered(struct roost_engine *e, const struct roost_command *
         roost_restore(e, command);
 }
 
-void roost_perhaps_close(struct roost_engine *e) {
+void roost_recall_close(struct roost_engine *e) {
     const struct roost_hash_slot *slot;
-    for (uint64_t step = 0; (slot = roost_hash_walk(&e->perhaps.by_key, 0, UINT64_MAX, &step));) {
+    for (uint64_t step = 0; (slot = roost_hash_walk(&e->recall.by_key, 0, UINT64_MAX, &step));) {
         struct roost_asked_for *a = slot->item;
         serve_frames(e, a, EAGAIN);
         while (a->command) {
@@ -295,5 +295,5 @@ void roost_perhaps_close(struct roost_engine *e) {
         }
         free(a);
     }
-    roost_hash_free(&e->perhaps.by_key);
+    roost_hash_free(&e->recall.by_key);
 }
