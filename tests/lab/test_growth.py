@@ -43,11 +43,14 @@ class Grown:
 
     def has_grown(self, before: dict[str, int]) -> bool:
         """All slots have moved."""
-        return self.counters()["tables_grown"] > before["tables_grown"]
+        after = self.counters()
+        assert not after["tables_not_grown"], after
+        return after["tables_grown"] > before["tables_grown"]
 
     def is_growing(self, before: dict[str, int]) -> bool:
         """The larger table is in use, and slots may still be moving."""
         after = self.counters()
+        assert not after["tables_not_grown"], after
         return any(after[name] > before[name] for name in ("ipv4_slots", "ipv6_slots"))
 
     def fill(self, family: int, joined: int) -> tuple[dict[str, int], range]:
