@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -19,6 +20,7 @@
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cext/base/address.h"
@@ -29,6 +31,11 @@
 #define EVENTS_A_TURN 512
 #define ENGINE_NICE (-10)
 #define AHEAD 16 /* keys whose memory is asked for before the first of them is looked for */
+#define RUSH_WINDOW_MS 8
+#define RUSH_A_MS 2     /* clients that connect */
+#define RUSH_AT_ONCE 16 /* clients here at a time, on average, of those that come and go */
+#define RUSH_PAUSE_NS 150000
+#define RUSH_AWAKE_NS 250000 /* then there is no rush any more */
 
 /* Events of this turn may still name a dead connection, and so may a queue (queued counts those): memory goes at the
  * end of a turn, when nothing names it any more. */
@@ -133,21 +140,81 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     roost_mailbox_flush(&e->box);
 }
 
+/* True if churn is high enough that batching accepts pays: RUSH_A_MS accepts a millisecond, and RUSH_AT_ONCE short-lived
+ * connections at a time (Little's law: the sum of their stays over the time that passed). A few clients that connect one
+ * after the other as fast as they can would only be slowed down. */
+static bool rush(struct roost_engine *e) {
+    uint64_t passed_ms = e->now_ms - e->rush_ms, accepted = e->stat[ROOST_E_ACCEPTED];
+    if (passed_ms >= RUSH_WINDOW_MS) {
+        e->rush = accepted - e->rush_accepted >= passed_ms * RUSH_A_MS && e->rush_stayed_ms >= passed_ms * RUSH_AT_ONCE;
+        e->rush_ms = e->now_ms;
+        e->rush_accepted = accepted;
+        e->rush_stayed_ms = 0;
+    }
+    return e->rush;
+}
+
+static uint64_t monotonic_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+/* Without a pause each step of a connection that comes and goes would be a turn of its own, since this thread runs before
+ * the processes that make the next step. With a short pause a turn has the steps of many connections, and a server's last
+ * bytes and its end come together, as a network card moderates its interrupts. Wake-ups and commands end the pause.
+ *
+ * The thread stays runnable meanwhile and yields: after so short a sleep the scheduler would put it back on its processor
+ * in front of the task that was moved there, and leave the other processor idle until the next tick. The number of events,
+ * 0: none came. *paused: the pause was taken to its end. */
+static int wait_in_rush(struct roost_engine *e, struct epoll_event *events, uint64_t began_ns, bool *paused) {
+    struct pollfd prompt[] = {
+        {.fd = roost_datapath_ring_fd(&e->path), .events = POLLIN},
+        {.fd = e->grace.event_fd, .events = POLLIN},
+        {.fd = e->wake_fd, .events = POLLIN},
+    };
+    const uint64_t gathered_ns = began_ns + RUSH_PAUSE_NS, given_up_ns = monotonic_ns() + RUSH_AWAKE_NS;
+    int count;
+    *paused = false;
+    while (monotonic_ns() < gathered_ns) {
+        *paused = poll(prompt, sizeof(prompt) / sizeof(prompt[0]), 0) == 0;
+        if (!*paused)
+            break;
+        sched_yield();
+    }
+    while ((count = epoll_wait(e->epoll_fd, events, EVENTS_A_TURN, 0)) == 0 && monotonic_ns() < given_up_ns)
+        sched_yield();
+    return count;
+}
+
+/* With one processor, waiting runnable would keep it from the tasks that are waited for. */
+static bool has_several_processors(void) {
+    cpu_set_t allowed;
+    return sched_getaffinity(0, sizeof(allowed), &allowed) || CPU_COUNT(&allowed) > 1; /* fails with very many */
+}
+
 static void *engine_thread(void *context) {
     struct roost_engine *e = context;
     struct epoll_event events[EVENTS_A_TURN];
     /* In front of what else runs on the box, the control plane included: a client that wakes waits for this thread. As
      * good as nothing without the privilege, so its failure is none. */
     setpriority(PRIO_PROCESS, (id_t)gettid(), ENGINE_NICE);
+    const bool several = has_several_processors();
+    uint64_t began_ns = 0;
     pthread_mutex_lock(&e->lock);
     while (!e->stopping) {
         int wait = timeout_ms(e);
+        bool pause = rush(e) && wait && several;
         pthread_mutex_unlock(&e->lock);
         while (__atomic_load_n(&e->lock_waiters, __ATOMIC_SEQ_CST)) /* a mutex alone would let us win every time */
             sched_yield();
-        int count = epoll_wait(e->epoll_fd, events, EVENTS_A_TURN, wait);
+        int count = pause ? wait_in_rush(e, events, began_ns, &pause) : 0;
+        if (count == 0)
+            count = epoll_wait(e->epoll_fd, events, EVENTS_A_TURN, wait);
         int error = errno;
+        began_ns = monotonic_ns();
         pthread_mutex_lock(&e->lock);
+        e->stat[ROOST_E_RUSH_PAUSES] += pause;
         if (count < 0 && error != EINTR) {
             struct roost_event event;
             memset(&event, 0, sizeof(event));

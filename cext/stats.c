@@ -44,6 +44,7 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_PROBE_DEAD] = "probe_dead",
     [ROOST_E_TABLE_FULL] = "table_full",
     [ROOST_E_ACCEPT_PAUSED] = "accept_paused",
+    [ROOST_E_RUSH_PAUSES] = "rush_pauses",
     [ROOST_E_FREEZE_NS] = "freeze_ns",
     [ROOST_E_THAW_NS] = "thaw_ns",
     [ROOST_E_BYTES_IN] = "bytes_from_clients",

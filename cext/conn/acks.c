@@ -6,9 +6,10 @@
 #include "conn.h"
 
 #define ANSWER_MS 2 /* a server that is close answers sooner */
+#define ANSWER_IN_RUSH_MS 10
 
 void roost_acknowledge_later(struct roost_engine *e, struct roost_conn *c) {
-    c->ack_ms = e->now_ms + ANSWER_MS;
+    c->ack_ms = e->now_ms + (e->rush ? ANSWER_IN_RUSH_MS : ANSWER_MS);
     if (c->unacked) /* it waits already */
         return;
     c->unacked = true;

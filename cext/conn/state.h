@@ -191,6 +191,7 @@ enum roost_engine_counter {
     ROOST_E_PROBE_DEAD,
     ROOST_E_TABLE_FULL,
     ROOST_E_ACCEPT_PAUSED,
+    ROOST_E_RUSH_PAUSES,
     ROOST_E_FREEZE_NS,
     ROOST_E_THAW_NS,
     ROOST_E_BYTES_IN,
@@ -273,6 +274,9 @@ struct roost_engine {
     uint64_t now_ms;
     uint64_t turn;
     uint64_t accept_resume_ms;
+    uint64_t rush_ms, rush_accepted; /* of the last look at how many clients connect */
+    uint64_t rush_stayed_ms;         /* by connections that ended since then, in all */
+    bool rush;
     struct roost_conn *unacked, **unacked_tail;
     struct roost_conn *ready, **ready_tail;
     struct roost_conn *gathering, *in_grace, *graced; /* freeze batches */

@@ -37,7 +37,7 @@ struct roost_pool *roost_pool_of(struct roost_engine *e, uint16_t service) {
  * server. Not while a client's socket is rebuilt and this thread has nothing else to do: then the server begins
  * meanwhile, on another processor or machine, and its first answer arrives 35 us sooner. */
 static bool holds_greeting(const struct roost_engine *e, const struct roost_conn *c) {
-    return c->phase == ROOST_LIVE || e->waking;
+    return c->phase == ROOST_LIVE || e->rush || e->waking;
 }
 
 /* Begins a connection to a server from an address and port; from NULL: the kernel chooses, port 0: it chooses the port.

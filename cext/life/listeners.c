@@ -31,6 +31,15 @@ static int accepted_at(const struct roost_service *s, int fd, struct roost_key *
     return 0;
 }
 
+/* The kernel holds back the ACK of what a new client says (roost_service_add). In a rush the answer may be the ACK, a
+ * packet less for each client; else it goes at once. */
+static void acknowledge_or_wait(struct roost_engine *e, struct roost_conn *c) {
+    if (e->rush)
+        roost_acknowledge_later(e, c);
+    else
+        roost_leg_acknowledge(&c->client);
+}
+
 static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd, const struct sockaddr_storage *peer) {
     const struct roost_service *s = &l->service;
     struct roost_key key;
@@ -54,6 +63,7 @@ static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd,
     }
     c->client.fd = fd;
     c->client.writable = true; /* what there is to read, epoll says */
+    acknowledge_or_wait(e, c);
     e->stat[ROOST_E_ACCEPTED]++;
     roost_link_start(e, c, ROOST_C_CLIENT_CONNECT);
 }
@@ -131,6 +141,8 @@ int roost_service_add(roost_engine *e, const struct roost_service *service, char
     int fd = roost_listen(service->listen, service->listen_port, service->transparent, err, err_len);
     if (fd < 0)
         return fd;
+    int zero = 0; /* inherited as well: see acknowledge_or_wait */
+    setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &zero, sizeof(zero));
     int managed = service->transparent ? roost_router_manage(e, service, err, err_len) : 0;
     if (managed) {
         close(fd);

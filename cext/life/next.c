@@ -8,6 +8,7 @@
 #include "cext/inband/inband_relay.h"
 #include "life.h"
 
+#define LONG_STAY_MS 100  /* the most that one connection's stay counts in the measure of a rush */
 #define GOAL_RETRY_MS 100 /* what keeps a freeze from succeeding is mostly a delayed ACK of 40 ms */
 
 /* The first row applies of which every fact of `set` holds and none of `clear` does. */
@@ -56,10 +57,12 @@ static uint32_t peek(struct roost_conn *c, bool *reset) {
 }
 
 static void close_now(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset) {
+    uint64_t stayed_ms = e->now_ms - c->since_ms;
     roost_sockets_note(e, &c->key); /* the kernel keeps TIME-WAIT or an orphan for a while */
     roost_conn_refuse_server(e, c, ECONNRESET);
     roost_leg_close(e, &c->client, reset);
     roost_leg_close(e, &c->server, reset);
+    e->rush_stayed_ms += stayed_ms < LONG_STAY_MS ? stayed_ms : LONG_STAY_MS;
     roost_conn_transition(e, c, ROOST_ST_CLOSED, cause);
     e->stat[ROOST_E_CLOSED]++;
     roost_conn_forget(e, c);

@@ -186,6 +186,8 @@ uint64_t roost_testing_probes_sent(const roost_engine *e); /* or offered */
 struct roost_class *roost_testing_class(roost_engine *e, uint32_t class); /* of an engine that runs, as XDP sees it */
 uint32_t roost_testing_class_uses(roost_engine *e, uint32_t class);
 void roost_testing_hold_up(roost_engine *e, uint32_t us); /* its thread, before it asks for events */
+int roost_testing_rush(
+    roost_engine *e); /* whether an engine that runs finds so many clients that it may pause for them */
 /* Replays frames, one behind the other and all of this length, with an engine that runs: how many the kernel took, or -errno.
  * One by one, frames of one EtherType are refused. */
 int roost_testing_replay(roost_engine *e, const uint8_t *frames, uint32_t length, uint32_t count, uint32_t ifindex,

@@ -243,6 +243,13 @@ void roost_testing_hold_up(roost_engine *e, uint32_t us) {
     __atomic_sub_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
 }
 
+int roost_testing_rush(roost_engine *e) {
+    roost_lock(e);
+    bool rush = e->rush;
+    roost_unlock(e);
+    return rush;
+}
+
 /* roost_inject, which refuses frames of one EtherType as if the processor's queue were full for them. A descriptor or
  * -errno. */
 static int load_refusing(uint16_t ethertype) {
