@@ -26,7 +26,7 @@ from tests.lines import LineCounter
 TESTS = Path(__file__).parent
 LAYERS = ("unit", "lab", "security", "bench")
 PRIVILEGED = frozenset({"lab", "security", "bench"})
-BEGUN_FIRST = (  # of all files: those that take longest, with nobody else at work 60 to 150 s each
+BEGUN_FIRST = (  # of all files: those that take longest, 60 to 150 s each on a quiet machine
     "tests/bench/test_benches.py",
     "tests/security/test_sanitized.py",
     "tests/lab/test_sessions.py",

@@ -34,8 +34,8 @@ _AROUND = (
     *(f"tests/interleave/{name}.c" for name in ("absent", "machine", "model", "scheduler")),
     "tests/fuzz/host/kernel.c",
 )
-# Without position-independent code an address in a schedule is one that addr2line knows. What nobody calls is left out,
-# and with it what it would need. The maps of product.c and product_guard.c are the same ones (-fcommon).
+# Without position-independent code an address in a schedule is one that addr2line knows. What is not called is left
+# out, and with it what it would need. The maps of product.c and product_guard.c are the same ones (-fcommon).
 _FLAGS = ("-std=gnu11", "-g", "-fcommon", "-fno-pie", "-ffunction-sections")
 _WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-sign-compare", "-Werror")
 _WRAPPED = ("memcpy", "memset", "memcmp", "roost_mailbox_post", "roost_mailbox_post_row")

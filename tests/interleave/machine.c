@@ -464,7 +464,7 @@ void command(enum roost_op op, struct leg *l) {
 
 void __wrap_roost_mailbox_post(struct roost_mailbox *m, const struct roost_event *event);
 void __wrap_roost_mailbox_post(struct roost_mailbox *m, const struct roost_event *event) {
-    if (event->type == ROOST_EV_PRESSURE) /* of descriptors, and of nobody */
+    if (event->type == ROOST_EV_PRESSURE) /* of descriptors, and of no connection */
         return;
     struct leg *l = leg_of(&event->record.key);
     holds(event->type != ROOST_EV_ILLEGAL, "an illegal transition of %s: from %d to %d, cause %d", l->name,

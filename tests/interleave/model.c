@@ -245,7 +245,7 @@ static void table_starts(void) {
         class[service] = (struct roost_class){.service = service};
 }
 
-/* awake: legs, as bits; the others have no socket, and nobody has spoken of them yet. */
+/* awake: legs, as bits; the others have no socket, and are named nowhere yet. */
 static void begin_with(unsigned awake) {
     memset(old_table, 0, sizeof(old_table));
     memset(new_table, 0, sizeof(new_table));
@@ -331,7 +331,7 @@ static void begin_with_a_filtered(void) {
     leave_table(A);
 }
 
-/* Its packet waits for the engine, and wakes nobody. */
+/* Its packet waits for the engine, and wakes no connection. */
 static void begin_with_a_probing(void) {
     begin_with_a_filtered();
     packet(A, PROBE);
@@ -369,7 +369,7 @@ static void begin_with_a_silent(void) {
     be_silent(A);
 }
 
-/* Put back from the store, as A was: until then, nobody knows it. */
+/* Put back from the store, as A was: until then, it is unknown. */
 static void begin_without_b(void) {
     begin_with(4);
     put_to_sleep(A, ROOST_SLEEP);

@@ -69,7 +69,7 @@ def test_a_client_that_died_asleep_beside_its_server_leg_is_closed_its_server_to
     with suppress(ConnectionResetError):
         assert pair.server.recv(1) == b""
     assert box.stat("awake") == box.stat("table_ipv4") == box.stat("table_ipv6") == box.stat("idle_records") == 0
-    following = box.connect(family)  # takes the slots and the number of nobody
+    following = box.connect(family)  # takes free slots and a new number
     for speaker, listener in ((following.client, following.server), (following.server, following.client)):
         box.wait_for_quiet(following)
         box.submit(Op.IDLE, following)

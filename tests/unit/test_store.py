@@ -311,7 +311,7 @@ def test_a_database_that_goes_away_while_in_use_loses_no_queued_row(
     store.add([row(1, 1)], [sleeper(1, 1)])
     until(lambda: slept.slept and store.status.written_history)
     if database.name == "sqlite":
-        store._writer_engine.dispose()  # who has the file open goes on with it
+        store._writer_engine.dispose()  # a process that has the file open keeps it
     database.take_away()
     store.add([row(2, 2)], [sleeper(2, 2)])
     until(lambda: store.status.error)
