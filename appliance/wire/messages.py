@@ -62,6 +62,7 @@ class EventType(IntEnum):
     ROWS = 12
     CANDIDATE = 13
     ILLEGAL = 14
+    NOT_GROWN = 15
 
 
 class Verb(IntEnum):

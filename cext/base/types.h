@@ -77,8 +77,11 @@ enum roost_event_type {
     ROOST_EV_DONE = 11,      /* op, token, id: carried out, and no transition tells of it; for commands with a token */
     ROOST_EV_ROWS = 12, /* count: so many transitions for the history alone, each in place of an event: roost_rows */
     ROOST_EV_CANDIDATE = 13, /* key: wanted, and it may sleep without a slot; answer with ROOST_OP_CANDIDATE */
-    ROOST_EV_ILLEGAL = 14    /* from, to, cause, key, id: a fault of the engine's; the transition was refused, the
+    ROOST_EV_ILLEGAL = 14,   /* from, to, cause, key, id: a fault of the engine's; the transition was refused, the
                              connection ends */
+    ROOST_EV_NOT_GROWN = 15  /* count: 4, 6: the table of that IP version, 0: the rest slots; error (errno): they are
+                             nearly full and could not grow; it is tried again. EFBIG: no table is larger; ENOMEM: as
+                             much memory as must stay available would not */
 };
 
 /* Verbs of in-band requests (docs/in-band.md). */

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Freezing, in batches: mark (XDP holds from now on), one grace period for all that gathered, then snapshot, publish,
- * close. A connection of the persistent interface freezes with its server's leg: both or none. The grace period (some 10 ms) is waited for by a thread of its own, so that the engine goes on; what it gives
- * is that no packet is on its way between XDP and TCP any more. It only saves retransmissions: correctness rests on the
- * socket filter that roost_repair_snapshot puts in place before it reads.
+ * close. A connection of the persistent interface freezes with its server's leg: both or none. The grace period (some
+ * 10 ms) is waited for by a thread of its own, so that the engine goes on; what it gives is that no packet is on its way
+ * between XDP and TCP any more. It only saves retransmissions: correctness rests on the socket filter that
+ * roost_repair_snapshot puts in place before it reads.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -31,11 +31,17 @@ static void *make(void *context) {
     return NULL;
 }
 
-static void fail(struct roost_engine *e) {
+static void fail(struct roost_engine *e, int error) {
     struct roost_growth *g = &e->growth;
+    uint32_t version = g->v4 ? 4 : 6;
+    struct roost_event event = {.type = ROOST_EV_NOT_GROWN,
+                                .error = error,
+                                .count = g->rests ? 0 : version,
+                                .at_ms = roost_realtime_ms()};
     g->step = ROOST_GROWTH_NONE;
     *(g->rests ? &g->rests_retry_ms : &g->table_retry_ms[g->v4]) = e->now_ms + RETRY_MS;
     e->stat[ROOST_E_GROWTH_FAILED]++;
+    roost_mailbox_post(&e->box, &event);
 }
 
 uint64_t roost_growth_available(void) {
@@ -57,12 +63,13 @@ static void begin(struct roost_engine *e, uint64_t bytes, bool possible) {
     uint64_t total = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     g->engine = e;
     g->made = 0;
-    if (!possible || roost_growth_available() < bytes + total / MEMORY_SPARED ||
-        pthread_create(&g->thread, NULL, make, g)) {
-        fail(e);
-        return;
-    }
-    g->step = ROOST_GROWTH_MAKING;
+    int error = !possible                                                  ? EFBIG
+                : roost_growth_available() < bytes + total / MEMORY_SPARED ? ENOMEM
+                                                                           : pthread_create(&g->thread, NULL, make, g);
+    if (error)
+        fail(e, error);
+    else
+        g->step = ROOST_GROWTH_MAKING;
 }
 
 static void begin_table(struct roost_engine *e, bool v4) {
@@ -96,16 +103,18 @@ static void use(struct roost_engine *e) {
     struct roost_growth *g = &e->growth;
     char err[256];
     pthread_join(g->thread, NULL);
-    if (g->rests && g->fd >= 0 && !roost_datapath_add_rests(&e->path, &e->table, g->fd)) {
+    int error = g->fd < 0  ? g->fd
+                : g->rests ? roost_datapath_add_rests(&e->path, &e->table, g->fd)
+                           : roost_datapath_use_generation(&e->path, &e->table, g->v4, g->which, g->fd, g->buckets, err,
+                                                           sizeof(err));
+    if (error) {
+        fail(e, -error);
+    } else if (g->rests) {
         g->step = ROOST_GROWTH_NONE;
         e->stat[ROOST_E_GROWN]++;
-        return;
-    }
-    if (g->rests || g->fd < 0 ||
-        roost_datapath_use_generation(&e->path, &e->table, g->v4, g->which, g->fd, g->buckets, err, sizeof(err)))
-        fail(e);
-    else
+    } else {
         start_moving(e);
+    }
 }
 
 static bool is_in_old(const struct roost_engine *e, const struct roost_ka *slot) {

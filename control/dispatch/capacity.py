@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from errno import EFBIG, ENOMEM
 from typing import Final
 
 from appliance.wire import Command, Op
@@ -15,6 +17,9 @@ log = logging.getLogger("roost.dispatch")
 
 LOOK_EVERY_S: Final = 10
 """How often a full table is logged."""
+
+SAME_EVERY_S: Final = 3600
+"""How often it is logged that a table cannot grow for the same reason: the engine tries every 30 s."""
 
 RELIEF_EVERY_S: Final = 0.5
 """Longer than a freeze with its grace period takes: the next relief must not count connections on their way down."""
@@ -30,6 +35,7 @@ class Capacity:
         self._next_look = 0.0
         self._full = 0
         self._classes_full = False
+        self._not_grown: dict[tuple[int, int], float] = {}
 
     def relieve(self, awake: int, now: float) -> Command:
         """The engine reports pressure: so many are awake."""
@@ -42,6 +48,17 @@ class Capacity:
         if now >= self._next_relief and decisions.under_pressure(awake, self._max_awake):
             return self.relieve(awake, now)
         return None
+
+    def not_grown(self, version: int, error: int, now: float) -> None:
+        """The engine reports that the table of this IP version (0: room for IDLE connections) is nearly full."""
+        if now < self._not_grown.get((version, error), -SAME_EVERY_S) + SAME_EVERY_S:
+            return
+        self._not_grown[version, error] = now
+        key = f"ipv{version}" if version else "idle"
+        why = {EFBIG: "no table is larger", ENOMEM: "a quarter of the machine's memory stays available"}.get(
+            error, os.strerror(error)
+        )
+        log.error("[table] %s is nearly full and cannot grow: %s; it is tried again every 30 s", key, why)
 
     def look_for_full_tables(self, now: float) -> None:
         """Log it when a table was full since the last look."""

@@ -170,6 +170,8 @@ class Dispatcher:
                 turn.outcomes.append((event.token, Outcome(event.error or EIO, event.from_state, event.id), None))
         elif kind == EventType.PRESSURE:
             turn.commands.append(self._capacity.relieve(event.count, now))
+        elif kind == EventType.NOT_GROWN:
+            self._capacity.not_grown(event.count, event.error, now)
         elif kind == EventType.ILLEGAL:
             self._illegal(event)
         elif kind == EventType.DONE:
