@@ -6,12 +6,11 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from errno import ENOSPC
 from typing import Any
 
 from appliance.engine.library import ERR_LEN, EngineError, ffi, lib
-from appliance.engine.marshal import POLICY, QUIETS, c_service, events_of, fill_record, put_server
+from appliance.engine.marshal import POLICY, QUIETS, c_service, events_of, fill_record, numbers_of, put_server
 from appliance.wire import (
     KA,
     KEY,
@@ -34,13 +33,6 @@ from appliance.wire import (
 )
 
 
-@dataclass(slots=True)
-class _Buffers:
-    events: Any = None
-    capacity: int = 0
-    err: Any = field(default_factory=lambda: ffi.new("char[]", ERR_LEN))
-
-
 class Engine:
     """One engine: opens or adopts the pinned objects when made.
 
@@ -48,23 +40,26 @@ class Engine:
     """
 
     def __init__(self, options: EngineOptions) -> None:
-        self._buffers = _Buffers()
+        self._events: Any = ffi.new("struct roost_event[]", 0)
+        self._err = ffi.new("char[]", ERR_LEN)
         pin_dir = ffi.new("char[]", options.pin_dir.encode())
         bpf_dir = ffi.new("char[]", options.bpf_dir.encode())
         raw = ffi.new("struct roost_options *")
-        name = ffi.new("char[]", options.name.encode())
-        raw.pin_dir, raw.bpf_dir, raw.name = pin_dir, bpf_dir, name
-        sizes = ("ipv4_slots", "ipv6_slots", "idle_slots", "filter_slots", "ring_bytes")
-        for size in (*sizes, "max_awake", "workers", "next_id", "grow"):
-            setattr(raw, size, getattr(options, size))
-        self._raw = lib.roost_open(raw, self._buffers.err, ERR_LEN)
+        own_name = ffi.new("char[]", options.name.encode())
+        raw.pin_dir, raw.bpf_dir, raw.name = pin_dir, bpf_dir, own_name
+        for name in numbers_of("roost_options"):
+            setattr(raw, name, int(getattr(options, name)))
+        self._raw = lib.roost_open(raw, self._err, ERR_LEN)
         if not self._raw:
             raise EngineError(self._message())
 
     def _message(self) -> str:
-        return str(ffi.string(self._buffers.err).decode(errors="replace"))
+        return str(ffi.string(self._err).decode(errors="replace"))
 
-    def _check(self, result: int) -> int:
+    def _call(self, function: Any, *arguments: Any) -> int:
+        """A function that takes the engine first and says in err, last, what it could not do."""
+        self._err[0] = b"\0"
+        result = int(function(self._raw, *arguments, self._err, ERR_LEN))
         if result < 0:
             raise EngineError(self._message() or os.strerror(-result))
         return result
@@ -72,16 +67,13 @@ class Engine:
     def attach(self, ifname: str, mode: str = "auto", servers: bool = False) -> str:
         """Hears inactive connections on an interface; "native", "generic" or "loopback". servers: the servers' legs of
         persistent services are heard there, not clients."""
-        name, how = ifname.encode(), mode.encode()
-        self._buffers.err[0] = b"\0"
-        result = self._check(lib.roost_attach(self._raw, name, how, int(servers), self._buffers.err, ERR_LEN))
+        result = self._call(lib.roost_attach, ifname.encode(), mode.encode(), int(servers))
         return {1: "native", 2: "generic", 3: "loopback"}[result]
 
     def add_service(self, spec: ServiceSpec) -> None:
         """Listens for a service."""
-        self._buffers.err[0] = b"\0"
         try:
-            self._check(lib.roost_service_add(self._raw, c_service(spec), self._buffers.err, ERR_LEN))
+            self._call(lib.roost_service_add, c_service(spec))
         except EngineError as error:
             raise EngineError(f"service at {spec.listen}: {error}") from None
 
@@ -121,15 +113,14 @@ class Engine:
     def open_router(self, attach_ports: Sequence[int] = (), wait_ms: int = 0) -> None:
         """Makes this machine answer for others: call it before transparent services are added. attach_ports: where
         servers reach clients by address alone. wait_ms: how long they wait for one that is not there."""
-        self._buffers.err[0] = b"\0"
-        self._check(lib.roost_router_open(self._raw, wait_ms, self._buffers.err, ERR_LEN))
+        self._call(lib.roost_router_open, wait_ms)
         for port in attach_ports:
-            self._check(lib.roost_router_attach_port(self._raw, port))
+            if (result := lib.roost_router_attach_port(self._raw, port)) < 0:
+                raise EngineError(os.strerror(-result))
 
     def steer(self, ifname: str, servers: bool) -> None:
         """Steers what arrives on an interface. servers: servers that may want clients are behind it."""
-        self._buffers.err[0] = b"\0"
-        self._check(lib.roost_router_attach(self._raw, ifname.encode(), int(servers), self._buffers.err, ERR_LEN))
+        self._call(lib.roost_router_attach, ifname.encode(), int(servers))
 
     def link_ports(self, first: int, last: int) -> None:
         """Where links to the servers of persistent services take their local ports from; before start."""
@@ -147,8 +138,7 @@ class Engine:
 
     def start(self) -> None:
         """Starts the engine thread."""
-        self._buffers.err[0] = b"\0"
-        self._check(lib.roost_start(self._raw, self._buffers.err, ERR_LEN))
+        self._call(lib.roost_start)
 
     def stop_listening(self) -> None:
         """Takes no new clients from now on."""
@@ -202,13 +192,12 @@ class Engine:
         """Waits up to timeout_ms for events, or until wake(); takes at most max_events. Once there is one it waits up
         to patience_ms for more, unless a thread waits for what it says (a command's token, a needed record).
         Transitions that are of interest to the history alone come packed, as ROWS."""
-        if self._buffers.capacity < max_events:
-            self._buffers.events = ffi.new("struct roost_event[]", max_events)
-            self._buffers.capacity = max_events
-        count = lib.roost_events(self._raw, self._buffers.events, max_events, timeout_ms, patience_ms)
+        if len(self._events) < max_events:
+            self._events = ffi.new("struct roost_event[]", max_events)
+        count = lib.roost_events(self._raw, self._events, max_events, timeout_ms, patience_ms)
         if not count:
             return []
-        events = events_of(self._buffers.events, count)
+        events = events_of(self._events, count)
         standing = [at for at, event in enumerate(events) if event.type == EventType.ROWS]
         if standing:
             self._take_rows(events, standing)
@@ -266,9 +255,8 @@ class Engine:
 
     def find_peer(self, key: bytes) -> Record | None:
         """The server's leg of an IDLE pair, by its client's packed key."""
-        raw_key, raw = ffi.new("struct roost_key *"), ffi.new("struct roost_record *")
-        ffi.memmove(raw_key, key, 36)
-        if not lib.roost_find_peer(self._raw, raw_key, raw):
+        raw = ffi.new("struct roost_record *")
+        if not lib.roost_find_peer(self._raw, ffi.from_buffer("struct roost_key[1]", key), raw):
             return None
         parts = (("key", KEY.size), ("ka", KA.size), ("rest", REST.size))
         key, ka, rest = (bytes(ffi.buffer(ffi.addressof(raw, part), size)) for part, size in parts)
@@ -277,9 +265,8 @@ class Engine:
     def find_overrides(self, key: bytes, number: int) -> dict[str, int]:
         """What the connection with this packed key and number set in band, as far as it did: intervals (0: never), and
         whether it is always active."""
-        raw_key, raw = ffi.new("struct roost_key *"), ffi.new("struct roost_overrides *")
-        ffi.memmove(raw_key, key, 36)
-        if not lib.roost_find_overrides(self._raw, raw_key, number, raw):
+        raw = ffi.new("struct roost_overrides *")
+        if not lib.roost_find_overrides(self._raw, ffi.from_buffer("struct roost_key[1]", key), number, raw):
             return {}
         intervals = zip(QUIETS, raw.quiet_ms, strict=True)
         values = [*intervals, ("probe_interval_s", raw.probe_interval_s)]
@@ -288,16 +275,15 @@ class Engine:
 
     def find_class(self, key: bytes) -> dict[str, int]:
         """The policy in force for the connection with this packed key: values of struct roost_class."""
-        raw_key, raw = ffi.new("struct roost_key *"), ffi.new("struct roost_class *")
-        ffi.memmove(raw_key, key, 36)
-        lib.roost_find_class(self._raw, raw_key, raw)
+        raw = ffi.new("struct roost_class *")
+        lib.roost_find_class(self._raw, ffi.from_buffer("struct roost_key[1]", key), raw)
         return dict(zip(QUIETS, raw.quiet_ms, strict=True)) | {name: int(getattr(raw, name)) for name in POLICY}
 
     def find(self, key: Key) -> Event | None:
         """The connection of a 4-tuple, or None; to_state is its state."""
-        raw_key, raw = ffi.new("struct roost_key *"), ffi.new("struct roost_event *")
-        ffi.memmove(raw_key, key.pack(), 36)
-        return events_of(raw, 1)[0] if lib.roost_find(self._raw, raw_key, raw) else None
+        raw = ffi.new("struct roost_event *")
+        found = lib.roost_find(self._raw, ffi.from_buffer("struct roost_key[1]", key.pack()), raw)
+        return events_of(raw, 1)[0] if found else None
 
     def states(self, keys: bytes) -> bytes:
         """The states of the connections with these packed keys, one after the other, a byte each: 0 where there is

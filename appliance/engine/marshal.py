@@ -75,17 +75,15 @@ def events_of(raw: Any, count: int) -> list[Event]:
     return [new(Event, (*row[:13], Record(row[13], row[14], row[15]), b"")) for row in _EVENT.iter_unpack(view)]
 
 
-POLICY: Final = (
-    "probe_interval_s",
-    "probe_retry_s",
-    "probe_count",
-    "no_keepalives",
-    "priority",
-    "close_with_server",
-    "least_quiet_ms",
-    "least_probe_s",
-)
-"""What of ServiceSpec is a value of struct roost_class, by the same name."""
+def numbers_of(struct_name: str, *others: str) -> list[str]:
+    """The fields of a C struct that are plain numbers, without these others."""
+    fields = ffi.typeof(f"struct {struct_name}").fields
+    return [name for name, field in fields if field.type.kind == "primitive" and name not in others]
+
+
+_SERVICE: Final = numbers_of("roost_service", "servers")
+POLICY: Final = numbers_of("roost_class", "always_active", "service", "unused", "unused2")
+"""What of ServiceSpec is a number of struct roost_service and of its class, by the same name."""
 
 QUIETS: Final = ("active_quiet_ms", "standby_quiet_ms", "idle_quiet_ms")
 """The names of roost_class.quiet_ms."""
@@ -94,34 +92,11 @@ QUIETS: Final = ("active_quiet_ms", "standby_quiet_ms", "idle_quiet_ms")
 def c_service(spec: ServiceSpec) -> Any:
     """A struct roost_service."""
     raw = ffi.new("struct roost_service *")
-    for name in (
-        "index",
-        "listen_port",
-        "connect_timeout_ms",
-        "proxy_header",
-        "balance",
-        "max_fails",
-        "second_server",
-        "second_server_ms",
-        "in_band_clients",
-        "in_band_servers",
-        "born",
-        "born_rate",
-    ):
-        setattr(raw, name, getattr(spec, name))
-    for flag in (
-        "transparent",
-        "as_client",
-        "persistent",
-        "unreachable",
-        "fail_closed",
-        "in_band_forward",
-        "in_band_stay",
-    ):
-        setattr(raw, flag, int(getattr(spec, flag)))
+    for name in _SERVICE:
+        setattr(raw, name, int(getattr(spec, name)))
+    for name in POLICY:
+        setattr(raw.policy, name, int(getattr(spec, name)))
     raw.policy.quiet_ms = [spec.standby_quiet_ms, spec.idle_quiet_ms, spec.sleep_quiet_ms]
-    for value in POLICY:
-        setattr(raw.policy, value, int(getattr(spec, value)))
     ffi.memmove(raw.listen, pack_address(spec.listen), 16)
     raw.servers = len(spec.servers)
     for place, server in zip(raw.server, spec.servers[:SERVERS_MAX], strict=False):
