@@ -232,12 +232,11 @@ static void *engine_thread(void *context) {
 
 /* ---- the C face ---- */
 
-roost_engine *roost_open(const struct roost_options *options, char *err, uint32_t err_len) {
+roost_engine *roost_open(const struct roost_options *options, struct roost_reason *why) {
     struct roost_engine *e = calloc(1, sizeof(*e));
     uint64_t max_id;
-    err[0] = 0;
     if (!e) {
-        snprintf(err, err_len, "out of memory");
+        roost_complain(why, ENOMEM, "%m");
         return NULL;
     }
     struct roost_sizes sizes = {options->ipv4_slots, options->ipv6_slots, options->idle_slots, options->ring_bytes,
@@ -258,16 +257,14 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
     e->epoll_fd = e->wake_fd = -1;
     roost_link_ports(e, 10240, 32767);
     e->door[ROOST_DOOR_IPV4] = e->door[ROOST_DOOR_IPV6] = -1;
-    int error = roost_datapath_open(&e->path, &e->table, options->pin_dir, options->bpf_dir, &sizes, roost_on_frame, e,
-                                    err, err_len);
+    int error =
+        roost_datapath_open(&e->path, &e->table, options->pin_dir, options->bpf_dir, &sizes, roost_on_frame, e, why);
     if (!error) {
         roost_survey_open(&e->survey, options->bpf_dir); /* without it, sockets are asked one by one */
         roost_births_forget(e);
         int64_t removed = roost_table_adopt(&e->table, &max_id);
         roost_born_adopted(e);
         roost_filter_begin(&e->filter, e->path.filter, e->path.filter_buckets, e->path.filter_gate);
-        if (removed < 0)
-            snprintf(err, err_len, "out of memory while adopting the tables");
         error = removed < 0 ? (int)removed : 0;
     }
     if (!error) {
@@ -283,20 +280,20 @@ roost_engine *roost_open(const struct roost_options *options, char *err, uint32_
     }
     if (!error)
         return e;
-    if (!err[0])
-        snprintf(err, err_len, "cannot start the engine: %s", strerror(-error));
+    if (!why->text[0])
+        roost_complain(why, error, "cannot start the engine: %m");
     roost_close(e);
     return NULL;
 }
 
-int roost_attach(roost_engine *e, const char *ifname, const char *mode, int servers, char *err, uint32_t err_len) {
+int roost_attach(roost_engine *e, const char *ifname, const char *mode, int servers, struct roost_reason *why) {
     roost_lock(e);
-    int result = roost_datapath_attach(&e->path, ifname, mode, servers, err, err_len);
+    int result = roost_datapath_attach(&e->path, ifname, mode, servers, why);
     roost_unlock(e);
     return result;
 }
 
-int roost_start(roost_engine *e, char *err, uint32_t err_len) {
+int roost_start(roost_engine *e, struct roost_reason *why) {
     sigset_t all, old;
     roost_datapath_end_old_steering(&e->path); /* every interface has been named */
     int error = roost_grace_start(e);
@@ -319,10 +316,9 @@ int roost_start(roost_engine *e, char *err, uint32_t err_len) {
         pthread_sigmask(SIG_SETMASK, &old, NULL);
     }
     if (error)
-        snprintf(err, err_len, "cannot start the engine thread: %s", strerror(-error));
-    else
-        e->started = true;
-    return error;
+        return roost_complain(why, error, "cannot start the engine thread: %m");
+    e->started = true;
+    return 0;
 }
 
 static void kick(struct roost_engine *e) {
@@ -493,8 +489,8 @@ void roost_stop(roost_engine *e) {
     e->started = false;
 }
 
-int roost_unpin(const char *pin_dir, char *err, uint32_t err_len) {
-    return roost_datapath_unpin(pin_dir, err, err_len);
+int roost_unpin(const char *pin_dir, struct roost_reason *why) {
+    return roost_datapath_unpin(pin_dir, why);
 }
 
 void roost_close(roost_engine *e) {

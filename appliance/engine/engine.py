@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from errno import ENOSPC
 from typing import Any
 
-from appliance.engine.library import ERR_LEN, EngineError, ffi, lib
+from appliance.engine.library import EngineError, checked, ffi, lib
 from appliance.engine.marshal import POLICY, QUIETS, c_service, events_of, fill_record, numbers_of, put_server
 from appliance.wire import (
     KA,
@@ -41,7 +41,6 @@ class Engine:
 
     def __init__(self, options: EngineOptions) -> None:
         self._events: Any = ffi.new("struct roost_event[]", 0)
-        self._err = ffi.new("char[]", ERR_LEN)
         pin_dir = ffi.new("char[]", options.pin_dir.encode())
         bpf_dir = ffi.new("char[]", options.bpf_dir.encode())
         raw = ffi.new("struct roost_options *")
@@ -49,20 +48,13 @@ class Engine:
         raw.pin_dir, raw.bpf_dir, raw.name = pin_dir, bpf_dir, own_name
         for name in numbers_of("roost_options"):
             setattr(raw, name, int(getattr(options, name)))
-        self._raw = lib.roost_open(raw, self._err, ERR_LEN)
+        why = ffi.new("struct roost_reason *")
+        self._raw = lib.roost_open(raw, why)
         if not self._raw:
-            raise EngineError(self._message())
-
-    def _message(self) -> str:
-        return str(ffi.string(self._err).decode(errors="replace"))
+            raise EngineError(ffi.string(why.text).decode(errors="replace"))
 
     def _call(self, function: Any, *arguments: Any) -> int:
-        """A function that takes the engine first and says in err, last, what it could not do."""
-        self._err[0] = b"\0"
-        result = int(function(self._raw, *arguments, self._err, ERR_LEN))
-        if result < 0:
-            raise EngineError(self._message() or os.strerror(-result))
-        return result
+        return checked(function, self._raw, *arguments)
 
     def attach(self, ifname: str, mode: str = "auto", servers: bool = False) -> str:
         """Hears inactive connections on an interface; "native", "generic" or "loopback". servers: the servers' legs of

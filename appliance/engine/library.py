@@ -4,18 +4,25 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import Any
 
 from cext import _engine
 
 ffi: Any = _engine.ffi
 lib: Any = _engine.lib
 
-ERR_LEN: Final = 512
-
 
 class EngineError(Exception):
     """The engine could not do it; the message says what happened, to which object, and what to do."""
+
+
+def checked(call: Any, *arguments: Any) -> int:
+    """What the call returns; its last argument is where it says what went wrong. Raises EngineError."""
+    why = ffi.new("struct roost_reason *")
+    result: int = call(*arguments, why)
+    if result < 0:
+        raise EngineError(ffi.string(why.text).decode(errors="replace") or os.strerror(-result))
+    return result
 
 
 def router_mark() -> tuple[int, int]:
@@ -27,7 +34,4 @@ def router_mark() -> tuple[int, int]:
 
 def unpin(pin_dir: str) -> None:
     """Detaches and removes everything pinned below pin_dir: the sleeping connections there are let go."""
-    err = ffi.new("char[]", ERR_LEN)
-    result = lib.roost_unpin(pin_dir.encode(), err, ERR_LEN)
-    if result < 0:
-        raise EngineError(ffi.string(err).decode(errors="replace") or os.strerror(-result))
+    checked(lib.roost_unpin, pin_dir.encode())

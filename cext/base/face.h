@@ -19,22 +19,22 @@
 typedef struct roost_engine roost_engine;
 typedef struct roost_listing roost_listing;
 
-/* All return 0 or a count, or -errno with a sentence for people in err (err_len bytes). */
-roost_engine *roost_open(const struct roost_options *options, char *err, uint32_t err_len);
+/* All return 0 or a count, or -errno with a sentence for people in why. */
+roost_engine *roost_open(const struct roost_options *options, struct roost_reason *why);
 /* Hears inactive connections on an interface. servers: the servers' legs of persistent services, not clients. Returns 1
  * native, 2 generic, 3 the loopback interface: servers on this machine. */
 int roost_attach(roost_engine *e, const char *ifname, const char *mode /* auto native generic */, int servers,
-                 char *err, uint32_t err_len);
+                 struct roost_reason *why);
 /* Makes this machine answer for others (once, before transparent services are added): steering programs, and the doors
  * through which servers that connect to a client's address come in. wait_ms: how long a server waits for a client that is
  * not connected, before it is reset. */
-int roost_router_open(roost_engine *e, uint32_t wait_ms, char *err, uint32_t err_len);
+int roost_router_open(roost_engine *e, uint32_t wait_ms, struct roost_reason *why);
 /* Steers what arrives on an interface. servers: SYNs for clients come from there. */
-int roost_router_attach(roost_engine *e, const char *ifname, int servers, char *err, uint32_t err_len);
+int roost_router_attach(roost_engine *e, const char *ifname, int servers, struct roost_reason *why);
 /* A port at which servers reach clients by address alone, whichever port the client's connection has. */
 int roost_router_attach_port(roost_engine *e, uint16_t port);
 uint32_t roost_router_mark(uint32_t *mask); /* of packets that a routing rule must deliver to this machine */
-int roost_service_add(roost_engine *e, const struct roost_service *service, char *err, uint32_t err_len);
+int roost_service_add(roost_engine *e, const struct roost_service *service, struct roost_reason *why);
 /* All but listen, transparent and as_client; every connection of the service obeys within two seconds. -ENOENT: no such
  * service; -ENOSPC: of the servers that left it too many still have links. */
 int roost_service_update(roost_engine *e, const struct roost_service *service);
@@ -49,7 +49,7 @@ int roost_link_ports(roost_engine *e, uint16_t first, uint16_t last);
 /* Keeps one from new links (before roost_start): after a reboot it is that of a leg which is about to be put back. */
 int roost_link_port_reserve(roost_engine *e, uint16_t port);
 void roost_link_ports_unreserve(roost_engine *e); /* all of them */
-int roost_start(roost_engine *e, char *err, uint32_t err_len);
+int roost_start(roost_engine *e, struct roost_reason *why);
 int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t count);
 /* The same command for many connections, by number or by key: the other is NULL. */
 int roost_submit_many(roost_engine *e, uint8_t op, uint8_t cause, const uint64_t *ids, const struct roost_key *keys,
@@ -93,7 +93,7 @@ int roost_stats_read(roost_engine *e, struct roost_stats *stats);
 const char *roost_stat_name(uint32_t index); /* NULL past the last one */
 uint64_t roost_memory(roost_engine *e);      /* bytes of kernel memory in our maps (as bpf fdinfo says) */
 void roost_stop(roost_engine *e);            /* stop the thread; open sockets are closed */
-int roost_unpin(const char *pin_dir, char *err, uint32_t err_len); /* detach and remove everything pinned there */
-void roost_close(roost_engine *e);                                 /* free; pinned objects stay */
+int roost_unpin(const char *pin_dir, struct roost_reason *why); /* detach and remove everything pinned there */
+void roost_close(roost_engine *e);                              /* free; pinned objects stay */
 
 #endif

@@ -13,12 +13,15 @@
 
 #define BPFFS_MAGIC 0xcafe4a11
 
-int roost_complain(char *err, size_t err_len, int error, const char *format, ...) {
+int roost_complain(struct roost_reason *why, int error, const char *format, ...) {
     va_list args;
+    error = error < 0 ? -error : error;
+    errno = error; /* for %m */
     va_start(args, format);
-    vsnprintf(err, err_len, format, args);
+    if (why)
+        vsnprintf(why->text, sizeof(why->text), format, args);
     va_end(args);
-    return error < 0 ? error : -error;
+    return -error;
 }
 
 void roost_pin_path(const char *pin_dir, const char *name, char *path, size_t size) {
@@ -50,7 +53,7 @@ bool roost_is_bpffs(const char *path) {
     return !statfs(path, &fs) && (unsigned long)fs.f_type == BPFFS_MAGIC;
 }
 
-int roost_make_pin_dir(const char *pin_dir, char *err, size_t err_len) {
+int roost_make_pin_dir(const char *pin_dir, struct roost_reason *why) {
     char path[256];
     snprintf(path, sizeof(path), "%s", pin_dir);
     for (char *at = path + 1;; at++) {
@@ -59,20 +62,19 @@ int roost_make_pin_dir(const char *pin_dir, char *err, size_t err_len) {
         char saved = *at;
         *at = 0;
         if (mkdir(path, 0700) && errno != EEXIST)
-            return roost_complain(err, err_len, errno, "cannot make the pin directory %s: %s", path, strerror(errno));
+            return roost_complain(why, errno, "cannot make the pin directory %s: %m", path);
         *at = saved;
         if (!saved)
             break;
     }
     if (!roost_is_bpffs(pin_dir))
-        return roost_complain(err, err_len, ENODEV, "%s is not on a bpf file system: mount -t bpf bpf /sys/fs/bpf",
-                              pin_dir);
+        return roost_complain(why, ENODEV, "%s is not on a bpf file system: mount -t bpf bpf /sys/fs/bpf", pin_dir);
     return 0;
 }
 
-int roost_complain_of_version(const char *path, char *err, size_t err_len) {
+int roost_complain_of_version(const char *path, struct roost_reason *why) {
     return roost_complain(
-        err, err_len, EINVAL,
+        why, EINVAL,
         "%s was made by another version of Roost and its layout does not fit; let the connections go with "
         "`roost unpin`, or run the version that made it",
         path);

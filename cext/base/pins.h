@@ -8,18 +8,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cext/base/types.h"
+
 #define ROOST_XDP_PIN "xdp-"
 #define ROOST_STEER_PIN "steer-"
 #define ROOST_LOOPBACK_PIN "loopback-"
 
-/* Writes a sentence to err. `error` as a negative errno, whichever sign it has. */
-int roost_complain(char *err, size_t err_len, int error, const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* Writes a sentence to why, unless that is NULL. `error` as a negative errno, whichever sign it has. */
+int roost_complain(struct roost_reason *why, int error, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Of what is pinned there: -EINVAL. */
-int roost_complain_of_version(const char *path, char *err, size_t err_len);
+int roost_complain_of_version(const char *path, struct roost_reason *why);
 
 bool roost_is_bpffs(const char *path);
-/* Makes the directory and those above it. 0 or -errno with a sentence in err. */
-int roost_make_pin_dir(const char *pin_dir, char *err, size_t err_len);
+/* Makes the directory and those above it. 0 or -errno with a sentence in why. */
+int roost_make_pin_dir(const char *pin_dir, struct roost_reason *why);
 void roost_pin_path(const char *pin_dir, const char *name, char *path, size_t size);
 /* The pin of something that is attached to an interface; prefix: ROOST_..._PIN. */
 void roost_interface_pin_path(const char *pin_dir, const char *prefix, const char *ifname, char *path, size_t size);

@@ -61,6 +61,11 @@ enum roost_op {
                                  another: it is not known now */
 };
 
+/* A sentence for people: why something failed, of which object, and what to do. */
+struct roost_reason {
+    char text[512];
+};
+
 enum roost_event_type {
     ROOST_EV_TRANSITION = 1,  /* from, to, cause, key, id, service, rx/tx bytes and gap since the last transition */
     ROOST_EV_QUIET = 2,       /* id: ACTIVE or STANDBY (from) has been quiet as long as its service allows */

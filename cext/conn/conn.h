@@ -123,8 +123,8 @@ typedef int roost_connect_from(const struct roost_server *to, bool held, const u
 int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, bool held,
                         roost_connect_from *connect_from);
 
-/* steering.c. 0 or -errno with a sentence in err. */
-int roost_router_manage(struct roost_engine *e, const struct roost_service *service, char *err, uint32_t err_len);
+/* steering.c. 0 or -errno with a sentence in why. */
+int roost_router_manage(struct roost_engine *e, const struct roost_service *service, struct roost_reason *why);
 
 /* classes.c: what is in force for a connection. */
 /* The class of a connection that is new to the engine, by accept, by birth, out of a row or as a server's leg. Rules by what a

@@ -32,14 +32,14 @@ static int count_hosts(struct roost_engine *e) {
     return error;
 }
 
-int roost_router_open(struct roost_engine *e, uint32_t wait_ms, char *err, uint32_t err_len) {
+int roost_router_open(struct roost_engine *e, uint32_t wait_ms, struct roost_reason *why) {
     static const uint8_t loopback[ROOST_DOORS][16] = {
         [ROOST_DOOR_IPV4] = {[10] = 0xff, [11] = 0xff, 127, 0, 0, 1}, [ROOST_DOOR_IPV6] = {[15] = 1}};
     e->server_wait_ms = wait_ms;
-    int error = roost_datapath_steer(&e->path, err, err_len);
+    int error = roost_datapath_steer(&e->path, why);
     int doors = error ? -1 : roost_datapath_steer_map(&e->path, "doors");
     for (uint32_t i = 0; i < ROOST_DOORS && !error; i++) {
-        int fd = roost_listen(loopback[i], 0, true, err, err_len);
+        int fd = roost_listen(loopback[i], 0, true, why);
         if (i == ROOST_DOOR_IPV6 && (fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL))
             continue; /* this machine has no IPv6 */
         if (fd < 0)
@@ -48,7 +48,7 @@ int roost_router_open(struct roost_engine *e, uint32_t wait_ms, char *err, uint3
         uint64_t value = (uint64_t)fd;
         error = bpf_map_update_elem(doors, &i, &value, BPF_ANY) ? -errno : roost_watch_plain(e, fd, TAG_DOOR + i);
         if (error)
-            snprintf(err, err_len, "cannot open the door for servers: %s", strerror(-error));
+            roost_complain(why, error, "cannot open the door for servers: %m");
     }
     return error ? error : count_hosts(e);
 }

@@ -24,9 +24,8 @@ static const struct roost_generations *told(const struct roost_engine *e, bool v
 
 static void *make(void *context) {
     struct roost_growth *g = context;
-    char err[256];
     g->fd = g->rests ? roost_rests_make(&g->engine->path.rests, g->slots)
-                     : roost_datapath_make_generation(&g->engine->path, g->v4, g->buckets, err, sizeof(err));
+                     : roost_datapath_make_generation(&g->engine->path, g->v4, g->buckets, NULL);
     __atomic_store_n(&g->made, 1, __ATOMIC_RELEASE);
     return NULL;
 }
@@ -34,10 +33,8 @@ static void *make(void *context) {
 static void fail(struct roost_engine *e, int error) {
     struct roost_growth *g = &e->growth;
     uint32_t version = g->v4 ? 4 : 6;
-    struct roost_event event = {.type = ROOST_EV_NOT_GROWN,
-                                .error = error,
-                                .count = g->rests ? 0 : version,
-                                .at_ms = roost_realtime_ms()};
+    struct roost_event event = {
+        .type = ROOST_EV_NOT_GROWN, .error = error, .count = g->rests ? 0 : version, .at_ms = roost_realtime_ms()};
     g->step = ROOST_GROWTH_NONE;
     *(g->rests ? &g->rests_retry_ms : &g->table_retry_ms[g->v4]) = e->now_ms + RETRY_MS;
     e->stat[ROOST_E_GROWTH_FAILED]++;
@@ -101,12 +98,11 @@ static void start_moving(struct roost_engine *e) {
 /* What was made is there. */
 static void use(struct roost_engine *e) {
     struct roost_growth *g = &e->growth;
-    char err[256];
     pthread_join(g->thread, NULL);
-    int error = g->fd < 0  ? g->fd
-                : g->rests ? roost_datapath_add_rests(&e->path, &e->table, g->fd)
-                           : roost_datapath_use_generation(&e->path, &e->table, g->v4, g->which, g->fd, g->buckets, err,
-                                                           sizeof(err));
+    int error = g->fd < 0 ? g->fd
+                : g->rests
+                    ? roost_datapath_add_rests(&e->path, &e->table, g->fd)
+                    : roost_datapath_use_generation(&e->path, &e->table, g->v4, g->which, g->fd, g->buckets, NULL);
     if (error) {
         fail(e, -error);
     } else if (g->rests) {

@@ -115,7 +115,7 @@ void roost_accept_turn(struct roost_engine *e, struct roost_listener *l) {
         roost_tell_pressure(e);
 }
 
-int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, char *err, uint32_t err_len) {
+int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, struct roost_reason *why) {
     struct sockaddr_storage address;
     int one = 1, fd = roost_socket_for(ip, transparent); /* its options are inherited by what it accepts */
     int e = fd < 0 ? fd : 0;
@@ -128,22 +128,19 @@ int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, char *er
         return fd;
     if (fd >= 0)
         close(fd);
-    snprintf(err, err_len, "cannot listen on port %u: %s", port, strerror(-e));
-    return e;
+    return roost_complain(why, e, "cannot listen on port %u: %m", port);
 }
 
-int roost_service_add(roost_engine *e, const struct roost_service *service, char *err, uint32_t err_len) {
+int roost_service_add(roost_engine *e, const struct roost_service *service, struct roost_reason *why) {
     size_t places = sizeof(e->by_index) / sizeof(e->by_index[0]);
-    if (e->listeners == ROOST_MAX_SERVICES || service->index == 0 || service->index >= places) {
-        snprintf(err, err_len, "no place for service %u: at most %zu", service->index, places - 1);
-        return -ENOSPC;
-    }
-    int fd = roost_listen(service->listen, service->listen_port, service->transparent, err, err_len);
+    if (e->listeners == ROOST_MAX_SERVICES || service->index == 0 || service->index >= places)
+        return roost_complain(why, ENOSPC, "no place for service %u: at most %zu", service->index, places - 1);
+    int fd = roost_listen(service->listen, service->listen_port, service->transparent, why);
     if (fd < 0)
         return fd;
     int zero = 0; /* inherited as well: see acknowledge_or_wait */
     setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &zero, sizeof(zero));
-    int managed = service->transparent ? roost_router_manage(e, service, err, err_len) : 0;
+    int managed = service->transparent ? roost_router_manage(e, service, why) : 0;
     if (managed) {
         close(fd);
         return managed;

@@ -21,6 +21,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "cext/base/pins.h"
 #include "ebpf/shared/birth.h"
 #include "ebpf/shared/filter.h"
 #include "ebpf/shared/frame.h"
@@ -93,35 +94,34 @@ struct roost_sizes {
     uint32_t filter_slots; /* connections that sleep without a slot; 0: none can */
 };
 
-/* 0 or -errno with a sentence in err. table gets its memory. on_frame is called by roost_datapath_drain. */
+/* 0 or -errno with a sentence in why. table gets its memory. on_frame is called by roost_datapath_drain. */
 int roost_datapath_open(struct roost_datapath *d, struct roost_table *table, const char *pin_dir, const char *bpf_dir,
-                        const struct roost_sizes *sizes, ring_buffer_sample_fn on_frame, void *context, char *err,
-                        size_t err_len);
+                        const struct roost_sizes *sizes, ring_buffer_sample_fn on_frame, void *context,
+                        struct roost_reason *why);
 void roost_datapath_close(struct roost_datapath *d);
 
-/* 1 native, 2 generic, 3 the loopback interface, or -errno with a sentence in err. mode: auto, native, generic. */
-int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const char *mode, bool servers, char *err,
-                          size_t err_len);
-/* A router's steering, not attached to any interface yet. 0 or -errno with a sentence in err. */
-int roost_datapath_steer(struct roost_datapath *d, char *err, size_t err_len);
+/* 1 native, 2 generic, 3 the loopback interface, or -errno with a sentence in why. mode: auto, native, generic. */
+int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const char *mode, bool servers,
+                          struct roost_reason *why);
+/* A router's steering, not attached to any interface yet. 0 or -errno with a sentence in why. */
+int roost_datapath_steer(struct roost_datapath *d, struct roost_reason *why);
 int roost_datapath_steer_map(const struct roost_datapath *d, const char *name); /* its descriptor */
 /* servers: what arrives there comes from servers that may want clients. */
-int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bool servers, char *err, size_t err_len);
+int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bool servers, struct roost_reason *why);
 /* Ends the steering of interfaces that an earlier daemon steered and this one has not. */
 void roost_datapath_end_old_steering(struct roost_datapath *d);
 /* A map for a generation of a table: its descriptor, or -errno. Any thread's. */
-int roost_datapath_make_generation(const struct roost_datapath *d, bool v4, uint32_t buckets, char *err,
-                                   size_t err_len);
+int roost_datapath_make_generation(const struct roost_datapath *d, bool v4, uint32_t buckets, struct roost_reason *why);
 /* Makes it the current generation, and the one until now the previous. It takes fd. 0 or -errno. */
 int roost_datapath_use_generation(struct roost_datapath *d, struct roost_table *t, bool v4, uint32_t which, int fd,
-                                  uint32_t buckets, char *err, size_t err_len);
+                                  uint32_t buckets, struct roost_reason *why);
 /* Gives the memory of the previous one back; all that was there has moved. */
 void roost_datapath_end_previous(struct roost_datapath *d, struct roost_table *t, bool v4);
 
 /* More rest slots, in a map that roost_rests_make made. It takes fd. 0 or -errno. */
 int roost_datapath_add_rests(struct roost_datapath *d, struct roost_table *t, int fd);
 
-int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len);
+int roost_datapath_unpin(const char *pin_dir, struct roost_reason *why);
 
 int roost_datapath_ring_fd(const struct roost_datapath *d);
 int roost_datapath_drain(struct roost_datapath *d); /* frames handled, or -errno */
@@ -154,11 +154,11 @@ uint64_t roost_datapath_memory(const struct roost_datapath *d); /* bytes, from b
 
 /* Among the datapath's own files. */
 
-/* An object's maps and programs, with the pinned maps in place of its own. 0 or -errno with a sentence in err. */
+/* An object's maps and programs, with the pinned maps in place of its own. 0 or -errno with a sentence in why. */
 int roost_datapath_load(struct roost_datapath *d, const char *bpf_dir, const char *file,
-                        const struct roost_sizes *sizes, struct bpf_object **object, char *err, size_t err_len);
-/* The socket lookup program, to the network namespace of this thread. 0 or -errno with a sentence in err. */
-int roost_datapath_attach_lookup(struct roost_datapath *d, char *err, size_t err_len);
+                        const struct roost_sizes *sizes, struct bpf_object **object, struct roost_reason *why);
+/* The socket lookup program, to the network namespace of this thread. 0 or -errno with a sentence in why. */
+int roost_datapath_attach_lookup(struct roost_datapath *d, struct roost_reason *why);
 /* A live-frame run of the program that is attached to our interfaces. 0 or -errno. */
 int roost_datapath_run(const struct roost_datapath *d, const struct bpf_test_run_opts *options);
 

@@ -3,7 +3,6 @@
 #define _GNU_SOURCE
 #include "datapath.h"
 #include "cext/base/hash.h"
-#include "cext/base/pins.h"
 
 #include <bpf/bpf.h>
 #include <dirent.h>
@@ -55,7 +54,7 @@ static int attach_xdp(struct roost_datapath *d, struct roost_interface *i, __u32
     return e == -ENOENT ? make_link(path, program, (int)i->index, BPF_XDP, flags) : e;
 }
 
-int roost_datapath_attach_lookup(struct roost_datapath *d, char *err, size_t err_len) {
+int roost_datapath_attach_lookup(struct roost_datapath *d, struct roost_reason *why) {
     char path[320];
     int program = bpf_program__fd(bpf_object__find_program_by_name(d->lookup, "roost_lookup"));
     roost_pin_path(d->pin_dir, "lookup", path, sizeof(path));
@@ -66,7 +65,7 @@ int roost_datapath_attach_lookup(struct roost_datapath *d, char *err, size_t err
         if (space >= 0)
             close(space);
     }
-    return e ? roost_complain(err, err_len, e, "cannot attach the socket lookup program: %s", strerror(-e)) : 0;
+    return e ? roost_complain(why, e, "cannot attach the socket lookup program: %m") : 0;
 }
 
 static int attach_tc(uint32_t index, enum bpf_tc_attach_point where, uint32_t handle, int program) {
@@ -100,57 +99,54 @@ static uint32_t loopback_handle(const char *pin_dir) {
     return 1 + roost_fnv1a(pin_dir, strlen(pin_dir)) % 0xffff;
 }
 
-static int attach_loopback(struct roost_datapath *d, uint32_t index, const char *ifname, char *err, size_t err_len) {
+static int attach_loopback(struct roost_datapath *d, uint32_t index, const char *ifname, struct roost_reason *why) {
     static const struct roost_sizes adopted;
     char path[320];
-    int e = roost_datapath_load(d, d->bpf_dir, "loopback", &adopted, &d->loopback, err, err_len);
+    int e = roost_datapath_load(d, d->bpf_dir, "loopback", &adopted, &d->loopback, why);
     if (e)
         return e;
     int program = bpf_program__fd(bpf_object__find_program_by_name(d->loopback, "roost_loopback"));
     if ((e = attach_tc(index, BPF_TC_INGRESS, loopback_handle(d->pin_dir), program)))
-        return roost_complain(err, err_len, e, "cannot attach to %s: %s (tc clsact and cls_bpf needed)", ifname,
-                              strerror(-e));
+        return roost_complain(why, e, "cannot attach to %s: %m (tc clsact and cls_bpf needed)", ifname);
     roost_interface_pin_path(d->pin_dir, ROOST_LOOPBACK_PIN, ifname, path,
                              sizeof(path)); /* a note of where it is attached */
     unlink(path);
     if (bpf_obj_pin(program, path))
-        return roost_complain(err, err_len, errno, "cannot pin %s: %s", path, strerror(errno));
+        return roost_complain(why, errno, "cannot pin %s: %m", path);
     return 3;
 }
 
-int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const char *mode, bool servers, char *err,
-                          size_t err_len) {
+int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const char *mode, bool servers,
+                          struct roost_reason *why) {
     if (d->interfaces == ROOST_MAX_INTERFACES)
-        return roost_complain(err, err_len, ENOSPC, "more than %d interfaces", ROOST_MAX_INTERFACES);
+        return roost_complain(why, ENOSPC, "more than %d interfaces", ROOST_MAX_INTERFACES);
     struct roost_interface *i = &d->interface[d->interfaces];
     memset(i, 0, sizeof(*i));
     if (strlen(ifname) >= sizeof(i->name) || !(i->index = if_nametoindex(ifname)))
-        return roost_complain(err, err_len, ENODEV, "there is no interface %s; `ip link` lists those there are",
-                              ifname);
+        return roost_complain(why, ENODEV, "there is no interface %s; `ip link` lists those there are", ifname);
     if (servers && has_type(ifname, ARPHRD_LOOPBACK))
-        return attach_loopback(d, i->index, ifname, err, err_len);
+        return attach_loopback(d, i->index, ifname, why);
     memcpy(i->name, ifname, strlen(ifname));
     i->servers = servers;
     int e = -EOPNOTSUPP;
     if (strcmp(mode, "generic"))
         e = attach_xdp(d, i, XDP_FLAGS_DRV_MODE);
     if (e == -EOPNOTSUPP && !strcmp(mode, "native"))
-        return roost_complain(err, err_len, e,
-                              "the driver of %s has no native XDP; set xdp_mode = \"auto\" or \"generic\"", ifname);
+        return roost_complain(why, e, "the driver of %s has no native XDP; set xdp_mode = \"auto\" or \"generic\"",
+                              ifname);
     if (e && strcmp(mode, "native") && e != -EBUSY && e != -EEXIST)
         e = attach_xdp(d, i, XDP_FLAGS_SKB_MODE);
     if (e == -EBUSY || e == -EEXIST)
-        return roost_complain(err, err_len, e,
+        return roost_complain(why, e,
                               "another XDP program is attached to %s: `ip link show %s` names it; detach it "
                               "with `ip link set %s xdp off`",
                               ifname, ifname, ifname);
     if (e)
-        return roost_complain(err, err_len, e, "cannot attach XDP to %s: %s", ifname, strerror(-e));
+        return roost_complain(why, e, "cannot attach XDP to %s: %m", ifname);
     int guard = bpf_program__fd(bpf_object__find_program_by_name(d->guard, "roost_guard"));
     if ((e = attach_tc(i->index, BPF_TC_EGRESS, TC_HANDLE, guard)))
-        return roost_complain(err, err_len, e,
-                              "cannot attach the egress guard to %s: %s (tc clsact and cls_bpf needed)", ifname,
-                              strerror(-e));
+        return roost_complain(why, e, "cannot attach the egress guard to %s: %m (tc clsact and cls_bpf needed)",
+                              ifname);
     LIBBPF_OPTS(bpf_xdp_query_opts, query);
     if (!bpf_xdp_query((int)i->index, 0, &query))
         i->generic = query.attach_mode == XDP_ATTACHED_SKB;
@@ -161,37 +157,35 @@ int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const ch
     return i->generic ? 2 : 1;
 }
 
-int roost_datapath_steer(struct roost_datapath *d, char *err, size_t err_len) {
+int roost_datapath_steer(struct roost_datapath *d, struct roost_reason *why) {
     static const struct roost_sizes adopted;
-    return roost_datapath_load(d, d->bpf_dir, "steer", &adopted, &d->steer, err, err_len);
+    return roost_datapath_load(d, d->bpf_dir, "steer", &adopted, &d->steer, why);
 }
 
 int roost_datapath_steer_map(const struct roost_datapath *d, const char *name) {
     return bpf_object__find_map_fd_by_name(d->steer, name);
 }
 
-int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bool servers, char *err, size_t err_len) {
+int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bool servers, struct roost_reason *why) {
     const char *name = servers ? "roost_steer_servers" : "roost_steer_clients";
     char path[320];
     uint32_t index = if_nametoindex(ifname);
     if (!index)
-        return roost_complain(err, err_len, ENODEV, "there is no interface %s; `ip link` lists those there are",
-                              ifname);
+        return roost_complain(why, ENODEV, "there is no interface %s; `ip link` lists those there are", ifname);
     if (!has_type(ifname, ARPHRD_ETHER))
-        return roost_complain(err, err_len, EINVAL,
-                              "%s has no Ethernet frames: a router cannot steer what arrives there", ifname);
+        return roost_complain(why, EINVAL, "%s has no Ethernet frames: a router cannot steer what arrives there",
+                              ifname);
     if (d->steered_interfaces == 2 * ROOST_MAX_INTERFACES)
-        return roost_complain(err, err_len, ENOSPC, "more than %d interfaces", 2 * ROOST_MAX_INTERFACES);
+        return roost_complain(why, ENOSPC, "more than %d interfaces", 2 * ROOST_MAX_INTERFACES);
     int program = bpf_program__fd(bpf_object__find_program_by_name(d->steer, name));
     int e = attach_tc(index, BPF_TC_INGRESS, TC_HANDLE, program);
     if (e)
-        return roost_complain(err, err_len, e, "cannot attach the steering to %s: %s (tc clsact and cls_bpf needed)",
-                              ifname, strerror(-e));
+        return roost_complain(why, e, "cannot attach the steering to %s: %m (tc clsact and cls_bpf needed)", ifname);
     /* Pinned as a note of where it is attached. */
     roost_interface_pin_path(d->pin_dir, ROOST_STEER_PIN, ifname, path, sizeof(path));
     unlink(path);
     if (bpf_obj_pin(program, path))
-        return roost_complain(err, err_len, errno, "cannot pin %s: %s", path, strerror(errno));
+        return roost_complain(why, errno, "cannot pin %s: %m", path);
     d->steered[d->steered_interfaces++] = index;
     return 0;
 }
@@ -214,14 +208,13 @@ void roost_datapath_end_old_steering(struct roost_datapath *d) {
         closedir(dir);
 }
 
-int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len) {
+int roost_datapath_unpin(const char *pin_dir, struct roost_reason *why) {
     DIR *dir = opendir(pin_dir);
     if (!dir)
-        return errno == ENOENT ? 0
-                               : roost_complain(err, err_len, errno, "cannot open %s: %s", pin_dir, strerror(errno));
+        return errno == ENOENT ? 0 : roost_complain(why, errno, "cannot open %s: %m", pin_dir);
     if (!roost_is_bpffs(pin_dir)) {
         closedir(dir);
-        return roost_complain(err, err_len, EINVAL, "%s is not on a bpf file system: nothing was removed", pin_dir);
+        return roost_complain(why, EINVAL, "%s is not on a bpf file system: nothing was removed", pin_dir);
     }
     struct dirent *entry;
     int e = 0;
@@ -238,10 +231,10 @@ int roost_datapath_unpin(const char *pin_dir, char *err, size_t err_len) {
         if (steered)
             detach_tc(steered, BPF_TC_INGRESS, TC_HANDLE);
         if (unlinkat(dirfd(dir), entry->d_name, 0))
-            e = roost_complain(err, err_len, errno, "cannot remove %s/%s: %s", pin_dir, entry->d_name, strerror(errno));
+            e = roost_complain(why, errno, "cannot remove %s/%s: %m", pin_dir, entry->d_name);
     }
     closedir(dir);
     if (!e && rmdir(pin_dir))
-        e = roost_complain(err, err_len, errno, "cannot remove %s: %s", pin_dir, strerror(errno));
+        e = roost_complain(why, errno, "cannot remove %s: %m", pin_dir);
     return e;
 }

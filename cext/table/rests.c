@@ -10,8 +10,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "cext/base/pins.h"
-
 #define SLOTS_MAX (1u << 28)
 
 static void pin_of(const char *pin_dir, int part, char *path, size_t size) {
@@ -94,7 +92,7 @@ int roost_rests_add(struct roost_rests *r, const char *pin_dir, int fd) {
     return error;
 }
 
-int roost_rests_open(struct roost_rests *r, const char *pin_dir, uint32_t slots, char *err, size_t err_len) {
+int roost_rests_open(struct roost_rests *r, const char *pin_dir, uint32_t slots, struct roost_reason *why) {
     char path[320];
     memset(r, 0, sizeof(*r));
     void *range =
@@ -111,10 +109,8 @@ int roost_rests_open(struct roost_rests *r, const char *pin_dir, uint32_t slots,
     }
     pin_of(pin_dir, r->parts, path, sizeof(path));
     if (error == -EPROTO)
-        return roost_complain_of_version(path, err, err_len);
-    if (error)
-        snprintf(err, err_len, "cannot make the table of %u idle records: %s", slots, strerror(-error));
-    return error;
+        return roost_complain_of_version(path, why);
+    return error ? roost_complain(why, error, "cannot make the table of %u idle records: %m", slots) : 0;
 }
 
 void roost_rests_close(struct roost_rests *r) {

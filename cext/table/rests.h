@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "cext/base/pins.h"
 #include "ebpf/shared/record.h"
 
 #define ROOST_RESTS_PARTS 64
@@ -21,8 +22,8 @@ struct roost_rests {
     int parts;
 };
 
-/* Takes what an earlier daemon left, or makes the first part with so many slots. 0 or -errno with a sentence in err. */
-int roost_rests_open(struct roost_rests *r, const char *pin_dir, uint32_t slots, char *err, size_t err_len);
+/* Takes what an earlier daemon left, or makes the first part with so many slots. 0 or -errno with a sentence in why. */
+int roost_rests_open(struct roost_rests *r, const char *pin_dir, uint32_t slots, struct roost_reason *why);
 void roost_rests_close(struct roost_rests *r);
 
 /* A part more, mapped behind the others: its map's descriptor, or -errno. Any thread's, one at a time: that the kernel

@@ -86,8 +86,8 @@ void roost_listings_back(struct roost_engine *e, const struct roost_key *key, co
 }
 
 /* What a table grows by is there before a scenario begins (model.c), and nothing else grows. */
-int roost_datapath_make_generation(const struct roost_datapath *d, bool v4, uint32_t buckets, char *err,
-                                   size_t err_len) {
+int roost_datapath_make_generation(const struct roost_datapath *d, bool v4, uint32_t buckets,
+                                   struct roost_reason *why) {
     return -ENOMEM;
 }
 int roost_rests_make(const struct roost_rests *r, uint32_t slots) {

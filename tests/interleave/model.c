@@ -111,7 +111,7 @@ static void *const memory_of[ROOST_GENERATIONS] = {old_table, new_table};
 static void *generations[ROOST_GENERATIONS]; /* what XDP can look into */
 
 int roost_datapath_use_generation(struct roost_datapath *d, struct roost_table *t, bool v4, uint32_t which, int fd,
-                                  uint32_t buckets, char *err, size_t err_len) {
+                                  uint32_t buckets, struct roost_reason *why) {
     roost_table_begin(t, v4, which, memory_of[which], buckets);
     memcpy(&told, &t->config, sizeof(told));
     grace();
@@ -567,7 +567,7 @@ static void again_a(void) {
 }
 
 static void begin_new_table(void) {
-    roost_datapath_use_generation(&engine.path, table, true, 1, -1, 1, NULL, 0);
+    roost_datapath_use_generation(&engine.path, table, true, 1, -1, 1, NULL);
 }
 
 static void grow_and_freeze_b(void) {
