@@ -289,18 +289,23 @@ def check_packages() -> Iterator[Outcome]:
 
 def check_build() -> Iterator[Outcome]:
     rebuild = "Start ./roost again: it builds what is out of date, and shows the errors."
+    unbuilt = os.environ.get("ROOST_UNBUILT", "").split()  # by ./roost, just now
+    old = "what is there is of earlier sources: they do not build (build/log/%s.log)"
     objects = paths.bpf_objects()
     wanted = [f"{source.name.removesuffix('.c')}.o" for source in paths.bpf_sources()]
     absent = [name for name in wanted if not (objects / name).is_file()]
     found = sorted(each.name for each in objects.glob("*.bpf.o")) if objects.is_dir() else []
     problem = f"missing below {objects}: {', '.join(absent)}" if absent else None if found else f"none in {objects}"
+    problem = old % "bpf" if "bpf" in unbuilt else problem
     yield outcome("build", "BPF objects", Need.REQUIRED, problem, rebuild, ", ".join(found))
     extension = importlib.util.find_spec("cext._engine")
+    problem = None if extension else "cext._engine is not built"
+    problem = old % "extension" if "extension" in unbuilt else problem
     yield outcome(
         "build",
         "C extension",
         Need.REQUIRED,
-        None if extension else "cext._engine is not built",
+        problem,
         rebuild,
         Path(extension.origin).name if extension and extension.origin else "present",
     )

@@ -132,3 +132,11 @@ def test_every_probe_gets_an_answer_from_this_kernel_and_leaves_no_namespace() -
     assert all(each.fix for each in outcomes if not each.present)
     spaces = os.listdir("/run/netns") if Path("/run/netns").exists() else []  # noqa: PTH208
     assert not [name for name in spaces if str(os.getpid()) in name], "other labs may come and go beside this one"
+
+
+def test_what_was_built_of_earlier_sources_does_not_pass_for_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(each.present for each in doctor.check_build())
+    monkeypatch.setenv("ROOST_UNBUILT", " extension")
+    objects, extension = doctor.check_build()
+    assert (objects.present, extension.present) == (True, False)
+    assert "build/log/extension.log" in extension.detail
