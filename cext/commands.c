@@ -246,7 +246,6 @@ static void command(struct roost_engine *e, struct roost_command *command) {
 
 void roost_commands_turn(struct roost_engine *e) {
     struct roost_command next;
-    for (int i = 0; i < COMMANDS_A_TURN && roost_mailbox_next(&e->box, &next); i++) {
+    for (int i = 0; i < COMMANDS_A_TURN && roost_mailbox_next(&e->box, &next); i++)
         command(e, &next);
-    }
 }

@@ -154,12 +154,6 @@ static bool rush(struct roost_engine *e) {
     return e->rush;
 }
 
-static uint64_t monotonic_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
-}
-
 /* Without a pause each step of a connection that comes and goes would be a turn of its own, since this thread runs before
  * the processes that make the next step. With a short pause a turn has the steps of many connections, and a server's last
  * bytes and its end come together, as a network card moderates its interrupts. Wake-ups and commands end the pause.
@@ -173,16 +167,16 @@ static int wait_in_rush(struct roost_engine *e, struct epoll_event *events, uint
         {.fd = e->grace.event_fd, .events = POLLIN},
         {.fd = e->wake_fd, .events = POLLIN},
     };
-    const uint64_t gathered_ns = began_ns + RUSH_PAUSE_NS, given_up_ns = monotonic_ns() + RUSH_AWAKE_NS;
+    const uint64_t gathered_ns = began_ns + RUSH_PAUSE_NS, given_up_ns = roost_monotonic_ns() + RUSH_AWAKE_NS;
     int count;
     *paused = false;
-    while (monotonic_ns() < gathered_ns) {
+    while (roost_monotonic_ns() < gathered_ns) {
         *paused = poll(prompt, sizeof(prompt) / sizeof(prompt[0]), 0) == 0;
         if (!*paused)
             break;
         sched_yield();
     }
-    while ((count = epoll_wait(e->epoll_fd, events, EVENTS_A_TURN, 0)) == 0 && monotonic_ns() < given_up_ns)
+    while ((count = epoll_wait(e->epoll_fd, events, EVENTS_A_TURN, 0)) == 0 && roost_monotonic_ns() < given_up_ns)
         sched_yield();
     return count;
 }
@@ -212,14 +206,11 @@ static void *engine_thread(void *context) {
         if (count == 0)
             count = epoll_wait(e->epoll_fd, events, EVENTS_A_TURN, wait);
         int error = errno;
-        began_ns = monotonic_ns();
+        began_ns = roost_monotonic_ns();
         pthread_mutex_lock(&e->lock);
         e->stat[ROOST_E_RUSH_PAUSES] += pause;
         if (count < 0 && error != EINTR) {
-            struct roost_event event;
-            memset(&event, 0, sizeof(event));
-            event.type = ROOST_EV_FATAL;
-            event.error = error;
+            struct roost_event event = {.type = ROOST_EV_FATAL, .error = error};
             roost_mailbox_post(&e->box, &event);
             roost_mailbox_flush(&e->box);
             break;
@@ -335,12 +326,8 @@ int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t
 
 int roost_submit_many(roost_engine *e, uint8_t op, uint8_t cause, const uint64_t *ids, const struct roost_key *keys,
                       uint32_t count) {
-    struct roost_command command;
+    struct roost_command command = {.op = op, .cause = cause, .fd = -1};
     int error = 0;
-    memset(&command, 0, sizeof(command));
-    command.op = op;
-    command.cause = cause;
-    command.fd = -1;
     for (uint32_t i = 0; i < count && !error; i++) {
         if (ids)
             command.id = ids[i];

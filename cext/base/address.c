@@ -40,6 +40,24 @@ void roost_address_from(const struct sockaddr_storage *storage, uint8_t ip[16], 
     }
 }
 
+int roost_address_of_socket(int fd, uint8_t ip[16], uint16_t *port_be) {
+    struct sockaddr_storage address;
+    socklen_t size = sizeof(address);
+    if (getsockname(fd, (struct sockaddr *)&address, &size))
+        return -errno;
+    roost_address_from(&address, ip, port_be);
+    return 0;
+}
+
+int roost_address_of_peer(int fd, uint8_t ip[16], uint16_t *port_be) {
+    struct sockaddr_storage address;
+    socklen_t size = sizeof(address);
+    if (getpeername(fd, (struct sockaddr *)&address, &size))
+        return -errno;
+    roost_address_from(&address, ip, port_be);
+    return 0;
+}
+
 int roost_socket_for(const uint8_t ip[16], bool transparent) {
     bool v4 = roost_address_is_v4(ip);
     int one = 1, fd = socket(v4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);

@@ -25,6 +25,10 @@ bool roost_address_is_any(const uint8_t ip[16]); /* 0.0.0.0 or :: */
 socklen_t roost_address_to(const uint8_t ip[16], uint16_t port_be, struct sockaddr_storage *storage);
 void roost_address_from(const struct sockaddr_storage *storage, uint8_t ip[16], uint16_t *port_be);
 
+/* The address that a socket has, and its peer's. 0 or -errno. */
+int roost_address_of_socket(int fd, uint8_t ip[16], uint16_t *port_be);
+int roost_address_of_peer(int fd, uint8_t ip[16], uint16_t *port_be);
+
 bool roost_address_is_ours(const uint8_t ip[16]); /* this machine's */
 
 /* A non-blocking TCP socket of the address's family; transparent: it may have an address that is not this machine's.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The clocks, in milliseconds. */
+/* The clocks. */
 #ifndef ROOST_CEXT_CLOCK_H
 #define ROOST_CEXT_CLOCK_H
 
@@ -10,6 +10,13 @@ static inline uint64_t roost_clock_ms(clockid_t clock) {
     struct timespec now;
     clock_gettime(clock, &now);
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
+}
+
+/* For what is measured in less than a millisecond. */
+static inline uint64_t roost_monotonic_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
 /* The clock behind TCP timestamps and every *_ms and *_s field of the record. */

@@ -11,15 +11,13 @@
 
 void roost_refuse(struct roost_engine *e, uint8_t op, uint64_t token, uint64_t id, const struct roost_key *key,
                   int error) {
-    struct roost_event event;
-    memset(&event, 0, sizeof(event));
-    event.type = ROOST_EV_REFUSED;
-    event.op = op;
-    event.error = error;
-    event.token = token;
-    event.id = id;
-    event.at_ms = roost_realtime_ms();
-    event.record.key = *key;
+    struct roost_event event = {.type = ROOST_EV_REFUSED,
+                                .op = op,
+                                .error = error,
+                                .token = token,
+                                .id = id,
+                                .at_ms = roost_realtime_ms(),
+                                .record.key = *key};
     roost_mailbox_post(&e->box, &event);
 }
 
@@ -91,11 +89,7 @@ bool roost_post_transition(struct roost_engine *e, struct roost_event *event, en
 }
 
 void roost_tell_pressure(struct roost_engine *e) {
-    struct roost_event event;
-    memset(&event, 0, sizeof(event));
-    event.type = ROOST_EV_PRESSURE;
-    event.count = (uint32_t)e->awake;
-    event.at_ms = roost_realtime_ms();
+    struct roost_event event = {.type = ROOST_EV_PRESSURE, .count = (uint32_t)e->awake, .at_ms = roost_realtime_ms()};
     roost_mailbox_post(&e->box, &event);
     e->pressure_told = true;
 }

@@ -34,12 +34,7 @@ static int local_address(const uint8_t server[16], uint8_t local[16]) {
     if (fd < 0)
         return -errno;
     socklen_t size = roost_address_to(server, htons(1), &address);
-    int e = connect(fd, (struct sockaddr *)&address, size);
-    size = sizeof(address);
-    if (e || (e = getsockname(fd, (struct sockaddr *)&address, &size)))
-        e = -errno;
-    else
-        roost_address_from(&address, local, &port);
+    int e = connect(fd, (struct sockaddr *)&address, size) ? -errno : roost_address_of_socket(fd, local, &port);
     close(fd);
     return e;
 }

@@ -61,18 +61,15 @@ static int give(struct roost_engine *e, struct roost_waiting *w, uint32_t *wait_
 
 /* The key of the client whose address a server connected to. 0 or an errno. */
 static int find_client(struct roost_engine *e, struct roost_waiting *w) {
-    struct sockaddr_storage self, peer;
-    socklen_t self_size = sizeof(self), peer_size = sizeof(peer);
     struct roost_key *key = &w->command.record.key;
     uint8_t server[16], byte;
     uint16_t server_port;
-    if (getsockname(w->command.fd, (struct sockaddr *)&self, &self_size))
-        return errno;
-    if (getpeername(w->command.fd, (struct sockaddr *)&peer, &peer_size) ||
+    int error = roost_address_of_socket(w->command.fd, key->client, &key->client_port);
+    if (error)
+        return -error;
+    if (roost_address_of_peer(w->command.fd, server, &server_port) ||
         !recv(w->command.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT))
         return ENOTCONN; /* it has gone, or ended before it began */
-    roost_address_from(&self, key->client, &key->client_port);
-    roost_address_from(&peer, server, &server_port);
     return roost_find_by_address(e, key, server);
 }
 

@@ -59,11 +59,7 @@ uint32_t roost_router_mark(uint32_t *mask) {
 }
 
 static void let_in(struct roost_engine *e, int fd) {
-    struct roost_command command;
-    memset(&command, 0, sizeof(command));
-    command.op = ROOST_OP_ATTACH;
-    command.cause = ROOST_C_SERVER_ATTACH;
-    command.fd = fd;
+    struct roost_command command = {.op = ROOST_OP_ATTACH, .cause = ROOST_C_SERVER_ATTACH, .fd = fd};
     struct roost_waiting *w = roost_waiting_new(e, &command, true);
     if (w)
         roost_attach_server(e, w);

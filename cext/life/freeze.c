@@ -76,14 +76,8 @@ static bool is_link_local(const uint8_t ip[16]) {
 
 /* The server's leg as the table names it: the far end is the server. */
 static int server_key(const struct roost_conn *c, struct roost_key *key) {
-    struct sockaddr_storage self, peer;
-    socklen_t self_size = sizeof(self), peer_size = sizeof(peer);
-    if (getsockname(c->server.fd, (struct sockaddr *)&self, &self_size) ||
-        getpeername(c->server.fd, (struct sockaddr *)&peer, &peer_size))
-        return -errno;
-    roost_address_from(&peer, key->client, &key->client_port);
-    roost_address_from(&self, key->local, &key->local_port);
-    return 0;
+    int error = roost_address_of_peer(c->server.fd, key->client, &key->client_port);
+    return error ? error : roost_address_of_socket(c->server.fd, key->local, &key->local_port);
 }
 
 /* Marks the server's leg, too. Its rest slot is there from now on: it is what leads from the leg to its client. */
@@ -408,15 +402,12 @@ static void trim_spares(struct roost_engine *e) {
 }
 
 void roost_freeze_turn(struct roost_engine *e) {
-    struct timespec from, to;
     trim_spares(e);
     if (e->graced) {
-        clock_gettime(CLOCK_MONOTONIC, &from);
+        uint64_t began_ns = roost_monotonic_ns();
         roost_drain(e); /* what was held until now has its say */
         snapshots(e);
-        clock_gettime(CLOCK_MONOTONIC, &to);
-        e->stat[ROOST_E_FREEZE_NS] +=
-            (uint64_t)(to.tv_sec - from.tv_sec) * 1000000000 + (uint64_t)(to.tv_nsec - from.tv_nsec);
+        e->stat[ROOST_E_FREEZE_NS] += roost_monotonic_ns() - began_ns;
     }
     if (e->gathering && !e->grace.running) {
         e->in_grace = e->gathering;

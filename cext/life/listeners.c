@@ -18,17 +18,12 @@
 
 /* The address that a client connected to; -errno. */
 static int accepted_at(const struct roost_service *s, int fd, struct roost_key *key) {
-    struct sockaddr_storage self;
-    socklen_t size = sizeof(self);
     if (!roost_address_is_any(s->listen)) {
         memcpy(key->local, s->listen, sizeof(key->local));
         key->local_port = htons(s->listen_port);
         return 0;
     }
-    if (getsockname(fd, (struct sockaddr *)&self, &size))
-        return -errno;
-    roost_address_from(&self, key->local, &key->local_port);
-    return 0;
+    return roost_address_of_socket(fd, key->local, &key->local_port);
 }
 
 /* The kernel holds back the ACK of what a new client says (roost_service_add). In a rush the answer may be the ACK, a

@@ -299,18 +299,15 @@ static int rebuild(struct roost_engine *e, struct thaws *b, struct roost_conn **
 
 void roost_thaw_turn(struct roost_engine *e) {
     struct roost_conn *batch[THAWS_A_BATCH];
-    struct timespec from, to;
     for (int turn = 0; e->waking && turn < BATCHES_A_TURN; turn++) {
         struct thaws b;
         b.engine = e;
         b.conns = b.legs = 0;
-        clock_gettime(CLOCK_MONOTONIC, &from);
+        uint64_t began_ns = roost_monotonic_ns();
         gather(e, &b);
         int count = rebuild(e, &b, batch);
         roost_release_held(e, batch, count);
-        clock_gettime(CLOCK_MONOTONIC, &to);
-        e->stat[ROOST_E_THAW_NS] +=
-            (uint64_t)(to.tv_sec - from.tv_sec) * 1000000000 + (uint64_t)(to.tv_nsec - from.tv_nsec);
+        e->stat[ROOST_E_THAW_NS] += roost_monotonic_ns() - began_ns;
         for (int i = 0; i < count; i++)
             roost_conn_run(e, batch[i]);
     }
