@@ -6,17 +6,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from control.dev.lint import require_checkout
-
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print the figures as one JSON object, the last line of standard output."
-)
 
 
 @click.group("bench")
@@ -51,166 +47,65 @@ def _measure(name: str, as_json: bool, **options: Any) -> None:
     sys.exit(0 if report.passed else 1)
 
 
-@command.command()
-@click.option("--seconds", type=click.FloatRange(min=1), default=60.0, show_default=True, help="How long to freeze.")
-@click.option("--clients", type=click.IntRange(min=16), default=320, show_default=True)
-@click.option(
-    "--mode",
-    type=click.Choice(["service", "router", "proxy", "persistent"]),
-    default="service",
-    show_default=True,
-    help="How clients reach their server: by an address of the appliance, or by the server's own (and servers come by "
-    "the clients'); proxy: as service, and servers come by HTTP CONNECT; persistent: as service, and both legs freeze "
-    "together.",
+_JSON = click.Option(
+    ["--json", "as_json"], is_flag=True, help="Print the figures as one JSON object, the last line of standard output."
 )
-@json_option
-def chaos(seconds: float, clients: int, mode: str, as_json: bool) -> None:
-    """Freeze and thaw connections in the middle of their traffic; not a byte may be lost."""
-    _measure("chaos", as_json, seconds=seconds, clients=clients, mode=mode)
 
 
-@command.command()
-@click.option("--connections", type=click.IntRange(min=16), default=10_000, show_default=True)
-@click.option("--batch", type=click.IntRange(min=1), default=2000, show_default=True, help="Commands in one batch.")
-@click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True)
-@json_option
-def churn(connections: int, batch: int, runs: int, as_json: bool) -> None:
-    """What a freeze and a thaw cost, and how many of both the engine does in a second."""
-    _measure("churn", as_json, connections=connections, batch=batch, runs=runs)
+def _number(flag: str, default: float, why: str = "", least: float = 1, name: str = "") -> click.Option:
+    """An option, whole when its default is; `name` is that of run()'s parameter, where it is another."""
+    kind = click.IntRange(int(least)) if isinstance(default, int) else click.FloatRange(least)
+    return click.Option([flag, *([name] if name else [])], type=kind, default=default, show_default=True, help=why)
 
 
-@command.command()
-@click.option("--wakeups", type=click.IntRange(min=100), default=5000, show_default=True, help="From IDLE.")
-@click.option("--sleep-wakeups", type=click.IntRange(min=100), default=2000, show_default=True, help="From SLEEP.")
-@click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True, help="Into which they are divided.")
-@click.option(
-    "--asleep",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Others that sleep all the time, simulated.",
-)
-@json_option
-def wake(wakeups: int, sleep_wakeups: int, runs: int, asleep: int, as_json: bool) -> None:
-    """How much longer than usual the first answer takes a client that was asleep."""
-    _measure("wake", as_json, wakeups=wakeups, sleep_wakeups=sleep_wakeups, runs=runs, asleep_beside=asleep)
+def _bench(name: str, purpose: str, *options: click.Option) -> None:
+    command.add_command(click.Command(name, callback=partial(_measure, name), params=[*options, _JSON], help=purpose))
 
 
-@command.command()
-@click.option("--attaches", type=click.IntRange(min=100), default=5000, show_default=True, help="From each state.")
-@click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True, help="Into which they are divided.")
-@json_option
-def attach(attaches: int, runs: int, as_json: bool) -> None:
-    """How long a server takes to reach a client that sleeps: through the router, and through the proxy."""
-    _measure("attach", as_json, attaches=attaches, runs=runs)
-
-
-@command.command()
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=2.0, show_default=True, help="Each measurement.")
-@click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True)
-@json_option
-def relay(seconds: float, runs: int, as_json: bool) -> None:
-    """What going through Roost costs a connection, beside HAProxy and beside plain routing."""
-    _measure("relay", as_json, seconds=seconds, runs=runs)
-
-
-@command.command()
-@click.option("--connections", type=click.IntRange(min=100), default=100_000, show_default=True)
-@click.option(
-    "--minutes",
-    type=click.FloatRange(min=0.1),
-    default=2.0,
-    show_default=True,
-    help="How long to listen to keep-alives.",
-)
-@click.option(
-    "--simulated",
-    is_flag=True,
-    help="Clients that are no kernel sockets, and sleep from birth; as ever with more than 200,000. Each is kept alive "
-    "three times, however long that takes.",
-)
-@json_option
-def hold(connections: int, minutes: float, simulated: bool, as_json: bool) -> None:
-    """What an IDLE connection costs, and that every one of them is kept alive."""
-    _measure("hold", as_json, connections=connections, minutes=minutes, simulated=simulated)
-
-
-@command.command()
-@click.option("--clients", type=click.IntRange(min=1000), default=1_000_000, show_default=True, help="In each run.")
-@click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True)
-@json_option
-def storm(clients: int, runs: int, as_json: bool) -> None:
-    """Handshakes a second on one core, when all clients come back at once; beside HAProxy."""
-    _measure("storm", as_json, clients=clients, runs=runs)
-
-
-@command.command()
-@click.option("--clients", type=click.IntRange(min=1000), default=1_000_000, show_default=True, help="Asleep.")
-@click.option(
-    "--kernel-clients", type=click.IntRange(min=1000), default=100_000, show_default=True, help="Of kernel sockets."
-)
-@click.option("--runs", type=click.IntRange(min=1), default=5, show_default=True)
-@json_option
-def keepalive(clients: int, kernel_clients: int, runs: int, as_json: bool) -> None:
-    """What answering a keep-alive costs, beside a bare reflector and beside kernel sockets."""
-    _measure("keepalive", as_json, clients=clients, kernel_clients=kernel_clients, runs=runs)
-
-
-def _connections(default: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The option of benches with simulated clients."""
-    return click.option("--connections", type=click.IntRange(min=1000), default=default, show_default=True)
-
-
-@command.command()
-@_connections(10_000_000)
-@click.option("--interval", type=click.IntRange(min=1), default=60, show_default=True, help="Between probes, seconds.")
-@click.option("--seconds", type=click.FloatRange(min=1), default=60.0, show_default=True, help="How long to look on.")
-@json_option
-def probe(connections: int, interval: int, seconds: float, as_json: bool) -> None:
-    """What share of a core the appliance's own keep-alive probes take."""
-    _measure("probe", as_json, connections=connections, interval_s=interval, seconds=seconds)
-
-
-@command.command()
-@_connections(1_000_000)
-@click.option("--seconds", type=click.FloatRange(min=1), default=30.0, show_default=True, help="Each flood.")
-@click.option(
-    "--rate", type=click.FloatRange(min=0), default=0.0, show_default=True, help="Frames a second; 0: all it can."
-)
-@json_option
-def flood(connections: int, seconds: float, rate: float, as_json: bool) -> None:
-    """Forged SYNs and segments: nobody is lost or woken, and a relay hardly notices."""
-    _measure("flood", as_json, connections=connections, seconds=seconds, rate=rate)
-
-
-@command.command()
-@_connections(10_000_000)
-@click.option("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Of each kind of end.")
-@json_option
-def restart(connections: int, runs: int, as_json: bool) -> None:
-    """How long sleeping clients are without a daemon that is stopped or killed, and started."""
-    _measure("restart", as_json, connections=connections, runs=runs)
-
-
-@command.command()
-@_connections(100_000)
-@click.option("--runs", type=click.IntRange(min=1), default=6, show_default=True)
-@json_option
-def policy(connections: int, runs: int, as_json: bool) -> None:
-    """How long until every sleeping client obeys a changed policy."""
-    _measure("policy", as_json, connections=connections, runs=runs)
-
-
-@command.command()
-@_connections(10_000_000)
-@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Of keep-alives, each size.")
-@click.option(
-    "--answers", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="In a round, at the least."
-)
-@json_option
-def growth(connections: int, rounds: int, answers: int, as_json: bool) -> None:
-    """What memory and time a connection takes, from 10,000 connections on."""
-    _measure("growth", as_json, connections=connections, rounds=rounds, answers=answers)
+_bench("chaos", "Freeze and thaw connections in the middle of their traffic; not a byte may be lost.",
+       _number("--seconds", 60.0, "How long to freeze."), _number("--clients", 320, least=16),
+       click.Option(["--mode"], type=click.Choice(["service", "router", "proxy", "persistent"]), default="service",
+                    show_default=True,
+                    help="How clients reach their server: by an address of the appliance, or by the server's own (and "
+                    "servers come by the clients'); proxy: as service, and servers come by HTTP CONNECT; persistent: "
+                    "as service, and both legs freeze together."))  # fmt: skip
+_bench("churn", "What a freeze and a thaw cost, and how many of both the engine does in a second.",
+       _number("--connections", 10_000, least=16), _number("--batch", 2000, "Commands in one batch."),
+       _number("--runs", 5))  # fmt: skip
+_bench("wake", "How much longer than usual the first answer takes a client that was asleep.",
+       _number("--wakeups", 5000, "From IDLE.", 100), _number("--sleep-wakeups", 2000, "From SLEEP.", 100),
+       _number("--runs", 5, "Into which they are divided."),
+       _number("--asleep", 0, "Others that sleep all the time, simulated.", 0, "asleep_beside"))  # fmt: skip
+_bench("attach", "How long a server takes to reach a client that sleeps: through the router, and through the proxy.",
+       _number("--attaches", 5000, "From each state.", 100),
+       _number("--runs", 5, "Into which they are divided."))  # fmt: skip
+_bench("relay", "What going through Roost costs a connection, beside HAProxy and beside plain routing.",
+       _number("--seconds", 2.0, "Each measurement.", 0.1), _number("--runs", 5))  # fmt: skip
+_bench("hold", "What an IDLE connection costs, and that every one of them is kept alive.",
+       _number("--connections", 100_000, least=100),
+       _number("--minutes", 2.0, "How long to listen to keep-alives.", 0.1),
+       click.Option(["--simulated"], is_flag=True,
+                    help="Clients that are no kernel sockets, and sleep from birth; as ever with more than 200,000. "
+                    "Each is kept alive three times, however long that takes."))  # fmt: skip
+_bench("storm", "Handshakes a second on one core, when all clients come back at once; beside HAProxy.",
+       _number("--clients", 1_000_000, "In each run.", 1000), _number("--runs", 5))  # fmt: skip
+_bench("keepalive", "What answering a keep-alive costs, beside a bare reflector and beside kernel sockets.",
+       _number("--clients", 1_000_000, "Asleep.", 1000),
+       _number("--kernel-clients", 100_000, "Of kernel sockets.", 1000), _number("--runs", 5))  # fmt: skip
+_bench("probe", "What share of a core the appliance's own keep-alive probes take.",
+       _number("--connections", 10_000_000, least=1000),
+       _number("--interval", 60, "Between probes, seconds.", name="interval_s"),
+       _number("--seconds", 60.0, "How long to look on."))  # fmt: skip
+_bench("flood", "Forged SYNs and segments: nobody is lost or woken, and a relay hardly notices.",
+       _number("--connections", 1_000_000, least=1000), _number("--seconds", 30.0, "Each flood."),
+       _number("--rate", 0.0, "Frames a second; 0: all it can.", 0))  # fmt: skip
+_bench("restart", "How long sleeping clients are without a daemon that is stopped or killed, and started.",
+       _number("--connections", 10_000_000, least=1000), _number("--runs", 3, "Of each kind of end."))  # fmt: skip
+_bench("policy", "How long until every sleeping client obeys a changed policy.",
+       _number("--connections", 100_000, least=1000), _number("--runs", 6))  # fmt: skip
+_bench("growth", "What memory and time a connection takes, from 10,000 connections on.",
+       _number("--connections", 10_000_000, least=1000), _number("--rounds", 5, "Of keep-alives, each size."),
+       _number("--answers", 1_000_000, "In a round, at the least."))  # fmt: skip
 
 
 _results = click.argument(
