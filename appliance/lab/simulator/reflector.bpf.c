@@ -24,6 +24,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "ebpf/lib/checksum.h"
+#include "ebpf/lib/define_map.h"
 
 char _license[] SEC("license") = "GPL";
 
@@ -32,24 +33,14 @@ char _license[] SEC("license") = "GPL";
 #define SERVER_TSVAL 0x20000000u
 #define ANOTHER 0x01000000u /* enough to be wrong, whichever number it is added to */
 
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, struct reflector_settings);
-} faults SEC(".maps");
-
 struct line {
     __u64 word[8];
 };
 
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, struct line);
-} memory SEC(".maps");
+/* clang-format off */
+ROOST_DEFINE_MAP(faults, ARRAY, INDEXED(struct reflector_settings), 1, FIXED,      OWN, MAPPED)
+ROOST_DEFINE_MAP(memory, ARRAY, INDEXED(struct line),               1, CONFIGURED, OWN, PLAIN)
+/* clang-format on */
 
 /* Whether the client's line says so; it always does, but the answer has to wait for it. The lines of clients that follow
  * each other lie as far apart as those of a keyed hash: one product alone would bring them back into the same pages, in

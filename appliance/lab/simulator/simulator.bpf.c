@@ -21,6 +21,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "ebpf/lib/checksum.h"
+#include "ebpf/lib/define_map.h"
 
 char _license[] SEC("license") = "GPL";
 
@@ -42,76 +43,25 @@ char _license[] SEC("license") = "GPL";
 /* Clang forgets where a number came from, and so keeps the comparisons that the verifier needs. */
 #define KEEP(n) asm volatile("" : "+r"(n))
 
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, struct sim_config);
-} sim_settings SEC(".maps");
-
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, struct sim_job);
-} sim_jobs SEC(".maps");
-
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, SIM_RUN);
-    __type(key, __u32);
-    __type(value, __u64); /* an array's values are 8 bytes apart in any case */
-} sim_list SEC(".maps");
-
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, struct sim_client);
-} sim_clients SEC(".maps");
-
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, SIM_MAX_CPUS);
-    __type(key, __u32);
-    __type(value, struct sim_counters);
-} sim_counts SEC(".maps");
-
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, SIM_OFFENCES);
-    __type(key, __u32);
-    __type(value, struct sim_offence);
-} sim_offences SEC(".maps");
-
 struct pattern {
     __u8 bytes[SIM_PATTERN + SIM_PATTERN_SLACK];
 };
-
-struct {
-    __uint(type, BPF_MAP_TYPE_ARRAY);
-    __uint(map_flags, BPF_F_MMAPABLE);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, struct pattern);
-} sim_pattern SEC(".maps");
 
 struct scratch {
     __u8 bytes[SCRATCH + 16];
 };
 
-struct {
-    __uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-    __uint(max_entries, 1);
-    __type(key, __u32);
-    __type(value, struct scratch);
-} sim_scratch SEC(".maps");
+/* sim_list: an array's values are 8 bytes apart in any case. */
+/* clang-format off */
+ROOST_DEFINE_MAP(sim_settings, ARRAY,        INDEXED(struct sim_config),   1,            FIXED,      OWN, MAPPED)
+ROOST_DEFINE_MAP(sim_jobs,     ARRAY,        INDEXED(struct sim_job),      1,            FIXED,      OWN, MAPPED)
+ROOST_DEFINE_MAP(sim_list,     ARRAY,        INDEXED(__u64),               SIM_RUN,      FIXED,      OWN, MAPPED)
+ROOST_DEFINE_MAP(sim_clients,  ARRAY,        INDEXED(struct sim_client),   1,            CONFIGURED, OWN, MAPPED)
+ROOST_DEFINE_MAP(sim_counts,   ARRAY,        INDEXED(struct sim_counters), SIM_MAX_CPUS, FIXED,      OWN, MAPPED)
+ROOST_DEFINE_MAP(sim_offences, ARRAY,        INDEXED(struct sim_offence),  SIM_OFFENCES, FIXED,      OWN, MAPPED)
+ROOST_DEFINE_MAP(sim_pattern,  ARRAY,        INDEXED(struct pattern),      1,            FIXED,      OWN, MAPPED)
+ROOST_DEFINE_MAP(sim_scratch,  PERCPU_ARRAY, INDEXED(struct scratch),      1,            FIXED,      OWN, PLAIN)
+/* clang-format on */
 
 /* A frame on its way through the program. */
 struct work {
