@@ -46,57 +46,6 @@ struct simulator {
     int maps_mapped;
 };
 
-static const char *const counter_names[SIM_COUNTERS] = {
-    [SIM_N_ESTABLISHED] = "established",
-    [SIM_N_REFUSED] = "refused",
-    [SIM_N_ANSWERED] = "answered",
-    [SIM_N_SPOKEN] = "spoken",
-    [SIM_N_CLOSED] = "closed",
-    [SIM_N_ENDED] = "ended",
-    [SIM_N_RESET] = "reset",
-    [SIM_N_CUT_PROBES] = "cut_probes",
-    [SIM_N_CUT_ASKING] = "cut_asking",
-    [SIM_N_LOST_CONNECTING] = "lost_connecting",
-    [SIM_N_LOST_PROBED] = "lost_probed",
-    [SIM_N_LOST_ASKING] = "lost_asking",
-    [SIM_N_LOST_ENDING] = "lost_ending",
-    [SIM_N_RECEIVED] = "received",
-    [SIM_N_SENT] = "sent",
-    [SIM_N_SKIPPED] = "skipped",
-    [SIM_N_SAID_BYTES] = "said_bytes",
-    [SIM_N_HEARD_BYTES] = "heard_bytes",
-    [SIM_N_UNASKED_BYTES] = "unasked_bytes",
-    [SIM_N_RETRANSMITTED] = "retransmitted",
-    [SIM_N_PROBED_BY_PEER] = "probed_by_peer",
-    [SIM_N_DUPLICATE] = "duplicate",
-    [SIM_N_OUT_OF_ORDER] = "out_of_order",
-    [SIM_N_HALF_OPEN] = "half_open",
-    [SIM_N_CHALLENGED] = "challenged",
-    [SIM_N_STRAY] = "stray",
-    [SIM_N_LOST_FRAMES] = "lost_frames",
-    [SIM_N_DROPPED] = "dropped",
-    [SIM_N_CONTENDED] = "contended",
-    [SIM_N_UNPARSED] = "unparsed",
-    [SIM_N_BAD_IP_CHECKSUM] = "bad_ip_checksum",
-    [SIM_N_BAD_CHECKSUM] = "bad_checksum",
-    [SIM_N_MALFORMED] = "malformed",
-    [SIM_N_BAD_PEER] = "bad_peer",
-    [SIM_N_BAD_SEQ] = "bad_seq",
-    [SIM_N_BAD_ACK] = "bad_ack",
-    [SIM_N_BAD_FLAGS] = "bad_flags",
-    [SIM_N_BAD_OPTIONS] = "bad_options",
-    [SIM_N_NO_TIMESTAMP] = "no_timestamp",
-    [SIM_N_OLD_TSVAL] = "old_tsval",
-    [SIM_N_BAD_TSECR] = "bad_tsecr",
-    [SIM_N_ZERO_TSECR] = "zero_tsecr",
-    [SIM_N_BAD_PAYLOAD] = "bad_payload",
-    [SIM_N_BAD_RESET] = "bad_reset",
-};
-
-const char *sim_counter_name(uint32_t counter) {
-    return counter < SIM_COUNTERS ? counter_names[counter] : NULL;
-}
-
 static uint64_t clock_ns(clockid_t clock) {
     struct timespec t;
     clock_gettime(clock, &t);
@@ -145,43 +94,26 @@ static uint64_t scramble(uint64_t x) { /* splitmix64 */
     return x ^ x >> 31;
 }
 
-static void fill(struct simulator *s, const struct sim_options *options) {
-    struct sim_config *config = s->config;
+static void fill_pattern(uint8_t *pattern) {
     for (uint32_t i = 0; i < SIM_PATTERN / 8; i++) {
         uint64_t word = scramble(i);
-        memcpy(s->pattern + i * 8, &word, 8);
+        memcpy(pattern + i * 8, &word, 8);
     }
-    memcpy(s->pattern + SIM_PATTERN, s->pattern, SIM_PATTERN_SLACK);
-    memcpy(config->base, options->base, 16);
-    memcpy(config->server, options->server, 16);
-    memcpy(config->mac, options->mac, 12);
-    config->ifindex = options->ifindex;
-    config->clients = options->clients;
-    config->first_port = options->first_port;
-    config->server_port = htons(options->server_port);
-    config->v6 = options->v6;
-    config->offer_timestamps = options->timestamps;
-    config->offer_wscale = options->wscale;
-    config->offer_sack = options->sack;
-    config->answer_fin = options->answer_fin;
-    config->verify_payload = options->verify_payload;
-    config->segment = options->segment;
-    config->secret = options->secret;
-    config->addresses = options->addresses; /* last: until then the program lets everything pass */
+    memcpy(pattern + SIM_PATTERN, pattern, SIM_PATTERN_SLACK);
 }
 
-static const char *nonsense(const struct sim_options *o) {
-    if (!o->clients || o->clients >= SIM_MORE || !o->addresses)
+static const char *nonsense(const struct sim_config *c) {
+    if (!c->clients || c->clients >= SIM_MORE || !c->addresses)
         return "there must be clients, fewer than 2,147,483,648, and addresses for them";
-    if ((uint64_t)o->addresses * (65536u - o->first_port) < o->clients)
+    if ((uint64_t)c->addresses * (65536u - c->first_port) < c->clients)
         return "too few addresses and ports for so many clients";
-    if (!o->segment || o->segment > SIM_MAX_SEGMENT)
+    if (!c->segment || c->segment > SIM_MAX_SEGMENT)
         return "a segment has 1 to 1448 bytes";
     return NULL;
 }
 
-struct simulator *sim_open(const struct sim_options *options, char *err, size_t err_len) {
-    const char *why = nonsense(options);
+struct simulator *sim_open(const char *object, const struct sim_config *config, char *err, size_t err_len) {
+    const char *why = nonsense(config);
     struct simulator *s = calloc(1, sizeof(*s));
     int e;
     if (!s || why) {
@@ -196,27 +128,27 @@ struct simulator *sim_open(const struct sim_options *options, char *err, size_t 
         snprintf(err, err_len, "the simulator knows 1 to %d processors, not %d", SIM_MAX_CPUS, s->cpus);
         goto failed;
     }
-    s->object = bpf_object__open_file(options->object, NULL);
+    s->object = bpf_object__open_file(object, NULL);
     if (!s->object) {
-        snprintf(err, err_len, "cannot open the BPF object %s: %s (was `roost` set up?)", options->object,
-                 strerror(errno));
+        snprintf(err, err_len, "cannot open the BPF object %s: %s (was `roost` set up?)", object, strerror(errno));
         goto failed;
     }
-    bpf_map__set_max_entries(bpf_object__find_map_by_name(s->object, "sim_clients"), options->clients);
+    bpf_map__set_max_entries(bpf_object__find_map_by_name(s->object, "sim_clients"), config->clients);
     if ((e = bpf_object__load(s->object))) {
         snprintf(err, err_len, "cannot load %s with %u clients: %s (ROOST_DEBUG_BPF=1 shows the verifier's log)",
-                 options->object, options->clients, strerror(-e));
+                 object, config->clients, strerror(-e));
         goto failed;
     }
     if (!map_all(s, err, err_len))
         goto failed;
-    fill(s, options);
+    *s->config = *config;
+    fill_pattern(s->pattern);
     struct bpf_program *program = bpf_object__find_program_by_name(s->object, "roost_simulator");
     s->program_fd = bpf_program__fd(program);
-    s->link = bpf_program__attach_xdp(program, (int)options->ifindex);
+    s->link = bpf_program__attach_xdp(program, (int)config->ifindex);
     if (!s->link) {
         snprintf(err, err_len, "cannot attach the simulator to interface %u: %s (is there a program already?)",
-                 options->ifindex, strerror(errno));
+                 config->ifindex, strerror(errno));
         goto failed;
     }
     return s;
@@ -262,8 +194,6 @@ void sim_client_at(const struct simulator *s, uint32_t index, struct sim_client 
 }
 
 bool sim_offence_of(const struct simulator *s, uint32_t counter, struct sim_offence *offence) {
-    if (counter < SIM_FIRST_OFFENCE || counter >= SIM_COUNTERS)
-        return false;
     *offence = s->offences[counter - SIM_FIRST_OFFENCE];
     return offence->taken;
 }
@@ -292,28 +222,8 @@ void sim_pattern(const struct simulator *s, uint32_t index, uint32_t position, u
         bytes[i] = s->pattern[(position + i + index * 40503) % SIM_PATTERN];
 }
 
-uint64_t sim_memory(const struct simulator *s) {
-    return (uint64_t)s->config->clients * sizeof(struct sim_client);
-}
-
-void sim_set_drop_every(struct simulator *s, uint32_t frames) {
-    __atomic_store_n(&s->config->drop_every, frames, __ATOMIC_RELAXED);
-}
-
-void sim_set_lose_every(struct simulator *s, uint32_t frames) {
-    __atomic_store_n(&s->config->lose_every, frames, __ATOMIC_RELAXED);
-}
-
-void sim_set_expect_loss(struct simulator *s, bool expected) {
-    __atomic_store_n(&s->config->expect_loss, expected, __ATOMIC_RELAXED);
-}
-
-void sim_set_answer_fin(struct simulator *s, bool on) {
-    __atomic_store_n(&s->config->answer_fin, on, __ATOMIC_RELAXED);
-}
-
-void sim_set_verify_payload(struct simulator *s, bool on) {
-    __atomic_store_n(&s->config->verify_payload, on, __ATOMIC_RELAXED);
+struct sim_config *sim_settings(const struct simulator *s) {
+    return s->config;
 }
 
 /* Sending */

@@ -18,21 +18,6 @@
 
 struct simulator;
 
-struct sim_options {
-    const char *object; /* path of the compiled BPF program */
-    uint32_t ifindex;
-    uint32_t clients, addresses;
-    uint32_t segment; /* payload bytes of a full segment, <= SIM_MAX_SEGMENT */
-    uint32_t secret;  /* sequence numbers and clocks follow from it */
-    uint16_t first_port, server_port;
-    uint8_t mac[12]; /* the server's next hop, and the interface's own */
-    bool v6;
-    uint8_t base[16], server[16]; /* IPv4: the last 4 bytes */
-    bool timestamps, wscale, sack;
-    bool answer_fin;     /* a client that hears FIN ends its half at once */
-    bool verify_payload; /* what the server sends must be the pattern */
-};
-
 struct sim_phase {   /* what is to be done, then how far it is */
     uint32_t action; /* SIM_CONNECT, SIM_PROBE, SIM_SAY, SIM_FINISH or SIM_ABORT */
     uint32_t first, count;
@@ -50,9 +35,10 @@ struct sim_phase {   /* what is to be done, then how far it is */
     uint64_t began_ns, sweep_due_ns, base[SIM_SETTLING], base_retransmitted;
 };
 
-/* NULL with a sentence in err. */
-struct simulator *sim_open(const struct sim_options *options, char *err, size_t err_len);
+/* object: path of the compiled BPF program. NULL with a sentence in err. */
+struct simulator *sim_open(const char *object, const struct sim_config *config, char *err, size_t err_len);
 void sim_close(struct simulator *s);
+struct sim_config *sim_settings(const struct simulator *s); /* those in force: drop_every and below may be changed */
 
 void sim_phase_begin(struct simulator *s, struct sim_phase *phase);
 /* Goes on for up to slice_ms. 1 finished, 0 not yet, or -errno. */
@@ -65,14 +51,13 @@ int64_t sim_spoof(struct simulator *s, uint32_t action, uint32_t first, uint32_t
                   uint32_t ms);
 
 void sim_count(const struct simulator *s, uint64_t *counters /* SIM_COUNTERS */);
-const char *sim_counter_name(uint32_t counter); /* NULL: there is none of that number */
 void sim_census(const struct simulator *s, uint32_t from, uint32_t count, uint64_t *states /* SIM_STATES */);
 void sim_client_at(const struct simulator *s, uint32_t index, struct sim_client *client);
-bool sim_offence_of(const struct simulator *s, uint32_t counter, struct sim_offence *offence);
+bool sim_offence_of(const struct simulator *s, uint32_t counter /* >= SIM_FIRST_OFFENCE */,
+                    struct sim_offence *offence);
 void sim_forget_offences(struct simulator *s); /* the frames, and their counters */
 uint32_t sim_tsval(const struct simulator *s, uint32_t index, uint32_t ms);
 void sim_pattern(const struct simulator *s, uint32_t index, uint32_t position, uint8_t *bytes, uint32_t count);
-uint64_t sim_memory(const struct simulator *s); /* bytes of the clients' table */
 
 /* A bare reflector on an interface (reflector.bpf.c), for a thread that is in its namespace. NULL with a sentence
  * in err. */
@@ -80,11 +65,5 @@ struct reflector;
 struct reflector *reflector_open(const char *object, uint32_t ifindex, uint32_t lines, char *err, size_t err_len);
 void reflector_set_fault(struct reflector *r, uint32_t fault);
 void reflector_close(struct reflector *r);
-
-void sim_set_drop_every(struct simulator *s, uint32_t frames);
-void sim_set_lose_every(struct simulator *s, uint32_t frames);
-void sim_set_expect_loss(struct simulator *s, bool expected);
-void sim_set_answer_fin(struct simulator *s, bool on);
-void sim_set_verify_payload(struct simulator *s, bool on);
 
 #endif

@@ -580,7 +580,7 @@ static __always_inline void take_fin(struct work *w, struct sim_client *c) {
 /* The bytes from skip on, which are the next of the peer's stream. */
 static __always_inline void take_payload(struct work *w, struct sim_client *c, const struct heard *s, __u32 skip) {
     __u32 size = s->payload - skip;
-    if (w->cfg->verify_payload && !payload_good(w, c, s, skip, size))
+    if (!payload_good(w, c, s, skip, size))
         w->offence = SIM_N_BAD_PAYLOAD;
     c->rcv_nxt += size;
     w->count->n[SIM_N_HEARD_BYTES] += size;

@@ -122,22 +122,21 @@ struct sim_config {
     __u32 first_port;
     __u32 base[4];   /* the first client's address, network byte order; IPv4: the last word. The last word counts up */
     __u32 server[4]; /* likewise */
-    __u8 mac[12];    /* Ethernet header of what we send: destination, source */
+    __u8 mac[12];    /* Ethernet header of what we send: the server's next hop, and the interface's own */
     __be16 server_port;
     __u8 v6;
     __u8 offer_timestamps;
     __u8 offer_wscale;
     __u8 offer_sack;
-    __u8 answer_fin;     /* a FIN is answered by ours at once */
-    __u8 verify_payload; /* what comes must be the pattern */
-    __u32 segment;       /* payload bytes of a full segment */
-    __u32 secret;
+    __u8 answer_fin;   /* a FIN is answered by ours at once */
+    __u32 segment;     /* payload bytes of a full segment, <= SIM_MAX_SEGMENT */
+    __u32 secret;      /* sequence numbers and clocks follow from it */
     __u32 drop_every;  /* of the frames received drop each n-th, unread; 0 = none */
     __u32 lose_every;  /* of the frames to be sent lose each n-th; 0 = none */
     __u32 expect_loss; /* the network loses frames: a gap in the sequence is not an offence */
 };
 
-enum sim_counter { /* names: sim_counter_names of appliance/lab/simulator/driver.c */
+enum sim_counter { /* Python has these names in small letters, without SIM_N_ */
     /* what was done */
     SIM_N_ESTABLISHED,
     SIM_N_REFUSED,

@@ -15,7 +15,7 @@ beside that of the lab's NAT: `wan1` in "box", and `wan2` and so on for further 
 
 What clients say is a stream that follows from their number (`pattern`), and what they hear must be the same stream: an
 echo server's answers are right by themselves, and a server that sends of its own accord sends `pattern(client,
-position, count)`. verify_payload=False takes any payload.
+position, count)`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from time import monotonic
-from types import TracebackType
 from typing import Any, Final, Self
 
 from pyroute2 import IPRoute
@@ -47,6 +46,8 @@ PORTS_AN_ADDRESS: Final = 60_000
 FIRST_PORT: Final = 1024
 SEGMENT: Final = 1400
 """Bytes of payload in a full segment: below every MSS that a server on an Ethernet announces."""
+_COUNTERS: Final = [ffi.typeof("enum sim_counter").elements[i].removeprefix("SIM_N_").lower()
+                    for i in range(lib.SIM_COUNTERS)]  # fmt: skip
 _SLICE_MS: Final = 50
 _BURST: Final = 200_000  # frames that wait for the clients, when a server sends faster than they read
 _ERR_LEN: Final = 512
@@ -197,8 +198,7 @@ class Reflector:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -207,8 +207,7 @@ class Simulator:
 
     def __init__(self, box: Namespace, number: int, server: str, port: int, clients: int,
                  addresses: int | None = None, timestamps: bool = True, window_scale: bool = True, sack: bool = True,
-                 answer_fin: bool = True, verify_payload: bool = True, segment: int = SEGMENT,
-                 to_kernel: bool = False) -> None:  # fmt: skip
+                 answer_fin: bool = True, segment: int = SEGMENT, to_kernel: bool = False) -> None:  # fmt: skip
         """See Lab.simulator. `number` distinguishes the simulators of a lab: 1, 2, ..."""
         if not 1 <= number <= MAX_SIMULATORS:
             raise SimulatorError(f"a lab has room for {MAX_SIMULATORS} simulators")
@@ -221,12 +220,14 @@ class Simulator:
         if self.family == 4:
             self._base += number << 14
         self._box = box
-        self._space = Namespace(f"simulator{number}")
+        self.space = Namespace(f"simulator{number}")
+        """The namespace of the clients' end of the link, which is `eth0` there."""
         self._handle: Any = None
         self._linked = False
         try:
             mac = self._link(number, to_kernel)
-            self._open(mac, timestamps, window_scale, sack, answer_fin, verify_payload, segment)
+            self._open(mac=mac, offer_timestamps=timestamps, offer_wscale=window_scale, offer_sack=sack,
+                       answer_fin=answer_fin, segment=segment)  # fmt: skip
         except BaseException:
             self.close()
             raise
@@ -235,9 +236,9 @@ class Simulator:
         """The link, and the way to the clients; the link's two Ethernet addresses."""
         link = {4: f"198.18.{number}.", 6: f"fd00:18:{number}::"}
         with self._box.entered(), IPRoute() as ip:
-            ip.link("add", ifname=self.box_interface, kind="veth", peer={"ifname": "eth0", "net_ns_fd": self._space.fd})
+            ip.link("add", ifname=self.box_interface, kind="veth", peer={"ifname": "eth0", "net_ns_fd": self.space.fd})
         self._linked = True
-        with self._space.entered(), IPRoute() as ip:
+        with self.space.entered(), IPRoute() as ip:
             self._ifindex = ip.link_lookup(ifname="eth0")[0]
             ip.link("set", index=self._ifindex, state="up")
             here = ip.link("get", index=self._ifindex)[0].get("address")
@@ -261,31 +262,17 @@ class Simulator:
         self._box.offload(self.box_interface, tx=False, tso=False, gso=False, gro=True)
         return bytes.fromhex((there + here).replace(":", ""))
 
-    def _open(self, mac: bytes, timestamps: bool, window_scale: bool, sack: bool, answer_fin: bool,
-              verify_payload: bool, segment: int) -> None:  # fmt: skip
+    def _open(self, **options: Any) -> None:
         server, port = self.server
-        path = ffi.new("char[]", str(bpf_objects() / "simulator.bpf.o").encode())
-        options = ffi.new("struct sim_options *")
-        options.object = path
-        options.ifindex = self._ifindex
-        options.clients = self.clients
-        options.addresses = self.addresses
-        options.segment = segment
-        options.secret = int.from_bytes(os.urandom(4))
-        options.first_port = FIRST_PORT
-        options.server_port = port
-        options.mac = mac
-        options.v6 = self.family == 6
-        options.base = self._base.to_bytes(16)
-        options.server = ipaddress.ip_address(server).packed.rjust(16, b"\0")
-        options.timestamps = timestamps
-        options.wscale = window_scale
-        options.sack = sack
-        options.answer_fin = answer_fin
-        options.verify_payload = verify_payload
+        config = ffi.new("struct sim_config *", {
+            "ifindex": self._ifindex, "clients": self.clients, "addresses": self.addresses, "first_port": FIRST_PORT,
+            "base": _words(self._base.to_bytes(16)), "server": _words(ipaddress.ip_address(server).packed),
+            "server_port": socket.htons(port), "v6": self.family == 6, "secret": int.from_bytes(os.urandom(4)),
+            **options})  # fmt: skip
         err = ffi.new("char[]", _ERR_LEN)
-        with self._space.entered():
-            self._handle = lib.sim_open(options, err, _ERR_LEN) or None
+        with self.space.entered():
+            path = str(bpf_objects() / "simulator.bpf.o").encode()
+            self._handle = lib.sim_open(path, config, err, _ERR_LEN) or None
         if self._handle is None:
             raise SimulatorError(ffi.string(err).decode())
 
@@ -298,13 +285,12 @@ class Simulator:
             with self._box.entered(), IPRoute() as ip:
                 ip.link("del", index=ip.link_lookup(ifname=self.box_interface)[0])
             self._linked = False
-        self._space.close()
+        self.space.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @contextmanager
@@ -314,7 +300,7 @@ class Simulator:
         entered once the daemon, or the reflector, is attached."""
         with (
             received_on(self._box, self.box_interface, box_cpu) as threads,
-            received_on(self._space, "eth0", own_cpu) as own,
+            received_on(self.space, "eth0", own_cpu) as own,
             running_on(own_cpu),
         ):
             before_all_others(own)  # or a run of frames would keep the answers waiting for as long as it lasts
@@ -326,30 +312,12 @@ class Simulator:
 
     # Who is who
 
-    @property
-    def space(self) -> Namespace:
-        """The namespace of the clients' end of the link, which is `eth0` there."""
-        return self._space
-
-    @property
-    def memory(self) -> int:
-        """Bytes of the clients' table."""
-        return int(lib.sim_memory(self._handle))
-
     def address_of(self, client: int) -> str:
         address = self._base + client % self.addresses
         return str(ipaddress.IPv6Address(address) if self.family == 6 else ipaddress.IPv4Address(address))
 
     def port_of(self, client: int) -> int:
         return FIRST_PORT + client // self.addresses
-
-    def client_of(self, address: str, port: int) -> int:
-        """The number of the client that has an address; ValueError when none has."""
-        nth = int(ipaddress.ip_address(address)) - self._base
-        client = (port - FIRST_PORT) * self.addresses + nth
-        if not 0 <= nth < self.addresses or not 0 <= client < self.clients:
-            raise ValueError(f"{address} port {port} is no client of the simulator")
-        return client
 
     def pattern(self, client: int, position: int, count: int) -> bytes:
         """Bytes [position, position + count) of the stream of a client: of what it says, and of what it is to hear."""
@@ -392,7 +360,7 @@ class Simulator:
     def tend(self, rto_s: float = 0.3, tries: int = 8) -> int:
         """Between the calls above: send again what is due of any client, e.g. the FIN that answered a server's. Returns
         the frames sent."""
-        with self._space.entered():
+        with self.space.entered():
             sent = int(lib.sim_tend(self._handle, int(rto_s * 1000), tries))
         if sent < 0:
             raise SimulatorError(f"the simulator cannot send: {os.strerror(-sent)}")
@@ -414,7 +382,7 @@ class Simulator:
         if not clients or clients.step != 1 or clients.start < 0 or clients.stop > self.clients:
             raise ValueError(f"the simulator has {self.clients} clients, from 0 on")
         end, sent = monotonic() + seconds, 0
-        with self._space.entered():
+        with self.space.entered():
             while (left := end - monotonic()) > 0:
                 slice_ms = max(1, min(_SLICE_MS, int(left * 1000)))
                 now = int(lib.sim_spoof(self._handle, action, clients.start, len(clients), sent % len(clients), rate,
@@ -440,7 +408,7 @@ class Simulator:
             numbers = array("I", clients)
             phase.list = ffi.from_buffer("uint32_t[]", numbers)
         deadline = monotonic() + timeout_s
-        with self._space.entered():
+        with self.space.entered():
             lib.sim_phase_begin(self._handle, phase)
             while not (result := lib.sim_phase_step(self._handle, phase, _SLICE_MS)) and monotonic() < deadline:
                 pass
@@ -455,10 +423,10 @@ class Simulator:
     # What became of them
 
     def counters(self) -> dict[str, int]:
-        """Everything that was counted since the start, by the names in driver.c."""
+        """Everything that was counted since the start, by the names of enum sim_counter."""
         values = ffi.new("uint64_t[]", lib.SIM_COUNTERS)
         lib.sim_count(self._handle, values)
-        return {ffi.string(lib.sim_counter_name(i)).decode(): values[i] for i in range(lib.SIM_COUNTERS)}
+        return dict(zip(_COUNTERS, values, strict=True))
 
     def offences(self) -> dict[str, int]:
         """How many frames were wrong, by what was wrong with them; empty when all was right."""
@@ -471,9 +439,10 @@ class Simulator:
         raw = ffi.new("struct sim_offence *")
         for counter in range(lib.SIM_FIRST_OFFENCE, lib.SIM_COUNTERS):
             if lib.sim_offence_of(self._handle, counter, raw):
-                kind = ffi.string(lib.sim_counter_name(counter)).decode()
                 frame = bytes(ffi.buffer(raw.frame))[: raw.length]
-                found.append(Offence(kind, raw.index, raw.length, frame, self._client(raw.index, raw.client)))
+                found.append(
+                    Offence(_COUNTERS[counter], raw.index, raw.length, frame, self._client(raw.index, raw.client))
+                )
         return found
 
     def forget_offences(self) -> None:
@@ -503,20 +472,17 @@ class Simulator:
 
     def drop_every(self, frames: int) -> None:
         """Of the frames that the clients get, lose each n-th; 0: none."""
-        lib.sim_set_drop_every(self._handle, frames)
+        lib.sim_settings(self._handle).drop_every = frames
 
     def lose_every(self, frames: int) -> None:
         """Of the frames that the clients send, lose each n-th; 0: none."""
-        lib.sim_set_lose_every(self._handle, frames)
+        lib.sim_settings(self._handle).lose_every = frames
 
     def expect_loss(self, expected: bool = True) -> None:
         """The network loses frames, so that an acknowledgement may have a number that is ahead of the client's."""
-        lib.sim_set_expect_loss(self._handle, expected)
+        lib.sim_settings(self._handle).expect_loss = expected
 
-    def answer_fin(self, on: bool) -> None:
-        """Whether a client that hears FIN ends its half at once."""
-        lib.sim_set_answer_fin(self._handle, on)
 
-    def verify_payload(self, on: bool) -> None:
-        """Whether what clients hear must be the pattern."""
-        lib.sim_set_verify_payload(self._handle, on)
+def _words(address: bytes) -> list[int]:
+    """An address as struct sim_config has it; IPv4: in the last word."""
+    return list(array("I", address.rjust(16, b"\0")))
