@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from appliance.lab.processes import Peer, PeerError, descriptor_limit
 
@@ -32,8 +32,6 @@ class Said:
 class SwarmStats:
     open: int = 0
     dead: Counter[str] = field(default_factory=Counter)
-    deaths: list[list[str]] = field(default_factory=list)
-    asked: int = 0
     answers: int = 0
 
 
@@ -44,6 +42,9 @@ class Hearing:
     unanswered_probes: int = 0
     max_silence_ms: int = 0
     retransmits: int = 0
+
+
+_Total = TypeVar("_Total", Connected, Said, SwarmStats, Hearing)
 
 
 class SwarmGroup:
@@ -75,13 +76,7 @@ class SwarmGroup:
                     **options)))  # fmt: skip
                 self._first += share
                 self._room[index] -= share
-        total = Connected()
-        for peer, token in sent:
-            answer = peer.receive(token, timeout_s)
-            total.connected += answer["connected"]
-            total.failed.update(answer["failed"])
-            total.seconds = max(total.seconds, answer["seconds"])
-        return total
+        return _sum(Connected(), sent, timeout_s)
 
     def say(self, n: int, concurrency: int = 64, size: int = 16, timeout_s: float = 30.0, twice: bool = False) -> Said:
         """n random clients speak, `concurrency` of each process at a time, and check their answers.
@@ -89,67 +84,26 @@ class SwarmGroup:
         With concurrency=1 the processes take turns, so that really one client speaks at a time. With twice a client
         speaks again as soon as it is answered: `again_us` has what that took.
         """
-        open_ = [int(self._one(peer, "stats")["open"]) for peer in self.peers]
         total = Said()
         under_way: list[tuple[Peer, int]] = []
-        for peer, share in zip(self.peers, _shares(min(n, sum(open_)), open_), strict=True):
-            if not share:
-                continue
+        for peer, share in self._shared(n):
             token = peer.send("say", n=share, concurrency=concurrency, size=size, timeout_s=timeout_s, twice=twice)
             under_way.append((peer, token))
             if concurrency == 1:
-                self._add_said(total, under_way, timeout_s * (share + 1))
-        self._add_said(total, under_way, timeout_s * (n + 1))
-        return total
-
-    @staticmethod
-    def _add_said(total: Said, under_way: list[tuple[Peer, int]], timeout_s: float) -> None:
-        for peer, token in under_way:
-            answer = peer.receive(token, timeout_s)
-            total.answered += answer["answered"]
-            total.rtt_us += answer["rtt_us"]
-            total.again_us += answer["again_us"]
-            total.failed.update(answer["failed"])
-        under_way.clear()
+                _sum(total, [under_way.pop()], timeout_s * (share + 1))
+        return _sum(total, under_way, timeout_s * (n + 1))
 
     def stats(self) -> SwarmStats:
-        total = SwarmStats()
-        for answer in self._all("stats"):
-            total.open += answer["open"]
-            total.dead.update(answer["dead"])
-            total.deaths += answer["deaths"]
-            total.asked += answer["asked"]
-            total.answers += answer["answers"]
-        return total
+        return _sum(SwarmStats(), self._ask_all("stats"))
 
     def hearing(self, silence_ms: int = 1 << 32) -> Hearing:
         """Whether the clients' kernels still hear their peer (`silent`: no ACK for longer); some 5 µs a client."""
-        total = Hearing()
-        for answer in self._all("hearing", silence_ms=silence_ms):
-            total.silent += answer["silent"]
-            total.open += answer["open"]
-            total.unanswered_probes += answer["unanswered_probes"]
-            total.max_silence_ms = max(total.max_silence_ms, answer["max_silence_ms"])
-            total.retransmits += answer["retransmits"]
-        return total
+        return _sum(Hearing(), self._ask_all("hearing", silence_ms=silence_ms))
 
     def clients(self, n: int) -> list[tuple[str, str]]:
         """(name, own address "a.b.c.d:port") of n random open clients; the address before any translation."""
-        open_ = [int(answer["open"]) for answer in self._all("stats")]
-        found: list[tuple[str, str]] = []
-        for peer, share in zip(self.peers, _shares(min(n, sum(open_)), open_), strict=True):
-            if share:
-                found += [(name, address) for name, address in self._one(peer, "clients", n=share)["clients"]]
-        return found
-
-    def leave(self, n: int) -> int:
-        """n random clients close their connections; how many did."""
-        open_ = [int(answer["open"]) for answer in self._all("stats")]
-        left = 0
-        for peer, share in zip(self.peers, _shares(min(n, sum(open_)), open_), strict=True):
-            if share:
-                left += int(self._one(peer, "close", n=share)["closed"])
-        return left
+        return [(name, address) for peer, share in self._shared(n)
+                for name, address in peer.request("clients", n=share)["clients"]]  # fmt: skip
 
     def close(self) -> None:
         for peer in self.peers:
@@ -157,13 +111,14 @@ class SwarmGroup:
         self.peers.clear()
         self._room.clear()
 
-    @staticmethod
-    def _one(peer: Peer, do: str, **fields: Any) -> dict[str, Any]:
-        return peer.request(do, **fields)
+    def _shared(self, n: int) -> list[tuple[Peer, int]]:
+        """How many of n random open clients are each process's; without those that have none."""
+        open_ = [int(peer.receive(token)["open"]) for peer, token in self._ask_all("stats")]
+        shares = _shares(min(n, sum(open_)), open_)
+        return [(peer, share) for peer, share in zip(self.peers, shares, strict=True) if share]
 
-    def _all(self, do: str, **fields: Any) -> list[dict[str, Any]]:
-        sent = [(peer, peer.send(do, **fields)) for peer in self.peers]
-        return [peer.receive(token) for peer, token in sent]
+    def _ask_all(self, do: str, **fields: Any) -> list[tuple[Peer, int]]:
+        return [(peer, peer.send(do, **fields)) for peer in self.peers]
 
 
 @dataclass
@@ -220,10 +175,6 @@ class ChaosPair:
         for peer in (self.server, self.client):
             peer.request("start", pause_ms=pause_ms, lazy=lazy)
 
-    def stats(self) -> dict[str, dict[str, Any]]:
-        """{"client": {...}, "server": {...}}; see appliance.peers.chaos."""
-        return {"client": self.client.request("stats"), "server": self.server.request("stats")}
-
     def finish(self, timeout_s: float = 30.0) -> ChaosResult:
         """Stop both ends, let every byte arrive, and compare what was sent with what was received. Where a session has
         one link, both end it at once; else the server is quiet first, for only the client's end is passed on."""
@@ -260,6 +211,18 @@ class ChaosPair:
     def close(self) -> None:
         self.client.close()
         self.server.close()
+
+
+def _sum(total: _Total, sent: Iterable[tuple[Peer, int]], timeout_s: float = 60.0) -> _Total:
+    """The processes' answers together: sums, but of times that ran side by side the longest."""
+    for peer, token in sent:
+        for key, value in peer.receive(token, timeout_s).items():
+            before = getattr(total, key)
+            if isinstance(before, Counter):
+                before.update(value)
+            else:
+                setattr(total, key, max(before, value) if key in ("seconds", "max_silence_ms") else before + value)
+    return total
 
 
 def _shares(count: int, room: Sequence[int]) -> list[int]:

@@ -153,13 +153,11 @@ class Lab:
 
     # The two ends
 
-    def server(self, port: int = 8000, idle_close_s: float | None = None) -> Peer:
+    def server(self, port: int = 8000) -> Peer:
         """The LAN server (appliance.peers.server), on both families; it listens when this returns."""
         options = [word for family in (4, 6) for word in ("--listen", self.address("lan", "eth0", family), str(port))]
-        if idle_close_s is not None:
-            options += ["--idle-close", str(idle_close_s)]
         peer = self.peer("lan", "server", *options)
-        peer.request("stats")  # answered from the loop: the listening sockets are there
+        peer.request("ready")
         return peer
 
     def swarm(self, family: int = 4, addresses: Sequence[str] | None = None) -> SwarmGroup:
@@ -193,7 +191,7 @@ class Lab:
         """by: what says whose a link is (appliance.peers.chaos_server); "address" needs one for each client."""
         listens = [word for family in (4, 6) for word in ("--listen", self.address("lan", "eth0", family), str(port))]
         server = self.peer("lan", "chaos", "server", *listens, "--by", by)
-        server.request("stats")
+        server.request("ready")
         addresses = {family: self.client_addresses(family) for family in (4, 6)}
         return ChaosPair(self.peer("wan", "chaos", "client"), server, addresses, by)
 

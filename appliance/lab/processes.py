@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -162,7 +161,6 @@ class Peer:
         self.process = process
         self._tokens = itertools.count(1)
         self._answers: dict[int, dict[str, Any]] = {}
-        self.events: deque[dict[str, Any]] = deque(maxlen=10_000)  # lines that answer no command
         self._input = b""
 
     @staticmethod
@@ -213,10 +211,7 @@ class Peer:
         *lines, self._input = (self._input + data).split(b"\n")
         for line in lines:
             answer: dict[str, Any] = json.loads(line)
-            if "re" in answer:
-                self._answers[int(answer.pop("re"))] = answer
-            else:
-                self.events.append(answer)
+            self._answers[int(answer.pop("re"))] = answer
 
     def close(self) -> None:
         self.process.close()

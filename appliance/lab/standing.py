@@ -122,7 +122,7 @@ def _servers(lab: Lab, mode: str) -> str:
     """The application: one that answers lines, and one that serves a page. The address of both."""
     space, address = ("box", LOOPBACK) if mode == "host" else ("lan", lab.address("lan", "eth0"))
     listens = [word for port in (LINE_PORT, SESSION_PORT) for word in ("--listen", address, str(port))]
-    lab.peer(space, "server", *listens).request("stats")
+    lab.peer(space, "server", *listens).request("ready")
     pages = lab.workspace / "pages"
     pages.mkdir()
     (pages / "index.html").write_text(PAGE)

@@ -3,5 +3,6 @@
 
 Each is a module to run with `python -m appliance.peers.NAME`. A command is one JSON object a line on standard input,
 {"do": NAME, "token": N, ...}; its answer is one object a line on standard output, {"re": N, ...}, with "error" when it
-was refused. Several commands may be under way. The end of the input ends the program.
+was refused. Several commands may be under way. Every program answers `ready`, once its sockets listen. The end of the
+input ends the program.
 """

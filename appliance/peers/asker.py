@@ -5,12 +5,9 @@ For each target: connect, `CONNECT target HTTP/1.1`, wait for 200, `ASK nonce`, 
 Without a proxy: connect to the target itself, and `ASK nonce`.
 
 Commands
-  ask  proxy [ip, port] (none: directly), targets ["addr:port" or ["addr:port", name]...], concurrency, timeout_s,
-       hold (keep the connection after the answer until `release`)
-       -> answered, latency_us [...] (from connect() to the first byte of the answer),
-          attach_us [...] (from connect() to the 200, or until connected), failed {reason: n},
+  ask  proxy [ip, port] (none: directly), targets ["addr:port" or ["addr:port", name]...], concurrency, timeout_s
+       -> answered, latency_us [...] (from connect() to the first byte of the answer), failed {reason: n},
           failures [[target, reason]...]
-  release -> released; closes what `hold` kept
 """
 
 from __future__ import annotations
@@ -35,7 +32,6 @@ class Call:
     nonce: str
     since: int
     phase: int = 0  # 0 connecting, 1 CONNECT sent, 2 ASK sent
-    attach_us: int = 0
     answer_us: int = 0
     data: bytes = b""
 
@@ -57,10 +53,8 @@ class Asking:
         self.targets.reverse()
         self.concurrency = int(command.get("concurrency", 16))
         self.timeout_ns = int(float(command.get("timeout_s", 30)) * 1e9)
-        self.hold = bool(command.get("hold", False))
         self.calls: dict[int, Call] = {}
         self.latency_us: list[int] = []
-        self.attach_us: list[int] = []
         self.failed: Counter[str] = Counter()
         self.failures: list[tuple[str, str]] = []
 
@@ -78,8 +72,7 @@ class Asking:
         if not self.targets and not self.calls:
             self.asker.asking = None
             self.asker.loop.reply(self.command, answered=len(self.latency_us), latency_us=self.latency_us,
-                                  attach_us=self.attach_us, failed=dict(self.failed),
-                                  failures=self.failures[:50])  # fmt: skip
+                                  failed=dict(self.failed), failures=self.failures[:50])  # fmt: skip
 
     def fail(self, call: Call, reason: str) -> None:
         self.failed[reason] += 1
@@ -103,7 +96,7 @@ class Asking:
                     call.phase = 1
                     os.write(fd, f"CONNECT {call.target} HTTP/1.1\r\nHost: {call.target}\r\n\r\n".encode())
                 else:
-                    call.attach_us, call.phase = (time.perf_counter_ns() - call.since) // 1000, 2
+                    call.phase = 2
                     os.write(fd, f"ASK {call.nonce}\n".encode())
             if events & (select.EPOLLIN | select.EPOLLERR | select.EPOLLHUP):
                 while True:
@@ -130,7 +123,7 @@ class Asking:
             if status != [b"200"]:
                 self.drop(fd, "HTTP " + b"".join(status).decode("ascii", "replace"))
                 return
-            call.attach_us, call.phase, call.data = now_us, 2, rest
+            call.phase, call.data = 2, rest
             os.write(fd, f"ASK {call.nonce}\n".encode())
         if call.phase == 2 and call.data:
             call.answer_us = call.answer_us or now_us
@@ -142,12 +135,8 @@ class Asking:
                 self.drop(fd, "wrong answer")
                 return
             self.latency_us.append(call.answer_us)
-            self.attach_us.append(call.attach_us)
             del self.calls[fd]
-            if self.hold:
-                self.asker.held.append(fd)
-            else:
-                os.close(fd)
+            os.close(fd)
 
     def expire(self) -> None:
         now = time.perf_counter_ns()
@@ -160,20 +149,12 @@ class Asker:
     def __init__(self) -> None:
         self.loop = Loop()
         self.asking: Asking | None = None
-        self.held: list[int] = []
         self.loop.command("ask", self.do_ask)
-        self.loop.command("release", self.do_release)
 
     def do_ask(self, command: Command) -> None:
         if self.asking is not None:
             raise ValueError("another ask is under way")
         self.asking = Asking(self, command)
-
-    def do_release(self, command: Command) -> None:
-        for fd in self.held:
-            os.close(fd)
-        self.loop.reply(command, released=len(self.held))
-        self.held.clear()
 
     def run(self) -> None:
         next_check = time.monotonic() + 1

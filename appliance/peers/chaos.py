@@ -21,7 +21,6 @@ Commands of the server
   visit    proxy [ip, port] or null: from now on, come for clients to speak to, by HTTP CONNECT or by their own address
 Commands of both
   start    pause_ms, lazy (share of sessions whose receiver pauses, 0..1)   -> connections
-  stats    -> connections, sent_bytes, received_bytes, sends, mismatched_bytes, faults {reason: n}
   stop     timeout_s -> sent {number: bytes}, once all is said; where a session has one link, once that has ended
   settle   sent {number: bytes the other end sent}, timeout_s -> lost_bytes, duplicated_bytes, reordered,
            corrupted_bytes, received_bytes, faults {reason: n}; of the server also made, came (links by the appliance,

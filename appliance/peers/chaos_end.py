@@ -87,8 +87,8 @@ class End:
         self.waiting: tuple[Command, float, Callable[[], bool], Callable[[], dict[str, Any]]] | None = None
         self.pause_s = 0.1
         self.lazy_share = 0.0
-        self.sends = self.received = self.sent = 0
-        for name in ("start", "stats", "stop", "settle"):
+        self.received = 0
+        for name in ("start", "stop", "settle"):
             self.loop.command(name, getattr(self, "do_" + name))
 
     # Commands
@@ -100,12 +100,6 @@ class End:
         for session in self.sessions.values():
             self.begin(session)
         self.loop.reply(command, connections=len(self.sessions))
-
-    def do_stats(self, command: Command) -> None:
-        receivers = [session.receiver for session in self.sessions.values() if session.receiver is not None]
-        mismatched = sum(r.lost + r.duplicated + r.reordered + r.corrupted for r in receivers)
-        self.loop.reply(command, connections=len(self.links), sent_bytes=self.sent, received_bytes=self.received,
-                        sends=self.sends, mismatched_bytes=mismatched, faults=dict(self.faults))  # fmt: skip
 
     def do_stop(self, command: Command) -> None:
         self.sending, self.stopping = False, True
@@ -198,7 +192,6 @@ class End:
             while session.chunk:
                 count = os.write(link.fd, window(session.out_start, session.sent, min(session.chunk, MAX_CHUNK)))
                 session.sent += count
-                self.sent += count
                 session.chunk -= count
         except BlockingIOError:
             link.blocked = True  # the edge-triggered EPOLLOUT goes on from here
@@ -206,7 +199,6 @@ class End:
         except OSError as problem:
             self.end(link, errno_name(problem.errno or 0))
             return
-        self.sends += 1
         self.plan(session)
         self.said(link)
 

@@ -45,7 +45,6 @@ class ServerEnd(End):
         self.visiting = False
         self.visits = self.made = self.came = 0  # open visits; links that were made to us, and by us
         self.loop.command("visit", self.do_visit)
-        self.loop.tell(ready=True)
 
     def do_visit(self, command: Command) -> None:
         self.visiting = True

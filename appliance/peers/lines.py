@@ -31,7 +31,7 @@ class Loop:
         self.descriptors = hard
         self.epoll = select.epoll()
         self._input = b""
-        self._commands: dict[str, Callable[[Command], None]] = {"quit": self._quit}
+        self._commands: dict[str, Callable[[Command], None]] = {"ready": self.reply}
         self.running = True
         os.set_blocking(0, False)
         self.epoll.register(0, select.EPOLLIN)
@@ -42,15 +42,6 @@ class Loop:
     def reply(self, command: Command, **fields: Any) -> None:
         sys.stdout.write(json.dumps({"re": command["token"], **fields}) + "\n")
         sys.stdout.flush()
-
-    def tell(self, **fields: Any) -> None:
-        """A line that answers no command."""
-        sys.stdout.write(json.dumps(fields) + "\n")
-        sys.stdout.flush()
-
-    def _quit(self, command: Command) -> None:
-        self.running = False
-        self.reply(command)
 
     def read_commands(self) -> None:
         try:
@@ -94,13 +85,9 @@ def begin_connect(server: tuple[str, int], source: str | None, options: tuple[tu
         sock.close()
 
 
-def listen(address: str, port: int, backlog: int = 65535) -> socket.socket:
-    sock = socket.socket(family_of(address), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if sock.family == socket.AF_INET6:
-        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    sock.bind((address, port))
-    sock.listen(backlog)
+def listen(address: str, port: int) -> socket.socket:
+    sock = socket.create_server((address, port), family=family_of(address), backlog=65535)
+    sock.setblocking(False)
     return sock
 
 
@@ -134,13 +121,3 @@ def local_name(fd: int) -> str:
 
 def errno_name(code: int) -> str:
     return errno.errorcode.get(code, str(code))
-
-
-def percentiles(values: list[int]) -> dict[str, int]:
-    """p50, p90, p99, max of a list (any unit); empty for an empty list."""
-    if not values:
-        return {}
-    ordered = sorted(values)
-    last = len(ordered) - 1
-    return {"p50": ordered[last // 2], "p90": ordered[last * 90 // 100], "p99": ordered[last * 99 // 100],
-            "max": ordered[last]}  # fmt: skip

@@ -2,12 +2,12 @@
 """The LAN's server: answers `HELLO x` with `WELCOME x`, `ECHO x` with the same line, and `ASK x` with `TELL - x` as a
 client would that can be reached directly; on any number of connections.
 
-    python -m appliance.peers.server --listen 10.3.0.2 8000 [--listen fd00:3::2 8000] [--idle-close S]
+    python -m appliance.peers.server --listen 10.3.0.2 8000 [--listen fd00:3::2 8000]
 
-It closes a connection when the other end has, and by itself only after --idle-close seconds without a line.
+It closes a connection when the other end has, and never by itself.
 
 Commands
-  stats -> accepted, open, ended_by_peer {reason: n}, closed_idle, hellos, echoes, unknown
+  stats -> open, hellos, echoes
 """
 
 from __future__ import annotations
@@ -15,31 +15,24 @@ from __future__ import annotations
 import argparse
 import os
 import select
-import time
-from array import array
-from collections import Counter
 
-from appliance.peers.lines import Command, Loop, errno_name, listen
+from appliance.peers.lines import Command, Loop, listen
 
 
 class LanServer:
-    def __init__(self, listens: list[tuple[str, int]], idle_close_s: float | None) -> None:
+    def __init__(self, listens: list[tuple[str, int]]) -> None:
         self.loop = Loop()
-        self.idle_close_s = idle_close_s
         self.listeners = {sock.fileno(): sock for sock in (listen(address, port) for address, port in listens)}
         for fd in self.listeners:
             self.loop.epoll.register(fd, select.EPOLLIN)
-        self.heard_at = array("d", [0.0]) * self.loop.descriptors  # 0 = no connection
+        self.open: set[int] = set()
         self.partial: dict[int, bytes] = {}
         self.unsent: dict[int, bytes] = {}
-        self.accepted = self.open = self.hellos = self.echoes = self.unknown = self.closed_idle = 0
-        self.ended: Counter[str] = Counter()
+        self.hellos = self.echoes = 0
         self.loop.command("stats", self.do_stats)
 
     def do_stats(self, command: Command) -> None:
-        self.loop.reply(command, accepted=self.accepted, open=self.open, ended_by_peer=dict(self.ended),
-                        closed_idle=self.closed_idle, hellos=self.hellos, echoes=self.echoes,
-                        unknown=self.unknown)  # fmt: skip
+        self.loop.reply(command, open=len(self.open), hellos=self.hellos, echoes=self.echoes)
 
     def accept(self, listener: int) -> None:
         for _ in range(256):  # then let the others have their turn
@@ -49,29 +42,22 @@ class LanServer:
                 return
             sock.setblocking(False)
             fd = sock.detach()
-            self.accepted += 1
-            self.open += 1
-            self.heard_at[fd] = time.monotonic()
+            self.open.add(fd)
             self.loop.epoll.register(fd, select.EPOLLIN)
             self.ready(fd, select.EPOLLIN)  # what came with the connection is answered before the next is accepted
 
     def close(self, fd: int) -> None:
-        self.heard_at[fd] = 0.0
+        self.open.remove(fd)
         self.partial.pop(fd, None)
         self.unsent.pop(fd, None)
-        self.open -= 1
         os.close(fd)
 
-    def end(self, fd: int, reason: str) -> None:
-        self.ended[reason] += 1
-        self.close(fd)
-
     def ready(self, fd: int, events: int) -> None:
-        if self.heard_at[fd] == 0.0:
+        if fd not in self.open:
             return  # closed earlier in this batch of events
         if events & select.EPOLLOUT:
             self.flush(fd)
-            if self.heard_at[fd] == 0.0:
+            if fd not in self.open:
                 return
         if not events & ~select.EPOLLOUT:
             return
@@ -79,13 +65,11 @@ class LanServer:
             data = os.read(fd, 1 << 16)
         except BlockingIOError:
             return
-        except OSError as problem:
-            self.end(fd, errno_name(problem.errno or 0))
-            return
+        except OSError:
+            data = b""  # an RST is an end, too
         if not data:
-            self.end(fd, "EOF")
+            self.close(fd)
             return
-        self.heard_at[fd] = time.monotonic()
         if fd in self.partial:
             data = self.partial.pop(fd) + data
         *lines, rest = data.split(b"\n")
@@ -108,7 +92,6 @@ class LanServer:
             return b"WELCOME " + line[6:] + b"\n"
         if line.startswith(b"ASK "):
             return b"TELL - " + line[4:] + b"\n"
-        self.unknown += 1
         return b"WHAT " + line + b"\n"
 
     def flush(self, fd: int) -> None:
@@ -117,8 +100,8 @@ class LanServer:
             sent = os.write(fd, data)
         except BlockingIOError:
             sent = 0
-        except OSError as problem:
-            self.end(fd, errno_name(problem.errno or 0))
+        except OSError:
+            self.close(fd)
             return
         if sent < len(data):
             # Stop reading until the answers are taken, or a slow client would make us hold any number of them.
@@ -127,35 +110,22 @@ class LanServer:
         else:
             self.loop.epoll.modify(fd, select.EPOLLIN)
 
-    def close_idle(self, idle_close_s: float) -> None:
-        limit = time.monotonic() - idle_close_s
-        for fd, heard_at in enumerate(self.heard_at):
-            if heard_at and heard_at < limit:
-                self.closed_idle += 1
-                self.close(fd)
-
     def run(self) -> None:
-        self.loop.tell(ready=True)
-        next_check = time.monotonic() + 1
         while self.loop.running:
-            for fd, events in self.loop.epoll.poll(1.0, 1024):
+            for fd, events in self.loop.epoll.poll(None, 1024):
                 if fd == 0:
                     self.loop.read_commands()
                 elif fd in self.listeners:
                     self.accept(fd)
                 else:
                     self.ready(fd, events)
-            if self.idle_close_s is not None and time.monotonic() >= next_check:
-                self.close_idle(self.idle_close_s)
-                next_check = time.monotonic() + min(1.0, self.idle_close_s / 2)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m appliance.peers.server")
     parser.add_argument("--listen", nargs=2, action="append", required=True, metavar=("ADDRESS", "PORT"))
-    parser.add_argument("--idle-close", type=float, metavar="SECONDS")
     options = parser.parse_args()
-    LanServer([(address, int(port)) for address, port in options.listen], options.idle_close).run()
+    LanServer([(address, int(port)) for address, port in options.listen]).run()
 
 
 if __name__ == "__main__":

@@ -7,15 +7,14 @@ its reason; nothing may, unless a command did.
 
 Commands
   connect  count, server [ip, port], addresses [ip...], first (number in the first name), keepidle_s, keepintvl_s,
-           keepcnt, user_timeout_ms, in_flight, rate (clients/s, 0 = as fast as possible), timeout_s
+           keepcnt, in_flight, rate (clients/s, 0 = as fast as possible), timeout_s
            -> connected, failed {reason: n}, seconds; once all have been welcomed or have failed
-  say      n or names, concurrency, size (bytes of the nonce), timeout_s, twice (speak again as soon as answered)
+  say      n, concurrency, size (bytes of the nonce), timeout_s, twice (speak again as soon as answered)
            -> answered, rtt_us [...], again_us [...] (of the second time, in the same order), failed {reason: n}
-  stats    -> open, dead {reason: n}, deaths [[name, reason]...], asked, answers
+  stats    -> open, dead {reason: n}, answers
   hearing  silence_ms -> open, silent (clients that have heard no ACK for longer than that), unanswered_probes (clients
            with one outstanding), max_silence_ms, retransmits; from TCP_INFO
   clients  n -> [[name, local address]...] of n random open ones
-  close    n or names -> closed; with FIN, by the client
 """
 
 from __future__ import annotations
@@ -52,12 +51,10 @@ class Swarm:
         self.waiting: dict[int, tuple[bytes, int]] = {}  # fd -> expected answer, ns when asked; oldest first
         self.open: dict[int, int] = {}  # client number -> fd
         self.dead: Counter[str] = Counter()
-        self.deaths: list[tuple[str, str]] = []
-        self.asked = 0
         self.answers = 0
         self.connecting: Connecting | None = None
         self.saying: Saying | None = None
-        for name in ("connect", "say", "stats", "hearing", "clients", "close"):
+        for name in ("connect", "say", "stats", "hearing", "clients"):
             self.loop.command(name, getattr(self, "do_" + name))
 
     # Commands
@@ -73,8 +70,7 @@ class Swarm:
         self.saying = Saying(self, command)
 
     def do_stats(self, command: Command) -> None:
-        self.loop.reply(command, open=len(self.open), dead=dict(self.dead), deaths=self.deaths[:50], asked=self.asked,
-                        answers=self.answers)  # fmt: skip
+        self.loop.reply(command, open=len(self.open), dead=dict(self.dead), answers=self.answers)
 
     def do_hearing(self, command: Command) -> None:
         limit_ms = int(command.get("silence_ms", 1 << 32))
@@ -93,40 +89,21 @@ class Swarm:
         numbers = random.sample(list(self.open), min(int(command["n"]), len(self.open)))
         self.loop.reply(command, clients=[[name_of(n), local_name(self.open[n])] for n in numbers])
 
-    def do_close(self, command: Command) -> None:
-        chosen = self.choose(command)
-        for fd in chosen:
-            self.forget(fd)
-        self.loop.reply(command, closed=len(chosen))
-
-    def choose(self, command: Command) -> list[int]:
-        """Descriptors of the clients a command names, or of n random quiet ones."""
-        if "names" in command:
-            return [self.open[int(name[1:])] for name in command["names"]]
-        quiet = [fd for fd in self.open.values() if self.state[fd] == _QUIET]
-        return random.sample(quiet, min(int(command["n"]), len(quiet)))
-
     # Clients
 
-    def forget(self, fd: int) -> None:
-        self.state[fd] = _FREE
+    def lose(self, fd: int, reason: str) -> None:
+        """The connection ended, and no command wanted that."""
+        state, self.state[fd] = self.state[fd], _FREE
         self.partial.pop(fd, None)
         self.waiting.pop(fd, None)
         self.open.pop(self.number[fd], None)
         os.close(fd)  # leaves the epoll by this as well
-
-    def lose(self, fd: int, reason: str) -> None:
-        """The connection ended, and no command wanted that."""
-        state, name = self.state[fd], name_of(self.number[fd])
-        self.forget(fd)
         if state in (_CONNECTING, _GREETING):
             if self.connecting is not None:
                 self.connecting.failed[reason] += 1
                 self.connecting.settled()
             return
         self.dead[reason] += 1
-        if len(self.deaths) < 1000:
-            self.deaths.append((name, reason))
         if state == _SPEAKING and self.saying is not None:
             self.saying.failed[reason] += 1
             self.saying.settled()
@@ -181,7 +158,6 @@ class Swarm:
 
     def heard(self, fd: int, line: bytes, now: int) -> None:
         if line.startswith(b"ASK "):
-            self.asked += 1
             self.write(fd, b"TELL %s %s\n" % (name_of(self.number[fd]).encode(), line[4:]))
             return
         expected = self.waiting.pop(fd, None)
@@ -237,9 +213,9 @@ class Connecting:
         idle = int(command.get("keepidle_s", 30))
         interval = int(command.get("keepintvl_s", min(5, idle)))
         probes = int(command.get("keepcnt", 5))
-        # Unless told otherwise a client's kernel gives its peer up neither earlier nor much later than its
-        # keep-alives do: TCP_USER_TIMEOUT overrides TCP_KEEPCNT.
-        user_timeout_ms = int(command.get("user_timeout_ms", (idle + interval * (probes + 1)) * 1000))
+        # A client's kernel gives its peer up neither earlier nor much later than its keep-alives do: TCP_USER_TIMEOUT
+        # overrides TCP_KEEPCNT.
+        user_timeout_ms = (idle + interval * (probes + 1)) * 1000
         self.options = (
             (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
             (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle),
@@ -291,7 +267,8 @@ class Saying:
         self.concurrency = int(command.get("concurrency", 64))
         self.size = int(command.get("size", 16))
         self.twice = bool(command.get("twice", False))
-        self.chosen = swarm.choose(command)
+        quiet = [fd for fd in swarm.open.values() if swarm.state[fd] == _QUIET]
+        self.chosen = random.sample(quiet, min(int(command["n"]), len(quiet)))
         self.under_way = 0
         self.rtt_us: list[int] = []
         self.again_us: list[int] = []

@@ -131,7 +131,7 @@ def run(attaches: int = 5000, runs: int = 5) -> Report:
     with Lab(clients=clients, nat=False) as lab:
         servers = [lab.server(port) for port in (*(PORTS["router", state] for state in STATES), SERVER_PORT)]
         listener = lab.peer("wan", "server", "--listen", lab.address("wan", "eth0"), str(SERVER_PORT))
-        listener.request("stats")
+        listener.request("ready")
         daemon = lab.daemon(config(lab, clients))
         for mode in MODES:
             for state in STATES:

@@ -138,7 +138,7 @@ def test_two_labs_live_side_by_side_with_the_same_addresses() -> None:
             joined = lab.swarm().connect(count, (lab.address("lan", "eth0"), PORT))
             assert joined.connected == count
             assert not joined.failed
-        assert [server.request("stats")["accepted"] for server in servers] == [3, 5]
+        assert [server.request("stats")["hellos"] for server in servers] == [3, 5]
 
 
 def test_a_process_started_from_a_thread_outlives_the_thread(lab: Lab) -> None:
@@ -302,9 +302,8 @@ def test_a_swarm_of_2000_speaks_keeps_alive_and_loses_nobody(lab: Lab) -> None:
     assert (stats.open, stats.dead, stats.answers) == (2000, {}, 2500)
     assert swarm.peers[0].process.rss_mb() < 40
     assert server.request("stats")["open"] == 2000
-    assert swarm.leave(100) == 100
-    wait_until(lambda: server.request("stats")["open"] == 1900, 5, "the server sees 100 clients leave")
     swarm.close()
+    wait_until(lambda: server.request("stats")["open"] == 0, 5, "the server sees the clients leave")
     server.close()
 
 
@@ -335,16 +334,6 @@ def test_a_swarm_reports_the_clients_that_lose_their_connection(lab: Lab) -> Non
     refused = swarm.connect(10, (lab.address("lan", "eth0", 6), PORT))
     assert (refused.connected, refused.failed) == (0, {"ECONNREFUSED": 10})
     swarm.close()
-
-
-def test_an_idle_close_is_the_servers_only_own_initiative(lab: Lab) -> None:
-    server = lab.server(PORT, idle_close_s=0.5)
-    swarm = lab.swarm()
-    swarm.connect(20, (lab.address("lan", "eth0"), PORT))
-    wait_until(lambda: swarm.stats().dead == {"EOF": 20}, 5, "the server closes its idle connections")
-    assert server.request("stats")["closed_idle"] == 20
-    swarm.close()
-    server.close()
 
 
 # The asker, against the least proxy that can be.
@@ -397,7 +386,7 @@ def test_the_asker_accepts_the_right_answer_alone(lab: Lab) -> None:
     asker.close()
     assert result["answered"] == 2
     assert result["failed"] == {"wrong answer": 2, "HTTP 404": 1}
-    assert len(result["latency_us"]) == len(result["attach_us"]) == 2
+    assert len(result["latency_us"]) == 2
     assert min(result["latency_us"]) > 0
 
 
@@ -413,9 +402,6 @@ def test_chaos_over_every_option_is_clean_when_nothing_meddles(lab: Lab) -> None
     assert lab.space("wan").read_sysctl("net.ipv4.tcp_timestamps") == "1"
     chaos.start(pause_ms=20)
     time.sleep(3)
-    stats = chaos.stats()
-    assert stats["client"]["connections"] == stats["server"]["connections"] == 40
-    assert stats["client"]["sends"] > 3000
     result = chaos.finish()
     chaos.close()
     assert result.clean, result
