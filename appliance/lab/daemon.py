@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -93,12 +94,6 @@ class DaemonHandle:
             self.terminate(timeout_s)
         self.start()
 
-    def rss_mb(self) -> float:
-        return self.process.rss_mb()
-
-    def cpu_s(self) -> float:
-        return self.process.cpu_s()
-
     def http(self, method: str, path: str, **options: Any) -> httpx.Response:
         """A request on the control socket, e.g. http("POST", "/v1/connections/7/wake"); any status is returned."""
         if self._http is None:
@@ -115,10 +110,7 @@ class DaemonHandle:
 
     def get(self, path: str, **params: Any) -> Any:
         """JSON of a GET; DaemonError with the answer's text unless it is 200."""
-        answer = self.http("GET", path, params=params)
-        if answer.status_code != 200:
-            raise DaemonError(f"GET {path}: {answer.status_code} {answer.text}")
-        return answer.json()
+        return self._good("GET", path, params=params).json()
 
     def status(self) -> dict[str, Any]:
         status: dict[str, Any] = self.get("/v1/status")
@@ -126,18 +118,19 @@ class DaemonHandle:
 
     def connections(self, **filters: Any) -> list[dict[str, Any]]:
         """GET /v1/connections, one JSON object a line, e.g. connections(state="IDLE")."""
-        answer = self.http("GET", "/v1/connections", params=filters)
-        if answer.status_code != 200:
-            raise DaemonError(f"GET /v1/connections: {answer.status_code} {answer.text}")
+        answer = self._good("GET", "/v1/connections", params=filters)
         return [json.loads(line) for line in answer.text.splitlines()]
 
     def act(self, connection: str | int, action: str) -> dict[str, Any]:
         """POST /v1/connections/{id or address:port}/{standby, idle, sleep, wake or close}."""
-        answer = self.http("POST", f"/v1/connections/{connection}/{action}")
-        if answer.status_code != 200:
-            raise DaemonError(f"{action} {connection}: {answer.status_code} {answer.text}")
-        done: dict[str, Any] = answer.json()
+        done: dict[str, Any] = self._good("POST", f"/v1/connections/{connection}/{action}").json()
         return done
+
+    def _good(self, method: str, path: str, **options: Any) -> httpx.Response:
+        answer = self.http(method, path, **options)
+        if answer.status_code != 200:
+            raise DaemonError(f"{method} {path}: {answer.status_code} {answer.text}")
+        return answer
 
     def close(self) -> None:
         """Kill it if it runs, and take away what it pinned."""
@@ -156,7 +149,8 @@ def toml(data: Mapping[str, Any]) -> str:
 
 def _table(data: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
     plain = {k: v for k, v in data.items() if not isinstance(v, Mapping) and not _is_tables(v)}
-    lines = [f"{key} = {_value(value)}" for key, value in plain.items()]
+    # What JSON writes of such values is TOML, too.
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False, default=os.fspath)}" for key, value in plain.items()]
     for key, value in data.items():
         name = ".".join((*path, key))
         if isinstance(value, Mapping):
@@ -169,17 +163,3 @@ def _table(data: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
 
 def _is_tables(value: object) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(v, Mapping) for v in value)
-
-
-def _value(value: object) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case str() | Path():
-            escaped = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-            return f'"{escaped}"'
-        case list() | tuple():
-            return "[" + ", ".join(map(_value, value)) + "]"
-    raise TypeError(f"{value!r} cannot be written as TOML")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -17,7 +18,7 @@ from appliance.lab import leftovers, topology
 from appliance.lab.daemon import DaemonHandle, toml
 from appliance.lab.groups import ChaosPair, SwarmGroup
 from appliance.lab.namespaces import Namespace
-from appliance.lab.processes import Peer, Process, Spawner
+from appliance.lab.processes import Peer, Process, Spawner, python_environment
 
 if TYPE_CHECKING:
     from appliance.lab.simulator import Simulator
@@ -130,9 +131,9 @@ class Lab:
 
     def peer(self, space: str, module: str, *options: str) -> Peer:
         """Start a program of appliance.peers in a namespace."""
-        argv = Peer.argv(module, *options)
-        process = self._spawner.start(self._spaces[space], argv, f"peer {module} in {space}", **Peer.popen_options())
-        self._stack.callback(process.close)
+        process = self.run(space, [sys.executable, "-m", f"appliance.peers.{module}", *options], bufsize=0,
+                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=python_environment())  # fmt: skip
+        process.what = f"peer {module} in {space}"
         return Peer(process)
 
     def capture(self, space: str, ifname: str, path: Path, expression: str = "") -> Process:

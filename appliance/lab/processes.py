@@ -11,7 +11,6 @@ import resource
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -62,17 +61,34 @@ class Process:
             self.kill()
             raise TimeoutError(f"{self.what} did not end within {timeout_s} s of SIGTERM and was killed") from None
 
-    def rss_mb(self) -> float:
-        """Resident memory now, in 10^6 bytes."""
+    def memory_bytes(self, kind: str = "VmRSS") -> int:
+        """Resident memory now. RssAnon: without the files, and whatever else it has mapped (proc(5))."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024 / 1e6
+            if line.startswith(f"{kind}:"):
+                return int(line.split()[1]) * 1024
         raise ProcessLookupError(f"{self.what} has no memory: it ended")
 
     def cpu_s(self) -> float:
         """Processor time used so far, all threads."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def write(self, data: bytes) -> None:
+        """To its standard input, a pipe without a buffer; BrokenPipeError when it has ended."""
+        stdin = self.popen.stdin
+        assert stdin is not None
+        while data:
+            data = data[stdin.write(data) :]  # unbuffered: a write may be partial
+
+    def read(self, deadline: float) -> bytes | None:
+        """What it has written to its standard output, b"" at its end; None: nothing until then (time.monotonic)."""
+        stdout = self.popen.stdout
+        assert stdout is not None
+        poll = select.poll()  # select(2) knows no descriptor past 1023
+        poll.register(stdout, select.POLLIN)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            return None
+        return os.read(stdout.fileno(), 1 << 16)
 
     def close(self) -> None:
         self.kill()
@@ -126,15 +142,12 @@ class Spawner:
 
     def _start(self, space: Namespace, argv: list[str], popen: dict[str, Any]) -> subprocess.Popen[Any]:
         owner = self._owner
-        own_preexec = popen.pop("preexec_fn", None)
 
         def in_child() -> None:
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             os.setpgid(0, 0)  # ^C on the terminal is for the lab's owner, which ends its processes in order
             if os.getppid() != owner:
                 os._exit(127)  # the owner died between the fork and the line above
-            if own_preexec is not None:
-                own_preexec()
 
         move_thread(space.fd)
         return subprocess.Popen(argv, preexec_fn=in_child, **popen)
@@ -163,23 +176,12 @@ class Peer:
         self._answers: dict[int, dict[str, Any]] = {}
         self._input = b""
 
-    @staticmethod
-    def popen_options() -> dict[str, Any]:
-        return {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": python_environment(), "bufsize": 0}
-
-    @staticmethod
-    def argv(module: str, *options: str) -> list[str]:
-        return [sys.executable, "-m", f"appliance.peers.{module}", *options]
-
     def send(self, do: str, **fields: Any) -> int:
         """Send a command; the token with which to ask for its answer."""
         token = next(self._tokens)
-        stdin = self.process.popen.stdin
-        assert stdin is not None
         line = json.dumps({"do": do, "token": token, **fields}).encode() + b"\n"
         try:
-            while line:
-                line = line[stdin.write(line) :]  # unbuffered: a write may be partial
+            self.process.write(line)
         except BrokenPipeError:
             raise PeerError(f"{self.process.what} ended (exit code {self.process.popen.poll()})") from None
         return token
@@ -198,13 +200,9 @@ class Peer:
         return self.receive(self.send(do, **fields), timeout_s)
 
     def _read(self, deadline: float) -> None:
-        stdout = self.process.popen.stdout
-        assert stdout is not None
-        poll = select.poll()  # select(2) knows no descriptor past 1023
-        poll.register(stdout, select.POLLIN)
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        data = self.process.read(deadline)
+        if data is None:
             raise PeerError(f"{self.process.what} did not answer in time")
-        data = os.read(stdout.fileno(), 1 << 16)
         if not data:
             code = self.process.wait(10)
             raise PeerError(f"{self.process.what} ended (exit code {code}); its standard error says why")

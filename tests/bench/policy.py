@@ -111,14 +111,14 @@ def once(born: Nursery, table: Table, interval: str) -> tuple[float, float]:
     sample = {0, table.buckets - 1, *random.sample(range(table.buckets), min(SAMPLED, table.buckets))}
     configure(born, interval)
     before = {bucket: table.due_s(bucket) for bucket in sample}
-    cpu_s, began = born.daemon.cpu_s(), time.monotonic()
+    cpu_s, began = born.daemon.process.cpu_s(), time.monotonic()
     born.daemon.process.popen.send_signal(signal.SIGHUP)
     while before:
         before = {bucket: due_s for bucket, due_s in before.items() if abs(table.due_s(bucket) - due_s) < 2}
         if time.monotonic() > began + PATIENCE_S:
             raise TimeoutError(f"{len(before)} of {len(sample)} buckets were not looked into within {PATIENCE_S} s")
         time.sleep(0.01)
-    return time.monotonic() - began, born.daemon.cpu_s() - cpu_s
+    return time.monotonic() - began, born.daemon.process.cpu_s() - cpu_s
 
 
 def run(connections: int = 100_000, runs: int = 6) -> Report:

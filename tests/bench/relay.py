@@ -164,7 +164,7 @@ def roost(lab: Lab, router: bool) -> Callable[[], float]:
     """The daemon, with one service; its processor time. Connections do not fall quiet, and end with their server."""
     where: dict[str, Any] = {"router": {}} if router else {}
     never = {"active_quiet": "never", "standby_quiet": "never", "on_server_close": "close"}
-    return lab.daemon(lab.config(PORT, policy=never, **where)).cpu_s
+    return lab.daemon(lab.config(PORT, policy=never, **where)).process.cpu_s
 
 
 @contextmanager

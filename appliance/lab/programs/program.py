@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import time
 from collections.abc import Sequence
@@ -87,10 +86,8 @@ class Dialogue:
         self._unread = b""
 
     def say(self, line: str) -> None:
-        stdin = self.process.popen.stdin
-        assert stdin is not None
         try:
-            stdin.write(line.encode() + b"\n")
+            self.process.write(line.encode() + b"\n")
         except BrokenPipeError:
             raise ProgramError(f"{self.process.what} ended; it said {self._unread!r}") from None
 
@@ -98,7 +95,7 @@ class Dialogue:
         """What it prints, up to and with `wanted`; what comes after that is for the next time."""
         deadline = time.monotonic() + timeout_s
         while (at := self._unread.find(wanted.encode())) < 0:
-            if not (more := self._read(deadline)):
+            if not (more := self.process.read(deadline)):
                 end = f"ended with code {self.process.wait(10)}" if more == b"" else f"was silent for {timeout_s} s"
                 raise ProgramError(f"{self.process.what} {end}; {wanted!r} was not in {self._unread.decode()!r}")
             self._unread += more
@@ -110,16 +107,6 @@ class Dialogue:
         """Say a line, and hear the answer up to `wanted`."""
         self.say(line)
         return self.hear(wanted, timeout_s)
-
-    def _read(self, deadline: float) -> bytes | None:
-        """b"": it has ended. None: nothing came in time."""
-        stdout = self.process.popen.stdout
-        assert stdout is not None
-        poll = select.poll()
-        poll.register(stdout, select.POLLIN)
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            return None
-        return os.read(stdout.fileno(), 1 << 16)
 
     def end(self) -> int:
         """Close its input, as ^D does, and wait for it; its exit code."""

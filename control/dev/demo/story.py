@@ -113,7 +113,7 @@ class Story:
             self._swarm = lab.swarm()
             self._asker = lab.asker()
             self.outcome.max_awake = self._daemon.status()["max_awake"]
-            self._own_before = _own_memory(self._daemon.pid)
+            self._own_before = self._own_memory()
             self._sentence = f"daemon up: at most {self.outcome.max_awake:,} clients may have a socket at once"
 
     def _connect(self) -> bool:
@@ -143,8 +143,8 @@ class Story:
                 connections=max(asleep, 1),
                 kernel_socket=self._kernel_socket,
                 tables=self._daemon.status()["memory"]["maps_bytes"],
-                daemon_rss=round(self._daemon.rss_mb() * 1e6),
-                daemon_growth=max(_own_memory(self._daemon.pid) - self._own_before, 0),
+                daemon_rss=self._daemon.process.memory_bytes(),
+                daemon_growth=max(self._own_memory() - self._own_before, 0),
                 daemon_descriptors=descriptors,
             )
             if plan.clients >= 10_000:  # few clients cannot carry the fixed part, such as the ring buffer
@@ -237,6 +237,10 @@ class Story:
                 return present
             time.sleep(POLL_S)
 
+    def _own_memory(self) -> int:
+        """The daemon's, bytes: not the tables, which it has mapped and which are counted as such."""
+        return self._daemon.process.memory_bytes("RssAnon")
+
     def _wanted(self) -> int:
         return min(self._plan.reach, self.outcome.connected)
 
@@ -299,15 +303,6 @@ def _clients_sockets(pid: int) -> int:
         for line in Path(f"/proc/{pid}/net/{family}").read_text(encoding="ascii").splitlines()[1:]
     )
     return sum(int(port, 16) == PORT and state not in _NO_CLIENTS for port, state in ports_and_states)
-
-
-def _own_memory(pid: int) -> int:
-    """Resident memory of a process's own (RssAnon): not the tables, which it has mapped and which are counted as such,
-    and not the files of its libraries."""
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise ProcessLookupError(f"process {pid} has no memory: it ended")
 
 
 def _reasons(failed: Mapping[str, int]) -> str:
