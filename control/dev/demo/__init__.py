@@ -62,11 +62,12 @@ def command(clients: int, as_json: bool) -> None:
 def _run(plan: Plan, as_json: bool) -> Outcome:
     from rich.console import Console
 
-    from control.dev.demo.screen import LineView, LiveView, SilentView
+    from control.dev.demo.screen import LineView, LiveView
+    from control.dev.demo.story import View
 
     console = Console(highlight=False)
     if as_json:
-        return _in_a_lab(plan, SilentView())
+        return _in_a_lab(plan, View())
     if not console.is_terminal:
         return _in_a_lab(plan, LineView(console))
     with LiveView(console, plan.clients) as view:

@@ -118,19 +118,14 @@ class Outcome:
         return sum(step.seconds for step in self.steps)
 
     def as_dict(self) -> dict[str, Any]:
+        found = {field: value for field, value in asdict(self).items() if field != "finished"}
         return {
             "ok": self.ok,
-            "clients": self.clients,
-            "connected": self.connected,
+            **found,
             "connect_seconds": round(self.connect_seconds, 3),
-            "peak_awake": self.peak_awake,
-            "max_awake": self.max_awake,
-            "lost": self.lost,
             "memory": self.memory.as_dict() if self.memory else None,
             "reached_asleep": self.reached_asleep.as_dict() if self.reached_asleep else None,
-            "absence": asdict(self.absence) if self.absence else None,
             "reached_after_crash": self.reached_after_crash.as_dict() if self.reached_after_crash else None,
-            "checks": [asdict(check) for check in self.checks],
             "steps": [{"name": step.name, "seconds": round(step.seconds, 3)} for step in self.steps],
             "seconds": round(self.seconds, 3),
         }

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from control.dev.demo.outcome import Outcome
+from control.dev.demo.story import View
 
 _STATES: Final = (
     ("ACTIVE", "linked to a server", "green"),
@@ -24,23 +25,7 @@ _STATES: Final = (
 )
 
 
-class SilentView:
-    """For programs."""
-
-    def began(self, title: str) -> None:
-        """Nothing."""
-
-    def ended(self, sentence: str, seconds: float, ok: bool) -> None:
-        """Nothing."""
-
-    def status(self, status: Mapping[str, Any] | None) -> None:
-        """Nothing."""
-
-    def kernel_socket(self, size: float) -> None:
-        """Nothing."""
-
-
-class LineView(SilentView):
+class LineView(View):
     """Where nothing can be drawn over: a line when a step begins, and one when it ends."""
 
     def __init__(self, console: Console) -> None:
@@ -53,7 +38,7 @@ class LineView(SilentView):
         self._console.print(f"{'ok ' if ok else 'NO '} {sentence} ({seconds:.1f} s)", markup=False, soft_wrap=True)
 
 
-class LiveView:
+class LiveView(View):
     """A terminal: the clients in their states, what they cost, and what has happened. Use as a context."""
 
     def __init__(self, console: Console, clients: int) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import httpx
 
@@ -57,8 +57,8 @@ class Plan:
         return (self.keepalives_missed + 0.5) * self.keepalive_s
 
 
-class View(Protocol):
-    """What shows the story. `status` is called from a thread of its own."""
+class View:
+    """What shows the story; this one shows nothing, for programs. `status` is called from a thread of its own."""
 
     def began(self, title: str) -> None: ...
     def ended(self, sentence: str, seconds: float, ok: bool) -> None: ...
