@@ -17,6 +17,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from appliance.peers.lines import Command, Loop, errno_name
@@ -27,48 +28,40 @@ MAGIC: Final = b"RCH1"
 EDGES: Final = select.EPOLLIN | select.EPOLLOUT | select.EPOLLET
 
 
+@dataclass(slots=True, eq=False)
 class Link:
     """One connection. `preface` reads what comes before the stream, and says what of `head` is behind it (None: it is
     not whole); it is None where all is stream."""
 
-    __slots__ = ("blocked", "connecting", "fd", "head", "heard", "napping", "over", "preface", "session",
-                 "visit")  # fmt: skip
-
-    def __init__(self, fd: int, session: Session | None = None) -> None:
-        self.fd = fd
-        self.session = session
-        self.preface: Callable[[Link], bytes | None] | None = None
-        self.head = b""
-        self.blocked = False  # the kernel takes no more for now
-        self.napping = False  # a slow reader reads on later
-        self.heard = False  # the other end is known to be at this link
-        self.over = False  # the other end has sent its last byte
-        self.visit = False  # the server came by itself
-        self.connecting = False
+    fd: int
+    session: Session | None = None
+    preface: Callable[[Link], bytes | None] | None = None
+    head: bytes = b""
+    blocked: bool = False  # the kernel takes no more for now
+    napping: bool = False  # a slow reader reads on later
+    heard: bool = False  # the other end is known to be at this link
+    over: bool = False  # the other end has sent its last byte
+    visit: bool = False  # the server came by itself
+    connecting: bool = False
 
 
+@dataclass(slots=True, eq=False)
 class Session:
     """One client's two streams, as one end sees them."""
 
-    __slots__ = ("chunk", "lazy", "links", "number", "out_start", "owes", "planned", "receiver", "sent", "shut",
-                 "target", "visit")  # fmt: skip
-
-    def __init__(self, target: tuple[str, int] = ("", 0)) -> None:
-        self.target = target  # the client's address and port
-        self.number = -1
-        self.receiver: Receiver | None = None  # there is none before the number is known
-        self.out_start = 0
-        self.links: list[Link] = []
-        self.sent = 0  # bytes of the stream; what comes before it does not count
-        self.chunk = 0  # bytes of the present chunk still to be sent
-        self.planned = False  # a time is set at which the next chunk begins
-        self.owes = False  # it was time for one, and there was no link
-        self.visit: Link | None = None
-        self.lazy = False
-        self.shut = False
+    target: tuple[str, int] = ("", 0)  # the client's address and port
+    receiver: Receiver | None = None  # there is none before the number is known
+    out_start: int = 0
+    links: list[Link] = field(default_factory=list)
+    sent: int = 0  # bytes of the stream; what comes before it does not count
+    chunk: int = 0  # bytes of the present chunk still to be sent
+    planned: bool = False  # a time is set at which the next chunk begins
+    owes: bool = False  # it was time for one, and there was no link
+    visit: Link | None = None
+    lazy: bool = False
+    shut: bool = False
 
     def name(self, number: int, is_client: bool) -> None:
-        self.number = number
         self.out_start = start_of(number, to_server=is_client)
         self.receiver = Receiver(start_of(number, to_server=not is_client))
 
