@@ -38,11 +38,9 @@ def c_sources(root: Path, *suffixes: str) -> list[str]:
 
 
 def tools(root: Path) -> list[Tool]:
-    """Every tool with its arguments. A tool for which there is no file is left out."""
+    """Every tool with its arguments."""
     python = sys.executable
-    trees = [tree for tree in PYTHON_TREES if (root / tree).exists() and tree != "spark"]
-    if any((root / "spark").rglob("*.py")):
-        trees.append("spark")
+    trees = [tree for tree in PYTHON_TREES if tree != "spark" or any((root / tree).rglob("*.py"))]
     typed = [tree for tree in trees if tree not in ("ebpf", "setup.py")]
     formatted = c_sources(root, ".c", ".h")
     compiled = c_sources(root, ".c")
@@ -67,19 +65,17 @@ def tools(root: Path) -> list[Tool]:
     )
     # SEC() and the map macros of libbpf are attributes and anonymous types that a C parser has no use for.
     bpf_macros = ("-DSEC(x)=", "-D__always_inline=inline", "-D__uint(n,v)=int(*n)[v]", "-D__type(n,v)=v*n")
-    shell = [name for name in SHELL_SCRIPTS if (root / name).exists()]
-    candidates = [
-        (Tool("ruff check", (python, "-m", "ruff", "check", "--quiet", *trees), None), trees),
-        (Tool("ruff format", (python, "-m", "ruff", "format", "--check", "--quiet", "--diff", *trees), None), trees),
-        (Tool("mypy --strict", (python, "-m", "mypy", "--strict", "--no-error-summary", *typed), None), typed),
-        (Tool("import-linter", (str(Path(python).with_name("lint-imports")), "--no-cache", "--no-logo"), None), typed),
-        (Tool("clang-format", ("clang-format", "--dry-run", "-Werror", *formatted), "clang-format"), formatted),
-        (Tool("cppcheck", (*cppcheck, *ordinary), "cppcheck"), ordinary),
-        (Tool("cppcheck (BPF)", (*cppcheck, *bpf_macros, *programs), "cppcheck"), programs),
-        (Tool("C floors", (python, "-m", "control.dev.c_layers"), None), compiled),
-        (Tool("shellcheck", ("shellcheck", *shell), "shellcheck"), shell),
+    return [
+        Tool("ruff check", (python, "-m", "ruff", "check", "--quiet", *trees), None),
+        Tool("ruff format", (python, "-m", "ruff", "format", "--check", "--quiet", "--diff", *trees), None),
+        Tool("mypy --strict", (python, "-m", "mypy", "--strict", "--no-error-summary", *typed), None),
+        Tool("import-linter", (str(Path(python).with_name("lint-imports")), "--no-cache", "--no-logo"), None),
+        Tool("clang-format", ("clang-format", "--dry-run", "-Werror", *formatted), "clang-format"),
+        Tool("cppcheck", (*cppcheck, *ordinary), "cppcheck"),
+        Tool("cppcheck (BPF)", (*cppcheck, *bpf_macros, *programs), "cppcheck"),
+        Tool("C floors", (python, "-m", "control.dev.c_layers"), None),
+        Tool("shellcheck", ("shellcheck", *SHELL_SCRIPTS), "shellcheck"),
     ]
-    return [tool for tool, files in candidates if files]
 
 
 def run_tool(tool: Tool, root: Path) -> tuple[bool, str, float]:
@@ -130,9 +126,8 @@ def require_checkout(purpose: str) -> Path:
 def reformat(root: Path) -> None:
     """Let the formatters rewrite the sources, before they are checked."""
     python = [sys.executable, "-m", "ruff"]
-    trees = [tree for tree in PYTHON_TREES if (root / tree).exists()]
-    subprocess.run([*python, "check", "--fix-only", "--quiet", *trees], cwd=root, check=True)
-    subprocess.run([*python, "format", "--quiet", *trees], cwd=root, check=True)
+    subprocess.run([*python, "check", "--fix-only", "--quiet", *PYTHON_TREES], cwd=root, check=True)
+    subprocess.run([*python, "format", "--quiet", *PYTHON_TREES], cwd=root, check=True)
     subprocess.run([sys.executable, "-m", "control.dev.c_layers", "--write"], cwd=root, check=True)
     subprocess.run(["clang-format", "-i", *c_sources(root, ".c", ".h")], cwd=root, check=True)
 
