@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from appliance.lab import leftovers, topology
@@ -38,13 +37,12 @@ class Lab:
     """
 
     def __init__(self, clients: int = 1000, nat: bool = True, addresses: int | None = None,
-                 public_addresses: int | None = None, exact_frames: bool = False) -> None:  # fmt: skip
+                 exact_frames: bool = False) -> None:  # fmt: skip
         self.nat = nat
         self.addresses = addresses or max(1, math.ceil(clients / _PORTS_AN_ADDRESS))
-        self.public_addresses = public_addresses or self.addresses
-        if nat and clients > 60_000 * self.public_addresses:
-            raise ValueError(f"{clients} clients do not fit behind {self.public_addresses} public address(es) of some "
-                             "60,000 ports each: give public_addresses")  # fmt: skip
+        if nat and clients > 60_000 * self.addresses:
+            raise ValueError(f"{clients} clients do not fit behind {self.addresses} public address(es) of some 60,000 "
+                             "ports each: give addresses")  # fmt: skip
         self._clients = clients
         self._exact_frames = exact_frames
         self._stack = ExitStack()
@@ -66,14 +64,13 @@ class Lab:
             stack.callback(self._spawner.close)
             if self.nat:
                 topology.need_conntrack(self._clients * 5 // 4)
-            topology.build(self._spaces, self.nat, self.addresses, self.public_addresses)
+            topology.build(self._spaces, self.nat, self.addresses)
             if self._exact_frames:
                 topology.pass_frames_unmerged(self._spaces)
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:  # fmt: skip
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     # The network

@@ -66,7 +66,7 @@ def public_address(index: int) -> str:
     return str(PUBLIC[1 + index])
 
 
-def build(spaces: dict[str, Namespace], nat: bool, client_addresses: int, public_addresses: int) -> None:
+def build(spaces: dict[str, Namespace], nat: bool, client_addresses: int) -> None:
     """Links, addresses, routes, offloads, sysctls and the translation."""
     for space in spaces.values():
         _quiet_defaults(space)  # before there are interfaces: they take these settings over when they are made
@@ -96,7 +96,7 @@ def build(spaces: dict[str, Namespace], nat: bool, client_addresses: int, public
     _routes(spaces, nat)
     _sysctls(spaces)
     if nat:
-        _translate(spaces["nat"], client_addresses, public_addresses)
+        _translate(spaces["nat"], client_addresses)
 
 
 def _quiet_defaults(space: Namespace) -> None:
@@ -159,30 +159,27 @@ def _neighbours(spaces: dict[str, Namespace]) -> None:
 
 
 def _routes(spaces: dict[str, Namespace], nat: bool) -> None:
-    def add(node: str, destination: str, via: tuple[str, str], **more: Any) -> None:
-        family = 6 if ":" in destination or destination == "default6" else 4
-        target = destination.removesuffix("6") if destination.startswith("default") else destination
+    def add(node: str, destination: str, via: tuple[str, str] | None, family: int = 4, **more: Any) -> None:
         with spaces[node].entered(), IPRoute() as ip:
-            if via[0]:
-                more["gateway"] = ADDRESSES[via[0], via[1], family]
+            if via:
+                more["gateway"] = ADDRESSES[*via, family]
             if "ifname" in more:
                 more["oif"] = ip.link_lookup(ifname=more.pop("ifname"))[0]
-            ip.route("add", dst=target, family=_FAMILY[family], **more)
+            ip.route("add", dst=destination, family=_FAMILY[family], **more)
 
-    nowhere = ("", "")
-    for suffix, family in (("", 4), ("6", 6)):
-        add("wan", str(CLIENTS[family]), nowhere, type="local", table=_LOCAL_TABLE,
-            scope=_HOST_SCOPE, ifname="lo")  # fmt: skip
-        add("wan", "default" + suffix, ("nat", "inside"))
-        add("nat", str(CLIENTS[family]), ("wan", "eth0"))
-        add("nat", "default" + suffix, ("box", "wan0"))
-        add("lan", "default" + suffix, ("box", "lan0"))
-    add("box", "fd00:10::/64", ("nat", "outside"))
-    add("box", str(CLIENTS[6]), ("nat", "outside"))
+    for family in (4, 6):
+        add("wan", str(CLIENTS[family]), None, family, type="local", table=_LOCAL_TABLE, scope=_HOST_SCOPE,
+            ifname="lo")  # fmt: skip
+        add("wan", "default", ("nat", "inside"), family)
+        add("nat", str(CLIENTS[family]), ("wan", "eth0"), family)
+        add("nat", "default", ("box", "wan0"), family)
+        add("lan", "default", ("box", "lan0"), family)
+    add("box", "fd00:10::/64", ("nat", "outside"), 6)
+    add("box", str(CLIENTS[6]), ("nat", "outside"), 6)
     if nat:
         add("box", str(PUBLIC), ("nat", "outside"))
         # What no translation claims ends here, as it would at a carrier's NAT, and does not come back to the box.
-        add("nat", str(PUBLIC), nowhere, type="blackhole")
+        add("nat", str(PUBLIC), None, type="blackhole")
     else:
         add("box", str(CLIENTS[4]), ("nat", "outside"))
         add("box", "10.10.0.0/24", ("nat", "outside"))
@@ -201,13 +198,12 @@ def _sysctls(spaces: dict[str, Namespace]) -> None:
         spaces[router].sysctl("net.ipv6.conf.all.forwarding", 1)
 
 
-def _translate(nat: Namespace, client_addresses: int, public_addresses: int) -> None:
-    """Client address i is translated to public address i modulo their number; any other to one out of all."""
-    pairs = ", ".join(f"{client_address(i, 4)} : {public_address(i % public_addresses)}"
-                      for i in range(client_addresses))  # fmt: skip
+def _translate(nat: Namespace, client_addresses: int) -> None:
+    """Client address i is translated to public address i; any other to one out of all."""
+    pairs = ", ".join(f"{client_address(i, 4)} : {public_address(i)}" for i in range(client_addresses))
     everyone = public_address(0)
-    if public_addresses > 1:
-        everyone += "-" + public_address(public_addresses - 1)
+    if client_addresses > 1:
+        everyone += "-" + public_address(client_addresses - 1)
     nft(nat, f"""
         table ip roost_lab {{
             chain postrouting {{

@@ -7,25 +7,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from control.cli.client import json_option, print_json
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def name_option(function: F) -> F:
-    """--name: several labs may stand at a time."""
-    return click.option(
-        "--name",
-        default="roost",
-        show_default=True,
-        metavar="NAME",
-        help="The lab's name; its namespaces are NAME-wan, NAME-nat, NAME-box and NAME-lan.",
-    )(function)
+name_option = click.option(
+    "--name",
+    default="roost",
+    show_default=True,
+    metavar="NAME",
+    help="The lab's name; its namespaces are NAME-wan, NAME-nat, NAME-box and NAME-lan.",
+)
 
 
 @click.group("lab")

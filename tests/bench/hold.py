@@ -135,7 +135,7 @@ def run(connections: int = 100_000, minutes: float = 2.0, simulated: bool = Fals
     growth = held.daemon - before.daemon
     lost = connections - joined.connected + seen.silent + dead.total() + speaking - said.answered
     report.did = (
-        f"{connections:,} real clients in {processes} processes behind {lab.public_addresses} public "
+        f"{connections:,} real clients in {processes} processes behind {lab.addresses} public "
         f"addresses, IDLE for {minutes:g} minutes with a keep-alive every {KEEPIDLE_S} s, looked at {seen.looks} times"
     )
     report.add("bytes_per_connection", (held.maps + growth + sockets) / idle, "bytes", Target(at_most=BYTES))
