@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,8 @@ class DaemonError(Exception):
 class DaemonHandle:
     """One configured daemon, which may be ended and started again any number of times."""
 
-    def __init__(self, start: Start, config: Path) -> None:
-        settings = tomllib.loads(config.read_text())
-        paths = settings.get("paths", {})
-        for key in ("control_socket", "pin_dir"):
-            if key not in paths:
-                raise DaemonError(f"{config}: a daemon of the lab needs [paths] {key}: it must not meet another's")
+    def __init__(self, start: Start, config: Path, paths: Mapping[str, Any]) -> None:
+        """paths: [paths] of the configuration."""
         self.config = config
         self.control_socket = Path(paths["control_socket"])
         self.pin_dir = Path(paths["pin_dir"])

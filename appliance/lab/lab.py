@@ -195,15 +195,14 @@ class Lab:
 
     # The appliance
 
-    def config(self, port: int = 8000, server_port: int | None = None, attach_port: int = 3128,
-               policy: dict[str, Any] | None = None, table: dict[str, Any] | None = None,
-               service: dict[str, Any] | None = None,
+    def config(self, port: int = 8000, attach_port: int = 3128, policy: dict[str, Any] | None = None,
+               table: dict[str, Any] | None = None, service: dict[str, Any] | None = None,
                router: dict[str, Any] | None = None) -> dict[str, Any]:  # fmt: skip
         """A configuration for this lab: one service for each family, and attach; `service` goes into both services.
         With `router` (keys of [router]; {} will do) clients connect to the server's own address."""
         services: list[dict[str, Any]] = []
         for family in (4, 6):
-            server = endpoint(self.address("lan", "eth0", family), server_port or port)
+            server = endpoint(self.address("lan", "eth0", family), port)
             listen = endpoint(self.address("box", "wan0", family), port)
             where = {"listen": listen, "server": server} if router is None else {"listen": server, "transparent": True}
             services.append({"name": f"lab{family}", **where, **(service or {})})
@@ -211,25 +210,23 @@ class Lab:
                 "router": {} if router is None else {"lan": ["lan0"], **router},
                 "attach": {"listen": [endpoint(self.address("box", "lan0", 4), attach_port)]}}  # fmt: skip
 
-    def daemon(self, config: dict[str, Any] | Path, start: bool = True) -> DaemonHandle:
-        """Roost in the appliance, answering. Paths, instance and interfaces that a dict leaves out are made unique."""
-        if isinstance(config, Path):
-            path = config
-        else:
-            self._daemons += 1
-            suffix = "" if self._daemons == 1 else f"-{self._daemons}"
-            pid_and_more = self.name.removeprefix("roost-")
-            paths = {"pin_dir": leftovers.BPFFS / f"{self.name}{suffix}",
-                     "database": self.workspace / f"roost{suffix}.db",
-                     "control_socket": self.workspace / f"roost{suffix}.sock"}  # fmt: skip
-            path = self.workspace / f"roost{suffix}.toml"
-            path.write_text(toml({
-                **config,
-                "instance": config.get("instance", f"{pid_and_more}{suffix}"[:31]),
-                "paths": {**paths, **config.get("paths", {})},
-                "network": {"interfaces": ["wan0"], **config.get("network", {})},
-            }))  # fmt: skip
-        handle = DaemonHandle(lambda argv, **popen: self.run("box", argv, **popen), path)
+    def daemon(self, config: dict[str, Any], start: bool = True) -> DaemonHandle:
+        """Roost in the appliance, answering. Paths, instance and interfaces are unique unless `config` says which."""
+        self._daemons += 1
+        suffix = "" if self._daemons == 1 else f"-{self._daemons}"
+        pid_and_more = self.name.removeprefix("roost-")
+        paths = {"pin_dir": leftovers.BPFFS / f"{self.name}{suffix}",
+                 "database": self.workspace / f"roost{suffix}.db",
+                 "control_socket": self.workspace / f"roost{suffix}.sock",
+                 **config.get("paths", {})}  # fmt: skip
+        path = self.workspace / f"roost{suffix}.toml"
+        path.write_text(toml({
+            **config,
+            "instance": config.get("instance", f"{pid_and_more}{suffix}"[:31]),
+            "paths": paths,
+            "network": {"interfaces": ["wan0"], **config.get("network", {})},
+        }))  # fmt: skip
+        handle = DaemonHandle(lambda argv, **popen: self.run("box", argv, **popen), path, paths)
         self._stack.callback(self._close_daemon, handle)
         if start:
             handle.start()
