@@ -249,7 +249,7 @@ static int run(struct simulator *s, struct sim_job *job, const uint32_t *list, u
     return e;
 }
 
-/* What of a client is not answered, and how long since we asked. */
+/* Whether something of a client is not answered. */
 static bool unanswered(const struct sim_client *c) {
     uint32_t state = SIM_STATE(c->ctl), flags = SIM_FLAGS(c->ctl);
     if (state == SIM_SYN_SENT)
@@ -294,23 +294,12 @@ static int sweep_client(struct sweep *sweep, uint32_t index, bool *open) {
     return sweep->agains == SIM_BATCH || sweep->give_ups == SIM_BATCH ? flush(sweep) : 0;
 }
 
-int64_t sim_tend(struct simulator *s, uint32_t rto_ms, uint32_t tries) {
-    struct sweep sweep = {
-        .s = s, .rto_ms = rto_ms, .tries = tries, .now_ms = (uint32_t)(clock_ns(CLOCK_MONOTONIC) / NS_A_MS)};
-    bool open;
-    int e = 0;
-    for (uint32_t i = 0; i < s->config->clients && !e; i++)
-        e = sweep_client(&sweep, i, &open);
-    if (!e)
-        e = flush(&sweep);
-    return e ? e : sweep.sent;
-}
-
 static uint32_t client_of(const struct sim_phase *p, uint32_t nth) {
     return p->list ? p->list[nth] : p->first + nth;
 }
 
-static int sweep_phase(struct simulator *s, struct sim_phase *p, uint64_t now_ns) {
+/* Retransmissions, or -errno. */
+static int64_t sweep_phase(struct simulator *s, struct sim_phase *p, uint64_t now_ns) {
     struct sweep sweep = {.s = s, .rto_ms = p->rto_ms, .tries = p->tries, .now_ms = (uint32_t)(now_ns / NS_A_MS)};
     bool all_closed = true, open;
     int e = 0;
@@ -320,7 +309,14 @@ static int sweep_phase(struct simulator *s, struct sim_phase *p, uint64_t now_ns
         if (all_closed)
             p->swept = i + 1; /* those before need not be looked at again */
     }
-    return e ? e : flush(&sweep);
+    if (!e)
+        e = flush(&sweep);
+    return e ? e : sweep.sent;
+}
+
+int64_t sim_tend(struct simulator *s, uint32_t rto_ms, uint32_t tries) {
+    struct sim_phase everybody = {.offered = s->config->clients, .rto_ms = rto_ms, .tries = tries};
+    return sweep_phase(s, &everybody, clock_ns(CLOCK_MONOTONIC));
 }
 
 int64_t sim_spoof(struct simulator *s, uint32_t action, uint32_t first, uint32_t count, uint32_t at, double rate,
@@ -439,7 +435,8 @@ int sim_phase_step(struct simulator *s, struct sim_phase *p, uint32_t slice_ms) 
             e = 1;
         } else if (now >= p->sweep_due_ns) {
             uint64_t pause = p->rto_ms * NS_A_MS / SWEEPS_A_TIMEOUT;
-            e = sweep_phase(s, p, now);
+            int64_t sent = sweep_phase(s, p, now);
+            e = sent < 0 ? (int)sent : 0;
             p->sweep_due_ns = now + (pause > LEAST_SWEEP_NS ? pause : LEAST_SWEEP_NS);
         } else if (count) {
             e = offer(s, p, count);
