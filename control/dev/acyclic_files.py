@@ -9,18 +9,7 @@ from grimp import ImportGraph
 from importlinter import Contract, ContractCheck, fields, output
 from importlinter.application.contract_utils import AlertLevel, remove_ignored_imports_and_report
 
-
-def on_circles(graph: ImportGraph) -> list[str]:
-    """The files that lie on circles of imports, or on a way from one circle to another; in order."""
-    left = set(graph.modules)
-    while free := {
-        one
-        for one in left
-        if not left & graph.find_modules_directly_imported_by(one)
-        or not left & graph.find_modules_that_directly_import(one)
-    }:
-        left -= free
-    return sorted(left)
+from control.dev.c_layers import circles
 
 
 class AcyclicFiles(Contract):
@@ -33,8 +22,9 @@ class AcyclicFiles(Contract):
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
         ignored: Any = self.ignore_imports
         remove_ignored_imports_and_report(graph=graph, ignore_imports=ignored, unmatched_alerting=AlertLevel.ERROR)
-        found = on_circles(graph)
-        imports = {one: sorted(graph.find_modules_directly_imported_by(one) & set(found)) for one in found}
+        used = {one: graph.find_modules_directly_imported_by(one) for one in sorted(graph.modules)}
+        found = sorted(one for circle in circles(used) for one in circle)
+        imports = {one: sorted(used[one] & set(found)) for one in found}
         return ContractCheck(kept=not found, metadata={"imports": imports})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
