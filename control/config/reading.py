@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from control.config.config import LISTS, SECTIONS, Config
-from control.config.sections import Section
+from control.config.sections import Policy, Section
 
 
 class ConfigError(Exception):
@@ -64,7 +64,8 @@ def _explain(detail: ErrorDetails, data: dict[str, Any]) -> str:
         if not close:  # "qiet" is far from "active_quiet" as a whole, near to its last word
             words = {word: name for name in model.model_fields for word in (name, *name.split("_"))}
             close = [words[word] for word in difflib.get_close_matches(key, list(words), n=1, cutoff=0.6)]
-        hint = f"; did you mean `{close[0]}`?" if close else f"; known keys: {', '.join(model.model_fields)}"
+        known = sorted(model.model_fields, key=list(Policy.model_fields).__contains__)  # a service's own come first
+        hint = f"; did you mean `{close[0]}`?" if close else f"; known keys: {', '.join(known)}"
         return f"unknown key `{key}` {_in(location[:-1], data)}{hint}"
     if not location:
         return message

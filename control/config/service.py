@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from appliance.wire import SERVERS_MAX
 from control.config.sections import Policy, Router, Section, Table
@@ -62,8 +62,10 @@ class InBand(Section):
     )
 
 
-class Service(Section):
+class Service(Policy):
     """One for each address that clients connect to; any key of `[policy]` may stand here too."""
+
+    # Those that are not given have the defaults of Policy here: `policy` tells what is in force.
 
     name: str = Field(
         description="its name: letters, digits, `.`, `_`, `-`; sleeping connections are tied to it",
@@ -123,25 +125,6 @@ class Service(Section):
     in_band: InBand = Field(
         InBand(), description="`[service.in_band]`, see [below](#servicein_band): requests inside the payload"
     )
-    active_quiet: Duration | None = None
-    standby_quiet: Duration | None = None
-    idle_quiet: Duration | None = None
-    probe_interval: WholeSeconds | None = None
-    probe_retry: WholeSeconds | None = None
-    probe_count: int | None = Field(None, ge=1, le=255)
-    sleep_keepalive: Literal["answer", "none"] | None = None
-    priority: Literal["low", "normal", "high"] | None = None
-    connect_timeout: Duration | None = None
-    on_server_close: Literal["standby", "close"] | None = None
-    on_second_server: Literal["refuse", "wait", "take-over"] | None = None
-    second_server_wait: Duration | None = Field(None, le=3600)
-
-    @field_validator("probe_retry", "connect_timeout", "second_server_wait")
-    @classmethod
-    def _not_never(cls, value: float | None) -> float | None:
-        if value == 0:
-            raise ValueError('must not be 0 or "never"')
-        return value
 
     @property
     def every_server(self) -> tuple[str, ...]:
@@ -198,7 +181,7 @@ class Service(Section):
 
     def policy(self, defaults: Policy) -> Policy:
         """The policy in force for this service: its own keys over the defaults."""
-        own = {key: value for key in Policy.model_fields if (value := getattr(self, key)) is not None}
+        own = self.model_dump(include=set(Policy.model_fields), exclude_unset=True)
         if self.interface == "persistent":  # the session ended with the server's connection
             own.setdefault("on_server_close", "close")
         return defaults.model_copy(update=own)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from appliance.wire import Born
-from control.config import Config, ConfigError, Policy, Service, load, parse, parse_duration, parse_endpoint
+from control.config import Config, ConfigError, load, parse, parse_duration, parse_endpoint
 from control.config.config import SECTIONS
 from control.config.prose import EXAMPLE
 from control.config.reference import render_reference
@@ -180,12 +180,7 @@ def test_the_example_is_valid_and_the_documentation_is_generated_from_the_code()
     for model in models:
         for name, key in model.model_fields.items():
             assert name in reference
-            overrides = model is Service and name in Policy.model_fields
-            assert key.description or overrides or name in SECTIONS
-
-
-def test_a_service_can_override_every_policy_key() -> None:
-    assert set(Policy.model_fields) <= set(Service.model_fields)
+            assert key.description or name in SECTIONS
 
 
 def test_whether_clients_are_born_asleep_reaches_the_engine_at_a_reload() -> None:
