@@ -21,6 +21,7 @@ from control.config.sections import (
     Router,
     Section,
     Table,
+    section_of,
 )
 from control.config.service import Service
 from control.config.values import parse_endpoint
@@ -124,19 +125,7 @@ class Config(Section):
         return self.paths.control_socket or f"/run/roost/{self.instance}.sock"
 
 
-SECTIONS: Final[dict[str, type[Section]]] = {
-    "paths": Paths,
-    "network": Network,
-    "router": Router,
-    "table": Table,
-    "policy": Policy,
-    "attach": Attach,
-    "absent": Absent,
-    "agents": Agents,
-    "agent": Agent,
-    "history": History,
-    "service": Service,
-}
+SECTIONS: Final = {key: section for key in Config.model_fields if (section := section_of(Config, key)) is not None}
 
 LISTS: Final = ("agent", "service")
 """Sections of which there may be several."""

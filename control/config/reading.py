@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from control.config.config import LISTS, SECTIONS, Config
-from control.config.sections import Policy, Section
+from control.config.sections import Policy, Section, section_of
 
 
 class ConfigError(Exception):
@@ -78,19 +78,14 @@ def _explain(detail: ErrorDetails, data: dict[str, Any]) -> str:
     secret = location[:2] == ("attach", "users") or (location[0] == "agent" and location[-1] == "token")
     told = isinstance(given, str | int | float) and str(given) not in message and not secret
     shown = f" (it is {given!r})" if told else ""
-    place = _where(location[:-1] if len(location) > 1 else (), data)
-    return f"`{key}` {'in ' + place if place[0] == '[' else place}: {message}{shown}"
+    return f"`{key}` {_in(location[:-1], data)}: {message}{shown}"
 
 
 def _model_at(location: tuple[int | str, ...]) -> type[Section]:
     """The section that a place in the file belongs to."""
     model: type[Section] = Config
     for part in location:
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        if part in SECTIONS:
-            model = SECTIONS[str(part)]
-        elif isinstance(annotation, type) and issubclass(annotation, Section):
-            model = annotation
+        model = section_of(model, part) or model
     return model
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BeforeValidator
@@ -18,17 +19,11 @@ from control.config.values import endpoint_text, parse_duration, whole_seconds
 def _shown_default(default: object) -> str:
     if default is PydanticUndefined:
         return "required"
-    if isinstance(default, bool):
-        return "`true`" if default else "`false`"
-    if isinstance(default, Section):
+    if isinstance(default, Section) or default in ("", {}):
         return ""
-    if default in ("", (), {}):
-        return "" if default == "" else "`[]`" if default == () else ""
-    if isinstance(default, tuple):
-        return f"`{list(default)}`".replace("'", '"')
-    if isinstance(default, str):
-        return f'`"{default}"`'
-    return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+    if isinstance(default, float):
+        return f"`{default:g}`"
+    return f"`{None if default is None else json.dumps(default)}`"
 
 
 def _shown_type(annotation: object, metadata: list[Any]) -> str:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -16,6 +16,13 @@ class Section(BaseModel):
     """Knows its keys alone, and never changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def section_of(model: type[Section], key: str | int) -> type[Section] | None:
+    """The section, or the kind of each of several, that this key of `model` holds; None: it holds none."""
+    annotation = model.model_fields[key].annotation if key in model.model_fields else None
+    found = (get_args(annotation) or (annotation,))[0]
+    return found if isinstance(found, type) and issubclass(found, Section) else None
 
 
 class Paths(Section):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Callable
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator
@@ -16,6 +17,7 @@ from appliance.frontends.passwords import PasswordHash
 
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_PARTS = re.compile(f"(?:{_PART.pattern})+")
 _MAX_S = (2**32 - 1) / 1000  # the engine counts in milliseconds, 32 bits wide
 
 
@@ -28,17 +30,14 @@ def parse_duration(value: object) -> float:
         text = value.strip()
         if text == "never":
             return 0.0
+        if not text:
+            raise ValueError('an empty text is no duration; write "never" for none')
         if re.fullmatch(r"\d+(\.\d+)?", text):
             seconds = float(text)
+        elif _PARTS.fullmatch(text):
+            seconds = sum(float(number) * _UNIT_S[unit] for number, unit in _PART.findall(text))
         else:
-            position, seconds = 0, 0.0
-            while position < len(text):
-                if (part := _PART.match(text, position)) is None:
-                    raise ValueError(f'"{value}" is no duration; write "90s", "5m", "1h30m", 2.5 (seconds) or "never"')
-                seconds += float(part[1]) * _UNIT_S[part[2]]
-                position = part.end()
-            if not text:
-                raise ValueError('an empty text is no duration; write "never" for none')
+            raise ValueError(f'"{value}" is no duration; write "90s", "5m", "1h30m", 2.5 (seconds) or "never"')
     else:
         seconds = float(value)
     if not 0 <= seconds <= _MAX_S:
@@ -92,20 +91,16 @@ def parse_ports(text: str) -> tuple[int, int]:
     return int(first), int(last)
 
 
-def _ports(value: str) -> str:
-    parse_ports(value)
-    return value
+def _readable_by(parse: Callable[[str], object]) -> AfterValidator:
+    def check(value: str) -> str:
+        parse(value)
+        return value
+
+    return AfterValidator(check)
 
 
-PortRange = Annotated[str, AfterValidator(_ports)]
-
-
-def _password_hash(value: str) -> str:
-    PasswordHash.parse(value)
-    return value
-
-
-PasswordText = Annotated[str, AfterValidator(_password_hash)]
+PortRange = Annotated[str, _readable_by(parse_ports)]
+PasswordText = Annotated[str, _readable_by(PasswordHash.parse)]
 
 
 def _network(value: object) -> str:

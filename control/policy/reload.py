@@ -29,21 +29,7 @@ def reloaded(old: Service, new: Service) -> Service:
 
 def needs_restart(old: Config, new: Config) -> list[str]:
     """The changed keys that wait for a restart: a running daemon takes over the policy and the servers alone."""
-    changed = [
-        section
-        for section in (
-            "instance",
-            "paths",
-            "network",
-            "router",
-            "table",
-            "attach",
-            "absent",
-            "agents",
-            "agent",
-            "history",
-        )
-        if getattr(old, section) != getattr(new, section)
-    ]
+    sections = [key for key in Config.model_fields if key not in ("policy", "service")]
+    changed = [section for section in sections if getattr(old, section) != getattr(new, section)]
     before, after = ({s.name: _fixed(s) for s in c.service} for c in (old, new))
     return changed + [f'[[service]] "{name}"' for name in sorted(before | after) if before.get(name) != after.get(name)]
