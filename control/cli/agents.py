@@ -14,7 +14,7 @@ from control.cli.table import show_table
 @click.command("agents")
 @daemon_options
 @json_option
-def command(config_path: str | None, socket_path: str | None, as_json: bool) -> None:
+def command(daemon: Client, as_json: bool) -> None:
     """The clients that agents speak for: servers reach them as NAME.roost, too.
 
     \b
@@ -22,7 +22,7 @@ def command(config_path: str | None, socket_path: str | None, as_json: bool) -> 
       roost agents
       roost agents --json | jq -r '.[] | select(.connected | not) | .name'
     """
-    rows = Client.find(config_path, socket_path).get("/v1/agents")
+    rows = daemon.get("/v1/agents")
     if as_json:
         print_json(rows)
         return

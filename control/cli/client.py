@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import os
@@ -18,13 +19,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_SOCKET = "/run/roost/main.sock"
 
 
-def daemon_options(function: F) -> F:
-    """--config, --socket: where the daemon is."""
-    function = click.option("--socket", "socket_path", metavar="PATH", help="The daemon's control socket.")(function)
-    return click.option(
-        "-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG",
-        help="The daemon's configuration, to find its socket (or set ROOST_CONFIG).",
-    )(function)  # fmt: skip
+def daemon_options(function: Callable[..., None]) -> Callable[..., None]:
+    """--config, --socket: where the daemon is. The command is given its Client, as `daemon`."""
+
+    @click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG",
+                  help="The daemon's configuration, to find its socket (or set ROOST_CONFIG).")  # fmt: skip
+    @click.option("--socket", "socket_path", metavar="PATH", help="The daemon's control socket.")
+    @functools.wraps(function)
+    def command(config_path: str | None, socket_path: str | None, **arguments: object) -> None:
+        if config_path and not socket_path:
+            from control.config import load
+
+            socket_path = load(config_path).control_socket
+        function(daemon=Client(socket_path or DEFAULT_SOCKET), **arguments)
+
+    return command
 
 
 def json_option(function: F) -> F:
@@ -33,7 +42,7 @@ def json_option(function: F) -> F:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout: float | None) -> None:
+    def __init__(self, path: str, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)
         self._path = path
 
@@ -46,22 +55,10 @@ class _UnixConnection(http.client.HTTPConnection):
 class Client:
     """One daemon. Every failure is a click.ClickException with a sentence."""
 
-    def __init__(self, socket_path: str, timeout_s: float | None = 60.0) -> None:
+    def __init__(self, socket_path: str) -> None:
         self._path = socket_path
-        self._timeout = timeout_s
 
-    @classmethod
-    def find(cls, config_path: str | None, socket_path: str | None) -> Client:
-        """By --socket, else by the configuration, else the default instance's."""
-        if socket_path:
-            return cls(socket_path)
-        if config_path:
-            from control.config import load
-
-            return cls(load(config_path).control_socket)
-        return cls(DEFAULT_SOCKET)
-
-    def _open(self, method: str, path: str, timeout: float | None, data: object = None) -> http.client.HTTPResponse:
+    def _open(self, method: str, path: str, data: object = None, timeout: float = 60.0) -> http.client.HTTPResponse:
         connection = _UnixConnection(self._path, timeout)
         body, headers = (None, {}) if data is None else (json.dumps(data), {"Content-Type": "application/json"})
         try:
@@ -84,27 +81,16 @@ class Client:
 
     def get(self, path: str, **query: object) -> Any:
         """The JSON at `path`; query values that are None or "" are left out."""
-        with self._open("GET", _with_query(path, query), self._timeout) as response:
-            return json.load(response)
+        return self.send("GET", _with_query(path, query))
 
-    def post(self, path: str) -> Any:
-        """The JSON that `path` answers with."""
-        with self._open("POST", path, self._timeout) as response:
-            return json.load(response)
-
-    def put(self, path: str, data: object) -> Any:
-        """Give `path` the JSON of `data`; the JSON it answers with."""
-        with self._open("PUT", path, self._timeout, data) as response:
-            return json.load(response)
-
-    def delete(self, path: str) -> Any:
-        """The JSON that `path` answers with when it is removed."""
-        with self._open("DELETE", path, self._timeout) as response:
+    def send(self, method: str, path: str, data: object = None) -> Any:
+        """The JSON that `path` answers with to this method, and to `data` as JSON when it is given."""
+        with self._open(method, path, data) as response:
             return json.load(response)
 
     def lines(self, path: str, **query: object) -> Iterator[dict[str, Any]]:
         """The objects of an NDJSON answer, as they come."""
-        with self._open("GET", _with_query(path, query), self._timeout) as response:
+        with self._open("GET", _with_query(path, query)) as response:
             for line in response:
                 yield json.loads(line)
 
@@ -112,7 +98,7 @@ class Client:
         """(kind, data) of server-sent events, until the daemon ends."""
         kind = "message"
         # The daemon says something every 5 s; three times that without a word and it hangs.
-        with self._open("GET", _with_query(path, query), 20.0) as response:
+        with self._open("GET", _with_query(path, query), timeout=20.0) as response:
             for raw in response:
                 line = raw.decode().rstrip("\n")
                 if line.startswith("event: "):
@@ -147,25 +133,20 @@ def print_json(data: object) -> None:
     click.echo(json.dumps(data, indent=2 if os.isatty(1) else None))
 
 
-def act(name: str, action: str, config_path: str | None, socket_path: str | None, as_json: bool) -> None:
-    """Do one thing to one connection and say what became of it: standby, idle, sleep, wake and close share this."""
-    result = Client.find(config_path, socket_path).post(f"{connection_path(name)}/{action}")
-    if as_json:
-        print_json(result)
-    elif result["before"] == result["state"]:
-        click.echo(f"{result['id']} {result['client']}: is {result['state']} already")
-    else:
-        click.echo(f"{result['id']} {result['client']}: {result['before']} -> {result['state']}")
-
-
 def action_command(action: str, help_text: str) -> click.Command:
-    """The click command for one action."""
+    """The click command that does one thing to one connection and says what became of it."""
 
     @click.command(action, help=f"{help_text}\n\n\b\nExample:\n  roost {action} 4711\n  roost {action} 192.0.2.7:40123")
     @click.argument("connection", metavar="ID")
     @daemon_options
     @json_option
-    def command(connection: str, config_path: str | None, socket_path: str | None, as_json: bool) -> None:
-        act(connection, action, config_path, socket_path, as_json)
+    def command(connection: str, daemon: Client, as_json: bool) -> None:
+        result = daemon.send("POST", f"{connection_path(connection)}/{action}")
+        if as_json:
+            print_json(result)
+        elif result["before"] == result["state"]:
+            click.echo(f"{result['id']} {result['client']}: is {result['state']} already")
+        else:
+            click.echo(f"{result['id']} {result['client']}: {result['before']} -> {result['state']}")
 
     return command

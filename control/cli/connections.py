@@ -19,9 +19,7 @@ from control.cli.table import show_table
 @click.option("--limit", type=click.IntRange(0), help="At most this many; 1,000 on a screen, all with --json.")
 @daemon_options
 @json_option
-def command(
-    state: str | None, client: str, limit: int | None, config_path: str | None, socket_path: str | None, as_json: bool
-) -> None:
+def command(state: str | None, client: str, limit: int | None, daemon: Client, as_json: bool) -> None:
     """List connections. With --json one object a line.
 
     \b
@@ -29,7 +27,6 @@ def command(
       roost connections --state SLEEP --client 192.0.2.
       roost connections --json | jq -r 'select(.quiet_s > 3600) | .id'
     """
-    daemon = Client.find(config_path, socket_path)
     bound = limit if limit is not None or as_json else 1000
     rows = daemon.lines("/v1/connections", state=state.upper() if state else None, client=client, limit=bound)
     if as_json:

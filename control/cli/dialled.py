@@ -17,7 +17,7 @@ STAY: Final = {"no": "", "due": "to be told to stay connected", "told": "was tol
 @click.command("dialled")
 @daemon_options
 @json_option
-def command(config_path: str | None, socket_path: str | None, as_json: bool) -> None:
+def command(daemon: Client, as_json: bool) -> None:
     """The clients that were dialled in vain, and which of them are to stay connected.
 
     \b
@@ -25,7 +25,7 @@ def command(config_path: str | None, socket_path: str | None, as_json: bool) -> 
       roost dialled
       roost dialled --json | jq -r '.[] | select(.stay == "told") | .client'
     """
-    rows = Client.find(config_path, socket_path).get("/v1/dialled")
+    rows = daemon.get("/v1/dialled")
     if as_json:
         print_json(rows)
         return

@@ -17,7 +17,7 @@ from control.cli.client import Client, daemon_options, json_option
 @click.option("-n", "--last", type=click.IntRange(0, 10_000), default=20, show_default=True, help="Past ones to show.")
 @daemon_options
 @json_option
-def command(follow: bool, last: int, config_path: str | None, socket_path: str | None, as_json: bool) -> None:
+def command(follow: bool, last: int, daemon: Client, as_json: bool) -> None:
     """The transitions of connections, as they happened and as they happen. With --json one object a line.
 
     \b
@@ -25,7 +25,6 @@ def command(follow: bool, last: int, config_path: str | None, socket_path: str |
       roost events --follow
       roost events -n 1000 --json | jq -r .cause | sort | uniq -c
     """
-    daemon = Client.find(config_path, socket_path)
     if not follow:
         for row in daemon.get("/v1/history", limit=last):
             _print(row, as_json)

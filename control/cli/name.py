@@ -15,9 +15,7 @@ from control.cli.client import Client, connection_path, daemon_options, json_opt
 @click.option("--remove", is_flag=True, help="Forget NAME, whether or not its client is connected.")
 @daemon_options
 @json_option
-def command(
-    words: tuple[str, ...], remove: bool, config_path: str | None, socket_path: str | None, as_json: bool
-) -> None:
+def command(words: tuple[str, ...], remove: bool, daemon: Client, as_json: bool) -> None:
     """Give a client a name: servers then reach it as NAME.roost, whatever its address. Given again, a name moves.
 
     \b
@@ -28,11 +26,10 @@ def command(
     """
     if len(words) != (1 if remove else 2):
         raise click.UsageError("roost name --remove takes a NAME" if remove else "roost name takes an ID and a NAME")
-    client = Client.find(config_path, socket_path)
     if remove:
-        result = client.delete(f"/v1/names/{quote(words[0], safe='')}")
+        result = daemon.send("DELETE", f"/v1/names/{quote(words[0], safe='')}")
     else:
-        result = client.put(f"{connection_path(words[0])}/name", {"name": words[1]})
+        result = daemon.send("PUT", f"{connection_path(words[0])}/name", {"name": words[1]})
     if as_json:
         print_json(result)
     elif remove:

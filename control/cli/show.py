@@ -16,7 +16,7 @@ from control.cli.client import Client, connection_path, daemon_options, json_opt
 @click.argument("connection", metavar="ID")
 @daemon_options
 @json_option
-def command(connection: str, config_path: str | None, socket_path: str | None, as_json: bool) -> None:
+def command(connection: str, daemon: Client, as_json: bool) -> None:
     """Everything known about one connection: ID is its number, client-address:port, or name.domain.
 
     \b
@@ -25,7 +25,7 @@ def command(connection: str, config_path: str | None, socket_path: str | None, a
       roost show [2001:db8::7]:40123
       roost show thermostat-17.roost
     """
-    shown = Client.find(config_path, socket_path).get(connection_path(connection))
+    shown = daemon.get(connection_path(connection))
     if as_json:
         print_json(shown)
         return

@@ -16,7 +16,7 @@ from control.cli.client import Client, daemon_options, json_option, print_json
 @click.command("status")
 @daemon_options
 @json_option
-def command(config_path: str | None, socket_path: str | None, as_json: bool) -> None:
+def command(daemon: Client, as_json: bool) -> None:
     """How many connections are in which state, what they cost, and what the packets met.
 
     \b
@@ -24,7 +24,7 @@ def command(config_path: str | None, socket_path: str | None, as_json: bool) -> 
       roost status -c roost.toml
       roost status --json | jq .connections.SLEEP
     """
-    status = Client.find(config_path, socket_path).get("/v1/status")
+    status = daemon.get("/v1/status")
     if as_json:
         print_json(status)
     else:

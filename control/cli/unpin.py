@@ -23,7 +23,7 @@ def command(config_path: str, yes: bool, as_json: bool) -> None:
     Example:
       sudo ./roost unpin -c roost.toml
     """
-    from appliance.box.router import RouterError, close_routes
+    from appliance.box.router import close_routes
     from appliance.engine import unpin
     from control.config import load
     from control.daemon.lock import InstanceLock
@@ -40,8 +40,6 @@ def command(config_path: str, yes: bool, as_json: bool) -> None:
         unpin(str(pins))
         if config.router.lan:
             close_routes()
-    except RouterError as error:
-        raise click.ClickException(str(error)) from None
     finally:
         lock.release()
     click.echo(json.dumps({"pin_dir": str(pins), "unpinned": True}) if as_json else f"{pins}: unpinned")

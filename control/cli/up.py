@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
 
@@ -41,13 +40,5 @@ def command(config_path: str, check: bool, verbose: bool) -> None:
         click.echo(f"{config_path}: good; {len(config.service)} services")
         return
     from control.daemon.daemon import run
-    from control.daemon.error import DaemonError
 
-    # What was imported stays: the collector need not walk it again each time events made garbage.
-    gc.collect()
-    gc.freeze()
-    try:
-        status = run(config_path)
-    except DaemonError as error:
-        raise click.ClickException(str(error)) from None
-    sys.exit(status)
+    sys.exit(run(config_path))

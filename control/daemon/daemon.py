@@ -206,5 +206,6 @@ def run(path: str) -> int:
     """Load the configuration at `path` and run its daemon in the foreground; returns the exit status."""
     # What is there by now stays to the end. Were the collector of cycles to walk it again and again, reading the rows
     # of sleeping connections would take twice as long.
+    gc.collect()
     gc.freeze()
     return Daemon(path, configuration.load(path)).run()

@@ -74,12 +74,12 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
         try:
             answers["status"] = client.get("/v1/status")
             answers["all"] = list(client.lines("/v1/connections"))
-            answers["sleep"] = client.post("/v1/connections/2/sleep")
+            answers["sleep"] = client.send("POST", "/v1/connections/2/sleep")
             answers["show"] = client.get("/v1/connections/192.0.0.2:40000")
             with socket.create_connection(("127.0.0.1", port)) as server:
                 server.sendall(b"CONNECT 192.0.0.9:1 HTTP/1.1\r\nHost: x\r\n\r\n")
                 answers["unknown"] = server.recv(1000)
-            answers["wake"] = client.post("/v1/connections/2/wake")
+            answers["wake"] = client.send("POST", "/v1/connections/2/wake")
             until(lambda: len(client.get("/v1/history")) == 2)
             answers["history"] = client.get("/v1/history")
             try:
