@@ -26,14 +26,12 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Iterable, Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import uvicorn
-from fastapi import FastAPI, Query, Request
+from fastapi import Body, FastAPI, Query, Request
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.wire import Event
@@ -51,29 +49,8 @@ EVENTS_BOUND: Final = 20_000
 HEARTBEAT_S: Final = 5.0
 
 
-class StateName(StrEnum):
-    """States a connection can be found in."""
-
-    ACTIVE = "ACTIVE"
-    STANDBY = "STANDBY"
-    IDLE = "IDLE"
-    SLEEP = "SLEEP"
-
-
-class Action(StrEnum):
-    """What can be done to one connection."""
-
-    standby = "standby"
-    idle = "idle"
-    sleep = "sleep"
-    wake = "wake"
-    close = "close"
-
-
-class NameOf(BaseModel):
-    """What a connection shall be called."""
-
-    name: str
+StateName = Literal["ACTIVE", "STANDBY", "IDLE", "SLEEP"]
+Action = Literal["standby", "idle", "sleep", "wake", "close"]
 
 
 def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
@@ -96,7 +73,7 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     def connections(
         state: StateName | None = None, client: str = "", limit: Annotated[int | None, Query(ge=0)] = None
     ) -> StreamingResponse:
-        chunks = operations.view.connections(State[state.name] if state else None, client, limit)
+        chunks = operations.view.connections(State[state] if state else None, client, limit)
         return StreamingResponse(_ndjson(chunks), media_type="application/x-ndjson")
 
     @app.get("/v1/connections/{name}")
@@ -105,11 +82,11 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
 
     @app.post("/v1/connections/{name}/{action}")
     async def act(name: str, action: Action) -> dict[str, Any]:
-        return await operations.moving.act(name, action.value)
+        return await operations.moving.act(name, action)
 
     @app.put("/v1/connections/{connection}/name")
-    def give_name(connection: str, given: NameOf) -> dict[str, Any]:
-        return operations.naming.give(connection, given.name)
+    def give_name(connection: str, name: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
+        return operations.naming.give(connection, name)
 
     @app.delete("/v1/connections/{connection}/name")
     def take_name(connection: str) -> dict[str, Any]:
