@@ -156,14 +156,9 @@ LEGAL: Final[frozenset[tuple[int, int, int]]] = frozenset(
 """The same table as (from, to, cause) triples of plain numbers: one hash lookup for each event on the hot path."""
 
 
-class IllegalTransition(Exception):
-    """A transition that the table does not have."""
-
-    def __init__(self, source: int, target: int, cause: int) -> None:
-        self.source, self.target, self.cause = source, target, cause
-        super().__init__(
-            f"illegal transition {_name(State, source)} -> {_name(State, target)} by {_name(Cause, cause)}"
-        )
+def transition_text(source: int, target: int, cause: int) -> str:
+    """A transition in words; a number that is no state or cause stands for itself."""
+    return f"{_name(State, source)} -> {_name(State, target)} by {_name(Cause, cause)}"
 
 
 def _name(kind: type[State] | type[Cause], number: int) -> str:
@@ -171,28 +166,6 @@ def _name(kind: type[State] | type[Cause], number: int) -> str:
         return kind(number).label
     except ValueError:
         return f"{kind.__name__.lower()} {number}"
-
-
-def check(source: int, target: int, cause: int) -> None:
-    """Return if the transition is legal; raise IllegalTransition if it is not (or if a number is no state or cause)."""
-    if (source, target, cause) not in LEGAL:
-        raise IllegalTransition(source, target, cause)
-
-
-def causes(source: State, target: State) -> list[Cause]:
-    """The causes that lead from source to target, in the order of their numbers."""
-    return [cause for cause in Cause if target in TRANSITIONS.get((source, cause), frozenset())]
-
-
-def render_markdown() -> str:
-    """The table for docs/: one row for each pair of states that has a legal transition."""
-    rows = [
-        f"| {source.label} | {target.label} | {', '.join(f'`{cause.label}`' for cause in found)} |"
-        for source in State
-        for target in State
-        if (found := causes(source, target))
-    ]
-    return "\n".join(["| from | to | causes |", "|---|---|---|", *rows]) + "\n"
 
 
 def render_c() -> str:
@@ -210,15 +183,3 @@ def render_c() -> str:
             "};\n",
         ]
     )
-
-
-def render_mermaid() -> str:
-    """The table as a Mermaid state diagram for docs/; NONE and CLOSED are its start and end."""
-    lines = ["stateDiagram-v2"]
-    for source in State:
-        for target in State:
-            if found := causes(source, target):
-                left = "[*]" if source is State.NONE else source.label
-                right = "[*]" if target is State.CLOSED else target.label
-                lines.append(f"    {left} --> {right}: {', '.join(c.label for c in found)}")
-    return "\n".join(lines) + "\n"

@@ -29,7 +29,7 @@ from typing import Final
 
 from appliance.wire import ROW, Command, Event, EventType, Record
 from control.core.ports import BATCH, EnginePort, Listener, Outcome
-from control.core.states import AWAKE, Cause, IllegalTransition, State
+from control.core.states import AWAKE, Cause, State, transition_text
 from control.dispatch.capacity import Capacity
 from control.dispatch.recall import LOOK_UP_AGAIN_MS, Recall
 from control.dispatch.sleepers import Sleepers
@@ -228,8 +228,10 @@ class Dispatcher:
 
     def _illegal(self, event: Event) -> None:
         self.counters.illegal += 1
-        illegal = IllegalTransition(event.from_state, event.to_state, event.cause)
-        log.error("connection %d: %s: refused by the engine, which ends the connection", event.id, illegal)
+        what = transition_text(event.from_state, event.to_state, event.cause)
+        log.error(
+            "connection %d: illegal transition %s: refused by the engine, which ends the connection", event.id, what
+        )
 
     # -- commands with an answer --------------------------------------------------------------------------------------
 

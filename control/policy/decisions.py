@@ -6,24 +6,17 @@ Pure functions of one event; the timers run in the engine, which asks when they 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from appliance.wire import Op
 from control.core.states import State
 
-_WHEN_QUIET: Mapping[tuple[int, bool], Op] = {
-    # One step down at a time: the engine asks again when the next timer is due.
-    (State.ACTIVE, False): Op.STANDBY,
-    (State.ACTIVE, True): Op.IDLE,  # with its server's leg
-    (State.STANDBY, False): Op.IDLE,
-    (State.STANDBY, True): Op.IDLE,
-}
-
 
 def when_quiet(state: int, persistent: bool) -> Op | None:
-    """What to do with a connection that has been quiet in `state` as long as its service allows; None: nothing.
-    persistent: its service keeps the server's side of the connection."""
-    return _WHEN_QUIET.get((state, persistent))
+    """What to do with a connection that has been quiet in `state` as long as its service allows; None: nothing. One
+    step down at a time: the engine asks again when the next timer is due. persistent: its service keeps the server's
+    side of the connection, so that both freeze together."""
+    if state == State.ACTIVE:
+        return Op.IDLE if persistent else Op.STANDBY
+    return Op.IDLE if state == State.STANDBY else None
 
 
 def under_pressure(awake: int, max_awake: int) -> bool:
