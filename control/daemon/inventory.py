@@ -5,7 +5,6 @@ completed by what the predecessor could not write."""
 from __future__ import annotations
 
 import logging
-import sys
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from itertools import islice
 from typing import Final
 
 from appliance.frontends.target import parse_address
-from appliance.wire import CANDIDATE, REST, Key, Record
+from appliance.wire import CANDIDATE, Key, Record
 from control.core.ports import BATCH, EnginePort
 from control.core.states import LEGAL, Cause, State
 from control.dispatch.turn import history_row
@@ -104,7 +103,7 @@ def _take_odd(
             deletes.append((row.key, row.id))
             if state == State.NONE:
                 found.without_slot += 1
-                rows.append(history_row(record_of(row), State.SLEEP, State.CLOSED))
+                rows.append(history_row(row.id, row.key, row.service, State.SLEEP, State.CLOSED))
             # else it was committed, but SLEEP never became true
     store.add(rows, deletes=deletes)
     return array("Q", (number for number in numbers if number not in gone)) if gone else numbers
@@ -136,18 +135,14 @@ def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:
         steps = _steps(State(last_state), actual)
         address = parse_address(client)
         # The history knows no local address; the row's key is only asked for the client's.
-        record = Record(Key.of(address.host, address.port, "::", 0).pack(), _ka_of_service(service), bytes(REST.size))
-        rows += [history_row(record, a, b, Cause.RESTORE, number) for a, b in steps]
+        key = Key.of(address.host, address.port, "::", 0).pack()
+        rows += [history_row(number, key, service, a, b) for a, b in steps]
         written += len(steps)
         if len(rows) >= BATCH:
             store.add(rows)
             rows = []
     store.add(rows)
     return written
-
-
-def _ka_of_service(service: int) -> bytes:
-    return bytes(32) + service.to_bytes(2, sys.byteorder) + bytes(2)
 
 
 def _holds(ids: array[int], number: int) -> bool:

@@ -135,5 +135,5 @@ class Sleepers:
             # After a reboot: the client has connected again from the same port, so the old connection is gone; or the
             # table is full, and its keep-alives are not answered.
             log.warning("%s: not put back: %s", event.record.key.client_text, os.strerror(event.error))
-            turn.rows.append(history_row(event.record, State.SLEEP, State.CLOSED, number=event.id))
+            turn.rows.append(history_row(event.id, key, event.record.service, State.SLEEP, State.CLOSED))
             turn.deletes.append((key, event.id))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from appliance.wire import ROW, Command, Event, Record, transitions
+from appliance.wire import ROW, Command, Event, transitions
 from control.core.ports import Outcome
 from control.core.states import Cause, State
 from control.store.schema import HISTORY
@@ -72,10 +72,6 @@ class Counters:
     batches: int = 0
 
 
-def history_row(
-    record: Record, source: State, target: State, cause: Cause = Cause.RESTORE, number: int | None = None
-) -> bytes:
-    """A packed row of history for a transition that the engine has not reported."""
-    identity = record.id if number is None else number
-    at_ms = time.time_ns() // 1_000_000
-    return HISTORY.pack(identity, at_ms, record.key_raw, record.service, source, target, cause, 0, 0, 0)
+def history_row(number: int, key: bytes, service: int, source: State, target: State) -> bytes:
+    """A packed row of history for a transition by `restore`, which the engine has not reported."""
+    return HISTORY.pack(number, time.time_ns() // 1_000_000, key, service, source, target, Cause.RESTORE, 0, 0, 0)

@@ -406,7 +406,7 @@ def test_saying_sleep_due_twice_does_not_lose_the_record_of_what_sleeps(rig: Rig
     until(lambda: c.state is State.SLEEP)
     rig.engine.say(event(EventType.SLEEP_DUE, c.key, 1))
     until(lambda: rig.dispatcher.counters.refused == 1)
-    rig.store.add([history_row(c.record, State.IDLE, State.SLEEP)])  # a turn of the writer later
+    rig.store.add([history_row(1, c.record.key_raw, 1, State.IDLE, State.SLEEP)])  # a turn of the writer later
     until(lambda: rig.store.status.written_history == 2)
     assert rig.store.sleeping_by_id(1)
 
