@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control.core.states import State
 from control.store.database import StoreError, chunks, open_engine, reason
-from control.store.schema import KEY, KEYED, history, services, sleeping
+from control.store.schema import KEY, KEYED, history, sleeping
 from control.store.statements import ids_of
 
 SCAN_ROWS: Final = 10_000
@@ -46,6 +46,7 @@ class Reader:
 
     def __init__(self, url: sa.URL) -> None:
         self._reader_engine = open_engine(url, timeout_s=0.25, writer=False)
+        self._reading = self._reader_engine.connect
         self._restore: Connection | None = None
 
     def close_readers(self) -> None:
@@ -53,9 +54,6 @@ class Reader:
         if self._restore is not None:
             self._restore.close()
         self._reader_engine.dispose()
-
-    def _reading(self) -> Connection:
-        return self._reader_engine.connect()
 
     def read(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes]]:
         """key -> (ka, rest) of those that are there. For the dispatcher alone: it has a connection to itself, since a
@@ -159,11 +157,6 @@ class Reader:
         with self._reading() as connection:
             for row in connection.execute(query, execution_options=_SOME_AT_A_TIME):
                 yield row[0], row[1], row[2], row[3]
-
-    def service_names(self) -> dict[int, str]:
-        """Number -> name, of every service the store ever knew."""
-        with self._reading() as connection:
-            return {row[1]: row.name for row in connection.execute(sa.select(services))}
 
     def history_of(self, number: int, limit: int = 100) -> list[dict[str, Any]]:
         """The last `limit` transitions of a connection, oldest first; columns of `history`."""

@@ -126,6 +126,17 @@ def wall_offset_ms() -> int:
     return (time.time_ns() - time.monotonic_ns()) // 1_000_000
 
 
+def _known_services(connection: Connection) -> dict[str, int]:
+    return {row.name: row[1] for row in connection.execute(sa.select(services))}
+
+
+def _numbered(names: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
+    numbers = dict(known)
+    for name in names:
+        numbers.setdefault(name, max(numbers.values(), default=0) + 1)
+    return {name: numbers[name] for name in names}
+
+
 class Store(Reader):
     """The database of one daemon. `add`, `status` and the reads may be called from any thread, `read` from one only."""
 
@@ -222,27 +233,18 @@ class Store(Reader):
 
         Without the database the order of the configuration decides, and SLEEP stays off until the database is back and
         agrees: rows must not be tied to another service than the one that wrote them."""
-        taken: dict[str, int] = {}
+        self._wanted_services = _numbered(names, {})
         if self._prepared:
             try:
                 with self._writer_engine.begin() as connection:
-                    taken = {row.name: row[1] for row in connection.execute(sa.select(services))}
-            except SQLAlchemyError as error:
-                self._note_failure(error)
-        for name in names:
-            if name not in taken:
-                taken[name] = max(taken.values(), default=0) + 1
-        self._wanted_services = {name: taken[name] for name in names}
-        if self._prepared:
-            try:
-                with self._writer_engine.begin() as connection:
+                    self._wanted_services = _numbered(names, _known_services(connection))
                     self._agree_on_services(connection)
             except (SQLAlchemyError, StoreError) as error:
                 self._note_failure(error)
         return self._wanted_services
 
     def _agree_on_services(self, connection: Connection) -> None:
-        known = {row.name: row[1] for row in connection.execute(sa.select(services))}
+        known = _known_services(connection)
         by_index = {index: name for name, index in known.items()}
         for name, index in self._wanted_services.items():
             if known.get(name, index) != index or by_index.get(index, name) != name:
@@ -468,16 +470,14 @@ class Store(Reader):
                     self._write_history(connection, rows)
                 if batch.stale:
                     connection.execute(FORGET_STALE, [{"k": key, "g": generation} for key, generation in batch.stale])
-                if any_id:
-                    for chunk in chunks(any_id):
-                        connection.execute(sa.delete(sleeping).where(sleeping.c.key.in_(chunk)))
+                for chunk in chunks(any_id):
+                    connection.execute(sa.delete(sleeping).where(sleeping.c.key.in_(chunk)))
                 if forgotten:
                     connection.execute(FORGET, forgotten)
                 if records:
                     connection.execute(upsert(connection, sleeping), records)
                     self._max_id = max(self._max_id, max(number for _, number, _, _ in slept))
-                if batch.keyed:
-                    write_keyed(connection, batch.keyed)
+                write_keyed(connection, batch.keyed)
                 set_meta(connection, "max_id", self._max_id)
         self._status.written_history += len(batch.rows)
         self._status.last_commit_ms = (time.monotonic() - began) * 1000
@@ -499,12 +499,6 @@ class Store(Reader):
             removed = connection.execute(sa.delete(history).where(history.c.seq.in_(old))).rowcount
         if removed < PRUNE_ROWS:
             self._next_prune = time.monotonic() + PRUNE_EVERY_S
-
-    def prune_now(self) -> None:
-        """Let the writer look for rows past their days at its next turn."""
-        self._next_prune = 0.0
-        with self._wake:
-            self._wake.notify()
 
     def _note_failure(self, error: Exception) -> None:
         said = reason(error)
@@ -550,12 +544,7 @@ class Store(Reader):
                 del found[row[0]]
         return found
 
-    def history_of(self, number: int, limit: int = 100) -> list[dict[str, Any]]:
+    def _history(self, query: sa.Select[Any], limit: int) -> list[dict[str, Any]]:
         """As Reader has it, after a commit of what is queued."""
         self.flush()
-        return super().history_of(number, limit)
-
-    def recent_history(self, limit: int = 100) -> list[dict[str, Any]]:
-        """As Reader has it, and all of it."""
-        self.flush()
-        return super().recent_history(limit)
+        return super()._history(query, limit)

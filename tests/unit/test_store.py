@@ -423,7 +423,7 @@ def test_old_history_is_removed(make: Callable[..., Store]) -> None:
     now = time.time_ns() // 1_000_000
     store.add([row(1, 1, at=now - 2 * 86_400_000), row(2, 2, at=now)])
     until(lambda: store.status.written_history == 2)
-    store.prune_now()
+    store._next_prune = 0.0
     store.add([row(3, 3, at=now)])
     until(lambda: [r["id"] for r in store.recent_history()] == [2, 3])
 
