@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The configuration: one TOML file, read once at start and again on SIGHUP.
 
-Every key is a field of a section, with its description and default; docs/configuration.md is generated from them
-(``python -m control.config > docs/configuration.md``).
+Every key is a field of a section, with its description and default; the tables of docs/configuration.md are made from
+them (``python -m control.config``).
 """
 
 from __future__ import annotations

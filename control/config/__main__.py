@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints docs/configuration.md."""
+"""Brings the tables of docs/configuration.md up to date."""
 
 from __future__ import annotations
 
-from control.config.reference import render_reference
+from pathlib import Path
 
-print(render_reference(), end="")
+from control.config.reference import with_keys
+
+path = Path(__file__).parents[2] / "docs" / "configuration.md"
+path.write_text(with_keys(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -43,9 +43,9 @@ class Config(Section):
     attach: Attach = Field(default_factory=Attach)
     absent: Absent = Field(default_factory=Absent)
     agents: Agents = Field(default_factory=Agents)
-    agent: tuple[Agent, ...] = Field((), description="agents")
+    agent: tuple[Agent, ...] = ()
     history: History = Field(default_factory=History)
-    service: tuple[Service, ...] = Field((), description="services")
+    service: tuple[Service, ...] = ()
 
     @model_validator(mode="after")
     def _services_differ(self) -> Config:
