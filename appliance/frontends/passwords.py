@@ -27,17 +27,6 @@ from typing import Final
 
 from appliance.frontends.handshake import Credentials
 
-HASH_COMMAND: Final = """\
-python3 -c 'import base64, getpass, hashlib, os
-salt, text = os.urandom(16), lambda data: base64.b64encode(data).decode().rstrip("=")
-password = getpass.getpass().encode()
-0 in password and exit("a password has no NUL")
-key = hashlib.scrypt(password, salt=salt, n=2**15, r=8, p=1, maxmem=2**26, dklen=32)
-print("$scrypt$ln=15,r=8,p=1$" + text(salt) + "$" + text(key))'
-"""
-"""Asks for a password and prints its hash, on any machine with Python. None has a NUL: HMAC fills its key up with zeros
-(RFC 2104 section 2), so to scrypt zeros behind a password make no difference."""
-
 USER: Final = re.compile(r"[!-9;-~]{1,255}")
 """Printable ASCII without the colon, at which Basic splits (RFC 7617); 255 bytes are what RFC 1929 has room for."""
 
@@ -80,7 +69,9 @@ class PasswordHash:
         n = 1 << self.ln
         memory = 128 * self.r * (n + self.p + 2)  # what OpenSSL counts, RFC 7914 section 5 and 6: V, B and X
         found = hashlib.scrypt(password, salt=self.salt, n=n, r=self.r, p=self.p, maxmem=memory, dklen=len(self.digest))
-        return hmac.compare_digest(found, self.digest) and b"\0" not in password  # see HASH_COMMAND
+        # None has a NUL: HMAC fills its key up with zeros (RFC 2104 section 2), so to scrypt zeros behind a password
+        # make no difference. The command in docs/configuration.md takes none either.
+        return hmac.compare_digest(found, self.digest) and b"\0" not in password
 
 
 class Users:

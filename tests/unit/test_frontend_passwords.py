@@ -9,13 +9,18 @@ import getpass
 import hashlib
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from appliance.frontends.handshake import Credentials
-from appliance.frontends.passwords import HASH_COMMAND, PasswordHash, Users
+from appliance.frontends.passwords import PasswordHash, Users
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
+DOCUMENTED = DOCUMENT.read_text(encoding="utf-8").split("python3 -c '")[1].split("'")[0]
+"""What the shell hands to python3 -c."""
 
 
 def encoded(data: bytes) -> str:
@@ -33,8 +38,7 @@ def test_the_documented_command_makes_a_hash_that_is_taken_and_matches(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(getpass, "getpass", lambda: "p\u00e4ssword")
-    program = HASH_COMMAND.split("'")[1]
-    exec(program, {})  # what the shell would hand to python3 -c
+    exec(DOCUMENTED, {})
     made = PasswordHash.parse(capsys.readouterr().out.strip())
     assert made.matches("p\u00e4ssword".encode())
     assert not made.matches(b"password")
@@ -44,7 +48,7 @@ def test_the_documented_command_takes_no_nul(monkeypatch: pytest.MonkeyPatch) ->
     # Its hash would be that of the password without the zeros behind it.
     monkeypatch.setattr(getpass, "getpass", lambda: "\0")
     with pytest.raises(SystemExit, match="no NUL"):
-        exec(HASH_COMMAND.split("'")[1], {})
+        exec(DOCUMENTED, {})
 
 
 def test_it_agrees_with_the_vector_of_rfc_7914() -> None:
