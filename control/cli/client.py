@@ -9,12 +9,10 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote, urlencode
 
 import click
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_SOCKET = "/run/roost/main.sock"
 
@@ -36,9 +34,7 @@ def daemon_options(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def json_option(function: F) -> F:
-    """--json: for programs."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 class _UnixConnection(http.client.HTTPConnection):

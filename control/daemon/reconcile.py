@@ -48,11 +48,14 @@ class Reconciler:
         """All of it."""
         try:
             self._close_lost()
-            self._complete_history()
+            first, last = self._span
+            if last and (missing := catch_up(self._store, self._found, first, last)):
+                log.warning("history: added %d transitions that the last daemon could not write", missing)
             if self._found.other_boot:
                 log.info("after a reboot: put back %d sleeping connections", self._put_back())
             self._engine.unreserve_link_ports()
-            while not self._load() and not self._end.has_come:
+            # Each of them reads what the store has about connections that live, once.
+            while not (self._names.load() and self._settings.load() and self._reach.load()) and not self._end.has_come:
                 time.sleep(READ_AGAIN_S)
             if self._reach.spoken_for.loaded and (strays := self._reach.agents.forget_strays()):
                 log.info("closed %d data connections whose sessions ended with the last daemon", strays)
@@ -71,15 +74,6 @@ class Reconciler:
             log.error("%d sleeping connections have no record in the store; closed", len(found.without_row))
         if found.without_slot:
             log.warning("%d records belong to connections that are gone; forgotten", found.without_slot)
-
-    def _complete_history(self) -> None:
-        first, last = self._span
-        if last and (missing := catch_up(self._store, self._found, first, last)):
-            log.warning("history: added %d transitions that the last daemon could not write", missing)
-
-    def _load(self) -> bool:
-        """Read what the store has about connections that live; whether all of it could be read. Each part once."""
-        return self._names.load() and self._settings.load() and self._reach.load()
 
     def _put_back(self) -> int:
         boot, offset = boot_id(), wall_offset_ms()
