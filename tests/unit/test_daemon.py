@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from appliance.box import sysctls
@@ -68,9 +69,16 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
     engine.add(key(2), 2, State.IDLE)
     answers: dict[str, Any] = {}
 
+    client = Client(f"{tmp_path}/t.sock")
+
+    def is_ready() -> bool:  # only then is SIGTERM the daemon's, and not the end of this process
+        try:
+            return bool(client.get("/v1/status"))
+        except click.ClickException:
+            return False
+
     def operate() -> None:
-        client = Client(f"{tmp_path}/t.sock")
-        until(lambda: (tmp_path / "t.sock").exists())
+        until(is_ready)
         try:
             answers["status"] = client.get("/v1/status")
             answers["all"] = list(client.lines("/v1/connections"))
