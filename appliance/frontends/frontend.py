@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
-from collections.abc import Awaitable, Collection, Coroutine
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -60,10 +59,10 @@ CHUNK: Final = 4096
 class Attacher(Protocol):
     """What the front end needs of the control plane."""
 
-    def attach(self, target: Target, fd: int, preamble: bytes, early: bytes, timeout_s: float) -> Awaitable[int]:
+    async def attach(self, target: Target, sock: socket.socket, preamble: bytes, early: bytes, timeout_s: float) -> int:
         """Link the server's socket to the client, waking it; 0 or an errno of handshake.ANSWERS: ENOENT no client has
         this address or name, ENOTCONN the client of the name is away, ELOOP the target is the appliance itself. The
-        callee owns fd from the call on."""
+        socket stays the caller's, who closes it afterwards: what is to last needs a descriptor of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +230,8 @@ class Frontend:
         if isinstance(asked, Refusal):
             return asked
         assert call.handshake is not None, "it has asked for something"
-        # The engine owns the descriptor it is given, and closes it when it refuses. `server` is ours to answer on; on
-        # success it is closed without a shutdown, which the engine's connection does not notice.
-        fd = os.dup(call.server.fileno())
+        # On success it is closed without a shutdown, which the engine, with its own descriptor, does not notice.
         error = await self._attacher.attach(
-            asked.target, fd, call.handshake.preamble, asked.early, self._settings.timeout_s
+            asked.target, call.server, call.handshake.preamble, asked.early, self._settings.timeout_s
         )
         return refusal_for(error) if error else None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from errno import EIO, ENOENT
 from typing import Final
@@ -29,25 +30,22 @@ class Attaching:
         self._linker = linker
         self._absent = absent
 
-    async def attach(self, target: Target, fd: int, preamble: bytes, early: bytes, timeout_s: float) -> int:
-        """Link a server's socket to a client, waking it; 0 or an errno. fd is closed, or the engine's, from here on."""
-        request = AttachRequest(fd, preamble, early, timeout_s)
+    async def attach(self, target: Target, sock: socket.socket, preamble: bytes, early: bytes, timeout_s: float) -> int:
+        """Link a server's socket to a client, waking it; 0 or an errno. The socket stays the caller's."""
+        request = AttachRequest(sock, preamble, early, timeout_s)
         try:
-            try:
-                candidates = self._locator.wanted(target)
-            except OSError as why:
-                return await self._attach_absent(target, why.errno or EIO, request)
-            for wanted in candidates:
-                policy = self._policies.get(wanted.service)
-                may_wait = policy is not None and policy.on_second_server != "refuse"
-                # The engine keeps to it, and says so when it is over.
-                request.timeout_s = timeout_s + (policy.second_server_wait + SETTLE_S if policy and may_wait else 0.0)
-                error = await self._linker.link(wanted.record.key, request)
-                if error != ENOENT or not wanted.candidate:  # else it was a false positive of the filter
-                    return error
-            return await self._attach_absent(target, ENOENT, request)
-        finally:
-            request.close()
+            candidates = self._locator.wanted(target)
+        except OSError as why:
+            return await self._attach_absent(target, why.errno or EIO, request)
+        for wanted in candidates:
+            policy = self._policies.get(wanted.service)
+            may_wait = policy is not None and policy.on_second_server != "refuse"
+            # The engine keeps to it, and says so when it is over.
+            request.timeout_s = timeout_s + (policy.second_server_wait + SETTLE_S if policy and may_wait else 0.0)
+            error = await self._linker.link(wanted.record.key, request)
+            if error != ENOENT or not wanted.candidate:  # else it was a false positive of the filter
+                return error
+        return await self._attach_absent(target, ENOENT, request)
 
     async def _attach_absent(self, target: Target, error: int, request: AttachRequest) -> int:
         if self._absent is None or error not in ABSENT:

@@ -62,7 +62,7 @@ class Dialler:
             self._dialled.failed(client)
             return error
         self._dialled.succeeded(client)
-        task = asyncio.ensure_future(self._join(sock, server.socket(), server.preamble, server.early))
+        task = asyncio.ensure_future(self._join(sock, server.sock.dup(), server.preamble, server.early))
         self._joined.add(task)
         task.add_done_callback(self._joined.discard)
         return 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from errno import EBUSY, ECONNRESET, ETIMEDOUT
 from typing import Final
 
@@ -20,7 +21,7 @@ AGAIN_S: Final = 0.05
 
 class Linker:
     """All of it runs in one event loop. Every method returns 0 or an errno of appliance.frontends.handshake.ANSWERS,
-    and leaves the server's descriptor to its caller."""
+    and leaves the server's socket to its caller."""
 
     def __init__(
         self, dispatcher: DispatcherPort, arrivals: Arrivals | None = None, links: DaemonLinks | None = None
@@ -76,8 +77,7 @@ class Linker:
                 attached = asyncio.ensure_future(self._attach(link.key, server, b"", [end]))
                 await asyncio.wait({rest, attached}, return_when=asyncio.FIRST_COMPLETED)
                 if rest.done():
-                    with server.socket() as sock:
-                        await asyncio.get_running_loop().sock_sendall(sock, server.preamble + rest.result())
+                    await asyncio.get_running_loop().sock_sendall(server.sock, server.preamble + rest.result())
                     link.sock.close()
                     await attached
                     return 0  # whatever comes now, the server was told that it has its client
@@ -94,8 +94,9 @@ class Linker:
     async def _attach(
         self, key: Key, server: AttachRequest, preamble: bytes, first: list[Command] | None = None
     ) -> Outcome:
+        fd = os.dup(server.sock.fileno())  # the engine's from the command on, which closes it when it refuses
         command = Command(
-            op=Op.ATTACH, cause=Cause.SERVER_ATTACH, key=key, fd=server.dup(), preamble=preamble, early=server.early
+            op=Op.ATTACH, cause=Cause.SERVER_ATTACH, key=key, fd=fd, preamble=preamble, early=server.early
         )
         future = self._dispatcher.command(command, [State.ACTIVE], server.timeout_s, first or [])
         return await asyncio.wrap_future(future)

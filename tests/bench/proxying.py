@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -31,7 +33,7 @@ class Attaching:
         self._tokens = count(1)
         self._waiting: dict[int, Future[int]] = {}
 
-    async def attach(self, target: Target, fd: int, preamble: bytes, early: bytes, timeout_s: float) -> int:
+    async def attach(self, target: Target, sock: socket.socket, preamble: bytes, early: bytes, timeout_s: float) -> int:
         """See appliance.frontends.frontend.Attacher."""
         key = self._clients.get(endpoint(target.host, target.port)) if isinstance(target, Address) else None
         if key is None:
@@ -39,6 +41,7 @@ class Attaching:
         future: Future[int] = Future()
         token = next(self._tokens)
         self._waiting[token] = future
+        fd = os.dup(sock.fileno())
         command = Command(
             Op.ATTACH, cause=Cause.SERVER_ATTACH, key=key, fd=fd, token=token, preamble=preamble, early=early
         )

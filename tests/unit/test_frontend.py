@@ -41,13 +41,11 @@ class FakeAttacher:
         self.calls: list[tuple[Target, bytes, bytes]] = []
         self.server: socket.socket | None = None
 
-    async def attach(self, target: Target, fd: int, preamble: bytes, early: bytes, timeout_s: float) -> int:
+    async def attach(self, target: Target, sock: socket.socket, preamble: bytes, early: bytes, timeout_s: float) -> int:
         self.calls.append((target, preamble, early))
         await asyncio.sleep(0)
-        if self.error:
-            os.close(fd)
-        else:
-            self.server = socket.socket(fileno=fd)
+        if not self.error:
+            self.server = sock.dup()
         return self.error
 
 
@@ -316,8 +314,7 @@ def test_an_address_in_use_is_named() -> None:
 
 def test_a_defect_is_answered_and_the_frontend_lives() -> None:
     class Broken(FakeAttacher):
-        async def attach(self, target: Target, fd: int, preamble: bytes, early: bytes, timeout_s: float) -> int:
-            os.close(fd)
+        async def attach(self, *_: object) -> int:
             raise RuntimeError("defect")
 
     async def work(rig: Rig) -> None:

@@ -305,10 +305,10 @@ def test_a_dial_out_joins_the_two_counts_failures_and_is_bounded(store: Store, r
         theirs, ours = socket.socketpair()
         theirs.setblocking(False)
         ours.setblocking(False)
-        server = AttachRequest(ours.detach(), b"preamble ", b"early ", 1.0)
+        server = AttachRequest(ours, b"preamble ", b"early ", 1.0)
         assert await made.dial("meter", where, server) == 0
         assert await made.dial("meter", where, server) == EMFILE
-        server.close()
+        ours.close()
         client, _ = listener.accept()
         client.setblocking(False)
         await loop.sock_sendall(theirs, b"asked")
@@ -330,9 +330,9 @@ def test_a_dial_out_joins_the_two_counts_failures_and_is_bounded(store: Store, r
         assert made.open == 0
         listener.close()
         again, _ = socket.socketpair()
-        server = AttachRequest(again.detach(), b"", b"", 1.0)
+        server = AttachRequest(again, b"", b"", 1.0)
         assert await made.dial("meter", where, server) == ECONNREFUSED
-        server.close()
+        again.close()
         assert dialled.stays("meter")
         theirs.close()
 

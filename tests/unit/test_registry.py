@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import time
 from collections.abc import Iterator, Mapping
 from errno import EIO, ELOOP, ENOENT, ENOTCONN
@@ -309,13 +308,6 @@ def test_a_name_is_the_same_in_any_case(name: str) -> None:
 )
 def test_whom_nobody_can_reach(rig: Rig, target: Target, error: int) -> None:
     assert rig.wanted(target) == error
-
-
-def test_an_attach_that_finds_nobody_closes_the_descriptor(rig: Rig) -> None:
-    read_end, write_end = os.pipe()
-    assert asyncio.run(rig.attaching.attach(Name("a.roost"), write_end, b"", b"", 1.0)) == ENOENT
-    with os.fdopen(read_end, "rb") as reader:
-        assert reader.read() == b""
 
 
 class Written:

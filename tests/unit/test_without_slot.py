@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import socket
 from collections.abc import Iterator
 from errno import EIO, ENOENT
 
@@ -40,15 +40,13 @@ def put_row(rig: Rig, key: Key, number: int) -> None:
 
 async def attached(rig: Rig) -> int:
     """How the attempt of a server to reach CLIENT ends."""
-    read_end, write_end = os.pipe()
-    try:
-        task = asyncio.create_task(rig.attaching.attach(CLIENT, write_end, b"", b"", 5.0))
+    theirs, ours = socket.socketpair()
+    with theirs, ours:
+        task = asyncio.create_task(rig.attaching.attach(CLIENT, ours, b"", b"", 5.0))
         while not task.done():
             await asyncio.sleep(0.005)
             rig.turn()
         return task.result()
-    finally:
-        os.close(read_end)
 
 
 def test_a_look_up_by_address_and_port_goes_on_behind_a_wrong_hit_of_the_filter(rig: Rig) -> None:
