@@ -7,8 +7,6 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
 from errno import EADDRNOTAVAIL, EMFILE, ENFILE, ENOBUFS, ENOMEM
 from typing import Final
 
@@ -27,18 +25,13 @@ class CheckFailed(Exception):
 async def check(server: ServerAddress, kind: str, path: str, timeout_s: float) -> None:
     """A check of the kind "tcp" or "http"; raises CheckFailed, or OSError where it is this machine that cannot."""
     family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
-    with _said_plainly(timeout_s), socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.setblocking(False)
-        async with asyncio.timeout(timeout_s):
-            await asyncio.get_running_loop().sock_connect(sock, server)
-            if kind == "http":
-                await _get(sock, server, path)
-
-
-@contextmanager
-def _said_plainly(timeout_s: float) -> Iterator[None]:
     try:
-        yield
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.setblocking(False)
+            async with asyncio.timeout(timeout_s):
+                await asyncio.get_running_loop().sock_connect(sock, server)
+                if kind == "http":
+                    await _get(sock, server, path)
     except TimeoutError:
         raise CheckFailed(f"no answer within {timeout_s:g} s") from None
     except OSError as error:

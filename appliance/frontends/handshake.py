@@ -15,28 +15,10 @@ nothing about clients.
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass, field
 from enum import IntEnum
-from errno import (
-    EBUSY,
-    ECONNABORTED,
-    ECONNREFUSED,
-    ECONNRESET,
-    EHOSTUNREACH,
-    EIO,
-    ELOOP,
-    EMFILE,
-    ENETUNREACH,
-    ENFILE,
-    ENOENT,
-    ENOMEM,
-    ENOSPC,
-    ENOTCONN,
-    EPIPE,
-    ESHUTDOWN,
-    ETIMEDOUT,
-)
 from typing import Final, Protocol
 
 from appliance.frontends.target import Target
@@ -121,23 +103,23 @@ _LOST: Final = (502, Reply.CONNECTION_REFUSED, "the client's connection ended wh
 _DESCRIPTORS: Final = (503, Reply.GENERAL_FAILURE, "the appliance is out of descriptors")
 
 ANSWERS: Final[dict[int, tuple[int, Reply, str]]] = {
-    ENOENT: (404, Reply.HOST_UNREACHABLE, "no such client connection"),
-    ENOTCONN: (502, Reply.CONNECTION_REFUSED, "the client of this name is not connected"),
-    ELOOP: (403, Reply.NOT_ALLOWED, "the target is the appliance itself, not a client"),
-    EBUSY: (409, Reply.CONNECTION_REFUSED, "the client is linked to another server"),
-    ETIMEDOUT: (504, Reply.TTL_EXPIRED, "the client did not come in time"),
-    ECONNRESET: _LOST,
-    ECONNABORTED: _LOST,
-    ECONNREFUSED: (502, Reply.CONNECTION_REFUSED, "the client, or its agent, refuses the connection"),
-    EPIPE: _LOST,
-    EHOSTUNREACH: (502, Reply.HOST_UNREACHABLE, "the client is unreachable"),
-    ENETUNREACH: (502, Reply.NETWORK_UNREACHABLE, "the client's network is unreachable"),
-    EIO: (503, Reply.GENERAL_FAILURE, "the store could not be read"),
-    ENOMEM: (503, Reply.GENERAL_FAILURE, "the appliance is out of memory"),
-    ENOSPC: (503, Reply.GENERAL_FAILURE, "a table of the appliance is full"),
-    EMFILE: _DESCRIPTORS,
-    ENFILE: _DESCRIPTORS,
-    ESHUTDOWN: (503, Reply.GENERAL_FAILURE, "the appliance is shutting down"),
+    errno.ENOENT: (404, Reply.HOST_UNREACHABLE, "no such client connection"),
+    errno.ENOTCONN: (502, Reply.CONNECTION_REFUSED, "the client of this name is not connected"),
+    errno.ELOOP: (403, Reply.NOT_ALLOWED, "the target is the appliance itself, not a client"),
+    errno.EBUSY: (409, Reply.CONNECTION_REFUSED, "the client is linked to another server"),
+    errno.ETIMEDOUT: (504, Reply.TTL_EXPIRED, "the client did not come in time"),
+    errno.ECONNRESET: _LOST,
+    errno.ECONNABORTED: _LOST,
+    errno.ECONNREFUSED: (502, Reply.CONNECTION_REFUSED, "the client, or its agent, refuses the connection"),
+    errno.EPIPE: _LOST,
+    errno.EHOSTUNREACH: (502, Reply.HOST_UNREACHABLE, "the client is unreachable"),
+    errno.ENETUNREACH: (502, Reply.NETWORK_UNREACHABLE, "the client's network is unreachable"),
+    errno.EIO: (503, Reply.GENERAL_FAILURE, "the store could not be read"),
+    errno.ENOMEM: (503, Reply.GENERAL_FAILURE, "the appliance is out of memory"),
+    errno.ENOSPC: (503, Reply.GENERAL_FAILURE, "a table of the appliance is full"),
+    errno.EMFILE: _DESCRIPTORS,
+    errno.ENFILE: _DESCRIPTORS,
+    errno.ESHUTDOWN: (503, Reply.GENERAL_FAILURE, "the appliance is shutting down"),
 }
 """errno of a refused attach -> what the server is told. SOCKS5 has no word for "late"; TTL expired comes nearest."""
 

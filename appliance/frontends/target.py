@@ -58,27 +58,21 @@ def host_target(host: str, port: int) -> Target:
     return Name(host.lower(), port)
 
 
-def _split(text: str) -> tuple[str, int, bool]:
-    """(host, port, whether the host stands in brackets)."""
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
-        raise ValueError(_WANTED)
-    return (host[1:-1] if bracketed else host), int(port), bracketed
-
-
 def parse_authority(text: str) -> Target:
     """The target out of ``host:port`` (RFC 9110 section 7.1); raises ValueError with a sentence."""
-    host, port, bracketed = _split(text)
-    if bracketed or ":" in host:
-        try:
-            ip = ipaddress.ip_address(host)
-        except ValueError:
-            raise ValueError(_WANTED) from None
-        if not bracketed or ip.version != 6:
-            raise ValueError(f"{_WANTED} (IPv6 goes in brackets)")
-        return address(ip, port)
-    return host_target(host, port)
+    host, colon, port = text.rpartition(":")
+    if not colon or not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
+        raise ValueError(_WANTED)
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not bracketed and ":" not in host:
+        return host_target(host, int(port))
+    try:
+        ip = ipaddress.ip_address(host[1:-1] if bracketed else host)
+    except ValueError:
+        raise ValueError(_WANTED) from None
+    if not bracketed or ip.version != 6:
+        raise ValueError(f"{_WANTED} (IPv6 goes in brackets)")
+    return address(ip, int(port))
 
 
 def parse_address(text: str) -> Address:

@@ -34,16 +34,13 @@ class TlsState:
         self.number = number
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._in, self._out, server_side=True)
-        self._shaken = False
 
     def receive(self, data: bytes) -> bytes:
         """What the agent said in these bytes, as far as it is whole. Raises ssl.SSLError."""
         self._in.write(data)
         said = b""
         try:
-            if not self._shaken:
-                self._ssl.do_handshake()
-                self._shaken = True
+            self._ssl.do_handshake()  # nothing, once it is through
             while part := self._ssl.read(CHUNK):
                 said += part
         except ssl.SSLWantReadError:
