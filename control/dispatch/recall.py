@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from errno import EAGAIN, EIO, ENOENT
 from typing import Final
 
-from appliance.wire import Command, Event, Op, Record
+from appliance.wire import Command, Event, Op
 from control.core.ports import EnginePort
 from control.dispatch.turn import Counters
 from control.store import records
@@ -54,36 +54,32 @@ class Recall:
 
     def restore(self, events: Sequence[Event], now: float) -> None:
         """Answer these events of type NEED_RECORD, and those that could not be answered before."""
-        needed = [event for event, _ in self._unread.values()]
-        needed = [*events, *needed]
+        needed = [*events, *(event for event, _ in self._unread.values())]
         if not needed:
             return
         keys = [event.record.key_raw for event in needed]
-        commands: list[Command] = []
+        rows: Mapping[bytes, tuple[bytes, bytes]] = {}
+        why = ""
         try:
             rows = self._store.read(keys)
-        except StoreError as error:
-            for event in needed:
-                key = event.record.key_raw
-                deadline = self._unread.get(key, (event, now + READ_PATIENCE_S))[1]
-                if now < deadline:
-                    self._unread[key] = (event, deadline)
-                    continue
-                self._unread.pop(key, None)
+        except StoreError as reason:
+            why = str(reason)
+        commands = []
+        for event, key in zip(needed, keys, strict=True):
+            if why and now < self._unread.setdefault(key, (event, now + READ_PATIENCE_S))[1]:
+                continue
+            self._unread.pop(key, None)
+            command = Command(op=Op.RESTORE, cause=event.cause, key=key, id=event.id, token=event.token)
+            if (row := rows.get(key)) is not None:
+                self._counters.restored += 1
+                command.record = records.unpack(key, row[0] + row[1])
+                command.id = command.record.id
+            else:
                 self._counters.lost_records += 1
-                log.error("%s cannot wake: %s", event.record.key.client_text, error)
-                commands.append(_restore_command(event, None, EIO))
-        else:
-            self._unread.clear()
-            for event, packed in zip(needed, keys, strict=True):
-                row = rows.get(packed)
-                if row is None:
-                    self._counters.lost_records += 1
-                    log.error("%s cannot wake: the store has no record of it", event.record.key.client_text)
-                    commands.append(_restore_command(event, None, ENOENT))
-                else:
-                    self._counters.restored += 1
-                    commands.append(_restore_command(event, records.unpack(packed, row[0] + row[1]), 0))
+                command.error = EIO if why else ENOENT
+                client = event.record.key.client_text
+                log.error("%s cannot wake: %s", client, why or "the store has no record of it")
+            commands.append(command)
         if commands:
             self._engine.submit(commands)
 
@@ -129,15 +125,3 @@ class Recall:
             given_up = self._counters.unanswered - self._unanswered
             log.warning("clients asleep without a slot can be woken again; %d were looked for in vain", given_up)
         self._fails = bool(why)
-
-
-def _restore_command(event: Event, record: Record | None, error: int) -> Command:
-    return Command(
-        op=Op.RESTORE,
-        cause=event.cause,
-        key=event.record.key_raw,
-        record=record,
-        error=error,
-        id=record.id if record else event.id,
-        token=event.token,
-    )
