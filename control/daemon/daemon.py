@@ -96,7 +96,7 @@ class Daemon:
         history = self._config.history
         store = Store(
             self._config.database_url,
-            lambda slept: self._dispatcher.slept(slept),
+            lambda slept: self._dispatcher.sleepers.slept(slept),
             keep_days=history.keep_days,
             batch=history.batch,
         )

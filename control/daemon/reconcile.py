@@ -85,11 +85,11 @@ class Reconciler:
             # wall_offset_ms is wall clock minus CLOCK_MONOTONIC: the difference of two says how far apart two boots'
             # clocks are. The timestamp clock that the client sees (TSval) so runs on over the time of the reboot.
             records = [record_of(row).shifted(row.wall_offset_ms - offset) for row in page if row.boot_id != boot]
-            self._dispatcher.insert(records)
+            self._dispatcher.sleepers.insert(records)
             put += len(records)
             last = records[-1] if records else last
             deadline = time.monotonic() + PUT_BACK_S
-            while self._dispatcher.inserting and not self._end.has_come:
+            while self._dispatcher.sleepers.inserting and not self._end.has_come:
                 time.sleep(0.01)  # one page at a time: a million records must not stand in memory
         while last is not None and self._engine.find(last.key) is None and time.monotonic() < deadline:
             time.sleep(0.01)  # the engine has the commands, and carries them out in order

@@ -37,7 +37,7 @@ from control.dispatch.turn import Counters, Transitions, Turn
 from control.dispatch.waiters import Waiters
 from control.policy import decisions
 from control.store.schema import HISTORY
-from control.store.store import Committed, Store
+from control.store.store import Store
 
 log = logging.getLogger("roost.dispatch")
 
@@ -78,7 +78,7 @@ class Dispatcher:
         """How many connections are in each state, by its number."""
         self._waiters = Waiters()
         self._recall = Recall(engine, store, self.counters)
-        self._sleepers = Sleepers(engine, store, self._waiters, self.counters)
+        self.sleepers = Sleepers(engine, store, self._waiters, self.counters)
         self._capacity = Capacity(engine, max_awake)
         self._handlers: dict[int, Callable[[Event], None]] = {}
         self._listeners: tuple[Listener, ...] = ()
@@ -146,7 +146,7 @@ class Dispatcher:
         self._capacity.look_for_full_tables(now)
         if now >= self._next_expiry:
             self._next_expiry = now + EXPIRE_EVERY_S
-            self._sleepers.expire(self._waiters.expire(now))
+            self.sleepers.expire(self._waiters.expire(now))
 
     # -- events -------------------------------------------------------------------------------------------------------
 
@@ -160,12 +160,12 @@ class Dispatcher:
             if (op := decisions.when_quiet(event.from_state, event.service in self._persistent)) is not None:
                 turn.commands.append(Command(op=op, cause=Cause.QUIET, id=event.id))
         elif kind == EventType.SLEEP_DUE:
-            self._sleepers.due(event, turn)
+            self.sleepers.due(event, turn)
         elif kind == EventType.CANDIDATE:
             turn.candidates.append(event.record.key_raw)
         elif kind == EventType.REFUSED:
             self.counters.refused += 1
-            self._sleepers.refused(event, turn)
+            self.sleepers.refused(event, turn)
             if event.token:
                 turn.outcomes.append((event.token, Outcome(event.error or EIO, event.from_state, event.id), None))
         elif kind == EventType.PRESSURE:
@@ -206,7 +206,7 @@ class Dispatcher:
         if source == State.SLEEP or (source, target, event.cause) == _PAIR_IS_BACK:
             turn.deletes.append((packed, event.id))
         elif source == State.IDLE:
-            self._sleepers.left_idle(packed)
+            self.sleepers.left_idle(packed)
         if self._listeners:
             turn.transitions.add(event)
         if event.token:
@@ -246,20 +246,7 @@ class Dispatcher:
 
     def sleep(self, record: Record, timeout_s: float) -> Future[Outcome]:
         """Put an IDLE connection to sleep by command: its row is written first."""
-        return self._sleepers.sleep(record, timeout_s)
-
-    def slept(self, committed: list[Committed]) -> None:
-        """These rows are committed. Store's callback."""
-        self._sleepers.slept(committed)
-
-    def insert(self, found: Sequence[Record]) -> None:
-        """Put sleeping records back into the table after a reboot."""
-        self._sleepers.insert(found)
-
-    @property
-    def inserting(self) -> int:
-        """How many records of `insert` wait for their rows."""
-        return self._sleepers.inserting
+        return self.sleepers.sleep(record, timeout_s)
 
     # -- listeners ----------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ class Rig:
 
     def __init__(self, database: Path, carry_out: bool = True) -> None:
         self.engine = FakeEngine(carry_out=carry_out)
-        self.store = Store(f"sqlite:///{database}", lambda slept: self.dispatcher.slept(slept))
+        self.store = Store(f"sqlite:///{database}", lambda slept: self.dispatcher.sleepers.slept(slept))
         self.fatal: list[str] = []
         self.dispatcher = Dispatcher(self.engine, self.store, 1000, self.fatal.append)
         self.store.open()

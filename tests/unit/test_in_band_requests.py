@@ -38,7 +38,7 @@ class Rig:
 
     def __init__(self, database: Path) -> None:
         self.engine = FakeEngine(carry_out=False)
-        self.store = Store(f"sqlite:///{database}", lambda slept: self.dispatcher.slept(slept))
+        self.store = Store(f"sqlite:///{database}", lambda slept: self.dispatcher.sleepers.slept(slept))
         self.store.open()
         self.store.start()
         self.dispatcher = Dispatcher(self.engine, self.store, 1000)
@@ -110,7 +110,7 @@ def test_a_command_without_a_transition_is_answered_when_it_is_done(rig: Rig) ->
 def test_who_asked_to_sleep_sleeps_by_command_and_who_woke_meanwhile_by_time(rig: Rig, woken: bool) -> None:
     due = event(EventType.SLEEP_DUE, key(1), 1, cause=Cause.COMMAND)
     if woken:
-        rig.dispatcher._sleepers._tokens[key(1).pack()] = 0  # the row was never committed
+        rig.dispatcher.sleepers._tokens[key(1).pack()] = 0  # the row was never committed
         wake = event(EventType.TRANSITION, key(1), 1, from_state=State.IDLE, to_state=State.ACTIVE,
                      cause=Cause.CLIENT_DATA)  # fmt: skip
         rig.dispatcher.turn([wake])

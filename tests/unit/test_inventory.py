@@ -150,7 +150,7 @@ def test_rows_of_another_boot_are_kept_to_be_put_back(rig: Rig) -> None:
     rig.start()
     row = rig.store.sleeping_by_id(1)
     assert row is not None
-    rig.dispatcher.insert([record(key(1), 1)])
+    rig.dispatcher.sleepers.insert([record(key(1), 1)])
     until(lambda: rig.engine.connections)
     until(lambda: rig.history())
     assert rig.engine.connections[key(1)].state is State.SLEEP
@@ -170,7 +170,7 @@ def test_a_reboot_does_not_close_those_that_slept_through_it(still: Rig) -> None
 def test_a_client_that_came_back_after_the_reboot_closes_its_old_connection(rig: Rig) -> None:
     rig.start()
     rig.engine.add(key(1), 77, State.ACTIVE)
-    rig.dispatcher.insert([record(key(1), 1)])
+    rig.dispatcher.sleepers.insert([record(key(1), 1)])
     until(lambda: rig.history())
     until(lambda: rig.store.sleeping_by_id(1) is None)
     assert rig.engine.connections[key(1)].state is State.ACTIVE

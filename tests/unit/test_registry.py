@@ -54,7 +54,7 @@ class Rig:
 
     def __init__(self, database: Database, engine: FakeEngine | None = None) -> None:
         self.engine = engine or FakeEngine()
-        self.store = Store(database.url, lambda slept: self.dispatcher.slept(slept))
+        self.store = Store(database.url, lambda slept: self.dispatcher.sleepers.slept(slept))
         self.store.open()
         self.store.service_indexes(["a"])
         self.dispatcher = Dispatcher(self.engine, self.store, 1000)
