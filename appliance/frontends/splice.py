@@ -36,41 +36,32 @@ async def _move(source: socket.socket, sink: socket.socket) -> None:
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         while True:
-            taken = await _spliced(source.fileno(), writer, CHUNK, source, reading=True)
+            taken = await _spliced(source.fileno(), writer, CHUNK, source)
             if not taken:
                 sink.shutdown(socket.SHUT_WR)
                 return
             while taken:
-                taken -= await _spliced(reader, sink.fileno(), taken, sink, reading=False)
+                taken -= await _spliced(reader, sink.fileno(), taken, sink, writing=True)
     finally:
         os.close(reader)
         os.close(writer)
 
 
-async def _spliced(source: int, sink: int, size: int, waited_for: socket.socket, reading: bool) -> int:
+async def _spliced(source: int, sink: int, size: int, waited_for: socket.socket, writing: bool = False) -> int:
     while True:
         try:
             return os.splice(source, sink, size, flags=_FLAGS)
         except BlockingIOError:
-            await _ready(waited_for, reading)
+            await ready(waited_for, writing)
 
 
-async def _ready(sock: socket.socket, reading: bool) -> None:
+async def ready(sock: socket.socket, writing: bool = False) -> None:
+    """Wait until a socket can be read, or written; may be cancelled."""
     loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-
-    def set_ready() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    if reading:
-        loop.add_reader(sock, set_ready)
-    else:
-        loop.add_writer(sock, set_ready)
+    add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
+    is_ready = asyncio.Event()
+    add(sock, is_ready.set)
     try:
-        await ready
+        await is_ready.wait()
     finally:
-        if reading:
-            loop.remove_reader(sock)
-        else:
-            loop.remove_writer(sock)
+        remove(sock)

@@ -57,7 +57,7 @@ class Locator:
         self._domain = domain
         listens = [*attach_at, *(service.listen for service in services.values())]  # a reload does not change them
         self._listens = [(ipaddress.ip_address(where), port) for where, port in map(parse_endpoint, listens)]
-        self._addresses = LocalAddresses()
+        self.addresses = LocalAddresses()
 
     # -- for servers --------------------------------------------------------------------------------------------------
 
@@ -110,17 +110,13 @@ class Locator:
         for listening, port in self._listens:
             if port != target.port or listening.version != ip.version:
                 continue
-            everywhere = listening.is_unspecified and (ip.is_loopback or self._addresses.has(target.host))
+            everywhere = listening.is_unspecified and (ip.is_loopback or self.addresses.has(target.host))
             if ip == listening or ip.is_unspecified or everywhere:
                 return True
         return False
 
     def _find(self, address: str, port: int) -> Sequence[Event]:
-        return self._engine.find_client(pack_address(address), port, self._addresses.packed())
-
-    def has_address(self, address: str) -> bool:
-        """Whether this machine has the address."""
-        return self._addresses.has(address)
+        return self._engine.find_client(pack_address(address), port, self.addresses.packed())
 
     # -- for the operator ---------------------------------------------------------------------------------------------
 

@@ -81,18 +81,14 @@ class Registry:
         self._lock = threading.Lock()
         self._named: dict[str, bytes] = {}
         self._at: dict[bytes, str] = {}
-        self._loaded = False
+        self.loaded = False
+        """False: the database could not be read yet, and every name is unknown."""
 
     # -- at start -----------------------------------------------------------------------------------------------------
 
-    @property
-    def loaded(self) -> bool:
-        """False: the database could not be read yet, and every name is unknown."""
-        return self._loaded
-
     def load(self) -> bool:
         """Read the names, and find out whose connections live; whether it succeeded. Once: names are given since."""
-        if self._loaded:
+        if self.loaded:
             return True
         try:
             rows = list(self._store.keyed(self._kind))
@@ -107,7 +103,7 @@ class Registry:
                 at[key] = f"{at[key]} {name}" if key in at else name
         with self._lock:
             self._named, self._at = dict(rows), at
-            self._loaded = True
+            self.loaded = True
         return True
 
     # -- names --------------------------------------------------------------------------------------------------------
@@ -160,7 +156,7 @@ class Registry:
             raise RegistryError(f"the name is not written yet, but will be: store: {self._store.status.text}")
 
     def _writable(self) -> None:
-        if self._store.status.error or not self._loaded:
+        if self._store.status.error or not self.loaded:
             raise RegistryError(f"names cannot be changed now: store: {self._store.status.text}")
 
     def _leave(self, name: str) -> None:

@@ -29,8 +29,7 @@ class Absent:
     in front."""
 
     def __init__(self, policy: Policy, domain: str, names: Registry, arrivals: Arrivals, linker: Linker,
-                 find: Callable[[Target], Key], agents: Agents | None = None,
-                 dialler: Dialler | None = None) -> None:  # fmt: skip
+                 find: Callable[[Target], Key], agents: Agents, dialler: Dialler | None) -> None:  # fmt: skip
         self._policy = policy
         self._domain = domain
         self._names = names
@@ -41,7 +40,9 @@ class Absent:
         self._dialler = dialler
 
     async def reach(self, target: Target, error: int, server: AttachRequest) -> int:
-        """0, or an errno; `error` is one of ABSENT, as found already."""
+        """0, or an errno. error: as found already; the answer when it is none of ABSENT."""
+        if error not in ABSENT:
+            return error
         steps = {"agent": self._agent, "dial": self._dial, "wait": self._wait}
         for step in self._policy.steps:
             outcome = await steps[step](target, server)
@@ -57,7 +58,7 @@ class Absent:
 
     async def _agent(self, target: Target, server: AttachRequest) -> int | None:
         name = self._name(target) if isinstance(target, Name) else None
-        if self._agents is None or name is None:
+        if name is None:
             return None
         outcome = await self._agents.reach(name, server, self._policy.agent_timeout)
         return None if outcome == ENOTCONN else outcome

@@ -41,11 +41,6 @@ class AgentSessions:
         self._links = links
         self._say = say
         self._sessions: dict[bytes, Session] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def begin(self) -> None:
-        """The running loop is the one that links come in."""
-        self._loop = asyncio.get_running_loop()
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._sessions
@@ -73,12 +68,7 @@ class AgentSessions:
             elif session.linked and event.from_state == State.ACTIVE:
                 session.linked = False
                 session.size += event.tx_bytes
-                self._call(self._session_over, key, event.id)
-
-    def _call(self, what: Callable[..., None], *arguments: object) -> None:
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon ends
-                self._loop.call_soon_threadsafe(what, *arguments)
+                self._arrivals.call(self._session_over, key, event.id)
 
     def _session_over(self, key: bytes, number: int) -> None:
         if (session := self._sessions.get(key)) is not None:

@@ -89,10 +89,6 @@ class Agents:
         self._commit: asyncio.Task[None] | None = None
         self.counts = {"hellos": 0, "rejected": 0, "asked": 0, "answered": 0}
 
-    def begin(self) -> None:
-        """The running loop is the one that links come in."""
-        self._sessions.begin()
-
     # -- an agent that speaks -----------------------------------------------------------------------------------------
 
     async def serve(self, link: Link) -> None:
@@ -102,8 +98,8 @@ class Agents:
             return
         try:
             if link.number == self._number(link.packed):
-                tls = self._tls_of(link)
-                if self._settings.tls and tls is None:
+                tls = self._tls.get(link.packed)
+                if self._settings.tls and (tls is None or tls.number != link.number):
                     self._reject(link, "its TLS session is forgotten")  # it comes again
                     return
                 await self._listen(AgentChannel(link, tls))
@@ -117,10 +113,6 @@ class Agents:
         names = self._registry.names_at(key)
         named = self._registry.find(names[0]) if names else None
         return named.id if named else 0
-
-    def _tls_of(self, link: Link) -> TlsState | None:
-        tls = self._tls.get(link.packed)
-        return tls if tls and tls.number == link.number else None
 
     def _reject(self, link: Link, why: str) -> None:
         self.counts["rejected"] += 1

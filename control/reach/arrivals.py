@@ -7,6 +7,7 @@ What can be waited for is a tuple:
     ("service", client, index)      a connection of this client to this service appears
     ("name", text)                  a name is given to a connection
     ("agent", text)                 an agent says that it speaks for the client of this name
+    ("link", key)                   the connection with this key is linked to the daemon
     ("key", key)                    anything happens to the connection with this key (36 bytes)
 
 Nothing is kept for what is not waited for, and a batch of transitions costs one look at an empty dict then.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from appliance.wire import Event
@@ -29,7 +30,7 @@ _PORT: Final = slice(32, 34)
 
 
 class Arrivals:
-    """`begin` and `expect` belong to one event loop; `hear` and `named` may be called from any thread."""
+    """`begin`, `expect` and `happened` belong to one event loop; the others may be called from any thread."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -66,19 +67,21 @@ class Arrivals:
                 happened += [("address", key[_CLIENT], key[_PORT]), ("service", key[_CLIENT], event.service)]
             for what in happened:
                 if what in self._waiting:
-                    self._tell(what, key)
+                    self.call(self.happened, what, key)
 
     def named(self, kind: str, name: str) -> None:
         """A name was given: kind "name" or "agent"."""
         if (kind, name) in self._waiting:
-            self._tell((kind, name), b"")
+            self.call(self.happened, (kind, name), b"")
 
-    def _tell(self, what: What, key: bytes) -> None:
+    def call(self, what: Callable[..., None], *arguments: object) -> None:
+        """Call it in the loop soon, from any thread."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon ends
-                self._loop.call_soon_threadsafe(self._happened, what, key)
+                self._loop.call_soon_threadsafe(what, *arguments)
 
-    def _happened(self, what: What, key: bytes) -> None:
+    def happened(self, what: What, key: bytes) -> None:
+        """What waits for this goes on, with the key."""
         for future in self._waiting.get(what, ()):
             if not future.done():
                 future.set_result(key)

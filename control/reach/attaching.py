@@ -11,7 +11,7 @@ from typing import Final
 from appliance.frontends.target import Target
 from control.clients.locate import Locator
 from control.config import Policy
-from control.reach.absent import ABSENT, Absent
+from control.reach.absent import Absent
 from control.reach.attach_request import AttachRequest
 from control.reach.linker import Linker
 
@@ -20,11 +20,9 @@ SETTLE_S: Final = 2.0
 
 
 class Attaching:
-    """policies: of services, by number, as the daemon keeps them. absent: None: nothing is done for clients that are
-    not connected."""
+    """policies: of services, by number, as the daemon keeps them."""
 
-    def __init__(self, locator: Locator, policies: Mapping[int, Policy], linker: Linker,
-                 absent: Absent | None = None) -> None:  # fmt: skip
+    def __init__(self, locator: Locator, policies: Mapping[int, Policy], linker: Linker, absent: Absent) -> None:
         self._locator = locator
         self._policies = policies
         self._linker = linker
@@ -36,7 +34,7 @@ class Attaching:
         try:
             candidates = self._locator.wanted(target)
         except OSError as why:
-            return await self._attach_absent(target, why.errno or EIO, request)
+            return await self._absent.reach(target, why.errno or EIO, request)
         for wanted in candidates:
             policy = self._policies.get(wanted.service)
             may_wait = policy is not None and policy.on_second_server != "refuse"
@@ -45,9 +43,4 @@ class Attaching:
             error = await self._linker.link(wanted.record.key, request)
             if error != ENOENT or not wanted.candidate:  # else it was a false positive of the filter
                 return error
-        return await self._attach_absent(target, ENOENT, request)
-
-    async def _attach_absent(self, target: Target, error: int, request: AttachRequest) -> int:
-        if self._absent is None or error not in ABSENT:
-            return error
-        return await self._absent.reach(target, error, request)
+        return await self._absent.reach(target, ENOENT, request)

@@ -21,9 +21,11 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
+from appliance.frontends.splice import ready
 from appliance.wire import Command, Key, Op
 from control.core.ports import EnginePort
 from control.core.states import Cause
+from control.reach.arrivals import Arrivals
 
 log = logging.getLogger("roost.daemon_links")
 
@@ -76,18 +78,7 @@ class Link:
 
     async def readable(self) -> bool:
         """Wait until there is something to read or the end; True: bytes. Takes nothing; may be cancelled."""
-        loop = asyncio.get_running_loop()
-        ready: asyncio.Future[None] = loop.create_future()
-
-        def set_ready() -> None:
-            if not ready.done():
-                ready.set_result(None)
-
-        loop.add_reader(self.sock, set_ready)
-        try:
-            await ready
-        finally:
-            loop.remove_reader(self.sock)
+        await ready(self.sock)
         with contextlib.suppress(OSError):
             return bool(self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         return False
@@ -98,19 +89,15 @@ class DaemonLinks:
     hold_s: how long a held client that has spoken waits for a server."""
 
     def __init__(
-        self,
-        engine: EnginePort,
-        kinds: Mapping[int, str],
-        hold_s: Callable[[int], float],
-        max_links: int = MAX_LINKS,
+        self, engine: EnginePort, arrivals: Arrivals, kinds: Mapping[int, str], hold_s: Callable[[int], float]
     ) -> None:
         self._engine = engine
+        self._arrivals = arrivals
         self.kinds = kinds
         self._hold_s = hold_s
-        self._room = asyncio.Semaphore(max_links)
+        self._room = asyncio.Semaphore(MAX_LINKS)
         self._links: dict[bytes, Link] = {}
         self._holds: dict[bytes, asyncio.Task[bool]] = {}
-        self._expected: dict[bytes, list[asyncio.Future[Link]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
         self.serve_agent: Callable[[Link], Awaitable[None]] | None = None
@@ -146,17 +133,10 @@ class DaemonLinks:
 
     async def wait_for(self, key: bytes) -> Link:
         """The link that a connection is about to have. Cancel it when that lasts too long."""
-        if (link := self._links.get(key)) is not None:
-            return link
-        future: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
-        waiting = self._expected.setdefault(key, [])
-        waiting.append(future)
-        try:
-            return await future
-        finally:
-            waiting.remove(future)
-            if not waiting:
-                self._expected.pop(key, None)
+        while (link := self._links.get(key)) is None:
+            with self._arrivals.expect(("link", key)) as linked:
+                await linked
+        return link
 
     def take(self, link: Link) -> None:
         """The link is the caller's from now on, to be read and closed."""
@@ -192,9 +172,7 @@ class DaemonLinks:
             if link is None:
                 return
             self._links[link.packed] = link
-            for future in self._expected.pop(link.packed, []):
-                if not future.done():
-                    future.set_result(link)
+            self._arrivals.happened(("link", link.packed), link.packed)
             if self.kind(link.service) == "held":
                 await self._hold(link)
             elif self.serve_agent is not None:

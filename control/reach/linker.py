@@ -9,7 +9,7 @@ from errno import EBUSY, ECONNRESET, ETIMEDOUT
 from typing import Final
 
 from appliance.wire import Command, Key, Op
-from control.core.ports import DispatcherPort, Outcome
+from control.core.ports import CommandsPort, Outcome
 from control.core.states import Cause, State
 from control.reach.arrivals import Arrivals
 from control.reach.attach_request import AttachRequest
@@ -23,16 +23,14 @@ class Linker:
     """All of it runs in one event loop. Every method returns 0 or an errno of appliance.frontends.handshake.ANSWERS,
     and leaves the server's socket to its caller."""
 
-    def __init__(
-        self, dispatcher: DispatcherPort, arrivals: Arrivals | None = None, links: DaemonLinks | None = None
-    ) -> None:
+    def __init__(self, dispatcher: CommandsPort, arrivals: Arrivals, links: DaemonLinks) -> None:
         self._dispatcher = dispatcher
-        self._arrivals = arrivals or Arrivals()
+        self._arrivals = arrivals
         self._links = links
 
     async def link(self, key: Key, server: AttachRequest) -> int:
         """Link it to the client's connection, waking that. EBUSY: it is linked to another server."""
-        if self._links is not None and (link := self._links.at(key.pack())) is not None:
+        if (link := self._links.at(key.pack())) is not None:
             return await self.hand_over(link, server)
         return _error(await self._attach(key, server, server.preamble))
 
@@ -43,7 +41,7 @@ class Linker:
     async def link_at_once(self, key: Key, service: int, server: AttachRequest, deadline: float) -> int:
         """The same for a client that has connected because it was told to for this server: the link that every client
         gets when it connects is ended."""
-        if self._links is not None and self._links.kind(service) == "held":
+        if self._links.kind(service) == "held":
             try:
                 async with asyncio.timeout_at(deadline):
                     return await self.hand_over(await self._links.wait_for(key.pack()), server)
@@ -55,7 +53,7 @@ class Linker:
         loop = asyncio.get_running_loop()
         while True:
             with self._arrivals.expect(("key", key.pack())) as changed:
-                if self._links is not None and (link := self._links.at(key.pack())) is not None:
+                if (link := self._links.at(key.pack())) is not None:
                     error = await self.hand_over(link, server)
                 else:
                     first = [Command(op=Op.STANDBY, cause=Cause.COMMAND, key=key)] if push else []
@@ -67,7 +65,6 @@ class Linker:
 
     async def hand_over(self, link: Link, server: AttachRequest) -> int:
         """Link it to the client that is linked to the daemon (links.py says in which order)."""
-        assert self._links is not None, "a link is one of its"
         self._links.take(link)
         deadline = asyncio.get_running_loop().time() + server.timeout_s
         rest = asyncio.ensure_future(link.read_all())

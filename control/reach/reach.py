@@ -35,7 +35,9 @@ class Reach:
         self.arrivals = Arrivals()
         self.spoken_for = Registry(store, engine, "agents")
         self.dialled = Dialled(store, names, policy.stay_after)
-        self.links = DaemonLinks(engine, kinds, lambda index: services[index].policy(config.policy).connect_timeout)
+        self.links = DaemonLinks(
+            engine, self.arrivals, kinds, lambda index: services[index].policy(config.policy).connect_timeout
+        )
         self.linker = Linker(dispatcher, self.arrivals, self.links)
         settings = Settings(
             agents=config.agent,
@@ -58,7 +60,7 @@ class Reach:
         self._dialler: Dialler | None = None
         if "dial" in policy.steps:
             limits = policy.dial_networks, policy.dial_timeout, policy.dial_limit
-            self._dialler = Dialler(*limits, self.dialled, locator.has_address)
+            self._dialler = Dialler(*limits, self.dialled, locator.addresses.has)
         absent = Absent(policy, domain, names, self.arrivals, self.linker, locator.find, self.agents, self._dialler)
         self.attaching = Attaching(locator, policies, self.linker, absent)
 
@@ -73,7 +75,6 @@ class Reach:
         """Begin, in the running event loop. listener: where the engine links agents and held clients to; it is closed
         by `close`."""
         self.arrivals.begin()
-        self.agents.begin()
         if listener is not None:
             self.links.serve(listener)
 

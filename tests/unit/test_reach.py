@@ -266,7 +266,7 @@ def test_a_program_of_this_machine_that_is_no_link_of_the_engine_is_closed(said:
     async def scenario() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         listener.setblocking(False)
-        links = DaemonLinks(FakeEngine(), {1: "agents"}, lambda _: 1.0)
+        links = DaemonLinks(FakeEngine(), Arrivals(), {1: "agents"}, lambda _: 1.0)
         links.serve(listener)
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         writer.write(said)

@@ -26,8 +26,7 @@ from control.config import parse
 from control.core.errors import OperationError
 from control.core.states import Cause, State
 from control.dispatch.dispatcher import Dispatcher
-from control.reach.attaching import Attaching
-from control.reach.linker import Linker
+from control.reach.reach import Reach
 from control.store import store as store_module
 from control.store.schema import NAMED
 from control.store.store import Store, StoreStatus
@@ -70,7 +69,9 @@ class Rig:
         self.view = View(self.engine, self.store, self.registry, services, self.locator)
         self.naming = Naming(self.store, self.registry, self.locator, config.attach.domain)
         self.moving = Moving(self.engine, self.store, self.dispatcher, self.locator)
-        self.attaching = Attaching(self.locator, {1: config.policy}, Linker(self.dispatcher))
+        reach = Reach(config, self.engine, self.dispatcher, self.store, self.registry, services, {1: config.policy},
+                      self.locator)  # fmt: skip
+        self.attaching = reach.attaching
 
     def close(self) -> None:
         self.store.close(3)
