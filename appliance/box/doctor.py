@@ -15,9 +15,10 @@ import platform
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from appliance import paths
@@ -82,46 +83,31 @@ def check_kernel() -> Iterator[Outcome]:
     release = platform.release()
     old = None if kernel_release(release) >= MINIMUM_KERNEL else f"Linux {release} is older than 5.18"
     yield outcome("kernel", "Linux 5.18 or newer", Need.REQUIRED, old, newer, release)
-    known = platform.machine() in kernel_probe.SYSCALLS
-    yield Outcome(
-        "kernel",
-        "processor",
-        Need.REQUIRED,
-        known,
-        platform.machine(),
-        "" if known else f"Roost is built for {' and '.join(kernel_probe.SYSCALLS)} only.",
-    )
+    processor = platform.machine()
+    unknown = None if processor in kernel_probe.SYSCALLS else processor
+    only = f"Roost is built for {' and '.join(kernel_probe.SYSCALLS)} only."
+    yield outcome("kernel", "processor", Need.REQUIRED, unknown, only, processor)
     right = "Run it as root, in no container that lacks the right; a kernel without it must be replaced."
-    probes: list[tuple[str, kernel_probe.Probe, str]] = [
+    program = kernel_probe.load_program
+    probes: list[tuple[str, Callable[[], None], str]] = [
         ("BPF maps in shared memory", kernel_probe.mappable_array, "CONFIG_BPF_SYSCALL"),
         ("BPF ring buffer", kernel_probe.ring_buffer, "CONFIG_BPF_SYSCALL"),
-        ("XDP programs", kernel_probe.xdp_program, "CONFIG_BPF_SYSCALL"),
-        ("tc programs", kernel_probe.tc_program, "CONFIG_NET_CLS_BPF"),
+        ("XDP programs", partial(program, kernel_probe.PROG_XDP), "CONFIG_BPF_SYSCALL"),
+        ("tc programs", partial(program, kernel_probe.PROG_SCHED_CLS), "CONFIG_NET_CLS_BPF"),
         ("socket lookup programs", kernel_probe.lookup_program, "CONFIG_BPF_SYSCALL"),
         ("live-frame BPF_PROG_RUN", kernel_probe.live_frames, "CONFIG_BPF_SYSCALL"),
         ("TCP_REPAIR", kernel_probe.tcp_repair, "CONFIG_CHECKPOINT_RESTORE"),
         ("membarrier GLOBAL", kernel_probe.membarrier_global, "CONFIG_MEMBARRIER"),
     ]
     for name, probe, option in probes:
-        yield outcome("kernel", name, Need.REQUIRED, probe(), f"{right} ({option})")
+        yield outcome("kernel", name, Need.REQUIRED, kernel_probe.tried(probe), f"{right} ({option})")
     yield from check_namespace()
-    mounted = paths.bpffs_is_mounted()
-    yield outcome(
-        "kernel",
-        f"bpffs on {paths.BPFFS}",
-        Need.REQUIRED,
-        None if mounted else "not mounted",
-        f"mount -t bpf bpffs {paths.BPFFS}   (./roost does it when run as root)",
-        "mounted",
-    )
-    yield outcome(
-        "kernel",
-        "BTF",
-        Need.ADVISED,
-        None if BTF.exists() else f"no {BTF}",
-        "Without it bpftool shows tables as raw bytes. CONFIG_DEBUG_INFO_BTF",
-        "present",
-    )
+    absent = None if paths.bpffs_is_mounted() else "not mounted"
+    mount = f"mount -t bpf bpffs {paths.BPFFS}   (./roost does it when run as root)"
+    yield outcome("kernel", f"bpffs on {paths.BPFFS}", Need.REQUIRED, absent, mount, "mounted")
+    absent = None if BTF.exists() else f"no {BTF}"
+    use = "Without it bpftool shows tables as raw bytes. CONFIG_DEBUG_INFO_BTF"
+    yield outcome("kernel", "BTF", Need.ADVISED, absent, use, "present")
 
 
 NAMESPACE_CHECKS = (
@@ -145,16 +131,13 @@ def check_namespace() -> Iterator[Outcome]:
         yield outcome("kernel", name, need, answers.get(key, untried), fix)
 
 
-def effective_capabilities(status: str) -> int:
-    """The bit set CapEff of a /proc/PID/status."""
-    for line in status.splitlines():
-        if line.startswith("CapEff:"):
-            return int(line.split()[1], 16)
-    return 0
+def field(text: str, name: str) -> str:
+    """What a file like /proc/PID/status or /proc/meminfo says of a name; "0" when that is not there."""
+    return next((line.split()[1] for line in text.splitlines() if line.startswith(f"{name}:")), "0")
 
 
 def check_privileges() -> Iterator[Outcome]:
-    held = effective_capabilities(Path("/proc/self/status").read_text())
+    held = int(field(Path("/proc/self/status").read_text(), "CapEff"), 16)
 
     def has(*alternatives: tuple[int, ...]) -> bool:
         return any(all(held >> bit & 1 for bit in each) for each in alternatives)
@@ -167,8 +150,8 @@ def check_privileges() -> Iterator[Outcome]:
         ("CAP_NET_BIND_SERVICE", Need.ADVISED, has((CAP_NET_BIND_SERVICE,)), "services on ports below 1024"),
     ]
     for name, need, present, use in wanted:
-        detail = use if present else f"not held: needed for {use}"
-        yield Outcome("privileges", name, need, present, detail, "" if present else "sudo ./roost ...")
+        problem = None if present else f"not held: needed for {use}"
+        yield outcome("privileges", name, need, problem, "sudo ./roost ...", use)
 
 
 def check_limits() -> Iterator[Outcome]:
@@ -176,35 +159,21 @@ def check_limits() -> Iterator[Outcome]:
     unlimited = hard == resource.RLIM_INFINITY
     found = "unlimited" if unlimited else f"{hard:,}: fewer clients than that can be awake at one moment"
     for need, least in ((Need.REQUIRED, MINIMUM_DESCRIPTORS), (Need.LAB, LAB_DESCRIPTORS)):
-        yield outcome(
-            "limits",
-            f"{least:,} descriptors a process",
-            need,
-            None if unlimited or hard >= least else found,
-            f"Raise the hard limit: ulimit -Hn {least}, or LimitNOFILE= in the unit.",
-            found,
-        )
-    free_mb = available_memory_mb(Path("/proc/meminfo").read_text())
+        problem = None if unlimited or hard >= least else found
+        fix = f"Raise the hard limit: ulimit -Hn {least}, or LimitNOFILE= in the unit."
+        yield outcome("limits", f"{least:,} descriptors a process", need, problem, fix, found)
+    free_mb = int(field(Path("/proc/meminfo").read_text(), "MemAvailable")) // 1024
+    found = f"{free_mb:,} MB"
     for need, least in ((Need.REQUIRED, MINIMUM_MEMORY_MB), (Need.LAB, LAB_MEMORY_MB)):
-        yield outcome(
-            "limits",
-            f"{least:,} MB of free memory",
-            need,
-            None if free_mb >= least else f"{free_mb:,} MB",
-            "Stop something or add memory; smaller tables (see docs/configuration.md) need less.",
-            f"{free_mb:,} MB",
-        )
+        problem = None if free_mb >= least else found
+        fix = "Stop something or add memory; smaller tables (see docs/configuration.md) need less."
+        yield outcome("limits", f"{least:,} MB of free memory", need, problem, fix, found)
     conntrack = Path("/proc/sys/net/netfilter/nf_conntrack_max")
     if conntrack.exists():  # it appears with the first NAT rule; the kernel's default then is far larger than needed
         most = int(conntrack.read_text())
-        yield outcome(
-            "limits",
-            f"{LAB_CONNTRACK:,} tracked connections",
-            Need.LAB,
-            None if most >= LAB_CONNTRACK else f"{most:,}",
-            f"sysctl -w net.netfilter.nf_conntrack_max={LAB_CONNTRACK}",
-            f"{most:,}",
-        )
+        problem = None if most >= LAB_CONNTRACK else f"{most:,}"
+        fix = f"sysctl -w net.netfilter.nf_conntrack_max={LAB_CONNTRACK}"
+        yield outcome("limits", f"{LAB_CONNTRACK:,} tracked connections", Need.LAB, problem, fix, f"{most:,}")
     yield from check_sysctls(Path("/proc/sys"))
 
 
@@ -212,33 +181,14 @@ def check_sysctls(proc_sys: Path) -> Iterator[Outcome]:
     """Settings that decide how well sleeping works; `proc_sys` is /proc/sys."""
     jit = proc_sys / "net/core/bpf_jit_enable"
     # The file is absent in a namespace and on kernels that always compile.
-    interpreted = jit.exists() and jit.read_text().strip() == "0"
-    yield outcome(
-        "limits",
-        "BPF compiled to machine code",
-        Need.ADVISED,
-        "net.core.bpf_jit_enable = 0" if interpreted else None,
-        "sysctl -w net.core.bpf_jit_enable=1",
-        "yes",
-    )
+    interpreted = "net.core.bpf_jit_enable = 0" if jit.exists() and jit.read_text().strip() == "0" else None
+    fix = "sysctl -w net.core.bpf_jit_enable=1"
+    yield outcome("limits", "BPF compiled to machine code", Need.ADVISED, interpreted, fix, "yes")
     ecn = (proc_sys / "net/ipv4/tcp_ecn").read_text().strip()
     # TCP_REPAIR cannot restore that ECN was negotiated (RFC 3168): after a sleep we would not echo congestion marks.
-    yield outcome(
-        "limits",
-        "TCP without ECN",
-        Need.ADVISED,
-        None if ecn == "0" else f"net.ipv4.tcp_ecn = {ecn}",
-        "`roost up` sets net.ipv4.tcp_ecn=0 (a woken connection forgets that ECN was agreed on)",
-        "net.ipv4.tcp_ecn = 0",
-    )
-
-
-def available_memory_mb(meminfo: str) -> int:
-    """MemAvailable of a /proc/meminfo, in MB."""
-    for line in meminfo.splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) // 1024
-    return 0
+    agreed = None if ecn == "0" else f"net.ipv4.tcp_ecn = {ecn}"
+    fix = "`roost up` sets net.ipv4.tcp_ecn=0 (a woken connection forgets that ECN was agreed on)"
+    yield outcome("limits", "TCP without ECN", Need.ADVISED, agreed, fix, "net.ipv4.tcp_ecn = 0")
 
 
 def read_package_list(text: str) -> dict[str, str]:
@@ -264,27 +214,15 @@ def check_packages() -> Iterator[Outcome]:
     if package_list is None:
         return  # an installed wheel: what it was built with is not this machine's business
     if shutil.which("dpkg-query") is None:
-        yield Outcome(
-            "packages",
-            "Debian",
-            Need.ADVISED,
-            False,
-            "this is no Debian system, its packages cannot be checked",
-            f"See that everything in {package_list} is installed.",
-        )
+        problem = "this is no Debian system, its packages cannot be checked"
+        fix = f"See that everything in {package_list} is installed."
+        yield outcome("packages", "Debian", Need.ADVISED, problem, fix)
         return
     wanted = read_package_list(package_list.read_text())
     present = installed_packages(list(wanted))
     for name, use in wanted.items():
-        there = name in present
-        yield Outcome(
-            "packages",
-            name,
-            Need(PACKAGE_NEEDS[use]),
-            there,
-            "installed" if there else "not installed",
-            "" if there else f"apt-get install {name}",
-        )
+        absent = None if name in present else "not installed"
+        yield outcome("packages", name, Need(PACKAGE_NEEDS[use]), absent, f"apt-get install {name}", "installed")
 
 
 def check_build() -> Iterator[Outcome]:
@@ -301,14 +239,8 @@ def check_build() -> Iterator[Outcome]:
     extension = importlib.util.find_spec("cext._engine")
     problem = None if extension else "cext._engine is not built"
     problem = old % "extension" if "extension" in unbuilt else problem
-    yield outcome(
-        "build",
-        "C extension",
-        Need.REQUIRED,
-        problem,
-        rebuild,
-        Path(extension.origin).name if extension and extension.origin else "present",
-    )
+    built = Path(extension.origin).name if extension and extension.origin else "present"
+    yield outcome("build", "C extension", Need.REQUIRED, problem, rebuild, built)
 
 
 def examine() -> list[Outcome]:

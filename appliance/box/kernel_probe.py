@@ -1,9 +1,9 @@
 """What the running kernel can do, found out by doing it.
 
 Version numbers and config files lie (back-ports, containers, lockdown), so each probe asks the kernel for the thing
-itself in the smallest form and gives it back at once. A probe returns None when it worked and otherwise the reason, in
-words. The probes that need an interface run in a child with a network namespace of its own (`in_a_namespace`), which
-disappears with the child.
+itself in the smallest form and gives it back at once. A probe that does not get it raises OSError; `tried` has the
+reason, in words. The probes that need an interface run in a child with a network namespace of its own
+(`in_a_namespace`), which disappears with the child.
 """
 
 import errno
@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,6 @@ XDP_FLAGS_SKB_MODE, XDP_FLAGS_DRV_MODE = 1 << 1, 1 << 2
 
 TCP_REPAIR = 19  # include/uapi/linux/tcp.h
 MEMBARRIER_QUERY, MEMBARRIER_GLOBAL = 0, 1  # include/uapi/linux/membarrier.h
-
-Probe = Callable[[], str | None]
 
 _ffi = cffi.FFI()
 _ffi.cdef("long syscall(long number, ...);")
@@ -77,114 +76,68 @@ def _load_drop(prog_type: int, attach_type: int = 0) -> int:
     """Load "return 1" (XDP_DROP for XDP) as a program of this type; its descriptor."""
     instructions = bytearray(struct.pack("=BBhi", 0xB7, 0, 0, XDP_DROP) + struct.pack("=BBhi", 0x95, 0, 0, 0))
     license_text = bytearray(b"GPL\0")
-    attributes = struct.pack("=IIQQ", prog_type, 2, _address(instructions), _address(license_text))
-    attributes += struct.pack("=IIQII16sII", 0, 0, 0, 0, 0, b"", 0, attach_type)  # log, flags, name, ifindex
-    return _bpf(BPF_PROG_LOAD, attributes)
+    pointers = _address(instructions), _address(license_text)
+    # Zeros: log, kernel version, flags, name, ifindex.
+    return _bpf(BPF_PROG_LOAD, struct.pack("=IIQQ44xI", prog_type, 2, *pointers, attach_type))
 
 
-def _tried(action: Callable[[], None]) -> str | None:
+def tried(probe: Callable[[], None]) -> str | None:
+    """None when it worked, otherwise the reason, in words."""
     try:
-        action()
+        probe()
     except OSError as error:
         return error.strerror or str(error)
     return None
 
 
-def _map(map_type: int, key_size: int, value_size: int, entries: int, flags: int) -> str | None:
-    def create() -> None:
-        with _descriptor(_bpf(BPF_MAP_CREATE, struct.pack("=5I", map_type, key_size, value_size, entries, flags))):
-            pass
-
-    return _tried(create)
+def _map(map_type: int, key_size: int, value_size: int, entries: int, flags: int) -> None:
+    os.close(_bpf(BPF_MAP_CREATE, struct.pack("=5I", map_type, key_size, value_size, entries, flags)))
 
 
-def mappable_array() -> str | None:
+def mappable_array() -> None:
     """An array that the engine maps into its own memory: how it reads and writes the inactive table."""
-    return _map(MAP_ARRAY, 4, 48, 16, BPF_F_MMAPABLE)
+    _map(MAP_ARRAY, 4, 48, 16, BPF_F_MMAPABLE)
 
 
-def ring_buffer() -> str | None:
-    return _map(MAP_RINGBUF, 0, 0, 65536, 0)
+def ring_buffer() -> None:
+    _map(MAP_RINGBUF, 0, 0, 65536, 0)
 
 
-def _program(prog_type: int, attach_type: int = 0) -> str | None:
-    def load() -> None:
-        with _descriptor(_load_drop(prog_type, attach_type)):
-            pass
-
-    return _tried(load)
+def load_program(prog_type: int, attach_type: int = 0) -> None:
+    os.close(_load_drop(prog_type, attach_type))
 
 
-def xdp_program() -> str | None:
-    return _program(PROG_XDP)
-
-
-def tc_program() -> str | None:
-    return _program(PROG_SCHED_CLS)
-
-
-def lookup_program() -> str | None:
+def lookup_program() -> None:
     """Socket lookup: what keeps packets of sleeping connections from listeners."""
-    return _program(PROG_SK_LOOKUP, ATTACH_SK_LOOKUP)
+    load_program(PROG_SK_LOOKUP, ATTACH_SK_LOOKUP)
 
 
-def live_frames() -> str | None:
+def live_frames() -> None:
     """BPF_PROG_RUN in live-frame mode: how held frames are replayed and probes sent. This one is dropped."""
-
-    def run() -> None:
-        frame = bytearray(64)
-        with _descriptor(_load_drop(PROG_XDP)) as fd:
-            attributes = struct.pack(
-                "=IIIIQQIIIIQQII",
-                fd,
-                0,
-                len(frame),
-                0,
-                _address(frame),
-                0,
-                1,
-                0,
-                0,
-                0,
-                0,
-                0,
-                BPF_F_TEST_XDP_LIVE_FRAMES,
-                0,
-            )
-            _bpf(BPF_PROG_TEST_RUN, attributes)
-
-    return _tried(run)
+    frame = bytearray(64)
+    with _descriptor(_load_drop(PROG_XDP)) as fd:
+        # Zeros: the answer's size and place, the duration, the context's sizes and places, the processor.
+        run_once = struct.pack("=I4xI4xQ8xI28xI4x", fd, len(frame), _address(frame), 1, BPF_F_TEST_XDP_LIVE_FRAMES)
+        _bpf(BPF_PROG_TEST_RUN, run_once)
 
 
-def membarrier_global() -> str | None:
+def membarrier_global() -> None:
     """MEMBARRIER_CMD_GLOBAL: what makes every packet that passed XDP before a mark be through TCP after it."""
-    try:
-        offered = _syscall("membarrier", MEMBARRIER_QUERY, 0, 0)
-    except OSError as error:
-        return error.strerror
-    return None if offered & MEMBARRIER_GLOBAL else "the kernel offers other membarrier commands, but not GLOBAL"
+    if not _syscall("membarrier", MEMBARRIER_QUERY, 0, 0) & MEMBARRIER_GLOBAL:
+        raise OSError(errno.ENOSYS, "the kernel offers other membarrier commands, but not GLOBAL")
 
 
-def tcp_repair() -> str | None:
-    def enter() -> None:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
-
-    return _tried(enter)
+def tcp_repair() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
 
 
 # --- in a namespace of its own ---------------------------------------------------------------------------------------
 
 
-def _attach_xdp(ifindex: int, flags: int) -> str | None:
-    def attach() -> None:
-        with (
-            _descriptor(_load_drop(PROG_XDP)) as fd,
-            _descriptor(_bpf(BPF_LINK_CREATE, struct.pack("=IIII", fd, ifindex, BPF_XDP, flags))),
-        ):
-            pass
-
-    return _tried(attach)
+def _attach_xdp(ifindex: int, flags: int) -> None:
+    with _descriptor(_load_drop(PROG_XDP)) as fd:
+        os.close(_bpf(BPF_LINK_CREATE, struct.pack("=IIII", fd, ifindex, BPF_XDP, flags)))
 
 
 def _namespace_probes() -> dict[str, str | None]:
@@ -208,24 +161,13 @@ def _namespace_probes() -> dict[str, str | None]:
             index = int(ip.link_lookup(ifname="rd0")[0])
             for each in ("rd0", "rd1"):
                 ip.link("set", index=ip.link_lookup(ifname=each)[0], state="up")
-            found["xdp_native"] = _attach_xdp(index, XDP_FLAGS_DRV_MODE)
-            found["xdp_generic"] = _attach_xdp(index, XDP_FLAGS_SKB_MODE)
+            found["xdp_native"] = tried(partial(_attach_xdp, index, XDP_FLAGS_DRV_MODE))
+            found["xdp_generic"] = tried(partial(_attach_xdp, index, XDP_FLAGS_SKB_MODE))
             found["clsact"] = netlink(lambda: ip.tc("add", "clsact", index))
             if found["clsact"] is None:
                 with _descriptor(_load_drop(PROG_SCHED_CLS)) as fd:
-                    found["tc_egress"] = netlink(
-                        lambda: ip.tc(
-                            "add-filter",
-                            "bpf",
-                            index,
-                            ":1",
-                            fd=fd,
-                            name="roost-doctor",
-                            parent="ffff:fff3",
-                            classid=1,
-                            direct_action=True,
-                        )
-                    )
+                    guard = partial(ip.tc, "add-filter", "bpf", index, ":1", fd=fd, name="roost-doctor", classid=1)
+                    found["tc_egress"] = netlink(lambda: guard(parent="ffff:fff3", direct_action=True))
     rules = "add table ip d; add chain ip d c { type nat hook postrouting priority 100; }; add rule ip d c masquerade"
     nft = shutil.which("nft", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if nft is None:

@@ -84,8 +84,8 @@ def test_a_package_that_is_not_installed_is_not_counted() -> None:
 
 
 def test_capabilities_are_read_from_the_effective_set() -> None:
-    assert doctor.effective_capabilities("CapPrm:\tffff\nCapEff:\t0000000000003000\n") == 0x3000
-    assert doctor.effective_capabilities("Name:\tx\n") == 0
+    assert doctor.field("CapPrm:\tffff\nCapEff:\t0000000000003000\n", "CapEff") == "0000000000003000"
+    assert doctor.field("Name:\tx\n", "CapEff") == "0"
 
 
 def test_ecn_is_advised_against_because_a_woken_socket_forgets_it(tmp_path: Path) -> None:
