@@ -9,7 +9,7 @@ from errno import EBUSY, ECONNRESET, ETIMEDOUT
 from typing import Final
 
 from appliance.wire import Command, Key, Op
-from control.core.ports import CommandsPort, Outcome
+from control.core.ports import CommandsPort
 from control.core.states import Cause, State
 from control.reach.arrivals import Arrivals
 from control.reach.attach_request import AttachRequest
@@ -28,15 +28,24 @@ class Linker:
         self._arrivals = arrivals
         self._links = links
 
-    async def link(self, key: Key, server: AttachRequest) -> int:
-        """Link it to the client's connection, waking that. EBUSY: it is linked to another server."""
+    async def link(self, key: Key, server: AttachRequest, push: bool = False) -> int:
+        """Link it to the client's connection, waking that. EBUSY: it is linked to another server. push: that link is
+        ended first, once nothing is on its way through it."""
         if (link := self._links.at(key.pack())) is not None:
             return await self.hand_over(link, server)
-        return _error(await self._attach(key, server, server.preamble))
+        first = [Command(op=Op.STANDBY, cause=Cause.COMMAND, key=key)] if push else []
+        return await self._attach(key, server, server.preamble, first)
 
-    async def link_when_free(self, key: Key, server: AttachRequest, deadline: float) -> int:
+    async def link_when_free(self, key: Key, server: AttachRequest, deadline: float, push: bool = False) -> int:
         """The same; waits until the client is free. deadline: of the event loop's clock."""
-        return await self._again(key, server, deadline, push=False)
+        loop = asyncio.get_running_loop()
+        while True:
+            with self._arrivals.expect(("key", key.pack())) as changed:
+                error = await self.link(key, server, push)
+                left = deadline - loop.time()
+                if error != EBUSY or left <= 0:
+                    return error
+                await asyncio.wait({changed}, timeout=min(left, AGAIN_S) if push else left)
 
     async def link_at_once(self, key: Key, service: int, server: AttachRequest, deadline: float) -> int:
         """The same for a client that has connected because it was told to for this server: the link that every client
@@ -47,24 +56,10 @@ class Linker:
                     return await self.hand_over(await self._links.wait_for(key.pack()), server)
             except TimeoutError:
                 return ETIMEDOUT
-        return await self._again(key, server, deadline, push=True)
-
-    async def _again(self, key: Key, server: AttachRequest, deadline: float, push: bool) -> int:
-        loop = asyncio.get_running_loop()
-        while True:
-            with self._arrivals.expect(("key", key.pack())) as changed:
-                if (link := self._links.at(key.pack())) is not None:
-                    error = await self.hand_over(link, server)
-                else:
-                    first = [Command(op=Op.STANDBY, cause=Cause.COMMAND, key=key)] if push else []
-                    error = _error(await self._attach(key, server, server.preamble, first))
-                left = deadline - loop.time()
-                if error != EBUSY or left <= 0:
-                    return error
-                await asyncio.wait({changed}, timeout=min(left, AGAIN_S) if push else left)
+        return await self.link_when_free(key, server, deadline, push=True)
 
     async def hand_over(self, link: Link, server: AttachRequest) -> int:
-        """Link it to the client that is linked to the daemon (links.py says in which order)."""
+        """Link it to the client that is linked to the daemon (daemon_links.py says in which order)."""
         self._links.take(link)
         deadline = asyncio.get_running_loop().time() + server.timeout_s
         rest = asyncio.ensure_future(link.read_all())
@@ -78,7 +73,7 @@ class Linker:
                     link.sock.close()
                     await attached
                     return 0  # whatever comes now, the server was told that it has its client
-                error = _error(attached.result())
+                error = attached.result()
                 if error != EBUSY or asyncio.get_running_loop().time() > deadline:
                     return error
                 await asyncio.sleep(AGAIN_S)  # bytes are on their way through the link: it is being read meanwhile
@@ -88,18 +83,13 @@ class Linker:
             rest.cancel()
             link.sock.close()
 
-    async def _attach(
-        self, key: Key, server: AttachRequest, preamble: bytes, first: list[Command] | None = None
-    ) -> Outcome:
+    async def _attach(self, key: Key, server: AttachRequest, preamble: bytes, first: list[Command]) -> int:
         fd = os.dup(server.sock.fileno())  # the engine's from the command on, which closes it when it refuses
         command = Command(
             op=Op.ATTACH, cause=Cause.SERVER_ATTACH, key=key, fd=fd, preamble=preamble, early=server.early
         )
-        future = self._dispatcher.command(command, [State.ACTIVE], server.timeout_s, first or [])
-        return await asyncio.wrap_future(future)
-
-
-def _error(outcome: Outcome) -> int:
-    if not outcome.error and outcome.state != State.ACTIVE:
-        return ECONNRESET  # CLOSED on the way up
-    return outcome.error
+        future = self._dispatcher.command(command, [State.ACTIVE], server.timeout_s, first)
+        outcome = await asyncio.wrap_future(future)
+        if not outcome.error and outcome.state != State.ACTIVE:
+            return ECONNRESET  # CLOSED on the way up
+        return outcome.error
