@@ -45,7 +45,7 @@ def sleeping_ids(store: Store, keys: list[bytes]) -> dict[bytes, int]:
 
 class Locator:
     """services: by number, as the daemon keeps them. domain: of names. attach_at: where servers ask for clients.
-    `find` and `wanted` are for servers, `locate` is for the operator and may block for as long as engine and database
+    `wanted` is for servers, `locate` is for the operator and may block for as long as engine and database
     take."""
 
     def __init__(self, engine: EnginePort, store: Store, names: Registry, services: Mapping[int, Service], domain: str,
@@ -61,13 +61,9 @@ class Locator:
 
     # -- for servers --------------------------------------------------------------------------------------------------
 
-    def find(self, target: Target) -> Key:
-        """The 4-tuple of the client that a server wants. Raises OSError: ENOENT, ENOTCONN, ELOOP or EIO, as
-        appliance.frontends.handshake.ANSWERS explains them."""
-        return self.wanted(target)[0].record.key
-
     def wanted(self, target: Target) -> list[Event]:
-        """The connection that is meant, or those of which one may be (`candidate`); raises as `find` does."""
+        """The connection that a server means, or those of which one may be (`candidate`), at least one. Raises OSError:
+        ENOENT, ENOTCONN, ELOOP or EIO, as appliance.frontends.handshake.ANSWERS explains them."""
         if isinstance(target, Address):
             if self._is_own(target):
                 raise OSError(ELOOP, "the target is the appliance itself")
@@ -78,7 +74,7 @@ class Locator:
             raise OSError(ELOOP, "the target is the appliance itself")
         if not self._names.loaded:
             raise OSError(EIO, "names cannot be read")
-        if (named := self._named(target)) is None:
+        if (named := self.named(target)) is None:
             raise OSError(ENOENT, "no such name")
         if (event := self._event_of(named)) is None:
             raise OSError(ENOTCONN, "the client of this name is not connected")
@@ -95,9 +91,15 @@ class Locator:
         service = self._services.get(event.service)
         return service is not None and service.kind == "agents"
 
-    def _named(self, target: Name) -> Named | None:
+    def local_name(self, target: Name) -> str | None:
+        """The name without the domain; None: it is of another one."""
         name, dot, domain = target.text.rpartition(f".{self._domain}")
-        return self._names.find(name) if dot and not domain else None
+        return name if dot and not domain else None
+
+    def named(self, target: Name) -> Named | None:
+        """What the name stands for."""
+        name = self.local_name(target)
+        return self._names.find(name) if name is not None else None
 
     def _event_of(self, named: Named) -> Event | None:
         """The connection of a name, if it lives."""
@@ -131,7 +133,7 @@ class Locator:
                 event = next((one for one in self._engine.list() if number in (one.id, one.record.id)), None)
                 event = event or self._asleep_numbered(number)  # since it went to SLEEP meanwhile
         elif name.lower().endswith(f".{self._domain}"):
-            if (named := self._named(Name(name.lower()))) is not None:
+            if (named := self.named(Name(name.lower()))) is not None:
                 event, number = self._event_of(named), named.id
         else:
             try:

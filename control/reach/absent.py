@@ -7,12 +7,11 @@ server is told in the end is what the last step that did apply came to."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from errno import ENOENT, ENOTCONN, ETIMEDOUT
 
 from appliance.frontends.target import Address, Name, Target, parse_address
 from appliance.wire import Key, pack_address
-from control.clients.registry import Registry
+from control.clients.locate import Locator
 from control.config import Absent as Policy
 from control.reach.agents import Agents
 from control.reach.arrivals import Arrivals, What
@@ -25,17 +24,14 @@ ABSENT = (ENOENT, ENOTCONN)
 
 
 class Absent:
-    """All of it runs in one event loop. find: the connection of a target, or OSError. domain: of names, without a dot
-    in front."""
+    """All of it runs in one event loop."""
 
-    def __init__(self, policy: Policy, domain: str, names: Registry, arrivals: Arrivals, linker: Linker,
-                 find: Callable[[Target], Key], agents: Agents, dialler: Dialler | None) -> None:  # fmt: skip
+    def __init__(self, policy: Policy, locator: Locator, arrivals: Arrivals, linker: Linker, agents: Agents,
+                 dialler: Dialler | None) -> None:  # fmt: skip
         self._policy = policy
-        self._domain = domain
-        self._names = names
+        self._locator = locator
         self._arrivals = arrivals
         self._linker = linker
-        self._find = find
         self._agents = agents
         self._dialler = dialler
 
@@ -51,13 +47,8 @@ class Absent:
             error = error if outcome is None else outcome
         return error
 
-    def _name(self, target: Name) -> str | None:
-        """The name without the domain; None: of another domain."""
-        name, dot, domain = target.text.rpartition(f".{self._domain}")
-        return name if dot and not domain else None
-
     async def _agent(self, target: Target, server: AttachRequest) -> int | None:
-        name = self._name(target) if isinstance(target, Name) else None
+        name = self._locator.local_name(target) if isinstance(target, Name) else None
         if name is None:
             return None
         outcome = await self._agents.reach(name, server, self._policy.agent_timeout)
@@ -73,8 +64,7 @@ class Absent:
         """How the client is called, and where it is, or was when it was last heard of."""
         if isinstance(target, Address):
             return target.host, Address(target.host, self._policy.dial_port or target.port)
-        name = self._name(target)
-        named = self._names.find(name) if name is not None else None
+        name, named = self._locator.local_name(target), self._locator.named(target)
         if name is None or named is None:
             return "", None
         host = parse_address(Key.unpack(named.key).client_text).host
@@ -83,7 +73,7 @@ class Absent:
     async def _wait(self, target: Target, server: AttachRequest) -> int | None:
         if isinstance(target, Address):
             what: What = ("address", pack_address(target.host), target.port.to_bytes(2, "big"))
-        elif (name := self._name(target)) is not None:
+        elif (name := self._locator.local_name(target)) is not None:
             what = ("name", name)
         else:
             return None
@@ -91,7 +81,7 @@ class Absent:
         while True:
             with self._arrivals.expect(what) as arrival:
                 try:
-                    key = self._find(target)
+                    key = self._locator.wanted(target)[0].record.key
                 except OSError as error:
                     if error.errno not in ABSENT:
                         return error.errno

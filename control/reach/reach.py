@@ -61,7 +61,7 @@ class Reach:
         if "dial" in policy.steps:
             limits = policy.dial_networks, policy.dial_timeout, policy.dial_limit
             self._dialler = Dialler(*limits, self.dialled, locator.addresses.has)
-        absent = Absent(policy, domain, names, self.arrivals, self.linker, locator.find, self.agents, self._dialler)
+        absent = Absent(policy, locator, self.arrivals, self.linker, self.agents, self._dialler)
         self.attaching = Attaching(locator, policies, self.linker, absent)
 
     def load(self) -> bool:

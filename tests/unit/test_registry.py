@@ -94,7 +94,7 @@ class Rig:
 
     def wanted(self, target: Target) -> Key | int:
         try:
-            return self.locator.find(target)
+            return self.locator.wanted(target)[0].record.key
         except OSError as error:
             return error.errno or 0
 
