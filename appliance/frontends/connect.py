@@ -51,7 +51,7 @@ class ConnectHandshake:
 
     def __init__(self, password: bool = False) -> None:
         self._head: h11.Request | None = None
-        self._whole = False
+        self._request: h11.Request | None = None
         self._plain: tuple[bytes, bytes] | None = None  # target, and what came behind the request
         self._verdict: bool | None = None if password else True
         self._may_be_plain = not password
@@ -70,18 +70,16 @@ class ConnectHandshake:
     def next_event(self) -> Event | None:
         if self._plain is not None:
             return _wanted(*self._plain)
-        if not self._whole:
+        if self._request is None:
             try:
                 read = self._read()
             except h11.RemoteProtocolError as error:
                 return _bad(error.error_status_hint, str(error))
-            if isinstance(read, Refusal):
+            if not isinstance(read, h11.Request):
                 return read
-            if not read:
-                return None
-            self._whole = True
+            self._request = read
             if self._verdict is None:
-                return _credentials(self._request)
+                return _credentials(read)
         return _wanted(self._request.target, self._http.trailing_data[0]) if self._verdict else UNAUTHENTICATED
 
     def authenticated(self, verdict: bool) -> None:
@@ -90,17 +88,12 @@ class ConnectHandshake:
     def refusal(self, refusal: Refusal) -> bytes:
         return response(refusal.status, refusal.reason)
 
-    @property
-    def _request(self) -> h11.Request:
-        assert self._head is not None, "the request is whole"
-        return self._head
-
-    def _read(self) -> Refusal | bool:
-        """Whether the request is whole."""
+    def _read(self) -> h11.Request | Refusal | None:
+        """The request, once it is whole; None: more bytes are needed."""
         while True:
             event = self._http.next_event()
             if event is h11.NEED_DATA:
-                return False
+                return None
             if isinstance(event, h11.Request):
                 if (refusal := _fault_of(event)) is not None:
                     return refusal
@@ -108,7 +101,7 @@ class ConnectHandshake:
             elif isinstance(event, h11.ConnectionClosed):
                 return ENDED
             elif event is h11.PAUSED or isinstance(event, h11.EndOfMessage):
-                return True
+                return self._head
             else:
                 return _bad(400, "CONNECT takes no content")
 
