@@ -31,6 +31,7 @@ from typing import Annotated, Any, Final, Literal
 
 import uvicorn
 from fastapi import Body, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -60,6 +61,11 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     @app.exception_handler(OperationError)
     async def _cannot(_request: Request, error: OperationError) -> JSONResponse:
         return JSONResponse({"error": str(error)}, status_code=error.status)
+
+    @app.exception_handler(RequestValidationError)
+    async def _unreadable(_request: Request, error: RequestValidationError) -> JSONResponse:
+        wrong = (f"{'.'.join(map(str, each['loc'][1:])) or each['loc'][0]}: {each['msg']}" for each in error.errors())
+        return JSONResponse({"error": "; ".join(wrong)}, status_code=422)
 
     @app.exception_handler(SQLAlchemyError)
     async def _no_store(_request: Request, error: SQLAlchemyError) -> JSONResponse:

@@ -6,7 +6,8 @@ A unit test holds the two together.
 from __future__ import annotations
 
 import json
-from typing import Any, Final, Literal, Union, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import BeforeValidator
 from pydantic_core import PydanticUndefined
@@ -31,7 +32,7 @@ def _shown_default(default: object) -> str:
         return ""
     if isinstance(default, float):
         return f"`{default:g}`"
-    return f"`{None if default is None else json.dumps(default)}`"
+    return "" if default is None else f"`{json.dumps(default)}`"
 
 
 def _shown_type(annotation: object, metadata: list[Any]) -> str:
@@ -46,9 +47,11 @@ def _shown_type(annotation: object, metadata: list[Any]) -> str:
     if get_origin(annotation) is tuple:
         of = get_args(annotation)[0]
         return "list of " + ("names" if of is str else "numbers" if get_args(of)[0] is int else "addresses")
-    if get_origin(annotation) is dict or annotation is Health:
+    if get_origin(annotation) is dict or annotation in (Health, InBand):
         return "table"
-    if get_origin(annotation) is Union:
+    if get_origin(annotation) is Annotated:
+        return _shown_type(get_args(annotation)[0], list(get_args(annotation)[1:]))
+    if get_origin(annotation) in (Union, UnionType):
         return _shown_type(get_args(annotation)[0], metadata)
     return {str: "text", int: "number", float: "number", bool: "`true` or `false`"}.get(annotation, "")  # type: ignore[call-overload, no-any-return]
 
