@@ -234,11 +234,11 @@ def check_build() -> Iterator[Outcome]:
     absent = [name for name in wanted if not (objects / name).is_file()]
     found = sorted(each.name for each in objects.glob("*.bpf.o")) if objects.is_dir() else []
     problem = f"missing below {objects}: {', '.join(absent)}" if absent else None if found else f"none in {objects}"
-    problem = old % "bpf" if "bpf" in unbuilt else problem
+    problem = problem or (old % "bpf" if "bpf" in unbuilt else None)
     yield outcome("build", "BPF objects", Need.REQUIRED, problem, rebuild, ", ".join(found))
     extension = importlib.util.find_spec("cext._engine")
     problem = None if extension else "cext._engine is not built"
-    problem = old % "extension" if "extension" in unbuilt else problem
+    problem = problem or (old % "extension" if "extension" in unbuilt else None)
     built = Path(extension.origin).name if extension and extension.origin else "present"
     yield outcome("build", "C extension", Need.REQUIRED, problem, rebuild, built)
 

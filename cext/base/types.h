@@ -85,7 +85,7 @@ enum roost_event_type {
     ROOST_EV_ILLEGAL = 14,   /* from, to, cause, key, id: a fault of the engine's; the transition was refused, the
                              connection ends */
     ROOST_EV_NOT_GROWN = 15  /* count: 4, 6: the table of that IP version, 0: the rest slots; error (errno): they are
-                             nearly full and could not grow; it is tried again. EFBIG: no table is larger; ENOMEM: as
+                             nearly full and could not grow; it is tried again. EFBIG: no table is larger; ENOBUFS: as
                              much memory as must stay available would not */
 };
 

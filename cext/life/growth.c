@@ -61,7 +61,7 @@ static void begin(struct roost_engine *e, uint64_t bytes, bool possible) {
     g->engine = e;
     g->made = 0;
     int error = !possible                                                  ? EFBIG
-                : roost_growth_available() < bytes + total / MEMORY_SPARED ? ENOMEM
+                : roost_growth_available() < bytes + total / MEMORY_SPARED ? ENOBUFS
                                                                            : pthread_create(&g->thread, NULL, make, g);
     if (error)
         fail(e, error);

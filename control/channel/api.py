@@ -34,6 +34,7 @@ from fastapi import Body, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.exceptions import HTTPException
 
 from appliance.wire import Event
 from control.channel.operations import Operations
@@ -64,8 +65,14 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def _unreadable(_request: Request, error: RequestValidationError) -> JSONResponse:
-        wrong = (f"{'.'.join(map(str, each['loc'][1:])) or each['loc'][0]}: {each['msg']}" for each in error.errors())
+        wrong = (
+            f"{'.'.join(each for each in one['loc'] if isinstance(each, str))}: {one['msg']}" for one in error.errors()
+        )
         return JSONResponse({"error": "; ".join(wrong)}, status_code=422)
+
+    @app.exception_handler(HTTPException)
+    async def _none_such(_request: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"error": error.detail}, status_code=error.status_code, headers=error.headers)
 
     @app.exception_handler(SQLAlchemyError)
     async def _no_store(_request: Request, error: SQLAlchemyError) -> JSONResponse:

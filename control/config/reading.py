@@ -64,7 +64,7 @@ def _explain(detail: ErrorDetails, data: dict[str, Any]) -> str:
         if not close:  # "qiet" is far from "active_quiet" as a whole, near to its last word
             words = {word: name for name in model.model_fields for word in (name, *name.split("_"))}
             close = [words[word] for word in difflib.get_close_matches(key, list(words), n=1, cutoff=0.6)]
-        known = sorted(model.model_fields, key=list(Policy.model_fields).__contains__)  # a service's own come first
+        known = sorted(model.model_fields, key=lambda name: name in Policy.model_fields)  # a service's own come first
         hint = f"; did you mean `{close[0]}`?" if close else f"; known keys: {', '.join(known)}"
         return f"unknown key `{key}` {_in(location[:-1], data)}{hint}"
     if not location:

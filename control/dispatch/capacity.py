@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
-from errno import EFBIG, ENOMEM
+from errno import EFBIG, ENOBUFS
 from typing import Final
 
 from appliance.wire import Command, Op
@@ -55,7 +55,7 @@ class Capacity:
             return
         self._not_grown[version, error] = now
         key = f"ipv{version}" if version else "idle"
-        why = {EFBIG: "no table is larger", ENOMEM: "a quarter of the machine's memory stays available"}.get(
+        why = {EFBIG: "no table is larger", ENOBUFS: "a quarter of the machine's memory stays available"}.get(
             error, os.strerror(error)
         )
         log.error("[table] %s is nearly full and cannot grow: %s; it is tried again every 30 s", key, why)

@@ -33,7 +33,8 @@ NOT_AWAITED: Final = 0
 
 
 class Sleepers:
-    """`slept` belongs to the store's thread, `sleep` to any, the rest to the dispatcher's."""
+    """`slept` belongs to the store's thread, `insert` and `inserting` to the one that reconciles, `sleep` to any, the
+    rest to the dispatcher's."""
 
     def __init__(self, engine: EnginePort, store: Store, waiters: Waiters, counters: Counters) -> None:
         self._engine = engine

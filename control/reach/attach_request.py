@@ -23,7 +23,7 @@ class AttachRequest:
         """Whether it has ended, which is not noticed while it waits. One that has closed its sending side alone counts
         as gone, too: the two cannot be told apart."""
         try:
-            return not self.sock.recv(1, socket.MSG_PEEK)
+            return not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         except OSError:

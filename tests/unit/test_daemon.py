@@ -90,9 +90,10 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
             answers["wake"] = client.send("POST", "/v1/connections/2/wake")
             until(lambda: len(client.get("/v1/history")) == 2)
             answers["history"] = client.get("/v1/history")
-            for place, what in (("/v1/connections/99", "error"), ("/v1/connections?state=AWAKE&limit=x", "unreadable")):
+            asked = {"error": "/99", "unreadable": "?state=AWAKE&limit=x", "none": "/7/nothing/there"}
+            for what, place in asked.items():
                 try:
-                    list(client.lines(place))
+                    list(client.lines(f"/v1/connections{place}"))
                 except click.ClickException as error:
                     answers[what] = str(error)
             path.write_text(text.replace('"a"', '"a"\nactive_quiet = 5'), encoding="utf-8")
@@ -115,8 +116,9 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
     assert (answers["wake"]["before"], answers["wake"]["state"]) == ("SLEEP", "STANDBY")
     assert [row["to"] for row in answers["history"]] == ["SLEEP", "STANDBY"]
     assert answers["error"] == 'no connection "99"'
-    assert answers["unreadable"].startswith("state: Input should be 'ACTIVE', 'STANDBY'")
-    assert "; limit: " in answers["unreadable"]
+    assert answers["unreadable"].startswith("query.state: Input should be 'ACTIVE', 'STANDBY'")
+    assert "; query.limit: " in answers["unreadable"]
+    assert answers["none"] == "Not Found"
     assert engine.updates[0].standby_quiet_ms == 5000
     assert {c.state for c in engine.connections.values()} == {State.IDLE}, "SIGTERM freezes what was awake"
     assert engine.closed

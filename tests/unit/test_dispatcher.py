@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from errno import EAGAIN, EFBIG, EIO, ENOENT, ENOMEM, ETIMEDOUT
+from errno import EAGAIN, EFBIG, EIO, ENOBUFS, ENOENT, ETIMEDOUT
 from pathlib import Path
 
 import pytest
@@ -288,14 +288,14 @@ def test_people_are_told_once_an_hour_why_a_table_cannot_grow(still: Rig, caplog
         still.dispatcher._capacity.not_grown(version, error, now)
         return caplog.text
 
-    still.dispatcher.turn([event(EventType.NOT_GROWN, key(1), 0, count=4, error=ENOMEM)])
+    still.dispatcher.turn([event(EventType.NOT_GROWN, key(1), 0, count=4, error=ENOBUFS)])
     assert "[table] ipv4 is nearly full and cannot grow: a quarter of the machine's memory" in caplog.text
     start = time.monotonic()
-    assert not said(4, ENOMEM, start + 30)
-    assert "idle" in said(0, ENOMEM, start + 30)
+    assert not said(4, ENOBUFS, start + 30)
+    assert "idle" in said(0, ENOBUFS, start + 30)
     assert "no table is larger" in said(4, EFBIG, start + 30)
     assert os.strerror(EAGAIN) in said(6, EAGAIN, start + 30)
-    assert "ipv4" in said(4, ENOMEM, start + 3700)
+    assert "ipv4" in said(4, ENOBUFS, start + 3700)
 
 
 def test_a_transition_that_the_engine_refused_is_counted_and_named_and_not_written(
