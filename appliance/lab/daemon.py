@@ -144,7 +144,9 @@ def toml(data: Mapping[str, Any]) -> str:
 
 def _table(data: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
     plain = {k: v for k, v in data.items() if not isinstance(v, Mapping) and not _is_tables(v)}
-    # What JSON writes of such values is TOML, too.
+    if empty := [key for key, value in plain.items() if value is None]:
+        raise TypeError(f"{empty[0]} has no value: TOML has no null")
+    # What JSON writes of the others is TOML, too.
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False, default=os.fspath)}" for key, value in plain.items()]
     for key, value in data.items():
         name = ".".join((*path, key))

@@ -40,8 +40,10 @@ int roost_router_open(struct roost_engine *e, uint32_t wait_ms, struct roost_rea
     int doors = error ? -1 : roost_datapath_steer_map(&e->path, "doors");
     for (uint32_t i = 0; i < ROOST_DOORS && !error; i++) {
         int fd = roost_listen(loopback[i], 0, true, why);
-        if (i == ROOST_DOOR_IPV6 && (fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL))
-            continue; /* this machine has no IPv6 */
+        if (i == ROOST_DOOR_IPV6 && (fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL)) {
+            why->text[0] = 0; /* this machine has no IPv6 */
+            continue;
+        }
         if (fd < 0)
             return fd;
         e->door[i] = fd;

@@ -153,7 +153,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
 LEGAL: Final[frozenset[tuple[int, int, int]]] = frozenset(
     (int(source), int(target), int(cause)) for (source, cause), targets in TRANSITIONS.items() for target in targets
 )
-"""The same table as (from, to, cause) triples of plain numbers: one hash lookup for each event on the hot path."""
+"""The same table as (from, to, cause) triples of plain numbers."""
 
 
 def transition_text(source: int, target: int, cause: int) -> str:

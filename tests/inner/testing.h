@@ -171,6 +171,7 @@ void roost_testing_fill(roost_engine *e, int part); /* counts as full from now o
 /* A turn of growth at that time: the part that a map is made for. There is no memory for those of the `refused` parts;
  * another counts as half full then, though its map is thrown away. */
 int roost_testing_growth(roost_engine *e, uint64_t now_ms, int refused);
+uint64_t roost_testing_growths_failed(const roost_engine *e);
 uint64_t roost_testing_memory_available(void); /* bytes, as growth sees it */
 
 /* The policy of a service changes: every connection is to obey. */

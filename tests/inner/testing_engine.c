@@ -186,6 +186,10 @@ int roost_testing_growth(roost_engine *e, uint64_t now_ms, int refused) {
     return part;
 }
 
+uint64_t roost_testing_growths_failed(const roost_engine *e) {
+    return e->stat[ROOST_E_GROWTH_FAILED];
+}
+
 uint64_t roost_testing_memory_available(void) {
     return roost_growth_available();
 }

@@ -357,7 +357,7 @@ def test_a_handshake_with_a_fault_is_none(lab: Lab, fault: Fault) -> None:
         assert simulator.offences() == {FAULTS[fault]: 10}
 
 
-def test_a_client_is_32_bytes_and_is_found_by_its_address(lab: Lab) -> None:
+def test_a_client_is_32_bytes_and_has_an_address_and_port_of_its_own(lab: Lab) -> None:
     clients = 1_000_000
     with lab.simulator(clients, next(_ports), addresses=1000) as simulator:
         assert _simulator.ffi.sizeof("struct sim_client") == 32

@@ -155,7 +155,7 @@ def test_doctor_and_a_check_of_the_configuration_load_no_engine(config: Path) ->
 @pytest.mark.parametrize(
     "code",
     [
-        "from control.config.reference import with_keys",
+        "from control.config.reference import with_keys; with_keys(open('docs/configuration.md').read())",
         "from control.store.reading import Reader",
         "from control.store.store import Store",
         "from control.core import states",

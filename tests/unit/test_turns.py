@@ -126,6 +126,7 @@ def test_what_got_no_memory_grows_when_there_is_some_later(still: Still, part: i
     [(after_ms, made)] = still.grow(START_MS + 60_000)
     assert (after_ms >= 10_000, made) == (True, part)
     assert still.not_grown() == [(part, ENOMEM)]
+    assert lib.roost_testing_growths_failed(still.raw) == 1
 
 
 def memory(name: str) -> int:
