@@ -33,7 +33,7 @@ MAX_MS: Final = 0xFFFFFFFF
 
 
 class Recipient(StrEnum):
-    """Whom a frame is for. Managers act on those for managers; clients and servers read answers and `Stay`."""
+    """Which end a frame is for. Managers act on those for managers; clients and servers read answers and `Stay`."""
 
     MANAGER = "m"
     CLIENT = "c"

@@ -70,7 +70,7 @@ class Database(Protocol):
     """Whether what was written is there again after it was away."""
 
     def execute(self, statement: str, /) -> list[Any]:
-        """One statement, of somebody else's; its rows."""
+        """One statement, in a connection of its own; its rows."""
 
     def take_away(self) -> None:
         """Until `give_back` it can be neither read nor written."""
@@ -102,7 +102,7 @@ class Sqlite:
         self.url = f"sqlite:///{self.file}"
 
     def execute(self, statement: str, /) -> list[Any]:
-        """One statement, of somebody else's; its rows."""
+        """One statement, in a connection of its own; its rows."""
         with closing(sqlite3.connect(self.file, isolation_level=None)) as connection:
             return connection.execute(statement).fetchall()
 
@@ -234,7 +234,7 @@ class Postgres:
         self._away = False
 
     def execute(self, statement: str, /) -> list[Any]:
-        """One statement, of somebody else's; its rows."""
+        """One statement, in a connection of its own; its rows."""
         return self.cluster.execute(statement)
 
     def take_away(self) -> None:

@@ -301,7 +301,7 @@ class Agent:
 
     def _keep_alive(self, writer: asyncio.StreamWriter) -> None:
         """By TCP alone: it keeps the ways through firewalls open, finds out that the appliance is gone, and wakes
-        nobody there."""
+        no one there."""
         sock: socket.socket = writer.get_extra_info("socket")
         if not self._keepalive_s:
             return

@@ -138,7 +138,7 @@ class _Call:
         try:
             async with asyncio.timeout(LINGER_S):
                 await loop.sock_sendall(self.server, answer)
-                # Unread bytes would make close() send an RST, which may overtake the answer. But who was too slow
+                # Unread bytes would make close() send an RST, which may overtake the answer. But one that was too slow
                 # already has no more time.
                 self.server.shutdown(socket.SHUT_WR)
                 left = 0 if refusal is LATE else LINGER_BYTES

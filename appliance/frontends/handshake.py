@@ -9,7 +9,7 @@ needed). The events, in the order in which they can come:
     Request       the end: this target is wanted; the engine writes `preamble` once the client is linked
     Refusal       the end: `refusal` makes the bytes out of it
 
-Nothing here knows whether a client exists, and credentials come before the target: who cannot name a user learns
+Nothing here knows whether a client exists, and credentials come before the target: one that cannot name a user learns
 nothing about clients.
 """
 
@@ -90,7 +90,7 @@ class Handshake(Protocol):
         """Whether the Credentials are those of a user."""
 
     def refusal(self, refusal: Refusal) -> bytes:
-        """The bytes that end a handshake which has come as far as this one; perhaps none."""
+        """The bytes that end a handshake which has come as far as this one; there may be none."""
 
 
 ENDED: Final = Refusal(400, Reply.GENERAL_FAILURE, "the connection ended before the request")

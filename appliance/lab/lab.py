@@ -119,7 +119,7 @@ class Lab:
         return process
 
     def home(self, user: str) -> Path:
-        """A directory for a program that must be `user`, who cannot enter the workspace; removed with the lab."""
+        """A directory for a program that must be `user`, which cannot enter the workspace; removed with the lab."""
         home = leftovers.workspace(leftovers.new_name())
         home.mkdir(mode=0o700)
         self._stack.callback(shutil.rmtree, home)

@@ -102,7 +102,8 @@ class ProcessTree(Process):
     """A program with all that it forks, in a PID namespace of its own: they end together, however they end.
 
     The process that was started is unshare(1), which forks the namespace's first process and waits for it; that one is
-    the program, and the kernel ends the others with it. `user`: who the program shall be, when root will not do.
+    the program, and the kernel ends the others with it. `user`: the user that the program runs as, when root will not
+    do.
     """
 
     @staticmethod

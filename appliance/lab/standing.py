@@ -160,7 +160,7 @@ def _config(lab: Lab, mode: str, server: str, settings: Sequence[str]) -> dict[s
 
 
 def _token(lab: Lab) -> str:
-    """A new one for the lab's agents, who find it in a file."""
+    """A new one for the lab's agents, which find it in a file."""
     token = secrets.token_urlsafe(32)
     (lab.workspace / TOKEN_FILE).write_text(token + "\n")
     return token
@@ -253,7 +253,8 @@ def _forget(name: str, pid: int) -> None:
 
 
 def _keep_standard_error(log: Path) -> None:
-    """This process's own, and that of the programs to come, who would else hold a pipe of whoever waits for the lab."""
+    """This process's own, and that of the programs to come, which would else hold a pipe of the process that waits for
+    the lab."""
     with log.open("ab") as file:
         os.dup2(file.fileno(), 2)
 

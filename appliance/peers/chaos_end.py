@@ -74,7 +74,7 @@ class End:
         self.links: dict[int, Link] = {}  # by descriptor; ended ones leave
         self.sessions: dict[int, Session] = {}  # by number; all there ever were
         self.faults = Counter[str]()  # links that ended by anything but a FIN that was due
-        self.due: list[tuple[float, int, Session | Link]] = []  # when, tie-break, who speaks or reads then
+        self.due: list[tuple[float, int, Session | Link]] = []  # when, tie-break, which link speaks or reads then
         self.ticks = 0
         self.sending = self.stopping = False
         self.waiting: tuple[Command, float, Callable[[], bool], Callable[[], dict[str, Any]]] | None = None

@@ -26,7 +26,7 @@ BORN: Final = {"never": Born.NEVER, "storm": Born.STORM, "always": Born.ALWAYS}
 
 
 def _verbs(requests: Sequence[str]) -> int:
-    """Bits of roost_service.in_band_clients; whoever may ask for anything may `ping`."""
+    """Bits of roost_service.in_band_clients; an end that may ask for anything may `ping`."""
     allowed = {Verb[request.upper().replace("-", "_")] for request in requests}
     return sum(1 << verb for verb in allowed | {Verb.PING}) if allowed else 0
 

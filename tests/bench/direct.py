@@ -28,7 +28,7 @@ ALARMS = ("events_lost", "replay_failed", "ring_full", "table_full", "table_refu
 
 
 def say(text: str) -> None:
-    """Progress, for who waits; standard output belongs to the figures."""
+    """Progress, for people; standard output belongs to the figures."""
     print(text, file=sys.stderr, flush=True)
 
 

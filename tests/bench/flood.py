@@ -59,11 +59,11 @@ TAKEN = {
 
 @dataclass(slots=True)
 class Scene:
-    """Who is there."""
+    """How many connections there are, by state."""
 
     born: Nursery
     attacker: Simulator
-    """Of the SYNs: nobody is at its addresses."""
+    """Of the SYNs: no host has its addresses."""
     load: Path
     relay_core: int
     flood_core: int

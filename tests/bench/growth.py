@@ -57,7 +57,7 @@ def fixed() -> tuple[int, int]:
 
 
 def asked(connections: int, answers: int, number: int) -> list[range]:
-    """Who sends a probe in this round, one range after the other."""
+    """The clients that send a probe in this round, one range after the other."""
     if connections <= answers:
         return [range(connections)] * -(-answers // connections)
     first = number * answers % (connections - answers + 1)

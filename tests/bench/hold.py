@@ -78,8 +78,8 @@ class Watch:
 
 
 def watch(swarm: SwarmGroup, seconds: float) -> Watch:
-    """Look at every client again and again. Silent is who went longer without an ACK than a probe and its repetition
-    take: at least one probe of his was not answered."""
+    """Look at every client again and again. Silent is one that went longer without an ACK than a probe and its
+    repetition take: at least one probe of it was not answered."""
     seen = Watch()
     limit_ms = (KEEPIDLE_S + KEEPINTVL_S) * 1000
     end = time.monotonic() + seconds

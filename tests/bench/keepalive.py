@@ -2,7 +2,7 @@
 """What answering a keep-alive probe costs, beside the least that could answer it and beside kernel sockets.
 
 Method. Simulated clients send a keep-alive probe each, as fast as answers come, and check every field of every
-answer. The one who answers is on a processor of its own, the clients are on another. Counted is the processor time of
+answer. What answers is on a processor of its own, the clients are on another. Counted is the processor time of
 the NAPI thread that receives and answers, divided by the answers. Four answer, right after one another in each run:
 
     ...             the appliance: `clients` asleep, all born so
@@ -14,9 +14,9 @@ the NAPI thread that receives and answers, divided by the answers. Four answer, 
                     and it needs no descriptor. Their frames pass the smallest XDP program, as veth needs one
 
 `vs_reflector` is the reflector's time divided by ours (1 = as cheap as can be), `vs_reading` and `vs_kernel` the same
-with those. `limit_vs_reflector` is the reflector's divided by that of the one that reads: nobody who remembers clients
-comes nearer to 1 with so many. `cached_...` is the same with FEW_CLIENTS of them, over and over, whose lines stay in
-the processor's cache: what the instructions cost.
+with those. `limit_vs_reflector` is the reflector's divided by that of the one that reads: nothing that remembers
+clients comes nearer to 1 with so many. `cached_...` is the same with FEW_CLIENTS of them, over and over, whose lines
+stay in the processor's cache: what the instructions cost.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FEW_ROUNDS = 200
 
 @dataclass(slots=True)
 class Way:
-    """One who answers: what its processors have used in each run."""
+    """What answers: what its processors have used in each run."""
 
     name: str
     clients: int

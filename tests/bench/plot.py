@@ -69,7 +69,7 @@ WHAT: tuple[tuple[str, str, str, tuple[tuple[str, str, str], ...]], ...] = (
      (("Roost", "connects_per_s", OURS), ("HAProxy", "haproxy_connects_per_s", OTHERS),
       ("only routed", "routed_connects_per_s", BARE))),
 )  # fmt: skip
-"""Bench, title, unit, and who is compared by which figure."""
+"""Bench, title, unit, and what is compared, by which figure."""
 
 
 def peer_groups(found: Mapping[str, Figures]) -> list[Group]:

@@ -40,7 +40,7 @@ INTERVALS = ("30m", "never")
 
 
 class Table:
-    """The pinned IPv4 table, as somebody else reads it."""
+    """The pinned IPv4 table, as another process reads it."""
 
     def __init__(self, pin_dir: Path) -> None:
         outer = bpf.pinned(pin_dir / "tables4")

@@ -68,7 +68,7 @@ def nursery(clients: int, policy: dict[str, Any] | None = None, **options: Any) 
 
 @dataclass(slots=True)
 class Nursery:
-    """Who is there, and all that went wrong with them so far."""
+    """How many connections there are, by state, and all that went wrong with them so far."""
 
     lab: Lab
     simulator: Simulator
@@ -117,7 +117,7 @@ class Nursery:
         return sum(self.daemon.status()["connections"].values())
 
     def none_awake(self) -> None:
-        """Wait until those who spoke are asleep again, and all about them is written."""
+        """Wait until the clients that spoke are asleep again, and all about them is written."""
 
         def none() -> bool:
             status = self.daemon.status()

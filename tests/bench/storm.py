@@ -4,7 +4,7 @@
 Method. Simulated clients (simulator/simulator.py) connect as fast as answers come, `clients` in each run and new
 ones in each. Whatever of the appliance works for it is on one processor: what receives (a NAPI thread, in which XDP
 runs) and the whole daemon; the clients are on another. A handshake is completed when the client has its SYN-ACK,
-right in every field, and the daemon counts the connection as asleep; nobody may be refused, or given up.
+right in every field, and the daemon counts the connection as asleep; none may be refused, or given up.
 
     handshakes_per_s        of the wall clock: the smaller of what the appliance's core and what the clients' core can
                             do

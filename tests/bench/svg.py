@@ -56,7 +56,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One who was measured."""
+    """One thing that was measured."""
 
     name: str
     value: float

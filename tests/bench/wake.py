@@ -14,9 +14,9 @@ is the same subtraction for clients that never sleep, each run of theirs right a
 took from the machine's processors meanwhile is `idle_stolen_percent`.
 
 Three groups sleep. For `idle_...` the record is in memory; for `sleep_...` it is a row of the database, and each
-wake-up reads it from there. In both, a run is over before the first who spoke falls quiet again, so that wake-ups are
-what is measured. For `busy_...` the record is in memory, and who has spoken is put back to sleep within a moment,
-while the others are measured: as many freezes as wake-ups, with all of the daemon's book-keeping, beside them.
+wake-up reads it from there. In both, a run is over before the first that spoke falls quiet again, so that wake-ups are
+what is measured. For `busy_...` the record is in memory, and a client that has spoken is put back to sleep within a
+moment, while the others are measured: as many freezes as wake-ups, with all of the daemon's book-keeping, beside them.
 
 With `asleep_beside`, so many simulated clients are born asleep first, on an interface and a service of their own, and
 sleep through all of it; in the end the keep-alive of every one of them must be answered.
@@ -102,7 +102,7 @@ def woken(daemon: DaemonHandle, group: str) -> int:
 
 
 def all_asleep(daemon: DaemonHandle, group: str, clients: int, awake: int) -> None:
-    """Wait until all but the `awake` clients who never sleep are asleep, a group's `clients` in its state, and until
+    """Wait until all but the `awake` clients that never sleep are asleep, a group's `clients` in its state, and until
     everything about it is written."""
 
     def all_are() -> bool:
@@ -164,7 +164,7 @@ class Runs:
 def measure(
     lab: Lab, daemon: DaemonHandle, group: str, each: list[int], awake: SwarmGroup, report: Report
 ) -> tuple[Runs, Runs]:
-    """Wake so many clients of a group in each run, and after it let as many speak of those who are `awake` always.
+    """Wake so many clients of a group in each run, and after it let as many speak of those that are `awake` always.
     Returns both."""
     swarm = join(lab, group, sum(each), report)
     never = awake.stats().open

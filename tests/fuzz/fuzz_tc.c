@@ -6,8 +6,8 @@
  *     the guard stops an RST exactly where its connection is in the table, and wakes where the RST proves itself; the
  *     stack's own one, where its connection may be asleep without a slot, and asks about that one
  *     loopback takes exactly what is for a connection in the table, and hands it over whole
- *     no listener gets a packet of a connection in the table, nor one of who may be asleep without a slot where XDP
- *     would have seen it; of everybody else it is noted that he may get a socket, while clients may be born asleep
+ *     no listener gets a packet of a connection in the table, nor one of a connection that may be asleep without a slot
+ *     where XDP would have seen it; every other key is noted, for it may get a socket, while clients may be born asleep
  *     steering marks what is ours, answers with an RST only where it was told to refuse, and leaves the rest as it was;
  *     it releases every socket that it looked up
  */
@@ -46,7 +46,7 @@ enum { /* what the input asks for */
     DOES
 };
 
-#define MARK 0x00abcdefu /* bits of the mark that are somebody else's */
+#define MARK 0x00abcdefu /* bits of the mark that are not ours */
 
 static struct world world;
 static struct roost_births_gate gate;

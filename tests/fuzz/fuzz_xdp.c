@@ -6,10 +6,11 @@
  * For each frame the model says what must come of it; a plain parser (reference.h) and the engine's own (segment.c)
  * stand behind it, so that the two of the product are also compared with each other. The claims:
  *
- *     a frame that is not TCP, or for nobody in the table, passes unchanged, and nothing else happens; but where clients
- *     may be born asleep, a SYN is answered with a cookie, and who brings one back is in the table as what the SYN said
- *     a frame for a connection in the table never passes, nor does one for who may be asleep without a slot, known
- *     strangers excepted: that one is handed over, whole
+ *     a frame that is not TCP, or for no key in the table, passes unchanged, and nothing else happens; but where clients
+ *     may be born asleep, a SYN is answered with a cookie, and a client that brings one back is in the table as what the
+ *     SYN said
+ *     a frame for a connection in the table never passes, nor does one for a key that may be asleep without a slot,
+ *     known strangers excepted: that one is handed over, whole
  *     an answer is made from the record, for its connection, with good checksums, exactly where the judge says so
  *     a good segment for a connection that is being moved is held, whole
  *     the program changes nothing of the table but the fields marked X (ebpf/shared/record.h)
@@ -472,7 +473,7 @@ static void claim_cookie(const struct outcome *o, const uint8_t *frame, const st
         claim(slot->ts_recent == offer.tsval + 1, "somebody was born with another clock");
 }
 
-/* If the kernel has a socket for a key, somebody has noted it. */
+/* If the kernel has a socket for a key, it has been noted. */
 static void note_socket(const struct roost_key *key) {
     bool any = false;
     for (int i = 0; i < 32; i += 2)
@@ -481,7 +482,7 @@ static void note_socket(const struct roost_key *key) {
         roost_socket_note(&sockets, world_hash(&world, key), (uint32_t)(host.now_ns / 1000000000));
 }
 
-/* A frame for nobody in the table. */
+/* A frame for no key in the table. */
 static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t length, const struct tuple *t,
                            bool whole) {
     struct roost_segment s;
@@ -631,7 +632,7 @@ static void offer_probes(struct input *in) {
     }
 }
 
-/* The engine's own frame for them, which looks as whoever received it last left it. */
+/* The engine's own frame for them, which is as its last receiver left it. */
 static void probe_live(struct input *in) {
     uint8_t bytes[ROOST_PROBE_FRAME] = {0};
     size_t got;

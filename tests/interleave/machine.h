@@ -83,7 +83,7 @@ void check_answer(const struct leg *l, const uint8_t *ip, size_t length, int fro
 /* Waits until what is between XDP and TCP now has arrived: membarrier. */
 void grace(void);
 
-/* The client has connected, a while ago, and has no server now; or this one, with whom it may sleep. */
+/* The client has connected, a while ago, and has no server now; or this one, with which it may sleep. */
 void leg_opens(struct leg *l, struct leg *server);
 /* The engine is killed: the kernel closes its sockets. */
 void legs_die(void);

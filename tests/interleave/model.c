@@ -165,7 +165,7 @@ static size_t make_frame(const struct leg *l, uint32_t seq, uint32_t ack, size_t
     return length;
 }
 
-/* Runs XDP; what it passes comes to the stack a moment later. Returns whether somebody has it: a socket, or the ring. */
+/* Runs XDP; what it passes comes to the stack a moment later. Returns whether a socket or the ring has it. */
 static bool packet(struct leg *l, enum kind kind) {
     static uint8_t frames[THREADS_MAX + 1][128];
     uint8_t *frame = frames[running() + 1];
@@ -319,7 +319,7 @@ static void begin_with_a_asleep(void) {
     put_to_sleep(A, ROOST_IDLE);
 }
 
-/* Those who sleep need no keep-alives, and so no slot. */
+/* Those that sleep need no keep-alives, and so no slot. */
 static void leave_table(struct leg *l) {
     class[PLAIN].no_keepalives = 1;
     command(ROOST_OP_SLEEP, l);
@@ -744,7 +744,7 @@ static const struct scenario scenarios[] = {
      false},
 };
 
-/* The filter is shared memory in these alone: every packet reads its gate, and nobody writes it in the others. */
+/* The filter is shared memory in these alone: every packet reads its gate, and nothing writes it in the others. */
 static const struct scenario filter_scenarios[] = {
     {"data while its slot is left for the filter",
      2,

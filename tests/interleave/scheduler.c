@@ -76,7 +76,7 @@ static uint8_t touched_by[WORDS_MAX], written_by[WORDS_MAX]; /* threads, as bits
 static const struct scenario *scenario;
 static ucontext_t outside;
 static int current = -1;
-static bool learnt; /* in this run: who touches what */
+static bool learnt; /* in this run: which thread touches what */
 static int preemptions;
 static uint64_t steps;
 static struct explored explored;
@@ -296,7 +296,7 @@ static int early_values(const struct thread *t, const uint8_t *at, unsigned size
     return count;
 }
 
-/* A thread is about to load: perhaps what was there before it was switched. */
+/* A thread is about to load: possibly what was there before it was switched. */
 static void load_early(uint8_t *at, unsigned size) {
     struct thread *t = &threads[current];
     int view[VIEWS_MAX];
@@ -588,8 +588,8 @@ TSAN(void, unaligned_read16, void *at) {
     visit(at, 16, false, HERE);
 }
 
-/* A compare-and-exchange that goes on failing is a lock that somebody waits for: until it changes, nothing can come of
- * trying again. Whoever tries a few times and gives up is not stopped. */
+/* A compare-and-exchange that goes on failing is a lock that a thread waits for: until it changes, nothing can come of
+ * trying again. A thread that tries a few times and gives up is not stopped. */
 static void failed(const void *at, unsigned size) {
     struct thread *t = &threads[current];
     uint64_t value = load_bytes(at, size);

@@ -2,7 +2,8 @@
 """A lab with an appliance that serves agents, and programs around it: the agent as it is installed, curl as a server,
 Python's http.server and curl as clients behind the NAT.
 
-    services: `agents` (7100), `held` (7200, whoever is told to connect), `telemetry` (8000, with a server of its own)
+    services: `agents` (7100), `held` (7200, clients that are told to connect), `telemetry` (8000, with a server of its
+    own)
 """
 
 from __future__ import annotations

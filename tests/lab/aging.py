@@ -90,8 +90,8 @@ class Sleepers:
         self._pin_dir = pin_dir
 
     def grow_older(self, seconds: int, keepalives: bool = False) -> None:
-        """That much time passes for them. keepalives: their peers send some, each within a few seconds; whoever is to
-        sleep for longer than 20 days needs that."""
+        """That much time passes for them. keepalives: their peers send some, each within a few seconds; a client that
+        is to sleep for longer than 20 days needs that."""
         while seconds > 0:
             step = min(seconds, _STEP_S)
             if keepalives:
@@ -139,7 +139,7 @@ class Sleepers:
 
 
 def let_socket_notes_run_out(pin_dir: Path) -> None:
-    """Nobody is noted any more as one whom the kernel may have a socket for (shared/sockets.h); new notes count."""
+    """No key is noted any more as one that the kernel may have a socket for (shared/sockets.h); new notes count."""
     fd = _pinned(pin_dir / "births_sockets")
     try:
         with mmap.mmap(fd, _SOCKET_NOTES_BYTES) as notes:

@@ -16,7 +16,7 @@ SMALL: Final = 4
 
 
 class BareSleep(EngineLab):
-    """`readable`: the store can say who sleeps; None: it takes its time."""
+    """`readable`: the store can say which of them sleep; None: it takes its time."""
 
     readable: bool | None = True
 

@@ -197,7 +197,7 @@ class EngineLab:
 
     @property
     def pin_dir(self) -> Path:
-        self._lent = None  # who looks in there may write there
+        self._lent = None  # what looks in there may write there
         return Path(self._pins)
 
     def resize(self, **options: Any) -> None:

@@ -73,8 +73,9 @@ def empty_lab(engines: Engines, nat_free_lab: Lab) -> Lab:
 
 @pytest.fixture
 def unhurried(nat_free_lab: Lab) -> Iterator[None]:
-    """The ends of connections wait 3 s and not 200 ms before they send again what nobody acknowledged, and send no tail
-    loss probes: what is sent again was lost, and did not only wait for a processor. For connections made from here on.
+    """The ends of connections wait 3 s and not 200 ms before they send again what was not acknowledged, and send no
+    tail loss probes: what is sent again was lost, and did not only wait for a processor. For connections made from here
+    on.
     """
     _resend(nat_free_lab, tail_loss_probes=0, rto_min=["rto_min", "3s"])
     yield

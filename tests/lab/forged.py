@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments of somebody who knows a connection's addresses and ports, and nothing else of it."""
+"""Segments of an attacker that knows a connection's addresses and ports, and nothing else of it."""
 
 from __future__ import annotations
 

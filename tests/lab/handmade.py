@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A TCP client whose segments are made by hand, one at a time: for what no kernel would send, or not in that order.
 
-It lives on the wire between the NAT and the appliance, under an address behind the NAT that nobody has there.
+It lives on the wire between the NAT and the appliance, under an address behind the NAT that no host has there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.lab.wire import MOD, Wire, checksums_are_right, timestamps_of
 
 ADDRESS: Final = {4: "10.127.0.1", 6: "fd00:64::dead:1"}
 NETWORK: Final = {4: "10.127.0.0/16", 6: "fd00:64::dead:0/112"}
-"""Where nobody is, and handmade clients may be."""
+"""No host has this address; handmade clients may."""
 LINUX: Final = (
     ("MSS", 1460),
     ("SAckOK", b""),

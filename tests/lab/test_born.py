@@ -354,7 +354,7 @@ def test_a_reload_switches_it_off_and_on(stack: ExitStack) -> None:
     nursery.count("born", 1)
     nursery.reload(born="never")
     between = [nursery.connect(family) for family in (4, 6)]
-    servers = [nursery.accept(family) for family in (4, 6)]  # who is accepted is linked at once
+    servers = [nursery.accept(family) for family in (4, 6)]  # a client that is accepted is linked at once
     assert (nursery.counters()["accepted"], nursery.counters()["born"]) == (2, 1)
     nursery.reload(born="always")
     after = [nursery.connect(family) for family in (4, 6)]
@@ -390,7 +390,8 @@ def test_in_a_storm_they_are_born_and_else_accepted(stack: ExitStack) -> None:
 
 
 def test_a_full_table_means_the_ordinary_way_before_the_engine_knows(stack: ExitStack) -> None:
-    """They come faster than the engine looks whether there is room. Whoever had a cookie by then is refused, by RST."""
+    """They come faster than the engine looks whether there is room. A client that had a cookie by then is refused, by
+    RST."""
     nursery = Nursery(stack, table={"ipv4": 560, "ipv6": 560, "idle": 560, "grow": False})
     clients: list[socket.socket] = []
     refused = 0
@@ -406,7 +407,7 @@ def test_a_full_table_means_the_ordinary_way_before_the_engine_knows(stack: Exit
     assert counters["born"] + counters["accepted"] == len(clients) - len(lost)
     assert counters["born"] > 400
     for _ in range(counters["accepted"]):
-        nursery.accept()  # who is accepted is linked at once
+        nursery.accept()  # a client that is accepted is linked at once
     living = [client for client in clients if client not in lost]
     for client in (living[0], living[300]):
         nursery.converse(client)

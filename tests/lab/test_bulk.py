@@ -66,7 +66,7 @@ def answer_all(box: EngineLab, pairs: Sequence[Pair]) -> None:
 
 @contextmanager
 def squatter(box: EngineLab, pair: Pair) -> Iterator[None]:
-    """A socket of somebody else's with the 4-tuple of a sleeping connection, which cannot be rebuilt meanwhile."""
+    """A socket of another process with the 4-tuple of a sleeping connection, which cannot be rebuilt meanwhile."""
     with box.lab.enter("box"), socket.socket(pair.client.family) as taken:
         taken.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
         taken.bind(pair.client.getpeername()[:2])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events that nobody waits for gather for a while; one that somebody waits for takes all of them along at once."""
+"""Events that no caller waits for gather for a while; one that a caller waits for takes all of them along at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IN_TIME_S, LATE_S = 0.75, 1.4
 
 @pytest.fixture
 def pairs(box: EngineLab) -> list[Pair]:
-    """Three connections in STANDBY, and events that nobody but the test takes."""
+    """Three connections in STANDBY, and events that the test alone takes."""
     pairs = [box.connect() for _ in range(3)]
     for pair in pairs:
         box.to_standby(pair)

@@ -92,7 +92,7 @@ class DeviceLab(ProgramLab):
         return visit(self.lab, "lan", self.keys, to or self.device.address, "echo at home: $SSH_CONNECTION", proxy)
 
     def at_home(self) -> tuple[int, str]:
-        """What a visit returns: the device sees the address that it called, and nobody's else."""
+        """What a visit returns: the device sees the address that it called, and no other."""
         here, there = self.device.address, self.device.socket.getpeername()
         return 0, f"at home: {there[0]} {there[1]} {here[0]} {here[1]}\n"
 
@@ -230,7 +230,7 @@ def test_figure_24_what_carries_no_data_wakes_nobody(lab: Lab) -> None:
 
 
 def address_of(client: str) -> Endpoint:
-    """Whom a line of CLIENT LIST names."""
+    """The client that a line of CLIENT LIST names."""
     found = re.search(r" addr=\[?([0-9a-f.:]+?)\]?:(\d+) ", client)
     assert found is not None, client
     return found[1], int(found[2])

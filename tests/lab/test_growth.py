@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table that grows while it is used: nobody in it is lost, and nobody notices."""
+"""A table that grows while it is used: no connection in it is lost, and no end notices."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Grown:
         return any(after[name] > before[name] for name in ("ipv4_slots", "ipv6_slots"))
 
     def fill(self, family: int, joined: int) -> tuple[dict[str, int], range]:
-        """Lets clients join who are behind the first `joined`, until 95 % of the slots are taken: the counters from
+        """Lets clients join that are behind the first `joined`, until 95 % of the slots are taken: the counters from
         before, and those clients."""
         before = self.counters()
         room = max(100, before[f"ipv{family}_slots"] * 95 // 100 - before[f"table_ipv{family}"])
@@ -132,7 +132,7 @@ def test_both_legs_of_pairs_find_each_other_in_the_larger_table(box: EngineLab, 
 
 
 def test_records_of_the_idle_find_room_and_outlast_the_daemon(stack: ExitStack) -> None:
-    """Who was born asleep and has spoken needs a record. There is room for 500 at first."""
+    """A client that was born asleep and has spoken needs a record. There is room for 500 at first."""
     quick, everybody = {"active_quiet": "200ms", "standby_quiet": "300ms"}, range(3000)
     grown = Grown(stack, 4, ipv4=2 * len(everybody), idle=500, **quick)
     simulator = grown.simulator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pins and a database of an earlier layout are taken over with nobody lost (tests/lab/old_layout)."""
+"""Pins and a database of an earlier layout are taken over with none lost (tests/lab/old_layout)."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def opened(nat_free_lab: Lab) -> Iterator[Callable[[dict[str, Any]], Box]]:
 
 
 def within(condition: Callable[[], bool], since: float, what: str) -> None:
-    """In time, by the clock of whoever looks; looking takes a while, too."""
+    """In time, by the test's clock; looking takes a while, too."""
     wait_until(condition, max(since + OBEYED_S - time.monotonic(), 0), what, every_s=0.02)
 
 
@@ -110,7 +110,7 @@ def test_shorter_intervals_and_probes_reach_every_connection(opened: Callable[[d
     asleep, bare = box.in_state("SLEEP"), box.in_state("SLEEP", "bare")
     born = box.connect("born")
     wait_until(lambda: box.state(born) == "IDLE", 5, "it is born")
-    time.sleep(3.1)  # whoever obeys has been quiet, and unheard, for longer than is then allowed
+    time.sleep(3.1)  # a connection that obeys has been quiet, and unheard, for longer than is then allowed
     assert [box.state(client) for client in moved.values()] == list(moved)
     assert (box.counter("probes_sent"), box.counter("filter_members")) == (0, 1)
 

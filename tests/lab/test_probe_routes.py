@@ -25,7 +25,7 @@ from tests.lab.wire import Wire
 ONE_BUCKET: Final = 56
 PATIENT: Final = {"probe_interval_s": 1, "probe_retry_s": 1, "probe_count": 200}
 SECOND: Final = "198.18.0.9"
-"""Another address of the appliance; what it sends from there takes another gateway, which nobody has."""
+"""Another address of the appliance; what it sends from there takes another gateway, which does not exist."""
 GATEWAY, GATEWAY_MAC = "198.18.0.77", "02:00:00:00:00:77"
 TABLE, SERVICE = 77, 3
 AT_EACH: Final = 12

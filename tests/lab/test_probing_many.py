@@ -14,7 +14,7 @@ from appliance.lab.simulator import ClientState, Simulator
 
 PORT = 8000
 CLIENTS = 60_000
-INTERVAL_S = 2  # too short to be spread over: all who come within a second are due within a second, again and again
+INTERVAL_S = 2  # too short to be spread over: all that come within a second are due within a second, again and again
 PROBING = {"probe_interval": f"{INTERVAL_S}s", "probe_retry": "1s", "probe_count": 8}
 QUIET = {"idle_quiet": "never"}
 ROUNDS = 3

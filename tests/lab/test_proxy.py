@@ -36,7 +36,7 @@ def hashed(password: bytes) -> str:
 
 
 class WebClient:
-    """A client that is a small HTTP server to whoever speaks on the connection that it made."""
+    """A client that is a small HTTP server to what speaks on the connection that it made."""
 
     def __init__(self, lab: Lab) -> None:
         with lab.enter("wan"):

@@ -182,7 +182,7 @@ def test_a_byte_flood_of_one_client_does_not_starve_another(box: EngineLab) -> N
 
 @pytest.mark.engine(service={"connect_timeout_ms": 700})
 def test_a_client_whose_server_cannot_be_reached_is_told_by_a_reset(box: EngineLab) -> None:
-    box.engine.update_service(box.spec(4, servers=((box.lab.address("lan", "eth0"), 9),)))  # nobody listens there
+    box.engine.update_service(box.spec(4, servers=((box.lab.address("lan", "eth0"), 9),)))  # nothing listens there
     client = box.dial()
     with pytest.raises(ConnectionResetError):
         client.recv(1)

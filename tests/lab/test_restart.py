@@ -75,7 +75,7 @@ def test_two_restarts_in_a_row_lose_nothing(box: EngineLab) -> None:
 
 
 def test_an_awake_client_is_told_by_fin_or_rst_when_its_daemon_dies(box: EngineLab) -> None:
-    """Nobody can carry on for it: it learns it, so that it can connect again."""
+    """No daemon can carry on for it: it learns it, so that it can connect again."""
     pair = box.connect()
     box.stop()
     with suppress(ConnectionResetError):
@@ -104,7 +104,7 @@ def states(daemon: DaemonHandle) -> Counter[str]:
 @pytest.mark.timeout(150)
 def test_a_killed_daemon_leaves_every_sleeper_connected_and_a_new_one_reaches_them_all() -> None:
     """Done when 6, with 1,000 IDLE and 1,000 SLEEP clients, half of each IPv6: SIGKILL, 30 s of keep-alives with
-    nobody there, a new daemon, and an answer from every one."""
+    no daemon there, a new daemon, and an answer from every one."""
     each = 500
     # Two services and a NAT: one public address and port may stand for two clients, one of each service. Attach by
     # address and port could then mean either, so each service's clients come from an address of their own.

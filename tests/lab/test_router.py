@@ -29,7 +29,7 @@ def reach(box: EngineLab, address: tuple[str, int], timeout_s: float = 5.0) -> s
 
 
 def assert_reset(box: EngineLab, address: tuple[str, int]) -> None:
-    """The door takes the server in before it is known whom it wants, so it is reset, at once."""
+    """The door takes the server in before it is known which client it wants, so it is reset, at once."""
     with pytest.raises(ConnectionResetError), reach(box, address) as server:
         server.recv(1)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many clients that come and go at once: the engine gathers their steps, and nobody is held up for long."""
+"""Many clients that come and go at once: the engine gathers their steps, and none is held up for long."""
 
 from __future__ import annotations
 

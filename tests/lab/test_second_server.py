@@ -39,7 +39,8 @@ def come(box: EngineLab, pair: Pair, way: str) -> socket.socket:
 
 
 def leave(box: EngineLab, pair: Pair) -> None:
-    """The server that has the client is told to go; who waits is linked at once, so that nobody may see STANDBY."""
+    """The server that has the client is told to go; the one that waits is linked at once, so that no one may see
+    STANDBY."""
     box.submit(Op.STANDBY, pair)
     assert pair.server.recv(1) == b""
     pair.server.close()

@@ -23,7 +23,7 @@ LONG_S: Final = 25 * DAY_S  # past half of the timestamps' space, which is 24.8 
 ASLEEP: Final = ("ACTIVE", "IDLE", "SLEEP")
 
 Story = Callable[[ProgramLab], Iterator[None]]
-"""A session; each `yield` is a time in which nobody says anything."""
+"""A session; each `yield` is a time in which neither end says anything."""
 PROBING: Final = ("ssh", "sql")
 """Both of whose ends send keep-alives at the interval that their namespace sets, and so hear the clock go on."""
 

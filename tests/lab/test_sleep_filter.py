@@ -139,7 +139,7 @@ def test_a_million_of_them_take_less_than_two_bytes_each_all_told(box: BareSleep
     assert 1_600_000 < memory[1] - memory[0] < 2_000_000
 
 
-# Who keeps a slot
+# Which keep a slot
 
 
 @pytest.mark.engine(filter_slots=SMALL, service={})
@@ -426,7 +426,7 @@ def test_a_syn_in_fragments_makes_no_half_open_connection_and_its_client_lives(b
     box.wake_and_answer(pair)
 
 
-# When nobody can say
+# While the store cannot say
 
 
 def test_while_the_store_cannot_be_read_it_is_asked_again(box: BareSleep) -> None:

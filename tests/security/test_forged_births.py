@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handshakes that nobody began: acknowledgements without a cookie of ours bear nobody, whatever they carry, and a flood
-of SYNs leaves nothing.
+"""Handshakes that no SYN began: no client is born by an acknowledgement without a cookie of ours, whatever they carry,
+and a flood of SYNs leaves nothing.
 
 Two ways in. In the lab, forged segments meet the appliance. And ebpf/xdp/born.h is compiled for this machine, so that
 cookies can be made as the appliance makes them, for any minute and with any secret (class Cookies).

@@ -71,7 +71,7 @@ def test_a_segment_with_a_bad_checksum_changes_nothing(box: BareSleep, family: i
 
 
 def fill(box: BareSleep) -> list[Pair]:
-    """The filter; who sleeps by it."""
+    """The filter, and the clients that sleep by it."""
     pairs = [box.connect() for _ in range(10)]
     for pair in pairs:
         box.to_sleep(pair)

@@ -353,7 +353,7 @@ def test_hypothesis_finds_no_noise_behind_an_ip_header_that_moves_a_sleeper(
 
     if family == 4:
         attack()
-    else:  # IPv6 has no header checksum: a flipped bit of hop limit, class or label is nobody's fault
+    else:  # IPv6 has no header checksum: a flipped bit of hop limit, class or label goes unnoticed
         whole = target.wire.frame(target.segment(b"evil", flags="PA", chksum=0x1234))
         attack()
     assert [r for r in target.wire.replies(target.sleeper) if "R" in str(r[TCP].flags)] == []

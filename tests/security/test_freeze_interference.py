@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A freeze takes some 10 ms, in which every packet of the connection is held: who can make use of that?"""
+"""A freeze takes some 10 ms, in which every packet of the connection is held: can an attacker make use of that?"""
 
 from __future__ import annotations
 

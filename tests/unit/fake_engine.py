@@ -71,10 +71,10 @@ class FakeEngine:
     services: list[ServiceSpec] = field(default_factory=list)
     updates: list[ServiceSpec] = field(default_factory=list)
     marks: list[tuple[int, ServerAddress, bool]] = field(default_factory=list)
-    patience_ms: int = 0  # of who took events last
+    patience_ms: int = 0  # of the thread that took events last
     table_full: int = 0
     without_slot: dict[Key, int] = field(default_factory=dict)
-    """Whom its filter takes for a sleeper, and the number of who is one; 0: it is a stranger."""
+    """The keys that its filter takes for sleepers, and the number of each that is one; 0: it is a stranger."""
 
     def __post_init__(self) -> None:
         self._ready = threading.Condition()

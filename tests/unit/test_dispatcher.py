@@ -181,7 +181,7 @@ def test_who_may_be_asleep_is_looked_up(still: Rig) -> None:
 
 
 def test_who_may_be_asleep_is_not_who_closed_in_the_same_batch(still: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """His row is there still, and is about to be removed: who wants him is held until it is."""
+    """Its row is there still, and is about to be removed: a question for it is held until it is."""
     monkeypatch.setattr(recall, "LOOK_UP_AGAIN_MS", 0)
     k = still.asleep(1)
     still.engine.commands.clear()
@@ -309,7 +309,7 @@ def test_a_transition_that_the_engine_refused_is_counted_and_named_and_not_writt
 
 
 def rows(*kinds: tuple[int, State, State, Cause]) -> Event:
-    """The engine's event for transitions that nobody waits for, each of a connection number."""
+    """The engine's event for transitions that no caller waits for, each of a connection number."""
     packed = [ROW.pack(n, 5, key(n).pack(), 1, source, to, cause, 64, 128, 0) for n, source, to, cause in kinds]
     return event(EventType.ROWS, key(0), count=len(packed))._replace(rows=b"".join(packed))
 

@@ -17,7 +17,7 @@ from tests.inner import ffi, lib
 
 MILLION = 1_000_000
 STRANGERS = 1 << 40
-"""Keys from here on are nobody's."""
+"""Keys from here on are no client's."""
 
 
 @dataclass(frozen=True)

@@ -169,8 +169,8 @@ def link_failed(server: ServerAddress, count: int = 3) -> Event:
 
 def test_a_server_that_the_engine_took_down_gets_another_chance(caplog: pytest.LogCaptureFixture) -> None:
     async def steps(engine: FakeEngine, health: Health) -> None:
-        health.link_failed(link_failed(A))  # before anybody listens
-        health.link_failed(link_failed(("10.0.0.9", 9)))  # nobody's
+        health.link_failed(link_failed(A))  # before anything listens
+        health.link_failed(link_failed(("10.0.0.9", 9)))  # no server's
         watch(health, config([A, B], '[service.health]\ncheck = "none"\nfail_timeout = 0.05\n'))
         assert engine.marks == [(1, A, True), (1, B, True), (1, A, False)]
         await until(lambda: engine.marks[-1] == (1, A, True))

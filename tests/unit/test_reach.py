@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of reaching clients that need no network: who is to stay, what is waited for, what may be dialled."""
+"""The parts of reaching clients that need no network: which client is to stay, what is waited for, what may be
+dialled."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def test_a_successful_dial_out_resets_the_count_and_the_mark(store: Store, regis
     dialled.failed("meter")
     assert dialled.due(["meter"]) == ["meter"]
     dialled.succeeded("meter")
-    dialled.told(["meter"])  # by who had asked before
+    dialled.told(["meter"])  # by the one that had asked before
     assert (dialled.all(), dialled.stays("meter")) == ([], False)
 
 

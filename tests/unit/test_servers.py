@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cext/conn/servers.c: which server a link goes to, who is down, and what a changed configuration leaves."""
+"""cext/conn/servers.c: which server a link goes to, which are down, and what a changed configuration leaves."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""shared/sockets.h and conn/notes.c: who must not be born asleep, since the kernel may have a socket of his."""
+"""shared/sockets.h and conn/notes.c: which key must not be born asleep, since the kernel may have a socket for it."""
 
 from __future__ import annotations
 

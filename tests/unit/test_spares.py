@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spare sockets: whom one fits, and how long it is kept."""
+"""Spare sockets: which key one fits, and how long it is kept."""
 
 from __future__ import annotations
 

@@ -434,7 +434,7 @@ def test_reading_waits_for_no_writer(make: Callable[..., Store], slept: Recorder
     store.add(upserts=[wanted])
     until(lambda: slept.slept)
     with store._writer_engine.connect() as writer:
-        # A reader that stood behind this transaction would give up with StoreError: nobody ends it.
+        # A reader that stood behind this transaction would give up with StoreError: nothing ends it.
         writer.execute(sa.delete(schema.sleeping))
         assert list(store.read([wanted[0]])) == [wanted[0]]
         writer.rollback()
@@ -615,7 +615,7 @@ def test_names_wait_for_a_database_that_is_locked_and_the_last_word_wins_then(
 
 @contextmanager
 def opened(database: Database) -> Iterator[sa.Connection]:
-    """The database, by somebody else than the store."""
+    """The database, by another than the store."""
     if database.name == "sqlite":
         Path(database.url.removeprefix("sqlite:///")).parent.mkdir(exist_ok=True)
     engine = open_engine(sa.make_url(database.url), timeout_s=2.0, writer=True)

@@ -74,7 +74,7 @@ def test_a_socket_with_something_in_a_queue_is_left_as_it_was(space: Namespace, 
 
 
 def test_a_later_connection_with_the_same_addresses_is_not_taken_for_the_socket(space: Namespace) -> None:
-    """It was reset, and its client came again from the same port before anybody looked."""
+    """It was reset, and its client came again from the same port before the survey looked."""
     with pair(space) as p:
         exchange(p.near, p.far, 100)
         where = p.far.getsockname()

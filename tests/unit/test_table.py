@@ -211,7 +211,7 @@ phases = st.sampled_from([FREEZING, IDLE, SLEEP, WAKING, THAWED])
 def test_adoption_keeps_what_sleeps_and_frees_what_no_process_can_own(
     slots: list[tuple[int, bool, int]], orphans: int, seed: int
 ) -> None:
-    """A predecessor died at any moment: each slot in any phase, with or without a rest; rests that nobody names."""
+    """A predecessor died at any moment: each slot in any phase, with or without a rest; rests that no slot names."""
     source = random.Random(seed)
     with table() as t:
         kept: dict[Key, tuple[int, int]] = {}  # key -> phase, id (0 = no rest)

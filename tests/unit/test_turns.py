@@ -136,7 +136,7 @@ def memory(name: str) -> int:
 
 
 def test_memory_that_files_were_read_into_counts_as_available(tmp_path: Path) -> None:
-    """After a while that is most of a machine's memory; the kernel gives it up for whoever asks."""
+    """After a while that is most of a machine's memory; the kernel gives it up on demand."""
     path = tmp_path / "read"
     with path.open("wb") as file:
         file.truncate(READ_BYTES)
@@ -195,7 +195,7 @@ def test_a_probe_that_finds_no_room_is_sent_when_there_is_some(still: Still) -> 
 
 
 def test_connections_are_listed_a_part_of_the_table_at_a_time() -> None:
-    """The engine's thread stands still while one asks for a part: some 65,000 slots, whoever is in them."""
+    """The engine's thread stands still while one asks for a part: some 65,000 slots, whatever is in them."""
     still = Still(slots=300_000)
     keys = {Key.of("192.0.2.1", port, "192.0.2.9", 80).pack() for port in range(1, 21)}
     for key in keys:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Those that sleep without a slot, seen from the control plane: the engine says "perhaps", the row decides."""
+"""Those that sleep without a slot, seen from the control plane: the engine names a candidate, the row decides."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_where_no_hit_has_a_row_there_is_no_such_connection(rig: Rig) -> None:
 
 
 def test_who_goes_to_sleep_while_he_is_looked_for_by_number_is_found(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """He has no row yet, then; and when the list comes to where he was, no number in memory any more."""
+    """It has no row yet, then; and when the list comes to where it was, no number in memory any more."""
 
     def falls_asleep_meanwhile() -> Iterator[Event]:
         rig.engine.without_slot = {RIGHT: 5}

@@ -37,8 +37,8 @@ http {{
 
 class Nginx(ServerProgram):
     """Its every answer is the line `connection N request N from ADDRESS:PORT`: which connection it came by, as nginx
-    counts them, the how many-th request that was, and whom nginx takes for the client. It probes quiet clients every
-    second."""
+    counts them, the how many-th request that was, and the client's address as nginx has it. It probes quiet clients
+    every second."""
 
     def __init__(self, lab: Lab, space: str, listen: Sequence[Endpoint], tls: bool = False) -> None:
         self._lab = lab

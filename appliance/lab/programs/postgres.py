@@ -34,7 +34,7 @@ class Postgres(ServerProgram):
         return Dialogue(self._lab, space, _client(to))
 
     def backends(self) -> list[str]:
-        """Process ids of those who serve a session, beside the one that tells."""
+        """Process ids of those that serve a session, beside the one that tells."""
         query = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
         return run(self._lab, [*_client(self._here), "-c", query], space=self._space).split()
 

@@ -87,7 +87,7 @@ class OpenSsh(ServerProgram):
 
 class CallingHome:
     """A device behind a firewall that calls home (RFC 8071): it connects out, and serves SSH on that connection to
-    whoever speaks there. As with inetd, an sshd is started for each visit, once something has come to be read; the
+    what speaks there. As with inetd, an sshd is started for each visit, once something has come to be read; the
     connection stays when it ends.
     """
 

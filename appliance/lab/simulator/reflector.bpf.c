@@ -8,8 +8,8 @@
  * number is one less than what it acknowledges, is known from any other ACK. It knows only the header layouts of the
  * simulator with timestamps, and clients that have said nothing yet.
  *
- * With memory, it reads and writes one cache line of each client's before it answers, as anybody must who remembers clients:
- * what is left of its pace then is the machine's limit for a table of that size.
+ * With memory, it reads and writes one cache line of each client's before it answers, as anything must that remembers
+ * clients: what is left of its pace then is the machine's limit for a table of that size.
  */
 #include "reflector.h"
 

@@ -262,8 +262,8 @@ static long wait_for_lock(__u32 turn, struct waiting *waiting) {
     return waiting->locked;
 }
 
-/* The lock of a client. Its holder runs with softirqs off, so who waits is on another processor and the wait is short;
- * who has waited too long gives the frame up, as if the network had lost it. */
+/* The lock of a client. Its holder runs with softirqs off, so what waits is on another processor and the wait is short;
+ * after too long a wait the frame is dropped, as if the network had lost it. */
 static __always_inline int lock(struct sim_client *client) {
     if (try_lock(client))
         return 1;
@@ -703,7 +703,7 @@ static __always_inline int judge_connected(struct work *w, struct sim_client *c,
         return 0;
 acknowledge:
     if (w->offence && w->now_ms - c->sent_ms < CHALLENGE_MS)
-        return 0; /* two who correct each other would not stop; Linux has the same limit */
+        return 0; /* two ends that correct each other would not stop; Linux has the same limit */
     compose(w, c, r, c->snd_nxt, ACK);
     return 1;
 }
@@ -984,8 +984,8 @@ static __always_inline int send_again(const struct work *w, struct sim_client *c
     return 1;
 }
 
-/* What an attacker sends in a client's name. He knows none of its numbers; what he guesses as a sequence number shall be
- * wrong for sure. */
+/* What an attacker sends in a client's name. It knows none of the client's numbers; what it guesses as a sequence number
+ * shall be wrong for sure. */
 static __always_inline void compose_spoofed(const struct work *w, const struct sim_client *c, struct reply *r,
                                             __u32 action) {
     if (action == SIM_SPOOF_SYN) {

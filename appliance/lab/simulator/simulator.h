@@ -6,8 +6,8 @@
  * A client is 32 bytes, found from a packet without a search: client i has the address base + i % addresses and the
  * port first_port + i / addresses. All else follows from i, or is common to all.
  *
- * Who writes what: the BPF program alone writes clients, under the lock bit of ctl, since a packet may be judged on one
- * processor while the driver sends for the same client on another. The driver reads them.
+ * The BPF program alone writes clients, under the lock bit of ctl, since a packet may be judged on one processor while
+ * the driver sends for the same client on another. The driver reads them.
  */
 #ifndef ROOST_SIMULATOR_H
 #define ROOST_SIMULATOR_H
@@ -90,7 +90,7 @@ enum sim_action {
     SIM_ABORT = 4,  /* RST */
     SIM_AGAIN = 5,  /* whatever was not answered, once more */
     SIM_GIVE_UP = 6,
-    SIM_SPOOF_SYN = 7,     /* from here on: what somebody else sends in a client's name, who knows nothing of it */
+    SIM_SPOOF_SYN = 7,     /* from here on: what an attacker sends in a client's name, knowing nothing of it */
     SIM_SPOOF_SEGMENT = 8, /* an ACK outside of the window */
     SIM_ACTIONS = 9,
 };
@@ -143,7 +143,7 @@ enum sim_counter { /* Python has these names in small letters, without SIM_N_ */
     SIM_N_ANSWERED,   /* keep-alive probes */
     SIM_N_SPOKEN,     /* asked, and answered in full */
     SIM_N_CLOSED,     /* as the driver wanted: by both FINs, or by an RST */
-    SIM_N_ENDED,      /* both FINs acknowledged, whoever began */
+    SIM_N_ENDED,      /* both FINs acknowledged, whichever end began */
     SIM_N_RESET,      /* by the peer */
     SIM_N_CUT_PROBES, /* the connection ended before the answer */
     SIM_N_CUT_ASKING,

@@ -310,7 +310,7 @@ class Simulator:
         """A bare reflector in place of the appliance; not with to_kernel, nor while a daemon is on the interface."""
         return Reflector(self._box, self.box_interface, memory_bytes)
 
-    # Who is who
+    # Clients by number and by address
 
     def address_of(self, client: int) -> str:
         address = self._base + client % self.addresses
@@ -366,12 +366,12 @@ class Simulator:
             raise SimulatorError(f"the simulator cannot send: {os.strerror(-sent)}")
         return sent
 
-    # What others do in the clients' names, who know nothing of it: as fast as can be, or so many a second, and each of
+    # What others do in the clients' names, knowing nothing of it: as fast as can be, or so many a second, and each of
     # the clients in turn. The frames sent.
 
     def spoof_syns(self, clients: range, seconds: float, rate: float = 0) -> int:
-        """SYNs. The clients answer what comes back by RST, as those who have asked for nothing do, unless all that they
-        get is lost (drop_every(1))."""
+        """SYNs. The clients answer what comes back by RST, as hosts that have asked for nothing do, unless all that
+        they get is lost (drop_every(1))."""
         return self._spoof(lib.SIM_SPOOF_SYN, clients, seconds, rate)
 
     def spoof_segments(self, clients: range, seconds: float, rate: float = 0) -> int:

@@ -55,7 +55,7 @@ struct host {
 
 extern struct host host;
 
-/* Programs run on processor n from now on: each has a frame, and a struct host, of its own. Maps are everybody's. */
+/* Programs run on processor n from now on: each has a frame, and a struct host, of its own. They share the maps. */
 void host_on_cpu(int n);
 
 /* Gives a map its values: entries of value_size bytes, at data, which stays the caller's. Any earlier ones are replaced. */
