@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from appliance.frontends.passwords import USER
 from appliance.wire import PROBE_COUNT, PROBE_RETRY_S
-from control.config.values import AddressRange, Duration, Endpoint, PasswordText, PortRange, WholeSeconds
+from control.config.values import AddressRange, Duration, Endpoint, PasswordText, PortRange, ToEngine, WholeSeconds
 
 
 class Section(BaseModel):
@@ -144,40 +144,46 @@ class Policy(Section):
     """Defaults for every service; a `[[service]]` may override each key. A connection falls quiet with its last payload
     byte in either direction: keep-alives are not activity."""
 
-    active_quiet: Duration = Field(
+    active_quiet: Annotated[Duration, ToEngine("standby_quiet_ms")] = Field(
         60.0, description="ACTIVE to STANDBY after this long without payload; of a persistent service to IDLE"
     )
-    standby_quiet: Duration = Field(120.0, description="STANDBY to IDLE, counted from the last payload byte")
-    idle_quiet: Duration = Field(3600.0, description="IDLE to SLEEP, counted from the last payload byte")
-    probe_interval: WholeSeconds = Field(
+    standby_quiet: Annotated[Duration, ToEngine("idle_quiet_ms")] = Field(
+        120.0, description="STANDBY to IDLE, counted from the last payload byte"
+    )
+    idle_quiet: Annotated[Duration, ToEngine("sleep_quiet_ms")] = Field(
+        3600.0, description="IDLE to SLEEP, counted from the last payload byte"
+    )
+    probe_interval: Annotated[WholeSeconds, ToEngine("probe_interval_s")] = Field(
         0.0, description="probe an inactive client that was not heard for this long, give or take an eighth"
     )
-    probe_retry: WholeSeconds = Field(float(PROBE_RETRY_S), description="between unanswered probes")
-    probe_count: int = Field(
+    probe_retry: Annotated[WholeSeconds, ToEngine("probe_retry_s")] = Field(
+        float(PROBE_RETRY_S), description="between unanswered probes"
+    )
+    probe_count: Annotated[int, ToEngine("probe_count")] = Field(
         PROBE_COUNT, ge=1, le=255, description="the client is dead after this many unanswered probes"
     )
-    sleep_keepalive: Literal["answer", "none"] = Field(
+    sleep_keepalive: Annotated[Literal["answer", "none"], ToEngine("no_keepalives")] = Field(
         "answer",
         description="what is in memory of a connection in SLEEP: `answer`: what its client's keep-alives are answered "
         "from, 41 bytes; `none`: 2 bytes, for clients that send none, see [below](#sleep-without-keep-alives)",
     )
-    priority: Literal["low", "normal", "high"] = Field(
+    priority: Annotated[Literal["low", "normal", "high"], ToEngine("priority")] = Field(
         "normal", description="when too many connections are awake, those of a lower priority are frozen first"
     )
-    connect_timeout: Duration = Field(
+    connect_timeout: Annotated[Duration, ToEngine("connect_timeout_ms")] = Field(
         10.0, description="how long a link to the server is tried before the client is reset"
     )
-    on_server_close: Literal["standby", "close"] = Field(
+    on_server_close: Annotated[Literal["standby", "close"], ToEngine("close_with_server")] = Field(
         "standby",
         description="what becomes of the client when the server closes its connection; a persistent service has "
         "`close` unless it says otherwise itself",
     )
-    on_second_server: Literal["refuse", "wait", "take-over"] = Field(
+    on_second_server: Annotated[Literal["refuse", "wait", "take-over"], ToEngine("second_server")] = Field(
         "refuse",
         description="what becomes of a server that wants a client which is linked to another: it is refused, waits "
         "until the client is free, or takes the place of the other, whose link is ended in order",
     )
-    second_server_wait: Duration = Field(
+    second_server_wait: Annotated[Duration, ToEngine("second_server_ms")] = Field(
         10.0, le=3600, description="how long it waits, or tries to take over; then it is refused"
     )
 

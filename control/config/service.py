@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from appliance.wire import SERVERS_MAX
 from control.config.sections import Policy, Router, Section, Table
-from control.config.values import Duration, Endpoint, WholeSeconds, parse_endpoint
+from control.config.values import Duration, Endpoint, ToEngine, WholeSeconds, parse_endpoint
 
 
 class Health(Section):
@@ -49,14 +49,16 @@ class InBand(Section):
         (), description="what clients may ask for, and `ping`; empty: what clients send is not looked at"
     )
     servers: tuple[InBandRequest, ...] = Field((), description="the same for servers")
-    least_quiet: Duration = Field(
+    least_quiet: Annotated[Duration, ToEngine("least_quiet_ms")] = Field(
         0.0, description="a request for a quiet interval that is shorter is refused; `never` may always be asked for"
     )
-    least_probe_interval: WholeSeconds = Field(0.0, description="a request for probes more often than that is refused")
-    forward: bool = Field(
+    least_probe_interval: Annotated[WholeSeconds, ToEngine("least_probe_s")] = Field(
+        0.0, description="a request for probes more often than that is refused"
+    )
+    forward: Annotated[bool, ToEngine("in_band_forward")] = Field(
         False, description="requests are also passed on to the other end; `false`: only those that ask for it"
     )
-    stay: bool = Field(
+    stay: Annotated[bool, ToEngine("in_band_stay")] = Field(
         False,
         description="clients understand when they are told in band to stay connected, since they cannot be dialled",
     )
@@ -85,7 +87,7 @@ class Service(Policy):
     servers: tuple[Endpoint, ...] = Field(
         (), max_length=SERVERS_MAX, description="instead of `server`: several, which share the links"
     )
-    balance: Literal["least-connections", "source-hash"] = Field(
+    balance: Annotated[Literal["least-connections", "source-hash"], ToEngine("balance")] = Field(
         "least-connections",
         description="which of the servers a link goes to: the one with the fewest links now, or the one that the "
         "client's address stands for; when that is down, its clients alone go to others",
@@ -93,7 +95,7 @@ class Service(Policy):
     health: Health = Field(
         Health(), description="`[service.health]`, see [below](#servicehealth): when a server counts as down"
     )
-    transparent: bool = Field(
+    transparent: Annotated[bool, ToEngine("transparent")] = Field(
         False,
         description="`listen` is the server's own address and port, for which the router answers; `0.0.0.0` or `[::]`: "
         "every server behind `[router] lan`",
@@ -102,24 +104,24 @@ class Service(Policy):
         None,
         description="whose address the server sees; the client's by default where the service is transparent",
     )
-    proxy_protocol: Literal["none", "v1", "v2"] = Field(
+    proxy_protocol: Annotated[Literal["none", "v1", "v2"], ToEngine("proxy_header")] = Field(
         "none",
         description="a header by which the server learns the client's address: the PROXY protocol's version 1 or 2",
     )
-    interface: Literal["transient", "persistent"] = Field(
+    interface: Annotated[Literal["transient", "persistent"], ToEngine("persistent")] = Field(
         "transient",
         description="what the server sees of a quiet client: `transient` closes the link to the server and makes a new "
         "one when the client speaks; `persistent` lets both sleep, each with its connection open, for protocols with a "
         "session in the connection (SSH, TLS, MQTT, SQL)",
     )
-    born: Literal["never", "storm", "always"] = Field(
+    born: Annotated[Literal["never", "storm", "always"], ToEngine("born")] = Field(
         "never",
         description="whether clients may be born asleep: their handshake is answered by SYN cookies in the data path, "
         "without a socket, and whoever says nothing sleeps from the first moment. `storm`: while more than `born_rate` "
         "connect; `always`: for clients that seldom speak at once. Such a client has a number and a history from when "
         "it speaks, or is spoken to, for the first time. `listen` must name an address",
     )
-    born_rate: int = Field(
+    born_rate: Annotated[int, ToEngine("born_rate")] = Field(
         1000, ge=1, description='with `born = "storm"`: how many clients a second, on one processor, are a storm'
     )
     in_band: InBand = Field(

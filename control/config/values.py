@@ -9,11 +9,21 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator
 
 from appliance.frontends.passwords import PasswordHash
+
+
+@dataclass(frozen=True, slots=True)
+class ToEngine:
+    """Stands at a key of a service or its policy: the field of ServiceSpec that has its value. That of `..._ms` counts
+    milliseconds; of words it has the place of the one that is chosen."""
+
+    field: str
+
 
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")

@@ -4,25 +4,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, Literal, get_args, get_origin
 
-from appliance.wire import Balance, Born, Priority, SecondServer, ServiceSpec, Verb
+from appliance.wire import ServiceSpec, Verb
 from control.config import Config, Service, parse_endpoint
+from control.config.sections import Section
+from control.config.values import ToEngine
 
 
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
+def _number(mark: ToEngine, kind: object, value: Any) -> int:
+    words = get_args(kind) if get_origin(kind) is Literal else ()
+    return words.index(value) if words else round(value * 1000 if mark.field.endswith("_ms") else value)
 
 
-PROXY_HEADER: Final = {"none": 0, "v1": 1, "v2": 2}
-BALANCE: Final = {"least-connections": Balance.LEAST_CONNECTIONS, "source-hash": Balance.SOURCE_HASH}
-SECOND_SERVER: Final = {
-    "refuse": SecondServer.REFUSED,
-    "wait": SecondServer.WAITS,
-    "take-over": SecondServer.TAKES_OVER,
-}
-PRIORITY: Final = {"low": Priority.LOW, "normal": Priority.NORMAL, "high": Priority.HIGH}
-BORN: Final = {"never": Born.NEVER, "storm": Born.STORM, "always": Born.ALWAYS}
+def _marked(*sections: Section) -> dict[str, Any]:
+    """The fields of ServiceSpec that keys of these sections are marked with; of the same key the last section's."""
+    return {
+        mark.field: _number(mark, field.annotation, getattr(section, key))
+        for section in sections
+        for key, field in type(section).model_fields.items()
+        for mark in field.metadata
+        if isinstance(mark, ToEngine)
+    }
 
 
 def _verbs(requests: Sequence[str]) -> int:
@@ -47,37 +50,19 @@ def service_spec(
             least = policy.connect_timeout + HELD_LINGER_S
             policy = policy.model_copy(update={"active_quiet": max(policy.active_quiet, least)})
     listen, listen_port = parse_endpoint(service.listen)
+    values = _marked(service, service.in_band, policy)
+    if service.kind != "server":
+        values["proxy_header"] = 1
     return ServiceSpec(
         index=index,
         listen=listen,
         listen_port=listen_port,
         servers=tuple(map(parse_endpoint, service.every_server)) if service.kind == "server" else (endpoint,),
-        standby_quiet_ms=_ms(policy.active_quiet),
-        idle_quiet_ms=_ms(policy.standby_quiet),
-        sleep_quiet_ms=_ms(policy.idle_quiet),
-        connect_timeout_ms=_ms(policy.connect_timeout),
-        probe_interval_s=round(policy.probe_interval),
-        probe_retry_s=round(policy.probe_retry),
-        probe_count=policy.probe_count,
-        close_with_server=policy.on_server_close == "close",
-        transparent=service.transparent,
         as_client=(service.source or ("client" if service.transparent else "appliance")) == "client",
-        proxy_header=PROXY_HEADER["v1" if service.kind != "server" else service.proxy_protocol],
-        persistent=service.interface == "persistent",
         unreachable=service.kind == "agents",
         fail_closed=config.router.fail == "closed",
-        balance=BALANCE[service.balance],
         max_fails=service.max_fails,
-        second_server=SECOND_SERVER[policy.on_second_server],
-        second_server_ms=_ms(policy.second_server_wait),
         in_band_clients=_verbs(service.in_band.clients),
         in_band_servers=_verbs(service.in_band.servers),
-        in_band_forward=service.in_band.forward,
-        in_band_stay=service.in_band.stay,
-        born=BORN[service.born],
-        born_rate=service.born_rate,
-        no_keepalives=policy.sleep_keepalive == "none",
-        priority=PRIORITY[policy.priority],
-        least_quiet_ms=_ms(service.in_band.least_quiet),
-        least_probe_s=round(service.in_band.least_probe_interval),
+        **values,
     )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.wire import Born
+from appliance.wire import Balance, Born, Priority, SecondServer
 from control.config import ConfigError, load, parse, parse_duration, parse_endpoint
 from control.config.config import SECTIONS
 from control.config.reference import HEADINGS, with_keys
@@ -169,6 +169,47 @@ def test_a_service_overrides_the_global_policy_key_by_key() -> None:
     spec = service_spec(config.service[0], 3, config)
     assert (spec.index, spec.standby_quiet_ms, spec.sleep_quiet_ms, bool(spec.close_with_server)) == (3, 1000, 0, True)
     assert (spec.listen, spec.listen_port, spec.servers) == ("192.0.2.1", 5, (("192.0.2.2", 6),))
+
+
+WORDS: list[tuple[str, str, str, int]] = [
+    *(("priority", word, "priority", number) for word, number in
+      [("low", Priority.LOW), ("normal", Priority.NORMAL), ("high", Priority.HIGH)]),
+    *(("on_second_server", word, "second_server", number) for word, number in
+      [("refuse", SecondServer.REFUSED), ("wait", SecondServer.WAITS), ("take-over", SecondServer.TAKES_OVER)]),
+    *(("balance", word, "balance", number) for word, number in
+      [("least-connections", Balance.LEAST_CONNECTIONS), ("source-hash", Balance.SOURCE_HASH)]),
+    *(("born", word, "born", number) for word, number in
+      [("never", Born.NEVER), ("storm", Born.STORM), ("always", Born.ALWAYS)]),
+    *(("proxy_protocol", word, "proxy_header", number) for word, number in [("none", 0), ("v1", 1), ("v2", 2)]),
+    *(("interface", word, "persistent", number) for word, number in [("transient", 0), ("persistent", 1)]),
+    *(("on_server_close", word, "close_with_server", number) for word, number in [("standby", 0), ("close", 1)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "word", "field", "number"), WORDS, ids=lambda value: str(value))
+def test_words_are_the_engines_numbers(key: str, word: str, field: str, number: int) -> None:
+    config = parse(SERVICE + f'{key} = "{word}"')
+    assert getattr(service_spec(config.service[0], 1, config), field) == number
+
+
+def test_every_number_of_the_engine_can_be_configured() -> None:
+    by_key = {key: {number for one, _, _, number in WORDS if one == key} for key, *_ in WORDS}
+    kinds = {"priority": Priority, "on_second_server": SecondServer, "balance": Balance, "born": Born}
+    assert {key: set(kind) for key, kind in kinds.items()} == {key: by_key[key] for key in kinds}
+
+
+def test_every_interval_reaches_the_engine_in_its_unit() -> None:
+    keys = ["active_quiet", "standby_quiet", "idle_quiet", "connect_timeout", "second_server_wait"]
+    seconds = ["probe_interval", "probe_retry"]
+    in_band = '[service.in_band]\nclients = ["quiet"]\nleast_quiet = 1.25\nleast_probe_interval = 9\nstay = true\n'
+    text = "\n".join([*(f"{key} = {n}.5" for n, key in enumerate(keys, 1)),
+                      *(f"{key} = {n}" for n, key in enumerate(seconds, 1)), "probe_count = 7"])  # fmt: skip
+    config = parse(SERVICE + text + "\n" + in_band)
+    spec = service_spec(config.service[0], 1, config)
+    assert (spec.standby_quiet_ms, spec.idle_quiet_ms, spec.sleep_quiet_ms) == (1500, 2500, 3500)
+    assert (spec.connect_timeout_ms, spec.second_server_ms) == (4500, 5500)
+    assert (spec.probe_interval_s, spec.probe_retry_s, spec.probe_count) == (1, 2, 7)
+    assert (spec.least_quiet_ms, spec.least_probe_s, spec.in_band_stay, spec.in_band_forward) == (1250, 9, 1, 0)
 
 
 def test_the_tables_of_the_documentation_are_those_of_the_code() -> None:
