@@ -23,6 +23,11 @@ static void supersede(struct roost_engine *e, const struct roost_conn *c, const 
         roost_refuse(e, command->op, earlier, c->id, &c->key, ECANCELED);
 }
 
+/* It was quiet when the control plane was told, and is not now: it is told again when it is. */
+static bool overtaken(const struct roost_engine *e, const struct roost_conn *c, const struct roost_command *command) {
+    return command->cause == ROOST_C_QUIET && !roost_is_quiet(e, c);
+}
+
 static int op_standby(struct roost_engine *e, const struct roost_command *command) {
     struct roost_conn *c = target(e, command);
     if (!c)
@@ -31,6 +36,8 @@ static int op_standby(struct roost_engine *e, const struct roost_command *comman
         return EALREADY;
     if (!roost_is_legal(c->state, ROOST_ST_STANDBY, command->cause))
         return EINVAL;
+    if (overtaken(e, c, command))
+        return EAGAIN;
     if (c->server_waits) /* a server is waiting for it */
         return EBUSY;
     uint64_t token = c->token;
@@ -55,6 +62,8 @@ static int op_idle(struct roost_engine *e, const struct roost_command *command) 
         return EALREADY;
     if (!roost_is_legal(c->state, ROOST_ST_IDLE, command->cause))
         return EINVAL;
+    if (overtaken(e, c, command))
+        return EAGAIN;
     if (c->server_waits) /* a server is waiting for it */
         return EBUSY;
     uint64_t token = c->token;

@@ -23,6 +23,11 @@ uint32_t roost_quiet_ms(const struct roost_engine *e, const struct roost_conn *c
     return roost_class_of(e, c->class)->quiet_ms[i];
 }
 
+bool roost_is_quiet(const struct roost_engine *e, const struct roost_conn *c) {
+    uint32_t quiet_ms = roost_quiet_ms(e, c, (enum roost_state)c->state);
+    return quiet_ms && e->now_ms >= c->active_ms + quiet_ms;
+}
+
 void roost_conn_set_class(struct roost_engine *e, struct roost_conn *c, uint32_t class) {
     roost_classes_drop(&e->table.classes, c->class);
     c->class = (uint16_t) class;

@@ -131,6 +131,8 @@ int roost_router_manage(struct roost_engine *e, const struct roost_service *serv
  * key says belong there. */
 uint16_t roost_class_for(struct roost_engine *e, const struct roost_key *key, uint16_t service);
 const struct roost_class *roost_class_of(const struct roost_engine *e, uint32_t class);
+/* Whether its last payload byte lies as far back as its policy says for its state. */
+bool roost_is_quiet(const struct roost_engine *e, const struct roost_conn *c);
 uint32_t roost_quiet_ms(const struct roost_engine *e, const struct roost_conn *c,
                         enum roost_state state); /* 0 = never */
 /* An awake connection has this class, with the use of it that the caller took, and holds its own no more. */

@@ -143,3 +143,24 @@ def test_an_attach_to_a_sleeper_whose_record_is_lost_is_refused_once_and_the_cli
         box.wait_state(pair, State.CLOSED)
         assert answers(box) == {UP: [(Op.ATTACH, errno.ECONNRESET)]}
         assert box.stat("awake") == box.stat("table_ipv4") == box.stat("idle_records") == 0
+
+
+@pytest.mark.engine(service={"standby_quiet_ms": 3_600_000, "idle_quiet_ms": 3_600_000})
+def test_a_decision_of_quiet_that_a_server_has_overtaken_is_refused(box: EngineLab) -> None:
+    """The control plane decides on what it was told. A server that was attached meanwhile keeps its client."""
+    pair = box.connect()
+    box.to_standby(pair)
+    server, fd = server_that_attaches(box)
+    with server:
+        down = Command(Op.IDLE, cause=Cause.QUIET, id=pair.id, token=DOWN)
+        box.engine.submit([attach(pair, fd)])
+        box.wait_state(pair, State.ACTIVE)
+        box.engine.submit([down])
+        box.wait(lambda: DOWN in answers(box), "it is answered")
+        assert answers(box) == {UP: [ATTACHED], DOWN: [(Op.IDLE, errno.EAGAIN)]}
+        box.submit(Op.STANDBY, pair, Cause.QUIET, token=DOWN + 2)
+        box.wait(lambda: DOWN + 2 in answers(box), "it is answered")
+        assert answers(box)[DOWN + 2] == [(Op.STANDBY, errno.EAGAIN)]
+        server.sendall(b"here I am")
+        assert receive(pair.client, 9) == b"here I am"
+        assert box.state(pair) is State.ACTIVE
