@@ -304,7 +304,6 @@ void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_ca
     c->attached = false;
     if (c->state != ROOST_ST_STANDBY)
         roost_conn_transition(e, c, ROOST_ST_STANDBY, cause);
-    roost_conn_run(e, c);
 }
 
 /* A link that is being made is not wanted any more. False: it is made already, and only the event is still to come. Then
@@ -315,6 +314,7 @@ static bool give_up(struct roost_engine *e, struct roost_conn *c, enum roost_cau
         return false;
     }
     roost_link_drop(e, c, cause);
+    roost_conn_run(e, c);
     return true;
 }
 
@@ -378,6 +378,7 @@ void roost_link_timer(struct roost_engine *e, struct roost_conn *c) {
             roost_conn_end(e, c, ROOST_C_SERVER_CLOSE, true);
         } else {
             roost_link_drop(e, c, (enum roost_cause)c->unlink_cause);
+            roost_conn_run(e, c);
         }
     }
 }
