@@ -9,6 +9,7 @@
 #include "loop.h"
 
 #define COMMANDS_A_TURN 4096
+#define AT_ONCE 32 /* taken while the lock is held once: the control plane takes it, too */
 
 /* The awake connection a command means, or NULL. */
 static struct roost_conn *target(struct roost_engine *e, const struct roost_command *command) {
@@ -254,7 +255,12 @@ static void command(struct roost_engine *e, struct roost_command *command) {
 }
 
 void roost_commands_turn(struct roost_engine *e) {
-    struct roost_command next;
-    for (int i = 0; i < COMMANDS_A_TURN && roost_mailbox_next(&e->box, &next); i++)
-        command(e, &next);
+    struct roost_command next[AT_ONCE];
+    for (uint32_t done = 0, count; done < COMMANDS_A_TURN; done += count) {
+        count = roost_mailbox_commands(&e->box, next, AT_ONCE);
+        for (uint32_t i = 0; i < count; i++)
+            command(e, &next[i]);
+        if (count < AT_ONCE)
+            break;
+    }
 }

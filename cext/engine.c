@@ -326,14 +326,20 @@ int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t
 
 int roost_submit_many(roost_engine *e, uint8_t op, uint8_t cause, const uint64_t *ids, const struct roost_key *keys,
                       uint32_t count) {
-    struct roost_command command = {.op = op, .cause = cause, .fd = -1};
+    struct roost_command some[32];
+    const uint32_t most = sizeof(some) / sizeof(some[0]);
     int error = 0;
-    for (uint32_t i = 0; i < count && !error; i++) {
-        if (ids)
-            command.id = ids[i];
-        if (keys)
-            command.record.key = keys[i];
-        error = roost_mailbox_submit(&e->box, &command, 1);
+    for (uint32_t i = 0; i < most; i++)
+        some[i] = (struct roost_command){.op = op, .cause = cause, .fd = -1};
+    for (uint32_t from = 0, n; from < count && !error; from += n) {
+        n = count - from < most ? count - from : most;
+        for (uint32_t i = 0; i < n; i++) {
+            if (ids)
+                some[i].id = ids[from + i];
+            if (keys)
+                some[i].record.key = keys[from + i];
+        }
+        error = roost_mailbox_submit(&e->box, some, n);
     }
     kick(e);
     return error;

@@ -78,7 +78,7 @@ void roost_mailbox_init(struct roost_mailbox *m) {
 
 void roost_mailbox_destroy(struct roost_mailbox *m) {
     struct roost_command command;
-    while (roost_mailbox_next(m, &command))
+    while (roost_mailbox_commands(m, &command, 1))
         free((void *)command.early);
     drop_all(&m->urgent);
     drop_all(&m->rest);
@@ -225,9 +225,9 @@ int roost_mailbox_submit(struct roost_mailbox *m, const struct roost_command *co
     return e;
 }
 
-bool roost_mailbox_next(struct roost_mailbox *m, struct roost_command *command) {
+uint32_t roost_mailbox_commands(struct roost_mailbox *m, struct roost_command *commands, uint32_t max) {
     pthread_mutex_lock(&m->lock);
-    bool taken = take(&m->commands, command, 1);
+    uint32_t taken = take(&m->commands, commands, max);
     pthread_mutex_unlock(&m->lock);
     return taken;
 }
