@@ -336,6 +336,8 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
         rest.snd_wnd = rest.max_window = 1460;
         rest.mss = 536;
         roost_conn_end(e, c, ROOST_C_COMMAND, true);
+        if (ROOST_FLAGS(c->slot->ctl) & ROOST_F_PAIRED) /* the record alone named the server's leg */
+            e->sweep_all = roost_table_buckets(&e->table);
     }
     uint32_t index = roost_table_rest_alloc(&e->table);
     if (index == ROOST_NO_REST) { /* none free: back to sleep; the client retransmits */
