@@ -133,7 +133,7 @@ int roost_born_settle(struct roost_engine *e, const struct roost_key *key, struc
     uint32_t window = ROOST_BORN_WINDOW(slot->rest) << ROOST_SND_WSCALE(slot->ctl);
     uint64_t silence_ms = (uint64_t)ROOST_SILENCE_S(slot->heard, e->now_ms / 1000) * 1000;
     uint64_t active_ms = e->now_ms > silence_ms ? e->now_ms - silence_ms : 0;
-    uint32_t index = roost_table_rest_alloc(&e->table);
+    uint32_t index = roost_table_rest_alloc(&e->table, true);
     if (index == ROOST_NO_REST) {
         e->stat[ROOST_E_TABLE_FULL]++;
         return ENOSPC;

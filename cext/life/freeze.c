@@ -94,7 +94,7 @@ static int mark_server(struct roost_engine *e, struct roost_conn *c) {
     bool unprobed = c->server_local; /* when it ends, the kernel says so */
     struct roost_ka mark = {.ctl = ROOST_FREEZING | (ROOST_F_PAIRED | ROOST_F_SERVER) << 16,
                             .class = unprobed ? ROOST_CLASS_NONE : roost_class_for(e, &c->server_key, c->service),
-                            .rest = roost_table_rest_alloc(&e->table)};
+                            .rest = roost_table_rest_alloc(&e->table, false)};
     if (mark.rest == ROOST_NO_REST)
         return -ENOSPC;
     e->table.rest[mark.rest] = (struct roost_rest){.id = c->id};
@@ -304,7 +304,7 @@ static int finish(struct roost_engine *e, struct batch *b, uint32_t i) {
     if (c->server_slot)
         server.taking = leg[1];
     bool heard = wanted(c, &client, &server);
-    uint32_t index = heard ? ROOST_NO_REST : roost_table_rest_alloc(&e->table);
+    uint32_t index = heard ? ROOST_NO_REST : roost_table_rest_alloc(&e->table, false);
     if (index == ROOST_NO_REST) {
         give_back(e, c);
         return heard ? -EAGAIN : -ENOSPC;

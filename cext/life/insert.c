@@ -11,7 +11,7 @@ static struct roost_ka *insert_idle(struct roost_engine *e, const struct roost_r
     ka.ctl = (ka.ctl & ~0xffu) | ROOST_IDLE;
     ka.class = class;
     ka.heard &= ~0xfu; /* no probe of ours is under way */
-    ka.rest = roost_table_rest_alloc(&e->table);
+    ka.rest = roost_table_rest_alloc(&e->table, false);
     if (ka.rest == ROOST_NO_REST)
         return NULL;
     e->table.rest[ka.rest] = record->rest;

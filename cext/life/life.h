@@ -23,9 +23,10 @@ void roost_link_start(struct roost_engine *e, struct roost_conn *c, enum roost_c
 void roost_link_open(struct roost_engine *e, struct roost_conn *c);    /* connects; the transition is the caller's */
 void roost_link_abandon(struct roost_engine *e, struct roost_conn *c); /* undoes it; no transition */
 void roost_link_attach(struct roost_engine *e, struct roost_conn *c);
-void roost_link_event(struct roost_engine *e, struct roost_conn *c, uint32_t events);       /* while it is CONNECTING */
-void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause); /* -> STANDBY */
-int roost_link_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);   /* orderly, -> STANDBY */
+void roost_link_event(struct roost_engine *e, struct roost_conn *c, uint32_t events); /* while it is CONNECTING */
+/* -> STANDBY. It does not queue the connection for another look: callers outside of one do. */
+void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);
+int roost_link_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause); /* orderly, -> STANDBY */
 /* The same for the sake of another server, at once: what the present one has sent may still wait for a slow client. */
 int roost_link_yield(struct roost_engine *e, struct roost_conn *c);
 void roost_link_resumed(struct roost_engine *e, struct roost_conn *c); /* its server's leg slept, and is a link again */

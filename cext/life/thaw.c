@@ -339,7 +339,7 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
         if (ROOST_FLAGS(c->slot->ctl) & ROOST_F_PAIRED) /* the record alone named the server's leg */
             e->sweep_all = roost_table_buckets(&e->table);
     }
-    uint32_t index = roost_table_rest_alloc(&e->table);
+    uint32_t index = roost_table_rest_alloc(&e->table, true);
     if (index == ROOST_NO_REST) { /* none free: back to sleep; the client retransmits */
         roost_refuse(e, ROOST_OP_RESTORE, c->token, c->id, &c->key, ENOSPC);
         roost_conn_refuse_server(e, c, ENOSPC);

@@ -237,8 +237,10 @@ void roost_table_rest_release(struct roost_table *t, uint32_t index) {
     t->rest_used--;
 }
 
-uint32_t roost_table_rest_alloc(struct roost_table *t) {
-    uint32_t index = t->rest_free;
+uint32_t roost_table_rest_alloc(struct roost_table *t, bool to_wake) {
+    uint32_t index = t->rest_free, wakers = t->rest_slots / ROOST_REST_WAKERS;
+    if (!to_wake && t->rest_used + wakers >= t->rest_slots)
+        return ROOST_NO_REST;
     if (index != ROOST_NO_REST)
         t->rest_free = t->rest[index].snd_wnd;
     else if (t->rest_fresh < t->rest_slots)

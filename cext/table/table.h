@@ -87,8 +87,10 @@ void roost_table_set_class(struct roost_table *t, struct roost_ka *slot, uint32_
 /* Whether it has a rest slot: neither asleep in the database nor born asleep. */
 bool roost_table_has_rest(const struct roost_ka *slot);
 
-/* A rest slot's index, or ROOST_NO_REST when all are in use. */
-uint32_t roost_table_rest_alloc(struct roost_table *t);
+/* A rest slot's index, or ROOST_NO_REST when all are in use that it may have. to_wake: it is given back within
+ * milliseconds. One of ROOST_REST_WAKERS is for those alone: clients wake however many are IDLE. */
+#define ROOST_REST_WAKERS 32
+uint32_t roost_table_rest_alloc(struct roost_table *t, bool to_wake);
 void roost_table_rest_release(struct roost_table *t, uint32_t index);
 
 /* The index of the service that a slot's endpoint belongs to. */

@@ -106,7 +106,7 @@ class Table(Section):
         ge=1,
         le=1 << 28,
         description="IDLE connections, both families together; those that were born asleep and have not spoken yet are "
-        "not counted",
+        "not counted, and one of 32 is kept free for those that wake",
     )
     filter: int = Field(
         0,

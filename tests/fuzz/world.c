@@ -160,7 +160,7 @@ void world_insert(struct world *w, int i, enum roost_phase phase) {
         .rest = ROOST_NO_REST,
     };
     if (phase != ROOST_SLEEP) {
-        ka.rest = roost_table_rest_alloc(&w->table);
+        ka.rest = roost_table_rest_alloc(&w->table, false);
         if (ka.rest == ROOST_NO_REST)
             abort();
         w->table.rest[ka.rest] = (struct roost_rest){.id = (uint64_t)i + 1};

@@ -117,8 +117,8 @@ void roost_testing_set_phase(struct roost_ka *slot, uint32_t phase) {
     roost_table_set_phase(slot, (enum roost_phase)phase);
 }
 
-uint32_t roost_testing_rest_alloc(struct roost_table_handle *h) {
-    return roost_table_rest_alloc(&h->table);
+uint32_t roost_testing_rest_alloc(struct roost_table_handle *h, int to_wake) {
+    return roost_table_rest_alloc(&h->table, to_wake);
 }
 
 struct roost_rest *roost_testing_rest(struct roost_table_handle *h, uint32_t index) {

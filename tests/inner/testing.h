@@ -29,7 +29,7 @@ int roost_testing_move(struct roost_table_handle *t, const struct roost_key *key
 uint32_t roost_testing_bucket_slots(void);
 uint32_t roost_testing_same_tag_max(void);
 void roost_testing_set_phase(struct roost_ka *slot, uint32_t phase);
-uint32_t roost_testing_rest_alloc(struct roost_table_handle *t);
+uint32_t roost_testing_rest_alloc(struct roost_table_handle *t, int to_wake);
 struct roost_rest *roost_testing_rest(struct roost_table_handle *t, uint32_t index);
 void roost_testing_pair(struct roost_table_handle *h, uint32_t rest, const struct roost_ka *other);
 uint32_t roost_testing_name(struct roost_table_handle *h, const struct roost_ka *slot);

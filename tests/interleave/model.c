@@ -299,7 +299,7 @@ static void put_to_sleep(struct leg *l, enum roost_phase phase) {
     ka.ctl |= phase;
     ka.class = PLAIN;
     if (phase == ROOST_IDLE) {
-        ka.rest = roost_table_rest_alloc(table);
+        ka.rest = roost_table_rest_alloc(table, false);
         rests[ka.rest].id = l->id;
     }
     roost_table_insert(table, &l->key, &ka, PLAIN);

@@ -338,3 +338,19 @@ def test_a_full_table_refuses_to_freeze_says_so_and_the_connection_lives_on(empt
             box.wake_and_answer(pair)
         if what == "table":
             box.to_idle(refused[0])  # there is room again
+
+
+@pytest.mark.engine(idle_slots=32)
+def test_clients_wake_from_sleep_while_records_have_no_room(box: EngineLab) -> None:
+    """The rest slot that a wake needs for a moment is not given to those that freeze."""
+    sleeper, *others = [box.connect() for _ in range(34)]
+    box.to_sleep(sleeper)
+    for pair in others:
+        box.to_standby(pair)
+    box.wait_for_quiet(others[-1])
+    box.engine.submit([Command(Op.IDLE, cause=Cause.COMMAND, id=pair.id) for pair in others])
+    full = (Op.IDLE, errno.ENOSPC)
+    box.wait(lambda: sum(full in box.refusals(pair) for pair in others) == 2, "two are refused")
+    assert box.stat("idle_records") == 31
+    box.wake_and_answer(sleeper)
+    assert not tcp_info(sleeper.client).retransmits

@@ -51,15 +51,15 @@ class Table:
 
     def rest(self, number: int) -> int:
         """A rest slot with that number (not 0), or NO_REST."""
-        index: int = lib.roost_testing_rest_alloc(self.raw)
+        index: int = lib.roost_testing_rest_alloc(self.raw, False)
         if index != NO_REST:
             lib.roost_testing_rest(self.raw, index).id = number
         return index
 
-    def free_rests(self) -> set[int]:
-        """Takes every rest slot that is free."""
+    def free_rests(self, to_wake: bool = True) -> set[int]:
+        """Takes every rest slot that is free; to_wake=False: to freeze, which leaves some."""
         taken = []
-        while (index := lib.roost_testing_rest_alloc(self.raw)) != NO_REST:
+        while (index := lib.roost_testing_rest_alloc(self.raw, to_wake)) != NO_REST:
             taken.append(index)
         assert len(taken) == len(set(taken))
         return set(taken)
@@ -200,6 +200,13 @@ def test_rest_slots_are_given_until_all_are_used_and_again_when_released() -> No
         t.remove(key)
         assert t.free_rests() == {held}
         assert t.used()["rest"] == 8
+
+
+def test_the_last_rest_slots_are_for_those_that_wake() -> None:
+    with table(rests=100) as t:
+        assert len(t.free_rests(to_wake=False)) == 97
+        assert t.rest(1) == NO_REST
+        assert len(t.free_rests()) == 3
 
 
 phases = st.sampled_from([FREEZING, IDLE, SLEEP, WAKING, THAWED])
