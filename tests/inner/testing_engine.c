@@ -84,7 +84,7 @@ struct roost_ka *roost_testing_engine_insert(roost_engine *e, const struct roost
 }
 
 struct roost_rest *roost_testing_engine_rest(roost_engine *e, uint32_t *index) {
-    *index = roost_table_rest_alloc(&e->table, false);
+    *index = roost_table_rest_alloc(&e->table, true);
     return *index == ROOST_NO_REST ? NULL : &e->table.rest[*index];
 }
 
@@ -133,7 +133,7 @@ uint32_t roost_testing_engine_many(roost_engine *e, const struct roost_key *firs
         memcpy(key.client + 12, &address, sizeof(address));
         key.client_port = htons((uint16_t)(1024 + i % 50000));
         if (rests) {
-            one.rest = roost_table_rest_alloc(&e->table, false);
+            one.rest = roost_table_rest_alloc(&e->table, true);
             if (one.rest == ROOST_NO_REST)
                 return i;
             e->table.rest[one.rest] = (struct roost_rest){.id = i + 1, .active_ms = e->now_ms};
