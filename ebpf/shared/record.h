@@ -72,7 +72,7 @@ struct roost_ka { /* 32 bytes */
 };
 
 /* heard = when << 12 | tick << 4 | probes. when: the last valid segment, CLOCK_MONOTONIC seconds, the low 20 bits (12
- * days). tick: of the last challenge ACK, CLOCK_MONOTONIC ms / 512, the low 8 bits. probes: sent since then, at most 15.
+ * days). tick: of the last challenge ACK, ROOST_TICK, 0: there was none. probes: sent since then, at most 15.
  * One word, so that hearing the client is one store. */
 enum {
     ROOST_HEARD_SHIFT = 12,
@@ -80,6 +80,8 @@ enum {
 };
 #define ROOST_HEARD(when_s, tick, probes)                                                                              \
     ((__u32)(when_s) << ROOST_HEARD_SHIFT | (__u32)(__u8)(tick) << 4 | ((probes)&0xfu))
+/* Of 512 ms of CLOCK_MONOTONIC, in 8 bits, never 0. */
+#define ROOST_TICK(now_ms) ((__u8)((now_ms) / 512 % 255 + 1))
 #define ROOST_HEARD_TICK(heard) (((heard) >> 4) & 0xffu)
 #define ROOST_HEARD_PROBES(heard) ((heard)&0xfu)
 /* Seconds since the client was heard. Past this much it is not known any more how long: the engine keeps it there. */

@@ -32,7 +32,7 @@ struct challenge_budget {
 
 static __always_inline int may_challenge(struct roost_ka *slot, const struct roost_ka *ka, __u64 now_ms) {
     __u64 tick = now_ms / 512;
-    if (ROOST_HEARD_TICK(ka->heard) == (__u8)tick)
+    if (ROOST_HEARD_TICK(ka->heard) == ROOST_TICK(now_ms))
         return 0;
     __u32 zero = 0;
     struct challenge_budget *b = bpf_map_lookup_elem(&challenges, &zero);
@@ -45,7 +45,7 @@ static __always_inline int may_challenge(struct roost_ka *slot, const struct roo
     if (!b->left)
         return 0;
     b->left--;
-    slot->heard = ROOST_HEARD(ka->heard >> ROOST_HEARD_SHIFT, tick, ka->heard);
+    slot->heard = ROOST_HEARD(ka->heard >> ROOST_HEARD_SHIFT, ROOST_TICK(now_ms), ka->heard);
     return 1;
 }
 

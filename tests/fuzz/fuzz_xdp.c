@@ -293,7 +293,7 @@ static struct roost_ka claim_judged(const struct outcome *o, const uint8_t *fram
                                     const struct roost_segment *s, const struct roost_ka *ka) {
     struct roost_ka want = *ka;
     uint64_t now_ms = host.now_ns / 1000000;
-    uint8_t tick = (uint8_t)(now_ms / 512), last_tick = (uint8_t)ROOST_HEARD_TICK(ka->heard);
+    uint8_t tick = ROOST_TICK(now_ms), last_tick = (uint8_t)ROOST_HEARD_TICK(ka->heard);
     uint32_t heard = ROOST_HEARD(now_ms / 1000, last_tick, 0);
     bool newer = s->has_ts && (!ka->ts_recent || (int32_t)(s->tsval - ka->ts_recent) > 0);
     switch (roost_judge(ka, s)) {
