@@ -314,7 +314,7 @@ static struct roost_ka claim_judged(const struct outcome *o, const uint8_t *fram
         claim_next_probe(o, 3, t->l3 != ETH_HLEN);
         break;
     case ROOST_V_CHALLENGE:
-        if (last_tick == tick) {
+        if (last_tick && last_tick == tick) { /* 0: it has not been challenged yet */
             claim_dropped(o, "challenged in this tick");
             break;
         }

@@ -58,7 +58,7 @@ class Grown:
             assert not after["tables_not_grown"], after
             if any(after[name] > before[name] for name in ("ipv4_slots", "ipv6_slots")):
                 return True
-            if all(after[f"table_ipv{v}"] < after[f"ipv{v}_slots"] * 92 // 100 for v in (4, 6)):
+            if all(after[f"table_ipv{v}"] * 100 < after[f"ipv{v}_slots"] * 92 for v in (4, 6)):
                 return False
             sleep(0.05)
         raise TimeoutError(f"the table is full and does not grow: {after}")
@@ -126,6 +126,8 @@ def test_births_that_fill_the_larger_table_before_all_slots_have_moved_hold_up_n
         else:
             sleep(0.6)  # a birth that was refused has shut the door for half a second: the others have sockets
     wait_until(lambda: grown.counters()["tables_grown"] >= growths, 10, "all slots have moved")
+    after = grown.counters()
+    assert after[f"table_ipv{family}"] + after["awake"] > joined * 98 // 100
     everybody = range(joined)
     living = simulator.census(everybody)[ClientState.ESTABLISHED]
     assert living > joined * 999 // 1000
