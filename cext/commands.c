@@ -154,7 +154,13 @@ static int priority_of(const struct roost_engine *e, uint32_t class) {
     return priority < ROOST_PRIORITY_HIGH ? priority : ROOST_PRIORITY_HIGH;
 }
 
-/* The least recently active of the lowest priority first. */
+/* It goes down already, once its server has ended, or the grace period is over (and if not, it is asked later). */
+static bool goes_down(const struct roost_conn *c) {
+    return c->in_batch || (c->phase == ROOST_LIVE && c->want_freeze);
+}
+
+/* The least recently active of the lowest priority first. Those that go down already count: the command comes again and again
+ * while they take their time, and would at last end the links of clients that have just spoken. */
 static int op_pressure(struct roost_engine *e, const struct roost_command *command) {
     bool has[ROOST_PRIORITY_HIGH + 1] = {false};
     uint32_t done = 0;
@@ -163,8 +169,8 @@ static int op_pressure(struct roost_engine *e, const struct roost_command *comma
     for (int priority = ROOST_PRIORITY_LOW; priority <= ROOST_PRIORITY_HIGH; priority++) {
         for (struct roost_conn *c = has[priority] ? e->oldest : NULL, *next; c && done < command->count; c = next) {
             next = c->newer; /* freezing may drop c from the list */
-            if (c->phase == ROOST_LIVE && !c->want_freeze && priority_of(e, c->class) == priority &&
-                !roost_freeze(e, c, (enum roost_cause)command->cause))
+            if (priority_of(e, c->class) == priority &&
+                (goes_down(c) || !roost_freeze(e, c, (enum roost_cause)command->cause)))
                 done++;
         }
     }
