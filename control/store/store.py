@@ -74,6 +74,9 @@ LOCK_S: Final = 2.0
 SLEEP_BOUND: Final = 50_000
 """Records that wait to be put to sleep; what comes then stays IDLE until there is room (13 MB is what they cost)."""
 
+READER_S: Final = 5.0
+"""How long a reader of history waits for the commit of what has happened so far: a disk may stall for a second."""
+
 PRUNE_EVERY_S: Final = 3600.0
 PRUNE_ROWS: Final = 5000
 ID_GAP: Final = 100_000
@@ -546,5 +549,8 @@ class Store(Reader):
 
     def _history(self, query: sa.Select[Any], limit: int) -> list[dict[str, Any]]:
         """As Reader has it, after a commit of what is queued."""
-        self.flush()
+        if not self.flush(READER_S):
+            log.warning(
+                "store: history was asked for, and its last %d rows are not written", self.status.pending_history
+            )
         return super()._history(query, limit)

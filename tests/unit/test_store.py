@@ -506,6 +506,21 @@ def test_addresses_are_written_as_people_write_them(address: Any, port: int) -> 
         assert text == (f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}")
 
 
+def test_whoever_asks_for_history_waits_for_a_slow_commit(
+    make: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that syncs for others, too, stalls for a second and more."""
+    store, write = make(), Store._write
+
+    def slow(self: Store, batch: Any) -> list[Committed]:
+        time.sleep(1.5)
+        return write(self, batch)
+
+    monkeypatch.setattr(Store, "_write", slow)
+    store.add([row(1, 1)])
+    assert [r["id"] for r in store.recent_history()] == [1]
+
+
 def test_history_is_not_hurried_but_whoever_asks_sees_all_of_it(make: Callable[..., Store], slept: Recorder) -> None:
     store = make()
     began = time.monotonic()
