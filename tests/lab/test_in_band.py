@@ -127,6 +127,20 @@ def test_quiet_intervals_hold_for_this_connection_alone(box: InBandLab, family: 
 
 @BOTH
 @ENDS
+def test_an_interval_that_is_asked_for_holds_though_a_longer_one_was_in_force(
+    box: InBandLab, family: int, end: str
+) -> None:
+    session = box.connect("all", family)
+    asking = end_of(session, end)
+    assert asking.ask(Quiet(active_ms=60_000)) == OK
+    assert asking.ask(Quiet(active_ms=100)) == OK
+    session.server.expect_end()
+    session.server.sock.close()
+    session.wait_state("STANDBY")
+
+
+@BOTH
+@ENDS
 def test_always_active_stands_above_the_intervals_until_it_is_switched_off(
     box: InBandLab, family: int, end: str
 ) -> None:
