@@ -54,6 +54,10 @@ class Receiver:
 
     def finish(self, sent: int) -> None:
         """The stream has ended; the sender says that it sent so many bytes."""
+        at_end = sent - len(self.doubtful)
+        if self.doubtful and self.position < at_end and self.doubtful == window(self.start, at_end, len(self.doubtful)):
+            self.lost += at_end - self.position
+            self.position, self.doubtful = sent, b""
         if self.doubtful:
             self._resolve(self.doubtful, final=True)
         if self.position < sent:
