@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from scapy.layers.inet import IP, TCP
+from scapy.layers.l2 import Ether
+from scapy.utils import wrpcap
 
 from appliance.lab import Lab
 from control.core.states import State
 from tests.lab.engine_lab import PORT, EngineLab, receive
 
 CHECKED: Final = ("-o", "tcp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE",
-                  "-o", "tcp.analyze_sequence_numbers:TRUE")  # fmt: skip
+                  "-o", "tcp.analyze_sequence_numbers:TRUE",
+                  "-d", "tcp.port==1-65535,data")  # fmt: skip
 WRONG: Final = {
     "RST": "tcp.flags.reset == 1",
     "bad checksum": 'tcp.checksum.status == "Bad" || ip.checksum.status == "Bad"',
@@ -95,6 +99,15 @@ def talk(box: EngineLab, family: int) -> None:
     assert pair.server.recv(1) == b""
     pair.server.close()
     box.wait_state(pair, State.CLOSED)
+
+
+def test_bytes_are_no_protocol_for_the_port_that_a_client_happens_to_have(tmp_path: Path) -> None:
+    """Random ones are malformed X11 on port 6000."""
+    path = tmp_path / "x11.pcap"
+    wrpcap(str(path), Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02") / IP(src="10.10.0.2", dst="198.18.0.1")
+           / TCP(sport=6000, dport=PORT, flags="PA") / bytes(1400))  # fmt: skip
+    assert frames(path, "tcp")
+    assert not frames(path, "x11")
 
 
 def test_the_dissector_would_tell_a_reset_and_a_wrong_checksum(exact_lab: Lab, tmp_path: Path) -> None:
