@@ -162,9 +162,10 @@ def specs_of(lab: Lab, mode: str) -> list[ServiceSpec]:
                     proxy_header=0 if mode in BY else PROXY_VERSION[spec.index]) for spec in specs]  # fmt: skip
 
 
-def run(seconds: float = 60.0, clients: int = 320, pause_ms: float = 250.0, mode: str = "service") -> Report:
-    """Freeze and thaw `clients` connections for `seconds`; pause_ms is the longest pause between two chunks. mode: how
-    they get through the appliance (MODES)."""
+def run(seconds: float = 60.0, clients: int = 320, pause_ms: float = 250.0, mode: str = "service",
+        least_pairs: int = 0) -> Report:  # fmt: skip
+    """Freeze and thaw `clients` connections for `seconds`, on a slow machine up to ten times as long until there were
+    least_pairs; pause_ms is the longest pause between two chunks. mode: how they get through the appliance (MODES)."""
     need_room(clients, descriptors_each=2)
     report = Report("chaos")
     router = mode == "router"
@@ -198,6 +199,9 @@ def run(seconds: float = 60.0, clients: int = 320, pause_ms: float = 250.0, mode
                     time.sleep(min(left, COUNTED_S))
                     freezer.alive()
                     say(f"{engine.stats()['thawed'] - before['thawed']:,} pairs")
+                while (engine.stats()["thawed"] - before["thawed"] < least_pairs
+                       and time.monotonic() < began + 10 * seconds):  # fmt: skip
+                    time.sleep(0.1)
                 stats, elapsed = engine.stats(), time.monotonic() - began
                 result = pair.finish()
                 deadline = time.monotonic() + 5

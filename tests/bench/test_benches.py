@@ -51,7 +51,7 @@ def assert_sound(report: Report) -> None:
 @alone
 @pytest.mark.parametrize("mode", chaos.MODES)
 def test_chaos_freezes_and_thaws_connections_in_mid_traffic_and_loses_nothing(mode: str) -> None:
-    report = chaos.run(seconds=3, clients=160, mode=mode)
+    report = chaos.run(seconds=3, clients=160, mode=mode, least_pairs=1001)
     assert_sound(report)
     figures = {key: figure.median for key, figure in report.figures.items()}
     assert figures["pairs"] > 1000
