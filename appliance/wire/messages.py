@@ -63,6 +63,7 @@ class EventType(IntEnum):
     CANDIDATE = 13
     ILLEGAL = 14
     NOT_GROWN = 15
+    LINK = 16
 
 
 class Verb(IntEnum):

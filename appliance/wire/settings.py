@@ -107,6 +107,7 @@ class ServiceSpec:
     as_client: bool = False
     fail_closed: bool = False
     proxy_header: int = 0
+    by_daemon: bool = False
     balance: int = Balance.LEAST_CONNECTIONS
     max_fails: int = 0
     second_server: int = SecondServer.REFUSED

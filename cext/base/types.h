@@ -84,9 +84,11 @@ enum roost_event_type {
     ROOST_EV_CANDIDATE = 13, /* key: wanted, and it may sleep without a slot; answer with ROOST_OP_CANDIDATE */
     ROOST_EV_ILLEGAL = 14,   /* from, to, cause, key, id: a fault of the engine's; the transition was refused, the
                              connection ends */
-    ROOST_EV_NOT_GROWN = 15  /* count: 4, 6: the table of that IP version, 0: the rest slots; error (errno): they are
+    ROOST_EV_NOT_GROWN = 15, /* count: 4, 6: the table of that IP version, 0: the rest slots; error (errno): they are
                              nearly full and could not grow; it is tried again. EFBIG: no table is larger; ENOBUFS: as
                              much memory as must stay available would not */
+    ROOST_EV_LINK = 16 /* key, id: a link of a service `by_daemon`; count: the descriptor of its other end, the taker's
+                             from then on */
 };
 
 /* Verbs of in-band requests (docs/in-band.md). */
@@ -148,8 +150,9 @@ struct roost_service {
     uint16_t listen_port; /* host byte order */
     uint8_t servers;      /* how many; 0: whichever server the client connected to */
     struct roost_server server[ROOST_SERVERS_MAX];
-    uint8_t balance;             /* enum roost_balance */
-    uint8_t max_fails;           /* a server is down after so many failed links in a row; 0: never by that */
+    uint8_t by_daemon; /* the daemon itself is the server, without an address: ROOST_EV_LINK hands it each link */
+    uint8_t balance;   /* enum roost_balance */
+    uint8_t max_fails; /* a server is down after so many failed links in a row; 0: never by that */
     struct roost_class policy;   /* the class of its connections; `service` and `own` are the engine's */
     uint32_t connect_timeout_ms; /* how long a link to the server is tried before the client is reset */
     uint8_t transparent;         /* listen is the server's own address, for which a router answers */

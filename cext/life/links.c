@@ -69,8 +69,16 @@ static int connect_from(const struct roost_server *to, bool held, const uint8_t 
     return fd;
 }
 
+/* The daemon's end of a link to it goes to *theirs: a socketpair has no address by which anything else could pass for a link. */
 static int connect_to(struct roost_engine *e, const struct roost_service *s, const struct roost_key *key,
-                      const struct roost_server *to, bool held) {
+                      const struct roost_server *to, bool held, int *theirs) {
+    if (s->by_daemon) {
+        int ends[2];
+        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends))
+            return -errno;
+        *theirs = ends[1];
+        return ends[0];
+    }
     if (!s->as_client)
         return s->persistent ? roost_ports_connect(e, to, held, connect_from) : connect_from(to, held, NULL, 0);
     int fd = connect_from(to, held, key->client, key->client_port);
@@ -87,19 +95,32 @@ static int introduce(const struct roost_service *s, struct roost_conn *c) {
     return roost_leg_queue(&c->server, header, roost_proxy_header(&c->key, s->proxy_header, header));
 }
 
+static void tell_link(struct roost_engine *e, const struct roost_conn *c, int theirs) {
+    struct roost_event event;
+    roost_event_of_conn(e, c, &event);
+    event.type = ROOST_EV_LINK;
+    event.count = (uint32_t)theirs;
+    roost_mailbox_post(&e->box, &event);
+}
+
 /* Begins a link to this server: 0 or -errno. */
 static int begin(struct roost_engine *e, struct roost_conn *c, const struct roost_server *to) {
     const struct roost_service *s = roost_service_of(e, c->service);
     const bool held = holds_greeting(e, c);
-    int fd = connect_to(e, s, &c->key, to, held);
+    int theirs = -1, fd = connect_to(e, s, &c->key, to, held, &theirs);
     if (fd < 0)
         return fd;
     roost_leg_fresh(&c->server, fd);
     c->server.turn = e->turn;
     c->server.greeting = held ? ROOST_GREETING_HELD : ROOST_GREETING_SENT;
-    if (!introduce(s, c) && !roost_watch(e, fd, c, true))
+    if (!introduce(s, c) && !roost_watch(e, fd, c, true)) {
+        if (theirs >= 0)
+            tell_link(e, c, theirs);
         return 0;
+    }
     close(fd);
+    if (theirs >= 0)
+        close(theirs);
     roost_leg_fresh(&c->server, -1);
     return -ENOMEM;
 }

@@ -41,7 +41,7 @@ from control.daemon.end import End, freeze_all
 from control.daemon.error import DaemonError
 from control.daemon.health import Health
 from control.daemon.inventory import take_inventory
-from control.daemon.limits import descriptor_share, spare_descriptors
+from control.daemon.limits import descriptor_share
 from control.daemon.listeners import Listeners
 from control.daemon.lock import InstanceLock
 from control.daemon.reconcile import Reconciler
@@ -75,14 +75,14 @@ class Daemon:
         if not config.service:
             raise DaemonError(f"{self._path}: there is no [[service]]; at least one is needed")
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        max_awake = config.table.max_awake or descriptor_share(spare_descriptors(config))
+        max_awake = config.table.max_awake or descriptor_share(config)
         lock = InstanceLock(config)
         listeners = Listeners()
         try:
             listeners.bind(config)
             store = self._open_store()
             numbers = store.service_indexes([service.name for service in config.service])
-            services = Services(self._path, config, numbers, listeners.links_at)
+            services = Services(self._path, config, numbers)
             engine = self._engine_type(engine_setup.options(config, max_awake, store.next_id()))
             try:
                 return self._run_engine(engine, store, services, listeners, max_awake)
@@ -130,6 +130,7 @@ class Daemon:
         dispatcher.handle(EventType.IN_BAND, requests.ask)
         locator = Locator(engine, store, names, services.by_number, config.attach.domain, config.attach.listen)
         reach = Reach(config, engine, dispatcher, store, names, services.by_number, services.policies, locator, tls)
+        dispatcher.handle(EventType.LINK, reach.links.linked)
         reach.load()
         span = (0, 0) if store.status.error else store.begin_run()
         store.start()

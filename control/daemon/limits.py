@@ -9,23 +9,22 @@ from typing import Final
 from appliance.frontends.frontend import MAX_HANDSHAKES, MAX_TURNED_AWAY
 from appliance.wire import WAITING_MAX
 from control.config import Config
-from control.reach.daemon_links import MAX_LINKS
 
 SPARE_DESCRIPTORS: Final = 512
 
 
-def spare_descriptors(config: Config) -> int:
+def _spare(config: Config) -> int:
     """Those that are not for client connections and their links."""
     asking = MAX_HANDSHAKES + MAX_TURNED_AWAY if config.attach.listen else 0
     may_wait = any(service.policy(config.policy).on_second_server != "refuse" for service in config.service)
     spare = SPARE_DESCRIPTORS + asking + (WAITING_MAX if may_wait or config.router.wait else 0)
-    if any(service.kind != "server" for service in config.service):
-        spare += MAX_LINKS
     return spare + (6 * config.absent.dial_limit if "dial" in config.absent.steps else 0)
 
 
-def descriptor_share(spare: int) -> int:
-    """Client connections that the descriptor limit allows awake, each with its server link; raises the soft limit."""
+def descriptor_share(config: Config) -> int:
+    """Client connections that the descriptor limit allows awake, each with its server link, of which the daemon has the
+    other end where it is the server itself; raises the soft limit."""
+    each = 3 if any(service.kind != "server" for service in config.service) else 2
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return max((min(hard, 2_000_000) - spare) // 2, 64)
+    return max((min(hard, 2_000_000) - _spare(config)) // each, 64)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The addresses of attach, of the local API, and of the links of agents and held clients: taken before anything moves,
-so that a connection which comes meanwhile waits in a listen queue."""
+"""The addresses of attach and of the local API: taken before anything moves, so that a connection which comes meanwhile
+waits in a listen queue."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from control.daemon.error import DaemonError, port_trouble
 
 
 class Listeners:
-    """attach: of [attach] listen. control: the local API's. links: where the engine links agents and held clients to;
-    None where no service is of these kinds."""
+    """attach: of [attach] listen. control: the local API's."""
 
     def __init__(self) -> None:
         self.attach: list[socket.socket] = []
         self.control: socket.socket | None = None
-        self.links: socket.socket | None = None
 
     def bind(self, config: Config) -> None:
         """Take them all; raises DaemonError."""
@@ -33,8 +31,6 @@ class Listeners:
         try:
             for address, port in attach:
                 self.attach.append(bind(address, port))
-            if any(service.kind != "server" for service in config.service):
-                self.links = bind("127.0.0.1", 0)
         except OSError as error:
             raise DaemonError(port_trouble(str(error.strerror), error.errno)) from None
         try:
@@ -43,13 +39,8 @@ class Listeners:
             reason = error.strerror or error
             raise DaemonError(f"cannot listen on the control socket {config.control_socket}: {reason}") from None
 
-    @property
-    def links_at(self) -> tuple[str, int]:
-        """Address and port of `links`."""
-        return self.links.getsockname()[:2] if self.links is not None else ("127.0.0.1", 0)
-
     def close(self) -> None:
         """Close those that are still here: what serves one may have closed it."""
-        for listener in (*self.attach, self.control, self.links):
+        for listener in (*self.attach, self.control):
             if listener is not None:
                 listener.close()

@@ -23,18 +23,17 @@ class UpdatesPort(Protocol):
 
 
 class Services:
-    """numbers: by name, as the store gives them. endpoint: where the daemon itself is the server."""
+    """numbers: by name, as the store gives them."""
 
-    def __init__(self, path: str, config: Config, numbers: dict[str, int], endpoint: tuple[str, int]) -> None:
+    def __init__(self, path: str, config: Config, numbers: dict[str, int]) -> None:
         self.path = path
         self._config = config
-        self._endpoint = endpoint
         self.by_number: dict[int, Service] = {numbers[service.name]: service for service in config.service}
         self.policies: dict[int, Policy] = {n: one.policy(config.policy) for n, one in self.by_number.items()}
 
     def specs(self) -> list[tuple[Service, ServiceSpec]]:
         """Each service, and what the engine is told of it at start."""
-        return [(one, service_spec(one, n, self._config, self._endpoint)) for n, one in self.by_number.items()]
+        return [(one, service_spec(one, n, self._config)) for n, one in self.by_number.items()]
 
     def reload(self, engine: UpdatesPort) -> bool:
         """Read the configuration again, and take over the policy and the servers; False: it cannot be used."""
@@ -52,7 +51,7 @@ class Services:
                 continue
             kept = reloaded(old, service)
             try:
-                engine.update_service(service_spec(kept, number, in_force, self._endpoint))
+                engine.update_service(service_spec(kept, number, in_force))
             except EngineError as error:
                 log.error("SIGHUP: %s", error)
                 continue

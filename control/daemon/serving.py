@@ -58,7 +58,7 @@ class Serving:
             return
         self._health.watch(self._services.by_number)
         frontend = make_frontend(self._reach.attaching, self._config.attach)
-        self._reach.begin(self._listeners.links)
+        self._reach.begin()
         self._facts["attach"] = [list(frontend.serve(one)) for one in self._listeners.attach]
         self._facts["attach_protocols"] = list(self._config.attach.protocols)
         self._facts["attach_counts"] = frontend.counts

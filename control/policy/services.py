@@ -37,11 +37,8 @@ def _verbs(requests: Sequence[str]) -> int:
 HELD_LINGER_S: Final = 5.0
 
 
-def service_spec(
-    service: Service, index: int, config: Config, endpoint: tuple[str, int] = ("127.0.0.1", 0)
-) -> ServiceSpec:
-    """The engine's form of a service and of the policy in force for it. endpoint: where the daemon itself is the
-    server, for services of agents and of held clients; it learns the client's 4-tuple by the PROXY protocol."""
+def service_spec(service: Service, index: int, config: Config) -> ServiceSpec:
+    """The engine's form of a service and of the policy in force for it."""
     policy = service.policy(config.policy)
     if service.kind != "server":
         policy = policy.model_copy(update={"on_server_close": "standby", "on_second_server": "refuse"})
@@ -51,13 +48,12 @@ def service_spec(
             policy = policy.model_copy(update={"active_quiet": max(policy.active_quiet, least)})
     listen, listen_port = parse_endpoint(service.listen)
     values = _marked(service, service.in_band, policy)
-    if service.kind != "server":
-        values["proxy_header"] = 1
     return ServiceSpec(
         index=index,
         listen=listen,
         listen_port=listen_port,
-        servers=tuple(map(parse_endpoint, service.every_server)) if service.kind == "server" else (endpoint,),
+        servers=tuple(map(parse_endpoint, service.every_server)),
+        by_daemon=service.kind != "server",
         as_client=(service.source or ("client" if service.transparent else "appliance")) == "client",
         unreachable=service.kind == "agents",
         fail_closed=config.router.fail == "closed",

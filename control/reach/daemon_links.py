@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon as a server: links of the engine to it, for services of the kinds `agents` and `held`.
 
-The engine links such a client to a listener of ours on the loopback, as it links others to their servers, and says by
-the PROXY protocol (version 1) which client it is. Nothing here holds a client awake: links come and go with activity.
+The engine links such a client to one end of a socketpair and hands over the other, with the client's 4-tuple and number
+(ROOST_EV_LINK). There is no address, so nothing else on this machine can pass for a link. Nothing here holds a client
+awake: links come and go with activity.
 
 A link is handed over to a server in this order, so that no byte of the client is lost or overtaken:
 
@@ -17,36 +18,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import queue
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from appliance.frontends.splice import ready
-from appliance.wire import Command, Key, Op
+from appliance.wire import Command, Event, Key, Op
 from control.core.ports import EnginePort
 from control.core.states import Cause
 from control.reach.arrivals import Arrivals
 
 log = logging.getLogger("roost.daemon_links")
 
-HEADER_S: Final = 5.0
-HEADER_MOST: Final = 107
-"""Bytes of the longest PROXY header of version 1, with its CRLF."""
-
 MAX_LINKS: Final = 1024
+"""Links that are served at a time; those beyond wait, with no more than a descriptor each."""
+
 CHUNK: Final = 64 * 1024
 
 
-def parse_header(line: bytes) -> Key:
-    """The client out of ``PROXY TCP4 client local client-port local-port``, no CRLF; ValueError when it is none."""
-    words = line.decode("ascii").split(" ")
-    if len(words) != 6 or words[0] != "PROXY" or words[1] not in ("TCP4", "TCP6"):
-        raise ValueError("no PROXY header")
-    return Key.of(words[2], int(words[4]), words[3], int(words[5]))
-
-
 class Link:
-    """One link, from the header on. `waiting`: bytes of the client that were read, for the next owner of the link."""
+    """One link. `waiting`: bytes of the client that were read, for the next owner of the link."""
 
     def __init__(self, sock: socket.socket, key: Key, number: int, service: int) -> None:
         self.sock = sock
@@ -85,7 +77,7 @@ class Link:
 
 
 class DaemonLinks:
-    """The listener and its links; all of it runs in one event loop. kinds: of the services that are ours, by number.
+    """All of it runs in one event loop, but for `linked`. kinds: of the services that are ours, by number.
     hold_s: how long a held client that has spoken waits for a server."""
 
     def __init__(
@@ -95,18 +87,24 @@ class DaemonLinks:
         self._arrivals = arrivals
         self.kinds = kinds
         self._hold_s = hold_s
-        self._room = asyncio.Semaphore(MAX_LINKS)
+        self._waiting: queue.SimpleQueue[Link] = queue.SimpleQueue()
+        self._room = MAX_LINKS
         self._links: dict[bytes, Link] = {}
         self._holds: dict[bytes, asyncio.Task[bool]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._listener: socket.socket | None = None
         self.serve_agent: Callable[[Link], Awaitable[None]] | None = None
         """Hears out what comes on a link of a service of agents."""
 
-    def serve(self, listener: socket.socket) -> None:
-        """Begin to accept; the listener is this object's from now on."""
-        self._listener = listener
-        self.begin(self._accept(listener))
+    def linked(self, event: Event) -> None:
+        """An event of type LINK. From any thread, also before `serve`."""
+        sock = socket.socket(fileno=event.count)
+        sock.setblocking(False)
+        self._waiting.put(Link(sock, event.record.key, event.id, event.service))
+        self._arrivals.call(self._serve_waiting)
+
+    def serve(self) -> None:
+        """Begin, in the loop in which `Arrivals` has begun."""
+        self._serve_waiting()
 
     def begin(self, work: Awaitable[None]) -> None:
         """Run something of a link's until it ends, or until `close`."""
@@ -116,12 +114,13 @@ class DaemonLinks:
 
     async def close(self) -> None:
         """End everything."""
+        self._room = -MAX_LINKS  # nothing begins any more
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._listener is not None:
-            self._listener.close()
+        while not self._waiting.empty():
+            self._waiting.get_nowait().sock.close()
 
     def kind(self, service: int) -> str:
         """The kind of a service by its number; "server" when it is not ours."""
@@ -151,27 +150,14 @@ class DaemonLinks:
 
     # -- one link -----------------------------------------------------------------------------------------------------
 
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._room.acquire()  # beyond that links wait in the listener's queue, and their clients with them
-            try:
-                sock, _ = await loop.sock_accept(listener)
-            except OSError as error:
-                self._room.release()
-                log.warning("a link could not be accepted: %s", error.strerror)
-                await asyncio.sleep(0.1)
-                continue
-            sock.setblocking(False)
-            self.begin(self._serve(sock))
+    def _serve_waiting(self) -> None:
+        while self._room > 0 and not self._waiting.empty():
+            self._room -= 1
+            self.begin(self._serve(self._waiting.get_nowait()))
 
-    async def _serve(self, sock: socket.socket) -> None:
-        link: Link | None = None
+    async def _serve(self, link: Link) -> None:
         try:
-            link = await self._introduced(sock)
-            if link is None:
-                return
-            self._links[link.packed] = link
+            self._links[link.packed] = link  # an earlier one has ended: the engine closes a link before the next begins
             self._arrivals.happened(("link", link.packed), link.packed)
             if self.kind(link.service) == "held":
                 await self._hold(link)
@@ -180,39 +166,15 @@ class DaemonLinks:
         except Exception:
             log.exception("a link failed")
         finally:
-            self._room.release()
-            if link is None:
-                sock.close()
-            elif not link.taken:
+            if not link.taken:
                 self._forget(link)
-                sock.close()
+                link.sock.close()
+            self._room += 1
+            self._serve_waiting()
 
     def _forget(self, link: Link) -> None:
         if self._links.get(link.packed) is link:
             del self._links[link.packed]
-
-    async def _introduced(self, sock: socket.socket) -> Link | None:
-        """The link of a client that really has a connection to a service of ours: any program of this machine could
-        connect to the listener."""
-        loop = asyncio.get_running_loop()
-        head = b""
-        try:
-            async with asyncio.timeout(HEADER_S):
-                while b"\r\n" not in head and len(head) < HEADER_MOST:
-                    data = await loop.sock_recv(sock, CHUNK)
-                    if not data:
-                        return None
-                    head += data
-            line, _, rest = head.partition(b"\r\n")
-            key = parse_header(line)
-        except (OSError, TimeoutError, ValueError):
-            return None
-        event = self._engine.find(key)
-        if event is None or event.service not in self.kinds or not event.id:
-            return None
-        link = Link(sock, key, event.id, event.service)
-        link.waiting = rest
-        return link
 
     async def _hold(self, link: Link) -> None:
         """A client that says nothing may fall asleep; one that spoke is reset when no server comes for it in time."""
@@ -224,7 +186,8 @@ class DaemonLinks:
                 return
             raise
         finally:
-            self._holds.pop(link.packed, None)
+            if self._holds.get(link.packed) is hold:
+                del self._holds[link.packed]
         if spoke:
             self.reject(link)
 

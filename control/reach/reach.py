@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 from collections.abc import Mapping
 
@@ -71,12 +70,10 @@ class Reach:
         self.dialled.load()
         return self.spoken_for.load()
 
-    def begin(self, listener: socket.socket | None) -> None:
-        """Begin, in the running event loop. listener: where the engine links agents and held clients to; it is closed
-        by `close`."""
+    def begin(self) -> None:
+        """Begin, in the running event loop."""
         self.arrivals.begin()
-        if listener is not None:
-            self.links.serve(listener)
+        self.links.serve()
 
     async def close(self) -> None:
         """End what goes through the daemon."""

@@ -423,6 +423,46 @@ def test_a_held_client_that_speaks_and_that_nobody_asks_for_is_reset_in_time() -
                 assert silent.recv(4) == b"I am"
 
 
+def test_no_program_of_this_machine_passes_for_a_held_clients_link(box: AgentLab) -> None:
+    """An unprivileged one tries every listener on the loopback, as if it were the engine with that client's bytes."""
+    with box.dial(HELD) as client:
+        box.wait_for_state("held", "ACTIVE", "STANDBY", "IDLE")
+        (row,) = box.connections("held")
+        sockets = box.lab.run("box", ["ss", "-4tlnH", "src", "127.0.0.0/8"], stdout=subprocess.PIPE)
+        listeners = sockets.popen.communicate(timeout=20)[0].decode().splitlines()
+        address, _, port = row["client"].rpartition(":")
+        header = f"PROXY TCP4 {address} {box.lab.address('box', 'wan0')} {port} {HELD}\r\n"
+        program = [PYTHON, "-c", IMPOSTOR, header, *(line.split()[3].rpartition(":")[2] for line in listeners)]
+        argv = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--", *program]
+        impostor = box.lab.run("box", argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert impostor.popen.stdout is not None
+        assert impostor.popen.stdout.read(5) == b"tried"
+        with box.tunnel(row["client"]) as server:
+            client.sendall(b"mine")
+            assert receive(server, 4) == b"mine"
+            server.sendall(b"for you")
+            assert receive(client, 7) == b"for you"
+        impostor.close()
+
+
+IMPOSTOR = """
+import contextlib, os, socket, sys
+header, *ports = sys.argv[1:]
+links = []
+for port in ports:
+    with contextlib.suppress(OSError):
+        link = socket.create_connection(("127.0.0.1", int(port)), 5)
+        link.sendall(header.encode() + b"forged")
+        link.shutdown(socket.SHUT_WR)
+        links.append(link)
+        link.settimeout(1)
+        with contextlib.suppress(OSError):
+            link.recv(1)
+os.write(1, b"tried")
+sys.stdin.read()
+"""
+
+
 # -- TLS --------------------------------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,6 @@ dialled."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import ssl
 import tracemalloc
@@ -24,11 +23,11 @@ from control.config import parse
 from control.core.states import Cause, State
 from control.dispatch.dispatcher import Dispatcher
 from control.policy.services import service_spec
+from control.reach import daemon_links, telling
 from control.reach import dialled as dialled_module
-from control.reach import telling
 from control.reach.arrivals import Arrivals
 from control.reach.attach_request import AttachRequest
-from control.reach.daemon_links import DaemonLinks, parse_header
+from control.reach.daemon_links import DaemonLinks
 from control.reach.dialled import Dialled
 from control.reach.dialling import Dialler
 from control.reach.tls import TlsState, server_context
@@ -254,28 +253,51 @@ def test_a_connection_that_only_changes_its_state_is_no_arrival() -> None:
 # -- links ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_header_of_a_link_names_its_client() -> None:
-    assert parse_header(b"PROXY TCP4 192.0.2.7 10.0.0.1 40123 7100") == Key.of("192.0.2.7", 40123, "10.0.0.1", 7100)
-    assert parse_header(b"PROXY TCP6 2001:db8::7 2001:db8::1 1 2") == Key.of("2001:db8::7", 1, "2001:db8::1", 2)
-    for wrong in (b"", b"GET / HTTP/1.1", b"PROXY UNKNOWN", b"PROXY TCP4 a b 1 2", b"PROXY TCP4 1.1.1.1 2.2.2.2 x 2"):
-        with pytest.raises(ValueError):  # noqa: PT011  (of several origins)
-            parse_header(wrong)
+async def linked(links: DaemonLinks, n: int) -> bool:
+    for _ in range(20):
+        await asyncio.sleep(0)
+    return links.at(key(n).pack()) is not None
 
 
-@pytest.mark.parametrize("said", [b"", b"nonsense\r\n", b"x" * 200, b"PROXY TCP4 192.0.0.9 10.0.0.1 40000 7000\r\n{"])
-def test_a_program_of_this_machine_that_is_no_link_of_the_engine_is_closed(said: bytes) -> None:
+def test_a_link_that_comes_before_the_event_loop_is_served_once_it_runs() -> None:
     async def scenario() -> None:
-        listener = socket.create_server(("127.0.0.1", 0))
-        listener.setblocking(False)
-        links = DaemonLinks(FakeEngine(), Arrivals(), {1: "agents"}, lambda _: 1.0)
-        links.serve(listener)
-        reader, writer = await asyncio.open_connection(*listener.getsockname())
-        writer.write(said)
-        writer.write_eof()
-        with contextlib.suppress(ConnectionResetError):
-            assert await reader.read() == b""
-        writer.close()
+        arrivals = Arrivals()
+        links = DaemonLinks(FakeEngine(), arrivals, {1: "held"}, lambda _: 60.0)
+        ours, theirs = socket.socketpair()
+        links.linked(event(EventType.LINK, key(1), 1, count=theirs.detach()))
+        assert not await linked(links, 1)
+        arrivals.begin()
+        links.serve()
+        assert await linked(links, 1)
         await links.close()
+        assert ours.recv(1) == b""
+        ours.close()
+
+    asyncio.run(scenario())
+
+
+def test_links_beyond_the_bound_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon_links, "MAX_LINKS", 2)
+
+    async def scenario() -> None:
+        arrivals = Arrivals()
+        arrivals.begin()
+        links = DaemonLinks(FakeEngine(), arrivals, {1: "held"}, lambda _: 60.0)
+        links.serve()
+        ends = []
+        for n in (1, 2, 3, 4):
+            ours, theirs = socket.socketpair()
+            links.linked(event(EventType.LINK, key(n), n, count=theirs.detach()))
+            ends.append(ours)
+        assert [await linked(links, n) for n in (1, 2, 3, 4)] == [True, True, False, False]
+        ends[0].close()
+        async with asyncio.timeout(10):
+            await links.wait_for(key(3).pack())
+        assert [await linked(links, n) for n in (1, 2, 3, 4)] == [False, True, True, False]
+        await links.close()
+        assert [end.recv(1) for end in ends[1:]] == [b"", b"", b""]
+        for end in ends[1:]:
+            end.close()
 
     asyncio.run(scenario())
 
@@ -418,7 +440,7 @@ on_server_close = "close"
 
 def test_services_of_agents_and_held_clients_have_the_daemon_for_their_server() -> None:
     config = parse(AGENTS)
-    specs = [service_spec(service, 1, config, ("127.0.0.1", 4711)) for service in config.service]
+    specs = [service_spec(service, 1, config) for service in config.service]
     for spec in specs:
-        assert (spec.servers, spec.proxy_header, spec.close_with_server) == ((("127.0.0.1", 4711),), 1, False)
+        assert (spec.servers, spec.by_daemon, spec.close_with_server) == ((), True, False)
     assert specs[1].standby_quiet_ms >= specs[1].connect_timeout_ms, "a held client that spoke is not unlinked unheard"
