@@ -34,10 +34,11 @@ class Lab:
 
     A capture on an interface with GRO shows arriving frames merged, with checksums that are not whole. exact_frames
     makes every frame outside the appliance pass as it was sent, at some cost: for captures that are to be dissected.
+    offloads: clients and servers leave checksums and segmenting to their interfaces, as containers do.
     """
 
     def __init__(self, clients: int = 1000, nat: bool = True, addresses: int | None = None,
-                 exact_frames: bool = False) -> None:  # fmt: skip
+                 exact_frames: bool = False, offloads: bool = False) -> None:  # fmt: skip
         self.nat = nat
         self.addresses = addresses or max(1, math.ceil(clients / _PORTS_AN_ADDRESS))
         if nat and clients > 60_000 * self.addresses:
@@ -45,6 +46,7 @@ class Lab:
                              "ports each: give addresses")  # fmt: skip
         self._clients = clients
         self._exact_frames = exact_frames
+        self._offloads = offloads
         self._stack = ExitStack()
         self._spaces: dict[str, Namespace] = {}
         self._daemons = 0
@@ -64,7 +66,7 @@ class Lab:
             stack.callback(self._spawner.close)
             if self.nat:
                 topology.need_conntrack(self._clients * 5 // 4)
-            topology.build(self._spaces, self.nat, self.addresses)
+            topology.build(self._spaces, self.nat, self.addresses, self._offloads)
             if self._exact_frames:
                 topology.pass_frames_unmerged(self._spaces)
             self._stack = stack.pop_all()

@@ -66,8 +66,8 @@ def public_address(index: int) -> str:
     return str(PUBLIC[1 + index])
 
 
-def build(spaces: dict[str, Namespace], nat: bool, client_addresses: int) -> None:
-    """Links, addresses, routes, offloads, sysctls and the translation."""
+def build(spaces: dict[str, Namespace], nat: bool, client_addresses: int, offloads: bool = False) -> None:
+    """Links, addresses, routes, offloads, sysctls and the translation. offloads: of all ends but the appliance's."""
     for space in spaces.values():
         _quiet_defaults(space)  # before there are interfaces: they take these settings over when they are made
     for (near, near_if), (far, far_if) in _LINKS:
@@ -87,7 +87,8 @@ def build(spaces: dict[str, Namespace], nat: bool, client_addresses: int) -> Non
             # tx: whole checksums in every frame; veth otherwise hands on frames whose checksum is still to be
             # computed, which an XDP program that answers them would copy, and a dissector would report.
             # gro: switches NAPI on, which _hold_bursts needs at the receiving end.
-            space.offload(ifname, tx=False, tso=False, gso=False, gro=True)
+            on = offloads and name != "box"
+            space.offload(ifname, tx=on, tso=on, gso=on, gro=True)
             _hold_bursts(space, ifname)
     # What an XDP program of the appliance sends with XDP_TX is delayed until some other frame comes (300 ms and more
     # were measured) unless the other end has an XDP program, too: veth_xdp_flush() wakes no other; GRO is not enough.

@@ -57,7 +57,7 @@ struct roost_held { /* a frame that waits for its connection */
     uint32_t ifindex, queue;
     uint32_t length, l3;
     bool server; /* of the server's leg */
-    bool local;  /* from this machine: it has no checksum, and goes back by a raw socket */
+    bool local;  /* from this machine: it goes back by a raw socket */
     uint8_t data[];
 };
 

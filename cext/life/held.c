@@ -29,6 +29,7 @@ static struct roost_held *hold(const struct roost_frame *f, bool server) {
     h->server = server;
     h->local = f->why == ROOST_WHY_LOCAL;
     memcpy(h->data, f->data, f->length);
+    roost_segment_complete(h->data, h->length, h->l3); /* the kernel would not take it from us as it is */
     return h;
 }
 
@@ -83,7 +84,7 @@ enum roost_verdict roost_judge_held(const struct roost_held *h, const struct roo
     struct roost_segment segment;
     struct roost_ka idle = *ka;
     idle.ctl = (ka->ctl & ~0xffu) | ROOST_IDLE;
-    if ((!h->local && !roost_segment_checksums_good(h->data, h->length, h->l3)) ||
+    if (!roost_segment_checksums_good(h->data, h->length, h->l3) ||
         !roost_segment_parse(h->data, h->length, h->l3, &segment))
         return ROOST_V_DROP;
     return roost_judge(&idle, &segment);
@@ -117,7 +118,6 @@ static void into_outbox(struct roost_engine *e, struct batch *b, const struct ro
 
 /* Sent once more: received from the loopback interface without its route, it would be a martian. */
 static void replay_local(struct roost_engine *e, struct roost_held *h) {
-    roost_segment_checksum(h->data, h->length, h->l3);
     if (roost_datapath_send(&e->path, h->data + h->l3, h->length - h->l3))
         e->stat[ROOST_E_REPLAYED]++;
 }

@@ -33,8 +33,7 @@ static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, const
         return true;
     if (f->why == ROOST_WHY_WAKE && !f->length) /* too long to be held, but judged */
         return true;
-    bool local = f->why == ROOST_WHY_LOCAL;
-    if ((!local && !roost_segment_checksums_good(f->data, f->length, f->l3)) ||
+    if (!roost_segment_checksums_good(f->data, f->length, f->l3) ||
         !roost_segment_parse(f->data, f->length, f->l3, &segment)) {
         e->stat[ROOST_E_FRAME_BAD]++;
         return false;

@@ -33,11 +33,6 @@ static uint16_t fold(uint64_t sum) {
     return (uint16_t)~sum;
 }
 
-static uint64_t tcp_sum(const uint8_t *addresses, size_t addresses_length, const uint8_t *tcp, size_t length) {
-    uint64_t sum = (uint64_t)htonl(IPPROTO_TCP) + htonl((uint32_t)length);
-    return sum_words(tcp, length, sum_words(addresses, addresses_length, sum));
-}
-
 /* Where the TCP segment of a frame lies. */
 struct span {
     const uint8_t *ip, *tcp;
@@ -78,23 +73,31 @@ static bool locate(const uint8_t *frame, size_t length, size_t l3, struct span *
     return true;
 }
 
-bool roost_segment_checksums_good(const uint8_t *frame, size_t length, size_t l3) {
-    struct span s;
-    if (!locate(frame, length, l3, &s))
-        return false;
-    if (!s.v4)
-        return !fold(tcp_sum(s.ip + 8, 32, s.tcp, s.length));
-    return !fold(sum_words(s.ip, (size_t)(s.tcp - s.ip), 0)) && !fold(tcp_sum(s.ip + 12, 8, s.tcp, s.length));
+static uint64_t pseudo_sum(const struct span *s) {
+    uint64_t sum = (uint64_t)htonl(IPPROTO_TCP) + htonl((uint32_t)s->length);
+    return s->v4 ? sum_words(s->ip + 12, 8, sum) : sum_words(s->ip + 8, 32, sum);
 }
 
-void roost_segment_checksum(uint8_t *frame, size_t length, size_t l3) {
+/* As is_left_to_interface() of ebpf/lib/checksum.h says. */
+static bool is_left_to_interface(const struct span *s) {
+    uint16_t check;
+    memcpy(&check, s->tcp + 16, sizeof(check));
+    return check + fold(pseudo_sum(s)) == 0xffff;
+}
+
+bool roost_segment_checksums_good(const uint8_t *frame, size_t length, size_t l3) {
     struct span s;
-    if (!locate(frame, length, l3, &s))
+    if (!locate(frame, length, l3, &s) || (s.v4 && fold(sum_words(s.ip, (size_t)(s.tcp - s.ip), 0))))
+        return false;
+    return is_left_to_interface(&s) || !fold(sum_words(s.tcp, s.length, pseudo_sum(&s)));
+}
+
+void roost_segment_complete(uint8_t *frame, size_t length, size_t l3) {
+    struct span s;
+    if (!locate(frame, length, l3, &s) || !is_left_to_interface(&s))
         return;
-    uint8_t *check = frame + (s.tcp - frame) + 16;
-    memset(check, 0, 2);
-    uint16_t sum = fold(tcp_sum(s.v4 ? s.ip + 12 : s.ip + 8, s.v4 ? 8 : 32, s.tcp, s.length));
-    memcpy(check, &sum, 2);
+    uint16_t sum = fold(sum_words(s.tcp, s.length, 0)); /* the pseudo-header's is in it */
+    memcpy(frame + (s.tcp - frame) + 16, &sum, sizeof(sum));
 }
 
 static uint32_t get32(const uint8_t *at) {
@@ -180,7 +183,8 @@ size_t roost_segment_ack(const struct roost_key *key, const struct roost_ka *ka,
         memcpy(packet + 8, key->local, 16);
         memcpy(packet + 24, key->client, 16);
     }
-    uint16_t check = fold(tcp_sum(v4 ? packet + 12 : packet + 8, v4 ? 8 : 32, tcp, tcp_length));
+    struct span span = {.ip = packet, .tcp = tcp, .length = tcp_length, .v4 = v4};
+    uint16_t check = fold(sum_words(tcp, tcp_length, pseudo_sum(&span)));
     memcpy(tcp + 16, &check, 2);
     return header + tcp_length;
 }

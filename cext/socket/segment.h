@@ -10,12 +10,13 @@
 #include "ebpf/shared/judge.h"
 #include "ebpf/shared/record.h"
 
-/* Whether the IPv4 header checksum and the TCP checksum of a frame are right; false when it is no whole TCP segment
- * without fragmentation. l3: offset of the IP header. */
+/* Whether the IPv4 header checksum and the TCP checksum of a frame are right, or the latter was left to the sender's
+ * interface (ebpf/lib/checksum.h); false when it is no whole TCP segment without fragmentation. l3: offset of the IP
+ * header. */
 bool roost_segment_checksums_good(const uint8_t *frame, size_t length, size_t l3);
 
-/* Writes the TCP checksum of a frame that has none yet. */
-void roost_segment_checksum(uint8_t *frame, size_t length, size_t l3);
+/* Writes the TCP checksum of a frame that left it to the sender's interface; other frames stay as they are. */
+void roost_segment_complete(uint8_t *frame, size_t length, size_t l3);
 
 /* The segment of a frame for roost_judge; false when it is no whole TCP segment or its options are broken. */
 bool roost_segment_parse(const uint8_t *frame, size_t length, size_t l3, struct roost_segment *segment);

@@ -94,9 +94,9 @@ static __noinline int read_segment(struct xdp_md *ctx, const struct packet *p, s
     if (!good)
         return -1;
     if (p->l4_length <= 61) {
-        __s64 sum = pseudo_sum(&p->key, p->v6, p->l4_length);
-        sum = bpf_csum_diff(0, 0, (__be32 *)walk.buffer, sizeof(walk.buffer), sum);
-        if (fold(sum))
+        __s64 pseudo = pseudo_sum(&p->key, p->v6, p->l4_length);
+        __s64 sum = bpf_csum_diff(0, 0, (__be32 *)walk.buffer, sizeof(walk.buffer), pseudo);
+        if (fold(sum) && !is_left_to_interface(tcp->check, pseudo))
             return -1;
     }
     if (walk.header >= 32 && *(__be32 *)(walk.buffer + 20) == bpf_htonl(0x0101080a)) /* RFC 7323 appendix A */

@@ -3,8 +3,8 @@
  * tc ingress of the loopback interface: the legs of servers that run on this machine itself.
  *
  * XDP would copy every packet of every program that talks to itself. This looks the 4-tuple up and hands what is for an
- * inactive leg to the engine, which judges it and answers keep-alives; everything else passes untouched. Packets here have
- * no checksum yet and are up to 64 KB long.
+ * inactive leg to the engine, which judges it and answers keep-alives; everything else passes untouched. Packets here leave
+ * their checksums to the interface and are up to 64 KB long.
  */
 #include "ebpf/lib/ctx_skb.h"
 #include "ebpf/lib/find.h"

@@ -183,7 +183,11 @@ static __noinline int refuse(struct __sk_buff *skb, const struct arrival *a) {
     }
     __builtin_memcpy(&summed.source, p->key.local + 12, 4);
     __builtin_memcpy(&summed.destination, p->key.client + 12, 4);
-    tcp->check = fold(bpf_csum_diff(0, 0, (__be32 *)&summed, sizeof(summed), 0));
+    /* The kernel adds the rest to a checksum that was left to the interface, in this frame as in the one that it was. */
+    __u64 pseudo = words(&summed.source, 2) + bpf_htons(IPPROTO_TCP);
+    tcp->check = is_left_to_interface(of->check, pseudo + bpf_htons(p->l4_length))
+                     ? fold_words(pseudo + summed.length)
+                     : fold(bpf_csum_diff(0, 0, (__be32 *)&summed, sizeof(summed), 0));
     ip.tot_len = bpf_htons(sizeof(ip) + sizeof(*tcp));
     ip.frag_off = bpf_htons(0x4000);
     ip.saddr = summed.source;

@@ -200,8 +200,12 @@ static void claim_refusal(const uint8_t *refusal, size_t length, const uint8_t *
     struct roost_key key = turned(&t->key);
     claim(!memcmp(&a.key, &key, sizeof(key)), "a refusal to somebody else");
     claim(!memcmp(refusal, frame + 6, 6) && !memcmp(refusal + 6, frame, 6), "a refusal to another station");
-    claim(!reference_sum(refusal + 14, 20, NULL, 0) && !reference_tcp_sum(refusal + 26, 8, refusal + 34, 20),
+    bool summed = !reference_tcp_sum(refusal + 26, 8, refusal + 34, 20);
+    claim(!reference_sum(refusal + 14, 20, NULL, 0) &&
+              (summed || reference_tcp_good(refusal + 26, 8, refusal + 34, 20)),
           "a refusal with bad checksums");
+    claim(summed || (get16(tcp + 16) + reference_part_sum(frame + 26, 8, tcp, t->l4_length, 0) == 0xffff),
+          "a refusal without a whole checksum, of a frame that had one");
     claim(refusal[47] & ROOST_RST, "a refusal without RST");
     if (tcp[13] & ROOST_ACK)
         claim(get32(refusal + 38) == get32(tcp + 8), "a refusal out of the window");

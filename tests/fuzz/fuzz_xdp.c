@@ -283,7 +283,7 @@ static const char *fault_of(const uint8_t *frame, size_t length, const struct tu
         return "its header is too long";
     bool summed = t->l4_length <= 61; /* longer ones are the engine's to sum: none is answered as a probe */
     if ((!t->v6 && reference_sum(ip, t->l4 - t->l3, NULL, 0)) ||
-        (summed && reference_tcp_sum(ip + (t->v6 ? 8 : 12), t->v6 ? 32 : 8, frame + t->l4, t->l4_length)))
+        (summed && !reference_tcp_good(ip + (t->v6 ? 8 : 12), t->v6 ? 32 : 8, frame + t->l4, t->l4_length)))
         return "bad checksum";
     return NULL;
 }

@@ -18,8 +18,16 @@ MUTANTS = (
         "the TCP checksum is not looked at",
         "xdp",
         "ebpf/lib/segment.h",
-        "        if (fold(sum))\n            return -1;\n",
+        "        if (fold(sum) && !is_left_to_interface(tcp->check, pseudo))\n            return -1;\n",
         "",
+        "CLAIM BROKEN",
+    ),
+    Mutant(
+        "a checksum that was left to the interface is a bad one",
+        "xdp",
+        "ebpf/lib/segment.h",
+        "        if (fold(sum) && !is_left_to_interface(tcp->check, pseudo))\n",
+        "        if (fold(sum))\n",
         "CLAIM BROKEN",
     ),
     Mutant(

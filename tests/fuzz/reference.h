@@ -50,13 +50,25 @@ static inline uint32_t reference_sum(const uint8_t *a, size_t a_length, const ui
     return ~(uint32_t)sum & 0xffff;
 }
 
-/* Of a TCP segment with its pseudo-header; addresses: 8 or 32 bytes. */
-static inline uint32_t reference_tcp_sum(const uint8_t *addresses, size_t size, const uint8_t *tcp, size_t length) {
+/* Of the first `count` bytes of a TCP segment of `length` bytes, with its pseudo-header; addresses: 8 or 32 bytes. */
+static inline uint32_t reference_part_sum(const uint8_t *addresses, size_t size, const uint8_t *tcp, size_t length,
+                                          size_t count) {
     uint8_t pseudo[40] = {0};
     memcpy(pseudo, addresses, size);
     put32(pseudo + size, (uint32_t)length);
     put32(pseudo + size + 4, 6);
-    return reference_sum(pseudo, size + 8, tcp, length);
+    return reference_sum(pseudo, size + 8, tcp, count);
+}
+
+/* Of a whole one. */
+static inline uint32_t reference_tcp_sum(const uint8_t *addresses, size_t size, const uint8_t *tcp, size_t length) {
+    return reference_part_sum(addresses, size, tcp, length, length);
+}
+
+/* Whether its checksum is good, or was left to the interface of its sender: then the sum of the pseudo-header is there. */
+static inline bool reference_tcp_good(const uint8_t *addresses, size_t size, const uint8_t *tcp, size_t length) {
+    return !reference_tcp_sum(addresses, size, tcp, length) ||
+           get16(tcp + 16) + reference_part_sum(addresses, size, tcp, length, 0) == 0xffff;
 }
 
 /* Whether the frame is a TCP segment that XDP understands: one VLAN tag at most, no fragment, and at most six of the

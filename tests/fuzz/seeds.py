@@ -11,6 +11,8 @@ from collections.abc import Mapping
 FIN, SYN, RST, ACK = 1, 2, 4, 16
 CONNECTIONS = 24
 FAR = 0x80
+LEFT_TO_INTERFACE = 3
+"""In `wrong`, though it is not: the TCP checksum is the interface's to compute."""
 
 
 def near(delta: int) -> bytes:
@@ -86,6 +88,9 @@ def _xdp() -> dict[str, bytes]:
         seeds[f"wrong-{bit}"] = b"".join(
             do_frame + frame(c, seq=-1, payload=c % 2, wrong=1 << bit, tail=bytes([c, c, c])) for c in everybody
         )
+    seeds["left-to-interface"] = b"".join(
+        do_frame + frame(c, seq=-1, payload=c, wrong=LEFT_TO_INTERFACE) for c in everybody
+    )
     seeds["cut"] = b"".join(do_frame + frame(c, wrong=64, payload=c, tail=bytes([4 * c])) for c in everybody)
     seeds["tcp-options"] = do_frame + frame(0, seq=-1, options=b"\3\x0a\1\1\x05\x02\x08\x0a\0\0\0\1")
     seeds["phases"] = b"".join(
@@ -146,6 +151,7 @@ def _segment() -> dict[str, bytes]:
     seeds |= {
         f"wrong-{bit}": made + frame(bit % 2, payload=3, wrong=1 << bit, tail=b"\x0b\x0c\x0d") for bit in range(8)
     }
+    seeds |= {f"left-{c}": made + frame(c, payload=c, wrong=LEFT_TO_INTERFACE) for c in range(4)}
     seeds["extensions"] = made + frame(1, extensions=b"\x10\x21\x32")
     seeds["own-ipv4"] = own + bytes([2]) + bytes(29) + b"\1\1" + bytes(36)
     seeds["own-ipv6"] = own + bytes([0]) + bytes(29) + b"\0\0" + bytes(range(36))
@@ -227,6 +233,9 @@ def _tc() -> dict[str, bytes]:
                 for sockets, cookie in ((0, 0), (1, 0), (1, 1), (2, 0), (4, 1))
             )
             seeds[f"steer-{name}-{flags}"] = known + packets
+    seeds["steer-left-to-interface"] = (
+        manage + b"\0\1" + clients + frame(0, flags=SYN, options=OF_LINUX, wrong=LEFT_TO_INTERFACE) + b"\0\0"
+    )
     seeds["steer-fragments"] = clients + frame(0, fragment=1) + b"\2\0" + clients + frame(0, fragment=2) + b"\0\0"
     seeds["trouble"] = trouble + b"\xff" + guard + frame(0, flags=RST) + loopback + frame(0)
     seeds["phases"] = phase + b"\0\3" + guard + frame(0, flags=RST) + remove + b"\0" + guard + frame(0, flags=RST)

@@ -223,7 +223,8 @@ enum { /* what is wrong with a frame of world_frame: a mask */
     WRONG_ADDRESS = 16,
     WRONG_PORT = 32,
     WRONG_CUT = 64,
-    WRONG_BYTES = 128
+    WRONG_BYTES = 128,
+    LEFT_TO_INTERFACE = WRONG_TCP_SUM | WRONG_IP_SUM /* not wrong: the TCP checksum */
 };
 
 /* Sequence numbers are asked for relative to the record: near ones in one signed byte, others whole. */
@@ -341,11 +342,15 @@ size_t world_frame(struct world *w, struct input *in, uint8_t *f) {
     if (wrong & WRONG_DATA_OFFSET)
         tcp[12] = (uint8_t)take(in, 1);
     size_t total = v4 ? header + tcp_length : header - 40 + tcp_length;
+    bool left = (wrong & LEFT_TO_INTERFACE) == LEFT_TO_INTERFACE;
+    if (left)
+        wrong &= ~LEFT_TO_INTERFACE;
     put16(ip + (v4 ? 2 : 4), (uint32_t)total + (wrong & WRONG_IP_LENGTH ? near_or_far(in, 0) : 0));
     if (v4)
         put16(ip + 10, reference_sum(ip, header, NULL, 0) ^ (wrong & WRONG_IP_SUM ? 1 + take(in, 1) : 0));
-    put16(tcp + 16, reference_tcp_sum(ip + (v4 ? 12 : 8), v4 ? 8 : 32, tcp, tcp_length) ^
-                        (wrong & WRONG_TCP_SUM ? 1 + take(in, 1) : 0));
+    put16(tcp + 16, left ? ~reference_part_sum(ip + (v4 ? 12 : 8), v4 ? 8 : 32, tcp, tcp_length, 0)
+                         : reference_tcp_sum(ip + (v4 ? 12 : 8), v4 ? 8 : 32, tcp, tcp_length) ^
+                               (wrong & WRONG_TCP_SUM ? 1 + take(in, 1) : 0));
     size_t length = l3 + header + tcp_length;
     if (wrong & WRONG_CUT) {
         uint32_t cut = take(in, 1);

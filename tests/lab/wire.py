@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, Self
 from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Dot1Q, Ether
+from scapy.utils import checksum
 
 from appliance.lab import Lab
 from appliance.wire import KA, Record
@@ -164,6 +165,16 @@ def checksums_are_right(packet: Any) -> bool:
         del fresh[IP].chksum
     del fresh[TCP].chksum
     return bytes(fresh) == given[:length]
+
+
+def unsummed(frame: bytes) -> bytes:
+    """A frame of Ethernet as an interface is given it that computes checksums (CHECKSUM_PARTIAL): in place of the TCP
+    checksum stands the sum of the pseudo-header (RFC 9293 3.1), and not its complement."""
+    packet = Ether(frame)
+    addresses = frame[26:34] if packet.haslayer(IP) else frame[22:54]
+    pseudo = addresses + struct.pack("!II", len(packet[TCP]), socket.IPPROTO_TCP)
+    packet[TCP].chksum = ~checksum(pseudo) & 0xFFFF
+    return bytes(packet)
 
 
 def timestamps_of(packet: Any) -> tuple[int, int] | None:
