@@ -20,6 +20,7 @@
 #define TCP_ESTABLISHED_STATE 1
 #define MIN_MSS 88    /* what TCP_MAXSEG takes */
 #define MAX_MSS 32767 /* loopback's is more */
+#define TIMESTAMPS_SIZE 12
 
 static int set(int fd, int option, int value) {
     return setsockopt(fd, IPPROTO_TCP, option, &value, sizeof(value)) ? -errno : 0;
@@ -205,6 +206,20 @@ int roost_repair_disconnect(int fd, const struct roost_key *key, bool rebuilt) {
     return connect(fd, &none, sizeof(none)) ? -errno : 0;
 }
 
+/* What the kernel takes for the largest window of the far end; it lets a segment fill half of that. Where the window is
+ * below two segments, its earlier sizes are forgotten: a segment that does not fit waits for the persist timer, which
+ * every segment of the far end starts again, and which takes 3 s until there is a measured round trip. */
+static uint32_t largest_window(const struct roost_rest *rest) {
+    return rest->snd_wnd / 2 < rest->mss ? rest->snd_wnd : rest->max_window;
+}
+
+/* For TCP_MAXSEG, in which options are included. */
+static int segment_size(uint32_t flags, const struct roost_rest *rest) {
+    uint32_t size = largest_window(rest) / 2 + (flags & ROOST_F_TIMESTAMPS ? TIMESTAMPS_SIZE : 0);
+    size = size < rest->mss ? size : rest->mss;
+    return (int)(size < MIN_MSS ? MIN_MSS : size > MAX_MSS ? MAX_MSS : size);
+}
+
 static int rebuild(int fd, bool bound, const struct roost_key *key, const struct roost_ka *ka,
                    const struct roost_rest *rest) {
     struct sockaddr_storage address;
@@ -217,9 +232,9 @@ static int rebuild(int fd, bool bound, const struct roost_key *key, const struct
         return -errno;
     if ((e = set_queue_seq(fd, TCP_SEND_QUEUE, ka->snd_nxt)) || (e = set_queue_seq(fd, TCP_RECV_QUEUE, ka->rcv_nxt)))
         return e;
-    /* The MSS must be known to connect(), which works out the segment size; TCP_REPAIR_OPTIONS comes too late for that, and
-     * the socket would send segments of 536 bytes until the client's window outgrew all it had been before. */
-    if (rest->mss >= MIN_MSS && (e = set(fd, TCP_MAXSEG, rest->mss > MAX_MSS ? MAX_MSS : rest->mss)))
+    /* connect() works out the segment size; TCP_REPAIR_OPTIONS and TCP_REPAIR_WINDOW come too late for that, and what they
+     * say counts when the client's window outgrows all it had been before, or the path's MTU changes. */
+    if (rest->mss >= MIN_MSS && (e = set(fd, TCP_MAXSEG, segment_size(flags, rest))))
         return e;
     size = roost_address_to(key->client, key->client_port, &address);
     if (connect(fd, (struct sockaddr *)&address, size))
@@ -250,7 +265,7 @@ static int rebuild(int fd, bool bound, const struct roost_key *key, const struct
     struct tcp_repair_window window = {
         .snd_wl1 = ka->rcv_nxt - 1, /* any segment from now on may update the window */
         .snd_wnd = rest->snd_wnd,
-        .max_window = rest->max_window,
+        .max_window = largest_window(rest),
         .rcv_wnd = (uint32_t)ka->window << ROOST_RCV_WSCALE(ka->ctl),
         .rcv_wup = ka->rcv_nxt,
     };

@@ -73,15 +73,23 @@ class Pair:
 
 
 @contextmanager
-def pair(space: Namespace, family: int = 4, options: int = TIMESTAMPS | SACK | WSCALE, mss: int = 0) -> Iterator[Pair]:
+def pair(space: Namespace, family: int = 4, options: int = TIMESTAMPS | SACK | WSCALE, mss: int = 0,
+         window: int = 0) -> Iterator[Pair]:  # fmt: skip
+    """window: what the far end advertises at first, in bytes; the kernel lets it grow with what comes."""
     for bit, name in SYSCTLS.items():
         space.sysctl(name, int(bool(options & bit)))
     domain = socket.AF_INET if family == 4 else socket.AF_INET6
     with space.entered():
         listener = socket.socket(domain)
         far = socket.socket(domain)
+    address = "127.0.0.1" if family == 4 else "::1"
+    if window:
+        address = f"127.1.{window // 256}.{window % 256}"
+        with space.entered(), IPRoute() as ip:
+            ip.route("replace", dst=f"{address}/32", oif=1, table=255, type="local", scope="host",
+                     metrics={"window": window})  # fmt: skip
     with listener, far:
-        listener.bind(("127.0.0.1" if family == 4 else "::1", 0))
+        listener.bind((address, 0))
         listener.listen()
         if mss:
             far.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, mss)
@@ -199,6 +207,51 @@ def test_segments_of_a_rebuilt_connection_are_no_larger_than_the_peer_allowed(sp
         p.near = rebuild(space, p.key, ka, rest)
         exchange(p.near, p.far, 20_000)
         assert Info.of(p.near).snd_mss <= mss
+
+
+@pytest.mark.parametrize("options", [0, TIMESTAMPS | SACK | WSCALE])
+@pytest.mark.parametrize("mss", [536, 1460])
+@pytest.mark.parametrize("window", [300, 512, 1024, 2048, 4096])
+def test_segments_of_a_rebuilt_connection_fit_a_window_that_is_smaller_than_the_mss(
+    space: Namespace, window: int, mss: int, options: int
+) -> None:
+    """A segment that is larger than the window waits for the persist timer, 200 ms, and each one after it."""
+    with pair(space, options=options, mss=mss, window=window) as p:
+        exchange(p.near, p.far, 100)
+        settle(p.near, p.far)
+        before = Info.of(p.near)
+        error, ka, rest = snapshot(p.near)
+        assert error == 0
+        assert rest.max_window <= window
+        p.near.close()
+        p.near = rebuild(space, p.key, ka, rest)
+        assert min(before.snd_mss, rest.snd_wnd // 2) <= Info.of(p.near).snd_mss <= before.snd_mss
+        began = time.monotonic()
+        exchange(p.near, p.far, 100_000)
+        assert time.monotonic() - began < 3
+        p.far.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, 1 << 15)
+        exchange(p.near, p.far, 100_000)
+        size = mss - 12 if options & TIMESTAMPS else mss
+        assert Info.of(p.near).snd_mss == size, "the window has opened, and segments are of full size again"
+        settle(p.near, p.far)
+        assert snapshot(p.near)[2].mss == rest.mss == mss
+
+
+@pytest.mark.parametrize("options", [0, TIMESTAMPS | SACK | WSCALE])
+def test_a_window_that_was_larger_once_does_not_hold_the_first_segment_back(space: Namespace, options: int) -> None:
+    """A small receive buffer shows the whole of its window at first, and a part of it later."""
+    with pair(space, options=options, mss=1460) as p:
+        settle(p.near, p.far)
+        _, ka, rest = snapshot(p.near)
+        p.near.close()
+        rest.snd_wnd, rest.max_window = 435, 1152
+        p.near = rebuild(space, p.key, ka, rest)
+        assert Info.of(p.near).snd_mss == 435 // 2
+        p.near.sendall(bytes(1000))
+        assert select.select([p.far], [], [], 1)[0], "the persist timer would fire after 3 s"
+        assert p.far.recv(1000, socket.MSG_WAITALL) == bytes(1000)
+        exchange(p.near, p.far, 100_000)
+        assert Info.of(p.near).snd_mss == (1448 if options & TIMESTAMPS else 1460)
 
 
 def test_closing_in_repair_mode_tells_the_peer_nothing(space: Namespace) -> None:
