@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Not a byte is lost, however often a connection is frozen and thawed in the middle of its traffic.
 
-Method. Clients of both families, with timestamps, SACK and window scaling each on and off (16 kinds), and with several
-MSS of each kind, exchange random chunks (1 byte to 64 KiB) with a server in both directions, after random pauses; some
-read slowly. Meanwhile every connection that is awake is told to freeze, again and again, as fast as the engine takes
-it (ROOST_OP_IDLE, as the daemon does). Every stream is a function of its client and position, so each end checks each
-byte: lost, doubled, out of order or wrong. Freezing goes on while the connections end. A pair is a freeze that led to
-a closed socket and the thaw that rebuilt it, as the engine counts.
+Method. Clients of both families, with timestamps, SACK and window scaling each on and off (16 kinds), with several
+MSS of each kind, and one in five with a window of two segments or, where the MSS is large, less than one, exchange
+random chunks (1 byte to 64 KiB) with a server in both directions, after random pauses; some read slowly. Meanwhile
+every connection that is awake is told to freeze, again and again, as fast as the engine takes it (ROOST_OP_IDLE, as
+the daemon does). Every stream is a function of its client and position, so each end checks each byte: lost, doubled,
+out of order or wrong. Freezing goes on while the connections end. A pair is a freeze that led to a closed socket and
+the thaw that rebuilt it, as the engine counts.
 
 In the mode `persistent` both legs freeze and thaw as a pair, and each client has one server connection all the time.
 In the others a freeze ends the server's link first: FIN to the server, once all that the client has said is through;
@@ -47,6 +48,9 @@ PORT = 9000
 MSS = (536, 700, 1000, 1300, 1460)
 KINDS = list(itertools.product((4, 6), (True, False), (True, False), (True, False)))
 """Family, timestamps, SACK, window scaling."""
+
+SMALL_WINDOW = 1152
+"""Bytes, the smallest that the kernel lets a client ask for."""
 
 MODES = ("service", "router", "proxy", "persistent")
 """To a service's own address and port; to the server's, with a transparent router in between, and servers that come by
@@ -127,11 +131,13 @@ class Freezer(threading.Thread):
         self.alive()
 
 
-def shares(clients: int) -> list[tuple[int, tuple[int, bool, bool, bool], int]]:
-    """(how many, kind, MSS): every kind gets the same share (+-1), and within its share every MSS."""
+def shares(clients: int) -> list[tuple[int, tuple[int, bool, bool, bool], int, int]]:
+    """(how many, kind, MSS, window or 0): every kind gets the same share (+-1), and within its share every MSS; of each
+    kind, and of each MSS, a fifth has a small window."""
     groups = [(kind, mss) for mss in MSS for kind in KINDS]
     each, more = divmod(clients, len(groups))
-    return [(each + (index < more), kind, mss) for index, (kind, mss) in enumerate(groups) if each or index < more]
+    return [(each + (index < more), kind, mss, 0 if index % len(MSS) else SMALL_WINDOW)
+            for index, (kind, mss) in enumerate(groups) if each or index < more]  # fmt: skip
 
 
 def ours(event: Event) -> bool:
@@ -185,10 +191,10 @@ def run(seconds: float = 60.0, clients: int = 320, pause_ms: float = 250.0, mode
             freezer = Freezer(engine, see)
             freezer.start()
             try:
-                for count, (family, timestamps, sack, scaling), mss in shares(clients):
+                for count, (family, timestamps, sack, scaling), mss, window in shares(clients):
                     target = lab.address(*("lan", "eth0") if router else ("box", WAN), family)
-                    pair.connect(count, (target, PORT), mss=mss, timestamps=timestamps, sack=sack,
-                                 window_scaling=scaling)  # fmt: skip
+                    pair.connect(count, (target, PORT), mss=mss, window=window, timestamps=timestamps,
+                                 sack=sack, window_scaling=scaling)  # fmt: skip
                 if mode in ("router", "proxy"):
                     pair.visit(stack.enter_context(running_proxy(lab, attaching)) if mode == "proxy" else None)
                 freezer.begin()
