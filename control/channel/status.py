@@ -3,17 +3,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from control.channel.attention import WINDOW_S, attention, counters
 from control.config import Service
 from control.core.ports import EnginePort
 from control.core.states import State
+from control.core.text import sentence
 from control.dispatch.dispatcher import Dispatcher
 from control.store.store import Store
+
+SAMPLE_S: Final = 10.0
+"""How often the counters are noted, for what they grew by."""
 
 
 def rss_bytes() -> int:
@@ -36,9 +43,24 @@ class Status:
         self._reached = reached
         self._facts = facts
         self._began = time.monotonic()
+        self._samples: deque[dict[str, int]] = deque([counters(self._read())], round(WINDOW_S / SAMPLE_S))
+
+    async def watch(self) -> None:
+        """Note the counters from time to time, for ever."""
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            self._samples.append(counters(await asyncio.to_thread(self._read)))
 
     def read(self) -> dict[str, Any]:
         """The whole state of the daemon as plain data."""
+        status = self._read()
+        return {**status, "attention": attention(status, self._samples[0])}
+
+    def attention(self) -> list[str]:
+        """What an operator should look at, a sentence each."""
+        return [sentence(one) for one in self.read()["attention"]]
+
+    def _read(self) -> dict[str, Any]:
         self._dispatcher.catch_up()
         states = {state.label: max(self._dispatcher.states[state], 0) for state in State if state not in (0, 5)}
         stats = self._engine.stats()
@@ -46,7 +68,7 @@ class Status:
         store = self._store.status
         inactive = states["IDLE"] + states["SLEEP"]
         memory = self._engine.memory()
-        counters = self._dispatcher.counters
+        control = self._dispatcher.counters
         return {
             **self._facts,
             "uptime_s": round(time.monotonic() - self._began, 3),
@@ -65,7 +87,7 @@ class Status:
                 "written_history": store.written_history,
                 "last_commit_ms": round(store.last_commit_ms, 3),
             },
-            "control": {name: getattr(counters, name) for name in counters.__dataclass_fields__},
+            "control": {name: getattr(control, name) for name in control.__dataclass_fields__},
             "services": [self._service_row(index, service) for index, service in tuple(self._services.items())],
             "agents": self._reached(),
             "counters": stats,

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from control.cli.client import Client, daemon_options, json_option, print_json
+from control.core.text import sentence, span
 
 
 @click.command("status")
@@ -35,7 +36,7 @@ def _show(status: dict[str, Any], console: Console) -> None:
     memory, store = status["memory"], status["store"]
     console.print(
         f"[bold]{escape(status['instance'])}[/]  roost {status['version']}, pid {status['pid']}, "
-        f"up {_span(status['uptime_s'])}"
+        f"up {span(status['uptime_s'])}"
     )
     states = Table(box=None, pad_edge=False)
     for name in status["connections"]:
@@ -54,6 +55,10 @@ def _show(status: dict[str, Any], console: Console) -> None:
     console.print(f"  (waiting: {store['pending_sleep']:,} to sleep, {store['pending_history']:,} of history)", end="")
     dropped = store["dropped_history"]
     console.print(f"  [red]{dropped:,} rows of history were dropped[/]" if dropped else "")
+    for one in status["attention"]:
+        console.print(f"[yellow]attention[/] {escape(sentence(one))}")
+    if not status["attention"]:
+        console.print("attention: nothing")
     for name, mode in status["interfaces"].items():
         console.print(f"interface {escape(name)}: XDP {mode}")
     for service in status["services"]:
@@ -81,12 +86,3 @@ def _show_service(service: dict[str, Any], console: Console) -> None:
             f"  {escape(row['server'])} [{colour}]{row['state']}{escape(reason)}[/], "
             f"{row['links']:,} links ({row['linked']:,} made, {row['failed']:,} failed)"
         )
-
-
-def _span(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = ((days, "d"), (hours, "h"), (minutes, "m"), (rest, "s"))
-    shown = [f"{number}{unit}" for number, unit in parts if number]
-    return " ".join(shown[:2]) or "0s"

@@ -65,6 +65,7 @@ class Serving:
         server = make_server(make_app(self._operations, self._transitions))
         assert self._listeners.control is not None, "it is bound before anything moves"
         api = loop.create_task(server.serve(sockets=[self._listeners.control]))
+        watching = loop.create_task(self._operations.status.watch())
         log.info(
             "ready: %s",
             ", ".join(
@@ -78,6 +79,7 @@ class Serving:
             if api.done() and not self._end.has_come:
                 self._end.fail(f"the local API ended: {api.exception()}")
         finally:
+            watching.cancel()
             self._health.close()
             await frontend.close()
             await self._reach.close()

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator should look at: what happened, to which object, what to do. One table, WATCHED.
+
+A pure function of the status and of what its counters were a while ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from control.policy.decisions import under_pressure
+
+WINDOW_S: Final = 300.0
+"""How far back a counter's increase is looked for."""
+
+FULL: Final = 0.93
+"""A table that may grow does so at 92 %."""
+
+Counts = Mapping[str, int]
+Found = Iterator[tuple[str, str]]
+"""(object, what happened to it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """find: of the status and the increase of its counters, what is to be told, nothing when all is well."""
+
+    name: str
+    find: Callable[[Mapping[str, Any], Counts], Found]
+    do: str
+
+
+def _rising(counter: str, thing: str, what: str) -> Callable[[Mapping[str, Any], Counts], Found]:
+    def find(status: Mapping[str, Any], grown: Counts) -> Found:
+        if (count := grown.get(counter, 0)) > 0:
+            yield thing.format(interfaces=", ".join(status["interfaces"]) or "no interface"), what.format(count=count)
+
+    return find
+
+
+def _store(status: Mapping[str, Any], _grown: Counts) -> Found:
+    if status["store"]["state"] != "ok":
+        yield status["database"], f"{status['store']['state']}; nothing goes to SLEEP, and what sleeps cannot wake"
+
+
+def _unheard(status: Mapping[str, Any], _grown: Counts) -> Found:
+    if not status["interfaces"]:
+        yield "[network] interfaces", "none is given, so that no connection can be kept asleep"
+
+
+def _servers(status: Mapping[str, Any], _grown: Counts) -> Found:
+    for service in status["services"]:
+        rows = service["servers"]
+        down = [f"{row['server']}: {row['reason'] or row['state']}" for row in rows if row["state"] == "down"]
+        if down:
+            waits = "; its clients wait" if len(down) == len(rows) else ""
+            yield f'service "{service["name"]}"', f"{len(down)} of {len(rows)} servers down ({', '.join(down)}){waits}"
+
+
+def _full(status: Mapping[str, Any], _grown: Counts) -> Found:
+    counts = status["counters"]
+    for used, table in (("table_ipv4", "ipv4"), ("table_ipv6", "ipv6"), ("idle_records", "idle"),
+                        ("filter_members", "filter")):  # fmt: skip
+        if counts.get(used, 0) > FULL * counts.get(f"{table}_slots", 0):
+            yield f"[table] {table}", f"{counts[used]:,} of {counts[f'{table}_slots']:,} are taken"
+
+
+def _awake(status: Mapping[str, Any], _grown: Counts) -> Found:
+    awake, most = status["awake"], status["max_awake"]
+    if under_pressure(awake, most):
+        yield "[table] max_awake", f"{awake:,} connections are awake of the {most:,} that may be"
+
+
+SEE_LOG: Final = "the log says more (`journalctl -u roost`, or where its standard error goes)"
+BIGGER: Final = "give more room in [table] and restart, or let it grow ([table] grow) and add memory"
+DESCRIPTORS: Final = "raise the limit of descriptors (LimitNOFILE=) and [table] max_awake, or shorten active_quiet"
+
+LEVELS: Final = (
+    Watch("unheard", _unheard, "name the interfaces that clients' packets arrive on"),
+    Watch("store", _store, "mend the database; until then everything else goes on"),
+    Watch("servers", _servers, "see that they run and are reached from here: `roost doctor -c FILE`"),
+    Watch("full", _full, BIGGER),
+    Watch("awake", _awake, DESCRIPTORS),
+)
+
+RISING: Final = (
+    # counter, object, what happened, what to do
+    ("bad_checksum", "{interfaces}", "{count:,} frames had a wrong checksum and were dropped: they wake no client",
+     "they are damaged on the way, or forged: look at cables, drivers and offloads (`ethtool -S`, `ethtool -k`)"),
+    ("thaw_failed", "the kernel", "{count:,} connections could not be put back into it",
+     f"look for a lack of descriptors, memory or ports; {SEE_LOG}"),
+    ("table_full", "[table]", "{count:,} connections could not fall asleep for want of room", BIGGER),
+    ("tables_not_grown", "[table]", "{count:,} times a table that is nearly full could not grow",
+     f"add memory; {SEE_LOG}"),
+    ("filter_full", "[table] filter", "{count:,} connections kept a slot for want of room",
+     "make it larger; it takes the new size when it is empty"),
+    ("classes_full", "policy classes", "{count:,} in-band requests had no room",
+     "let fewer different intervals be asked for ([service.in_band])"),
+    ("ring_full", "[table] ring_kb", "{count:,} frames that wake were lost, and must come again",
+     "make the ring larger; does the daemon get its processor?"),
+    ("frames_held_dropped", "connections that were being moved", "{count:,} frames were lost, and must come again",
+     "see thaw_failed and the load of this machine"),
+    ("replay_failed", "{interfaces}", "{count:,} held frames could not be given to the stack",
+     f"their senders repeat them; {SEE_LOG}"),
+    ("probes_unsent", "{interfaces}", "{count:,} keep-alive probes could not be sent",
+     "is there a route to the clients? `roost doctor -c FILE`"),
+    ("perhaps_dropped", "[table] filter", "{count:,} packets were dropped for want of an answer from the database",
+     "see that the database answers quickly; a flood does the same"),
+    ("accept_paused", "descriptors", "{count:,} times no new client was taken for want of them", DESCRIPTORS),
+    ("events_lost", "history", "{count:,} events of the engine found no memory", "add memory"),
+    ("dropped_history", "history", "{count:,} transitions were not written", "see that the database keeps up"),
+    ("lost_records", "the database", "{count:,} connections were closed when they were to wake: it had no row of them",
+     "was it replaced, or is another daemon writing it?"),
+    ("illegal", "the engine", "{count:,} connections were ended by a fault of Roost's",
+     f"please report it; {SEE_LOG}"),
+)  # fmt: skip
+
+WATCHED: Final = (*LEVELS, *(Watch(counter, _rising(counter, thing, what), do) for counter, thing, what, do in RISING))
+"""In the order in which one would mend them."""
+
+
+def attention(status: Mapping[str, Any], before: Counts) -> list[dict[str, str]]:
+    """`name`, `object`, `what` and `do` of each thing to look at. status: as Status.read has it; before: its counters()
+    WINDOW_S ago, or when the daemon began."""
+    grown = {name: count - before.get(name, 0) for name, count in counters(status).items()}
+    return [
+        {"name": watch.name, "object": thing, "what": what, "do": watch.do}
+        for watch in WATCHED
+        for thing, what in watch.find(status, grown)
+    ]
+
+
+def counters(status: Mapping[str, Any]) -> dict[str, int]:
+    """All that counts up in a status."""
+    return {**status["counters"], **status["control"], "dropped_history": status["store"]["dropped_history"]}
