@@ -23,6 +23,8 @@ from appliance.wire import (
     Event,
     EventType,
     Key,
+    Obstacle,
+    Obstacles,
     Op,
     Record,
     ServerAddress,
@@ -270,6 +272,14 @@ class Engine:
         raw = ffi.new("struct roost_class *")
         lib.roost_find_class(self._raw, ffi.from_buffer("struct roost_key[1]", key), raw)
         return dict(zip(QUIETS, raw.quiet_ms, strict=True)) | {name: int(getattr(raw, name)) for name in POLICY}
+
+    def find_obstacles(self, key: bytes) -> Obstacles | None:
+        """What keeps the awake connection with this packed key from being frozen; None: it is not awake."""
+        raw = ffi.new("struct roost_obstacles *")
+        if not lib.roost_find_obstacles(self._raw, ffi.from_buffer("struct roost_key[1]", key), raw):
+            return None
+        values = {name: int(getattr(raw, name)) for name in numbers_of("roost_obstacles", "now")}
+        return Obstacles(Obstacle(raw.now), **values)
 
     def find(self, key: Key) -> Event | None:
         """The connection of a 4-tuple, or None; to_state is its state."""

@@ -15,6 +15,8 @@ from appliance.wire.messages import (
     Command,
     Event,
     EventType,
+    Obstacle,
+    Obstacles,
     Op,
     Verb,
     transitions,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from typing import Final, NamedTuple
 
 from appliance.wire.record import KA, REST, Key, Record
@@ -77,6 +77,35 @@ class Verb(IntEnum):
     NAME = 7
     SLEEP = 8
     STATUS = 9
+
+
+class Obstacle(IntFlag):
+    """Why an awake connection cannot be frozen just now (enum roost_obstacle)."""
+
+    MOVING = 1 << 0
+    GRACE = 1 << 1
+    CONNECTING = 1 << 2
+    SERVER_SPEAKS = 1 << 3
+    ENDED = 1 << 4
+    CLIENT_BLOCKED = 1 << 5
+    SERVER_BLOCKED = 1 << 6
+    SERVER_WAITS = 1 << 7
+    IN_BAND = 1 << 8
+    LINK_LOCAL = 1 << 9
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacles:
+    """What keeps an awake connection from being frozen (struct roost_obstacles): what the engine sees now, the errno of
+    the last freeze that was refused (0: none was), and bytes in the kernel's queues, not read by the engine or not
+    acknowledged by the peer."""
+
+    now: Obstacle
+    refused: int
+    client_unread: int
+    client_unacknowledged: int
+    server_unread: int
+    server_unacknowledged: int
 
 
 @dataclass(slots=True)

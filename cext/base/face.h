@@ -89,6 +89,8 @@ int roost_find_peer(roost_engine *e, const struct roost_key *key, struct roost_r
 int roost_find_class(roost_engine *e, const struct roost_key *key, struct roost_class *class);
 /* What a connection set in band, by its key and number, whatever its state; 1 found, 0: nothing. */
 int roost_find_overrides(roost_engine *e, const struct roost_key *key, uint64_t id, struct roost_overrides *overrides);
+/* What keeps the awake connection with this key from being frozen; 1 found, 0: there is none. */
+int roost_find_obstacles(roost_engine *e, const struct roost_key *key, struct roost_obstacles *obstacles);
 int roost_stats_read(roost_engine *e, struct roost_stats *stats);
 const char *roost_stat_name(uint32_t index); /* NULL past the last one */
 uint64_t roost_memory(roost_engine *e);      /* bytes of kernel memory in our maps (as bpf fdinfo says) */

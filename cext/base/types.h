@@ -119,6 +119,26 @@ enum {
     ROOST_WAITING_MAX = 1024 /* servers that wait for a client; what comes then is refused at once */
 };
 
+enum roost_obstacle {             /* why an awake connection cannot be frozen just now; of several the lowest is told */
+    ROOST_OB_MOVING = 1 << 0,     /* it is being frozen or thawed */
+    ROOST_OB_GRACE = 1 << 1,      /* the grace period of a freeze that was cancelled is not over */
+    ROOST_OB_CONNECTING = 1 << 2, /* persistent: its link is being made */
+    ROOST_OB_SERVER_SPEAKS = 1 << 3,  /* persistent: the server has said something, or has ended */
+    ROOST_OB_ENDED = 1 << 4,          /* a FIN went or came on the client's side */
+    ROOST_OB_CLIENT_BLOCKED = 1 << 5, /* bytes wait until the client takes them */
+    ROOST_OB_SERVER_BLOCKED = 1 << 6,
+    ROOST_OB_SERVER_WAITS = 1 << 7, /* a server wants it */
+    ROOST_OB_IN_BAND = 1 << 8,      /* an in-band request is not finished */
+    ROOST_OB_LINK_LOCAL = 1 << 9    /* its addresses mean something on one link alone */
+};
+
+struct roost_obstacles { /* of an awake connection */
+    uint32_t now;        /* enum roost_obstacle */
+    int32_t refused;     /* errno of the last freeze that was begun and did not come about, 0: none was */
+    /* bytes in the kernel's queues: not read by us; not sent, or not acknowledged by the peer */
+    uint32_t client_unread, client_unacknowledged, server_unread, server_unacknowledged;
+};
+
 enum roost_balance { /* which server a link goes to */
     ROOST_LEAST_CONNECTIONS = 0,
     ROOST_SOURCE_HASH = 1

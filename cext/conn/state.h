@@ -153,6 +153,7 @@ struct roost_conn {
     struct roost_in_band *in_band; /* what in-band requests need just now; NULL: nothing */
     uint16_t class;                /* its policy; a use of it is counted */
     bool own_untold;               /* what it set in band changed since the control plane was told */
+    uint8_t refused;               /* roost_obstacles.refused */
 };
 
 struct roost_grace {

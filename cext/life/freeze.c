@@ -9,9 +9,11 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/membarrier.h>
+#include <linux/sockios.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -106,17 +108,45 @@ static int mark_server(struct roost_engine *e, struct roost_conn *c) {
     return -ENOSPC;
 }
 
-int roost_freeze(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
-    bool persistent = roost_service_of(e, c->service)->persistent;
-    bool pair = persistent && c->link == ROOST_LINKED;
-    if (c->phase != ROOST_LIVE)
+static bool is_pair(struct roost_engine *e, const struct roost_conn *c) {
+    return roost_service_of(e, c->service)->persistent && c->link == ROOST_LINKED;
+}
+
+/* What the engine knows by itself; the snapshot finds out what the kernel still has to do. */
+static uint32_t obstacles_of(struct roost_engine *e, const struct roost_conn *c) {
+    bool session_begins = roost_service_of(e, c->service)->persistent && c->link == ROOST_CONNECTING;
+    bool server_speaks = is_pair(e, c) && (c->server.eof || c->server.shut || c->server.readable);
+    return (c->phase != ROOST_LIVE ? ROOST_OB_MOVING : 0) | (c->in_batch ? ROOST_OB_GRACE : 0) |
+           (session_begins ? ROOST_OB_CONNECTING : 0) | (server_speaks ? ROOST_OB_SERVER_SPEAKS : 0) |
+           (c->client.eof || c->client.shut ? ROOST_OB_ENDED : 0) | (c->client.pending ? ROOST_OB_CLIENT_BLOCKED : 0) |
+           (c->server.pending ? ROOST_OB_SERVER_BLOCKED : 0) | (c->server_waits ? ROOST_OB_SERVER_WAITS : 0) |
+           (roost_inband_unfinished(c) || roost_inband_wants_link(c) ? ROOST_OB_IN_BAND : 0) |
+           (is_link_local(c->key.local) || is_link_local(c->key.client) ? ROOST_OB_LINK_LOCAL : 0);
+}
+
+static int refusal(uint32_t obstacles) {
+    switch (obstacles & -obstacles) {
+    case 0:
+        return 0;
+    case ROOST_OB_MOVING:
         return -EALREADY;
-    if (c->in_batch) /* of a freeze that was cancelled; its grace period is not over */
+    case ROOST_OB_GRACE:
+    case ROOST_OB_SERVER_SPEAKS:
         return -EAGAIN;
-    if (persistent && c->link == ROOST_CONNECTING) /* its session is about to begin */
+    case ROOST_OB_LINK_LOCAL:
+        return -EOPNOTSUPP;
+    default:
         return -EBUSY;
+    }
+}
+
+static int begin(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
+    bool pair = is_pair(e, c);
+    int error = refusal(obstacles_of(e, c) & (ROOST_OB_MOVING | ROOST_OB_GRACE | ROOST_OB_CONNECTING));
+    if (error)
+        return error;
     if (!pair && c->link != ROOST_UNLINKED) {
-        int error = roost_link_end(e, c, cause);
+        error = roost_link_end(e, c, cause);
         if (error)
             return error;
         if (c->link != ROOST_UNLINKED) {
@@ -125,17 +155,13 @@ int roost_freeze(struct roost_engine *e, struct roost_conn *c, enum roost_cause 
             return 0;
         }
     }
-    if (pair && (c->server.eof || c->server.shut || c->server.readable))
-        return -EAGAIN;
-    if (c->client.eof || c->client.shut || c->client.pending || c->server.pending || c->server_waits ||
-        roost_inband_unfinished(c) || roost_inband_wants_link(c))
-        return -EBUSY;
-    if (is_link_local(c->key.local) || is_link_local(c->key.client))
-        return -EOPNOTSUPP;
+    error = refusal(obstacles_of(e, c));
+    if (error)
+        return error;
     struct roost_ka mark = {
         .ctl = ROOST_FREEZING | (pair ? ROOST_F_PAIRED << 16 : 0), .class = c->class, .rest = ROOST_NO_REST};
     c->slot = roost_table_insert(&e->table, &c->key, &mark, c->service);
-    int error = !c->slot ? -ENOSPC : pair ? mark_server(e, c) : 0;
+    error = !c->slot ? -ENOSPC : pair ? mark_server(e, c) : 0;
     if (error) {
         if (c->slot)
             roost_table_remove(&e->table, c->slot);
@@ -153,7 +179,34 @@ int roost_freeze(struct roost_engine *e, struct roost_conn *c, enum roost_cause 
     return 0;
 }
 
+int roost_freeze(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
+    int error = begin(e, c, cause);
+    if (error)
+        c->refused = (uint8_t)-error;
+    return error;
+}
+
+static uint32_t queued(int fd, unsigned long which) {
+    int bytes = 0;
+    return fd < 0 || ioctl(fd, which, &bytes) ? 0 : (uint32_t)bytes;
+}
+
+int roost_find_obstacles(roost_engine *e, const struct roost_key *key, struct roost_obstacles *obstacles) {
+    roost_lock(e);
+    const struct roost_conn *c = roost_conn_by_key(e, key);
+    if (c)
+        *obstacles = (struct roost_obstacles){.now = obstacles_of(e, c),
+                                              .refused = c->refused,
+                                              .client_unread = queued(c->client.fd, SIOCINQ),
+                                              .client_unacknowledged = queued(c->client.fd, SIOCOUTQ),
+                                              .server_unread = queued(c->server.fd, SIOCINQ),
+                                              .server_unacknowledged = queued(c->server.fd, SIOCOUTQ)};
+    roost_unlock(e);
+    return c != NULL;
+}
+
 void roost_freeze_cancel(struct roost_engine *e, struct roost_conn *c, int error) {
+    c->refused = (uint8_t)error;
     uint64_t token = c->token;
     e->stat[ROOST_E_FREEZE_CANCELLED]++;
     roost_refuse(e, ROOST_OP_IDLE, token, c->id, &c->key, error);

@@ -4,6 +4,7 @@
     GET  /v1/status
     GET  /v1/connections?state=&client=&limit=      one JSON object a line (NDJSON), streamed
     GET  /v1/connections/{id}                       id: number, client-address:port, or name.domain
+    GET  /v1/connections/{id}/explain               why it is not asleep, or does not wake
     POST /v1/connections/{id}/{action}              standby idle sleep wake close
     PUT  /v1/connections/{id}/name                  {"name": "thermostat-17"}: servers reach it by that name from now on
     DELETE /v1/connections/{id}/name                its name is forgotten
@@ -92,6 +93,10 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     @app.get("/v1/connections/{name}")
     def show(name: str) -> dict[str, Any]:
         return operations.view.show(name)
+
+    @app.get("/v1/connections/{name}/explain")
+    def explain(name: str) -> dict[str, Any]:
+        return operations.explainer.explain(name)
 
     @app.post("/v1/connections/{name}/{action}")
     async def act(name: str, action: Action) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from control.channel.status import Status
+from control.clients.explain import Explainer
 from control.clients.moving import Moving
 from control.clients.naming import Naming
 from control.clients.view import View
@@ -19,6 +20,7 @@ class Operations:
 
     status: Status
     view: View
+    explainer: Explainer
     naming: Naming
     moving: Moving
     agents: Callable[[], list[dict[str, Any]]]

@@ -18,6 +18,7 @@ OPERATOR = {
     "status": "How many connections are in which state, and what the packets met.",
     "connections": "List connections.",
     "show": "Everything known about one connection.",
+    "explain": "Why a connection is not asleep, or does not wake.",
     "standby": "Close a connection's server link; keep its socket.",
     "idle": "Take a connection out of the kernel.",
     "sleep": "Move a connection's record to the database.",

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from appliance.wire import Command, Event, Key, Record, ServerAddress, ServerStatus
+from appliance.wire import Command, Event, Key, Obstacles, Record, ServerAddress, ServerStatus
 from control.core.states import State
 
 BATCH: Final = 512
@@ -35,6 +35,7 @@ class EnginePort(Protocol):
     def find_peer(self, key: bytes) -> Record | None: ...
     def find_overrides(self, key: bytes, number: int) -> dict[str, int]: ...
     def find_class(self, key: bytes) -> dict[str, int]: ...
+    def find_obstacles(self, key: bytes) -> Obstacles | None: ...
 
 
 class ServersPort(Protocol):

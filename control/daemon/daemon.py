@@ -27,6 +27,7 @@ from appliance.wire import EngineOptions, EventType
 from control import config as configuration
 from control.channel.operations import Operations
 from control.channel.status import Status
+from control.clients.explain import Explainer
 from control.clients.in_band_requests import InBandRequests
 from control.clients.in_band_settings import InBandSettings
 from control.clients.locate import Locator
@@ -148,9 +149,11 @@ class Daemon:
             "pin_dir": config.pin_dir,
             "database": config.database_url.rpartition("@")[2],
         }
+        status = Status(engine, store, dispatcher, services.by_number, health.rows, reach.counts, facts)
         operations = Operations(
-            status=Status(engine, store, dispatcher, services.by_number, health.rows, reach.counts, facts),
+            status=status,
             view=View(engine, store, names, services.by_number, locator),
+            explainer=Explainer(engine, store, services.by_number, locator, health.rows, status.attention, facts),
             naming=Naming(store, names, locator, config.attach.domain),
             moving=Moving(engine, store, dispatcher, locator),
             agents=reach.agents.clients,

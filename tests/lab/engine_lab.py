@@ -48,6 +48,7 @@ CHANGES_NOTHING: Final = frozenset(
     [
         "find",
         "find_client",
+        "find_obstacles",
         "find_overrides",
         "find_peer",
         "list",

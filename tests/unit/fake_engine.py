@@ -22,6 +22,8 @@ from appliance.wire import (
     Event,
     EventType,
     Key,
+    Obstacle,
+    Obstacles,
     Op,
     Record,
     ServerAddress,
@@ -73,6 +75,10 @@ class FakeEngine:
     marks: list[tuple[int, ServerAddress, bool]] = field(default_factory=list)
     patience_ms: int = 0  # of the thread that took events last
     table_full: int = 0
+    policy: dict[str, int] = field(default_factory=dict)
+    overrides: dict[str, int] = field(default_factory=dict)
+    obstacles: Obstacles = field(default_factory=lambda: Obstacles(Obstacle(0), 0, 0, 0, 0, 0))
+    counted: dict[str, int] = field(default_factory=dict)
     without_slot: dict[Key, int] = field(default_factory=dict)
     """The keys that its filter takes for sleepers, and the number of each that is one; 0: it is a stranger."""
 
@@ -164,10 +170,14 @@ class FakeEngine:
         return None
 
     def find_overrides(self, key: bytes, number: int) -> dict[str, int]:
-        return {}
+        return self.overrides
 
     def find_class(self, key: bytes) -> dict[str, int]:
-        return {"probe_interval_s": 0}
+        return {"probe_interval_s": 0, **self.policy}
+
+    def find_obstacles(self, key: bytes) -> Obstacles | None:
+        c = self.connections.get(Key.unpack(key))
+        return self.obstacles if c is not None and c.state in AWAKE else None
 
     def list(self, born: bool = False, sleeping: bool = True) -> Iterator[Event]:
         for c in tuple(self.connections.values()):
@@ -193,6 +203,7 @@ class FakeEngine:
             "born": 0,
             "filter_members": len(self.without_slot),
             "table_full": self.table_full,
+            **self.counted,
         }
 
     def memory(self) -> int:

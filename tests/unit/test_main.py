@@ -60,6 +60,7 @@ READ_ONLY = {
     "status": [],
     "connections": [],
     "show": ["4711"],
+    "explain": ["4711"],
     "standby": ["4711"],
     "idle": ["4711"],
     "sleep": ["4711"],

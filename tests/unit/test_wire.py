@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import struct
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 import pytest
 
@@ -26,6 +26,7 @@ from appliance.wire import (
     Balance,
     Born,
     EventType,
+    Obstacle,
     Op,
     Priority,
     SecondServer,
@@ -44,9 +45,10 @@ from tests.mutants import ROOT
         (SecondServer, "enum roost_second_server", "ROOST_SECOND_"),
         (Born, "enum roost_born", "ROOST_BORN_"),
         (Priority, "enum roost_priority", "ROOST_PRIORITY_"),
+        (Obstacle, "enum roost_obstacle", "ROOST_OB_"),
     ],
 )
-def test_an_enum_has_every_number_of_its_c_enum(kind: type[IntEnum], c_name: str, prefix: str) -> None:
+def test_an_enum_has_every_number_of_its_c_enum(kind: type[IntEnum | IntFlag], c_name: str, prefix: str) -> None:
     c = {name.removeprefix(prefix): number for number, name in ffi.typeof(c_name).elements.items()}
     assert {one.name: one.value for one in kind} == c
 
