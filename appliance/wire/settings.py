@@ -97,6 +97,7 @@ class ServiceSpec:
     probe_interval_s: int = 0
     probe_retry_s: int = PROBE_RETRY_S
     probe_count: int = PROBE_COUNT
+    awake_probe_s: int = 0
     priority: int = Priority.NORMAL
     least_quiet_ms: int = 0
     least_probe_s: int = 0

@@ -33,6 +33,8 @@ void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum ro
 /* An awake connection ends at its next look: CLOSED. reset: towards both ends by RST, else by the close that is already
  * under way. Later reasons change nothing. */
 void roost_conn_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset);
+/* The same: its client's socket has failed. */
+void roost_client_failed(struct roost_engine *e, struct roost_conn *c);
 void roost_conn_count(struct roost_engine *e, struct roost_conn *c, bool to_server, uint64_t bytes); /* of payload */
 
 /* legs.c */
@@ -47,6 +49,9 @@ enum roost_moved {
 void roost_leg_fresh(struct roost_leg *leg, int fd);
 int roost_leg_flush(struct roost_leg *leg); /* 0 nothing pending any more, -EAGAIN, or -errno */
 int roost_leg_queue(struct roost_leg *leg, const uint8_t *data, uint32_t length);
+/* Keep-alives of the kernel, as this class says. */
+void roost_leg_probe(struct roost_leg *leg, const struct roost_class *class);
+void roost_leg_failed(struct roost_leg *leg, int error); /* an errno of recv() or send() */
 void roost_leg_acknowledge(const struct roost_leg *leg); /* now, and for a while at once */
 /* Sends, behind what is pending; what is not taken is queued: ROOST_BLOCKED. flags: MSG_MORE or 0. */
 enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint32_t length, int flags);

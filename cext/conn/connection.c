@@ -187,6 +187,11 @@ void roost_conn_end(struct roost_engine *e, struct roost_conn *c, enum roost_cau
     roost_conn_run(e, c);
 }
 
+void roost_client_failed(struct roost_engine *e, struct roost_conn *c) {
+    e->stat[ROOST_E_PROBE_DEAD] += c->client.lost && !c->want_close;
+    roost_conn_end(e, c, c->client.lost ? ROOST_C_PROBE_TIMEOUT : ROOST_C_CLIENT_CLOSE, true);
+}
+
 void roost_conn_refuse_server(struct roost_engine *e, struct roost_conn *c, int error) {
     struct roost_waiting *w = c->server_waits;
     if (!w)

@@ -16,6 +16,9 @@
 
 #include "conn.h"
 
+#define KEEP_MAX_S 32767 /* what the kernel takes */
+#define KEEP_MAX 127
+
 void roost_leg_fresh(struct roost_leg *leg, int fd) {
     free(leg->pending);
     memset(leg, 0, sizeof(*leg));
@@ -65,9 +68,12 @@ int roost_leg_flush(struct roost_leg *leg) {
         if (n < 0) {
             if (errno == EINTR)
                 continue;
-            if (errno == EAGAIN)
-                leg->writable = false;
-            return -errno;
+            if (errno != EAGAIN) {
+                roost_leg_failed(leg, errno);
+                return -errno;
+            }
+            leg->writable = false;
+            return -EAGAIN;
         }
         p->from += (uint32_t)n;
         if (p->from == p->to) {
@@ -76,6 +82,26 @@ int roost_leg_flush(struct roost_leg *leg) {
         }
     }
     return 0;
+}
+
+void roost_leg_failed(struct roost_leg *leg, int error) {
+    leg->lost |= error != ECONNRESET && error != EPIPE;
+}
+
+static void set(int fd, int level, int option, int value) {
+    setsockopt(fd, level, option, &value,
+               sizeof(value)); /* fails where it makes no sense: an attached server's may be no TCP */
+}
+
+/* The interval last: with it the kernel works out anew when the first one is due. */
+void roost_leg_probe(struct roost_leg *leg, const struct roost_class *class) {
+    leg->probed = class->awake_probe_s > 0;
+    set(leg->fd, SOL_SOCKET, SO_KEEPALIVE, leg->probed);
+    if (!leg->probed)
+        return;
+    set(leg->fd, IPPROTO_TCP, TCP_KEEPINTVL, class->probe_retry_s < KEEP_MAX_S ? class->probe_retry_s : KEEP_MAX_S);
+    set(leg->fd, IPPROTO_TCP, TCP_KEEPCNT, class->probe_count < KEEP_MAX ? class->probe_count : KEEP_MAX);
+    set(leg->fd, IPPROTO_TCP, TCP_KEEPIDLE, class->awake_probe_s < KEEP_MAX_S ? class->awake_probe_s : KEEP_MAX_S);
 }
 
 void roost_leg_acknowledge(const struct roost_leg *leg) {
@@ -88,6 +114,7 @@ enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint
     if (!leg->pending)
         sent = send(leg->fd, data, length, MSG_NOSIGNAL | MSG_DONTWAIT | flags);
     if (sent < 0 && errno != EAGAIN && errno != EINTR) {
+        roost_leg_failed(leg, errno);
         leg->refused = true; /* these bytes are acknowledged and went nowhere */
         return ROOST_SINK_BROKEN;
     }

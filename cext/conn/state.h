@@ -86,6 +86,8 @@ struct roost_leg {
     uint8_t greeting;              /* enum roost_greeting */
     bool watched_out;              /* epoll tells when it can be written to again */
     uint64_t turn;                 /* of the loop in which it was made: that turn's events are of an earlier socket */
+    bool probed;                   /* the kernel sends keep-alives, as the connection's class says */
+    bool lost;                     /* it failed without a word of its far end: no FIN, no RST */
     bool rebuilt;                  /* from a record, not accepted or connected */
     struct roost_pending *pending; /* to be written to this leg */
 };

@@ -339,6 +339,8 @@ static void publish_legs(struct roost_engine *e, struct roost_conn *c, struct ta
 }
 
 static void spend(struct batch *b, struct roost_leg *leg, const struct roost_key *key, bool server) {
+    if (leg->probed) /* not as a spare socket */
+        roost_leg_probe(leg, roost_class_of(b->engine, ROOST_CLASS_NONE));
     b->spent[b->spents++] =
         (struct spent){.fd = leg->fd, .key = *key, .spare = !server, .rebuilt = leg->rebuilt, .server = server};
     leg->fd = -1;

@@ -43,15 +43,19 @@ static void become(struct roost_engine *e, struct roost_conn *c, enum roost_stat
         roost_conn_transition(e, c, state, cause);
 }
 
-/* What a client says that has no link. *reset: it ended by RST. */
-static uint32_t peek(struct roost_conn *c, bool *reset) {
+/* What a client says that has no link. */
+static uint32_t peek(struct roost_engine *e, struct roost_conn *c) {
     uint8_t byte;
     ssize_t n = recv(c->client.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
     if (n > 0)
         return ROOST_BYTES_WAIT;
-    *reset = n < 0;
-    if (n == 0 || (errno != EAGAIN && errno != EINTR))
+    if (n == 0)
         return ROOST_CLIENT_ENDED;
+    if (errno != EAGAIN && errno != EINTR) {
+        roost_leg_failed(&c->client, errno);
+        roost_client_failed(e, c);
+        return 0; /* it must close */
+    }
     c->client.readable = false;
     return 0;
 }
@@ -81,13 +85,12 @@ static void flush(struct roost_engine *e, struct roost_conn *c) {
         return;
     int error = roost_leg_flush(&c->client);
     if (error && error != -EAGAIN)
-        roost_conn_end(e, c, ROOST_C_CLIENT_CLOSE, true);
+        roost_client_failed(e, c);
 }
 
 /* Steps until one leaves nothing to decide. False: the connection is closed. */
 static bool advance(struct roost_engine *e, struct roost_conn *c) {
     uint32_t heard = 0; /* by the peek of this call */
-    bool reset = false;
     for (;;) {
         switch (roost_next(facts_of(c) | heard)) {
         case ROOST_NEXT_WAIT:
@@ -96,7 +99,7 @@ static bool advance(struct roost_engine *e, struct roost_conn *c) {
             close_now(e, c, (enum roost_cause)c->close_cause, c->close_resets);
             return false;
         case ROOST_NEXT_END:
-            close_now(e, c, ROOST_C_CLIENT_CLOSE, reset);
+            close_now(e, c, ROOST_C_CLIENT_CLOSE, false);
             return false;
         case ROOST_NEXT_RELAY:
             become(e, c, ROOST_ST_ACTIVE, (enum roost_cause)c->wake_cause);
@@ -118,7 +121,7 @@ static bool advance(struct roost_engine *e, struct roost_conn *c) {
             roost_link_open(e, c);
             break;
         case ROOST_NEXT_PEEK:
-            heard = peek(c, &reset);
+            heard = peek(e, c);
             break;
         case ROOST_NEXT_STAND:
             if (c->state == ROOST_ST_STANDBY)
@@ -165,6 +168,29 @@ static void pursue(struct roost_engine *e, struct roost_conn *c) {
     b->unlinked |= !is_linked(c); /* the next look may find another link */
 }
 
+static bool is_probed(const struct roost_conn *c) {
+    return (c->client.fd < 0 || c->client.probed) && (c->server.fd < 0 || c->server.probed);
+}
+
+/* When the kernel is told to send keep-alives; 0: it need not be. Not before there is reason to: most connections have moved
+ * on by then, and pay nothing for it. */
+static uint64_t probes_ms(const struct roost_engine *e, const struct roost_conn *c) {
+    uint64_t since_ms = c->active_ms > c->since_ms ? c->active_ms : c->since_ms;
+    uint32_t interval_s = roost_class_of(e, c->class)->awake_probe_s;
+    return interval_s && !is_probed(c) ? since_ms + interval_s * 1000ULL : 0;
+}
+
+static void probe_legs(struct roost_engine *e, struct roost_conn *c) {
+    if (c->client.fd >= 0)
+        roost_leg_probe(&c->client, roost_class_of(e, c->class));
+    if (c->server.fd >= 0)
+        roost_leg_probe(&c->server, roost_class_of(e, c->class));
+}
+
+static uint64_t sooner(uint64_t one, uint64_t other) { /* 0: never */
+    return one && (!other || one < other) ? one : other;
+}
+
 /* The next moment at which the connection must be looked at, 0: none. */
 static uint64_t due_ms(struct roost_engine *e, struct roost_conn *c) {
     uint64_t due = 0, in_band = c->in_band ? roost_inband_due_ms(e, c) : 0;
@@ -174,8 +200,9 @@ static uint64_t due_ms(struct roost_engine *e, struct roost_conn *c) {
         uint64_t quiet = roost_quiet_ms(e, c, (enum roost_state)c->state);
         if (quiet)
             due = (c->told_quiet_ms > c->active_ms ? c->told_quiet_ms : c->active_ms) + quiet;
+        due = sooner(probes_ms(e, c), due);
     }
-    return in_band && (!due || in_band < due) ? in_band : due;
+    return sooner(in_band, due);
 }
 
 static void arm(struct roost_engine *e, struct roost_conn *c) {
@@ -187,6 +214,8 @@ static void arm(struct roost_engine *e, struct roost_conn *c) {
 }
 
 void roost_next_rearm(struct roost_engine *e, struct roost_conn *c) {
+    if (c->phase == ROOST_LIVE && (c->client.probed || c->server.probed))
+        probe_legs(e, c);
     arm(e, c);
 }
 
@@ -243,6 +272,9 @@ static void timer(struct roost_engine *e, struct roost_conn *c) {
     } else if (c->phase == ROOST_LIVE) {
         if (c->in_band)
             roost_inband_timer(e, c);
+        uint64_t probes = probes_ms(e, c);
+        if (probes && e->now_ms >= probes)
+            probe_legs(e, c);
         tell_quiet(e, c);
     }
     arm(e, c);

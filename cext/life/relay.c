@@ -40,8 +40,10 @@ static enum roost_moved move(struct roost_engine *e, struct roost_conn *c, bool 
         if (n < 0) {
             if (errno == EINTR)
                 continue;
-            if (errno != EAGAIN)
+            if (errno != EAGAIN) {
+                roost_leg_failed(from, errno);
                 return ROOST_SOURCE_BROKEN;
+            }
             from->readable = false;
             return ROOST_MOVED_ALL;
         }
@@ -143,7 +145,7 @@ void roost_relay(struct roost_engine *e, struct roost_conn *c) {
     /* The server first: a link that has ended must not swallow what the client says now. */
     enum roost_moved out = move(e, c, false);
     if (out == ROOST_SINK_BROKEN) {
-        roost_conn_end(e, c, ROOST_C_CLIENT_CLOSE, true);
+        roost_client_failed(e, c);
         return;
     }
     if (out == ROOST_SOURCE_BROKEN) {
@@ -155,7 +157,7 @@ void roost_relay(struct roost_engine *e, struct roost_conn *c) {
     if (c->link == ROOST_LINKED && !over)
         in = move(e, c, true);
     if (in == ROOST_SOURCE_BROKEN) {
-        roost_conn_end(e, c, ROOST_C_CLIENT_CLOSE, true);
+        roost_client_failed(e, c);
         return;
     }
     if (in == ROOST_SINK_BROKEN) {

@@ -156,6 +156,11 @@ class Policy(Section):
     probe_interval: Annotated[WholeSeconds, ToEngine("probe_interval_s")] = Field(
         0.0, description="probe an inactive client that was not heard for this long, give or take an eighth"
     )
+    awake_probe_interval: Annotated[WholeSeconds, ToEngine("awake_probe_s")] = Field(
+        120.0,
+        description="probe the client and the server of a connection that is awake, each when it was not heard for "
+        "this long; a client that does not answer is closed, a server that does not answer is as one that has failed",
+    )
     probe_retry: Annotated[WholeSeconds, ToEngine("probe_retry_s")] = Field(
         float(PROBE_RETRY_S), description="between unanswered probes"
     )

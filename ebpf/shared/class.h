@@ -53,10 +53,10 @@ struct roost_class {        /* 64 bytes */
     __u8 priority;          /* enum roost_priority */
     __u8 close_with_server; /* 1: a server's FIN is passed on to the client; 0: the client goes to STANDBY */
     __u8 unused;
-    __u16 service;        /* whose it is */
-    __u32 least_quiet_ms; /* an in-band request for a shorter interval (but never) is refused */
-    __u16 least_probe_s;  /* likewise */
-    __u16 unused2;
+    __u16 service;              /* whose it is */
+    __u32 least_quiet_ms;       /* an in-band request for a shorter interval (but never) is refused */
+    __u16 least_probe_s;        /* likewise */
+    __u16 awake_probe_s;        /* an awake connection's ends are probed so long after they were heard; 0 = never */
     struct roost_overrides own; /* of an interned class; a service's has zeros */
     __u32 unused3[3];
 };
