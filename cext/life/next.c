@@ -39,8 +39,10 @@ static uint32_t facts_of(const struct roost_conn *c) {
 }
 
 static void become(struct roost_engine *e, struct roost_conn *c, enum roost_state state, enum roost_cause cause) {
-    if (c->state != state)
-        roost_conn_transition(e, c, state, cause);
+    if (c->state == state)
+        return;
+    roost_conn_transition(e, c, state, cause);
+    c->told_quiet_ms = e->now_ms; /* a whole quiet interval follows, though nothing may have been said */
 }
 
 /* What a client says that has no link. */
@@ -124,10 +126,7 @@ static bool advance(struct roost_engine *e, struct roost_conn *c) {
             heard = peek(e, c);
             break;
         case ROOST_NEXT_STAND:
-            if (c->state == ROOST_ST_STANDBY)
-                return true;
             become(e, c, ROOST_ST_STANDBY, (enum roost_cause)c->wake_cause);
-            c->told_quiet_ms = e->now_ms; /* a whole quiet interval follows a wake-up */
             return true;
         }
     }

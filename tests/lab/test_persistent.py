@@ -77,6 +77,17 @@ def test_quiet_takes_both_legs_down_without_a_word_to_either_end(box: EngineLab,
     box.exchange(pair)
 
 
+@pytest.mark.engine(service={**PERSISTENT, "standby_quiet_ms": 700})
+def test_a_pair_that_is_woken_without_a_word_stays_awake_for_a_whole_interval(box: EngineLab) -> None:
+    pair = box.connect()
+    box.wait_state(pair, IDLE)
+    woken = [(IDLE, ACTIVE, Cause.COMMAND), (ACTIVE, IDLE, Cause.QUIET)]
+    before = time.monotonic()
+    box.submit(Op.WAKE, pair)
+    box.wait(lambda: box.transitions(pair)[-2:] == woken, "it has woken, and is asleep again")
+    assert time.monotonic() - before >= 0.7
+
+
 @BOTH
 @ASLEEP
 def test_keepalives_of_both_ends_are_answered(box: EngineLab, family: int, state: State) -> None:
