@@ -25,6 +25,7 @@ from appliance.wire.record import KA, KEY, NO_REST, REST, Key, Record
 from appliance.wire.settings import (
     PLACES,
     PROBE_COUNT,
+    PROBE_COUNT_MAX,
     PROBE_RETRY_S,
     SERVERS_MAX,
     WAITING_MAX,

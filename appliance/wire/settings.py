@@ -17,6 +17,9 @@ PROBE_RETRY_S: Final = 10
 PROBE_COUNT: Final = 4
 """Where a configuration says nothing (ROOST_PROBE_RETRY_S, ROOST_PROBE_COUNT)."""
 
+PROBE_COUNT_MAX: Final = 15
+"""As far as a slot counts (ROOST_PROBE_COUNT_MAX)."""
+
 SERVERS_MAX: Final = 32
 """ROOST_SERVERS_MAX: servers of one service."""
 

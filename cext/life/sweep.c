@@ -145,6 +145,9 @@ static void send_probe(struct walk *w, const struct roost_ka *slot, bool v4) {
     probe->length = (uint32_t)roost_segment_probe(&key, slot, 0, (uint8_t *)probe->packet);
 }
 
+_Static_assert(ROOST_HEARD_PROBES(ROOST_PROBE_COUNT_MAX + 1) == 0,
+               "more could never be counted, and nothing be found dead");
+
 /* Sends a probe when one is due. Seconds until the slot is to be looked at again for the next. */
 static uint32_t probe(struct walk *w, struct roost_ka *slot, bool v4) {
     struct roost_engine *e = w->e;

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from appliance.frontends.passwords import USER
-from appliance.wire import PROBE_COUNT, PROBE_RETRY_S
+from appliance.wire import PROBE_COUNT, PROBE_COUNT_MAX, PROBE_RETRY_S
 from control.config.values import AddressRange, Duration, Endpoint, PasswordText, PortRange, ToEngine, WholeSeconds
 
 
@@ -165,7 +165,7 @@ class Policy(Section):
         float(PROBE_RETRY_S), description="between unanswered probes"
     )
     probe_count: Annotated[int, ToEngine("probe_count")] = Field(
-        PROBE_COUNT, ge=1, le=255, description="the client is dead after this many unanswered probes"
+        PROBE_COUNT, ge=1, le=PROBE_COUNT_MAX, description="the client is dead after this many unanswered probes"
     )
     sleep_keepalive: Annotated[Literal["answer", "none"], ToEngine("no_keepalives")] = Field(
         "answer",

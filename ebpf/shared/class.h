@@ -23,8 +23,9 @@ enum roost_class_number {
 };
 
 enum roost_class_default {
-    ROOST_PROBE_RETRY_S = 10, /* between unanswered probes */
-    ROOST_PROBE_COUNT = 4     /* dead after so many unanswered */
+    ROOST_PROBE_RETRY_S = 10,  /* between unanswered probes */
+    ROOST_PROBE_COUNT = 4,     /* dead after so many unanswered */
+    ROOST_PROBE_COUNT_MAX = 15 /* ROOST_HEARD_PROBES counts no further */
 };
 
 enum roost_priority { /* under pressure those of a lower one are frozen first */

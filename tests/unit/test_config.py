@@ -39,6 +39,7 @@ SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:
             "[policy]\nprobe_count = 0",
             "`probe_count` in [policy]: Input should be greater than or equal to 1 (it is 0)",
         ),
+        ("[policy]\nprobe_count = 16", "Input should be less than or equal to 15 (it is 16)"),
         ("[table]\nring_kb = 100", "`ring_kb` in [table]: must be a power of two (it is 100)"),
         ('[network]\nxdp_mode = "fast"', "`xdp_mode` in [network]: Input should be 'auto', 'native' or 'generic'"),
         ('[[service]]\nname = "a"\nlisten = "192.0.2.1:5"', '[[service]] "a": the key `server` is missing'),

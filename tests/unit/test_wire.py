@@ -18,6 +18,7 @@ from appliance.wire import (
     OVERRIDES_BYTES,
     PLACES,
     PROBE_COUNT,
+    PROBE_COUNT_MAX,
     PROBE_RETRY_S,
     REST,
     ROW,
@@ -61,6 +62,7 @@ def test_verbs_are_those_that_an_end_may_ask_for() -> None:
 def test_constants_are_those_of_the_headers() -> None:
     assert (SERVERS_MAX, PLACES, WAITING_MAX) == (lib.ROOST_SERVERS_MAX, lib.ROOST_PLACES, lib.ROOST_WAITING_MAX)
     assert (PROBE_RETRY_S, PROBE_COUNT) == (lib.ROOST_PROBE_RETRY_S, lib.ROOST_PROBE_COUNT)
+    assert PROBE_COUNT_MAX == lib.ROOST_PROBE_COUNT_MAX
     assert (CANDIDATE, PAIRED) == (lib.ROOST_CANDIDATE, lib.ROOST_F_PAIRED)
     assert (HEARD_SHIFT, HEARD_WRAP_S) == (lib.ROOST_HEARD_SHIFT, lib.ROOST_HEARD_WRAP_S)
     assert f"#define ROOST_NO_REST 0x{NO_REST:x}u" in (ROOT / "ebpf/shared/record.h").read_text(encoding="utf-8")
