@@ -20,4 +20,10 @@ static __always_inline __be16 ctx_protocol(struct xdp_md *ctx) {
     return eth ? eth->h_proto : 0;
 }
 
+/* Makes the frame longer by so many bytes (shorter: less than 0), for a program that writes all of it anew: at its tail, or
+ * at its head where a driver has no room behind the shortest frames, as veth. Not 0: impossible, and nothing is changed. */
+static __always_inline int ctx_lengthen(struct xdp_md *ctx, int more) {
+    return bpf_xdp_adjust_tail(ctx, more) && (more < 0 || bpf_xdp_adjust_head(ctx, -more));
+}
+
 #endif

@@ -34,7 +34,8 @@ static __always_inline void fill_tcp(struct reply_tcp *tcp, const struct packet 
     tcp->header.check = fold(bpf_csum_diff(0, 0, (__be32 *)tcp, sizeof(*tcp), pseudo_sum(&p->key, p->v6, l4_length)));
 }
 
-/* XDP_TX, or XDP_DROP when the frame cannot be made. Not inlined, and all in one place: the stack of a program is small. */
+/* XDP_TX; 0: there is no room for the answer, and the frame is as it came. Not inlined, and all in one place: the stack of a
+ * program is small. */
 static __noinline int send_back(struct xdp_md *ctx, const struct packet *p, const struct reply *r) {
     struct {
         __u8 l2[20];
@@ -53,7 +54,7 @@ static __noinline int send_back(struct xdp_md *ctx, const struct packet *p, cons
     __u32 l4_length = 20 + options, l2 = p->l3 == 18 ? 18 : 14;
 
     if (l2 == 18 ? bpf_xdp_load_bytes(ctx, 0, reply.l2, 18) : bpf_xdp_load_bytes(ctx, 0, reply.l2, 14))
-        return XDP_DROP;
+        return 0;
     __u8 mac[6];
     __builtin_memcpy(mac, reply.l2, 6);
     __builtin_memcpy(reply.l2, reply.l2 + 6, 6);
@@ -83,8 +84,8 @@ static __noinline int send_back(struct xdp_md *ctx, const struct packet *p, cons
     }
 
     __s32 length = l2 + l3_length + l4_length;
-    if (bpf_xdp_adjust_tail(ctx, length - (__s32)bpf_xdp_get_buff_len(ctx)))
-        return XDP_DROP;
+    if (ctx_lengthen(ctx, length - (__s32)bpf_xdp_get_buff_len(ctx)))
+        return 0;
     if (l2 == 18 ? bpf_xdp_store_bytes(ctx, 0, reply.l2, 18) : bpf_xdp_store_bytes(ctx, 0, reply.l2, 14))
         return XDP_DROP;
     __u32 rest = l3_length + l4_length;

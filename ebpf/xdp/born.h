@@ -272,8 +272,10 @@ static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, str
             r->options_length = 20;
         }
     }
-    count(ROOST_N_COOKIES);
-    return send_back(ctx, p, r);
+    int verdict = send_back(ctx, p, r);
+    if (verdict == XDP_TX)
+        count(ROOST_N_COOKIES);
+    return verdict;
 }
 
 /* Whether this acknowledgement brings a cookie of ours back; isn: the sequence number that its SYN had; agreed: of

@@ -59,7 +59,7 @@ static __always_inline int newer_ts(const struct roost_ka *ka, const struct roos
     return s->has_ts && (!ka->ts_recent || (__s32)(s->tsval - ka->ts_recent) > 0);
 }
 
-/* An ACK made from the record alone. */
+/* An ACK made from the record alone; as send_back() says. */
 static __noinline int answer(struct xdp_md *ctx, const struct packet *p, const struct roost_ka *ka,
                              const struct roost_segment *s, __u64 now_ms) {
     struct reply r = {.seq = ka->snd_nxt, .ack = ka->rcv_nxt, .window = ka->window, .flags = ROOST_ACK};
@@ -70,6 +70,12 @@ static __noinline int answer(struct xdp_md *ctx, const struct packet *p, const s
         r.options_length = 12;
     }
     return send_back(ctx, p, &r);
+}
+
+/* What leaves is counted, and nothing else. */
+static __always_inline int counted(int verdict, __u32 what) {
+    count(verdict == XDP_TX ? what : ROOST_N_DROPPED);
+    return verdict == XDP_TX ? XDP_TX : XDP_DROP;
 }
 
 /* Hands the frame to the engine. A full ring costs the sender a retransmission, nothing else: no state was changed. */
@@ -199,8 +205,7 @@ static __noinline int known(struct xdp_md *ctx, const struct packet *p, const st
         heard(slot, &ka, now_ms);
         if (newer_ts(&ka, &s))
             slot->ts_recent = s.tsval;
-        count(ROOST_N_ANSWERED);
-        return answer(ctx, p, &ka, &s, now_ms);
+        return counted(answer(ctx, p, &ka, &s, now_ms), ROOST_N_ANSWERED);
     case ROOST_V_HEARD:
         heard(slot, &ka, now_ms);
         count(ROOST_N_HEARD);
@@ -210,9 +215,8 @@ static __noinline int known(struct xdp_md *ctx, const struct packet *p, const st
             count(ROOST_N_CHALLENGE_LIMITED);
             return XDP_DROP;
         }
-        count(ROOST_N_CHALLENGED);
         s.has_ts = 0; /* never echo a timestamp of a segment that was not accepted */
-        return answer(ctx, p, &ka, &s, now_ms);
+        return counted(answer(ctx, p, &ka, &s, now_ms), ROOST_N_CHALLENGED);
     default:
         count(ROOST_N_DROPPED);
         return XDP_DROP;

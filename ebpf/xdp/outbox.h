@@ -27,6 +27,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "ebpf/lib/ctx_xdp.h"
 #include "ebpf/lib/socket.h"
 #include "ebpf/shared/frame.h"
 #include "ebpf/shared/stamp.h"
@@ -127,7 +128,7 @@ static __noinline int become(struct xdp_md *ctx, const struct roost_probe_run *r
     if (!route || length < 40 || length > ROOST_PROBE_MAX)
         return 0;
     int longer = ETH_HLEN + (int)length - (int)(ctx->data_end - ctx->data);
-    if (longer && bpf_xdp_adjust_tail(ctx, longer))
+    if (longer && ctx_lengthen(ctx, longer))
         return 0;
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
     struct ethhdr *eth = data;

@@ -11,7 +11,8 @@
  *     SYN said
  *     a frame for a connection in the table never passes, nor does one for a key that may be asleep without a slot,
  *     known strangers excepted: that one is handed over, whole
- *     an answer is made from the record, for its connection, with good checksums, exactly where the judge says so
+ *     an answer is made from the record, for its connection, with good checksums, exactly where the judge says so; and it
+ *     is counted when it leaves, and not when a frame can become no answer for want of room
  *     a good segment for a connection that is being moved is held, whole
  *     the program changes nothing of the table but the fields marked X (ebpf/shared/record.h)
  */
@@ -95,7 +96,16 @@ struct outcome {
     int action;
     const uint8_t *frame;
     size_t length, came; /* bytes, as it came */
+    uint64_t answered;   /* what the counters say */
 };
+
+static uint64_t answers_counted(void) {
+    static const __u32 of_answers[] = {ROOST_N_ANSWERED, ROOST_N_CHALLENGED, ROOST_N_COOKIES};
+    uint64_t sum = 0;
+    for (int i = 0; i < 3; i++)
+        sum += *(const __u64 *)bpf_map_lookup_elem(&counters, &of_answers[i]);
+    return sum;
+}
 
 /* The probe that was next before a run, and which that was; -1: none was offered. */
 static struct roost_probe next_offered;
@@ -103,12 +113,13 @@ static int next_index;
 
 static struct outcome run_from(const uint8_t *frame, size_t length, uint32_t ifindex) {
     struct xdp_md ctx;
-    struct outcome o = {.came = length};
+    struct outcome o = {.came = length, .answered = -answers_counted()};
     next_index = probing.next < probing.count ? (int)probing.next : -1;
     next_offered = probe[probing.next % ROOST_PROBES];
     host_begin_xdp(&ctx, frame, length);
     ctx.ingress_ifindex = ifindex;
     o.action = roost_inactive(&ctx);
+    o.answered += answers_counted();
     o.frame = host_frame(&o.length);
     return o;
 }
@@ -121,11 +132,13 @@ static void claim_passed(const struct outcome *o, const uint8_t *frame, size_t l
     claim(o->action == XDP_PASS, "a frame that is not ours had verdict %d", o->action);
     claim(o->length == length && !memcmp(o->frame, frame, length), "a frame that passes was changed");
     claim(!host.records, "a frame that passes went to the engine, too");
+    claim(!o->answered, "a frame that passes was counted as answered");
 }
 
 static void claim_dropped(const struct outcome *o, const char *why) {
     claim(o->action == XDP_DROP && !host.records, "verdict %d and %d records for a frame to be dropped: %s", o->action,
           host.records, why);
+    claim(!o->answered, "a frame that was dropped was counted as answered: %s", why);
 }
 
 /* The 16-bit words of a packet's TSval, one after the other. */
@@ -149,6 +162,11 @@ static void reference_stamp(uint8_t *packet, uint32_t length, uint32_t now_ms) {
     tcp[17] = (uint8_t)~sum;
 }
 
+/* Whether there is room for the frame to become so long. */
+static bool may_become(const struct outcome *o, size_t length) {
+    return !host.no_tail_room || !host.no_head_room || length <= o->came;
+}
+
 /* A frame that came from this interface and is needed no more: it is the next probe now, if one is offered that has a way. */
 static void claim_next_probe(const struct outcome *o, uint32_t ifindex, bool tagged) {
     struct roost_probe expected = next_offered, *p = &expected;
@@ -164,7 +182,7 @@ static void claim_next_probe(const struct outcome *o, uint32_t ifindex, bool tag
         claim(state == p->state, "a probe that was taken back has state %u", state);
         return;
     }
-    bool fits = p->length >= 40 && p->length <= ROOST_PROBE_MAX && !(host.no_tail_room && 14 + p->length > o->came);
+    bool fits = p->length >= 40 && p->length <= ROOST_PROBE_MAX && may_become(o, 14 + p->length);
     if (!fits || host.fib_result != BPF_FIB_LKUP_RET_SUCCESS || probing.interfaces != 1) {
         claim_dropped(o, "the probe has no way");
         claim(state == ROOST_PROBE_NO_WAY, "a probe that has no way has state %u", state);
@@ -198,12 +216,11 @@ static void claim_handed_over(const struct outcome *o, const uint8_t *frame, siz
           "handed over with other bytes");
 }
 
-/* A whole segment of `size` bytes, back to where the frame came from: its place in the outcome; NULL: there was no room. */
+/* A whole segment of `size` bytes, back to where the frame came from: its place in the outcome. */
 static const uint8_t *claim_reply(const struct outcome *o, const uint8_t *frame, const struct tuple *t, size_t *size) {
-    if (host.no_tail_room && o->action == XDP_DROP)
-        return NULL;
     claim(o->action == XDP_TX && !host.records, "verdict %d and %d records for a frame to be answered", o->action,
           host.records);
+    claim(o->answered == 1, "an answer that left was counted %u times", (unsigned)o->answered);
     struct tuple a;
     claim(reference_tuple(o->frame, o->length, &a), "an answer that is no TCP segment");
     claim(!memcmp(a.key.client, t->key.local, 16) && !memcmp(a.key.local, t->key.client, 16) &&
@@ -226,11 +243,13 @@ static const uint8_t *claim_reply(const struct outcome *o, const uint8_t *frame,
 /* An ACK with the numbers of the record. */
 static void claim_answer(const struct outcome *o, const uint8_t *frame, const struct tuple *t,
                          const struct roost_ka *ka, uint32_t tsecr) {
-    size_t size;
-    const uint8_t *tcp = claim_reply(o, frame, t, &size);
-    if (!tcp)
+    size_t size, wanted = ROOST_FLAGS(ka->ctl) & ROOST_F_TIMESTAMPS ? 32 : 20;
+    if (!may_become(o, t->l3 + (t->v6 ? 40 : 20) + wanted)) {
+        claim_dropped(o, "there is no room for its answer");
         return;
-    claim(size == (ROOST_FLAGS(ka->ctl) & ROOST_F_TIMESTAMPS ? 32 : 20), "an answer of %zu bytes", size);
+    }
+    const uint8_t *tcp = claim_reply(o, frame, t, &size);
+    claim(size == wanted, "an answer of %zu bytes", size);
     claim(get32(tcp + 4) == ka->snd_nxt, "an answer with sequence number %u", get32(tcp + 4));
     claim(get32(tcp + 8) == ka->rcv_nxt, "an answer that acknowledges %u", get32(tcp + 8));
     claim(tcp[13] == ROOST_ACK && get16(tcp + 14) == ka->window, "an answer that is no plain ACK, or another window");
@@ -411,8 +430,6 @@ static void claim_cookie(const struct outcome *o, const uint8_t *frame, const st
         return;
     }
     const uint8_t *tcp = claim_reply(o, frame, t, &size);
-    if (!tcp)
-        return;
     claim(tcp[13] == (ROOST_SYN | ROOST_ACK) && get32(tcp + 8) == s->seq + 1, "a SYN was answered with flags %x",
           tcp[13]);
     struct offered ours = read_offer(tcp, size, t->v6);
@@ -496,8 +513,11 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
     uint32_t flags = s.flags & (ROOST_FIN | ROOST_SYN | ROOST_RST | ROOST_ACK);
     if (flags == ROOST_SYN) {
         claim_table(NULL, NULL, false);
-        if (o->action == XDP_PASS) { /* no storm, or more than options in it: the stack's */
-            bool answerable = t->l4_length <= 60 && read_offer(frame + t->l4, t->l4_length, t->v6).mss >= 536;
+        if (o->action == XDP_PASS) { /* no storm, more than options in it, or no room for the answer: the stack's */
+            struct offered offer = read_offer(frame + t->l4, t->l4_length, t->v6);
+            size_t options = !offer.has_ts ? 4 : offer.wscale == 15 ? 16 : 20;
+            bool answerable = t->l4_length <= 60 && offer.mss >= 536;
+            answerable &= may_become(o, t->l3 + (t->v6 ? 40 : 20) + 20 + options);
             struct packet p = {.key = t->key, .v6 = t->v6};
             answerable &= !s.payload && can_be_client(&p) && !(frame[0] & 1) && (host.sockets & 3) != HOST_CONNECTION;
             claim(birth->rate || !answerable, "a SYN was not answered");
@@ -507,7 +527,7 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
             return;
         }
         uint8_t bytes[FRAME_MAX];
-        struct outcome answered = {o->action, bytes, o->length, o->came};
+        struct outcome answered = {o->action, bytes, o->length, o->came, o->answered};
         memcpy(bytes, o->frame, o->length); /* the host has one frame, and the claim sends another */
         claim_cookie(&answered, frame, t, &s);
         return;
@@ -650,7 +670,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     memset(&budget, 0, sizeof(budget));
     host.now_ns = 3600ull * 1000000000;
     host.random = 7;
-    host.ring_full = host.no_tail_room = false;
+    host.ring_full = host.no_tail_room = host.no_head_room = false;
     host.sockets = 0;
     memset(&rate, 0, sizeof(rate));
     memset(&gate, 0, sizeof(gate));
@@ -687,6 +707,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             i = (int)take(&in, 1);
             host.ring_full = i & 1;
             host.no_tail_room = i & 2;
+            host.no_head_room = i & 4;
             break;
         case DO_ERRAND:
             errand(&in, frame);

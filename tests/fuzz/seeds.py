@@ -137,7 +137,15 @@ def _xdp() -> dict[str, bytes]:
         seeds[f"probed-by-answers-{how}"] = offered + b"".join(
             do_frame + frame(c % 4, options=timestamps(9) if c % 2 else b"\0", link=c == 5) for c in range(8)
         )
-    seeds["probed-without-room"] = do_trouble + b"\2" + offered + b"".join(do_frame + frame(c) for c in range(8))
+    for room in (2, 4, 6):
+        without = do_trouble + bytes([room])
+        seeds[f"probed-without-room-{room}"] = without + offered + b"".join(do_frame + frame(c) for c in range(8))
+        seeds[f"answered-without-room-{room}"] = without + b"".join(
+            do_frame + frame(c, seq=-1, payload=c % 2) + do_frame + frame(c, flags=SYN) for c in everybody
+        )
+        seeds[f"born-without-room-{room}"] = (
+            without + do_gate + b"\0" + b"".join(do_frame + frame(22, flags=SYN, options=offer) for offer in offers)
+        )
     seeds["errands-forged"] = do_errand + b"\2\0\0\0" + frame(0)
     seeds["errands-sizes"] = (
         do_errand + b"\4\0" + frame(0) + b"\x0d\0\0\0" + do_errand + b"\5\0" + frame(1) + b"\x01\x08"

@@ -142,5 +142,5 @@ class Handmade:
         self.send("PA", payload, **fields)
         self.snd_nxt += len(payload)
 
-    def keepalive(self) -> None:
-        self.send("A", seq=(self.snd_nxt - 1) % MOD)
+    def keepalive(self, **fields: Any) -> None:
+        self.send("A", seq=(self.snd_nxt - 1) % MOD, **fields)

@@ -356,8 +356,9 @@ def test_keepalives_of_one_born_asleep_are_answered_with_the_window_it_was_told(
     client = ward.client(family)
     edge = client.syn()[TCP].window
     client.ack()
-    for _ in range(3):
-        client.keepalive()
+    probes: list[dict[str, Any]] = [{}, {}, {"options": []}]
+    for fields in probes:
+        client.keepalive(**fields)
         answer = client.hear()
         assert (str(answer[TCP].flags), answer[TCP].seq, answer[TCP].ack) == ("A", client.rcv_nxt, client.snd_nxt)
         assert answer[TCP].window << OUR_WSCALE == edge

@@ -15,6 +15,7 @@ import pytest
 from appliance.wire import KA, Command, EventType, Op, Record
 from control.core.states import LEGAL, Cause, State
 from tests.lab.engine_lab import EngineLab, Pair, receive, tcp_info
+from tests.lab.wire import LAN, Sleeper, Wire, timestamps_of
 
 ACTIVE, STANDBY, IDLE, SLEEP, CLOSED = State.ACTIVE, State.STANDBY, State.IDLE, State.SLEEP, State.CLOSED
 BOTH = pytest.mark.parametrize("family", [4, 6])
@@ -100,6 +101,19 @@ def test_keepalives_of_both_ends_are_answered(box: EngineLab, family: int, state
     box.wait(lambda: box.stat("keepalives_answered") >= answered + 6, "keep-alives are answered", 10)
     assert box.state(pair) is state
     assert max(tcp_info(end).last_ack_recv_ms for end in (pair.client, pair.server)) < 2500, "both have been answered"
+    box.exchange(pair)
+
+
+def test_a_servers_probe_without_the_agreed_timestamps_is_answered_with_them(box: EngineLab) -> None:
+    pair = box.connect()
+    fall_asleep(box, pair)
+    leg = box.engine.find_peer(pair.key.pack())
+    assert leg is not None
+    sleeper = Sleeper(Pair(pair.server, pair.client, leg.key, pair.id), leg)
+    with Wire(box, LAN) as wire:
+        wire.send(sleeper.ip() / sleeper.tcp(seq=-1, ts=None))
+        [answer] = wire.replies(sleeper)
+    assert timestamps_of(answer) is not None
     box.exchange(pair)
 
 

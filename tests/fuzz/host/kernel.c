@@ -25,6 +25,7 @@
 
 #define MAPS_MAX 32
 #define MARGIN 512    /* poisoned, on either side of the longest frame */
+#define HEAD_ROOM 256 /* of the margin: XDP_PACKET_HEADROOM */
 #define NEW_BYTE 0xa5 /* what the kernel leaves in ring records: whatever was there */
 
 struct host host;
@@ -250,8 +251,8 @@ static void begin(const uint8_t *bytes, size_t length, bool skb) {
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
         if (frame.memory == MAP_FAILED)
             refuse("no memory below 2 GiB for the frame");
-        frame.data = frame.memory + MARGIN;
     }
+    frame.data = frame.memory + MARGIN;
     ASAN_UNPOISON_MEMORY_REGION(frame.memory, HOST_SKB_MAX + 2 * MARGIN);
     if (length)
         memcpy(frame.data, bytes, length);
@@ -351,6 +352,23 @@ long bpf_xdp_adjust_tail(struct xdp_md *ctx, int delta) {
     long error = resize((long)frame.length + delta, HOST_FRAME_MAX);
     ctx->data_end = (__u32)(uintptr_t)(frame.data + frame.length);
     return error;
+}
+
+/* What a frame gains at its head is what was there: the kernel clears it at the tail alone. */
+long bpf_xdp_adjust_head(struct xdp_md *ctx, int delta) {
+    long length = (long)frame.length - delta, room = frame.data - (frame.memory + MARGIN - HEAD_ROOM);
+    if (length < ETH_HLEN || -delta > room || (delta < 0 && host.no_head_room))
+        return -EINVAL;
+    if (delta < 0) {
+        ASAN_UNPOISON_MEMORY_REGION(frame.data + delta, (size_t)-delta);
+        memset(frame.data + delta, NEW_BYTE, (size_t)-delta);
+    } else {
+        ASAN_POISON_MEMORY_REGION(frame.data, (size_t)delta);
+    }
+    frame.data += delta;
+    frame.length = (size_t)length;
+    ctx->data = (__u32)(uintptr_t)frame.data;
+    return 0;
 }
 
 long bpf_skb_change_tail(struct __sk_buff *skb, __u32 length, __u64 flags) {

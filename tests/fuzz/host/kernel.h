@@ -36,7 +36,7 @@ struct host {
     uint64_t now_ns;
     uint32_t random;
     bool ring_full;
-    bool no_tail_room;
+    bool no_tail_room, no_head_room; /* for a frame that grows */
     long fib_result;
     uint32_t fib_ifindex;
     uint32_t sockets; /* what each socket lookup of a run finds: two bits of an enum host_socket, the lowest first */

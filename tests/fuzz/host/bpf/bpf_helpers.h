@@ -48,6 +48,7 @@ __s64 bpf_csum_diff(__be32 *from, __u32 from_size, __be32 *to, __u32 to_size, __
 long bpf_xdp_load_bytes(struct xdp_md *ctx, __u32 offset, void *to, __u32 length);
 long bpf_xdp_store_bytes(struct xdp_md *ctx, __u32 offset, void *from, __u32 length);
 long bpf_xdp_adjust_tail(struct xdp_md *ctx, int delta);
+long bpf_xdp_adjust_head(struct xdp_md *ctx, int delta);
 __u64 bpf_xdp_get_buff_len(struct xdp_md *ctx);
 long bpf_fib_lookup(void *ctx, struct bpf_fib_lookup *fib, int size, __u32 flags);
 long bpf_redirect(__u32 ifindex, __u64 flags);
