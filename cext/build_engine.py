@@ -48,7 +48,7 @@ has changed."""
 SOURCES: Final = {
     "base": "address hash mailbox pins wheel workers",
     "table": "endpoints filter hosts interned rests table",
-    "path": "datapath frames probes programs",
+    "path": "datapath foreign frames probes programs unpin",
     "socket": "proxy_header repair segment spares survey",
     "conn": "acks candidates classes connection events find legs listing notes ports servers steering waiting",
     "inband": "inband inband_relay inband_requests",

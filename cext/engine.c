@@ -309,6 +309,7 @@ int roost_start(roost_engine *e, struct roost_reason *why) {
     if (error)
         return roost_complain(why, error, "cannot start the engine thread: %m");
     e->started = true;
+    roost_datapath_keep_pins(&e->path);
     return 0;
 }
 
@@ -484,6 +485,15 @@ void roost_stop(roost_engine *e) {
 
 int roost_unpin(const char *pin_dir, struct roost_reason *why) {
     return roost_datapath_unpin(pin_dir, why);
+}
+
+int roost_enter_namespace(const char *pin_dir, struct roost_reason *why) {
+    int place = roost_datapath_enter(pin_dir, why);
+    return place < 0 ? place : place != ROOST_NAMESPACE_GONE;
+}
+
+int roost_pin_dir(const char *pin_dir, struct roost_reason *why) {
+    return roost_make_pin_dir(pin_dir, why);
 }
 
 void roost_close(roost_engine *e) {

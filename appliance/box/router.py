@@ -35,26 +35,35 @@ class RouterError(Exception):
     """The kernel did not take a rule or route; the message says which and why."""
 
 
-def open_routes() -> None:
-    """Make the rule and the routes, in this thread's network namespace; raises RouterError."""
-    _each("add", EEXIST)
+def open_routes() -> bool:
+    """Make the rule and the routes, in this thread's network namespace; False: all were there. Raises RouterError, and
+    has made none then."""
+    made: list[str] = []
+    try:
+        _each("add", made, EEXIST)
+    except RouterError:
+        if made:
+            close_routes()
+        raise
     for path in FORWARDING:
         if path.exists() and path.read_text(encoding="ascii").strip() == "0":
             log.warning("%s is 0: this machine does not route what is not managed; set it to 1", path)
+    return bool(made)
 
 
 def close_routes() -> None:
     """Take them back; raises RouterError."""
-    _each("del", ENOENT, ESRCH)
+    _each("del", [], ENOENT, ESRCH)
 
 
-def _each(verb: str, *ignored: int) -> None:
+def _each(verb: str, done: list[str], *ignored: int) -> None:
     from pyroute2 import IPRoute  # 10 MB that only a router is to pay
     from pyroute2.netlink.exceptions import NetlinkError
 
     def carry_out(what: str, call: Any, **arguments: Any) -> None:
         try:
             call(verb, **arguments)
+            done.append(what)
         except NetlinkError as error:
             if error.code not in ignored and not (arguments["family"] == socket.AF_INET6 and error.code in _NO_IPV6):
                 hint = "; bring the loopback interface up: ip link set lo up" if error.code == ENETDOWN else ""

@@ -4,6 +4,6 @@
 from __future__ import annotations
 
 from appliance.engine.engine import Engine
-from appliance.engine.library import EngineError, ffi, lib, router_mark, unpin
+from appliance.engine.library import EngineError, enter_namespace, ffi, lib, make_pin_dir, router_mark, unpin
 
-__all__ = ["Engine", "EngineError", "ffi", "lib", "router_mark", "unpin"]
+__all__ = ["Engine", "EngineError", "enter_namespace", "ffi", "lib", "make_pin_dir", "router_mark", "unpin"]

@@ -69,7 +69,7 @@ class Engine:
         try:
             self._call(lib.roost_service_add, c_service(spec))
         except EngineError as error:
-            raise EngineError(f"service at {spec.listen}: {error}") from None
+            raise EngineError(f"service at {spec.listen}: {error}", error.number) from None
 
     def update_service(self, spec: ServiceSpec) -> None:
         """Changes the servers and the policy of a service that is there."""

@@ -13,7 +13,12 @@ lib: Any = _engine.lib
 
 
 class EngineError(Exception):
-    """The engine could not do it; the message says what happened, to which object, and what to do."""
+    """The engine could not do it; the message says what happened, to which object, and what to do. number: an errno, or
+    0."""
+
+    def __init__(self, message: str, number: int = 0) -> None:
+        super().__init__(message)
+        self.number = number
 
 
 def checked(call: Any, *arguments: Any) -> int:
@@ -21,7 +26,7 @@ def checked(call: Any, *arguments: Any) -> int:
     why = ffi.new("struct roost_reason *")
     result: int = call(*arguments, why)
     if result < 0:
-        raise EngineError(ffi.string(why.text).decode(errors="replace") or os.strerror(-result))
+        raise EngineError(ffi.string(why.text).decode(errors="replace") or os.strerror(-result), -result)
     return result
 
 
@@ -32,6 +37,19 @@ def router_mark() -> tuple[int, int]:
     return mark, mask[0]
 
 
+def make_pin_dir(pin_dir: str) -> None:
+    """Makes the directory for pins, below a bpffs and nowhere else; raises EngineError, also of one that another user
+    may write to."""
+    checked(lib.roost_pin_dir, pin_dir.encode())
+
+
 def unpin(pin_dir: str) -> None:
-    """Detaches and removes everything pinned below pin_dir: the sleeping connections there are let go."""
+    """Detaches and removes everything pinned below pin_dir, in the network namespace that it belongs to: the sleeping
+    connections there are let go."""
     checked(lib.roost_unpin, pin_dir.encode())
+
+
+def enter_namespace(pin_dir: str) -> bool:
+    """Moves this thread for good into the network namespace that those pins belong to; False: it is gone, and the
+    thread stays where it is."""
+    return checked(lib.roost_enter_namespace, pin_dir.encode()) == 1

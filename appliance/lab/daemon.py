@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,15 @@ class DaemonError(Exception):
 class DaemonHandle:
     """One configured daemon, which may be ended and started again any number of times."""
 
-    def __init__(self, start: Start, config: Path, paths: Mapping[str, Any]) -> None:
-        """paths: [paths] of the configuration."""
+    def __init__(self, start: Start, config: Path, paths: Mapping[str, Any],
+                 enter: Callable[[], AbstractContextManager[None]]) -> None:  # fmt: skip
+        """paths: [paths] of the configuration. enter: moves a thread into the appliance's network namespace."""
         self.config = config
         self.control_socket = Path(paths["control_socket"])
         self.pin_dir = Path(paths["pin_dir"])
         self.log = config.with_suffix(".log")
         self._start = start
+        self._enter = enter
         self._process: Process | None = None
         self._http: httpx.Client | None = None
 
@@ -134,7 +137,12 @@ class DaemonHandle:
         if self._http is not None:
             self._http.close()
             self._http = None
-        leftovers.unpin(self.pin_dir)
+        self.unpin()
+
+    def unpin(self) -> None:
+        """Take away what it pinned, and detach it from the interfaces: what a reboot does. It must not be running."""
+        with self._enter():
+            leftovers.unpin(self.pin_dir)
 
 
 def toml(data: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -228,17 +229,12 @@ class Lab:
             "paths": paths,
             "network": {"interfaces": ["wan0"], **config.get("network", {})},
         }))  # fmt: skip
-        handle = DaemonHandle(lambda argv, **popen: self.run("box", argv, **popen), path, paths)
-        self._stack.callback(self._close_daemon, handle)
+        run = partial(self.run, "box")
+        handle = DaemonHandle(run, path, paths, partial(self.enter, "box"))
+        self._stack.callback(handle.close)
         if start:
             handle.start()
         return handle
-
-    def _close_daemon(self, handle: DaemonHandle) -> None:
-        with self.enter(
-            "box"
-        ):  # what it pinned is detached from interfaces, which are known by a number of this namespace
-            handle.close()
 
 
 def endpoint(address: str, port: int) -> str:

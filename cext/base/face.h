@@ -95,7 +95,13 @@ int roost_stats_read(roost_engine *e, struct roost_stats *stats);
 const char *roost_stat_name(uint32_t index); /* NULL past the last one */
 uint64_t roost_memory(roost_engine *e);      /* bytes of kernel memory in our maps (as bpf fdinfo says) */
 void roost_stop(roost_engine *e);            /* stop the thread; open sockets are closed */
-int roost_unpin(const char *pin_dir, struct roost_reason *why); /* detach and remove everything pinned there */
-void roost_close(roost_engine *e);                              /* free; pinned objects stay */
+/* Makes the directory for pins, or looks whether one that is there may be trusted. */
+int roost_pin_dir(const char *pin_dir, struct roost_reason *why);
+/* Detaches and removes everything pinned there, in the network namespace that it belongs to. */
+int roost_unpin(const char *pin_dir, struct roost_reason *why);
+/* Moves this thread into that namespace for good: 1 it is there; 0: that namespace is gone, with all that was in it. */
+int roost_enter_namespace(const char *pin_dir, struct roost_reason *why);
+/* Frees it. Pinned objects stay; when it was never started, those that an earlier one made. */
+void roost_close(roost_engine *e);
 
 #endif

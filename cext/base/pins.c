@@ -53,23 +53,45 @@ bool roost_is_bpffs(const char *path) {
     return !statfs(path, &fs) && (unsigned long)fs.f_type == BPFFS_MAGIC;
 }
 
+/* Whoever may write to a directory below the bpffs may put other maps and programs in the place of ours. */
+static int distrust(const char *path, struct roost_reason *why) {
+    struct stat about;
+    if (lstat(path, &about))
+        return roost_complain(why, errno, "cannot look at the pin directory %s: %m", path);
+    if (!S_ISDIR(about.st_mode))
+        return roost_complain(why, ENOTDIR, "the pin directory %s is no directory", path);
+    if (about.st_uid != geteuid() || about.st_mode & (S_IWGRP | S_IWOTH))
+        return roost_complain(
+            why, EPERM,
+            "the pin directory %s is not safe: it belongs to user %u with mode %04o, and must belong to "
+            "user %u, who alone may write to it; remove it or mend that: chown %u %s; chmod 0700 %s",
+            path, about.st_uid, about.st_mode & 07777, geteuid(), geteuid(), path, path);
+    return 0;
+}
+
 int roost_make_pin_dir(const char *pin_dir, struct roost_reason *why) {
     char path[256];
+    bool below = false; /* the bpffs: what stands above it is not ours to make or to judge */
+    int e;
     snprintf(path, sizeof(path), "%s", pin_dir);
-    for (char *at = path + 1;; at++) {
-        if (*at && *at != '/')
+    for (char *at = path + 1; *at; at++) {
+        if (at[1] && at[1] != '/')
             continue;
-        char saved = *at;
-        *at = 0;
-        if (mkdir(path, 0700) && errno != EEXIST)
+        char saved = at[1];
+        at[1] = 0;
+        if (below && mkdir(path, 0700) && errno != EEXIST)
             return roost_complain(why, errno, "cannot make the pin directory %s: %m", path);
-        *at = saved;
-        if (!saved)
-            break;
+        if (below && (e = distrust(path, why)))
+            return e;
+        if (below && !saved)
+            return 0;
+        below = roost_is_bpffs(path);
+        at[1] = saved;
     }
-    if (!roost_is_bpffs(pin_dir))
-        return roost_complain(why, ENODEV, "%s is not on a bpf file system: mount -t bpf bpf /sys/fs/bpf", pin_dir);
-    return 0;
+    if (below)
+        return roost_complain(why, EINVAL, "%s is the bpf file system itself: give the pins a directory below it",
+                              pin_dir);
+    return roost_complain(why, ENODEV, "%s is not on a bpf file system: mount -t bpf bpf /sys/fs/bpf", pin_dir);
 }
 
 int roost_complain_of_version(const char *path, struct roost_reason *why) {
@@ -80,16 +102,21 @@ int roost_complain_of_version(const char *path, struct roost_reason *why) {
         path);
 }
 
-uint64_t roost_bpf_memory(int fd) {
+uint64_t roost_fdinfo(const char *process, int fd, const char *name) {
     char path[64], line[256];
-    unsigned long long bytes = 0;
-    snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
+    unsigned long long value = 0;
+    size_t length = strlen(name);
+    snprintf(path, sizeof(path), "/proc/%.20s/fdinfo/%d", process, fd);
     FILE *f = fopen(path, "r");
     if (!f)
         return 0;
     while (fgets(line, sizeof(line), f))
-        if (sscanf(line, "memlock: %llu", &bytes) == 1)
+        if (!strncmp(line, name, length) && sscanf(line + length, ": %llu", &value) == 1)
             break;
     fclose(f);
-    return bytes;
+    return value;
+}
+
+uint64_t roost_bpf_memory(int fd) {
+    return roost_fdinfo("self", fd, "memlock");
 }

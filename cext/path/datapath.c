@@ -376,8 +376,8 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     snprintf(d->pin_dir, sizeof(d->pin_dir), "%s", pin_dir);
     snprintf(d->bpf_dir, sizeof(d->bpf_dir), "%s", bpf_dir);
     libbpf_set_print(quiet);
-    if ((e = roost_make_pin_dir(pin_dir, why)) || (e = refuse_old_pins(pin_dir, why)) ||
-        (e = renew_filter(d, sizes, why)) ||
+    if ((e = roost_make_pin_dir(pin_dir, why)) || (e = roost_datapath_note_pins(d, why)) ||
+        (e = refuse_old_pins(pin_dir, why)) || (e = renew_filter(d, sizes, why)) ||
         (e = roost_datapath_load(d, bpf_dir, "inactive", sizes, &d->inactive, why)) ||
         (e = roost_datapath_load(d, bpf_dir, "guard", sizes, &d->guard, why)) ||
         (e = roost_datapath_load(d, bpf_dir, "lookup", sizes, &d->lookup, why)) ||
@@ -409,6 +409,7 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
 }
 
 void roost_datapath_close(struct roost_datapath *d) {
+    roost_datapath_undo(d);
     ring_buffer__free(d->ring);
     for (int i = 0; i < d->maps_mapped; i++)
         munmap(d->mapped[i].address, d->mapped[i].size);

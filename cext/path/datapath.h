@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The BPF side of the box: loads the programs, pins maps and links, adopts what an earlier daemon left (datapath.c),
- * attaches to interfaces (attach.c), and is the way in (ring) and out (outbox) for single frames (frames.c) and for probes
- * (probes.c).
+ * attaches to interfaces (programs.c; foreign.c: where another program is), detaches and unpins (unpin.c), and is the way in
+ * (ring) and out (outbox) for single frames (frames.c) and for probes (probes.c).
  *
  * Below pin_dir:  every PINNED map of ebpf/shared/maps.h               under its name
  *                 rest, rest-1 ...                                     the rest slots (cext/table/rests.h)
@@ -31,6 +31,7 @@
 #include "cext/table/table.h"
 
 #define ROOST_MAX_INTERFACES 8
+#define ROOST_TC_HANDLE 1
 #define ROOST_STRANGER_WORDS 4096 /* 16 bits for each that the map holds at most */
 
 #define ROOST_MAP_INDEX(name, ...) ROOST_MAP_##name,
@@ -57,6 +58,7 @@ struct roost_interface {
 
 struct roost_datapath {
     char pin_dir[256];
+    char *pins_before; /* while it is not sure that this start succeeds: the names that stood there (unpin.c) */
     struct bpf_object *inactive, *guard, *lookup, *closed, *inject;
     struct bpf_object *steer;                   /* a router's; NULL otherwise */
     struct bpf_object *loopback;                /* for servers on this machine; NULL otherwise */
@@ -98,7 +100,9 @@ struct roost_sizes {
 int roost_datapath_open(struct roost_datapath *d, struct roost_table *table, const char *pin_dir, const char *bpf_dir,
                         const struct roost_sizes *sizes, ring_buffer_sample_fn on_frame, void *context,
                         struct roost_reason *why);
+/* Before roost_datapath_keep_pins, what it pinned and attached itself is taken back. */
 void roost_datapath_close(struct roost_datapath *d);
+void roost_datapath_keep_pins(struct roost_datapath *d); /* from now on pins outlive it */
 
 /* 1 native, 2 generic, 3 the loopback interface, or -errno with a sentence in why. mode: auto, native, generic. */
 int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const char *mode, bool servers,
@@ -121,7 +125,17 @@ void roost_datapath_end_previous(struct roost_datapath *d, struct roost_table *t
 /* More rest slots, in a map that roost_rests_make made. It takes fd. 0 or -errno. */
 int roost_datapath_add_rests(struct roost_datapath *d, struct roost_table *t, int fd);
 
+/* Ends all that is pinned and attached there, in the network namespace that it belongs to. 0 or -errno with a sentence in
+ * why. */
 int roost_datapath_unpin(const char *pin_dir, struct roost_reason *why);
+enum {
+    ROOST_NAMESPACE_HERE,
+    ROOST_NAMESPACE_ELSEWHERE,
+    ROOST_NAMESPACE_GONE
+};
+/* Moves this thread into the network namespace of what is pinned there, unless that is gone. Where it was, ROOST_NAMESPACE_...,
+ * or -errno with a sentence in why. */
+int roost_datapath_enter(const char *pin_dir, struct roost_reason *why);
 
 int roost_datapath_ring_fd(const struct roost_datapath *d);
 int roost_datapath_drain(struct roost_datapath *d); /* frames handled, or -errno */
@@ -159,6 +173,14 @@ int roost_datapath_load(struct roost_datapath *d, const char *bpf_dir, const cha
                         const struct roost_sizes *sizes, struct bpf_object **object, struct roost_reason *why);
 /* The socket lookup program, to the network namespace of this thread. 0 or -errno with a sentence in why. */
 int roost_datapath_attach_lookup(struct roost_datapath *d, struct roost_reason *why);
+uint32_t roost_loopback_handle(const char *pin_dir);
+/* Where the network namespace of what is pinned there is, ROOST_NAMESPACE_..., and its inode; or -errno. */
+int roost_namespace_of_pins(const char *pin_dir, uint32_t *inode);
+/* Notes what is pinned already; roost_datapath_undo takes back what came since. */
+int roost_datapath_note_pins(struct roost_datapath *d, struct roost_reason *why);
+void roost_datapath_undo(struct roost_datapath *d);
+/* Says in why whose the XDP program on an interface is; -error. */
+int roost_datapath_complain_of_foreign(const char *ifname, uint32_t ifindex, int error, struct roost_reason *why);
 /* A live-frame run of the program that is attached to our interfaces. 0 or -errno. */
 int roost_datapath_run(const struct roost_datapath *d, const struct bpf_test_run_opts *options);
 

@@ -2,10 +2,8 @@
 /* Where the datapath's programs are attached: interfaces by XDP links and tc filters, the namespace by the socket lookup. */
 #define _GNU_SOURCE
 #include "datapath.h"
-#include "cext/base/hash.h"
 
 #include <bpf/bpf.h>
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/if_link.h>
@@ -16,8 +14,6 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#define TC_HANDLE 1
 
 /* An earlier daemon's pinned link: its program is changed in place, no packet passes in between. A link whose interface
  * or namespace is gone (or was made anew) is thrown away. 0 taken over, -ENOENT there is none, or -errno. */
@@ -56,6 +52,13 @@ static int attach_xdp(struct roost_datapath *d, struct roost_interface *i, __u32
 
 int roost_datapath_attach_lookup(struct roost_datapath *d, struct roost_reason *why) {
     char path[320];
+    uint32_t inode;
+    if (roost_namespace_of_pins(d->pin_dir, &inode) == ROOST_NAMESPACE_ELSEWHERE)
+        return roost_complain(
+            why, EXDEV,
+            "the pins in %s belong to another network namespace, net:[%u]: start the daemon there, or let "
+            "their connections go with `roost unpin`",
+            d->pin_dir, inode);
     int program = bpf_program__fd(bpf_object__find_program_by_name(d->lookup, "roost_lookup"));
     roost_pin_path(d->pin_dir, "lookup", path, sizeof(path));
     int e = take_over(path, program, 0);
@@ -77,12 +80,6 @@ static int attach_tc(uint32_t index, enum bpf_tc_attach_point where, uint32_t ha
     return bpf_tc_attach(&hook, &filter);
 }
 
-static void detach_tc(uint32_t index, enum bpf_tc_attach_point where, uint32_t handle) {
-    LIBBPF_OPTS(bpf_tc_hook, hook, .ifindex = (int)index, .attach_point = where);
-    LIBBPF_OPTS(bpf_tc_opts, filter, .handle = handle, .priority = 1);
-    bpf_tc_detach(&hook, &filter); /* none there: nothing to do */
-}
-
 static bool has_type(const char *ifname, unsigned short type) {
     struct ifreq request = {0};
     int any = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -93,12 +90,6 @@ static bool has_type(const char *ifname, unsigned short type) {
     return has;
 }
 
-/* Several instances may be on one machine, and there is one loopback interface: to each a handle of its own, FNV-1a of its
- * pin directory. */
-static uint32_t loopback_handle(const char *pin_dir) {
-    return 1 + roost_fnv1a(pin_dir, strlen(pin_dir)) % 0xffff;
-}
-
 static int attach_loopback(struct roost_datapath *d, uint32_t index, const char *ifname, struct roost_reason *why) {
     static const struct roost_sizes adopted;
     char path[320];
@@ -106,7 +97,7 @@ static int attach_loopback(struct roost_datapath *d, uint32_t index, const char 
     if (e)
         return e;
     int program = bpf_program__fd(bpf_object__find_program_by_name(d->loopback, "roost_loopback"));
-    if ((e = attach_tc(index, BPF_TC_INGRESS, loopback_handle(d->pin_dir), program)))
+    if ((e = attach_tc(index, BPF_TC_INGRESS, roost_loopback_handle(d->pin_dir), program)))
         return roost_complain(why, e, "cannot attach to %s: %m (tc clsact and cls_bpf needed)", ifname);
     roost_interface_pin_path(d->pin_dir, ROOST_LOOPBACK_PIN, ifname, path,
                              sizeof(path)); /* a note of where it is attached */
@@ -137,14 +128,11 @@ int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const ch
     if (e && strcmp(mode, "native") && e != -EBUSY && e != -EEXIST)
         e = attach_xdp(d, i, XDP_FLAGS_SKB_MODE);
     if (e == -EBUSY || e == -EEXIST)
-        return roost_complain(why, e,
-                              "another XDP program is attached to %s: `ip link show %s` names it; detach it "
-                              "with `ip link set %s xdp off`",
-                              ifname, ifname, ifname);
+        return roost_datapath_complain_of_foreign(ifname, i->index, e, why);
     if (e)
         return roost_complain(why, e, "cannot attach XDP to %s: %m", ifname);
     int guard = bpf_program__fd(bpf_object__find_program_by_name(d->guard, "roost_guard"));
-    if ((e = attach_tc(i->index, BPF_TC_EGRESS, TC_HANDLE, guard)))
+    if ((e = attach_tc(i->index, BPF_TC_EGRESS, ROOST_TC_HANDLE, guard)))
         return roost_complain(why, e, "cannot attach the egress guard to %s: %m (tc clsact and cls_bpf needed)",
                               ifname);
     LIBBPF_OPTS(bpf_xdp_query_opts, query);
@@ -178,7 +166,7 @@ int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bo
     if (d->steered_interfaces == 2 * ROOST_MAX_INTERFACES)
         return roost_complain(why, ENOSPC, "more than %d interfaces", 2 * ROOST_MAX_INTERFACES);
     int program = bpf_program__fd(bpf_object__find_program_by_name(d->steer, name));
-    int e = attach_tc(index, BPF_TC_INGRESS, TC_HANDLE, program);
+    int e = attach_tc(index, BPF_TC_INGRESS, ROOST_TC_HANDLE, program);
     if (e)
         return roost_complain(why, e, "cannot attach the steering to %s: %m (tc clsact and cls_bpf needed)", ifname);
     /* Pinned as a note of where it is attached. */
@@ -188,53 +176,4 @@ int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bo
         return roost_complain(why, errno, "cannot pin %s: %m", path);
     d->steered[d->steered_interfaces++] = index;
     return 0;
-}
-
-void roost_datapath_end_old_steering(struct roost_datapath *d) {
-    DIR *dir = opendir(d->pin_dir);
-    struct dirent *entry;
-    while (dir && (entry = readdir(dir))) {
-        uint32_t index = roost_interface_of_pin(entry->d_name, ROOST_STEER_PIN);
-        bool wanted = strncmp(entry->d_name, ROOST_STEER_PIN, strlen(ROOST_STEER_PIN)) != 0;
-        for (int i = 0; i < d->steered_interfaces && !wanted; i++)
-            wanted = index == d->steered[i];
-        if (wanted)
-            continue;
-        if (index)
-            detach_tc(index, BPF_TC_INGRESS, TC_HANDLE);
-        unlinkat(dirfd(dir), entry->d_name, 0);
-    }
-    if (dir)
-        closedir(dir);
-}
-
-int roost_datapath_unpin(const char *pin_dir, struct roost_reason *why) {
-    DIR *dir = opendir(pin_dir);
-    if (!dir)
-        return errno == ENOENT ? 0 : roost_complain(why, errno, "cannot open %s: %m", pin_dir);
-    if (!roost_is_bpffs(pin_dir)) {
-        closedir(dir);
-        return roost_complain(why, EINVAL, "%s is not on a bpf file system: nothing was removed", pin_dir);
-    }
-    struct dirent *entry;
-    int e = 0;
-    while ((entry = readdir(dir))) {
-        if (entry->d_name[0] == '.')
-            continue;
-        uint32_t guarded = roost_interface_of_pin(entry->d_name, ROOST_XDP_PIN);
-        uint32_t steered = roost_interface_of_pin(entry->d_name, ROOST_STEER_PIN);
-        uint32_t local = roost_interface_of_pin(entry->d_name, ROOST_LOOPBACK_PIN);
-        if (guarded)
-            detach_tc(guarded, BPF_TC_EGRESS, TC_HANDLE);
-        if (local)
-            detach_tc(local, BPF_TC_INGRESS, loopback_handle(pin_dir));
-        if (steered)
-            detach_tc(steered, BPF_TC_INGRESS, TC_HANDLE);
-        if (unlinkat(dirfd(dir), entry->d_name, 0))
-            e = roost_complain(why, errno, "cannot remove %s/%s: %m", pin_dir, entry->d_name);
-    }
-    closedir(dir);
-    if (!e && rmdir(pin_dir))
-        e = roost_complain(why, errno, "cannot remove %s: %m", pin_dir);
-    return e;
 }

@@ -188,9 +188,8 @@ class _ApiServer(uvicorn.Server):
 
 
 def bind_unix(path: str) -> socket.socket:
-    """A listening unix socket that root alone may open. The daemon holds the instance's lock, so a file that is in the
-    way was left by a dead one."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    """A listening unix socket that root alone may open. The daemon holds the instance's lock, which stands in the same
+    directory: so a file that is in the way was left by a dead one."""
     Path(path).unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)

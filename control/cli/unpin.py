@@ -18,13 +18,14 @@ def command(config_path: str, yes: bool, as_json: bool) -> None:
     """Let every sleeping connection of an instance go, and detach from its interfaces.
 
     Their clients learn it the next time they speak: the kernel answers with a reset. The daemon must not be running.
+    Run it where the daemon ran, or anywhere: a process there, or a name in /run/netns, leads to its network namespace.
 
     \b
     Example:
       sudo ./roost unpin -c roost.toml
     """
     from appliance.box.router import close_routes
-    from appliance.engine import unpin
+    from appliance.engine import enter_namespace, unpin
     from control.config import load
     from control.daemon.lock import InstanceLock
 
@@ -37,8 +38,9 @@ def command(config_path: str, yes: bool, as_json: bool) -> None:
         click.confirm(f"Every connection asleep in {pins} will be lost. Go on?", abort=True)
     lock = InstanceLock(config)
     try:
+        there = enter_namespace(str(pins))
         unpin(str(pins))
-        if config.router.lan:
+        if config.router.lan and there:
             close_routes()
     finally:
         lock.release()

@@ -18,6 +18,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Final
 
 from appliance import __version__
@@ -68,6 +69,9 @@ class Daemon:
         self._config = config
         self._engine_type = engine_type
         self._end = End()
+        self._undo = ExitStack()
+        """Until the engine runs, what takes back the rest of a start that fails; what the engine pinned, it removes."""
+
         self._dispatcher: Dispatcher
 
     def run(self) -> int:
@@ -90,6 +94,7 @@ class Daemon:
             finally:
                 engine.close()
         finally:
+            self._undo.close()
             listeners.close()
             lock.release()
 
@@ -110,7 +115,7 @@ class Daemon:
     ) -> int:
         config = self._config
         tls = _tls(config)
-        interfaces = engine_setup.set_up(engine, config, services.specs())
+        interfaces = engine_setup.set_up(engine, config, services.specs(), self._undo)
         persistent = {n for n, service in services.by_number.items() if service.interface == "persistent"}
         dispatcher = self._dispatcher = Dispatcher(engine, store, max_awake, self._end.fail, persistent)
         found = take_inventory(engine, store, boot_id())
@@ -136,6 +141,7 @@ class Daemon:
         span = (0, 0) if store.status.error else store.begin_run()
         store.start()
         engine.start()
+        self._undo.pop_all()
         reconciler = Reconciler(engine, store, dispatcher, names, settings, reach, self._end, found, span)
         dispatching = _thread("dispatch", dispatcher.run)
         _thread("in-band", requests.run)

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import logging
-import os
-from errno import EADDRINUSE, EADDRNOTAVAIL
+from contextlib import ExitStack
 
 from appliance.box.reachability import UnreachableError, interface_towards
-from appliance.box.router import RouterError, open_routes
+from appliance.box.router import RouterError, close_routes, open_routes
 from appliance.engine import Engine, EngineError
 from appliance.paths import bpf_objects
 from appliance.wire import EngineOptions, ServiceSpec, default_workers
@@ -36,9 +35,12 @@ def options(config: Config, max_awake: int, next_id: int) -> EngineOptions:
     )
 
 
-def set_up(engine: Engine, config: Config, services: list[tuple[Service, ServiceSpec]]) -> dict[str, str]:
+def set_up(
+    engine: Engine, config: Config, services: list[tuple[Service, ServiceSpec]], undo: ExitStack
+) -> dict[str, str]:
     """Everything, in the order in which one thing needs the other; the mode of XDP on each interface. Raises
-    DaemonError or EngineError."""
+    DaemonError or EngineError. undo: is given what a start that fails must take back, but for what the engine does when
+    it is closed before it was started."""
     interfaces = _attach(engine, config)
     engine.link_ports(*parse_ports(config.network.link_ports))
     if not interfaces:
@@ -46,7 +48,8 @@ def set_up(engine: Engine, config: Config, services: list[tuple[Service, Service
     router = config.router
     if router.lan:
         try:
-            open_routes()
+            if open_routes():
+                undo.callback(close_routes)
         except RouterError as error:
             raise DaemonError(f"[router] {error}") from None
         engine.open_router(router.attach_ports, round(router.wait * 1000))
@@ -91,5 +94,4 @@ def _add(engine: Engine, service: Service, spec: ServiceSpec) -> None:
     try:
         engine.add_service(spec)
     except EngineError as error:
-        number = next((n for n in (EADDRINUSE, EADDRNOTAVAIL) if str(error).endswith(os.strerror(n))), None)
-        raise DaemonError(port_trouble(f'service "{service.name}": {error}', number)) from None
+        raise DaemonError(port_trouble(f'service "{service.name}": {error}', error.number)) from None

@@ -5,6 +5,7 @@ waits in a listen queue."""
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 from appliance.box import sysctls
 from appliance.frontends.frontend import bind
@@ -19,6 +20,7 @@ class Listeners:
     def __init__(self) -> None:
         self.attach: list[socket.socket] = []
         self.control: socket.socket | None = None
+        self._control_path: Path | None = None
 
     def bind(self, config: Config) -> None:
         """Take them all; raises DaemonError."""
@@ -35,12 +37,15 @@ class Listeners:
             raise DaemonError(port_trouble(str(error.strerror), error.errno)) from None
         try:
             self.control = bind_unix(config.control_socket)
+            self._control_path = Path(config.control_socket)
         except OSError as error:
             reason = error.strerror or error
             raise DaemonError(f"cannot listen on the control socket {config.control_socket}: {reason}") from None
 
     def close(self) -> None:
         """Close those that are still here: what serves one may have closed it."""
+        if self._control_path is not None:
+            self._control_path.unlink(missing_ok=True)
         for listener in (*self.attach, self.control):
             if listener is not None:
                 listener.close()

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from appliance.frontends.frontend import Frontend, Settings
@@ -85,7 +84,6 @@ class Serving:
             await self._reach.close()
             server.should_exit = True
             await asyncio.wait({api}, timeout=3)
-            Path(self._config.control_socket).unlink(missing_ok=True)
 
     def _on_terminate(self, number: int) -> None:
         log.info("%s: freezing what can be frozen; once more ends at once", signal.Signals(number).name)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from appliance.lab import DaemonHandle, Lab, SwarmGroup, leftovers, wait_until
+from appliance.lab import DaemonHandle, Lab, SwarmGroup, wait_until
 from control.core.states import LEGAL, Cause, State
 from tests.reboot import age
 
@@ -126,7 +126,7 @@ def test_a_reboot_puts_back_those_that_sleep(box: Box) -> None:
     that sends a keep-alive to a machine without tables is reset; a machine that boots is silent.)"""
     box.all_asleep()
     box.daemon.kill()
-    leftovers.unpin(box.daemon.pin_dir)
+    box.daemon.unpin()
     with box.database() as database:
         age(database)
     box.daemon.start()

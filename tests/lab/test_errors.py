@@ -4,20 +4,28 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyroute2 import IPRoute
 
-from appliance.engine import EngineError
-from appliance.lab import Lab
+from appliance.engine import Engine, EngineError, make_pin_dir, unpin
+from appliance.lab import Lab, leftovers
+from appliance.lab.daemon import DaemonError, DaemonHandle
+from appliance.lab.lab import wait_until
+from appliance.lab.namespaces import XDP_PASS, Namespace, load_xdp
 from appliance.lab.processes import python_environment
 from appliance.paths import bpf_objects
 from appliance.wire import EngineOptions
 from tests.lab.engine_lab import EngineLab
+from tests.lab.old_layout import bpf
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +96,6 @@ def test_a_second_daemon_on_the_same_pins_is_refused_and_the_first_goes_on(lab: 
 
 
 def test_a_port_that_is_taken_is_named(lab: Lab) -> None:
-    import socket
-
     with lab.enter("box"):
         taken = socket.create_server((lab.address("box", "wan0"), 8000))
     with taken:
@@ -104,7 +110,7 @@ def test_without_privilege_the_missing_right_is_named(lab: Lab, tmp_path: Path) 
     config = tmp_path / "roost.toml"
     config.write_text(f"""
         [paths]
-        pin_dir = "{tmp_path}/pins"
+        pin_dir = "{leftovers.BPFFS / leftovers.new_name()}"
         database = "{tmp_path}/roost.db"
         control_socket = "{tmp_path}/roost.sock"
         [network]
@@ -122,12 +128,10 @@ def test_without_privilege_the_missing_right_is_named(lab: Lab, tmp_path: Path) 
     assert done.returncode != 0
     said = done.stdout + done.stderr
     assert "Traceback" not in said, said
-    assert "root" in said, said
+    assert "run as root" in said, said
 
 
 def test_pins_outside_a_bpffs_are_refused_with_the_mount_command(box: EngineLab, tmp_path: Path) -> None:
-    from appliance.engine import Engine
-
     with pytest.raises(EngineError, match="is not on a bpf file system: mount -t bpf bpf /sys/fs/bpf"):
         Engine(EngineOptions(str(tmp_path / "pins"), str(bpf_objects())))
     with pytest.raises(EngineError, match=r"cannot open the BPF object .*inactive\.bpf\.o"):
@@ -135,11 +139,180 @@ def test_pins_outside_a_bpffs_are_refused_with_the_mount_command(box: EngineLab,
     Path(str(box.pin_dir) + "-other").rmdir()
 
 
-def test_unpinning_refuses_to_remove_what_is_no_bpffs(tmp_path: Path) -> None:
-    from appliance.engine import unpin
+def test_for_a_mistyped_pin_directory_nothing_is_made(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="is not on a bpf file system"):
+        make_pin_dir(f"{tmp_path}/sys/fs/bpf/pins")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(EngineError, match="is the bpf file system itself: give the pins a directory below it"):
+        make_pin_dir(str(leftovers.BPFFS))
 
+
+def test_a_pin_directory_that_others_may_write_to_is_refused() -> None:
+    """Anybody may make a directory in a bpffs, and who owns it may put programs of his own there."""
+    pins = leftovers.BPFFS / leftovers.new_name()
+    below = pins / "main"
+    make_pin_dir(str(below))
+    try:
+        assert [path.stat().st_mode & 0o7777 for path in (pins, below)] == [0o700, 0o700]
+        make_pin_dir(str(below))
+        for path in (pins, below):
+            path.chmod(0o720)
+            with pytest.raises(EngineError, match=f"{path} is not safe: it belongs to user 0 with mode 0720"):
+                make_pin_dir(str(below))
+            path.chmod(0o755)
+            os.chown(path, 65534, -1)
+            with pytest.raises(EngineError, match=f"{path} is not safe: it belongs to user 65534.*chown 0 {path}"):
+                Engine(EngineOptions(str(below), str(bpf_objects())))
+            os.chown(path, 0, -1)
+        below.rmdir()
+        below.symlink_to(leftovers.BPFFS)
+        with pytest.raises(EngineError, match=f"{below} is no directory"):
+            make_pin_dir(str(below))
+        below.unlink()
+    finally:
+        os.chown(pins, 0, -1)
+        for path in (below, pins):
+            if path.exists():
+                path.rmdir()
+
+
+def test_unpinning_refuses_to_remove_what_is_no_bpffs(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("data")
     with pytest.raises(EngineError, match="is not on a bpf file system: nothing was removed"):
         unpin(str(tmp_path))
     assert precious.read_text() == "data"
+
+
+def left_behind(lab: Lab, pins: Path) -> list[str]:
+    """What a daemon puts into the box's namespace and pins, as far as it is there."""
+    shown = {
+        "XDP": ["ip", "-d", "link", "show", "wan0"],
+        "the guard": ["tc", "filter", "show", "dev", "wan0", "egress"],
+        "steering": ["tc", "filter", "show", "dev", "lan0", "ingress"],
+        "the routing rule": ["ip", "rule"],
+        "the local route": ["ip", "route", "show", "table", "all", "type", "local"],
+    }
+    marks = {"XDP": "xdp", "the guard": "roost_guard", "steering": "roost_steer", "the routing rule": "5200",
+             "the local route": "table 5200"}  # fmt: skip
+    with lab.enter("box"):
+        found = {what: subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+                 for what, argv in shown.items()}  # fmt: skip
+    return [what for what, text in found.items() if marks[what] in text] + (["pins"] if pins.exists() else [])
+
+
+@contextmanager
+def running(lab: Lab, config: dict[str, Any]) -> Iterator[DaemonHandle]:
+    handle = lab.daemon(config)
+    try:
+        yield handle
+    finally:
+        handle.close()
+
+
+def test_a_start_that_fails_leaves_nothing_and_the_next_instance_can_start(lab: Lab) -> None:
+    config = lab.config(router={})
+    address = lab.address("box", "wan0")
+    config["service"].append({"name": "more", "listen": f"{address}:8001", "server": "10.0.0.9:1"})
+    with lab.enter("box"), socket.create_server((address, 8001)):
+        handle = lab.daemon(config, start=False)
+        with pytest.raises(DaemonError, match="cannot listen on port 8001"):
+            handle.start()
+        # The kernel frees a link whose pin is gone in its own time.
+        wait_until(lambda: not left_behind(lab, handle.pin_dir), 10, "nothing is left")
+        assert not handle.control_socket.exists()
+    with running(lab, {**config, "service": config["service"][:1]}) as other:
+        assert other.status()["interfaces"] == {"wan0": "native"}
+        assert set(left_behind(lab, other.pin_dir)) >= {"XDP", "the guard", "steering", "pins"}
+
+
+def test_a_start_that_fails_leaves_the_sleepers_of_the_daemon_before_it(box: EngineLab) -> None:
+    pair = box.connect()
+    box.to_idle(pair)
+    box.stop()
+    before = {path.name for path in box.pin_dir.iterdir()}
+    with box.lab.enter("box"):
+        engine = Engine(EngineOptions(str(box.pin_dir), str(bpf_objects())))
+        engine.attach("wan0")
+        engine.attach("lan0")
+        with pytest.raises(EngineError, match="cannot listen"):
+            engine.add_service(box.spec(4, listen="198.51.100.1"))
+        assert "xdp-lan0" in {path.name for path in box.pin_dir.iterdir()}
+        engine.close()
+    assert {path.name for path in box.pin_dir.iterdir()} == before, "what it made is gone, all else is there"
+    assert "the guard" in left_behind(box.lab, box.pin_dir)
+    box.start()
+    box.wake_and_answer(pair)
+
+
+def test_a_foreign_xdp_program_is_named_with_its_owner_and_the_way_out(lab: Lab) -> None:
+    """By netlink it belongs to the interface; by a link, to a pin or to a process; and it may be another Roost's."""
+
+    def said() -> str:
+        return refusal(lab, lab.config(port=8100, attach_port=3200))
+
+    program = load_xdp(XDP_PASS)
+    fdinfo = Path(f"/proc/self/fdinfo/{program}").read_text()
+    number = next(line.split()[1] for line in fdinfo.splitlines() if line.startswith("prog_id"))
+    about = rf"another XDP program is attached to wan0: program {number}, loaded by user 0"
+    with lab.enter("box"), IPRoute() as ip:
+        index = ip.link_lookup(ifname="wan0")[0]
+        ip.link("set", index=index, xdp_fd=program)
+        assert re.search(about + r".*detach it: ip link set dev wan0 xdpdrv off", said())
+        ip.link("set", index=index, xdp_fd=-1)
+        link = bpf.link_xdp(program, index)
+    pin = leftovers.BPFFS / leftovers.new_name()
+    try:
+        assert re.search(about + rf".*process {os.getpid()} \(.+\) holds it", said())
+        bpf.pin(link, pin)
+        assert re.search(about + rf".*pinned at {pin}; detach it: rm {pin}$", said(), re.MULTILINE)
+    finally:
+        pin.unlink(missing_ok=True)
+        os.close(link)
+        os.close(program)
+    wait_until(lambda: "XDP" not in left_behind(lab, pin), 10, "it is detached")
+    with running(lab, lab.config(port=8101)) as other:
+        text = said()
+    assert f"it is the Roost's whose pins are in {other.pin_dir}" in text
+    assert "roost unpin" in text
+
+
+def test_pins_of_another_network_namespace_are_refused_and_unpin_goes_there(lab: Lab) -> None:
+    """By its own name in /proc: `roost unpin` is run where the appliance's interfaces are not."""
+    handle = lab.daemon(lab.config(router={}))
+    handle.kill()
+    assert left_behind(lab, handle.pin_dir) == ["XDP", "the guard", "steering", "the routing rule", "the local route",
+                                                "pins"]  # fmt: skip
+    with pytest.raises(EngineError, match="belong to another network namespace"):
+        Engine(EngineOptions(str(handle.pin_dir), str(bpf_objects())))
+    roost = [sys.executable, "-m", "control.cli.main", "unpin", "--yes", "-c", str(handle.config)]
+    done = subprocess.run(roost, capture_output=True, text=True, env=python_environment(), check=False)
+    assert done.returncode == 1
+    assert "no process and no name in /run/netns leads to it: nothing was removed" in done.stderr
+    assert "nsenter --net=" in done.stderr
+    assert len(left_behind(lab, handle.pin_dir)) == 6
+    sleeper = lab.run("box", ["sleep", "1000"])
+    try:
+        done = subprocess.run(roost, capture_output=True, text=True, env=python_environment(), check=False)
+    finally:
+        sleeper.close()
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: not left_behind(lab, handle.pin_dir), 10, "nothing is left")
+
+
+def test_pins_of_a_namespace_that_is_gone_touch_no_interface_of_this_one(box: EngineLab) -> None:
+    pins = leftovers.BPFFS / leftovers.new_name()
+    space = Namespace("gone")
+    with space.entered(), IPRoute() as ip:
+        ip.link("add", ifname="wan0", kind="veth", peer="peer")
+        engine = Engine(EngineOptions(str(pins), str(bpf_objects())))
+        engine.attach("wan0")
+        engine.start()
+        engine.stop()
+        engine.close()
+    space.close()
+    wait_until(lambda: "netns_ino:\t0" in bpf.fdinfo(pins / "lookup"), 10, "the kernel has let the namespace go")
+    with box.lab.enter("box"):
+        unpin(str(pins))
+    assert not pins.exists()
+    assert "the guard" in left_behind(box.lab, box.pin_dir)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from appliance.lab import Lab, leftovers, wait_until
+from appliance.lab import Lab, wait_until
 from appliance.wire import Key
 from examples.in_band_frames import (
     DLE,
@@ -568,7 +568,7 @@ def test_what_was_asked_for_outlives_the_daemon(box: InBandLab, state: str, end:
     wait_until(lambda: all(is_kept(box, session.key) for session in sessions), 5, "it is written")
     (box.daemon.terminate if end == "terminate" else box.daemon.kill)()
     if end == "reboot":  # what one takes: the tables, and the boot's name
-        leftovers.unpin(box.daemon.pin_dir)
+        box.daemon.unpin()
         with closing(sqlite3.connect(box.database)) as database, database:
             age(database)
     box.daemon.start()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from appliance.lab import DaemonHandle, Lab, leftovers, wait_until
+from appliance.lab import DaemonHandle, Lab, wait_until
 from tests.lab.engine_lab import receive
 from tests.reboot import age
 
@@ -135,7 +135,7 @@ def test_a_session_survives_a_reboot_of_the_appliance(stack: ExitStack, speaker:
     session.talk()
     session.wait("SLEEP")
     session.daemon.kill()
-    leftovers.unpin(session.daemon.pin_dir)
+    session.daemon.unpin()
     with sqlite3.connect(lab.workspace / "roost.db") as database:
         age(database)
     session.daemon.start()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from scapy.packet import Raw
 
-from appliance.lab import Lab, leftovers, wait_until
+from appliance.lab import Lab, wait_until
 from appliance.wire import CANDIDATE, Born, Command, EventType, Key, Op, ServiceSpec, pack_address
 from control.core.states import Cause, State
 from tests.lab.bare_sleep import NO_KEEPALIVES, SMALL, BareSleep
@@ -582,7 +582,7 @@ def test_a_daemon_that_comes_after_another_reaches_every_one_of_them(crowd: Box,
     crowd.all_asleep()
     crowd.daemon.kill()
     if end == "reboot":  # what one takes: the tables, and the boot's name
-        leftovers.unpin(crowd.daemon.pin_dir)
+        crowd.daemon.unpin()
         with crowd.database() as database:
             age(database)
     crowd.daemon.start()

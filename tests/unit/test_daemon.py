@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -15,11 +16,13 @@ import click
 import pytest
 
 from appliance.box import sysctls
+from appliance.engine import EngineError
 from appliance.wire import EngineOptions
 from control.cli.client import Client
 from control.config import parse, parse_endpoint
 from control.core.states import State
 from control.daemon import daemon as daemon_module
+from control.daemon import lock as lock_module
 from control.daemon.daemon import Daemon
 from control.daemon.error import DaemonError
 from control.daemon.lock import InstanceLock
@@ -33,6 +36,12 @@ def reserved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     wanted: list[int] = []
     monkeypatch.setattr(sysctls, "prepare", wanted.extend)
     return wanted
+
+
+@pytest.fixture(autouse=True)
+def pins_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests have no bpffs."""
+    monkeypatch.setattr(lock_module, "make_pin_dir", lambda path: Path(path).mkdir(exist_ok=True))
 
 
 def configured(tmp_path: Path, extra: str = "") -> str:
@@ -53,6 +62,46 @@ def test_a_second_daemon_is_refused_with_the_first_ones_pid_and_a_dead_ones_lock
         InstanceLock(elsewhere)
     lock.release()
     InstanceLock(config).release()
+
+
+def test_a_lock_goes_with_its_file_and_with_a_directory_for_pins_that_has_none(tmp_path: Path) -> None:
+    InstanceLock(parse(configured(tmp_path))).release()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "pins").mkdir()
+    (tmp_path / "pins" / "tables4").touch()
+    InstanceLock(parse(configured(tmp_path))).release()
+    assert [path.name for path in tmp_path.rglob("*")] == ["pins", "tables4"]
+
+
+def test_a_lock_that_was_given_up_meanwhile_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between opening the file and locking it the other daemon may end, and take the file with it."""
+    living = [InstanceLock(parse(configured(tmp_path)))]
+
+    def lock(fd: int, how: int, flock: Any = fcntl.flock) -> None:
+        if living:
+            living.pop().release()
+        flock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    InstanceLock(parse(configured(tmp_path)))
+    assert (tmp_path / "t.sock.lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_nothing_is_made_for_a_mistyped_path(tmp_path: Path) -> None:
+    config = parse(configured(tmp_path).replace("t.sock", "mistyped/run/t.sock"))
+    with pytest.raises(DaemonError, match=f"make {tmp_path}/mistyped, or mend .paths. control_socket"):
+        InstanceLock(config)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_start_that_fails_leaves_no_socket(tmp_path: Path) -> None:
+    def refuse(options: EngineOptions) -> FakeEngine:
+        assert (tmp_path / "t.sock").exists()
+        raise EngineError("no")
+
+    with pytest.raises(EngineError, match="no"):
+        Daemon("t.toml", parse(configured(tmp_path)), refuse).run()  # type: ignore[arg-type]
+    assert {path.name for path in tmp_path.iterdir()} <= {"t.db", "t.db-wal", "t.db-shm"}
 
 
 def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(

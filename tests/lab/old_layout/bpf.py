@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Maps by bpf(2), without libbpf and without the engine: to pin what an earlier engine had pinned."""
+"""Maps and links by bpf(2), without libbpf and without the engine: what another engine, or program, had made."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Final
 
 _SYS_BPF: Final = {"x86_64": 321, "aarch64": 280}
 _MAP_CREATE, _LOOKUP, _UPDATE, _OBJ_PIN, _OBJ_GET, _GET_FD_BY_ID = 0, 1, 2, 6, 7, 14
+_LINK_CREATE, _XDP, _XDP_FLAGS_DRV_MODE = 28, 37, 4
 SHAPE: Final = ("map_type", "key_size", "value_size", "max_entries", "map_flags")
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -50,6 +51,20 @@ def pinned(path: Path) -> int:
     """The descriptor of what is pinned there."""
     name = ctypes.create_string_buffer(str(path).encode())
     return _bpf(_OBJ_GET, struct.pack("=QI", _pointer(name), 0))
+
+
+def fdinfo(path: Path) -> str:
+    """What the kernel tells of what is pinned there."""
+    fd = pinned(path)
+    try:
+        return Path(f"/proc/self/fdinfo/{fd}").read_text()
+    finally:
+        os.close(fd)
+
+
+def link_xdp(program: int, ifindex: int) -> int:
+    """Attach an XDP program by a link; its descriptor, which keeps it attached."""
+    return _bpf(_LINK_CREATE, struct.pack("=4I", program, ifindex, _XDP, _XDP_FLAGS_DRV_MODE))
 
 
 def by_id(number: int) -> int:
