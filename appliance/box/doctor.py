@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from appliance import paths
-from appliance.box import kernel_probe
+from appliance.box import kernel_probe, mounts
 
 MINIMUM_KERNEL = (5, 18)
 """BPF_PROG_RUN in live-frame mode and bpf_xdp_load_bytes arrived with Linux 5.18; Debian 12 has 6.1."""
@@ -104,6 +104,9 @@ def check_kernel() -> Iterator[Outcome]:
     yield from check_namespace()
     absent = None if paths.bpffs_is_mounted() else "not mounted"
     mount = f"mount -t bpf bpffs {paths.BPFFS}   (./roost does it when run as root)"
+    if absent is None and mounts.ends_with_this_process(paths.BPFFS):
+        absent = "mounted for this process alone: what is pinned there ends with it"
+        mount = "`ip netns exec` makes a /sys of its own; nsenter --net=/run/netns/NAME does not."
     yield outcome("kernel", f"bpffs on {paths.BPFFS}", Need.REQUIRED, absent, mount, "mounted")
     absent = None if BTF.exists() else f"no {BTF}"
     use = "Without it bpftool shows tables as raw bytes. CONFIG_DEBUG_INFO_BTF"

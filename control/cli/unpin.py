@@ -27,9 +27,11 @@ def command(config_path: str, yes: bool, as_json: bool) -> None:
     from appliance.box.router import close_routes
     from appliance.engine import enter_namespace, unpin
     from control.config import load
+    from control.daemon.lasting import refuse_private_pins
     from control.daemon.lock import InstanceLock
 
     config = load(config_path)
+    refuse_private_pins(config)
     pins = Path(config.pin_dir)
     if not pins.is_dir():
         click.echo(json.dumps({"pin_dir": str(pins), "unpinned": False}) if as_json else f"{pins}: nothing is pinned")

@@ -43,6 +43,7 @@ from control.daemon.end import End, freeze_all
 from control.daemon.error import DaemonError
 from control.daemon.health import Health
 from control.daemon.inventory import take_inventory
+from control.daemon.lasting import check_places
 from control.daemon.limits import descriptor_share
 from control.daemon.listeners import Listeners
 from control.daemon.lock import InstanceLock
@@ -79,6 +80,7 @@ class Daemon:
         config = self._config
         if not config.service:
             raise DaemonError(f"{self._path}: there is no [[service]]; at least one is needed")
+        check_places(config)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         max_awake = config.table.max_awake or descriptor_share(config)
         lock = InstanceLock(config)

@@ -316,3 +316,20 @@ def test_pins_of_a_namespace_that_is_gone_touch_no_interface_of_this_one(box: En
         unpin(str(pins))
     assert not pins.exists()
     assert "the guard" in left_behind(box.lab, box.pin_dir)
+
+
+def test_a_bpffs_of_ip_netns_exec_is_refused_with_the_way_out(lab: Lab) -> None:
+    handle = lab.daemon(lab.config(), start=False)
+    command = f"{sys.executable} -m control.cli.main"
+    script = f"mount -t bpf bpf /sys/fs/bpf; {command} up -c $0; {command} unpin --yes -c $0"
+    space = leftovers.new_name()
+    subprocess.run(["ip", "netns", "add", space], check=True)
+    try:
+        done = subprocess.run(["ip", "netns", "exec", space, "sh", "-c", script, str(handle.config)],
+                              capture_output=True, text=True, env=python_environment(), check=False)  # fmt: skip
+    finally:
+        subprocess.run(["ip", "netns", "del", space], check=True)
+    assert done.returncode == 1
+    refused = f"{handle.pin_dir} is in a file system of this process alone: `ip netns exec` makes one"
+    assert done.stderr.count(refused) == 2, done.stderr
+    assert "nsenter --net=/run/netns/NAME roost" in done.stderr
