@@ -37,11 +37,13 @@ BPF_XDP = 37
 BPF_F_TEST_XDP_LIVE_FRAMES = 1 << 1
 XDP_FLAGS_SKB_MODE, XDP_FLAGS_DRV_MODE = 1 << 1, 1 << 2
 
+TIME_ERROR = 5  # of adjtimex(2)
+TIMEX_BYTES = 512  # more than a struct timex has
 TCP_REPAIR = 19  # include/uapi/linux/tcp.h
 MEMBARRIER_QUERY, MEMBARRIER_GLOBAL = 0, 1  # include/uapi/linux/membarrier.h
 
 _ffi = cffi.FFI()
-_ffi.cdef("long syscall(long number, ...);")
+_ffi.cdef("long syscall(long number, ...); int adjtimex(void *timex);")
 _libc: Any = _ffi.dlopen(None)
 
 
@@ -202,3 +204,8 @@ def in_a_namespace() -> dict[str, str | None]:
 
 if __name__ == "__main__":
     print(json.dumps(_namespace_probes()))
+
+
+def clock_is_kept() -> bool:
+    """Whether something tells the kernel that its time of day is right (adjtimex(2), which sets nothing here)."""
+    return int(_libc.adjtimex(_ffi.new("char[]", TIMEX_BYTES))) != TIME_ERROR

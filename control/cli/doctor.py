@@ -4,26 +4,42 @@ import json
 import sys
 from dataclasses import asdict
 from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from appliance.box.doctor import Need, Outcome, examine, is_fit, machine
 
+if TYPE_CHECKING:
+    from appliance.box.deployment import Plan
+    from control.config import Config
+
 
 @click.command()
+@click.option(
+    "-c",
+    "--config",
+    "config_path",
+    metavar="FILE",
+    envvar="ROOST_CONFIG",
+    help="Check what this configuration needs, too: interfaces, routes, forwarding, database.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
 @click.option("--missing", "missing_only", is_flag=True, help="Show only what is missing.")
-def command(as_json: bool, missing_only: bool) -> None:
+def command(config_path: str | None, as_json: bool, missing_only: bool) -> None:
     """Check every kernel feature, limit and package that Roost needs; nothing is changed.
 
     Each thing is tried, not looked up. The exit code is 0 when the appliance can run here, 1 when something required
     is missing. Things marked "lab" are for demo, tests and benches; things marked "advised" make Roost work better.
+    With a configuration, run it where the daemon is to run, in its network namespace.
 
     \b
     Example:
       sudo ./roost doctor --missing
+      sudo ./roost doctor -c /etc/roost/roost.toml
     """
-    outcomes = examine()
+    outcomes = examine() if config_path is None else examine_deployment(config_path)
     fit = is_fit(outcomes)
     shown = [each for each in outcomes if not (missing_only and each.present)]
     if as_json:
@@ -38,6 +54,44 @@ def command(as_json: bool, missing_only: bool) -> None:
         print_table(shown)
         click.echo(f"\n{summary(outcomes)}")
     sys.exit(0 if fit else 1)
+
+
+def examine_deployment(path: str) -> list[Outcome]:
+    """What the appliance needs of this machine, and what this configuration does."""
+    from appliance.box import deployment
+    from control.config import load
+
+    return [*(one for one in examine() if one.need is not Need.LAB), *deployment.examine(plan_of(load(path)))]
+
+
+def plan_of(config: "Config") -> "Plan":
+    """A configuration, as far as the machine matters."""
+    from appliance.box.deployment import Plan, Planned
+    from control.config import parse_endpoint
+    from control.daemon.limits import descriptors_each, spare_descriptors
+
+    return Plan(
+        clients=config.network.interfaces,
+        lan=config.router.lan,
+        servers_heard=config.network.server_interfaces,
+        xdp_mode=config.network.xdp_mode,
+        services=tuple(
+            Planned(
+                service.name,
+                parse_endpoint(service.listen),
+                tuple(map(parse_endpoint, service.every_server)),
+                service.transparent,
+                service.interface == "persistent",
+            )
+            for service in config.service
+        ),
+        attach=tuple(map(parse_endpoint, config.attach.listen)),
+        pin_dir=Path(config.pin_dir),
+        database=Path(url.removeprefix("sqlite:///")) if (url := config.database_url).startswith("sqlite:") else None,
+        max_awake=config.table.max_awake,
+        descriptors_each=descriptors_each(config),
+        descriptors_spare=spare_descriptors(config),
+    )
 
 
 def print_table(outcomes: list[Outcome]) -> None:

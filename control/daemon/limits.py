@@ -13,7 +13,7 @@ from control.config import Config
 SPARE_DESCRIPTORS: Final = 512
 
 
-def _spare(config: Config) -> int:
+def spare_descriptors(config: Config) -> int:
     """Those that are not for client connections and their links."""
     asking = MAX_HANDSHAKES + MAX_TURNED_AWAY if config.attach.listen else 0
     may_wait = any(service.policy(config.policy).on_second_server != "refuse" for service in config.service)
@@ -21,10 +21,14 @@ def _spare(config: Config) -> int:
     return spare + (6 * config.absent.dial_limit if "dial" in config.absent.steps else 0)
 
 
+def descriptors_each(config: Config) -> int:
+    """Those of a client connection that is awake with its server link, of which the daemon has the other end where it
+    is the server itself."""
+    return 3 if any(service.kind != "server" for service in config.service) else 2
+
+
 def descriptor_share(config: Config) -> int:
-    """Client connections that the descriptor limit allows awake, each with its server link, of which the daemon has the
-    other end where it is the server itself; raises the soft limit."""
-    each = 3 if any(service.kind != "server" for service in config.service) else 2
+    """Client connections that the descriptor limit allows awake; raises the soft limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return max((min(hard, 2_000_000) - _spare(config)) // each, 64)
+    return max((min(hard, 2_000_000) - spare_descriptors(config)) // descriptors_each(config), 64)

@@ -150,6 +150,7 @@ def test_a_command_that_asks_the_daemon_loads_neither_engine_nor_developers_code
 
 def test_doctor_and_a_check_of_the_configuration_load_no_engine(config: Path) -> None:
     run_command(["doctor", "--json"], "control.dev", "sqlalchemy")
+    run_command(["doctor", "--json", "-c", str(config)], "control.dev")
     run_command(["up", "--check", "-c", str(config)], "control.dev")  # with the database's driver: is there one?
 
 

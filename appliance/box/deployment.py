@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one configuration needs of this machine and its network, as doctor.py says what every appliance needs.
+
+Run where the daemon is to run, in its network namespace: what is missing is missing there. Nothing is changed.
+
+    required   connections cannot be linked, fall asleep, or be found again after a restart
+    advised    it works, but worse, or not for every client
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import resource
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from appliance.box import kernel_probe, network
+from appliance.box.doctor import Need, Outcome, outcome
+from appliance.box.network import Network
+from appliance.wire import ServerAddress, endpoint_text
+
+MINIMUM_FREE_MB: Final = 256
+"""Room for the rows of a million sleepers, and some history."""
+
+VOLATILE: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+MERGING: Final = ("rx-lro", "rx-gro-hw")
+"""Offloads by which a card merges frames to some that are longer than XDP's."""
+
+MOUNTS: Final = Path("/proc/self/mountinfo")
+FIRST_MOUNTS: Final = Path("/proc/1/mountinfo")
+STRICT: Final = 1  # of rp_filter, RFC 3704
+_EPOCH: Final = 1_700_000_000  # 2023: a clock before that was never set
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A service. No servers: a link goes where the client connected to, or to the daemon itself."""
+
+    name: str
+    listen: ServerAddress
+    servers: tuple[ServerAddress, ...] = ()
+    transparent: bool = False
+    persistent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A configuration, as far as the machine matters: the interfaces towards clients and, of a router, servers; those
+    that servers' legs are heard on besides; where servers ask for clients. database: the file; None: it is a server.
+    max_awake: 0: as many as there are descriptors for, each taking so many; spare: those for all else."""
+
+    clients: tuple[str, ...]
+    lan: tuple[str, ...]
+    servers_heard: tuple[str, ...]
+    xdp_mode: str
+    services: tuple[Planned, ...]
+    attach: tuple[ServerAddress, ...]
+    pin_dir: Path
+    database: Path | None
+    max_awake: int
+    descriptors_each: int
+    descriptors_spare: int
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.clients, *self.lan, *self.servers_heard)))
+
+    @property
+    def families(self) -> list[int]:
+        """The IP versions that clients come by."""
+        return sorted({ipaddress.ip_address(one.listen[0]).version for one in self.services})
+
+
+def examine(plan: Plan) -> list[Outcome]:
+    """Every check, in the order in which a person would mend them."""
+    net = network.read(plan.interfaces)
+    return [
+        *check_interfaces(plan, net),
+        *check_clients(plan, net),
+        *check_services(plan, net),
+        *check_router(plan, net),
+        *check_pins(plan.pin_dir),
+        *(check_database(plan.database) if plan.database else ()),
+        *check_machine(plan),
+    ]
+
+
+def check_interfaces(plan: Plan, net: Network) -> Iterator[Outcome]:
+    """Those that the configuration names: there, up, and good for XDP."""
+    named = None if plan.clients else "none is named: nothing can be kept asleep"
+    fix = '[network] interfaces = ["eth0"]: each by which packets of clients come'
+    yield outcome("interfaces", "[network] interfaces", Need.REQUIRED, named, fix, ", ".join(plan.clients))
+    for name in plan.interfaces:
+        link = net.links.get(name)
+        absent = "there is no such interface" if link is None else None if link.up else "it is down"
+        fix = (
+            f"ip link set {name} up"
+            if link
+            else f"`ip link` lists those there are; bring {name} about, or name another"
+        )
+        yield outcome("interfaces", name, Need.REQUIRED, absent, fix, "up")
+        if link is None:
+            continue
+        if name in plan.clients or plan.xdp_mode == "native":
+            yield _xdp(name, link.xdp, plan.xdp_mode)
+        merging = [feature for feature in MERGING if feature in link.offloads]
+        problem = f"{' and '.join(merging)} on: frames that the card merges are too long for XDP" if merging else None
+        fix = f"ethtool -K {name} {' '.join(f'{one} off' for one in merging)}   (some drivers do it by themselves)"
+        yield outcome("interfaces", f"{name}: frames as sent", Need.ADVISED, problem, fix, "no merging offload")
+
+
+def _xdp(name: str, native: bool | None, mode: str) -> Outcome:
+    what = f"{name}: native XDP"
+    if native is None:
+        return Outcome("interfaces", what, Need.ADVISED, True, "the kernel does not tell before Linux 6.3")
+    wanted = None if native or mode == "generic" else "the driver has none"
+    fix = (
+        'xdp_mode = "auto" or "generic", which is slower'
+        if mode == "native"
+        else "generic XDP is used, which is slower"
+    )
+    found = "the driver has it" if native else "generic was asked for"
+    return outcome("interfaces", what, Need.REQUIRED if mode == "native" else Need.ADVISED, wanted, fix, found)
+
+
+def check_clients(plan: Plan, net: Network) -> Iterator[Outcome]:
+    """The way back to the clients."""
+    for version in plan.families:
+        by = sorted({name for family, name in net.gateways if family == version})
+        here = [name for name in by if name in plan.clients]
+        local = [address for name in plan.clients if (link := net.links.get(name)) for address in link.addresses
+                 if ipaddress.ip_interface(address).version == version
+                 and not ipaddress.ip_interface(address).is_link_local]  # fmt: skip
+        beyond = f"only clients of {', '.join(local) or 'no network at all'} can be answered"
+        problem = None if here else f"no gateway by {' or '.join(plan.clients)}: {beyond}"
+        if by and not here:
+            problem = f"the gateway is behind {', '.join(by)}, and clients are heard on {', '.join(plan.clients)} alone"
+        fix = f"ip{' -6' if version == 6 else ''} route add default via GATEWAY dev {(plan.clients or ('DEVICE',))[0]}"
+        found = f"by a gateway behind {', '.join(here)}"
+        yield outcome("clients", f"IPv{version} way back", Need.ADVISED, problem, fix, found)
+        if version == 6:
+            continue
+        for name in plan.clients:
+            strict = max(net.setting("ipv4/conf/all/rp_filter"), net.setting(f"ipv4/conf/{name}/rp_filter")) == STRICT
+            problem = (
+                "it is 1: clients whose way back is by another interface are dropped"
+                if strict and len(by) > 1
+                else None
+            )
+            fix = f"sysctl -w net.ipv4.conf.{name}.rp_filter=2"
+            yield outcome(
+                "clients", f"{name}: rp_filter", Need.ADVISED, problem, fix, "strict" if strict else "not strict"
+            )
+
+
+def check_services(plan: Plan, net: Network) -> Iterator[Outcome]:
+    """Where clients connect to, and the way to each server."""
+    for service in plan.services:
+        group, (address, _) = f"service {service.name}", service.listen
+        where = endpoint_text(service.listen)
+        if not service.transparent and not ipaddress.ip_address(address).is_unspecified:
+            yield from _listens(group, where, net.owner(address), address, plan)
+        targets = service.servers or ((service.listen,) if service.transparent else ())
+        for server in targets:
+            if not ipaddress.ip_address(server[0]).is_unspecified:
+                yield from _reaches(group, server, net.way_to(server[0]), service, plan)
+    for at in plan.attach:
+        if not ipaddress.ip_address(at[0]).is_unspecified:
+            absent = None if net.owner(at[0]) else "no interface has this address"
+            fix = f"ip address add {at[0]} dev DEVICE"
+            yield outcome("attach", endpoint_text(at), Need.REQUIRED, absent, fix, f"on {net.owner(at[0])}")
+
+
+def _listens(group: str, where: str, owner: str | None, address: str, plan: Plan) -> Iterator[Outcome]:
+    absent = None if owner else "no interface has this address"
+    fix = f"ip address add {address} dev {(plan.clients or ('DEVICE',))[0]}"
+    yield outcome(group, f"listen {where}", Need.REQUIRED, absent, fix, f"on {owner}")
+    if owner == "lo" and ipaddress.ip_address(address).is_loopback:
+        problem = "clients on the loopback interface are not heard, and never sleep"
+        yield outcome(group, "clients are heard", Need.REQUIRED, problem, "listen at an address of another interface")
+
+
+def _reaches(group: str, server: ServerAddress, way: str | None, service: Planned, plan: Plan) -> Iterator[Outcome]:
+    absent = None if way else "there is no route to it"
+    fix = f"ip route add {server[0]} via GATEWAY"
+    yield outcome(group, f"server {endpoint_text(server)}", Need.REQUIRED, absent, fix, f"by {way}")
+    heard = (*plan.clients, *plan.lan, *plan.servers_heard)
+    if way and service.transparent and way not in plan.lan:
+        problem = f"it is behind {way}, which is not in [router] lan"
+        yield outcome(group, "the router steers it", Need.REQUIRED, problem, f'add "{way}" to [router] lan')
+    if way and service.persistent and plan.servers_heard and way not in heard:
+        problem = f"its packets come by {way}, where nobody hears them: what it says to a sleeping client is lost"
+        fix = f'add "{way}" to [network] server_interfaces, or leave that key out'
+        yield outcome(group, "the server is heard", Need.REQUIRED, problem, fix)
+
+
+def check_router(plan: Plan, net: Network) -> Iterator[Outcome]:
+    if not plan.lan:
+        return
+    for version, name in ((4, "ipv4/ip_forward"), (6, "ipv6/conf/all/forwarding")):
+        if version in plan.families:
+            key = f"net.{name.replace('/', '.')}"
+            off = None if net.setting(name) else f"{key} = 0: what is not managed is not routed"
+            fix = f"sysctl -w {key}=1, and a line in /etc/sysctl.d"
+            yield outcome("router", f"IPv{version} forwarding", Need.REQUIRED, off, fix, f"{key} = 1")
+    loopback = net.links.get("lo")
+    down = None if loopback and loopback.up else "it is down"
+    yield outcome("router", "the loopback interface", Need.REQUIRED, down, "ip link set lo up", "up")
+
+
+def check_pins(pin_dir: Path, mine: Path = MOUNTS, first: Path = FIRST_MOUNTS) -> Iterator[Outcome]:
+    """The pins lie on a bpffs, and on the machine's. mine, first: the mounts of this process and of process 1, which
+    outlives all."""
+    above = next(path for path in (pin_dir, *pin_dir.parents) if path.exists())
+    kind = filesystem(above, mine)
+    problem = None if kind == "bpf" else f"{above} is {kind}, not bpf"
+    yield outcome(
+        "store", f"pins below {pin_dir}", Need.REQUIRED, problem, "mount -t bpf bpffs /sys/fs/bpf", "on a bpffs"
+    )
+    gone = "it is of this mount namespace alone: with its last process it goes, and all that sleeps with it"
+    private = gone if kind == "bpf" and filesystem(above, first) != "bpf" else None
+    fix = "`ip netns exec` makes such a namespace; use `nsenter --net=/run/netns/NAME` or NetworkNamespacePath= instead"
+    yield outcome("store", "the machine's bpffs", Need.REQUIRED, private, fix, "the one that process 1 has")
+
+
+def check_database(database: Path) -> Iterator[Outcome]:
+    """The place of an SQLite file: writable, lasting, roomy, and nobody else's."""
+    above = next(path for path in database.parents if path.exists())
+    name = f"database {database}"
+    problem = None if os.access(above, os.W_OK | os.X_OK) else f"{above} cannot be written to"
+    yield outcome(
+        "store", name, Need.REQUIRED, problem, f"run as root, or chown it: chown root {above}", "can be written"
+    )
+    kind = filesystem(above)
+    volatile = f"{above} is {kind}: its rows do not survive a reboot" if kind in VOLATILE else None
+    fix = '[paths] database = "/var/lib/roost/NAME.db", or another place on a disk'
+    yield outcome("store", "it lasts", Need.REQUIRED, volatile, fix, kind)
+    free_mb = shutil.disk_usage(above).free // 2**20
+    little = None if free_mb >= MINIMUM_FREE_MB else f"{free_mb} MB are free"
+    fix = f"make room for {MINIMUM_FREE_MB} MB: a full disk means that nothing goes to SLEEP"
+    yield outcome("store", "room for rows", Need.ADVISED, little, fix, f"{free_mb:,} MB")
+    if database.parent.exists():
+        mode = database.parent.stat().st_mode
+        opened = f"others may write to {database.parent}" if mode & 0o022 and not mode & 0o1000 else None
+        yield outcome("store", "its directory", Need.REQUIRED, opened, f"chmod 0700 {database.parent}", "ours alone")
+
+
+def filesystem(path: Path, mounts: Path = MOUNTS) -> str:
+    """The type of the file system that a path lies on, if it is among these mounts; else "unknown" (proc(5))."""
+    device = path.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts.read_text(errors="replace").splitlines():
+        fields = line.split()
+        if fields[2] == wanted:
+            return fields[fields.index("-") + 1]
+    return "unknown"
+
+
+def check_machine(plan: Plan) -> Iterator[Outcome]:
+    """Clock and descriptors."""
+    yield check_clock(kernel_probe.clock_is_kept(), time.time())
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield check_descriptors(plan, None if hard == resource.RLIM_INFINITY else hard)
+
+
+def check_clock(kept: bool, now_s: float) -> Outcome:
+    """The time of day, by which sleepers are put back after a reboot."""
+    problem = None if kept else "nothing keeps it right (adjtimex: not synchronised)"
+    if now_s < _EPOCH:
+        problem = "it was never set"
+    fix = "apt-get install systemd-timesyncd, or chrony: after a reboot, intervals of sleepers are counted by it"
+    return outcome("machine", "clock", Need.ADVISED, problem, fix, "synchronised")
+
+
+def check_descriptors(plan: Plan, hard: int | None) -> Outcome:
+    """For the connections that may be awake. hard: the limit; None: there is none."""
+    if hard is None:
+        return Outcome("machine", "descriptors", Need.REQUIRED, True, "unlimited")
+    least = plan.descriptors_each * plan.max_awake + plan.descriptors_spare
+    few = None if hard >= least else f"the limit is {hard:,}, and max_awake = {plan.max_awake:,} takes {least:,}"
+    fix = f"LimitNOFILE={least} in the unit (ulimit -Hn {least}), or a smaller [table] max_awake"
+    room = max(hard - plan.descriptors_spare, 0) // plan.descriptors_each
+    return outcome("machine", "descriptors", Need.REQUIRED, few, fix, f"{hard:,}: {room:,} connections may be awake")

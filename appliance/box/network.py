@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The network of this namespace as the kernel has it: interfaces, addresses, routes, settings. Nothing is changed."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from appliance.box.reachability import UnreachableError, interface_towards
+
+NETDEV_XDP_ACT_BASIC: Final = 1  # include/uapi/linux/netdev.h
+_NETDEV_CMD_DEV_GET: Final = 1
+_IFF_UP: Final = 1
+PROC_SYS: Final = Path("/proc/sys/net")
+
+
+def _way_to(address: str) -> str | None:
+    with suppress(UnreachableError):
+        return interface_towards(address)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """An interface. xdp: whether its driver has native XDP, None where the kernel does not tell (before Linux 6.3).
+    offloads: those that are on. addresses: with the length of their prefix."""
+
+    name: str
+    up: bool
+    xdp: bool | None = None
+    offloads: frozenset[str] = frozenset()
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """links: by name. gateways: of the routes that lead through a gateway, (IP version, interface). sysctls: numbers
+    below /proc/sys/net, 0 where there is none. way_to: the interface by which the routing table reaches an address;
+    None: there is no route."""
+
+    links: Mapping[str, Link]
+    gateways: Sequence[tuple[int, str]] = ()
+    sysctls: Mapping[str, int] = field(default_factory=dict)
+    way_to: Callable[[str], str | None] = _way_to
+
+    def owner(self, address: str) -> str | None:
+        """The interface that has this address."""
+        wanted = ipaddress.ip_address(address)
+        for link in self.links.values():
+            if any(ipaddress.ip_interface(one).ip == wanted for one in link.addresses):
+                return link.name
+        return None
+
+    def setting(self, name: str) -> int:
+        return self.sysctls.get(name, 0)
+
+
+def read(interfaces: Sequence[str]) -> Network:
+    """The network as it is; offloads and settings of these interfaces."""
+    from pyroute2 import IPRoute  # 10 MB, imported where it is used
+
+    with IPRoute() as ip:
+        xdp = _xdp()
+        addresses: dict[int, list[str]] = {}
+        for one in ip.get_addr():
+            text = one.get_attr("IFA_LOCAL") or one.get_attr("IFA_ADDRESS")
+            addresses.setdefault(one["index"], []).append(f"{text}/{one['prefixlen']}")
+        links = {}
+        for one in ip.get_links():
+            name = one.get_attr("IFLA_IFNAME")
+            links[name] = Link(
+                name,
+                bool(one["flags"] & _IFF_UP),
+                xdp.get(one["index"]),
+                _offloads(name) if name in interfaces else frozenset(),
+                tuple(addresses.get(one["index"], ())),
+            )
+        names = {one["index"]: one.get_attr("IFLA_IFNAME") for one in ip.get_links()}
+        gateways = [
+            (4 if family == socket.AF_INET else 6, names[route.get_attr("RTA_OIF")])
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for route in ip.get_routes(family=family)
+            if route.get_attr("RTA_GATEWAY") and route.get_attr("RTA_OIF") in names
+        ]
+    return Network(links, gateways, _settings(interfaces))
+
+
+def _xdp() -> dict[int, bool]:
+    """Whether native XDP is there, by the number of the interface; nothing where the kernel does not tell."""
+    from pyroute2.netlink import NLM_F_DUMP, NLM_F_REQUEST, genlmsg
+    from pyroute2.netlink.exceptions import NetlinkError
+    from pyroute2.netlink.generic import GenericNetlinkSocket
+
+    class Device(genlmsg):  # type: ignore[misc]  # of Documentation/netlink/specs/netdev.yaml
+        nla_map = (("UNSPEC", "none"), ("IFINDEX", "uint32"), ("PAD", "hex"), ("XDP_FEATURES", "uint64"))
+
+    found: dict[int, bool] = {}
+    with GenericNetlinkSocket() as generic:
+        try:
+            generic.bind("netdev", Device)
+        except NetlinkError:
+            return found
+        request = Device()
+        request["cmd"], request["version"] = _NETDEV_CMD_DEV_GET, 1
+        for one in generic.nlm_request(request, msg_type=generic.prid, msg_flags=NLM_F_REQUEST | NLM_F_DUMP):
+            found[one.get_attr("IFINDEX")] = bool(one.get_attr("XDP_FEATURES") & NETDEV_XDP_ACT_BASIC)
+    return found
+
+
+def _offloads(name: str) -> frozenset[str]:
+    """The offloads of an interface that are on, by ethtool's names; none where the driver does not tell."""
+    from pyroute2 import Ethtool
+    from pyroute2.ethtool.ioctl import EthtoolError
+
+    ethtool: Any = Ethtool()
+    try:
+        features = ethtool.get_features(name).features
+    except (EthtoolError, OSError):
+        return frozenset()
+    finally:
+        ethtool.close()
+    return frozenset(feature for feature, state in features.items() if state.enable)
+
+
+def _settings(interfaces: Sequence[str]) -> dict[str, int]:
+    names = ["ipv4/ip_forward", "ipv6/conf/all/forwarding"]
+    names += [f"ipv4/conf/{name}/rp_filter" for name in ("all", *interfaces)]
+    found = {}
+    for name in names:
+        with suppress(OSError):
+            found[name] = int((PROC_SYS / name).read_text(encoding="ascii"))
+    return found

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`roost doctor -c FILE`: what a configuration needs of a network and a machine, with the command that mends it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from appliance.box import deployment
+from appliance.box.deployment import Plan, Planned
+from appliance.box.doctor import Need, Outcome
+from appliance.box.network import Link, Network
+from control.cli.doctor import plan_of
+from control.config import parse
+
+SERVER = ("10.3.0.2", 22)
+PLAN = Plan(("wan0",), (), (), "auto", (Planned("ssh", ("198.18.0.1", 22), (SERVER,), persistent=True),),
+            (("10.3.0.1", 3128),), Path("/sys/fs/bpf/roost/main"), Path("/var/lib/roost.db"), 100, 2, 512)  # fmt: skip
+ROUTER = replace(PLAN, lan=("lan0",), services=(Planned("ssh", SERVER, transparent=True),), attach=())
+LINKS = {"lo": Link("lo", True, None, frozenset(), ("127.0.0.1/8",)),
+         "wan0": Link("wan0", True, True, frozenset({"rx-checksum"}), ("198.18.0.1/24", "fe80::1/64")),
+         "lan0": Link("lan0", True, True, frozenset(), ("10.3.0.1/24",))}  # fmt: skip
+FORWARDS = {"ipv4/ip_forward": 1}
+WAYS = {SERVER[0]: "lan0"}
+
+
+def network(
+    links: Mapping[str, Link] = LINKS,
+    ways: Mapping[str, str] = WAYS,
+    gateways: Sequence[tuple[int, str]] = ((4, "wan0"),),
+    sysctls: Mapping[str, int] = MappingProxyType({}),
+) -> Network:
+    return Network(links, gateways, sysctls, ways.get)
+
+
+def look(plan: Plan, net: Network) -> list[Outcome]:
+    return [*deployment.check_interfaces(plan, net), *deployment.check_clients(plan, net),
+            *deployment.check_services(plan, net), *deployment.check_router(plan, net)]  # fmt: skip
+
+
+def missing(plan: Plan, net: Network) -> dict[str, tuple[Need, str]]:
+    """Name, need, and the fix."""
+    return {one.name: (one.need, one.fix) for one in look(plan, net) if not one.present}
+
+
+def changed(name: str, **changes: Any) -> Network:
+    return network({**LINKS, name: replace(LINKS[name], **changes)})
+
+
+def test_nothing_is_missing_where_nothing_is() -> None:
+    assert missing(PLAN, network()) == {}
+    assert missing(ROUTER, network(sysctls=FORWARDS)) == {}
+    assert all(one.detail for one in look(PLAN, network()))
+
+
+def test_an_interface_that_is_down_or_not_there_is_named() -> None:
+    assert missing(PLAN, changed("wan0", up=False)) == {"wan0": (Need.REQUIRED, "ip link set wan0 up")}
+    need, fix = missing(replace(PLAN, clients=("wan7",)), network())["wan7"]
+    assert (need, "`ip link` lists those there are" in fix) == (Need.REQUIRED, True)
+    assert "[network] interfaces" in missing(replace(PLAN, clients=()), network())
+
+
+def test_native_xdp_is_required_only_where_it_is_asked_for() -> None:
+    none = changed("wan0", xdp=False)
+    assert missing(PLAN, none)["wan0: native XDP"][0] is Need.ADVISED
+    assert missing(replace(PLAN, xdp_mode="native"), none)["wan0: native XDP"][0] is Need.REQUIRED
+    assert missing(replace(PLAN, xdp_mode="generic"), none) == {}
+    assert missing(PLAN, changed("wan0", xdp=None)) == {}
+
+
+def test_a_card_that_merges_frames_is_told_with_the_command() -> None:
+    (found,) = missing(PLAN, changed("wan0", offloads=frozenset({"rx-lro", "rx-gro-hw", "rx-gro"}))).values()
+    assert found[1].startswith("ethtool -K wan0 rx-lro off rx-gro-hw off")
+
+
+def test_clients_behind_no_gateway_and_behind_another_are_told_apart() -> None:
+    (none,) = [one for one in look(PLAN, network(gateways=())) if not one.present]
+    assert "only clients of 198.18.0.1/24 can be answered" in none.detail
+    (other,) = [one for one in look(PLAN, network(gateways=((4, "lan0"), (6, "wan0")))) if not one.present]
+    assert "the gateway is behind lan0" in other.detail
+
+
+def test_a_strict_filter_of_sources_matters_where_there_are_several_ways() -> None:
+    strict = {"ipv4/conf/wan0/rp_filter": 1}
+    assert missing(PLAN, network(sysctls=strict)) == {}
+    two = ((4, "wan0"), (4, "lan0"))
+    assert missing(PLAN, network(gateways=two, sysctls=strict)) == {
+        "wan0: rp_filter": (Need.ADVISED, "sysctl -w net.ipv4.conf.wan0.rp_filter=2")
+    }
+    assert missing(PLAN, network(gateways=two, sysctls={**strict, "ipv4/conf/all/rp_filter": 2})) == {}
+
+
+def test_a_server_without_a_route_and_one_that_is_not_heard_are_told() -> None:
+    assert missing(PLAN, network(ways={})) == {
+        "server 10.3.0.2:22": (Need.REQUIRED, "ip route add 10.3.0.2 via GATEWAY")
+    }
+    heard_elsewhere = replace(PLAN, servers_heard=("wan0",))
+    assert missing(heard_elsewhere, network())["the server is heard"][1].startswith('add "lan0" to')
+    assert missing(replace(heard_elsewhere, services=(replace(PLAN.services[0], persistent=False),)), network()) == {}
+
+
+def test_an_address_that_no_interface_has_is_told_and_so_are_clients_of_the_loopback() -> None:
+    assert set(missing(PLAN, changed("wan0", addresses=()))) == {"listen 198.18.0.1:22"}
+    assert set(missing(PLAN, changed("lan0", addresses=()))) == {"10.3.0.1:3128"}
+    local = replace(PLAN, services=(replace(PLAN.services[0], listen=("127.0.0.1", 22)),))
+    assert set(missing(local, network())) == {"clients are heard"}
+
+
+def test_a_router_must_forward_and_know_its_servers_side() -> None:
+    assert missing(ROUTER, network()) == {
+        "IPv4 forwarding": (Need.REQUIRED, "sysctl -w net.ipv4.ip_forward=1, and a line in /etc/sysctl.d")
+    }
+    elsewhere = network(ways={SERVER[0]: "wan0"}, sysctls=FORWARDS)
+    assert missing(ROUTER, elsewhere) == {"the router steers it": (Need.REQUIRED, 'add "wan0" to [router] lan')}
+
+
+def mounts(tmp_path: Path, name: str, kind: str, device: int | None = None) -> Path:
+    device = tmp_path.stat().st_dev if device is None else device
+    path = tmp_path / name
+    path.write_text(f"42 23 {os.major(device)}:{os.minor(device)} / /x rw,relatime shared:7 - {kind} none rw\n")
+    return path
+
+
+def test_a_bpffs_of_ones_own_is_told_with_the_way_out(tmp_path: Path) -> None:
+    mine, theirs, none = (mounts(tmp_path, *one) for one in (("a", "bpf"), ("b", "bpf"), ("c", "bpf", 0)))
+    pins = tmp_path / "roost" / "main"
+    assert [one.present for one in deployment.check_pins(pins, mine, theirs)] == [True, True]
+    on_bpffs, private = deployment.check_pins(pins, mine, none)
+    assert (on_bpffs.present, private.present) == (True, False)
+    assert "nsenter --net=" in private.fix
+    elsewhere, private = deployment.check_pins(pins, mounts(tmp_path, "d", "ext4"), theirs)
+    assert (elsewhere.present, private.present) == (False, True)
+    assert "mount -t bpf" in elsewhere.fix
+
+
+def test_a_database_in_a_volatile_or_open_place_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployment, "filesystem", lambda _: "ext4")
+    database = tmp_path / "below" / "roost.db"
+    assert not [one.name for one in deployment.check_database(database) if not one.present]
+    monkeypatch.setattr(deployment, "filesystem", lambda _: "tmpfs")
+    (volatile,) = [one for one in deployment.check_database(database) if not one.present]
+    assert (volatile.need, "do not survive a reboot" in volatile.detail) == (Need.REQUIRED, True)
+    monkeypatch.setattr(deployment, "filesystem", lambda _: "ext4")
+    database.parent.mkdir(mode=0o700)
+    assert all(one.present for one in deployment.check_database(database))
+    database.parent.chmod(0o777)
+    (opened,) = [one for one in deployment.check_database(database) if not one.present]
+    assert opened.fix == f"chmod 0700 {database.parent}"
+    monkeypatch.setattr(deployment, "MINIMUM_FREE_MB", 1 << 40)
+    assert "room for rows" in [one.name for one in deployment.check_database(database) if not one.present]
+
+
+def test_the_file_system_of_a_path_is_told_by_the_kernel() -> None:
+    assert deployment.filesystem(Path("/proc")) == "proc"
+
+
+def test_a_clock_that_was_never_set_or_is_not_kept_is_told() -> None:
+    assert deployment.check_clock(True, 1_800_000_000).present
+    assert "nothing keeps it right" in deployment.check_clock(False, 1_800_000_000).detail
+    assert "never set" in deployment.check_clock(True, 86_400).detail
+
+
+def test_descriptors_must_do_for_all_that_may_be_awake() -> None:
+    assert deployment.check_descriptors(PLAN, 712).present
+    few = deployment.check_descriptors(PLAN, 711)
+    assert (few.present, few.need, "LimitNOFILE=712" in few.fix) == (False, Need.REQUIRED, True)
+    assert deployment.check_descriptors(PLAN, None).present
+
+
+def test_a_configuration_becomes_a_plan() -> None:
+    plan = plan_of(
+        parse("""
+        [paths]
+        database = "postgresql://roost@db/roost"
+        [network]
+        interfaces = ["wan0"]
+        [router]
+        lan = ["lan0"]
+        [table]
+        max_awake = 5
+        [[service]]
+        name = "ssh"
+        listen = "10.3.0.2:22"
+        transparent = true
+        interface = "persistent"
+        [[service]]
+        name = "web"
+        listen = "[::]:80"
+        servers = ["10.3.0.2:80", "10.3.0.3:80"]
+    """)
+    )
+    assert plan.interfaces == ("wan0", "lan0")
+    assert plan.families == [4, 6]
+    assert plan.services == (
+        Planned("ssh", ("10.3.0.2", 22), (), transparent=True, persistent=True),
+        Planned("web", ("::", 80), (("10.3.0.2", 80), ("10.3.0.3", 80))),
+    )
+    assert (plan.database, plan.max_awake, plan.pin_dir) == (None, 5, Path("/sys/fs/bpf/roost/main"))
