@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from appliance.box import kernel_probe, network
+from appliance.box import kernel_probe, mounts, network
 from appliance.box.doctor import Need, Outcome, outcome
 from appliance.box.network import Network
 from appliance.wire import ServerAddress, endpoint_text
@@ -27,12 +27,9 @@ from appliance.wire import ServerAddress, endpoint_text
 MINIMUM_FREE_MB: Final = 256
 """Room for the rows of a million sleepers, and some history."""
 
-VOLATILE: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 MERGING: Final = ("rx-lro", "rx-gro-hw")
 """Offloads by which a card merges frames to some that are longer than XDP's."""
 
-MOUNTS: Final = Path("/proc/self/mountinfo")
-FIRST_MOUNTS: Final = Path("/proc/1/mountinfo")
 STRICT: Final = 1  # of rp_filter, RFC 3704
 _EPOCH: Final = 1_700_000_000  # 2023: a clock before that was never set
 
@@ -213,19 +210,16 @@ def check_router(plan: Plan, net: Network) -> Iterator[Outcome]:
     yield outcome("router", "the loopback interface", Need.REQUIRED, down, "ip link set lo up", "up")
 
 
-def check_pins(pin_dir: Path, mine: Path = MOUNTS, first: Path = FIRST_MOUNTS) -> Iterator[Outcome]:
-    """The pins lie on a bpffs, and on the machine's. mine, first: the mounts of this process and of process 1, which
-    outlives all."""
-    above = next(path for path in (pin_dir, *pin_dir.parents) if path.exists())
-    kind = filesystem(above, mine)
-    problem = None if kind == "bpf" else f"{above} is {kind}, not bpf"
-    yield outcome(
-        "store", f"pins below {pin_dir}", Need.REQUIRED, problem, "mount -t bpf bpffs /sys/fs/bpf", "on a bpffs"
-    )
-    gone = "it is of this mount namespace alone: with its last process it goes, and all that sleeps with it"
-    private = gone if kind == "bpf" and filesystem(above, first) != "bpf" else None
-    fix = "`ip netns exec` makes such a namespace; use `nsenter --net=/run/netns/NAME` or NetworkNamespacePath= instead"
-    yield outcome("store", "the machine's bpffs", Need.REQUIRED, private, fix, "the one that process 1 has")
+def check_pins(pin_dir: Path) -> Iterator[Outcome]:
+    """The pins lie on a bpffs, and on one that does not end with this process."""
+    name, kind = f"pins below {pin_dir}", mounts.kind_of(pin_dir)
+    if mounts.ends_with_this_process(pin_dir):
+        problem = "mounted for this process alone: what is pinned there ends with it, and all that sleeps"
+        fix = "`ip netns exec` makes a /sys of its own; `nsenter --net=/run/netns/NAME` or NetworkNamespacePath= do not"
+        yield outcome("store", name, Need.REQUIRED, problem, fix)
+        return
+    elsewhere = None if kind == "bpf" else f"that is on {kind}, not on a bpffs"
+    yield outcome("store", name, Need.REQUIRED, elsewhere, "mount -t bpf bpffs /sys/fs/bpf", "on a bpffs")
 
 
 def check_database(database: Path) -> Iterator[Outcome]:
@@ -236,8 +230,8 @@ def check_database(database: Path) -> Iterator[Outcome]:
     yield outcome(
         "store", name, Need.REQUIRED, problem, f"run as root, or chown it: chown root {above}", "can be written"
     )
-    kind = filesystem(above)
-    volatile = f"{above} is {kind}: its rows do not survive a reboot" if kind in VOLATILE else None
+    kind = mounts.kind_of(database)
+    volatile = f"{above} is {kind}: its rows do not survive a reboot" if kind in mounts.VOLATILE else None
     fix = '[paths] database = "/var/lib/roost/NAME.db", or another place on a disk'
     yield outcome("store", "it lasts", Need.REQUIRED, volatile, fix, kind)
     free_mb = shutil.disk_usage(above).free // 2**20
@@ -248,17 +242,6 @@ def check_database(database: Path) -> Iterator[Outcome]:
         mode = database.parent.stat().st_mode
         opened = f"others may write to {database.parent}" if mode & 0o022 and not mode & 0o1000 else None
         yield outcome("store", "its directory", Need.REQUIRED, opened, f"chmod 0700 {database.parent}", "ours alone")
-
-
-def filesystem(path: Path, mounts: Path = MOUNTS) -> str:
-    """The type of the file system that a path lies on, if it is among these mounts; else "unknown" (proc(5))."""
-    device = path.stat().st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    for line in mounts.read_text(errors="replace").splitlines():
-        fields = line.split()
-        if fields[2] == wanted:
-            return fields[fields.index("-") + 1]
-    return "unknown"
 
 
 def check_machine(plan: Plan) -> Iterator[Outcome]:

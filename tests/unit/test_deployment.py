@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from appliance.box import deployment
+from appliance.box import deployment, mounts
 from appliance.box.deployment import Plan, Planned
 from appliance.box.doctor import Need, Outcome
 from appliance.box.network import Link, Network
@@ -120,33 +119,30 @@ def test_a_router_must_forward_and_know_its_servers_side() -> None:
     assert missing(ROUTER, elsewhere) == {"the router steers it": (Need.REQUIRED, 'add "wan0" to [router] lan')}
 
 
-def mounts(tmp_path: Path, name: str, kind: str, device: int | None = None) -> Path:
-    device = tmp_path.stat().st_dev if device is None else device
-    path = tmp_path / name
-    path.write_text(f"42 23 {os.major(device)}:{os.minor(device)} / /x rw,relatime shared:7 - {kind} none rw\n")
-    return path
+def test_pins_that_are_on_no_bpffs_or_end_with_this_process_are_told_with_the_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def check(kind: str, private: bool) -> tuple[bool, str]:
+        monkeypatch.setattr(mounts, "kind_of", lambda _: kind)
+        monkeypatch.setattr(mounts, "ends_with_this_process", lambda _: private)
+        (told,) = deployment.check_pins(Path("/sys/fs/bpf/roost/main"))
+        return told.present, told.fix
 
-
-def test_a_bpffs_of_ones_own_is_told_with_the_way_out(tmp_path: Path) -> None:
-    mine, theirs, none = (mounts(tmp_path, *one) for one in (("a", "bpf"), ("b", "bpf"), ("c", "bpf", 0)))
-    pins = tmp_path / "roost" / "main"
-    assert [one.present for one in deployment.check_pins(pins, mine, theirs)] == [True, True]
-    on_bpffs, private = deployment.check_pins(pins, mine, none)
-    assert (on_bpffs.present, private.present) == (True, False)
-    assert "nsenter --net=" in private.fix
-    elsewhere, private = deployment.check_pins(pins, mounts(tmp_path, "d", "ext4"), theirs)
-    assert (elsewhere.present, private.present) == (False, True)
-    assert "mount -t bpf" in elsewhere.fix
+    assert check("bpf", False)[0]
+    for kind, private, fix in (("bpf", True, "nsenter --net="), ("ext4", False, "mount -t bpf")):
+        present, told = check(kind, private)
+        assert not present
+        assert fix in told
 
 
 def test_a_database_in_a_volatile_or_open_place_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deployment, "filesystem", lambda _: "ext4")
+    monkeypatch.setattr(mounts, "kind_of", lambda _: "ext4")
     database = tmp_path / "below" / "roost.db"
     assert not [one.name for one in deployment.check_database(database) if not one.present]
-    monkeypatch.setattr(deployment, "filesystem", lambda _: "tmpfs")
+    monkeypatch.setattr(mounts, "kind_of", lambda _: "tmpfs")
     (volatile,) = [one for one in deployment.check_database(database) if not one.present]
     assert (volatile.need, "do not survive a reboot" in volatile.detail) == (Need.REQUIRED, True)
-    monkeypatch.setattr(deployment, "filesystem", lambda _: "ext4")
+    monkeypatch.setattr(mounts, "kind_of", lambda _: "ext4")
     database.parent.mkdir(mode=0o700)
     assert all(one.present for one in deployment.check_database(database))
     database.parent.chmod(0o777)
@@ -154,10 +150,6 @@ def test_a_database_in_a_volatile_or_open_place_is_told(tmp_path: Path, monkeypa
     assert opened.fix == f"chmod 0700 {database.parent}"
     monkeypatch.setattr(deployment, "MINIMUM_FREE_MB", 1 << 40)
     assert "room for rows" in [one.name for one in deployment.check_database(database) if not one.present]
-
-
-def test_the_file_system_of_a_path_is_told_by_the_kernel() -> None:
-    assert deployment.filesystem(Path("/proc")) == "proc"
 
 
 def test_a_clock_that_was_never_set_or_is_not_kept_is_told() -> None:
