@@ -66,8 +66,9 @@ static __always_inline int header_good(struct xdp_md *ctx, const struct packet *
     return !fold(bpf_csum_diff(0, 0, (__be32 *)buffer, 64, 0));
 }
 
-/* The segment: 1 good, 0 malformed (truncated, impossible header length), -1 bad checksum. Only what is short enough
- * to be answered from the record is summed here; the engine sums what it is handed before it believes it. */
+/* The segment, or what the first of its fragments has of it: 1 good, 0 malformed (truncated, impossible header length),
+ * -1 bad checksum. Only what is short enough to be answered from the record, and whole, is summed here; the engine sums
+ * what it is handed before it believes it. */
 static __noinline int read_segment(struct xdp_md *ctx, const struct packet *p, struct roost_segment *s) {
     struct option_walk walk = {.at = sizeof(struct tcphdr)}; /* its buffer is all that the stack has room for */
     __u32 frame = bpf_xdp_get_buff_len(ctx);
@@ -93,7 +94,7 @@ static __noinline int read_segment(struct xdp_md *ctx, const struct packet *p, s
     s->flags = walk.buffer[13];
     if (!good)
         return -1;
-    if (p->l4_length <= 61) {
+    if (p->l4_length <= 61 && !p->fragment) {
         __s64 pseudo = pseudo_sum(&p->key, p->v6, p->l4_length);
         __s64 sum = bpf_csum_diff(0, 0, (__be32 *)walk.buffer, sizeof(walk.buffer), pseudo);
         if (fold(sum) && !is_left_to_interface(tcp->check, pseudo))

@@ -14,24 +14,11 @@
 #include "ebpf/lib/ctx_skb.h"
 #include "ebpf/lib/packet.h"
 #include "ebpf/lib/candidate.h"
+#include "ebpf/lib/report.h"
 
 #include <linux/pkt_cls.h>
 
 char _license[] SEC("license") = "GPL";
-
-/* A record for the engine without a frame, which was the stack's. */
-static __noinline int report(const struct roost_key *key, __u32 why) {
-    struct roost_frame *f = bpf_ringbuf_reserve(&ring, sizeof(*f), 0);
-    if (!f) {
-        count(ROOST_N_RING_FULL);
-        return 0;
-    }
-    __builtin_memset(f, 0, sizeof(*f));
-    f->key = *key;
-    f->why = why;
-    bpf_ringbuf_submit(f, 0);
-    return 1;
-}
 
 SEC("tc")
 int roost_guard(struct __sk_buff *skb) {

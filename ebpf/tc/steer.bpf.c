@@ -109,9 +109,10 @@ static __always_inline enum owner owner_of(struct __sk_buff *skb, const struct a
     return owner;
 }
 
-static __always_inline int asleep(const struct roost_config *cfg, const struct roost_key *key, int v6) {
+/* Whether this leg is asleep: servers' come from their side alone, and clients' from theirs. */
+static __always_inline int asleep(const struct roost_config *cfg, const struct roost_key *key, int v6, int server) {
     struct found found;
-    return find(cfg, key, v6, &found);
+    return find(cfg, key, v6, &found) && !(ROOST_FLAGS(found.ctl) & ROOST_F_SERVER) == !server;
 }
 
 /* The entry of a server's address and port, its own or the one for every address; NULL: not managed. */
@@ -217,7 +218,7 @@ static long connected(void *map, struct roost_managed_key *server, struct roost_
     const __u32 *a = (const __u32 *)server->address;
     int any = !a[0] && !a[1] && !a[3] && (mapped || !a[2]);
     __builtin_memcpy(key.local, any ? s->p->key.client : server->address, 16);
-    return s->found = asleep(s->cfg, &key, s->p->v6) || is_connected(s->skb, &key, s->p->v6);
+    return s->found = asleep(s->cfg, &key, s->p->v6, 0) || is_connected(s->skb, &key, s->p->v6);
 }
 
 /* Is the packet to be forwarded, and not for an address of this machine? Not inlined: the stack of a program is small. */
@@ -286,9 +287,8 @@ static __always_inline int steer(struct __sk_buff *skb, int from_servers) {
     }
     enum owner owner = owner_of(skb, a);
     int opens = tcp->syn && !tcp->ack;
-    /* Clients come from one side alone: what sleeps is answered on that side's interfaces. */
     const struct roost_managed *server = from_servers ? 0 : managed_server(p->key.local, p->key.local_port, p->v6);
-    if (owner == CONNECTION || (server && asleep(cfg, &p->key, p->v6))) {
+    if (owner == CONNECTION || ((server || from_servers) && asleep(cfg, &p->key, p->v6, from_servers))) {
         keep(skb, p);
     } else if (server) {
         if (owner == LISTENER && (opens || server->fail_closed))

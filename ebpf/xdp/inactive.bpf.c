@@ -2,7 +2,8 @@
 /*
  * XDP: the front door of inactive connections. Everything that is not TCP, not for a connection in the table, or not
  * understood goes on to the stack; what the stack makes of a packet of a sleeping connection that got past us
- * (fragments, more than one VLAN tag, exotic extension headers) is stopped and noticed by guard.bpf.c.
+ * (more than one VLAN tag, exotic extension headers, fragments whose first one wakes nobody) is stopped and noticed by
+ * guard.bpf.c.
  */
 #include "maps.h"
 #include "outbox.h"
@@ -12,6 +13,7 @@
 #include "fast_born.h"
 #include "ebpf/shared/judge.h"
 #include "ebpf/lib/candidate.h"
+#include "ebpf/lib/report.h"
 #include "ebpf/lib/reply.h"
 
 #include <linux/if_ether.h>
@@ -223,17 +225,35 @@ static __noinline int known(struct xdp_md *ctx, const struct packet *p, const st
     }
 }
 
+/* The first of several fragments, of a connection in the table. Its numbers say whether the segment wakes, as those of a
+ * whole one would; its checksum is not looked at, for that is about all fragments. Then it is dropped, lest the stack get
+ * the segment together before there is a socket: the retransmission finds one. */
+static __noinline int first_fragment(struct xdp_md *ctx, const struct packet *p, const struct found *found) {
+    struct roost_ka ka;
+    struct roost_segment s = {};
+    if (!snapshot(found, &ka) || read_segment(ctx, p, &s) <= 0 || s.flags & ROOST_RST ||
+        roost_judge(&ka, &s) != ROOST_V_WAKE || !report(&p->key, ROOST_WHY_GUARD))
+        return XDP_PASS;
+    count(ROOST_N_WOKEN);
+    return XDP_DROP;
+}
+
 static __noinline int long_way(struct xdp_md *ctx, const struct roost_config *cfg) {
     struct packet p = {};
     union header nowhere;
-    if (!parse(ctx, &p, &nowhere) || p.fragment || (__s32)p.l4_length < (int)sizeof(struct tcphdr))
+    if (!parse(ctx, &p, &nowhere) || (__s32)p.l4_length < (int)sizeof(struct tcphdr))
         return outbox_or_pass(ctx, cfg, p.not_ip);
     struct found found = {};
     int candidate = LOOK_AGAIN;
     for (int i = 0; i < 2 && candidate == LOOK_AGAIN; i++) {
         if (find(cfg, &p.key, p.v6, &found))
-            return known(ctx, &p, &found);
+            return p.fragment ? first_fragment(ctx, &p, &found) : known(ctx, &p, &found);
         candidate = filter_says(&found, p.key.local_port);
+    }
+    if (p.fragment) {
+        if (candidate != NO_CANDIDATE)
+            report(&p.key, ROOST_WHY_CANDIDATE);
+        return XDP_PASS;
     }
     if (candidate != NO_CANDIDATE)
         return hand_over(ctx, &p, ROOST_WHY_CANDIDATE);

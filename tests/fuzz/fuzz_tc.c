@@ -242,7 +242,9 @@ static void steered(struct input *in, const uint8_t *frame, size_t length, bool 
     if (socket == HOST_LISTENER && (flags & (ROOST_SYN | ROOST_ACK | ROOST_RST)) == ROOST_ACK && host.cookie)
         socket = HOST_CONNECTION;
     const struct roost_managed *server = servers ? NULL : manager_of(&t);
-    if (socket == HOST_CONNECTION || (server && slot_of(&t.key))) {
+    const struct roost_ka *slot = slot_of(&t.key);
+    bool asleep = slot && !!(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) == servers && (server || servers);
+    if (socket == HOST_CONNECTION || asleep) {
         claim(marked && verdict == TC_ACT_UNSPEC, "a packet of ours was not marked");
     } else if (server && socket == HOST_LISTENER && (opens || server->fail_closed)) {
         claim(marked && verdict == TC_ACT_UNSPEC, "a new client's packet was not marked");

@@ -14,6 +14,7 @@
  *     an answer is made from the record, for its connection, with good checksums, exactly where the judge says so; and it
  *     is counted when it leaves, and not when a frame can become no answer for want of room
  *     a good segment for a connection that is being moved is held, whole
+ *     the first of several fragments is told of where its numbers would wake, and else goes to the stack
  *     the program changes nothing of the table but the fields marked X (ebpf/shared/record.h)
  */
 #include "host/kernel.h"
@@ -565,14 +566,47 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
     claim_table(slot, &ka, true);
 }
 
+/* Whether the first fragment of a segment is a reason to wake: it has as much of it as a whole one must have. */
+static bool fragment_wakes(const uint8_t *frame, size_t length, const struct tuple *t, const struct roost_ka *ka) {
+    const uint8_t *tcp = frame + t->l4;
+    size_t header = (size_t)(tcp[12] >> 4) * 4;
+    if (t->l4 > 512 || t->l4 + t->l4_length > length || header < 20 || header > t->l4_length ||
+        (!t->v6 && reference_sum(frame + t->l3, t->l4 - t->l3, NULL, 0)))
+        return false;
+    struct roost_segment s = {
+        .seq = get32(tcp + 4), .ack = get32(tcp + 8), .flags = tcp[13], .payload = (uint32_t)(t->l4_length - header)};
+    return !(s.flags & ROOST_RST) && roost_judge(ka, &s) == ROOST_V_WAKE;
+}
+
+/* The first fragment of a segment: what wakes is told, without a frame, and else the stack has it. */
+static void check_fragment(const uint8_t *frame, size_t length, const struct tuple *t) {
+    const struct roost_ka *slot = roost_table_find(&world.table, &t->key);
+    bool wakes = slot && fragment_wakes(frame, length, t, slot) && !host.ring_full;
+    bool asks = !slot && world_candidate(&world, &t->key) && !host.ring_full;
+    struct outcome o = run(frame, length);
+    claim_table(NULL, NULL, false);
+    claim(o.action == (wakes ? XDP_DROP : XDP_PASS), "verdict %d for a fragment", o.action);
+    claim(o.length == length && !memcmp(o.frame, frame, length), "a fragment was changed");
+    claim(host.records == (wakes || asks), "%d records for a fragment", host.records);
+    if (!host.records)
+        return;
+    const struct roost_frame *f = host.record[0].data;
+    claim(!memcmp(&f->key, &t->key, sizeof(f->key)) && !f->length, "a fragment was told of under another key");
+    claim(f->why == (wakes ? ROOST_WHY_GUARD : ROOST_WHY_CANDIDATE), "a fragment was told of as %u", f->why);
+}
+
 static void check(const uint8_t *frame, size_t length) {
     struct tuple t;
     struct roost_segment s;
+    remember_table();
+    if (reference_tuple_of_any(frame, length, &t) && t.fragment) {
+        check_fragment(frame, length, &t);
+        return;
+    }
     bool whole = reference_tuple(frame, length, &t);
     const struct roost_ka *slot = whole ? roost_table_find(&world.table, &t.key) : NULL;
     struct roost_ka ka = slot ? *slot : (struct roost_ka){0};
     bool candidate = whole && !slot && world_candidate(&world, &t.key);
-    remember_table();
     if (whole)
         note_socket(&t.key);
 

@@ -31,6 +31,14 @@ MUTANTS = (
         "CLAIM BROKEN",
     ),
     Mutant(
+        "any first fragment wakes",
+        "xdp",
+        "ebpf/xdp/inactive.bpf.c",
+        "roost_judge(&ka, &s) != ROOST_V_WAKE || !report",
+        "!report",
+        "for a fragment",
+    ),
+    Mutant(
         "an answer acknowledges one byte too many",
         "xdp",
         "ebpf/xdp/inactive.bpf.c",

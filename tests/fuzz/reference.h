@@ -18,6 +18,7 @@ struct tuple {
     size_t l3, l4;        /* offsets of the headers */
     size_t l4_length;     /* as IP says, bytes; may be more than there is */
     bool v6, ip;
+    bool fragment; /* the first of several */
 };
 
 static inline uint32_t get16(const uint8_t *at) {
@@ -71,9 +72,9 @@ static inline bool reference_tcp_good(const uint8_t *addresses, size_t size, con
            get16(tcp + 16) + reference_part_sum(addresses, size, tcp, length, 0) == 0xffff;
 }
 
-/* Whether the frame is a TCP segment that XDP understands: one VLAN tag at most, no fragment, and at most six of the
- * extension headers that are known (ebpf/lib/packet.h). links: bytes of Ethernet with its tag are looked for. */
-static inline bool reference_tuple(const uint8_t *f, size_t length, struct tuple *t) {
+/* Whether the frame is a TCP segment that XDP understands, or the first fragment of one: one VLAN tag at most, and at most
+ * six of the extension headers that are known (ebpf/lib/packet.h). */
+static inline bool reference_tuple_of_any(const uint8_t *f, size_t length, struct tuple *t) {
     memset(t, 0, sizeof(*t));
     t->ip = true;
     if (length < 14)
@@ -91,8 +92,9 @@ static inline bool reference_tuple(const uint8_t *f, size_t length, struct tuple
         if (length < at + 20 || f[at] >> 4 != 4)
             return false;
         size_t header = (size_t)(f[at] & 15) * 4, total = get16(f + at + 2);
-        if (header < 20 || f[at + 9] != 6 || get16(f + at + 6) & 0x3fff || total < header + 20)
+        if (header < 20 || f[at + 9] != 6 || get16(f + at + 6) & 0x1fff || total < header + 20)
             return false;
+        t->fragment = get16(f + at + 6) & 0x2000;
         t->key.client[10] = t->key.client[11] = t->key.local[10] = t->key.local[11] = 0xff;
         memcpy(t->key.client + 12, f + at + 12, 4);
         memcpy(t->key.local + 12, f + at + 16, 4);
@@ -106,12 +108,15 @@ static inline bool reference_tuple(const uint8_t *f, size_t length, struct tuple
         memcpy(t->key.local, f + at + 24, 16);
         size_t payload = get16(f + at + 4), skipped = 0;
         uint32_t next = f[at + 6];
-        for (int i = 0; i < 6 && (next == 0 || next == 43 || next == 60); i++) {
+        for (int i = 0; i < 6 && (next == 0 || next == 43 || next == 60 || next == 44); i++) {
             if (length < at + 40 + skipped + 8)
                 return false;
             const uint8_t *header = f + at + 40 + skipped;
+            if (next == 44 && get16(header + 2) & 0xfff8)
+                return false;
+            t->fragment |= next == 44;
+            skipped += next == 44 ? 8 : ((size_t)header[1] + 1) * 8;
             next = header[0];
-            skipped += ((size_t)header[1] + 1) * 8;
         }
         if (next != 6 || payload < skipped + 20)
             return false;
@@ -126,6 +131,11 @@ static inline bool reference_tuple(const uint8_t *f, size_t length, struct tuple
     memcpy(&t->key.client_port, f + t->l4, 2);
     memcpy(&t->key.local_port, f + t->l4 + 2, 2);
     return true;
+}
+
+/* Whether it is a whole one. */
+static inline bool reference_tuple(const uint8_t *f, size_t length, struct tuple *t) {
+    return reference_tuple_of_any(f, length, t) && !t->fragment;
 }
 
 #endif

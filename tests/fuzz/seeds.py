@@ -84,6 +84,19 @@ def _xdp() -> dict[str, bytes]:
         do_frame + frame(1, seq=-1, extensions=bytes(kinds)) for kinds in ([0, 1, 2], [0x31] * 6, [1] * 7, [4], [5])
     )
     seeds["fragments"] = b"".join(do_frame + frame(c, seq=-1, fragment=1 + c % 2) for c in everybody)
+    seeds["first-fragments"] = b"".join(
+        do_frame + frame(c, payload=100, fragment=1, extensions=b"\4", flags=ACK | (RST if c > 20 else 0))
+        for c in everybody
+    )
+    seeds["first-fragments-without-a-slot"] = b"".join(
+        do_remove
+        + bytes([c])
+        + do_filter
+        + bytes([c, 0])
+        + do_frame
+        + frame(c, payload=9, fragment=1, extensions=b"\4")
+        for c in everybody
+    )
     for bit in range(8):
         seeds[f"wrong-{bit}"] = b"".join(
             do_frame + frame(c, seq=-1, payload=c % 2, wrong=1 << bit, tail=bytes([c, c, c])) for c in everybody
@@ -241,6 +254,9 @@ def _tc() -> dict[str, bytes]:
                 for sockets, cookie in ((0, 0), (1, 0), (1, 1), (2, 0), (4, 1))
             )
             seeds[f"steer-{name}-{flags}"] = known + packets
+    seeds["steer-legs"] = b"".join(
+        side + frame(c, payload=c, fragment=c % 2) + b"\0\0" for side in (clients, servers) for c in everybody
+    )
     seeds["steer-left-to-interface"] = (
         manage + b"\0\1" + clients + frame(0, flags=SYN, options=OF_LINUX, wrong=LEFT_TO_INTERFACE) + b"\0\0"
     )

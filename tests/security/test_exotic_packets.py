@@ -161,32 +161,17 @@ def in_fragments(sleeper: Sleeper, segment: Any) -> list[Any]:
 
 
 @BOTH
-@ASLEEP
-def test_fragments_of_a_genuine_segment_wake_and_its_retransmission_arrives(
-    box: EngineLab, family: int, state: State
-) -> None:
-    pair = box.connect(family)
-    box.to(pair, state)
-    sleeper = Sleeper(pair, box.record(pair))
-    payload = b"really me" * 50
-    with Wire(box) as wire:
-        segment = genuine(sleeper, sleeper.ip(), payload)[TCP]
-        wire.send(*in_fragments(sleeper, segment))
-        box.wait_state(pair, State.STANDBY)
-        assert box.stat("guard_woke") == 1
-        wire.send(*in_fragments(sleeper, segment))  # the retransmission, which now meets a socket
-        assert receive(box.accept(family), len(payload)) == payload
-        assert resets(wire.replies(sleeper)) == []
-
-
-@BOTH
 def test_a_lone_fragment_changes_nothing(box: EngineLab, family: int) -> None:
+    """Unless it is the first, with the numbers of a genuine segment (tests/lab/test_fragments.py)."""
     pair = box.connect(family)
     box.to_idle(pair)
     sleeper = Sleeper(pair, box.record(pair))
+    forged = sleeper.tcp(ack=1, flags="PA") / Raw(b"evil" * 200)
+    reset = sleeper.tcp(flags="RA") / Raw(b"evil" * 200)
     with Wire(box) as wire:
-        first, *_, last = in_fragments(sleeper, genuine(sleeper, sleeper.ip(), b"evil" * 200)[TCP])
-        wire.send(first, last)
+        for segment in (forged, reset):
+            wire.send(in_fragments(sleeper, segment)[0])
+        last = in_fragments(sleeper, genuine(sleeper, sleeper.ip(), b"evil" * 200)[TCP])[-1]
         wire.send(last, last)
         assert wire.replies(sleeper) == []
     assert box.state(pair) is State.IDLE
