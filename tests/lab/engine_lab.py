@@ -359,8 +359,7 @@ class EngineLab:
     def dial(self, family: int = 4, keepalives: bool = False, before: Callable[[socket.socket], None] | None = None,
              source: str | None = None, space: str = "wan", to: str | None = None) -> socket.socket:  # fmt: skip
         """A client's socket, connected to the appliance; `to`: at another of its addresses."""
-        with self.lab.enter(space):
-            client = socket.socket(socket.AF_INET6 if family == 6 else socket.AF_INET)
+        client = self.client_socket(space, family)
         self._sockets.callback(client.close)
         for option in QUICK_KEEPALIVES if keepalives else ():
             client.setsockopt(*option)
@@ -372,6 +371,11 @@ class EngineLab:
         address, port = self.target(family)
         client.connect((to or address, port))
         return client
+
+    def client_socket(self, space: str, family: int) -> socket.socket:
+        """A client's, not connected yet."""
+        with self.lab.enter(space):
+            return socket.socket(socket.AF_INET6 if family == 6 else socket.AF_INET)
 
     def accept(self, family: int = 4) -> socket.socket:
         """The next connection that reaches the server."""

@@ -5,7 +5,7 @@ that want it alike."""
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -24,15 +24,16 @@ class Engines:
     """One engine at a time in the module's lab. Loading the programs takes 0.4 s of a processor, so a test gets the one
     of the test before if it is configured alike and found as new."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, make: Callable[..., EngineLab] = EngineLab) -> None:
         self._lab = lab
+        self._make = make
         self._box: EngineLab | None = None
         self._arguments: dict[str, Any] = {}
 
     def take(self, arguments: dict[str, Any]) -> EngineLab:
         if self._box is None or self._arguments != arguments:
             self.close()
-            self._box = EngineLab(self._lab, **arguments).__enter__()
+            self._box = self._make(self._lab, **arguments).__enter__()
             self._arguments = arguments
         return self._box
 

@@ -22,7 +22,7 @@ BOTH = pytest.mark.parametrize("family", [4, 6])
 
 @pytest.mark.usefixtures("unhurried")
 def test_a_sleeping_clients_kernel_hears_its_keepalives_answered(box: EngineLab) -> None:
-    """The clients give their peer up after 4 s without an answer; they probe every second."""
+    """The clients give their peer up after 4 s without an answer; they probe every second, or every other."""
     kinds = list(itertools.product((4, 6), (State.IDLE, State.SLEEP)))
     pairs = [box.connect(family, keepalives=True) for family, _ in kinds]
     for pair, (_, state) in zip(pairs, kinds, strict=True):
@@ -34,7 +34,7 @@ def test_a_sleeping_clients_kernel_hears_its_keepalives_answered(box: EngineLab)
         assert all(tcp_info(pair.client).probes <= 1 for pair in pairs)
         time.sleep(0.1)
     assert max(tcp_info(pair.client).last_ack_recv_ms for pair in pairs) < 1600
-    assert box.stat("keepalives_answered") >= 4 * len(pairs)
+    assert box.stat("keepalives_answered") >= 2 * len(pairs)
     assert len(box.events) == told, "an answered keep-alive is no event"
     for pair, (sleeper, active_ms) in zip(pairs, before, strict=True):
         after = Sleeper(pair, box.record(pair))

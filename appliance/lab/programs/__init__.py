@@ -6,7 +6,8 @@
     session.ask("PING", "PONG")
 
 Each server runs in a namespace of the lab with configuration, keys and data of its own, beside whatever the machine
-itself runs; it is ready when its constructor returns, and ends with the lab.
+itself runs; it is ready when its constructor returns, and ends with the lab. lwIP (.lwip) is a client's TCP rather than
+a program, and compiled from Debian's sources.
 """
 
 from appliance.lab.programs.mosquitto import Mosquitto
