@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 
 class UnreachableError(Exception):
@@ -13,6 +14,11 @@ class UnreachableError(Exception):
 def interface_towards(address: str) -> str:
     """The name of the interface that the routing table of this network namespace gives for an IP address; ``lo`` for
     this machine's own. Raises UnreachableError."""
+    with ThreadPoolExecutor(1) as thread:  # pyroute2 runs an event loop, and so may the caller's thread
+        return thread.submit(_interface_towards, address).result()
+
+
+def _interface_towards(address: str) -> str:
     from pyroute2 import IPRoute  # 10 MB, imported where it is used
     from pyroute2.netlink.exceptions import NetlinkError
 

@@ -87,7 +87,7 @@ class EngineOptions:
 @dataclass(slots=True)
 class ServiceSpec:
     """A service and its policy (struct roost_service); times in the units of the names, 0 = never. No servers: a link
-    goes to the one that the client connected to."""
+    of a transparent service goes to the one that the client connected to, any other waits until there is one."""
 
     index: int
     listen: str

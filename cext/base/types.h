@@ -168,7 +168,7 @@ struct roost_service {
     uint16_t index;       /* 1.. ; index of the service in the configuration */
     uint8_t listen[16];   /* address, IPv4-mapped for IPv4; all zeros or ::ffff:0.0.0.0 = every local address */
     uint16_t listen_port; /* host byte order */
-    uint8_t servers;      /* how many; 0: whichever server the client connected to */
+    uint8_t servers;      /* how many; 0: of a transparent service whichever the client connected to, else links wait */
     struct roost_server server[ROOST_SERVERS_MAX];
     uint8_t by_daemon; /* the daemon itself is the server, without an address: ROOST_EV_LINK hands it each link */
     uint8_t balance;   /* enum roost_balance */

@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 from control.config.config import LISTS, SECTIONS, Config
 from control.config.sections import Policy, Section
 from control.config.service import Health, InBand, Service
-from control.config.values import endpoint_text, parse_duration, whole_seconds
+from control.config.values import endpoint_text, parse_duration, server_text, whole_seconds
 
 HEADINGS: Final[dict[str, type[Section]]] = {
     "Top level": Config,
@@ -38,8 +38,9 @@ def _shown_default(default: object) -> str:
 def _shown_type(annotation: object, metadata: list[Any]) -> str:
     if any(isinstance(item, BeforeValidator) and item.func in (parse_duration, whole_seconds) for item in metadata):
         return "duration"
-    if any(isinstance(item, BeforeValidator) and item.func is endpoint_text for item in metadata):
-        return "address:port"
+    for item in metadata:
+        if isinstance(item, BeforeValidator) and item.func in (endpoint_text, server_text):
+            return "address:port" if item.func is endpoint_text else "host:port"
     if get_origin(annotation) is Literal:
         return " or ".join(f'`"{value}"`' for value in get_args(annotation))
     if get_origin(annotation) is tuple and get_origin(get_args(annotation)[0]) is Literal:

@@ -61,6 +61,12 @@ class Network(Section):
         description="local ports of links to the servers of persistent services. The kernel must not give them to "
         "others: those of its own range (`net.ipv4.ip_local_port_range`) are reserved",
     )
+    resolve_interval: Duration = Field(
+        30.0,
+        ge=1,
+        description="how often the names of servers are asked for again. An address that a name has no more gets no "
+        "new links, those that are there go on; a name that cannot be resolved keeps its addresses",
+    )
     xdp_mode: Literal["auto", "native", "generic"] = Field(
         "auto", description="`native` needs the driver's support; `auto` falls back to `generic` with a warning"
     )

@@ -3,13 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from appliance.wire import SERVERS_MAX
+from appliance.wire import SERVERS_MAX, endpoint_text
 from control.config.sections import Policy, Router, Section, Table
-from control.config.values import Duration, Endpoint, ToEngine, WholeSeconds, parse_endpoint
+from control.config.values import (
+    Duration,
+    Endpoint,
+    ServerText,
+    ToEngine,
+    WholeSeconds,
+    is_name,
+    parse_endpoint,
+    parse_server,
+)
 
 
 class Health(Section):
@@ -74,9 +84,10 @@ class Service(Policy):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$",
     )
     listen: Endpoint = Field(description="address and port for clients; `0.0.0.0` or `[::]` for every local address")
-    server: Endpoint | None = Field(
+    server: ServerText | None = Field(
         None,
-        description="address and port of the server; a transparent service needs none: the one the client meant; "
+        description="address and port of the server, or a name and port: then all addresses that the name has are "
+        "servers, see `[network] resolve_interval`; a transparent service needs none: the one the client meant; "
         "the kinds `agents` and `held` have none",
     )
     kind: Literal["server", "agents", "held"] = Field(
@@ -84,7 +95,7 @@ class Service(Policy):
         description="who answers clients: `server`: the server; `agents`: the daemon, clients are agents; `held`: "
         "nobody until a server asks for the client, for clients that agents tell to connect",
     )
-    servers: tuple[Endpoint, ...] = Field(
+    servers: tuple[ServerText, ...] = Field(
         (), max_length=SERVERS_MAX, description="instead of `server`: several, which share the links"
     )
     balance: Annotated[Literal["least-connections", "source-hash"], ToEngine("balance")] = Field(
@@ -134,6 +145,23 @@ class Service(Policy):
         return (self.server,) if self.server else self.servers
 
     @property
+    def hostnames(self) -> tuple[str, ...]:
+        """The names among its servers, without ports."""
+        return tuple(host for host, _ in map(parse_server, self.every_server) if is_name(host))
+
+    def with_addresses(self, known: Mapping[str, Sequence[str]]) -> Service:
+        """The service with all addresses that are known of a name in place of it: none, perhaps, and clients wait. With
+        source = "client" those of the family that clients connect by."""
+        if not self.hostnames:
+            return self
+        found: dict[str, None] = {}
+        for host, port in map(parse_server, self.every_server):
+            for address in known.get(host, ()) if is_name(host) else (host,):
+                if self.source != "client" or (":" in address) == (":" in parse_endpoint(self.listen)[0]):
+                    found[endpoint_text((address, port))] = None
+        return self.model_copy(update={"server": None, "servers": tuple(found)[:SERVERS_MAX]})
+
+    @property
     def check(self) -> Literal["tcp", "http", "none"]:
         """The active check of its servers."""
         if self.health.check != "auto":
@@ -158,10 +186,13 @@ class Service(Policy):
                 return ": the key `server` is missing"
             if given := sorted({"balance", "health"} & self.model_fields_set):
                 return f"is transparent and has `{given[0]}`: it has no servers to choose from"
-        if len({parse_endpoint(server) for server in self.servers}) < len(self.servers):
+        if len({parse_server(server) for server in self.servers}) < len(self.servers):
             return "names a server twice in `servers`"
+        if self.transparent and self.hostnames:
+            return f'is transparent: its `server` is an address, not the name "{self.hostnames[0]}"'
         if self.source == "client":
-            families = {":" in parse_endpoint(text)[0] for text in (self.listen, *self.every_server)}
+            hosts = [parse_server(text)[0] for text in (self.listen, *self.every_server)]
+            families = {":" in host for host in hosts if not is_name(host)}
             if len(families) > 1:
                 return ': with source = "client" listen and server are both IPv4 or both IPv6'
         return ""

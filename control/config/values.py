@@ -82,6 +82,40 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     return str(address), int(port)
 
 
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9])?"
+_NAME = re.compile(rf"(?=.{{1,253}}$)(?:{_LABEL}\.)*(?![0-9]+\.?$){_LABEL}\.?")
+"""RFC 1123 section 2.1; the last label is no number, or it would be an address that is written wrongly."""
+
+
+def parse_server(text: str) -> tuple[str, int]:
+    """(address or name, port) out of what `parse_endpoint` reads, or of ``db.example:5432``."""
+    host, _, port = text.rpartition(":")
+    if _NAME.fullmatch(host) and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535:
+        return host, int(port)
+    try:
+        return parse_endpoint(text)
+    except ValueError:
+        raise ValueError(
+            f'"{text}" is no server; write "192.0.2.1:80", "[2001:db8::1]:80" or "name.example:80"'
+        ) from None
+
+
+def is_name(host: str) -> bool:
+    """Whether this is a name, and no address."""
+    return _NAME.fullmatch(host) is not None
+
+
+def server_text(value: object) -> str:
+    """The text itself, when `parse_server` can read it; raises ValueError."""
+    if not isinstance(value, str):
+        raise ValueError('a server is text: "192.0.2.1:80", "[2001:db8::1]:80" or "name.example:80"')
+    parse_server(value)
+    return value
+
+
+ServerText = Annotated[str, BeforeValidator(server_text)]
+
+
 def endpoint_text(value: object) -> str:
     """The text itself, when `parse_endpoint` can read it; raises ValueError."""
     if not isinstance(value, str):

@@ -4,8 +4,9 @@
 Threads: the engine's own (C), the dispatcher (events and decisions), the store's writer, names that are asked for in
 band, reconciling at start, and the main thread with an event loop (serving.py).
 
-Order at start: lock, listening sockets, store, engine (adopts the pinned table), inventory *before* the engine runs,
-since until then nothing moves and what the table and the store say can be compared; then the engine, then the API.
+Order at start: lock, listening sockets, store, names of servers, engine (adopts the pinned table), inventory *before*
+the engine runs, since until then nothing moves and what the table and the store say can be compared; then the engine,
+then the API. What is not there yet is waited for while all else is served (waiting.py).
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ from control.clients.registry import Registry
 from control.clients.view import View
 from control.config import Config
 from control.core.states import State
-from control.daemon import engine_setup
 from control.daemon.end import End, freeze_all
+from control.daemon.engine_setup import EngineSetup, engine_options
 from control.daemon.error import DaemonError
 from control.daemon.health import Health
+from control.daemon.hostnames import Hostnames
 from control.daemon.inventory import take_inventory
 from control.daemon.lasting import check_places
 from control.daemon.limits import descriptor_share
@@ -50,6 +52,7 @@ from control.daemon.lock import InstanceLock
 from control.daemon.reconcile import Reconciler
 from control.daemon.services import Services
 from control.daemon.serving import Serving
+from control.daemon.waiting import Waiting
 from control.dispatch.dispatcher import Dispatcher
 from control.reach.reach import Reach
 from control.reach.tls import server_context
@@ -89,10 +92,15 @@ class Daemon:
             listeners.bind(config)
             store = self._open_store()
             numbers = store.service_indexes([service.name for service in config.service])
-            services = Services(self._path, config, numbers)
-            engine = self._engine_type(engine_setup.options(config, max_awake, store.next_id()))
+            waiting = Waiting()
+            hostnames = Hostnames(waiting)
+            services = Services(self._path, config, numbers, hostnames.known)
+            hostnames.names = services.hostnames
+            if services.hostnames():
+                asyncio.run(hostnames.ask())
+            engine = self._engine_type(engine_options(config, max_awake, store.next_id()))
             try:
-                return self._run_engine(engine, store, services, listeners, max_awake)
+                return self._run_engine(engine, store, services, listeners, waiting, hostnames, max_awake)
             finally:
                 engine.close()
         finally:
@@ -112,12 +120,12 @@ class Daemon:
             log.error("SLEEP is off until the database can be used (it is tried again and again): %s", error)
         return store
 
-    def _run_engine(
-        self, engine: Engine, store: Store, services: Services, listeners: Listeners, max_awake: int
-    ) -> int:
+    def _run_engine(self, engine: Engine, store: Store, services: Services, listeners: Listeners, waiting: Waiting,
+                    hostnames: Hostnames, max_awake: int) -> int:  # fmt: skip
         config = self._config
         tls = _tls(config)
-        interfaces = engine_setup.set_up(engine, config, services.specs(), self._undo)
+        setup = EngineSetup(engine, config, waiting)
+        setup.begin(services.by_number, services.spec, self._undo)
         persistent = {n for n, service in services.by_number.items() if service.interface == "persistent"}
         dispatcher = self._dispatcher = Dispatcher(engine, store, max_awake, self._end.fail, persistent)
         found = take_inventory(engine, store, boot_id())
@@ -153,7 +161,8 @@ class Daemon:
             "version": __version__,
             "pid": os.getpid(),
             "max_awake": max_awake,
-            "interfaces": interfaces,
+            "interfaces": setup.interfaces,
+            "waiting": waiting.told,
             "pin_dir": config.pin_dir,
             "database": config.database_url.rpartition("@")[2],
         }
@@ -167,8 +176,8 @@ class Daemon:
             agents=reach.agents.clients,
             dialled=reach.dialled.all,
         )
-        serving = Serving(config, operations, dispatcher, reach, health, services, listeners, facts,
-                          lambda: services.reload(engine), self._end)  # fmt: skip
+        serving = Serving(config, operations, dispatcher, reach, health, services, setup, listeners, waiting, hostnames,
+                          facts, self._end)  # fmt: skip
         try:
             asyncio.run(serving.run())
         finally:

@@ -4,20 +4,24 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from errno import EADDRNOTAVAIL, ENODEV
+from functools import partial
 
 from appliance.box.reachability import UnreachableError, interface_towards
 from appliance.box.router import RouterError, close_routes, open_routes
 from appliance.engine import Engine, EngineError
 from appliance.paths import bpf_objects
 from appliance.wire import EngineOptions, ServiceSpec, default_workers
-from control.config import Config, Service, parse_endpoint, parse_ports
+from control.config import Config, Service, parse_ports
 from control.daemon.error import DaemonError, port_trouble
+from control.daemon.waiting import NotYetError, Waiting
 
 log = logging.getLogger("roost.daemon")
 
 
-def options(config: Config, max_awake: int, next_id: int) -> EngineOptions:
+def engine_options(config: Config, max_awake: int, next_id: int) -> EngineOptions:
     """next_id: the first number that is not given to a connection yet."""
     return EngineOptions(
         pin_dir=config.pin_dir,
@@ -35,63 +39,110 @@ def options(config: Config, max_awake: int, next_id: int) -> EngineOptions:
     )
 
 
-def set_up(
-    engine: Engine, config: Config, services: list[tuple[Service, ServiceSpec]], undo: ExitStack
-) -> dict[str, str]:
-    """Everything, in the order in which one thing needs the other; the mode of XDP on each interface. Raises
-    DaemonError or EngineError. undo: is given what a start that fails must take back, but for what the engine does when
-    it is closed before it was started."""
-    interfaces = _attach(engine, config)
-    engine.link_ports(*parse_ports(config.network.link_ports))
-    if not interfaces:
-        log.warning("no [network] interfaces: connections cannot be kept asleep")
-    router = config.router
-    if router.lan:
-        try:
-            if open_routes():
-                undo.callback(close_routes)
-        except RouterError as error:
-            raise DaemonError(f"[router] {error}") from None
-        engine.open_router(router.attach_ports, round(router.wait * 1000))
-    for service, spec in services:
-        _add(engine, service, spec)
-    if router.lan:
-        for name in router.lan:
-            engine.steer(name, servers=True)
-        for name in config.network.interfaces:
-            engine.steer(name, servers=False)
-    return interfaces
+class EngineSetup:
+    """Tells the engine of interfaces, the router and the services, in the order in which one thing needs the other, and
+    of what is not there yet as soon as it is (waiting)."""
 
+    def __init__(self, engine: Engine, config: Config, waiting: Waiting) -> None:
+        self._engine = engine
+        self._config = config
+        self._waiting = waiting
+        self._added: set[int] = set()
+        self._steering = False
+        self._steered: set[str] = set()
+        persistent = any(service.interface == "persistent" for service in config.service)
+        named = config.network.server_interfaces
+        self._by_route = not named
+        """Whether the servers of persistent services are heard where the routing table says, too."""
 
-def _attach(engine: Engine, config: Config) -> dict[str, str]:
-    interfaces: dict[str, str] = {}
-    for name in config.network.interfaces:
-        interfaces[name] = engine.attach(name, config.network.xdp_mode)
-        if interfaces[name] == "generic" and config.network.xdp_mode == "auto":
+        self._server_interfaces = named or (config.router.lan if persistent else ())
+        self.interfaces: dict[str, str] = {}
+        """The mode of XDP on each interface that is heard."""
+
+    def begin(
+        self, numbers: Iterable[int], spec: Callable[[int], tuple[Service, ServiceSpec]], undo: ExitStack
+    ) -> None:
+        """Before the engine is started. Raises DaemonError or EngineError. spec: a service, and what the engine is to
+        be told of it now. undo: is given what a start that fails must take back, but for what the engine does when it
+        is closed before it was started."""
+        network, router = self._config.network, self._config.router
+        names = list(dict.fromkeys((*network.interfaces, *self._server_interfaces, *router.lan)))
+        for name in names:
+            self._waiting.attempt(f"interface {name}", partial(self._interface, name))
+        self._engine.link_ports(*parse_ports(network.link_ports))
+        if not network.interfaces:
+            log.warning("no [network] interfaces: connections cannot be kept asleep")
+        if router.lan:
+            try:
+                if open_routes():
+                    undo.callback(close_routes)
+            except RouterError as error:
+                raise DaemonError(f"[router] {error}") from None
+            self._engine.open_router(router.attach_ports, round(router.wait * 1000))
+        for number in numbers:
+            name = spec(number)[0].name
+            self._waiting.attempt(f'service "{name}"', lambda number=number: self._add(*spec(number)))  # type: ignore[misc]
+        self._steering = bool(router.lan)
+        for name in names:
+            self._waiting.attempt(f"interface {name}", partial(self._interface, name))
+
+    def _interface(self, name: str) -> None:
+        """Hear it, and steer what arrives there, as far as that is to be and was not done yet."""
+        clients = name in self._config.network.interfaces
+        if clients or name in self._server_interfaces:
+            self._hear(name)
+        if self._steering and name not in self._steered and (clients or name in self._config.router.lan):
+            with _not_yet(ENODEV):
+                self._engine.steer(name, servers=not clients)
+            self._steered.add(name)
+
+    def _hear(self, name: str) -> None:
+        if name in self.interfaces:
+            return
+        mode, clients = self._config.network.xdp_mode, name in self._config.network.interfaces
+        with _not_yet(ENODEV):
+            self.interfaces[name] = self._engine.attach(name, mode, servers=not clients)
+        if self.interfaces[name] == "generic" and mode == "auto" and clients:
             log.warning("%s: the driver has no native XDP; generic XDP is used, which is slower", name)
-    for name in _server_interfaces(config):
-        interfaces.setdefault(name, engine.attach(name, config.network.xdp_mode, servers=True))
-    return interfaces
+
+    def _hear_servers(self, service: Service, spec: ServiceSpec) -> None:
+        """The interfaces on which the servers' legs of a persistent service are heard."""
+        if not spec.persistent:
+            return
+        names = list(self._server_interfaces)
+        for address, _ in spec.servers if self._by_route else ():
+            try:
+                names.append(interface_towards(address))
+            except UnreachableError as error:
+                raise NotYetError(
+                    f"{error}; add the route, or name the interface in [network] server_interfaces"
+                ) from None
+        for name in names:
+            self._hear(name)
+
+    def _add(self, service: Service, spec: ServiceSpec) -> None:
+        self._hear_servers(service, spec)
+        try:
+            self._engine.add_service(spec)
+        except EngineError as error:
+            if error.number == EADDRNOTAVAIL:
+                raise NotYetError(port_trouble(str(error), error.number)) from None
+            raise DaemonError(port_trouble(f'service "{service.name}": {error}', error.number)) from None
+        self._added.add(spec.index)
+
+    def update(self, service: Service, spec: ServiceSpec) -> None:
+        """The policy and the servers of a service; raises EngineError or NotYetError. One that waits for something is
+        told later what is in force then."""
+        if spec.index in self._added:
+            self._hear_servers(service, spec)
+            self._engine.update_service(spec)
 
 
-def _server_interfaces(config: Config) -> list[str]:
-    """Where the servers' legs of persistent services are heard, without those that clients are heard on."""
-    persistent = [service for service in config.service if service.interface == "persistent"]
-    names = list(config.network.server_interfaces)
-    if persistent and not names:
-        names += config.router.lan
-        for service in persistent:
-            for server in service.every_server:
-                try:
-                    names.append(interface_towards(parse_endpoint(server)[0]))
-                except UnreachableError as error:
-                    raise DaemonError(f'service "{service.name}": {error}; add the route, or name the interface in '
-                                      "[network] server_interfaces") from None  # fmt: skip
-    return [name for name in dict.fromkeys(names) if name not in config.network.interfaces]
-
-
-def _add(engine: Engine, service: Service, spec: ServiceSpec) -> None:
+@contextmanager
+def _not_yet(*numbers: int) -> Iterator[None]:
     try:
-        engine.add_service(spec)
+        yield
     except EngineError as error:
-        raise DaemonError(port_trouble(f'service "{service.name}": {error}', error.number)) from None
+        if error.number in numbers:
+            raise NotYetError(str(error)) from None
+        raise

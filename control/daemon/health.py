@@ -109,6 +109,12 @@ class Health:
             gone.end()
         self._hear_failures()
 
+    def repeat(self) -> None:
+        """Tell the engine again which servers are down: it was told of a service only now."""
+        for watched in self._watched.values():
+            if not watched.tally.up:
+                self._engine.mark_server(watched.service, watched.server, False)
+
     def close(self) -> None:
         """Watch nothing any more."""
         self._loop = None

@@ -5,6 +5,7 @@ waits in a listen queue."""
 from __future__ import annotations
 
 import socket
+from errno import EADDRNOTAVAIL
 from pathlib import Path
 
 from appliance.box import sysctls
@@ -12,13 +13,25 @@ from appliance.frontends.frontend import bind
 from control.channel.api import bind_unix
 from control.config import Config, parse_endpoint, parse_ports
 from control.daemon.error import DaemonError, port_trouble
+from control.daemon.waiting import NotYetError
+
+
+def bind_attach(address: str, port: int) -> socket.socket:
+    """A listening socket for attach. Raises DaemonError; NotYetError where this machine does not have the address."""
+    try:
+        return bind(address, port)
+    except OSError as error:
+        kind = NotYetError if error.errno == EADDRNOTAVAIL else DaemonError
+        raise kind(port_trouble(str(error.strerror), error.errno)) from None
 
 
 class Listeners:
-    """attach: of [attach] listen. control: the local API's."""
+    """attach: of [attach] listen; away: the addresses there that this machine does not have yet. control: the local
+    API's."""
 
     def __init__(self) -> None:
         self.attach: list[socket.socket] = []
+        self.away: list[tuple[str, int]] = []
         self.control: socket.socket | None = None
         self._control_path: Path | None = None
 
@@ -30,11 +43,11 @@ class Listeners:
             first, last = parse_ports(config.network.link_ports)
             ports += range(first, last + 1)
         sysctls.prepare(ports)
-        try:
-            for address, port in attach:
-                self.attach.append(bind(address, port))
-        except OSError as error:
-            raise DaemonError(port_trouble(str(error.strerror), error.errno)) from None
+        for address, port in attach:
+            try:
+                self.attach.append(bind_attach(address, port))
+            except NotYetError:
+                self.away.append((address, port))
         try:
             self.control = bind_unix(config.control_socket)
             self._control_path = Path(config.control_socket)

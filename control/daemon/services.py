@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from appliance.engine import EngineError
 from appliance.wire import ServiceSpec
 from control import config as configuration
 from control.config import Config, ConfigError, Policy, Service
+from control.daemon.waiting import NotYetError
 from control.policy.reload import needs_restart, reloaded
 from control.policy.services import service_spec
 
@@ -19,21 +21,48 @@ log = logging.getLogger("roost.daemon")
 class UpdatesPort(Protocol):
     """The engine, as far as services change."""
 
-    def update_service(self, spec: ServiceSpec) -> None: ...
+    def update(self, service: Service, spec: ServiceSpec) -> None: ...
 
 
 class Services:
-    """numbers: by name, as the store gives them."""
+    """numbers: by name, as the store gives them. addresses: those of the names of servers, by name, as they change.
+    by_number has addresses alone."""
 
-    def __init__(self, path: str, config: Config, numbers: dict[str, int]) -> None:
+    def __init__(self, path: str, config: Config, numbers: Mapping[str, int],
+                 addresses: Mapping[str, Sequence[str]]) -> None:  # fmt: skip
         self.path = path
-        self._config = config
-        self.by_number: dict[int, Service] = {numbers[service.name]: service for service in config.service}
-        self.policies: dict[int, Policy] = {n: one.policy(config.policy) for n, one in self.by_number.items()}
+        self._config = self._in_force = config
+        self._addresses = addresses
+        self._configured: dict[int, Service] = {numbers[service.name]: service for service in config.service}
+        self.by_number: dict[int, Service] = dict(self._configured)
+        self.policies: dict[int, Policy] = {n: one.policy(config.policy) for n, one in self._configured.items()}
 
-    def specs(self) -> list[tuple[Service, ServiceSpec]]:
-        """Each service, and what the engine is told of it at start."""
-        return [(one, service_spec(one, n, self._config)) for n, one in self.by_number.items()]
+    def hostnames(self) -> set[str]:
+        """The names of servers."""
+        return {name for service in self._configured.values() for name in service.hostnames}
+
+    def spec(self, number: int) -> tuple[Service, ServiceSpec]:
+        """A service with the addresses that its servers have now, and what the engine is told of it."""
+        service = self.by_number[number] = self._configured[number].with_addresses(self._addresses)
+        return service, service_spec(service, number, self._in_force)
+
+    def readdress(self, engine: UpdatesPort) -> bool:
+        """Tell the engine of servers whose names have other addresses now; whether there are any."""
+        changed = False
+        for number, before in list(self.by_number.items()):
+            if self._configured[number].with_addresses(self._addresses) != before:
+                changed |= self._update(engine, number)
+        return changed
+
+    def _update(self, engine: UpdatesPort, number: int) -> bool:
+        before = self.by_number[number]
+        try:
+            engine.update(*self.spec(number))
+        except (EngineError, NotYetError) as error:
+            self.by_number[number] = before
+            log.error('service "%s": %s', before.name, error)
+            return False
+        return True
 
     def reload(self, engine: UpdatesPort) -> bool:
         """Read the configuration again, and take over the policy and the servers; False: it cannot be used."""
@@ -44,16 +73,14 @@ class Services:
             return False
         if waiting := needs_restart(self._config, new):
             log.warning("SIGHUP: these wait for a restart: %s", ", ".join(waiting))
-        in_force = new.model_copy(update={"router": self._config.router})
+        self._in_force = new.model_copy(update={"router": self._config.router})
         by_name = {service.name: service for service in new.service}
-        for number, old in list(self.by_number.items()):
+        for number, old in list(self._configured.items()):
             if (service := by_name.get(old.name)) is None:
                 continue
-            kept = reloaded(old, service)
-            try:
-                engine.update_service(service_spec(kept, number, in_force))
-            except EngineError as error:
-                log.error("SIGHUP: %s", error)
-                continue
-            self.by_number[number], self.policies[number] = kept, kept.policy(new.policy)
+            kept = self._configured[number] = reloaded(old, service)
+            if self._update(engine, number):
+                self.policies[number] = kept.policy(new.policy)
+            else:
+                self._configured[number] = old
         return True

@@ -10,19 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from appliance.frontends.frontend import Frontend, Settings
 from appliance.frontends.passwords import PasswordHash, Users
+from appliance.wire import ServerAddress, endpoint_text
 from control.channel.api import make_app, make_server
 from control.channel.operations import Operations
 from control.config import Attach, Config
 from control.core.ports import TransitionsPort
 from control.daemon.end import End
 from control.daemon.health import Health
-from control.daemon.listeners import Listeners
-from control.daemon.services import Services
+from control.daemon.hostnames import Hostnames
+from control.daemon.listeners import Listeners, bind_attach
+from control.daemon.services import Services, UpdatesPort
+from control.daemon.waiting import Waiting
 from control.reach.attaching import Attaching
 from control.reach.reach import Reach
 
@@ -30,20 +33,22 @@ log = logging.getLogger("roost.daemon")
 
 
 class Serving:
-    """facts: of the status; where attach listens is added. reload: takes the configuration over."""
+    """facts: of the status; where attach listens is added. engine: is told of services that change."""
 
     def __init__(self, config: Config, operations: Operations, transitions: TransitionsPort, reach: Reach,
-                 health: Health, services: Services, listeners: Listeners, facts: dict[str, Any],
-                 reload: Callable[[], bool], end: End) -> None:  # fmt: skip
+                 health: Health, services: Services, engine: UpdatesPort, listeners: Listeners, waiting: Waiting,
+                 hostnames: Hostnames, facts: dict[str, Any], end: End) -> None:  # fmt: skip
         self._config = config
         self._operations = operations
         self._transitions = transitions
         self._reach = reach
         self._health = health
         self._services = services
+        self._engine = engine
         self._listeners = listeners
+        self._waiting = waiting
+        self._hostnames = hostnames
         self._facts = facts
-        self._take_over = reload
         self._end = end
 
     async def run(self) -> None:
@@ -55,16 +60,17 @@ class Serving:
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         if self._end.reason:
             return
-        self._health.watch(self._services.by_number)
+        self._watch()
         frontend = make_frontend(self._reach.attaching, self._config.attach)
         self._reach.begin()
         self._facts["attach"] = [list(frontend.serve(one)) for one in self._listeners.attach]
         self._facts["attach_protocols"] = list(self._config.attach.protocols)
         self._facts["attach_counts"] = frontend.counts
+        for address in self._listeners.away:
+            self._waiting.attempt(f"attach at {endpoint_text(address)}", partial(self._serve_late, frontend, address))
         server = make_server(make_app(self._operations, self._transitions))
         assert self._listeners.control is not None, "it is bound before anything moves"
         api = loop.create_task(server.serve(sockets=[self._listeners.control]))
-        watching = loop.create_task(self._operations.status.watch())
         log.info(
             "ready: %s",
             ", ".join(
@@ -72,18 +78,41 @@ class Serving:
                 for s in self._services.by_number.values()
             ),
         )
+        again = (
+            self._operations.status.watch(),
+            self._waiting.run(self._arrived),
+            self._hostnames.run(self._config.network.resolve_interval, self._readdress),
+        )
+        tasks = [loop.create_task(one) for one in again]
+        for task in tasks:
+            task.add_done_callback(_tell_of_defect)
         try:
             ended = loop.create_task(self._end.wait())
             await asyncio.wait({api, ended}, return_when=asyncio.FIRST_COMPLETED)
             if api.done() and not self._end.has_come:
                 self._end.fail(f"the local API ended: {api.exception()}")
         finally:
-            watching.cancel()
+            for task in tasks:
+                task.cancel()
             self._health.close()
             await frontend.close()
             await self._reach.close()
             server.should_exit = True
             await asyncio.wait({api}, timeout=3)
+
+    def _serve_late(self, frontend: Frontend, address: ServerAddress) -> None:
+        self._facts["attach"].append(list(frontend.serve(bind_attach(*address))))
+
+    def _watch(self) -> None:
+        self._health.watch(self._services.by_number)
+
+    def _arrived(self) -> None:
+        self._watch()
+        self._health.repeat()
+
+    def _readdress(self) -> None:
+        if self._services.readdress(self._engine):
+            self._watch()
 
     def _on_terminate(self, number: int) -> None:
         log.info("%s: freezing what can be frozen; once more ends at once", signal.Signals(number).name)
@@ -93,9 +122,15 @@ class Serving:
             signal.signal(again, signal.SIG_DFL)
 
     def _reload(self) -> None:
-        if self._take_over():
-            self._health.watch(self._services.by_number)
+        if self._services.reload(self._engine):
+            self._watch()
+            self._hostnames.hurry()
             log.info("SIGHUP: policy taken over from %s", self._services.path)
+
+
+def _tell_of_defect(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a part of the daemon ended", exc_info=error)
 
 
 def make_frontend(attaching: Attaching, attach: Attach) -> Frontend:

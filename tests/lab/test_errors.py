@@ -51,9 +51,42 @@ def changed(lab: Lab, section: str, **keys: Any) -> dict[str, Any]:
     return {**config, section: {**config.get(section, {}), **keys}}
 
 
-def test_an_interface_that_does_not_exist_is_named(lab: Lab) -> None:
-    said = refusal(lab, changed(lab, "network", interfaces=["wan7"]))
-    assert "there is no interface wan7; `ip link` lists those there are" in said
+def test_what_is_not_there_yet_is_waited_for_and_other_services_go_on(lab: Lab) -> None:
+    """An interface, an address of attach, an address of a service, and the route to a persistent service's server."""
+    config = lab.config(port=8210)
+    here = lab.address("box", "wan0")
+    services = [config["service"][0], {"name": "late", "listen": "198.51.100.1:8200", "server": "10.3.0.2:8210"},
+                {"name": "session", "listen": f"{here}:8201", "server": "198.51.100.9:1", "interface": "persistent"},
+                {"name": "named", "listen": f"{here}:8202", "server": "localhost:8210"}]  # fmt: skip
+    attach = {"listen": [*config["attach"]["listen"], "198.51.100.1:3200"]}
+    lab.server(8210)
+    with running(lab, {**config, "service": services, "attach": attach,
+                       "network": {"interfaces": ["wan0", "late0"]}}) as daemon:  # fmt: skip
+        told = daemon.status()["waiting"]
+        assert {sentence.partition(": ")[0] for sentence in told} == {
+            "interface late0", 'service "late"', 'service "session"', "attach at 198.51.100.1:3200"}  # fmt: skip
+        assert (
+            "interface late0 waits: there is no interface late0; `ip link` lists those there are" in daemon.log_tail()
+        )
+        assert daemon.status()["interfaces"] == {"wan0": "native"}
+        assert "127.0.0.1:8210" in [row["server"] for row in daemon.status()["services"][3]["servers"]]
+        shown = subprocess.run([sys.executable, "-m", "control.cli.main", "status", "-c", str(daemon.config)],
+                               capture_output=True, text=True, check=True, env=python_environment()).stdout  # fmt: skip
+        assert "waiting interface late0: there is no interface late0" in shown
+        swarm = lab.swarm()
+        swarm.connect(3, (here, 8210))
+        assert swarm.say(3).answered == 3, "the others go on"
+        with lab.enter("box"), IPRoute() as ip:
+            ip.link("add", ifname="late0", kind="veth", peer="late1")
+            index = ip.link_lookup(ifname="late0")[0]
+            ip.link("set", index=index, state="up")
+            ip.addr("add", index=index, address="198.51.100.1", prefixlen=24)
+        wait_until(lambda: daemon.status()["waiting"] == [], 20, "all is there")
+        assert daemon.status()["interfaces"] == {"wan0": "native", "late0": "native"}
+        assert ["198.51.100.1", 3200] in daemon.status()["attach"]
+        with lab.enter("box"):
+            for port in (8200, 8201):
+                socket.create_connection(("198.51.100.1" if port == 8200 else here, port), 10).close()
 
 
 def test_a_driver_without_native_xdp_is_named_with_the_way_out(lab: Lab) -> None:

@@ -177,6 +177,23 @@ def test_what_clients_say_while_all_are_down_arrives_when_one_is_up(box: EngineL
             assert receive(words[word], 5) == b"heard"
 
 
+@BOTH
+@pytest.mark.engine(service={"connect_timeout_ms": 5000})
+def test_what_clients_say_before_a_server_is_known_arrives_when_one_is(box: EngineLab, family: int) -> None:
+    """Its name has no address yet. The appliance itself, whose address they connected to, is not asked."""
+    with servers_of(box, family) as servers:
+        servers.use([])
+        accepted = box.stat("accepted")
+        client = servers.dial()
+        client.sendall(b"patience")
+        with pytest.raises(AssertionError, match="no link"):
+            servers.accept(0.5)
+        servers.use(servers.all[:1])
+        _, link = servers.accept()
+        assert receive(link, 8) == b"patience"
+        assert box.stat("accepted") == accepted + 1
+
+
 @pytest.mark.engine(service={"connect_timeout_ms": 600})
 def test_a_client_for_whom_no_server_comes_up_is_told_by_a_reset(box: EngineLab) -> None:
     with servers_of(box, 4) as servers:
@@ -389,7 +406,7 @@ def test_the_list_of_servers_is_taken_over_without_a_restart() -> None:
         said = swarm.say(number)
         assert (said.answered, said.failed) == (number, Counter())
         assert open_links(servers[8003]) > before
-        daemon.config.write_text(text.replace('"10.3.0.2:8002"', '"nowhere:8002"'))
+        daemon.config.write_text(text.replace('"10.3.0.2:8002"', '"nowhere"'))
         os.kill(daemon.pid, signal.SIGHUP)
         wait_until(lambda: "the configuration stays as it is" in daemon.log_tail(), 10, "a wrong list is refused")
         assert 8003 in states(daemon)

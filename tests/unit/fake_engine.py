@@ -107,7 +107,7 @@ class FakeEngine:
 
     # -- the engine's face ----
 
-    def attach(self, ifname: str, mode: str = "auto") -> str:
+    def attach(self, ifname: str, mode: str = "auto", servers: bool = False) -> str:
         return "native" if mode == "native" else "generic"
 
     def add_service(self, s: ServiceSpec) -> None:

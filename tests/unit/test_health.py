@@ -220,7 +220,7 @@ LIST = 'servers = ["192.0.2.2:6", "192.0.2.3:6"]\n'
         ),
         ("{base}servers = []", '[[service]] "a": the key `server` is missing'),
         ("{base}servers = ['192.0.2.2:6', '192.0.2.2:6']", "names a server twice in `servers`"),
-        ("{base}servers = ['there:6']", '"there:6" is no address and port'),
+        ("{base}servers = ['there']", '"there" is no server; write "192.0.2.1:80"'),
         ("{base}{list}balance = 'random'", "`balance` in [[service]] \"a\": Input should be 'least-connections'"),
         ("{base}{list}[service.health]\nrise = 0", '`rise` in [service.health] of [[service]] "a": Input should be'),
         ("{base}{list}[service.health]\nfal = 3", 'unknown key `fal` in [service.health] of [[service]] "a"; did you'),

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of the configuration is not there yet, as at boot: interfaces, addresses, routes, names of servers.
+
+All else goes on meanwhile. The log tells what is waited for when that begins or changes, and again every REMIND_S; the
+status always does. How long it may take is for the operator to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+from appliance.engine import EngineError
+from control.daemon.error import DaemonError
+
+log = logging.getLogger("roost.daemon")
+
+RETRY_S: Final = 1.0
+REMIND_S: Final = 60.0
+
+
+class NotYetError(Exception):
+    """Something that a step needs is not there; the message says what, and how people can see it."""
+
+
+class Waiting:
+    """Steps that are tried again until they can be made. All of it runs in one thread at a time."""
+
+    def __init__(self) -> None:
+        self._steps: dict[str, Callable[[], None]] = {}
+        self._reasons: dict[str, str] = {}
+        self.told: list[str] = []
+        """A sentence for each thing that is waited for, for the status; always the same list."""
+
+    def attempt(self, what: str, step: Callable[[], None]) -> None:
+        """Make a step now, or when what it needs is there. Raises what it raises but NotYetError."""
+        try:
+            step()
+        except NotYetError as error:
+            self._steps[what] = step
+            self.missing(what, str(error))
+
+    def missing(self, what: str, reason: str) -> None:
+        """It is waited for; `there` says when that is over."""
+        if self._reasons.get(what) != reason:
+            log.warning("%s waits: %s", what, reason)
+        self._reasons[what] = reason
+        self._tell()
+
+    def there(self, what: str) -> None:
+        """It is waited for no longer, if it was."""
+        if self._reasons.pop(what, None) is not None:
+            log.info("%s is there now", what)
+            self._tell()
+
+    def again(self) -> bool:
+        """Try each step that waits; whether one was made. One that fails for another reason is tried again as well:
+        clients are served already."""
+        made = False
+        for what, step in list(self._steps.items()):
+            try:
+                step()
+            except (NotYetError, DaemonError, EngineError) as error:
+                self.missing(what, str(error))
+                continue
+            made = True
+            del self._steps[what]
+            self.there(what)
+        return made
+
+    async def run(self, then: Callable[[], None]) -> None:
+        """Try them again and again, and call `then` after one was made."""
+        told = time.monotonic()
+        while True:
+            await asyncio.sleep(RETRY_S)
+            if self.again():
+                then()
+            if time.monotonic() - told >= REMIND_S:
+                told = time.monotonic()
+                for sentence in self.told:
+                    log.warning("still waiting: %s", sentence)
+
+    def _tell(self) -> None:
+        self.told[:] = [f"{what}: {reason}" for what, reason in self._reasons.items()]
