@@ -157,11 +157,11 @@ class ChaosPair:
         self._by = by
         self._first = 0
 
-    def connect(self, count: int, server: tuple[str, int], *, mss: int = 0, window: int = 0, timestamps: bool = True,
-                sack: bool = True, window_scaling: bool = True) -> None:  # fmt: skip
+    def connect(self, count: int, server: tuple[str, int], *, mss: int = 0, window: int = 0, mark: int = 0,
+                timestamps: bool = True, sack: bool = True, window_scaling: bool = True) -> None:  # fmt: skip
         """A group of clients with the same options; raises PeerError if one cannot connect."""
         answer = self.client.request(
-            "connect", server=server, count=count, first=self._first, mss=mss, window=window,
+            "connect", server=server, count=count, first=self._first, mss=mss, window=window, mark=mark,
             timestamps=timestamps, sack=sack, window_scaling=window_scaling,
             addresses=self._addresses[6 if ":" in server[0] else 4])  # fmt: skip
         self._first += count

@@ -105,6 +105,10 @@ class Lab:
         """Feed rules to nft in a namespace, e.g. to make a client vanish."""
         return topology.nft(self._spaces[space], rules)
 
+    def unsummed_link(self) -> None:
+        """From now on frames of client sockets with the mark topology.UNSUMMED leave checksums to the interfaces."""
+        topology.add_unsummed_link(self._spaces)
+
     # Processes
 
     def run(self, space: str, argv: Sequence[str], **popen: Any) -> Process:

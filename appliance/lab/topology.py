@@ -53,6 +53,12 @@ _FACING_THE_BOX: Final = (("nat", "outside"), ("lan", "eth0"))
 _PREFIX: Final = {4: 24, 6: 64}
 _FAMILY: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
 _LOCAL_TABLE: Final = 255
+UNSUMMED: Final = 1
+"""A mark of client sockets (SO_MARK); see add_unsummed_link."""
+_UNSUMMED_TABLE: Final = 77
+_UNSUMMED_GATEWAY: Final = {4: "169.254.0.1", 6: "fe80::1"}
+"""Nobody has these addresses, but a neighbour entry."""
+_ONLINK: Final = 4  # RTNH_F_ONLINK
 _BURST: Final = 200_000  # frames
 _HOST_SCOPE: Final = 254
 _NO_DAD: Final = 2  # IFA_F_NODAD: addresses are usable at once
@@ -223,6 +229,30 @@ def _translate(nat: Namespace, client_addresses: int) -> None:
     nat.sysctl("net.netfilter.nf_conntrack_tcp_timeout_unacknowledged", 432000)
     nat.sysctl("net.netfilter.nf_conntrack_tcp_timeout_max_retrans", 432000)
     nat.sysctl("net.netfilter.nf_conntrack_tcp_be_liberal", 0)
+
+
+def add_unsummed_link(spaces: dict[str, Namespace]) -> None:
+    """A second link from wan to nat, for what clients send with the mark UNSUMMED. From there to the box checksums are
+    left to the interfaces (CHECKSUM_PARTIAL). What comes back takes the first link."""
+    wan, nat = spaces["wan"], spaces["nat"]
+    with wan.entered(), IPRoute() as ip:
+        ip.link("add", ifname="eth1", kind="veth", peer={"ifname": "inside1", "net_ns_fd": nat.fd})
+    for space, ifname in ((wan, "eth1"), (nat, "inside1")):
+        with space.entered(), IPRoute() as ip:
+            ip.link("set", index=ip.link_lookup(ifname=ifname)[0], state="up")
+        space.offload(ifname, tx=True, tso=False, gso=False, gro=True)
+        _hold_bursts(space, ifname)
+    nat.offload("outside", tx=True)
+    with nat.entered(), IPRoute() as ip:
+        lladdr = ip.link("get", ifname="inside1")[0].get("address")
+    with wan.entered(), IPRoute() as ip:
+        index = ip.link_lookup(ifname="eth1")[0]
+        for family, gateway in _UNSUMMED_GATEWAY.items():
+            kind = _FAMILY[family]
+            ip.neigh("replace", dst=gateway, family=kind, lladdr=lladdr, ifindex=index, state="permanent")
+            ip.route("add", dst="default", family=kind, gateway=gateway, oif=index, table=_UNSUMMED_TABLE,
+                     flags=_ONLINK)  # fmt: skip
+            ip.rule("add", family=kind, fwmark=UNSUMMED, table=_UNSUMMED_TABLE)
 
 
 def need_conntrack(entries: int) -> None:

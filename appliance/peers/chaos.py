@@ -14,8 +14,8 @@ never through them.
 
 Commands of the client
   connect  server [ip, port], count, first (number of the first session), addresses [ip...: session i has the i-th],
-           mss, window (bytes, 0 = as it is; the window varies a little), timestamps, sack, window_scaling (true/false:
-           sysctls of the client's namespace while the group connects)
+           mss, window (bytes, 0 = as it is; the window varies a little), mark (SO_MARK), timestamps, sack,
+           window_scaling (true/false: sysctls of the client's namespace while the group connects)
            -> connected, failed {reason: n}
 Commands of the server
   visit    proxy [ip, port] or null: from now on, come for clients to speak to, by HTTP CONNECT or by their own address
@@ -60,7 +60,8 @@ class ClientEnd(End):
         window = int(command.get("window", 0))
         asked = ((socket.IPPROTO_TCP, socket.TCP_MAXSEG, int(command.get("mss", 0))),
                  (socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, window),
-                 (socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * window))  # fmt: skip
+                 (socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * window),
+                 (socket.SOL_SOCKET, socket.SO_MARK, int(command.get("mark", 0))))  # fmt: skip
         options = ((socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), *(option for option in asked if option[2]))
         sysctls = {name: int(bool(command[key])) for key, name in _SYSCTLS.items() if key in command}
         before = {name: _sysctl(name) for name in sysctls}

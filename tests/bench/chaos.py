@@ -2,12 +2,13 @@
 """Not a byte is lost, however often a connection is frozen and thawed in the middle of its traffic.
 
 Method. Clients of both families, with timestamps, SACK and window scaling each on and off (16 kinds), with several
-MSS of each kind, and one in five with a window of two segments or, where the MSS is large, less than one, exchange
-random chunks (1 byte to 64 KiB) with a server in both directions, after random pauses; some read slowly. Meanwhile
-every connection that is awake is told to freeze, again and again, as fast as the engine takes it (ROOST_OP_IDLE, as
-the daemon does). Every stream is a function of its client and position, so each end checks each byte: lost, doubled,
-out of order or wrong. Freezing goes on while the connections end. A pair is a freeze that led to a closed socket and
-the thaw that rebuilt it, as the engine counts.
+MSS of each kind, one in five with a window of two segments or, where the MSS is large, less than one, and another
+one in five whose frames come without checksums (CHECKSUM_PARTIAL), exchange random chunks (1 byte to 64 KiB) with a
+server in both directions, after random pauses; some read slowly. Meanwhile every connection that is awake is told to
+freeze, again and again, as fast as the engine takes it (ROOST_OP_IDLE, as the daemon does). Every stream is a
+function of its client and position, so each end checks each byte: lost, doubled, out of order or wrong. Freezing
+goes on while the connections end. A pair is a freeze that led to a closed socket and the thaw that rebuilt it, as
+the engine counts.
 
 In the mode `persistent` both legs freeze and thaw as a pair, and each client has one server connection all the time.
 In the others a freeze ends the server's link first: FIN to the server, once all that the client has said is through;
@@ -38,6 +39,7 @@ from errno import EAGAIN, EALREADY, EBUSY, ENOENT, ENOTCONN
 
 from appliance.engine import Engine, EngineError
 from appliance.lab import Lab
+from appliance.lab.topology import UNSUMMED
 from appliance.wire import Command, Event, EventType, Key, Op, SecondServer, ServiceSpec
 from control.core.states import Cause, State
 from tests.bench.direct import WAN, alarms, names, need_room, running_engine, say, services
@@ -131,12 +133,13 @@ class Freezer(threading.Thread):
         self.alive()
 
 
-def shares(clients: int) -> list[tuple[int, tuple[int, bool, bool, bool], int, int]]:
-    """(how many, kind, MSS, window or 0): every kind gets the same share (+-1), and within its share every MSS; of each
-    kind, and of each MSS, a fifth has a small window."""
+def shares(clients: int) -> list[tuple[int, tuple[int, bool, bool, bool], int, int, int]]:
+    """(how many, kind, MSS, window or 0, mark): every kind gets the same share (+-1), and within its share every MSS;
+    of each kind, and of each MSS, a fifth has a small window, and another fifth sends no checksums."""
     groups = [(kind, mss) for mss in MSS for kind in KINDS]
     each, more = divmod(clients, len(groups))
-    return [(each + (index < more), kind, mss, 0 if index % len(MSS) else SMALL_WINDOW)
+    window, mark = (SMALL_WINDOW, 0, 0, 0, 0), (0, UNSUMMED, 0, 0, 0)
+    return [(each + (index < more), kind, mss, window[index % len(MSS)], mark[index % len(MSS)])
             for index, (kind, mss) in enumerate(groups) if each or index < more]  # fmt: skip
 
 
@@ -177,6 +180,7 @@ def run(seconds: float = 60.0, clients: int = 320, pause_ms: float = 250.0, mode
     router = mode == "router"
     with Lab(clients=clients, addresses=clients if router else None) as lab:
         lab.sysctl("box", "net.ipv4.tcp_tw_reuse", 1)  # as the daemon does (appliance/sysctls.py)
+        lab.unsummed_link()
         pair = lab.chaos(PORT, BY.get(mode, "header"))
         with ExitStack() as stack:
             slots, max_awake = 8 * clients + 1000, 2 * clients + 100
@@ -191,10 +195,10 @@ def run(seconds: float = 60.0, clients: int = 320, pause_ms: float = 250.0, mode
             freezer = Freezer(engine, see)
             freezer.start()
             try:
-                for count, (family, timestamps, sack, scaling), mss, window in shares(clients):
+                for count, (family, timestamps, sack, scaling), mss, window, mark in shares(clients):
                     target = lab.address(*("lan", "eth0") if router else ("box", WAN), family)
-                    pair.connect(count, (target, PORT), mss=mss, window=window, timestamps=timestamps,
-                                 sack=sack, window_scaling=scaling)  # fmt: skip
+                    pair.connect(count, (target, PORT), mss=mss, window=window, mark=mark,
+                                 timestamps=timestamps, sack=sack, window_scaling=scaling)  # fmt: skip
                 if mode in ("router", "proxy"):
                     pair.visit(stack.enter_context(running_proxy(lab, attaching)) if mode == "proxy" else None)
                 freezer.begin()
