@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "conn.h"
+#include "cext/base/count.h"
 #include "cext/socket/repair.h"
 
 static uint64_t hash_of_key(const struct roost_engine *e, const struct roost_key *key) {
@@ -103,7 +104,7 @@ void roost_conn_forget(struct roost_engine *e, struct roost_conn *c) {
     out_of_order(e, c);
     roost_wheel_cancel(&e->wheel, &c->timer);
     roost_conn_set_class(e, c, ROOST_CLASS_NONE);
-    e->awake--;
+    ROOST_ONE_LESS(e->awake);
     c->dead = true;
     c->next_dead = e->dead;
     e->dead = c;

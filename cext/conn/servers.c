@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include "cext/base/count.h"
+
 static bool same(const struct roost_server *a, const struct roost_server *b) {
     return a->port == b->port && !memcmp(a->address, b->address, sizeof(a->address));
 }
@@ -136,7 +138,7 @@ void roost_pool_enter(struct roost_pool *pool, int place) {
 }
 
 void roost_pool_leave(struct roost_pool *pool, int place) {
-    pool->place[place].links--;
+    ROOST_ONE_LESS(pool->place[place].links);
     give_back(&pool->place[place]);
 }
 

@@ -9,6 +9,7 @@
 #include <sys/socket.h>
 
 #include "cext/base/address.h"
+#include "cext/base/count.h"
 #include "life.h"
 
 #define RETRY_MS 50
@@ -125,7 +126,7 @@ void roost_attach_turn(struct roost_engine *e) {
             continue;
         }
         *at = next;
-        e->servers_waiting--;
+        ROOST_ONE_LESS(e->servers_waiting);
         if (error)
             roost_waiting_refuse(e, w, error);
     }

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "cext/base/address.h"
+#include "cext/base/count.h"
 #include "life.h"
 
 #define OPEN_S 2         /* no births after this long without a sign of life from the engine */
@@ -60,7 +61,7 @@ int roost_births_tell(struct roost_engine *e, const struct roost_service *s) {
         if (!was)
             return 0;
         bpf_map_delete_elem(map, &place);
-        e->path.births_gate->services--;
+        ROOST_ONE_LESS(e->path.births_gate->services);
         return 0;
     }
     if (!was) {
@@ -111,15 +112,15 @@ void roost_births_close(struct roost_engine *e) {
 void roost_table_used(struct roost_engine *e, uint64_t *used4, uint64_t *used6) {
     uint64_t counters[ROOST_N_COUNT];
     roost_datapath_counters(&e->path, counters);
-    *used4 = e->table.used4 + counters[ROOST_N_BORN4] - e->born_before[0];
-    *used6 = e->table.used6 + counters[ROOST_N_BORN6] - e->born_before[1];
+    *used4 = roost_less(e->table.used4 + counters[ROOST_N_BORN4], e->born_before[0]);
+    *used6 = roost_less(e->table.used6 + counters[ROOST_N_BORN6], e->born_before[1]);
 }
 
 uint64_t roost_born_unspoken(struct roost_engine *e) {
     uint64_t counters[ROOST_N_COUNT];
     roost_datapath_counters(&e->path, counters);
-    return e->table.born + counters[ROOST_N_BORN4] + counters[ROOST_N_BORN6] - e->born_before[0] - e->born_before[1] -
-           e->stat[ROOST_E_BORN_SPOKE] - e->stat[ROOST_E_BORN_GONE];
+    return roost_less(e->table.born + counters[ROOST_N_BORN4] + counters[ROOST_N_BORN6],
+                      e->born_before[0] + e->born_before[1] + e->stat[ROOST_E_BORN_SPOKE] + e->stat[ROOST_E_BORN_GONE]);
 }
 
 void roost_born_adopted(struct roost_engine *e) {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cext/base/address.h"
+#include "cext/base/count.h"
 #include "life.h"
 #include "cext/socket/segment.h"
 
@@ -212,7 +213,7 @@ static bool keep(struct roost_recall *p, struct roost_asked_for *a) {
     if (!a->kept && p->kept < KEPT_MAX) {
         a->kept = true;
         p->kept++;
-        p->asked--;
+        ROOST_ONE_LESS(p->asked);
     }
     return a->kept;
 }
@@ -220,9 +221,9 @@ static bool keep(struct roost_recall *p, struct roost_asked_for *a) {
 static void forget(struct roost_engine *e, const struct roost_asked_for *a) {
     roost_hash_drop(&e->recall.by_key, roost_hash_of_key(e, &a->key), a);
     if (a->kept)
-        e->recall.kept--;
+        ROOST_ONE_LESS(e->recall.kept);
     else
-        e->recall.asked--;
+        ROOST_ONE_LESS(e->recall.asked);
 }
 
 /* The question failed. A packet is retransmitted, an RST is not: for that it is asked again. */

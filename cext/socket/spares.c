@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "cext/base/address.h"
+#include "cext/base/count.h"
 
 #define TRIM_SHARE 20 /* of what was not needed: at 50 ms a time, most of it is gone after two seconds */
 
@@ -39,7 +40,7 @@ static int remove_first(struct roost_spares *s, struct roost_hash_slot *slot) {
         roost_hash_remove(&s->by_local, slot);
     spare->next = s->free;
     s->free = spare;
-    s->count--;
+    ROOST_ONE_LESS(s->count);
     if (s->count < s->least)
         s->least = s->count;
     return spare->fd;

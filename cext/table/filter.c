@@ -4,6 +4,8 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "cext/base/count.h"
+
 #define FILL_PERCENT 96 /* of all places, with as many as it is made for */
 #define FULL_PERCENT 97 /* there is room beyond, but to find it would cost 40 us, and more to find that there is none */
 #define NODES_MAX 512   /* buckets that are looked at before an insertion is refused */
@@ -138,7 +140,7 @@ bool roost_filter_remove(struct roost_filter *f, uint64_t hash) {
             continue;
         count_move(f);
         put(f, home.bucket[side], place, 0);
-        tell_members(f, f->gate->members - 1);
+        tell_members(f, roost_less(f->gate->members, 1));
         return true;
     }
     return false;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cext/base/address.h"
+#include "cext/base/count.h"
 
 /* A slot's name: family, generation, position in it. */
 #define NAME_V6 0x80000000u
@@ -173,6 +174,10 @@ static int free_position(const struct roost_bucket_head *head, const struct roos
     return at_home < 0 ? position : at_home;
 }
 
+static uint64_t *used(struct roost_table *t, bool v4) {
+    return v4 ? &t->used4 : &t->used6;
+}
+
 /* Puts a slot into a generation: the far end and endpoint are set. NULL: there is no room. */
 static struct roost_ka *put(struct roost_table *t, const struct roost_generation *g, bool v4,
                             const struct roost_key *key, const struct roost_ka *ka, uint32_t endpoint) {
@@ -219,10 +224,7 @@ struct roost_ka *roost_table_insert(struct roost_table *t, const struct roost_ke
         return NULL;
     }
     roost_classes_hold(&t->classes, slot->class);
-    if (v4)
-        t->used4++;
-    else
-        t->used6++;
+    ++*used(t, v4);
     return slot;
 }
 
@@ -234,7 +236,7 @@ void roost_table_rest_release(struct roost_table *t, uint32_t index) {
     memset(&t->rest[index], 0, sizeof(t->rest[index]));
     t->rest[index].snd_wnd = t->rest_free;
     t->rest_free = index;
-    t->rest_used--;
+    ROOST_ONE_LESS(t->rest_used);
 }
 
 uint32_t roost_table_rest_alloc(struct roost_table *t, bool to_wake) {
@@ -286,10 +288,7 @@ static void clear(struct roost_table *t, struct roost_ka *slot, const struct loc
     __atomic_store_n(&head_of(l->generation, l->v4, l->bucket)->tag[l->i], 0, __ATOMIC_SEQ_CST);
     roost_endpoints_drop(&t->endpoints, endpoint);
     roost_classes_drop(&t->classes, class);
-    if (l->v4)
-        t->used4--;
-    else
-        t->used6--;
+    --*used(t, l->v4); /* below 0, when XDP put it in: births.c adds what it did */
 }
 
 void roost_table_remove(struct roost_table *t, struct roost_ka *slot) {
@@ -452,10 +451,7 @@ struct roost_ka *roost_table_move(struct roost_table *t, const struct roost_key 
         return NULL;
     roost_endpoints_hold(&t->endpoints, endpoint);
     roost_classes_hold(&t->classes, moved->class);
-    if (l.v4)
-        t->used4++;
-    else
-        t->used6++;
+    ++*used(t, l.v4);
     if (peer) /* before the name that it has is no slot's any more: adoption mends it after a kill in between */
         roost_table_pair(t, peer, moved);
     clear(t, slot, &l);
@@ -562,10 +558,7 @@ static int count_slots(struct roost_table *t) {
         if (!slot)
             continue;
         adopt_class(t, slot);
-        if (roost_key_is_v4(&key))
-            t->used4++;
-        else
-            t->used6++;
+        ++*used(t, locate(t, slot).v4);
         if (ROOST_IS_BORN(slot->rest)) /* more may be coming */
             roost_endpoints_pin(&t->endpoints, endpoint_of(slot));
         else
@@ -604,14 +597,16 @@ static uint64_t adopt_slots(struct roost_table *t, uint64_t *max_id) {
         struct roost_ka *slot = roost_table_at(t, p, &key);
         if (!slot)
             continue;
-        struct roost_ka *original = original_of(t, slot, &key);
+        /* An IPv4-mapped address of an IPv6 packet, which XDP once took for a client's: no look-up finds the slot. */
+        bool misplaced = roost_key_is_v4(&key) != locate(t, slot).v4;
+        struct roost_ka *original = misplaced ? NULL : original_of(t, slot, &key);
         if (original) {
             name_original(t, roost_table_name(t, slot), original);
             slot->rest = ROOST_NO_REST;
             roost_table_remove(t, slot);
             continue;
         }
-        enum roost_phase phase = adopted_phase(t, slot);
+        enum roost_phase phase = misplaced ? ROOST_FREE : adopted_phase(t, slot);
         if (phase == ROOST_FREE) { /* its rest slot is named by no slot then, and freed below */
             slot->rest = ROOST_NO_REST;
             roost_table_remove(t, slot);
@@ -644,7 +639,7 @@ static uint64_t remove_orphans(struct roost_table *t) {
         struct roost_ka *slot = roost_table_at(t, p, &key);
         if (slot && roost_table_orphan(t, slot)) {
             slot->rest = ROOST_NO_REST;
-            t->rest_used--;
+            ROOST_ONE_LESS(t->rest_used);
             roost_table_remove(t, slot);
             removed++;
         }

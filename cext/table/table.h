@@ -48,7 +48,7 @@ void roost_table_begin(struct roost_table *t, bool v4, uint32_t which, void *mem
 
 /* Counts what an adopted table holds and finds the free rest slots. A slot whose class is not its service's (an earlier
  * layout had something else in its place) gets its service's default. Slots that no process can own any more (FREEZING,
- * THAWED) are removed, and so are servers' legs without their clients'; WAKING ones go back to IDLE or SLEEP. Returns how
+ * THAWED) are removed, and so are servers' legs without their clients' and what no look-up finds; WAKING ones go back to IDLE or SLEEP. Returns how
  * many were removed; *max_id: the largest id. -ENOMEM: no memory to do it in. */
 int64_t roost_table_adopt(struct roost_table *t, uint64_t *max_id);
 

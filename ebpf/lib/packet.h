@@ -76,9 +76,15 @@ static __always_inline int parse_ip4(ROOST_CTX *ctx, struct packet *p, union hea
     return 1;
 }
 
+/* In a key, such an address is an IPv4 packet's. The kernel's IPv6 does not take it from a packet either (ip6_rcv_core). */
+static __always_inline int is_mapped(const struct in6_addr *address) {
+    const __be32 *word = address->s6_addr32;
+    return !(word[0] | word[1] | (word[2] ^ bpf_htonl(0xffff)));
+}
+
 static __always_inline int parse_ip6(ROOST_CTX *ctx, struct packet *p, union header *room) {
     const struct ipv6hdr *ip = ctx_bytes(ctx, p->l3, room, sizeof(*ip));
-    if (!ip || ip->version != 6)
+    if (!ip || ip->version != 6 || is_mapped(&ip->saddr) || is_mapped(&ip->daddr))
         return 0;
     __u32 at = p->l3 + sizeof(*ip), length = bpf_ntohs(ip->payload_len);
     __u8 next = ip->nexthdr;

@@ -105,12 +105,13 @@ static __noinline __u64 birth_hash6(const struct roost_births_gate *gate, const 
 
 #define PORTS(client, local) ((__u32)(client) << 16 | (local))
 
-/* Of packets, an IPv4-mapped source address is IPv4: an IPv6 packet from such an address is no client's. */
 static __noinline __u64 birth_hash(const struct roost_births_gate *gate, const struct roost_key *key, __u32 isn,
                                    __u32 period, __u32 agreed) {
     __u64 high;
+    __be32 middle;
     __builtin_memcpy(&high, key->client, 8);
-    if (!high)
+    __builtin_memcpy(&middle, key->client + 8, 4);
+    if (!high && middle == bpf_htonl(0xffff)) /* IPv4 (packet.h) */
         return birth_hash4(gate, low32(key->client), low32(key->local), PORTS(key->client_port, key->local_port), isn,
                            period, agreed);
     return birth_hash6(gate, key, isn, period, agreed);

@@ -7,6 +7,7 @@
  *     a frame whose checksum was left to an interface is given one, and other frames stay as they are
  *     a packet made from a record reads as what it was made from
  */
+#include "cext/base/address.h"
 #include "cext/socket/segment.h"
 
 #include "input.h"
@@ -70,6 +71,8 @@ static void own(struct input *in) {
         memset(key.local, 0, 12);
         key.client[10] = key.client[11] = key.local[10] = key.local[11] = 0xff;
     }
+    if (roost_address_is_v4(key.client) != roost_address_is_v4(key.local)) /* no connection has such a key */
+        return;
     uint8_t *packet = malloc(72), frame[14 + 72] = {[12] = 0x08};
     claim(packet != NULL, "no memory");
     size_t length =

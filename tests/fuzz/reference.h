@@ -103,6 +103,9 @@ static inline bool reference_tuple_of_any(const uint8_t *f, size_t length, struc
     } else if (type == 0x86dd) {
         if (length < at + 40 || f[at] >> 4 != 6)
             return false;
+        for (size_t end = at + 8; end <= at + 24; end += 16) /* IPv4-mapped addresses are IPv4's */
+            if (!memcmp(f + end, "\0\0\0\0\0\0\0\0\0\0\xff\xff", 12))
+                return false;
         t->v6 = true;
         memcpy(t->key.client, f + at + 8, 16);
         memcpy(t->key.local, f + at + 24, 16);

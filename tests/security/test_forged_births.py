@@ -22,11 +22,13 @@ from typing import Any, Final
 
 import pytest
 from scapy.layers.inet import TCP
+from scapy.layers.inet6 import IPv6
+from scapy.packet import Raw
 
 from appliance.lab import Lab
 from appliance.wire import Born, Key
 from tests.lab.engine_lab import EngineLab
-from tests.lab.handmade import Handmade, hide
+from tests.lab.handmade import ADDRESS, Handmade, hide
 from tests.lab.wire import MOD, Wire
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
@@ -129,6 +131,9 @@ def test_a_cookie_is_bad_for_any_other_handshake(cookies: Cookies, handshake: Ha
     ]
     others += [replace(handshake, isn=handshake.isn ^ 1 << bit) for bit in range(32)]
     others += [replace(handshake, agreed=handshake.agreed ^ 1 << bit) for bit in range(6)]
+    client, local = (bytes(12) + address[12:] for address in (key.client, key.local))  # of IPv6, with the same end
+    others += [replace(handshake, key=replace(key, client=client, local=local)),
+               replace(handshake, key=replace(key, client=client))]  # fmt: skip
     assert [other for other in others if cookies.good(other, cookie)] == []
 
 
@@ -288,6 +293,26 @@ def test_a_cookie_of_another_client_or_number_bears_nobody(target: Target, famil
         client.snd_nxt, client.rcv_nxt = numbers
         client.send("PA", word.encode())
         target.assert_refused(client)
+    target.assert_nobody()
+
+
+@pytest.mark.parametrize("ends", ["source", "destination", "both"])
+def test_an_ipv6_packet_with_an_ipv4_mapped_address_bears_nobody(target: Target, ends: str) -> None:
+    """The cookie is good for the IPv4 addresses that it seems to come from and go to; the slot would be one of IPv6,
+    where no look-up finds it. The kernel takes no such packet either."""
+    client = target.client(4)
+    client.syn()
+    mapped = {"src": f"::ffff:{client.address}", "dst": f"::ffff:{client.target[0]}"}
+    source = mapped["src"] if ends != "destination" else ADDRESS[6]
+    to = mapped["dst"] if ends != "source" else target.box.target(6)[0]
+    for flags, payload in (("A", b""), ("PA", b"data"), ("S", b"")):
+        target.wire.send(IPv6(src=source, dst=to) / client.tcp(flags) / Raw(payload))
+    target.wire.clear()
+    target.assert_nobody()
+    client.ack()
+    target.box.wait(lambda: target.box.engine.find(client.key), "it is born")
+    client.send("R", options=[])
+    target.box.wait(lambda: target.box.engine.find(client.key) is None, "it is gone")
     target.assert_nobody()
 
 

@@ -23,6 +23,7 @@ SAME_TAG_MAX: int = lib.roost_testing_same_tag_max()
 HOME_SLOTS = 3
 FIRST_BUCKET = 44  # slots taken there from which on the emptier bucket is chosen
 RESTS = 64
+FAR6 = 20  # bytes of an IPv6 slot before its record: the far end, and the near end's number
 
 
 class Table:
@@ -253,6 +254,24 @@ def test_adoption_keeps_what_sleeps_and_frees_what_no_process_can_own(
         assert used["ipv4"] + used["ipv6"] == len(kept)
         assert used["rest"] == len(named)
         assert t.free_rests() == set(range(RESTS)) - named
+
+
+def test_adoption_counts_by_table_and_removes_what_no_look_up_finds() -> None:
+    """An earlier version put IPv4-mapped addresses of IPv6 packets into the table of IPv6: counted as IPv4, each that
+    went took one from the count of IPv6."""
+    with table() as t:
+        kept = Key.of("fd00::1", 5, "fd01::1", 6)
+        mapped = Key(kept.client, 7, Key.of("192.0.2.1", 0, "192.0.2.2", 0).local, 6)
+        for key in (kept, mapped):
+            assert t.insert(key, Ka(phase=SLEEP))
+        assert t.used() == {"ipv4": 0, "ipv6": 2, "rest": 0, "refused": 0}
+        far = ffi.buffer(ffi.cast("char *", t.find(mapped)) - FAR6, 16)
+        far[:] = Key.of("192.0.2.9", 0, "192.0.2.2", 0).client
+        assert t.adopt() == (1, 0)
+        assert t.used() == {"ipv4": 0, "ipv6": 1, "rest": 0, "refused": 0}
+        t.remove(kept)
+        assert t.adopt() == (0, 0)
+        assert t.used() == {"ipv4": 0, "ipv6": 0, "rest": 0, "refused": 0}
 
 
 def test_adoption_twice_changes_nothing_more() -> None:
