@@ -49,10 +49,10 @@ SOURCES: Final = {
     "base": "address hash mailbox pins wheel workers",
     "table": "endpoints filter hosts interned rests table",
     "path": "datapath foreign frames probes programs unpin",
-    "socket": "proxy_header repair segment spares survey",
+    "socket": "heard proxy_header repair segment spares survey",
     "conn": "acks candidates classes connection events find legs listing notes ports servers steering waiting",
     "inband": "inband inband_relay inband_requests",
-    "life": "attach births doors freeze growth held insert links listeners next recall received relay sweep thaw",
+    "life": "ask attach births doors freeze growth held insert links listeners next recall received relay sweep thaw",
     "": "commands engine stats",
 }
 """The engine's sources by folder, from the ground up."""

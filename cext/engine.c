@@ -112,6 +112,8 @@ static int timeout_ms(const struct roost_engine *e) {
     int wait = e->wheel.armed || e->accept_resume_ms || e->waiting_servers ? ROOST_WHEEL_TICK_MS : 50;
     if (e->unacked)
         wait = e->unacked->ack_ms > e->now_ms ? (int)(e->unacked->ack_ms - e->now_ms) : 0;
+    if (e->asked && e->answer_ms < e->now_ms + (uint64_t)wait)
+        wait = e->answer_ms > e->now_ms ? (int)(e->answer_ms - e->now_ms) : 0;
     uint64_t slice_ms = e->sweep_ms > e->now_ms ? e->sweep_ms - e->now_ms : 0;
     return slice_ms < (uint64_t)wait ? (int)slice_ms : wait;
 }
@@ -128,6 +130,7 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     roost_freeze_turn(e);
     roost_next_timers(e);
     roost_attach_turn(e);
+    roost_asked_turn(e);
     roost_unacked_turn(e);
     roost_sweep_turn(e);
     roost_recall_turn(e);

@@ -101,6 +101,7 @@ class ServiceSpec:
     probe_retry_s: int = PROBE_RETRY_S
     probe_count: int = PROBE_COUNT
     awake_probe_s: int = 0
+    attach_silence_s: int = 0
     priority: int = Priority.NORMAL
     least_quiet_ms: int = 0
     least_probe_s: int = 0

@@ -48,7 +48,8 @@ enum roost_op {
                             ROOST_EV_CANDIDATE; as it does for ROOST_OP_CLOSE and ROOST_OP_ATTACH */
     ROOST_OP_CLOSE = 5, /* key or id: close towards the client (RST) and the server, whatever the state */
     ROOST_OP_ATTACH = 6,    /* key + fd: link this connected server socket to the client, waking it. The engine owns fd
-                             from then on; preamble is written to the server first, early to the client first */
+                             from then on; preamble is written to the server first, early to the client first. count: how
+                               many ms its client may take to answer, where it must; 0: 10 s */
     ROOST_OP_RESTORE = 7,   /* key + record: the record ROOST_EV_NEED_RECORD asked for; error != 0: there is none */
     ROOST_OP_INSERT = 9,    /* key + record: put a SLEEP record from the store into the table (after a reboot); with
                                  peer: both legs of a pair, which are IDLE then */

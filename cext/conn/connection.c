@@ -204,6 +204,8 @@ void roost_conn_refuse_server(struct roost_engine *e, struct roost_conn *c, int 
 
 void roost_conn_count(struct roost_engine *e, struct roost_conn *c, bool to_server, uint64_t bytes) {
     c->asked = to_server;
+    if (to_server)
+        c->silent_ms = 0;
     *(to_server ? &c->rx : &c->tx) += bytes;
     e->stat[to_server ? ROOST_E_BYTES_IN : ROOST_E_BYTES_OUT] += bytes;
 }

@@ -115,10 +115,16 @@ struct roost_conn {
     struct roost_conn *next_unacked;  /* clients whose first bytes the answer may acknowledge */
     bool unacked;                     /* it is one of them */
     struct roost_leg client, server;
-    uint64_t ack_ms;    /* when it waits for the answer no longer */
-    uint64_t active_ms; /* last payload byte */
-    uint64_t since_ms;  /* last transition */
-    uint64_t rx, tx;    /* since the last transition */
+    struct roost_conn *next_asked;        /* clients that are to answer a probe (life/ask.c) */
+    bool asked_for;                       /* it is one of them */
+    bool must_answer;                     /* before the server that waits has it */
+    uint32_t heard_mark;                  /* of silent_ms (socket/heard.h) */
+    uint64_t silent_ms;                   /* its client has not been heard since then; 0: as its socket knows */
+    uint64_t asked_ms, again_ms, look_ms; /* the first probe, the next one, the next look for an answer */
+    uint64_t ack_ms;                      /* when it waits for the answer no longer */
+    uint64_t active_ms;                   /* last payload byte */
+    uint64_t since_ms;                    /* last transition */
+    uint64_t rx, tx;                      /* since the last transition */
     uint64_t link_deadline_ms;
     uint64_t retry_ms;      /* the next server's turn: this one does not answer, or none was to be had */
     uint64_t tried;         /* places of servers that this link was tried at */
@@ -281,6 +287,8 @@ struct roost_engine {
     uint64_t rush_stayed_ms;         /* by connections that ended since then, in all */
     bool rush;
     struct roost_conn *unacked, **unacked_tail;
+    struct roost_conn *asked; /* clients that are to answer a probe */
+    uint64_t answer_ms;       /* the next look for an answer */
     struct roost_conn *ready, **ready_tail;
     struct roost_conn *gathering, *in_grace, *graced; /* freeze batches */
     struct roost_conn *dead;

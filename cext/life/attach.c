@@ -56,6 +56,7 @@ static int give(struct roost_engine *e, struct roost_waiting *w, uint32_t *wait_
     w->command.id = c->id;
     c->server_waits = w;
     c->want_freeze = false;
+    c->must_answer = roost_class_of(e, c->class)->attach_silence_s > 0;
     roost_conn_run(e, c);
     return 0;
 }

@@ -305,11 +305,19 @@ static bool wanted(const struct roost_conn *c, struct taken *client, struct take
     return false;
 }
 
+/* When the client was heard last. One that was woken without a word of its own may be gone: what the other end has sent since, it
+ * has acknowledged. */
+static uint64_t heard_ms(const struct roost_engine *e, const struct roost_conn *c) {
+    if (!c->silent_ms)
+        return e->now_ms;
+    return c->silent_ms > c->active_ms ? c->silent_ms : c->active_ms;
+}
+
 static void publish(struct roost_engine *e, struct roost_conn *c, struct roost_ka *slot, struct taken *leg,
                     uint32_t index, uint32_t flags) {
     struct roost_ka *ka = &leg->taking.ka;
     ka->ctl |= flags << 16;
-    ka->heard = ROOST_HEARD(e->now_ms / 1000, 0, 0);
+    ka->heard = ROOST_HEARD((slot == c->slot ? heard_ms(e, c) : e->now_ms) / 1000, 0, 0);
     ka->rest = index;
     leg->taking.rest.id = c->id;
     leg->taking.rest.active_ms = c->active_ms;

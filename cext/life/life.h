@@ -39,6 +39,11 @@ void roost_link_timer(struct roost_engine *e, struct roost_conn *c);
 /* relay.c: of a connection that has a link */
 void roost_relay(struct roost_engine *e, struct roost_conn *c);
 
+/* ask.c */
+/* For the server that waits: whether the client must still answer. */
+bool roost_ask(struct roost_engine *e, struct roost_conn *c);
+void roost_asked_turn(struct roost_engine *e);
+
 /* attach.c. Links the server to its client, waking it, or as soon as the link is ended that it takes over; else it waits or
  * is refused. Takes it over. */
 void roost_attach_server(struct roost_engine *e, struct roost_waiting *w);

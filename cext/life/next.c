@@ -11,16 +11,26 @@
 #define LONG_STAY_MS 100  /* the most that one connection's stay counts in the measure of a rush */
 #define GOAL_RETRY_MS 100 /* what keeps a freeze from succeeding is mostly a delayed ACK of 40 ms */
 
+#define ROOST_UNANSWERED (ROOST_SERVER_WAITS | ROOST_MUST_ANSWER)
+
 /* The first row applies of which every fact of `set` holds and none of `clear` does. */
 static const struct {
     uint32_t set, clear;
     enum roost_next next;
 } table[] = {
-    {0, ROOST_LIVES, ROOST_NEXT_WAIT},           {ROOST_MUST_CLOSE, 0, ROOST_NEXT_CLOSE},
-    {ROOST_HAS_LINK, 0, ROOST_NEXT_RELAY},       {ROOST_CONNECTS, 0, ROOST_NEXT_EXPECT},
-    {ROOST_SERVER_WAITS, 0, ROOST_NEXT_ATTACH},  {ROOST_MUST_FREEZE, 0, ROOST_NEXT_FREEZE},
-    {ROOST_BYTES_WAIT, 0, ROOST_NEXT_LINK},      {ROOST_CLIENT_ENDED, 0, ROOST_NEXT_END},
-    {ROOST_CLIENT_READABLE, 0, ROOST_NEXT_PEEK}, {0, 0, ROOST_NEXT_STAND},
+    {0, ROOST_LIVES, ROOST_NEXT_WAIT},
+    {ROOST_MUST_CLOSE, 0, ROOST_NEXT_CLOSE},
+    {ROOST_HAS_LINK, 0, ROOST_NEXT_RELAY},
+    {ROOST_CONNECTS, 0, ROOST_NEXT_EXPECT},
+    {ROOST_UNANSWERED | ROOST_CLIENT_ENDED, ROOST_BYTES_WAIT, ROOST_NEXT_END},
+    {ROOST_UNANSWERED | ROOST_CLIENT_READABLE, ROOST_BYTES_WAIT, ROOST_NEXT_PEEK}, /* its bytes are an answer */
+    {ROOST_UNANSWERED, ROOST_BYTES_WAIT, ROOST_NEXT_ASK},
+    {ROOST_SERVER_WAITS, 0, ROOST_NEXT_ATTACH},
+    {ROOST_MUST_FREEZE, 0, ROOST_NEXT_FREEZE},
+    {ROOST_BYTES_WAIT, 0, ROOST_NEXT_LINK},
+    {ROOST_CLIENT_ENDED, 0, ROOST_NEXT_END},
+    {ROOST_CLIENT_READABLE, 0, ROOST_NEXT_PEEK},
+    {0, 0, ROOST_NEXT_STAND},
 };
 
 enum roost_next roost_next(uint32_t facts) {
@@ -35,7 +45,7 @@ static uint32_t facts_of(const struct roost_conn *c) {
            (c->link == ROOST_LINKED || c->link == ROOST_UNLINKING ? ROOST_HAS_LINK : 0) |
            (c->link == ROOST_CONNECTING ? ROOST_CONNECTS : 0) | (c->server_waits ? ROOST_SERVER_WAITS : 0) |
            (c->want_freeze ? ROOST_MUST_FREEZE : 0) | (roost_inband_wants_link(c) ? ROOST_BYTES_WAIT : 0) |
-           (c->client.readable ? ROOST_CLIENT_READABLE : 0);
+           (c->must_answer ? ROOST_MUST_ANSWER : 0) | (c->client.readable ? ROOST_CLIENT_READABLE : 0);
 }
 
 static void become(struct roost_engine *e, struct roost_conn *c, enum roost_state state, enum roost_cause cause) {
@@ -112,6 +122,12 @@ static bool advance(struct roost_engine *e, struct roost_conn *c) {
         case ROOST_NEXT_EXPECT:
             become(e, c, ROOST_ST_ACTIVE, (enum roost_cause)c->wake_cause);
             return true;
+        case ROOST_NEXT_ASK:
+            if (roost_ask(e, c)) {
+                become(e, c, ROOST_ST_STANDBY, (enum roost_cause)c->wake_cause);
+                return true;
+            }
+            break;
         case ROOST_NEXT_ATTACH:
             roost_link_attach(e, c); /* refused, it waits no longer either */
             break;

@@ -22,7 +22,8 @@ enum roost_fact {
     ROOST_BYTES_WAIT = 1 << 6,      /* of the client, for a server */
     ROOST_CLIENT_ENDED = 1 << 7,    /* by FIN or RST */
     ROOST_CLIENT_READABLE = 1 << 8, /* data or an end: a peek tells which */
-    ROOST_FACTS = 1 << 9
+    ROOST_MUST_ANSWER = 1 << 9,     /* the client, before the server that waits has it */
+    ROOST_FACTS = 1 << 10
 };
 
 enum roost_next {
@@ -30,6 +31,7 @@ enum roost_next {
     ROOST_NEXT_CLOSE,  /* CLOSED */
     ROOST_NEXT_RELAY,  /* bytes between the two legs */
     ROOST_NEXT_EXPECT, /* the link's event or timer */
+    ROOST_NEXT_ASK,    /* whether the client is there: STANDBY, until it answers */
     ROOST_NEXT_ATTACH, /* link the server that waits */
     ROOST_NEXT_FREEZE, /* mark it for the next batch */
     ROOST_NEXT_LINK,   /* connect to a server of its service */

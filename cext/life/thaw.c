@@ -52,6 +52,12 @@ static void rouse_server(struct roost_engine *e, struct roost_conn *c) {
     }
 }
 
+/* When its client was heard last; never 0. */
+static uint64_t silent_since_ms(const struct roost_engine *e, const struct roost_ka *slot) {
+    uint64_t silence_ms = ROOST_SILENCE_S(slot->heard, e->now_ms / 1000) * 1000ULL;
+    return silence_ms < e->now_ms ? e->now_ms - silence_ms : 1;
+}
+
 /* An inactive connection becomes an awake one. Its slot stays until its socket is there: IDLE as WAKING, which holds
  * its packets; SLEEP as it is, answering keep-alives, for the store may take its time. */
 struct roost_conn *roost_rouse(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot,
@@ -66,6 +72,7 @@ struct roost_conn *roost_rouse(struct roost_engine *e, const struct roost_key *k
         return NULL;
     if (rest)
         c->active_ms = rest->active_ms;
+    c->silent_ms = silent_since_ms(e, slot);
     c->state = sleeping ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
     c->phase = sleeping ? ROOST_ASKED : ROOST_THAWING;
     c->wake_cause = (uint8_t)cause;
@@ -200,6 +207,7 @@ static void awake(struct roost_engine *e, struct roost_conn *c, struct rebuildin
     e->stat[ROOST_E_THAWED]++;
     e->stat[ROOST_E_REUSED] += client->spare;
     roost_leg_fresh(&c->client, client->fd);
+    c->heard_mark = client->slot->rcv_nxt - 1;     /* as roost_repair_rebuild leaves it */
     c->client.writable = c->client.rebuilt = true; /* readable when something is replayed, or epoll says so */
     if (server) {
         roost_leg_fresh(&c->server, server->fd);
@@ -353,6 +361,8 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
     if (usable) {
         roost_conn_set_id(e, c, rest.id);
         c->active_ms = rest.active_ms;
+        if (roost_class_of(e, c->class)->no_keepalives && c->active_ms < c->silent_ms) /* its slot may be of just now */
+            c->silent_ms = c->active_ms ? c->active_ms : 1;
     }
     e->table.rest[index] = rest;
     c->slot->rest = index;

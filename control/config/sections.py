@@ -167,6 +167,12 @@ class Policy(Section):
         description="probe the client and the server of a connection that is awake, each when it was not heard for "
         "this long; a client that does not answer is closed, a server that does not answer is as one that has failed",
     )
+    attach_silence: Annotated[WholeSeconds, ToEngine("attach_silence_s")] = Field(
+        60.0,
+        description="a server that wants a client which was not heard for this long gets it only when the client has "
+        "answered a probe, which takes a round trip to it; without an answer within `[attach] timeout` the server is "
+        "refused",
+    )
     probe_retry: Annotated[WholeSeconds, ToEngine("probe_retry_s")] = Field(
         float(PROBE_RETRY_S), description="between unanswered probes"
     )
@@ -217,7 +223,11 @@ class Attach(Section):
     protocols: tuple[Literal["connect", "socks5"], ...] = Field(
         ("connect", "socks5"), min_length=1, description="what is served; the first byte of a connection tells which"
     )
-    timeout: Duration = Field(10.0, gt=0, description="how long a sleeping client may take to be woken")
+    timeout: Duration = Field(
+        10.0,
+        gt=0,
+        description="how long a sleeping client may take to be woken, and one that must answer a probe to do so",
+    )
     domain: str = Field(
         "roost",
         pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$",

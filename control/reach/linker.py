@@ -86,8 +86,9 @@ class Linker:
     async def _attach(self, key: Key, server: AttachRequest, preamble: bytes, first: list[Command]) -> int:
         fd = os.dup(server.sock.fileno())  # the engine's from the command on, which closes it when it refuses
         command = Command(
-            op=Op.ATTACH, cause=Cause.SERVER_ATTACH, key=key, fd=fd, preamble=preamble, early=server.early
-        )
+            op=Op.ATTACH, cause=Cause.SERVER_ATTACH, key=key, fd=fd, preamble=preamble, early=server.early,
+            count=round(server.timeout_s * 1000),
+        )  # fmt: skip
         future = self._dispatcher.command(command, [State.ACTIVE], server.timeout_s, first)
         outcome = await asyncio.wrap_future(future)
         if not outcome.error and outcome.state != State.ACTIVE:

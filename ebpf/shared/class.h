@@ -59,7 +59,10 @@ struct roost_class {        /* 64 bytes */
     __u16 least_probe_s;        /* likewise */
     __u16 awake_probe_s;        /* an awake connection's ends are probed so long after they were heard; 0 = never */
     struct roost_overrides own; /* of an interned class; a service's has zeros */
-    __u32 unused3[3];
+    __u16
+        attach_silence_s; /* a client that was not heard for so long answers a probe before a server has it; 0 = it need not */
+    __u16 unused2;
+    __u32 unused3[2];
 };
 
 #endif

@@ -5,8 +5,9 @@ Method. The whole daemon, with its store, holds real clients. A server on the LA
 connects, asks a question and waits for the answer. It comes in one of two MODES: `router_...`, to the client's own
 address and port, which the appliance answers in between; `proxy_...`, with HTTP CONNECT to the appliance. Clients are
 in one of three states when it comes: their socket is there and unlinked (`..._active_...`: STANDBY), their record is in
-memory (`..._idle_...`), or it is a row of the database (`..._sleep_...`). Before a run all clients of a group are in
-their state again, and everything about it is written.
+memory (`..._idle_...`), or it is a row of the database (`..._sleep_...`); `..._silent_...` is IDLE, too, and was not
+heard for so long that it must answer a probe first (`attach_silence`), as none of the others must. Before a run all
+clients of a group are in their state again, and everything about it is written.
 
 A direct connection is what a server would have without the appliance: through the same network, routed, to a program
 that listens at the clients' end. `..._active_extra_us_p50` is the p50 of a run minus the p50 of as many direct ones
@@ -15,6 +16,7 @@ right after it. Times are ms where the figure's name says so, else µs.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from appliance.lab import DaemonHandle, Lab, Peer, SwarmGroup, endpoint, wait_until
@@ -22,13 +24,17 @@ from tests.bench.direct import WAN, say
 from tests.bench.figures import Report, Stolen, Target, percentile
 
 MODES = ("router", "proxy")
-STATES = {"active": "STANDBY", "idle": "IDLE", "sleep": "SLEEP"}
+STATES = {"active": "STANDBY", "idle": "IDLE", "sleep": "SLEEP", "silent": "IDLE"}
+IDLE = {"active_quiet": "300ms", "standby_quiet": "500ms", "idle_quiet": "never"}
+SILENCE_S = 1
 POLICY: dict[str, dict[str, Any]] = {
-    "active": {"active_quiet": "1h", "standby_quiet": "never"},
-    "idle": {"active_quiet": "300ms", "standby_quiet": "500ms", "idle_quiet": "never"},
-    "sleep": {"active_quiet": "300ms", "standby_quiet": "500ms", "idle_quiet": "1s"},
+    "active": {"active_quiet": "1h", "standby_quiet": "never", "attach_silence": "never"},
+    "idle": {**IDLE, "attach_silence": "never"},
+    "sleep": {**IDLE, "idle_quiet": "1s", "attach_silence": "never"},
+    "silent": {**IDLE, "attach_silence": SILENCE_S},
 }
-PORTS = {(mode, state): 8000 + 10 * m + s for m, mode in enumerate(MODES) for s, state in enumerate(STATES)}
+GROUPS = [(mode, state) for mode in MODES for state in STATES if (mode, state) != ("router", "silent")]
+PORTS = {group: 8000 + i for i, group in enumerate(GROUPS)}
 SERVER_PORT = 9000
 ATTACH_PORT = 3128
 JOIN_RATE = 1000  # clients/s
@@ -98,6 +104,8 @@ def measure(lab: Lab, daemon: DaemonHandle, mode: str, state: str, attaches: int
     stolen: list[float] = []
     for number in range(1, runs + 1):
         targets = settled(daemon, f"{mode}-{state}", state, each)
+        if state == "silent":
+            time.sleep(SILENCE_S + 1)  # silence is counted in whole seconds
         began = Stolen()
         proxy = None if mode == "router" else [lab.address("box", "lan0"), ATTACH_PORT]
         took.append(ask(asker, targets[:each], proxy, report))
@@ -129,13 +137,13 @@ def run(attaches: int = 5000, runs: int = 5) -> Report:
     report = Report("attach")
     clients = -(-attaches // runs)
     with Lab(clients=clients, nat=False) as lab:
-        servers = [lab.server(port) for port in (*(PORTS["router", state] for state in STATES), SERVER_PORT)]
+        behind = [port for (mode, _), port in PORTS.items() if mode == "router"]
+        servers = [lab.server(port) for port in (*behind, SERVER_PORT)]
         listener = lab.peer("wan", "server", "--listen", lab.address("wan", "eth0"), str(SERVER_PORT))
         listener.request("ready")
         daemon = lab.daemon(config(lab, clients))
-        for mode in MODES:
-            for state in STATES:
-                measure(lab, daemon, mode, state, attaches, runs, report)
+        for mode, state in GROUPS:
+            measure(lab, daemon, mode, state, attaches, runs, report)
         daemon.terminate()
         for peer in (*servers, listener):
             peer.close()

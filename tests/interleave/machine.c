@@ -14,6 +14,7 @@
 
 #include "../fuzz/host/kernel.h"
 #include "../fuzz/reference.h"
+#include "cext/socket/heard.h"
 #include "cext/socket/repair.h"
 #include "heap.h"
 #include "loop.h"
@@ -331,6 +332,19 @@ int roost_repair_peek(int fd, struct roost_ka *ka) {
     const struct leg *l = leg_with(fd);
     holds(l->socket == LIVE, "the socket of %s is to live on, and its record was taken", l->name);
     *ka = record_of(l, l->number + 1);
+    return 0;
+}
+
+int roost_heard_ask(int fd, uint32_t *mark) {
+    *mark = 0;
+    return 0;
+}
+
+bool roost_heard_since(int fd, uint32_t mark) {
+    return true;
+}
+
+uint32_t roost_heard_ago_ms(int fd) {
     return 0;
 }
 

@@ -456,7 +456,8 @@ class EngineLab:
         assert receive(pair.client, 6) == b"answer"
         self.wait_state(pair, State.ACTIVE)  # payload may overtake the event that tells of its transition
 
-    def attach(self, pair: Pair, preamble: bytes = b"", early: bytes = b"", token: int = 0) -> socket.socket:
+    def attach(self, pair: Pair, preamble: bytes = b"", early: bytes = b"", token: int = 0,
+               timeout_ms: int = 0) -> socket.socket:  # fmt: skip
         """A server comes by itself: its end of the connection it has to the client."""
         with self.lab.enter("box"):
             listener = socket.create_server((self.lab.address("box", "lan0"), 0))
@@ -466,7 +467,7 @@ class EngineLab:
             accepted = listener.accept()[0]
         self._sockets.callback(server.close)
         self.submit(Op.ATTACH, pair, Cause.SERVER_ATTACH, fd=accepted.detach(), preamble=preamble, early=early,
-                    token=token)  # fmt: skip
+                    token=token, count=timeout_ms)  # fmt: skip
         return server
 
 

@@ -55,10 +55,20 @@ def test_bytes_that_wait_get_a_server_before_their_end_is_told() -> None:
 def test_what_there_is_to_read_is_looked_at_before_a_connection_stands_by() -> None:
     for facts in ALL:
         if lib.roost_next(facts) == lib.ROOST_NEXT_STAND:
-            assert facts == lib.ROOST_LIVES
+            assert facts | lib.ROOST_MUST_ANSWER == lib.ROOST_LIVES | lib.ROOST_MUST_ANSWER
         if lib.roost_next(facts) == lib.ROOST_NEXT_PEEK:
             assert facts & lib.ROOST_CLIENT_READABLE
 
 
 def test_each_step_has_facts_that_lead_to_it() -> None:
     assert {lib.roost_next(facts) for facts in ALL} == set(range(lib.ROOST_NEXT_WAIT, lib.ROOST_NEXT_STAND + 1))
+
+
+def test_a_server_has_a_client_that_must_answer_only_once_it_has_spoken() -> None:
+    unanswered = lib.ROOST_LIVES | lib.ROOST_SERVER_WAITS | lib.ROOST_MUST_ANSWER
+    for facts in ALL:
+        if facts & unanswered == unanswered and not facts & lib.ROOST_BYTES_WAIT:
+            assert lib.roost_next(facts) != lib.ROOST_NEXT_ATTACH
+    assert lib.roost_next(unanswered) == lib.ROOST_NEXT_ASK
+    assert lib.roost_next(unanswered | lib.ROOST_BYTES_WAIT) == lib.ROOST_NEXT_ATTACH
+    assert lib.roost_next(unanswered | lib.ROOST_CLIENT_ENDED) == lib.ROOST_NEXT_END
