@@ -31,6 +31,11 @@ class Mosquitto(ServerProgram):
         self.wait_for_log(f"Sending SUBACK to {name}")
         return subscriber
 
+    def publisher(self, space: str, to: Endpoint, topic: str) -> Dialogue:
+        """mosquitto_pub, which publishes each line that it is told, on one connection."""
+        argv = ["mosquitto_pub", "-h", to[0], "-p", str(to[1]), "-k", _HOURS, "-q", "1", "-t", topic, "-l"]
+        return Dialogue(self._lab, space, argv)
+
     def publish(self, topic: str, payload: str) -> None:
         """mosquitto_pub, beside the broker."""
         host, port = self._here

@@ -36,7 +36,11 @@ class Postgres(ServerProgram):
     def backends(self) -> list[str]:
         """Process ids of those that serve a session, beside the one that tells."""
         query = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-        return run(self._lab, [*_client(self._here), "-c", query], space=self._space).split()
+        return self.execute(query).split()
+
+    def execute(self, statement: str) -> str:
+        """What psql prints of it, beside the server."""
+        return run(self._lab, [*_client(self._here), "-c", statement], space=self._space)
 
 
 def _client(to: Endpoint) -> list[str]:

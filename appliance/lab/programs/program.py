@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from appliance.lab.lab import Lab
@@ -23,12 +23,13 @@ class ProgramError(Exception):
 class ServerProgram:
     """A server program and its log. `ready` is a text that its log has once it listens."""
 
-    def __init__(self, lab: Lab, space: str, argv: Sequence[str], ready: str, user: str | None = None) -> None:
+    def __init__(self, lab: Lab, space: str, argv: Sequence[str], ready: str, user: str | None = None,
+                 env: Mapping[str, str] | None = None) -> None:  # fmt: skip
         self.what = f"{type(self).__name__} in {space}"
         self.log = _free(lab.workspace / f"{type(self).__name__}.log")
         with self.log.open("wb") as log:
-            self.process = lab.run_tree(space, argv, user, cwd="/", env=environment(lab), stdin=subprocess.DEVNULL,
-                                        stdout=log, stderr=log)  # fmt: skip
+            self.process = lab.run_tree(space, argv, user, cwd="/", env=env or environment(lab),
+                                        stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # fmt: skip
         self.wait_for_log(ready)
 
     def wait_for_log(self, text: str) -> None:
@@ -80,9 +81,12 @@ def run(lab: Lab, argv: Sequence[str], user: str | None = None, space: str = "la
 class Dialogue:
     """A client program that reads lines and prints answers: what a person at a terminal would type and see."""
 
-    def __init__(self, lab: Lab, space: str, argv: Sequence[str]) -> None:
-        self.process: Process = lab.run(space, argv, env=environment(lab), stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0)  # fmt: skip
+    def __init__(self, lab: Lab, space: str, argv: Sequence[str], env: Mapping[str, str] | None = None,
+                 tree: bool = False, cwd: str = "/") -> None:  # fmt: skip
+        """tree: what it starts ends with it."""
+        self.process: Process = (lab.run_tree if tree else lab.run)(
+            space, argv, env=env or environment(lab), cwd=cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, bufsize=0)  # fmt: skip
         self._unread = b""
 
     def say(self, line: str) -> None:

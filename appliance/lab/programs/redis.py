@@ -24,8 +24,12 @@ class Redis(ServerProgram):
 
     def clients(self) -> list[str]:
         """Its connections, as Redis tells it (`id=7 addr=192.0.2.1:1234 ... db=0 ...`), beside the one that asks."""
-        lines = run(self._lab, [*_client(self._here), "CLIENT", "LIST"], space=self._space).splitlines()
+        lines = self.execute("CLIENT", "LIST").splitlines()
         return [line for line in lines if line and "cmd=client|list" not in line]
+
+    def execute(self, *words: str) -> str:
+        """What redis-cli prints of it, beside the server."""
+        return run(self._lab, [*_client(self._here), *words], space=self._space)
 
 
 def _client(to: Endpoint) -> list[str]:
