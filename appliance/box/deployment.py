@@ -36,7 +36,7 @@ _EPOCH: Final = 1_700_000_000  # 2023: a clock before that was never set
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A service. No servers: a link goes where the client connected to, or to the daemon itself."""
+    """A service; servers by address or name. None: a link goes where the client connected to, or to the daemon."""
 
     name: str
     listen: ServerAddress
@@ -162,10 +162,14 @@ def check_services(plan: Plan, net: Network) -> Iterator[Outcome]:
         where = endpoint_text(service.listen)
         if not service.transparent and not ipaddress.ip_address(address).is_unspecified:
             yield from _listens(group, where, net.owner(address), address, plan)
-        targets = service.servers or ((service.listen,) if service.transparent else ())
-        for server in targets:
-            if not ipaddress.ip_address(server[0]).is_unspecified:
-                yield from _reaches(group, server, net.way_to(server[0]), service, plan)
+        for host, port in service.servers or ((service.listen,) if service.transparent else ()):
+            addresses = net.addresses_of(host)
+            if not addresses:
+                fix = "see /etc/resolv.conf, or write its address; until it is known clients wait"
+                yield outcome(group, f"server {host}:{port}", Need.REQUIRED, "the name has no address now", fix)
+            for address in addresses:
+                if not ipaddress.ip_address(address).is_unspecified:
+                    yield from _reaches(group, (address, port), net.way_to(address), service, plan)
     for at in plan.attach:
         if not ipaddress.ip_address(at[0]).is_unspecified:
             absent = None if net.owner(at[0]) else "no interface has this address"

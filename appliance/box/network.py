@@ -25,6 +25,12 @@ def _way_to(address: str) -> str | None:
     return None
 
 
+def _addresses_of(host: str) -> list[str]:
+    with suppress(socket.gaierror):
+        return list(dict.fromkeys(str(one[4][0]) for one in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """An interface. xdp: whether its driver has native XDP, None where the kernel does not tell (before Linux 6.3).
@@ -41,12 +47,13 @@ class Link:
 class Network:
     """links: by name. gateways: of the routes that lead through a gateway, (IP version, interface). sysctls: numbers
     below /proc/sys/net, 0 where there is none. way_to: the interface by which the routing table reaches an address;
-    None: there is no route."""
+    None: there is no route. addresses_of: those of a name or address; none: it is not known now."""
 
     links: Mapping[str, Link]
     gateways: Sequence[tuple[int, str]] = ()
     sysctls: Mapping[str, int] = field(default_factory=dict)
     way_to: Callable[[str], str | None] = _way_to
+    addresses_of: Callable[[str], Sequence[str]] = _addresses_of
 
     def owner(self, address: str) -> str | None:
         """The interface that has this address."""

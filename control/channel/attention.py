@@ -40,6 +40,12 @@ def _rising(counter: str, thing: str, what: str) -> Callable[[Mapping[str, Any],
     return find
 
 
+def _waiting(status: Mapping[str, Any], _grown: Counts) -> Found:
+    for told in status["waiting"]:
+        what, _, reason = told.partition(": ")
+        yield what, f"not yet: {reason}"
+
+
 def _store(status: Mapping[str, Any], _grown: Counts) -> Found:
     if status["store"]["state"] != "ok":
         yield status["database"], f"{status['store']['state']}; nothing goes to SLEEP, and what sleeps cannot wake"
@@ -47,7 +53,7 @@ def _store(status: Mapping[str, Any], _grown: Counts) -> Found:
 
 def _unheard(status: Mapping[str, Any], _grown: Counts) -> Found:
     if not status["interfaces"]:
-        yield "[network] interfaces", "none is given, so that no connection can be kept asleep"
+        yield "[network] interfaces", "none is heard, so that no connection can be kept asleep"
 
 
 def _servers(status: Mapping[str, Any], _grown: Counts) -> Found:
@@ -79,6 +85,7 @@ DESCRIPTORS: Final = "raise the limit of descriptors (LimitNOFILE=) and [table] 
 
 LEVELS: Final = (
     Watch("unheard", _unheard, "name the interfaces that clients' packets arrive on"),
+    Watch("waiting", _waiting, "bring it about, or change the configuration; all else goes on"),
     Watch("store", _store, "mend the database; until then everything else goes on"),
     Watch("servers", _servers, "see that they run and are reached from here: `roost doctor -c FILE`"),
     Watch("full", _full, BIGGER),

@@ -67,7 +67,7 @@ def examine_deployment(path: str) -> list[Outcome]:
 def plan_of(config: "Config") -> "Plan":
     """A configuration, as far as the machine matters."""
     from appliance.box.deployment import Plan, Planned
-    from control.config import parse_endpoint
+    from control.config import parse_endpoint, parse_server
     from control.daemon.limits import descriptors_each, spare_descriptors
 
     return Plan(
@@ -79,7 +79,7 @@ def plan_of(config: "Config") -> "Plan":
             Planned(
                 service.name,
                 parse_endpoint(service.listen),
-                tuple(map(parse_endpoint, service.every_server)),
+                tuple(map(parse_server, service.every_server)),
                 service.transparent,
                 service.interface == "persistent",
             )

@@ -61,8 +61,6 @@ def _show(status: dict[str, Any], console: Console) -> None:
         console.print("attention: nothing")
     for name, mode in status["interfaces"].items():
         console.print(f"interface {escape(name)}: XDP {mode}")
-    for missing in status.get("waiting", []):
-        console.print(f"[yellow]waiting[/] {escape(missing)}")
     for service in status["services"]:
         _show_service(service, console)
     for address, port in status.get("attach", []):

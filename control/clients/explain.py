@@ -69,7 +69,7 @@ SENTENCES: Final[Sequence[Callable[[Facts], str]]] = (
     _text("{client_unread:,} bytes of the client wait to be read: the server does not take them, or there is none."),
     _text("{server_unread:,} bytes of the server wait to be read: the client does not take them."),
     _text("The last attempt to freeze it was refused ({refused}): {refusal}."),
-    _text("No [network] interfaces are configured: nothing can be kept asleep.", "unheard"),
+    _text("No interface is heard: nothing can be kept asleep ([network] interfaces).", "unheard"),
     _text("It cannot go to SLEEP: the store says {store_error}. IDLE it stays, which needs no socket either.", "idle",
           "store_error"),
     _text("It is IDLE: no socket and no descriptor, its whole record is in memory.", "idle"),

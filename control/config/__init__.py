@@ -11,7 +11,7 @@ from control.config.config import Config
 from control.config.reading import ConfigError, load, parse
 from control.config.sections import Absent, Agent, Attach, Policy
 from control.config.service import Health, Service
-from control.config.values import parse_duration, parse_endpoint, parse_ports
+from control.config.values import parse_duration, parse_endpoint, parse_ports, parse_server
 
 __all__ = [
     "Absent",
@@ -27,4 +27,5 @@ __all__ = [
     "parse_duration",
     "parse_endpoint",
     "parse_ports",
+    "parse_server",
 ]

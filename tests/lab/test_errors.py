@@ -72,7 +72,7 @@ def test_what_is_not_there_yet_is_waited_for_and_other_services_go_on(lab: Lab) 
         assert "127.0.0.1:8210" in [row["server"] for row in daemon.status()["services"][3]["servers"]]
         shown = subprocess.run([sys.executable, "-m", "control.cli.main", "status", "-c", str(daemon.config)],
                                capture_output=True, text=True, check=True, env=python_environment()).stdout  # fmt: skip
-        assert "waiting interface late0: there is no interface late0" in shown
+        assert "attention interface late0: not yet: there is no interface late0" in shown
         swarm = lab.swarm()
         swarm.connect(3, (here, 8210))
         assert swarm.say(3).answered == 3, "the others go on"

@@ -16,6 +16,7 @@ def status(**changes: Any) -> dict[str, Any]:
     made: dict[str, Any] = {
         "interfaces": {"wan0": "native"},
         "database": "/var/lib/roost/main.db",
+        "waiting": [],
         "awake": 10,
         "max_awake": 100,
         "store": {"state": "ok", "dropped_history": 5},
@@ -63,6 +64,8 @@ def test_a_table_that_is_nearly_full_is_told_before_it_is() -> None:
 def test_levels_are_told_while_they_last() -> None:
     assert names(state="error: disk full") == ["store"]
     assert names(interfaces={}) == ["unheard"]
+    (one,) = attention(status(waiting=["interface wan1: there is none: see `ip link`"]), BEFORE)
+    assert (one["object"], one["what"]) == ("interface wan1", "not yet: there is none: see `ip link`")
     assert names(awake=88) == []
     assert names(awake=89) == ["awake"]
 

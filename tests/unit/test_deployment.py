@@ -104,6 +104,14 @@ def test_a_server_without_a_route_and_one_that_is_not_heard_are_told() -> None:
     assert missing(replace(heard_elsewhere, services=(replace(PLAN.services[0], persistent=False),)), network()) == {}
 
 
+def test_a_server_by_name_is_looked_at_by_its_addresses() -> None:
+    named = replace(PLAN, services=(replace(PLAN.services[0], servers=(("db.example", 22),)),))
+    known = {"db.example": ["10.3.0.2", "10.3.0.9"]}
+    assert set(missing(named, replace(network(), addresses_of=known.__getitem__))) == {"server 10.3.0.9:22"}
+    unknown = missing(named, replace(network(), addresses_of=lambda _: []))
+    assert {name: need for name, (need, _) in unknown.items()} == {"server db.example:22": Need.REQUIRED}
+
+
 def test_an_address_that_no_interface_has_is_told_and_so_are_clients_of_the_loopback() -> None:
     assert set(missing(PLAN, changed("wan0", addresses=()))) == {"listen 198.18.0.1:22"}
     assert set(missing(PLAN, changed("lan0", addresses=()))) == {"10.3.0.1:3128"}
@@ -184,13 +192,13 @@ def test_a_configuration_becomes_a_plan() -> None:
         [[service]]
         name = "web"
         listen = "[::]:80"
-        servers = ["10.3.0.2:80", "10.3.0.3:80"]
+        servers = ["10.3.0.2:80", "web.example:80"]
     """)
     )
     assert plan.interfaces == ("wan0", "lan0")
     assert plan.families == [4, 6]
     assert plan.services == (
         Planned("ssh", ("10.3.0.2", 22), (), transparent=True, persistent=True),
-        Planned("web", ("::", 80), (("10.3.0.2", 80), ("10.3.0.3", 80))),
+        Planned("web", ("::", 80), (("10.3.0.2", 80), ("web.example", 80))),
     )
     assert (plan.database, plan.max_awake, plan.pin_dir) == (None, 5, Path("/sys/fs/bpf/roost/main"))

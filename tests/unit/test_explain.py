@@ -126,14 +126,14 @@ def test_one_that_cannot_wake_says_why(told: Told) -> None:
     told.facts["interfaces"] = {}
     text = told.text()
     assert "(#1) is not configured any more" in text
-    assert "No [network] interfaces" in text
+    assert "No interface is heard" in text
 
 
 def test_the_status_and_an_explanation_tell_what_happened_since_the_daemon_began(told: Told) -> None:
     told.engine.counted = {"bad_checksum": 3}
     dispatching = threading.Thread(target=told.rig.dispatcher.run)
     dispatching.start()
-    facts = {**told.facts, "database": "roost.db"}
+    facts = {**told.facts, "database": "roost.db", "waiting": []}
     status = Status(
         told.engine, told.rig.store, told.rig.dispatcher, told.services, lambda _: told.servers, dict, facts
     )
