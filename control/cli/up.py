@@ -13,8 +13,13 @@ import click
 @click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG", required=True,
               help="The configuration (docs/configuration.md), or set ROOST_CONFIG.")  # fmt: skip
 @click.option("--check", is_flag=True, help="Only check the configuration.")
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Take over a database whose owner, another instance or machine, does not run and will not come back.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
-def command(config_path: str, check: bool, verbose: bool) -> None:
+def command(config_path: str, check: bool, take_over: bool, verbose: bool) -> None:
     """Run the appliance in the foreground; it logs to stderr.
 
     SIGTERM or ^C: what can be frozen is left asleep, and the next start finds it. SIGHUP: take over a changed policy.
@@ -29,6 +34,7 @@ def command(config_path: str, check: bool, verbose: bool) -> None:
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
     )
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     if check:
         from control.config import load
@@ -41,4 +47,4 @@ def command(config_path: str, check: bool, verbose: bool) -> None:
         return
     from control.daemon.daemon import run
 
-    sys.exit(run(config_path))
+    sys.exit(run(config_path, take_over))

@@ -56,7 +56,8 @@ from control.daemon.waiting import Waiting
 from control.dispatch.dispatcher import Dispatcher
 from control.reach.reach import Reach
 from control.reach.tls import server_context
-from control.store.store import Store, boot_id
+from control.store.owner import Owner, boot_id
+from control.store.store import Store
 
 log = logging.getLogger("roost.daemon")
 
@@ -68,8 +69,10 @@ long for the store's writer; this keeps the whole within the 10 ms that a wake-u
 class Daemon:
     """One instance. `run` returns the exit status: 0 asleep in good order, 1 with a reason in the log."""
 
-    def __init__(self, path: str, config: Config, engine_type: Callable[[EngineOptions], Engine] = Engine) -> None:
+    def __init__(self, path: str, config: Config, engine_type: Callable[[EngineOptions], Engine] = Engine,
+                 take_over: bool = False) -> None:  # fmt: skip
         self._path = path
+        self._take_over = take_over
         self._config = config
         self._engine_type = engine_type
         self._end = End()
@@ -115,6 +118,8 @@ class Daemon:
             lambda slept: self._dispatcher.sleepers.slept(slept),
             keep_days=history.keep_days,
             batch=history.batch,
+            owner=Owner.here(self._config.instance, self._config.pin_dir),
+            take_over=self._take_over,
         )
         if error := store.open():
             log.error("SLEEP is off until the database can be used (it is tried again and again): %s", error)
@@ -223,10 +228,11 @@ def _tls(config: Config) -> ssl.SSLContext | None:
         raise DaemonError(f"[agents] {files}: {error.strerror or error}") from None
 
 
-def run(path: str) -> int:
-    """Load the configuration at `path` and run its daemon in the foreground; returns the exit status."""
+def run(path: str, take_over: bool = False) -> int:
+    """Load the configuration at `path` and run its daemon in the foreground; returns the exit status. take_over: the
+    database of a daemon that is dead is this one's from now on."""
     # What is there by now stays to the end. Were the collector of cycles to walk it again and again, reading the rows
     # of sleeping connections would take twice as long.
     gc.collect()
     gc.freeze()
-    return Daemon(path, configuration.load(path)).run()
+    return Daemon(path, configuration.load(path), take_over=take_over).run()

@@ -17,7 +17,8 @@ from control.daemon.end import End
 from control.daemon.inventory import Inventory, catch_up, record_of
 from control.dispatch.dispatcher import Dispatcher
 from control.reach.reach import Reach
-from control.store.store import Store, boot_id, wall_offset_ms
+from control.store.owner import boot_id
+from control.store.store import Store, wall_offset_ms
 
 log = logging.getLogger("roost.daemon")
 

@@ -60,6 +60,20 @@ def set_meta(connection: Connection, key: str, value: int) -> None:
         connection.execute(sa.insert(meta).values(key=key, value=value))
 
 
+def now_ms(connection: Connection) -> sa.ColumnElement[int]:
+    """The database's clock: ms since 1970."""
+    if connection.dialect.name == "sqlite":
+        return sa.cast((sa.func.julianday("now") - 2440587.5) * 86_400_000, sa.BigInteger)
+    return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1000, sa.BigInteger)
+
+
+def begin_writing(connection: Connection) -> None:
+    """Right after a transaction has begun: from here to its end there is no other writer (SQLite), so that what is read
+    in between holds."""
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
 def reason(error: Exception) -> str:
     """What a driver or this package says is wrong, on one line."""
     return " ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__

@@ -3,15 +3,10 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
-from appliance.wire import KA, Record
+from appliance.wire import Record
 from control.store.schema import KA_BYTES, KEY, REST_BYTES
-
-_KA_4: Final = struct.Struct("=IIIIIIHHHBBI")
-"""ka of schema 4: ctl, snd_nxt, rcv_nxt, ts_offset, ts_recent, heard_s, window, service, probe_interval_s, probe_sent,
-challenge_tick, rest."""
 
 _LEG: Final = KA_BYTES + REST_BYTES
 _KEY: Final = KEY.size
@@ -28,17 +23,3 @@ def unpack(key: bytes, packed: bytes) -> Record:
     leg, other = packed[:_LEG].ljust(_LEG, b"\0"), packed[_LEG:]
     peer = unpack(other[:_KEY], other[_KEY:]) if len(other) >= _KEY + _LEG else None
     return Record(key, leg[:KA_BYTES], leg[KA_BYTES:], peer)
-
-
-def from_schema_4(ka: bytes, rest: bytes) -> tuple[bytes, bytes]:
-    """The two columns of a row that schema 4 or an earlier one wrote, as they are written now."""
-    other = rest[REST_BYTES:]
-    if len(other) == _KEY + _LEG:
-        leg = _ka_from_schema_4(other[_KEY : _KEY + KA_BYTES])
-        rest = rest[:REST_BYTES] + other[:_KEY] + leg + other[_KEY + KA_BYTES :]
-    return _ka_from_schema_4(ka), rest
-
-
-def _ka_from_schema_4(ka: bytes) -> bytes:
-    *numbers, heard_s, window, service, probe_interval_s, _, _, rest = _KA_4.unpack(ka)
-    return KA.pack(*numbers, heard_s << 12 & 0xFFFFFFFF, window, probe_interval_s, rest, service, 0)

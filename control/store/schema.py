@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, SmallInteger, String, Table
+from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, SmallInteger, String, Table, Text
 
-SCHEMA_VERSION: Final = 5
-UPGRADABLE: Final = frozenset({1, 2, 3, 4})
-"""Older versions that lack nothing but tables: 1 had no `names`, 2 no `agents` and no `dialled`, 3 no `overrides`.
-4 and before wrote records otherwise (records.from_schema_4)."""
+SCHEMA_VERSION: Final = 6
+"""What `meta` says, for versions that know no revisions: they leave a database of a number that is not theirs alone."""
+
+REVISION: Final = "0002"
+"""The last of migrations/versions: what these tables are."""
 
 KEY: Final = struct.Struct("!16s16sHH")
 """A 4-tuple as bytes: client address, local address (IPv4-mapped), client port, local port: struct roost_key."""
@@ -142,6 +143,25 @@ meta = Table(
     Column("value", BigInteger, nullable=False),
 )
 
+owner = Table(
+    "owner",
+    metadata,
+    Column("one", SmallInteger, primary_key=True, autoincrement=False, comment="1: there is one owner"),
+    Column("epoch", BigInteger, nullable=False, comment="how many owners there have been"),
+    Column("instance", String(63), nullable=False),
+    Column("pins", Text, nullable=False, comment="its directory of pins"),
+    Column("machine", String(64), nullable=False, comment="of /etc/machine-id, else the name of the host"),
+    Column("host", String(255), nullable=False, comment="its name, for people"),
+    Column("boot_id", String(36), nullable=False),
+    Column("pid_namespace", BigInteger, nullable=False, comment="that pid is a number of"),
+    Column("pid", BigInteger, nullable=False),
+    Column("started", BigInteger, nullable=False, comment="the process: clock ticks after boot"),
+    Column("since", BigInteger, nullable=False, comment="the database's clock, ms"),
+    Column("lease_until", BigInteger, nullable=False, comment="the database's clock, ms; 0: it ended in good order"),
+)
+
+revisions = Table("alembic_version", metadata, Column("version_num", String(32), primary_key=True))
+"""alembic's own; here, so that a new database needs no alembic, which is 12 MB of memory."""
 
 KEYED: Final[Mapping[str, tuple[Table, struct.Struct]]] = MappingProxyType(
     {

@@ -11,8 +11,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control.store import records
-from control.store.database import READ_CHUNK, chunks, upsert
+from control.store.database import chunks, upsert
 from control.store.schema import HISTORY, KEY, KEYED, MAPPED, Keyed, address_text, history, sleeping
 
 STATEMENT_ROWS: Final = 50
@@ -94,18 +93,3 @@ def ids_of(connection: Connection, keys: Sequence[bytes]) -> dict[bytes, int]:
         query = sa.select(sleeping.c.key, sleeping.c.id).where(sleeping.c.key.in_(chunk))
         found.update((row[0], row[1]) for row in connection.execute(query))
     return found
-
-
-def rewrite_records(connection: Connection) -> None:
-    """What schema 4 and earlier ones put to sleep, in the form of today."""
-    update = (
-        sa.update(sleeping)
-        .where(sleeping.c.key == sa.bindparam("of"))
-        .values(ka=sa.bindparam("k"), rest=sa.bindparam("r"))
-    )
-    found = connection.execute(
-        sa.select(sleeping.c.key, sleeping.c.ka, sleeping.c.rest), execution_options={"yield_per": READ_CHUNK}
-    )
-    for rows in found.partitions():
-        changed = [(key, *records.from_schema_4(ka, rest)) for key, ka, rest in rows]
-        connection.execute(update, [{"of": key, "k": ka, "r": rest} for key, ka, rest in changed])

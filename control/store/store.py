@@ -14,17 +14,21 @@ The writer takes a batch of each, writes it in one transaction, and only after t
 to ``on_slept``: nothing counts as SLEEP before its row is committed. When a write fails the batch goes back, the
 error stands in the status, and the writer tries again with back-off; SLEEP stops by itself, since ``on_slept`` is not
 called, and ``sleep_allowed`` tells the dispatcher to queue no more.
+
+Every transaction renews the lease of this daemon (owner.py); one whose database another has taken over writes nothing
+any more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -35,26 +39,26 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from control.store.database import StoreError, chunks, get_meta, open_engine, parse_url, reason, set_meta, upsert
-from control.store.reading import READ_BOOT, Reader
-from control.store.schema import (
-    KA_BYTES,
-    KEY,
-    SCHEMA_VERSION,
-    UPGRADABLE,
-    Keyed,
-    address_text,
-    history,
-    metadata,
-    services,
-    sleeping,
+from control.store.database import (
+    StoreError,
+    begin_writing,
+    chunks,
+    get_meta,
+    open_engine,
+    parse_url,
+    reason,
+    set_meta,
+    upsert,
 )
+from control.store.migrate import prepare_tables
+from control.store.owner import LEASE_S, FencedError, LeaseRunsError, OwnedError, Owner, Ownership
+from control.store.reading import READ_BOOT, Reader
+from control.store.schema import KA_BYTES, KEY, Keyed, address_text, history, services, sleeping
 from control.store.statements import (
     FORGET,
     FORGET_STALE,
     history_values,
     insert_history,
-    rewrite_records,
     write_keyed,
 )
 
@@ -76,6 +80,11 @@ SLEEP_BOUND: Final = 50_000
 
 READER_S: Final = 5.0
 """How long a reader of history waits for the commit of what has happened so far: a disk may stall for a second."""
+
+WATCH_S: Final = 1.0
+"""How often the writer looks whether there is anything to do, at least."""
+
+LEASE_POLL_S: Final = 0.2
 
 PRUNE_EVERY_S: Final = 3600.0
 PRUNE_ROWS: Final = 5000
@@ -119,11 +128,6 @@ class _Batch:
         return bool(self.ops or self.rows or self.stale or self.keyed)
 
 
-def boot_id() -> str:
-    """The kernel's name for this boot of the machine."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
 def wall_offset_ms() -> int:
     """Wall clock minus CLOCK_MONOTONIC, milliseconds."""
     return (time.time_ns() - time.monotonic_ns()) // 1_000_000
@@ -151,9 +155,13 @@ class Store(Reader):
         keep_days: float = 30.0,
         batch: int = 5000,
         history_bound: int = 200_000,
+        owner: Owner | None = None,
+        take_over: bool = False,
     ) -> None:
         self._url = parse_url(url)
         super().__init__(self._url)
+        owner = owner or Owner.here()
+        self._ownership = Ownership(owner, take_over)
         self._on_slept = on_slept
         self._keep_days = keep_days
         self._batch = batch
@@ -174,7 +182,7 @@ class Store(Reader):
         self._status = StoreStatus()
         self._prepared = False
         self._wanted_services: dict[str, int] = {}
-        self._boot_id = boot_id()
+        self._boot_id = owner.boot_id
         self._max_id = 0
         self._next_prune = time.monotonic() + 60.0
         self._writer_engine = open_engine(self._url, timeout_s=LOCK_S, writer=True)
@@ -183,12 +191,29 @@ class Store(Reader):
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def open(self) -> str:
-        """Make or check the tables; returns "" or why it failed. Either way the store may be used: it tries again."""
-        try:
-            self._prepare()
-        except Exception as error:
-            self._note_failure(error)
-        return self._status.error
+        """Make or check the tables; returns "" or why it failed. Either way the store may be used: it tries again.
+        Raises StoreError when it must not be: the database is another daemon's."""
+        first: tuple[int, int] | None = None
+        until = time.monotonic() + LEASE_S
+        while True:
+            try:
+                self._prepare()
+            except OwnedError:
+                self._writer_engine.dispose()
+                raise
+            except LeaseRunsError as error:
+                if first is None:
+                    first = error.lease
+                    log.warning("store: waiting whether its owner is alive, %g s at most: %s", LEASE_S, error)
+                if error.lease != first:
+                    raise OwnedError(f"{error}, and renews its lease: it is running") from None
+                if time.monotonic() >= until:
+                    self._ownership.dead = first
+                time.sleep(LEASE_POLL_S)
+                continue
+            except Exception as error:
+                self._note_failure(error)
+            return self._status.error
 
     def start(self) -> None:
         """Start the writer; once."""
@@ -207,6 +232,9 @@ class Store(Reader):
             left = len(self._ops) + len(self._rows) + len(self._keyed)
         if left:
             log.error("store: %d rows could not be written before the end: %s", left, self._status.error or "no time")
+        if self._prepared and not (self._thread is not None and self._thread.is_alive()):
+            with contextlib.suppress(SQLAlchemyError, StoreError), self._writing() as connection:
+                self._ownership.release(connection)
         self.close_readers()
         self._writer_engine.dispose()
         return left
@@ -215,19 +243,25 @@ class Store(Reader):
         if self._url.get_backend_name() == "sqlite" and self._url.database:
             Path(self._url.database).parent.mkdir(parents=True, exist_ok=True)
         with self._writer_engine.begin() as connection:
-            version = get_meta(connection, "schema") if sa.inspect(connection).has_table("meta") else None
-            if version not in (None, SCHEMA_VERSION, *UPGRADABLE):
-                raise StoreError(f"the database has schema {version}, this roost writes {SCHEMA_VERSION}")
-            metadata.create_all(connection)
-            if version != SCHEMA_VERSION:
-                set_meta(connection, "schema", SCHEMA_VERSION)
-                if version is not None:
-                    rewrite_records(connection)
-                    log.info("store: the database was brought from schema %d to %d", version, SCHEMA_VERSION)
+            begin_writing(connection)
+            prepare_tables(connection)
+            self._ownership.claim(connection)
             self._max_id = max(self._max_id, get_meta(connection, "max_id") or 0)
             self._agree_on_services(connection)
         self._prepared = True
         self._status.error = ""
+
+    @contextlib.contextmanager
+    def _writing(self, synchronous: str = "FULL") -> Iterator[Connection]:
+        """A transaction, of the owner of the database alone."""
+        with self._writer_engine.connect() as connection:
+            if connection.dialect.name == "sqlite":  # outside of a transaction, where SQLite allows it
+                connection.exec_driver_sql(f"PRAGMA synchronous={synchronous}")
+                connection.commit()
+            with connection.begin():
+                begin_writing(connection)
+                self._ownership.renew(connection)
+                yield connection
 
     # -- services -----------------------------------------------------------------------------------------------------
 
@@ -239,7 +273,7 @@ class Store(Reader):
         self._wanted_services = _numbered(names, {})
         if self._prepared:
             try:
-                with self._writer_engine.begin() as connection:
+                with self._writing() as connection:
                     self._wanted_services = _numbered(names, _known_services(connection))
                     self._agree_on_services(connection)
             except (SQLAlchemyError, StoreError) as error:
@@ -271,7 +305,7 @@ class Store(Reader):
 
     def begin_run(self) -> tuple[int, int]:
         """(first, last) row number of the predecessor's history, and mark where this run's begins."""
-        with self._writer_engine.begin() as connection:
+        with self._writing() as connection:
             last = connection.scalar(sa.select(sa.func.max(history.c.seq))) or 0
             first = get_meta(connection, "run_first") or 0
             set_meta(connection, "run_first", last + 1)
@@ -281,7 +315,7 @@ class Store(Reader):
         """Whether there are such. Once there are none, no more can come during this boot.
         For before `start`."""
         number = int.from_bytes(hashlib.sha256(boot.encode()).digest()[:7])
-        with self._writer_engine.begin() as connection:
+        with self._writing() as connection:
             if get_meta(connection, "boot") == number:
                 return False
             others = sa.select(sleeping.c.key).where(sleeping.c.boot_id != boot).limit(1)
@@ -346,7 +380,7 @@ class Store(Reader):
         while True:
             with self._wake:
                 if not (self._waiting or self._closing or self._status.error):
-                    self._wake.wait(timeout=5.0)
+                    self._wake.wait(WATCH_S)
                 closing = self._closing
                 # Plain waits would end at every add(): gathering and backing off are about time, not about work.
                 began = time.monotonic()
@@ -358,8 +392,10 @@ class Store(Reader):
             try:
                 if not self._prepared:
                     self._prepare()
+                slept = []
                 # After an error even an empty batch is written: only a commit proves that the database is back.
-                slept = self._write(batch) if batch or self._status.error else []
+                if batch or self._status.error or self._ownership.due:
+                    slept = self._write(batch)
                 if time.monotonic() >= self._next_prune:
                     self._prune()
             except Exception as error:
@@ -367,7 +403,7 @@ class Store(Reader):
                 self._put_back(batch)
                 self._note_failure(error)
                 failures += 1
-                if closing:
+                if closing or isinstance(error, FencedError):
                     return
                 continue
             if failures:
@@ -461,27 +497,22 @@ class Store(Reader):
                 forgotten.append({"k": key, "i": op})
             else:
                 any_id.append(key)
-        with self._writer_engine.connect() as connection:
-            if connection.dialect.name == "sqlite":
-                # Outside of a transaction, where SQLite allows it. A lost row of history is a gap in a report; a lost
-                # row of `sleeping` is a client that cannot be woken, so the log is synced before SLEEP is believed. And
-                # an answer to a name says that it lasts.
-                connection.exec_driver_sql(f"PRAGMA synchronous={'FULL' if records or batch.keyed else 'NORMAL'}")
-                connection.commit()
-            with connection.begin():
-                for rows in chunks(batch.rows):  # as dictionaries a row is ten times as large as packed
-                    self._write_history(connection, rows)
-                if batch.stale:
-                    connection.execute(FORGET_STALE, [{"k": key, "g": generation} for key, generation in batch.stale])
-                for chunk in chunks(any_id):
-                    connection.execute(sa.delete(sleeping).where(sleeping.c.key.in_(chunk)))
-                if forgotten:
-                    connection.execute(FORGET, forgotten)
-                if records:
-                    connection.execute(upsert(connection, sleeping), records)
-                    self._max_id = max(self._max_id, max(number for _, number, _, _ in slept))
-                write_keyed(connection, batch.keyed)
-                set_meta(connection, "max_id", self._max_id)
+        # A lost row of history is a gap in a report; a lost row of `sleeping` is a client that cannot be woken, so the
+        # log is synced before SLEEP is believed. And an answer to a name says that it lasts.
+        with self._writing("FULL" if records or batch.keyed else "NORMAL") as connection:
+            for rows in chunks(batch.rows):  # as dictionaries a row is ten times as large as packed
+                self._write_history(connection, rows)
+            if batch.stale:
+                connection.execute(FORGET_STALE, [{"k": key, "g": generation} for key, generation in batch.stale])
+            for chunk in chunks(any_id):
+                connection.execute(sa.delete(sleeping).where(sleeping.c.key.in_(chunk)))
+            if forgotten:
+                connection.execute(FORGET, forgotten)
+            if records:
+                connection.execute(upsert(connection, sleeping), records)
+                self._max_id = max(self._max_id, max(number for _, number, _, _ in slept))
+            write_keyed(connection, batch.keyed)
+            set_meta(connection, "max_id", self._max_id)
         self._status.written_history += len(batch.rows)
         self._status.last_commit_ms = (time.monotonic() - began) * 1000
         return slept
@@ -498,7 +529,7 @@ class Store(Reader):
             return
         cutoff = int((time.time() - self._keep_days * 86400) * 1000)
         old = sa.select(history.c.seq).where(history.c.at < cutoff).order_by(history.c.at).limit(PRUNE_ROWS)
-        with self._writer_engine.begin() as connection:
+        with self._writing("NORMAL") as connection:
             removed = connection.execute(sa.delete(history).where(history.c.seq.in_(old))).rowcount
         if removed < PRUNE_ROWS:
             self._next_prune = time.monotonic() + PRUNE_EVERY_S

@@ -26,6 +26,9 @@ from control.daemon import lock as lock_module
 from control.daemon.daemon import Daemon
 from control.daemon.error import DaemonError
 from control.daemon.lock import InstanceLock
+from control.store.database import StoreError
+from control.store.owner import Owner
+from control.store.store import Store
 from tests.unit.fake_engine import FakeEngine, key
 from tests.unit.test_dispatcher import until
 
@@ -189,6 +192,25 @@ def test_an_attach_address_in_use_keeps_the_daemon_from_touching_anything(tmp_pa
         with pytest.raises(DaemonError, match=f"cannot listen on 127.0.0.1 port {port} for attach.*Another program"):
             daemon.run()
     assert engines == []
+
+
+def test_the_database_of_another_instance_keeps_the_daemon_from_touching_anything(tmp_path: Path) -> None:
+    other = Store(f"sqlite:///{tmp_path}/t.db", lambda slept: None, owner=Owner.here("other", "/pins"))
+    other.open()
+    other.close()
+    engines: list[EngineOptions] = []
+
+    def make(options: EngineOptions) -> FakeEngine:
+        engines.append(options)
+        raise DaemonError("this is far enough")
+
+    config = parse(configured(tmp_path))
+    with pytest.raises(StoreError, match=r'belongs to instance "other".*does not run.*roost up --take-over'):
+        Daemon("t.toml", config, make).run()  # type: ignore[arg-type]
+    assert engines == []
+    for take_over in (True, False):  # it is its own then
+        with pytest.raises(DaemonError, match="far enough"):
+            Daemon("t.toml", config, make, take_over=take_over).run()  # type: ignore[arg-type]
 
 
 def test_the_daemon_has_its_ports_reserved_before_it_takes_them(tmp_path: Path, reserved: list[int]) -> None:

@@ -646,6 +646,7 @@ def opened(database: Database) -> Iterator[sa.Connection]:
         (2, ("agents", "dialled", "overrides")),
         (3, ("overrides",)),
         (4, ()),
+        (5, ()),
     ],
 )
 def test_a_database_of_an_earlier_version_is_upgraded_in_place(
@@ -656,9 +657,12 @@ def test_a_database_of_an_earlier_version_is_upgraded_in_place(
     until(lambda: slept.slept and store.status.written_history)
     store.close()
     with opened(database) as old:
-        for table in lacks:
+        for table in (*lacks, "owner", "alembic_version"):
             old.execute(sa.text(f"DROP TABLE {table}"))
-        old.execute(sa.update(schema.sleeping).values(ka=OLD_KA.pack(2, 1000, 2000, 0, 0, 500, 512, 3, 60, 0, 0, 0)))
+        ka = OLD_KA.pack(2, 1000, 2000, 0, 0, 500, 512, 3, 60, 0, 0, 0)
+        if version == 5:
+            ka = KA.pack(2, 1000, 2000, 0, 0, 500 << 12, 512, 60, 0, 3, 0)
+        old.execute(sa.update(schema.sleeping).values(ka=ka))
         set_meta(old, "schema", version)
     store = make()
     assert store.status.text == "ok"

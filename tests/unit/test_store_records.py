@@ -9,7 +9,8 @@ import pytest
 
 from appliance.engine import ffi
 from appliance.wire import KA, REST, Key, Record
-from control.store.records import from_schema_4, pack, unpack
+from control.store.migrations.versions.r0001_schema_5 import from_schema_4
+from control.store.records import pack, unpack
 from control.store.schema import HISTORY
 
 KEY = Key.of("192.0.2.1", 5, "192.0.2.2", 6).pack()

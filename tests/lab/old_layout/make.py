@@ -23,8 +23,8 @@ from appliance.lab import Lab
 from appliance.paths import bpf_objects
 from appliance.wire import Command, EngineOptions, EventType, Op, Record
 from control.core.states import Cause
+from control.store.owner import boot_id
 from control.store.records import pack
-from control.store.store import boot_id
 from tests.lab import old_layout
 from tests.lab.old_layout import KA, SERVER_PORT, SLEEPERS, Sleeper, bpf
 

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose a database is: two daemons on one would take each other's sleepers for connections that are gone.
+
+One row names the owner: an instance on a machine with its pins, and its process. Whoever claims it raises the epoch,
+and every transaction of the store begins by renewing the lease of its own epoch: an owner that was replaced meanwhile
+finds no such row, and writes nothing.
+
+    claimed by               while the owner lives    after its death
+    the same instance        refused                  at once
+    any other                refused                  only when it was asked for (`roost up --take-over`)
+
+Whether a process of this boot lives, the kernel says. Of one in another boot or another pid namespace the lease alone
+speaks: it is waited for until it is renewed, or its time is over by our own clock.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from control.store.database import StoreError, now_ms
+from control.store.schema import owner
+
+LEASE_S: Final = 15.0
+"""How long a daemon that is not heard of counts as alive, where nothing else can be known."""
+
+RENEW_S: Final = LEASE_S / 3
+_LEASE_MS: Final = round(LEASE_S * 1000)
+
+
+class OwnedError(StoreError):
+    """The database belongs to another daemon, and may not be taken."""
+
+
+class FencedError(StoreError):
+    """Another daemon has taken the database over: this one may not write any more, ever."""
+
+
+class LeaseRunsError(StoreError):
+    """Nothing but its lease says whether the owner lives; `lease` differs when it was renewed."""
+
+    def __init__(self, message: str, lease: tuple[int, int]) -> None:
+        super().__init__(message)
+        self.lease = lease
+
+
+def boot_id() -> str:
+    """The kernel's name for this boot of the machine."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def started(pid: int) -> int:
+    """When a process of this pid namespace started, clock ticks after boot; 0: there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
+
+
+def _machine() -> str:
+    try:
+        found = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except OSError:
+        found = ""
+    return found or os.uname().nodename[:64]
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A daemon: columns of the table `owner`."""
+
+    instance: str
+    pins: str
+    machine: str
+    host: str
+    boot_id: str
+    pid_namespace: int
+    pid: int
+    started: int
+
+    @classmethod
+    def here(cls, instance: str = "main", pins: str = "") -> Owner:
+        """This process."""
+        uname, pid = os.uname(), os.getpid()
+        namespace = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116
+        return cls(instance, pins, _machine(), uname.nodename[:255], boot_id(), namespace, pid, started(pid))
+
+    def is_instance(self, row: Row[Any]) -> bool:
+        """Whether the row names this instance, in whichever process."""
+        return (row.instance, row.pins, row.machine) == (self.instance, self.pins, self.machine)
+
+    def knows_alive(self, row: Row[Any]) -> bool | None:
+        """Whether the process of the row lives; None: it cannot be known from here. This process itself does not
+        count: it has no second daemon."""
+        if (row.boot_id, row.pid_namespace) != (self.boot_id, self.pid_namespace):
+            return None
+        return bool(row.pid != self.pid and started(row.pid) == row.started)
+
+
+class Ownership:
+    """A daemon's claim to its database. Every call is within a transaction of the writer's."""
+
+    def __init__(self, me: Owner, take_over: bool) -> None:
+        self._me = me
+        self._take_over = take_over
+        self._epoch = 0
+        self._renewed = 0.0
+        self.dead: tuple[int, int] | None = None
+        """A lease (LeaseRunsError) that was waited for in vain: its owner is dead."""
+
+    @property
+    def held(self) -> bool:
+        """Whether there was a claim, of this process."""
+        return self._epoch > 0
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to renew the lease."""
+        return time.monotonic() - self._renewed >= RENEW_S
+
+    def claim(self, connection: Connection) -> None:
+        """Own the database. Raises OwnedError, FencedError, LeaseRunsError."""
+        row = connection.execute(sa.select(owner, now_ms(connection).label("now"))).first()
+        if row is not None and self._epoch:
+            if row.epoch > self._epoch:
+                raise FencedError(_fenced(row))
+            if all(getattr(row, name) == value for name, value in asdict(self._me).items()):
+                self.renew(connection)
+                return
+        if row is not None:
+            self._judge(row)
+        epoch = max(self._epoch, row.epoch if row is not None else 0) + 1
+        now = now_ms(connection)
+        connection.execute(sa.delete(owner))
+        connection.execute(
+            sa.insert(owner).values(**asdict(self._me), one=1, epoch=epoch, since=now, lease_until=now + _LEASE_MS)
+        )
+        self._epoch, self._renewed = epoch, time.monotonic()
+
+    def _judge(self, row: Row[Any]) -> None:
+        ours = self._me.is_instance(row)
+        alive = self._me.knows_alive(row)
+        lease = row.epoch, row.lease_until
+        if alive is None:
+            alive = None if row.lease_until > row.now and lease != self.dead else False
+        who = f'the database belongs to instance "{row.instance}" of host {row.host} (pid {row.pid}, pins {row.pins})'
+        if alive:
+            raise OwnedError(f"{who}, which is running: give this instance a database of its own, or stop that one")
+        if not ours and not self._take_over:
+            state = "which does not run" if alive is False else "which may be running"
+            raise OwnedError(f"{who}, {state}: give this instance a database of its own; or, if that one will not "
+                             "come back and this one is to have its connections: roost up --take-over")  # fmt: skip
+        if alive is None:
+            raise LeaseRunsError(f"{who}, which was heard of within {LEASE_S:g} s", lease)
+
+    def renew(self, connection: Connection) -> None:
+        """Fence this transaction: nobody else owns the database before it ends. Raises FencedError."""
+        until = now_ms(connection) + _LEASE_MS
+        mine = sa.update(owner).where(owner.c.one == 1, owner.c.epoch == self._epoch)
+        if connection.execute(mine.values(lease_until=until)).rowcount != 1:
+            raise FencedError(_fenced(connection.execute(sa.select(owner)).first()))
+        self._renewed = time.monotonic()
+
+    def release(self, connection: Connection) -> None:
+        """The daemon ends: its lease need not be waited for."""
+        connection.execute(sa.update(owner).where(owner.c.one == 1, owner.c.epoch == self._epoch).values(lease_until=0))
+
+
+def _fenced(row: Row[Any] | None) -> str:
+    by = f'by instance "{row.instance}" of host {row.host} (pid {row.pid})' if row is not None else "from this one"
+    return (f"the database was taken over {by}: this daemon writes nothing any more, nothing goes to SLEEP, and those "
+            "asleep in it are the other's; end it")  # fmt: skip

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A database has one owner: two daemons on it would take each other's sleepers for connections that are gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from control.daemon.inventory import take_inventory
+from control.store import owner as module
+from control.store import schema
+from control.store.database import StoreError, now_ms, open_engine, parse_url
+from control.store.owner import Owner
+from control.store.store import Store
+from tests.databases import Database
+from tests.mutants import ROOT
+from tests.unit.fake_engine import FakeEngine
+from tests.unit.test_store import Recorder, row, sleeper, until
+
+SLEEPERS = 10
+
+ANOTHER_DAEMON = """
+import sys
+from control.store.store import Store
+from tests.unit.test_store import Recorder, sleeper, until
+slept = Recorder()
+store = Store(sys.argv[1], slept)
+assert not store.open(), store.status.text
+store.start()
+store.add(upserts=[sleeper(n, n) for n in range(1, int(sys.argv[2]) + 1)])
+until(lambda: len(slept.slept) == int(sys.argv[2]))
+print("asleep", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def another_daemon(database: Database) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that owns the database, and has put 10 connections to sleep."""
+    argv = [sys.executable, "-c", ANOTHER_DAEMON, database.url, str(SLEEPERS)]
+    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"asleep\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def rows(database: Database) -> int:
+    return int(database.execute("SELECT count(*) FROM sleeping")[0][0])
+
+
+def begin(store: Store) -> FakeEngine:
+    """What a daemon with tables of its own does at start."""
+    engine = FakeEngine()
+    store.open()
+    take_inventory(engine, store, store._boot_id)
+    store.start()
+    assert store.flush()
+    return engine
+
+
+def test_a_second_daemon_on_the_database_of_a_living_one_destroys_no_sleeper(database: Database) -> None:
+    with another_daemon(database) as process:
+        store = Store(database.url, Recorder())
+        try:
+            with pytest.raises(StoreError, match=rf"belongs to instance .main. .*pid {process.pid}.*is running"):
+                begin(store)
+        finally:
+            store.close()
+            assert rows(database) == SLEEPERS
+
+
+class Rig:
+    """Owners of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.stores: list[Store] = []
+        self.here = Owner.here("here", "/pins/here")
+        gone = subprocess.Popen(["true"])
+        gone.wait()
+        self.dead = replace(self.here, pid=gone.pid, started=1)
+
+    def store(self, owner: Owner, take_over: bool = False) -> Store:
+        store = Store(self.database.url, Recorder(), owner=owner, take_over=take_over)
+        self.stores.append(store)
+        return store
+
+    def owned_by(self, owner: Owner) -> None:
+        store = self.store(owner)
+        assert store.open() == ""
+        store.close()
+        # A daemon that died has not released it.
+        engine = open_engine(parse_url(self.database.url), 1.0, True)
+        with engine.begin() as connection:
+            now = now_ms(connection)
+            connection.execute(sa.update(schema.owner).values(lease_until=now + 15_000))
+        engine.dispose()
+
+
+@pytest.fixture
+def rig(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    for where in (module, sys.modules[Store.__module__]):
+        monkeypatch.setattr(where, "LEASE_S", 0.5)
+    made = Rig(database)
+    yield made
+    for store in made.stores:
+        store.close(1.0)
+
+
+ELSEWHERE: dict[str, dict[str, Any]] = {
+    "instance": {"instance": "there"},
+    "pins": {"pins": "/pins/there"},
+    "machine": {"machine": "another", "boot_id": "another", "host": "there"},
+}
+
+
+def test_the_same_instance_goes_on_at_once_after_a_crash(rig: Rig) -> None:
+    rig.owned_by(rig.dead)
+    assert rig.store(rig.here).open() == ""
+
+
+@pytest.mark.parametrize("differs", ELSEWHERE.values(), ids=ELSEWHERE)
+def test_a_dead_owners_database_is_taken_over_on_request_alone(rig: Rig, differs: dict[str, Any]) -> None:
+    rig.owned_by(replace(rig.dead, **differs))
+    with pytest.raises(StoreError, match="--take-over"):
+        rig.store(rig.here).open()
+    assert rig.store(rig.here, take_over=True).open() == ""
+    assert rig.store(rig.here).open() == "", "it is its own from now on"
+
+
+def test_a_living_owners_database_is_not_taken_over_on_request_either(rig: Rig) -> None:
+    rig.owned_by(replace(rig.here, instance="there", pid=1, started=module.started(1)))
+    with pytest.raises(StoreError, match="is running"):
+        rig.store(rig.here, take_over=True).open()
+
+
+def test_a_number_of_a_process_that_another_has_now_is_no_living_owner(rig: Rig) -> None:
+    rig.owned_by(replace(rig.here, pid=1, started=module.started(1) + 1))
+    assert rig.store(rig.here).open() == ""
+
+
+@pytest.mark.parametrize("where", [{"boot_id": "the boot before"}, {"pid_namespace": 1}], ids=["reboot", "container"])
+def test_of_another_boot_or_pid_namespace_only_the_lease_speaks(rig: Rig, where: dict[str, Any]) -> None:
+    """Its time is over after LEASE_S by our clock, whatever the database's says."""
+    rig.owned_by(replace(rig.here, **where))
+    assert rig.store(rig.here).open() == ""
+
+
+def test_an_owner_that_renews_its_lease_is_alive(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for where in (module, sys.modules[Store.__module__]):
+        monkeypatch.setattr(where, "LEASE_S", 30.0)
+    there = rig.store(replace(rig.here, boot_id="another"))
+    monkeypatch.setattr(module, "RENEW_S", 0.0)
+    there.open()
+    there.start()
+    with pytest.raises(StoreError, match="renews its lease: it is running"):
+        rig.store(rig.here).open()
+
+
+def test_a_daemon_that_lost_its_database_writes_nothing_any_more(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was stopped, or could not reach the database, for longer than its lease."""
+    monkeypatch.setattr(module, "RENEW_S", 0.2)  # it learns it though it has nothing to write
+    old, new = rig.store(replace(rig.here, instance="old")), rig.store(rig.here, take_over=True)
+    told = Recorder()
+    old._on_slept = told
+    begin(old)
+    old.add([row(1, 1)], upserts=[sleeper(1, 1)])
+    until(lambda: told.slept)
+    begin(new)
+    until(lambda: old.status.error)
+    assert old.status.text.startswith('error: the database was taken over by instance "here" of host ')
+    assert "taken over" in caplog.text
+    assert not old.sleep_allowed
+    before = rows(rig.database), rig.database.execute("SELECT count(*) FROM history")
+    old.add([row(2, 2)], upserts=[sleeper(2, 2)], deletes=[(sleeper(1, 1)[0], 1)])
+    for write in (lambda: old.has_rows_of_another_boot("x"), old.begin_run):
+        with pytest.raises(StoreError):
+            write()
+    assert old.close() > 0
+    assert (rows(rig.database), rig.database.execute("SELECT count(*) FROM history")) == before
+    assert told.slept == [(sleeper(1, 1)[0], 1)]
+    assert new.status.text == "ok"
