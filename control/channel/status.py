@@ -85,6 +85,7 @@ class Status:
                 "pending_history": store.pending_history,
                 "dropped_history": store.dropped_history,
                 "written_history": store.written_history,
+                "rescued": store.rescued,
                 "last_commit_ms": round(store.last_commit_ms, 3),
             },
             "control": {name: getattr(control, name) for name in control.__dataclass_fields__},

@@ -116,12 +116,10 @@ def open_engine(url: sa.URL, timeout_s: float, writer: bool) -> Engine:
 
 
 def _open_sqlite(url: sa.URL, timeout_s: float, writer: bool) -> Engine:
-    arguments: dict[str, Any] = {}
-    if not writer:
-        # Autocommit: a transaction left open would go on seeing yesterday's rows. mode=rw: never make the file, since
-        # an empty one, made by a look at it, would hide that it is missing.
-        arguments["isolation_level"] = "AUTOCOMMIT"
-        url = url.set(database=f"file:{quote(url.database or '')}", query={**url.query, "mode": "rw", "uri": "true"})
+    # Autocommit: a transaction left open would go on seeing yesterday's rows. mode=rw: never make the file, since an
+    # empty one, made by a look at it, would hide that it is missing (file.py makes it).
+    arguments: dict[str, Any] = {} if writer else {"isolation_level": "AUTOCOMMIT"}
+    url = url.set(database=f"file:{quote(url.database or '')}", query={**url.query, "mode": "rw", "uri": "true"})
     engine = sa.create_engine(url, connect_args={"timeout": timeout_s, "check_same_thread": False}, **arguments)
 
     @sa.event.listens_for(engine, "connect")

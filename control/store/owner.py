@@ -160,6 +160,11 @@ class Ownership:
         if alive is None:
             raise LeaseRunsError(f"{who}, which was heard of within {LEASE_S:g} s", lease)
 
+    def refuse_another(self, connection: Connection) -> None:
+        """Raises OwnedError when this other database, which lies in the place of ours, is another daemon's."""
+        if (row := connection.execute(sa.select(owner, now_ms(connection).label("now"))).first()) is not None:
+            self._judge(row)
+
     def renew(self, connection: Connection) -> None:
         """Fence this transaction: nobody else owns the database before it ends. Raises FencedError."""
         until = now_ms(connection) + _LEASE_MS

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -20,6 +22,9 @@ from control.store.schema import KEY, KEYED, history, sleeping
 from control.store.statements import ids_of
 
 SCAN_ROWS: Final = 10_000
+CLOSE_S: Final = 2.0
+"""How long readers may take to end."""
+
 _SOME_AT_A_TIME: Final = {"yield_per": 1000}
 _PACKING = frozenset({"sqlite"})  # databases that make one row of a page, see _packed
 
@@ -48,12 +53,18 @@ class Reader:
         self._reader_engine = open_engine(url, timeout_s=0.25, writer=False)
         self._reading = self._reader_engine.connect
         self._restore: Connection | None = None
+        self._restoring = threading.Lock()
 
     def close_readers(self) -> None:
-        """Nothing is read from now on."""
-        if self._restore is not None:
-            self._restore.close()
-        self._reader_engine.dispose()
+        """What is read from now on is read by new connections. Waits for who reads, if it does not take too long."""
+        with self._restoring:
+            if self._restore is not None:
+                self._restore.close()
+                self._restore = None
+            pool, deadline = self._reader_engine.pool, time.monotonic() + CLOSE_S
+            self._reader_engine.dispose()
+        while isinstance(pool, sa.QueuePool) and pool.checkedout() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def read(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes]]:
         """key -> (ka, rest) of those that are there. For the dispatcher alone: it has a connection to itself, since a
@@ -61,17 +72,18 @@ class Reader:
         return {row[0]: (row[1], row[2]) for row in self._read_rows(_READ, keys)}
 
     def _read_rows(self, query: sa.Select[Any], keys: Sequence[bytes]) -> list[Any]:
-        try:
-            if self._restore is None:
-                # Autocommit: between two reads no transaction of PostgreSQL's stays open.
-                self._restore = self._reader_engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-            return [row for chunk in chunks(keys) for row in self._restore.execute(query, {"keys": chunk})]
-        except SQLAlchemyError as error:
-            if self._restore is not None:
-                self._restore.invalidate()
-                self._restore.close()
-                self._restore = None
-            raise StoreError(f"cannot read sleeping records: {reason(error)}") from error
+        with self._restoring:
+            try:
+                if self._restore is None:
+                    # Autocommit: between two reads no transaction of PostgreSQL's stays open.
+                    self._restore = self._reader_engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+                return [row for chunk in chunks(keys) for row in self._restore.execute(query, {"keys": chunk})]
+            except SQLAlchemyError as error:
+                if self._restore is not None:
+                    self._restore.invalidate()
+                    self._restore.close()
+                    self._restore = None
+                raise StoreError(f"cannot read sleeping records: {reason(error)}") from error
 
     def sleeping_rows(self, after: bytes = b"", limit: int = 1000) -> list[SleepingRow]:
         """Up to `limit` rows in the order of their keys, those after the key `after`: page through all of them."""

@@ -16,7 +16,7 @@ error stands in the status, and the writer tries again with back-off; SLEEP stop
 called, and ``sleep_allowed`` tells the dispatcher to queue no more.
 
 Every transaction renews the lease of this daemon (owner.py); one whose database another has taken over writes nothing
-any more.
+any more. With SQLite a commit counts only while the path still names the file that it went to (file.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import sqlite3
 import struct
 import threading
 import time
@@ -31,7 +32,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -39,6 +39,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from control.store import file
 from control.store.database import (
     StoreError,
     begin_writing,
@@ -82,7 +83,11 @@ READER_S: Final = 5.0
 """How long a reader of history waits for the commit of what has happened so far: a disk may stall for a second."""
 
 WATCH_S: Final = 1.0
-"""How often the writer looks whether there is anything to do, at least."""
+"""How often the path of a database is looked at, at least."""
+
+CHECK_S: Final = 10.0
+CHECK_SHARE: Final = 0.01
+"""How often SQLite's file is read through, at most, and at most which share of the time."""
 
 LEASE_POLL_S: Final = 0.2
 
@@ -105,6 +110,7 @@ class StoreStatus:
     pending_history: int = 0
     dropped_history: int = 0
     written_history: int = 0
+    rescued: int = 0
     last_commit_ms: float = 0.0
 
     @property
@@ -186,13 +192,24 @@ class Store(Reader):
         self._max_id = 0
         self._next_prune = time.monotonic() + 60.0
         self._writer_engine = open_engine(self._url, timeout_s=LOCK_S, writer=True)
+        self._path = (self._url.database or "") if self._url.get_backend_name() == "sqlite" else ""
+        self._opened: file.Identity = ()
+        self._damage: file.DamagedError | None = None
+        self._unheard: dict[bytes, Committed] = {}  # committed, and not said to on_slept yet
+        if self._path:
+            file.note_files(self._writer_engine, self._path)
+            file.refuse_others(self._reader_engine, self._path, lambda: self._opened)
+        self._checking = threading.Lock()
+        self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def open(self) -> str:
         """Make or check the tables; returns "" or why it failed. Either way the store may be used: it tries again.
-        Raises StoreError when it must not be: the database is another daemon's."""
+        Raises StoreError when it must not be: the database is another daemon's, or its path leads nowhere."""
+        if self._path and (problem := file.problem_of_directory(self._path)):
+            raise StoreError(problem)
         first: tuple[int, int] | None = None
         until = time.monotonic() + LEASE_S
         while True:
@@ -220,6 +237,8 @@ class Store(Reader):
         assert self._thread is None
         self._thread = threading.Thread(target=self._run, name="roost-store", daemon=True)
         self._thread.start()
+        if self._path:
+            threading.Thread(target=self._check_file, name="roost-store-check", daemon=True).start()
 
     def close(self, timeout_s: float = 10.0) -> int:
         """Write what is pending and stop; returns how many rows could not be written."""
@@ -232,6 +251,7 @@ class Store(Reader):
             left = len(self._ops) + len(self._rows) + len(self._keyed)
         if left:
             log.error("store: %d rows could not be written before the end: %s", left, self._status.error or "no time")
+        self._ended.set()
         if self._prepared and not (self._thread is not None and self._thread.is_alive()):
             with contextlib.suppress(SQLAlchemyError, StoreError), self._writing() as connection:
                 self._ownership.release(connection)
@@ -240,14 +260,22 @@ class Store(Reader):
         return left
 
     def _prepare(self) -> None:
-        if self._url.get_backend_name() == "sqlite" and self._url.database:
-            Path(self._url.database).parent.mkdir(parents=True, exist_ok=True)
-        with self._writer_engine.begin() as connection:
-            begin_writing(connection)
-            prepare_tables(connection)
-            self._ownership.claim(connection)
-            self._max_id = max(self._max_id, get_meta(connection, "max_id") or 0)
-            self._agree_on_services(connection)
+        if self._path:
+            if self._damage is not None:
+                file.check(self._path)
+                self._damage = None
+            if file.is_another(self._path, self._opened):
+                self.close_readers()  # of what the path does not name any more
+            if file.prepare(self._path) and self._ownership.held:
+                log.error("store: %s is gone, and a new one was made: who slept by its rows cannot wake", self._path)
+        with self._writer_engine.connect() as connection:
+            with connection.begin():
+                begin_writing(connection)
+                prepare_tables(connection)
+                self._ownership.claim(connection)
+                self._max_id = max(self._max_id, get_meta(connection, "max_id") or 0)
+                self._agree_on_services(connection)
+            self._opened = connection.info.get("files", ())
         self._prepared = True
         self._status.error = ""
 
@@ -255,13 +283,73 @@ class Store(Reader):
     def _writing(self, synchronous: str = "FULL") -> Iterator[Connection]:
         """A transaction, of the owner of the database alone."""
         with self._writer_engine.connect() as connection:
-            if connection.dialect.name == "sqlite":  # outside of a transaction, where SQLite allows it
+            if self._path:  # outside of a transaction, where SQLite allows it
                 connection.exec_driver_sql(f"PRAGMA synchronous={synchronous}")
                 connection.commit()
             with connection.begin():
                 begin_writing(connection)
                 self._ownership.renew(connection)
                 yield connection
+
+    # -- SQLite's file ------------------------------------------------------------------------------------------------
+
+    def _keep_file(self) -> None:
+        """Have the path name the file that is open: another daemon, or the next one, would find nothing there. Raises
+        what keeps that from being done."""
+        if not self._path:
+            return
+        with self._writer_engine.connect() as connection:
+            opened: file.Identity = connection.info["files"]
+            now = file.identity(self._path)
+            if now == opened:
+                return
+            if now[0] not in (None, opened[0]) and now[1] != opened[1]:  # with our log it is nobody's who runs
+                self._refuse_file_of_another()
+
+            def let_go() -> None:
+                self.close_readers()
+                connection.invalidate()
+                self._writer_engine.dispose()
+
+            source = connection.connection.driver_connection
+            assert isinstance(source, sqlite3.Connection)
+            try:
+                with self._checking:
+                    aside = file.rescue(self._path, opened, source, let_go)
+            except (OSError, sqlite3.Error) as error:
+                raise StoreError(
+                    f"{self._path} was removed or replaced while it was in use, and what it held, which is still open, "
+                    f"cannot be written there: {reason(error)}"
+                ) from error
+        self._status.rescued += 1
+        kept = f"; what was there is {' and '.join(aside)} now" if aside else ""
+        log.error("store: %s was removed or replaced while it was in use: all that it held was written to a new file%s",
+                  self._path, kept)  # fmt: skip
+        self._prepare()
+
+    def _refuse_file_of_another(self) -> None:
+        other = open_engine(self._url, timeout_s=0.25, writer=False)
+        try:
+            with other.connect() as connection:
+                self._ownership.refuse_another(connection)
+        except (SQLAlchemyError, sqlite3.Error):
+            pass  # it is no database of a daemon's
+        finally:
+            other.dispose()
+
+    def _check_file(self) -> None:
+        """For a thread of its own: a large file takes seconds, and a reader keeps no writer waiting."""
+        pause = CHECK_S
+        while not self._ended.wait(pause):
+            began = time.monotonic()
+            try:
+                with self._checking:
+                    file.check(self._path, self._opened)
+            except file.DamagedError as error:
+                with self._wake:
+                    self._damage = error
+                    self._wake.notify_all()
+            pause = max(CHECK_S, (time.monotonic() - began) / CHECK_SHARE)
 
     # -- services -----------------------------------------------------------------------------------------------------
 
@@ -392,10 +480,15 @@ class Store(Reader):
             try:
                 if not self._prepared:
                     self._prepare()
-                slept = []
+                elif self._damage is not None:
+                    raise self._damage
+                self._keep_file()
                 # After an error even an empty batch is written: only a commit proves that the database is back.
                 if batch or self._status.error or self._ownership.due:
-                    slept = self._write(batch)
+                    self._unheard.update((one[0], one) for one in self._write(batch))
+                    self._settle(batch)
+                    batch = _Batch()
+                    self._keep_file()
                 if time.monotonic() >= self._next_prune:
                     self._prune()
             except Exception as error:
@@ -409,17 +502,24 @@ class Store(Reader):
             if failures:
                 log.warning("store: writing again")
             failures = 0
-            if slept:  # while `asleep` still calls them unsettled: the engine hears of them before it is told of a row
-                self._on_slept(slept)
+            if self._unheard:  # which `asleep` calls unsettled: the engine hears of them before it is told of a row
+                self._on_slept(list(self._unheard.values()))
+                self._unheard = {}
             with self._wake:
                 self._status.error = ""
                 self._being_written = _Batch()
-                self._settled_rows += len(batch.rows)
-                self._settled_keyed += batch.queued_keyed
                 self._committed.notify_all()
                 done = self._closing and not self._waiting
             if done:
                 return
+
+    def _settle(self, batch: _Batch) -> None:
+        """What is committed is not written again."""
+        with self._wake:
+            self._settled_rows += len(batch.rows)
+            self._settled_keyed += batch.queued_keyed
+            self._being_written = _Batch(ops=batch.ops, rows=batch.rows, stale=batch.stale)
+            self._committed.notify_all()
 
     @property
     def _waiting(self) -> bool:
@@ -535,12 +635,19 @@ class Store(Reader):
             self._next_prune = time.monotonic() + PRUNE_EVERY_S
 
     def _note_failure(self, error: Exception) -> None:
+        if self._path and file.is_damage(error):
+            error = file.damaged(self._path, reason(error))
+        if isinstance(error, file.DamagedError):
+            self._damage = error
         said = reason(error)
         with self._wake:
             if self._status.error != said:
                 log.error("store: %s: %s", self._url.render_as_string(hide_password=True), said)
             self._status.error = said
             self._committed.notify_all()
+        replaced = bool(self._path) and self._prepared and file.identity(self._path) != self._opened
+        if replaced and self._damage is None and self._writer_engine.pool.checkedin():  # type: ignore[attr-defined]
+            return  # what is open is all that there is, and is written to a new file at the next attempt
         # The file may be replaced, the server restarted: the next attempt begins with a new connection and looks at
         # the tables again.
         self._prepared = False
@@ -568,7 +675,8 @@ class Store(Reader):
         rows that an earlier boot wrote (they are about to be put back), it is not known yet: those keys are left out.
         Like `read` in all else."""
         with self._wake:
-            batches = (self._ops, self._being_written.ops, dict(self._stale), dict(self._being_written.stale))
+            written = self._being_written
+            batches = (self._ops, written.ops, dict(self._stale), dict(written.stale), self._unheard)
             unsettled = {key for key in keys if any(key in batch for batch in batches)}
         found: dict[bytes, tuple[bytes, bytes] | None] = {key: None for key in keys if key not in unsettled}
         for row in self._read_rows(READ_BOOT, list(found)):

@@ -11,7 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from control.store import migrations, schema
+from control.store import file, migrations, schema
 from control.store.database import StoreError, begin_writing, get_meta, open_engine, parse_url, set_meta
 from control.store.migrate import prepare_tables
 from tests.databases import Database
@@ -20,7 +20,7 @@ from tests.databases import Database
 def opened(database: Database) -> sa.Engine:
     url = parse_url(database.url)
     if database.name == "sqlite":
-        Path(str(url.database)).parent.mkdir(exist_ok=True)
+        file.prepare(str(url.database))
     return open_engine(url, timeout_s=2.0, writer=True)
 
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from appliance.wire import KA, Key
 from control.core.states import Cause, State
-from control.store import reading, schema
+from control.store import file, reading, schema
 from control.store import store as module
 from control.store.database import SERVER_LIMITS, StoreError, get_meta, open_engine, set_meta, upsert
 from control.store.schema import (
@@ -632,7 +632,7 @@ def test_names_wait_for_a_database_that_is_locked_and_the_last_word_wins_then(
 def opened(database: Database) -> Iterator[sa.Connection]:
     """The database, by another than the store."""
     if database.name == "sqlite":
-        Path(database.url.removeprefix("sqlite:///")).parent.mkdir(exist_ok=True)
+        file.prepare(database.url.removeprefix("sqlite:///"))
     engine = open_engine(sa.make_url(database.url), timeout_s=2.0, writer=True)
     with engine.begin() as connection:
         yield connection
