@@ -8,6 +8,8 @@ from pathlib import Path
 
 import click
 
+from control.config import Config
+
 
 @click.command("unpin")
 @click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG", required=True,
@@ -44,6 +46,30 @@ def command(config_path: str, yes: bool, as_json: bool) -> None:
         unpin(str(pins))
         if config.router.lan and there:
             close_routes()
+        closed = _close_sleepers(config)
     finally:
         lock.release()
-    click.echo(json.dumps({"pin_dir": str(pins), "unpinned": True}) if as_json else f"{pins}: unpinned")
+    if as_json:
+        click.echo(json.dumps({"pin_dir": str(pins), "unpinned": True, "closed": closed}))
+    else:
+        click.echo(f"{pins}: unpinned" + (f"; {closed} connections that slept are closed" if closed else ""))
+
+
+def _close_sleepers(config: Config) -> int:
+    """Without their rows, which would put them back at the next start."""
+    from control.store.database import StoreError
+    from control.store.owner import Owner
+    from control.store.store import Store
+
+    store = Store(config.database_url, lambda slept: None, owner=Owner.here(config.instance, config.pin_dir))
+    if not store.exists:
+        return 0
+    try:
+        if error := store.open():
+            raise StoreError(error)
+        return store.let_go()
+    except StoreError as error:
+        click.echo(f"The records of those that slept are still in the database: {error}", err=True)
+        return 0
+    finally:
+        store.close()

@@ -44,7 +44,7 @@ from control.daemon.engine_setup import EngineSetup, engine_options
 from control.daemon.error import DaemonError
 from control.daemon.health import Health
 from control.daemon.hostnames import Hostnames
-from control.daemon.inventory import take_inventory
+from control.daemon.inventory import tables_of, take_inventory
 from control.daemon.lasting import check_places
 from control.daemon.limits import descriptor_share
 from control.daemon.listeners import Listeners
@@ -133,7 +133,7 @@ class Daemon:
         setup.begin(services.by_number, services.spec, self._undo)
         persistent = {n for n, service in services.by_number.items() if service.interface == "persistent"}
         dispatcher = self._dispatcher = Dispatcher(engine, store, max_awake, self._end.fail, persistent)
-        found = take_inventory(engine, store, boot_id())
+        found = take_inventory(engine, store, boot_id(), tables_of(config.pin_dir))
         dispatcher.states = list(found.states)
         for port in found.ports:
             engine.reserve_link_port(port)

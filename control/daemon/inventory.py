@@ -4,11 +4,13 @@ completed by what the predecessor could not write."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 from appliance.frontends.target import parse_address
@@ -18,6 +20,7 @@ from control.core.states import LEGAL, Cause, State
 from control.dispatch.turn import history_row
 from control.store import records
 from control.store.database import READ_CHUNK
+from control.store.owner import boot_id
 from control.store.reading import SleepingRow
 from control.store.schema import KEY
 from control.store.store import Store
@@ -38,13 +41,26 @@ class Inventory:
     without_slot: int = 0
     """Rows of this boot whose connection is gone; forgotten, and CLOSED in the history."""
     other_boot: int = 0
-    """Rows from before a reboot: to be put back into the table."""
+    """Rows from before a reboot, or of tables that are gone: to be put back into the table."""
     ports: set[int] = field(default_factory=set)
     """Ours, of the servers' legs among them: no new link may take one meanwhile."""
 
 
-def take_inventory(engine: EnginePort, store: Store, boot: str) -> Inventory:
-    """Compare the adopted table with the store, and forget rows that mean nothing. The engine must not run yet.
+def tables_of(pin_dir: str) -> int:
+    """A number of the tables that are pinned there, which no others have, before or after; 0: there are none."""
+    found = [boot_id()]
+    for name in ("tables4", "tables6"):
+        try:
+            status = (Path(pin_dir) / name).stat()
+        except OSError:
+            return 0
+        found.append(f"{status.st_dev} {status.st_ino} {status.st_mtime_ns}")
+    return int.from_bytes(hashlib.sha256("\n".join(found).encode()).digest()[:7])
+
+
+def take_inventory(engine: EnginePort, store: Store, boot: str, tables: int = 0) -> Inventory:
+    """Compare the adopted table with the store, and forget rows that mean nothing. The engine must not run yet. tables:
+    of `tables_of`.
 
     There may be ten million rows, and no client is served meanwhile: nothing is done for each of them in Python."""
     found = Inventory()
@@ -58,6 +74,8 @@ def take_inventory(engine: EnginePort, store: Store, boot: str) -> Inventory:
         log.warning("the store cannot be read: what sleeps is adopted unseen")
         found.states[State.SLEEP] += engine.stats().get("filter_members", 0)
         return found
+    if tables and (others := store.adopt_tables(tables)):
+        log.warning("the pins are not those for which %d sleeping connections were written: they are put back", others)
     all_of_this_boot = not store.has_rows_of_another_boot(boot)
     rows_with_slot = 0
     for keys, numbers in store.sleeping_numbers():

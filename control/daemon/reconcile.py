@@ -53,7 +53,7 @@ class Reconciler:
             if last and (missing := catch_up(self._store, self._found, first, last)):
                 log.warning("history: added %d transitions that the last daemon could not write", missing)
             if self._found.other_boot:
-                log.info("after a reboot: put back %d sleeping connections", self._put_back())
+                log.info("put back %d sleeping connections", self._put_back())
             self._engine.unreserve_link_ports()
             # Each of them reads what the store has about connections that live, once.
             while not (self._names.load() and self._settings.load() and self._reach.load()) and not self._end.has_come:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -11,6 +12,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from control.core.states import Cause, State
 from control.store.database import chunks, upsert
 from control.store.schema import HISTORY, KEY, KEYED, MAPPED, Keyed, address_text, history, sleeping
 
@@ -93,3 +95,13 @@ def ids_of(connection: Connection, keys: Sequence[bytes]) -> dict[bytes, int]:
         query = sa.select(sleeping.c.key, sleeping.c.id).where(sleeping.c.key.in_(chunk))
         found.update((row[0], row[1]) for row in connection.execute(query))
     return found
+
+
+def close_sleepers(connection: Connection) -> int:
+    """Forget every row of `sleeping`, with a transition to CLOSED in the history; how many there were."""
+    said = {"at": time.time_ns() // 1_000_000, "from": State.SLEEP, "to": State.CLOSED, "cause": Cause.COMMAND,
+            "rx_bytes": 0, "tx_bytes": 0, "gap_ms": 0}  # fmt: skip
+    of_each = [sleeping.c[name] for name in ("id", "client", "service")]
+    row = [*of_each, *(sa.literal(int(value), history.c[name].type) for name, value in said.items())]
+    connection.execute(sa.insert(history).from_select([*(c.name for c in of_each), *said], sa.select(*row)))
+    return connection.execute(sa.delete(sleeping)).rowcount

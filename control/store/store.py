@@ -32,6 +32,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -54,10 +55,11 @@ from control.store.database import (
 from control.store.migrate import prepare_tables
 from control.store.owner import LEASE_S, FencedError, LeaseRunsError, OwnedError, Owner, Ownership
 from control.store.reading import READ_BOOT, Reader
-from control.store.schema import KA_BYTES, KEY, Keyed, address_text, history, services, sleeping
+from control.store.schema import KA_BYTES, KEY, Keyed, address_text, history, meta, services, sleeping
 from control.store.statements import (
     FORGET,
     FORGET_STALE,
+    close_sleepers,
     history_values,
     insert_history,
     write_keyed,
@@ -95,6 +97,9 @@ PRUNE_EVERY_S: Final = 3600.0
 PRUNE_ROWS: Final = 5000
 ID_GAP: Final = 100_000
 """Left between the numbers of two runs of the daemon: a killed one may have given numbers that were never written."""
+
+OTHER_TABLES: Final = "other tables"
+"""In place of the name of a boot, of rows that were written for tables that are gone."""
 
 _SERVICE: Final = struct.Struct("=H")
 _SERVICE_AT: Final = 32  # behind struct roost_ka
@@ -204,6 +209,11 @@ class Store(Reader):
         self._thread: threading.Thread | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a database, as far as a look at its path tells."""
+        return not self._path or Path(self._path).exists()
 
     def open(self) -> str:
         """Make or check the tables; returns "" or why it failed. Either way the store may be used: it tries again.
@@ -411,6 +421,26 @@ class Store(Reader):
                 return True
             set_meta(connection, "boot", number)
         return False
+
+    def adopt_tables(self, tables: int) -> int:
+        """These are the tables of those that sleep; tables: a number that no others had. Where they are not those that
+        the rows of this boot were written for, somebody has removed the pins, or another owned the database: the rows
+        become rows of another boot, from which all are put back. Returns how many. For before `start`."""
+        with self._writing() as connection:
+            known = get_meta(connection, "tables")
+            if known == tables:
+                return 0
+            set_meta(connection, "tables", tables)
+            if known is None:
+                return 0
+            connection.execute(sa.delete(meta).where(meta.c.key == "boot"))
+            ours = sa.update(sleeping).where(sleeping.c.boot_id == self._boot_id)
+            return connection.execute(ours.values(boot_id=OTHER_TABLES, wall_offset_ms=wall_offset_ms())).rowcount
+
+    def let_go(self) -> int:
+        """Who sleeps is CLOSED from now on, by command; how many. For while no daemon runs."""
+        with self._writing() as connection:
+            return close_sleepers(connection)
 
     # -- writing ------------------------------------------------------------------------------------------------------
 

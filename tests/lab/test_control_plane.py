@@ -121,14 +121,17 @@ def test_more_clients_than_may_be_awake_are_served_all_the_same(box: Box) -> Non
 
 
 @pytest.mark.parametrize("box", [{"keepidle_s": 600}], indirect=True)
-def test_a_reboot_puts_back_those_that_sleep(box: Box) -> None:
+@pytest.mark.parametrize("goes", ["boot", "pins"])
+def test_a_reboot_puts_back_those_that_sleep_and_so_does_a_start_without_pins(box: Box, goes: str) -> None:
     """The machine cannot reboot here, but what a reboot takes can be taken: the tables, and the boot's name. (A client
-    that sends a keep-alive to a machine without tables is reset; a machine that boots is silent.)"""
+    that sends a keep-alive to a machine without tables is reset; a machine that boots is silent.) Somebody who removes
+    the pins takes the tables alone."""
     box.all_asleep()
     box.daemon.kill()
     box.daemon.unpin()
-    with box.database() as database:
-        age(database)
+    if goes == "boot":
+        with box.database() as database:
+            age(database)
     box.daemon.start()
     wait_until(lambda: box.states()["SLEEP"] == CLIENTS, 20, "all put back")
     said = box.swarm.say(CLIENTS, concurrency=64, timeout_s=60)

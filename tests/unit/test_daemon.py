@@ -18,6 +18,7 @@ import pytest
 from appliance.box import sysctls
 from appliance.engine import EngineError
 from appliance.wire import EngineOptions
+from control.cli import unpin
 from control.cli.client import Client
 from control.config import parse, parse_endpoint
 from control.core.states import State
@@ -31,6 +32,7 @@ from control.store.owner import Owner
 from control.store.store import Store
 from tests.unit.fake_engine import FakeEngine, key
 from tests.unit.test_dispatcher import until
+from tests.unit.test_store import sleeper
 
 
 @pytest.fixture(autouse=True)
@@ -211,6 +213,25 @@ def test_the_database_of_another_instance_keeps_the_daemon_from_touching_anythin
     for take_over in (True, False):  # it is its own then
         with pytest.raises(DaemonError, match="far enough"):
             Daemon("t.toml", config, make, take_over=take_over).run()  # type: ignore[arg-type]
+
+
+def test_unpinning_closes_who_slept_unless_the_database_is_anothers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = parse(configured(tmp_path))
+    assert unpin._close_sleepers(config) == 0
+    assert list(tmp_path.iterdir()) == [], "it makes no database"
+    slept: list[Any] = []
+    store = Store(config.database_url, slept.extend, owner=Owner.here("t", config.pin_dir))
+    store.open()
+    store.start()
+    store.add(upserts=[sleeper(n, n) for n in (1, 2, 3)])
+    until(lambda: len(slept) == 3)
+    store.close()
+    assert unpin._close_sleepers(parse(configured(tmp_path).replace('"t"', '"other"'))) == 0
+    assert 'still in the database: the database belongs to instance "t"' in capsys.readouterr().err
+    assert unpin._close_sleepers(config) == 3
+    assert unpin._close_sleepers(config) == 0
 
 
 def test_the_daemon_has_its_ports_reserved_before_it_takes_them(tmp_path: Path, reserved: list[int]) -> None:

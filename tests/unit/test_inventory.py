@@ -12,8 +12,9 @@ import pytest
 from appliance.wire import Event, Key
 from control.core.states import Cause, State
 from control.daemon import inventory
-from control.daemon.inventory import catch_up, take_inventory
+from control.daemon.inventory import catch_up, tables_of, take_inventory
 from control.store import reading as reading_module
+from control.store import store as store_module
 from control.store.reading import SleepingRow
 from control.store.schema import HISTORY
 from tests.reboot import age
@@ -155,6 +156,42 @@ def test_rows_of_another_boot_are_kept_to_be_put_back(rig: Rig) -> None:
     until(lambda: rig.history())
     assert rig.engine.connections[key(1)].state is State.SLEEP
     assert rig.history() == [(1, "NONE", "SLEEP", "restore")]
+
+
+def test_rows_for_tables_that_are_gone_are_put_back_though_the_boot_is_the_same(rig: Rig) -> None:
+    boot = rig.store._boot_id
+    assert take_inventory(rig.engine, rig.store, boot, 1).other_boot == 0
+    for number in (1, 2):
+        put_row(rig, number)
+    found = take_inventory(rig.engine, rig.store, boot, 2)
+    assert (found.other_boot, found.without_slot) == (2, 0)
+    offset = store_module.wall_offset_ms()
+    assert all(abs(row.wall_offset_ms - offset) < 1000 for row in rig.store.sleeping_rows())
+    assert take_inventory(rig.engine, rig.store, boot, 2).other_boot == 2, "until they are put back"
+    rig.start()
+    rig.dispatcher.sleepers.insert([record(key(number), number) for number in (1, 2)])
+    until(lambda: len(rig.engine.connections) == 2)
+    found = take_inventory(rig.engine, rig.store, boot, 2)
+    assert (found.other_boot, found.without_slot, list(found.sleep_ids)) == (0, 0, [1, 2])
+
+
+def test_rows_whose_connections_ended_are_forgotten_while_the_tables_are_the_same(still: Rig) -> None:
+    boot = still.store._boot_id
+    take_inventory(still.engine, still.store, boot, 1)
+    put_row(still, 1)
+    found = take_inventory(still.engine, still.store, boot, 1)
+    assert (found.other_boot, found.without_slot) == (0, 1)
+
+
+def test_the_tables_of_other_pins_are_others(tmp_path: Path) -> None:
+    assert tables_of(str(tmp_path)) == 0
+    for name in ("tables4", "tables6"):
+        (tmp_path / name).touch()
+    first = tables_of(str(tmp_path))
+    assert first == tables_of(str(tmp_path)) != 0
+    (tmp_path / "another").touch()  # so that the inode is not given again
+    (tmp_path / "another").rename(tmp_path / "tables4")
+    assert tables_of(str(tmp_path)) not in (0, first)
 
 
 def test_a_reboot_does_not_close_those_that_slept_through_it(still: Rig) -> None:

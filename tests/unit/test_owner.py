@@ -185,10 +185,28 @@ def test_a_daemon_that_lost_its_database_writes_nothing_any_more(
     assert not old.sleep_allowed
     before = rows(rig.database), rig.database.execute("SELECT count(*) FROM history")
     old.add([row(2, 2)], upserts=[sleeper(2, 2)], deletes=[(sleeper(1, 1)[0], 1)])
-    for write in (lambda: old.has_rows_of_another_boot("x"), old.begin_run):
+    for write in (lambda: old.adopt_tables(7), lambda: old.has_rows_of_another_boot("x"), old.begin_run,
+                  old.let_go):  # fmt: skip
         with pytest.raises(StoreError):
             write()
     assert old.close() > 0
     assert (rows(rig.database), rig.database.execute("SELECT count(*) FROM history")) == before
     assert told.slept == [(sleeper(1, 1)[0], 1)]
     assert new.status.text == "ok"
+
+
+def test_who_slept_for_a_dead_owner_is_put_back_by_the_one_that_takes_over(rig: Rig) -> None:
+    """On the same machine in the same boot, but with tables of its own."""
+    old = rig.store(replace(rig.dead, instance="there"))
+    told = Recorder()
+    old._on_slept = told
+    old.open()
+    old.adopt_tables(1)
+    old.start()
+    old.add(upserts=[sleeper(n, n) for n in range(1, SLEEPERS + 1)])
+    until(lambda: len(told.slept) == SLEEPERS)
+    old.close()
+    new = rig.store(rig.here, take_over=True)
+    new.open()
+    found = take_inventory(FakeEngine(), new, rig.here.boot_id, 2)
+    assert (found.other_boot, found.without_slot) == (SLEEPERS, 0)

@@ -704,6 +704,20 @@ def test_rows_of_another_boot_are_looked_for_until_there_are_none(make: Callable
     assert not store.has_rows_of_another_boot(store._boot_id)
 
 
+def test_who_is_let_go_is_closed_in_the_history_and_has_no_row(make: Callable[..., Store], slept: Recorder) -> None:
+    store = make()
+    store.add(upserts=[sleeper(1, 11), sleeper(2, 12)])
+    until(lambda: len(slept.slept) == 2)
+    store.close()
+    store = make()
+    assert (store.let_go(), store.let_go()) == (2, 0)
+    assert store.sleeping_rows() == []
+    transitions = [(r["id"], r["client"], r["from"], r["to"], r["cause"]) for r in store.recent_history()]
+    assert sorted(transitions) == [
+        (10 + n, key(n).client_text, State.SLEEP, State.CLOSED, Cause.COMMAND) for n in (1, 2)
+    ]
+
+
 def test_who_sleeps_is_paged_by_keys_and_found_by_them(make: Callable[..., Store], slept: Recorder) -> None:
     store, sleepers = make(), dict(sleeper(256 * n % 999, n) for n in range(1, 8))
     store.add(upserts=sleepers.items())
