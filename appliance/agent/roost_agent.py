@@ -419,7 +419,8 @@ def _agent(options: argparse.Namespace) -> Agent:
 def main(argv: list[str] | None = None) -> int:
     """0, or 2: the arguments are wrong."""
     options = _arguments(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    zoned = "%Y-%m-%d %H:%M:%S%z"
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt=zoned, stream=sys.stderr)
     if options.new_token:
         token = secrets.token_urlsafe(32)
         print(f"token:  {token}\nsha256: {token_digest(token)}")

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any, Final
 
 import click
 
 from control.cli.client import Client, daemon_options, json_option, print_json
-from control.cli.table import show_table
+from control.cli.table import local_time, show_table
 
 STAY: Final = {"no": "", "due": "to be told to stay connected", "told": "was told to stay connected"}
 
@@ -33,5 +32,4 @@ def command(daemon: Client, as_json: bool) -> None:
 
 
 def _shown(row: dict[str, Any]) -> tuple[str, ...]:
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at_ms"] / 1000))
-    return row["client"], str(row["failures"]), at, STAY[row["stay"]]
+    return row["client"], str(row["failures"]), local_time(row["at_ms"]), STAY[row["stay"]]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from appliance.box.doctor import Need, Outcome, examine, is_fit, machine
+from control.cli.table import console
 
 if TYPE_CHECKING:
     from appliance.box.deployment import Plan
@@ -95,11 +96,10 @@ def plan_of(config: "Config") -> "Plan":
 
 
 def print_table(outcomes: list[Outcome]) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    out = console(markup=True)
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for _ in range(4):
         table.add_column(overflow="fold")
@@ -114,7 +114,7 @@ def print_table(outcomes: list[Outcome]) -> None:
             mark = f"[{colour}]{'ok' if each.present else 'missing'}[/]"
             found = escape(each.detail) + (f"\n[bold]fix:[/] {escape(each.fix)}" if each.fix else "")
             table.add_row(mark, escape(each.name), each.need.value, found)
-    console.print(table)
+    out.print(table)
 
 
 def summary(outcomes: list[Outcome]) -> str:

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import click
 
 from control.cli.client import Client, daemon_options, json_option
+from control.cli.table import local_time
 
 
 @click.command("events")
@@ -48,8 +48,7 @@ def _print(row: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(row))
         return
-    seconds, ms = divmod(row["at_ms"], 1000)
-    at = f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{ms:03d}"
+    at = local_time(row["at_ms"], "milliseconds")
     click.echo(
         f"{at} {row['id']:>8} {row['client']:<22} {row['from']:>7} -> {row['to']:<7} {row['cause']:<14} "
         f"{row['service']}  rx {row['rx_bytes']:,} B, tx {row['tx_bytes']:,} B, quiet {row['gap_ms'] / 1000:.1f} s"

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import time
-
 import click
-from rich.console import Console
 from rich.table import Table
 
 from control.cli.client import Client, connection_path, daemon_options, json_option, print_json
+from control.cli.table import console, local_time
 
 
 @click.command("show")
@@ -29,21 +27,22 @@ def command(connection: str, daemon: Client, as_json: bool) -> None:
     if as_json:
         print_json(shown)
         return
-    console = Console(highlight=False, markup=False)
+    out = console()
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in shown.items():
         if isinstance(value, dict):
             for inner, number in value.items():
                 table.add_row(f"{name}.{inner}", str(number))
+        elif name.endswith("_at_ms"):
+            table.add_row(name.removesuffix("_ms"), local_time(value))
         elif name != "history":
             table.add_row(name, "" if value is None else str(value))
-    console.print(table)
+    out.print(table)
     if shown.get("history"):
         past = Table(box=None, pad_edge=False, title="history", title_justify="left")
         for title in ("at", "from", "to", "cause", "from client", "to client", "quiet before"):
             past.add_column(title)
         for row in shown["history"]:
-            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at_ms"] / 1000))
             sizes = (f"{row['rx_bytes']:,} B", f"{row['tx_bytes']:,} B", f"{row['gap_ms'] / 1000:,.1f} s")
-            past.add_row(at, row["from"], row["to"], row["cause"], *sizes)
-        console.print(past)
+            past.add_row(local_time(row["at_ms"]), row["from"], row["to"], row["cause"], *sizes)
+        out.print(past)

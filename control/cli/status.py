@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from control.cli.client import Client, daemon_options, json_option, print_json
+from control.cli.table import console
 from control.core.text import sentence, span
 
 
@@ -29,7 +30,7 @@ def command(daemon: Client, as_json: bool) -> None:
     if as_json:
         print_json(status)
     else:
-        _show(status, Console(highlight=False))
+        _show(status, console(markup=True))
 
 
 def _show(status: dict[str, Any], console: Console) -> None:

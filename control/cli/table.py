@@ -1,20 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists for people."""
+"""Lists and times for people."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
 
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDE: Final = 100_000
+"""Columns of what is no terminal: what reads it there cuts it where it likes."""
+
+
+def console(markup: bool = False) -> Console:
+    """Where to print: as wide as the terminal, and without end in a pipe or a file."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=markup, width=None if sys.stdout.isatty() else WIDE)
 
 
 def show_table(titles: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> int:
     """Print rows under their titles; those in `right` have numbers below them. Returns how many rows there were."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     for title in titles:
         table.add_column(title, justify="right" if title in right else "left")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, markup=False).print(table)
+    console().print(table)
     return table.row_count
+
+
+def local_time(at_ms: float, to: str = "seconds") -> str:
+    """Milliseconds since 1970 as a local time with its zone, RFC 3339: ``2023-11-15 03:58:20+05:45``. to: `seconds` or
+    `milliseconds`."""
+    return datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(sep=" ", timespec=to)

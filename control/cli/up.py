@@ -8,6 +8,18 @@ import sys
 
 import click
 
+from control.cli.table import local_time
+
+
+class Formatter(logging.Formatter):
+    """Of the log: the time with its zone."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return local_time(record.created * 1000, "milliseconds")
+
 
 @click.command("up")
 @click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG", required=True,
@@ -28,11 +40,9 @@ def command(config_path: str, check: bool, take_over: bool, verbose: bool) -> No
     Example:
       sudo ./roost up -c roost.toml
     """
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Formatter())
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
@@ -42,6 +52,8 @@ def command(config_path: str, check: bool, take_over: bool, verbose: bool) -> No
         from control.store.reading import Reader
 
         config = load(config_path)
+        if config.problem:
+            raise click.ClickException(f"{config_path}: {config.problem}")
         Reader(parse_url(config.database_url)).close_readers()  # whether there is a driver for it
         click.echo(f"{config_path}: good; {len(config.service)} services")
         return

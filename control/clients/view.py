@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from appliance.wire import KA, REST, Event, Key
-from control.clients.locate import Locator, sleeping_ids
+from control.clients.locate import Locator
 from control.clients.registry import Registry
 from control.config import Service
 from control.core.ports import EnginePort
 from control.core.states import INACTIVE, Cause, State
 from control.store import records
+from control.store.reading import SleepingRow
 from control.store.store import Store
 
 CHUNK: Final = 500
@@ -76,11 +77,16 @@ class View:
 
     def _rows(self, events: list[Event]) -> list[dict[str, Any]]:
         asleep = [event.record.key_raw for event in events if event.to_state == State.SLEEP]
-        ids = sleeping_ids(self._store, asleep)
-        return [self._row(event, event.id or ids.get(event.record.key_raw, 0)) for event in events]
+        # Without the database the table can still be shown, and the status says that the database is missing.
+        rows = {} if self._store.status.error else {row.key: row for row in self._store.rows_at(asleep)}
+        return [self._row(event, event.id, rows.get(event.record.key_raw)) for event in events]
 
-    def _row(self, event: Event, number: int) -> dict[str, Any]:
+    def _row(self, event: Event, number: int, row: SleepingRow | None = None) -> dict[str, Any]:
+        """row: of one in SLEEP, where there is one."""
         key = event.record.key
+        quiet_s = round(event.gap_ms / 1000, 3) if event.to_state != State.SLEEP or event.gap_ms else None
+        if row is not None:
+            number, quiet_s = number or row.id, _quiet_s(row.rest, row.slept_at)
         return {
             "id": number or event.record.id or None,
             "name": self._names.name_at(event.record.key_raw),
@@ -88,7 +94,7 @@ class View:
             "client": key.client_text,
             "local": key.local_text,
             "service": self.service_name(event.record.service),
-            "quiet_s": round(event.gap_ms / 1000, 3) if event.to_state != State.SLEEP or event.gap_ms else None,
+            "quiet_s": quiet_s,
         }
 
     def show(self, name: str) -> dict[str, Any]:
@@ -96,7 +102,7 @@ class View:
         located = self._locator.locate(name)
         shown = self._row(located.event, located.id)
         record = located.event.record
-        rest = record.rest
+        rest, slept_at = record.rest, 0
         if located.state in INACTIVE and len(record.ka) == KA.size and not located.event.candidate:
             ka = KA.unpack(record.ka)
             shown["keep_alive"] = {
@@ -114,11 +120,11 @@ class View:
             if row is not None:
                 record = records.unpack(row.key, row.ka + row.rest)
                 rest = record.rest
-                shown["slept_at_ms"] = row.slept_at
+                shown["slept_at_ms"] = slept_at = row.slept_at
         if located.state in INACTIVE and len(rest) == REST.size and any(rest):
             values = REST.unpack(rest)
             shown["record"] = {"snd_wnd": values[2], "max_window": values[3], "mss": values[5]}
-            shown["quiet_s"] = round(max(time.monotonic() * 1000 - values[1], 0) / 1000, 3)
+            shown["quiet_s"] = _quiet_s(rest, slept_at)
         if located.state in INACTIVE and record.paired:
             peer = record.peer or self._engine.find_peer(record.key_raw)
             shown["server"] = peer.key.client_text if peer else None
@@ -155,3 +161,11 @@ class View:
         row |= {"service": event.record.service, "from": event.from_state, "to": event.to_state, "cause": event.cause}
         row |= {"rx_bytes": event.rx_bytes, "tx_bytes": event.tx_bytes, "gap_ms": event.gap_ms}
         return self.transition_row(row)
+
+
+def _quiet_s(rest: bytes, slept_at_ms: int) -> float:
+    """Seconds since the last payload byte of a frozen connection; since it went to SLEEP, where its record's clock is
+    that of an earlier boot. slept_at_ms: since 1970; 0: it is not in SLEEP."""
+    by_record_ms: float = time.monotonic() * 1000 - REST.unpack(rest[: REST.size])[1]
+    by_row_ms: float = time.time() * 1000 - slept_at_ms if slept_at_ms else 0
+    return round(max(by_record_ms, by_row_ms, 0) / 1000, 3)

@@ -77,6 +77,9 @@ class Config(Section):
                     why = ""
                 if why:
                     raise ValueError(f'[[service]] "{service.name}": born = "{service.born}" {why}')
+            if own := service.own_address:
+                why = "which is where it listens: it would connect to itself"
+                raise ValueError(f'[[service]] "{service.name}" has the server {own}, {why}')
             if problem := service.problem_of_servers():
                 raise ValueError(f'[[service]] "{service.name}"{" " if problem[0] != ":" else ""}{problem}')
             if not self.router.lan and (service.transparent or service.source == "client"):
@@ -109,6 +112,11 @@ class Config(Section):
         if both := sorted(set(self.router.lan) & set(self.network.interfaces)):
             raise ValueError(f'the interface "{both[0]}" is in [router] lan and in [network] interfaces')
         return self
+
+    @property
+    def problem(self) -> str:
+        """Why no daemon can run it, though every key is right; empty: one can."""
+        return "" if self.service else "there is no [[service]]; at least one is needed"
 
     @property
     def pin_dir(self) -> str:

@@ -4,15 +4,27 @@
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from control.config.config import LISTS, SECTIONS, Config
+from control.config.reference import HEADINGS, TOP
 from control.config.sections import Policy, Section, section_of
+
+ALIKE: Final = 0.9
+"""Keys of different sections that differ by a letter: each may be meant."""
+
+_KINDS: Final = {
+    "string_type": "must be text, in quotes",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+}
 
 
 class ConfigError(Exception):
@@ -56,17 +68,10 @@ def _where(location: tuple[int | str, ...], data: dict[str, Any]) -> str:
 def _explain(detail: ErrorDetails, data: dict[str, Any]) -> str:
     """One sentence for a person out of one pydantic error."""
     location = detail["loc"]
-    message = detail["msg"].removeprefix("Value error, ")
+    message = _problem(detail)
     if detail["type"] == "extra_forbidden":
-        model = _model_at(location[:-1])
         key = str(location[-1])
-        close = difflib.get_close_matches(key, list(model.model_fields), n=1, cutoff=0.5)
-        if not close:  # "qiet" is far from "active_quiet" as a whole, near to its last word
-            words = {word: name for name in model.model_fields for word in (name, *name.split("_"))}
-            close = [words[word] for word in difflib.get_close_matches(key, list(words), n=1, cutoff=0.6)]
-        known = sorted(model.model_fields, key=lambda name: name in Policy.model_fields)  # a service's own come first
-        hint = f"; did you mean `{close[0]}`?" if close else f"; known keys: {', '.join(known)}"
-        return f"unknown key `{key}` {_in(location[:-1], data)}{hint}"
+        return f"unknown key `{key}` {_in(location[:-1], data)}; {_hint(key, _model_at(location[:-1]))}"
     if not location:
         return message
     if detail["type"] == "missing":
@@ -79,6 +84,40 @@ def _explain(detail: ErrorDetails, data: dict[str, Any]) -> str:
     told = isinstance(given, str | int | float) and str(given) not in message and not secret
     shown = f" (it is {given!r})" if told else ""
     return f"`{key}` {_in(location[:-1], data)}: {message}{shown}"
+
+
+def _problem(detail: ErrorDetails) -> str:
+    """What is wrong with a value, in the words of the file."""
+    location, given, context = detail["loc"], detail.get("input"), detail.get("ctx", {})
+    match detail["type"]:
+        case "tuple_type" if location[-1] in LISTS:
+            return f"must be written as [[{location[-1]}]]"
+        case "tuple_type":
+            example = f": [{json.dumps(given, ensure_ascii=False)}]" if isinstance(given, str | int | float) else ""
+            return f"must be a list, in brackets{example}"
+        case "model_type" | "dict_type":
+            return f"must be a table: [{'.'.join(part for part in location if isinstance(part, str))}]"
+        case "too_short" | "too_long" as kind:
+            least, most = context.get("min_length"), context.get("max_length")
+            count = least if kind == "too_short" else most
+            return f"must have at {'least' if kind == 'too_short' else 'most'} {count} item{'' if count == 1 else 's'}"
+        case kind:
+            return _KINDS.get(kind) or detail["msg"].removeprefix("Value error, ")
+
+
+def _hint(key: str, model: type[Section]) -> str:
+    """What was probably meant by a key that this section does not know."""
+    close = difflib.get_close_matches(key, list(model.model_fields), n=1, cutoff=0.5)
+    if not close:  # "qiet" is far from "active_quiet" as a whole, near to its last word
+        words = {word: name for name in model.model_fields for word in (name, *name.split("_"))}
+        close = [words[word] for word in difflib.get_close_matches(key, list(words), n=1, cutoff=0.6)]
+    if elsewhere := [place for place, other in HEADINGS.items() if key in other.model_fields]:
+        belongs = f"belongs {'at' if elsewhere == [TOP] else 'in'} {' or '.join(elsewhere)}"
+        if close and difflib.SequenceMatcher(None, key, close[0]).ratio() > ALIKE:
+            return f"did you mean `{close[0]}`? (`{key}` {belongs})"
+        return f"it {belongs}"
+    known = sorted(model.model_fields, key=lambda name: name in Policy.model_fields)  # a service's own come first
+    return f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(known)}"
 
 
 def _model_at(location: tuple[int | str, ...]) -> type[Section]:

@@ -17,8 +17,9 @@ from control.config.sections import Policy, Section
 from control.config.service import Health, InBand, Service
 from control.config.values import endpoint_text, parse_duration, server_text, whole_seconds
 
+TOP: Final = "Top level"
 HEADINGS: Final[dict[str, type[Section]]] = {
-    "Top level": Config,
+    TOP: Config,
     **{f"[[{name}]]" if name in LISTS else f"[{name}]": model for name, model in SECTIONS.items()},
     "[service.health]": Health,
     "[service.in_band]": InBand,

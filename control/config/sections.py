@@ -151,7 +151,10 @@ class Policy(Section):
     byte in either direction: keep-alives are not activity."""
 
     active_quiet: Annotated[Duration, ToEngine("standby_quiet_ms")] = Field(
-        60.0, description="ACTIVE to STANDBY after this long without payload; of a persistent service to IDLE"
+        60.0,
+        description="ACTIVE to STANDBY after this long without payload; of a persistent service to IDLE. **Unless the "
+        "service is persistent the server's side ends then, by FIN, whichever side began it: sessions of servers that "
+        "asked for the client, and of agents, too.** `never` keeps them",
     )
     standby_quiet: Annotated[Duration, ToEngine("idle_quiet_ms")] = Field(
         120.0, description="STANDBY to IDLE, counted from the last payload byte"

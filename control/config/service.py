@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
@@ -160,6 +161,22 @@ class Service(Policy):
                 if self.source != "client" or (":" in address) == (":" in parse_endpoint(self.listen)[0]):
                     found[endpoint_text((address, port))] = None
         return self.model_copy(update={"server": None, "servers": tuple(found)[:SERVERS_MAX]})
+
+    @property
+    def own_address(self) -> str:
+        """The server that is the address that the service listens at; empty: there is none. A transparent service
+        listens at its server's address."""
+        listen, port = parse_endpoint(self.listen)
+        local = ipaddress.ip_address(listen)
+        for server in self.every_server if not self.transparent else ():
+            host, at = parse_server(server)
+            if at == port and not is_name(host):
+                address = ipaddress.ip_address(host)
+                if address == local or (
+                    local.is_unspecified and local.version == address.version and address.is_loopback
+                ):
+                    return server
+        return ""
 
     @property
     def check(self) -> Literal["tcp", "http", "none"]:

@@ -84,8 +84,8 @@ class Daemon:
     def run(self) -> int:
         """Start, serve until told to end, end."""
         config = self._config
-        if not config.service:
-            raise DaemonError(f"{self._path}: there is no [[service]]; at least one is needed")
+        if config.problem:
+            raise DaemonError(f"{self._path}: {config.problem}")
         check_places(config)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         max_awake = config.table.max_awake or descriptor_share(config)

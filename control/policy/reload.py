@@ -31,5 +31,14 @@ def needs_restart(old: Config, new: Config) -> list[str]:
     """The changed keys that wait for a restart: a running daemon takes over the policy and the servers alone."""
     sections = [key for key in Config.model_fields if key not in ("policy", "service")]
     changed = [section for section in sections if getattr(old, section) != getattr(new, section)]
-    before, after = ({s.name: _fixed(s) for s in c.service} for c in (old, new))
-    return changed + [f'[[service]] "{name}"' for name in sorted(before | after) if before.get(name) != after.get(name)]
+    before, after = ({service.name: service for service in config.service} for config in (old, new))
+    told = {name: _not_taken(before.get(name), after.get(name)) for name in sorted(before | after)}
+    return changed + [f'[[service]] "{name}" ({what})' for name, what in told.items() if what]
+
+
+def _not_taken(old: Service | None, new: Service | None) -> str:
+    """What of a service waits for a restart; empty: nothing."""
+    if old is None or new is None:
+        return "is new" if old is None else "is gone"
+    kept = reloaded(old, new)
+    return ", ".join(key for key in (*_FIXED, *_SERVERS) if getattr(kept, key) != getattr(new, key))

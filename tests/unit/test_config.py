@@ -49,7 +49,7 @@ SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:
         (SERVICE + SERVICE, 'two [[service]] have the name "a"'),
         (SERVICE + SERVICE.replace('"a"', '"b"'), 'two [[service]] have the listen "192.0.2.1:5"'),
         ('[attach]\nprotocols = ["http"]', "`protocols` in [attach]: Input should be 'connect' or 'socks5'"),
-        ("[attach]\nprotocols = []", "`protocols` in [attach]: Tuple should have at least 1 item"),
+        ("[attach]\nprotocols = []", "`protocols` in [attach]: must have at least 1 item"),
         ('[attach]\ndomain = "Roost."', "`domain` in [attach]: String should match pattern"),
         ('[attach]\nauth = "password"', 'auth = "password" needs a user: [attach.users]'),
         (f'[attach]\nusers.bob = "{HASH}"', '[attach.users] are asked for nothing; set auth = "password"'),
@@ -96,6 +96,41 @@ SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:
             + SERVICE.replace('server = "192.0.2.2:6"', 'kind = "held"')
             + 'sleep_keepalive = "none"',
             '[[service]] "a": sleep_keepalive = "none" is not for kind = "held"',
+        ),
+        (
+            '[policy]\ninterface = "persistent"',
+            "unknown key `interface` in [policy]; it belongs in [[service]]",
+        ),
+        (
+            '[network]\ninterface = "eth0"',
+            "unknown key `interface` in [network]; did you mean `interfaces`? (`interface` belongs in [[service]])",
+        ),
+        (
+            SERVICE + 'interfaces = ["eth0"]',
+            '`interfaces` in [[service]] "a"; did you mean `interface`? (`interfaces` belongs in [network])',
+        ),
+        ('server = "192.0.2.2:6"', "unknown key `server` at the top level; it belongs in [[service]]"),
+        (SERVICE + 'path = "/x"', 'unknown key `path` in [[service]] "a"; it belongs in [service.health]'),
+        ('[network]\ninterfaces = "eth0"', '`interfaces` in [network]: must be a list, in brackets: ["eth0"]'),
+        ("[router]\nattach_ports = 80", "`attach_ports` in [router]: must be a list, in brackets: [80]"),
+        (SERVICE.replace("[[service]]", "[service]"), "`service` at the top level: must be written as [[service]]"),
+        ('[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nservers = "192.0.2.2:6"', 'brackets: ["192.0.2.2:6"]'),
+        ("policy = 4", "`policy` at the top level: must be a table: [policy]"),
+        (SERVICE + "health = 4", '`health` in [[service]] "a": must be a table: [service.health]'),
+        ("[network]\nxdp_mode = 4\ninterfaces = [4]", "`interfaces` in [network]: must be text, in quotes (it is 4)"),
+        ('[table]\nipv4 = "many"', "`ipv4` in [table]: must be a whole number (it is 'many')"),
+        ('[table]\ngrow = "maybe"', "`grow` in [table]: must be true or false (it is 'maybe')"),
+        (
+            SERVICE.replace("192.0.2.2:6", "192.0.2.1:5"),
+            '[[service]] "a" has the server 192.0.2.1:5, which is where it listens: it would connect to itself',
+        ),
+        (
+            SERVICE.replace("192.0.2.1:5", "0.0.0.0:6").replace("192.0.2.2:6", "127.0.0.1:6"),
+            '[[service]] "a" has the server 127.0.0.1:6, which is where it listens: it would connect to itself',
+        ),
+        (
+            '[[service]]\nname = "a"\nlisten = "[::1]:5"\nservers = ["[::2]:5", "[::1]:5"]',
+            '[[service]] "a" has the server [::1]:5, which is where it listens: it would connect to itself',
         ),
         ("x = [", "f.toml: not TOML: "),
         ("policy = 4", "`policy` at the top level: "),
@@ -258,7 +293,15 @@ def test_only_policy_and_servers_are_taken_over_by_a_running_daemon() -> None:
     assert needs_restart(old, parse(SERVICE + "active_quiet = 5\n[policy]\nidle_quiet = 7")) == []
     assert needs_restart(old, parse(SERVICE.replace(":6", ":7") + 'balance = "source-hash"')) == []
     moved = parse("[table]\nipv4 = 5\n" + SERVICE.replace(":5", ":7"))
-    assert needs_restart(old, moved) == ["table", '[[service]] "a"']
+    assert needs_restart(old, moved) == ["table", '[[service]] "a" (listen)']
+    both = parse(SERVICE.replace(":5", ":7").replace(":6", ":8") + 'interface = "persistent"\n')
+    assert needs_restart(old, both) == ['[[service]] "a" (listen, interface, server)']
+    other = parse(SERVICE.replace('"a"', '"b"'))
+    assert needs_restart(old, other) == ['[[service]] "a" (is gone)', '[[service]] "b" (is new)']
+    session = parse(SERVICE + 'interface = "persistent"\n')
+    assert needs_restart(session, parse(SERVICE.replace(":6", ":7") + 'interface = "persistent"\n')) == [
+        '[[service]] "a" (server)'
+    ]
 
 
 def test_users_of_attach_are_read() -> None:

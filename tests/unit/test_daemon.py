@@ -137,6 +137,7 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
             answers["status"] = client.get("/v1/status")
             answers["all"] = list(client.lines("/v1/connections"))
             answers["sleep"] = client.send("POST", "/v1/connections/2/sleep")
+            answers["asleep"] = list(client.lines("/v1/connections", state="SLEEP"))
             answers["show"] = client.get("/v1/connections/192.0.0.2:40000")
             with socket.create_connection(("127.0.0.1", port)) as server:
                 server.sendall(b"CONNECT 192.0.0.9:1 HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -165,6 +166,7 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
     assert answers["status"]["store"]["state"] == "ok"
     assert {row["client"] for row in answers["all"]} == {"192.0.0.1:40000", "192.0.0.2:40000"}
     assert (answers["sleep"]["before"], answers["sleep"]["state"]) == ("IDLE", "SLEEP")
+    assert [(row["id"], row["quiet_s"] > 0) for row in answers["asleep"]] == [(2, True)]
     assert (answers["show"]["id"], answers["show"]["state"]) == (2, "SLEEP")
     assert answers["unknown"].startswith(b"HTTP/1.1 404 ")
     assert (answers["wake"]["before"], answers["wake"]["state"]) == ("SLEEP", "STANDBY")
