@@ -82,6 +82,11 @@ def _awake(status: Mapping[str, Any], _grown: Counts) -> Found:
 SEE_LOG: Final = "the log says more (`journalctl -u roost`, or where its standard error goes)"
 BIGGER: Final = "give more room in [table] and restart, or let it grow ([table] grow) and add memory"
 DESCRIPTORS: Final = "raise the limit of descriptors (LimitNOFILE=) and [table] max_awake, or shorten active_quiet"
+WRONG_SUM: Final = "{count:,} frames had a wrong checksum and were dropped: they wake no client"
+LOOK_AT_OFFLOADS: Final = (
+    "they are damaged on the way, or forged: look at cables, drivers and offloads (`ethtool -S`, `ethtool -k`); of a "
+    "container or virtual machine, `ethtool -K INTERFACE tx off` in there"
+)
 
 LEVELS: Final = (
     Watch("unheard", _unheard, "name the interfaces that clients' packets arrive on"),
@@ -94,8 +99,8 @@ LEVELS: Final = (
 
 RISING: Final = (
     # counter, object, what happened, what to do
-    ("bad_checksum", "{interfaces}", "{count:,} frames had a wrong checksum and were dropped: they wake no client",
-     "they are damaged on the way, or forged: look at cables, drivers and offloads (`ethtool -S`, `ethtool -k`)"),
+    ("bad_checksum", "{interfaces}", WRONG_SUM, LOOK_AT_OFFLOADS),
+    ("frames_bad", "{interfaces}", WRONG_SUM, LOOK_AT_OFFLOADS),
     ("thaw_failed", "the kernel", "{count:,} connections could not be put back into it",
      f"look for a lack of descriptors, memory or ports; {SEE_LOG}"),
     ("table_full", "[table]", "{count:,} connections could not fall asleep for want of room", BIGGER),

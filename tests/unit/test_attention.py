@@ -50,10 +50,12 @@ def test_a_counter_that_rises_is_told_with_how_much(counter: str) -> None:
     assert one["do"]
 
 
-def test_frames_with_a_bad_checksum_name_the_interfaces_and_the_command() -> None:
-    (one,) = attention(status(bad_checksum=8), BEFORE)
+@pytest.mark.parametrize("counter", ["bad_checksum", "frames_bad"])
+def test_frames_with_a_bad_checksum_name_the_interfaces_and_the_command(counter: str) -> None:
+    (one,) = attention(status(**{counter: BEFORE.get(counter, 0) + 1}), BEFORE)
     assert sentence(one).startswith("wan0: 1 frames had a wrong checksum")
     assert "ethtool -k" in sentence(one)
+    assert "`ethtool -K INTERFACE tx off` in there" in sentence(one)
 
 
 def test_a_table_that_is_nearly_full_is_told_before_it_is() -> None:
