@@ -226,16 +226,24 @@ static __noinline int known(struct xdp_md *ctx, const struct packet *p, const st
 }
 
 /* The first of several fragments, of a connection in the table. Its numbers say whether the segment wakes, as those of a
- * whole one would; its checksum is not looked at, for that is about all fragments. Then it is dropped, lest the stack get
- * the segment together before there is a socket: the retransmission finds one. */
+ * whole one would; its checksum is not looked at, for that is about all fragments. What wakes, or comes while a socket is
+ * being made or taken away, is dropped, lest the stack get the segment together without a socket, and its RST meet a
+ * guard that has no slot any more. The retransmission finds the socket. */
 static __noinline int first_fragment(struct xdp_md *ctx, const struct packet *p, const struct found *found) {
     struct roost_ka ka;
     struct roost_segment s = {};
-    if (!snapshot(found, &ka) || read_segment(ctx, p, &s) <= 0 || s.flags & ROOST_RST ||
-        roost_judge(&ka, &s) != ROOST_V_WAKE || !report(&p->key, ROOST_WHY_GUARD))
+    if (!snapshot(found, &ka) || read_segment(ctx, p, &s) <= 0 || s.flags & ROOST_RST)
         return XDP_PASS;
-    count(ROOST_N_WOKEN);
-    return XDP_DROP;
+    switch (roost_judge(&ka, &s)) {
+    case ROOST_V_HOLD:
+        return XDP_DROP;
+    case ROOST_V_WAKE:
+        if (report(&p->key, ROOST_WHY_GUARD))
+            count(ROOST_N_WOKEN);
+        return XDP_DROP;
+    default:
+        return XDP_PASS;
+    }
 }
 
 static __noinline int long_way(struct xdp_md *ctx, const struct roost_config *cfg) {

@@ -14,7 +14,8 @@
  *     an answer is made from the record, for its connection, with good checksums, exactly where the judge says so; and it
  *     is counted when it leaves, and not when a frame can become no answer for want of room
  *     a good segment for a connection that is being moved is held, whole
- *     the first of several fragments is told of where its numbers would wake, and else goes to the stack
+ *     the first of several fragments is told of where its numbers would wake, and dropped while its connection is being
+ *     moved; others go to the stack
  *     the program changes nothing of the table but the fields marked X (ebpf/shared/record.h)
  */
 #include "host/kernel.h"
@@ -566,26 +567,30 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
     claim_table(slot, &ka, true);
 }
 
-/* Whether the first fragment of a segment is a reason to wake: it has as much of it as a whole one must have. */
-static bool fragment_wakes(const uint8_t *frame, size_t length, const struct tuple *t, const struct roost_ka *ka) {
+/* What the judge says of the first fragment of a segment, which has as much of it as a whole one must have; DROP: that it
+ * has not, or is an RST. */
+static enum roost_verdict judge_fragment(const uint8_t *frame, size_t length, const struct tuple *t,
+                                         const struct roost_ka *ka) {
     const uint8_t *tcp = frame + t->l4;
     size_t header = (size_t)(tcp[12] >> 4) * 4;
     if (t->l4 > 512 || t->l4 + t->l4_length > length || header < 20 || header > t->l4_length ||
         (!t->v6 && reference_sum(frame + t->l3, t->l4 - t->l3, NULL, 0)))
-        return false;
+        return ROOST_V_DROP;
     struct roost_segment s = {
         .seq = get32(tcp + 4), .ack = get32(tcp + 8), .flags = tcp[13], .payload = (uint32_t)(t->l4_length - header)};
-    return !(s.flags & ROOST_RST) && roost_judge(ka, &s) == ROOST_V_WAKE;
+    return s.flags & ROOST_RST ? ROOST_V_DROP : roost_judge(ka, &s);
 }
 
-/* The first fragment of a segment: what wakes is told, without a frame, and else the stack has it. */
+/* The first fragment of a segment: what wakes is told, without a frame; what neither wakes nor is to be held the stack has. */
 static void check_fragment(const uint8_t *frame, size_t length, const struct tuple *t) {
     const struct roost_ka *slot = roost_table_find(&world.table, &t->key);
-    bool wakes = slot && fragment_wakes(frame, length, t, slot) && !host.ring_full;
+    enum roost_verdict verdict = slot ? judge_fragment(frame, length, t, slot) : ROOST_V_DROP;
+    bool dropped = verdict == ROOST_V_WAKE || verdict == ROOST_V_HOLD,
+         wakes = verdict == ROOST_V_WAKE && !host.ring_full;
     bool asks = !slot && world_candidate(&world, &t->key) && !host.ring_full;
     struct outcome o = run(frame, length);
     claim_table(NULL, NULL, false);
-    claim(o.action == (wakes ? XDP_DROP : XDP_PASS), "verdict %d for a fragment", o.action);
+    claim(o.action == (dropped ? XDP_DROP : XDP_PASS), "verdict %d for a fragment", o.action);
     claim(o.length == length && !memcmp(o.frame, frame, length), "a fragment was changed");
     claim(host.records == (wakes || asks), "%d records for a fragment", host.records);
     if (!host.records)

@@ -31,11 +31,11 @@ MUTANTS = (
         "CLAIM BROKEN",
     ),
     Mutant(
-        "any first fragment wakes",
+        "a first fragment that is to be challenged wakes",
         "xdp",
         "ebpf/xdp/inactive.bpf.c",
-        "roost_judge(&ka, &s) != ROOST_V_WAKE || !report",
-        "!report",
+        "        return XDP_DROP;\n    case ROOST_V_WAKE:\n        if (report",
+        "        return XDP_DROP;\n    case ROOST_V_CHALLENGE:\n    case ROOST_V_WAKE:\n        if (report",
         "for a fragment",
     ),
     Mutant(
