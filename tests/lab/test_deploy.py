@@ -46,6 +46,7 @@ MQTT_TOO: Final = 1884
 """Where the second connection to the broker has a door of its own, which is another device's."""
 HERE: Final = "127.0.0.1"
 PLACES: Final = ("/etc/roost", "/var/lib/roost", "/run/roost")
+PINS: Final = leftovers.BPFFS / "roost"
 BLOCK_S: Final = 60.0
 
 
@@ -85,7 +86,7 @@ class Deployment:
             for name, space in TERMINALS.items()
         }
         paths = {"control_socket": lab.workspace / "run-roost" / f"{self.instance}.sock",
-                 "pin_dir": leftovers.BPFFS / "roost" / self.instance}  # fmt: skip
+                 "pin_dir": PINS / self.instance}  # fmt: skip
         config = lab.workspace / "etc-roost" / "roost.toml"
         self.daemon = DaemonHandle(partial(lab.run, "box"), config, paths, partial(lab.enter, "box"))
         stack.callback(self.daemon.unpin)
@@ -123,7 +124,7 @@ class Deployment:
 def places() -> Iterator[None]:
     """The directories of the document, on which each box mounts its own; those that were not there go again, when no
     box is left: their mounts would go with them."""
-    made = [Path(place) for place in PLACES if not Path(place).exists()]
+    made = [place for place in (*map(Path, PLACES), PINS) if not place.exists()]
     for place in made:
         place.mkdir(mode=0o700)
     yield
