@@ -52,7 +52,8 @@ SOURCES: Final = {
     "socket": "heard proxy_header repair segment spares survey",
     "conn": "acks candidates classes connection events find legs listing notes ports servers steering waiting",
     "inband": "inband inband_relay inband_requests",
-    "life": "ask attach births doors freeze growth held insert links listeners next recall received relay sweep thaw",
+    "life": "ask attach births doors freeze growth held insert links listeners next pressure recall received relay "
+    "sweep thaw",
     "": "commands engine stats",
 }
 """The engine's sources by folder, from the ground up."""

@@ -149,34 +149,6 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
     return 0;
 }
 
-static int priority_of(const struct roost_engine *e, uint32_t class) {
-    uint8_t priority = roost_class_of(e, class)->priority;
-    return priority < ROOST_PRIORITY_HIGH ? priority : ROOST_PRIORITY_HIGH;
-}
-
-/* It goes down already, once its server has ended, or the grace period is over (and if not, it is asked later). */
-static bool goes_down(const struct roost_conn *c) {
-    return c->in_batch || (c->phase == ROOST_LIVE && c->want_freeze);
-}
-
-/* The least recently active of the lowest priority first. Those that go down already count: the command comes again and again
- * while they take their time, and would at last end the links of clients that have just spoken. */
-static int op_pressure(struct roost_engine *e, const struct roost_command *command) {
-    bool has[ROOST_PRIORITY_HIGH + 1] = {false};
-    uint32_t done = 0;
-    for (int i = 0; i < e->listeners; i++)
-        has[priority_of(e, e->listener[i].service.index)] = true;
-    for (int priority = ROOST_PRIORITY_LOW; priority <= ROOST_PRIORITY_HIGH; priority++) {
-        for (struct roost_conn *c = has[priority] ? e->oldest : NULL, *next; c && done < command->count; c = next) {
-            next = c->newer; /* freezing may drop c from the list */
-            if (priority_of(e, c->class) == priority &&
-                (goes_down(c) || !roost_freeze(e, c, (enum roost_cause)command->cause)))
-                done++;
-        }
-    }
-    return 0;
-}
-
 static int op_tell(struct roost_engine *e, const struct roost_command *command) {
     struct roost_conn *c = target(e, command);
     int error = c ? roost_inband_tell(e, c) : ENOENT;
@@ -213,7 +185,8 @@ static int carry_out(struct roost_engine *e, const struct roost_command *command
     case ROOST_OP_INSERT:
         return roost_insert(e, command);
     case ROOST_OP_PRESSURE:
-        return op_pressure(e, command);
+        roost_relieve(e, command->count, (enum roost_cause)command->cause);
+        return 0;
     case ROOST_OP_ANSWER:
         return roost_inband_answered(e, command);
     case ROOST_OP_TELL:

@@ -61,6 +61,8 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_CANDIDATES_STRANGERS] = "perhaps_strangers",
     [ROOST_E_FILTER_FULL] = "filter_full",
     [ROOST_E_CLASSES_FULL] = "classes_full",
+    [ROOST_E_WAKES_REFUSED] = "wakes_refused",
+    [ROOST_E_STUCK_RESET] = "stuck_reset",
 };
 
 static const char *const gauge_names[] = {

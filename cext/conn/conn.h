@@ -55,6 +55,8 @@ void roost_leg_failed(struct roost_leg *leg, int error); /* an errno of recv() o
 void roost_leg_acknowledge(const struct roost_leg *leg); /* now, and for a while at once */
 /* Sends, behind what is pending; what is not taken is queued: ROOST_BLOCKED. flags: MSG_MORE or 0. */
 enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint32_t length, int flags);
+/* For how long bytes have waited to be taken by the far end of either leg, and none was; 0: they are, or none wait. */
+uint64_t roost_conn_stuck_ms(const struct roost_conn *c);
 int roost_watch(struct roost_engine *e, int fd, struct roost_conn *c, bool server);
 /* The client's socket is watched for reading alone until bytes wait for it: a new one can always be written to, and an
  * event that says so would cost every client a turn of the loop. */
@@ -106,6 +108,10 @@ bool roost_post_transition(struct roost_engine *e, struct roost_event *event, en
                            enum roost_state to, enum roost_cause cause, uint64_t token);
 
 void roost_tell_pressure(struct roost_engine *e); /* descriptors run short */
+/* With so many awake connections or fewer there is no pressure. */
+static inline uint64_t roost_room_without_pressure(const struct roost_engine *e) {
+    return e->max_awake - e->max_awake / 8;
+}
 
 static inline bool roost_is_pair(const struct roost_ka *slot) {
     return slot && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED;

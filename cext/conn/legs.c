@@ -6,8 +6,8 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -126,6 +126,26 @@ enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint
     if (roost_leg_queue(leg, data + sent, length - (uint32_t)sent))
         return ROOST_SINK_BROKEN; /* no memory: the bytes are acknowledged and cannot be kept; both ends learn it */
     return ROOST_BLOCKED;
+}
+
+/* A closed window: since then nothing was sent, probes of it are not counted. A far end that is silent: what is sent again
+ * counts as sent, but by then the time-out has grown to as long as all that lies before. */
+static uint64_t stuck_ms(int fd) {
+    struct tcp_info info = {0};
+    socklen_t size = sizeof(info);
+    if (fd < 0 ||
+        getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size)) /* none of TCP: the link's other end is the daemon */
+        return 0;
+    if (!(info.tcpi_unacked || info.tcpi_notsent_bytes))
+        return 0;
+    return info.tcpi_last_data_sent + (info.tcpi_retransmits ? info.tcpi_rto / 1000 : 0);
+}
+
+uint64_t roost_conn_stuck_ms(const struct roost_conn *c) {
+    if (c->phase != ROOST_LIVE)
+        return 0;
+    uint64_t client = stuck_ms(c->client.fd), server = c->link == ROOST_CONNECTING ? 0 : stuck_ms(c->server.fd);
+    return client > server ? client : server;
 }
 
 static int watch(struct roost_engine *e, int op, int fd, struct roost_conn *c, bool server, uint32_t out) {

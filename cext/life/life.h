@@ -8,7 +8,8 @@
  *     freeze.c     sockets -> records                    thaw.c       records -> sockets
  *     held.c       frames that wait for a socket         received.c   frames out of the ring
  *     births.c     those that are born asleep            insert.c     records that the store puts back
- *     recall.c    rows that candidates are asked for    sweep.c      what inactive ones need by time
+ *     recall.c     rows that candidates are asked for    sweep.c      what inactive ones need by time
+ *     pressure.c   sockets run short
  */
 #ifndef ROOST_CEXT_LIFE_H
 #define ROOST_CEXT_LIFE_H
@@ -66,6 +67,9 @@ int roost_freeze(struct roost_engine *e, struct roost_conn *c, enum roost_cause 
 void roost_freeze_cancel(struct roost_engine *e, struct roost_conn *c, int error);
 void roost_freeze_turn(struct roost_engine *e);
 void roost_grace_done(struct roost_engine *e);
+
+/* pressure.c: count of the awake connections are to go down. */
+void roost_relieve(struct roost_engine *e, uint32_t count, enum roost_cause cause);
 
 /* held.c */
 void roost_hold(struct roost_engine *e, struct roost_conn *c, const struct roost_frame *f, bool server);

@@ -15,6 +15,7 @@
 
 #define ACCEPTS_A_TURN 128
 #define ACCEPT_PAUSE_MS 50
+#define FOR_WAKES 32 /* one of so many sockets is kept for those that wake */
 
 /* The address that a client connected to; -errno. */
 static int accepted_at(const struct roost_service *s, int fd, struct roost_key *key) {
@@ -93,7 +94,7 @@ void roost_accept_turn(struct roost_engine *e, struct roost_listener *l) {
     for (int i = 0; i < ACCEPTS_A_TURN && !l->paused && l->fd >= 0; i++) {
         struct sockaddr_storage peer;
         socklen_t size = sizeof(peer);
-        if (e->awake >= e->max_awake || roost_mailbox_crowded(&e->box)) {
+        if (e->awake >= e->max_awake - e->max_awake / FOR_WAKES || roost_mailbox_crowded(&e->box)) {
             roost_accept_pause(e);
             return;
         }
@@ -106,7 +107,7 @@ void roost_accept_turn(struct roost_engine *e, struct roost_listener *l) {
             return;
         /* else: that client has gone already (ECONNABORTED and the like) */
     }
-    if (!e->pressure_told && e->awake > e->max_awake - e->max_awake / 8)
+    if (!e->pressure_told && e->awake > roost_room_without_pressure(e))
         roost_tell_pressure(e);
 }
 

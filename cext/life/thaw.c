@@ -228,8 +228,10 @@ static void stay_asleep(struct roost_engine *e, struct roost_conn *c, int error)
     e->stat[ROOST_E_THAW_FAILED]++;
     if (c->link == ROOST_CONNECTING)
         roost_link_abandon(e, c);
-    if (error == EMFILE || error == ENFILE)
+    if (error == EMFILE || error == ENFILE) {
+        e->stat[ROOST_E_WAKES_REFUSED]++;
         roost_tell_pressure(e);
+    }
     set_phases(c, ROOST_IDLE);
     c->server_slot = NULL;
     roost_conn_refuse_server(e, c, error);

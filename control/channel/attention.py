@@ -101,6 +101,10 @@ RISING: Final = (
     # counter, object, what happened, what to do
     ("bad_checksum", "{interfaces}", WRONG_SUM, LOOK_AT_OFFLOADS),
     ("frames_bad", "{interfaces}", WRONG_SUM, LOOK_AT_OFFLOADS),
+    ("wakes_refused", "[table] max_awake", "{count:,} times a client could not wake: as many as may be were awake",
+     DESCRIPTORS),
+    ("stuck_reset", "[table] max_awake", "{count:,} connections that took nothing were reset to let others wake",
+     "do their clients hang, or mean harm? The history has them, with the cause pressure"),
     ("thaw_failed", "the kernel", "{count:,} connections could not be put back into it",
      f"look for a lack of descriptors, memory or ports; {SEE_LOG}"),
     ("table_full", "[table]", "{count:,} connections could not fall asleep for want of room", BIGGER),

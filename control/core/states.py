@@ -39,7 +39,8 @@ Three causes belong to the life of the daemon, not of the connection:
               row, or a row without its slot, is a connection that cannot be rebuilt: IDLE or SLEEP -> CLOSED. Last, a
               predecessor can be killed between carrying a transition out and writing it down; the successor writes the
               missing step, and for that alone awake -> IDLE and IDLE -> SLEEP have ``restore`` as a cause.
-``pressure``  descriptors, memory or CPU run short; the least recently active connections go down one step early.
+``pressure``  descriptors, memory or CPU run short; the least recently active connections go down one step early, and
+              those that cannot, since what was sent to them waits in vain, are CLOSED.
 
 Keep-alives are not activity: answering or sending one is no transition and has no cause. Only their absence has:
 ``probe-timeout``.
@@ -110,7 +111,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
         (_S.ACTIVE, _C.SERVER_ATTACH): frozenset({_S.STANDBY}),
         (_S.ACTIVE, _C.SERVER_CLOSE): frozenset({_S.STANDBY, _S.CLOSED}),
         (_S.ACTIVE, _C.QUIET): frozenset({_S.STANDBY, _S.IDLE}),
-        (_S.ACTIVE, _C.PRESSURE): frozenset({_S.STANDBY, _S.IDLE}),
+        (_S.ACTIVE, _C.PRESSURE): frozenset({_S.STANDBY, _S.IDLE, _S.CLOSED}),
         (_S.ACTIVE, _C.COMMAND): frozenset({_S.STANDBY, _S.IDLE, _S.CLOSED}),
         (_S.ACTIVE, _C.PROBE_TIMEOUT): frozenset({_S.CLOSED}),
         (_S.ACTIVE, _C.RESTORE): frozenset({_S.IDLE, _S.CLOSED}),
@@ -121,7 +122,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
         (_S.STANDBY, _C.SERVER_ATTACH): frozenset({_S.ACTIVE}),
         (_S.STANDBY, _C.SERVER_CLOSE): frozenset({_S.CLOSED}),
         (_S.STANDBY, _C.QUIET): frozenset({_S.IDLE}),
-        (_S.STANDBY, _C.PRESSURE): frozenset({_S.IDLE}),
+        (_S.STANDBY, _C.PRESSURE): frozenset({_S.IDLE, _S.CLOSED}),
         (_S.STANDBY, _C.COMMAND): frozenset({_S.IDLE, _S.CLOSED}),
         (_S.STANDBY, _C.PROBE_TIMEOUT): frozenset({_S.CLOSED}),
         (_S.STANDBY, _C.RESTORE): frozenset({_S.IDLE, _S.CLOSED}),

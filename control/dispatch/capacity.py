@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs short: sockets (the least recently active connections go down), and slots of the tables (it is logged)."""
+"""What runs short: sockets (the least recently active connections go down, and it is logged when clients cannot wake),
+and slots of the tables (it is logged)."""
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from errno import EFBIG, ENOBUFS
 from typing import Final
 
@@ -16,7 +18,17 @@ from control.policy import decisions
 log = logging.getLogger("roost.dispatch")
 
 LOOK_EVERY_S: Final = 10
-"""How often a full table is logged."""
+"""How often a shortage is logged."""
+
+SHORTAGES: Final = {
+    "table_full": "a connection could not fall asleep, or wake: a table is full; give [table] idle, ipv4 or ipv6 more "
+    "room (`roost status` shows how full they are)",
+    "wakes_refused": "a client could not wake: as many are awake as sockets allow; raise the limit of descriptors "
+    "(LimitNOFILE=) and [table] max_awake, or shorten active_quiet and write_timeout",
+    "stuck_reset": "a connection was reset, for sockets ran short and what was sent to it had waited longest; the "
+    "history has each with the cause pressure",
+}
+"""Counters of the engine, and what is said when one has grown."""
 
 SAME_EVERY_S: Final = 3600
 """How often it is logged that a table cannot grow for the same reason: the engine tries every 30 s."""
@@ -33,7 +45,7 @@ class Capacity:
         self._max_awake = max_awake
         self._next_relief = 0.0
         self._next_look = 0.0
-        self._full = 0
+        self._before: Mapping[str, int] = {}
         self._classes_full = False
         self._not_grown: dict[tuple[int, int], float] = {}
 
@@ -60,22 +72,18 @@ class Capacity:
         )
         log.error("[table] %s is nearly full and cannot grow: %s; it is tried again every 30 s", key, why)
 
-    def look_for_full_tables(self, now: float) -> None:
-        """Log it when a table was full since the last look."""
+    def look(self, now: float) -> None:
+        """Log what ran short since the last look."""
         if now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY_S
-        stats = self._engine.stats()
-        full, before = stats.get("table_full", 0), self._full
-        self._full = full
+        before, self._before = self._before, (stats := self._engine.stats())
         if stats.get("classes_full", 0) and not self._classes_full:
             self._classes_full = True
             log.error(
                 "in-band requests are refused: connections have set as many different intervals as there is room for; "
                 "let them use fewer (`roost status` counts `classes_full`)"
             )
-        if full > before:
-            log.error(
-                "%d times in the last %d s a connection could not fall asleep, or wake: a table is full; give [table] "
-                "idle, ipv4 or ipv6 more room (`roost status` shows how full they are)", full - before, LOOK_EVERY_S
-            )  # fmt: skip
+        for name, what in SHORTAGES.items():
+            if (times := stats.get(name, 0) - before.get(name, 0)) > 0:
+                log.error("%d times in the last %d s %s", times, LOOK_EVERY_S, what)

@@ -143,7 +143,7 @@ class Dispatcher:
             self._tell(turn.transitions)
         self.counters.batches += 1
         self._patience_ms = BUSY_PATIENCE_MS if len(turn.rows) >= BUSY_ROWS else PATIENCE_MS
-        self._capacity.look_for_full_tables(now)
+        self._capacity.look(now)
         if now >= self._next_expiry:
             self._next_expiry = now + EXPIRE_EVERY_S
             self.sleepers.expire(self._waiters.expire(now))

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets run short: the least recently active connections go down, and no others."""
+"""Sockets run short: the least recently active connections go down, and no others; those that cannot, because what was
+sent to them waits in vain, are reset."""
 
 from __future__ import annotations
 
+import socket
+import time
+from collections.abc import Callable
+
 import pytest
 
-from appliance.wire import Op
+from appliance.wire import Command, Op
 from control.core.states import Cause, State
-from tests.lab.engine_lab import EngineLab, receive
+from control.dispatch.capacity import RELIEF_EVERY_S
+from control.policy.decisions import relief, under_pressure
+from tests.lab.engine_lab import EngineLab, Pair, receive
 
 
 def test_pressure_that_is_told_again_and_again_ends_no_more_links_than_once(box: EngineLab) -> None:
@@ -32,3 +39,73 @@ def test_pressure_that_is_told_again_and_again_ends_no_more_links_than_once(box:
     for pair in pairs[:2]:
         box.wait_state(pair, State.IDLE)
     assert all(box.state(pair) is State.ACTIVE for pair in pairs[2:])
+
+
+BLOB = bytes(300_000)
+"""More than a client takes that reads nothing, and less than the kernel keeps for it."""
+
+
+def small_buffer(client: socket.socket) -> None:
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+
+
+def deaf(box: EngineLab) -> Pair:
+    """A client that reads nothing, and a server that has sent it much."""
+    pair = box.connect(before=small_buffer)
+    pair.server.sendall(BLOB)
+    return pair
+
+
+def relieve(box: EngineLab, done: Callable[[], object], what: str) -> None:
+    """As the dispatcher does, until it is done."""
+    told = 0.0
+
+    def step() -> object:
+        nonlocal told
+        awake, now = box.engine.stats()["awake"], time.monotonic()
+        if now >= told + RELIEF_EVERY_S and under_pressure(awake, 16):
+            told = now
+            box.engine.submit([Command(Op.PRESSURE, cause=Cause.PRESSURE, count=relief(awake, 16))])
+        return done()
+
+    box.wait(step, what, 40)
+
+
+@pytest.mark.engine(max_awake=16)
+def test_clients_that_read_nothing_keep_nobody_from_waking(box: EngineLab) -> None:
+    """As many as may be awake, and none can be frozen. The longest stuck are reset, and no more than needed."""
+    sleeper = box.connect()
+    box.to_idle(sleeper)
+    stuck = [deaf(box) for _ in range(16)]
+    sleeper.client.sendall(b"hello")
+    box.wait(lambda: box.stat("wakes_refused") > 0, "there is no room for it")
+    relieve(box, lambda: box.state(sleeper) is State.ACTIVE, "it wakes")
+    while not (heard := box.accept().recv(5)):
+        pass  # begun for an earlier attempt, and given up
+    assert heard == b"hello"
+    count = box.stat("stuck_reset")
+    assert count in (2, 3), "of 16 awake, or 17 with the one that woke, 14 can stay"
+
+    def closed() -> list[Pair]:
+        return [pair for pair in stuck if box.told(pair) is State.CLOSED]
+
+    box.wait(lambda: len(closed()) == count, "they are closed")
+    assert all(pair in stuck[:8] for pair in closed()), "the longest stuck"
+    for pair in closed():
+        assert box.transitions(pair)[-1][1:] == (State.CLOSED, Cause.PRESSURE)
+        with pytest.raises(ConnectionResetError):
+            receive(pair.client, len(BLOB))
+    assert receive(stuck[-1].client, len(BLOB)) == BLOB, "whoever reads again has lost nothing"
+
+
+@pytest.mark.engine(max_awake=64)
+def test_new_clients_leave_room_for_those_that_wake(box: EngineLab) -> None:
+    sleeper = box.connect()
+    box.to_idle(sleeper)
+    pairs = [box.connect(greet=False) for _ in range(62)]
+    for _ in range(5):
+        box.dial()
+    box.wait(lambda: box.stat("accept_paused") > 0, "no more are taken")
+    box.wake_and_answer(sleeper)
+    assert box.stat("wakes_refused") == 0
+    assert all(box.state(pair) is State.ACTIVE for pair in pairs)

@@ -74,7 +74,6 @@ class FakeEngine:
     updates: list[ServiceSpec] = field(default_factory=list)
     marks: list[tuple[int, ServerAddress, bool]] = field(default_factory=list)
     patience_ms: int = 0  # of the thread that took events last
-    table_full: int = 0
     policy: dict[str, int] = field(default_factory=dict)
     overrides: dict[str, int] = field(default_factory=dict)
     obstacles: Obstacles = field(default_factory=lambda: Obstacles(Obstacle(0), 0, 0, 0, 0, 0))
@@ -202,7 +201,6 @@ class FakeEngine:
             "keepalives_answered": 7,
             "born": 0,
             "filter_members": len(self.without_slot),
-            "table_full": self.table_full,
             **self.counted,
         }
 

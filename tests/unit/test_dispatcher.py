@@ -268,14 +268,18 @@ def test_a_connection_that_woke_before_its_sleep_keeps_no_row(rig: Rig) -> None:
     assert c.state is State.ACTIVE
 
 
-def test_people_are_told_that_a_table_is_full(still: Rig, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("counter", "what"),
+    {"table_full": "[table] idle", "wakes_refused": "could not wake", "stuck_reset": "reset"}.items(),
+)
+def test_people_are_told_what_runs_short(still: Rig, caplog: pytest.LogCaptureFixture, counter: str, what: str) -> None:
     still.dispatcher.turn([])
-    assert "is full" not in caplog.text
-    still.engine.table_full = 3
+    assert not caplog.text
+    still.engine.counted[counter] = 3
     still.dispatcher._capacity._next_look = 0.0
     still.dispatcher.turn([])
     assert "3 times" in caplog.text
-    assert "[table] idle" in caplog.text
+    assert what in caplog.text
     caplog.clear()
     still.dispatcher._capacity._next_look = 0.0
     still.dispatcher.turn([])
