@@ -63,6 +63,7 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_CLASSES_FULL] = "classes_full",
     [ROOST_E_WAKES_REFUSED] = "wakes_refused",
     [ROOST_E_STUCK_RESET] = "stuck_reset",
+    [ROOST_E_WRITE_TIMEOUTS] = "write_timeouts",
 };
 
 static const char *const gauge_names[] = {

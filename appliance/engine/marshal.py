@@ -82,7 +82,7 @@ def numbers_of(struct_name: str, *others: str) -> list[str]:
 
 
 _SERVICE: Final = numbers_of("roost_service", "servers")
-POLICY: Final = numbers_of("roost_class", "always_active", "service", "unused", "unused2")
+POLICY: Final = numbers_of("roost_class", "always_active", "service", "unused")
 """What of ServiceSpec is a number of struct roost_service and of its class, by the same name."""
 
 QUIETS: Final = ("active_quiet_ms", "standby_quiet_ms", "idle_quiet_ms")

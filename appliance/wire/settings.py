@@ -102,6 +102,7 @@ class ServiceSpec:
     probe_count: int = PROBE_COUNT
     awake_probe_s: int = 0
     attach_silence_s: int = 0
+    write_timeout_s: int = 0
     priority: int = Priority.NORMAL
     least_quiet_ms: int = 0
     least_probe_s: int = 0

@@ -35,7 +35,8 @@ enum roost_cause {
     ROOST_C_PROBE_TIMEOUT = 9,
     ROOST_C_RESTORE = 10,
     ROOST_C_SHUTDOWN = 11,
-    ROOST_C_SERVER_DATA = 12
+    ROOST_C_SERVER_DATA = 12,
+    ROOST_C_WRITE_TIMEOUT = 13
 };
 
 enum roost_op {

@@ -84,7 +84,7 @@ struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key
     c->id = id;
     c->service = service;
     c->client.fd = c->server.fd = -1;
-    c->active_ms = c->since_ms = e->now_ms;
+    c->active_ms = c->since_ms = c->taken_ms = e->now_ms;
     c->held_tail = &c->held;
     c->class = class;
     roost_classes_hold(&e->table.classes, class);

@@ -124,6 +124,7 @@ struct roost_conn {
     uint64_t ack_ms;                      /* when it waits for the answer no longer */
     uint64_t active_ms;                   /* last payload byte */
     uint64_t since_ms;                    /* last transition */
+    uint64_t taken_ms;                    /* nothing that was to be written then has waited in vain */
     uint64_t rx, tx;                      /* since the last transition */
     uint64_t link_deadline_ms;
     uint64_t retry_ms;      /* the next server's turn: this one does not answer, or none was to be had */
@@ -219,6 +220,7 @@ enum roost_engine_counter {
     ROOST_E_CLASSES_FULL,
     ROOST_E_WAKES_REFUSED,
     ROOST_E_STUCK_RESET,
+    ROOST_E_WRITE_TIMEOUTS,
     ROOST_E_COUNT
 };
 

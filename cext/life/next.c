@@ -202,6 +202,24 @@ static void probe_legs(struct roost_engine *e, struct roost_conn *c) {
         roost_leg_probe(&c->server, roost_class_of(e, c->class));
 }
 
+/* When it is looked at whether what waits to be written waits in vain; 0: never. Not by TCP_USER_TIMEOUT, which would be
+ * the time-out of keep-alives as well, and a system call for each that wakes. */
+static uint64_t writes_ms(const struct roost_engine *e, const struct roost_conn *c) {
+    uint32_t timeout_s = roost_class_of(e, c->class)->write_timeout_s;
+    return timeout_s && c->phase == ROOST_LIVE ? c->taken_ms + timeout_s * 1000ULL : 0;
+}
+
+static void expect_writes(struct roost_engine *e, struct roost_conn *c) {
+    uint64_t due = writes_ms(e, c);
+    if (!due || e->now_ms < due)
+        return;
+    c->taken_ms = e->now_ms - roost_conn_stuck_ms(c);
+    if (e->now_ms < writes_ms(e, c) || c->want_close)
+        return;
+    e->stat[ROOST_E_WRITE_TIMEOUTS]++;
+    roost_conn_end(e, c, ROOST_C_WRITE_TIMEOUT, true);
+}
+
 static uint64_t sooner(uint64_t one, uint64_t other) { /* 0: never */
     return one && (!other || one < other) ? one : other;
 }
@@ -217,7 +235,7 @@ static uint64_t due_ms(struct roost_engine *e, struct roost_conn *c) {
             due = (c->told_quiet_ms > c->active_ms ? c->told_quiet_ms : c->active_ms) + quiet;
         due = sooner(probes_ms(e, c), due);
     }
-    return sooner(in_band, due);
+    return sooner(writes_ms(e, c), sooner(in_band, due));
 }
 
 static void arm(struct roost_engine *e, struct roost_conn *c) {
@@ -282,6 +300,7 @@ static void tell_quiet(struct roost_engine *e, struct roost_conn *c) {
 }
 
 static void timer(struct roost_engine *e, struct roost_conn *c) {
+    expect_writes(e, c);
     if (c->link == ROOST_CONNECTING || c->link == ROOST_UNLINKING) {
         roost_link_timer(e, c);
     } else if (c->phase == ROOST_LIVE) {

@@ -129,7 +129,9 @@ class Table(Section):
         ge=0,
         le=10_000_000,
         description="client connections with a socket; passing 7/8 of it "
-        "freezes the least recently active down to 3/4. 0 = what the descriptor limit allows",
+        "freezes the least recently active down to 3/4, and resets those that have taken nothing of what was sent to "
+        "them for 5 s, as many as it takes. One of 32 is kept for those that wake. 0 = what the limit of descriptors "
+        "allows",
     )
     workers: int | None = Field(
         None,
@@ -175,6 +177,11 @@ class Policy(Section):
         description="a server that wants a client which was not heard for this long gets it only when the client has "
         "answered a probe, which takes a round trip to it; without an answer within `[attach] timeout` the server is "
         "refused",
+    )
+    write_timeout: Annotated[WholeSeconds, ToEngine("write_timeout_s")] = Field(
+        180.0,
+        description="an awake connection is reset when bytes wait for one of its ends, client or server, and none of "
+        "them was taken for this long, whatever it says or answers; when sockets run short, after 5 s",
     )
     probe_retry: Annotated[WholeSeconds, ToEngine("probe_retry_s")] = Field(
         float(PROBE_RETRY_S), description="between unanswered probes"

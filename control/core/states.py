@@ -43,7 +43,7 @@ Three causes belong to the life of the daemon, not of the connection:
               those that cannot, since what was sent to them waits in vain, are CLOSED.
 
 Keep-alives are not activity: answering or sending one is no transition and has no cause. Only their absence has:
-``probe-timeout``.
+``probe-timeout``. An end that answers and does not take what is sent to it ends its connection by ``write-timeout``.
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ class Cause(IntEnum):
     RESTORE = 10
     SHUTDOWN = 11
     SERVER_DATA = 12
+    WRITE_TIMEOUT = 13
 
     @property
     def label(self) -> str:
@@ -114,6 +115,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
         (_S.ACTIVE, _C.PRESSURE): frozenset({_S.STANDBY, _S.IDLE, _S.CLOSED}),
         (_S.ACTIVE, _C.COMMAND): frozenset({_S.STANDBY, _S.IDLE, _S.CLOSED}),
         (_S.ACTIVE, _C.PROBE_TIMEOUT): frozenset({_S.CLOSED}),
+        (_S.ACTIVE, _C.WRITE_TIMEOUT): frozenset({_S.CLOSED}),
         (_S.ACTIVE, _C.RESTORE): frozenset({_S.IDLE, _S.CLOSED}),
         (_S.ACTIVE, _C.SHUTDOWN): frozenset({_S.STANDBY, _S.IDLE, _S.CLOSED}),
         # STANDBY: a socket that waits. server-close here: the link that the client's data asked for was not to be had.
@@ -125,6 +127,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
         (_S.STANDBY, _C.PRESSURE): frozenset({_S.IDLE, _S.CLOSED}),
         (_S.STANDBY, _C.COMMAND): frozenset({_S.IDLE, _S.CLOSED}),
         (_S.STANDBY, _C.PROBE_TIMEOUT): frozenset({_S.CLOSED}),
+        (_S.STANDBY, _C.WRITE_TIMEOUT): frozenset({_S.CLOSED}),
         (_S.STANDBY, _C.RESTORE): frozenset({_S.IDLE, _S.CLOSED}),
         (_S.STANDBY, _C.SHUTDOWN): frozenset({_S.IDLE, _S.CLOSED}),
         # IDLE: a record in memory. Woken by a command it waits in STANDBY, or in ACTIVE if its server leg was kept.

@@ -61,7 +61,7 @@ struct roost_class {        /* 64 bytes */
     struct roost_overrides own; /* of an interned class; a service's has zeros */
     __u16
         attach_silence_s; /* a client that was not heard for so long answers a probe before a server has it; 0 = it need not */
-    __u16 unused2;
+    __u16 write_timeout_s; /* an end that takes nothing of what waits for it for so long is reset; 0 = never */
     __u32 unused3[2];
 };
 
