@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import Dot1Q
 
 from appliance.wire import KA, Born, Op
 from control.core.states import Cause, State
@@ -284,6 +285,19 @@ def test_a_keepalive_instead_of_the_acknowledgement_bears_it(ward: Ward, family:
     client.keepalive()
     answer = client.hear()
     assert (answer[TCP].seq, answer[TCP].ack) == (client.rcv_nxt, client.snd_nxt)
+    ward.sleeps(client)
+    ward.converse(client)
+
+
+@BOTH
+@pytest.mark.parametrize("tag", [0, 7])
+def test_a_handshake_in_tagged_frames_ends_asleep(ward: Ward, family: int, tag: int) -> None:
+    client = ward.client(family)
+    ward.wire.send(client.ip() / client.tcp("S", options=client.options), vlan=tag)
+    answer = client.hear(lambda tcp: str(tcp.flags) == "SA")
+    assert answer[Dot1Q].vlan == tag
+    client.take(answer)
+    ward.wire.send(client.ip() / client.tcp("A"), vlan=tag)
     ward.sleeps(client)
     ward.converse(client)
 

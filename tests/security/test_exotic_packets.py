@@ -92,6 +92,23 @@ def test_a_segment_with_a_vlan_tag_is_judged_as_one_without(box: EngineLab, fami
     box.wake_and_answer(pair)
 
 
+@BOTH
+@ASLEEP
+@pytest.mark.parametrize("mode", ["native", pytest.param("generic", marks=pytest.mark.engine(xdp_mode="generic"))])
+def test_a_genuine_segment_with_a_vlan_tag_wakes_and_arrives(
+    box: EngineLab, family: int, state: State, mode: str
+) -> None:
+    """A tag of priority alone (IEEE 802.1Q 6.8), which a stack receives with or without VLAN devices."""
+    assert box.attached == mode
+    pair = box.connect(family)
+    box.to(pair, state)
+    sleeper = Sleeper(pair, box.record(pair))
+    with Wire(box) as wire:
+        wire.send(genuine(sleeper, sleeper.ip()), vlan=0)
+        assert receive(box.accept(family), 9) == b"really me"
+        assert resets(wire.replies(sleeper)) == []
+
+
 @pytest.mark.parametrize("layers", [
     [IPv6ExtHdrDestOpt()] * 7,
     [IPv6ExtHdrFragment(id=7)],
