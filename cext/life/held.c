@@ -106,12 +106,41 @@ static void flush(struct roost_engine *e, struct batch *b) {
     b->count = 0;
 }
 
-static void into_outbox(struct roost_engine *e, struct batch *b, const struct roost_held *h) {
+/* The next item for a frame like this. */
+static struct roost_outbox_item *next_item(struct roost_engine *e, struct batch *b, const struct roost_held *h) {
     if (b->count == ROOST_OUTBOX_ITEMS || (b->count && (b->ifindex != h->ifindex || b->queue != h->queue)))
         flush(e, b);
     b->ifindex = h->ifindex;
     b->queue = h->queue;
-    struct roost_outbox_item *item = &e->path.out[b->count++];
+    return &e->path.out[b->count++];
+}
+
+/* A frame that is longer than an item, as several: with checksums of their own, so that it is summed before. */
+static void cut_into_outbox(struct roost_engine *e, struct batch *b, const struct roost_held *h) {
+    struct roost_segment whole;
+    if (!roost_segment_checksums_good(h->data, h->length, h->l3) ||
+        !roost_segment_parse(h->data, h->length, h->l3, &whole)) {
+        e->stat[ROOST_E_FRAME_BAD]++;
+        return;
+    }
+    for (size_t at = 0, taken = 0; at < whole.payload; at += taken) {
+        struct roost_outbox_item *item = next_item(e, b, h);
+        item->length =
+            (uint32_t)roost_segment_cut(h->data, h->length, h->l3, at, item->data, sizeof(item->data), &taken);
+        if (!item->length) {
+            b->count--;
+            e->stat[ROOST_E_HELD_DROPPED]++;
+            return;
+        }
+    }
+}
+
+static void into_outbox(struct roost_engine *e, struct batch *b, const struct roost_held *h) {
+    if (h->length > ROOST_FRAME_MAX) {
+        cut_into_outbox(e, b, h);
+        return;
+    }
+    struct roost_outbox_item *item = next_item(e, b, h);
     item->length = h->length;
     memcpy(item->data, h->data, h->length);
 }

@@ -118,7 +118,7 @@ void roost_recall_frame(struct roost_engine *e, const struct roost_frame *f) {
     bool by_syn = whole && (segment.flags & (ROOST_SYN | ROOST_ACK)) == ROOST_SYN;
     bool reset = whole && segment.flags & ROOST_RST;
     struct roost_asked_for *a = asked_for(e, &f->key, by_syn ? BY_SYN : BY_PACKET);
-    if (!a || a->frames >= FRAMES_MAX + (uint32_t)reset) {
+    if (!a || a->frames >= FRAMES_MAX + (uint32_t)reset || f->length > ROOST_FRAME_JUMBO) {
         e->stat[ROOST_E_CANDIDATES_DROPPED]++;
         return;
     }

@@ -9,6 +9,7 @@
 #include "cext/table/table.h"
 
 #define TCP_HEADER 20
+#define TCP_PUSH 8
 #define STAMPED_TCP_HEADER 32
 
 /* RFC 1071, in whichever order the processor has its bytes: the folded sum is right as it lies in memory. An odd last byte
@@ -138,6 +139,47 @@ bool roost_segment_parse(const uint8_t *frame, size_t length, size_t l3, struct 
 static void put32(uint8_t *at, uint32_t value) {
     value = htonl(value);
     memcpy(at, &value, 4);
+}
+
+static void put16(uint8_t *at, size_t value) {
+    at[0] = (uint8_t)(value >> 8);
+    at[1] = (uint8_t)value;
+}
+
+size_t roost_segment_cut(const uint8_t *frame, size_t length, size_t l3, size_t at, uint8_t *out, size_t room,
+                         size_t *taken) {
+    struct roost_segment whole;
+    struct span s;
+    if (!roost_segment_parse(frame, length, l3, &whole) || whole.flags & (ROOST_SYN | ROOST_RST) ||
+        at > whole.payload || !locate(frame, length, l3, &s))
+        return 0;
+    size_t headers = (size_t)(s.tcp - frame) + s.length - whole.payload;
+    if (headers >= room)
+        return 0;
+    size_t left = whole.payload - at, urgent = (size_t)s.tcp[18] << 8 | s.tcp[19];
+    *taken = left < room - headers ? left : room - headers;
+    memcpy(out, frame, headers);
+    memcpy(out + headers, frame + headers + at, *taken);
+
+    uint8_t *ip = out + l3, *tcp = out + (s.tcp - frame);
+    put32(tcp + 4, whole.seq + (uint32_t)at);
+    if (*taken < left)
+        tcp[13] &= (uint8_t) ~(ROOST_FIN | TCP_PUSH);
+    if (urgent <= at)
+        tcp[13] &= (uint8_t)~ROOST_URG;
+    else
+        put16(tcp + 18, urgent - at);
+    put16(ip + (s.v4 ? 2 : 4), headers + *taken - l3 - (s.v4 ? 0 : 40));
+    if (s.v4) {
+        memset(ip + 10, 0, 2);
+        uint16_t check = fold(sum_words(ip, (size_t)(tcp - ip), 0));
+        memcpy(ip + 10, &check, 2);
+    }
+    struct span cut = {.ip = ip, .tcp = tcp, .length = s.length - whole.payload + *taken, .v4 = s.v4};
+    memset(tcp + 16, 0, 2);
+    uint16_t check = fold(sum_words(tcp, cut.length, pseudo_sum(&cut)));
+    memcpy(tcp + 16, &check, 2);
+    return headers + *taken;
 }
 
 size_t roost_segment_probe(const struct roost_key *key, const struct roost_ka *ka, uint64_t now_ms, uint8_t *packet) {

@@ -18,6 +18,12 @@ bool roost_segment_checksums_good(const uint8_t *frame, size_t length, size_t l3
 /* Writes the TCP checksum of a frame that left it to the sender's interface; other frames stay as they are. */
 void roost_segment_complete(uint8_t *frame, size_t length, size_t l3);
 
+/* Writes into out, which has room for more than any headers, a frame with the payload of this one from byte `at` on, as
+ * much as there is room for: a segment with numbers and checksums of its own, as TCP segmentation offload makes them.
+ * *taken: bytes of payload. Returns its length; 0: not of this frame (no whole segment, or one with SYN or RST). */
+size_t roost_segment_cut(const uint8_t *frame, size_t length, size_t l3, size_t at, uint8_t *out, size_t room,
+                         size_t *taken);
+
 /* The segment of a frame for roost_judge; false when it is no whole TCP segment or its options are broken. */
 bool roost_segment_parse(const uint8_t *frame, size_t length, size_t l3, struct roost_segment *segment);
 

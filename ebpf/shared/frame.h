@@ -20,9 +20,11 @@ enum roost_why {
                            but nothing is proved */
 };
 
+/* Places in the ring. */
 #define ROOST_FRAME_SMALL 320
-#define ROOST_FRAME_MAX 2048           /* longer frames wake without being replayed: their sender retransmits */
-#define ROOST_FRAME_LARGE (65536 + 64) /* of the loopback interface */
+#define ROOST_FRAME_MAX 2048 /* the most that one replayed frame has: longer ones are cut into segments */
+#define ROOST_FRAME_JUMBO 9216
+#define ROOST_FRAME_LARGE (65536 + 64) /* of the loopback interface, or merged before generic XDP (GRO) */
 
 struct roost_frame {
     struct roost_key key;

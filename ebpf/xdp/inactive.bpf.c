@@ -80,27 +80,30 @@ static __always_inline int counted(int verdict, __u32 what) {
     return verdict == XDP_TX ? XDP_TX : XDP_DROP;
 }
 
+/* A place for the frame, which has a constant size, and the frame in it. */
+#define INTO_RING(room)                                                                                                \
+    do {                                                                                                               \
+        f = bpf_ringbuf_reserve(&ring, sizeof(*f) + (room), 0);                                                        \
+        if (!f)                                                                                                        \
+            goto full;                                                                                                 \
+        if (length < ETH_HLEN || length > (room) || bpf_xdp_load_bytes(ctx, 0, f->data, length))                       \
+            length = 0;                                                                                                \
+    } while (0)
+
 /* Hands the frame to the engine. A full ring costs the sender a retransmission, nothing else: no state was changed. */
 static __noinline int hand_over(struct xdp_md *ctx, const struct packet *p, __u32 why) {
     __u32 length = bpf_xdp_get_buff_len(ctx);
     struct roost_frame *f;
-    if (length <= ROOST_FRAME_SMALL) {
-        f = bpf_ringbuf_reserve(&ring, sizeof(*f) + ROOST_FRAME_SMALL, 0);
-        if (!f)
-            goto full;
-        if (length < 14 || bpf_xdp_load_bytes(ctx, 0, f->data, length))
-            length = 0;
-    } else {
-        f = bpf_ringbuf_reserve(&ring, sizeof(*f) + ROOST_FRAME_MAX, 0);
-        if (!f)
-            goto full;
-        if (length > ROOST_FRAME_MAX) {
-            count(ROOST_N_OVERSIZE);
-            length = 0;
-        } else if (bpf_xdp_load_bytes(ctx, 0, f->data, length)) {
-            length = 0;
-        }
-    }
+    if (length <= ROOST_FRAME_SMALL || length > ROOST_FRAME_LARGE)
+        INTO_RING(ROOST_FRAME_SMALL);
+    else if (length <= ROOST_FRAME_MAX)
+        INTO_RING(ROOST_FRAME_MAX);
+    else if (length <= ROOST_FRAME_JUMBO)
+        INTO_RING(ROOST_FRAME_JUMBO);
+    else
+        INTO_RING(ROOST_FRAME_LARGE);
+    if (!length)
+        count(ROOST_N_OVERSIZE);
     f->key = p->key;
     f->ifindex = ctx->ingress_ifindex;
     f->queue = ctx->rx_queue_index;

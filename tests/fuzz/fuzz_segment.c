@@ -52,6 +52,30 @@ static void foreign(const uint8_t *bytes, size_t length, size_t l3) {
     free(summed);
 }
 
+/* What a frame is cut into says what it says, in order, and is good whatever the frame's checksums were. */
+static void pieces(const uint8_t *frame, size_t length, size_t l3) {
+    struct roost_segment s, part;
+    uint8_t out[400]; /* some headers alone are longer: such a frame is not cut */
+    size_t taken;
+    if (!roost_segment_parse(frame, length, l3, &s))
+        return;
+    for (size_t at = 0; at < s.payload; at += taken) {
+        size_t size = roost_segment_cut(frame, length, l3, at, out, sizeof(out), &taken);
+        if (!size)
+            return;
+        claim(!(s.flags & (ROOST_SYN | ROOST_RST)), "a segment was cut that ends or begins a connection");
+        claim(size <= sizeof(out) && roost_segment_parse(out, size, l3, &part) &&
+                  roost_segment_checksums_good(out, size, l3),
+              "a piece that is no good segment");
+        claim(taken && part.payload == taken && part.seq == s.seq + (uint32_t)at && part.ack == s.ack &&
+                  part.tsval == s.tsval && part.has_ts == s.has_ts,
+              "a piece with other numbers");
+        claim(!memcmp(out + size - taken, frame + size - taken + at, taken), "a piece with other bytes");
+        claim((part.flags & ROOST_FIN) == (at + taken == s.payload ? s.flags & ROOST_FIN : 0),
+              "a piece that ends the stream, or does not");
+    }
+}
+
 static void own(struct input *in) {
     struct roost_ka ka = {.ctl = ROOST_IDLE | take(in, 1) << 16 | take(in, 1) << 24,
                           .snd_nxt = take(in, 4),
@@ -107,11 +131,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         l3 = take(&in, 1);
         const uint8_t *raw = take_bytes(&in, size, &got);
         foreign(raw, got, l3);
+        pieces(raw, got, l3);
         break;
     case 1:
         world_fill(&world, true);
         got = world_frame(&world, &in, frame);
-        foreign(frame, got, get16(frame + 12) == 0x8100 || get16(frame + 12) == 0x88a8 ? 18 : 14);
+        l3 = get16(frame + 12) == 0x8100 || get16(frame + 12) == 0x88a8 ? 18 : 14;
+        foreign(frame, got, l3);
+        pieces(frame, got, l3);
         break;
     case 2:
         own(&in);

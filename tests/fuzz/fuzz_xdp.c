@@ -214,7 +214,7 @@ static void claim_handed_over(const struct outcome *o, const uint8_t *frame, siz
     claim(!memcmp(&f->key, &t->key, sizeof(f->key)), "handed over under another key");
     claim(f->why == why, "handed over as %u, not as %u", f->why, why);
     claim(f->l3 == t->l3 && f->ifindex == 3 && f->queue == 1, "handed over with the wrong place");
-    claim(f->length == (length > ROOST_FRAME_MAX ? 0 : length) && !memcmp(f->data, frame, f->length),
+    claim(f->length == (length > ROOST_FRAME_LARGE ? 0 : length) && !memcmp(f->data, frame, f->length),
           "handed over with other bytes");
 }
 

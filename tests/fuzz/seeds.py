@@ -174,6 +174,9 @@ def _segment() -> dict[str, bytes]:
     }
     seeds |= {f"left-{c}": made + frame(c, payload=c, wrong=LEFT_TO_INTERFACE) for c in range(4)}
     seeds["extensions"] = made + frame(1, extensions=b"\x10\x21\x32")
+    for flags in (ACK, ACK | FIN, ACK | 0x20, SYN, RST):
+        for c in range(2):
+            seeds[f"long-{flags}-{c}"] = made + frame(c, flags=flags, payload=1400, options=timestamps(1))
     seeds["own-ipv4"] = own + bytes([2]) + bytes(29) + b"\1\1" + bytes(36)
     seeds["own-ipv6"] = own + bytes([0]) + bytes(29) + b"\0\0" + bytes(range(36))
     seeds["raw-ipv6"] = raw + b"\0" + b"\x60\0\0\0\0\x28\0\x40" + bytes(32) + b"\x3c\xff" + bytes(6) + bytes(40)

@@ -84,12 +84,14 @@ def test_one_that_sleeps_without_a_slot_wakes(empty_lab: Lab, family: int) -> No
         assert was_heard_at_once(box, pair.client)
 
 
+@pytest.mark.usefixtures("unhurried")
 @BOTH
 @pytest.mark.parametrize("mode", ["native", GENERIC])
 def test_more_than_a_frame_takes_wakes_and_arrives(box: EngineLab, family: int, mode: str) -> None:
     pair = box.connect(family)
     box.to_idle(pair)
     box.wake_and_answer(pair, 100_000)
+    assert was_heard_at_once(box, pair.client)
 
 
 @pytest.mark.engine(router=True, service={"fail_closed": True})
