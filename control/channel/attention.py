@@ -129,6 +129,8 @@ RISING: Final = (
     ("dropped_history", "history", "{count:,} transitions were not written", "see that the database keeps up"),
     ("lost_records", "the database", "{count:,} connections were closed when they were to wake: it had no row of them",
      "was it replaced, or is another daemon writing it?"),
+    ("rescued", "the database", "{count:,} times its file was gone under the daemon; all of it is in a new one",
+     f"leave it alone while the daemon runs; {SEE_LOG}"),
     ("illegal", "the engine", "{count:,} connections were ended by a fault of Roost's",
      f"please report it; {SEE_LOG}"),
 )  # fmt: skip
@@ -150,4 +152,5 @@ def attention(status: Mapping[str, Any], before: Counts) -> list[dict[str, str]]
 
 def counters(status: Mapping[str, Any]) -> dict[str, int]:
     """All that counts up in a status."""
-    return {**status["counters"], **status["control"], "dropped_history": status["store"]["dropped_history"]}
+    of_store = {name: status["store"][name] for name in ("dropped_history", "rescued")}
+    return {**status["counters"], **status["control"], **of_store}

@@ -54,8 +54,6 @@ def _show(status: dict[str, Any], console: Console) -> None:
     colour = "green" if store["state"] == "ok" else "red"
     console.print(f"store: [{colour}]{escape(store['state'])}[/]", end="")
     console.print(f"  (waiting: {store['pending_sleep']:,} to sleep, {store['pending_history']:,} of history)", end="")
-    if store["rescued"]:
-        console.print(f"  [red]its file was gone, and written anew, {store['rescued']:,} times[/]", end="")
     dropped = store["dropped_history"]
     console.print(f"  [red]{dropped:,} rows of history were dropped[/]" if dropped else "")
     for one in status["attention"]:

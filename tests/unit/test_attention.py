@@ -19,7 +19,7 @@ def status(**changes: Any) -> dict[str, Any]:
         "waiting": [],
         "awake": 10,
         "max_awake": 100,
-        "store": {"state": "ok", "dropped_history": 5},
+        "store": {"state": "ok", "dropped_history": 5, "rescued": 1},
         "services": [{"name": "line", "servers": [{"server": "10.3.0.2:8000", "state": "up", "reason": ""}]}],
         "counters": {"bad_checksum": 7, "thaw_failed": 7, "table_ipv4": 900, "ipv4_slots": 1000},
         "control": {"illegal": 1},
