@@ -18,7 +18,8 @@ from control.daemon.inventory import Inventory, catch_up, record_of
 from control.dispatch.dispatcher import Dispatcher
 from control.reach.reach import Reach
 from control.store.owner import boot_id
-from control.store.store import Store, wall_offset_ms
+from control.store.starting import wall_offset_ms
+from control.store.store import Store
 
 log = logging.getLogger("roost.daemon")
 

@@ -22,7 +22,6 @@ any more. With SQLite a commit counts only while the path still names the file t
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import sqlite3
 import struct
@@ -40,7 +39,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from control.store import file
+from control.store import file, starting
 from control.store.database import (
     StoreError,
     begin_writing,
@@ -55,7 +54,7 @@ from control.store.database import (
 from control.store.migrate import prepare_tables
 from control.store.owner import LEASE_S, FencedError, LeaseRunsError, OwnedError, Owner, Ownership
 from control.store.reading import READ_BOOT, Reader
-from control.store.schema import KA_BYTES, KEY, Keyed, address_text, history, meta, services, sleeping
+from control.store.schema import KA_BYTES, KEY, Keyed, address_text, history, sleeping
 from control.store.statements import (
     FORGET,
     FORGET_STALE,
@@ -98,9 +97,6 @@ PRUNE_ROWS: Final = 5000
 ID_GAP: Final = 100_000
 """Left between the numbers of two runs of the daemon: a killed one may have given numbers that were never written."""
 
-OTHER_TABLES: Final = "other tables"
-"""In place of the name of a boot, of rows that were written for tables that are gone."""
-
 _SERVICE: Final = struct.Struct("=H")
 _SERVICE_AT: Final = 32  # behind struct roost_ka
 _ID: Final = struct.Struct("=Q")  # roost_rest.id stands first
@@ -137,22 +133,6 @@ class _Batch:
 
     def __bool__(self) -> bool:
         return bool(self.ops or self.rows or self.stale or self.keyed)
-
-
-def wall_offset_ms() -> int:
-    """Wall clock minus CLOCK_MONOTONIC, milliseconds."""
-    return (time.time_ns() - time.monotonic_ns()) // 1_000_000
-
-
-def _known_services(connection: Connection) -> dict[str, int]:
-    return {row.name: row[1] for row in connection.execute(sa.select(services))}
-
-
-def _numbered(names: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
-    numbers = dict(known)
-    for name in names:
-        numbers.setdefault(name, max(numbers.values(), default=0) + 1)
-    return {name: numbers[name] for name in names}
 
 
 class Store(Reader):
@@ -284,7 +264,7 @@ class Store(Reader):
                 prepare_tables(connection)
                 self._ownership.claim(connection)
                 self._max_id = max(self._max_id, get_meta(connection, "max_id") or 0)
-                self._agree_on_services(connection)
+                starting.agree_on_services(connection, self._wanted_services)
             self._opened = connection.info.get("files", ())
         self._prepared = True
         self._status.error = ""
@@ -368,27 +348,15 @@ class Store(Reader):
 
         Without the database the order of the configuration decides, and SLEEP stays off until the database is back and
         agrees: rows must not be tied to another service than the one that wrote them."""
-        self._wanted_services = _numbered(names, {})
+        self._wanted_services = starting.numbered(names, {})
         if self._prepared:
             try:
                 with self._writing() as connection:
-                    self._wanted_services = _numbered(names, _known_services(connection))
-                    self._agree_on_services(connection)
+                    self._wanted_services = starting.numbered(names, starting.known_services(connection))
+                    starting.agree_on_services(connection, self._wanted_services)
             except (SQLAlchemyError, StoreError) as error:
                 self._note_failure(error)
         return self._wanted_services
-
-    def _agree_on_services(self, connection: Connection) -> None:
-        known = _known_services(connection)
-        by_index = {index: name for name, index in known.items()}
-        for name, index in self._wanted_services.items():
-            if known.get(name, index) != index or by_index.get(index, name) != name:
-                raise StoreError(
-                    f'the database came back and numbers the service "{name}" otherwise than this run; '
-                    "restart the daemon to let connections SLEEP again"
-                )
-            if name not in known:
-                connection.execute(sa.insert(services).values({"name": name, "index": index}))
 
     # -- what the daemon must know at start ---------------------------------------------------------------------------
 
@@ -402,40 +370,19 @@ class Store(Reader):
         return max(found) + (ID_GAP if max(found) else 1)
 
     def begin_run(self) -> tuple[int, int]:
-        """(first, last) row number of the predecessor's history, and mark where this run's begins."""
+        """starting.begin_run."""
         with self._writing() as connection:
-            last = connection.scalar(sa.select(sa.func.max(history.c.seq))) or 0
-            first = get_meta(connection, "run_first") or 0
-            set_meta(connection, "run_first", last + 1)
-        return first, last
+            return starting.begin_run(connection)
 
     def has_rows_of_another_boot(self, boot: str) -> bool:
-        """Whether there are such. Once there are none, no more can come during this boot.
-        For before `start`."""
-        number = int.from_bytes(hashlib.sha256(boot.encode()).digest()[:7])
+        """starting.has_rows_of_another_boot. For before `start`."""
         with self._writing() as connection:
-            if get_meta(connection, "boot") == number:
-                return False
-            others = sa.select(sleeping.c.key).where(sleeping.c.boot_id != boot).limit(1)
-            if connection.execute(others).first() is not None:
-                return True
-            set_meta(connection, "boot", number)
-        return False
+            return starting.has_rows_of_another_boot(connection, boot)
 
     def adopt_tables(self, tables: int) -> int:
-        """These are the tables of those that sleep; tables: a number that no others had. Where they are not those that
-        the rows of this boot were written for, somebody has removed the pins, or another owned the database: the rows
-        become rows of another boot, from which all are put back. Returns how many. For before `start`."""
+        """starting.adopt_tables. For before `start`."""
         with self._writing() as connection:
-            known = get_meta(connection, "tables")
-            if known == tables:
-                return 0
-            set_meta(connection, "tables", tables)
-            if known is None:
-                return 0
-            connection.execute(sa.delete(meta).where(meta.c.key == "boot"))
-            ours = sa.update(sleeping).where(sleeping.c.boot_id == self._boot_id)
-            return connection.execute(ours.values(boot_id=OTHER_TABLES, wall_offset_ms=wall_offset_ms())).rowcount
+            return starting.adopt_tables(connection, tables, self._boot_id)
 
     def let_go(self) -> int:
         """Who sleeps is CLOSED from now on, by command; how many. For while no daemon runs."""
@@ -601,7 +548,7 @@ class Store(Reader):
         forgotten: list[dict[str, Any]] = []
         any_id: list[bytes] = []
         slept: list[Committed] = []
-        now_ms, offset = time.time_ns() // 1_000_000, wall_offset_ms()
+        now_ms, offset = time.time_ns() // 1_000_000, starting.wall_offset_ms()
         for key, op in batch.ops.items():
             if isinstance(op, bytes):
                 client, local, client_port, local_port = KEY.unpack(key)

@@ -14,7 +14,7 @@ from control.core.states import Cause, State
 from control.daemon import inventory
 from control.daemon.inventory import catch_up, tables_of, take_inventory
 from control.store import reading as reading_module
-from control.store import store as store_module
+from control.store import starting
 from control.store.reading import SleepingRow
 from control.store.schema import HISTORY
 from tests.reboot import age
@@ -165,7 +165,7 @@ def test_rows_for_tables_that_are_gone_are_put_back_though_the_boot_is_the_same(
         put_row(rig, number)
     found = take_inventory(rig.engine, rig.store, boot, 2)
     assert (found.other_boot, found.without_slot) == (2, 0)
-    offset = store_module.wall_offset_ms()
+    offset = starting.wall_offset_ms()
     assert all(abs(row.wall_offset_ms - offset) < 1000 for row in rig.store.sleeping_rows())
     assert take_inventory(rig.engine, rig.store, boot, 2).other_boot == 2, "until they are put back"
     rig.start()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from control.store.owner import boot_id
-from control.store.store import wall_offset_ms
+from control.store.starting import wall_offset_ms
 from tests.lab import old_layout
 from tests.lab.old_layout import (
     BUCKET_BYTES,

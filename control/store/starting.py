@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a daemon asks of its database when it starts, and leaves there for the next one, within a transaction."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from control.store.database import StoreError, get_meta, set_meta
+from control.store.schema import history, meta, services, sleeping
+
+OTHER_TABLES: Final = "other tables"
+"""In place of the name of a boot, of rows that were written for tables that are gone."""
+
+
+def wall_offset_ms() -> int:
+    """Wall clock minus CLOCK_MONOTONIC, milliseconds."""
+    return (time.time_ns() - time.monotonic_ns()) // 1_000_000
+
+
+def known_services(connection: Connection) -> dict[str, int]:
+    """The number of each service by its name."""
+    return {row.name: row[1] for row in connection.execute(sa.select(services))}
+
+
+def numbered(names: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
+    """A number for each of these services: the one that it has, or the next one."""
+    numbers = dict(known)
+    for name in names:
+        numbers.setdefault(name, max(numbers.values(), default=0) + 1)
+    return {name: numbers[name] for name in names}
+
+
+def agree_on_services(connection: Connection, wanted: Mapping[str, int]) -> None:
+    """Keep these numbers. Raises StoreError when the database has others."""
+    known = known_services(connection)
+    by_index = {index: name for name, index in known.items()}
+    for name, index in wanted.items():
+        if known.get(name, index) != index or by_index.get(index, name) != name:
+            raise StoreError(
+                f'the database came back and numbers the service "{name}" otherwise than this run; '
+                "restart the daemon to let connections SLEEP again"
+            )
+        if name not in known:
+            connection.execute(sa.insert(services).values({"name": name, "index": index}))
+
+
+def begin_run(connection: Connection) -> tuple[int, int]:
+    """(first, last) row number of the predecessor's history, and mark where this run's begins."""
+    last = connection.scalar(sa.select(sa.func.max(history.c.seq))) or 0
+    first = get_meta(connection, "run_first") or 0
+    set_meta(connection, "run_first", last + 1)
+    return first, last
+
+
+def has_rows_of_another_boot(connection: Connection, boot: str) -> bool:
+    """Whether there are such. Once there are none, no more can come during this boot."""
+    number = int.from_bytes(hashlib.sha256(boot.encode()).digest()[:7])
+    if get_meta(connection, "boot") == number:
+        return False
+    others = sa.select(sleeping.c.key).where(sleeping.c.boot_id != boot).limit(1)
+    if connection.execute(others).first() is not None:
+        return True
+    set_meta(connection, "boot", number)
+    return False
+
+
+def adopt_tables(connection: Connection, tables: int, boot: str) -> int:
+    """These are the tables of those that sleep; tables: a number that no others had. Where they are not those that the
+    rows of this boot were written for, somebody has removed the pins, or another owned the database: the rows become
+    rows of another boot, from which all are put back. Returns how many."""
+    known = get_meta(connection, "tables")
+    if known == tables:
+        return 0
+    set_meta(connection, "tables", tables)
+    if known is None:
+        return 0
+    connection.execute(sa.delete(meta).where(meta.c.key == "boot"))
+    ours = sa.update(sleeping).where(sleeping.c.boot_id == boot)
+    return connection.execute(ours.values(boot_id=OTHER_TABLES, wall_offset_ms=wall_offset_ms())).rowcount
