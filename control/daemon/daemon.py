@@ -123,6 +123,7 @@ class Daemon:
         )
         if error := store.open():
             log.error("SLEEP is off until the database can be used (it is tried again and again): %s", error)
+        self._undo.callback(store.close, give_back=True)
         return store
 
     def _run_engine(self, engine: Engine, store: Store, services: Services, listeners: Listeners, waiting: Waiting,

@@ -111,6 +111,7 @@ class Ownership:
         self._me = me
         self._take_over = take_over
         self._epoch = 0
+        self._before: dict[str, Any] | None = None
         self._renewed = 0.0
         self.dead: tuple[int, int] | None = None
         """A lease (LeaseRunsError) that was waited for in vain: its owner is dead."""
@@ -136,6 +137,7 @@ class Ownership:
                 return
         if row is not None:
             self._judge(row)
+            self._before = {column.name: row._mapping[column.name] for column in owner.columns}
         epoch = max(self._epoch, row.epoch if row is not None else 0) + 1
         now = now_ms(connection)
         connection.execute(sa.delete(owner))
@@ -172,6 +174,11 @@ class Ownership:
         if connection.execute(mine.values(lease_until=until)).rowcount != 1:
             raise FencedError(_fenced(connection.execute(sa.select(owner)).first()))
         self._renewed = time.monotonic()
+
+    def give_back(self, connection: Connection) -> None:
+        """The daemon could not start: the database is whose it was before the claim."""
+        if connection.execute(sa.delete(owner).where(owner.c.epoch == self._epoch)).rowcount and self._before:
+            connection.execute(sa.insert(owner).values(**self._before))
 
     def release(self, connection: Connection) -> None:
         """The daemon ends: its lease need not be waited for."""

@@ -230,8 +230,9 @@ class Store(Reader):
         if self._path:
             threading.Thread(target=self._check_file, name="roost-store-check", daemon=True).start()
 
-    def close(self, timeout_s: float = 10.0) -> int:
-        """Write what is pending and stop; returns how many rows could not be written."""
+    def close(self, timeout_s: float = 10.0, give_back: bool = False) -> int:
+        """Write what is pending and stop; returns how many rows could not be written. give_back: the daemon could not
+        start, and the database is whose it was."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -239,12 +240,12 @@ class Store(Reader):
             self._thread.join(timeout_s)
         with self._wake:
             left = len(self._ops) + len(self._rows) + len(self._keyed)
-        if left:
+        if left and not give_back:  # the next start finds them, too
             log.error("store: %d rows could not be written before the end: %s", left, self._status.error or "no time")
         self._ended.set()
         if self._prepared and not (self._thread is not None and self._thread.is_alive()):
             with contextlib.suppress(SQLAlchemyError, StoreError), self._writing() as connection:
-                self._ownership.release(connection)
+                (self._ownership.give_back if give_back else self._ownership.release)(connection)
         self.close_readers()
         self._writer_engine.dispose()
         return left
