@@ -114,7 +114,8 @@ class Handmade:
         port = self.port.to_bytes(2)
         frames = [frame for frame in self.wire.heard(quiet_s) if port in frame]  # scapy is slow
         mine = [packet for packet in map(Ether, frames) if self.is_mine(packet)]
-        assert all(map(checksums_are_right, mine))
+        wrong = [bytes(packet).hex() for packet in mine if not checksums_are_right(packet)]
+        assert not wrong, wrong
         return mine
 
     def syn(self, payload: bytes = b"", **fields: Any) -> Any:

@@ -274,6 +274,7 @@ def test_data_instead_of_the_acknowledgement_is_both(ward: Ward, family: int, op
     client = ward.client(family, options=options)
     client.syn()
     ward.converse(client, payload)
+    ward.box.wait(lambda: ward.transitions(client), "the engine tells of it")
     assert ward.transitions(client)[0] == (State.NONE, State.IDLE, Cause.CLIENT_CONNECT)
 
 
