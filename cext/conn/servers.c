@@ -35,7 +35,8 @@ int roost_pool_set(struct roost_pool *pool, const struct roost_service *service)
         return -EINVAL;
     next.balance = service->balance;
     next.max_fails = service->max_fails;
-    next.as_accepted = !service->servers && service->transparent; /* else none is known yet: links wait */
+    /* Else none is known yet: links wait. */
+    next.as_accepted = !service->servers && (service->transparent || service->by_daemon);
     for (int i = 0; i < ROOST_PLACES; i++)
         next.place[i].configured = false;
     for (int i = 0; i < service->servers; i++) {
