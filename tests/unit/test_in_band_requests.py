@@ -142,7 +142,7 @@ def test_the_policy_names_what_each_end_may_ask_for() -> None:
             'unknown key `client` in [service.in_band] of [[service]] "a"; did you mean `clients`?',
         ),
         ('in_band = { clients = ["dane"] }', '`clients` in [service.in_band] of [[service]] "a": Input should be '),
-        ("in_band = true", '`in_band` in [[service]] "a": Input should be '),
+        ("in_band = true", '`in_band` in [[service]] "a": must be a table: [service.in_band] (it is True)'),
     ],
 )
 def test_a_wrong_policy_is_explained(text: str, words: str) -> None:
