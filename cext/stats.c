@@ -42,6 +42,7 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_PROBES] = "probes_sent",
     [ROOST_E_PROBE_LOST] = "probes_unsent",
     [ROOST_E_PROBE_DEAD] = "probe_dead",
+    [ROOST_E_ANSWERS] = "answers_by_engine",
     [ROOST_E_TABLE_FULL] = "table_full",
     [ROOST_E_ACCEPT_PAUSED] = "accept_paused",
     [ROOST_E_RUSH_PAUSES] = "rush_pauses",

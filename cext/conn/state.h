@@ -199,6 +199,7 @@ enum roost_engine_counter {
     ROOST_E_PROBES,
     ROOST_E_PROBE_LOST,
     ROOST_E_PROBE_DEAD,
+    ROOST_E_ANSWERS, /* ACKs in answer to what XDP did not answer itself */
     ROOST_E_TABLE_FULL,
     ROOST_E_ACCEPT_PAUSED,
     ROOST_E_RUSH_PAUSES,

@@ -45,8 +45,9 @@ static bool wakes_now(struct roost_engine *e, const struct roost_frame *f, const
     case ROOST_V_ANSWER:
         roost_answer_probe(e, &f->key, slot);
         return false;
-    case ROOST_V_CHALLENGE: /* XDP's to do, but it has not seen this slot; it does so once for each that comes back */
-        if (f->why == ROOST_WHY_CANDIDATE)
+    case ROOST_V_CHALLENGE: /* XDP's to do, but it has not seen this slot (it does so once for each that comes back), or no
+                             * way for the answer */
+        if (f->why == ROOST_WHY_CANDIDATE || f->why == ROOST_WHY_ANSWER)
             roost_answer_probe(e, &f->key, slot);
         return false;
     default:

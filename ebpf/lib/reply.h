@@ -12,6 +12,8 @@ struct reply {
     __u16 window; /* as on the wire */
     __u8 flags;
     __u8 options_length; /* bytes, a multiple of 4 */
+    __u8 routed;         /* mac says where to; else back to where the frame came from */
+    __u16 mac[6];        /* as an Ethernet header has them */
     __be32 options[REPLY_OPTIONS / 4];
 };
 
@@ -55,10 +57,14 @@ static __noinline int send_back(struct xdp_md *ctx, const struct packet *p, cons
 
     if (l2 == 18 ? bpf_xdp_load_bytes(ctx, 0, reply.l2, 18) : bpf_xdp_load_bytes(ctx, 0, reply.l2, 14))
         return 0;
-    __u8 mac[6];
-    __builtin_memcpy(mac, reply.l2, 6);
-    __builtin_memcpy(reply.l2, reply.l2 + 6, 6);
-    __builtin_memcpy(reply.l2 + 6, mac, 6);
+    if (r->routed) {
+        __builtin_memcpy(reply.l2, r->mac, 12);
+    } else {
+        __u8 mac[6];
+        __builtin_memcpy(mac, reply.l2, 6);
+        __builtin_memcpy(reply.l2, reply.l2 + 6, 6);
+        __builtin_memcpy(reply.l2 + 6, mac, 6);
+    }
 
     if (p->v6) {
         struct ipv6hdr *ip = &reply.v6.ip;

@@ -10,12 +10,13 @@
 
 /* Why a frame was handed to the engine. */
 enum roost_why {
-    ROOST_WHY_HOLD = 1,  /* the connection was being moved when it came */
-    ROOST_WHY_WAKE = 2,  /* judged WAKE */
-    ROOST_WHY_LOCAL = 4, /* for a leg of this machine's own: the engine judges it */
-    ROOST_WHY_GUARD = 3, /* no frame: the stack answered one with an RST that the guard stopped (exotic headers, tiny
+    ROOST_WHY_HOLD = 1,   /* the connection was being moved when it came */
+    ROOST_WHY_WAKE = 2,   /* judged WAKE */
+    ROOST_WHY_LOCAL = 4,  /* for a leg of this machine's own: the engine judges it */
+    ROOST_WHY_GUARD = 3,  /* no frame: the stack answered one with an RST that the guard stopped (exotic headers, tiny
                            fragments), or it was the first of several fragments. The RST's numbers, or the fragment's,
                            prove that it was genuine. The client retransmits. */
+    ROOST_WHY_ANSWER = 6, /* to be answered, and XDP has no way for that (ebpf/xdp/way.h), or no room */
     ROOST_WHY_CANDIDATE = 5, /* in no table, and a hit in the filter (ebpf/shared/filter.h). Without a frame: as above,
                            but nothing is proved */
 };

@@ -51,7 +51,8 @@
     MAP(cursor,         ARRAY,         INDEXED(__u32),                    1,                 FIXED,      OWN,    MAPPED)  \
     MAP(probes,         ARRAY,         INDEXED(struct roost_probe),       ROOST_PROBES,      FIXED,      OWN,    MAPPED)  \
     MAP(probe_run,      ARRAY,         INDEXED(struct roost_probe_run),   1,                 FIXED,      OWN,    MAPPED)  \
-    MAP(routes,         PERCPU_ARRAY,  INDEXED(struct route),             ROUTES,            FIXED,      OWN,    PLAIN)
+    MAP(routes,         PERCPU_ARRAY,  INDEXED(struct route),             ROUTES,            FIXED,      OWN,    PLAIN)   \
+    MAP(ways_back,      PERCPU_ARRAY,  INDEXED(struct way),               ROUTES,            FIXED,      OWN,    PLAIN)
 
 /* Of tc/steer.bpf.c. */
 #define ROOST_STEER_MAPS(MAP)                                                                                             \

@@ -23,6 +23,7 @@
 #include "ebpf/lib/reply.h"
 #include "ebpf/shared/sockets.h"
 #include "maps.h"
+#include "way.h"
 
 #define COOKIE_PERIOD_S 64
 #define CLOCK_PERIOD 0xffffffff /* no period of a cookie */
@@ -273,7 +274,7 @@ static __noinline int answer_syn(struct xdp_md *ctx, const struct packet *p, str
             r->options_length = 20;
         }
     }
-    int verdict = send_back(ctx, p, r);
+    int verdict = send_by(r, way_back(ctx, p, ward->now_ms), 0) ? send_back(ctx, p, r) : 0;
     if (verdict == XDP_TX)
         count(ROOST_N_COOKIES);
     return verdict;

@@ -14,6 +14,7 @@
 #include "ebpf/lib/find.h"
 #include "outbox.h"
 #include "ebpf/lib/segment.h"
+#include "way.h"
 
 #define FAST_LONG_WAY (-1)
 #define FAST_SYN (-2)     /* it is one (ebpf/xdp/fast_born.h) */
@@ -111,17 +112,6 @@ static __always_inline __u64 fast_hash(const struct roost_config *cfg, const str
     return roost_siphash(cfg->seed, word, 2);
 }
 
-/* The frame goes back where it came from. */
-static __always_inline void fast_turn(__u16 *mac) {
-    __u16 far[3] = {mac[0], mac[1], mac[2]};
-    mac[0] = mac[3];
-    mac[1] = mac[4];
-    mac[2] = mac[5];
-    mac[3] = far[0];
-    mac[4] = far[1];
-    mac[5] = far[2];
-}
-
 /* A verdict, or one of the others above with nothing changed; sought: the key that was not found. */
 static __noinline int fast(struct xdp_md *ctx, const struct roost_config *cfg, struct found *sought) {
     void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
@@ -177,6 +167,9 @@ static __noinline int fast(struct xdp_md *ctx, const struct roost_config *cfg, s
         return FAST_LONG_WAY; /* which counts it */
 
     __u64 now_ms = coarse_ms();
+    const struct way *way = behind ? way_back4(ctx, ip->daddr, ip->saddr, now_ms) : 0;
+    if (way && way->is == WAY_ELSEWHERE)
+        return FAST_LONG_WAY;
     if (timestamps) {
         __u32 tsval = bpf_ntohl(options[1]);
         if (!ts_recent || (__s32)(tsval - ts_recent) > 0) {
@@ -191,7 +184,7 @@ static __noinline int fast(struct xdp_md *ctx, const struct roost_config *cfg, s
         return next_probe(ctx);
     }
 
-    fast_turn((void *)eth);
+    turn((void *)eth, way);
     __be32 *ip_words = (void *)ip, *tcp_words = (void *)tcp;
     ip_words[0] = bpf_htonl(0x45000000 | (timestamps ? 52 : 40));
     ip_words[1] = bpf_htonl(0x4000); /* don't fragment */

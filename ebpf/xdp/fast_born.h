@@ -87,10 +87,13 @@ static __noinline int fast_syn(struct xdp_md *ctx, const struct roost_config *cf
         return XDP_PASS;
     }
 
+    const struct way *way = way_back4(ctx, to, from, now_ms);
+    if (way && way->is == WAY_ELSEWHERE)
+        return FAST_LONG_WAY;
     __u32 period = (__u32)(now_ms / (COOKIE_PERIOD_S * 1000)), class = class_of_mss(mss);
     __u32 carried = (wscale > 14 ? 14 : wscale) | TS_SACK;
     __u64 hash = birth_hash4(gate, from, to, ports, isn, period, carried | TS_AGREED | class << 8);
-    fast_turn(data);
+    turn(data, way);
     ip_words[0] = bpf_htonl(0x45000000 | SYN_BYTES);
     ip_words[1] = bpf_htonl(0x4000); /* don't fragment */
     ip_words[2] = bpf_htonl(64 << 24 | IPPROTO_TCP << 16);

@@ -61,9 +61,11 @@ static __always_inline int newer_ts(const struct roost_ka *ka, const struct roos
     return s->has_ts && (!ka->ts_recent || (__s32)(s->tsval - ka->ts_recent) > 0);
 }
 
-/* An ACK made from the record alone; as send_back() says. */
+/* An ACK made from the record alone; as send_back() says, and 0 where there is no way for it. A segment that is challenged
+ * may be anybody's: the answer must not go back to whoever that is. */
 static __noinline int answer(struct xdp_md *ctx, const struct packet *p, const struct roost_ka *ka,
-                             const struct roost_segment *s, __u64 now_ms) {
+                             const struct roost_segment *s, int challenged) {
+    __u64 now_ms = coarse_ms();
     struct reply r = {.seq = ka->snd_nxt, .ack = ka->rcv_nxt, .window = ka->window, .flags = ROOST_ACK};
     if (ROOST_FLAGS(ka->ctl) & ROOST_F_TIMESTAMPS) {
         r.options[0] = bpf_htonl(0x0101080a);
@@ -71,13 +73,7 @@ static __noinline int answer(struct xdp_md *ctx, const struct packet *p, const s
         r.options[2] = bpf_htonl(newer_ts(ka, s) ? s->tsval : ka->ts_recent);
         r.options_length = 12;
     }
-    return send_back(ctx, p, &r);
-}
-
-/* What leaves is counted, and nothing else. */
-static __always_inline int counted(int verdict, __u32 what) {
-    count(verdict == XDP_TX ? what : ROOST_N_DROPPED);
-    return verdict == XDP_TX ? XDP_TX : XDP_DROP;
+    return send_by(&r, way_back(ctx, p, now_ms), challenged) ? send_back(ctx, p, &r) : 0;
 }
 
 /* A place for the frame, which has a constant size, and the frame in it. */
@@ -121,6 +117,14 @@ full:
 /* Not inlined: it needs much stack. */
 static __noinline __u64 key_hash(const struct roost_config *cfg, const struct roost_key *key, int v6) {
     return v6 ? roost_hash6(cfg, key) : roost_hash4(cfg, key);
+}
+
+/* What leaves is counted. Where it cannot leave from here, the engine answers. */
+static __always_inline int counted(struct xdp_md *ctx, const struct packet *p, int verdict, __u32 what) {
+    if (!verdict)
+        return hand_over(ctx, p, ROOST_WHY_ANSWER);
+    count(verdict == XDP_TX ? what : ROOST_N_DROPPED);
+    return verdict;
 }
 
 /* Puts a connection that has just been born into the table; as insert4() says. */
@@ -210,7 +214,7 @@ static __noinline int known(struct xdp_md *ctx, const struct packet *p, const st
         heard(slot, &ka, now_ms);
         if (newer_ts(&ka, &s))
             slot->ts_recent = s.tsval;
-        return counted(answer(ctx, p, &ka, &s, now_ms), ROOST_N_ANSWERED);
+        return counted(ctx, p, answer(ctx, p, &ka, &s, 0), ROOST_N_ANSWERED);
     case ROOST_V_HEARD:
         heard(slot, &ka, now_ms);
         count(ROOST_N_HEARD);
@@ -221,7 +225,7 @@ static __noinline int known(struct xdp_md *ctx, const struct packet *p, const st
             return XDP_DROP;
         }
         s.has_ts = 0; /* never echo a timestamp of a segment that was not accepted */
-        return counted(answer(ctx, p, &ka, &s, now_ms), ROOST_N_CHALLENGED);
+        return counted(ctx, p, answer(ctx, p, &ka, &s, 1), ROOST_N_CHALLENGED);
     default:
         count(ROOST_N_DROPPED);
         return XDP_DROP;

@@ -72,7 +72,7 @@ static __noinline int look_up_route(struct xdp_md *ctx, const struct roost_probe
     int ways = 0;
     route->at_s = 0;
     for (__u32 i = 0; i < ROOST_PROBE_INTERFACES && i < run->interfaces; i++) {
-        /* OUTPUT: as a host that sends, not as a router that forwards (forwarding may be off). */
+        /* OUTPUT: as a host that sends, not as a router that forwards. Where forwarding is off it finds nothing even so. */
         fib.ifindex = run->ifindex[i];
         fib.rt_metric = 0; /* where its TOS goes in, too */
         if (*(const __u8 *)packet >> 4 == 4) {

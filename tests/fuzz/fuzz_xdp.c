@@ -51,6 +51,7 @@ static uint32_t cursor_value;
 static struct roost_probe probe[ROOST_PROBES];
 static struct roost_probe_run probing;
 static struct route route[ROUTES];
+static struct way way[ROUTES];
 static struct roost_births_gate gate;
 static struct roost_sockets sockets;
 static struct birth_rate rate;
@@ -67,6 +68,7 @@ static void give_maps(void) {
     host_map_array(&probes, probe, ROOST_PROBES, sizeof(probe[0]));
     host_map_array(&probe_run, &probing, 1, sizeof(probing));
     host_map_array(&routes, route, ROUTES, sizeof(route[0]));
+    host_map_array(&ways_back, way, ROUTES, sizeof(way[0]));
     host_map_array(&births_gate, &gate, 1, sizeof(gate));
     host_map_array(&births_sockets, &sockets, 1, sizeof(sockets));
     host_map_array(&births_rate, &rate, 1, sizeof(rate));
@@ -164,6 +166,26 @@ static void reference_stamp(uint8_t *packet, uint32_t length, uint32_t now_ms) {
     tcp[17] = (uint8_t)~sum;
 }
 
+/* What the routing table says from now on. */
+static void set_routes(bool neighbour, bool here) {
+    host.fib_result = neighbour ? BPF_FIB_LKUP_RET_SUCCESS : BPF_FIB_LKUP_RET_NO_NEIGH;
+    host.fib_ifindex = here ? 3 : 9;
+    memset(route, 0, sizeof(route));
+    memset(way, 0, sizeof(way));
+}
+
+/* Where an answer goes, to a frame that came by interface 3. */
+static enum way_is way_of_answer(const struct tuple *t) {
+    if (t->l3 != ETH_HLEN || host.fib_result != BPF_FIB_LKUP_RET_SUCCESS)
+        return WAY_UNKNOWN;
+    return host.fib_ifindex == 3 ? WAY_HERE : WAY_ELSEWHERE;
+}
+
+/* Of an Ethernet header that it is the routing table's. */
+static bool is_routed(const uint8_t *frame) {
+    return frame[0] == 0xdd && frame[5] == 0xdd && frame[6] == 0x55 && frame[11] == 0x55;
+}
+
 /* Whether there is room for the frame to become so long. */
 static bool may_become(const struct outcome *o, size_t length) {
     return !host.no_tail_room || !host.no_head_room || length <= o->came;
@@ -198,8 +220,7 @@ static void claim_next_probe(const struct outcome *o, uint32_t ifindex, bool tag
     bool v4 = *(const uint8_t *)p->packet >> 4 == 4;
     claim(o->length == 14 + p->length && !memcmp(o->frame + 14, p->packet, p->length),
           "a probe went out with other bytes");
-    claim(o->frame[0] == 0xdd && o->frame[5] == 0xdd && o->frame[6] == 0x55 && o->frame[11] == 0x55 &&
-              get16(o->frame + 12) == (v4 ? 0x0800 : 0x86dd),
+    claim(is_routed(o->frame) && get16(o->frame + 12) == (v4 ? 0x0800 : 0x86dd),
           "a probe went out with another Ethernet header");
 }
 
@@ -218,7 +239,7 @@ static void claim_handed_over(const struct outcome *o, const uint8_t *frame, siz
           "handed over with other bytes");
 }
 
-/* A whole segment of `size` bytes, back to where the frame came from: its place in the outcome. */
+/* A whole segment of `size` bytes, where it is routed to or back to where the frame came from: its place in the outcome. */
 static const uint8_t *claim_reply(const struct outcome *o, const uint8_t *frame, const struct tuple *t, size_t *size) {
     claim(o->action == XDP_TX && !host.records, "verdict %d and %d records for a frame to be answered", o->action,
           host.records);
@@ -228,7 +249,8 @@ static const uint8_t *claim_reply(const struct outcome *o, const uint8_t *frame,
     claim(!memcmp(a.key.client, t->key.local, 16) && !memcmp(a.key.local, t->key.client, 16) &&
               a.key.client_port == t->key.local_port && a.key.local_port == t->key.client_port,
           "an answer with other addresses or ports");
-    claim(!memcmp(o->frame, frame + 6, 6) && !memcmp(o->frame + 6, frame, 6), "an answer to another station");
+    bool back = !memcmp(o->frame, frame + 6, 6) && !memcmp(o->frame + 6, frame, 6);
+    claim(way_of_answer(t) == WAY_HERE ? is_routed(o->frame) : back, "an answer to another station");
     claim(a.l3 == t->l3 && !memcmp(o->frame + 12, frame + 12, t->l3 - 12), "an answer in another VLAN");
     size_t header = t->v6 ? 40 : 20;
     *size = a.l4_length;
@@ -242,12 +264,16 @@ static const uint8_t *claim_reply(const struct outcome *o, const uint8_t *frame,
     return tcp;
 }
 
-/* An ACK with the numbers of the record. */
-static void claim_answer(const struct outcome *o, const uint8_t *frame, const struct tuple *t,
-                         const struct roost_ka *ka, uint32_t tsecr) {
+/* An ACK with the numbers of the record; of the engine's, where it cannot leave from here. challenged: the segment may be
+ * anybody's, and the answer goes where it is known to be routed to. */
+static void claim_answer(const struct outcome *o, const uint8_t *frame, size_t length, const struct tuple *t,
+                         const struct roost_ka *ka, uint32_t tsecr, bool challenged) {
     size_t size, wanted = ROOST_FLAGS(ka->ctl) & ROOST_F_TIMESTAMPS ? 32 : 20;
-    if (!may_become(o, t->l3 + (t->v6 ? 40 : 20) + wanted)) {
-        claim_dropped(o, "there is no room for its answer");
+    enum way_is is = way_of_answer(t);
+    if (is == WAY_ELSEWHERE || (challenged && is == WAY_UNKNOWN) ||
+        !may_become(o, t->l3 + (t->v6 ? 40 : 20) + wanted)) {
+        claim_handed_over(o, frame, length, t, ROOST_WHY_ANSWER);
+        claim(!o->answered, "an answer that did not leave was counted as answered");
         return;
     }
     const uint8_t *tcp = claim_reply(o, frame, t, &size);
@@ -328,7 +354,7 @@ static struct roost_ka claim_judged(const struct outcome *o, const uint8_t *fram
         claim(t->l4_length <= 61, "a segment was answered that was not summed");
         want.heard = heard;
         want.ts_recent = newer ? s->tsval : ka->ts_recent;
-        claim_answer(o, frame, t, ka, want.ts_recent);
+        claim_answer(o, frame, length, t, ka, want.ts_recent, false);
         break;
     case ROOST_V_HEARD:
         want.heard = heard;
@@ -340,7 +366,7 @@ static struct roost_ka claim_judged(const struct outcome *o, const uint8_t *fram
             break;
         }
         want.heard = ROOST_HEARD(ka->heard >> ROOST_HEARD_SHIFT, tick, ROOST_HEARD_PROBES(ka->heard));
-        claim_answer(o, frame, t, ka, ka->ts_recent);
+        claim_answer(o, frame, length, t, ka, ka->ts_recent, true);
         break;
     case ROOST_V_DROP:
         claim_dropped(o, "as the judge says");
@@ -515,10 +541,11 @@ static void check_stranger(const struct outcome *o, const uint8_t *frame, size_t
     uint32_t flags = s.flags & (ROOST_FIN | ROOST_SYN | ROOST_RST | ROOST_ACK);
     if (flags == ROOST_SYN) {
         claim_table(NULL, NULL, false);
-        if (o->action == XDP_PASS) { /* no storm, more than options in it, or no room for the answer: the stack's */
+        if (o->action ==
+            XDP_PASS) { /* no storm, more than options in it, no room or no way for the answer: the stack's */
             struct offered offer = read_offer(frame + t->l4, t->l4_length, t->v6);
             size_t options = !offer.has_ts ? 4 : offer.wscale == 15 ? 16 : 20;
-            bool answerable = t->l4_length <= 60 && offer.mss >= 536;
+            bool answerable = t->l4_length <= 60 && offer.mss >= 536 && way_of_answer(t) != WAY_ELSEWHERE;
             answerable &= may_become(o, t->l3 + (t->v6 ? 40 : 20) + 20 + options);
             struct packet p = {.key = t->key, .v6 = t->v6};
             answerable &= !s.payload && can_be_client(&p) && !(frame[0] & 1) && (host.sockets & 3) != HOST_CONNECTION;
@@ -673,9 +700,7 @@ static void errand(struct input *in, uint8_t *bytes) {
 static void offer_probes(struct input *in) {
     static const uint32_t lengths[] = {40, 52, 60, 72};
     uint32_t how = take(in, 1), count = take(in, 1) % 8, first = how & 1 ? ROOST_PROBES / 2 : 0;
-    memset(route, 0, sizeof(route));
-    host.fib_result = how & 2 ? BPF_FIB_LKUP_RET_NO_NEIGH : BPF_FIB_LKUP_RET_SUCCESS;
-    host.fib_ifindex = how & 4 ? 3 : 9;
+    set_routes(!(how & 2), how & 4);
     probing = (struct roost_probe_run){
         .next = first, .count = first + count, .now_s = 77, .interfaces = how & 8 ? 2 : 1, .ifindex = {3, 9}};
     for (uint32_t i = first; i < first + count; i++) {
@@ -711,6 +736,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     host.random = 7;
     host.ring_full = host.no_tail_room = host.no_head_room = false;
     host.sockets = 0;
+    set_routes(true, true);
     memset(&rate, 0, sizeof(rate));
     memset(&gate, 0, sizeof(gate));
     memset(&sockets, 0, sizeof(sockets));
@@ -747,6 +773,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             host.ring_full = i & 1;
             host.no_tail_room = i & 2;
             host.no_head_room = i & 4;
+            set_routes(!(i & 8), !(i & 16));
             break;
         case DO_ERRAND:
             errand(&in, frame);

@@ -77,6 +77,11 @@ def _xdp() -> dict[str, bytes]:
         do_frame + frame(c, flags=SYN) + do_frame + frame(c, ack=1) + do_time + b"\0\4" + do_frame + frame(c, seq=-9)
         for c in everybody
     )
+    for trouble in (8, 16):  # no neighbour entry; another interface
+        seeds[f"routed-{trouble}"] = do_trouble + bytes([trouble]) + b"".join(
+            do_frame + frame(c, seq=-1) + do_frame + frame(c, seq=-1, payload=1) + do_frame + frame(c, flags=SYN)
+            for c in everybody
+        ) + do_gate + b"\0" + b"".join(do_frame + frame(c, flags=SYN, options=OF_LINUX) for c in (22, 23))  # fmt: skip
     seeds["far"] = b"".join(do_frame + frame(c, seq=70000, ack=-70000, payload=3) for c in everybody)
     seeds["tagged"] = b"".join(do_frame + frame(c, seq=-1, link=1 + c % 3) for c in everybody)
     seeds["options"] = b"".join(do_frame + frame(c, seq=-1, extensions=b"\1") for c in everybody)

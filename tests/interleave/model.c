@@ -807,6 +807,7 @@ static void use_cpu_of(int thread) {
     host_on_cpu(thread);
     host.now_ns = NOW_MS * 1000000;
     host.find_socket = find_socket;
+    host.fib_ifindex = 3; /* the way back, of all that comes by this interface (host_begin_xdp) */
 }
 
 static enum host_socket find_socket(const struct bpf_sock_tuple *tuple, bool v4) {

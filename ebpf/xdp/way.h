@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/*
+ * Where the kernel would send what XDP answers: not merely back to whoever asked. A neighbour on the link may speak in a
+ * client's name, and the way to a client may be another than the one that it comes by.
+ *
+ * A way is looked up once a second for the same two ends. Where forwarding is off, for a tagged frame, and where the next hop
+ * has no neighbour entry, the look-up says nothing.
+ */
+#ifndef ROOST_WAY_H
+#define ROOST_WAY_H
+
+#include <linux/bpf.h>
+#include <linux/in.h>
+
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "ebpf/lib/packet.h"
+#include "ebpf/lib/reply.h"
+#include "ebpf/lib/socket.h"
+#include "ebpf/shared/table.h"
+#include "maps.h"
+
+enum way_is {
+    WAY_UNKNOWN,   /* nothing is said */
+    WAY_HERE,      /* by the interface that the frame came by */
+    WAY_ELSEWHERE, /* by another one; or there is none */
+};
+
+struct ends {
+    __be32 near[4], far[4]; /* IPv4: the first word */
+    __u32 v6;
+    __u32 now_s;
+};
+
+/* Ways that were looked up in this second. Each processor has its own: no locks. */
+struct way {
+    struct ends ends; /* now_s plus 1; 0: none yet */
+    __u32 ifindex;    /* that the frame came by */
+    __u32 is;         /* enum way_is */
+    __u16 mac[6];     /* of a way that is here, as an Ethernet header has them */
+};
+
+static __noinline int way_look_up(struct xdp_md *ctx, struct way *way) {
+    struct bpf_fib_lookup fib = {.l4_protocol = IPPROTO_TCP, .ifindex = way->ifindex};
+    if (way->ends.v6) {
+        fib.family = FAMILY_INET6;
+        __builtin_memcpy(fib.ipv6_src, way->ends.near, 16);
+        __builtin_memcpy(fib.ipv6_dst, way->ends.far, 16);
+    } else {
+        fib.family = FAMILY_INET;
+        fib.ipv4_src = way->ends.near[0];
+        fib.ipv4_dst = way->ends.far[0];
+    }
+    switch (bpf_fib_lookup(ctx, &fib, sizeof(fib), 0)) {
+    case BPF_FIB_LKUP_RET_SUCCESS:
+        __builtin_memcpy(way->mac, fib.dmac, 6);
+        __builtin_memcpy(way->mac + 3, fib.smac, 6);
+        return fib.ifindex == ctx->ingress_ifindex ? WAY_HERE : WAY_ELSEWHERE;
+    case BPF_FIB_LKUP_RET_BLACKHOLE:
+    case BPF_FIB_LKUP_RET_UNREACHABLE:
+    case BPF_FIB_LKUP_RET_PROHIBIT:
+    case BPF_FIB_LKUP_RET_NOT_FWDED:
+        return WAY_ELSEWHERE;
+    default:
+        return WAY_UNKNOWN;
+    }
+}
+
+/* From the near end to the far end. 0: nothing is said. */
+static __noinline const struct way *way_of(struct xdp_md *ctx, const struct ends *ends) {
+    __u32 index = ((ends->far[0] ^ ends->far[1] ^ ends->far[2] ^ ends->far[3]) * 0x9e3779b9u) >> 22;
+    struct way *way = bpf_map_lookup_elem(&ways_back, &index);
+    if (!way)
+        return 0;
+    if (way->ends.now_s == ends->now_s + 1 && way->ends.v6 == ends->v6 && way->ifindex == ctx->ingress_ifindex &&
+        roost_same_address((const __u8 *)way->ends.far, (const __u8 *)ends->far) &&
+        roost_same_address((const __u8 *)way->ends.near, (const __u8 *)ends->near))
+        return way;
+    way->ends = *ends;
+    way->ends.now_s++;
+    way->ifindex = ctx->ingress_ifindex;
+    way->is = way_look_up(ctx, way);
+    return way;
+}
+
+static __noinline const struct way *way_back(struct xdp_md *ctx, const struct packet *p, __u64 now_ms) {
+    struct ends ends = {.v6 = p->v6, .now_s = now_ms / 1000};
+    if (p->l3 != ETH_HLEN)
+        return 0;
+    if (p->v6) {
+        __builtin_memcpy(ends.near, p->key.local, 16);
+        __builtin_memcpy(ends.far, p->key.client, 16);
+    } else {
+        __builtin_memcpy(ends.near, p->key.local + 12, 4);
+        __builtin_memcpy(ends.far, p->key.client + 12, 4);
+    }
+    return way_of(ctx, &ends);
+}
+
+static __noinline const struct way *way_back4(struct xdp_md *ctx, __be32 near, __be32 far, __u64 now_ms) {
+    struct ends ends = {.near = {near}, .far = {far}, .now_s = now_ms / 1000};
+    return way_of(ctx, &ends);
+}
+
+/* Turns a frame around, which goes that way, or back to where it came from. */
+static __always_inline void turn(__u16 *mac, const struct way *way) {
+    if (way && way->is == WAY_HERE) {
+        for (int i = 0; i < 6; i++)
+            mac[i] = way->mac[i];
+    } else {
+        for (int i = 0; i < 3; i++) {
+            __u16 near = mac[i];
+            mac[i] = mac[i + 3];
+            mac[i + 3] = near;
+        }
+    }
+}
+
+/* Lets an answer go that way. `blind`: to a segment that anybody can make, so that it must not go back to who did. 0: the
+ * way is not by this interface, or not known. */
+static __always_inline int send_by(struct reply *r, const struct way *way, int blind) {
+    __u32 is = way ? way->is : WAY_UNKNOWN;
+    if (is == WAY_ELSEWHERE || (blind && is != WAY_HERE))
+        return 0;
+    r->routed = is == WAY_HERE;
+    if (way && r->routed)
+        __builtin_memcpy(r->mac, way->mac, 12);
+    return 1;
+}
+
+#endif
