@@ -145,7 +145,7 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
     supersede(e, c, command, c->token);
     c->token = command->token;
     if (then_close)
-        roost_conn_end(e, c, ROOST_C_COMMAND, true);
+        roost_conn_end(e, c, (enum roost_cause)command->cause, true);
     return 0;
 }
 

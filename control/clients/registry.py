@@ -27,10 +27,10 @@ from typing import Final, Literal
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from appliance.wire import Event
+from appliance.wire import Command, Event, Op
 from control.clients.living import living
-from control.core.ports import EnginePort
-from control.core.states import State
+from control.core.ports import EnginePort, by_successor
+from control.core.states import Cause, State
 from control.store.database import reason
 from control.store.schema import KEYED, NAME_LENGTH, Keyed
 from control.store.store import Store
@@ -67,6 +67,10 @@ def canonical(name: str, domain: str) -> str:
     if lower.endswith(f".{domain}"):
         raise ValueError(f'"{name}": the name is given without the domain, .{domain}')
     return lower
+
+
+def _closing(key: bytes, number: int, successor: int) -> Command:
+    return Command(op=Op.CLOSE, cause=Cause.CLIENT_CONNECT, id=number, key=key, token=by_successor(successor))
 
 
 class Registry:
@@ -110,7 +114,8 @@ class Registry:
 
     def give(self, name: str, key: bytes, number: int) -> None:
         """From now on the name (in its canonical form) stands for the connection with this key and number, and for no
-        other; a name that this connection had is forgotten. `commit` waits until that is written.
+        other; a name that this connection had is forgotten. An older connection that loses its last name so is closed:
+        its client has come back by this one. `commit` waits until that is written.
 
         Raises RegistryError, and then nothing has changed."""
         self.give_all({name: 0}, key, number)
@@ -121,16 +126,22 @@ class Registry:
         since = time.time_ns() // 1_000_000
         with self._lock:
             changes: dict[Keyed, bytes | None] = {}
+            older: list[Command] = []
             for before in self._at.get(key, "").split():
                 if before not in services and self._number(before) == number:
                     del self._named[before]
                     changes[self._kind, before] = None
             for name, service in services.items():
-                self._leave(name)
+                if (left := self._leave(name)) is not None and left[0] != key and left[1] < number:
+                    older.append(_closing(*left, number))
                 named = self._form.pack(key, number, since, *([service] if self._kind == "agents" else []))
                 self._named[name] = changes[self._kind, name] = named
             self._at[key] = " ".join(services)
             self._store.add(keyed=changes)
+        if older:
+            log.info("%s: connected again, by connection %d: connection %s is closed", ", ".join(services), number,
+                     ", ".join(str(command.id) for command in older))  # fmt: skip
+            self._engine.submit(older)
         for name in services:
             for listener in self._listeners:
                 listener(name)
@@ -159,18 +170,21 @@ class Registry:
         if self._store.status.error or not self.loaded:
             raise RegistryError(f"names cannot be changed now: store: {self._store.status.text}")
 
-    def _leave(self, name: str) -> None:
-        """The name's connection has it no more; the caller holds the lock."""
+    def _leave(self, name: str) -> tuple[bytes, int] | None:
+        """The name's connection has it no more; the caller holds the lock. Key and number of that connection, if it
+        lives and has no other name."""
         if (named := self._named.get(name)) is None:
-            return
-        key = self._form.unpack(named)[0]
+            return None
+        key, number = self._form.unpack(named)[:2]
         names = self._at.get(key, "").split()
-        if name in names:
-            names.remove(name)
-            if names:
-                self._at[key] = " ".join(names)
-            else:
-                del self._at[key]
+        if name not in names:
+            return None
+        names.remove(name)
+        if names:
+            self._at[key] = " ".join(names)
+            return None
+        del self._at[key]
+        return key, number
 
     def _number(self, name: str) -> int:
         """The number of the connection that a name was given to."""

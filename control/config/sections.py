@@ -165,7 +165,11 @@ class Policy(Section):
         3600.0, description="IDLE to SLEEP, counted from the last payload byte"
     )
     probe_interval: Annotated[WholeSeconds, ToEngine("probe_interval_s")] = Field(
-        0.0, description="probe an inactive client that was not heard for this long, give or take an eighth"
+        64800.0,
+        description="probe an inactive client that was not heard for this long, give or take an eighth. The default, "
+        "18 hours, finds one that is gone within a day, and costs each client a probe and its answer in that time; "
+        "with 10,000,000 asleep 154 probes a second, at 0.8 µs each. With "
+        '`sleep_keepalive = "none"` the default is `never`',
     )
     awake_probe_interval: Annotated[WholeSeconds, ToEngine("awake_probe_s")] = Field(
         120.0,

@@ -234,4 +234,7 @@ class Service(Policy):
         own = self.model_dump(include=set(Policy.model_fields), exclude_unset=True)
         if self.interface == "persistent":  # the session ended with the server's connection
             own.setdefault("on_server_close", "close")
-        return defaults.model_copy(update=own)
+        policy = defaults.model_copy(update=own)
+        if policy.sleep_keepalive == "none" and "probe_interval" not in policy.model_fields_set:
+            return policy.model_copy(update={"probe_interval": 0.0})  # to probe a client takes its slot
+        return policy

@@ -42,6 +42,8 @@ Three causes belong to the life of the daemon, not of the connection:
 ``pressure``  descriptors, memory or CPU run short; the least recently active connections go down one step early, and
               those that cannot, since what was sent to them waits in vain, are CLOSED.
 
+``client-connect`` also ends a connection: its client has come by another one, and has said so by its name.
+
 Keep-alives are not activity: answering or sending one is no transition and has no cause. Only their absence has:
 ``probe-timeout``. An end that answers and does not take what is sent to it ends its connection by ``write-timeout``.
 """
@@ -108,6 +110,8 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
         (_S.NONE, _C.RESTORE): frozenset({_S.SLEEP, _S.IDLE}),  # IDLE: with its server's leg
         # ACTIVE: linked. IDLE: both legs froze together (the persistent interface), and the server keeps its socket.
         # server-attach: another server takes over, so that the present link is ended first.
+        # client-connect, here and below: the client has come back by another connection.
+        (_S.ACTIVE, _C.CLIENT_CONNECT): frozenset({_S.CLOSED}),
         (_S.ACTIVE, _C.CLIENT_CLOSE): frozenset({_S.CLOSED}),
         (_S.ACTIVE, _C.SERVER_ATTACH): frozenset({_S.STANDBY}),
         (_S.ACTIVE, _C.SERVER_CLOSE): frozenset({_S.STANDBY, _S.CLOSED}),
@@ -119,6 +123,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
         (_S.ACTIVE, _C.RESTORE): frozenset({_S.IDLE, _S.CLOSED}),
         (_S.ACTIVE, _C.SHUTDOWN): frozenset({_S.STANDBY, _S.IDLE, _S.CLOSED}),
         # STANDBY: a socket that waits. server-close here: the link that the client's data asked for was not to be had.
+        (_S.STANDBY, _C.CLIENT_CONNECT): frozenset({_S.CLOSED}),
         (_S.STANDBY, _C.CLIENT_DATA): frozenset({_S.ACTIVE}),
         (_S.STANDBY, _C.CLIENT_CLOSE): frozenset({_S.CLOSED}),
         (_S.STANDBY, _C.SERVER_ATTACH): frozenset({_S.ACTIVE}),
@@ -131,6 +136,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
         (_S.STANDBY, _C.RESTORE): frozenset({_S.IDLE, _S.CLOSED}),
         (_S.STANDBY, _C.SHUTDOWN): frozenset({_S.IDLE, _S.CLOSED}),
         # IDLE: a record in memory. Woken by a command it waits in STANDBY, or in ACTIVE if its server leg was kept.
+        (_S.IDLE, _C.CLIENT_CONNECT): frozenset({_S.CLOSED}),
         (_S.IDLE, _C.CLIENT_DATA): frozenset({_S.ACTIVE, _S.STANDBY}),
         (_S.IDLE, _C.CLIENT_CLOSE): frozenset({_S.CLOSED}),
         (_S.IDLE, _C.SERVER_ATTACH): frozenset({_S.ACTIVE, _S.STANDBY}),  # STANDBY: the server could not be linked
@@ -142,6 +148,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
         (_S.IDLE, _C.PROBE_TIMEOUT): frozenset({_S.CLOSED}),
         (_S.IDLE, _C.RESTORE): frozenset({_S.SLEEP, _S.CLOSED}),
         # SLEEP: a row of the store. IDLE: it was read back, but no socket could be made of it.
+        (_S.SLEEP, _C.CLIENT_CONNECT): frozenset({_S.IDLE, _S.CLOSED}),
         (_S.SLEEP, _C.CLIENT_DATA): frozenset({_S.ACTIVE, _S.STANDBY, _S.IDLE}),
         (_S.SLEEP, _C.CLIENT_CLOSE): frozenset({_S.CLOSED}),
         (_S.SLEEP, _C.SERVER_ATTACH): frozenset({_S.ACTIVE, _S.STANDBY, _S.IDLE}),

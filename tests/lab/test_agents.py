@@ -423,6 +423,25 @@ def test_a_held_client_that_speaks_and_that_nobody_asks_for_is_reset_in_time() -
                 assert silent.recv(4) == b"I am"
 
 
+def test_an_agent_that_comes_back_by_another_connection_closes_its_earlier_one(box: AgentLab) -> None:
+    with box.dial(AGENTS) as earlier:
+        earlier.settimeout(20)
+        earlier.sendall(hello())
+        box.wait_for_agent("meter-9")
+        box.to_sleep("meter-9")
+        number = box.spoken_for()["meter-9"]["id"]
+        with box.dial(AGENTS) as later:
+            later.sendall(hello())
+            box.wait(lambda: box.spoken_for()["meter-9"]["id"] > number, "the later one speaks for it")
+            assert b"welcome" in earlier.recv(1000)
+            with pytest.raises(ConnectionResetError):
+                earlier.recv(1)
+            box.wait(lambda: len(box.connections("agents")) == 1, "one connection is left")
+            assert box.spoken_for()["meter-9"]["connected"]
+            ends = [row for row in box.daemon.get("/v1/history?limit=100") if row["id"] == number]
+            assert (ends[-1]["from"], ends[-1]["to"], ends[-1]["cause"]) == ("SLEEP", "CLOSED", "client-connect")
+
+
 def test_no_program_of_this_machine_passes_for_a_held_clients_link(box: AgentLab) -> None:
     """An unprivileged one tries every listener on the loopback, as if it were the engine with that client's bytes."""
     with box.dial(HELD) as client:

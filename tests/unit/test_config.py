@@ -340,3 +340,17 @@ def test_what_is_wrong_about_agents_is_said_without_a_secret(text: str, said: st
         parse(text)
     assert said in str(caught.value)
     assert "'secret'" not in str(caught.value)
+
+
+def test_a_client_that_is_gone_is_found_within_a_day_unless_the_configuration_says_otherwise() -> None:
+    def probed(text: str) -> int:
+        config = parse(text)
+        return service_spec(config.service[0], 1, config).probe_interval_s
+
+    config = parse(SERVICE)
+    spec = service_spec(config.service[0], 1, config)
+    assert spec.probe_interval_s
+    assert spec.probe_interval_s * 9 / 8 + spec.probe_count * spec.probe_retry_s < 86400
+    without_slot = "[table]\nfilter = 5\n" + SERVICE + 'sleep_keepalive = "none"\n'
+    assert probed(without_slot) == 0, "a probe would take the slot that it does without"
+    assert probed(SERVICE + 'probe_interval = "never"') == probed("[policy]\nprobe_interval = 0\n" + SERVICE) == 0

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.frontends.target import Address, Name, Target
-from appliance.wire import Event, EventType, Key
+from appliance.wire import Event, EventType, Key, Op
 from control.clients import local_addresses
 from control.clients.locate import Locator
 from control.clients.moving import Moving
@@ -24,6 +24,7 @@ from control.clients.registry import Registry, RegistryError, canonical
 from control.clients.view import View
 from control.config import parse
 from control.core.errors import OperationError
+from control.core.ports import successor
 from control.core.states import Cause, State
 from control.dispatch.dispatcher import Dispatcher
 from control.reach.reach import Reach
@@ -395,3 +396,36 @@ def test_names_cost_nothing_to_connections_without_one_and_little_to_the_collect
     rig.registry.hear([transition(key(5000), n, State.IDLE, State.SLEEP) for n in range(10_000)])
     assert time.thread_time() - began < 1.0
     assert (len(rig.registry._named), len(rig.registry._at)) == (1000, 1000)
+
+
+# -- a client that comes back by another connection -------------------------------------------------------------------
+
+
+def closed(rig: Rig) -> list[tuple[bytes | None, int, int, int | None]]:
+    """The connections that were to be closed: key, number, cause, successor."""
+    return [
+        (command.key if isinstance(command.key, bytes) else None, command.id, command.cause, successor(command.token))
+        for command in rig.engine.commands
+        if command.op == Op.CLOSE
+    ]
+
+
+def test_the_name_of_a_living_connection_that_a_later_one_gets_closes_the_older(rig: Rig) -> None:
+    rig.registry.give("meter", key(1).pack(), 1)
+    rig.registry.give("meter", key(2).pack(), 7)
+    assert closed(rig) == [(key(1).pack(), 1, Cause.CLIENT_CONNECT, 7)]
+    assert rig.registry.name_at(key(2).pack()) == "meter"
+
+
+def test_a_name_closes_nothing_but_an_older_living_connection_that_loses_its_last_one(rig: Rig) -> None:
+    rig.registry.give("meter", key(1).pack(), 5)
+    rig.registry.give("meter", key(1).pack(), 5)  # again
+    rig.registry.give("meter", key(1).pack(), 6)  # another connection with this 4-tuple
+    rig.registry.give("meter", key(2).pack(), 3)  # late words of an older one
+    rig.registry.hear([transition(key(2), 3, State.IDLE, State.CLOSED)])
+    rig.registry.give("meter", key(3).pack(), 8)  # nobody has it any more
+    rig.registry.give_all({"a": 0, "b": 0}, key(4).pack(), 9)
+    rig.registry.give("a", key(5).pack(), 10)  # its agent speaks for another still
+    assert closed(rig) == []
+    rig.registry.give("b", key(6).pack(), 11)
+    assert closed(rig) == [(key(4).pack(), 9, Cause.CLIENT_CONNECT, 11)]

@@ -56,6 +56,7 @@ def test_sleep_becomes_idle_only_by_a_wake_up_that_failed() -> None:
         Cause.COMMAND,
         Cause.RESTORE,
         Cause.PROBE_TIMEOUT,
+        Cause.CLIENT_CONNECT,
     }
     assert {cause for source, to, cause in LEGAL if (source, to) == (State.SLEEP, State.IDLE)} == wakes
 
@@ -69,8 +70,9 @@ def test_the_timer_goes_down_one_step_at_a_time() -> None:
     }
 
 
-def test_every_living_state_can_be_closed_by_the_client_and_by_command() -> None:
-    for source, cause in itertools.product(AWAKE | INACTIVE, (Cause.CLIENT_CLOSE, Cause.COMMAND)):
+def test_every_living_state_can_be_closed_by_the_client_its_successor_and_by_command() -> None:
+    closing = (Cause.CLIENT_CLOSE, Cause.CLIENT_CONNECT, Cause.COMMAND)
+    for source, cause in itertools.product(AWAKE | INACTIVE, closing):
         assert (source, State.CLOSED, cause) in LEGAL
 
 
