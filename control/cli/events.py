@@ -52,4 +52,5 @@ def _print(row: dict[str, Any], as_json: bool) -> None:
     click.echo(
         f"{at} {row['id']:>8} {row['client']:<22} {row['from']:>7} -> {row['to']:<7} {row['cause']:<14} "
         f"{row['service']}  rx {row['rx_bytes']:,} B, tx {row['tx_bytes']:,} B, quiet {row['gap_ms'] / 1000:.1f} s"
+        + (f", came back as {row['successor']}" if "successor" in row else "")
     )

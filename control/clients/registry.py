@@ -29,10 +29,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.wire import Command, Event, Op
 from control.clients.living import living
-from control.core.ports import EnginePort, by_successor
+from control.core.ports import EnginePort
 from control.core.states import Cause, State
 from control.store.database import reason
-from control.store.schema import KEYED, NAME_LENGTH, Keyed
+from control.store.schema import KEYED, NAME_LENGTH, SUCCESSOR, Keyed
 from control.store.store import Store
 
 log = logging.getLogger("roost.registry")
@@ -67,10 +67,6 @@ def canonical(name: str, domain: str) -> str:
     if lower.endswith(f".{domain}"):
         raise ValueError(f'"{name}": the name is given without the domain, .{domain}')
     return lower
-
-
-def _closing(key: bytes, number: int, successor: int) -> Command:
-    return Command(op=Op.CLOSE, cause=Cause.CLIENT_CONNECT, id=number, key=key, token=by_successor(successor))
 
 
 class Registry:
@@ -133,7 +129,8 @@ class Registry:
                     changes[self._kind, before] = None
             for name, service in services.items():
                 if (left := self._leave(name)) is not None and left[0] != key and left[1] < number:
-                    older.append(_closing(*left, number))
+                    older.append(Command(op=Op.CLOSE, cause=Cause.CLIENT_CONNECT, key=left[0], id=left[1]))
+                    changes["successors", left[1]] = SUCCESSOR.pack(number, since)
                 named = self._form.pack(key, number, since, *([service] if self._kind == "agents" else []))
                 self._named[name] = changes[self._kind, name] = named
             self._at[key] = " ".join(services)

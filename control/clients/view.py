@@ -131,6 +131,8 @@ class View:
         if set_in_band := self._engine.find_overrides(record.key_raw, located.id):
             shown["in_band"] = set_in_band
         if located.id and not self._store.status.error:
+            if earlier := self._store.predecessors_of(located.id):
+                shown["came_back_from"] = earlier
             shown["history"] = [self.transition_row(row) for row in self._store.history_of(located.id)]
         return shown
 
@@ -153,6 +155,7 @@ class View:
             "rx_bytes": row["rx_bytes"],
             "tx_bytes": row["tx_bytes"],
             "gap_ms": row["gap_ms"],
+            **({"successor": row["successor"]} if row.get("successor") else {}),
         }
 
     def transition_event(self, event: Event) -> dict[str, Any]:

@@ -54,20 +54,6 @@ class Outcome:
     id: int = 0
 
 
-_SUCCESSOR: Final = 1 << 63
-
-
-def by_successor(number: int) -> int:
-    """The token of a command that closes a connection since its client has come back by the one with this number: it
-    comes back in the transition, and nobody waits for it."""
-    return _SUCCESSOR | number
-
-
-def successor(token: int) -> int:
-    """The number of that connection, out of the token; 0: the token is a waiting command's, or none."""
-    return token & ~_SUCCESSOR if token & _SUCCESSOR else 0
-
-
 class CommandsPort(Protocol):
     """Commands with an answer. Either future is done when the connection reaches one of `states` (SLEEP), or the
     command is refused, or after timeout_s (ETIMEDOUT)."""

@@ -18,13 +18,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control.core.states import State
 from control.store.database import StoreError, chunks, open_engine, reason
-from control.store.schema import KEY, KEYED, history, sleeping
+from control.store.schema import KEY, KEYED, history, sleeping, successors
 from control.store.statements import ids_of
 
 SCAN_ROWS: Final = 10_000
 CLOSE_S: Final = 2.0
 """How long readers may take to end."""
 
+_TRANSITIONS: Final = sa.select(history, successors.c.successor).join(
+    successors, sa.and_(successors.c.id == history.c.id, history.c.to == int(State.CLOSED)), isouter=True
+)
 _SOME_AT_A_TIME: Final = {"yield_per": 1000}
 _PACKING = frozenset({"sqlite"})  # databases that make one row of a page, see _packed
 
@@ -171,12 +174,19 @@ class Reader:
                 yield row[0], row[1], row[2], row[3]
 
     def history_of(self, number: int, limit: int = 100) -> list[dict[str, Any]]:
-        """The last `limit` transitions of a connection, oldest first; columns of `history`."""
-        return self._history(sa.select(history).where(history.c.id == number), limit)
+        """The last `limit` transitions of a connection, oldest first; columns of `history`, and where it was closed the
+        number of its successor, None: it has none."""
+        return self._history(_TRANSITIONS.where(history.c.id == number), limit)
 
     def recent_history(self, limit: int = 100) -> list[dict[str, Any]]:
         """The last `limit` transitions of all, oldest first."""
-        return self._history(sa.select(history), limit)
+        return self._history(_TRANSITIONS, limit)
+
+    def predecessors_of(self, number: int) -> list[int]:
+        """The connections whose client came back by this one."""
+        query = sa.select(successors.c.id).where(successors.c.successor == number).order_by(successors.c.id)
+        with self._reading() as connection:
+            return list(connection.scalars(query))
 
     def _history(self, query: sa.Select[Any], limit: int) -> list[dict[str, Any]]:
         with self._reading() as connection:

@@ -18,7 +18,7 @@ from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Small
 SCHEMA_VERSION: Final = 6
 """What `meta` says, for versions that know no revisions: they leave a database of a number that is not theirs alone."""
 
-REVISION: Final = "0002"
+REVISION: Final = "0003"
 """The last of migrations/versions: what these tables are."""
 
 KEY: Final = struct.Struct("!16s16sHH")
@@ -46,6 +46,9 @@ clock, ms)."""
 OVERRIDES_BYTES: Final = 20
 OVERRIDDEN: Final = struct.Struct(f"=Q{OVERRIDES_BYTES}s")
 """A connection's number, and what it set in band."""
+
+SUCCESSOR: Final = struct.Struct("=QQ")
+"""The connection by which the client of a closed one came back, and when (wall clock, ms)."""
 
 NAME_LENGTH: Final = 63
 
@@ -85,6 +88,14 @@ history = Table(
     Column("rx_bytes", BigInteger, nullable=False, comment="from the client since its last transition"),
     Column("tx_bytes", BigInteger, nullable=False, comment="to the client since its last transition"),
     Column("gap_ms", BigInteger, nullable=False, comment="since the last payload byte"),
+)
+
+successors = Table(
+    "successors",
+    metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=False, comment="of a closed connection"),
+    Column("successor", BigInteger, nullable=False, index=True, comment="by which its client came back"),
+    Column("at", BigInteger, nullable=False, comment="wall clock, ms; removed with the history"),
 )
 
 services = Table(
@@ -169,13 +180,14 @@ KEYED: Final[Mapping[str, tuple[Table, struct.Struct]]] = MappingProxyType(
         "agents": (agents, AGENT),
         "dialled": (dialled, DIALLED),
         "overrides": (overrides, OVERRIDDEN),
+        "successors": (successors, SUCCESSOR),
     }
 )
-"""The tables whose rows are found by their first column, a text or a 4-tuple, and the packed form of the others, in
-their order."""
+"""The tables whose rows are found by their first column, a text, a 4-tuple or a number, and the packed form of the
+others, in their order."""
 
-Keyed = tuple[str, str | bytes]
-"""One of these tables and the text or 4-tuple by which a row of it is found."""
+Keyed = tuple[str, str | bytes | int]
+"""One of these tables and the text, 4-tuple or number by which a row of it is found."""
 
 MAPPED: Final = b"\0" * 10 + b"\xff\xff"
 """What an IPv4 address begins with when it stands in 16 bytes (RFC 4291 2.5.5.2)."""

@@ -54,7 +54,7 @@ from control.store.database import (
 from control.store.migrate import prepare_tables
 from control.store.owner import LEASE_S, FencedError, LeaseRunsError, OwnedError, Owner, Ownership
 from control.store.reading import READ_BOOT, Reader
-from control.store.schema import KA_BYTES, KEY, Keyed, address_text, history, sleeping
+from control.store.schema import KA_BYTES, KEY, Keyed, address_text, history, sleeping, successors
 from control.store.statements import (
     FORGET,
     FORGET_STALE,
@@ -606,8 +606,10 @@ class Store(Reader):
             self._next_prune = time.monotonic() + PRUNE_EVERY_S
             return
         cutoff = int((time.time() - self._keep_days * 86400) * 1000)
+        gone = sa.delete(successors).where(successors.c.at < cutoff)
         old = sa.select(history.c.seq).where(history.c.at < cutoff).order_by(history.c.at).limit(PRUNE_ROWS)
         with self._writing("NORMAL") as connection:
+            connection.execute(gone)
             removed = connection.execute(sa.delete(history).where(history.c.seq.in_(old))).rowcount
         if removed < PRUNE_ROWS:
             self._next_prune = time.monotonic() + PRUNE_EVERY_S

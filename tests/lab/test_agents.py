@@ -440,6 +440,7 @@ def test_an_agent_that_comes_back_by_another_connection_closes_its_earlier_one(b
             assert box.spoken_for()["meter-9"]["connected"]
             ends = [row for row in box.daemon.get("/v1/history?limit=100") if row["id"] == number]
             assert (ends[-1]["from"], ends[-1]["to"], ends[-1]["cause"]) == ("SLEEP", "CLOSED", "client-connect")
+            assert ends[-1]["successor"] == box.spoken_for()["meter-9"]["id"]
 
 
 def test_no_program_of_this_machine_passes_for_a_held_clients_link(box: AgentLab) -> None:

@@ -36,6 +36,7 @@ from control.store.schema import (
     OVERRIDDEN,
     OVERRIDES_BYTES,
     SCHEMA_VERSION,
+    SUCCESSOR,
     Keyed,
     address_text,
 )
@@ -675,6 +676,7 @@ def test_a_database_of_an_earlier_version_is_upgraded_in_place(
         ("agents", "a"): AGENT.pack(key(1).pack(), 7, 1000, 2),
         ("dialled", "a"): DIALLED.pack(3, 1, 2000),
         ("overrides", key(1).pack()): OVERRIDDEN.pack(11, b"o" * OVERRIDES_BYTES),
+        ("successors", 7): SUCCESSOR.pack(11, 3000),
     }
     store.add(keyed=added)
     assert store.flush()
