@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -438,9 +439,13 @@ def test_an_agent_that_comes_back_by_another_connection_closes_its_earlier_one(b
                 earlier.recv(1)
             box.wait(lambda: len(box.connections("agents")) == 1, "one connection is left")
             assert box.spoken_for()["meter-9"]["connected"]
-            ends = [row for row in box.daemon.get("/v1/history?limit=100") if row["id"] == number]
-            assert (ends[-1]["from"], ends[-1]["to"], ends[-1]["cause"]) == ("SLEEP", "CLOSED", "client-connect")
-            assert ends[-1]["successor"] == box.spoken_for()["meter-9"]["id"]
+            end = ("SLEEP", "CLOSED", "client-connect", box.spoken_for()["meter-9"]["id"])
+
+            def history() -> list[tuple[Any, ...]]:
+                rows = [row for row in box.daemon.get("/v1/history?limit=100") if row["id"] == number]
+                return [(row["from"], row["to"], row["cause"], row.get("successor")) for row in rows]
+
+            box.wait(lambda: history()[-1:] == [end], "history names its successor")
 
 
 def test_no_program_of_this_machine_passes_for_a_held_clients_link(box: AgentLab) -> None:
