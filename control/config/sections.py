@@ -111,8 +111,8 @@ class Table(Section):
         262_144,
         ge=1,
         le=1 << 28,
-        description="IDLE connections, both families together; those that were born asleep and have not spoken yet are "
-        "not counted, and one of 32 is kept free for those that wake",
+        description="IDLE connections, both families together, for which there is room before it grows; those that "
+        "were born asleep and have not spoken yet are not counted",
     )
     filter: int = Field(
         0,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from errno import EADDRNOTAVAIL, ENODEV
 from functools import partial
+from typing import Final
 
 from appliance.box.reachability import UnreachableError, interface_towards
 from appliance.box.router import RouterError, close_routes, open_routes
@@ -20,6 +21,9 @@ from control.daemon.waiting import NotYetError, Waiting
 
 log = logging.getLogger("roost.daemon")
 
+FILL_PERCENT: Final = 92
+"""Of the records of IDLE connections, when room for more of them is made (GROW_PERCENT in cext/life/growth.c)."""
+
 
 def engine_options(config: Config, max_awake: int, next_id: int) -> EngineOptions:
     """next_id: the first number that is not given to a connection yet."""
@@ -28,7 +32,7 @@ def engine_options(config: Config, max_awake: int, next_id: int) -> EngineOption
         bpf_dir=config.paths.bpf_dir or str(bpf_objects()),
         ipv4_slots=config.table.ipv4,
         ipv6_slots=config.table.ipv6,
-        idle_slots=config.table.idle,
+        idle_slots=config.table.idle * 100 // FILL_PERCENT + 1,
         filter_slots=config.table.filter,
         ring_bytes=config.table.ring_kb * 1024,
         max_awake=max_awake,
