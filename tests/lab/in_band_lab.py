@@ -149,7 +149,7 @@ class InBandLab:
         self.ports = {name: ATTACH_PORT + 1 + i for i, name in enumerate(services)}
         self._stack = ExitStack()
         self._listeners: dict[tuple[int, int], socket.socket] = {}
-        never = dict.fromkeys(("active_quiet", "standby_quiet", "idle_quiet"), "never")
+        never = dict.fromkeys(("active_quiet", "standby_quiet", "idle_quiet", "probe_interval"), "never")
         parts = [lab.config(port, policy=never, attach_port=ATTACH_PORT) for port in self.ports.values()]
         for (name, in_band), part in zip(services.items(), parts, strict=True):
             for service in part["service"]:
