@@ -522,7 +522,10 @@ def test_whoever_asks_for_history_waits_for_a_slow_commit(
     assert [r["id"] for r in store.recent_history()] == [1]
 
 
-def test_history_is_not_hurried_but_whoever_asks_sees_all_of_it(make: Callable[..., Store], slept: Recorder) -> None:
+def test_history_is_not_hurried_but_whoever_asks_sees_all_of_it(
+    make: Callable[..., Store], slept: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RELAXED_GATHER_S", 10.0)
     store = make()
     began = time.monotonic()
     store.add([row(1, 1)])
