@@ -101,7 +101,7 @@ def test_a_close_command_resets_the_client_whatever_its_state(box: EngineLab, fa
 def test_a_command_whose_cause_leads_nowhere_is_refused_and_changes_nothing(box: EngineLab) -> None:
     pair = box.connect()
     for op in (Op.STANDBY, Op.IDLE, Op.CLOSE):
-        box.submit(op, pair, Cause.RESTORE if op is Op.STANDBY else Cause.CLIENT_CONNECT)
+        box.submit(op, pair, Cause.RESTORE if op is Op.STANDBY else Cause.CLIENT_DATA)
         box.wait(lambda op=op: (op, errno.EINVAL) in box.refusals(pair), f"{op.name} is refused")  # type: ignore[misc]
     assert box.state(pair) is ACTIVE
     box.to_idle(pair)
