@@ -119,10 +119,15 @@ static int op_sleep(struct roost_engine *e, const struct roost_command *command)
     return 0;
 }
 
+static bool may_wake(uint32_t cause) {
+    return roost_is_legal(ROOST_ST_IDLE, ROOST_ST_ACTIVE, cause) ||
+           roost_is_legal(ROOST_ST_IDLE, ROOST_ST_STANDBY, cause);
+}
+
 static int op_wake(struct roost_engine *e, const struct roost_command *command, bool then_close) {
     struct roost_conn *c = target(e, command);
     int error = 0;
-    if (!roost_permits(ROOST_ST_IDLE, command->cause))
+    if (then_close ? !roost_is_legal(ROOST_ST_IDLE, ROOST_ST_CLOSED, command->cause) : !may_wake(command->cause))
         return EINVAL;
     if (c && c->phase == ROOST_MARKED)
         roost_freeze_cancel(e, c, EAGAIN);

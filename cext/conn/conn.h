@@ -102,7 +102,6 @@ void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, co
 void roost_event_of_holder(struct roost_engine *e, const struct roost_key *key, const struct roost_holder *h,
                            struct roost_event *event);
 bool roost_is_legal(uint8_t from, uint8_t to, uint8_t cause); /* enum roost_state, enum roost_cause */
-bool roost_permits(uint8_t from, uint8_t cause);              /* some transition out of this state has this cause */
 /* Tells a transition of what the event describes. False: it is not legal, and ROOST_EV_ILLEGAL was told instead. */
 bool roost_post_transition(struct roost_engine *e, struct roost_event *event, enum roost_state from,
                            enum roost_state to, enum roost_cause cause, uint64_t token);

@@ -69,13 +69,6 @@ bool roost_is_legal(uint8_t from, uint8_t to, uint8_t cause) {
            roost_transitions[from][cause] & 1u << to;
 }
 
-bool roost_permits(uint8_t from, uint8_t cause) {
-    bool any = false;
-    for (uint8_t to = ROOST_ST_NONE; to <= ROOST_ST_CLOSED; to++)
-        any |= roost_is_legal(from, to, cause);
-    return any;
-}
-
 bool roost_post_transition(struct roost_engine *e, struct roost_event *event, enum roost_state from,
                            enum roost_state to, enum roost_cause cause, uint64_t token) {
     const bool legal = roost_is_legal((uint8_t)from, (uint8_t)to, (uint8_t)cause);
