@@ -42,7 +42,7 @@ async def device(appliance: str, port: int, servers: list[int]) -> None:
     print(json.dumps(dict(zip(servers, names, strict=True))), flush=True)
 
     async def serve(link: tuple[StreamReader, StreamWriter], server: int) -> None:
-        if first := await link[0].read(1 << 16):  # a server that speaks first would speak to nobody
+        if first := await link[0].read(1 << 16):  # a server may speak first
             reader, writer = await asyncio.open_connection(HERE, server)
             writer.write(first)
             await join(link, (reader, writer))

@@ -294,7 +294,7 @@ class Store(Reader):
             now = file.identity(self._path)
             if now == opened:
                 return
-            if now[0] not in (None, opened[0]) and now[1] != opened[1]:  # with our log it is nobody's who runs
+            if now[0] not in (None, opened[0]) and now[1] != opened[1]:  # with our log it is of no running daemon
                 self._refuse_file_of_another()
 
             def let_go() -> None:

@@ -2,7 +2,7 @@
 /*
  * XDP: the front door of inactive connections. Everything that is not TCP, not for a connection in the table, or not
  * understood goes on to the stack; what the stack makes of a packet of a sleeping connection that got past us
- * (more than one VLAN tag, exotic extension headers, fragments whose first one wakes nobody) is stopped and noticed by
+ * (more than one VLAN tag, exotic extension headers, fragments whose first one wakes nothing) is stopped and noticed by
  * guard.bpf.c.
  */
 #include "maps.h"
@@ -62,7 +62,7 @@ static __always_inline int newer_ts(const struct roost_ka *ka, const struct roos
 }
 
 /* An ACK made from the record alone; as send_back() says, and 0 where there is no way for it. A segment that is challenged
- * may be anybody's: the answer must not go back to whoever that is. */
+ * may be forged: the answer must not go back to its sender. */
 static __noinline int answer(struct xdp_md *ctx, const struct packet *p, const struct roost_ka *ka,
                              const struct roost_segment *s, int challenged) {
     __u64 now_ms = coarse_ms();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
 /*
- * Where the kernel would send what XDP answers: not merely back to whoever asked. A neighbour on the link may speak in a
+ * Where the kernel would send what XDP answers: not merely back to the sender. A neighbour on the link may speak in a
  * client's name, and the way to a client may be another than the one that it comes by.
  *
  * A way is looked up once a second for the same two ends. Where forwarding is off, for a tagged frame, and where the next hop

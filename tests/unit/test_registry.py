@@ -425,7 +425,7 @@ def test_a_name_closes_nothing_but_an_older_living_connection_that_loses_its_las
     rig.registry.give("meter", key(1).pack(), 6)  # another connection with this 4-tuple
     rig.registry.give("meter", key(2).pack(), 3)  # late words of an older one
     rig.registry.hear([transition(key(2), 3, State.IDLE, State.CLOSED)])
-    rig.registry.give("meter", key(3).pack(), 8)  # nobody has it any more
+    rig.registry.give("meter", key(3).pack(), 8)  # no connection has it any more
     rig.registry.give_all({"a": 0, "b": 0}, key(4).pack(), 9)
     rig.registry.give("a", key(5).pack(), 10)  # its agent speaks for another still
     assert closed(rig) == []

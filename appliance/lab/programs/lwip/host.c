@@ -170,7 +170,7 @@ static err_t hand_over(struct channel *channel) {
         ssize_t written = send(channel->fd, first->payload, first->len, MSG_NOSIGNAL);
         if (written < 0 && errno == EAGAIN)
             return ERR_OK;
-        if (written < 0) { /* nobody reads it any more */
+        if (written < 0) { /* the socket was closed */
             abort_both(channel);
             return ERR_ABRT;
         }
