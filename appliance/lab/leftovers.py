@@ -5,6 +5,7 @@ and start time, so that the next lab can tell a dead owner's from a living one's
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import os
@@ -47,14 +48,21 @@ def workspace(name: str) -> Path:
     return Path(tempfile.gettempdir()) / name
 
 
-def unpin(pin_dir: Path) -> None:
-    """Detach and remove what a lab's daemon pinned. Imported late: a lab needs no compiled engine until it has one."""
+def unpin(pin_dir: Path, later: bool = False) -> None:
+    """Detach and remove what a lab's daemon pinned. Imported late: a lab needs no compiled engine until it has one.
+    later: leave it if there is no way into its namespace, which sockets keep while they have something to send."""
     if pin_dir.exists():
+        from appliance.engine import EngineError
         from appliance.engine import unpin as engine_unpin
 
-        engine_unpin(str(pin_dir))
-        if pin_dir.exists():
-            pin_dir.rmdir()
+        try:
+            engine_unpin(str(pin_dir))
+        except EngineError as problem:
+            if not later or problem.number != errno.ENOENT:
+                raise
+        else:
+            if pin_dir.exists():
+                pin_dir.rmdir()
 
 
 @contextmanager
@@ -69,7 +77,7 @@ def _alone() -> Iterator[None]:
 
 
 def reap() -> list[str]:
-    """Remove what dead owners left; the names removed."""
+    """Remove what dead owners left, if it can be done yet; the names removed."""
     with _alone():
         remains = [
             entry
@@ -79,7 +87,7 @@ def reap() -> list[str]:
         ]
         for entry in remains:
             if entry.parent == BPFFS:
-                unpin(entry)
+                unpin(entry, later=True)
             else:
                 shutil.rmtree(entry, ignore_errors=True)
-    return [entry.name for entry in remains]
+    return [entry.name for entry in remains if not entry.exists()]

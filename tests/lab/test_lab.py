@@ -123,6 +123,23 @@ def test_labs_that_begin_at_the_same_time_remove_what_a_dead_one_left() -> None:
     assert not any(directory.exists() for directory in remains)
 
 
+def test_pins_in_a_namespace_without_a_way_in_are_left_for_a_later_lab() -> None:
+    """Sockets that still have something to send keep a namespace for minutes when all its processes were killed."""
+    child = subprocess.Popen(["true"])
+    child.wait()
+    dead = leftovers.BPFFS / f"roost-lab-{child.pid}-1-1"
+    with Lab(clients=10) as lab:
+        handle = lab.daemon(lab.config())
+        handle.kill()
+        handle.pin_dir.rename(dead)
+        assert dead.name not in leftovers.reap()
+        assert dead.exists()
+        sleeper = lab.run("box", ["sleep", "1000"])
+        leftovers.reap()
+        assert not dead.exists()
+        sleeper.close()
+
+
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
