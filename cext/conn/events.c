@@ -52,7 +52,7 @@ void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, co
         event->id = event->record.rest.id;
         event->gap_ms = roost_monotonic_ms() - event->record.rest.active_ms;
     } else if (ROOST_IS_BORN(slot->rest)) {
-        event->gap_ms = (uint64_t)ROOST_SILENCE_S(slot->heard, roost_monotonic_ms() / 1000) * 1000;
+        event->gap_ms = (uint64_t)roost_silence_s(slot->heard, (uint32_t)(roost_monotonic_ms() / 1000)) * 1000;
     }
 }
 

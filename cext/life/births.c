@@ -132,7 +132,7 @@ void roost_born_adopted(struct roost_engine *e) {
 
 int roost_born_settle(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
     uint32_t window = ROOST_BORN_WINDOW(slot->rest) << ROOST_SND_WSCALE(slot->ctl);
-    uint64_t silence_ms = (uint64_t)ROOST_SILENCE_S(slot->heard, e->now_ms / 1000) * 1000;
+    uint64_t silence_ms = roost_silence_s(slot->heard, (uint32_t)(e->now_ms / 1000)) * 1000ULL;
     uint64_t active_ms = e->now_ms > silence_ms ? e->now_ms - silence_ms : 0;
     uint32_t index = roost_table_rest_alloc(&e->table, true);
     if (index == ROOST_NO_REST) {

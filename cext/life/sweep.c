@@ -33,7 +33,6 @@
 #define LATE 8            /* a slot may be early or late by this part of its interval */
 #define SPREAD 0x9e3779b1u
 #define WAITS_FOR_ROOM_MS 1000
-#define AHEAD_S 64 /* how far ahead of the engine's clock a client may have been heard: its turn may have been long */
 #define LEAVE_TABLE_S 60 /* where nothing sleeps by itself, and until there may be room in the filter */
 #define AWAKE_PARTS 4096 /* ranges of the hashes of their keys */
 #define SLEEP_RETRY_S 30 /* asked again, should the store not have managed */
@@ -153,9 +152,7 @@ static uint32_t probe(struct walk *w, struct roost_ka *slot, bool v4) {
     struct roost_engine *e = w->e;
     uint32_t heard = __atomic_load_n(&slot->heard, __ATOMIC_RELAXED), sent = ROOST_HEARD_PROBES(heard);
     const struct roost_class *class = roost_class_of(e, slot->class);
-    uint32_t quiet_s = ROOST_SILENCE_S(heard, w->now_s), interval_s = class->probe_interval_s;
-    if (quiet_s > ROOST_HEARD_WRAP_S - AHEAD_S) /* XDP's clock is a moment ahead */
-        quiet_s = 0;
+    uint32_t quiet_s = roost_silence_s(heard, w->now_s), interval_s = class->probe_interval_s;
     uint32_t since_s = w->now_s - quiet_s, due_s = first_probe_s(w, since_s, interval_s);
     if (quiet_s < due_s)
         return due_s - quiet_s;
@@ -185,8 +182,8 @@ static uint32_t probe(struct walk *w, struct roost_ka *slot, bool v4) {
 
 /* The time since a client was heard has 20 bits. Before it runs over, it stays where it is: more than six days. */
 static void keep_silence_known(struct roost_ka *slot, uint32_t now_s) {
-    uint32_t heard = __atomic_load_n(&slot->heard, __ATOMIC_RELAXED), silence_s = ROOST_SILENCE_S(heard, now_s);
-    if (silence_s > ROOST_SILENCE_MAX_S && silence_s < ROOST_HEARD_WRAP_S - AHEAD_S)
+    uint32_t heard = __atomic_load_n(&slot->heard, __ATOMIC_RELAXED), silence_s = roost_silence_s(heard, now_s);
+    if (silence_s > ROOST_SILENCE_MAX_S)
         __atomic_compare_exchange_n(
             &slot->heard, &heard,
             ROOST_HEARD(now_s - ROOST_SILENCE_MAX_S, ROOST_HEARD_TICK(heard), ROOST_HEARD_PROBES(heard)), false,
@@ -235,9 +232,7 @@ static uint32_t leave_table(const struct walk *w, struct roost_ka *slot, bool v4
     uint32_t quiet_ms = roost_class_of(e, slot->class)->quiet_ms[ROOST_INBAND_IDLE];
     uint32_t quiet_s = quiet_ms ? (uint32_t)(((uint64_t)quiet_ms + 999) / 1000) : LEAVE_TABLE_S;
     quiet_s = quiet_s < ROOST_SILENCE_MAX_S ? quiet_s : ROOST_SILENCE_MAX_S - 1; /* more is not known of a silence */
-    uint32_t silence_s = ROOST_SILENCE_S(__atomic_load_n(&slot->heard, __ATOMIC_RELAXED), w->now_s);
-    if (silence_s > ROOST_HEARD_WRAP_S - AHEAD_S)
-        silence_s = 0;
+    uint32_t silence_s = roost_silence_s(__atomic_load_n(&slot->heard, __ATOMIC_RELAXED), w->now_s);
     if (silence_s < quiet_s)
         return may_wait(quiet_s - silence_s, quiet_s);
     roost_table_key(&e->table, slot, v4, &key);

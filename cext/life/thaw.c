@@ -54,7 +54,7 @@ static void rouse_server(struct roost_engine *e, struct roost_conn *c) {
 
 /* When its client was heard last; never 0. */
 static uint64_t silent_since_ms(const struct roost_engine *e, const struct roost_ka *slot) {
-    uint64_t silence_ms = ROOST_SILENCE_S(slot->heard, e->now_ms / 1000) * 1000ULL;
+    uint64_t silence_ms = roost_silence_s(slot->heard, (uint32_t)(e->now_ms / 1000)) * 1000ULL;
     return silence_ms < e->now_ms ? e->now_ms - silence_ms : 1;
 }
 

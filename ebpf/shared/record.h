@@ -76,7 +76,9 @@ struct roost_ka { /* 32 bytes */
  * One word, so that hearing the client is one store. */
 enum {
     ROOST_HEARD_SHIFT = 12,
-    ROOST_HEARD_WRAP_S = 1 << 20
+    ROOST_HEARD_WRAP_S = 1 << 20,
+    ROOST_HEARD_AHEAD_S = 64, /* of the reader's clock, at most: its turn may have been long */
+    ROOST_SILENCE_MAX_S = ROOST_HEARD_WRAP_S / 2
 };
 #define ROOST_HEARD(when_s, tick, probes)                                                                              \
     ((__u32)(when_s) << ROOST_HEARD_SHIFT | (__u32)(__u8)(tick) << 4 | ((probes)&0xfu))
@@ -84,9 +86,6 @@ enum {
 #define ROOST_TICK(now_ms) ((__u8)((now_ms) / 512 % 255 + 1))
 #define ROOST_HEARD_TICK(heard) (((heard) >> 4) & 0xffu)
 #define ROOST_HEARD_PROBES(heard) ((heard)&0xfu)
-/* Seconds since the client was heard. Past this much it is not known any more how long: the engine keeps it there. */
-#define ROOST_SILENCE_S(heard, now_s) (((__u32)(now_s) - ((heard) >> ROOST_HEARD_SHIFT)) & (ROOST_HEARD_WRAP_S - 1))
-#define ROOST_SILENCE_MAX_S (ROOST_HEARD_WRAP_S / 2)
 
 /* Of an IDLE connection that was born asleep, until the engine gives it a number and a rest slot: what that would say,
  * the client's MSS option and its window as it stood in its acknowledgement (not scaled yet). */

@@ -232,6 +232,10 @@ uint32_t roost_testing_probes_room(void) {
     return ROOST_PROBES / 2;
 }
 
+uint32_t roost_testing_silence_s(uint32_t heard, uint32_t now_s) {
+    return roost_silence_s(heard, now_s);
+}
+
 uint32_t roost_testing_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s) {
     return roost_first_probe_s(salt, heard_s, interval_s);
 }

@@ -57,6 +57,7 @@ void roost_testing_retract_probe(struct roost_probes_handle *h, const struct roo
 uint32_t roost_testing_begin_probes(struct roost_probes_handle *h); /* those that could not be sent */
 uint32_t roost_testing_probes_put(struct roost_probes_handle *h);
 uint32_t roost_testing_probes_room(void);
+uint32_t roost_testing_silence_s(uint32_t heard, uint32_t now_s);
 uint32_t roost_testing_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s);
 
 uint32_t roost_testing_probe(const struct roost_key *key, const struct roost_ka *ka, uint64_t now_ms, uint8_t *packet);

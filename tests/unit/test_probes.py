@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from appliance.wire import Key
+from appliance.wire.record import HEARD_SHIFT
 from tests.inner import ffi, lib
 from tests.unit.records import Ka, c_key
 
@@ -51,6 +52,14 @@ def test_clients_that_came_in_the_same_second_are_probed_all_through_the_interva
 
 def test_an_interval_of_a_few_seconds_is_kept_exactly() -> None:
     assert [first_probe_s(3, 1001, interval_s) for interval_s in range(1, 8)] == list(range(1, 8))
+
+
+@pytest.mark.parametrize(
+    ("now_s", "silence_s"), [(1000, 0), (1007, 7), (1000 + (1 << 19), 1 << 19), (999, 0), (940, 0)]
+)
+def test_a_client_that_was_heard_ahead_of_an_older_clock_is_not_silent(now_s: int, silence_s: int) -> None:
+    """XDP notes the time with each segment, the engine's clock is of the beginning of its turn."""
+    assert lib.roost_testing_silence_s(1000 << HEARD_SHIFT, now_s) == silence_s
 
 
 class Probes:
