@@ -7,13 +7,16 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import pytest
 
+from appliance.lab import Lab, wait_until
 from appliance.wire import Command, Op
 from control.core.states import Cause, State
-from control.dispatch.capacity import RELIEF_EVERY_S
+from control.dispatch.capacity import LOOK_EVERY_S, RELIEF_EVERY_S, SHORTAGES
 from control.policy.decisions import relief, under_pressure
+from tests.lab.echo import Echo
 from tests.lab.engine_lab import EngineLab, Pair, receive
 
 
@@ -41,6 +44,8 @@ def test_pressure_that_is_told_again_and_again_ends_no_more_links_than_once(box:
     assert all(box.state(pair) is State.ACTIVE for pair in pairs[2:])
 
 
+PORT = 8000
+SHORT = {"wakes_refused", "stuck_reset"}
 BLOB = bytes(300_000)
 """More than a client takes that reads nothing, and less than the kernel keeps for it."""
 
@@ -109,3 +114,39 @@ def test_new_clients_leave_room_for_those_that_wake(box: EngineLab) -> None:
     box.wake_and_answer(sleeper)
     assert box.stat("wakes_refused") == 0
     assert all(box.state(pair) is State.ACTIVE for pair in pairs)
+
+
+def test_a_host_that_shuts_its_windows_keeps_no_sleeper_from_waking_and_the_daemon_tells_of_it(empty_lab: Lab) -> None:
+    """260 of its connections wake together, ask for much and read nothing, where 200 may be awake."""
+    lab, asleep = empty_lab, {"active_quiet": "300ms", "standby_quiet": "300ms", "idle_quiet": "500ms"}
+    daemon = lab.daemon(lab.config(PORT, policy=asleep, table={"max_awake": 200}))
+
+    def answer(asked: bytes) -> bytes:
+        return asked if asked == b"hello" else BLOB[:100_000]
+
+    with ExitStack() as stack:
+        stack.callback(daemon.close)
+        server = lab.address("lan", "eth0")
+        stack.enter_context(Echo(lab.space("lan"), server, PORT, answer))
+
+        def come(buffer: int | None = None) -> socket.socket:
+            with lab.enter("wan"):
+                client = stack.enter_context(socket.socket())
+            if buffer:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+            client.settimeout(30)
+            client.connect((lab.address("box", "wan0"), PORT))
+            return client
+
+        client, stuck = come(), [come(4096) for _ in range(260)]
+        wait_until(lambda: daemon.status()["connections"]["SLEEP"] == 261, 60, "all are asleep")
+        for one in stuck:
+            one.sendall(b"much")
+        wait_until(lambda: daemon.status()["counters"]["wakes_refused"] > 0, 30, "there is no room for more")
+        client.sendall(b"hello")
+        assert receive(client, 5) == b"hello"
+        status = daemon.status()
+        assert {one["name"] for one in status["attention"]} >= SHORT
+        assert all(status["counters"][counter] for counter in SHORT)
+        told = [SHORTAGES[counter] for counter in SHORT]
+        wait_until(lambda: all(what in daemon.log.read_text() for what in told), LOOK_EVERY_S + 10, "the log tells")
