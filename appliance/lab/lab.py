@@ -105,6 +105,14 @@ class Lab:
         """Feed rules to nft in a namespace, e.g. to make a client vanish."""
         return topology.nft(self._spaces[space], rules)
 
+    def remove_link(self, space: str, ifname: str) -> None:
+        """Delete an interface, and the one at the other end of its link, e.g. "wan0" in "box"."""
+        topology.remove_link(self._spaces, (space, ifname))
+
+    def renew_link(self, space: str, ifname: str) -> None:
+        """Make them again, under the same names."""
+        topology.renew_link(self._spaces, (space, ifname), self.nat, self._offloads)
+
     def unsummed_link(self) -> None:
         """From now on frames of client sockets with the mark topology.UNSUMMED leave checksums to the interfaces."""
         topology.add_unsummed_link(self._spaces)

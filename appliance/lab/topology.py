@@ -76,34 +76,53 @@ def build(spaces: dict[str, Namespace], nat: bool, client_addresses: int, offloa
     """Links, addresses, routes, offloads, sysctls and the translation. offloads: of all ends but the appliance's."""
     for space in spaces.values():
         _quiet_defaults(space)  # before there are interfaces: they take these settings over when they are made
-    for (near, near_if), (far, far_if) in _LINKS:
-        with spaces[near].entered(), IPRoute() as ip:
-            ip.link("add", ifname=near_if, kind="veth", peer={"ifname": far_if, "net_ns_fd": spaces[far].fd})
-    for name, space in spaces.items():
-        interfaces = [ifname for ends in _LINKS for node, ifname in ends if node == name]
         with space.entered(), IPRoute() as ip:
-            for ifname in ["lo", *interfaces]:
-                index = ip.link_lookup(ifname=ifname)[0]
-                ip.link("set", index=index, state="up")
-                for family in (4, 6):
-                    if (name, ifname, family) in ADDRESSES:
-                        ip.addr("add", index=index, address=ADDRESSES[name, ifname, family],
-                                prefixlen=_PREFIX[family], family=_FAMILY[family], flags=_NO_DAD)  # fmt: skip
-        for ifname in interfaces:
-            # tx: whole checksums in every frame; veth otherwise hands on frames whose checksum is still to be
-            # computed, which an XDP program that answers them would copy, and a dissector would report.
-            # gro: switches NAPI on, which _hold_bursts needs at the receiving end.
-            on = offloads and name != "box"
-            space.offload(ifname, tx=on, tso=on, gso=on, gro=True)
-            _hold_bursts(space, ifname)
-    # What an XDP program of the appliance sends with XDP_TX is delayed until some other frame comes (300 ms and more
-    # were measured) unless the other end has an XDP program, too: veth_xdp_flush() wakes no other; GRO is not enough.
-    _pass_program(spaces, _FACING_THE_BOX)
+            ip.link("set", index=ip.link_lookup(ifname="lo")[0], state="up")
+    for link in _LINKS:
+        _connect(spaces, link, offloads)
     _neighbours(spaces)
     _routes(spaces, nat)
     _sysctls(spaces)
     if nat:
         _translate(spaces["nat"], client_addresses)
+
+
+def remove_link(spaces: dict[str, Namespace], end: _End) -> None:
+    """Its interfaces at both ends are gone, and all that was told of them."""
+    node, ifname = end
+    with spaces[node].entered(), IPRoute() as ip:
+        ip.link("del", ifname=ifname)
+
+
+def renew_link(spaces: dict[str, Namespace], end: _End, nat: bool, offloads: bool = False) -> None:
+    """Make what remove_link took: interfaces of the same names, with other indexes and MAC addresses."""
+    _connect(spaces, next(link for link in _LINKS if end in link), offloads)
+    _neighbours(spaces)
+    _routes(spaces, nat)
+
+
+def _connect(spaces: dict[str, Namespace], link: tuple[_End, _End], offloads: bool) -> None:
+    """A link, with addresses at both ends. offloads: of all ends but the appliance's."""
+    (near, near_if), (far, far_if) = link
+    with spaces[near].entered(), IPRoute() as ip:
+        ip.link("add", ifname=near_if, kind="veth", peer={"ifname": far_if, "net_ns_fd": spaces[far].fd})
+    for name, ifname in link:
+        with spaces[name].entered(), IPRoute() as ip:
+            index = ip.link_lookup(ifname=ifname)[0]
+            ip.link("set", index=index, state="up")
+            for family in (4, 6):
+                if (name, ifname, family) in ADDRESSES:
+                    ip.addr("add", index=index, address=ADDRESSES[name, ifname, family],
+                            prefixlen=_PREFIX[family], family=_FAMILY[family], flags=_NO_DAD)  # fmt: skip
+        # tx: whole checksums in every frame; veth otherwise hands on frames whose checksum is still to be
+        # computed, which an XDP program that answers them would copy, and a dissector would report.
+        # gro: switches NAPI on, which _hold_bursts needs at the receiving end.
+        on = offloads and name != "box"
+        spaces[name].offload(ifname, tx=on, tso=on, gso=on, gro=True)
+        _hold_bursts(spaces[name], ifname)
+    # What an XDP program of the appliance sends with XDP_TX is delayed until some other frame comes (300 ms and more
+    # were measured) unless the other end has an XDP program, too: veth_xdp_flush() wakes no other; GRO is not enough.
+    _pass_program(spaces, [end for end in link if end in _FACING_THE_BOX])
 
 
 def _quiet_defaults(space: Namespace) -> None:
@@ -172,7 +191,7 @@ def _routes(spaces: dict[str, Namespace], nat: bool) -> None:
                 more["gateway"] = ADDRESSES[*via, family]
             if "ifname" in more:
                 more["oif"] = ip.link_lookup(ifname=more.pop("ifname"))[0]
-            ip.route("add", dst=destination, family=_FAMILY[family], **more)
+            ip.route("replace", dst=destination, family=_FAMILY[family], **more)
 
     for family in (4, 6):
         add("wan", str(CLIENTS[family]), None, family, type="local", table=_LOCAL_TABLE, scope=_HOST_SCOPE,

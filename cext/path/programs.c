@@ -109,16 +109,19 @@ static int attach_loopback(struct roost_datapath *d, uint32_t index, const char 
 
 int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const char *mode, bool servers,
                           struct roost_reason *why) {
-    if (d->interfaces == ROOST_MAX_INTERFACES)
+    int place = 0;
+    while (place < d->interfaces && strcmp(d->interface[place].name, ifname))
+        place++; /* not the last: one of that name was attached to, and has been made anew */
+    if (place == ROOST_MAX_INTERFACES)
         return roost_complain(why, ENOSPC, "more than %d interfaces", ROOST_MAX_INTERFACES);
-    struct roost_interface *i = &d->interface[d->interfaces];
-    memset(i, 0, sizeof(*i));
-    if (strlen(ifname) >= sizeof(i->name) || !(i->index = if_nametoindex(ifname)))
+    struct roost_interface *i = &d->interface[place];
+    uint32_t index = if_nametoindex(ifname);
+    if (strlen(ifname) >= sizeof(i->name) || !index)
         return roost_complain(why, ENODEV, "there is no interface %s; `ip link` lists those there are", ifname);
     if (servers && has_type(ifname, ARPHRD_LOOPBACK))
-        return attach_loopback(d, i->index, ifname, why);
+        return attach_loopback(d, index, ifname, why);
+    *i = (struct roost_interface){.index = index, .servers = servers};
     memcpy(i->name, ifname, strlen(ifname));
-    i->servers = servers;
     int e = -EOPNOTSUPP;
     if (strcmp(mode, "generic"))
         e = attach_xdp(d, i, XDP_FLAGS_DRV_MODE);
@@ -138,8 +141,10 @@ int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const ch
     LIBBPF_OPTS(bpf_xdp_query_opts, query);
     if (!bpf_xdp_query((int)i->index, 0, &query))
         i->generic = query.attach_mode == XDP_ATTACHED_SKB;
-    d->filter_gate->interface[d->interfaces] = servers ? 0 : i->index;
-    for (int later = d->interfaces + 1; later < ROOST_FILTER_INTERFACES; later++)
+    d->filter_gate->interface[place] = servers ? 0 : i->index;
+    if (place < d->interfaces)
+        return i->generic ? 2 : 1;
+    for (int later = place + 1; later < ROOST_FILTER_INTERFACES; later++)
         d->filter_gate->interface[later] = 0;
     d->interfaces++;
     return i->generic ? 2 : 1;
@@ -156,14 +161,17 @@ int roost_datapath_steer_map(const struct roost_datapath *d, const char *name) {
 
 int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bool servers, struct roost_reason *why) {
     const char *name = servers ? "roost_steer_servers" : "roost_steer_clients";
-    char path[320];
+    char path[320], gone[IF_NAMESIZE];
     uint32_t index = if_nametoindex(ifname);
     if (!index)
         return roost_complain(why, ENODEV, "there is no interface %s; `ip link` lists those there are", ifname);
     if (!has_type(ifname, ARPHRD_ETHER))
         return roost_complain(why, EINVAL, "%s has no Ethernet frames: a router cannot steer what arrives there",
                               ifname);
-    if (d->steered_interfaces == 2 * ROOST_MAX_INTERFACES)
+    int place = 0;
+    while (place < d->steered_interfaces && if_indextoname(d->steered[place], gone))
+        place++; /* not the last: that one is gone */
+    if (place == 2 * ROOST_MAX_INTERFACES)
         return roost_complain(why, ENOSPC, "more than %d interfaces", 2 * ROOST_MAX_INTERFACES);
     int program = bpf_program__fd(bpf_object__find_program_by_name(d->steer, name));
     int e = attach_tc(index, BPF_TC_INGRESS, ROOST_TC_HANDLE, program);
@@ -174,6 +182,7 @@ int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bo
     unlink(path);
     if (bpf_obj_pin(program, path))
         return roost_complain(why, errno, "cannot pin %s: %m", path);
-    d->steered[d->steered_interfaces++] = index;
+    d->steered[place] = index;
+    d->steered_interfaces += place == d->steered_interfaces;
     return 0;
 }

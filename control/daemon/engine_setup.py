@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from errno import EADDRNOTAVAIL, ENODEV
 from functools import partial
 from typing import Final
@@ -54,14 +55,19 @@ class EngineSetup:
         self._added: set[int] = set()
         self._steering = False
         self._steered: set[str] = set()
+        self._indexes: dict[str, int] = {}
+        """Of the interfaces that were attached to. One that is made anew under its name has another."""
         persistent = any(service.interface == "persistent" for service in config.service)
         named = config.network.server_interfaces
         self._by_route = not named
         """Whether the servers of persistent services are heard where the routing table says, too."""
+        self._by_way: set[str] = set()
+        """Where they are heard."""
 
         self._server_interfaces = named or (config.router.lan if persistent else ())
         self.interfaces: dict[str, str] = {}
         """The mode of XDP on each interface that is heard."""
+        waiting.before_each(self._look)
 
     def begin(
         self, numbers: Iterable[int], spec: Callable[[int], tuple[Service, ServiceSpec]], undo: ExitStack
@@ -93,9 +99,10 @@ class EngineSetup:
     def _interface(self, name: str) -> None:
         """Hear it, and steer what arrives there, as far as that is to be and was not done yet."""
         clients = name in self._config.network.interfaces
-        if clients or name in self._server_interfaces:
+        if clients or name in self._server_interfaces or name in self._by_way:
             self._hear(name)
         if self._steering and name not in self._steered and (clients or name in self._config.router.lan):
+            self._note(name)
             with _not_yet(ENODEV):
                 self._engine.steer(name, servers=not clients)
             self._steered.add(name)
@@ -104,10 +111,27 @@ class EngineSetup:
         if name in self.interfaces:
             return
         mode, clients = self._config.network.xdp_mode, name in self._config.network.interfaces
+        self._note(name)
         with _not_yet(ENODEV):
             self.interfaces[name] = self._engine.attach(name, mode, servers=not clients)
         if self.interfaces[name] == "generic" and mode == "auto" and clients:
             log.warning("%s: the driver has no native XDP; generic XDP is used, which is slower", name)
+
+    def _note(self, name: str) -> None:
+        """Before it is attached to: were it made anew meanwhile, `_look` would find another index."""
+        if index := _index(name):
+            self._indexes.setdefault(name, index)
+
+    def _look(self) -> None:
+        """What is attached to an interface goes with it. One that has gone, or was made anew, is waited for."""
+        for name, index in list(self._indexes.items()):
+            if _index(name) == index:
+                continue
+            del self._indexes[name]
+            self.interfaces.pop(name, None)
+            self._steered.discard(name)
+            lost = "it has gone, or was made anew, and nothing is heard there; `ip link` lists those there are"
+            self._waiting.begin_again(f"interface {name}", partial(self._interface, name), lost)
 
     def _hear_servers(self, service: Service, spec: ServiceSpec) -> None:
         """The interfaces on which the servers' legs of a persistent service are heard."""
@@ -121,6 +145,7 @@ class EngineSetup:
                 raise NotYetError(
                     f"{error}; add the route, or name the interface in [network] server_interfaces"
                 ) from None
+        self._by_way.update(names)
         for name in names:
             self._hear(name)
 
@@ -140,6 +165,13 @@ class EngineSetup:
         if spec.index in self._added:
             self._hear_servers(service, spec)
             self._engine.update_service(spec)
+
+
+def _index(name: str) -> int:
+    """The index of an interface; 0: there is none."""
+    with suppress(OSError):
+        return socket.if_nametoindex(name)
+    return 0
 
 
 @contextmanager

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the configuration is not there yet, as at boot: interfaces, addresses, routes, names of servers.
+"""What of the configuration is not there yet, as at boot, or has gone: interfaces, addresses, routes, names of servers.
 
 All else goes on meanwhile. The log tells what is waited for when that begins or changes, and again every REMIND_S; the
 status always does. How long it may take is for the operator to say.
@@ -32,6 +32,7 @@ class Waiting:
     def __init__(self) -> None:
         self._steps: dict[str, Callable[[], None]] = {}
         self._reasons: dict[str, str] = {}
+        self._looks: list[Callable[[], None]] = []
         self.told: list[str] = []
         """A sentence for each thing that is waited for, for the status; always the same list."""
 
@@ -42,6 +43,15 @@ class Waiting:
         except NotYetError as error:
             self._steps[what] = step
             self.missing(what, str(error))
+
+    def begin_again(self, what: str, step: Callable[[], None], reason: str) -> None:
+        """What this step had made is lost; make it again when what it needs is there."""
+        self._steps[what] = step
+        self.missing(what, reason)
+
+    def before_each(self, look: Callable[[], None]) -> None:
+        """Call this before steps are tried again: it may find that some must `begin_again`."""
+        self._looks.append(look)
 
     def missing(self, what: str, reason: str) -> None:
         """It is waited for; `there` says when that is over."""
@@ -60,6 +70,8 @@ class Waiting:
         """Try each step that waits; whether one was made. One that fails for another reason is tried again as well:
         clients are served already."""
         made = False
+        for look in self._looks:
+            look()
         for what, step in list(self._steps.items()):
             try:
                 step()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from contextlib import ExitStack
 from errno import EADDRINUSE, EADDRNOTAVAIL, EBUSY, ENODEV
 
@@ -47,6 +48,7 @@ class Machine(FakeEngine):
     def __init__(self) -> None:
         super().__init__()
         self.links = {"wan0"}
+        self.made_anew = Counter[str]()
         self.addresses = {"192.0.2.1"}
         self.routes = {"10.0.0.2": "wan0"}
         self.attached: list[tuple[str, bool]] = []
@@ -65,6 +67,9 @@ class Machine(FakeEngine):
             raise EngineError(f"service at {spec.listen}: cannot listen on port 5: no", EADDRNOTAVAIL)
         super().add_service(spec)
 
+    def index(self, ifname: str) -> int:
+        return 1 + self.made_anew[ifname] if ifname in self.links else 0
+
     def towards(self, address: str) -> str:
         if address not in self.routes:
             raise UnreachableError(f"no route to {address}")
@@ -75,6 +80,7 @@ class Machine(FakeEngine):
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine()
     monkeypatch.setattr(engine_setup, "interface_towards", machine.towards)
+    monkeypatch.setattr(engine_setup, "_index", machine.index)
     return machine
 
 
@@ -111,6 +117,30 @@ def test_interfaces_addresses_and_routes_are_waited_for_and_the_rest_goes_on(mac
     assert told == [] == waiting.told
     assert [spec.index for spec in machine.services] == [1, 2, 3]
     assert machine.attached == [("wan0", False), ("late0", False), ("lan0", True)]
+    assert not waiting.again()
+
+
+def test_an_interface_that_has_gone_is_waited_for_and_one_that_was_made_anew_is_attached_to_again(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.links |= {"late0", "lan0"}
+    machine.addresses.add("192.0.2.2")
+    machine.routes["10.0.0.3"] = "lan0"
+    waiting = Waiting()
+    setup = begin(machine, parse(TEXT), waiting)
+    assert not waiting.again()
+    attached = list(machine.attached)
+    machine.links.remove("wan0")
+    assert not waiting.again()
+    assert waiting.told == ["interface wan0: there is no interface wan0"]
+    assert "interface wan0 waits: it has gone" in caplog.text
+    assert sorted(setup.interfaces) == ["lan0", "late0"]
+    machine.links.add("wan0")
+    machine.made_anew["wan0"] += 1
+    machine.made_anew["lan0"] += 1  # between two looks
+    assert waiting.again()
+    assert sorted(machine.attached[len(attached) :]) == [("lan0", True), ("wan0", False)]
+    assert waiting.told == []
     assert not waiting.again()
 
 

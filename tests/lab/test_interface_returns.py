@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An interface goes away under a running daemon and comes back: the same name, another index."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from contextlib import ExitStack
+
+import pytest
+
+from appliance.lab import Lab, wait_until
+from tests.lab.echo import Echo
+from tests.lab.engine_lab import EngineLab, receive
+
+PORT = 8000
+ASLEEP = {"active_quiet": "300ms", "standby_quiet": "300ms", "idle_quiet": "500ms"}
+
+
+def test_sleepers_are_answered_again_when_the_interface_of_clients_has_come_back(empty_lab: Lab) -> None:
+    lab = empty_lab
+    daemon = lab.daemon(lab.config(PORT, policy=ASLEEP, router={}))
+    with ExitStack() as stack:
+        stack.callback(daemon.close)
+        server = lab.address("lan", "eth0")
+        stack.enter_context(Echo(lab.space("lan"), server, PORT))
+        with lab.enter("wan"):
+            client = stack.enter_context(socket.create_connection((server, PORT), 10))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 60)):
+            client.setsockopt(socket.IPPROTO_TCP, option, value)
+
+        def answered() -> int:
+            return int(daemon.status()["counters"]["keepalives_answered"])
+
+        wait_until(lambda: answered() > 0, 20, "it is asleep and answered")
+        lab.remove_link("box", "wan0")
+        try:
+            wait_until(lambda: bool(daemon.status()["waiting"]), 10, "it is told that the interface is gone")
+        finally:
+            lab.renew_link("box", "wan0")
+        before = answered()
+        wait_until(lambda: answered() > before + 1, 15, "it is answered again")
+        assert "interface wan0 waits: it has gone" in daemon.log.read_text()
+        assert daemon.status()["waiting"] == []
+        assert daemon.status()["interfaces"]["wan0"] == "native"
+        client.sendall(b"hello")
+        assert receive(client, 5) == b"hello"
+
+
+@pytest.mark.engine(router=True)
+def test_an_interface_may_be_made_anew_any_number_of_times(box: EngineLab) -> None:
+    for _ in range(20):
+        with box.lab.enter("box"):
+            subprocess.run(["ip", "link", "add", "anew0", "type", "veth", "peer", "anew1"], check=True)
+            try:
+                assert box.engine.attach("anew0") == "native"
+                box.engine.steer("anew0", servers=False)
+            finally:
+                subprocess.run(["ip", "link", "del", "anew0"], check=True)
+    pair = box.connect()
+    box.to_idle(pair)
+    box.wake_and_answer(pair)
