@@ -21,7 +21,7 @@ from typing import Final
 
 from appliance.box import kernel_probe, mounts, network
 from appliance.box.doctor import Need, Outcome, outcome
-from appliance.box.network import Network
+from appliance.box.network import Link, Network
 from appliance.wire import ServerAddress, endpoint_text
 
 MINIMUM_FREE_MB: Final = 256
@@ -29,6 +29,10 @@ MINIMUM_FREE_MB: Final = 256
 
 MERGING: Final = ("rx-lro", "rx-gro-hw")
 """Offloads by which a card merges frames to some that are longer than XDP's."""
+
+TAKES_TAGS_OUT: Final = "rx-vlan-hw-parse"
+"""The offload, rx-vlan-offload of `ethtool -k`, by which native XDP gets a frame without its VLAN tag. Generic XDP gets the
+tag beside it, and it goes out with the answer."""
 
 STRICT: Final = 1  # of rp_filter, RFC 3704
 _EPOCH: Final = 1_700_000_000  # 2023: a clock before that was never set
@@ -109,6 +113,16 @@ def check_interfaces(plan: Plan, net: Network) -> Iterator[Outcome]:
         problem = f"{' and '.join(merging)} on: frames that the card merges are too long for XDP" if merging else None
         fix = f"ethtool -K {name} {' '.join(f'{one} off' for one in merging)}   (some drivers do it by themselves)"
         yield outcome("interfaces", f"{name}: frames as sent", Need.ADVISED, problem, fix, "no merging offload")
+        if link.vlans and name in plan.clients and plan.xdp_mode != "generic" and link.xdp is not False:
+            yield _tags(link)
+
+
+def _tags(link: Link) -> Outcome:
+    on = TAKES_TAGS_OUT in link.offloads
+    lost = f"answers to sleepers behind {', '.join(link.vlans)} may leave without a tag"
+    problem = f"rx-vlan-offload is on: native XDP sees no VLAN tags, and {lost}" if on else None
+    fix = f"ethtool -K {link.name} rx-vlan-offload off   (veth: tx-vlan-offload off at its other end)"
+    return outcome("interfaces", f"{link.name}: VLAN tags", Need.ADVISED, problem, fix, "left in the frames")
 
 
 def _xdp(name: str, native: bool | None, mode: str) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,13 +34,14 @@ def _addresses_of(host: str) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class Link:
     """An interface. xdp: whether its driver has native XDP, None where the kernel does not tell (before Linux 6.3).
-    offloads: those that are on. addresses: with the length of their prefix."""
+    offloads: those that are on. addresses: with the length of their prefix. vlans: the VLAN devices on it."""
 
     name: str
     up: bool
     xdp: bool | None = None
     offloads: frozenset[str] = frozenset()
     addresses: tuple[str, ...] = ()
+    vlans: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,9 @@ def read(interfaces: Sequence[str]) -> Network:
             text = one.get_attr("IFA_LOCAL") or one.get_attr("IFA_ADDRESS")
             addresses.setdefault(one["index"], []).append(f"{text}/{one['prefixlen']}")
         links = {}
-        for one in ip.get_links():
+        interfaces_now = list(ip.get_links())
+        vlans = _vlans(interfaces_now)
+        for one in interfaces_now:
             name = one.get_attr("IFLA_IFNAME")
             links[name] = Link(
                 name,
@@ -86,8 +89,9 @@ def read(interfaces: Sequence[str]) -> Network:
                 xdp.get(one["index"]),
                 _offloads(name) if name in interfaces else frozenset(),
                 tuple(addresses.get(one["index"], ())),
+                tuple(vlans.get(one["index"], ())),
             )
-        names = {one["index"]: one.get_attr("IFLA_IFNAME") for one in ip.get_links()}
+        names = {one["index"]: one.get_attr("IFLA_IFNAME") for one in interfaces_now}
         gateways = [
             (4 if family == socket.AF_INET else 6, names[route.get_attr("RTA_OIF")])
             for family in (socket.AF_INET, socket.AF_INET6)
@@ -95,6 +99,17 @@ def read(interfaces: Sequence[str]) -> Network:
             if route.get_attr("RTA_GATEWAY") and route.get_attr("RTA_OIF") in names
         ]
     return Network(links, gateways, _settings(interfaces))
+
+
+def _vlans(links: Iterable[Any]) -> dict[int, list[str]]:
+    """The names of VLAN devices, by the index of the interface that each is on."""
+    found: dict[int, list[str]] = {}
+    for one in links:
+        info = one.get_attr("IFLA_LINKINFO")
+        here = one.get_attr("IFLA_LINK_NETNSID") is None
+        if here and info is not None and info.get_attr("IFLA_INFO_KIND") == "vlan":
+            found.setdefault(one.get_attr("IFLA_LINK"), []).append(one.get_attr("IFLA_IFNAME"))
+    return found
 
 
 def _xdp() -> dict[int, bool]:

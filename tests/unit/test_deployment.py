@@ -10,8 +10,10 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from appliance.box import deployment, mounts
+from appliance.box import network as network_of
 from appliance.box.deployment import Plan, Planned
 from appliance.box.doctor import Need, Outcome
 from appliance.box.network import Link, Network
@@ -76,6 +78,37 @@ def test_native_xdp_is_required_only_where_it_is_asked_for() -> None:
 def test_a_card_that_merges_frames_is_told_with_the_command() -> None:
     (found,) = missing(PLAN, changed("wan0", offloads=frozenset({"rx-lro", "rx-gro-hw", "rx-gro"}))).values()
     assert found[1].startswith("ethtool -K wan0 rx-lro off rx-gro-hw off")
+
+
+def test_a_card_that_takes_vlan_tags_out_before_native_xdp_is_told_with_the_command() -> None:
+    """In native XDP the answer to a keep-alive without its tag has none (on veth; in generic XDP it has)."""
+    tags = {"offloads": frozenset({"rx-vlan-hw-parse"}), "vlans": ("wan0.7", "wan0.8")}
+    ((name, (need, fix)),) = missing(PLAN, changed("wan0", **tags)).items()
+    assert (name, need) == ("wan0: VLAN tags", Need.ADVISED)
+    assert fix.startswith("ethtool -K wan0 rx-vlan-offload off ")
+    (told,) = [one.detail for one in look(PLAN, changed("wan0", **tags)) if not one.present]
+    assert "behind wan0.7, wan0.8" in told
+    for fine in ({**tags, "vlans": ()}, {**tags, "offloads": frozenset()}):
+        assert missing(PLAN, changed("wan0", **fine)) == {}
+    assert missing(replace(PLAN, xdp_mode="generic"), changed("wan0", **tags)) == {}
+    assert list(missing(PLAN, changed("wan0", **tags, xdp=False))) == ["wan0: native XDP"]
+    assert missing(PLAN, changed("lan0", **tags)) == {}, "no clients are there"
+
+
+def test_vlan_devices_are_found_by_what_they_are_on() -> None:
+    def link(index: int, name: str, on: int, kind: str, **more: int) -> ifinfmsg:
+        message = ifinfmsg()
+        message["index"] = index
+        attributes = [("IFLA_IFNAME", name), ("IFLA_LINK", on), *more.items()]
+        message["attrs"] = [*attributes, ("IFLA_LINKINFO", {"attrs": [("IFLA_INFO_KIND", kind)]})]
+        message.encode()
+        decoded = ifinfmsg(message.data)
+        decoded.decode()
+        return decoded
+
+    links = [link(2, "wan0", 9, "veth"), link(3, "wan0.7", 2, "vlan"), link(4, "wan0.8", 2, "vlan"),
+             link(5, "moved", 2, "vlan", IFLA_LINK_NETNSID=0)]  # fmt: skip
+    assert network_of._vlans(links) == {2: ["wan0.7", "wan0.8"]}
 
 
 def test_clients_behind_no_gateway_and_behind_another_are_told_apart() -> None:
