@@ -31,8 +31,8 @@ MERGING: Final = ("rx-lro", "rx-gro-hw")
 """Offloads by which a card merges frames to some that are longer than XDP's."""
 
 TAKES_TAGS_OUT: Final = "rx-vlan-hw-parse"
-"""The offload, rx-vlan-offload of `ethtool -k`, by which native XDP gets a frame without its VLAN tag. Generic XDP gets the
-tag beside it, and it goes out with the answer."""
+"""The offload (rx-vlan-offload of `ethtool -k`) by which native XDP gets a frame without its VLAN tag. Generic XDP gets
+the tag beside it, and it goes out with the answer."""
 
 STRICT: Final = 1  # of rp_filter, RFC 3704
 _EPOCH: Final = 1_700_000_000  # 2023: a clock before that was never set
