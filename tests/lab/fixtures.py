@@ -20,6 +20,12 @@ def nat_free_lab() -> Iterator[Lab]:
         yield lab
 
 
+def ip(lab: Lab, space: str, *words: str) -> None:
+    """`ip` with these words, in a namespace of the lab's."""
+    with lab.enter(space):
+        subprocess.run(["ip", *words], check=True)
+
+
 class Engines:
     """One engine at a time in the module's lab. Loading the programs takes 0.4 s of a processor, so a test gets the one
     of the test before if it is configured alike and found as new."""
@@ -90,8 +96,7 @@ def _resend(lab: Lab, tail_loss_probes: int, rto_min: list[str]) -> None:
         ways = (("wan", "default", lab.address("nat", "inside", family)), ("lan", "default", box), ("lan", box, ""))
         for end, destination, gateway in ways:
             route = [destination, *(["via", gateway] if gateway else []), "dev", "eth0", *rto_min]
-            with lab.enter(end):
-                subprocess.run(["ip", f"-{family}", "route", "replace", *route], check=True)
+            ip(lab, end, f"-{family}", "route", "replace", *route)
     for end in ("wan", "lan"):
         lab.sysctl(end, "net.ipv4.tcp_early_retrans", tail_loss_probes)
 

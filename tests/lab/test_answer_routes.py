@@ -7,7 +7,6 @@ make, is answered to where it came from, and a challenge ACK is sent by the engi
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -17,9 +16,9 @@ from scapy.layers.inet import TCP
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
-from appliance.lab import Lab
 from appliance.wire import Born
-from tests.lab.engine_lab import EngineLab, tcp_info
+from tests.lab.engine_lab import EngineLab, Pair, tcp_info
+from tests.lab.fixtures import ip
 from tests.lab.handmade import LINUX, Handmade, hide
 from tests.lab.wire import LAN, Sleeper, Wire, checksums_are_right
 
@@ -31,11 +30,6 @@ NEIGHBOUR: Final = "02:00:00:00:00:66"
 GATEWAY: Final = {4: "198.18.0.77", 6: "fd00:18::77"}
 GATEWAY_MAC: Final = "02:00:00:00:00:77"
 FORWARDING: Final = {4: "net.ipv4.ip_forward", 6: "net.ipv6.conf.all.forwarding"}
-
-
-def ip(lab: Lab, space: str, *words: str) -> None:
-    with lab.enter(space):
-        subprocess.run(["ip", *words], check=True)
 
 
 def family_of(address: str) -> str:
@@ -57,6 +51,12 @@ def routed(box: EngineLab, client: str, gateway: str, interface: str, mac: str =
             ip(box.lab, "box", *neighbour, "del", gateway, "dev", interface)
 
 
+def asleep(box: EngineLab, family: int) -> tuple[Pair, Sleeper]:
+    pair = box.connect(family)
+    box.to_idle(pair)
+    return pair, Sleeper(pair, box.record(pair))
+
+
 def from_neighbour(wire: Wire, *packets: Any) -> None:
     wire.send_raw(bytes(Ether(src=NEIGHBOUR, dst=wire.box_mac) / packet) for packet in packets)
 
@@ -69,9 +69,7 @@ def test_a_neighbour_that_speaks_in_a_sleepers_name_does_not_hear_its_numbers(
 ) -> None:
     """A challenge ACK has both sequence numbers in it. It goes to the client, as a kernel's would."""
     assert box.attached == xdp_mode
-    pair = box.connect(family)
-    box.to_idle(pair)
-    sleeper = Sleeper(pair, box.record(pair))
+    pair, sleeper = asleep(box, family)
     box.lab.sysctl("box", FORWARDING[family], int(forwarding))
     try:
         with Wire(box) as wire:
@@ -97,9 +95,7 @@ def test_a_keepalive_is_answered_by_the_way_that_leads_to_its_client_now(
 ) -> None:
     """The client comes by one gateway, and is reached by another since it fell asleep."""
     assert box.attached == xdp_mode
-    pair = box.connect(family)
-    box.to_idle(pair)
-    sleeper = Sleeper(pair, box.record(pair))
+    pair, sleeper = asleep(box, family)
 
     def hops() -> list[str]:
         """XDP answers the usual probe (IPv4) by another way through it than one with a byte of payload."""
@@ -122,9 +118,7 @@ def test_a_keepalive_is_answered_by_the_interface_that_leads_to_its_client(
     box: EngineLab, family: int, xdp_mode: str
 ) -> None:
     assert box.attached == xdp_mode
-    pair = box.connect(family)
-    box.to_idle(pair)
-    sleeper = Sleeper(pair, box.record(pair))
+    pair, sleeper = asleep(box, family)
     other = box.lab.address("lan", "eth0", family)
     with Wire(box) as here, Wire(box, LAN) as there:
         with routed(box, pair.client.getsockname()[0], other, "lan0", there.mac):

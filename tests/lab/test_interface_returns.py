@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 from contextlib import ExitStack
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from appliance.lab import Lab, wait_until
 from tests.lab.echo import Echo
 from tests.lab.engine_lab import EngineLab, receive
+from tests.lab.fixtures import ip
 
 PORT = 8000
 ASLEEP = {"active_quiet": "300ms", "standby_quiet": "300ms", "idle_quiet": "500ms"}
@@ -51,13 +51,13 @@ def test_sleepers_are_answered_again_when_the_interface_of_clients_has_come_back
 @pytest.mark.engine(router=True)
 def test_an_interface_may_be_made_anew_any_number_of_times(box: EngineLab) -> None:
     for _ in range(20):
+        ip(box.lab, "box", "link", "add", "anew0", "type", "veth", "peer", "anew1")
         with box.lab.enter("box"):
-            subprocess.run(["ip", "link", "add", "anew0", "type", "veth", "peer", "anew1"], check=True)
             try:
                 assert box.engine.attach("anew0") == "native"
                 box.engine.steer("anew0", servers=False)
             finally:
-                subprocess.run(["ip", "link", "del", "anew0"], check=True)
+                ip(box.lab, "box", "link", "del", "anew0")
     pair = box.connect()
     box.to_idle(pair)
     box.wake_and_answer(pair)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 
 import pytest
 from scapy.layers.inet import TCP
@@ -15,6 +14,7 @@ from appliance.lab import Lab
 from appliance.wire import Op
 from control.core.states import State
 from tests.lab.engine_lab import EngineLab, receive, tcp_info
+from tests.lab.fixtures import ip
 from tests.lab.wire import Sleeper, Wire
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
@@ -28,8 +28,9 @@ def jumbo(nat_free_lab: Lab) -> None:
     for change in (["xdp", "off"], ["mtu", str(MTU)]):  # XDP at one end bounds the other's MTU
         for space in ("wan", "nat", "box", "lan"):
             with nat_free_lab.enter(space):
-                for _, ifname in socket.if_nameindex()[1:]:
-                    subprocess.run(["ip", "link", "set", ifname, *change], check=True)
+                names = [ifname for _, ifname in socket.if_nameindex()[1:]]
+            for ifname in names:
+                ip(nat_free_lab, space, "link", "set", ifname, *change)
 
 
 @pytest.mark.usefixtures("unhurried")

@@ -15,6 +15,7 @@ from appliance.lab import Lab, wait_until
 from appliance.wire import Command, Op
 from control.core.states import Cause, State
 from tests.lab.engine_lab import PORT, EngineLab, receive
+from tests.lab.fixtures import ip
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 INACTIVE = [State.STANDBY, State.IDLE, State.SLEEP]
@@ -297,8 +298,7 @@ def test_the_narrowest_link_of_the_path_is_found(family: int, narrow: tuple[str,
 
 
 def set_mtu(lab: Lab, space: str, ifname: str, mtu: int) -> None:
-    with lab.enter(space):
-        subprocess.run(["ip", "link", "set", ifname, "mtu", str(mtu)], check=True)
+    ip(lab, space, "link", "set", ifname, "mtu", str(mtu))
 
 
 EVERY = {4: "0.0.0.0", 6: "[::]"}
