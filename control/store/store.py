@@ -1,19 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writing the store while connections come and go.
 
-One thread writes. What is to be written waits in three places, all bounded in memory:
-
-    ops       key -> what `sleeping` shall say about it: a packed record (upsert) or a number (delete). A dict, so that
-              the last word about a 4-tuple replaces the ones before it; never more entries than the table has slots
-    history   packed rows (schema.HISTORY), in order. Past the bound new rows are dropped, counted and reported
-    keyed     (table, key) -> the row of that key in a table of schema.KEYED, packed, or None; like ops. While the
-              database cannot be written no name is given (clients/registry.py refuses it), and what is set in band
-              waits with its connection (clients/in_band_settings.py)
-
-The writer takes a batch of each, writes it in one transaction, and only after the commit hands the keys of the upserts
-to ``on_slept``: nothing counts as SLEEP before its row is committed. When a write fails the batch goes back, the
-error stands in the status, and the writer tries again with back-off; SLEEP stops by itself, since ``on_slept`` is not
-called, and ``sleep_allowed`` tells the dispatcher to queue no more.
+One thread writes. It takes a batch of what waits (queues.py), writes it in one transaction, and only after the commit
+hands the keys of the upserts to ``on_slept``: nothing counts as SLEEP before its row is committed. When a write fails
+the batch goes back, the error stands in the status, and the writer tries again with back-off; SLEEP stops by itself,
+since ``on_slept`` is not called, and ``sleep_allowed`` tells the dispatcher to queue no more.
 
 Every transaction renews the lease of this daemon (owner.py); one whose database another has taken over writes nothing
 any more. With SQLite a commit counts only while the path still names the file that it went to (file.py).
@@ -27,10 +18,8 @@ import sqlite3
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -53,6 +42,7 @@ from control.store.database import (
 )
 from control.store.migrate import prepare_tables
 from control.store.owner import LEASE_S, FencedError, LeaseRunsError, OwnedError, Owner, Ownership
+from control.store.queues import ID, Batch, Queues
 from control.store.reading import READ_BOOT, Reader
 from control.store.schema import KA_BYTES, KEY, Keyed, address_text, history, sleeping, successors
 from control.store.statements import (
@@ -99,7 +89,6 @@ ID_GAP: Final = 100_000
 
 _SERVICE: Final = struct.Struct("=H")
 _SERVICE_AT: Final = 32  # behind struct roost_ka
-_ID: Final = struct.Struct("=Q")  # roost_rest.id stands first
 
 
 @dataclass(slots=True)
@@ -123,18 +112,6 @@ Committed = tuple[bytes, int, int, bytes]
 """A row of `sleeping` that is committed: key, id, generation, ka + rest."""
 
 
-@dataclass(slots=True)
-class _Batch:
-    ops: dict[bytes, bytes | int] = field(default_factory=dict)
-    rows: list[bytes] = field(default_factory=list)
-    stale: list[tuple[bytes, int]] = field(default_factory=list)
-    keyed: dict[Keyed, bytes | None] = field(default_factory=dict)
-    queued_keyed: int = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.ops or self.rows or self.stale or self.keyed)
-
-
 class Store(Reader):
     """The database of one daemon. `add`, `status` and the reads may be called from any thread, `read` from one only."""
 
@@ -156,16 +133,10 @@ class Store(Reader):
         self._on_slept = on_slept
         self._keep_days = keep_days
         self._batch = batch
-        self._history_bound = history_bound
-        self._ops: dict[bytes, bytes | int] = {}
-        self._stale: list[tuple[bytes, int]] = []
-        self._being_written = _Batch()
-        self._keyed: dict[Keyed, bytes | None] = {}
+        self._queues = Queues(history_bound)
+        self._being_written = Batch()
         self._generation = time.time_ns()
-        self._rows: deque[bytes] = deque()
-        self._queued_rows = self._settled_rows = 0  # ever; the second: committed
-        self._queued_keyed = self._taken_keyed = self._settled_keyed = 0  # likewise, counting each change of such a row
-        self._urgent = False  # a caller waits for the commit: a connection that is to sleep, a reader of history
+        self._settled_rows = self._settled_keyed = 0  # of what was queued ever: committed
         self._gathering = False  # the writer waits for more
         lock = threading.RLock()
         self._wake, self._committed = threading.Condition(lock), threading.Condition(lock)
@@ -239,7 +210,7 @@ class Store(Reader):
         if self._thread is not None:
             self._thread.join(timeout_s)
         with self._wake:
-            left = len(self._ops) + len(self._rows) + len(self._keyed)
+            left = len(self._queues.ops) + len(self._queues.rows) + len(self._queues.keyed)
         if left and not give_back:  # the next start finds them, too
             log.error("store: %d rows could not be written before the end: %s", left, self._status.error or "no time")
         self._ended.set()
@@ -395,7 +366,7 @@ class Store(Reader):
     @property
     def sleep_allowed(self) -> bool:
         """False while the database cannot be written, or not as fast as connections want to sleep."""
-        return not self._status.error and len(self._ops) < SLEEP_BOUND
+        return not self._status.error and len(self._queues.ops) < SLEEP_BOUND
 
     def add(
         self,
@@ -410,42 +381,24 @@ class Store(Reader):
         generation): rows that were committed in vain; rows of another generation stay. keyed: what stands in these
         rows from now on (schema.KEYED), None: nothing. Never blocks on the database; `flush` does."""
         with self._wake:
-            ops = self._ops
-            for key, number in deletes:
-                waiting = ops.get(key)
-                if isinstance(waiting, bytes) and number and _ID.unpack_from(waiting, KA_BYTES)[0] != number:
-                    continue  # a newer connection with the same 4-tuple: its row replaces the old one anyhow
-                ops[key] = number if waiting is None else 0
-            for key, record in upserts:
-                ops[key] = record
-                self._urgent = True
-            self._stale.extend(stale)
-            if keyed:
-                self._keyed.update(keyed)
-                self._queued_keyed += len(keyed)
-            room = self._history_bound - len(self._rows)
-            if len(rows) > room:
-                if not self._status.dropped_history:
-                    log.error("store: history is full (%d rows wait); rows are being dropped", len(self._rows))
-                self._status.dropped_history += len(rows) - max(room, 0)
-                rows = rows[: max(room, 0)]
-            self._rows.extend(rows)
-            self._queued_rows += len(rows)
+            if (dropped := self._queues.add(rows, upserts, deletes, stale, keyed)) and not self._status.dropped_history:
+                log.error("store: history is full (%d rows wait); rows are being dropped", len(self._queues.rows))
+            self._status.dropped_history += dropped
             if not self._gathering or self._pause(0) < RELAXED_GATHER_S:
                 self._wake.notify()
 
     @property
     def status(self) -> StoreStatus:
         with self._wake:
-            self._status.pending_sleep = len(self._ops) + len(self._being_written.ops)
-            self._status.pending_history = len(self._rows) + len(self._being_written.rows)
+            self._status.pending_sleep = len(self._queues.ops) + len(self._being_written.ops)
+            self._status.pending_history = len(self._queues.rows) + len(self._being_written.rows)
             return self._status
 
     def _run(self) -> None:
         failures = 0
         while True:
             with self._wake:
-                if not (self._waiting or self._closing or self._status.error):
+                if not (self._queues.waiting or self._closing or self._status.error):
                     self._wake.wait(WATCH_S)
                 closing = self._closing
                 # Plain waits would end at every add(): gathering and backing off are about time, not about work.
@@ -454,7 +407,7 @@ class Store(Reader):
                 while not self._closing and (left := began + self._pause(failures) - time.monotonic()) > 0:
                     self._wake.wait(left)
                 self._gathering = False
-                batch = self._being_written = self._take()
+                batch = self._being_written = self._queues.take(self._batch)
             try:
                 if not self._prepared:
                     self._prepare()
@@ -465,13 +418,15 @@ class Store(Reader):
                 if batch or self._status.error or self._ownership.due:
                     self._unheard.update((one[0], one) for one in self._write(batch))
                     self._settle(batch)
-                    batch = _Batch()
+                    batch = Batch()
                     self._keep_file()
                 if time.monotonic() >= self._next_prune:
                     self._prune()
             except Exception as error:
                 # Not only SQLAlchemyError: whatever a driver raises, the rows must not be lost and must be tried again.
-                self._put_back(batch)
+                with self._wake:
+                    self._queues.put_back(batch)
+                    self._being_written = Batch()
                 self._note_failure(error)
                 failures += 1
                 if closing or isinstance(error, FencedError):
@@ -485,64 +440,28 @@ class Store(Reader):
                 self._unheard = {}
             with self._wake:
                 self._status.error = ""
-                self._being_written = _Batch()
+                self._being_written = Batch()
                 self._committed.notify_all()
-                done = self._closing and not self._waiting
+                done = self._closing and not self._queues.waiting
             if done:
                 return
 
-    def _settle(self, batch: _Batch) -> None:
+    def _settle(self, batch: Batch) -> None:
         """What is committed is not written again."""
         with self._wake:
             self._settled_rows += len(batch.rows)
             self._settled_keyed += batch.queued_keyed
-            self._being_written = _Batch(ops=batch.ops, rows=batch.rows, stale=batch.stale)
+            self._being_written = Batch(ops=batch.ops, rows=batch.rows, stale=batch.stale)
             self._committed.notify_all()
-
-    @property
-    def _waiting(self) -> bool:
-        """Whether there is anything to write; the caller holds the lock."""
-        return bool(self._ops or self._rows or self._stale or self._keyed)
 
     def _pause(self, failures: int) -> float:
         """How long to wait before the next batch, seconds; the caller holds the lock."""
         if failures:
             return BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
-        full = len(self._rows) >= self._batch or len(self._ops) >= self._batch
-        return GATHER_S if self._urgent or full else RELAXED_GATHER_S
+        full = len(self._queues.rows) >= self._batch or len(self._queues.ops) >= self._batch
+        return GATHER_S if self._queues.urgent or full else RELAXED_GATHER_S
 
-    def _take(self) -> _Batch:
-        """A batch off the queues; the caller holds the lock."""
-        batch = _Batch()
-        if len(self._ops) <= self._batch:
-            batch.ops, self._ops = self._ops, {}
-        else:
-            for key in list(islice(self._ops, self._batch)):
-                batch.ops[key] = self._ops.pop(key)
-        batch.stale, self._stale = self._stale, []
-        batch.keyed, self._keyed = self._keyed, {}
-        batch.queued_keyed = self._queued_keyed - self._taken_keyed
-        self._taken_keyed = self._queued_keyed
-        for _ in range(min(self._batch, len(self._rows))):
-            batch.rows.append(self._rows.popleft())
-        self._urgent = bool(self._ops) or (self._urgent and bool(self._rows))
-        return batch
-
-    def _put_back(self, batch: _Batch) -> None:
-        with self._wake:
-            for key, op in batch.ops.items():
-                newer = self._ops.get(key)
-                if newer is None:
-                    self._ops[key] = op
-                elif isinstance(newer, int):
-                    self._ops[key] = 0  # a delete that follows anything else forgets whichever row there is
-            self._stale[:0] = batch.stale
-            self._keyed = batch.keyed | self._keyed
-            self._taken_keyed -= batch.queued_keyed
-            self._rows.extendleft(reversed(batch.rows))
-            self._being_written = _Batch()
-
-    def _write(self, batch: _Batch) -> list[Committed]:
+    def _write(self, batch: Batch) -> list[Committed]:
         """One transaction; returns the rows that are now committed in `sleeping`."""
         began = time.monotonic()
         records: list[dict[str, Any]] = []
@@ -553,7 +472,7 @@ class Store(Reader):
         for key, op in batch.ops.items():
             if isinstance(op, bytes):
                 client, local, client_port, local_port = KEY.unpack(key)
-                number = _ID.unpack_from(op, KA_BYTES)[0]
+                number = ID.unpack_from(op, KA_BYTES)[0]
                 self._generation += 1
                 slept.append((key, number, self._generation, op))
                 records.append(
@@ -639,13 +558,13 @@ class Store(Reader):
         """Wait until all the history and every row of schema.KEYED that was queued by now is committed; whether it is.
         A database that cannot be written is not waited for."""
         with self._wake:
-            rows, changes = self._queued_rows, self._queued_keyed
+            rows, changes = self._queues.queued_rows, self._queues.queued_keyed
 
             def settled() -> bool:
                 return self._settled_rows >= rows and self._settled_keyed >= changes
 
             if self._thread is not None:
-                self._urgent = self._urgent or not settled()
+                self._queues.urgent = self._queues.urgent or not settled()
                 self._wake.notify()
                 self._committed.wait_for(lambda: settled() or bool(self._status.error), timeout_s)
             return settled()
@@ -656,7 +575,7 @@ class Store(Reader):
         Like `read` in all else."""
         with self._wake:
             written = self._being_written
-            batches = (self._ops, written.ops, dict(self._stale), dict(written.stale), self._unheard)
+            batches = (self._queues.ops, written.ops, dict(self._queues.stale), dict(written.stale), self._unheard)
             unsettled = {key for key in keys if any(key in batch for batch in batches)}
         found: dict[bytes, tuple[bytes, bytes] | None] = {key: None for key in keys if key not in unsettled}
         for row in self._read_rows(READ_BOOT, list(found)):
