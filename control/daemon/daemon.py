@@ -134,7 +134,8 @@ class Daemon:
         setup.begin(services.by_number, services.spec, self._undo)
         persistent = {n for n, service in services.by_number.items() if service.interface == "persistent"}
         dispatcher = self._dispatcher = Dispatcher(engine, store, max_awake, self._end.fail, persistent)
-        found = take_inventory(engine, store, boot_id(), tables_of(config.pin_dir))
+        self._tables = tables_of(config.pin_dir)
+        found = take_inventory(engine, store, boot_id(), self._tables)
         dispatcher.states = list(found.states)
         for port in found.ports:
             engine.reserve_link_port(port)
@@ -202,6 +203,11 @@ class Daemon:
         if self._end.reason:
             log.critical("the daemon ends: %s", self._end.reason)
             return 1
+        idle = self._dispatcher.states[State.IDLE]
+        if tables_of(self._config.pin_dir) != self._tables:
+            log.error("the pins in %s were removed or replaced while the daemon ran: %d IDLE connections end with it; "
+                      "those in SLEEP are put back by the next start", self._config.pin_dir, idle)  # fmt: skip
+            asleep -= idle
         log.info("ended; %d connections stay asleep", asleep)
         router = self._config.router
         if router.lan and router.fail == "open" and not asleep:  # "closed" needs them to refuse

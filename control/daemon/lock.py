@@ -26,7 +26,10 @@ class InstanceLock:
         if not free:
             holder = os.pread(self._file, 20, 0).decode("ascii", "replace").strip() or "unknown"
             self._let_go()
-            raise DaemonError(f'instance "{config.instance}" is running already (pid {holder}, lock {self._path})')
+            raise DaemonError(
+                f'instance "{config.instance}" is running already (pid {holder}, lock {self._path}), or another one, '
+                "with the same [paths] control_socket: stop it first, or give this instance a path of its own"
+            )
         os.truncate(self._file, 0)
         os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
         # The pins themselves too: another instance may have been given the same pin_dir.

@@ -18,7 +18,7 @@ from appliance.frontends.passwords import PasswordHash, Users
 from appliance.wire import ServerAddress, endpoint_text
 from control.channel.api import make_app, make_server
 from control.channel.operations import Operations
-from control.config import Attach, Config
+from control.config import Attach, Config, Service
 from control.core.ports import TransitionsPort
 from control.daemon.end import End
 from control.daemon.health import Health
@@ -71,13 +71,7 @@ class Serving:
         server = make_server(make_app(self._operations, self._transitions))
         assert self._listeners.control is not None, "it is bound before anything moves"
         api = loop.create_task(server.serve(sockets=[self._listeners.control]))
-        log.info(
-            "ready: %s",
-            ", ".join(
-                f"{s.name} {s.listen} -> {' '.join(s.every_server) or ('the same' if s.kind == 'server' else s.kind)}"
-                for s in self._services.by_number.values()
-            ),
-        )
+        log.info("ready: %s", ", ".join(map(told, self._services.by_number.values())))
         again = (
             self._operations.status.watch(),
             self._waiting.run(self._arrived),
@@ -138,3 +132,9 @@ def make_frontend(attaching: Attaching, attach: Attach) -> Frontend:
     hashes = {name: PasswordHash.parse(text) for name, text in attach.users.items()}
     users = Users(hashes) if attach.auth == "password" else None
     return Frontend(attaching, Settings(attach.timeout, attach.protocols, users))
+
+
+def told(service: Service) -> str:
+    """Where its clients connect to, and who answers them."""
+    nothing = "the same" if service.transparent else "no server yet" if service.kind == "server" else service.kind
+    return f"{service.name} {service.listen} -> {' '.join(service.every_server) or nothing}"

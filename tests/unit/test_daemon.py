@@ -62,6 +62,8 @@ def test_a_second_daemon_is_refused_with_the_first_ones_pid_and_a_dead_ones_lock
     lock = InstanceLock(config)
     with pytest.raises(DaemonError, match=rf'instance "t" is running already \(pid {os.getpid()}'):
         InstanceLock(config)
+    with pytest.raises(DaemonError, match=r"or another one, with the same \[paths\] control_socket"):
+        InstanceLock(parse(configured(tmp_path).replace('"t"', '"u"')))
     elsewhere = parse(configured(tmp_path).replace("t.sock", "other.sock"))
     with pytest.raises(DaemonError, match="another daemon uses the pins"):
         InstanceLock(elsewhere)
@@ -121,6 +123,9 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
     engine = FakeEngine()
     engine.add(key(1), 1, State.ACTIVE)
     engine.add(key(2), 2, State.IDLE)
+    (tmp_path / "pins").mkdir()
+    for table in ("tables4", "tables6"):
+        (tmp_path / "pins" / table).touch()
     answers: dict[str, Any] = {}
 
     client = Client(f"{tmp_path}/t.sock")
@@ -154,6 +159,7 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
             path.write_text(text.replace('"a"', '"a"\nactive_quiet = 5'), encoding="utf-8")
             os.kill(os.getpid(), signal.SIGHUP)
             until(lambda: engine.updates)
+            (tmp_path / "pins" / "tables4").unlink()
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -162,6 +168,7 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
     daemon = Daemon(str(path), parse(text), lambda options: engine)  # type: ignore[arg-type, return-value]
     assert daemon.run() == 0
     operator.join(10)
+    assert "removed or replaced while the daemon ran: 2 IDLE connections end with it" in caplog.text
     assert answers["status"]["connections"] == {"ACTIVE": 1, "STANDBY": 0, "IDLE": 1, "SLEEP": 0}
     assert answers["status"]["store"]["state"] == "ok"
     assert {row["client"] for row in answers["all"]} == {"192.0.0.1:40000", "192.0.0.2:40000"}

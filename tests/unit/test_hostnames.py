@@ -17,6 +17,7 @@ from control.config import ConfigError, Service, parse
 from control.daemon import hostnames as hostnames_module
 from control.daemon.hostnames import Hostnames
 from control.daemon.services import Services
+from control.daemon.serving import told
 from control.daemon.waiting import Waiting
 
 SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "db.example:6"\n'
@@ -180,3 +181,8 @@ def test_a_server_is_an_address_or_a_name_with_a_port(server: str, problem: str)
 def test_a_transparent_service_has_no_name_for_its_server() -> None:
     with pytest.raises(ConfigError, match=r'is transparent: its `server` is an address, not the name "db\.example"'):
         parse('[router]\nlan = ["lan0"]\n' + SERVICE + "transparent = true\n")
+
+
+def test_a_service_whose_server_has_no_address_yet_is_not_told_of_as_one_without_servers() -> None:
+    service = parse(SERVICE).service[0].with_addresses({})
+    assert told(service) == "a 192.0.2.1:5 -> no server yet"
