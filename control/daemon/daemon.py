@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 
 from appliance import __version__
@@ -135,6 +136,7 @@ class Daemon:
         persistent = {n for n, service in services.by_number.items() if service.interface == "persistent"}
         dispatcher = self._dispatcher = Dispatcher(engine, store, max_awake, self._end.fail, persistent)
         self._tables = tables_of(config.pin_dir)
+        waiting.before_each(partial(self._look_at_pins, waiting))
         found = take_inventory(engine, store, boot_id(), self._tables)
         dispatcher.states = list(found.states)
         for port in found.ports:
@@ -198,6 +200,14 @@ class Daemon:
             requests.stop()
             store.close()
         return self._ended(max(dispatcher.states[State.IDLE] + dispatcher.states[State.SLEEP], 0))
+
+    def _look_at_pins(self, waiting: Waiting) -> None:
+        pins = f"what is pinned in {self._config.pin_dir}"
+        if tables_of(self._config.pin_dir) == self._tables:
+            waiting.there(pins)
+        else:
+            waiting.missing(pins, "it was removed or replaced while the daemon runs; connections in IDLE end with the "
+                                  "daemon, those in SLEEP are put back by its next start: restart it")  # fmt: skip
 
     def _ended(self, asleep: int) -> int:
         if self._end.reason:

@@ -160,6 +160,8 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
             os.kill(os.getpid(), signal.SIGHUP)
             until(lambda: engine.updates)
             (tmp_path / "pins" / "tables4").unlink()
+            until(lambda: client.get("/v1/status")["waiting"])
+            answers["told"] = client.get("/v1/status")["attention"]
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -175,6 +177,8 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
     assert (answers["sleep"]["before"], answers["sleep"]["state"]) == ("IDLE", "SLEEP")
     assert [(row["id"], row["quiet_s"] > 0) for row in answers["asleep"]] == [(2, True)]
     assert (answers["show"]["id"], answers["show"]["state"]) == (2, "SLEEP")
+    (told,) = [one["what"] for one in answers["told"] if one["object"] == f"what is pinned in {tmp_path}/pins"]
+    assert "restart it" in told
     assert answers["unknown"].startswith(b"HTTP/1.1 404 ")
     assert (answers["wake"]["before"], answers["wake"]["state"]) == ("SLEEP", "STANDBY")
     assert [row["to"] for row in answers["history"]] == ["SLEEP", "STANDBY"]
