@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from appliance.lab.processes import Peer, PeerError, descriptor_limit
 
 PER_PROCESS = 18_000  # clients; below the descriptor limit of 20,000 that machines of the project's kind have
+MOST_WAITS = 10  # how many times as long the end of chaos may take as it may take without a byte that moves
 
 
 @dataclass
@@ -178,11 +179,13 @@ class ChaosPair:
 
     def finish(self, timeout_s: float = 30.0) -> ChaosResult:
         """Stop both ends, let every byte arrive, and compare what was sent with what was received. Where a session has
-        one link, both end it at once; else the server is quiet first, for only the client's end is passed on."""
+        one link, both end it at once; else the server is quiet first, for only the client's end is passed on.
+        timeout_s: how long no byte may move; MOST_WAITS times as long may all of it take."""
+        most_s = MOST_WAITS * timeout_s
 
         def ask(peer: Peer, do: str, **fields: Any) -> Callable[[], dict[str, Any]]:
-            token = peer.send(do, timeout_s=timeout_s, **fields)
-            return lambda: peer.receive(token, timeout_s + 30)
+            token = peer.send(do, timeout_s=timeout_s, most_s=most_s, **fields)
+            return lambda: peer.receive(token, most_s + 30)
 
         quiet = ask(self.server, "stop")
         if self._by == "stream":

@@ -21,12 +21,13 @@ Commands of the server
   visit    proxy [ip, port] or null: from now on, come for clients to speak to, by HTTP CONNECT or by their own address
 Commands of both
   start    pause_ms, lazy (share of sessions whose receiver pauses, 0..1)   -> connections
-  stop     timeout_s -> sent {number: bytes}, once all is said; where a session has one link, once that has ended
-  settle   sent {number: bytes the other end sent}, timeout_s -> lost_bytes, duplicated_bytes, reordered,
+  stop     timeout_s, most_s -> sent {number: bytes}, once all is said; where a session has one link, once that has
+           ended
+  settle   sent {number: bytes the other end sent}, timeout_s, most_s -> lost_bytes, duplicated_bytes, reordered,
            corrupted_bytes, received_bytes, faults {reason: n}; of the server also made, came (links by the appliance,
            visits); once no link is left
-A fault is a link that ended by anything but a FIN that was due ("open": not within the time), or that came while
-another one of the same client was open.
+A fault is a link that ended by anything but a FIN that was due ("open": nothing moved for timeout_s, or all of it took
+most_s), or that came while another one of the same client was open.
 """
 
 from __future__ import annotations

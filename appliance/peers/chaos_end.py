@@ -14,10 +14,13 @@ import random
 import select
 import socket
 import struct
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from fcntl import ioctl
+from termios import TIOCOUTQ
 from typing import Any, Final
 
 from appliance.peers.lines import Command, Loop, errno_name
@@ -66,6 +69,19 @@ class Session:
         self.receiver = Receiver(start_of(number, to_server=not is_client))
 
 
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A command that is answered later; times in seconds."""
+
+    command: Command
+    done: Callable[[], bool]
+    answer: Callable[[], dict[str, Any]]
+    time_s: float
+    until: float
+    latest: float
+    moved: tuple[int, int, int]
+
+
 class End:
     """One of the two programs; a session has one link unless a subclass says otherwise."""
 
@@ -77,7 +93,7 @@ class End:
         self.due: list[tuple[float, int, Session | Link]] = []  # when, tie-break, which link speaks or reads then
         self.ticks = 0
         self.sending = self.stopping = False
-        self.waiting: tuple[Command, float, Callable[[], bool], Callable[[], dict[str, Any]]] | None = None
+        self.waiting: Waiting | None = None
         self.pause_s = 0.1
         self.lazy_share = 0.0
         self.received = 0
@@ -121,22 +137,35 @@ class End:
         return {**{key: totals[key] for key in keys}, "received_bytes": self.received, "faults": dict(self.faults)}
 
     def wait(self, command: Command, done: Callable[[], bool], answer: Callable[[], dict[str, Any]]) -> None:
-        """Answer once it is done, or when the command's time is over."""
+        """Answer once it is done, or when nothing has moved for timeout_s, at the latest after most_s. A client whose
+        window is smaller than a segment may get no more than half a kilobyte each 200 ms of the sender's kernel."""
         if self.waiting is not None:
             raise ValueError("another command is waited for")
-        self.waiting = command, time.monotonic() + float(command.get("timeout_s", 30)), done, answer
+        time_s, now = float(command.get("timeout_s", 30)), time.monotonic()
+        latest = now + float(command.get("most_s", time_s))
+        self.waiting = Waiting(command, done, answer, time_s, now + time_s, latest, self.moved())
 
     def check_waiting(self) -> None:
-        if self.waiting is None:
+        waiting, now = self.waiting, time.monotonic()
+        if waiting is None:
             return
-        command, until, done, answer = self.waiting
-        if not done():
-            if time.monotonic() < until:
+        if not waiting.done():
+            if now < waiting.until:
+                return
+            moved = self.moved()
+            if moved != waiting.moved and now < waiting.latest:
+                waiting.moved, waiting.until = moved, now + waiting.time_s
                 return
             for link in list(self.links.values()):
                 self.end(link, "open")
         self.waiting = None
-        self.loop.reply(command, **answer())
+        self.loop.reply(waiting.command, **waiting.answer())
+
+    def moved(self) -> tuple[int, int, int]:
+        """What changes as long as bytes get through: those read, written, and written but not acknowledged."""
+        unacknowledged = (ioctl(fd, TIOCOUTQ, bytes(4)) for fd in self.links)
+        written = sum(session.sent for session in self.sessions.values())
+        return self.received, written, sum(int.from_bytes(one, sys.byteorder) for one in unacknowledged)
 
     def hush(self, session: Session) -> None:
         """Nothing is said any more but what has been begun."""
