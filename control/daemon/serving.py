@@ -11,8 +11,9 @@ import asyncio
 import logging
 import signal
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
+from appliance.box.memory import give_back
 from appliance.frontends.frontend import Frontend, Settings
 from appliance.frontends.passwords import PasswordHash, Users
 from appliance.wire import ServerAddress, endpoint_text
@@ -30,6 +31,9 @@ from control.reach.attaching import Attaching
 from control.reach.reach import Reach
 
 log = logging.getLogger("roost.daemon")
+
+GIVE_BACK_S: Final = 60.0
+"""How often memory that was freed is given back."""
 
 
 class Serving:
@@ -76,6 +80,7 @@ class Serving:
             self._operations.status.watch(),
             self._waiting.run(self._arrived),
             self._hostnames.run(self._config.network.resolve_interval, self._readdress),
+            _give_back_memory(),
         )
         tasks = [loop.create_task(one) for one in again]
         for task in tasks:
@@ -120,6 +125,13 @@ class Serving:
             self._watch()
             self._hostnames.hurry()
             log.info("SIGHUP: policy taken over from %s", self._services.path)
+
+
+async def _give_back_memory() -> None:
+    """What connections took while they were awake; of 100,000 that joined at 2,000 a second, 16 bytes each."""
+    while True:
+        await asyncio.sleep(GIVE_BACK_S)
+        await asyncio.to_thread(give_back)
 
 
 def _tell_of_defect(task: asyncio.Task[None]) -> None:
