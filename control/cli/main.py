@@ -76,7 +76,7 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            return None
+            raise click.NoSuchCommand(cmd_name, possibilities=self.list_commands(ctx), ctx=ctx)
         if not is_here(cmd_name):
             raise click.ClickException(f"roost {cmd_name} needs the source tree: run ./roost in a checkout of Roost.")
         command: click.Command = importlib.import_module(module_of(cmd_name)).command

@@ -168,6 +168,12 @@ def test_what_reads_alone_loads_no_engine(code: str) -> None:
     run_without_the_engine(code)
 
 
+def test_a_mistyped_command_is_told_with_the_one_that_is_meant() -> None:
+    done = CliRunner().invoke(main.cli, ["statsu"])
+    assert "No such command 'statsu'. Did you mean 'status'?" in done.output
+    assert done.exit_code == 2
+
+
 def test_a_known_error_becomes_a_sentence_with_a_fix() -> None:
     assert main.explain(PermissionError("not yours")) == "Error: not yours\nRun it as root: sudo ./roost ..."
 
