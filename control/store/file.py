@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable
@@ -22,11 +23,14 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from sqlalchemy.engine import Engine
 
-from control.store.database import StoreError
+from control.store.database import StoreError, reason
 
 SUFFIXES: Final = ("", "-wal", "-shm")
 DEFAULT_DIRECTORY: Final = Path("/var/lib/roost")
 _DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_NO_ROOM: Final = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+_LITTLE: Final = 256 * 1024
+"""Bytes: where fewer are free, SQLite cannot open a database: its log and its index take 64 KB at least."""
 
 Identity = tuple[tuple[int, int] | None, ...]
 """Device and inode of each of SUFFIXES; None: there is none."""
@@ -107,8 +111,28 @@ def prepare(path: str) -> bool:
 
 def is_damage(error: BaseException) -> bool:
     """Whether SQLite says by this error that the file's bytes are wrong."""
+    return _code(error) in _DAMAGE
+
+
+def _code(error: BaseException) -> int:
+    """SQLite's primary result code; 0: it is no error of SQLite's."""
     cause = getattr(error, "orig", None) or error
-    return isinstance(cause, sqlite3.Error) and getattr(cause, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
+    return getattr(cause, "sqlite_errorcode", 0) & 0xFF if isinstance(cause, sqlite3.Error) else 0
+
+
+def explained(error: Exception, path: str) -> Exception:
+    """The same error, or one that says what to do about it: the bytes are wrong, or the disk is full."""
+    if is_damage(error):
+        return damaged(path, reason(error))
+    if _code(error) in _NO_ROOM:
+        with contextlib.suppress(OSError):
+            directory = Path(path).parent
+            if (free := shutil.disk_usage(directory).free) < _LITTLE:
+                return StoreError(
+                    f"{reason(error)}: the disk is full, {free // 1024} KB are free in {directory}; make room there, "
+                    "or give [paths] database another place"
+                )
+    return error
 
 
 def check(path: str, opened: Identity = ()) -> None:

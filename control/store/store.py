@@ -534,8 +534,8 @@ class Store(Reader):
             self._next_prune = time.monotonic() + PRUNE_EVERY_S
 
     def _note_failure(self, error: Exception) -> None:
-        if self._path and file.is_damage(error):
-            error = file.damaged(self._path, reason(error))
+        if self._path:
+            error = file.explained(error, self._path)
         if isinstance(error, file.DamagedError):
             self._damage = error
         said = reason(error)

@@ -217,6 +217,33 @@ def test_the_file_is_read_through_for_a_bounded_share_of_the_time(
     assert waits[1] >= 20
 
 
+@pytest.mark.parametrize(
+    ("code", "free", "full"),
+    [(sqlite3.SQLITE_FULL, 1, True), (sqlite3.SQLITE_IOERR_SHMSIZE, 1, True), (sqlite3.SQLITE_IOERR_READ, 1000, False)],
+)
+def test_a_disk_that_is_full_is_told_with_its_directory_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, free: int, full: bool
+) -> None:
+    """SQLite makes its log and its index when it opens the database, and calls that an I/O error."""
+    path = tmp_path / "roost.db"
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = code
+
+    def fails(path: str) -> bool:
+        raise error
+
+    monkeypatch.setattr(file, "prepare", fails)
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda of: {tmp_path: shutil._ntuple_diskusage(10**6, 0, free * 1024)}[of]
+    )
+    store = Store(f"sqlite:///{path}", Recorder())
+    said = store.open()
+    store.close()
+    expected = f"disk I/O error: the disk is full, 1 KB are free in {tmp_path}; make room there, or "
+    assert (said.startswith(expected)) == full, said
+    assert full or said == "disk I/O error"
+
+
 def modes(daemon: Daemon) -> dict[str, int]:
     found = {path.name: path.stat().st_mode & 0o777 for path in daemon.path.parent.iterdir()}
     return {"directory": daemon.path.parent.stat().st_mode & 0o777, **found}
