@@ -34,6 +34,9 @@ TAKES_TAGS_OUT: Final = "rx-vlan-hw-parse"
 """The offload (rx-vlan-offload of `ethtool -k`) by which native XDP gets a frame without its VLAN tag. Generic XDP gets
 the tag beside it, and it goes out with the answer."""
 
+SHOWN: Final = 5
+"""Networks of a list."""
+
 STRICT: Final = 1  # of rp_filter, RFC 3704
 _EPOCH: Final = 1_700_000_000  # 2023: a clock before that was never set
 
@@ -142,25 +145,29 @@ def _xdp(name: str, native: bool | None, mode: str) -> Outcome:
 def check_clients(plan: Plan, net: Network) -> Iterator[Outcome]:
     """The way back to the clients."""
     for version in plan.families:
-        by = sorted({name for family, name in net.gateways if family == version})
+        routes = [route for route in net.routes if route.version == version]
+        by = sorted({route.interface for route in routes if route.to == "default"})
         here = [name for name in by if name in plan.clients]
-        local = [address for name in plan.clients if (link := net.links.get(name)) for address in link.addresses
-                 if ipaddress.ip_interface(address).version == version
-                 and not ipaddress.ip_interface(address).is_link_local]  # fmt: skip
-        beyond = f"only clients of {', '.join(local) or 'no network at all'} can be answered"
-        problem = None if here else f"no gateway by {' or '.join(plan.clients)}: {beyond}"
+        near = list(dict.fromkeys(route.to for route in routes if route.interface in plan.clients))
+        beyond = f"clients of {', '.join(near[:SHOWN]) or 'no network at all'}"
+        beyond += f" and {len(near) - SHOWN} more" if len(near) > SHOWN else ""
+        clients = " or ".join(plan.clients)
+        problem = None if here else f"no default route by {clients}: only {beyond} can be answered"
         if by and not here:
-            problem = f"the gateway is behind {', '.join(by)}, and clients are heard on {', '.join(plan.clients)} alone"
+            problem = (
+                f"the default route is by {', '.join(by)}, and clients are heard on {clients} alone: good for {beyond}"
+            )
         fix = f"ip{' -6' if version == 6 else ''} route add default via GATEWAY dev {(plan.clients or ('DEVICE',))[0]}"
-        found = f"by a gateway behind {', '.join(here)}"
+        found = f"by the default route, {', '.join(here)}"
         yield outcome("clients", f"IPv{version} way back", Need.ADVISED, problem, fix, found)
         if version == 6:
             continue
+        gateways = {route.interface for route in routes if route.by_gateway}
         for name in plan.clients:
             strict = max(net.setting("ipv4/conf/all/rp_filter"), net.setting(f"ipv4/conf/{name}/rp_filter")) == STRICT
             problem = (
                 "it is 1: clients whose way back is by another interface are dropped"
-                if strict and len(by) > 1
+                if strict and len(gateways) > 1
                 else None
             )
             fix = f"sysctl -w net.ipv4.conf.{name}.rp_filter=2"

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from appliance.box.reachability import UnreachableError, interface_towards
 
 NETDEV_XDP_ACT_BASIC: Final = 1  # include/uapi/linux/netdev.h
 _NETDEV_CMD_DEV_GET: Final = 1
 _IFF_UP: Final = 1
+_RTN_UNICAST: Final = 1  # include/uapi/linux/rtnetlink.h
 PROC_SYS: Final = Path("/proc/sys/net")
 
 
@@ -44,14 +45,23 @@ class Link:
     vlans: tuple[str, ...] = ()
 
 
+class Route(NamedTuple):
+    """to: a network with the length of its prefix, or "default"."""
+
+    version: int
+    interface: str
+    to: str
+    by_gateway: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Network:
-    """links: by name. gateways: of the routes that lead through a gateway, (IP version, interface). sysctls: numbers
+    """links: by name. routes: those that leave this machine. sysctls: numbers
     below /proc/sys/net, 0 where there is none. way_to: the interface by which the routing table reaches an address;
     None: there is no route. addresses_of: those of a name or address; none: it is not known now."""
 
     links: Mapping[str, Link]
-    gateways: Sequence[tuple[int, str]] = ()
+    routes: Sequence[Route] = ()
     sysctls: Mapping[str, int] = field(default_factory=dict)
     way_to: Callable[[str], str | None] = _way_to
     addresses_of: Callable[[str], Sequence[str]] = _addresses_of
@@ -92,13 +102,26 @@ def read(interfaces: Sequence[str]) -> Network:
                 tuple(vlans.get(one["index"], ())),
             )
         names = {one["index"]: one.get_attr("IFLA_IFNAME") for one in interfaces_now}
-        gateways = [
-            (4 if family == socket.AF_INET else 6, names[route.get_attr("RTA_OIF")])
+        routes = [
+            Route(4 if family == socket.AF_INET else 6, names[by], _destination(route), bool(gateway))
             for family in (socket.AF_INET, socket.AF_INET6)
             for route in ip.get_routes(family=family)
-            if route.get_attr("RTA_GATEWAY") and route.get_attr("RTA_OIF") in names
+            if route["type"] == _RTN_UNICAST
+            for by, gateway in _hops(route)
+            if by in names and not _destination(route).startswith("fe80:")
         ]
-    return Network(links, gateways, _settings(interfaces))
+    return Network(links, routes, _settings(interfaces))
+
+
+def _destination(route: Any) -> str:
+    return f"{route.get_attr('RTA_DST')}/{route['dst_len']}" if route["dst_len"] else "default"
+
+
+def _hops(route: Any) -> list[tuple[int, Any]]:
+    """Each interface that a route leads by, with the gateway there, if there is one."""
+    several = route.get_attr("RTA_MULTIPATH") or ()
+    hops = [(one["oif"], one.get_attr("RTA_GATEWAY") or one.get_attr("RTA_VIA")) for one in several]
+    return hops or [(route.get_attr("RTA_OIF"), route.get_attr("RTA_GATEWAY") or route.get_attr("RTA_VIA"))]
 
 
 def _vlans(links: Iterable[Any]) -> dict[int, list[str]]:

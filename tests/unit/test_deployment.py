@@ -16,7 +16,7 @@ from appliance.box import deployment, mounts
 from appliance.box import network as network_of
 from appliance.box.deployment import Plan, Planned
 from appliance.box.doctor import Need, Outcome
-from appliance.box.network import Link, Network
+from appliance.box.network import Link, Network, Route
 from control.cli.doctor import plan_of
 from control.config import parse
 
@@ -29,15 +29,16 @@ LINKS = {"lo": Link("lo", True, None, frozenset(), ("127.0.0.1/8",)),
          "lan0": Link("lan0", True, True, frozenset(), ("10.3.0.1/24",))}  # fmt: skip
 FORWARDS = {"ipv4/ip_forward": 1}
 WAYS = {SERVER[0]: "lan0"}
+DEFAULT = Route(4, "wan0", "default", True)
 
 
 def network(
     links: Mapping[str, Link] = LINKS,
     ways: Mapping[str, str] = WAYS,
-    gateways: Sequence[tuple[int, str]] = ((4, "wan0"),),
+    routes: Sequence[Route] = (DEFAULT,),
     sysctls: Mapping[str, int] = MappingProxyType({}),
 ) -> Network:
-    return Network(links, gateways, sysctls, ways.get)
+    return Network(links, routes, sysctls, ways.get)
 
 
 def look(plan: Plan, net: Network) -> list[Outcome]:
@@ -111,21 +112,34 @@ def test_vlan_devices_are_found_by_what_they_are_on() -> None:
     assert network_of._vlans(links) == {2: ["wan0.7", "wan0.8"]}
 
 
-def test_clients_behind_no_gateway_and_behind_another_are_told_apart() -> None:
-    (none,) = [one for one in look(PLAN, network(gateways=())) if not one.present]
-    assert "only clients of 198.18.0.1/24 can be answered" in none.detail
-    (other,) = [one for one in look(PLAN, network(gateways=((4, "lan0"), (6, "wan0")))) if not one.present]
-    assert "the gateway is behind lan0" in other.detail
+def test_clients_that_no_route_leads_to_are_told_by_those_that_one_does() -> None:
+    near = (Route(4, "wan0", "198.18.0.0/24", False), Route(4, "wan0", "10.10.0.0/24", False))
+    lan = (Route(4, "lan0", "10.3.0.0/24", False), Route(6, "wan0", "default", True))
+    (none,) = [one for one in look(PLAN, network(routes=(*near, *lan))) if not one.present]
+    assert none.detail == "no default route by wan0: only clients of 198.18.0.0/24, 10.10.0.0/24 can be answered"
+    (other,) = [
+        one for one in look(PLAN, network(routes=(*near, *lan, Route(4, "lan0", "default", True)))) if not one.present
+    ]
+    assert other.detail == (
+        "the default route is by lan0, and clients are heard on wan0 alone: "
+        "good for clients of 198.18.0.0/24, 10.10.0.0/24"
+    )
+    assert missing(PLAN, network(routes=(Route(4, "wan0", "default", False),))) == {}, "a tunnel has no gateway"
+    many = [Route(4, "wan0", f"10.{n}.0.0/16", True) for n in range(20)]
+    (few,) = [one for one in look(PLAN, network(routes=many)) if not one.present]
+    assert "10.4.0.0/16 and 15 more can be answered" in few.detail
+    (nowhere,) = [one for one in look(PLAN, network(routes=())) if not one.present]
+    assert "only clients of no network at all can be answered" in nowhere.detail
 
 
 def test_a_strict_filter_of_sources_matters_where_there_are_several_ways() -> None:
     strict = {"ipv4/conf/wan0/rp_filter": 1}
     assert missing(PLAN, network(sysctls=strict)) == {}
-    two = ((4, "wan0"), (4, "lan0"))
-    assert missing(PLAN, network(gateways=two, sysctls=strict)) == {
+    two = (DEFAULT, Route(4, "lan0", "10.4.0.0/16", True))
+    assert missing(PLAN, network(routes=two, sysctls=strict)) == {
         "wan0: rp_filter": (Need.ADVISED, "sysctl -w net.ipv4.conf.wan0.rp_filter=2")
     }
-    assert missing(PLAN, network(gateways=two, sysctls={**strict, "ipv4/conf/all/rp_filter": 2})) == {}
+    assert missing(PLAN, network(routes=two, sysctls={**strict, "ipv4/conf/all/rp_filter": 2})) == {}
 
 
 def test_a_server_without_a_route_and_one_that_is_not_heard_are_told() -> None:
