@@ -495,6 +495,10 @@ int roost_enter_namespace(const char *pin_dir, struct roost_reason *why) {
     return place < 0 ? place : place != ROOST_NAMESPACE_GONE;
 }
 
+int roost_foreign_xdp(const char *ifname, const char *pin_dir, struct roost_reason *why) {
+    return roost_datapath_find_foreign(ifname, pin_dir, why);
+}
+
 int roost_pin_dir(const char *pin_dir, struct roost_reason *why) {
     return roost_make_pin_dir(pin_dir, why);
 }

@@ -15,13 +15,14 @@ import resource
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from appliance.box import kernel_probe, mounts, network
 from appliance.box.doctor import Need, Outcome, outcome
 from appliance.box.network import Link, Network
+from appliance.box.taken import WAY_OUT, is_taken
 from appliance.wire import ServerAddress, endpoint_text
 
 MINIMUM_FREE_MB: Final = 256
@@ -65,6 +66,7 @@ class Plan:
     services: tuple[Planned, ...]
     attach: tuple[ServerAddress, ...]
     pin_dir: Path
+    control_socket: Path
     database: Path | None
     max_awake: int
     descriptors_each: int
@@ -82,7 +84,11 @@ class Plan:
 
 def examine(plan: Plan) -> list[Outcome]:
     """Every check, in the order in which a person would mend them."""
-    net = network.read(plan.interfaces)
+    net = replace(
+        network.read(plan.interfaces),
+        foreign_xdp=lambda name: _foreign_xdp(name, plan.pin_dir),
+        taken=lambda listen, transparent: is_taken(listen, transparent, plan.control_socket),
+    )
     return [
         *check_interfaces(plan, net),
         *check_clients(plan, net),
@@ -92,6 +98,14 @@ def examine(plan: Plan) -> list[Outcome]:
         *(check_database(plan.database) if plan.database else ()),
         *check_machine(plan),
     ]
+
+
+def _foreign_xdp(name: str, pin_dir: Path) -> str | None:
+    try:
+        from appliance.engine import foreign_xdp  # doctor runs without it, too
+    except ImportError:
+        return None
+    return foreign_xdp(name, str(pin_dir))
 
 
 def check_interfaces(plan: Plan, net: Network) -> Iterator[Outcome]:
@@ -110,6 +124,8 @@ def check_interfaces(plan: Plan, net: Network) -> Iterator[Outcome]:
         yield outcome("interfaces", name, Need.REQUIRED, absent, fix, "up")
         if link is None:
             continue
+        if name != "lo" or name in plan.clients:
+            yield _free(name, net)
         if name in plan.clients or plan.xdp_mode == "native":
             yield _xdp(name, link.xdp, plan.xdp_mode)
         merging = [feature for feature in MERGING if feature in link.offloads]
@@ -126,6 +142,18 @@ def _tags(link: Link) -> Outcome:
     problem = f"rx-vlan-offload is on: native XDP sees no VLAN tags, and {lost}" if on else None
     fix = f"ethtool -K {link.name} rx-vlan-offload off   (veth: tx-vlan-offload off at its other end)"
     return outcome("interfaces", f"{link.name}: VLAN tags", Need.ADVISED, problem, fix, "left in the frames")
+
+
+def _free(name: str, net: Network) -> Outcome:
+    said = net.foreign_xdp(name)
+    problem, _, fix = (said or "").partition("; ")
+    found = "not known: the engine is not built" if said is None else "none but ours"
+    return outcome("interfaces", f"{name}: no other XDP program", Need.REQUIRED, problem or None, fix, found)
+
+
+def _port(group: str, listen: ServerAddress, net: Network, transparent: bool = False) -> Outcome:
+    problem = "another program has it" if net.taken(listen, transparent) else None
+    return outcome(group, f"port {endpoint_text(listen)}", Need.REQUIRED, problem, WAY_OUT, "free, or ours")
 
 
 def _xdp(name: str, native: bool | None, mode: str) -> Outcome:
@@ -183,6 +211,7 @@ def check_services(plan: Plan, net: Network) -> Iterator[Outcome]:
         where = endpoint_text(service.listen)
         if not service.transparent and not ipaddress.ip_address(address).is_unspecified:
             yield from _listens(group, where, net.owner(address), address, plan)
+        yield _port(group, service.listen, net, service.transparent)
         for host, port in service.servers or ((service.listen,) if service.transparent else ()):
             addresses = net.addresses_of(host)
             if not addresses:
@@ -190,12 +219,13 @@ def check_services(plan: Plan, net: Network) -> Iterator[Outcome]:
                 yield outcome(group, f"server {host}:{port}", Need.REQUIRED, "the name has no address now", fix)
             for address in addresses:
                 if not ipaddress.ip_address(address).is_unspecified:
-                    yield from _reaches(group, (address, port), net.way_to(address), service, plan)
+                    yield from _reaches(group, (address, port), net, service, plan)
     for at in plan.attach:
         if not ipaddress.ip_address(at[0]).is_unspecified:
             absent = None if net.owner(at[0]) else "no interface has this address"
             fix = f"ip address add {at[0]} dev DEVICE"
             yield outcome("attach", endpoint_text(at), Need.REQUIRED, absent, fix, f"on {net.owner(at[0])}")
+        yield _port("attach", at, net)
 
 
 def _listens(group: str, where: str, owner: str | None, address: str, plan: Plan) -> Iterator[Outcome]:
@@ -207,11 +237,15 @@ def _listens(group: str, where: str, owner: str | None, address: str, plan: Plan
         yield outcome(group, "clients are heard", Need.REQUIRED, problem, "listen at an address of another interface")
 
 
-def _reaches(group: str, server: ServerAddress, way: str | None, service: Planned, plan: Plan) -> Iterator[Outcome]:
+def _reaches(group: str, server: ServerAddress, net: Network, service: Planned, plan: Plan) -> Iterator[Outcome]:
+    way = net.way_to(server[0])
     absent = None if way else "there is no route to it"
     fix = f"ip route add {server[0]} via GATEWAY"
     yield outcome(group, f"server {endpoint_text(server)}", Need.REQUIRED, absent, fix, f"by {way}")
     heard = (*plan.clients, *plan.lan, *plan.servers_heard)
+    by_route = service.persistent and not plan.servers_heard and way not in (*plan.interfaces, "lo")
+    if way and by_route and net.foreign_xdp(way):
+        yield _free(way, net)
     if way and service.transparent and way not in plan.lan:
         problem = f"it is behind {way}, which is not in [router] lan"
         yield outcome(group, "the router steers it", Need.REQUIRED, problem, f'add "{way}" to [router] lan')

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from appliance.box.reachability import UnreachableError, interface_towards
+from appliance.wire import ServerAddress
 
 NETDEV_XDP_ACT_BASIC: Final = 1  # include/uapi/linux/netdev.h
 _NETDEV_CMD_DEV_GET: Final = 1
@@ -56,15 +57,19 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """links: by name. routes: those that leave this machine. sysctls: numbers
-    below /proc/sys/net, 0 where there is none. way_to: the interface by which the routing table reaches an address;
-    None: there is no route. addresses_of: those of a name or address; none: it is not known now."""
+    """links: by name. routes: those that leave this machine. sysctls: numbers below /proc/sys/net, 0 where there is
+    none. way_to: the interface by which the routing table reaches an address; None: there is no route. addresses_of:
+    those of a name or address; none: it is not known now. foreign_xdp: of an interface, whose XDP program is there, and
+    how it is detached, with a semicolon between them; "": none but ours; None: the engine that tells is not built.
+    taken: whether another program has an address and port; transparent: which need not be this machine's."""
 
     links: Mapping[str, Link]
     routes: Sequence[Route] = ()
     sysctls: Mapping[str, int] = field(default_factory=dict)
     way_to: Callable[[str], str | None] = _way_to
     addresses_of: Callable[[str], Sequence[str]] = _addresses_of
+    foreign_xdp: Callable[[str], str | None] = lambda _name: ""
+    taken: Callable[[ServerAddress, bool], bool] = lambda _listen, _transparent: False
 
     def owner(self, address: str) -> str | None:
         """The interface that has this address."""

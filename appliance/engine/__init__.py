@@ -4,6 +4,25 @@
 from __future__ import annotations
 
 from appliance.engine.engine import Engine
-from appliance.engine.library import EngineError, enter_namespace, ffi, lib, make_pin_dir, router_mark, unpin
+from appliance.engine.library import (
+    EngineError,
+    enter_namespace,
+    ffi,
+    foreign_xdp,
+    lib,
+    make_pin_dir,
+    router_mark,
+    unpin,
+)
 
-__all__ = ["Engine", "EngineError", "enter_namespace", "ffi", "lib", "make_pin_dir", "router_mark", "unpin"]
+__all__ = [
+    "Engine",
+    "EngineError",
+    "enter_namespace",
+    "ffi",
+    "foreign_xdp",
+    "lib",
+    "make_pin_dir",
+    "router_mark",
+    "unpin",
+]

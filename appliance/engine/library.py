@@ -49,6 +49,16 @@ def unpin(pin_dir: str) -> None:
     checked(lib.roost_unpin, pin_dir.encode())
 
 
+def foreign_xdp(ifname: str, pin_dir: str) -> str:
+    """Whose XDP program keeps ours, which is pinned below pin_dir, from an interface, and how it is detached: two
+    sentences with a semicolon between them; "": none does."""
+    try:
+        checked(lib.roost_foreign_xdp, ifname.encode(), pin_dir.encode())
+    except EngineError as error:
+        return str(error)
+    return ""
+
+
 def enter_namespace(pin_dir: str) -> bool:
     """Moves this thread for good into the network namespace that those pins belong to; False: it is gone, and the
     thread stays where it is."""

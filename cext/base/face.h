@@ -99,6 +99,8 @@ void roost_stop(roost_engine *e);            /* stop the thread; open sockets ar
 int roost_pin_dir(const char *pin_dir, struct roost_reason *why);
 /* Detaches and removes everything pinned there, in the network namespace that it belongs to. */
 int roost_unpin(const char *pin_dir, struct roost_reason *why);
+/* Says in why whose XDP program keeps ours, pinned below pin_dir, from an interface: -EBUSY; 0: none does. */
+int roost_foreign_xdp(const char *ifname, const char *pin_dir, struct roost_reason *why);
 /* Moves this thread into that namespace for good: 1 it is there; 0: that namespace is gone, with all that was in it. */
 int roost_enter_namespace(const char *pin_dir, struct roost_reason *why);
 /* Frees it. Pinned objects stay; when it was never started, those that an earlier one made. */

@@ -181,6 +181,9 @@ int roost_datapath_note_pins(struct roost_datapath *d, struct roost_reason *why)
 void roost_datapath_undo(struct roost_datapath *d);
 /* Says in why whose the XDP program on an interface is; -error. */
 int roost_datapath_complain_of_foreign(const char *ifname, uint32_t ifindex, int error, struct roost_reason *why);
+/* The same of an interface where a program is that is not pinned below pin_dir: -EBUSY; 0: there is none, or it cannot be
+ * looked at (not root). */
+int roost_datapath_find_foreign(const char *ifname, const char *pin_dir, struct roost_reason *why);
 /* A live-frame run of the program that is attached to our interfaces. 0 or -errno. */
 int roost_datapath_run(const struct roost_datapath *d, const struct bpf_test_run_opts *options);
 

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <ftw.h>
 #include <linux/if_link.h>
+#include <net/if.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -110,6 +111,8 @@ int roost_datapath_complain_of_foreign(const char *ifname, uint32_t ifindex, int
     __u32 size = sizeof(info);
     char comm[32], who[200], out[700];
     const char *how = "xdp";
+    search.program = 0;
+    search.pin[0] = 0;
     uint32_t program = bpf_xdp_query((int)ifindex, 0, &query) ? 0 : attached(&query, &how);
     int fd = program ? bpf_prog_get_fd_by_id(program) : -1;
     if (fd < 0 || bpf_obj_get_info_by_fd(fd, &info, &size))
@@ -120,7 +123,6 @@ int roost_datapath_complain_of_foreign(const char *ifname, uint32_t ifindex, int
     close(fd);
 
     search.program = program;
-    search.pin[0] = 0;
     uint32_t link = link_of(program, ifindex);
     if (link)
         nftw("/sys/fs/bpf", at_file, DEEPEST, FTW_PHYS);
@@ -141,4 +143,16 @@ int roost_datapath_complain_of_foreign(const char *ifname, uint32_t ifindex, int
     else
         snprintf(out, sizeof(out), "; detach it: ip link set dev %s %s off", ifname, how);
     return roost_complain(why, error, "another XDP program is attached to %s: %s%s", ifname, who, out);
+}
+
+int roost_datapath_find_foreign(const char *ifname, const char *pin_dir, struct roost_reason *why) {
+    LIBBPF_OPTS(bpf_xdp_query_opts, query);
+    uint32_t ifindex = if_nametoindex(ifname);
+    const char *how;
+    if (!ifindex || bpf_xdp_query((int)ifindex, 0, &query) || !attached(&query, &how))
+        return 0;
+    int e = roost_datapath_complain_of_foreign(ifname, ifindex, EBUSY, why);
+    size_t length = strlen(pin_dir);
+    bool ours = !strncmp(search.pin, pin_dir, length) && search.pin[length] == '/';
+    return !search.program || ours ? 0 : e;
 }

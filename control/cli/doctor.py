@@ -88,6 +88,7 @@ def plan_of(config: "Config") -> "Plan":
         ),
         attach=tuple(map(parse_endpoint, config.attach.listen)),
         pin_dir=Path(config.pin_dir),
+        control_socket=Path(config.control_socket),
         database=Path(url.removeprefix("sqlite:///")) if (url := config.database_url).startswith("sqlite:") else None,
         max_awake=config.table.max_awake,
         descriptors_each=descriptors_each(config),

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from pyroute2 import IPRoute
 
+from appliance.box import deployment
+from appliance.box.doctor import Need
 from appliance.engine import Engine, EngineError, make_pin_dir, unpin
 from appliance.lab import Lab, leftovers
 from appliance.lab.daemon import DaemonError, DaemonHandle
@@ -24,6 +26,8 @@ from appliance.lab.namespaces import XDP_PASS, Namespace, load_xdp
 from appliance.lab.processes import python_environment
 from appliance.paths import bpf_objects
 from appliance.wire import EngineOptions
+from control.cli.doctor import plan_of
+from control.config import load
 from tests.lab.engine_lab import EngineLab
 from tests.lab.old_layout import bpf
 
@@ -106,6 +110,37 @@ def test_auto_falls_back_to_generic_xdp_with_a_warning(lab: Lab) -> None:
 def test_a_wrong_key_is_named_with_the_one_that_was_meant(lab: Lab) -> None:
     said = refusal(lab, changed(lab, "policy", active_quit="5s"))
     assert "unknown key `active_quit` in [policy]; did you mean `active_quiet`?" in said
+
+
+def missing(lab: Lab, handle: DaemonHandle) -> list[str]:
+    """What doctor finds that is required, and how it is mended."""
+    with lab.enter("box"):
+        found = deployment.examine(plan_of(load(str(handle.config))))
+    return [f"{one.name}: {one.fix}" for one in found if one.need is Need.REQUIRED and not one.present]
+
+
+def test_doctor_tells_beforehand_what_another_program_has(lab: Lab) -> None:
+    handle = lab.daemon(lab.config(attach_port=3300), start=False)
+    address, program = lab.address("box", "wan0"), load_xdp(XDP_PASS)
+    with lab.enter("box"), IPRoute() as ip:
+        index = ip.link_lookup(ifname="wan0")[0]
+        ip.link("set", index=index, xdp_fd=program)
+        try:
+            with socket.create_server((address, 8000)):
+                xdp, port = missing(lab, handle)
+        finally:
+            ip.link("set", index=index, xdp_fd=-1)
+            os.close(program)
+    assert xdp == "wan0: no other XDP program: detach it: ip link set dev wan0 xdpdrv off"
+    assert port == f"port {address}:8000: ss -ltnp shows which; or choose another port"
+    assert missing(lab, handle) == []
+    handle.start()
+    try:
+        assert missing(lab, handle) == [], "what the daemon itself has is no trouble"
+        other = lab.daemon({**lab.config(port=8001, attach_port=3301)}, start=False)
+        assert any("leave the interface to it" in one for one in missing(lab, other))
+    finally:
+        handle.close()
 
 
 def test_a_second_daemon_on_the_same_pins_is_refused_and_the_first_goes_on(lab: Lab, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,14 @@ from appliance.box import network as network_of
 from appliance.box.deployment import Plan, Planned
 from appliance.box.doctor import Need, Outcome
 from appliance.box.network import Link, Network, Route
+from appliance.box.taken import is_taken
 from control.cli.doctor import plan_of
 from control.config import parse
 
 SERVER = ("10.3.0.2", 22)
 PLAN = Plan(("wan0",), (), (), "auto", (Planned("ssh", ("198.18.0.1", 22), (SERVER,), persistent=True),),
-            (("10.3.0.1", 3128),), Path("/sys/fs/bpf/roost/main"), Path("/var/lib/roost.db"), 100, 2, 512)  # fmt: skip
+            (("10.3.0.1", 3128),), Path("/sys/fs/bpf/roost/main"), Path("/run/roost.sock"),
+            Path("/var/lib/roost.db"), 100, 2, 512)  # fmt: skip
 ROUTER = replace(PLAN, lan=("lan0",), services=(Planned("ssh", SERVER, transparent=True),), attach=())
 LINKS = {"lo": Link("lo", True, None, frozenset(), ("127.0.0.1/8",)),
          "wan0": Link("wan0", True, True, frozenset({"rx-checksum"}), ("198.18.0.1/24", "fe80::1/64")),
@@ -164,6 +167,32 @@ def test_an_address_that_no_interface_has_is_told_and_so_are_clients_of_the_loop
     assert set(missing(PLAN, changed("lan0", addresses=()))) == {"10.3.0.1:3128"}
     local = replace(PLAN, services=(replace(PLAN.services[0], listen=("127.0.0.1", 22)),))
     assert set(missing(local, network())) == {"clients are heard"}
+
+
+def test_an_xdp_program_of_another_is_told_with_the_command_wherever_ours_is_to_be() -> None:
+    said = "another XDP program is attached to it: program 7; detach it: ip link set dev it xdpdrv off"
+    heard = replace(PLAN, servers_heard=("lan0",))
+    for name, plan in (("wan0", PLAN), ("lan0", PLAN), ("lan0", ROUTER), ("lan0", heard)):
+        net = replace(network(sysctls=FORWARDS), foreign_xdp={name: said}.get)
+        ((what, found),) = missing(plan, net).items()
+        assert what == f"{name}: no other XDP program"
+        assert found == (Need.REQUIRED, "detach it: ip link set dev it xdpdrv off")
+
+
+def test_a_port_that_another_program_has_is_told(tmp_path: Path) -> None:
+    net = replace(network(), taken=lambda listen, transparent: listen[1] in (22, 3128) and not transparent)
+    assert list(missing(PLAN, net)) == ["port 198.18.0.1:22", "port 10.3.0.1:3128"]
+    control = tmp_path / "control.sock"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listen: tuple[str, int] = listener.getsockname()
+        assert is_taken(listen, False, control)
+        assert is_taken(("0.0.0.0", listen[1]), False, control)
+        with socket.socket(socket.AF_UNIX) as daemon:
+            daemon.bind(str(control))
+            daemon.listen()
+            assert not is_taken(listen, False, control), "the daemon of this instance has it"
+    assert not is_taken(listen, False, control), "it is free"
+    assert not is_taken(("198.51.100.1", listen[1]), False, control), "an address that is not here is told otherwise"
 
 
 def test_a_router_must_forward_and_know_its_servers_side() -> None:
