@@ -103,7 +103,8 @@ def test_a_file_that_goes_while_it_is_open_takes_no_sleeper_along(
     assert daemon.store.status.rescued == 1
     assert "was removed or replaced while it was in use" in caplog.text
     aside = [name for name in os.listdir(daemon.path.parent) if "replaced" in name]  # noqa: PTH208
-    assert bool(aside) == happens.__name__.startswith("replace")
+    if happens is not remove_log:  # in its place there is another as soon as a connection is opened
+        assert bool(aside) == happens.__name__.startswith("replace")
     assert all(name in caplog.text for name in aside)
     assert daemon.read(1)
     assert [r["id"] for r in daemon.store.recent_history(100)] == list(range(1, SLEEPERS + 2)), "each once"
