@@ -195,7 +195,7 @@ def check_clients(plan: Plan, net: Network) -> Iterator[Outcome]:
             strict = max(net.setting("ipv4/conf/all/rp_filter"), net.setting(f"ipv4/conf/{name}/rp_filter")) == STRICT
             problem = (
                 "it is 1: clients whose way back is by another interface are dropped"
-                if strict and len(gateways) > 1
+                if strict and gateways - {name}
                 else None
             )
             fix = f"sysctl -w net.ipv4.conf.{name}.rp_filter=2"
@@ -278,7 +278,11 @@ def check_pins(pin_dir: Path) -> Iterator[Outcome]:
         yield outcome("store", name, Need.REQUIRED, problem, fix)
         return
     elsewhere = None if kind == "bpf" else f"that is on {kind}, not on a bpffs"
-    yield outcome("store", name, Need.REQUIRED, elsewhere, "mount -t bpf bpffs /sys/fs/bpf", "on a bpffs")
+    fix = "mount -t bpf bpffs /sys/fs/bpf"
+    above = next(path for path in (pin_dir, *pin_dir.parents) if os.access(path, os.F_OK))
+    if kind == "bpf" and not os.access(above, os.W_OK | os.X_OK):
+        elsewhere, fix = f"{above} cannot be written to", "run as root, or: mount -o remount,rw /sys/fs/bpf"
+    yield outcome("store", name, Need.REQUIRED, elsewhere, fix, "on a bpffs")
 
 
 def check_database(database: Path) -> Iterator[Outcome]:

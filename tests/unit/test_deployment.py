@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -142,6 +143,7 @@ def test_a_strict_filter_of_sources_matters_where_there_are_several_ways() -> No
     assert missing(PLAN, network(routes=two, sysctls=strict)) == {
         "wan0: rp_filter": (Need.ADVISED, "sysctl -w net.ipv4.conf.wan0.rp_filter=2")
     }
+    assert set(missing(PLAN, network(routes=two[1:], sysctls=strict))) == {"IPv4 way back", "wan0: rp_filter"}
     assert missing(PLAN, network(routes=two, sysctls={**strict, "ipv4/conf/all/rp_filter": 2})) == {}
 
 
@@ -207,13 +209,16 @@ def test_pins_that_are_on_no_bpffs_or_end_with_this_process_are_told_with_the_wa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def check(kind: str, private: bool) -> tuple[bool, str]:
-        monkeypatch.setattr(mounts, "kind_of", lambda _: kind)
+        monkeypatch.setattr(mounts, "kind_of", lambda _: "bpf" if kind == "read-only" else kind)
         monkeypatch.setattr(mounts, "ends_with_this_process", lambda _: private)
+        right = os.F_OK if kind == "read-only" else os.W_OK | os.X_OK
+        monkeypatch.setattr(os, "access", lambda path, mode: path == Path("/sys/fs/bpf") and mode in (os.F_OK, right))
         (told,) = deployment.check_pins(Path("/sys/fs/bpf/roost/main"))
         return told.present, told.fix
 
     assert check("bpf", False)[0]
-    for kind, private, fix in (("bpf", True, "nsenter --net="), ("ext4", False, "mount -t bpf")):
+    for kind, private, fix in (("bpf", True, "nsenter --net="), ("ext4", False, "mount -t bpf"),
+                               ("read-only", False, "mount -o remount,rw /sys/fs/bpf")):  # fmt: skip
         present, told = check(kind, private)
         assert not present
         assert fix in told
