@@ -18,12 +18,18 @@ _LOCK: str = "SELECT pg_advisory_xact_lock(7236840)"
 
 def prepare_tables(connection: Connection) -> bool:
     """Make them, or upgrade them, in the transaction that is open; whether they are new. Raises StoreError when a later
-    version made them."""
+    version made them, or when SQLite's file has tables that are another program's alone."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(_LOCK)  # two daemons that start at once; SQLite's BEGIN IMMEDIATE is one
     there = sa.inspect(connection)
     version = get_meta(connection, "schema") if there.has_table("meta") else None
     if version is None:
+        others = sorted(set(there.get_table_names()) - set(metadata.tables))
+        if others and connection.dialect.name == "sqlite":  # a server's database may be shared
+            raise StoreError(
+                f"the database is another program's, with tables of its own ({', '.join(others[:3])}): put roost's "
+                "back, or give [paths] database another place"
+            )
         metadata.create_all(connection)
         set_meta(connection, "schema", SCHEMA_VERSION)
         connection.execute(sa.insert(revisions).values(version_num=REVISION))

@@ -268,3 +268,19 @@ def test_nothing_is_made_for_a_path_that_was_mistyped(tmp_path: Path) -> None:
         store.open()
     store.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    """With roost's tables in it, all that sleeps would be closed for want of rows."""
+    path = tmp_path / "roost.db"
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE songs (title)")
+    store = Store(f"sqlite:///{path}", Recorder())
+    said = store.open()
+    store.close()
+    assert said == (
+        "the database is another program's, with tables of its own (songs): put roost's back, or give [paths] database "
+        "another place"
+    )
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT name FROM sqlite_schema").fetchall() == [("songs",)]
