@@ -55,9 +55,10 @@ SENTENCES: Final[Sequence[Callable[[Facts], str]]] = (
     _text("Its server has just spoken or ended its connection; that has to be passed on first.", "server_speaks"),
     _text("One end has ended its side of the connection, and the other has not; half of a connection is never frozen.",
           "ended"),
-    _text("Bytes wait in the appliance because the client does not read; a client that is gone keeps them there until "
-          "the kernel gives up.", "client_blocked"),
-    _text("Bytes wait in the appliance because the server does not read.", "server_blocked"),
+    _text("Bytes wait in the appliance because the client does not read; the connection is reset when none of them is "
+          "taken for as long as write_timeout says.", "client_blocked"),
+    _text("Bytes wait in the appliance because the server does not read; the connection is reset when none of them is "
+          "taken for as long as write_timeout says.", "server_blocked"),
     _text("A server waits for it.", "server_waits"),
     _text("A request inside the payload is not finished.", "in_band"),
     _text("Its addresses are link-local: it is never frozen, since they mean something on one link alone.",
