@@ -157,7 +157,9 @@ class Ownership:
             raise OwnedError(f"{who}, which is running: give this instance a database of its own, or stop that one")
         if not ours and not self._take_over:
             state = "which does not run" if alive is False else "which may be running"
-            raise OwnedError(f"{who}, {state}: give this instance a database of its own; or, if that one will not "
+            if alive is False and Path(row.pins).is_dir():  # a process of this boot: its pins are of this machine
+                state += "; its connections are asleep in those pins: start it again"
+            raise OwnedError(f"{who}, {state}; give this instance a database of its own; or, if that one will not "
                              "come back and this one is to have its connections: roost up --take-over")  # fmt: skip
         if alive is None:
             raise LeaseRunsError(f"{who}, which was heard of within {LEASE_S:g} s", lease)

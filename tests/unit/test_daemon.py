@@ -210,7 +210,7 @@ def test_an_attach_address_in_use_keeps_the_daemon_from_touching_anything(tmp_pa
 
 
 def test_the_database_of_another_instance_keeps_the_daemon_from_touching_anything(tmp_path: Path) -> None:
-    other = Store(f"sqlite:///{tmp_path}/t.db", lambda slept: None, owner=Owner.here("other", "/pins"))
+    other = Store(f"sqlite:///{tmp_path}/t.db", lambda slept: None, owner=Owner.here("other", f"{tmp_path}/theirs"))
     other.open()
     other.close()
     engines: list[EngineOptions] = []
@@ -227,6 +227,9 @@ def test_the_database_of_another_instance_keeps_the_daemon_from_touching_anythin
         with pytest.raises(DaemonError, match="far enough"):
             Daemon("t.toml", config, make, take_over=True).run()  # type: ignore[arg-type]
         engines.clear()  # and the start that failed has left it the other's
+    (tmp_path / "theirs").mkdir()
+    with pytest.raises(StoreError, match="its connections are asleep in those pins: start it again"):
+        Daemon("t.toml", config, make).run()  # type: ignore[arg-type]
 
 
 def test_unpinning_closes_who_slept_unless_the_database_is_anothers(
