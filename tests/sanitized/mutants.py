@@ -32,7 +32,7 @@ MUTANTS = (
     ),
     Mutant(
         "an engine that is closed keeps its endpoints",
-        "tests/lab/test_errors.py",
+        "tests/lab/test_wake_packets.py",
         "cext/engine.c",
         "    roost_endpoints_free(&e->table.endpoints);\n",
         "",
