@@ -180,7 +180,7 @@ class Policy(Section):
         60.0,
         description="a server that wants a client which was not heard for this long gets it only when the client has "
         "answered a probe, which takes a round trip to it; without an answer within `[attach] timeout` the server is "
-        "refused",
+        "refused. One that was heard since is given at once, and if it has gone meanwhile, its silence tells",
     )
     write_timeout: Annotated[WholeSeconds, ToEngine("write_timeout_s")] = Field(
         180.0,
