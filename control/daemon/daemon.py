@@ -201,9 +201,12 @@ class Daemon:
             store.close()
         return self._ended(max(dispatcher.states[State.IDLE] + dispatcher.states[State.SLEEP], 0))
 
+    def _pins_are_lost(self) -> bool:
+        return tables_of(self._config.pin_dir) != self._tables
+
     def _look_at_pins(self, waiting: Waiting) -> None:
         pins = f"what is pinned in {self._config.pin_dir}"
-        if tables_of(self._config.pin_dir) == self._tables:
+        if not self._pins_are_lost():
             waiting.there(pins)
         else:
             waiting.missing(pins, "it was removed or replaced while the daemon runs; connections in IDLE end with the "
@@ -214,7 +217,7 @@ class Daemon:
             log.critical("the daemon ends: %s", self._end.reason)
             return 1
         idle = self._dispatcher.states[State.IDLE]
-        if tables_of(self._config.pin_dir) != self._tables:
+        if self._pins_are_lost():
             log.error("the pins in %s were removed or replaced while the daemon ran: %d IDLE connections end with it; "
                       "those in SLEEP are put back by the next start", self._config.pin_dir, idle)  # fmt: skip
             asleep -= idle

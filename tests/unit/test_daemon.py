@@ -24,6 +24,7 @@ from control.config import parse, parse_endpoint
 from control.core.states import State
 from control.daemon import daemon as daemon_module
 from control.daemon import lock as lock_module
+from control.daemon import serving as serving_module
 from control.daemon.daemon import Daemon
 from control.daemon.error import DaemonError
 from control.daemon.lock import InstanceLock
@@ -115,6 +116,9 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(daemon_module, "SWITCH_INTERVAL_S", 0.005)
+    given_back = threading.Event()
+    monkeypatch.setattr(serving_module, "GIVE_BACK_S", 0.01)
+    monkeypatch.setattr(serving_module, "give_back", given_back.set)
     path = tmp_path / "t.toml"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -159,6 +163,7 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
             path.write_text(text.replace('"a"', '"a"\nactive_quiet = 5'), encoding="utf-8")
             os.kill(os.getpid(), signal.SIGHUP)
             until(lambda: engine.updates)
+            answers["given back"] = given_back.wait(10)
             (tmp_path / "pins" / "tables4").unlink()
             until(lambda: client.get("/v1/status")["waiting"])
             answers["told"] = client.get("/v1/status")["attention"]
@@ -177,6 +182,7 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
     assert (answers["sleep"]["before"], answers["sleep"]["state"]) == ("IDLE", "SLEEP")
     assert [(row["id"], row["quiet_s"] > 0) for row in answers["asleep"]] == [(2, True)]
     assert (answers["show"]["id"], answers["show"]["state"]) == (2, "SLEEP")
+    assert answers["given back"], "memory that was freed"
     (told,) = [one["what"] for one in answers["told"] if one["object"] == f"what is pinned in {tmp_path}/pins"]
     assert "restart it" in told
     assert answers["unknown"].startswith(b"HTTP/1.1 404 ")
