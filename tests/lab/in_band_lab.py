@@ -137,7 +137,8 @@ class Session:
         return [(row["to"], row["cause"]) for row in self.shown()["history"]]
 
     def wait_causes(self, *last: tuple[str, str]) -> None:
-        wait_until(lambda: self.causes()[-len(last) :] == list(last), 5, f"the history ends with {last}")
+        # One look waits for the store's disk, 5 s if need be.
+        wait_until(lambda: self.causes()[-len(last) :] == list(last), 30, f"the history ends with {last}")
 
 
 class InBandLab:
