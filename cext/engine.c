@@ -538,6 +538,7 @@ void roost_close(roost_engine *e) {
     roost_endpoints_free(&e->table.endpoints);
     roost_recall_close(e);
     roost_hosts_close(&e->hosts);
+    roost_rules_close(e);
     roost_classes_free(&e->table.classes);
     roost_mailbox_destroy(&e->box);
     if (e->epoll_fd >= 0)

@@ -10,7 +10,7 @@ from errno import ENOSPC
 from typing import Any
 
 from appliance.engine.library import EngineError, checked, ffi, lib
-from appliance.engine.marshal import POLICY, QUIETS, c_service, events_of, fill_record, numbers_of, put_server
+from appliance.engine.marshal import POLICY, QUIETS, c_rules, c_service, events_of, fill_record, numbers_of, put_server
 from appliance.wire import (
     KA,
     KEY,
@@ -27,6 +27,7 @@ from appliance.wire import (
     Obstacles,
     Op,
     Record,
+    RuleEntry,
     ServerAddress,
     ServerStatus,
     ServiceSpec,
@@ -81,6 +82,20 @@ class Engine:
             )
         if result < 0:
             raise EngineError(f"there is no service with index {spec.index}")
+
+    def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> None:
+        """All rules there are, from now on. By one caller at a time."""
+        rules, classes = c_rules(entries, policies)
+        self._call(lib.roost_rules_set, rules, len(rules), classes, len(classes))
+
+    def count_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> list[tuple[int, int]]:
+        """What they would change: of each policy, and last of those that no rule is for, how many connections would
+        have it, awake or with a slot, and how many of them have other values now."""
+        rules, classes = c_rules(entries, policies)
+        counts = ffi.new("uint64_t[]", 2 * (len(classes) + 1))
+        self._call(lib.roost_rules_count, rules, len(rules), classes, len(classes), counts)
+        found = list(counts)
+        return list(zip(found[::2], found[1::2], strict=True))
 
     def mark_server(self, service: int, server: ServerAddress, up: bool) -> None:
         """Lets links go to a server, or not; one that has left the service meanwhile is ignored."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, Final
 
 from appliance.engine.library import EngineError, ffi
@@ -16,6 +17,7 @@ from appliance.wire import (
     SERVERS_MAX,
     Event,
     Record,
+    RuleEntry,
     ServerAddress,
     ServiceSpec,
     pack_address,
@@ -82,7 +84,7 @@ def numbers_of(struct_name: str, *others: str) -> list[str]:
 
 
 _SERVICE: Final = numbers_of("roost_service", "servers")
-POLICY: Final = numbers_of("roost_class", "always_active", "service", "unused")
+POLICY: Final = numbers_of("roost_class", "always_active", "service", "unused", "base", "unused3", "unused4")
 """What of ServiceSpec is a number of struct roost_service and of its class, by the same name."""
 
 QUIETS: Final = ("active_quiet_ms", "standby_quiet_ms", "idle_quiet_ms")
@@ -94,14 +96,31 @@ def c_service(spec: ServiceSpec) -> Any:
     raw = ffi.new("struct roost_service *")
     for name in _SERVICE:
         setattr(raw, name, int(getattr(spec, name)))
-    for name in POLICY:
-        setattr(raw.policy, name, int(getattr(spec, name)))
-    raw.policy.quiet_ms = [spec.standby_quiet_ms, spec.idle_quiet_ms, spec.sleep_quiet_ms]
+    _fill_class(raw.policy, spec)
     ffi.memmove(raw.listen, pack_address(spec.listen), 16)
     raw.servers = len(spec.servers)
     for place, server in zip(raw.server, spec.servers[:SERVERS_MAX], strict=False):
         put_server(place, server)
     return raw
+
+
+def _fill_class(raw: Any, spec: ServiceSpec) -> None:
+    for name in POLICY:
+        setattr(raw, name, int(getattr(spec, name)))
+    raw.quiet_ms = [spec.standby_quiet_ms, spec.idle_quiet_ms, spec.sleep_quiet_ms]
+
+
+def c_rules(entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> tuple[Any, Any]:
+    """An array of struct roost_rule, and one of struct roost_class."""
+    rules = ffi.new("struct roost_rule[]", len(entries))
+    for place, entry in zip(rules, entries, strict=True):
+        ffi.memmove(place.network, entry.network, 16)
+        place.bits, place.service, place.policy = entry.bits, entry.service, entry.policy
+    classes = ffi.new("struct roost_class[]", len(policies))
+    for place, spec in zip(classes, policies, strict=True):
+        _fill_class(place, spec)
+        place.service = spec.index
+    return rules, classes
 
 
 def put_server(raw: Any, server: ServerAddress) -> None:

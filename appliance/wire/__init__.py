@@ -33,6 +33,7 @@ from appliance.wire.settings import (
     Born,
     EngineOptions,
     Priority,
+    RuleEntry,
     SecondServer,
     ServerStatus,
     ServiceSpec,

@@ -128,6 +128,18 @@ class ServiceSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RuleEntry:
+    """Of the clients of a service in this network these values are in force (struct roost_rule). service: its number.
+    network: 16 bytes, IPv4-mapped for IPv4, host bits zero; bits: how many of the 128 count. policy: an index into the
+    policies that are given with it."""
+
+    service: int
+    network: bytes
+    bits: int
+    policy: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServerStatus:
     """A server of a service (struct roost_server_status); linked and failed count links since it is there."""
 

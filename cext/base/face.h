@@ -38,6 +38,16 @@ int roost_service_add(roost_engine *e, const struct roost_service *service, stru
 /* All but listen, transparent and as_client; every connection of the service obeys within two seconds. -ENOENT: no such
  * service; -ENOSPC: of the servers that left it too many still have links. */
 int roost_service_update(roost_engine *e, const struct roost_service *service);
+/* All rules there are, from now on, in place of those from before, with the policies that they name: `service` says whose each is,
+ * `own` and `base` are the engine's. Every connection obeys within seconds. By one caller at a time; it waits for what is in XDP,
+ * some 30 ms. -EINVAL, -ENOSPC or -ENOMEM: nothing has changed. */
+int roost_rules_set(roost_engine *e, const struct roost_rule *rules, uint32_t count, const struct roost_class *policies,
+                    uint32_t policies_count, struct roost_reason *why);
+/* What they would change: of each policy, and behind them of those that no rule is for, two numbers in counts: the connections
+ * that would have it, awake or with a slot, and those of them that have other values now. Takes 0.3 us a connection. */
+int roost_rules_count(roost_engine *e, const struct roost_rule *rules, uint32_t count,
+                      const struct roost_class *policies, uint32_t policies_count, uint64_t *counts,
+                      struct roost_reason *why);
 /* A server is up (or down): from now on links go there (or not); links that are there go on. -ENOENT: no such server. */
 int roost_server_mark(roost_engine *e, uint16_t service, const struct roost_server *server, int up);
 /* Fills status; how many it filled, at most max (ROOST_PLACES: all). -ENOENT: no such service. */

@@ -193,6 +193,14 @@ struct roost_service {
     uint32_t born_rate;       /* clients a second, on one processor, from which on it is a storm */
 };
 
+/* Of the clients of a service in this network a policy is in force; a longer network of the service goes before. */
+struct roost_rule {
+    uint8_t network[16]; /* IPv4-mapped for IPv4; what lies behind its bits is 0 */
+    uint8_t bits;        /* of these 128 */
+    uint16_t service;
+    uint32_t policy; /* which of those that are given with it */
+};
+
 struct roost_options {
     const char *pin_dir; /* below a bpffs; made if missing */
     const char *bpf_dir; /* where the compiled *.bpf.o lie */

@@ -45,7 +45,8 @@ void roost_event_of_candidate(struct roost_engine *e, const struct roost_key *ke
 
 bool roost_class_needs_slot(const struct roost_engine *e, uint32_t class) {
     const struct roost_class *in_force = roost_class_of(e, class);
-    return !in_force->no_keepalives || in_force->probe_interval_s || roost_class_is_interned(class);
+    return !in_force->no_keepalives || in_force->probe_interval_s ||
+           roost_classes_base(&e->table.classes, class) != class;
 }
 
 bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *key, uint32_t ctl, uint32_t class,

@@ -8,8 +8,13 @@
 
 _Static_assert(ROOST_GIVEN_PROBE == 1 << ROOST_INBAND_QUIETS, "behind the quiet intervals");
 
-uint16_t roost_class_for(struct roost_engine *e, const struct roost_key *key, uint16_t service) {
+uint16_t roost_class_of_service(uint16_t service) {
     return service < ROOST_CLASS_SERVICES ? service : ROOST_CLASS_NONE;
+}
+
+uint16_t roost_class_for(const struct roost_engine *e, const struct roost_key *key, uint16_t service) {
+    uint32_t ruled = roost_rules_find(&e->rules.in_force, service, key->client);
+    return ruled == ROOST_NO_RULE ? roost_class_of_service(service) : (uint16_t)ruled;
 }
 
 const struct roost_class *roost_class_of(const struct roost_engine *e, uint32_t class) {
@@ -33,11 +38,37 @@ void roost_conn_set_class(struct roost_engine *e, struct roost_conn *c, uint32_t
     c->class = (uint16_t) class;
 }
 
-/* The class of these values in place of the service's; ROOST_CLASS_FULL: there is no room, which is counted. */
-static uint32_t intern(struct roost_engine *e, uint16_t service, const struct roost_overrides *own) {
-    uint32_t class = roost_classes_take(&e->table.classes, service, own);
+/* The class of these values in place of the base's; ROOST_CLASS_FULL: there is no room, which is counted. */
+static uint32_t intern(struct roost_engine *e, uint32_t base, const struct roost_overrides *own) {
+    uint32_t class = roost_classes_take(&e->table.classes, base, own);
     e->stat[ROOST_E_CLASSES_FULL] += class == ROOST_CLASS_FULL;
     return class;
+}
+
+/* What is to stand in place of this class, with a use of it taken; the same one, without, where nothing changes or there is no
+ * room for what was set in band. */
+static uint32_t renewed(struct roost_engine *e, const struct roost_key *key, uint16_t service, uint32_t class) {
+    uint32_t base = roost_class_for(e, key, service);
+    if (base == roost_classes_base(&e->table.classes, class))
+        return class;
+    uint32_t fresh = intern(e, base, &roost_class_of(e, class)->own);
+    return fresh == ROOST_CLASS_FULL ? class : fresh;
+}
+
+void roost_class_renew(struct roost_engine *e, struct roost_conn *c) {
+    uint32_t fresh = e->rules.walking ? renewed(e, &c->key, c->service, c->class) : c->class;
+    if (fresh != c->class)
+        roost_conn_set_class(e, c, fresh);
+}
+
+void roost_class_renew_slot(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
+    if (!e->rules.walking || ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER)
+        return;
+    uint32_t fresh = renewed(e, key, roost_table_service(&e->table, slot), slot->class);
+    if (fresh == slot->class)
+        return;
+    roost_classes_drop(&e->table.classes, slot->class);
+    slot->class = (uint16_t)fresh;
 }
 
 static bool within_bounds(const struct roost_class *class, const struct roost_overrides *own, uint8_t asked) {
@@ -68,7 +99,8 @@ int roost_class_set(struct roost_engine *e, struct roost_conn *c, const struct r
     if (!within_bounds(class, &own, asked))
         return -EPERM;
     bool changed = memcmp(&own, &class->own, sizeof(own)) != 0;
-    uint32_t interned = changed ? intern(e, c->service, &own) : c->class;
+    uint32_t base = roost_classes_base(&e->table.classes, c->class);
+    uint32_t interned = changed ? intern(e, base, &own) : c->class;
     if (interned == ROOST_CLASS_FULL)
         return -ENOSPC;
     if (changed)
@@ -97,9 +129,10 @@ int roost_class_restore(struct roost_engine *e, const struct roost_command *comm
     if ((!conn && h.by != ROOST_BY_SLOT) || (id && id != command->id))
         return ENOENT; /* another connection has this 4-tuple now */
     uint16_t service = conn ? h.conn->service : roost_table_service(&e->table, h.slot);
-    if (roost_class_is_interned(conn ? h.conn->class : h.slot->class) || (conn && h.conn->own_untold))
+    uint32_t has = conn ? h.conn->class : h.slot->class, base = roost_classes_base(&e->table.classes, has);
+    if (base != has || (conn && h.conn->own_untold))
         return 0; /* it has set others since, or kept these */
-    uint32_t class = intern(e, service, &command->overrides);
+    uint32_t class = intern(e, roost_class_for(e, &command->record.key, service), &command->overrides);
     if (class == ROOST_CLASS_FULL)
         return ENOSPC;
     if (conn)

@@ -9,7 +9,7 @@
  *     classes.c     what is in force                    servers.c     the servers of a service
  *     acks.c        ACKs that wait for an answer        listing.c     lists that are taken while connections move
  *     notes.c       sockets that XDP must know of       ports.c       local ports of links that may sleep
- *     steering.c    what a router steers
+ *     steering.c    what a router steers               rules.c       which class a client's network gives
  */
 #ifndef ROOST_CEXT_CONN_H
 #define ROOST_CEXT_CONN_H
@@ -137,9 +137,14 @@ int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, b
 int roost_router_manage(struct roost_engine *e, const struct roost_service *service, struct roost_reason *why);
 
 /* classes.c: what is in force for a connection. */
-/* The class of a connection that is new to the engine, by accept, by birth, out of a row or as a server's leg. Rules by what a
- * key says belong there. */
-uint16_t roost_class_for(struct roost_engine *e, const struct roost_key *key, uint16_t service);
+/* The class of a connection that is new to the engine, by accept or out of a row, as rules have it for its client; of those that
+ * are born asleep XDP asks the same. */
+uint16_t roost_class_for(const struct roost_engine *e, const struct roost_key *key, uint16_t service);
+uint16_t roost_class_of_service(uint16_t service); /* its default: of servers' legs, to which no rule applies */
+/* While a round gives every connection the class that new rules have for it: to one that the round may miss, since it goes from a slot
+ * to a socket, the other way, or to another slot. */
+void roost_class_renew(struct roost_engine *e, struct roost_conn *c);
+void roost_class_renew_slot(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot);
 const struct roost_class *roost_class_of(const struct roost_engine *e, uint32_t class);
 /* Whether its last payload byte lies as far back as its policy says for its state. */
 bool roost_is_quiet(const struct roost_engine *e, const struct roost_conn *c);
@@ -149,6 +154,7 @@ uint32_t roost_quiet_ms(const struct roost_engine *e, const struct roost_conn *c
 void roost_conn_set_class(struct roost_engine *e, struct roost_conn *c, uint32_t class);
 /* ROOST_OP_OVERRIDE: 0 or an errno. */
 int roost_class_restore(struct roost_engine *e, const struct roost_command *command);
+void roost_rules_close(struct roost_engine *e);
 /* A service's policy from now on, for every connection that there is. */
 void roost_class_change(struct roost_engine *e, const struct roost_service *service);
 

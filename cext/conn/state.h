@@ -20,6 +20,7 @@
 #include "cext/path/datapath.h"
 #include "cext/table/filter.h"
 #include "cext/table/hosts.h"
+#include "cext/table/rules.h"
 #include "cext/base/clock.h"
 #include "cext/base/hash.h"
 #include "cext/base/mailbox.h"
@@ -249,6 +250,14 @@ struct roost_growth {
     struct roost_engine *engine;
 };
 
+/* Which class a client's network gives (conn/rules.c). */
+struct roost_ruling {
+    struct roost_rules in_force;
+    struct roost_rule *told; /* to XDP, sorted; by roost_rules_set alone */
+    uint32_t told_count;
+    bool walking; /* a round of the sweep gives what exists its class */
+};
+
 struct roost_engine {
     pthread_t thread;
     pthread_mutex_t lock;
@@ -272,6 +281,7 @@ struct roost_engine {
     struct roost_listener *by_index[ROOST_MAX_SERVICES]; /* by the index of the service */
     int door[ROOST_DOORS];                               /* a router's listening sockets for servers; -1: none */
     struct roost_hosts hosts;
+    struct roost_ruling rules;
     char name[64];                         /* the manager's */
     uint32_t in_band_asked;                /* questions to the control plane, ever */
     struct roost_waiting *waiting_servers; /* oldest first */

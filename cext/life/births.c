@@ -71,7 +71,7 @@ int roost_births_tell(struct roost_engine *e, const struct roost_service *s) {
         roost_endpoints_pin(&e->table.endpoints, birth.endpoint);
     }
     birth.mss = mss_of(e, roost_address_is_v4(s->listen));
-    birth.class = s->index; /* a rule by what a key says would be asked by XDP */
+    birth.class = s->index; /* where no rule is for the client */
     birth.service = s->index;
     uint64_t rate = (uint64_t)s->born_rate * ROOST_BIRTH_TICK_MS / 1000;
     birth.rate = s->born == ROOST_BORN_ALWAYS ? 0 : rate ? (uint32_t)rate : 1;

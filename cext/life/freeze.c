@@ -95,7 +95,7 @@ static int mark_server(struct roost_engine *e, struct roost_conn *c) {
         return -EOPNOTSUPP;
     bool unprobed = c->server_local; /* when it ends, the kernel says so */
     struct roost_ka mark = {.ctl = ROOST_FREEZING | (ROOST_F_PAIRED | ROOST_F_SERVER) << 16,
-                            .class = unprobed ? ROOST_CLASS_NONE : roost_class_for(e, &c->server_key, c->service),
+                            .class = unprobed ? ROOST_CLASS_NONE : roost_class_of_service(c->service),
                             .rest = roost_table_rest_alloc(&e->table, false)};
     if (mark.rest == ROOST_NO_REST)
         return -ENOSPC;
@@ -158,6 +158,7 @@ static int begin(struct roost_engine *e, struct roost_conn *c, enum roost_cause 
     error = refusal(obstacles_of(e, c));
     if (error)
         return error;
+    roost_class_renew(e, c);
     struct roost_ka mark = {
         .ctl = ROOST_FREEZING | (pair ? ROOST_F_PAIRED << 16 : 0), .class = c->class, .rest = ROOST_NO_REST};
     c->slot = roost_table_insert(&e->table, &c->key, &mark, c->service);

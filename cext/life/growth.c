@@ -131,6 +131,7 @@ static void make_way(struct roost_engine *e, const struct roost_key *client) {
 }
 
 static bool move_alone(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
+    roost_class_renew_slot(e, key, slot);
     bool moved = roost_table_move(&e->table, key, slot, NULL);
     if (!moved)
         make_way(e, key);
@@ -148,6 +149,7 @@ static bool move_pair(struct roost_engine *e, const struct roost_key *key, struc
     if (!is_quiet(e, &client_key, client) || ROOST_PHASE(leg->ctl) != ROOST_IDLE)
         return false;
     struct roost_rest *rest = e->table.rest;
+    roost_class_renew_slot(e, &client_key, client);
     if (is_in_old(e, client))
         client = roost_table_move(&e->table, &client_key, client, &rest[leg->rest]);
     if (client && is_in_old(e, leg))

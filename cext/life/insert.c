@@ -26,7 +26,7 @@ static struct roost_ka *insert_idle(struct roost_engine *e, const struct roost_r
 static struct roost_ka *insert_pair(struct roost_engine *e, const struct roost_command *command) {
     const struct roost_key *key = &command->record.key, *leg = &command->peer.key;
     uint16_t service = command->record.service;
-    uint16_t leg_class = roost_address_is_ours(leg->client) ? ROOST_CLASS_NONE : roost_class_for(e, leg, service);
+    uint16_t leg_class = roost_address_is_ours(leg->client) ? ROOST_CLASS_NONE : roost_class_of_service(service);
     struct roost_ka *server = insert_idle(e, &command->peer, leg_class);
     struct roost_ka *client = server ? insert_idle(e, &command->record, roost_class_for(e, key, service)) : NULL;
     if (client) {

@@ -11,7 +11,8 @@
  * moments lie evenly: clients that all came within seconds are probed all through the interval after those four rounds.
  *
  * When a policy changes, one round looks into every bucket, due or not, and sets the timers of awake connections anew, in
- * shorter slices: 10,000,000 slots in a second, of which it takes the engine half.
+ * shorter slices: 10,000,000 slots in a second, of which it takes the engine half. When rules change, it also gives slots and
+ * connections their classes.
  */
 #include <errno.h>
 #include <string.h>
@@ -245,6 +246,11 @@ static uint32_t leave_table(const struct walk *w, struct roost_ka *slot, bool v4
 /* Does what is due of a slot; seconds until it is to be looked at again. */
 static uint32_t look(struct walk *w, struct roost_ka *slot, bool v4) {
     uint32_t phase = ROOST_PHASE(slot->ctl), next_s = LOOK_MAX_S;
+    if (w->e->rules.walking) {
+        struct roost_key key;
+        roost_table_key(&w->e->table, slot, v4, &key);
+        roost_class_renew_slot(w->e, &key, slot);
+    }
     if (phase != ROOST_IDLE && phase != ROOST_SLEEP)
         return 1; /* on its way to or from there */
     if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) {
@@ -319,8 +325,10 @@ static void rearm_awake(struct roost_engine *e, uint64_t left, uint64_t buckets)
     for (; e->sweep_awake < until; e->sweep_awake++) {
         uint64_t from = e->sweep_awake * width, step = 0;
         const struct roost_hash_slot *slot;
-        while ((slot = roost_hash_walk(&e->by_key, from, from + width - 1, &step)))
+        while ((slot = roost_hash_walk(&e->by_key, from, from + width - 1, &step))) {
+            roost_class_renew(e, slot->item);
             roost_next_rearm(e, slot->item);
+        }
     }
 }
 
@@ -361,6 +369,10 @@ void roost_sweep_turn(struct roost_engine *e) {
     e->sweep_ms = e->now_ms + (many ? SLICE_OF_MANY_MS : slice_ms);
     if (all)
         rearm_awake(e, e->sweep_all, buckets);
+    if (e->rules.walking && !e->sweep_all) {
+        e->rules.walking = false;
+        roost_classes_retired_end(&e->table.classes);
+    }
     if (e->sweep_at == buckets)
         e->sweep_at = 0;
 }

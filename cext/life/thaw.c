@@ -66,6 +66,7 @@ struct roost_conn *roost_rouse(struct roost_engine *e, const struct roost_key *k
     if (ROOST_IS_BORN(slot->rest) && roost_born_settle(e, key, slot))
         return NULL; /* it stays asleep, and is asked again */
     const struct roost_rest *rest = sleeping ? NULL : &e->table.rest[slot->rest];
+    roost_class_renew_slot(e, key, slot);
     struct roost_conn *c =
         roost_conn_new(e, key, rest ? rest->id : 0, roost_table_service(&e->table, slot), slot->class);
     if (!c)

@@ -84,6 +84,7 @@ static uint32_t entries_of_ring(const struct roost_sizes *sizes) {
 #define IS_PINNED true
 #define IS_OWN false
 #define AT_PLAIN(name) 0
+#define AT_GROWING(name) 0
 #define AT_MAPPED(name) offsetof(struct roost_datapath, name)
 #define ROW(name, kind, contents, entries, size, life, memory) {#name, SIZE_##size(name), IS_##life, AT_##memory(name)},
 

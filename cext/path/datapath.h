@@ -26,6 +26,7 @@
 #include "ebpf/shared/filter.h"
 #include "ebpf/shared/frame.h"
 #include "ebpf/shared/maps.h"
+#include "ebpf/shared/rule.h"
 #include "ebpf/shared/sockets.h"
 #include "cext/table/rests.h"
 #include "cext/table/table.h"
@@ -43,6 +44,7 @@ enum roost_map {
 
 #define ROOST_VALUE_INDEXED(type) type
 #define ROOST_POINTER_PLAIN(name, contents)
+#define ROOST_POINTER_GROWING(name, contents)
 #define ROOST_POINTER_MAPPED(name, contents) ROOST_VALUE_##contents *name;
 #define ROOST_MAP_POINTER(name, kind, contents, entries, size, life, memory) ROOST_POINTER_##memory(name, contents)
 

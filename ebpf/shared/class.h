@@ -4,8 +4,8 @@
  * births and timers hold no value of a policy; what is due is computed when it is looked at.
  *
  * The map `classes` is a memory-mapped array, pinned like the others. Class i below ROOST_CLASS_SERVICES is the default of
- * service i; those behind are interned: a service's default and what connections set in band in place of it. Class 0
- * has all zeros: never quiet, never probed.
+ * service i; those behind are interned, one for each set of values: what rules put in place of a default, and what connections
+ * set in band in place of either, which is the `base` of theirs. Class 0 has all zeros: never quiet, never probed.
  *
  * The engine alone writes, while nothing of its own reads. XDP reads probe_interval_s, one aligned word, of a newborn
  * after its slot can be seen: so a reader needs no version, and a reader of the earlier interval has a slot that the round
@@ -19,7 +19,8 @@
 enum roost_class_number {
     ROOST_CLASS_NONE = 0,
     ROOST_CLASS_SERVICES = 1024, /* the first interned one */
-    ROOST_CLASSES = 4096
+    ROOST_CLASSES = 4096,
+    ROOST_CLASS_OF_RULES = 0xffff /* roost_class.base of what rules say: it has none */
 };
 
 enum roost_class_default {
@@ -62,7 +63,9 @@ struct roost_class {        /* 64 bytes */
     __u16
         attach_silence_s; /* a client that was not heard for so long answers a probe before a server has it; 0 = it need not */
     __u16 write_timeout_s; /* an end that takes nothing of what waits for it for so long is reset; 0 = never */
-    __u32 unused3[2];
+    __u16 base;            /* of what was set in band: in place of which class; 0: the service's default */
+    __u16 unused3;
+    __u32 unused4;
 };
 
 #endif

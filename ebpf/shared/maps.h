@@ -15,7 +15,7 @@
  *     entries    or bytes
  *     size       FIXED: `entries` it is. CONFIGURED: the engine sets another number (entries_of_name in datapath.c)
  *     life       PINNED: it outlives the daemon, and programs that name it share it. OWN: it ends with the program
- *     memory     MAPPED: the engine's too. PLAIN
+ *     memory     MAPPED: the engine's too. PLAIN. GROWING: it takes memory with each entry
  *
  * The layout of a PINNED map is what the next daemon finds: with another value size it refuses to start.
  */
@@ -45,6 +45,7 @@
     MAP(challenges,     PERCPU_ARRAY,  INDEXED(struct challenge_budget),  1,                 FIXED,      PINNED, PLAIN)   \
     MAP(births,         HASH,          KEYED(struct roost_birth_place, struct roost_birth),                               \
                                                                           ROOST_MAX_BIRTHS,  FIXED,      PINNED, PLAIN)   \
+    MAP(rules,          LPM_TRIE,      KEYED(struct roost_rule_key, __u32), ROOST_RULES_MAX, FIXED,      OWN,    GROWING) \
     MAP(births_rate,    PERCPU_ARRAY,  INDEXED(struct birth_rate),        ROOST_BIRTH_RATES, FIXED,      OWN,    PLAIN)   \
     MAP(births_notes,   PERCPU_ARRAY,  INDEXED(struct birth_notes),       1,                 FIXED,      OWN,    PLAIN)   \
     MAP(outbox,         ARRAY,         INDEXED(struct roost_outbox_item), ROOST_OUTBOX_ITEMS, FIXED,     OWN,    MAPPED)  \

@@ -4,6 +4,7 @@
 #define ROOST_XDP_MAPS_H
 
 #include "ebpf/lib/maps.h"
+#include "ebpf/shared/rule.h"
 
 #define ROUTES 1024 /* the highest 10 bits of a hash */
 

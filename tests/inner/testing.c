@@ -763,6 +763,29 @@ uint32_t roost_testing_classes_interned(const struct roost_classes_handle *h) {
     return roost_classes_interned(&h->classes);
 }
 
+int roost_testing_classes_rule(struct roost_classes_handle *h, const struct roost_class *policy, uint32_t count,
+                               uint32_t *class) {
+    return roost_classes_rule(&h->classes, policy, count, class);
+}
+
+void roost_testing_classes_retired_end(struct roost_classes_handle *h) {
+    roost_classes_retired_end(&h->classes);
+}
+
+int roost_testing_rules_find(struct roost_rule *rule, uint32_t count, uint16_t service, const uint8_t *clients,
+                             uint32_t clients_count, uint32_t *found) {
+    struct roost_rules rules;
+    int error = roost_rules_sort(rule, count);
+    if (!error)
+        error = roost_rules_make(&rules, rule, count);
+    if (error)
+        return error;
+    for (uint32_t i = 0; i < clients_count; i++)
+        found[i] = roost_rules_find(&rules, service, clients + 16 * i);
+    roost_rules_free(&rules);
+    return 0;
+}
+
 void roost_testing_classes_adopt(struct roost_classes_handle *h, const uint32_t *holders, uint32_t count) {
     roost_classes_free(&h->classes);
     roost_classes_init(&h->classes, h->entry);

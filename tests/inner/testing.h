@@ -96,6 +96,13 @@ void roost_testing_classes_drop(struct roost_classes_handle *h, uint32_t class);
 int roost_testing_classes_change(struct roost_classes_handle *h, uint16_t service, const struct roost_class *policy);
 const struct roost_class *roost_testing_classes_at(const struct roost_classes_handle *h, uint32_t class);
 uint32_t roost_testing_classes_interned(const struct roost_classes_handle *h);
+/* 0, or -ENOSPC: nothing has changed. */
+int roost_testing_classes_rule(struct roost_classes_handle *h, const struct roost_class *policy, uint32_t count,
+                               uint32_t *class);
+void roost_testing_classes_retired_end(struct roost_classes_handle *h);
+/* Of each client, an address of 16 bytes, the policy by these rules, 0xffffffff: none. 0 or -errno. Sorts them. */
+int roost_testing_rules_find(struct roost_rule *rule, uint32_t count, uint16_t service, const uint8_t *clients,
+                             uint32_t clients_count, uint32_t *found);
 /* A successor counts these holders, and no others. */
 void roost_testing_classes_adopt(struct roost_classes_handle *h, const uint32_t *holders, uint32_t count);
 
@@ -186,6 +193,8 @@ uint64_t roost_testing_probes_sent(const roost_engine *e); /* or offered */
 
 struct roost_class *roost_testing_class(roost_engine *e, uint32_t class); /* of an engine that runs, as XDP sees it */
 uint32_t roost_testing_class_uses(roost_engine *e, uint32_t class);
+/* As if the connection of the slot had set these in band. */
+void roost_testing_set_own(roost_engine *e, struct roost_ka *slot, const struct roost_overrides *own);
 void roost_testing_hold_up(roost_engine *e, uint32_t us); /* its thread, before it asks for events */
 int roost_testing_rush(
     roost_engine *e); /* whether an engine that runs finds so many clients that it may pause for them */

@@ -237,6 +237,11 @@ uint32_t roost_testing_class_uses(roost_engine *e, uint32_t class) {
     return uses;
 }
 
+void roost_testing_set_own(roost_engine *e, struct roost_ka *slot, const struct roost_overrides *own) {
+    struct roost_classes *classes = &e->table.classes;
+    roost_table_set_class(&e->table, slot, roost_classes_take(classes, roost_classes_base(classes, slot->class), own));
+}
+
 void roost_testing_hold_up(roost_engine *e, uint32_t us) {
     __atomic_add_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
     usleep(us);

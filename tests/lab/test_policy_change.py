@@ -59,9 +59,11 @@ class Box:
                    every_s=0.01)  # fmt: skip
         return time.monotonic()
 
-    def connect(self, service: str) -> socket.socket:
+    def connect(self, service: str, source: str = "") -> socket.socket:
+        """source: the client's address."""
         with self.lab.enter("wan"):
-            client = socket.create_connection((self.lab.address("box", "wan0"), PORTS[service]), 5)
+            there = self.lab.address("box", "wan0"), PORTS[service]
+            client = socket.create_connection(there, 5, (source, 0) if source else None)
         return self.stack.enter_context(client)
 
     def converse(self, client: socket.socket, service: str) -> None:
@@ -80,9 +82,9 @@ class Box:
     def state(self, client: socket.socket) -> str:
         return str(self.shown(client)["state"])
 
-    def in_state(self, state: str, service: str = "plain") -> socket.socket:
+    def in_state(self, state: str, service: str = "plain", source: str = "") -> socket.socket:
         """A client that spoke once."""
-        client = self.connect(service)
+        client = self.connect(service, source)
         self.converse(client, service)
         for step in STATES[1 : STATES.index(state) + 1]:
             self.daemon.act(endpoint(*client.getsockname()[:2]), step.lower())

@@ -21,6 +21,7 @@
 #define HOST_HASH(map, entries, contents)                                                                              \
     host_map_hash(map, entries, sizeof(HOST_KEY_##contents), sizeof(HOST_VALUE_##contents));
 #define HOST_LRU_HASH(map, entries, contents) HOST_HASH(map, entries, contents)
+#define HOST_LPM_TRIE(map, entries, contents) HOST_HASH(map, 4, contents) /* whole keys alone are found */
 #define HOST_SOCKMAP(map, entries, contents) host_map_sockets(map, true);
 #define HOST_ARRAY_OF_MAPS(map, entries, contents) /* the harness has the tables */
 #define HOST_RINGBUF(map, entries, contents)       /* struct host has the records */

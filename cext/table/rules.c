@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rules.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEPTH 129 /* networks of which each lies in the one before: of 0 to 128 bits */
+
+typedef unsigned __int128 number;
+
+static number number_of(const uint8_t address[16]) {
+    uint64_t high, low;
+    memcpy(&high, address, 8);
+    memcpy(&low, address + 8, 8);
+    return (number)__builtin_bswap64(high) << 64 | __builtin_bswap64(low);
+}
+
+/* The bits that a network leaves open. */
+static number open_bits(uint8_t bits) {
+    return bits < 128 ? ~(number)0 >> bits : 0;
+}
+
+int roost_rules_compare(const void *one, const void *other) { /* what lies in a network follows it */
+    const struct roost_rule *a = one, *b = other;
+    int by_network = memcmp(a->network, b->network, sizeof(a->network));
+    if (a->service != b->service)
+        return a->service < b->service ? -1 : 1;
+    return by_network ? by_network : a->bits - b->bits;
+}
+
+int roost_rules_sort(struct roost_rule *rule, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+        if (!rule[i].service || rule[i].service >= ROOST_CLASS_SERVICES || rule[i].bits > 128 ||
+            number_of(rule[i].network) & open_bits(rule[i].bits))
+            return -EINVAL;
+    qsort(rule, count, sizeof(*rule), roost_rules_compare);
+    for (uint32_t i = 1; i < count; i++)
+        if (!roost_rules_compare(&rule[i - 1], &rule[i]))
+            return -EINVAL;
+    return 0;
+}
+
+/* The ranges of one service, while they are made. */
+struct making {
+    struct roost_rule_range *range;
+    uint32_t count;
+    struct {
+        number last; /* address */
+        uint32_t value;
+    } open[DEPTH]; /* networks that have the address where the making is, the longest last */
+    int depth;
+};
+
+static uint32_t innermost(const struct making *m) {
+    return m->depth ? m->open[m->depth - 1].value : ROOST_NO_RULE;
+}
+
+/* From this address on the innermost network counts. */
+static void begin_range(struct making *m, number from) {
+    if (m->count && m->range[m->count - 1].from == from)
+        m->count--;
+    if (innermost(m) != (m->count ? m->range[m->count - 1].value : ROOST_NO_RULE))
+        m->range[m->count++] = (struct roost_rule_range){.from = from, .value = innermost(m)};
+}
+
+/* The networks that end before this address. */
+static void leave(struct making *m, number before, bool all) {
+    while (m->depth && (all || m->open[m->depth - 1].last < before)) {
+        number last = m->open[--m->depth].last;
+        if (last != ~(number)0)
+            begin_range(m, last + 1);
+    }
+}
+
+/* Of one service. How many rules there were of it. */
+static uint32_t make(struct making *m, const struct roost_rule *rule, uint32_t count) {
+    uint32_t i = 0;
+    for (; i < count && rule[i].service == rule[0].service; i++) {
+        number from = number_of(rule[i].network);
+        leave(m, from, false);
+        m->open[m->depth].last = from | open_bits(rule[i].bits);
+        m->open[m->depth++].value = rule[i].policy;
+        begin_range(m, from);
+    }
+    leave(m, 0, true);
+    return i;
+}
+
+int roost_rules_make(struct roost_rules *rules, const struct roost_rule *rule, uint32_t count) {
+    struct roost_rule_range *range = NULL;
+    memset(rules, 0, sizeof(*rules));
+    if (!count)
+        return 0;
+    if (posix_memalign((void **)&range, _Alignof(struct roost_rule_range), 2ULL * count * sizeof(*range)))
+        return -ENOMEM;
+    uint32_t ranges = 0, service = 0;
+    for (uint32_t i = 0; i < count;) {
+        struct making m = {.range = range + ranges};
+        for (; service <= rule[i].service; service++)
+            rules->first[service] = ranges;
+        i += make(&m, &rule[i], count - i);
+        ranges += m.count;
+    }
+    for (; service <= ROOST_CLASS_SERVICES; service++)
+        rules->first[service] = ranges;
+    rules->range = range;
+    return 0;
+}
+
+void roost_rules_name(struct roost_rules *rules, const uint32_t *value) {
+    for (uint32_t i = 0; i < rules->first[ROOST_CLASS_SERVICES]; i++)
+        if (rules->range[i].value != ROOST_NO_RULE)
+            rules->range[i].value = value[rules->range[i].value];
+}
+
+void roost_rules_free(struct roost_rules *rules) {
+    free(rules->range);
+    memset(rules, 0, sizeof(*rules));
+}
+
+uint32_t roost_rules_find(const struct roost_rules *rules, uint16_t service, const uint8_t client[16]) {
+    if (service >= ROOST_CLASS_SERVICES)
+        return ROOST_NO_RULE;
+    /* The first of a service, and the one behind that which has the client. */
+    uint32_t first = rules->first[service], behind = first, end = rules->first[service + 1];
+    number address = number_of(client);
+    while (behind < end) {
+        uint32_t middle = behind + (end - behind) / 2;
+        if (rules->range[middle].from <= address)
+            behind = middle + 1;
+        else
+            end = middle;
+    }
+    return behind == first ? ROOST_NO_RULE : rules->range[behind - 1].value;
+}
