@@ -8,7 +8,7 @@ them (``python -m control.config``).
 from __future__ import annotations
 
 from control.config.config import Config
-from control.config.reading import ConfigError, load, parse
+from control.config.reading import ConfigError, hint, load, parse, problem
 from control.config.sections import Absent, Agent, Attach, Policy
 from control.config.service import Health, Service
 from control.config.values import parse_duration, parse_endpoint, parse_ports, parse_server
@@ -22,10 +22,12 @@ __all__ = [
     "Health",
     "Policy",
     "Service",
+    "hint",
     "load",
     "parse",
     "parse_duration",
     "parse_endpoint",
     "parse_ports",
     "parse_server",
+    "problem",
 ]

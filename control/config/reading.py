@@ -68,10 +68,10 @@ def _where(location: tuple[int | str, ...], data: dict[str, Any]) -> str:
 def _explain(detail: ErrorDetails, data: dict[str, Any]) -> str:
     """One sentence for a person out of one pydantic error."""
     location = detail["loc"]
-    message = _problem(detail)
+    message = problem(detail)
     if detail["type"] == "extra_forbidden":
         key = str(location[-1])
-        return f"unknown key `{key}` {_in(location[:-1], data)}; {_hint(key, _model_at(location[:-1]))}"
+        return f"unknown key `{key}` {_in(location[:-1], data)}; {hint(key, _model_at(location[:-1]))}"
     if not location:
         return message
     if detail["type"] == "missing":
@@ -86,7 +86,7 @@ def _explain(detail: ErrorDetails, data: dict[str, Any]) -> str:
     return f"`{key}` {_in(location[:-1], data)}: {message}{shown}"
 
 
-def _problem(detail: ErrorDetails) -> str:
+def problem(detail: ErrorDetails) -> str:
     """What is wrong with a value, in the words of the file."""
     location, given, context = detail["loc"], detail.get("input"), detail.get("ctx", {})
     match detail["type"]:
@@ -105,7 +105,7 @@ def _problem(detail: ErrorDetails) -> str:
             return _KINDS.get(kind) or detail["msg"].removeprefix("Value error, ")
 
 
-def _hint(key: str, model: type[Section]) -> str:
+def hint(key: str, model: type[Section]) -> str:
     """What was probably meant by a key that this section does not know."""
     close = difflib.get_close_matches(key, list(model.model_fields), n=1, cutoff=0.5)
     if not close:  # "qiet" is far from "active_quiet" as a whole, near to its last word

@@ -49,7 +49,7 @@ def parse_duration(value: object) -> float:
         else:
             raise ValueError(f'"{value}" is no duration; write "90s", "5m", "1h30m", 2.5 (seconds) or "never"')
     else:
-        seconds = float(value)
+        seconds = float(value) if abs(value) <= _MAX_S else -1.0  # a whole number may be too large for a float
     if not 0 <= seconds <= _MAX_S:
         raise ValueError(f"a duration lies between 0 and {_MAX_S / 86400:.0f} days")
     return seconds
@@ -150,7 +150,15 @@ PasswordText = Annotated[str, _readable_by(PasswordHash.parse)]
 def _network(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError('a network is text: "192.0.2.0/24" or "2001:db8::/32"')
-    return str(ipaddress.ip_network(value))
+    try:
+        network = ipaddress.ip_network(value, strict=False)
+    except ValueError:
+        raise ValueError(f'"{value}" is no network; write "192.0.2.0/24" or "2001:db8::/32"') from None
+    address, slash, _ = value.partition("/")
+    if slash and ipaddress.ip_address(address) != network.network_address:
+        one = ipaddress.ip_network(address)
+        raise ValueError(f'"{value}" has host bits set: "{network}" is the network, and "{one}" that address alone')
+    return str(network)
 
 
 AddressRange = Annotated[str, BeforeValidator(_network)]

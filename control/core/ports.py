@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from appliance.wire import Command, Event, Key, Obstacles, Record, ServerAddress, ServerStatus
+from appliance.wire import Command, Event, Key, Obstacles, Record, RuleEntry, ServerAddress, ServerStatus, ServiceSpec
 from control.core.states import State
 
 BATCH: Final = 512
@@ -43,6 +43,21 @@ class ServersPort(Protocol):
 
     def mark_server(self, service: int, server: ServerAddress, up: bool) -> None: ...
     def servers(self, service: int) -> list[ServerStatus]: ...
+
+
+class RulesPort(Protocol):
+    """The engine, as far as it deals with policy rules. Each connection has the policy of the longest network that its
+    client lies in, of the entries of its service; without one, the service's own. Both raise OperationError."""
+
+    def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> None:
+        """These are all the rules there are, from now on; every connection obeys within seconds. 507: the engine has no
+        room for so many, and nothing has changed. Entries may be of services that are not there yet."""
+        ...
+
+    def count_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> list[tuple[int, int]]:
+        """Of each policy: how many connections would have it, and for how many of them values would change. Takes
+        seconds where there are millions."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

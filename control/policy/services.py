@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, get_args, get_origin
 
 from appliance.wire import ServiceSpec, Verb
-from control.config import Config, Service, parse_endpoint
+from control.config import Config, Policy, Service, parse_endpoint
 from control.config.sections import Section
 from control.config.values import ToEngine
 
@@ -37,8 +37,8 @@ def _verbs(requests: Sequence[str]) -> int:
 HELD_LINGER_S: Final = 5.0
 
 
-def service_spec(service: Service, index: int, config: Config) -> ServiceSpec:
-    """The engine's form of a service and of the policy in force for it."""
+def policy_of(service: Service, config: Config) -> Policy:
+    """The policy in force for a service: that of its keys, as far as its kind can have it."""
     policy = service.policy(config.policy)
     if service.kind != "server":
         policy = policy.model_copy(update={"on_server_close": "standby", "on_second_server": "refuse"})
@@ -46,6 +46,12 @@ def service_spec(service: Service, index: int, config: Config) -> ServiceSpec:
             # A client that has spoken is reset after connect_timeout; until then its bytes wait in the link.
             least = policy.connect_timeout + HELD_LINGER_S
             policy = policy.model_copy(update={"active_quiet": max(policy.active_quiet, least)})
+    return policy
+
+
+def service_spec(service: Service, index: int, config: Config) -> ServiceSpec:
+    """The engine's form of a service and of the policy in force for it."""
+    policy = policy_of(service, config)
     listen, listen_port = parse_endpoint(service.listen)
     values = _marked(service, service.in_band, policy)
     return ServiceSpec(

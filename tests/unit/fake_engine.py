@@ -26,6 +26,7 @@ from appliance.wire import (
     Obstacles,
     Op,
     Record,
+    RuleEntry,
     ServerAddress,
     ServerStatus,
     ServiceSpec,
@@ -78,6 +79,11 @@ class FakeEngine:
     overrides: dict[str, int] = field(default_factory=dict)
     obstacles: Obstacles = field(default_factory=lambda: Obstacles(Obstacle(0), 0, 0, 0, 0, 0))
     counted: dict[str, int] = field(default_factory=dict)
+    entries: Sequence[RuleEntry] = ()
+    policies: Sequence[ServiceSpec] = ()
+    rules_set: int = 0  # how often
+    rules_refused: Exception | None = None
+    """What it says to more rules."""
     without_slot: dict[Key, int] = field(default_factory=dict)
     """The keys that its filter takes for sleepers, and the number of each that is one; 0: it is a stranger."""
 
@@ -114,6 +120,22 @@ class FakeEngine:
 
     def update_service(self, s: ServiceSpec) -> None:
         self.updates.append(s)
+
+    def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> None:
+        if self.rules_refused is not None:
+            raise self.rules_refused
+        self.entries, self.policies = tuple(entries), tuple(policies)
+        self.rules_set += 1
+
+    def count_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> list[tuple[int, int]]:
+        counts = [[0, 0] for _ in policies]
+        for c in self.connections.values():
+            if (entry := _entry_of(entries, c)) is not None:
+                before = _entry_of(self.entries, c)
+                counts[entry.policy][0] += 1
+                changes = before is None or self.policies[before.policy] != policies[entry.policy]
+                counts[entry.policy][1] += changes
+        return [(have, change) for have, change in counts]
 
     def mark_server(self, service: int, server: ServerAddress, up: bool) -> None:
         self.marks.append((service, server, up))
@@ -276,3 +298,14 @@ class FakeEngine:
                 self.move(c, target, cause or Cause.CLIENT_DATA, token)
         else:
             self._refuse(command, c.key, EBUSY)
+
+
+def _entry_of(entries: Sequence[RuleEntry], c: Connection) -> RuleEntry | None:
+    """The longest network that a connection's client lies in."""
+    client, service = int.from_bytes(c.key.client, "big"), c.record.service
+    inside = (
+        e
+        for e in entries
+        if e.service == service and (int.from_bytes(e.network, "big") ^ client) >> (128 - e.bits) == 0
+    )
+    return max(inside, key=lambda e: e.bits, default=None)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which value is in force for a connection, and whence.
+
+A cascade, for each value by itself: what the connection set in band; else of the rules that match and give it, the most
+specific (the longer network, then one that names the service, then the larger `order`); else the service's own key;
+else [policy]. The engine takes the longest network of an entry alone, so each entry has all values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from appliance.wire import RuleEntry, ServiceSpec
+from control.config import Config, Policy, Service
+from control.policy.rules import EVERYWHERE, RULES_MAX, VALUES, Place, Problem, Rule, RuleSet, ip_version
+from control.policy.services import policy_of, service_spec
+
+ENTRIES_MAX: Final = 262_144
+POLICIES_MAX: Final = 1_024
+"""As many as the engine has room for."""
+
+_FIELDS: Final = tuple(one.name for one in fields(ServiceSpec))
+
+Given = Mapping[str, tuple[Any, str]]
+"""A key of [policy] -> its value, and the name of the rule that gives it."""
+
+
+class TooManyError(ValueError):
+    """More than the engine has room for."""
+
+
+@dataclass(slots=True)
+class Compiled:
+    """What the engine is told (ports.RulesPort), and where a rule cannot have what it wants."""
+
+    entries: list[RuleEntry] = field(default_factory=list)
+    policies: list[ServiceSpec] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def compile_rules(rules: RuleSet, services: Mapping[int, Service], config: Config) -> Compiled:
+    """services: by number. Raises TooManyError."""
+    if len(rules.rules) > RULES_MAX:
+        raise TooManyError(f"{len(rules.rules):,} rules: {RULES_MAX:,} at most")
+    made = Compiled()
+    problems: dict[Problem, None] = {}
+    for number, service in services.items():
+        known: dict[tuple[Any, ...], int] = {}  # by what the rules give
+        policies: dict[tuple[Any, ...], int] = {}  # by what comes of it
+        for place, given in _entries(rules, service):
+            wanted = tuple(given[key][0] if key in given else None for key in VALUES)
+            if (index := known.get(wanted)) is None:
+                changed, _, problem = _changed(service, given, config)
+                if problem is not None:
+                    problems[problem] = None
+                spec = service_spec(changed, number, config)
+                index = policies.setdefault(tuple(getattr(spec, name) for name in _FIELDS), len(made.policies))
+                known[wanted] = index
+                if index == len(made.policies):
+                    made.policies.append(spec)
+                    if index == POLICIES_MAX:
+                        raise TooManyError(f"the rules make more than {POLICIES_MAX:,} different sets of values, which "
+                                           "is what the engine has room for: let networks share theirs")  # fmt: skip
+            made.entries.append(RuleEntry(number, place.address.to_bytes(16, "big"), place.bits, index))
+        if len(made.entries) > ENTRIES_MAX:
+            raise TooManyError(
+                f"the rules' networks are more than {ENTRIES_MAX:,} over all services, which is what the engine has "
+                "room for: name the services that they are for, or join networks"
+            )
+    made.problems = list(problems)
+    return made
+
+
+def _entries(rules: RuleSet, service: Service) -> Iterator[tuple[Place, Given]]:
+    """Each network of a rule for this service, and what all rules that match there give."""
+
+    def ours(several: Iterable[Rule]) -> list[Rule]:
+        return [rule for rule in several if rule.service in (None, service.name)]
+
+    here = {place: found for place, at in rules.places[ip_version(service)].items() if (found := ours(at))}
+    if anywhere := ours(rules.anywhere):
+        here[EVERYWHERE] = anywhere + here.get(EVERYWHERE, [])
+    above: list[tuple[Place, Given]] = []
+    for place in sorted(here):  # a network comes before those that lie in it
+        while above and not above[-1][0].has(place):
+            above.pop()
+        given = _give(rules, here[place], service, above[-1][1] if above else {})
+        above.append((place, given))
+        yield place, given
+
+
+def _give(rules: RuleSet, several: Iterable[Rule], service: Service, before: Given) -> Given:
+    """What these rules, the least specific first, give over what was given before."""
+    given = dict(before)
+    for rule in several:
+        for key, value in rules.values[rule.name].items():
+            if key == "on_server_close" and not _may_say_what_follows_a_close(rule, service):
+                continue
+            given[key] = value, rule.name
+    return given
+
+
+def _may_say_what_follows_a_close(rule: Rule, service: Service) -> bool:
+    """As [policy] does not, a rule for all services does not change what a session needs."""
+    return service.kind == "server" and (service.interface != "persistent" or rule.service is not None)
+
+
+def _changed(service: Service, given: Given, config: Config) -> tuple[Service, Given, Problem | None]:
+    """The service with what it is given, and what of that it can have: what sleeps may need its slot."""
+    found: Problem | None = None
+    for key in ("sleep_keepalive", "probe_interval", ""):
+        changed = service.model_copy(update={name: value for name, (value, _) in given.items()})
+        why = changed.problem_of_sleep(config.policy, config.table, config.router)
+        if not why:
+            break
+        names = {given[name][1]: None for name in ("sleep_keepalive", "probe_interval") if name in given}
+        told = " and ".join(f'"{name}"' for name in names)
+        found = found or Problem(tuple(names), f'rule {told}, service "{service.name}": sleep_keepalive = "none" {why}')
+        given = {name: one for name, one in given.items() if name != key}
+    return changed, given, found
+
+
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """A value that is in force, under its key of [policy]; source: what gave it, in words. rule: the rule's name, if
+    one did."""
+
+    key: str
+    value: Any
+    source: str
+    rule: str = ""
+
+
+def explain(
+    rules: RuleSet, service: Service, config: Config, address: bytes, in_band: Mapping[str, int]
+) -> list[InForce]:
+    """What is in force for a client of this service at this packed address. in_band: what its connection has set
+    (EnginePort.find_overrides)."""
+    matching = rules.matching(service, int.from_bytes(address, "big"))
+    changed, given, _ = _changed(service, _give(rules, matching, service, {}), config)
+    policy = policy_of(changed, config)
+    own = {"active_quiet": 0.0, "standby_quiet": 0.0} if in_band.get("always_active") else {}
+    asked: dict[str, Any] = {
+        key: in_band[name] / scale
+        for key in VALUES
+        for name, scale in ((f"{key}_ms", 1000), (f"{key}_s", 1))
+        if name in in_band
+    } | own
+    return [
+        InForce(key, asked[key], "in band")
+        if key in asked
+        else _in_force(key, getattr(policy, key), service, given, config)
+        for key in VALUES
+    ]
+
+
+def _in_force(key: str, value: Any, service: Service, given: Given, config: Config) -> InForce:
+    if key in given and given[key][0] == value:
+        return InForce(key, value, f"rule {given[key][1]}", given[key][1])
+    if key == "on_server_close" and service.kind != "server":
+        return InForce(key, value, f'kind = "{service.kind}" of service {service.name}')
+    if key in service.model_fields_set and getattr(service, key) == value:
+        return InForce(key, value, f"service {service.name}")
+    if key in config.policy.model_fields_set and getattr(config.policy, key) == value:
+        return InForce(key, value, "[policy]")
+    if value == Policy.model_fields[key].default:
+        return InForce(key, value, "default")
+    why = {
+        "on_server_close": f'interface = "{service.interface}"',
+        "probe_interval": 'sleep_keepalive = "none"',
+        "active_quiet": "connect_timeout, for a held client that has spoken is reset after it,",
+    }.get(key, "what else")
+    return InForce(key, value, f"{why} of service {service.name}")

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules: which clients each is for, the values that it gives them, and what is wrong with one, or several together.
+
+A rule's conditions are keys beside its values: another one is a field of Rule, and a line in `RuleSet.matching`, where
+rules are found from the least specific to the most specific.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+
+from control.config import Policy, Service, hint, parse_endpoint, problem
+from control.config.values import AddressRange
+
+RULES_MAX: Final = 10_000
+NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,62}$"
+
+OF_THE_SERVICE: Final = ("connect_timeout", "on_second_server", "second_server_wait")
+"""Keys of [policy] that hold for a service as a whole."""
+
+VALUES: Final = tuple(key for key in Policy.model_fields if key not in OF_THE_SERVICE)
+"""Those that hold for a connection, and that a rule may give."""
+
+_MAPPED: Final = 0xFFFF << 32
+_TOLD: Final = 5
+_LENGTH: Final = 300
+
+
+class RuleError(ValueError):
+    """It is no rule; the message says why, with the key's name."""
+
+
+class Rule(Policy):
+    """One for each set of clients that is to have values of its own; any key of `[policy]` that is not the service's
+    may stand here too."""
+
+    # Those that are not given have the defaults of Policy here: `values` has what is given.
+
+    name: str = Field(pattern=NAME, description="its name: lower-case letters, digits, `.`, `_`, `-`")
+    network: AddressRange | None = Field(None, description="for clients in this network alone; none: for all")
+    service: str | None = Field(None, max_length=63, description="for clients of this service alone; none: of all")
+    order: int = Field(
+        0,
+        ge=-1_000_000,
+        le=1_000_000,
+        description="of rules with the same network and the same service, the one with the larger number wins",
+    )
+
+    @field_validator("network")
+    @classmethod
+    def _of_clients(cls, value: str | None) -> str | None:
+        network = ipaddress.ip_network(value) if value is not None else None
+        if network is None or network.version == 4:
+            found = network
+        else:
+            ipv4 = network.network_address.ipv4_mapped if network.prefixlen >= 96 else None
+            found = ipaddress.ip_network((ipv4, network.prefixlen - 96)) if ipv4 is not None else network
+        if found is not None and found.is_multicast:
+            raise ValueError(f'"{value}" has multicast addresses, from which no client connects')
+        return None if found is None else str(found)
+
+    @model_validator(mode="after")
+    def _gives_something(self) -> Rule:
+        if wrong := [key for key in OF_THE_SERVICE if key in self.model_fields_set]:
+            raise ValueError(f"`{wrong[0]}` is the service's, and the same for all of its clients: it belongs in "
+                             "[[service]] or [policy] of the configuration")  # fmt: skip
+        if not self.values:
+            raise ValueError(f"it gives no value; there are {', '.join(VALUES)}")
+        return self
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What it gives, by the key of [policy]."""
+        return {key: getattr(self, key) for key in VALUES if key in self.model_fields_set}
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What `read_rule` makes the same rule of."""
+        conditions = {"network": self.network, "service": self.service, "order": self.order or None}
+        return {"name": self.name, **{key: one for key, one in conditions.items() if one is not None}, **self.values}
+
+
+def read_rule(data: Mapping[str, Any]) -> Rule:
+    """The rule that has these keys; raises RuleError."""
+    try:
+        return Rule.model_validate(data)
+    except ValidationError as error:
+        raise RuleError("; ".join(map(_sentence, error.errors()[:_TOLD]))) from None
+
+
+def _sentence(detail: ErrorDetails) -> str:
+    key = str(detail["loc"][-1])[:_LENGTH] if detail["loc"] else ""
+    if detail["type"] == "extra_forbidden":
+        return f"unknown key `{key}`; {hint(key, Rule)}"
+    if detail["type"] == "missing":
+        return f"the key `{key}` is missing"
+    said, given = problem(detail)[:_LENGTH], detail.get("input")
+    shown = f" (it is {given!r})" if key and isinstance(given, str | int | float) and str(given) not in said else ""
+    return f"`{key}` {said}{shown[:_LENGTH]}" if key else said
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong, a sentence, and with which rules."""
+
+    rules: tuple[str, ...]
+    text: str
+
+
+class Place(NamedTuple):
+    """A network: its first address as a number of 128 bits, IPv4-mapped, and how many of them count."""
+
+    address: int
+    bits: int
+
+    def has(self, other: Place) -> bool:
+        """Whether the other network lies in this one."""
+        return other.bits >= self.bits and (other.address ^ self.address) >> (128 - self.bits) == 0
+
+
+EVERYWHERE: Final = Place(0, 0)
+
+
+def ip_version(service: Service) -> int:
+    """Of its clients' addresses: it listens for one kind (IPV6_V6ONLY)."""
+    return ipaddress.ip_address(parse_endpoint(service.listen)[0]).version
+
+
+class RuleSet:
+    """Several rules, found by the addresses that they are for."""
+
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        self.rules: dict[str, Rule] = {rule.name: rule for rule in rules}
+        self.values: dict[str, dict[str, Any]] = {name: rule.values for name, rule in self.rules.items()}
+        self.anywhere: list[Rule] = []
+        """Those without a network."""
+        self.places: dict[int, dict[Place, list[Rule]]] = {4: {}, 6: {}}
+        """The others, by version of IP and network. Each list begins with the least specific."""
+        for rule in sorted(self.rules.values(), key=lambda one: (one.service is not None, one.order, one.name)):
+            if rule.network is None:
+                self.anywhere.append(rule)
+                continue
+            network = ipaddress.ip_network(rule.network)
+            address, bits = int(network.network_address), network.prefixlen
+            place = Place(_MAPPED | address, 96 + bits) if network.version == 4 else Place(address, bits)
+            self.places[network.version].setdefault(place, []).append(rule)
+        self._lengths = {version: sorted({place.bits for place in at}) for version, at in self.places.items()}
+
+    def matching(self, service: Service, address: int) -> Iterator[Rule]:
+        """The rules for a client of this service at this address (as of Place), the least specific first."""
+        version = ip_version(service)
+        places = (Place(address >> (128 - bits) << (128 - bits), bits) for bits in self._lengths[version])
+        for rules in (self.anywhere, *(self.places[version].get(place, ()) for place in places)):
+            yield from (rule for rule in rules if rule.service in (None, service.name))
+
+    def problems(self, services: Collection[Service]) -> list[Problem]:
+        """What is wrong with them where these are the services, apart from single values in single places (which
+        cascade.py finds)."""
+        by_name = {service.name: service for service in services}
+        versions = {ip_version(service) for service in services}
+        found = [problem for rule in self.rules.values() for problem in _problems_of(rule, by_name, versions)]
+        for at in (self.anywhere, *(rules for places in self.places.values() for rules in places.values())):
+            found += self._contradictions(at)
+        return found
+
+    def _contradictions(self, rules: list[Rule]) -> Iterator[Problem]:
+        """Of rules for the same network."""
+        first: dict[tuple[str | None, int, str], Rule] = {}
+        for rule in rules if len(rules) > 1 else ():
+            for key in self.values[rule.name]:
+                other = first.setdefault((rule.service, rule.order, key), rule)
+                if other is not rule:
+                    yield Problem(
+                        (other.name, rule.name),
+                        f'overlaps without order: the rules "{other.name}" and "{rule.name}" both give `{key}` to the '
+                        f"same clients; give one of them another `order`, the larger one wins",
+                    )
+                    break
+
+
+def _problems_of(rule: Rule, services: Mapping[str, Service], versions: Collection[int]) -> Iterator[Problem]:
+    def told(text: str) -> Problem:
+        return Problem((rule.name,), f'rule "{rule.name}": {text}')
+
+    service = services.get(rule.service) if rule.service is not None else None
+    if rule.service is not None and service is None:
+        close = difflib.get_close_matches(rule.service, services, n=1, cutoff=0.5)
+        known = f'did you mean "{close[0]}"?' if close else f"there are: {', '.join(services) or 'none'}"
+        yield told(f'there is no service "{rule.service}"; {known}')
+    if rule.network is not None and (service is not None or rule.service is None):
+        version = ipaddress.ip_network(rule.network).version
+        if version not in ({ip_version(service)} if service else versions):
+            who = f'the service "{service.name}" listens at {service.listen}' if service else "no service listens so"
+            yield told(f"nothing can match: its network {rule.network} is IPv{version}, and {who}")
+    if service is not None and service.kind != "server" and "on_server_close" in rule.model_fields_set:
+        yield told(f'`on_server_close` does not hold for service "{service.name}": kind = "{service.kind}"')
