@@ -56,15 +56,15 @@ class Rule(Policy):
     @field_validator("network")
     @classmethod
     def _of_clients(cls, value: str | None) -> str | None:
-        network = ipaddress.ip_network(value) if value is not None else None
-        if network is None or network.version == 4:
-            found = network
-        else:
-            ipv4 = network.network_address.ipv4_mapped if network.prefixlen >= 96 else None
-            found = ipaddress.ip_network((ipv4, network.prefixlen - 96)) if ipv4 is not None else network
-        if found is not None and found.is_multicast:
+        if value is None:
+            return None
+        network = ipaddress.ip_network(value)
+        ipv4 = network.network_address.ipv4_mapped if network.version == 6 and network.prefixlen >= 96 else None
+        if ipv4 is not None:
+            network = ipaddress.IPv4Network((ipv4, network.prefixlen - 96))
+        if network.is_multicast:
             raise ValueError(f'"{value}" has multicast addresses, from which no client connects')
-        return None if found is None else str(found)
+        return str(network)
 
     @model_validator(mode="after")
     def _gives_something(self) -> Rule:

@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection, Row
 from sqlalchemy.exc import SQLAlchemyError
 
 from control.core.states import State
+from control.store import policies
 from control.store.database import StoreError, chunks, open_engine, reason
 from control.store.schema import KEY, KEYED, history, sleeping, successors
 from control.store.statements import ids_of
@@ -155,6 +156,16 @@ class Reader:
         with self._reading() as connection:
             for row in connection.execute(sa.select(*table.columns), execution_options=_SOME_AT_A_TIME):
                 yield row[0], form.pack(*row[1:])
+
+    def rules(self, version: int | None = None) -> tuple[int, list[policies.RuleRow]]:
+        """policies.state."""
+        with self._reading() as connection:
+            return policies.state(connection, version)
+
+    def rule_changes(self, limit: int, rule: str | None = None) -> list[policies.RuleRow]:
+        """policies.changes."""
+        with self._reading() as connection:
+            return policies.changes(connection, limit, rule)
 
     def last_states(self, first: int, last: int) -> Iterator[tuple[int, str, int, int]]:
         """(id, client, service, state) of each connection whose last row among history[first..last] is not CLOSED."""

@@ -18,7 +18,7 @@ from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Small
 SCHEMA_VERSION: Final = 6
 """What `meta` says, for versions that know no revisions: they leave a database of a number that is not theirs alone."""
 
-REVISION: Final = "0003"
+REVISION: Final = "0004"
 """The last of migrations/versions: what these tables are."""
 
 KEY: Final = struct.Struct("!16s16sHH")
@@ -145,6 +145,17 @@ overrides = Table(
         "overrides", LargeBinary(OVERRIDES_BYTES), nullable=False, comment="struct roost_overrides of cext/base/types.h"
     ),
     sqlite_with_rowid=False,
+)
+
+rules = Table(
+    "rules",
+    metadata,
+    Column("version", BigInteger, primary_key=True, autoincrement=False, comment="of all rules: one more each change"),
+    Column("rule", String(NAME_LENGTH), primary_key=True, index=True),
+    Column("at", BigInteger, nullable=False, comment="wall clock, ms"),
+    Column("who", String(255), nullable=False),
+    Column("why", Text, nullable=False),
+    Column("content", Text, comment="the rule from this version on, JSON; NULL: it was removed"),
 )
 
 meta = Table(

@@ -28,7 +28,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from control.store import file, starting
+from control.store import file, policies, starting
 from control.store.database import (
     StoreError,
     begin_writing,
@@ -355,6 +355,18 @@ class Store(Reader):
         """starting.adopt_tables. For before `start`."""
         with self._writing() as connection:
             return starting.adopt_tables(connection, tables, self._boot_id)
+
+    def change_rules(self, contents: Mapping[str, str | None], who: str, why: str, seen: int) -> int:
+        """policies.write; it is committed when this returns. Raises StoreError, and then nothing has changed."""
+        if self._status.error or not self._prepared:
+            raise StoreError(self._status.error or "the database is not open")
+        if self._path and file.is_another(self._path, self._opened):
+            raise StoreError(f"{self._path} was removed or replaced while it was in use")
+        try:
+            with self._writing() as connection:
+                return policies.write(connection, contents, who, why, seen)
+        except SQLAlchemyError as error:
+            raise StoreError(reason(error)) from error
 
     def let_go(self) -> int:
         """Who sleeps is CLOSED from now on, by command; how many. For while no daemon runs."""

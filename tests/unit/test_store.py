@@ -661,7 +661,7 @@ def test_a_database_of_an_earlier_version_is_upgraded_in_place(
     until(lambda: slept.slept and store.status.written_history)
     store.close()
     with opened(database) as old:
-        for table in (*lacks, "owner", "successors", "alembic_version"):
+        for table in (*lacks, "owner", "successors", "rules", "alembic_version"):
             old.execute(sa.text(f"DROP TABLE {table}"))
         ka = OLD_KA.pack(2, 1000, 2000, 0, 0, 500, 512, 3, 60, 0, 0, 0)
         if version == 5:

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of the policy as the database has them: each change is a version of all of them, and the newest row of each
+rule is what it is. Everything is within a transaction or a reader's connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from control.store.database import StoreError, get_meta, set_meta
+from control.store.schema import rules
+
+KEEP_ROWS: Final = 100_000
+"""So many rows of changes are kept; of those before, what the rules were at the first version that is kept whole."""
+
+KEPT_FROM: Final = "rules_from"
+"""In `meta`: that version."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleRow:
+    """A change of a rule: a row of `rules`. at: wall clock, ms. content: JSON, None: it was removed."""
+
+    version: int
+    rule: str
+    at: int
+    who: str
+    why: str
+    content: str | None
+
+
+class OutdatedError(StoreError):
+    """Another has changed the rules since; `newest` is a row of the last change, None: there was none."""
+
+    def __init__(self, newest: RuleRow | None) -> None:
+        self.newest = newest
+        super().__init__(f"the rules are at version {newest.version if newest else 0}")
+
+
+class ForgottenError(StoreError):
+    """There is no such version, or it is not kept any more."""
+
+
+def state(connection: Connection, version: int | None = None) -> tuple[int, list[RuleRow]]:
+    """The last version, up to this one, and the newest row of each rule then, removed ones included. Raises
+    ForgottenError."""
+    kept = sa.true() if version is None else rules.c.version <= version
+    if version is not None:
+        if version < (get_meta(connection, KEPT_FROM) or 0):
+            raise ForgottenError(f"what the rules were at version {version} is not kept any more")
+        newest = connection.scalar(sa.select(sa.func.max(rules.c.version))) or 0
+        if version > newest:
+            raise ForgottenError(f"there is no version {version}: the newest one is {newest}")
+    last = sa.select(rules.c.rule, sa.func.max(rules.c.version).label("version")).where(kept)
+    each = last.group_by(rules.c.rule).subquery()
+    query = sa.select(rules).join(each, sa.and_(each.c.rule == rules.c.rule, each.c.version == rules.c.version))
+    found = [_row(row) for row in connection.execute(query.order_by(rules.c.rule))]
+    return max((row.version for row in found), default=0), found
+
+
+def changes(connection: Connection, limit: int, rule: str | None = None) -> list[RuleRow]:
+    """The last `limit` rows, of one rule or of all, oldest first."""
+    query = sa.select(rules).order_by(rules.c.version.desc(), rules.c.rule).limit(limit)
+    found = connection.execute(query.where(rules.c.rule == rule) if rule is not None else query)
+    return [_row(row) for row in found][::-1]
+
+
+def write(connection: Connection, contents: Mapping[str, str | None], who: str, why: str, seen: int) -> int:
+    """A change of these rules to these contents (None: removed) is the next version, which is returned. Raises
+    OutdatedError, unless the last version is the one that was seen."""
+    newest = next(iter(changes(connection, 1)), None)
+    if (newest.version if newest else 0) != seen:
+        raise OutdatedError(newest)
+    about = {"version": seen + 1, "at": time.time_ns() // 1_000_000, "who": who, "why": why}
+    rows = [{**about, "rule": name, "content": content} for name, content in contents.items()]
+    connection.execute(sa.insert(rules), rows)
+    _forget_old(connection)
+    return seen + 1
+
+
+def _forget_old(connection: Connection) -> None:
+    newest_first = sa.select(rules.c.version).order_by(rules.c.version.desc(), rules.c.rule)
+    if (first := connection.scalar(newest_first.offset(KEEP_ROWS).limit(1))) is None:
+        return
+    later = rules.alias()
+    replaced = sa.exists().where(later.c.rule == rules.c.rule, later.c.version > rules.c.version,
+                                 later.c.version <= first)  # fmt: skip
+    connection.execute(sa.delete(rules).where(rules.c.version < first, replaced))
+    connection.execute(sa.delete(rules).where(rules.c.version < first, rules.c.content.is_(None)))
+    set_meta(connection, KEPT_FROM, first)
+
+
+def _row(row: sa.Row[Any]) -> RuleRow:
+    return RuleRow(**row._mapping)
