@@ -13,6 +13,7 @@
     DELETE /v1/names/{name}                         the name is forgotten, whether or not its connection lives
     GET  /v1/events?last=                           server-sent events: transitions as they happen
     GET  /v1/history?limit=                         the last transitions
+    .../policy                                      rules of the policy: policy.py
 
 Errors are ``{"error": "a sentence"}`` with a status of the 4xx or 5xx kind. Who may open the socket may do everything:
 its file permissions are the access control.
@@ -26,19 +27,20 @@ import json
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import uvicorn
 from fastapi import Body, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from appliance.wire import Event
 from control.channel.operations import Operations
+from control.channel.policy import policy_routes
 from control.core.errors import OperationError
 from control.core.ports import TransitionsPort
 from control.core.states import State
@@ -51,6 +53,9 @@ EVENTS_BOUND: Final = 20_000
 
 HEARTBEAT_S: Final = 5.0
 
+BODY_MAX: Final = 8 << 20
+"""Bytes of a request: as many rules as there may be, in a file."""
+
 
 StateName = Literal["ACTIVE", "STANDBY", "IDLE", "SLEEP"]
 Action = Literal["standby", "idle", "sleep", "wake", "close"]
@@ -58,26 +63,28 @@ Action = Literal["standby", "idle", "sleep", "wake", "close"]
 
 def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     """The application; it holds no state of its own."""
-    app = FastAPI(title="Roost", docs_url=None, redoc_url=None)
+    app = FastAPI(title="Roost", docs_url=None, redoc_url=None, max_body_size=BODY_MAX)
 
     @app.exception_handler(OperationError)
-    async def _cannot(_request: Request, error: OperationError) -> JSONResponse:
-        return JSONResponse({"error": str(error)}, status_code=error.status)
+    async def _cannot(_request: Request, error: OperationError) -> Response:
+        return _error(error.status, str(error))
 
     @app.exception_handler(RequestValidationError)
-    async def _unreadable(_request: Request, error: RequestValidationError) -> JSONResponse:
+    async def _unreadable(_request: Request, error: RequestValidationError) -> Response:
         wrong = (
             f"{'.'.join(each for each in one['loc'] if isinstance(each, str))}: {one['msg']}" for one in error.errors()
         )
-        return JSONResponse({"error": "; ".join(wrong)}, status_code=422)
+        return _error(422, "; ".join(wrong))
 
     @app.exception_handler(HTTPException)
-    async def _none_such(_request: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": error.detail}, status_code=error.status_code, headers=error.headers)
+    async def _none_such(_request: Request, error: HTTPException) -> Response:
+        return _error(error.status_code, error.detail, error.headers)
 
     @app.exception_handler(SQLAlchemyError)
-    async def _no_store(_request: Request, error: SQLAlchemyError) -> JSONResponse:
-        return JSONResponse({"error": f"store: {reason(error)}"}, status_code=503)
+    async def _no_store(_request: Request, error: SQLAlchemyError) -> Response:
+        return _error(503, f"store: {reason(error)}")
+
+    app.include_router(policy_routes(operations.ruling))
 
     @app.get("/v1/status")
     def status() -> dict[str, Any]:
@@ -132,6 +139,12 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
         return StreamingResponse(_live(operations, source, past), media_type="text/event-stream")
 
     return app
+
+
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """In ASCII: what was asked may be quoted in it, half of a surrogate pair included, which is no UTF-8."""
+    body = json.dumps({"error": message})
+    return Response(body, status, media_type="application/json", headers=dict(headers or {}))
 
 
 def _ndjson(chunks: Iterator[list[dict[str, Any]]]) -> Iterator[bytes]:

@@ -65,6 +65,15 @@ def _servers(status: Mapping[str, Any], _grown: Counts) -> Found:
             yield f'service "{service["name"]}"', f"{len(down)} of {len(rows)} servers down ({', '.join(down)}){waits}"
 
 
+def _rules(status: Mapping[str, Any], _grown: Counts) -> Found:
+    policy = status["policy"]
+    if policy["error"]:
+        yield "the rules of the policy", policy["error"]
+    elif count := len(policy["problems"]):
+        more = f" (and {count - 1} more)" if count > 1 else ""
+        yield "the rules of the policy", f"{policy['problems'][0]}{more}"
+
+
 def _full(status: Mapping[str, Any], _grown: Counts) -> Found:
     counts = status["counters"]
     for used, table in (("table_ipv4", "ipv4"), ("table_ipv6", "ipv6"), ("idle_records", "idle"),
@@ -93,6 +102,7 @@ LEVELS: Final = (
     Watch("waiting", _waiting, "bring it about, or change the configuration; all else goes on"),
     Watch("store", _store, "mend the database; until then everything else goes on"),
     Watch("servers", _servers, "see that they run and are reached from here: `roost doctor -c FILE`"),
+    Watch("rules", _rules, "look at `roost policy list`, and mend the rule or the configuration"),
     Watch("full", _full, BIGGER),
     Watch("awake", _awake, DESCRIPTORS),
 )

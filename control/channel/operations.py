@@ -11,6 +11,7 @@ from control.channel.status import Status
 from control.clients.explain import Explainer
 from control.clients.moving import Moving
 from control.clients.naming import Naming
+from control.clients.ruling import Ruling
 from control.clients.view import View
 
 
@@ -23,5 +24,6 @@ class Operations:
     explainer: Explainer
     naming: Naming
     moving: Moving
+    ruling: Ruling
     agents: Callable[[], list[dict[str, Any]]]
     dialled: Callable[[], list[dict[str, Any]]]

@@ -56,6 +56,8 @@ def _show(status: dict[str, Any], console: Console) -> None:
     console.print(f"  (waiting: {store['pending_sleep']:,} to sleep, {store['pending_history']:,} of history)", end="")
     dropped = store["dropped_history"]
     console.print(f"  [red]{dropped:,} rows of history were dropped[/]" if dropped else "")
+    policy = status["policy"]
+    console.print(f"policy: {policy['rules']:,} rules, version {policy['version']}")
     for one in status["attention"]:
         console.print(f"[yellow]attention[/] {escape(sentence(one))}")
     if not status["attention"]:

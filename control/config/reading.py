@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -105,18 +106,19 @@ def problem(detail: ErrorDetails) -> str:
             return _KINDS.get(kind) or detail["msg"].removeprefix("Value error, ")
 
 
-def hint(key: str, model: type[Section]) -> str:
-    """What was probably meant by a key that this section does not know."""
-    close = difflib.get_close_matches(key, list(model.model_fields), n=1, cutoff=0.5)
+def hint(key: str, model: type[Section], but: Collection[str] = ()) -> str:
+    """What was probably meant by a key that this section does not know. but: keys that it cannot have meant."""
+    names = [name for name in model.model_fields if name not in but]
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     if not close:  # "qiet" is far from "active_quiet" as a whole, near to its last word
-        words = {word: name for name in model.model_fields for word in (name, *name.split("_"))}
+        words = {word: name for name in names for word in (name, *name.split("_"))}
         close = [words[word] for word in difflib.get_close_matches(key, list(words), n=1, cutoff=0.6)]
     if elsewhere := [place for place, other in HEADINGS.items() if key in other.model_fields]:
         belongs = f"belongs {'at' if elsewhere == [TOP] else 'in'} {' or '.join(elsewhere)}"
         if close and difflib.SequenceMatcher(None, key, close[0]).ratio() > ALIKE:
             return f"did you mean `{close[0]}`? (`{key}` {belongs})"
         return f"it {belongs}"
-    known = sorted(model.model_fields, key=lambda name: name in Policy.model_fields)  # a service's own come first
+    known = sorted(names, key=lambda name: name in Policy.model_fields)  # a service's own come first
     return f"did you mean `{close[0]}`?" if close else f"known keys: {', '.join(known)}"
 
 

@@ -51,12 +51,13 @@ class RulesPort(Protocol):
 
     def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> None:
         """These are all the rules there are, from now on; every connection obeys within seconds. 507: the engine has no
-        room for so many, and nothing has changed. Entries may be of services that are not there yet."""
+        room for so many, and nothing has changed. By one caller at a time. Entries may be of services that are
+        not there yet."""
         ...
 
     def count_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> list[tuple[int, int]]:
-        """Of each policy: how many connections would have it, and for how many of them values would change. Takes
-        seconds where there are millions."""
+        """Of each policy, and last of those that no rule would be for: how many connections would have it, and for how
+        many of them values would change. Takes seconds where there are millions."""
         ...
 
 

@@ -37,10 +37,13 @@ from control.clients.locate import Locator
 from control.clients.moving import Moving
 from control.clients.naming import Naming
 from control.clients.registry import Registry
+from control.clients.rules import Rules
+from control.clients.ruling import Ruling
 from control.clients.view import View
 from control.config import Config
 from control.core.states import State
 from control.daemon.end import End, freeze_all
+from control.daemon.engine_rules import EngineRules
 from control.daemon.engine_setup import EngineSetup, engine_options
 from control.daemon.error import DaemonError
 from control.daemon.health import Health
@@ -133,6 +136,8 @@ class Daemon:
         tls = _tls(config)
         setup = EngineSetup(engine, config, waiting)
         setup.begin(services.by_number, services.spec, self._undo)
+        rules = Rules(store, EngineRules(engine), services.configured)
+        rules.load()
         persistent = {n for n, service in services.by_number.items() if service.interface == "persistent"}
         dispatcher = self._dispatcher = Dispatcher(engine, store, max_awake, self._end.fail, persistent)
         self._tables = tables_of(config.pin_dir)
@@ -161,7 +166,7 @@ class Daemon:
         store.start()
         engine.start()
         self._undo.pop_all()
-        reconciler = Reconciler(engine, store, dispatcher, names, settings, reach, self._end, found, span)
+        reconciler = Reconciler(engine, store, dispatcher, rules, names, settings, reach, self._end, found, span)
         dispatching = _thread("dispatch", dispatcher.run)
         _thread("in-band", requests.run)
         _thread("reconcile", reconciler.run)
@@ -175,18 +180,20 @@ class Daemon:
             "pin_dir": config.pin_dir,
             "database": config.database_url.rpartition("@")[2],
         }
-        status = Status(engine, store, dispatcher, services.by_number, health.rows, reach.counts, facts)
+        ruling = Ruling(rules, store, EngineRules(engine), engine, locator, services.configured)
+        status = Status(engine, store, dispatcher, services.by_number, health.rows, reach.counts, ruling.status, facts)
         operations = Operations(
             status=status,
             view=View(engine, store, names, services.by_number, locator),
             explainer=Explainer(engine, store, services.by_number, locator, health.rows, status.attention, facts),
             naming=Naming(store, names, locator, config.attach.domain),
             moving=Moving(engine, store, dispatcher, locator),
+            ruling=ruling,
             agents=reach.agents.clients,
             dialled=reach.dialled.all,
         )
-        serving = Serving(config, operations, dispatcher, reach, health, services, setup, listeners, waiting, hostnames,
-                          facts, self._end)  # fmt: skip
+        serving = Serving(config, operations, dispatcher, reach, health, services, rules, setup, listeners, waiting,
+                          hostnames, facts, self._end)  # fmt: skip
         try:
             asyncio.run(serving.run())
         finally:

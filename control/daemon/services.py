@@ -41,6 +41,10 @@ class Services:
         """The names of servers."""
         return {name for service in self._configured.values() for name in service.hostnames}
 
+    def configured(self) -> tuple[Mapping[int, Service], Config]:
+        """The services by number, and the configuration that is in force."""
+        return dict(self.by_number), self._in_force
+
     def spec(self, number: int) -> tuple[Service, ServiceSpec]:
         """A service with the addresses that its servers have now, and what the engine is told of it."""
         service = self.by_number[number] = self._configured[number].with_addresses(self._addresses)

@@ -19,6 +19,7 @@ from appliance.frontends.passwords import PasswordHash, Users
 from appliance.wire import ServerAddress, endpoint_text
 from control.channel.api import make_app, make_server
 from control.channel.operations import Operations
+from control.clients.rules import Rules
 from control.config import Attach, Config, Service
 from control.core.ports import TransitionsPort
 from control.daemon.end import End
@@ -40,14 +41,16 @@ class Serving:
     """facts: of the status; where attach listens is added. engine: is told of services that change."""
 
     def __init__(self, config: Config, operations: Operations, transitions: TransitionsPort, reach: Reach,
-                 health: Health, services: Services, engine: UpdatesPort, listeners: Listeners, waiting: Waiting,
-                 hostnames: Hostnames, facts: dict[str, Any], end: End) -> None:  # fmt: skip
+                 health: Health, services: Services, rules: Rules, engine: UpdatesPort, listeners: Listeners,
+                 waiting: Waiting, hostnames: Hostnames, facts: dict[str, Any], end: End) -> None:  # fmt: skip
         self._config = config
         self._operations = operations
         self._transitions = transitions
         self._reach = reach
         self._health = health
         self._services = services
+        self._rules = rules
+        self._applying: asyncio.Task[None] | None = None
         self._engine = engine
         self._listeners = listeners
         self._waiting = waiting
@@ -124,6 +127,8 @@ class Serving:
         if self._services.reload(self._engine):
             self._watch()
             self._hostnames.hurry()
+            self._applying = asyncio.get_running_loop().create_task(asyncio.to_thread(self._rules.apply))
+            self._applying.add_done_callback(_tell_of_defect)
             log.info("SIGHUP: policy taken over from %s", self._services.path)
 
 

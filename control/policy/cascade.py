@@ -37,6 +37,9 @@ class Compiled:
 
     entries: list[RuleEntry] = field(default_factory=list)
     policies: list[ServiceSpec] = field(default_factory=list)
+    given: list[Given] = field(default_factory=list)
+    """Of each policy what rules give, in the first network that has it."""
+
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -52,7 +55,7 @@ def compile_rules(rules: RuleSet, services: Mapping[int, Service], config: Confi
         for place, given in _entries(rules, service):
             wanted = tuple(given[key][0] if key in given else None for key in VALUES)
             if (index := known.get(wanted)) is None:
-                changed, _, problem = _changed(service, given, config)
+                changed, kept, problem = _changed(service, given, config)
                 if problem is not None:
                     problems[problem] = None
                 spec = service_spec(changed, number, config)
@@ -60,6 +63,7 @@ def compile_rules(rules: RuleSet, services: Mapping[int, Service], config: Confi
                 known[wanted] = index
                 if index == len(made.policies):
                     made.policies.append(spec)
+                    made.given.append(kept)
                     if index == POLICIES_MAX:
                         raise TooManyError(f"the rules make more than {POLICIES_MAX:,} different sets of values, which "
                                            "is what the engine has room for: let networks share theirs")  # fmt: skip

@@ -98,7 +98,7 @@ def read_rule(data: Mapping[str, Any]) -> Rule:
 def _sentence(detail: ErrorDetails) -> str:
     key = str(detail["loc"][-1])[:_LENGTH] if detail["loc"] else ""
     if detail["type"] == "extra_forbidden":
-        return f"unknown key `{key}`; {hint(key, Rule)}"
+        return f"unknown key `{key}`; {hint(key, Rule, OF_THE_SERVICE)}"
     if detail["type"] == "missing":
         return f"the key `{key}` is missing"
     said, given = problem(detail)[:_LENGTH], detail.get("input")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -71,17 +71,17 @@ def changes(connection: Connection, limit: int, rule: str | None = None) -> list
     return [_row(row) for row in found][::-1]
 
 
-def write(connection: Connection, contents: Mapping[str, str | None], who: str, why: str, seen: int) -> int:
-    """A change of these rules to these contents (None: removed) is the next version, which is returned. Raises
-    OutdatedError, unless the last version is the one that was seen."""
+def write(connection: Connection, contents: Mapping[str, str | None], who: str, why: str, seen: int) -> list[RuleRow]:
+    """A change of these rules to these contents (None: removed) is the next version; its rows. Raises OutdatedError,
+    unless the last version is the one that was seen."""
     newest = next(iter(changes(connection, 1)), None)
     if (newest.version if newest else 0) != seen:
         raise OutdatedError(newest)
-    about = {"version": seen + 1, "at": time.time_ns() // 1_000_000, "who": who, "why": why}
-    rows = [{**about, "rule": name, "content": content} for name, content in contents.items()]
-    connection.execute(sa.insert(rules), rows)
+    now = time.time_ns() // 1_000_000
+    rows = [RuleRow(seen + 1, name, now, who, why, content) for name, content in contents.items()]
+    connection.execute(sa.insert(rules), [asdict(row) for row in rows])
     _forget_old(connection)
-    return seen + 1
+    return rows
 
 
 def _forget_old(connection: Connection) -> None:

@@ -356,7 +356,7 @@ class Store(Reader):
         with self._writing() as connection:
             return starting.adopt_tables(connection, tables, self._boot_id)
 
-    def change_rules(self, contents: Mapping[str, str | None], who: str, why: str, seen: int) -> int:
+    def change_rules(self, contents: Mapping[str, str | None], who: str, why: str, seen: int) -> list[policies.RuleRow]:
         """policies.write; it is committed when this returns. Raises StoreError, and then nothing has changed."""
         if self._status.error or not self._prepared:
             raise StoreError(self._status.error or "the database is not open")

@@ -128,13 +128,11 @@ class FakeEngine:
         self.rules_set += 1
 
     def count_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> list[tuple[int, int]]:
-        counts = [[0, 0] for _ in policies]
+        counts = [[0, 0] for _ in (*policies, None)]
         for c in self.connections.values():
-            if (entry := _entry_of(entries, c)) is not None:
-                before = _entry_of(self.entries, c)
-                counts[entry.policy][0] += 1
-                changes = before is None or self.policies[before.policy] != policies[entry.policy]
-                counts[entry.policy][1] += changes
+            (at, then), (_, now) = _policy_of(c, entries, policies), _policy_of(c, self.entries, self.policies)
+            counts[at][0] += 1
+            counts[at][1] += then != now
         return [(have, change) for have, change in counts]
 
     def mark_server(self, service: int, server: ServerAddress, up: bool) -> None:
@@ -300,12 +298,12 @@ class FakeEngine:
             self._refuse(command, c.key, EBUSY)
 
 
-def _entry_of(entries: Sequence[RuleEntry], c: Connection) -> RuleEntry | None:
-    """The longest network that a connection's client lies in."""
+def _policy_of(
+    c: Connection, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]
+) -> tuple[int, ServiceSpec | None]:
+    """Of the longest network that a connection's client lies in, and its place; (-1, None): of none."""
     client, service = int.from_bytes(c.key.client, "big"), c.record.service
-    inside = (
-        e
-        for e in entries
-        if e.service == service and (int.from_bytes(e.network, "big") ^ client) >> (128 - e.bits) == 0
-    )
-    return max(inside, key=lambda e: e.bits, default=None)
+    ours = [e for e in entries if e.service == service]
+    inside = (e for e in ours if (int.from_bytes(e.network, "big") ^ client) >> (128 - e.bits) == 0)
+    found = max(inside, key=lambda e: e.bits, default=None)
+    return (-1, None) if found is None else (found.policy, policies[found.policy])

@@ -17,6 +17,7 @@ def status(**changes: Any) -> dict[str, Any]:
         "interfaces": {"wan0": "native"},
         "database": "/var/lib/roost/main.db",
         "waiting": [],
+        "policy": {"version": 3, "rules": 2, "error": "", "problems": []},
         "awake": 10,
         "max_awake": 100,
         "store": {"state": "ok", "dropped_history": 5, "rescued": 1},
@@ -68,6 +69,10 @@ def test_levels_are_told_while_they_last() -> None:
     assert names(interfaces={}) == ["unheard"]
     (one,) = attention(status(waiting=["interface wan1: there is none: see `ip link`"]), BEFORE)
     assert (one["object"], one["what"]) == ("interface wan1", "not yet: there is none: see `ip link`")
+    told = {"version": 3, "rules": 2, "error": "", "problems": ['rule "a": there is no service "b"', "more"]}
+    (one,) = attention(status(policy=told), BEFORE)
+    assert one["what"] == 'rule "a": there is no service "b" (and 1 more)'
+    assert names(policy={**told, "error": "the rules cannot be read"}) == ["rules"]
     assert names(awake=88) == []
     assert names(awake=89) == ["awake"]
 

@@ -160,9 +160,15 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
                     list(client.lines(f"/v1/connections{place}"))
                 except click.ClickException as error:
                     answers[what] = str(error)
+            rule = {"rule": {"network": "192.0.0.0/24", "idle_quiet": 7}, "who": "ann"}
+            answers["rule"] = client.send("PUT", "/v1/policy/rules/net", rule)
+            answers["ruled"] = [(p.standby_quiet_ms, p.sleep_quiet_ms) for p in engine.policies]
+            answers["explained"] = client.get("/v1/connections/2/policy")["values"]
             path.write_text(text.replace('"a"', '"a"\nactive_quiet = 5'), encoding="utf-8")
             os.kill(os.getpid(), signal.SIGHUP)
             until(lambda: engine.updates)
+            until(lambda: [(p.standby_quiet_ms, p.sleep_quiet_ms) for p in engine.policies] == [(5000, 7000)])
+            answers["policy"] = client.get("/v1/status")["policy"]
             answers["given back"] = given_back.wait(10)
             (tmp_path / "pins" / "tables4").unlink()
             until(lambda: client.get("/v1/status")["waiting"])
@@ -182,6 +188,11 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
     assert (answers["sleep"]["before"], answers["sleep"]["state"]) == ("IDLE", "SLEEP")
     assert [(row["id"], row["quiet_s"] > 0) for row in answers["asleep"]] == [(2, True)]
     assert (answers["show"]["id"], answers["show"]["state"]) == (2, "SLEEP")
+    assert (answers["rule"]["version"], answers["ruled"]) == (1, [(60_000, 7000)])
+    assert {"idle_quiet": "rule net (version 1)"}.items() <= {
+        v["key"]: v["source"] for v in answers["explained"]
+    }.items()
+    assert answers["policy"] == {"version": 1, "rules": 1, "error": "", "problems": []}
     assert answers["given back"], "memory that was freed"
     (told,) = [one["what"] for one in answers["told"] if one["object"] == f"what is pinned in {tmp_path}/pins"]
     assert "restart it" in told

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules that are in force: read from the database, compiled for the services there are, told to the engine.
+
+The database is the truth. A change is judged, then committed, then told to the engine; so what the engine has is always
+a version of the database, and while the database is away, what it has stays.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Final
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from control.config import Config, Service
+from control.core.errors import OperationError
+from control.core.ports import RulesPort
+from control.policy.cascade import Compiled, TooManyError, compile_rules
+from control.policy.rules import Problem, Rule, RuleSet, read_rule
+from control.store.database import StoreError, reason
+from control.store.policies import OutdatedError, RuleRow
+from control.store.store import Store
+
+log = logging.getLogger("roost.policy")
+
+TOLD: Final = 5
+"""Problems that one answer names."""
+
+Configured = Callable[[], tuple[Mapping[int, Service], Config]]
+"""The services by number, and the configuration that is in force."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A rule of the database; None: this version cannot read it, and why."""
+
+    row: RuleRow
+    rule: Rule | None
+    problem: str = ""
+
+
+class State:
+    """All rules at one version, by name; removed ones are not among them."""
+
+    def __init__(self, version: int = 0, kept: Mapping[str, Kept] = MappingProxyType({})) -> None:
+        self.version = version
+        self.kept = dict(kept)
+        self.rules = RuleSet(one.rule for one in kept.values() if one.rule is not None)
+
+    def changed(self, contents: Mapping[str, Rule | None]) -> RuleSet:
+        """The rules with these in place of theirs; None: without it."""
+        return RuleSet(rule for rule in {**self.rules.rules, **contents}.values() if rule is not None)
+
+
+class Rules:
+    """May be called from any thread. `change` raises OperationError, the others say in `error` why the engine does not
+    have the rules of the database; "": it has them."""
+
+    def __init__(self, store: Store, engine: RulesPort, configured: Configured) -> None:
+        self._store = store
+        self._engine = engine
+        self._configured = configured
+        self._changing = threading.Lock()
+        self.state = State()
+        self.problems: list[Problem] = []
+        self.loaded = False
+        """False: the database could not be read yet; the engine keeps what it has."""
+        self.error = "the rules are not read from the database yet"
+
+    def load(self) -> bool:
+        """Read the rules and tell the engine, once; whether they could be read."""
+        with self._changing:
+            if not self.loaded:
+                try:
+                    self._read()
+                except (SQLAlchemyError, StoreError) as error:
+                    self.error = f"the rules cannot be read from the database: {reason(error)}"
+                    log.error("%s", self.error)
+                    return False
+                self._apply()
+            return True
+
+    def apply(self) -> None:
+        """Compile them anew for the services that there are now, and tell the engine."""
+        with self._changing:
+            if self.loaded:
+                self._apply()
+
+    def _read(self) -> bool:
+        """Have `state` be what the database says; whether it was something else before."""
+        version, rows = self._store.rules()
+        if self.loaded and version == self.state.version:
+            return False
+        before = self.state.kept
+        kept = {row.rule: _kept(row, before.get(row.rule)) for row in rows if row.content is not None}
+        self.state = State(version, kept)
+        self.loaded = True
+        return True
+
+    def _apply(self) -> None:
+        """While the lock is held."""
+        services, config = self._configured()
+        try:
+            compiled = compile_rules(self.state.rules, services, config)
+            self._engine.set_rules(compiled.entries, compiled.policies)
+        except (TooManyError, OperationError) as error:
+            self.error = f"the rules of version {self.state.version} are not in force: {error}"
+            log.error("policy: %s", self.error)
+            return
+        self._note(self._problems(self.state.rules, compiled, {}))
+
+    def _note(self, problems: list[Problem]) -> None:
+        for problem in problems:
+            if problem not in self.problems:
+                log.warning("policy: %s", problem.text)
+        self.problems, self.error = problems, ""
+
+    def _problems(self, rules: RuleSet, compiled: Compiled, changed: Collection[str]) -> list[Problem]:
+        kept = [(name, one) for name, one in self.state.kept.items() if name not in changed]
+        lost = [Problem((name,), one.problem) for name, one in kept if one.problem]
+        return [*lost, *rules.problems(self._configured()[0].values()), *compiled.problems]
+
+    def judge(self, changed: Mapping[str, Rule | None]) -> tuple[Compiled, list[Problem]]:
+        """The rules with these changes, compiled, and what is wrong with them. Raises OperationError when that is not
+        wrong now, or with a rule that changes."""
+        rules = self.state.changed(changed)
+        services, config = self._configured()
+        try:
+            compiled = compile_rules(rules, services, config)
+        except TooManyError as error:
+            raise OperationError(422, f"{error}; nothing has changed") from None
+        problems = self._problems(rules, compiled, changed)
+        before = {problem.text for problem in self.problems}
+        if new := [one.text for one in problems if one.text not in before or changed.keys() & set(one.rules)]:
+            more = f"; and {len(new) - TOLD} more" if len(new) > TOLD else ""
+            raise OperationError(422, f"{'; '.join(new[:TOLD])}{more}")
+        return compiled, problems
+
+    def _refresh(self) -> None:
+        try:
+            if self._read():
+                self._apply()
+        except (SQLAlchemyError, StoreError) as error:
+            raise OperationError(503, f"the rules cannot be read now: store: {reason(error)}") from None
+
+    def change(self, wanted: Callable[[State], Mapping[str, Rule | None]], who: str, why: str,
+               seen: int | None) -> tuple[State, State]:  # fmt: skip
+        """Change rules, None: removed; what they were, and what they are. wanted: the changes, of what they are now.
+        seen: the version that the editor has seen, None: whichever it is. Where nothing changes there is no new
+        version."""
+        with self._changing:
+            self._refresh()
+            before = self.state
+            if seen is not None and seen != before.version:
+                raise self._outdated(seen)
+            changed = {name: rule for name, rule in wanted(before).items() if not is_rule(before.kept.get(name), rule)}
+            if not changed:
+                return before, before
+            compiled, problems = self.judge(changed)
+            texts = {name: json.dumps(rule.content) if rule else None for name, rule in changed.items()}
+            self._commit(texts, who, why)
+            try:
+                self._engine.set_rules(compiled.entries, compiled.policies)
+            except OperationError as error:
+                back = {name: one.row.content if (one := before.kept.get(name)) else None for name in changed}
+                self.error = f"the rules of version {self.state.version} are not in force: {error}"
+                self._commit(back, "roost", f"takes back version {self.state.version}: {error}")
+                self.error = ""
+                said = f"{error}; the rules are what they were, as version {self.state.version}"
+                raise OperationError(error.status, said) from None
+            self._note(problems)
+            return before, self.state
+
+    def _commit(self, contents: Mapping[str, str | None], who: str, why: str) -> None:
+        seen = self.state.version
+        try:
+            rows = self._store.change_rules(contents, who, why, seen)
+        except OutdatedError:
+            raise self._outdated(seen) from None
+        except StoreError as error:
+            raise OperationError(503, f"rules cannot be changed now, what is in force stays: store: {error}") from None
+        stay = {name: one for name, one in self.state.kept.items() if name not in contents}
+        made = {row.rule: _kept(row, None) for row in rows if row.content is not None}
+        self.state = State(rows[0].version, stay | made)
+
+    def _outdated(self, seen: int) -> OperationError:
+        said = "there are none"
+        for newest in self._store.rule_changes(1):
+            when = datetime.fromtimestamp(newest.at / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
+            said = f"version {newest.version} is by {newest.who}, {when}{': ' * bool(newest.why)}{newest.why}"
+        return OperationError(409, f"the rules are not those of version {seen}, which you saw: {said}. Look again")
+
+
+def _kept(row: RuleRow, before: Kept | None) -> Kept:
+    if before is not None and before.row == row:
+        return before
+    try:
+        return Kept(row, read_rule({**json.loads(row.content or ""), "name": row.rule}))
+    except (TypeError, ValueError) as error:
+        said = f'rule "{row.rule}": what the database has is not understood, and applies to nothing: {error}'
+        return Kept(row, None, said)
+
+
+def is_rule(kept: Kept | None, rule: Rule | None) -> bool:
+    """Whether the rule is this one already; None: it is not there."""
+    return kept is None if rule is None else content_of(kept) == rule.content
+
+
+def content_of(kept: Kept | None) -> dict[str, Any] | None:
+    """The rule's keys; None: there is none, or it is not understood."""
+    return kept.rule.content if kept is not None and kept.rule is not None else None

@@ -1,0 +1,440 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operators and the rules: what is changed, refused, taken back, tried and explained, by the API as it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from errno import ENOSPC
+from typing import Any, cast
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy.exc import SQLAlchemyError
+
+from appliance.engine import EngineError
+from appliance.wire import pack_address
+from control.channel import api
+from control.channel.api import make_app
+from control.channel.operations import Operations
+from control.clients.rules import Rules
+from control.clients.ruling import Ruling
+from control.config import Config, Service, parse
+from control.core.states import State
+from control.daemon.engine_rules import EngineRules
+from control.policy import cascade
+from control.store.store import Store
+from tests.databases import Database, Sqlite
+from tests.unit.fake_engine import FakeEngine, key
+from tests.unit.test_registry import Rig
+
+CONFIG = """
+[[service]]
+name = "line"
+listen = "10.0.0.1:7000"
+server = "10.0.0.9:7000"
+[[service]]
+name = "web"
+listen = "10.0.0.1:7001"
+server = "10.0.0.9:7001"
+"""
+
+
+class Box:
+    """A daemon's rules, and the API in front of them."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig, self.engine, self.store = rig, rig.engine, rig.store
+        self.configure(CONFIG)
+        self.rules = self.start()
+
+    def configure(self, text: str) -> None:
+        config = parse(text)
+        self.configured: tuple[dict[int, Service], Config] = dict(enumerate(config.service, 1)), config
+
+    def start(self) -> Rules:
+        """As a daemon does it."""
+        self.rules = Rules(self.store, EngineRules(self.engine), lambda: self.configured)
+        self.rules.load()
+        ruling = Ruling(self.rules, self.store, EngineRules(self.engine), self.engine, self.rig.locator,
+                        lambda: self.configured)  # fmt: skip
+        self.status = ruling.status
+        parts: dict[str, Any] = {**dict.fromkeys(Operations.__dataclass_fields__), "ruling": ruling}
+        operations = Operations(**parts)
+        self.transport = httpx.ASGITransport(make_app(operations, cast(Any, None)), raise_app_exceptions=False)
+        return self.rules
+
+    def request(self, method: str, path: str, content: Any = None) -> httpx.Response:
+        """content: JSON, as bytes."""
+
+        async def ask() -> httpx.Response:
+            async with httpx.AsyncClient(transport=self.transport, base_url="http://daemon") as client:
+                headers = {"content-type": "application/json"}
+                return await client.request(method, f"/v1{path}", content=content, headers=headers)
+
+        return asyncio.run(ask())
+
+    def ask(self, method: str, path: str, data: Any = None, status: int = 200) -> Any:
+        answer = self.request(method, f"/policy{path}", None if data is None else json.dumps(data))
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def set(self, name: str, status: int = 200, seen: int | None = None, why: str = "", **keys: Any) -> Any:
+        edit = {"rule": keys, "who": "ann", "why": why, "seen": seen}
+        return self.ask("PUT", f"/rules/{name}", edit, status)
+
+    def quiet_of(self, client: str, service: int = 1) -> int | None:
+        """active_quiet in ms that the engine was told for a client; None: the service's."""
+        address = int.from_bytes(pack_address(client), "big")
+        inside = [e for e in self.engine.entries if e.service == service
+                  and (int.from_bytes(e.network, "big") ^ address) >> (128 - e.bits) == 0]  # fmt: skip
+        found = max(inside, key=lambda e: e.bits, default=None)
+        return self.engine.policies[found.policy].standby_quiet_ms if found else None
+
+
+@pytest.fixture
+def box(database: Database) -> Iterator[Box]:
+    rig = Rig(database)
+    yield Box(rig)
+    rig.close()
+
+
+@pytest.fixture
+def lite(sqlite: Sqlite) -> Iterator[Box]:
+    """Where the database does not matter."""
+    rig = Rig(cast(Database, sqlite))
+    yield Box(rig)
+    rig.close()
+
+
+def test_a_rule_is_in_force_once_it_is_answered_and_after_a_restart(box: Box) -> None:
+    told = box.set("cell", network="10.0.0.0/9", active_quiet="30s", why="the NAT")
+    assert told == {"version": 1, "changed": [
+        {"name": "cell", "before": None, "rule": {"name": "cell", "network": "10.0.0.0/9", "active_quiet": 30.0}},
+    ]}  # fmt: skip
+    assert [box.quiet_of(client) for client in ("10.0.0.7", "10.200.0.7")] == [30_000, None]
+    box.engine.set_rules((), ())
+    box.start()
+    assert box.quiet_of("10.0.0.7") == 30_000
+    told = box.ask("GET", "")
+    assert (told["version"], told["error"], told["rule"][0]["name"]) == (1, "", "cell")
+    about = told["about"]["cell"]
+    assert (about["version"], about["who"], about["why"], about["problems"]) == (1, "ann", "the NAT", [])
+    assert box.status() == {"version": 1, "rules": 1, "error": "", "problems": []}
+
+
+def test_setting_a_rule_again_replaces_it_and_the_same_again_changes_nothing(lite: Box) -> None:
+    lite.set("r", network="10.0.0.0/9", active_quiet=30)
+    told = lite.set("r", service="web", idle_quiet=30)
+    assert told["changed"][0]["before"] == {"name": "r", "network": "10.0.0.0/9", "active_quiet": 30.0}
+    assert lite.quiet_of("10.0.0.7") is None
+    assert lite.set("r", service="web", idle_quiet="30s") == {"version": 2, "changed": []}
+
+
+def test_a_removed_rule_is_in_force_no_more_and_its_past_is_told(lite: Box) -> None:
+    lite.set("r", active_quiet=30)
+    told = lite.ask("DELETE", "/rules/r", {"who": "bob", "why": "over"})
+    assert (told["version"], told["changed"][0]["rule"]) == (2, None)
+    assert lite.engine.entries == ()
+    past = lite.ask("GET", "/history")
+    assert [(row["version"], row["who"], row["rule"] and row["rule"]["active_quiet"], row["why"]) for row in past] == [
+        (1, "ann", 30.0, ""), (2, "bob", None, "over"),
+    ]  # fmt: skip
+    assert "there is no rule" in lite.ask("DELETE", "/rules/r", {"who": "bob"}, 404)["error"]
+    assert lite.ask("GET", "/rules/r", status=404)
+    lite.set("abc", active_quiet=1)
+    assert 'did you mean "abc"?' in lite.ask("GET", "/rules/acb", status=404)["error"]
+
+
+def test_the_second_of_two_editors_is_told_who_was_first_and_why(box: Box) -> None:
+    box.set("a", active_quiet=1)
+    seen = box.ask("GET", "")["version"]
+    box.set("a", active_quiet=2, why="night shift")
+    told = box.set("b", 409, seen=seen, idle_quiet=3)["error"]
+    assert "the rules are not those of version 1, which you saw: version 2 is by ann, " in told
+    assert told.endswith(": night shift. Look again")
+    assert box.ask("GET", "")["version"] == 2
+    assert box.set("b", seen=2, idle_quiet=3)["version"] == 3
+
+
+def test_a_rollback_is_a_version_with_what_the_rules_were(box: Box) -> None:
+    box.set("a", active_quiet=1)
+    box.set("b", network="10.0.0.0/8", active_quiet=2)
+    box.set("a", active_quiet=3)
+    box.ask("DELETE", "/rules/b", {"who": "ann"})
+    told = box.ask("POST", "/rollback", {"version": 2, "who": "bob"})
+    assert told["version"] == 5
+    assert [one["name"] for one in told["changed"]] == ["a", "b"]
+    assert (box.quiet_of("10.0.0.7"), box.quiet_of("11.0.0.7")) == (2_000, 1_000)
+    assert {row["why"] for row in box.ask("GET", "/history") if row["version"] == 5} == {"back to version 2"}
+    assert box.ask("POST", "/rollback", {"version": 2, "who": "bob"})["changed"] == []
+    box.ask("POST", "/rollback", {"version": 0, "who": "bob"})
+    assert box.engine.entries == ()
+    assert "no version 99" in box.ask("POST", "/rollback", {"version": 99, "who": "bob"}, 404)["error"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"activ_quiet": 5}, "did you mean `active_quiet`?"),
+        ({"service": "lin", "active_quiet": 5}, 'there is no service "lin"; did you mean "line"?'),
+        ({"network": "2001:db8::/32", "active_quiet": 5}, "nothing can match"),
+        ({"network": "10.0.0.0/8", "active_quiet": 5}, "overlaps without order"),
+        ({"sleep_keepalive": "none"}, "needs room: [table] filter"),
+    ],
+)
+def test_what_is_wrong_is_refused_and_nothing_changes(lite: Box, keys: dict[str, Any], said: str) -> None:
+    lite.set("first", network="10.0.0.0/8", active_quiet=1)
+    before = lite.engine.rules_set
+    assert said in lite.set("r", 422, **keys)["error"]
+    another = {"who": "ann", "rule": {"name": "another", "active_quiet": 5}}
+    assert "its key `name` says something else" in lite.ask("PUT", "/rules/r", another, 422)["error"]
+    assert (lite.ask("GET", "")["version"], lite.engine.rules_set) == (1, before)
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ({"who": "", "rule": {"active_quiet": 1}}, "`who` is a line of text"),
+        ({"who": "x" * 256, "rule": {"active_quiet": 1}}, "`who` is a line of text"),
+        ({"who": "ann", "why": "a\x00b", "rule": {"active_quiet": 1}}, "`why` is a line of text"),
+        ({"who": "ann", "why": "\ud800", "rule": {"active_quiet": 1}}, "`why` is a line of text"),
+        ({"who": "ann", "rule": {"\ud800": 1}}, "valid string"),
+        ({"who": "ann", "rule": {"active_quiet": 1}, "seen": 2**63}, "seen"),
+        ({"who": "ann", "rule": {"active_quiet": 1}, "sean": 1}, "sean"),
+        ({"rule": {"active_quiet": 1}}, "who"),
+    ],
+)
+def test_a_change_that_cannot_be_recorded_is_refused(lite: Box, edit: dict[str, Any], said: str) -> None:
+    assert said in lite.ask("PUT", "/rules/r", edit, 422)["error"]
+
+
+def test_a_database_that_is_away_refuses_changes_and_what_is_in_force_stays(box: Box, database: Database) -> None:
+    box.set("r", active_quiet=1)
+    database.take_away()
+    assert "store:" in box.set("r", 503, active_quiet=2)["error"]
+    assert box.ask("DELETE", "/rules/r", {"who": "ann"}, 503)
+    assert box.quiet_of("10.0.0.7") == 1_000
+    assert box.ask("GET", "")["version"] == 1
+    database.give_back()
+
+
+def test_rules_that_could_not_be_read_at_start_are_read_later(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    box.set("r", active_quiet=1)
+    box.engine.set_rules((), ())
+    reading = Store.rules
+    monkeypatch.setattr(Store, "rules", lambda *_: (_ for _ in ()).throw(SQLAlchemyError("gone")))
+    sets = box.engine.rules_set
+    rules = box.start()
+    assert not rules.loaded
+    assert box.engine.rules_set == sets, "the engine keeps what it has"
+    assert "cannot be read from the database: gone" in box.status()["error"]
+    rules.apply()
+    assert box.engine.rules_set == sets
+    monkeypatch.setattr(Store, "rules", reading)
+    assert rules.load()
+    assert box.quiet_of("10.0.0.7") == 1_000
+    assert box.status()["error"] == ""
+
+
+def test_more_than_the_engine_has_room_for_is_refused_before_it_is_written(
+    lite: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cascade, "POLICIES_MAX", 1)
+    assert "different sets of values" in lite.set("r", 422, active_quiet=1)["error"]
+    assert lite.ask("GET", "")["version"] == 0
+
+
+def test_what_the_engine_refuses_is_taken_back_as_a_version(box: Box) -> None:
+    box.set("r", active_quiet=1)
+    box.engine.rules_refused = EngineError("no room", ENOSPC)
+    told = box.set("r", 507, active_quiet=2)["error"]
+    assert told == "the engine refuses the rules: no room; the rules are what they were, as version 3"
+    box.engine.rules_refused = None
+    assert box.ask("GET", "")["rule"] == [{"name": "r", "active_quiet": 1.0}]
+    assert box.ask("GET", "/history")[-1]["who"] == "roost"
+    assert box.status()["error"] == ""
+    assert box.set("r", active_quiet=3)["version"] == 4
+
+
+def test_a_rule_whose_service_has_gone_stays_applies_to_nothing_and_says_so(lite: Box) -> None:
+    lite.set("r", service="web", active_quiet=1)
+    lite.configure(CONFIG.partition('[[service]]\nname = "web"')[0])
+    lite.rules.apply()
+    assert lite.engine.entries == ()
+    told = lite.ask("GET", "")
+    assert 'there is no service "web"' in told["about"]["r"]["problems"][0]
+    assert lite.set("other", active_quiet=5)["version"] == 2, "it is in nobody's way"
+    assert "there is no service" in lite.set("r", 422, service="web", active_quiet=2)["error"]
+    lite.configure(CONFIG)
+    lite.rules.apply()
+    assert lite.quiet_of("10.0.0.7", service=2) == 1_000
+
+
+def test_a_rule_that_is_not_understood_applies_to_nothing_and_can_be_removed(lite: Box) -> None:
+    lite.set("good", active_quiet=1)
+    lite.store.change_rules({"odd": '{"colour": 3}', "odder": "[]"}, "a later version", "", 1)
+    lite.start()
+    assert lite.quiet_of("10.0.0.7") == 1_000
+    told = lite.ask("GET", "")
+    assert "unknown key `colour`" in told["about"]["odd"]["problems"][0]
+    assert lite.ask("DELETE", "/rules/odd", {"who": "ann"})["version"] == 3
+    assert list(lite.ask("GET", "")["about"]) == ["good", "odder"]
+
+
+def test_rules_of_a_database_that_was_put_back_come_into_force_with_the_next_change(lite: Box) -> None:
+    lite.set("a", active_quiet=1)
+    lite.store.change_rules({"b": '{"network": "10.0.0.0/8", "active_quiet": 2}'}, "somebody", "", 1)
+    assert lite.set("c", idle_quiet=3)["version"] == 3
+    assert lite.quiet_of("10.0.0.7") == 2_000
+
+
+# -- try --------------------------------------------------------------------------------------------------------------
+
+
+def connected(engine: FakeEngine, count: int) -> None:
+    """Clients 192.0.0.1 and so on, of service 1."""
+    for number in range(1, count + 1):
+        engine.add(key(number), number, State.IDLE)
+
+
+def test_a_file_that_is_tried_changes_nothing_and_says_for_how_many_it_would(lite: Box) -> None:
+    connected(lite.engine, 10)
+    lite.set("old", network="192.0.0.8/29", active_quiet=5)
+    file = """
+    [[rule]]
+    name = "old"
+    network = "192.0.0.10/31"
+    active_quiet = 5
+    [[rule]]
+    name = "new"
+    network = "192.0.0.0/30"
+    idle_quiet = "5m"
+    """
+    told = lite.ask("POST", "/try", {"file": file})
+    assert told["rules"] == [{"name": "old", "change": "changed"}, {"name": "new", "change": "new"}]
+    assert (told["connections"], told["changed"], told["lose"]) == (4, 5, 2)
+    (row,) = told["policies"]
+    assert (row["service"], row["networks"], row["connections"], row["changed"]) == ("line", ["192.0.0.0/30"], 3, 3)
+    assert (row["values"], row["rules"]) == ({"idle_quiet": 300.0}, ["new"])
+    assert lite.ask("GET", "")["version"] == 1
+
+
+def test_what_is_listed_may_be_tried_and_set(lite: Box) -> None:
+    lite.set("a", network="10.0.0.0/8", service="line", order=7, active_quiet="never", priority="low")
+    lite.set("b", probe_count=3)
+    listed = lite.ask("GET", "")
+    told = lite.ask("POST", "/try", {"file": json.dumps(listed)})
+    assert [one["change"] for one in told["rules"]] == ["same", "same"]
+    assert lite.ask("POST", "/try", {"file": json.dumps(lite.ask("GET", "/rules/a"))})["rules"]
+    listed["rule"][0]["priority"] = "high"
+    told = lite.ask("PUT", "/rules", {"file": json.dumps(listed), "who": "ann"})
+    assert [(one["name"], one["rule"]["priority"]) for one in told["changed"]] == [("a", "high")]
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("", "the file has no rules"),
+        ("[rules]", "unknown key `rules`"),
+        ("rule = 3", "the file has no rules"),
+        ('{"rule": [1]}', "the file has no rules"),
+        ("{", "neither TOML nor JSON"),
+        ("[" * 100_000, "neither TOML nor JSON"),
+        ('{"rule": ' + "[" * 100_000, "neither TOML nor JSON"),
+        ('[[rule]]\nname = "a"\nactiv_quiet = 1', 'rule "a": unknown key `activ_quiet`'),
+        ("[[rule]]\nactive_quiet = 1", "rule number 1: the key `name` is missing"),
+        ('[[rule]]\nname = "a"\nactive_quiet = 1\n' * 2, 'two rules have the name "a"'),
+    ],
+)
+def test_a_file_without_good_rules_is_refused(lite: Box, file: str, said: str) -> None:
+    assert said in lite.ask("POST", "/try", {"file": file}, 422)["error"]
+
+
+# -- explain ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_value_in_force_is_told_with_the_rule_that_gave_it(lite: Box) -> None:
+    connected(lite.engine, 1)
+    lite.set("all", active_quiet=5, idle_quiet=50)
+    lite.set("net", network="192.0.0.0/24", idle_quiet=60)
+    lite.engine.overrides = {"standby_quiet_ms": 7_000}
+    told = lite.request("GET", "/connections/192.0.0.1:40000/policy").json()
+    assert (told["id"], told["client"], told["service"], told["version"]) == (1, "192.0.0.1:40000", "line", 2)
+    values = {row["key"]: (row["value"], row["source"]) for row in told["values"]}
+    assert values["active_quiet"] == (5.0, "rule all (version 1)")
+    assert values["idle_quiet"] == (60.0, "rule net (version 2)")
+    assert values["standby_quiet"] == (7.0, "in band")
+    assert values["priority"] == ("normal", "default")
+    assert len(values) == 12
+    told = lite.ask("GET", "/explain?client=192.0.0.77&service=web")
+    assert {row["key"]: row.get("rule") for row in told["values"]}["idle_quiet"] == "net"
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "said"),
+    [
+        ("client=192.0.0.77&service=wep", 404, 'there is no service "wep"'),
+        ("client=thing&service=web", 400, '"thing" is no address'),
+        ("client=2001:db8::1&service=web", 400, "no client connects from 2001:db8::1: the service web listens at 10."),
+    ],
+)
+def test_a_client_that_cannot_be_is_not_explained(lite: Box, query: str, status: int, said: str) -> None:
+    assert said in lite.ask("GET", f"/explain?{query}", status=status)["error"]
+
+
+def test_a_connection_whose_service_is_gone_is_told_so(lite: Box) -> None:
+    connected(lite.engine, 1)
+    lite.configured = {}, lite.configured[1]
+    answer = lite.request("GET", "/connections/192.0.0.1:40000/policy")
+    assert (answer.status_code, "not configured any more" in answer.text) == (409, True)
+
+
+# -- what may come ----------------------------------------------------------------------------------------------------
+
+
+def test_a_body_that_is_too_long_is_refused(lite: Box) -> None:
+    long = b"x" * (api.BODY_MAX + 1)
+
+    async def parts() -> AsyncIterator[bytes]:
+        for part in (b'{"file": "', long, b'"}'):
+            yield part
+
+    assert lite.request("POST", "/policy/try", long).status_code == 413
+    assert lite.request("POST", "/policy/try", parts()).status_code == 413
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400)
+JSON = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+KEYS = st.sampled_from(["active_quiet", "probe_count", "network", "service", "order", "priority", "name", "x"])
+NETWORKS = st.sampled_from(["10.0.0.0/8", "::/0", "1.2.3.4", "10.0.0.1/8", "::ffff:10.0.0.0/104", "fe80::1%x/64", "/"])
+RULE = st.dictionaries(KEYS, JSON | NETWORKS, max_size=5) | st.just({"active_quiet": 5})
+EDIT = st.fixed_dictionaries(
+    {"who": st.text(max_size=5) | JSON, "rule": RULE | JSON},
+    optional={"why": st.text() | JSON, "seen": JSON, "file": st.text(), "version": JSON},
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@given(st.text(max_size=10), EDIT | JSON, st.sampled_from(["PUT", "DELETE", "TRY", "ROLL", "FILE"]))
+def test_no_body_is_more_than_a_request_that_is_refused(lite: Box, name: str, edit: Any, way: str) -> None:
+    method, path = {"TRY": ("POST", "try"), "ROLL": ("POST", "rollback"), "FILE": ("PUT", "rules")}.get(
+        way, (way, f"rules/{name.encode('utf-8', 'replace').hex() or 'a'}")
+    )
+    body = json.dumps(edit).encode()
+    answer = lite.request(method, f"/policy/{path}", body)
+    assert answer.status_code < 500, (answer.text, body)
+    assert answer.status_code == 200 or answer.json()["error"]
+
+
+@given(st.binary(max_size=40))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+def test_no_bytes_are_more_than_a_request_that_is_refused(lite: Box, body: bytes) -> None:
+    answer = lite.request("PUT", "/policy/rules/a", body)
+    assert 400 <= answer.status_code < 500
