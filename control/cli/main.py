@@ -24,6 +24,7 @@ OPERATOR = {
     "sleep": "Move a connection's record to the database.",
     "wake": "Put a connection back into the kernel.",
     "close": "Close a connection, whatever its state.",
+    "policy": "Rules: which clients have which values of the policy.",
     "name": "Give a client a name by which servers reach it.",
     "agents": "The clients that agents speak for.",
     "dialled": "The clients that were dialled in vain.",

@@ -66,6 +66,7 @@ READ_ONLY = {
     "sleep": ["4711"],
     "wake": ["4711"],
     "close": ["4711"],
+    "policy": ["list"],
     "name": ["4711", "camera"],
     "agents": [],
     "dialled": [],
