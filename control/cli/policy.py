@@ -310,7 +310,7 @@ def try_(path: str, daemon: Client, as_json: bool) -> None:
     for rule in told["rules"]:
         click.echo(f"{rule['name']}: {'as it is' if rule['change'] == 'same' else rule['change']}")
     click.echo(f"{told['changed']:,} connections would have other values than now; {told['lose']:,} of them those of "
-               "their service, without a rule")  # fmt: skip
+               "their service alone")  # fmt: skip
     if told["policies"]:
         titles = ("service", "networks", "connections", "change", "values", "rules")
         show_table(titles, map(_tried, told["policies"]), right=("connections", "change"))
