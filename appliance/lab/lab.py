@@ -184,9 +184,9 @@ class Lab:
         """Simulated clients, beside the NAT: on an interface of "box" of their own (its .box_interface).
 
         They connect to `port` of `server`, an address of the appliance's unless given. options: addresses (that the
-        clients have together), timestamps, window_scale, sack (what they offer), answer_fin (a client that hears FIN
-        sends its own at once), segment (bytes), to_kernel (no daemon will attach to the interface: the kernel answers
-        them).
+        clients have together), base (the first of them), timestamps, window_scale, sack (what they offer), answer_fin
+        (a client that hears FIN sends its own at once), segment (bytes), to_kernel (no daemon will attach to the
+        interface: the kernel answers them).
         """
         from appliance.lab.simulator import Simulator  # of the checkout alone: an installed wheel has no simulator
 

@@ -101,8 +101,9 @@ _bench("flood", "Forged SYNs and segments: nobody is lost or woken, and a relay 
        _number("--rate", 0.0, "Frames a second; 0: all it can.", 0))  # fmt: skip
 _bench("restart", "How long sleeping clients are without a daemon that is stopped or killed, and started.",
        _number("--connections", 10_000_000, least=1000), _number("--runs", 3, "Of each kind of end."))  # fmt: skip
-_bench("policy", "How long until every sleeping client obeys a changed policy.",
-       _number("--connections", 100_000, least=1000), _number("--runs", 6))  # fmt: skip
+_bench("policy", "How long until every sleeping client obeys a rule, and a changed policy.",
+       _number("--connections", 100_000, least=1000), _number("--runs", 3),
+       _number("--spoken", 1000, "Of them that are in SLEEP; the others are born asleep."))  # fmt: skip
 _bench("growth", "What memory and time a connection takes, from 10,000 connections on.",
        _number("--connections", 10_000_000, least=1000), _number("--rounds", 5, "Of keep-alives, each size."),
        _number("--answers", 1_000_000, "In a round, at the least."))  # fmt: skip

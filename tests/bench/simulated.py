@@ -58,10 +58,12 @@ def config(lab: Lab, interfaces: Sequence[str], clients: int, policy: dict[str, 
 
 
 @contextmanager
-def nursery(clients: int, policy: dict[str, Any] | None = None, **options: Any) -> Iterator[Nursery]:
-    """A lab with so many simulated clients, none connected yet, and the daemon for them. options: of config()."""
+def nursery(clients: int, policy: dict[str, Any] | None = None, where: dict[str, Any] | None = None,
+            **options: Any) -> Iterator[Nursery]:  # fmt: skip
+    """A lab with so many simulated clients, none connected yet, and the daemon for them. where: of Lab.simulator.
+    options: of config()."""
     with Lab(clients=FEW, nat=False) as lab:
-        simulator = lab.simulator(clients, PORT)
+        simulator = lab.simulator(clients, PORT, **(where or {}))
         daemon = lab.daemon(config(lab, [simulator.box_interface], clients, policy, **options))
         yield Nursery(lab, simulator, daemon)
 

@@ -1,16 +1,116 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules from the command line to the clients: who lies in the network obeys, and so it is after a restart."""
+"""Rules, from a request or the command line to the clients: in force within two seconds for every connection of their
+network, whatever its state, for clients that come and are born, and for those that a killed daemon leaves."""
 
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any, Final
+
+import pytest
 
 from appliance.lab import Lab, endpoint, wait_until
 from appliance.lab.processes import python_environment
-from tests.lab.test_policy_change import FOREVER, Box
+from tests.lab.test_policy_change import FOREVER, OBEYED_S, Box, within
+
+pytestmark = pytest.mark.alone("a change is to be in force within two seconds, whatever else runs")
+
+INSIDE: Final = "10.64.1.1"
+OUTSIDE: Final = "10.65.1.1"
+NETWORK: Final = "10.64.0.0/16"
+HOUR: Final = 3600.0
+
+
+@pytest.fixture
+def box(nat_free_lab: Lab) -> Iterator[Box]:
+    with ExitStack() as stack:
+        yield Box(stack, nat_free_lab, FOREVER | {"probe_interval": "never"})
+
+
+def rule(box: Box, name: str, **content: Any) -> float:
+    """The rule is written; when (time.monotonic)."""
+    body = {"rule": content, "who": "test", "why": "a test"}
+    answer = box.daemon.http("PUT", f"/v1/policy/rules/{name}", json=body)
+    assert answer.status_code == 200, answer.text
+    return time.monotonic()
+
+
+def unrule(box: Box, name: str) -> None:
+    body = {"who": "test", "why": "a test"}
+    assert box.daemon.http("DELETE", f"/v1/policy/rules/{name}", json=body).status_code == 200
+
+
+def explained(box: Box, client: socket.socket) -> dict[str, tuple[Any, str]]:
+    """(value, what gave it) of each key."""
+    told = box.daemon.get(f"/v1/connections/{endpoint(*client.getsockname()[:2])}/policy")
+    return {one["key"]: (one["value"], one["source"]) for one in told["values"]}
+
+
+def test_a_rule_reaches_the_connections_of_its_network_in_every_state(box: Box) -> None:
+    moved = {state: box.in_state(state, source=INSIDE) for state in ("ACTIVE", "STANDBY", "IDLE")}
+    stay = {state: box.in_state(state, source=OUTSIDE) for state in ("ACTIVE", "STANDBY", "IDLE", "SLEEP")}
+    asleep, elsewhere = box.in_state("SLEEP", source=INSIDE), box.connect("born", OUTSIDE)
+    born = box.connect("born", INSIDE)
+    wait_until(lambda: box.state(born) == box.state(elsewhere) == "IDLE", 5, "they are born")
+    time.sleep(3.1)  # a connection that obeys has been quiet, and unheard, for longer than is then allowed
+    rule(box, "quick", network=NETWORK, active_quiet="1s", standby_quiet="1s", idle_quiet="1s")
+    rule(box, "plain", network=NETWORK, service="plain", probe_interval="2s")
+    since = rule(box, "born", network=NETWORK, service="born", probe_interval="2s")
+    for state, client in moved.items():
+        within(lambda client=client, state=state: box.obeys(client, state), since, f"{state} ends")  # type: ignore[misc]
+    for client in (asleep, born):  # probed, and it answered
+        within(lambda client=client: box.heard_s_ago(client) <= time.monotonic() - since, since, "it is heard")  # type: ignore[misc]
+    assert [box.state(client) for client in stay.values()] == list(stay)
+    assert box.heard_s_ago(elsewhere) >= 3
+    assert explained(box, born)["probe_interval"] == (2, "rule born (version 3)")
+
+
+def test_clients_that_come_are_born_or_wake_have_it_from_the_first_moment(box: Box) -> None:
+    rule(box, "quick", network=NETWORK, active_quiet="1s")
+    rule(box, "born", network=NETWORK, service="born", probe_interval="2s")
+    time.sleep(OBEYED_S)
+    sleeper = box.in_state("SLEEP", "bare", OUTSIDE)
+    born, elsewhere = box.connect("born", INSIDE), box.connect("born", OUTSIDE)
+    came = box.in_state("ACTIVE", source=INSIDE)
+    came_at = time.monotonic()
+    wait_until(lambda: box.obeys(came, "ACTIVE"), 5, "what came obeys")
+    assert time.monotonic() - came_at >= 0.9
+    wait_until(lambda: box.counter("probes_sent") >= 2, 10, "what was born is probed")
+    time.sleep(1.5)
+    assert (box.heard_s_ago(born) < 4, box.heard_s_ago(elsewhere) >= 4) == (True, True)
+    assert box.state(sleeper) == "SLEEP"
+
+
+def test_a_rule_that_is_removed_leaves_the_service_its_own(box: Box) -> None:
+    rule(box, "quick", network=NETWORK, service="plain", idle_quiet="1s")
+    rule(box, "slow", network="10.64.1.0/24", idle_quiet="2h")
+    client = box.in_state("IDLE", source=INSIDE)
+    assert explained(box, client)["idle_quiet"] == (2 * HOUR, "rule slow (version 2)")
+    unrule(box, "slow")
+    wait_until(lambda: box.state(client) == "SLEEP", OBEYED_S + 1, "the wider network's rule holds now")
+    unrule(box, "quick")
+    assert explained(box, client)["idle_quiet"] == (HOUR, "[policy]")
+
+
+def test_rules_are_in_force_when_the_next_daemon_has_started(box: Box) -> None:
+    rule(box, "born", network=NETWORK, service="born", probe_interval="2s")
+    born, elsewhere = box.connect("born", INSIDE), box.connect("born", OUTSIDE)
+    wait_until(lambda: box.state(born) == box.state(elsewhere) == "IDLE", 5, "they are born")
+    box.daemon.kill()
+    box.daemon.start()
+    began = time.monotonic()
+    later = box.connect("born", INSIDE)
+    wait_until(lambda: box.counter("probes_sent") >= 2, 10, "they are probed")
+    time.sleep(3)
+    for client in (born, later):
+        assert box.heard_s_ago(client) < 4
+    assert box.heard_s_ago(elsewhere) >= time.monotonic() - began - 1
 
 
 def policy(box: Box, *words: str) -> str:

@@ -207,7 +207,8 @@ class Simulator:
 
     def __init__(self, box: Namespace, number: int, server: str, port: int, clients: int,
                  addresses: int | None = None, timestamps: bool = True, window_scale: bool = True, sack: bool = True,
-                 answer_fin: bool = True, segment: int = SEGMENT, to_kernel: bool = False) -> None:  # fmt: skip
+                 answer_fin: bool = True, segment: int = SEGMENT, to_kernel: bool = False,
+                 base: str | None = None) -> None:  # fmt: skip
         """See Lab.simulator. `number` distinguishes the simulators of a lab: 1, 2, ..."""
         if not 1 <= number <= MAX_SIMULATORS:
             raise SimulatorError(f"a lab has room for {MAX_SIMULATORS} simulators")
@@ -216,9 +217,8 @@ class Simulator:
         self.server = (server, port)
         self.addresses = addresses or max(1, math.ceil(clients / PORTS_AN_ADDRESS))
         self.box_interface = f"wan{number}"
-        self._base = int(ipaddress.ip_address(f"fd00:65:{number}::1" if self.family == 6 else "100.64.0.1"))
-        if self.family == 4:
-            self._base += number << 14
+        first = ipaddress.ip_address(f"fd00:65:{number}::1" if self.family == 6 else "100.64.0.1")
+        self._base = int(ipaddress.ip_address(base)) if base else int(first) + (number << 14 if self.family == 4 else 0)
         self._box = box
         self.space = Namespace(f"simulator{number}")
         """The namespace of the clients' end of the link, which is `eth0` there."""
@@ -251,9 +251,10 @@ class Simulator:
                         family=_FAMILY[family], flags=_NO_DAD)  # fmt: skip
             ip.neigh("replace", dst=f"{link[self.family]}2", family=_FAMILY[self.family], lladdr=here, ifindex=index,
                      state="permanent")  # fmt: skip
-            network = f"fd00:65:{number}::/64" if self.family == 6 else f"{self.address_of(0)}/18"
-            ip.route("add", dst=str(ipaddress.ip_network(network, strict=False)), family=_FAMILY[self.family],
-                     gateway=f"{link[self.family]}2", oif=index)  # fmt: skip
+            ends = (ipaddress.ip_address(self.address_of(n)) for n in (0, self.addresses - 1))
+            for network in ipaddress.summarize_address_range(*ends):
+                ip.route("add", dst=str(network), family=_FAMILY[self.family], gateway=f"{link[self.family]}2",
+                         oif=index)  # fmt: skip
             ip.tc("add", "pfifo", index, limit=_BURST)
             if to_kernel:  # a veth without a program forgets to wake its NAPI for what the other end sends with XDP_TX
                 program = load_xdp(XDP_PASS)
