@@ -69,9 +69,9 @@ def _rules(status: Mapping[str, Any], _grown: Counts) -> Found:
     policy = status["policy"]
     if policy["error"]:
         yield "the rules of the policy", policy["error"]
-    elif count := len(policy["problems"]):
-        more = f" (and {count - 1} more)" if count > 1 else ""
-        yield "the rules of the policy", f"{policy['problems'][0]}{more}"
+    elif count := policy["problems"]:
+        more = f" (and {count - 1:,} more)" if count > 1 else ""
+        yield "the rules of the policy", f"{policy['problem']}{more}"
 
 
 def _full(status: Mapping[str, Any], _grown: Counts) -> Found:

@@ -30,7 +30,7 @@ from control.store.store import Store
 log = logging.getLogger("roost.policy")
 
 TOLD: Final = 5
-"""Problems that one answer names."""
+"""Problems that are named at once."""
 
 Configured = Callable[[], tuple[Mapping[int, Service], Config]]
 """The services by number, and the configuration that is in force."""
@@ -116,9 +116,12 @@ class Rules:
         self._note(self._problems(self.state.rules, compiled, {}))
 
     def _note(self, problems: list[Problem]) -> None:
-        for problem in problems:
-            if problem not in self.problems:
-                log.warning("policy: %s", problem.text)
+        known = {problem.text for problem in self.problems}
+        new = [problem.text for problem in problems if problem.text not in known]
+        for text in new[:TOLD]:
+            log.warning("policy: %s", text)
+        if len(new) > TOLD:
+            log.warning("policy: and %d more: `roost policy list`", len(new) - TOLD)
         self.problems, self.error = problems, ""
 
     def _problems(self, rules: RuleSet, compiled: Compiled, changed: Collection[str]) -> list[Problem]:

@@ -24,7 +24,7 @@ from control.core.ports import EnginePort, RulesPort
 from control.policy.cascade import explain
 from control.policy.rules import Rule, RuleError, ip_version, read_rule
 from control.store.policies import ForgottenError, RuleRow
-from control.store.schema import MAPPED
+from control.store.schema import MAPPED, NAME_LENGTH
 from control.store.store import Store
 
 WHO_LENGTH: Final = 255
@@ -56,16 +56,19 @@ class Ruling:
     def status(self) -> dict[str, Any]:
         """For the status of the daemon."""
         rules = self._rules
+        problems = rules.problems
         return {
             "version": rules.state.version,
             "rules": len(rules.state.kept),
             "error": rules.error,
-            "problems": [problem.text for problem in rules.problems],
+            "problems": len(problems),
+            "problem": problems[0].text if problems else "",
         }
 
     def all(self) -> dict[str, Any]:
         """Every rule: `rule`, and `about` each by its name who made it what it is."""
-        return self._told(self._rules.state, self._rules.state.kept)
+        state = self._rules.state
+        return self._told(state, state.kept)
 
     def show(self, name: str) -> dict[str, Any]:
         """One rule in the form of `all`, and its last changes."""
@@ -76,11 +79,11 @@ class Ruling:
 
     def _told(self, state: State, kept: Mapping[str, Kept]) -> dict[str, Any]:
         found = [content for one in kept.values() if (content := content_of(one)) is not None]
-        about = {name: _about(one.row) | {"problems": self._problems_of(name)} for name, one in kept.items()}
+        about = {name: {**_about(one.row), "problems": list[str]()} for name, one in kept.items()}
+        for problem in self._rules.problems:
+            for name in filter(about.__contains__, problem.rules):
+                about[name]["problems"].append(problem.text)
         return {"version": state.version, "error": self._rules.error, "rule": found, "about": about}
-
-    def _problems_of(self, name: str) -> list[str]:
-        return [problem.text for problem in self._rules.problems if name in problem.rules]
 
     def history(self, limit: int, name: str | None = None) -> list[dict[str, Any]]:
         """The last changes, of one rule or of all, oldest first."""
@@ -242,7 +245,7 @@ def read_file(text: str) -> dict[str, Rule | None]:
             rule = read_rule(keys)
         except RuleError as error:
             name = keys.get("name")
-            which = f'rule "{name[:63]}"' if isinstance(name, str) else f"rule number {number}"
+            which = f'rule "{name[:NAME_LENGTH]}"' if isinstance(name, str) else f"rule number {number}"
             raise OperationError(422, f"{which}: {error}") from None
         if rule.name in rules:
             raise OperationError(422, f'two rules have the name "{rule.name}"')
@@ -252,9 +255,9 @@ def read_file(text: str) -> dict[str, Rule | None]:
 
 def _known(state: State, name: str) -> Kept:
     if (kept := state.kept.get(name)) is None:
-        close = difflib.get_close_matches(name, state.kept, n=1)
+        close = difflib.get_close_matches(name, state.kept, n=1) if len(name) <= NAME_LENGTH else []
         raise OperationError(
-            404, f'there is no rule "{name[:63]}"' + (f'; did you mean "{close[0]}"?' if close else "")
+            404, f'there is no rule "{name[:NAME_LENGTH]}"' + (f'; did you mean "{close[0]}"?' if close else "")
         )
     return kept
 

@@ -17,7 +17,7 @@ def status(**changes: Any) -> dict[str, Any]:
         "interfaces": {"wan0": "native"},
         "database": "/var/lib/roost/main.db",
         "waiting": [],
-        "policy": {"version": 3, "rules": 2, "error": "", "problems": []},
+        "policy": {"version": 3, "rules": 2, "error": "", "problems": 0, "problem": ""},
         "awake": 10,
         "max_awake": 100,
         "store": {"state": "ok", "dropped_history": 5, "rescued": 1},
@@ -69,7 +69,7 @@ def test_levels_are_told_while_they_last() -> None:
     assert names(interfaces={}) == ["unheard"]
     (one,) = attention(status(waiting=["interface wan1: there is none: see `ip link`"]), BEFORE)
     assert (one["object"], one["what"]) == ("interface wan1", "not yet: there is none: see `ip link`")
-    told = {"version": 3, "rules": 2, "error": "", "problems": ['rule "a": there is no service "b"', "more"]}
+    told = {"version": 3, "rules": 2, "error": "", "problems": 2, "problem": 'rule "a": there is no service "b"'}
     (one,) = attention(status(policy=told), BEFORE)
     assert one["what"] == 'rule "a": there is no service "b" (and 1 more)'
     assert names(policy={**told, "error": "the rules cannot be read"}) == ["rules"]

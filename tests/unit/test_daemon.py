@@ -192,7 +192,7 @@ def test_a_daemon_serves_its_api_freezes_on_sigterm_and_leaves_no_socket(
     assert {"idle_quiet": "rule net (version 1)"}.items() <= {
         v["key"]: v["source"] for v in answers["explained"]
     }.items()
-    assert answers["policy"] == {"version": 1, "rules": 1, "error": "", "problems": []}
+    assert answers["policy"] == {"version": 1, "rules": 1, "error": "", "problems": 0, "problem": ""}
     assert answers["given back"], "memory that was freed"
     (told,) = [one["what"] for one in answers["told"] if one["object"] == f"what is pinned in {tmp_path}/pins"]
     assert "restart it" in told

@@ -123,7 +123,7 @@ def test_a_rule_is_in_force_once_it_is_answered_and_after_a_restart(box: Box) ->
     assert (told["version"], told["error"], told["rule"][0]["name"]) == (1, "", "cell")
     about = told["about"]["cell"]
     assert (about["version"], about["who"], about["why"], about["problems"]) == (1, "ann", "the NAT", [])
-    assert box.status() == {"version": 1, "rules": 1, "error": "", "problems": []}
+    assert box.status() == {"version": 1, "rules": 1, "error": "", "problems": 0, "problem": ""}
 
 
 def test_setting_a_rule_again_replaces_it_and_the_same_again_changes_nothing(lite: Box) -> None:
@@ -272,6 +272,20 @@ def test_a_rule_whose_service_has_gone_stays_applies_to_nothing_and_says_so(lite
     lite.configure(CONFIG)
     lite.rules.apply()
     assert lite.quiet_of("10.0.0.7", service=2) == 1_000
+
+
+def test_many_rules_that_do_not_hold_are_listed_and_counted_at_once(
+    lite: Box, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = {"rule": [{"name": f"r{n}", "service": "web", "order": n, "active_quiet": 1} for n in range(3000)]}
+    lite.ask("PUT", "/rules", {"file": json.dumps(file), "who": "ann"})
+    lite.configure(CONFIG.partition('[[service]]\nname = "web"')[0])
+    lite.rules.apply()
+    assert "and 2995 more" in caplog.text
+    assert len(caplog.records) == 6
+    told = lite.ask("GET", "")["about"]
+    assert sum(len(one["problems"]) for one in told.values()) == 3000
+    assert lite.status()["problems"] == 3000
 
 
 def test_a_rule_that_is_not_understood_applies_to_nothing_and_can_be_removed(lite: Box) -> None:
