@@ -148,6 +148,8 @@ class Ruling:
         of rules then. `changed`: those that would have other values than now; among them `lose`, who would be left with
         those of their service. `policies`: the values that some would get."""
         rules, now = read_file(text), self._rules.state
+        if not self._rules.loaded:
+            raise OperationError(503, self._rules.error)
         compiled, _ = self._rules.judge(rules)
         services = self._configured()[0]
         *counts, (_, lose) = self._engine.count_rules(compiled.entries, compiled.policies)
@@ -267,8 +269,16 @@ def _about(row: RuleRow) -> dict[str, Any]:
 
 
 def _change(row: RuleRow) -> dict[str, Any]:
-    content = None if row.content is None else json.loads(row.content)
-    return {**_about(row), "name": row.rule, "rule": content}
+    return {**_about(row), "name": row.rule, "rule": None if row.content is None else _keys(row.content)}
+
+
+def _keys(content: str) -> dict[str, Any]:
+    """A rule as the database has it, even where this version cannot read it."""
+    try:
+        keys = json.loads(content)
+    except ValueError:
+        keys = None
+    return keys if isinstance(keys, dict) else {"not understood": content}
 
 
 def _both(before: Kept | None, after: Kept | None) -> dict[str, Any]:

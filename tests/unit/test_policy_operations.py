@@ -234,6 +234,8 @@ def test_rules_that_could_not_be_read_at_start_are_read_later(box: Box, monkeypa
     assert "cannot be read from the database: gone" in box.status()["error"]
     rules.apply()
     assert box.engine.rules_set == sets
+    file = '[[rule]]\nname = "r"\nactive_quiet = 2'
+    assert "cannot be read" in box.ask("POST", "/try", {"file": file}, 503)["error"]
     monkeypatch.setattr(Store, "rules", reading)
     assert rules.load()
     assert box.quiet_of("10.0.0.7") == 1_000
@@ -290,13 +292,16 @@ def test_many_rules_that_do_not_hold_are_listed_and_counted_at_once(
 
 def test_a_rule_that_is_not_understood_applies_to_nothing_and_can_be_removed(lite: Box) -> None:
     lite.set("good", active_quiet=1)
-    lite.store.change_rules({"odd": '{"colour": 3}', "odder": "[]"}, "a later version", "", 1)
+    lite.store.change_rules({"odd": '{"colour": 3}', "odder": "[]", "oddest": "no JSON"}, "a later version", "", 1)
     lite.start()
+    past = {row["name"]: row["rule"] for row in lite.ask("GET", "/history")}
+    assert past == {"good": {"name": "good", "active_quiet": 1.0}, "odd": {"colour": 3},
+                    "odder": {"not understood": "[]"}, "oddest": {"not understood": "no JSON"}}  # fmt: skip
     assert lite.quiet_of("10.0.0.7") == 1_000
     told = lite.ask("GET", "")
     assert "unknown key `colour`" in told["about"]["odd"]["problems"][0]
     assert lite.ask("DELETE", "/rules/odd", {"who": "ann"})["version"] == 3
-    assert list(lite.ask("GET", "")["about"]) == ["good", "odder"]
+    assert list(lite.ask("GET", "")["about"]) == ["good", "odder", "oddest"]
 
 
 def test_rules_of_a_database_that_was_put_back_come_into_force_with_the_next_change(lite: Box) -> None:
