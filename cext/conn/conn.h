@@ -9,7 +9,7 @@
  *     classes.c     what is in force                    servers.c     the servers of a service
  *     acks.c        ACKs that wait for an answer        listing.c     lists that are taken while connections move
  *     notes.c       sockets that XDP must know of       ports.c       local ports of links that may sleep
- *     steering.c    what a router steers               rules.c       which class a client's network gives
+ *     steering.c    what a router steers               ruling.c      which class a client's network gives
  */
 #ifndef ROOST_CEXT_CONN_H
 #define ROOST_CEXT_CONN_H

@@ -250,7 +250,7 @@ struct roost_growth {
     struct roost_engine *engine;
 };
 
-/* Which class a client's network gives (conn/rules.c). */
+/* Which class a client's network gives (conn/ruling.c). */
 struct roost_ruling {
     struct roost_rules in_force;
     struct roost_rule *told; /* to XDP, sorted; by roost_rules_set alone */
