@@ -63,6 +63,7 @@ void roost_testing_engine_free(roost_engine *e) {
     while (e->listings)
         roost_list_end(e, e->listings);
     roost_growth_stop(e);
+    roost_rules_close(e);
     roost_mailbox_destroy(&e->box);
     pthread_mutex_destroy(&e->lock);
     while (e->oldest)
