@@ -1,1 +1,1 @@
-"""The operator's commands, one a file; main.py finds them."""
+"""The operator's commands, one a file, or several that are alike; main.py finds them."""

@@ -127,22 +127,3 @@ def connection_path(name: str) -> str:
 def print_json(data: object) -> None:
     """JSON for programs, one object."""
     click.echo(json.dumps(data, indent=2 if os.isatty(1) else None))
-
-
-def action_command(action: str, help_text: str) -> click.Command:
-    """The click command that does one thing to one connection and says what became of it."""
-
-    @click.command(action, help=f"{help_text}\n\n\b\nExample:\n  roost {action} 4711\n  roost {action} 192.0.2.7:40123")
-    @click.argument("connection", metavar="ID")
-    @daemon_options
-    @json_option
-    def command(connection: str, daemon: Client, as_json: bool) -> None:
-        result = daemon.send("POST", f"{connection_path(connection)}/{action}")
-        if as_json:
-            print_json(result)
-        elif result["before"] == result["state"]:
-            click.echo(f"{result['id']} {result['client']}: is {result['state']} already")
-        else:
-            click.echo(f"{result['id']} {result['client']}: {result['before']} -> {result['state']}")
-
-    return command

@@ -1,8 +1,8 @@
 """The `roost` command: finds the subcommands, and turns errors into sentences.
 
 Every command lives in a module of its own, which exposes a click command named `command`: the operator's in
-control/cli/NAME.py, the developer's in control/dev/NAME.py. It is imported only when it is called: `roost --help` and
-`roost status` must not pay for FastAPI or SQLAlchemy.
+control/cli/NAME.py, the developer's in control/dev/NAME.py. Several that are alike share one (SHARED), each under its
+name. It is imported only when it is called: `roost --help` and `roost status` must not pay for FastAPI or SQLAlchemy.
 """
 
 import importlib.util
@@ -43,9 +43,13 @@ COMMANDS = OPERATOR | DEVELOPER
 """Name and one line of help of each command, in the order `roost --help` shows them. A wheel has the operator's."""
 
 
+SHARED = dict.fromkeys(("standby", "idle", "sleep", "wake", "close"), "moving")
+"""The file of each command that has none of its own."""
+
+
 def module_of(command: str) -> str:
     """The module of a command."""
-    return f"control.{'cli' if command in OPERATOR else 'dev'}.{command}"
+    return f"control.{'cli' if command in OPERATOR else 'dev'}.{SHARED.get(command, command)}"
 
 
 def is_here(command: str) -> bool:
@@ -80,7 +84,8 @@ class LazyGroup(click.Group):
             raise click.NoSuchCommand(cmd_name, possibilities=self.list_commands(ctx), ctx=ctx)
         if not is_here(cmd_name):
             raise click.ClickException(f"roost {cmd_name} needs the source tree: run ./roost in a checkout of Roost.")
-        command: click.Command = importlib.import_module(module_of(cmd_name)).command
+        name = cmd_name if cmd_name in SHARED else "command"
+        command: click.Command = getattr(importlib.import_module(module_of(cmd_name)), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

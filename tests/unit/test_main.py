@@ -20,8 +20,10 @@ assert ROOT is not None
 
 def test_every_command_in_the_list_has_its_file() -> None:
     control = Path(main.__file__).parent.parent
-    assert set(main.OPERATOR) <= {path.stem for path in (control / "cli").iterdir()} - {"__init__", "main"}
-    assert set(main.DEVELOPER) <= {path.stem for path in (control / "dev").iterdir()} - {"__init__"}
+    own = {name: main.module_of(name).rpartition(".")[2] for name in main.COMMANDS}
+    there = {path.stem for path in (control / "cli").iterdir()} - {"__init__", "main"}
+    assert {own[name] for name in main.OPERATOR} <= there
+    assert {own[name] for name in main.DEVELOPER} <= {path.stem for path in (control / "dev").iterdir()} - {"__init__"}
 
 
 def test_a_wheel_has_no_command_that_needs_the_source_tree(tmp_path: Path) -> None:
