@@ -122,7 +122,7 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
         return operations.naming.forget(name)
 
     @app.get("/v1/agents")
-    async def agents() -> list[dict[str, Any]]:
+    def agents() -> list[dict[str, Any]]:
         return operations.agents()
 
     @app.get("/v1/dialled")

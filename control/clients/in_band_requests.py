@@ -8,13 +8,14 @@ answer to `name` waits for the database, as that of `roost name` does; names tha
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from errno import EINVAL, EIO
 from queue import Empty, SimpleQueue
 
 from appliance.wire import Command, Event, Op, Verb
-from control.clients.registry import Registry, RegistryError, canonical
-from control.core.ports import EnginePort
+from control.clients.registry import Gift, Registry, RegistryError, canonical
+from control.core.ports import BATCH, EnginePort
 
 log = logging.getLogger("roost.in_band")
 
@@ -26,53 +27,56 @@ class InBandRequests:
         self._engine = engine
         self._registry = registry
         self._domain = domain
-        self._names: SimpleQueue[Event | None] = SimpleQueue()
+        self._asked: SimpleQueue[Event | None] = SimpleQueue()
 
     def ask(self, event: Event) -> None:
         """An event of type IN_BAND."""
-        if event.op == Verb.NAME:
-            self._names.put(event)
-        else:
-            self._engine.submit([_answer(event, 0, self._registry.name_at(event.record.key_raw) or "")])
+        self._asked.put(event)
 
     def run(self) -> None:
-        """Give names until `stop`."""
-        while (first := self._names.get()) is not None:
-            events = [first]
-            try:
-                while (event := self._names.get_nowait()) is not None:
+        """Answer until `stop`."""
+        while (event := self._asked.get()) is not None:
+            events = [event]
+            with contextlib.suppress(Empty):
+                while len(events) < BATCH and (event := self._asked.get_nowait()) is not None:
                     events.append(event)
-                self._names.put(None)  # for the next turn
-            except Empty:
-                pass
-            self._engine.submit(self.give(events))
+            for verb, answer in ((Verb.STATUS, self.tell), (Verb.NAME, self.give)):  # this one waits for the commit
+                if some := [one for one in events if one.op == verb]:
+                    self._engine.submit(answer(some))
+            if event is None:
+                return
 
     def stop(self) -> None:
         """Let `run` return once what was asked is answered."""
-        self._names.put(None)
+        self._asked.put(None)
+
+    def tell(self, events: list[Event]) -> list[Command]:
+        """The names of connections whose status is asked for."""
+        try:
+            names = self._registry.names_of([event.id for event in events])
+        except RegistryError as error:
+            log.warning("in band: no status is told: %s", error)
+            return [_answer(event, EIO) for event in events]
+        return [_answer(event, 0, next(iter(names.get(event.id, ())), "")) for event in events]
 
     def give(self, events: list[Event]) -> list[Command]:
         """Give the names that are asked for; the answers, once all are written."""
-        errors = [self._give(event) for event in events]
+        errors = [0] * len(events)
+        gifts = []
+        for i, event in enumerate(events):
+            try:
+                gifts.append(Gift({canonical(event.name, self._domain): 0}, event.record.key_raw, event.id))
+            except ValueError as error:
+                log.info("in band: %s asks for a name that is none: %s", event.record.key.client_text, error)
+                errors[i] = EINVAL
         try:
-            if 0 in errors:
+            if gifts:
+                self._registry.give_all(gifts)
                 self._registry.commit()
         except RegistryError as error:
-            log.warning("in band: %s", error)
+            log.warning("in band: %d clients get no name: %s", len(gifts), error)
             errors = [code or EIO for code in errors]
         return [_answer(event, error) for event, error in zip(events, errors, strict=True)]
-
-    def _give(self, event: Event) -> int:
-        client = event.record.key.client_text
-        try:
-            self._registry.give(canonical(event.name, self._domain), event.record.key_raw, event.id)
-        except ValueError as error:
-            log.info("in band: %s asks for a name that is none: %s", client, error)
-            return EINVAL
-        except RegistryError as error:
-            log.warning("in band: %s gets no name: %s", client, error)
-            return EIO
-        return 0
 
 
 def _answer(event: Event, error: int, name: str = "") -> Command:

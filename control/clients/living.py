@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the connections that the store has something about still exist."""
+"""Which connections there are now: the engine knows, but of what sleeps the store alone has the number."""
 
 from __future__ import annotations
 
@@ -7,21 +7,31 @@ from collections.abc import Sequence
 
 from appliance.wire import Key
 from control.core.ports import EnginePort
-from control.store.database import READ_CHUNK
+from control.store.owner import boot_id
 from control.store.store import Store
 
 
 def living(engine: EnginePort, store: Store, owners: Sequence[tuple[bytes, int]]) -> list[bool]:
     """For each key and number whether that very connection lives: the key may be another one's by now. Raises
     SQLAlchemyError."""
-    alive = []
-    for start in range(0, len(owners), READ_CHUNK):
-        chunk = owners[start : start + READ_CHUNK]
-        ids = store.sleeping_ids([key for key, _ in chunk])
-        for key, number in chunk:
-            event = engine.find(Key.unpack(key))
-            # Nowhere, but asleep by its row: it is about to be put back after a reboot. Of what sleeps, the row alone
-            # has the number.
-            known = (event.id or event.record.id if event else 0) or ids.get(key, 0)
-            alive.append(known == number)
-    return alive
+    numbers = numbers_at(engine, store, [key for key, _ in owners])
+    return [numbers[key] == number for key, number in owners]
+
+
+def numbers_at(engine: EnginePort, store: Store, keys: Sequence[bytes]) -> dict[bytes, int | None]:
+    """The number of the connection that has each key; 0 or None: there is none. Raises SQLAlchemyError."""
+    numbers = {key: _number(engine, key) for key in keys}
+    if asleep := [key for key, number in numbers.items() if number == 0]:
+        # A row is written before its connection sleeps and removed after: one without it has woken since.
+        rows = store.sleeping_ids(asleep)
+        numbers |= {key: rows.get(key) or _number(engine, key) for key in asleep}
+    if nowhere := [key for key, number in numbers.items() if number is None]:
+        boot = boot_id()  # a row of this one is about to be removed; of another, to be put back after a reboot
+        numbers |= {row.key: row.id for row in store.rows_at(nowhere) if row.boot_id != boot}
+    return numbers
+
+
+def _number(engine: EnginePort, key: bytes) -> int | None:
+    """0: the engine does not know it, of one that sleeps or may sleep. None: there is no such connection."""
+    event = engine.find(Key.unpack(key))
+    return None if event is None else event.id or event.record.id

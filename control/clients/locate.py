@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from errno import EIO, ELOOP, ENOENT, ENOTCONN
+from errno import ELOOP, ENOENT, ENOTCONN
 
 from appliance.frontends.target import Address, Name, Target, parse_address
 from appliance.wire import Event, Key, pack_address
@@ -61,7 +61,7 @@ class Locator:
 
     # -- for servers --------------------------------------------------------------------------------------------------
 
-    def wanted(self, target: Target) -> list[Event]:
+    async def wanted(self, target: Target) -> list[Event]:
         """The connection that a server means, or those of which one may be (`candidate`), at least one. Raises OSError:
         ENOENT, ENOTCONN, ELOOP or EIO, as appliance.frontends.handshake.ANSWERS explains them."""
         if isinstance(target, Address):
@@ -72,9 +72,7 @@ class Locator:
             return self._reachable(events)
         if target.text == "localhost" or target.text.endswith(".localhost"):  # RFC 6761 6.3
             raise OSError(ELOOP, "the target is the appliance itself")
-        if not self._names.loaded:
-            raise OSError(EIO, "names cannot be read")
-        if (named := self.named(target)) is None:
+        if (named := await self.named(target)) is None:
             raise OSError(ENOENT, "no such name")
         if (event := self._event_of(named)) is None:
             raise OSError(ENOTCONN, "the client of this name is not connected")
@@ -96,10 +94,10 @@ class Locator:
         name, dot, domain = target.text.rpartition(f".{self._domain}")
         return name if dot and not domain else None
 
-    def named(self, target: Name) -> Named | None:
-        """What the name stands for."""
+    async def named(self, target: Name) -> Named | None:
+        """What the name stands for. Raises OSError, EIO, when that cannot be read."""
         name = self.local_name(target)
-        return self._names.find(name) if name is not None else None
+        return await self._names.look_up(name) if name is not None else None
 
     def _event_of(self, named: Named) -> Event | None:
         """The connection of a name, if it lives."""
@@ -132,8 +130,8 @@ class Locator:
             if event is None and number:
                 event = next((one for one in self._engine.list() if number in (one.id, one.record.id)), None)
                 event = event or self._asleep_numbered(number)  # since it went to SLEEP meanwhile
-        elif name.lower().endswith(f".{self._domain}"):
-            if (named := self.named(Name(name.lower()))) is not None:
+        elif (local := self.local_name(Name(name.lower()))) is not None:
+            if (named := self._names.find(local)) is not None:
                 event, number = self._event_of(named), named.id
         else:
             try:

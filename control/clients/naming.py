@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from control.clients.locate import Locator
-from control.clients.registry import Registry, RegistryError, canonical
+from control.clients.registry import Registry, canonical
 from control.core.errors import OperationError
 from control.store.store import Store
 
@@ -26,30 +26,24 @@ class Naming:
         located = self._locator.locate(connection)
         if not located.id:
             raise OperationError(503, f"the connection's number is unknown: store: {self._store.status.text}")
-        try:
-            self._names.give(wanted, located.key.pack(), located.id)
-            self._names.commit()
-        except RegistryError as error:
-            raise OperationError(503, str(error)) from None
+        self._names.give(wanted, located.key.pack(), located.id)
+        self._names.commit()
         target = f"{wanted}.{self._domain}"
         return {"id": located.id, "client": located.key.client_text, "name": wanted, "target": target}
 
     def take(self, connection: str) -> dict[str, Any]:
         """Forget the name of a connection."""
         located = self._locator.locate(connection)
-        if (name := self._names.name_at(located.key.pack())) is None:
+        if not (found := self._names.names_of([located.id])):
             raise OperationError(404, f'the connection "{connection}" has no name')
-        return self.forget(name)
+        return self.forget(found[located.id][0])
 
     def forget(self, name: str) -> dict[str, Any]:
         """Forget a name, whether or not its connection lives."""
         wanted = _canonical(name, self._domain)
-        try:
-            if not self._names.remove(wanted):
-                raise OperationError(404, f'no client has the name "{name}"')
-            self._names.commit()
-        except RegistryError as error:
-            raise OperationError(503, str(error)) from None
+        if not self._names.remove(wanted):
+            raise OperationError(404, f'no client has the name "{name}"')
+        self._names.commit()
         return {"name": wanted}
 
 

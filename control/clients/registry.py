@@ -1,15 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of clients: which connection a name stands for.
 
-A table of the store is the truth: giving a name waits for its commit. Looking one up is done in memory, since a
-server waits for it. A name outlives its connection, and a 4-tuple may be another connection's by then (a NAT gives
-ports again), so two dicts say different things:
+The store has them, and it alone: a name is looked up there, by itself or by its connection's number, in what is
+committed and in what waits to be (Store.named), and giving one waits for its commit. Nothing is kept here, nor read at
+start.
 
-    _named   name -> key, id, since: the connection that it was given to last, whether or not it lives
-    _at      key -> its names with blanks between them, only while that very connection lives
-
-Neither holds anything for a connection without a name. What they hold is bytes and text, which Python's collector of
-cycles does not walk: a million names must not become a pause for the clients that wake.
+A name outlives its connection, and a 4-tuple may be another connection's by then (a NAT gives ports again). Whether the
+one that it was given to lives is asked when it is looked up (living.py): numbers are never used again.
 
 There are two registries: of names that stand for a client's own connection (`names`), and of the clients that an agent
 speaks for, where all names of an agent stand for its control connection (`agents`).
@@ -17,32 +14,43 @@ speaks for, where all names of an agent stand for its control connection (`agent
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from errno import EIO
+from itertools import compress
+from typing import Final, Literal, NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from appliance.wire import Command, Event, Op
-from control.clients.living import living
+from appliance.wire import Command, Op
+from control.clients.living import living, numbers_at
+from control.core.errors import OperationError
 from control.core.ports import EnginePort
-from control.core.states import Cause, State
+from control.core.states import Cause
 from control.store.database import reason
 from control.store.schema import KEYED, NAME_LENGTH, SUCCESSOR, Keyed
 from control.store.store import Store
 
 log = logging.getLogger("roost.registry")
 
-COMMIT_S: Final = 5.0
+PATIENCE_S: Final = 5.0
+"""How long the database may take to say what a name stands for, or to commit one."""
+
 _NAME: Final = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{NAME_LENGTH - 1}}}")
 
 
-class RegistryError(Exception):
+class RegistryError(OperationError):
     """The database cannot be read or written, so that no name can be given or known."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(503, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,14 @@ class Named:
     service: int = 0
 
 
+class Gift(NamedTuple):
+    """Names for a connection, each with its service (see Named)."""
+
+    services: Mapping[str, int]
+    key: bytes
+    number: int
+
+
 def canonical(name: str, domain: str) -> str:
     """The form in which a name is kept: lower case, without the domain. ValueError with a sentence when it is none."""
     lower = name.lower()
@@ -69,44 +85,27 @@ def canonical(name: str, domain: str) -> str:
     return lower
 
 
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise RegistryError(f"names cannot be read: store: {reason(error)}") from error
+
+
 class Registry:
-    """The names of one daemon's clients. May be called from any thread. `kind`: of schema.KEYED."""
+    """The names of one daemon's clients. `kind`: of schema.KEYED. May be called from any thread; all but `listen` and
+    `look_up` block for as long as the database takes, and raise RegistryError."""
 
     def __init__(self, store: Store, engine: EnginePort, kind: Literal["names", "agents"] = "names") -> None:
         self._store = store
         self._engine = engine
-        self._kind = kind
+        self._kind: Final = kind
         self._form = KEYED[kind][1]
         self._listeners: tuple[Callable[[str], None], ...] = ()
-        self._lock = threading.Lock()
-        self._named: dict[str, bytes] = {}
-        self._at: dict[bytes, str] = {}
-        self.loaded = False
-        """False: the database could not be read yet, and every name is unknown."""
+        self._changing = threading.Lock()
 
-    # -- at start -----------------------------------------------------------------------------------------------------
-
-    def load(self) -> bool:
-        """Read the names, and find out whose connections live; whether it succeeded. Once: names are given since."""
-        if self.loaded:
-            return True
-        try:
-            rows = list(self._store.keyed(self._kind))
-            owners = [self._form.unpack(named)[:2] for _, named in rows]
-            alive = living(self._engine, self._store, owners)
-        except SQLAlchemyError as error:
-            log.error("names cannot be read: %s", reason(error))
-            return False
-        at: dict[bytes, str] = {}
-        for (name, _), (key, _), lives in zip(rows, owners, alive, strict=True):
-            if lives:
-                at[key] = f"{at[key]} {name}" if key in at else name
-        with self._lock:
-            self._named, self._at = dict(rows), at
-            self.loaded = True
-        return True
-
-    # -- names --------------------------------------------------------------------------------------------------------
+    # -- giving -------------------------------------------------------------------------------------------------------
 
     def give(self, name: str, key: bytes, number: int) -> None:
         """From now on the name (in its canonical form) stands for the connection with this key and number, and for no
@@ -114,117 +113,120 @@ class Registry:
         its client has come back by this one. `commit` waits until that is written.
 
         Raises RegistryError, and then nothing has changed."""
-        self.give_all({name: 0}, key, number)
+        self.give_all([Gift({name: 0}, key, number)])
 
-    def give_all(self, services: Mapping[str, int], key: bytes, number: int) -> None:
-        """The same for any number of names at once, each with its service (see Named)."""
+    @_reading()
+    def give_all(self, gifts: Sequence[Gift]) -> None:
+        """The same for any number of names of any number of connections, one connection after the other."""
         self._writable()
         since = time.time_ns() // 1_000_000
-        with self._lock:
-            changes: dict[Keyed, bytes | None] = {}
-            older: list[Command] = []
-            for before in self._at.get(key, "").split():
-                if before not in services and self._number(before) == number:
-                    del self._named[before]
+        changes: dict[Keyed, bytes | None] = {}
+        older: dict[tuple[bytes, int], tuple[str, int]] = {}
+        with self._changing:
+            owners = self._owners(gifts)
+            names: defaultdict[int, set[str]] = defaultdict(set)
+            for name, (_, number) in owners.items():
+                names[number].add(name)
+            for services, key, number in gifts:
+                for before in names[number] - services.keys():
+                    del owners[before]
                     changes[self._kind, before] = None
-            for name, service in services.items():
-                if (left := self._leave(name)) is not None and left[0] != key and left[1] < number:
-                    older.append(Command(op=Op.CLOSE, cause=Cause.CLIENT_CONNECT, key=left[0], id=left[1]))
-                    changes["successors", left[1]] = SUCCESSOR.pack(number, since)
-                named = self._form.pack(key, number, since, *([service] if self._kind == "agents" else []))
-                self._named[name] = changes[self._kind, name] = named
-            self._at[key] = " ".join(services)
+                for name, service in services.items():
+                    if left := owners.get(name):
+                        names[left[1]].remove(name)
+                        if left[0] != key and left[1] < number and not names[left[1]]:
+                            older[left] = name, number
+                    owners[name] = key, number
+                    packed = self._form.pack(key, number, since, *([service] if self._kind == "agents" else []))
+                    changes[self._kind, name] = packed
+                names[number] = set(services)
+            alive = compress(older.items(), living(self._engine, self._store, list(older)))
+            commands = []
+            for (key, number), (name, by) in alive:
+                log.info("%s: connected again, by connection %d: connection %d is closed", name, by, number)
+                changes["successors", number] = SUCCESSOR.pack(by, since)
+                commands.append(Command(op=Op.CLOSE, cause=Cause.CLIENT_CONNECT, key=key, id=number))
             self._store.add(keyed=changes)
-        if older:
-            log.info("%s: connected again, by connection %d: connection %s is closed", ", ".join(services), number,
-                     ", ".join(str(command.id) for command in older))  # fmt: skip
-            self._engine.submit(older)
-        for name in services:
-            for listener in self._listeners:
-                listener(name)
+        if commands:
+            self._engine.submit(commands)
+        for services, _, _ in gifts:
+            for name in services:
+                for listener in self._listeners:
+                    listener(name)
+
+    def _owners(self, gifts: Sequence[Gift]) -> dict[str, tuple[bytes, int]]:
+        """What all names stand for that may be changed by this: those that are given, and those of connections that
+        get one or lose one."""
+        rows = self._store.named(self._kind, [name for services, _, _ in gifts for name in services])
+        numbers = {number for _, _, number in gifts}.union(self._form.unpack(packed)[1] for packed in rows.values())
+        rows |= self._store.named(self._kind, numbers=list(numbers))
+        return {name: self._form.unpack(packed)[:2] for name, packed in rows.items()}
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with each name that is given, in the giver's thread. For the life of the registry."""
         self._listeners += (listener,)
 
+    @_reading()
     def remove(self, name: str) -> bool:
-        """Forget a name; whether there was one. Raises RegistryError."""
+        """Forget a name; whether there was one."""
         self._writable()
-        with self._lock:
-            if name not in self._named:
+        with self._changing:
+            if not self._store.named(self._kind, [name]):
                 return False
-            self._leave(name)
-            del self._named[name]
             self._store.add(keyed={(self._kind, name): None})
             return True
 
     def commit(self) -> None:
         """Wait until what was given and removed is written. Raises RegistryError when that takes too long."""
-        if not self._store.flush(COMMIT_S):
+        if not self._store.flush(PATIENCE_S):
             raise RegistryError(f"the name is not written yet, but will be: store: {self._store.status.text}")
 
     def _writable(self) -> None:
-        if self._store.status.error or not self.loaded:
+        if self._store.status.error:
             raise RegistryError(f"names cannot be changed now: store: {self._store.status.text}")
-
-    def _leave(self, name: str) -> tuple[bytes, int] | None:
-        """The name's connection has it no more; the caller holds the lock. Key and number of that connection, if it
-        lives and has no other name."""
-        if (named := self._named.get(name)) is None:
-            return None
-        key, number = self._form.unpack(named)[:2]
-        names = self._at.get(key, "").split()
-        if name not in names:
-            return None
-        names.remove(name)
-        if names:
-            self._at[key] = " ".join(names)
-            return None
-        del self._at[key]
-        return key, number
-
-    def _number(self, name: str) -> int:
-        """The number of the connection that a name was given to."""
-        return int(self._form.unpack(self._named[name])[1])
 
     # -- looking up ---------------------------------------------------------------------------------------------------
 
+    @_reading()
     def find(self, name: str) -> Named | None:
-        """What the name stands for; None when it stands for nothing."""
-        with self._lock:
-            if (named := self._named.get(name)) is None:
-                return None
-            key, number, since, *service = self._form.unpack(named)
-            return Named(key, number, since, name in self._at.get(key, "").split(), *service)
+        """What the name stands for; None when it stands for nothing, as all that is no name."""
+        if not _NAME.fullmatch(name):
+            return None  # nor would every database take it
+        return self._read(self._store.named(self._kind, [name])).get(name)
 
-    def name_at(self, key: bytes) -> str | None:
-        """The name of the connection that has this key; the first, where it has several."""
-        return names[0] if (names := self.names_at(key)) else None
+    async def look_up(self, name: str) -> Named | None:
+        """`find` for an event loop: in a thread. Raises OSError, EIO, also when the database takes too long."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                return await asyncio.to_thread(self.find, name)
+        except (RegistryError, TimeoutError) as error:
+            raise OSError(EIO, str(error) or "the database takes too long") from error
 
-    def names_at(self, key: bytes) -> list[str]:
-        """The names of the connection that has this key."""
-        return self._at.get(key, "").split()
+    @_reading()
+    def names_of(self, numbers: Sequence[int]) -> dict[int, list[str]]:
+        """The names of the connections with these numbers, of those that have any."""
+        found: dict[int, list[str]] = {}
+        for name, packed in sorted(self._store.named(self._kind, numbers=numbers).items()):
+            found.setdefault(self._form.unpack(packed)[1], []).append(name)
+        return found
 
-    def all(self) -> list[str]:
-        """Every name there is."""
-        with self._lock:
-            return list(self._named)
+    @_reading()
+    def nameless(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of these keys whose connection has no name."""
+        numbers = numbers_at(self._engine, self._store, keys)
+        known_as = self.names_of([number for number in numbers.values() if number])
+        return [key for key, number in numbers.items() if number not in known_as]
 
-    # -- the life of connections --------------------------------------------------------------------------------------
+    @_reading()
+    def all(self) -> dict[str, Named]:
+        """Every name there is, and what it stands for."""
+        self._store.flush(PATIENCE_S)
+        return self._read(dict(self._store.keyed(self._kind)))
 
-    def hear(self, transitions: Iterable[Event]) -> None:
-        """A batch of transitions (TransitionsPort.listen)."""
-        if not self._at:
-            return
-        for event in transitions:
-            key = event.record.key_raw
-            if key not in self._at:
-                continue
-            with self._lock:
-                if not (names := self.names_at(key)):
-                    continue
-                number = self._number(names[0])
-                # The engine does not know the number of a SLEEP connection that it closes (0). Numbers grow: a larger
-                # one is a newer connection with this 4-tuple, a smaller one an older that has not been heard of yet.
-                if event.id > number or (event.to_state == State.CLOSED and event.id in (0, number)):
-                    del self._at[key]
+    def _read(self, rows: Mapping[str, bytes]) -> dict[str, Named]:
+        found = [self._form.unpack(packed) for packed in rows.values()]
+        alive = living(self._engine, self._store, [(key, number) for key, number, *_ in found])
+        return {
+            name: Named(key, number, since, lives, *service)
+            for name, (key, number, since, *service), lives in zip(rows, found, alive, strict=True)
+        }

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from appliance.wire import KA, REST, Event, Key
 from control.clients.locate import Locator
-from control.clients.registry import Registry
+from control.clients.registry import Registry, RegistryError
 from control.config import Service
 from control.core.ports import EnginePort
 from control.core.states import INACTIVE, Cause, State
@@ -79,7 +79,17 @@ class View:
         asleep = [event.record.key_raw for event in events if event.to_state == State.SLEEP]
         # Without the database the table can still be shown, and the status says that the database is missing.
         rows = {} if self._store.status.error else {row.key: row for row in self._store.rows_at(asleep)}
-        return [self._row(event, event.id, rows.get(event.record.key_raw)) for event in events]
+        return self._named([self._row(event, event.id, rows.get(event.record.key_raw)) for event in events])
+
+    def _named(self, shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The same with the names of all of them."""
+        try:
+            names = self._names.names_of([one["id"] for one in shown if one["id"]])
+        except RegistryError:
+            names = {}
+        for one in shown:
+            one["name"] = names[one["id"]][0] if one["id"] in names else None
+        return shown
 
     def _row(self, event: Event, number: int, row: SleepingRow | None = None) -> dict[str, Any]:
         """row: of one in SLEEP, where there is one."""
@@ -89,7 +99,7 @@ class View:
             number, quiet_s = number or row.id, _quiet_s(row.rest, row.slept_at)
         return {
             "id": number or event.record.id or None,
-            "name": self._names.name_at(event.record.key_raw),
+            "name": None,
             "state": State(event.to_state).label,
             "client": key.client_text,
             "local": key.local_text,
@@ -100,7 +110,7 @@ class View:
     def show(self, name: str) -> dict[str, Any]:
         """Everything known about one connection."""
         located = self._locator.locate(name)
-        shown = self._row(located.event, located.id)
+        (shown,) = self._named([self._row(located.event, located.id)])
         record = located.event.record
         rest, slept_at = record.rest, 0
         if located.state in INACTIVE and len(record.ka) == KA.size and not located.event.candidate:

@@ -10,7 +10,7 @@ from typing import Final
 from appliance.engine import Engine
 from appliance.wire import Command, Op, Record
 from control.clients.in_band_settings import InBandSettings
-from control.clients.registry import Registry
+from control.clients.registry import RegistryError
 from control.clients.rules import Rules
 from control.core.ports import BATCH
 from control.core.states import Cause, State
@@ -25,7 +25,7 @@ from control.store.store import Store
 log = logging.getLogger("roost.daemon")
 
 READ_AGAIN_S: Final = 5.0
-"""Between two attempts to read rules, names and settings from a database that could not be read at start."""
+"""Between two attempts to read what is needed from a database that could not be read at start."""
 
 PUT_BACK_S: Final = 5.0
 """How long the engine may take to carry out a page of insertions."""
@@ -35,14 +35,12 @@ class Reconciler:
     """`run` is for a thread of its own; it ends the daemon when it fails. span: (first, last) row number of the
     predecessor's history, last 0: none."""
 
-    def __init__(self, engine: Engine, store: Store, dispatcher: Dispatcher, rules: Rules, names: Registry,
-                 settings: InBandSettings, reach: Reach, end: End, found: Inventory,
-                 span: tuple[int, int]) -> None:  # fmt: skip
+    def __init__(self, engine: Engine, store: Store, dispatcher: Dispatcher, rules: Rules, settings: InBandSettings,
+                 reach: Reach, end: End, found: Inventory, span: tuple[int, int]) -> None:  # fmt: skip
         self._engine = engine
         self._store = store
         self._dispatcher = dispatcher
         self._rules = rules
-        self._names = names
         self._settings = settings
         self._reach = reach
         self._end = end
@@ -60,16 +58,22 @@ class Reconciler:
                 log.info("put back %d sleeping connections", self._put_back())
             self._engine.unreserve_link_ports()
             # Each of them reads what the store has about connections that live, once.
-            while not self._load() and not self._end.has_come:
+            reading = self._rules.load, self._settings.load, self._reach.dialled.load, self._forget_strays
+            while not all(read() for read in reading) and not self._end.has_come:
                 time.sleep(READ_AGAIN_S)
-            if self._reach.spoken_for.loaded and (strays := self._reach.agents.forget_strays()):
-                log.info("closed %d data connections whose sessions ended with the last daemon", strays)
         except Exception as error:
             log.exception("reconciling with the store failed")
             self._end.fail(f"reconciling with the store: {error}")
 
-    def _load(self) -> bool:
-        return self._rules.load() and self._names.load() and self._settings.load() and self._reach.load()
+    def _forget_strays(self) -> bool:
+        try:
+            strays = self._reach.agents.forget_strays()
+        except RegistryError as error:
+            log.error("agents: %s", error)
+            return False
+        if strays:
+            log.info("closed %d data connections whose sessions ended with the last daemon", strays)
+        return True
 
     def _close_lost(self) -> None:
         found = self._found

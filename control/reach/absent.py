@@ -7,7 +7,7 @@ server is told in the end is what the last step that did apply came to."""
 from __future__ import annotations
 
 import asyncio
-from errno import ENOENT, ENOTCONN, ETIMEDOUT
+from errno import EIO, ENOENT, ENOTCONN, ETIMEDOUT
 
 from appliance.frontends.target import Address, Name, Target, parse_address
 from appliance.wire import Key, pack_address
@@ -41,7 +41,10 @@ class Absent:
             return error
         steps = {"agent": self._agent, "dial": self._dial, "wait": self._wait}
         for step in self._policy.steps:
-            outcome = await steps[step](target, server)
+            try:
+                outcome = await steps[step](target, server)
+            except OSError as why:
+                return why.errno or EIO
             if outcome == 0:
                 return 0
             error = error if outcome is None else outcome
@@ -55,16 +58,16 @@ class Absent:
         return None if outcome == ENOTCONN else outcome
 
     async def _dial(self, target: Target, server: AttachRequest) -> int | None:
-        client, where = self._whereabouts(target)
+        client, where = await self._whereabouts(target)
         if self._dialler is None or where is None or not self._dialler.may(where):
             return None
         return await self._dialler.dial(client, where, server)
 
-    def _whereabouts(self, target: Target) -> tuple[str, Address | None]:
+    async def _whereabouts(self, target: Target) -> tuple[str, Address | None]:
         """How the client is called, and where it is, or was when it was last heard of."""
         if isinstance(target, Address):
             return target.host, Address(target.host, self._policy.dial_port or target.port)
-        name, named = self._locator.local_name(target), self._locator.named(target)
+        name, named = self._locator.local_name(target), await self._locator.named(target)
         if name is None or named is None:
             return "", None
         host = parse_address(Key.unpack(named.key).client_text).host
@@ -81,7 +84,7 @@ class Absent:
         while True:
             with self._arrivals.expect(what) as arrival:
                 try:
-                    key = self._locator.wanted(target)[0].record.key
+                    key = (await self._locator.wanted(target))[0].record.key
                 except OSError as error:
                     if error.errno not in ABSENT:
                         return error.errno

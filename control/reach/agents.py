@@ -33,7 +33,7 @@ from weakref import WeakValueDictionary
 
 from appliance.agent.roost_agent import VERSION, ProtocolError
 from appliance.wire import Command, Event, Key, Op
-from control.clients.registry import Named, Registry, RegistryError
+from control.clients.registry import Gift, Named, Registry, RegistryError
 from control.core.ports import CommandsPort, EnginePort
 from control.core.states import INACTIVE, Cause, State
 from control.reach.agent_channel import AgentChannel
@@ -67,7 +67,8 @@ class _Ask:
 
 
 class Agents:
-    """All of it runs in one event loop, but for `hear`. registry: the one of the kind `agents`."""
+    """All of it runs in one event loop, but for `hear`, and for `forget_strays` and `clients`, which block for as long
+    as the database takes. registry: the one of the kind `agents`."""
 
     def __init__(self, settings: Settings, engine: EnginePort, dispatcher: CommandsPort, registry: Registry,
                  names: Registry, arrivals: Arrivals, dialled: Dialled, links: DaemonLinks,
@@ -97,7 +98,7 @@ class Agents:
             await link.read_all()  # its server is gone, and so is what the client still says
             return
         try:
-            if link.number == self._number(link.packed):
+            if await asyncio.to_thread(self._registry.names_of, [link.number]):
                 tls = self._tls.get(link.packed)
                 if self._settings.tls and (tls is None or tls.number != link.number):
                     self._reject(link, "its TLS session is forgotten")  # it comes again
@@ -107,12 +108,6 @@ class Agents:
                 await self._introduce(link)
         except (ProtocolError, ssl.SSLError, OSError, TimeoutError, RegistryError, ValueError) as error:
             self._reject(link, str(error) or "too slow")
-
-    def _number(self, key: bytes) -> int:
-        """The number of the connection with this key on which an agent said hello; 0: none did."""
-        names = self._registry.names_at(key)
-        named = self._registry.find(names[0]) if names else None
-        return named.id if named else 0
 
     def _reject(self, link: Link, why: str) -> None:
         self.counts["rejected"] += 1
@@ -153,7 +148,7 @@ class Agents:
             if len(self._tls) >= self._settings.tls_sessions and link.packed not in self._tls:
                 raise ProtocolError("too many TLS sessions: [agents] tls_sessions")
             self._tls[link.packed] = channel.tls
-        self._registry.give_all(services, link.packed, link.number)
+        await asyncio.to_thread(self._registry.give_all, [Gift(services, link.packed, link.number)])
         await self._committed()
         self.counts["hellos"] += 1
         log.info("agent %s at %s speaks for %s", agent.name, link.key.client_text, ", ".join(services))
@@ -213,8 +208,8 @@ class Agents:
 
     async def reach(self, name: str, server: AttachRequest, timeout_s: float) -> int:
         """Let the agent of the client with this name bring the client, and link it to the server. 0, or an errno:
-        ENOTCONN no agent speaks for it now, ECONNREFUSED the agent could not, ETIMEDOUT."""
-        named = self._registry.find(name)
+        ENOTCONN no agent speaks for it now, ECONNREFUSED the agent could not, ETIMEDOUT. Raises OSError."""
+        named = await self._registry.look_up(name)
         if named is None or not named.connected:
             return ENOTCONN
         self.counts["asked"] += 1
@@ -255,11 +250,10 @@ class Agents:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if not arrival.done():
                     return ECONNREFUSED
-                return Key.unpack(arrival.result() or self._key_of(name))
-
-    def _key_of(self, name: str) -> bytes:
-        named = self._names.find(name)
-        return named.key if named else b""
+                if not (key := arrival.result()):  # it has the name now
+                    named_now = await self._names.look_up(name)
+                    key = named_now.key if named_now else b""
+                return Key.unpack(key)
 
     @contextlib.contextmanager
     def _asking(self, key: bytes) -> Iterator[tuple[str, _Ask]]:
@@ -282,8 +276,8 @@ class Agents:
         """A message on the control connection of a client's agent, which is woken. Cancel it when it lasts too long.
         Raises OSError."""
         while True:
-            named = self._registry.find(name)
             with self._arrivals.expect(("agent", name)) as comes:
+                named = await self._registry.look_up(name)
                 if named is not None and named.connected:
                     if await self._say_at(Key.unpack(named.key), named.id, message):
                         return
@@ -348,12 +342,17 @@ class Agents:
             return error
         self.counts["answered"] += 1
         event = self._engine.find(key)
-        if event is not None and event.id and not self._names.names_at(key.pack()):
-            try:  # until it ends, servers that ask for the name get this connection
-                self._names.give(name, key.pack(), event.id)
+        if event is not None and event.id:
+            try:
+                await asyncio.to_thread(self._name, name, key.pack(), event.id)
             except RegistryError as why:
                 log.warning("%s: %s", name, why)
         return 0
+
+    def _name(self, name: str, key: bytes, number: int) -> None:
+        """Until this connection ends, servers that ask for the name get it."""
+        if not self._names.names_of([number]):
+            self._names.give(name, key, number)
 
     def hear(self, transitions: Iterable[Event]) -> None:
         """A batch of transitions (TransitionsPort.listen)."""
@@ -371,14 +370,14 @@ class Agents:
 
     def forget_strays(self) -> int:
         """Close the connections of the services of agents that no agent said hello on: data connections of sessions
-        that ended with a daemon before this one. How many; it looks at every connection once."""
-        strays = [
-            Command(op=Op.CLOSE, cause=Cause.RESTORE, key=event.record.key_raw)
+        that ended with a daemon before this one. How many; it looks at every connection once. Raises RegistryError."""
+        keys = [
+            event.record.key_raw
             for event in self._engine.list()
-            if self._links.kind(event.service) == "agents"
-            and event.to_state in INACTIVE
-            and not self._registry.names_at(event.record.key_raw)
+            if self._links.kind(event.service) == "agents" and event.to_state in INACTIVE
         ]
+        nameless = self._registry.nameless(keys)
+        strays = [Command(op=Op.CLOSE, cause=Cause.RESTORE, key=key) for key in nameless]
         self._engine.submit(strays)
         return len(strays)
 
@@ -387,7 +386,6 @@ class Agents:
     def clients(self) -> list[dict[str, Any]]:
         """The clients that agents speak for, as programs read it."""
         names = {index: name for name, index in self._settings.services.items()}
-        rows = [(name, named) for name in self._registry.all() if (named := self._registry.find(name)) is not None]
         return [
             {
                 "name": name,
@@ -398,5 +396,5 @@ class Agents:
                 "stay": self._dialled.stays(name),
                 "since_ms": named.since,
             }
-            for name, named in rows
+            for name, named in self._registry.all().items()
         ]

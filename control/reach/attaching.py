@@ -32,7 +32,7 @@ class Attaching:
         """Link a server's socket to a client, waking it; 0 or an errno. The socket stays the caller's."""
         request = AttachRequest(sock, preamble, early, timeout_s)
         try:
-            candidates = self._locator.wanted(target)
+            candidates = await self._locator.wanted(target)
         except OSError as why:
             return await self._absent.reach(target, why.errno or EIO, request)
         for wanted in candidates:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any, Final
 
@@ -50,16 +50,23 @@ class Dialled:
         self._stay_after = stay_after
         self._lock = threading.RLock()
         self._rows: dict[str, bytes] = {}
+        self._due: set[str] = set()
+        self._loaded = False
 
-    def load(self) -> None:
-        """Read the table; what was counted since the start goes before it."""
+    def load(self) -> bool:
+        """Read the table, once; whether that succeeded. What was counted since the start goes before it."""
+        if self._loaded:
+            return True
         try:
             rows = dict(self._store.keyed("dialled"))
         except SQLAlchemyError as error:
             log.error("dial-outs cannot be read: %s", reason(error))
-            return
+            return False
         with self._lock:
             self._rows = rows | self._rows
+            self._due = {client for client in self._rows if self._row(client)[1] == Stay.DUE}
+        self._loaded = True
+        return True
 
     # -- counting -----------------------------------------------------------------------------------------------------
 
@@ -75,6 +82,7 @@ class Dialled:
     def succeeded(self, client: str) -> None:
         """It could: nothing that was counted holds any more."""
         with self._lock:
+            self._due.discard(client)
             if self._rows.pop(client, None) is not None:
                 self._store.add(keyed={("dialled", client): None})
 
@@ -83,13 +91,21 @@ class Dialled:
     def due(self, clients: Iterable[str]) -> list[str]:
         """Those of the clients, by their names or addresses, that are to be told to stay connected."""
         with self._lock:
-            return [client for client in clients if self._row(client)[1] == Stay.DUE]
+            return [client for client in clients if client in self._due]
 
-    def due_at(self, key: bytes) -> list[str]:
-        """The same of the client that has this connection: its names, and its address."""
-        if not self._rows:
-            return []
-        return self.due([*self._registry.names_at(key), parse_address(Key.unpack(key).client_text).host])
+    @property
+    def any_due(self) -> bool:
+        """Whether there are such clients."""
+        return bool(self._due)
+
+    def due_among(self, connections: Mapping[int, Key]) -> dict[int, list[str]]:
+        """The same of the clients that have these connections, by their numbers: their names, and their addresses.
+        Blocks for as long as the database takes, and raises RegistryError."""
+        names = self._registry.names_of(list(connections))
+        clients = {
+            number: [*names.get(number, ()), parse_address(key.client_text).host] for number, key in connections.items()
+        }
+        return {number: due for number, known_as in clients.items() if (due := self.due(known_as))}
 
     def told(self, clients: Iterable[str]) -> None:
         """These that were due were told."""
@@ -120,9 +136,11 @@ class Dialled:
     def _put(self, client: str, failures: int, stay: int) -> None:
         self._rows.pop(client, None)  # a dict's order is that of the first insertion
         packed = self._rows[client] = DIALLED.pack(min(failures, 2**31 - 1), stay, time.time_ns() // 1_000_000)
+        (self._due.add if stay == Stay.DUE else self._due.discard)(client)
         changes: dict[Keyed, bytes | None] = {("dialled", client): packed}
         if len(self._rows) > BOUND:
             oldest = next(iter(self._rows))
             del self._rows[oldest]
+            self._due.discard(oldest)
             changes["dialled", oldest] = None
         self._store.add(keyed=changes)

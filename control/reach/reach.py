@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from control.clients.locate import Locator
 from control.clients.registry import Registry
@@ -21,6 +23,8 @@ from control.reach.dialling import Dialler
 from control.reach.linker import Linker
 from control.reach.telling import Telling
 from control.store.store import Store
+
+log = logging.getLogger("roost.reach")
 
 
 class Reach:
@@ -50,11 +54,13 @@ class Reach:
             settings, engine, dispatcher, self.spoken_for, names, self.arrivals, self.dialled, self.links, self.linker
         )
         self.links.serve_agent = self.agents.serve
-        self.telling = Telling(engine, dispatcher, names, self.dialled, services)
+        thread = ThreadPoolExecutor(1, "roost-telling")
+        self.telling = Telling(engine, dispatcher, names, self.dialled, services,
+                               lambda work: thread.submit(work).add_done_callback(_log_defect))  # fmt: skip
         names.listen(lambda name: self.arrivals.named("name", name))
         names.listen(self.telling.named)
         self.spoken_for.listen(lambda name: self.arrivals.named("agent", name))
-        for hear in (self.spoken_for.hear, self.agents.hear, self.arrivals.hear, self.telling.hear):
+        for hear in (self.agents.hear, self.arrivals.hear, self.telling.hear):
             dispatcher.listen(hear)
         self._dialler: Dialler | None = None
         if "dial" in policy.steps:
@@ -62,13 +68,6 @@ class Reach:
             self._dialler = Dialler(*limits, self.dialled, locator.addresses.has)
         absent = Absent(policy, locator, self.arrivals, self.linker, self.agents, self._dialler)
         self.attaching = Attaching(locator, policies, self.linker, absent)
-
-    def load(self) -> bool:
-        """Read what the store has of it; whether that succeeded. Once."""
-        if self.spoken_for.loaded:
-            return True
-        self.dialled.load()
-        return self.spoken_for.load()
 
     def begin(self) -> None:
         """Begin, in the running event loop."""
@@ -84,3 +83,8 @@ class Reach:
     def counts(self) -> dict[str, int]:
         """Since the start; dialled: connections that live."""
         return {**self.agents.counts, "dialled": self._dialler.open if self._dialler else 0}
+
+
+def _log_defect(work: Future[None]) -> None:
+    if (error := work.exception()) is not None:
+        log.error("clients were not told to stay connected", exc_info=error)

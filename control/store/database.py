@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 import sqlalchemy as sa
@@ -14,6 +14,8 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import ArgumentError
 
 from control.store.schema import meta
+
+T = TypeVar("T")
 
 READ_CHUNK: Final = 500
 """Keys in one SELECT."""
@@ -30,7 +32,7 @@ class StoreError(Exception):
     """The database cannot be read or written; the message says which and why."""
 
 
-def chunks(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+def chunks(keys: Sequence[T]) -> Iterator[Sequence[T]]:
     """As many at a time as a statement takes."""
     for start in range(0, len(keys), READ_CHUNK):
         yield keys[start : start + READ_CHUNK]

@@ -18,7 +18,7 @@ from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Small
 SCHEMA_VERSION: Final = 6
 """What `meta` says, for versions that know no revisions: they leave a database of a number that is not theirs alone."""
 
-REVISION: Final = "0004"
+REVISION: Final = "0005"
 """The last of migrations/versions: what these tables are."""
 
 KEY: Final = struct.Struct("!16s16sHH")
@@ -110,7 +110,7 @@ names = Table(
     metadata,
     Column("name", String(NAME_LENGTH), primary_key=True, comment="lower case, without the domain"),
     Column("key", LargeBinary(KEY.size), nullable=False),
-    Column("id", BigInteger, nullable=False, comment="of the connection; it may be closed by now"),
+    Column("id", BigInteger, nullable=False, index=True, comment="of the connection; it may be closed by now"),
     Column("since", BigInteger, nullable=False, comment="wall clock, ms"),
     sqlite_with_rowid=False,
 )
@@ -120,7 +120,7 @@ agents = Table(
     metadata,
     Column("name", String(NAME_LENGTH), primary_key=True, comment="of the client, lower case, without the domain"),
     Column("key", LargeBinary(KEY.size), nullable=False, comment="of the agent's control connection"),
-    Column("id", BigInteger, nullable=False, comment="of that connection; it may be closed by now"),
+    Column("id", BigInteger, nullable=False, index=True, comment="of that connection; it may be closed by now"),
     Column("since", BigInteger, nullable=False, comment="wall clock, ms"),
     Column("service", Integer, nullable=False, comment="by which the client connects by itself; 0: it accepts"),
     sqlite_with_rowid=False,

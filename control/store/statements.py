@@ -21,6 +21,7 @@ STATEMENT_ROWS: Final = 50
 _HISTORY_IPV4: Final = struct.Struct("=QQ 12s4B16x2B2x HBBB7xQQQ")  # schema.HISTORY, its key taken apart
 _HISTORY_COLUMNS: Final = [column.name for column in history.columns if column is not history.c.seq]
 
+_IDS: Final = sa.select(sleeping.c.key, sleeping.c.id).where(sleeping.c.key.in_(sa.bindparam("keys", expanding=True)))
 FORGET = sa.delete(sleeping).where(sleeping.c.key == sa.bindparam("k"), sleeping.c.id == sa.bindparam("i"))
 
 FORGET_STALE = sa.delete(sleeping).where(
@@ -92,8 +93,7 @@ def ids_of(connection: Connection, keys: Sequence[bytes]) -> dict[bytes, int]:
     """key -> number of those that have a row in `sleeping`."""
     found: dict[bytes, int] = {}
     for chunk in chunks(keys):
-        query = sa.select(sleeping.c.key, sleeping.c.id).where(sleeping.c.key.in_(chunk))
-        found.update((row[0], row[1]) for row in connection.execute(query))
+        found.update((row[0], row[1]) for row in connection.execute(_IDS, {"keys": chunk}))
     return found
 
 

@@ -581,6 +581,22 @@ class Store(Reader):
                 self._committed.wait_for(lambda: settled() or bool(self._status.error), timeout_s)
             return settled()
 
+    def named(self, kind: str, names: Sequence[str] = (), numbers: Sequence[int] = ()) -> dict[str, bytes]:
+        """As Reader has it, but as if all that waits were written."""
+        with self._wake:
+            batches = self._being_written.keyed, self._queues.keyed
+            if numbers:  # any of them may have one
+                waiting = {name: row for batch in batches for (where, name), row in batch.items() if where == kind}
+            else:
+                waiting = {name: batch[kind, name] for batch in batches for name in names if (kind, name) in batch}
+        found: dict[Any, bytes | None] = {**super().named(kind, names, numbers), **waiting}
+        wanted, of = frozenset(names), frozenset(numbers)
+        return {
+            name: row
+            for name, row in found.items()
+            if row and (name in wanted or ID.unpack_from(row, KEY.size)[0] in of)
+        }
+
     def asleep(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes] | None]:
         """key -> (ka, rest), or None when there is no such row. Of what is about to be written or forgotten, and of
         rows that an earlier boot wrote (they are about to be put back), it is not known yet: those keys are left out.

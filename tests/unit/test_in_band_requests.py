@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from errno import EINVAL, EIO
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from appliance.wire import KA, Command, Event, EventType, Key, Op, ServiceSpec, Verb
 from control.clients.in_band_requests import InBandRequests
@@ -43,7 +45,6 @@ class Rig:
         self.store.start()
         self.dispatcher = Dispatcher(self.engine, self.store, 1000)
         self.registry = Registry(self.store, self.engine)
-        self.registry.load()
         self.in_band = InBandRequests(self.engine, self.registry, "roost")
         self.dispatcher.handle(EventType.IN_BAND, self.in_band.ask)
         self.thread = threading.Thread(target=self.in_band.run)
@@ -73,6 +74,7 @@ def test_a_name_is_answered_once_it_is_written_and_the_status_tells_it(rig: Rig)
     until(lambda: rig.engine.commands)
     assert dict(rig.store.keyed("names")).keys() == {"door"}
     rig.dispatcher.turn([asked(key(1), 1, Verb.STATUS, question=6), asked(key(2), 2, Verb.STATUS, question=7)])
+    until(lambda: len(rig.engine.commands) == 3)
     assert answers(rig.engine.commands) == [(1, 5, 0, b""), (1, 6, 0, b"door"), (2, 7, 0, b"")]
 
 
@@ -88,6 +90,24 @@ def test_without_a_database_a_name_is_refused(rig: Rig, monkeypatch: pytest.Monk
     assert answers(rig.in_band.give([asked(key(1), 1, Verb.NAME, "a")])) == [(1, 1, EIO, b"")]
     rig.store._status.error = "gone"
     assert answers(rig.in_band.give([asked(key(1), 1, Verb.NAME, "b")])) == [(1, 1, EIO, b"")]
+
+
+def test_a_status_keeps_no_other_client_waiting_for_the_database_and_is_refused_without_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = threading.Event()
+
+    def read(*_: Any, **__: Any) -> dict[str, bytes]:
+        gone.wait(60)
+        raise OperationalError("SELECT", {}, Exception("gone"))
+
+    monkeypatch.setattr(rig.store, "named", read)
+    rig.dispatcher.turn([asked(key(1), 1, Verb.STATUS), event(EventType.QUIET, key(2), 2, from_state=State.ACTIVE)])
+    assert [command.op for command in rig.engine.commands] == [Op.STANDBY]
+    rig.engine.commands.clear()
+    gone.set()
+    until(lambda: rig.engine.commands)
+    assert answers(rig.engine.commands) == [(1, 1, EIO, b"")]
 
 
 def test_a_defect_in_an_answer_does_not_stop_the_loop(rig: Rig) -> None:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from errno import EIO, ELOOP, ENOENT, ENOTCONN
 from typing import Any
 
@@ -15,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.frontends.target import Address, Name, Target
-from appliance.wire import Event, EventType, Key, Op
+from appliance.wire import Key, Op
 from control.clients import local_addresses
+from control.clients import registry as registry_module
 from control.clients.locate import Locator
 from control.clients.moving import Moving
 from control.clients.naming import Naming
-from control.clients.registry import Registry, RegistryError, canonical
+from control.clients.registry import Gift, Registry, RegistryError, canonical
 from control.clients.view import View
 from control.config import parse
 from control.core.errors import OperationError
@@ -28,11 +31,12 @@ from control.core.states import Cause, State
 from control.dispatch.dispatcher import Dispatcher
 from control.reach.reach import Reach
 from control.store import store as store_module
-from control.store.schema import NAMED, Keyed
+from control.store.reading import SleepingRow
+from control.store.schema import KEYED, Keyed
 from control.store.store import Store, StoreStatus
 from tests.databases import Database
 from tests.reboot import age
-from tests.unit.fake_engine import FakeEngine, event, key
+from tests.unit.fake_engine import FakeEngine, key
 
 CONFIG = """
 [attach]
@@ -44,8 +48,8 @@ server = "10.0.0.9:7000"
 """
 
 
-def transition(k: Key, number: int, source: State, target: State) -> Event:
-    return event(EventType.TRANSITION, k, number, from_state=source, to_state=target, cause=Cause.QUIET)
+def names_of(registry: Registry, number: int) -> list[str]:
+    return registry.names_of([number]).get(number, [])
 
 
 class Rig:
@@ -58,8 +62,6 @@ class Rig:
         self.store.service_indexes(["a"])
         self.dispatcher = Dispatcher(self.engine, self.store, 1000)
         self.registry = Registry(self.store, self.engine)
-        self.registry.load()
-        self.dispatcher.listen(self.registry.hear)
         self.store.start()
         config = parse(CONFIG)
         services = {1: config.service[0]}
@@ -94,7 +96,7 @@ class Rig:
 
     def wanted(self, target: Target) -> Key | int:
         try:
-            return self.locator.wanted(target)[0].record.key
+            return asyncio.run(self.locator.wanted(target))[0].record.key
         except OSError as error:
             return error.errno or 0
 
@@ -129,24 +131,23 @@ def test_a_name_reaches_its_connection_in_every_state(rig: Rig) -> None:
 
 def test_an_agent_has_several_names_and_loses_all_with_its_connection(rig: Rig) -> None:
     agents = Registry(rig.store, rig.engine, "agents")
-    agents.load()
     given: list[str] = []
     agents.listen(given.append)
     c = rig.engine.add(key(1), 1, State.ACTIVE)
-    agents.give_all({"a": 0, "b": 2}, key(1).pack(), 1)
-    agents.give_all({"b": 3, "c": 0}, key(1).pack(), 1)
-    assert (agents.find("a"), agents.names_at(key(1).pack()), given) == (None, ["b", "c"], ["a", "b", "b", "c"])
+    agents.give_all([Gift({"a": 0, "b": 2}, key(1).pack(), 1)])
+    agents.give_all([Gift({"b": 3, "c": 0}, key(1).pack(), 1)])
+    assert (agents.find("a"), names_of(agents, 1), given) == (None, ["b", "c"], ["a", "b", "b", "c"])
     rig.engine.add(key(2), 2, State.ACTIVE)
-    agents.give_all({"c": 0}, key(2).pack(), 2)
+    agents.give_all([Gift({"c": 0}, key(2).pack(), 2)])
     found = agents.find("b"), agents.find("c")
     assert [(one.key, one.service, one.connected) for one in found if one] == [
         (key(1).pack(), 3, True), (key(2).pack(), 0, True)]  # fmt: skip
     agents.commit()
     again = Registry(rig.store, rig.engine, "agents")
-    assert again.load()
-    assert (again.find("b"), again.find("c")) == found
-    agents.hear([transition(c.key, 1, State.IDLE, State.CLOSED)])
-    assert [(one := agents.find(name)) and one.connected for name in "bc"] == [False, True]
+    assert again.all() == dict(zip("bc", found, strict=True))
+    rig.engine.move(c, State.CLOSED, Cause.CLIENT_CLOSE)
+    assert [(name, one.connected) for name, one in sorted(agents.all().items())] == [("b", False), ("c", True)]
+    assert agents.nameless([key(1).pack(), key(2).pack()]) == [key(1).pack()]
     assert list(rig.store.keyed("names")) == []
 
 
@@ -155,7 +156,7 @@ def test_a_name_given_again_moves_and_a_connection_has_one_name(rig: Rig) -> Non
         rig.engine.add(key(number), number, State.IDLE)
     rig.naming.give("1", "a")
     rig.naming.give("2", "a")
-    assert (rig.wanted(Name("a.roost")), rig.registry.name_at(key(1).pack())) == (key(2), None)
+    assert (rig.wanted(Name("a.roost")), names_of(rig.registry, 1)) == (key(2), [])
     rig.naming.give("2", "b")
     assert (rig.wanted(Name("a.roost")), rig.wanted(Name("b.roost"))) == (ENOENT, key(2))
     assert [name for name, _ in rig.store.keyed("names")] == ["b"]
@@ -178,24 +179,75 @@ def test_a_name_outlives_its_connection_but_does_not_reach_the_next_one_at_its_a
         rig.view.show("a.roost")
 
 
-@pytest.mark.parametrize(
-    ("number", "source", "target", "connected"),
-    [
-        (5, State.IDLE, State.SLEEP, True),
-        (5, State.IDLE, State.CLOSED, False),
-        (0, State.SLEEP, State.CLOSED, False),  # the engine does not know the numbers of those that sleep
-        (6, State.NONE, State.ACTIVE, False),  # the end of 5 was not heard
-        (4, State.IDLE, State.CLOSED, True),  # an earlier connection, heard of late
-    ],
-)
-def test_what_a_transition_means_to_a_name(
-    rig: Rig, number: int, source: State, target: State, connected: bool
-) -> None:
+def test_who_sleeps_without_a_slot_is_known_by_its_row_and_a_stranger_by_having_none(rig: Rig) -> None:
+    c = rig.engine.add(key(1), 5, State.IDLE)
     rig.registry.give("a", key(1).pack(), 5)
-    rig.registry.hear([transition(key(2), 5, State.IDLE, State.CLOSED), transition(key(1), number, source, target)])
+    rig.registry.give("b", key(2).pack(), 6)
+    rig.sleep(5)
+    del rig.engine.connections[c.key]
+    rig.engine.without_slot = {key(1): 5, key(2): 0}
+    assert {name: one.connected for name, one in rig.registry.all().items()} == {"a": True, "b": False}
+    assert rig.registry.nameless([key(1).pack(), key(2).pack()]) == [key(2).pack()]
+
+
+def test_a_connection_that_wakes_while_its_row_is_looked_for_lives(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    c = rig.engine.add(key(1), 5, State.IDLE)
+    rig.registry.give("a", key(1).pack(), 5)
+    rig.sleep(5)
+    sleeping_ids = rig.store.sleeping_ids
+
+    def woken(keys: list[bytes]) -> dict[bytes, int]:
+        rig.engine.move(c, State.ACTIVE, Cause.CLIENT_DATA)
+        rig.turn()
+        assert rig.store.flush()
+        return sleeping_ids(keys)
+
+    monkeypatch.setattr(rig.store, "sleeping_ids", woken)
     found = rig.registry.find("a")
     assert found is not None
-    assert found.connected is connected
+    assert found.connected
+    assert c.state is State.ACTIVE
+
+
+def test_a_connection_that_was_closed_in_its_sleep_is_closed_whether_or_not_its_row_is_gone(rig: Rig) -> None:
+    c = rig.engine.add(key(1), 5, State.IDLE)
+    rig.registry.give("a", key(1).pack(), 5)
+    rig.sleep(5)
+    rig.engine.move(c, State.CLOSED, Cause.PROBE_TIMEOUT)  # nobody has heard it
+    assert rig.store.sleeping_ids([key(1).pack()]) == {key(1).pack(): 5}
+    found = rig.registry.find("a")
+    assert found is not None
+    assert not found.connected
+    rig.registry.give("a", key(2).pack(), 6)
+    assert closed(rig) == []
+
+
+def test_a_name_of_a_connection_that_has_gone_a_moment_ago_is_given_and_reaches_nobody(rig: Rig) -> None:
+    rig.registry.give("a", key(1).pack(), 5)
+    assert rig.wanted(Name("a.roost")) == ENOTCONN
+    rig.engine.add(key(1), 4, State.IDLE)  # not yet that one
+    assert rig.wanted(Name("a.roost")) == ENOTCONN
+    rig.engine.add(key(1), 5, State.ACTIVE)
+    assert rig.wanted(Name("a.roost")) == key(1)
+
+
+def test_what_is_not_written_yet_is_looked_up_as_if_it_were(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (1, 2, 3):
+        rig.engine.add(key(number), number, State.IDLE)
+    for number, name in ((1, "a"), (2, "b")):
+        rig.naming.give(str(number), name)
+    monkeypatch.setattr(store_module, "RELAXED_GATHER_S", 600.0)
+    rig.registry.give("c", key(1).pack(), 1)
+    rig.registry.give("b", key(3).pack(), 3)
+    rig.registry.remove("d")
+    assert sorted(dict(rig.store.keyed("names"))) == ["a", "b"], "nothing of it is written"
+    assert [(one := rig.registry.find(name)) and one.id for name in "abcd"] == [None, 3, 1, None]
+    assert [names_of(rig.registry, number) for number in (1, 2, 3)] == [["c"], [], ["b"]]
+    assert rig.registry.remove("b")
+    assert (rig.registry.find("b"), names_of(rig.registry, 3)) == (None, [])
+    rig.registry.commit()
+    assert sorted(dict(rig.store.keyed("names"))) == ["c"]
+    assert [names_of(rig.registry, number) for number in (1, 2, 3)] == [["c"], [], []]
 
 
 def test_a_restart_finds_the_names_and_who_of_them_lives(rig: Rig, database: Database) -> None:
@@ -214,6 +266,7 @@ def test_a_restart_finds_the_names_and_who_of_them_lives(rig: Rig, database: Dat
     try:
         found = [after.registry.find(f"n{number}") for number in range(1, 5)]
         assert [one and one.connected for one in found] == [True, True, True, False]
+        assert sorted(after.registry.all().items()) == [(f"n{i}", one) for i, one in enumerate(found, 1)]
         assert [after.wanted(Name(f"n{n}.roost")) for n in range(1, 5)] == [key(1), key(2), ENOTCONN, ENOTCONN]
         engine.add(key(3), 3, State.SLEEP)  # put back
         assert after.wanted(Name("n3.roost")) == key(3)
@@ -233,17 +286,21 @@ def test_names_that_cannot_be_read_are_an_error_of_the_store_until_they_can(
         with pytest.raises(OperationError, match="names cannot be changed now") as caught:
             rig.naming.give("1", "a")
         assert caught.value.status == 503
-        assert rig.registry.load() is False
+        with pytest.raises(OperationError, match="names cannot be read: store: ") as caught:
+            rig.view.show("a.roost")
+        assert caught.value.status == 503
         database.give_back()
         deadline = time.monotonic() + 5
-        while not (rig.registry.load() and rig.store.status.text == "ok"):
+        while rig.store.status.text != "ok":
             assert time.monotonic() < deadline
             time.sleep(0.01)
         rig.naming.give("1", "a")
         assert rig.wanted(Name("a.roost")) == key(1)
-        rig.registry.give("b", key(1).pack(), 1)
-        assert rig.registry.load()
-        assert rig.wanted(Name("b.roost")) == key(1), "what is not written yet is not lost"
+        database.take_away()
+        rig.store._note_failure(OSError("it is away"))
+        assert rig.wanted(Name("a.roost")) == EIO
+        assert [row["name"] for chunk in rig.view.connections() for row in chunk] == [None], "all else is shown"
+        database.give_back()
     finally:
         rig.close()
 
@@ -294,6 +351,9 @@ def test_a_name_is_the_same_in_any_case(name: str) -> None:
         (Name("a.example"), ENOENT),
         (Name("roost"), ENOENT),
         (Name("a.roost.example"), ENOENT),
+        (Name("a\0b.roost"), ENOENT),
+        (Name("\udcff.roost"), ENOENT),
+        (Name(f"{'a' * 10_000}.roost"), ENOENT),
         (Name("localhost"), ELOOP),
         (Name("api.localhost"), ELOOP),
         (Address("192.0.2.99", 1), ENOENT),
@@ -325,19 +385,20 @@ class Written:
             else:
                 self.rows[where] = packed
 
-    def keyed(self, kind: str) -> Iterator[tuple[Any, bytes]]:
-        return ((where[1], packed) for where, packed in self.rows.items() if where[0] == kind)
+    def named(self, kind: str, names: Sequence[str] = (), numbers: Sequence[int] = ()) -> dict[Any, bytes]:
+        found = {name: packed for (where, name), packed in self.rows.items() if where == kind}
+        return {n: row for n, row in found.items() if n in names or KEYED[kind][1].unpack(row)[1] in numbers}
 
-    def sleeping_ids(self, keys: object) -> dict[bytes, int]:
-        return {}
+    def rows_at(self, keys: object) -> list[SleepingRow]:
+        return []
 
 
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("give"), st.integers(1, 3), st.sampled_from("abc")),
         st.tuples(st.just("remove"), st.integers(1, 3), st.sampled_from("abc")),
-        st.tuples(st.just("close"), st.integers(1, 3), st.booleans()),
-        st.tuples(st.just("again"), st.integers(1, 3), st.booleans()),
+        st.tuples(st.just("close"), st.integers(1, 3), st.none()),
+        st.tuples(st.just("again"), st.integers(1, 3), st.none()),
     ),
     max_size=25,
 )
@@ -345,28 +406,28 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_whatever_happens_a_name_reaches_the_connection_it_was_given_to_or_nobody(steps: list[Any]) -> None:
-    """Three addresses, whose connections come and go, heard of or not; three names."""
-    store, engine = Written(), FakeEngine()
-    registry = Registry(store, engine)  # type: ignore[arg-type]
-    assert registry.load()
+    """Three addresses, whose connections come and go; three names."""
+    engine = FakeEngine(carry_out=False)
+    registry = Registry(Written(), engine)  # type: ignore[arg-type]
     alive: dict[int, int] = {place: place for place in (1, 2, 3)}  # address -> number of its connection
+    for place, number in alive.items():
+        engine.add(key(place), number, State.IDLE)
     meant: dict[str, tuple[int, int]] = {}
     numbers = 3
     for step, place, argument in steps:
-        number = alive.get(place)
-        if step == "give" and number:
-            meant = {name: where for name, where in meant.items() if where != (place, number)}
-            meant[argument] = (place, number)
-            registry.give(argument, key(place).pack(), number)
+        here = alive.get(place)
+        if step == "give" and here:
+            meant = {name: where for name, where in meant.items() if where != (place, here)}
+            meant[argument] = (place, here)
+            registry.give(argument, key(place).pack(), here)
         elif step == "remove":
             assert registry.remove(argument) is (meant.pop(argument, None) is not None)
-        elif step == "close" and number:
-            del alive[place]
-            registry.hear([transition(key(place), 0 if argument else number, State.SLEEP, State.CLOSED)])
-        elif step == "again":  # another connection from the same address; the end of the old one was not heard of
+        elif step == "close" and here:
+            del alive[place], engine.connections[key(place)]
+        elif step == "again":  # another connection from the same address
             numbers += 1
             alive[place] = numbers
-            registry.hear([transition(key(place), numbers, State.NONE, State.ACTIVE)])
+            engine.add(key(place), numbers, State.ACTIVE)
         for name in "abc":
             found = registry.find(name)
             assert (found and (Key.unpack(found.key), found.id)) == (
@@ -374,27 +435,119 @@ def test_whatever_happens_a_name_reaches_the_connection_it_was_given_to_or_nobod
             )
             if found:
                 assert found.connected is (alive.get(meant[name][0]) == meant[name][1])
-        named_places = {place: registry.name_at(key(place).pack()) for place in (1, 2, 3)}
-        for place, known_as in named_places.items():
-            assert known_as is None or meant[known_as] == (place, alive.get(place))
-    for place, number in alive.items():
-        engine.add(key(place), number, State.IDLE)
-    after = Registry(store, engine)  # type: ignore[arg-type]
-    assert after.load()
-    assert {name: after.find(name) for name in "abc"} == {name: registry.find(name) for name in "abc"}
+        assert registry.names_of(range(numbers + 1)) == {number: [name] for name, (_, number) in meant.items()}
+        living = {place for place, number in meant.values() if alive.get(place) == number}
+        nameless = registry.nameless([key(place).pack() for place in alive])
+        assert nameless == [key(place).pack() for place in alive if place not in living]
 
 
-def test_names_cost_nothing_to_connections_without_one_and_little_to_the_collector(rig: Rig) -> None:
-    for number in range(1, 1001):
-        rig.registry._named[f"n{number}"] = NAMED.pack(key(number).pack(), number, 0)
-        rig.registry._at[key(number).pack()] = f"n{number}"
-    gc.collect()
-    tracked: list[Any] = [*rig.registry._named.values(), *rig.registry._at.values(), *rig.registry._at]
-    assert not any(gc.is_tracked(one) for one in tracked)
-    began = time.thread_time()  # what it costs, however busy the machine is
-    rig.registry.hear([transition(key(5000), n, State.IDLE, State.SLEEP) for n in range(10_000)])
-    assert time.thread_time() - began < 1.0
-    assert (len(rig.registry._named), len(rig.registry._at)) == (1000, 1000)
+@given(st.lists(st.tuples(st.integers(1, 4), st.sets(st.sampled_from("abcd"))), max_size=12), st.integers(1, 4))
+def test_names_that_are_given_together_are_given_as_if_one_after_the_other(
+    gifts: list[tuple[int, set[str]]], size: int
+) -> None:
+    """Connection i has the address of the connections i + 2 and i - 2, one of which alone lives."""
+    outcomes = []
+    for at_once in (1, size):
+        engine, store = FakeEngine(carry_out=False), Written()
+        registry = Registry(store, engine, "agents")  # type: ignore[arg-type]
+        for number in (1, 4):
+            engine.add(key(number % 2), number, State.IDLE)
+        given = [Gift(dict.fromkeys(sorted(names), 0), key(number % 2).pack(), number) for number, names in gifts]
+        for start in range(0, len(given), at_once):
+            registry.give_all(given[start : start + at_once])
+        rows = {where: row[:44] if where[0] == "agents" else row[:8] for where, row in store.rows.items()}  # no times
+        outcomes.append((rows, {(command.key, command.id) for command in engine.commands}))
+    assert outcomes[0] == outcomes[1]
+
+
+MANY = 1_000_000
+
+START = """
+import sys, time
+from control.clients.registry import Registry
+from control.core.states import State
+from control.store.store import Store
+from tests.unit.fake_engine import FakeEngine, key
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 10
+
+store = Store(sys.argv[1], lambda slept: None)
+store.open()
+store.start()
+engine = FakeEngine()
+engine.add(key(1), 77, State.IDLE)
+before, began = resident(), time.monotonic()
+found = Registry(store, engine).find("n77")
+print(found.id, int(found.connected), time.monotonic() - began, resident() - before)
+store.close()
+"""
+
+
+def test_a_million_names_cost_the_daemon_neither_memory_nor_a_longer_start(database: Database) -> None:
+    Rig(database).close()
+    one = "SELECT 1 AS i UNION ALL SELECT i + 1 FROM many WHERE i < {}"
+    many = f"WITH RECURSIVE many(i) AS ({one.format(MANY)})"
+    packed = key(1).pack().hex()
+    literal = f"x'{packed}'" if database.name == "sqlite" else f"'\\x{packed}'::bytea"
+    database.execute(f"{many} INSERT INTO names (name, key, id, since) SELECT 'n' || i, {literal}, i, 0 FROM many")
+    database.execute("DELETE FROM owner")  # this process, which is alive
+    argv = [sys.executable, "-c", START, database.url]
+    started = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert started.returncode == 0, started.stderr
+    number, lives, seconds, kib = map(float, started.stdout.split())
+    assert (number, lives) == (77, True)
+    assert seconds < 2
+    assert kib < 50 << 10
+
+
+def test_a_page_of_a_list_asks_for_its_names_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(1, 101):
+        rig.engine.add(key(number), number, State.IDLE)
+    rig.registry.give_all([Gift({f"n{i}": 0}, key(i).pack(), i) for i in range(1, 101, 2)])
+    rig.registry.commit()
+    asked = []
+    named = rig.store.named
+
+    def counting(kind: str, names: Sequence[str] = (), numbers: Sequence[int] = ()) -> dict[str, bytes]:
+        asked.append(len(numbers))
+        return named(kind, names, numbers)
+
+    monkeypatch.setattr(rig.store, "named", counting)
+    (page,) = rig.view.connections()
+    assert [row["name"] for row in page] == [f"n{i}" if i % 2 else None for i in range(1, 101)]
+    assert asked == [100]
+
+
+def test_a_database_that_does_not_answer_keeps_a_server_waiting_for_so_long_and_nobody_else(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.engine.add(key(1), 1, State.IDLE)
+    rig.naming.give("1", "a")
+    answers = threading.Event()
+    named = rig.store.named
+
+    def slow(*arguments: Any) -> dict[str, bytes]:
+        answers.wait(60)
+        return named(*arguments)
+
+    monkeypatch.setattr(rig.store, "named", slow)
+    monkeypatch.setattr(registry_module, "PATIENCE_S", 0.2)
+
+    async def scenario() -> None:
+        waiting = asyncio.create_task(rig.locator.wanted(Name("a.roost")))
+        await asyncio.sleep(0)
+        (event,) = await rig.locator.wanted(Address("192.0.0.1", 40000))
+        assert event.record.key == key(1)
+        assert not waiting.done()
+        with pytest.raises(OSError, match="the database takes too long") as caught:
+            await waiting
+        assert caught.value.errno == EIO
+        answers.set()
+        (event,) = await rig.locator.wanted(Name("a.roost"))
+        assert event.record.key == key(1)
+
+    asyncio.run(scenario())
 
 
 # -- a client that comes back by another connection -------------------------------------------------------------------
@@ -406,27 +559,32 @@ def closed(rig: Rig) -> list[tuple[object, int, int]]:
 
 
 def test_the_name_of_a_living_connection_that_a_later_one_gets_closes_the_older(rig: Rig) -> None:
-    rig.engine.add(key(1), 1, State.SLEEP)
+    rig.engine.add(key(1), 1, State.IDLE)
     rig.engine.add(key(2), 7, State.ACTIVE)
     rig.registry.give("meter", key(1).pack(), 1)
+    rig.sleep(1)
+    rig.engine.commands.clear()
     rig.registry.give("meter", key(2).pack(), 7)
     assert closed(rig) == [(key(1).pack(), 1, Cause.CLIENT_CONNECT)]
-    assert rig.registry.name_at(key(2).pack()) == "meter"
+    assert names_of(rig.registry, 7) == ["meter"]
     rig.turn()
     assert rig.store.flush()
-    (end,) = rig.view.recent(10)
+    (end,) = rig.view.recent(1)
     assert (end["id"], end["cause"], end["successor"]) == (1, "client-connect", 7)
     assert rig.view.show("7")["came_back_from"] == [1]
 
 
 def test_a_name_closes_nothing_but_an_older_living_connection_that_loses_its_last_one(rig: Rig) -> None:
+    for place, number in ((1, 5), (2, 3), (3, 8), (4, 9), (5, 10), (6, 11)):
+        rig.engine.add(key(place), number, State.IDLE)
     rig.registry.give("meter", key(1).pack(), 5)
     rig.registry.give("meter", key(1).pack(), 5)  # again
+    rig.engine.add(key(1), 6, State.IDLE)
     rig.registry.give("meter", key(1).pack(), 6)  # another connection with this 4-tuple
     rig.registry.give("meter", key(2).pack(), 3)  # late words of an older one
-    rig.registry.hear([transition(key(2), 3, State.IDLE, State.CLOSED)])
+    del rig.engine.connections[key(2)]
     rig.registry.give("meter", key(3).pack(), 8)  # no connection has it any more
-    rig.registry.give_all({"a": 0, "b": 0}, key(4).pack(), 9)
+    rig.registry.give_all([Gift({"a": 0, "b": 0}, key(4).pack(), 9)])
     rig.registry.give("a", key(5).pack(), 10)  # its agent speaks for another still
     assert closed(rig) == []
     rig.registry.give("b", key(6).pack(), 11)

@@ -663,6 +663,8 @@ def test_a_database_of_an_earlier_version_is_upgraded_in_place(
     with opened(database) as old:
         for table in (*lacks, "owner", "successors", "rules", "alembic_version"):
             old.execute(sa.text(f"DROP TABLE {table}"))
+        for index in ("ix_names_id", "ix_agents_id"):
+            old.execute(sa.text(f"DROP INDEX IF EXISTS {index}"))
         ka = OLD_KA.pack(2, 1000, 2000, 0, 0, 500, 512, 3, 60, 0, 0, 0)
         if version == 5:
             ka = KA.pack(2, 1000, 2000, 0, 0, 500 << 12, 512, 60, 0, 3, 0)
