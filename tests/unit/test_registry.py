@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy.exc import OperationalError
 
 from appliance.frontends.target import Address, Name, Target
 from appliance.wire import Key, Op
@@ -517,6 +519,20 @@ def test_a_page_of_a_list_asks_for_its_names_once(rig: Rig, monkeypatch: pytest.
     (page,) = rig.view.connections()
     assert [row["name"] for row in page] == [f"n{i}" if i % 2 else None for i in range(1, 101)]
     assert asked == [100]
+
+
+def test_a_server_is_told_when_it_cannot_be_known_whether_an_agent_speaks_for_the_client(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(kind: str, *_: Any, **__: Any) -> dict[str, bytes]:
+        if kind == "agents":
+            raise OperationalError("SELECT", {}, Exception("gone"))
+        return {}
+
+    monkeypatch.setattr(rig.store, "named", read)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert asyncio.run(rig.attaching.attach(Name("a.roost"), ours, b"", b"", 1.0)) == EIO
 
 
 def test_a_database_that_does_not_answer_keeps_a_server_waiting_for_so_long_and_nobody_else(
