@@ -83,10 +83,10 @@ class Engine:
         if result < 0:
             raise EngineError(f"there is no service with index {spec.index}")
 
-    def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> None:
-        """All rules there are, from now on. By one caller at a time."""
+    def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> int:
+        """All rules there are, from now on; how many networks XDP had no memory for. By one caller at a time."""
         rules, classes = c_rules(entries, policies)
-        self._call(lib.roost_rules_set, rules, len(rules), classes, len(classes))
+        return self._call(lib.roost_rules_set, rules, len(rules), classes, len(classes))
 
     def count_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> list[tuple[int, int]]:
         """What they would change: of each policy, and last of those that no rule is for, how many connections would

@@ -40,7 +40,8 @@ int roost_service_add(roost_engine *e, const struct roost_service *service, stru
 int roost_service_update(roost_engine *e, const struct roost_service *service);
 /* All rules there are, from now on, in place of those from before, with the policies that they name: `service` says whose each is,
  * `own` and `base` are the engine's. Every connection obeys within seconds. By one caller at a time; it waits for what is in XDP,
- * some 30 ms. -EINVAL, -ENOSPC or -ENOMEM: nothing has changed. */
+ * some 30 ms. How many networks XDP had no memory for: clients that are born asleep there have the service's default until rules
+ * are set again. -EINVAL, -ENOSPC or -ENOMEM: nothing has changed. */
 int roost_rules_set(roost_engine *e, const struct roost_rule *rules, uint32_t count, const struct roost_class *policies,
                     uint32_t policies_count, struct roost_reason *why);
 /* What they would change: of each policy, and behind them of those that no rule is for, two numbers in counts: the connections

@@ -74,9 +74,9 @@ static struct roost_rule_key key_of(const struct roost_rule *rule) {
 }
 
 /* Not at once: meanwhile a newborn gets its class by the rules from before, by these, or by a shorter network's. The round that
- * follows finds it. */
+ * follows finds it. How many networks there was no memory for. */
 static int tell_xdp(struct roost_engine *e, struct brought *b) {
-    int map = e->path.map_fd[ROOST_MAP_rules], error = 0;
+    int map = e->path.map_fd[ROOST_MAP_rules], untold = 0;
     for (uint32_t i = 0; i < e->rules.told_count; i++) {
         struct roost_rule_key key = key_of(&e->rules.told[i]);
         if (!bsearch(&e->rules.told[i], b->rule, b->count, sizeof(*b->rule), roost_rules_compare))
@@ -84,14 +84,13 @@ static int tell_xdp(struct roost_engine *e, struct brought *b) {
     }
     for (uint32_t i = 0; i < b->count; i++) {
         struct roost_rule_key key = key_of(&b->rule[i]);
-        if (bpf_map_update_elem(map, &key, &b->class[b->rule[i].policy], BPF_ANY))
-            error = -errno;
+        untold += bpf_map_update_elem(map, &key, &b->class[b->rule[i].policy], BPF_ANY) != 0;
     }
     free(e->rules.told);
     e->rules.told = b->rule;
     e->rules.told_count = b->count;
     b->rule = NULL;
-    return error;
+    return untold;
 }
 
 /* Afterwards no packet is in XDP that has seen what was there before. */
@@ -124,9 +123,7 @@ int roost_rules_set(roost_engine *e, const struct roost_rule *rules, uint32_t co
     wait_for_xdp();
     begin_round(e);
     release(&b);
-    return untold ? roost_complain(why, -untold, "some clients that are born asleep have no policy by rules: %s",
-                                   strerror(-untold))
-                  : 0;
+    return untold;
 }
 
 /* Of one connection: which policy it would have, and whether its values are others now. */

@@ -49,10 +49,10 @@ class RulesPort(Protocol):
     """The engine, as far as it deals with policy rules. Each connection has the policy of the longest network that its
     client lies in, of the entries of its service; without one, the service's own. Both raise OperationError."""
 
-    def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> None:
-        """These are all the rules there are, from now on; every connection obeys within seconds. 507: the engine has no
-        room for so many, and nothing has changed. By one caller at a time. Entries may be of services that are
-        not there yet."""
+    def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> int:
+        """These are all the rules there are, from now on; every connection obeys within seconds. How many networks
+        there was no memory for in XDP. 507: the engine has no room for so many, and nothing has changed. By one caller
+        at a time. Entries may be of services that are not there yet."""
         ...
 
     def count_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> list[tuple[int, int]]:

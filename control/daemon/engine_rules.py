@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from errno import ENOSPC
@@ -12,6 +13,8 @@ from appliance.wire import RuleEntry, ServiceSpec
 from control.core.errors import OperationError
 from control.core.ports import RulesPort
 
+log = logging.getLogger("roost.policy")
+
 
 class EngineRules:
     """A RulesPort. engine: raises EngineError where that has OperationError."""
@@ -19,10 +22,17 @@ class EngineRules:
     def __init__(self, engine: RulesPort) -> None:
         self._engine = engine
 
-    def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> None:
+    def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> int:
         """RulesPort.set_rules."""
         with _answered():
-            self._engine.set_rules(entries, policies)
+            untold = self._engine.set_rules(entries, policies)
+        if untold:
+            log.error(
+                "policy: XDP had no memory for %d networks of rules: clients that are born asleep there have the "
+                "values of their service; add memory, and reload (SIGHUP)",
+                untold,
+            )
+        return untold
 
     def count_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> list[tuple[int, int]]:
         """RulesPort.count_rules."""

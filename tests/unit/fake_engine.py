@@ -82,6 +82,7 @@ class FakeEngine:
     entries: Sequence[RuleEntry] = ()
     policies: Sequence[ServiceSpec] = ()
     rules_set: int = 0  # how often
+    rules_untold: int = 0  # networks that XDP has no memory for
     rules_refused: Exception | None = None
     """What it says to more rules."""
     without_slot: dict[Key, int] = field(default_factory=dict)
@@ -121,11 +122,12 @@ class FakeEngine:
     def update_service(self, s: ServiceSpec) -> None:
         self.updates.append(s)
 
-    def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> None:
+    def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> int:
         if self.rules_refused is not None:
             raise self.rules_refused
         self.entries, self.policies = tuple(entries), tuple(policies)
         self.rules_set += 1
+        return self.rules_untold
 
     def count_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> list[tuple[int, int]]:
         counts = [[0, 0] for _ in (*policies, None)]

@@ -457,3 +457,9 @@ def test_no_body_is_more_than_a_request_that_is_refused(lite: Box, name: str, ed
 def test_no_bytes_are_more_than_a_request_that_is_refused(lite: Box, body: bytes) -> None:
     answer = lite.request("PUT", "/policy/rules/a", body)
     assert 400 <= answer.status_code < 500
+
+
+def test_networks_that_xdp_has_no_memory_for_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    engine = FakeEngine(rules_untold=3)
+    assert EngineRules(engine).set_rules([], []) == 3
+    assert "XDP had no memory for 3 networks of rules" in caplog.text
