@@ -192,6 +192,11 @@ static int carry_out(struct roost_engine *e, const struct roost_command *command
     case ROOST_OP_PRESSURE:
         roost_relieve(e, command->count, (enum roost_cause)command->cause);
         return 0;
+    case ROOST_OP_DESCEND:
+        if (!roost_is_legal(ROOST_ST_IDLE, ROOST_ST_SLEEP, command->cause))
+            return EINVAL;
+        roost_descend(e, command->count, (enum roost_cause)command->cause);
+        return 0;
     case ROOST_OP_ANSWER:
         return roost_inband_answered(e, command);
     case ROOST_OP_TELL:

@@ -104,10 +104,10 @@ static void dispatch(struct roost_engine *e, const struct epoll_event *event) {
         return; /* it was read already */
 }
 
-static int timeout_ms(const struct roost_engine *e) {
+static int timeout_ms(struct roost_engine *e) {
     if (e->ready || e->graced || e->waking || e->stray || __atomic_load_n(&e->box.commands.first, __ATOMIC_RELAXED))
         return 0;
-    if (roost_growth_busy(e))
+    if (roost_growth_busy(e) || roost_descent_busy(e))
         return 0;
     int wait = e->wheel.armed || e->accept_resume_ms || e->waiting_servers ? ROOST_WHEEL_TICK_MS : 50;
     if (e->unacked)
@@ -135,6 +135,7 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     roost_sweep_turn(e);
     roost_recall_turn(e);
     roost_growth_turn(e);
+    roost_descent_turn(e);
     roost_accept_resume(e);
     if (e->pressure_told && e->awake <= e->max_awake - e->max_awake / 4)
         e->pressure_told = false;

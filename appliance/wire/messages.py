@@ -43,6 +43,7 @@ class Op(IntEnum):
     TELL = 12
     OVERRIDE = 13
     CANDIDATE = 14
+    DESCEND = 15
 
 
 class EventType(IntEnum):

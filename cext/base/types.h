@@ -48,19 +48,21 @@ enum roost_op {
     ROOST_OP_WAKE = 4,  /* key (or id if awake): thaw and leave in STANDBY. From SLEEP: ROOST_EV_NEED_RECORD follows, or
                             ROOST_EV_CANDIDATE; as it does for ROOST_OP_CLOSE and ROOST_OP_ATTACH */
     ROOST_OP_CLOSE = 5, /* key or id: close towards the client (RST) and the server, whatever the state */
-    ROOST_OP_ATTACH = 6,    /* key + fd: link this connected server socket to the client, waking it. The engine owns fd
+    ROOST_OP_ATTACH = 6,     /* key + fd: link this connected server socket to the client, waking it. The engine owns fd
                              from then on; preamble is written to the server first, early to the client first. count: how
                                many ms its client may take to answer, where it must; 0: 10 s */
-    ROOST_OP_RESTORE = 7,   /* key + record: the record ROOST_EV_NEED_RECORD asked for; error != 0: there is none */
-    ROOST_OP_INSERT = 9,    /* key + record: put a SLEEP record from the store into the table (after a reboot); with
+    ROOST_OP_RESTORE = 7,    /* key + record: the record ROOST_EV_NEED_RECORD asked for; error != 0: there is none */
+    ROOST_OP_INSERT = 9,     /* key + record: put a SLEEP record from the store into the table (after a reboot); with
                                  peer: both legs of a pair, which are IDLE then */
-    ROOST_OP_PRESSURE = 10, /* count: freeze the count least recently active STANDBY/ACTIVE connections */
-    ROOST_OP_ANSWER = 11,   /* id + count: the answer to ROOST_EV_IN_BAND; error: refused; preamble: the name */
-    ROOST_OP_TELL = 12,     /* id or key of an awake connection: its client is told in band to stay connected.
+    ROOST_OP_PRESSURE = 10,  /* count: freeze the count least recently active STANDBY/ACTIVE connections */
+    ROOST_OP_ANSWER = 11,    /* id + count: the answer to ROOST_EV_IN_BAND; error: refused; preamble: the name */
+    ROOST_OP_TELL = 12,      /* id or key of an awake connection: its client is told in band to stay connected.
                                  ROOST_EV_DONE follows; EPERM where the service does not let clients be told */
-    ROOST_OP_OVERRIDE = 13, /* key + id + overrides: what ROOST_EV_OVERRIDES told to an earlier engine */
-    ROOST_OP_CANDIDATE = 14 /* key + record: the answer to ROOST_EV_CANDIDATE; error ENOENT: the key has no row;
-                                 another: it is not known now */
+    ROOST_OP_OVERRIDE = 13,  /* key + id + overrides: what ROOST_EV_OVERRIDES told to an earlier engine */
+    ROOST_OP_CANDIDATE = 14, /* key + record: the answer to ROOST_EV_CANDIDATE; error ENOENT: the key has no row;
+                                  another: it is not known now */
+    ROOST_OP_DESCEND = 15    /* count: so many in IDLE that have been quiet longest, nearly, are due for SLEEP, and
+                                  ROOST_EV_SLEEP_DUE follows with this cause */
 };
 
 /* A sentence for people: why something failed, of which object, and what to do. */

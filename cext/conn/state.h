@@ -258,6 +258,23 @@ struct roost_ruling {
     bool walking; /* a round of the sweep gives what exists its class */
 };
 
+/* Connections in IDLE that are to go to SLEEP, quiet longest first (life/pressure.c). */
+enum {
+    ROOST_DESCENT_SAMPLE = 1024
+};
+struct roost_descent {
+    uint32_t left; /* to be asked for; 0: it is done */
+    uint8_t cause; /* enum roost_cause */
+    uint32_t sampled;
+    uint64_t tries;      /* positions that were looked at for the sample */
+    uint64_t to_look_at; /* positions, of this sample's round; 0: the sample is being taken */
+    uint64_t at;         /* the last one */
+    uint64_t most;       /* the rank of the last that goes */
+    uint64_t moved;      /* in this round */
+    uint64_t random;
+    uint64_t rank[ROOST_DESCENT_SAMPLE];
+};
+
 struct roost_engine {
     pthread_t thread;
     pthread_mutex_t lock;
@@ -292,6 +309,7 @@ struct roost_engine {
     struct roost_conn *oldest, *newest;
     uint64_t awake, max_awake;
     bool pressure_told;
+    struct roost_descent descent;
     uint64_t next_id;
     uint16_t link_port_first, link_port_last, link_port_next; /* of links that may sleep (ports.c) */
     uint8_t *link_ports_reserved;                             /* a bit for each; NULL: none */

@@ -9,7 +9,7 @@
  *     held.c       frames that wait for a socket         received.c   frames out of the ring
  *     births.c     those that are born asleep            insert.c     records that the store puts back
  *     recall.c     rows that candidates are asked for    sweep.c      what inactive ones need by time
- *     pressure.c   sockets run short
+ *     pressure.c   something runs short
  */
 #ifndef ROOST_CEXT_LIFE_H
 #define ROOST_CEXT_LIFE_H
@@ -70,6 +70,10 @@ void roost_grace_done(struct roost_engine *e);
 
 /* pressure.c: count of the awake connections are to go down. */
 void roost_relieve(struct roost_engine *e, uint32_t count, enum roost_cause cause);
+/* Count of those in IDLE are to go to SLEEP: ROOST_EV_SLEEP_DUE is told of each. In place of what is left of the last call. */
+void roost_descend(struct roost_engine *e, uint32_t count, enum roost_cause cause);
+void roost_descent_turn(struct roost_engine *e);
+bool roost_descent_busy(struct roost_engine *e); /* whether turns should follow each other at once */
 
 /* held.c */
 void roost_hold(struct roost_engine *e, struct roost_conn *c, const struct roost_frame *f, bool server);
@@ -127,6 +131,7 @@ void roost_growth_stop(struct roost_engine *e);
 uint64_t roost_growth_available(void);
 
 /* sweep.c */
+#define ROOST_SLEEP_RETRY_S 30 /* the store is asked again, should it not have managed */
 void roost_sweep_turn(struct roost_engine *e);
 void roost_sweep_restart(struct roost_engine *e); /* buckets have other numbers now */
 /* Seconds from when a client was heard until its first probe: its interval, moved by an eighth at most towards the moment

@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Sockets run short. The least recently active connections of the lowest priority go down; those that cannot, because what
- * was sent to them waits in vain, are reset, the longest stuck first: they would keep all others from waking.
+ * What goes down when something runs short, those of the lowest priority and quiet longest first.
+ *
+ * Of the awake: they stand in this order. Those that cannot go, because what was sent to them waits in vain, are reset, the longest
+ * stuck first: they would keep all others from waking.
+ *
+ * From IDLE to SLEEP: nothing keeps them in order, so it is approximate. A sample says from when on a connection is among the
+ * quietest, and then positions of the table are looked at, one after the other from a random one on, until enough of those are
+ * found: some 35 for each, some thousand in a turn.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -9,6 +15,11 @@
 #include "life.h"
 
 #define STUCK_MS 5000 /* a radio that changes its cell is back by then */
+#define QUIETEST                                                                                                       \
+    35 /* one of so many is moved before another sample is taken: 3 %, and 5 within what it may be wrong by */
+#define LOOKS_A_TURN 4096 /* 0.2 ms */
+
+_Static_assert(ROOST_PRIORITY_HIGH < 4, "two bits");
 
 struct stuck {
     uint64_t ms;
@@ -57,4 +68,101 @@ void roost_relieve(struct roost_engine *e, uint32_t count, enum roost_cause caus
         e->stat[ROOST_E_STUCK_RESET] += !stuck[i].conn->want_close;
         roost_conn_end(e, stuck[i].conn, cause, true);
     }
+}
+
+/* ---- from IDLE to SLEEP ---- */
+
+static bool may_sleep(const struct roost_engine *e, const struct roost_ka *slot) {
+    if (!slot || ROOST_PHASE(slot->ctl) != ROOST_IDLE || ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER ||
+        !roost_table_has_rest(slot))
+        return false;
+    uint32_t asked_s = e->table.rest[slot->rest].sleep_asked_s;
+    return !asked_s || (uint32_t)(e->now_ms / 1000) - asked_s >= ROOST_SLEEP_RETRY_S;
+}
+
+/* The lower, the sooner it goes. */
+static uint64_t rank_of(const struct roost_engine *e, const struct roost_ka *slot) {
+    return (uint64_t)priority_of(e, slot->class) << 62 | e->table.rest[slot->rest].active_ms;
+}
+
+/* Not for secrets: splitmix64. */
+static uint64_t random_number(struct roost_descent *d) {
+    uint64_t x = d->random += 0x9e3779b97f4a7c15ULL;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ULL;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebULL;
+    return x ^ x >> 31;
+}
+
+static int lowest_first(const void *one, const void *other) {
+    uint64_t a = *(const uint64_t *)one, b = *(const uint64_t *)other;
+    return a < b ? -1 : a > b;
+}
+
+/* Positions at random until the sample is whole, or as many were looked at as there are. */
+static void sample(struct roost_engine *e, uint64_t positions) {
+    struct roost_descent *d = &e->descent;
+    struct roost_key key;
+    for (int i = 0; i < LOOKS_A_TURN && d->sampled < ROOST_DESCENT_SAMPLE && d->tries < positions; i++, d->tries++) {
+        const struct roost_ka *slot = roost_table_at(&e->table, random_number(d) % positions, &key);
+        if (may_sleep(e, slot))
+            d->rank[d->sampled++] = rank_of(e, slot);
+    }
+    if (d->sampled < ROOST_DESCENT_SAMPLE && d->tries < positions)
+        return;
+    qsort(d->rank, d->sampled, sizeof(d->rank[0]), lowest_first);
+    d->most = d->sampled ? d->rank[d->sampled / QUIETEST] : UINT64_MAX; /* the few that there are */
+    d->at = random_number(d) % positions;
+    d->to_look_at = positions;
+    d->moved = 0;
+}
+
+static void ask_to_sleep(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
+    struct roost_event event;
+    roost_event_of_slot(e, key, slot, &event);
+    event.type = ROOST_EV_SLEEP_DUE;
+    event.cause = e->descent.cause;
+    roost_mailbox_post(&e->box, &event);
+    e->table.rest[slot->rest].sleep_asked_s = (uint32_t)(e->now_ms / 1000);
+}
+
+static void next_sample(struct roost_descent *d) {
+    d->sampled = 0;
+    d->tries = d->to_look_at = 0;
+}
+
+void roost_descend(struct roost_engine *e, uint32_t count, enum roost_cause cause) {
+    e->descent.left = count;
+    e->descent.cause = (uint8_t)cause;
+    e->descent.random ^= e->now_ms;
+    next_sample(&e->descent);
+}
+
+bool roost_descent_busy(struct roost_engine *e) {
+    return e->descent.left && !roost_mailbox_crowded(&e->box);
+}
+
+void roost_descent_turn(struct roost_engine *e) {
+    struct roost_descent *d = &e->descent;
+    uint64_t positions = roost_table_positions(&e->table);
+    if (!roost_descent_busy(e))
+        return;
+    if (!d->to_look_at) {
+        sample(e, positions);
+        return;
+    }
+    for (int i = 0; i < LOOKS_A_TURN && d->left && d->to_look_at; i++, d->to_look_at--) {
+        struct roost_key key;
+        d->at = d->at + 1 < positions ? d->at + 1 : 0;
+        struct roost_ka *slot = roost_table_at(&e->table, d->at, &key);
+        if (!may_sleep(e, slot) || rank_of(e, slot) > d->most)
+            continue;
+        ask_to_sleep(e, &key, slot);
+        d->moved++;
+        d->left--;
+    }
+    if (d->to_look_at)
+        return;
+    if (!d->moved)
+        d->left = 0; /* what is there has been asked for */
+    next_sample(d);
 }

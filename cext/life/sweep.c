@@ -36,7 +36,6 @@
 #define WAITS_FOR_ROOM_MS 1000
 #define LEAVE_TABLE_S 60 /* where nothing sleeps by itself, and until there may be room in the filter */
 #define AWAKE_PARTS 4096 /* ranges of the hashes of their keys */
-#define SLEEP_RETRY_S 30 /* asked again, should the store not have managed */
 
 /* A slice of the walk over all buckets. */
 struct walk {
@@ -195,8 +194,8 @@ static void keep_silence_known(struct roost_ka *slot, uint32_t now_s) {
 static uint32_t sleep_wait_s(const struct walk *w, const struct roost_rest *rest, uint32_t quiet_ms) {
     uint32_t asked_since_s = w->now_s - rest->sleep_asked_s;
     uint64_t due_s = (rest->active_ms + quiet_ms + 999) / 1000;
-    if (rest->sleep_asked_s && asked_since_s < SLEEP_RETRY_S)
-        return SLEEP_RETRY_S - asked_since_s;
+    if (rest->sleep_asked_s && asked_since_s < ROOST_SLEEP_RETRY_S)
+        return ROOST_SLEEP_RETRY_S - asked_since_s;
     if (rest->sleep_wanted)
         return 0;
     if (!quiet_ms)
@@ -220,7 +219,7 @@ static uint32_t sleep_due(struct walk *w, struct roost_ka *slot, bool v4) {
     event.type = ROOST_EV_SLEEP_DUE;
     roost_mailbox_post(&e->box, &event);
     rest->sleep_asked_s = w->now_s;
-    return SLEEP_RETRY_S;
+    return ROOST_SLEEP_RETRY_S;
 }
 
 /* It came back into the table for a packet or a command, or there was no room in the filter: lets it go when it has been

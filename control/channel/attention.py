@@ -82,6 +82,11 @@ def _full(status: Mapping[str, Any], _grown: Counts) -> Found:
             yield f"[table] {table}", f"{counts[used]:,} of {counts[f'{table}_slots']:,} are taken"
 
 
+def _pressure(status: Mapping[str, Any], _grown: Counts) -> Found:
+    for key, percent in status["pressure"]["reached"].items():
+        yield f"[pressure] {key}", f"{percent:.0f} %: quiet connections go down a step, until it is over"
+
+
 def _awake(status: Mapping[str, Any], _grown: Counts) -> Found:
     awake, most = status["awake"], status["max_awake"]
     if under_pressure(awake, most):
@@ -105,6 +110,7 @@ LEVELS: Final = (
     Watch("rules", _rules, "look at `roost policy list`, and mend the rule or the configuration"),
     Watch("full", _full, BIGGER),
     Watch("awake", _awake, DESCRIPTORS),
+    Watch("pressure", _pressure, "give the daemon more of it, or shorten active_quiet, standby_quiet and idle_quiet"),
 )
 
 RISING: Final = (

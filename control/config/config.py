@@ -18,6 +18,7 @@ from control.config.sections import (
     Network,
     Paths,
     Policy,
+    Pressure,
     Router,
     Section,
     Table,
@@ -40,6 +41,7 @@ class Config(Section):
     router: Router = Field(default_factory=Router)
     table: Table = Field(default_factory=Table)
     policy: Policy = Field(default_factory=Policy)
+    pressure: Pressure = Field(default_factory=Pressure)
     attach: Attach = Field(default_factory=Attach)
     absent: Absent = Field(default_factory=Absent)
     agents: Agents = Field(default_factory=Agents)

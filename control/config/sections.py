@@ -343,6 +343,42 @@ class Agent(Section):
     )
 
 
+class Pressure(Section):
+    """When something runs short, connections that have been quiet longest, of the lowest priority first, go down a
+    step, awake ones to IDLE and those in IDLE to SLEEP, until it is over. Looked at once a second; 0 switches a
+    threshold off. Besides, awake connections go down when they are more than 7/8 of `[table] max_awake`."""
+
+    connections: int = Field(0, ge=0, description="connections that are not in SLEEP")
+    idle: float = Field(
+        0.0, ge=0, le=100, description="% of the records of IDLE connections, where `[table] grow` makes no more"
+    )
+    memory: float = Field(
+        95.0,
+        ge=0,
+        le=100,
+        description="% in use of the memory that a cgroup of the daemon allows, or of the machine's, whichever is "
+        "nearer to its end, without what the kernel would give up of files",
+    )
+    memory_stall: float = Field(
+        20.0,
+        ge=0,
+        le=100,
+        description="% of the last 10 s in which a task of the daemon's cgroup waited for memory (PSI)",
+    )
+    cpu_stall: float = Field(0.0, ge=0, le=100, description="the same of processors")
+    descriptors: float = Field(95.0, ge=0, le=100, description="% of the descriptors that the daemon may have")
+    clear: float = Field(
+        5.0, gt=0, le=50, description="it is over when what was reached has fallen by so many percentage points"
+    )
+    rate: float = Field(
+        5.0,
+        gt=0,
+        le=100,
+        description="% of the awake connections, and of those in IDLE, that go down in a second; where connections "
+        "are counted, as many as are too many",
+    )
+
+
 class History(Section):
     """The history of transitions, and the writing of the store."""
 

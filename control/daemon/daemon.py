@@ -58,6 +58,7 @@ from control.daemon.services import Services
 from control.daemon.serving import Serving
 from control.daemon.waiting import Waiting
 from control.dispatch.dispatcher import Dispatcher
+from control.dispatch.monitor import Monitor
 from control.reach.reach import Reach
 from control.reach.tls import server_context
 from control.store.owner import Owner, boot_id
@@ -179,7 +180,9 @@ class Daemon:
             "database": config.database_url.rpartition("@")[2],
         }
         ruling = Ruling(rules, store, EngineRules(engine), engine, locator, services.configured)
-        status = Status(engine, store, dispatcher, services.by_number, health.rows, reach.counts, ruling.status, facts)
+        monitor = Monitor(engine, lambda: dispatcher.states, lambda: services.configured()[1].pressure)
+        status = Status(engine, store, dispatcher, services.by_number, health.rows, reach.counts, ruling.status,
+                        monitor.status, facts)  # fmt: skip
         operations = Operations(
             status=status,
             view=View(engine, store, names, services.by_number, locator),
@@ -190,8 +193,8 @@ class Daemon:
             agents=reach.agents.clients,
             dialled=reach.dialled.all,
         )
-        serving = Serving(config, operations, dispatcher, reach, health, services, rules, setup, listeners, waiting,
-                          hostnames, facts, self._end)  # fmt: skip
+        serving = Serving(config, operations, dispatcher, reach, health, services, rules, monitor, setup, listeners,
+                          waiting, hostnames, facts, self._end)  # fmt: skip
         try:
             asyncio.run(serving.run())
         finally:

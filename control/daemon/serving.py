@@ -28,6 +28,7 @@ from control.daemon.hostnames import Hostnames
 from control.daemon.listeners import Listeners, bind_attach
 from control.daemon.services import Services, UpdatesPort
 from control.daemon.waiting import Waiting
+from control.dispatch.monitor import Monitor
 from control.reach.attaching import Attaching
 from control.reach.reach import Reach
 
@@ -41,8 +42,9 @@ class Serving:
     """facts: of the status; where attach listens is added. engine: is told of services that change."""
 
     def __init__(self, config: Config, operations: Operations, transitions: TransitionsPort, reach: Reach,
-                 health: Health, services: Services, rules: Rules, engine: UpdatesPort, listeners: Listeners,
-                 waiting: Waiting, hostnames: Hostnames, facts: dict[str, Any], end: End) -> None:  # fmt: skip
+                 health: Health, services: Services, rules: Rules, monitor: Monitor, engine: UpdatesPort,
+                 listeners: Listeners, waiting: Waiting, hostnames: Hostnames, facts: dict[str, Any],
+                 end: End) -> None:  # fmt: skip
         self._config = config
         self._operations = operations
         self._transitions = transitions
@@ -50,6 +52,7 @@ class Serving:
         self._health = health
         self._services = services
         self._rules = rules
+        self._monitor = monitor
         self._applying: asyncio.Task[None] | None = None
         self._engine = engine
         self._listeners = listeners
@@ -83,6 +86,7 @@ class Serving:
             self._operations.status.watch(),
             self._waiting.run(self._arrived),
             self._hostnames.run(self._config.network.resolve_interval, self._readdress),
+            self._monitor.run(),
             _give_back_memory(),
         )
         tasks = [loop.create_task(one) for one in again]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from errno import EAGAIN
 from typing import Final
@@ -28,8 +28,9 @@ log = logging.getLogger("roost.dispatch")
 GENERATION: Final = 1 << 63
 """Bit of the tokens of ROOST_OP_SLEEP: the rest of it is the generation of the row that was committed."""
 
-NOT_AWAITED: Final = 0
-"""In place of a token: it goes to sleep by command, and the outcome is not waited for."""
+NOT_AWAITED: Final[Mapping[int, int]] = {Cause.COMMAND: 0, Cause.PRESSURE: -1}
+"""In place of a token, by cause: it goes to sleep for another reason than that it is quiet, and the outcome is not
+waited for."""
 
 
 class Sleepers:
@@ -42,7 +43,7 @@ class Sleepers:
         self._waiters = waiters
         self._counters = counters
         self._tokens: dict[bytes, int] = {}
-        """By key, of the connections that go to sleep by command."""
+        """By key, of the connections that go to sleep by command or under pressure."""
         self._inserting: dict[bytes, Record] = {}
 
     # -- the row ------------------------------------------------------------------------------------------------------
@@ -53,8 +54,8 @@ class Sleepers:
         if not self._store.sleep_allowed:
             self._counters.sleep_deferred += 1  # the engine says it again later
             return
-        if event.cause == Cause.COMMAND:
-            self._tokens.setdefault(record.key_raw, NOT_AWAITED)
+        if (unawaited := NOT_AWAITED.get(event.cause)) is not None:
+            self._tokens.setdefault(record.key_raw, unawaited)
         if (row := self._packed(record)) is not None:
             turn.upserts.append((record.key_raw, row))
 
@@ -101,7 +102,7 @@ class Sleepers:
                 continue
             token, cause = GENERATION | generation, Cause.QUIET
             if self._tokens and (asked := self._tokens.pop(packed, None)) is not None:
-                cause = Cause.COMMAND
+                cause = Cause.PRESSURE if asked == NOT_AWAITED[Cause.PRESSURE] else Cause.COMMAND
                 self._waiters.rename(asked, token)
             record = records.unpack(packed, blob)
             commands.append(Command(op=Op.SLEEP, cause=cause, id=number, key=packed, record=record, token=token))
@@ -112,7 +113,7 @@ class Sleepers:
 
     def left_idle(self, key: bytes) -> None:
         """The connection with this key is not IDLE any more: a request to sleep that is not waited for is over."""
-        if self._tokens.get(key) == NOT_AWAITED:
+        if self._tokens.get(key) in NOT_AWAITED.values():
             del self._tokens[key]
 
     def expire(self, tokens: set[int]) -> None:

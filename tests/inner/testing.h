@@ -193,6 +193,9 @@ uint64_t roost_testing_probes_sent(const roost_engine *e); /* or offered */
 
 struct roost_class *roost_testing_class(roost_engine *e, uint32_t class); /* of an engine that runs, as XDP sees it */
 uint32_t roost_testing_class_uses(roost_engine *e, uint32_t class);
+/* So many in IDLE are to go to SLEEP, for pressure; a turn of that; whether there is more to be done. */
+void roost_testing_descend(roost_engine *e, uint32_t count);
+int roost_testing_descent(roost_engine *e, uint64_t now_ms);
 /* As if the connection of the slot had set these in band. */
 void roost_testing_set_own(roost_engine *e, struct roost_ka *slot, const struct roost_overrides *own);
 void roost_testing_hold_up(roost_engine *e, uint32_t us); /* its thread, before it asks for events */

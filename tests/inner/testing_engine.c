@@ -238,6 +238,16 @@ uint32_t roost_testing_class_uses(roost_engine *e, uint32_t class) {
     return uses;
 }
 
+void roost_testing_descend(roost_engine *e, uint32_t count) {
+    roost_descend(e, count, ROOST_C_PRESSURE);
+}
+
+int roost_testing_descent(roost_engine *e, uint64_t now_ms) {
+    e->now_ms = now_ms;
+    roost_descent_turn(e);
+    return roost_descent_busy(e);
+}
+
 void roost_testing_set_own(roost_engine *e, struct roost_ka *slot, const struct roost_overrides *own) {
     struct roost_classes *classes = &e->table.classes;
     roost_table_set_class(&e->table, slot, roost_classes_take(classes, roost_classes_base(classes, slot->class), own));

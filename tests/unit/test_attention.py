@@ -18,6 +18,7 @@ def status(**changes: Any) -> dict[str, Any]:
         "database": "/var/lib/roost/main.db",
         "waiting": [],
         "policy": {"version": 3, "rules": 2, "error": "", "problems": 0, "problem": ""},
+        "pressure": {"reached": {}, "asked": {"awake": 0, "idle": 0}},
         "awake": 10,
         "max_awake": 100,
         "store": {"state": "ok", "dropped_history": 5, "rescued": 1},
