@@ -65,6 +65,7 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_WAKES_REFUSED] = "wakes_refused",
     [ROOST_E_STUCK_RESET] = "stuck_reset",
     [ROOST_E_WRITE_TIMEOUTS] = "write_timeouts",
+    [ROOST_E_CLIENTS_REFUSED] = "clients_refused",
 };
 
 static const char *const gauge_names[] = {

@@ -116,6 +116,7 @@ class ServiceSpec:
     by_daemon: bool = False
     balance: int = Balance.LEAST_CONNECTIONS
     max_fails: int = 0
+    refuse_down: bool = False
     second_server: int = SecondServer.REFUSED
     second_server_ms: int = 10000
     in_band_clients: int = 0

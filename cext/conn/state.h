@@ -223,6 +223,7 @@ enum roost_engine_counter {
     ROOST_E_WAKES_REFUSED,
     ROOST_E_STUCK_RESET,
     ROOST_E_WRITE_TIMEOUTS,
+    ROOST_E_CLIENTS_REFUSED,
     ROOST_E_COUNT
 };
 

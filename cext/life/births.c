@@ -50,6 +50,20 @@ static uint16_t mss_of(const struct roost_engine *e, bool v4) {
     return (uint16_t)(mss < MSS_MAX - (headers - HEADERS_IPV4) ? mss : MSS_MAX - (headers - HEADERS_IPV4));
 }
 
+/* Clients that are refused are not born: XDP would have them connected. */
+static bool gives_birth(const struct roost_engine *e, const struct roost_service *s) {
+    const struct roost_listener *l = e->by_index[s->index];
+    return s->born != ROOST_BORN_NEVER && !(l && roost_turns_away(l));
+}
+
+void roost_births_servers(struct roost_engine *e, uint16_t service) {
+    for (int i = 0; i < e->listeners; i++) {
+        const struct roost_service *s = &e->listener[i].service;
+        if (s->index == service && s->refuse_down && s->born != ROOST_BORN_NEVER)
+            roost_births_tell(e, s);
+    }
+}
+
 int roost_births_tell(struct roost_engine *e, const struct roost_service *s) {
     struct roost_birth_place place = {.port = htons(s->listen_port)};
     struct roost_birth birth = {0};
@@ -57,7 +71,7 @@ int roost_births_tell(struct roost_engine *e, const struct roost_service *s) {
     bool was = false;
     memcpy(place.address, s->listen, sizeof(place.address));
     was = !bpf_map_lookup_elem(map, &place, &birth);
-    if (s->born == ROOST_BORN_NEVER) {
+    if (!gives_birth(e, s)) {
         if (!was)
             return 0;
         bpf_map_delete_elem(map, &place);

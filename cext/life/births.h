@@ -14,6 +14,8 @@ struct roost_engine;
 void roost_births_forget(struct roost_engine *e);
 /* Tells XDP of a service, or that its clients are not born asleep any more. 0, or -errno. */
 int roost_births_tell(struct roost_engine *e, const struct roost_service *service);
+/* One of a service's servers is up, or down: its clients are born where they are not refused for it. */
+void roost_births_servers(struct roost_engine *e, uint16_t service);
 /* In each turn: says that the engine lives and the table has room. */
 void roost_births_turn(struct roost_engine *e);
 void roost_births_close(struct roost_engine *e);

@@ -54,7 +54,8 @@ void roost_attach_close(struct roost_engine *e);
 /* listeners.c */
 int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, struct roost_reason *why); /* fd or -errno */
 void roost_accept_turn(struct roost_engine *e, struct roost_listener *l);
-void roost_accept_pause(struct roost_engine *e); /* no room: new clients and servers wait in the kernel */
+bool roost_turns_away(const struct roost_listener *l); /* new clients, since none of its servers is up */
+void roost_accept_pause(struct roost_engine *e);       /* no room: new clients and servers wait in the kernel */
 void roost_accept_resume(struct roost_engine *e);
 
 /* doors.c */

@@ -146,6 +146,7 @@ static void blame_server(struct roost_engine *e, struct roost_conn *c, int error
     int place = c->place - 1;
     c->tried |= 1ULL << place;
     if (roost_pool_failed(pool, place)) {
+        roost_births_servers(e, c->service);
         struct roost_event event;
         roost_event_of_conn(e, c, &event);
         event.type = ROOST_EV_SERVER_DOWN;

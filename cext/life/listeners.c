@@ -36,6 +36,10 @@ static void acknowledge_or_wait(struct roost_engine *e, struct roost_conn *c) {
         roost_leg_acknowledge(&c->client);
 }
 
+bool roost_turns_away(const struct roost_listener *l) {
+    return l->service.refuse_down && !l->service.by_daemon && !l->pool.as_accepted && !roost_pool_left(&l->pool, 0);
+}
+
 static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd, const struct sockaddr_storage *peer) {
     const struct roost_service *s = &l->service;
     struct roost_key key;
@@ -46,6 +50,11 @@ static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd,
     roost_address_from(peer, key.client, &key.client_port);
     /* A service that answers for every server would have this machine for its server, and link to itself. */
     if (s->transparent && roost_address_is_any(s->listen) && roost_address_is_ours(key.local)) {
+        roost_reset_fd(fd);
+        return;
+    }
+    if (roost_turns_away(l)) {
+        e->stat[ROOST_E_CLIENTS_REFUSED]++;
         roost_reset_fd(fd);
         return;
     }
@@ -189,6 +198,7 @@ int roost_server_mark(roost_engine *e, uint16_t service, const struct roost_serv
     int place = pool ? roost_pool_find(pool, server) : ROOST_NO_PLACE;
     if (place != ROOST_NO_PLACE)
         roost_pool_mark(pool, place, up);
+    roost_births_servers(e, service);
     roost_unlock(e);
     return place == ROOST_NO_PLACE ? -ENOENT : 0;
 }

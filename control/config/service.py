@@ -104,6 +104,11 @@ class Service(Policy):
         description="which of the servers a link goes to: the one with the fewest links now, or the one that the "
         "client's address stands for; when that is down, its clients alone go to others",
     )
+    when_down: Annotated[Literal["wait", "refuse"], ToEngine("refuse_down")] = Field(
+        "wait",
+        description="what becomes of a client that connects while none of the servers is up: it waits for one, as "
+        "long as `connect_timeout` says, or is refused at once, by RST",
+    )
     health: Health = Field(
         Health(), description="`[service.health]`, see [below](#servicehealth): when a server counts as down"
     )

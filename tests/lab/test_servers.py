@@ -20,7 +20,7 @@ import pytest
 
 from appliance.lab import DaemonHandle, Lab, Peer, endpoint, wait_until
 from appliance.lab.processes import python_environment
-from appliance.wire import Balance, Command, EventType, Op, ServerAddress, ServerStatus
+from appliance.wire import Balance, Born, Command, EventType, Op, ServerAddress, ServerStatus
 from control.core.states import Cause, State
 from tests.lab.engine_lab import SERVICE, EngineLab, receive
 
@@ -75,6 +75,38 @@ class Servers:
 def servers_of(box: EngineLab, family: int, count: int = 2, **service: Any) -> Iterator[Servers]:
     with ExitStack() as stack:
         yield Servers(box, family, count, stack, **service)
+
+
+@BOTH
+def test_clients_are_refused_at_once_while_no_server_is_up_where_the_policy_says_so(
+    box: EngineLab, family: int
+) -> None:
+    """Figure 22."""
+    with servers_of(box, family, refuse_down=True) as servers:
+        for server in servers.all:
+            box.engine.mark_server(SERVICE[family], server, up=False)
+        with pytest.raises(ConnectionResetError):
+            servers.dial().recv(1)
+        assert box.engine.stats()["clients_refused"] == 1
+        box.engine.mark_server(SERVICE[family], servers.all[1], up=True)
+        servers.dial().sendall(b"question")
+        assert servers.accept()[0] == servers.all[1]
+
+
+@BOTH
+def test_what_is_born_asleep_is_refused_as_others_are_while_no_server_is_up(box: EngineLab, family: int) -> None:
+    with servers_of(box, family, count=1, refuse_down=True, born=Born.ALWAYS) as servers:
+        box.engine.mark_server(SERVICE[family], servers.all[0], up=False)
+        with pytest.raises(ConnectionResetError):
+            servers.dial().recv(1)
+        box.engine.mark_server(SERVICE[family], servers.all[0], up=True)
+        kept = []
+
+        def born() -> bool:
+            kept.append(servers.dial())
+            return box.engine.stats()["born"] > 0
+
+        wait_until(born, 10, "a client is born")
 
 
 @BOTH
