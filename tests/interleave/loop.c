@@ -3,7 +3,7 @@
 #include "cext/engine.c"
 #include "loop.h"
 
-bool loop_is_busy(const struct roost_engine *e) {
+bool loop_is_busy(struct roost_engine *e) {
     return !timeout_ms(e);
 }
 

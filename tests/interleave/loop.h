@@ -7,7 +7,7 @@
 struct roost_engine;
 struct epoll_event;
 
-bool loop_is_busy(const struct roost_engine *e); /* it would not wait for an event now */
+bool loop_is_busy(struct roost_engine *e); /* it would not wait for an event now */
 void loop_turn(struct roost_engine *e, const struct epoll_event *events, int count);
 
 #endif

@@ -103,6 +103,7 @@ def run(built: Path, tests: Iterable[str], *options: str, timeout_s: float = 360
         "PYTHONPATH": str(ROOT),
         "ASAN_OPTIONS": settings,
         "UBSAN_OPTIONS": settings,
+        "LSAN_OPTIONS": "leak_check_at_exit=0",  # plugin.py says when
     }
     if not counted:
         environment["GCOV_PREFIX"] = str(built / "uncounted")
