@@ -104,6 +104,8 @@ _bench("restart", "How long sleeping clients are without a daemon that is stoppe
 _bench("policy", "How long until every sleeping client obeys a rule, and a changed policy.",
        _number("--connections", 100_000, least=1000), _number("--runs", 3),
        _number("--spoken", 1000, "Of them that are in SLEEP; the others are born asleep."))  # fmt: skip
+_bench("pressure", "What goes down when something runs short, and what those that wake meanwhile notice.",
+       _number("--connections", 20_000, "In IDLE.", 1000))  # fmt: skip
 _bench("growth", "What memory and time a connection takes, from 10,000 connections on.",
        _number("--connections", 10_000_000, least=1000), _number("--rounds", 5, "Of keep-alives, each size."),
        _number("--answers", 1_000_000, "In a round, at the least."))  # fmt: skip

@@ -35,7 +35,7 @@ from typing import Any, Final
 
 from appliance.lab import endpoint
 from tests.bench.direct import say
-from tests.bench.figures import Report, Target
+from tests.bench.figures import Report, Target, percentile
 from tests.bench.simulated import PORT, Nursery, nursery
 from tests.lab.echo import Echo
 from tests.lab.old_layout import BUCKET_BYTES, HEAD_BYTES, SLOT_BYTES, SLOTS, bpf
@@ -141,10 +141,6 @@ def asking(born: Nursery) -> Iterator[Questions]:
         yield questions
 
 
-def p99(took: list[float]) -> float:
-    return sorted(took)[max(math.ceil(len(took) * 0.99) - 1, 0)]
-
-
 def until_all(table: Table, obeys: Callable[[int], bool], sample: set[int]) -> None:
     """Every bucket of the sample."""
     began, left = time.monotonic(), set(sample)
@@ -228,7 +224,8 @@ def run(connections: int = 100_000, runs: int = 3, spoken: int = 1000) -> Report
                 seconds = time.monotonic() - began
                 echoes.append(questions.took_ms())
                 share.append((born.daemon.process.cpu_s() - cpu_s) / seconds)
-                say(f"{seconds:.2f} s; p99 of echoes {p99(echoes[-1]):.2f} ms, before {p99(quiet[-1]):.2f} ms")
+                now, calm = percentile(echoes[-1], 99), percentile(quiet[-1], 99)
+                say(f"{seconds:.2f} s; p99 of echoes {now:.2f} ms, before {calm:.2f} ms")
                 return seconds
 
             for i in range(runs):
@@ -236,7 +233,7 @@ def run(connections: int = 100_000, runs: int = 3, spoken: int = 1000) -> Report
                 now_s, then_s = INTERVALS_S[(i + 1) % 2], INTERVALS_S[i % 2]
                 reclassed += [timed(partial(reclass, born, table, sample, ruled, now_s)) for ruled in (True, False)]
                 reloaded.append(timed(partial(reload, born, table, sample, then_s)))
-                explained.append(p99(explain_ms(born, connections)))
+                explained.append(percentile(explain_ms(born, connections), 99))
         table.close()
         lost = connections - born.keep_alive(range(connections)).done
         report.add_zero("lost", lost + born.gone(range(connections)), "clients")
@@ -247,8 +244,8 @@ def run(connections: int = 100_000, runs: int = 3, spoken: int = 1000) -> Report
     report.add("reload_s", reloaded, "s", RELOAD_S)
     report.add("reclass_share", share, "")
     report.add("explain_ms_p99", explained, "ms", EXPLAIN_MS)
-    report.add("echo_ms_p99", [p99(took) for took in echoes], "ms")
-    report.add("quiet_echo_ms_p99", [p99(took) for took in quiet], "ms")
-    all_of = [p99(list(itertools.chain(*some))) for some in (echoes, quiet)]
+    report.add("echo_ms_p99", [percentile(took, 99) for took in echoes], "ms")
+    report.add("quiet_echo_ms_p99", [percentile(took, 99) for took in quiet], "ms")
+    all_of = [percentile(list(itertools.chain(*some)), 99) for some in (echoes, quiet)]
     report.add("relay_p99_ratio", [all_of[0] / all_of[1]], "", RELAY_RATIO)
     return report

@@ -11,7 +11,22 @@ from click.testing import CliRunner
 
 from appliance.lab import Lab
 from control.dev.bench import command
-from tests.bench import attach, chaos, churn, flood, growth, hold, keepalive, policy, probe, relay, restart, storm, wake
+from tests.bench import (
+    attach,
+    chaos,
+    churn,
+    flood,
+    growth,
+    hold,
+    keepalive,
+    policy,
+    pressure,
+    probe,
+    relay,
+    restart,
+    storm,
+    wake,
+)
 from tests.bench.figures import Report
 
 CONTRACT = {
@@ -33,6 +48,8 @@ CONTRACT = {
     "storm": {"handshakes_per_s", "handshakes_per_core_s", "vs_haproxy", "refused", "lost"},
     "probe": {"core_share", "lost"},
     "policy": {"reclass_s", "reload_s", "explain_ms_p99", "relay_p99_ratio", "lost"},
+    "pressure": {f"{key}_down" for key in ("connections", "idle", "memory", "descriptors", "cpu_stall")}
+    | {"connections_quietest_share", "connections_overshoot", "idle_overshoot", "wake_p99_ratio", "lost"},
     "flood": {"lost", "woken", "relay_p99_ratio"},
     "restart": {"seconds", "lost"},
     "growth": {"bytes_ratio", "ns_ratio"},
@@ -101,6 +118,17 @@ def test_policy_measures_until_everybody_obeys() -> None:
         assert 0 < report.figures[key].median < 10, key
     assert report.figures["echo_ms_p99"].median > 0
     assert report.figures["explain_ms_p99"].median > 0
+
+
+@alone
+def test_pressure_moves_the_quietest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pressure, "WAKES", 50)
+    monkeypatch.setattr(pressure, "SECONDS", 2.0)
+    report = pressure.run(connections=2000)
+    assert_sound(report)
+    for key in ("connections", "idle", "memory"):
+        assert report.figures[f"{key}_quietest_share"].median >= 0.9, key
+        assert report.figures[f"{key}_down"].median > 0, key
 
 
 @alone

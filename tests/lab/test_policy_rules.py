@@ -8,15 +8,21 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from ipaddress import ip_address, ip_network
 from typing import Any, Final
 
 import pytest
 
 from appliance.lab import Lab, endpoint, wait_until
 from appliance.lab.processes import python_environment
+from tests.bench.policy import Table
+from tests.bench.simulated import PORT, Nursery, nursery
+from tests.lab.echo import Echo
 from tests.lab.test_policy_change import FOREVER, OBEYED_S, Box, within
 
 pytestmark = pytest.mark.alone("a change is to be in force within two seconds, whatever else runs")
@@ -150,3 +156,38 @@ def test_a_rule_for_a_network_is_obeyed_there_alone_and_outlives_the_daemon(nat_
         tried = json.loads(policy(box, "try", str(file), "--json"))
         assert (tried["connections"], tried["changed"]) == (3, 3)
         assert box.state(again) == "IDLE"
+
+
+def echo(born: Nursery) -> AbstractContextManager[Echo]:
+    return Echo(born.lab.space("lan"), born.lab.address("lan", "eth0"), PORT)
+
+
+def test_connections_that_wake_and_fall_asleep_while_rules_change_obey() -> None:
+    """A round that passes over slots and awake connections misses those that go from one to the other."""
+    clients, network = 20_000, ip_network("10.127.255.0/24")
+    where = {"addresses": 128, "base": "10.127.255.192"}
+    policy = {"probe_interval": "never", "active_quiet": "200ms", "standby_quiet": "200ms"}
+    with nursery(clients, policy, where, awake_once=clients) as born, echo(born):
+        born.connect(range(clients))
+        table = Table(born.daemon.pin_dir)
+        try:
+            for turn in range(4):
+                speaking = threading.Thread(target=born.speak, args=(range(turn * 2000, turn * 2000 + 4000), 100))
+                speaking.start()
+                time.sleep(0.3)
+                content = {"network": str(network), "probe_interval": "1800s"}
+                body = {"who": "test"} | ({"rule": content} if turn % 2 == 0 else {})
+                answer = born.daemon.http("DELETE" if turn % 2 else "PUT", "/v1/policy/rules/half", json=body)
+                assert answer.status_code == 200, answer.text
+                speaking.join()
+                born.none_awake()
+                time.sleep(1)
+                found = Counter(
+                    (ip_address(address) in network, table.interval_s(class_))
+                    for bucket in range(table.buckets)
+                    for address, class_ in table.slots(bucket)
+                )
+                assert set(found) == {(True, 0 if turn % 2 else 1800), (False, 0)}, found
+        finally:
+            table.close()
+        assert born.failures == {}
