@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -43,15 +43,27 @@ def give(space: Namespace, name: str) -> None:
 def take(prefix: str) -> list[int]:
     """Take all names with this prefix away, and end the processes still inside; their ids."""
     present = [NETNS / name for name in in_use(prefix)]
-    strangers = _end_inhabitants({_identity(path) for path in present})
+    with ExitStack() as stack:
+        # Two may take them away at once: as long as they are open here, no other namespace gets their numbers, whose
+        # processes would be taken for theirs.
+        kept = [_open(path, stack) for path in present]
+        strangers = _end_inhabitants({_identity(fd) for fd in kept if fd is not None})
     for path in present:
-        with suppress(FileNotFoundError):  # two take them away at once
+        with suppress(FileNotFoundError):
             netns.remove(path.name)
     return strangers
 
 
-def _identity(namespace: Path) -> tuple[int, int]:
-    found = namespace.stat()
+def _open(path: Path, stack: ExitStack) -> int | None:
+    with suppress(FileNotFoundError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, fd)
+        return fd
+    return None
+
+
+def _identity(namespace: Path | int) -> tuple[int, int]:
+    found = os.stat(namespace)  # noqa: PTH116 (or a descriptor)
     return found.st_dev, found.st_ino
 
 

@@ -13,16 +13,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyroute2 import IPRoute
+from pyroute2 import IPRoute, netns
 
-from appliance.lab import Lab, leftovers, wait_until
+from appliance.lab import Lab, leftovers, names, wait_until
 from appliance.lab.leftovers import workspace
-from appliance.lab.namespaces import load_xdp
+from appliance.lab.namespaces import Namespace, load_xdp
 from appliance.lab.processes import python_environment
 from appliance.peers.stream import PERIOD, Receiver, start_of, window
 
@@ -121,6 +121,38 @@ def test_labs_that_begin_at_the_same_time_remove_what_a_dead_one_left() -> None:
         lab.stdin.close()
     assert [lab.wait() for lab in labs] == [0] * len(labs)
     assert not any(directory.exists() for directory in remains)
+
+
+def test_a_namespace_that_takes_the_number_of_one_that_went_keeps_its_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two take the same names away: the kernel gives the number of a namespace that went to the next one at once."""
+    prefix, found = f"roost-test-{os.getpid()}", names.inhabitants
+    innocent: list[subprocess.Popen[bytes]] = []
+    first = Namespace("first")
+    number = first.inode
+    names.give(first, f"{prefix}-lan")
+    first.close()
+
+    def another_takes_them(spaces: set[tuple[int, int]]) -> list[int]:
+        if not innocent:
+            netns.remove(f"{prefix}-lan")
+            for _ in range(50):
+                time.sleep(0.02)  # the kernel needs some to let a namespace go
+                space = Namespace("next")
+                stack.callback(space.close)
+                if space.inode == number:
+                    break
+            with space.entered():
+                innocent.append(subprocess.Popen(["sleep", "60"]))
+            stack.callback(innocent[0].wait)
+            stack.callback(innocent[0].kill)
+        return found(spaces)
+
+    monkeypatch.setattr(names, "inhabitants", another_takes_them)
+    with ExitStack() as stack:
+        assert names.take(prefix) == []
+        assert innocent[0].poll() is None
 
 
 def test_pins_in_a_namespace_without_a_way_in_are_left_for_a_later_lab() -> None:
