@@ -15,8 +15,8 @@
 #include "life.h"
 
 #define STUCK_MS 5000 /* a radio that changes its cell is back by then */
-#define QUIETEST                                                                                                       \
-    35 /* one of so many is moved before another sample is taken: 3 %, and 5 within what it may be wrong by */
+/* One of so many is moved before another sample is taken: 3 %, and 5 within what a sample may be wrong by. */
+#define QUIETEST 35
 #define LOOKS_A_TURN 4096 /* 0.2 ms */
 
 _Static_assert(ROOST_PRIORITY_HIGH < 4, "two bits");

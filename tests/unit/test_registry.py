@@ -215,7 +215,7 @@ def test_a_connection_that_was_closed_in_its_sleep_is_closed_whether_or_not_its_
     c = rig.engine.add(key(1), 5, State.IDLE)
     rig.registry.give("a", key(1).pack(), 5)
     rig.sleep(5)
-    rig.engine.move(c, State.CLOSED, Cause.PROBE_TIMEOUT)  # nobody has heard it
+    rig.engine.move(c, State.CLOSED, Cause.PROBE_TIMEOUT)  # it has not been heard of
     assert rig.store.sleeping_ids([key(1).pack()]) == {key(1).pack(): 5}
     found = rig.registry.find("a")
     assert found is not None
