@@ -106,7 +106,7 @@ def test_wake_measures_wakeups_from_memory_and_from_the_database() -> None:
 
 @alone
 def test_attach_reaches_every_client_in_every_mode_and_state() -> None:
-    report = attach.run(attaches=100, runs=2)
+    report = attach.run(attaches=100, runs=1)
     assert_sound(report)
     assert report.figures["router_idle_ms_p50"].median > report.figures["router_idle_direct_ms_p50"].median / 2
 
