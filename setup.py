@@ -31,6 +31,7 @@ class BuildExtensions(build_ext):
 
     def finalize_options(self) -> None:
         super().finalize_options()
+        self.parallel = True  # as many extensions at a time as there are processors
         if not self.inplace:
             self.extensions = [extension for extension in self.extensions if extension.name.startswith("cext.")]
 

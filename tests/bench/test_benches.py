@@ -123,7 +123,7 @@ def test_policy_measures_until_everybody_obeys() -> None:
 @alone
 def test_pressure_moves_the_quietest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pressure, "WAKES", 50)
-    monkeypatch.setattr(pressure, "SECONDS", 2.0)
+    monkeypatch.setattr(pressure, "SECONDS", 1.0)
     report = pressure.run(connections=2000)
     assert_sound(report)
     for key in ("connections", "idle", "memory"):
@@ -199,7 +199,7 @@ def test_probe_sees_every_connection_probed_and_heard() -> None:
 
 @alone
 def test_flood_reaches_the_appliance_and_wakes_nobody() -> None:
-    report = flood.run(connections=10_000, seconds=1)
+    report = flood.run(connections=10_000, seconds=0.5)
     assert_sound(report)
     for what in ("syn", "segment"):
         assert report.figures[f"{what}_frames_per_s"].median > 10_000

@@ -17,13 +17,13 @@ from appliance.lab import DaemonHandle, Lab, endpoint, wait_until
 from appliance.lab.daemon import toml
 from tests.lab.engine_lab import receive
 
-pytestmark = pytest.mark.alone("a change is to be in force within two seconds, whatever else runs")
-
 OBEYED_S: Final = 2.0
 PORTS: Final = {"plain": 8101, "bare": 8102, "born": 8103}
 """bare: without a slot in SLEEP; born: asleep."""
 FOREVER: Final = dict.fromkeys(("active_quiet", "standby_quiet", "idle_quiet"), "1h")
 STATES: Final = ("ACTIVE", "STANDBY", "IDLE", "SLEEP")
+
+in_time = pytest.mark.alone("a change is to be in force within two seconds, whatever else runs")
 
 
 class Box:
@@ -116,6 +116,7 @@ def within(condition: Callable[[], bool], since: float, what: str) -> None:
     wait_until(condition, max(since + OBEYED_S - time.monotonic(), 0), what, every_s=0.02)
 
 
+@in_time
 def test_shorter_intervals_and_probes_reach_every_connection(opened: Callable[[dict[str, Any]], Box]) -> None:
     box = opened(FOREVER)
     moved = {state: box.in_state(state) for state in ("ACTIVE", "STANDBY", "IDLE")}

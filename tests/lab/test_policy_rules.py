@@ -23,14 +23,12 @@ from appliance.lab.processes import python_environment
 from tests.bench.policy import Table
 from tests.bench.simulated import PORT, Nursery, nursery
 from tests.lab.echo import Echo
-from tests.lab.test_policy_change import FOREVER, OBEYED_S, Box, within
+from tests.lab.test_policy_change import FOREVER, OBEYED_S, Box, in_time, within
 
 INSIDE: Final = "10.64.1.1"
 OUTSIDE: Final = "10.65.1.1"
 NETWORK: Final = "10.64.0.0/16"
 HOUR: Final = 3600.0
-
-in_time = pytest.mark.alone("a change is to be in force within two seconds, whatever else runs")
 
 
 @pytest.fixture
