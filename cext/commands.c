@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "loop.h"
+#include "cext/life/next.h"
 
 #define COMMANDS_A_TURN 4096
 #define AT_ONCE 32 /* taken while the lock is held once: the control plane takes it, too */
@@ -154,18 +155,37 @@ static int op_wake(struct roost_engine *e, const struct roost_command *command, 
     return 0;
 }
 
+/* No transition tells of it: this event does, of the connection that it is about. */
+static void done(struct roost_engine *e, const struct roost_command *command, struct roost_event *event) {
+    event->type = ROOST_EV_DONE;
+    event->op = command->op;
+    event->token = command->token;
+    if (command->token)
+        roost_mailbox_post(&e->box, event);
+}
+
 static int op_tell(struct roost_engine *e, const struct roost_command *command) {
     struct roost_conn *c = target(e, command);
     int error = c ? roost_inband_tell(e, c) : ENOENT;
-    if (!error && command->token) {
-        struct roost_event event;
-        roost_event_of_conn(e, c, &event);
-        event.type = ROOST_EV_DONE;
-        event.op = command->op;
-        event.token = command->token;
-        roost_mailbox_post(&e->box, &event);
-    }
-    return error;
+    if (error)
+        return error;
+    struct roost_event event;
+    roost_event_of_conn(e, c, &event);
+    done(e, command, &event);
+    return 0;
+}
+
+static int op_give(struct roost_engine *e, const struct roost_command *command) {
+    int error = roost_class_give(e, command);
+    if (error)
+        return error;
+    struct roost_conn *c = roost_conn_by_key(e, &command->record.key);
+    if (c)
+        roost_next_rearm(e, c);
+    struct roost_event event = {.id = command->id};
+    event.record.key = command->record.key;
+    done(e, command, &event);
+    return 0;
 }
 
 /* All but ROOST_OP_ATTACH. 0 or an errno. */
@@ -203,6 +223,8 @@ static int carry_out(struct roost_engine *e, const struct roost_command *command
         return op_tell(e, command);
     case ROOST_OP_OVERRIDE:
         return roost_class_restore(e, command);
+    case ROOST_OP_GIVE:
+        return op_give(e, command);
     default:
         return EINVAL;
     }

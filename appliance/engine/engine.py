@@ -26,6 +26,7 @@ from appliance.wire import (
     Obstacle,
     Obstacles,
     Op,
+    Own,
     Record,
     RuleEntry,
     ServerAddress,
@@ -271,16 +272,18 @@ class Engine:
         key, ka, rest = (bytes(ffi.buffer(ffi.addressof(raw, part), size)) for part, size in parts)
         return Record(key, ka, rest)
 
-    def find_overrides(self, key: bytes, number: int) -> dict[str, int]:
-        """What the connection with this packed key and number set in band, as far as it did: intervals (0: never), and
-        whether it is always active."""
+    def find_own(self, key: bytes, number: int) -> Own:
+        """What is set for the connection with this packed key and number alone."""
         raw = ffi.new("struct roost_overrides *")
         if not lib.roost_find_overrides(self._raw, ffi.from_buffer("struct roost_key[1]", key), number, raw):
-            return {}
-        intervals = zip(QUIETS, raw.quiet_ms, strict=True)
-        values = [*intervals, ("probe_interval_s", raw.probe_interval_s)]
-        found = {name: int(value) for bit, (name, value) in enumerate(values) if raw.given & 1 << bit}
-        return found | ({"always_active": 1} if raw.always_active else {})
+            return Own()
+        values = [*zip(QUIETS, raw.quiet_ms, strict=True), ("probe_interval_s", raw.probe_interval_s)]
+
+        def of(bits: int) -> dict[str, int]:
+            return {name: int(value) for bit, (name, value) in enumerate(values) if bits & 1 << bit}
+
+        in_band = of(raw.given & ~raw.by_command) | ({"always_active": 1} if raw.always_active else {})
+        return Own(in_band, of(raw.by_command))
 
     def find_class(self, key: bytes) -> dict[str, int]:
         """The policy in force for the connection with this packed key: values of struct roost_class."""

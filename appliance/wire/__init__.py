@@ -18,6 +18,7 @@ from appliance.wire.messages import (
     Obstacle,
     Obstacles,
     Op,
+    Own,
     Verb,
     transitions,
 )

@@ -7,9 +7,10 @@ The numbers are those of the C headers (tests/unit/test_wire.py holds them toget
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from appliance.wire.record import KA, REST, Key, Record
@@ -18,8 +19,8 @@ ROW: Final = struct.Struct("=QQ36sHBBB7xQQQ")
 """A transition that is of interest to the history alone (struct roost_row): id, at_ms, key, service, from, to, cause,
 rx, tx, gap."""
 
-OVERRIDES: Final = struct.Struct("=3IIBBH")
-"""struct roost_overrides: quiet_ms of ACTIVE, STANDBY and IDLE, probe_interval_s, given, always_active, unused."""
+OVERRIDES: Final = struct.Struct("=3IIBBBx")
+"""struct roost_overrides: quiet_ms of ACTIVE, STANDBY and IDLE, probe_interval_s, given, always_active, by_command."""
 
 OVERRIDES_BYTES: Final = OVERRIDES.size
 
@@ -44,6 +45,7 @@ class Op(IntEnum):
     OVERRIDE = 13
     CANDIDATE = 14
     DESCEND = 15
+    GIVE = 16
 
 
 class EventType(IntEnum):
@@ -107,6 +109,14 @@ class Obstacles:
     client_unacknowledged: int
     server_unread: int
     server_unacknowledged: int
+
+
+class Own(NamedTuple):
+    """What is set for one connection alone (struct roost_overrides), by in-band requests and by commands: intervals by
+    their names there (0: never), and `always_active`."""
+
+    in_band: Mapping[str, int] = MappingProxyType({})
+    by_command: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)

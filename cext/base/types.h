@@ -61,8 +61,11 @@ enum roost_op {
     ROOST_OP_OVERRIDE = 13,  /* key + id + overrides: what ROOST_EV_OVERRIDES told to an earlier engine */
     ROOST_OP_CANDIDATE = 14, /* key + record: the answer to ROOST_EV_CANDIDATE; error ENOENT: the key has no row;
                                   another: it is not known now */
-    ROOST_OP_DESCEND = 15    /* count: so many in IDLE that have been quiet longest, nearly, are due for SLEEP, and
+    ROOST_OP_DESCEND = 15,   /* count: so many in IDLE that have been quiet longest, nearly, are due for SLEEP, and
                                   ROOST_EV_SLEEP_DUE follows with this cause */
+    ROOST_OP_GIVE = 16 /* key + id, whatever the state: of the values in count, bits as in `given`, the connection has
+                                 those that overrides gives, and its policy's in place of the others. ROOST_EV_DONE
+                                 follows */
 };
 
 /* A sentence for people: why something failed, of which object, and what to do. */

@@ -6,6 +6,9 @@
 #include "cext/inband/inband_relay.h"
 #include "conn.h"
 
+/* The intervals, as bits of `given`, that this stands for. */
+#define ALWAYS_ACTIVE (1 << ROOST_INBAND_ACTIVE | 1 << ROOST_INBAND_STANDBY)
+
 _Static_assert(ROOST_GIVEN_PROBE == 1 << ROOST_INBAND_QUIETS, "behind the quiet intervals");
 
 uint16_t roost_class_of_service(uint16_t service) {
@@ -81,7 +84,11 @@ static bool within_bounds(const struct roost_class *class, const struct roost_ov
 int roost_class_set(struct roost_engine *e, struct roost_conn *c, const struct roost_inband_request *r) {
     const struct roost_class *class = roost_class_of(e, c->class);
     struct roost_overrides own = class->own;
-    uint8_t asked = 0;
+    uint8_t asked = 0, changed_by_it = r->verb == ROOST_INBAND_QUIET       ? r->given
+                                       : r->verb == ROOST_INBAND_KEEPALIVE ? ROOST_GIVEN_PROBE
+                                                                           : ALWAYS_ACTIVE;
+    if (changed_by_it & own.by_command)
+        return -EPERM;
     if (r->verb == ROOST_INBAND_QUIET) {
         asked = r->given;
         own.given |= r->given;
@@ -109,38 +116,103 @@ int roost_class_set(struct roost_engine *e, struct roost_conn *c, const struct r
     return 0;
 }
 
+/* In place of a record the event has what is set for the connection alone. */
+static void post_own(struct roost_engine *e, struct roost_event *event, const struct roost_key *key, uint32_t class) {
+    memset(&event->record, 0, sizeof(event->record));
+    event->type = ROOST_EV_OVERRIDES;
+    event->overridden.key = *key;
+    event->overridden.overrides = roost_class_of(e, class)->own;
+    roost_mailbox_post(&e->box, event);
+}
+
 void roost_class_tell(struct roost_engine *e, struct roost_conn *c) {
     struct roost_event event;
     if (!c->own_untold)
         return;
     roost_event_of_conn(e, c, &event);
-    memset(&event.record, 0, sizeof(event.record));
-    event.type = ROOST_EV_OVERRIDES;
-    event.overridden.key = c->key;
-    event.overridden.overrides = roost_class_of(e, c->class)->own;
-    roost_mailbox_post(&e->box, &event);
+    post_own(e, &event, &c->key, c->class);
     c->own_untold = false;
 }
 
+/* 0: the engine does not know it, of one that sleeps. */
+static uint64_t number_of(const struct roost_engine *e, const struct roost_holder *h) {
+    if (h->by == ROOST_BY_CONN)
+        return h->conn->id;
+    return h->by == ROOST_BY_SLOT && roost_table_has_rest(h->slot) ? e->table.rest[h->slot->rest].id : 0;
+}
+
+static uint32_t class_held(const struct roost_holder *h) {
+    return h->by == ROOST_BY_CONN ? h->conn->class : h->slot->class;
+}
+
+/* Who has the connection of a command about its class; false: another one has this 4-tuple now. */
+static bool meant(struct roost_engine *e, const struct roost_command *command, struct roost_holder *h) {
+    *h = roost_whose(e, &command->record.key);
+    uint64_t number = number_of(e, h);
+    return (h->by == ROOST_BY_CONN || h->by == ROOST_BY_SLOT) && (!number || number == command->id);
+}
+
+/* The connection has this class, of which a use was taken. */
+static void put_class(struct roost_engine *e, const struct roost_holder *h, uint32_t class) {
+    if (h->by == ROOST_BY_CONN)
+        roost_conn_set_class(e, h->conn, class);
+    if (h->by == ROOST_BY_CONN && h->slot) /* two that hold it */
+        roost_classes_hold(&e->table.classes, class);
+    if (h->slot)
+        roost_table_set_class(&e->table, h->slot, class);
+}
+
 int roost_class_restore(struct roost_engine *e, const struct roost_command *command) {
-    struct roost_holder h = roost_whose(e, &command->record.key);
-    bool conn = h.by == ROOST_BY_CONN, slot = h.slot != NULL;
-    uint64_t id = conn ? h.conn->id : slot && roost_table_has_rest(h.slot) ? e->table.rest[h.slot->rest].id : 0;
-    if ((!conn && h.by != ROOST_BY_SLOT) || (id && id != command->id))
-        return ENOENT; /* another connection has this 4-tuple now */
+    struct roost_holder h;
+    if (!meant(e, command, &h))
+        return ENOENT;
+    bool conn = h.by == ROOST_BY_CONN;
     uint16_t service = conn ? h.conn->service : roost_table_service(&e->table, h.slot);
-    uint32_t has = conn ? h.conn->class : h.slot->class, base = roost_classes_base(&e->table.classes, has);
-    if (base != has || (conn && h.conn->own_untold))
+    uint32_t has = class_held(&h);
+    if (roost_classes_base(&e->table.classes, has) != has || (conn && h.conn->own_untold))
         return 0; /* it has set others since, or kept these */
     uint32_t class = intern(e, roost_class_for(e, &command->record.key, service), &command->overrides);
     if (class == ROOST_CLASS_FULL)
         return ENOSPC;
-    if (conn)
-        roost_conn_set_class(e, h.conn, class);
-    if (conn && slot) /* two that hold it */
-        roost_classes_hold(&e->table.classes, class);
-    if (slot)
-        roost_table_set_class(&e->table, h.slot, class);
+    put_class(e, &h, class);
+    return 0;
+}
+
+/* Of the values in `asked` the connection has those that are given, and none of its own in place of the others. */
+static struct roost_overrides give(struct roost_overrides own, const struct roost_overrides *given, uint8_t asked) {
+    for (int i = 0; i < ROOST_INBAND_QUIETS; i++)
+        if (asked & 1 << i)
+            own.quiet_ms[i] = given->given & 1 << i ? given->quiet_ms[i] : 0;
+    if (asked & ROOST_GIVEN_PROBE)
+        own.probe_interval_s = given->given & ROOST_GIVEN_PROBE ? given->probe_interval_s : 0;
+    if (asked & ALWAYS_ACTIVE)
+        own.always_active = 0;
+    own.given = (uint8_t)((own.given & ~asked) | (given->given & asked));
+    own.by_command = (uint8_t)((own.by_command & ~asked) | (given->given & asked));
+    return own;
+}
+
+int roost_class_give(struct roost_engine *e, const struct roost_command *command) {
+    struct roost_holder h;
+    if (!meant(e, command, &h))
+        return ENOENT;
+    uint32_t has = class_held(&h);
+    const struct roost_overrides *before = &roost_class_of(e, has)->own;
+    struct roost_overrides own = give(*before, &command->overrides, (uint8_t)command->count);
+    if (!memcmp(&own, before, sizeof(own)))
+        return 0;
+    uint32_t class = intern(e, roost_classes_base(&e->table.classes, has), &own);
+    if (class == ROOST_CLASS_FULL)
+        return ENOSPC;
+    put_class(e, &h, class);
+    if (h.by == ROOST_BY_CONN) {
+        h.conn->own_untold = true; /* said when it goes IDLE */
+        return 0;
+    }
+    struct roost_event event;
+    roost_event_of_slot(e, &command->record.key, h.slot, &event);
+    event.id = command->id;
+    post_own(e, &event, &command->record.key, class);
     return 0;
 }
 
@@ -173,15 +245,10 @@ int roost_find_class(roost_engine *e, const struct roost_key *key, struct roost_
 
 int roost_find_overrides(roost_engine *e, const struct roost_key *key, uint64_t id, struct roost_overrides *overrides) {
     static const struct roost_overrides nothing;
+    const struct roost_command asked = {.id = id, .record.key = *key};
+    struct roost_holder h;
     roost_lock(e);
-    struct roost_holder h = roost_whose(e, key);
-    uint64_t found = h.by == ROOST_BY_CONN                                   ? h.conn->id
-                     : h.by == ROOST_BY_SLOT && roost_table_has_rest(h.slot) ? e->table.rest[h.slot->rest].id
-                                                                             : 0;
-    if (h.by == ROOST_BY_NONE || h.by == ROOST_BY_LEG || (found && found != id))
-        *overrides = nothing;
-    else
-        *overrides = roost_class_of(e, h.by == ROOST_BY_CONN ? h.conn->class : h.slot->class)->own;
+    *overrides = meant(e, &asked, &h) ? roost_class_of(e, class_held(&h))->own : nothing;
     roost_unlock(e);
     return memcmp(overrides, &nothing, sizeof(nothing)) != 0;
 }

@@ -152,8 +152,9 @@ uint32_t roost_quiet_ms(const struct roost_engine *e, const struct roost_conn *c
                         enum roost_state state); /* 0 = never */
 /* An awake connection has this class, with the use of it that the caller took, and holds its own no more. */
 void roost_conn_set_class(struct roost_engine *e, struct roost_conn *c, uint32_t class);
-/* ROOST_OP_OVERRIDE: 0 or an errno. */
+/* ROOST_OP_OVERRIDE, ROOST_OP_GIVE: 0 or an errno. */
 int roost_class_restore(struct roost_engine *e, const struct roost_command *command);
+int roost_class_give(struct roost_engine *e, const struct roost_command *command);
 void roost_rules_close(struct roost_engine *e);
 /* A service's policy from now on, for every connection that there is. */
 void roost_class_change(struct roost_engine *e, const struct roost_service *service);

@@ -84,7 +84,7 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     async def _no_store(_request: Request, error: SQLAlchemyError) -> Response:
         return _error(503, f"store: {reason(error)}")
 
-    app.include_router(policy_routes(operations.ruling))
+    app.include_router(policy_routes(operations.ruling, operations.giving))
 
     @app.get("/v1/status")
     def status() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from control.channel.status import Status
 from control.clients.explain import Explainer
+from control.clients.giving import Giving
 from control.clients.moving import Moving
 from control.clients.naming import Naming
 from control.clients.ruling import Ruling
@@ -25,5 +26,6 @@ class Operations:
     naming: Naming
     moving: Moving
     ruling: Ruling
+    giving: Giving
     agents: Callable[[], list[dict[str, Any]]]
     dialled: Callable[[], list[dict[str, Any]]]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the local API that is about the rules of the policy (control/clients/ruling.py).
+"""The part of the local API that is about rules of the policy (control/clients/ruling.py), and what one connection is
+given (giving.py).
 
     GET  /v1/policy                                 the rules that are in force, their version, and who made them
     GET  /v1/policy/history?limit=&rule=            the last changes
@@ -11,6 +12,8 @@
     POST /v1/policy/try                             {"file": ...}: what it would change, and for how many
     GET  /v1/policy/explain?client=&service=        what is in force for a client that would connect from an address
     GET  /v1/connections/{id}/policy                what is in force for a connection, and what gave it
+    PUT  /v1/connections/{id}/policy                {"values": {"idle_quiet": "5m"}, "who": ..., "why": ...}: it has
+                                                    these of its own; null: what its rules and its service say
 
 `seen` is the version of GET /v1/policy that a change was made of: 409, when another has changed the rules since.
 Without it, or null, they are changed whatever they are.
@@ -23,6 +26,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Body, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from control.clients.giving import Giving
 from control.clients.ruling import Ruling
 
 _LAST: Final = 2**63 - 1
@@ -52,13 +56,23 @@ class FileEdit(Edit):
     file: str
 
 
+class OwnEdit(BaseModel):
+    """Of one connection's own values."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    values: dict[str, Any]
+    who: str
+    why: str = ""
+
+
 class Rollback(Edit):
     """Of all."""
 
     version: Version
 
 
-def policy_routes(ruling: Ruling) -> APIRouter:
+def policy_routes(ruling: Ruling, giving: Giving) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
@@ -101,5 +115,9 @@ def policy_routes(ruling: Ruling) -> APIRouter:
     @routes.get("/v1/connections/{name}/policy")
     def explain_connection(name: str) -> dict[str, Any]:
         return ruling.explain(name)
+
+    @routes.put("/v1/connections/{name}/policy")
+    async def give(name: str, edit: OwnEdit) -> dict[str, Any]:
+        return await giving.give(name, edit.values, edit.who, edit.why)
 
     return routes

@@ -40,13 +40,16 @@ def _change_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
+def _who() -> str:
+    try:
+        return os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
 def _edit(why: str, seen: int | None) -> dict[str, Any]:
     """Who changes rules, why, and of what."""
-    try:
-        who = os.environ.get("SUDO_USER") or getpass.getuser()
-    except (KeyError, OSError):
-        who = f"uid {os.getuid()}"
-    return {"who": who, "why": why, "seen": seen}
+    return {"who": _who(), "why": why, "seen": seen}
 
 
 def _rule_path(name: str) -> str:
@@ -189,6 +192,57 @@ def explain(client: str, service: str | None, daemon: Client, as_json: bool) -> 
     show_table(("key", "value", "from"), ((row["key"], _shown(row["value"]), row["source"]) for row in told["values"]))
     if told["error"]:
         click.echo(f"! {told['error']}")
+
+
+# -- one connection ---------------------------------------------------------------------------------------------------
+
+
+@command.command("give")
+@click.argument("client", metavar="CLIENT")
+@click.argument("words", nargs=-1, required=True, metavar="key=value...")
+@click.option("--why", default="", metavar="TEXT", help="The reason, for the log.")
+@daemon_options
+@json_option
+def give(client: str, words: tuple[str, ...], why: str, daemon: Client, as_json: bool) -> None:
+    """Let one connection have values of its own, asleep or awake: active_quiet, standby_quiet, idle_quiet,
+    probe_interval. They end with the connection.
+
+    \b
+    Example:
+      roost policy give 4711 idle_quiet=never --why "watched until Friday"
+      roost policy give 192.0.2.7:40123 probe_interval=5m
+    """
+    _give(client, _pairs(words), why, daemon, as_json)
+
+
+@command.command("take")
+@click.argument("client", metavar="CLIENT")
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+@click.option("--why", default="", metavar="TEXT", help="The reason, for the log.")
+@daemon_options
+@json_option
+def take(client: str, keys: tuple[str, ...], why: str, daemon: Client, as_json: bool) -> None:
+    """Take values away that one connection has of its own, by command or in band: its rules and its service say again
+    what they are.
+
+    \b
+    Example:
+      roost policy take 4711 idle_quiet
+    """
+    _give(client, dict.fromkeys(keys), why, daemon, as_json)
+
+
+def _give(client: str, values: Mapping[str, str | None], why: str, daemon: Client, as_json: bool) -> None:
+    edit = {"who": _who(), "why": why, "values": values}
+    told = daemon.send("PUT", f"{connection_path(client)}/policy", edit)
+    if as_json:
+        print_json(told)
+        return
+    number = f"{told['id']} " if told["id"] else ""
+    given = (
+        f"{key}={_shown(one)}" if one is not None else f"{key} of its policy" for key, one in told["values"].items()
+    )
+    click.echo(f"{number}{told['client']}, {told['state']}: {', '.join(given)}")
 
 
 # -- changing ---------------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ class Explainer:
     def _policy(self, located: Located, service: Service | None) -> dict[str, Any]:
         """What time is to do with it."""
         policy = self._engine.find_class(located.event.record.key_raw)
-        set_in_band = self._engine.find_overrides(located.event.record.key_raw, located.id)
+        own = self._engine.find_own(located.event.record.key_raw, located.id)
         persistent = service is not None and service.interface == "persistent"
         key, state = {
             State.ACTIVE: ("active_quiet", State.IDLE if persistent else State.STANDBY),
@@ -163,12 +163,13 @@ class Explainer:
             State.IDLE: ("idle_quiet", State.SLEEP),
         }.get(located.state, ("", located.state))
         found: dict[str, Any] = {"probe_count": policy.get("probe_count", 0)}
-        found["always_active"] = bool(set_in_band.get("always_active"))
+        found["always_active"] = bool(own.in_band.get("always_active"))
         if not key:
             return found
         due_ms, quiet_ms = policy.get(f"{key}_ms", 0), located.event.gap_ms
-        asked = f"{key}_ms" in set_in_band
-        found |= {"key": f"{key}, set in band" if asked else key, "next": state.label, "quiet": span(quiet_ms / 1000)}
+        name = f"{key}_ms"
+        by = ", set in band" if name in own.in_band else ", set by command" if name in own.by_command else ""
+        found |= {"key": key + by, "next": state.label, "quiet": span(quiet_ms / 1000)}
         if not due_ms:
             found["never"] = True
         elif quiet_ms < due_ms:

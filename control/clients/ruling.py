@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from appliance.wire import RuleEntry, pack_address, unpack_address
+from appliance.wire import Own, RuleEntry, pack_address, unpack_address
 from control.clients.locate import Locator
 from control.clients.rules import Configured, Kept, Rules, State, content_of, is_rule
 from control.config import Service
@@ -195,9 +195,9 @@ class Ruling:
             raise OperationError(
                 409, "the service that it came in by is not configured any more: its policy is what it was then"
             )
-        in_band = self._connections.find_overrides(record.key_raw, located.id)
+        own = self._connections.find_own(record.key_raw, located.id)
         told = {"id": located.id, "client": located.key.client_text, "state": located.state.label}
-        return {**told, **self._explained(service, located.key.client, in_band)}
+        return {**told, **self._explained(service, located.key.client, own)}
 
     def explain_address(self, address: str, service: str) -> dict[str, Any]:
         """The same of a client that would connect from an address."""
@@ -214,12 +214,12 @@ class Ruling:
             raise OperationError(
                 400, f"no client connects from {client}: the service {service} listens at {found.listen}"
             )
-        return {"client": client, **self._explained(found, packed, {})}
+        return {"client": client, **self._explained(found, packed, Own())}
 
-    def _explained(self, service: Service, client: bytes, in_band: Mapping[str, int]) -> dict[str, Any]:
+    def _explained(self, service: Service, client: bytes, own: Own) -> dict[str, Any]:
         state = self._rules.state
         rows = []
-        for one in explain(state.rules, service, self._configured()[1], client, in_band):
+        for one in explain(state.rules, service, self._configured()[1], client, own):
             source = one.source
             row: dict[str, Any] = {"key": one.key, "value": one.value}
             if one.rule:

@@ -138,8 +138,8 @@ class View:
         if located.state in INACTIVE and record.paired:
             peer = record.peer or self._engine.find_peer(record.key_raw)
             shown["server"] = peer.key.client_text if peer else None
-        if set_in_band := self._engine.find_overrides(record.key_raw, located.id):
-            shown["in_band"] = set_in_band
+        own = self._engine.find_own(record.key_raw, located.id)
+        shown |= {by: dict(values) for by, values in own._asdict().items() if values}
         if located.id and not self._store.status.error:
             if earlier := self._store.predecessors_of(located.id):
                 shown["came_back_from"] = earlier

@@ -11,7 +11,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from appliance.wire import Command, Event, Key, Obstacles, Record, RuleEntry, ServerAddress, ServerStatus, ServiceSpec
+from appliance.wire import (
+    Command,
+    Event,
+    Key,
+    Obstacles,
+    Own,
+    Record,
+    RuleEntry,
+    ServerAddress,
+    ServerStatus,
+    ServiceSpec,
+)
 from control.core.states import State
 
 BATCH: Final = 512
@@ -33,7 +44,7 @@ class EnginePort(Protocol):
     def stats(self) -> dict[str, int]: ...
     def memory(self) -> int: ...
     def find_peer(self, key: bytes) -> Record | None: ...
-    def find_overrides(self, key: bytes, number: int) -> dict[str, int]: ...
+    def find_own(self, key: bytes, number: int) -> Own: ...
     def find_class(self, key: bytes) -> dict[str, int]: ...
     def find_obstacles(self, key: bytes) -> Obstacles | None: ...
 

@@ -31,6 +31,7 @@ from control import config as configuration
 from control.channel.operations import Operations
 from control.channel.status import Status
 from control.clients.explain import Explainer
+from control.clients.giving import Giving
 from control.clients.in_band_requests import InBandRequests
 from control.clients.in_band_settings import InBandSettings
 from control.clients.locate import Locator
@@ -190,6 +191,7 @@ class Daemon:
             naming=Naming(store, names, locator, config.attach.domain),
             moving=Moving(engine, store, dispatcher, locator),
             ruling=ruling,
+            giving=Giving(dispatcher, locator),
             agents=reach.agents.clients,
             dialled=reach.dialled.all,
         )

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which value is in force for a connection, and whence.
 
-A cascade, for each value by itself: what the connection set in band; else of the rules that match and give it, the most
-specific (the longer network, then one that names the service, then the larger `order`); else the service's own key;
-else [policy]. The engine takes the longest network of an entry alone, so each entry has all values.
+A cascade, for each value by itself: what the connection has of its own, by command or set in band; else of the rules
+that match and give it, the most specific (the longer network, then one that names the service, then the larger
+`order`); else the service's own key; else [policy]. The engine takes the longest network of an entry alone, so each
+entry has all values.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from appliance.wire import RuleEntry, ServiceSpec
+from appliance.wire import Own, RuleEntry, ServiceSpec
 from control.config import Config, Policy, Service
 from control.policy.rules import EVERYWHERE, RULES_MAX, VALUES, Place, Problem, Rule, RuleSet, ip_version
 from control.policy.services import policy_of, service_spec
@@ -137,27 +138,23 @@ class InForce:
     rule: str = ""
 
 
-def explain(
-    rules: RuleSet, service: Service, config: Config, address: bytes, in_band: Mapping[str, int]
-) -> list[InForce]:
-    """What is in force for a client of this service at this packed address. in_band: what its connection has set
-    (EnginePort.find_overrides)."""
+def explain(rules: RuleSet, service: Service, config: Config, address: bytes, own: Own) -> list[InForce]:
+    """What is in force for a client of this service at this packed address, whose connection has these values of its
+    own."""
     matching = rules.matching(service, int.from_bytes(address, "big"))
     changed, given, _ = _changed(service, _give(rules, matching, service, {}), config)
     policy = policy_of(changed, config)
-    own = {"active_quiet": 0.0, "standby_quiet": 0.0} if in_band.get("always_active") else {}
-    asked: dict[str, Any] = {
-        key: in_band[name] / scale
-        for key in VALUES
-        for name, scale in ((f"{key}_ms", 1000), (f"{key}_s", 1))
-        if name in in_band
-    } | own
+    always: dict[str, Any] = {"active_quiet": 0.0, "standby_quiet": 0.0} if own.in_band.get("always_active") else {}
+    mine = {key: InForce(key, value, "in band") for key, value in (_by_key(own.in_band) | always).items()}
+    mine |= {key: InForce(key, value, "by command") for key, value in _by_key(own.by_command).items()}
     return [
-        InForce(key, asked[key], "in band")
-        if key in asked
-        else _in_force(key, getattr(policy, key), service, given, config)
-        for key in VALUES
+        mine[key] if key in mine else _in_force(key, getattr(policy, key), service, given, config) for key in VALUES
     ]
+
+
+def _by_key(own: Mapping[str, int]) -> dict[str, Any]:
+    scales = {"_ms": 1000, "_s": 1}
+    return {key: own[key + unit] / scale for key in VALUES for unit, scale in scales.items() if key + unit in own}
 
 
 def _in_force(key: str, value: Any, service: Service, given: Given, config: Config) -> InForce:

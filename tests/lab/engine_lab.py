@@ -49,7 +49,7 @@ CHANGES_NOTHING: Final = frozenset(
         "find",
         "find_client",
         "find_obstacles",
-        "find_overrides",
+        "find_own",
         "find_peer",
         "list",
         "memory",

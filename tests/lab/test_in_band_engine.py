@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from appliance.wire import KA, REST, Command, EventType, Key, Op, Record, Verb
+from appliance.wire import KA, REST, Command, EventType, Key, Op, Own, Record, Verb
 from control.core.states import Cause, State
 from examples.in_band_frames import (
     MAGIC,
@@ -29,6 +29,7 @@ from examples.in_band_frames import (
 )
 from tests.inner import ffi, lib
 from tests.lab.engine_lab import EngineLab, receive
+from tests.lab.given import ACTIVE, give, own
 from tests.lab.in_band_lab import OK, REFUSED, End
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
@@ -119,9 +120,9 @@ def sleepers(box: EngineLab, count: int) -> list[Record]:
     return [Record(key, ka, REST.pack(10_000 + i, 0, 65535, 65535, 0, 1460, 0, 0, 0)) for i, key in enumerate(keys)]
 
 
-def put_back(box: EngineLab, records: list[Record], own: Callable[[int], bytes]) -> None:
+def put_back(box: EngineLab, records: list[Record], set_by: Callable[[int], bytes]) -> None:
     commands = [Command(Op.INSERT, cause=Cause.RESTORE, id=record.id, record=record) for record in records]
-    commands += [Command(Op.OVERRIDE, id=r.id, key=r.key_raw, overrides=own(i)) for i, r in enumerate(records)]
+    commands += [Command(Op.OVERRIDE, id=r.id, key=r.key_raw, overrides=set_by(i)) for i, r in enumerate(records)]
     box.engine.submit(commands)
 
 
@@ -133,16 +134,18 @@ def test_when_no_room_is_left_for_a_class_requests_are_refused_and_counted(box: 
     records = sleepers(box, room)
     put_back(box, records, lambda i: overrides(10_000 + i))
     box.wait(lambda: box.stat("table_ipv4") == room, "they are in the table")
-    box.wait(lambda: box.engine.find_overrides(records[-1].key_raw, records[-1].id), "each has a class of its own")
+    box.wait(lambda: box.engine.find_own(records[-1].key_raw, records[-1].id).in_band, "each has a class of its own")
     assert box.stat("classes_full") == 0
     assert client.ask(Quiet(active_ms=5_000)) == REFUSED
     assert client.ask(Quiet(active_ms=10_017)) == OK, "one that is there already"
     assert client.ask(Quiet(active_ms=5_001)) == REFUSED
     assert box.stat("classes_full") == 2
+    assert give(box, pair, ACTIVE, active=5_001) == errno.ENOSPC
+    assert own(box, pair) == Own(in_band={"active_quiet_ms": 10_017})
     box.engine.submit([Command(Op.CLOSE, cause=Cause.COMMAND, key=records[5].key_raw)])
     box.wait(lambda: box.stat("table_ipv4") == room - 1, "one is gone")
     assert client.ask(Quiet(active_ms=5_000)) == OK
-    assert box.engine.find_overrides(pair.key.pack(), pair.id) == {"active_quiet_ms": 5_000}
+    assert box.engine.find_own(pair.key.pack(), pair.id).in_band == {"active_quiet_ms": 5_000}
 
 
 @BOTH
@@ -161,7 +164,7 @@ def test_what_was_set_in_band_keeps_a_slot_in_sleep_where_others_have_none(box: 
     assert box.stat("table_ipv4") + box.stat("table_ipv6") == 1
     box.stop()
     box.start()
-    assert box.engine.find_overrides(pair.key.pack(), pair.id) == {"active_quiet_ms": 5_000}
+    assert box.engine.find_own(pair.key.pack(), pair.id).in_band == {"active_quiet_ms": 5_000}
     assert lib.roost_testing_class_uses(box.engine._raw, lib.ROOST_CLASS_SERVICES) == 1
     box.wake_and_answer(pair)
     assert box.engine.find_class(pair.key.pack())["active_quiet_ms"] == 5_000
@@ -174,7 +177,7 @@ def test_what_was_set_comes_back_for_one_that_sleeps_without_a_slot(box: EngineL
     box.to_sleep(pair)
     assert box.stat("filter_members") == 1
     box.engine.submit([Command(Op.OVERRIDE, id=pair.id, key=pair.key, overrides=overrides(7_000))])
-    box.wait(lambda: box.engine.find_overrides(pair.key.pack(), pair.id), "it is set")
+    box.wait(lambda: box.engine.find_own(pair.key.pack(), pair.id).in_band, "it is set")
     assert (box.stat("filter_members"), box.stat("table_ipv4")) == (0, 1)
     assert box.told(pair) is State.SLEEP
     box.wake_and_answer(pair)

@@ -25,6 +25,7 @@ from appliance.wire import (
     Obstacle,
     Obstacles,
     Op,
+    Own,
     Record,
     RuleEntry,
     ServerAddress,
@@ -76,7 +77,7 @@ class FakeEngine:
     marks: list[tuple[int, ServerAddress, bool]] = field(default_factory=list)
     patience_ms: int = 0  # of the thread that took events last
     policy: dict[str, int] = field(default_factory=dict)
-    overrides: dict[str, int] = field(default_factory=dict)
+    own: Own = field(default_factory=Own)
     obstacles: Obstacles = field(default_factory=lambda: Obstacles(Obstacle(0), 0, 0, 0, 0, 0))
     counted: dict[str, int] = field(default_factory=dict)
     entries: Sequence[RuleEntry] = ()
@@ -190,8 +191,8 @@ class FakeEngine:
     def find_peer(self, key: bytes) -> Record | None:
         return None
 
-    def find_overrides(self, key: bytes, number: int) -> dict[str, int]:
-        return self.overrides
+    def find_own(self, key: bytes, number: int) -> Own:
+        return self.own
 
     def find_class(self, key: bytes) -> dict[str, int]:
         return {"probe_interval_s": 0, **self.policy}

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 
-from appliance.wire import Obstacle, Obstacles
+from appliance.wire import Obstacle, Obstacles, Own
 from control.channel.status import Status
 from control.cli import explain as explain_command
 from control.cli.client import Client
@@ -54,8 +54,10 @@ def told(tmp_path: Path) -> Iterator[Told]:
 
 def test_a_quiet_interval_that_is_not_over_is_told_with_what_is_left(told: Told) -> None:
     assert "in 2m, it goes to IDLE: standby_quiet." in told.text()
-    told.engine.overrides = {"standby_quiet_ms": 120_000}
+    told.engine.own = Own(in_band={"standby_quiet_ms": 120_000})
     assert "standby_quiet, set in band" in told.text()
+    told.engine.own = Own(by_command={"standby_quiet_ms": 120_000})
+    assert "standby_quiet, set by command" in told.text()
 
 
 def test_a_persistent_connection_goes_from_active_to_idle(told: Told) -> None:
@@ -68,7 +70,7 @@ def test_a_persistent_connection_goes_from_active_to_idle(told: Told) -> None:
 def test_a_policy_that_never_lets_it_sleep_is_told(told: Told) -> None:
     told.engine.policy["standby_quiet_ms"] = 0
     assert "lets it stay STANDBY for ever: standby_quiet is 0" in told.text()
-    told.engine.overrides = {"always_active": 1}
+    told.engine.own = Own(in_band={"always_active": 1})
     assert "asked in band to stay awake" in told.text()
 
 

@@ -78,6 +78,20 @@ def test_a_connection_is_explained(box: Box) -> None:
     assert told.startswith("1 192.0.0.1:40000, service line: IDLE; rules of version 0")
 
 
+def test_one_connection_is_given_values_and_they_are_taken_away(box: Box) -> None:
+    box.engine.add(key(1), 7, State.IDLE)
+    client = key(1).client_text
+    told = run("give", client, "idle_quiet=1h30m", "probe_interval=never", "--why", "a test")
+    assert told == f"7 {client}, IDLE: idle_quiet=1h30m, probe_interval=never\n"
+    assert run("take", client, "idle_quiet") == f"7 {client}, IDLE: idle_quiet of its policy\n"
+    assert [(command.count, command.id) for command in box.given] == [(4 | 8, 7), (4, 7)]
+    assert json.loads(run("give", client, "idle_quiet=2", "--json"))["values"] == {"idle_quiet": 2.0}
+    run("give", client, "idl_quiet=1h", fails="`idl_quiet` is no key")
+    run("give", client, "idle_quiet", fails='"idle_quiet" is no key=value')
+    run("give", client, fails="Missing argument")
+    run("take", "198.51.100.9:1", "idle_quiet", fails="no connection")
+
+
 def test_the_second_editor_is_told(box: Box) -> None:
     run("set", "a", "active_quiet=1")
     run("set", "a", "active_quiet=2", "--why", "night shift")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from errno import ENOSPC
 from typing import Any, cast
 
@@ -16,13 +17,15 @@ from hypothesis import strategies as st
 from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.engine import EngineError
-from appliance.wire import pack_address
+from appliance.wire import Command, Own, pack_address
 from control.channel import api
 from control.channel.api import make_app
 from control.channel.operations import Operations
+from control.clients.giving import Giving
 from control.clients.rules import Rules
 from control.clients.ruling import Ruling
 from control.config import Config, Service, parse
+from control.core.ports import CommandsPort, Outcome
 from control.core.states import State
 from control.daemon.engine_rules import EngineRules
 from control.policy import cascade
@@ -62,10 +65,19 @@ class Box:
         ruling = Ruling(self.rules, self.store, EngineRules(self.engine), self.engine, self.rig.locator,
                         lambda: self.configured)  # fmt: skip
         self.status = ruling.status
-        parts: dict[str, Any] = {**dict.fromkeys(Operations.__dataclass_fields__), "ruling": ruling}
+        self.given: list[Command] = []
+        giving = Giving(cast(CommandsPort, self), self.rig.locator)
+        parts: dict[str, Any] = {**dict.fromkeys(Operations.__dataclass_fields__), "ruling": ruling, "giving": giving}
         operations = Operations(**parts)
         self.transport = httpx.ASGITransport(make_app(operations, cast(Any, None)), raise_app_exceptions=False)
         return self.rules
+
+    def command(self, command: Command, *_: object) -> Future[Outcome]:
+        """As a dispatcher has it."""
+        self.given.append(command)
+        done: Future[Outcome] = Future()
+        done.set_result(Outcome(0))
+        return done
 
     def request(self, method: str, path: str, content: Any = None) -> httpx.Response:
         """content: JSON, as bytes."""
@@ -380,13 +392,14 @@ def test_every_value_in_force_is_told_with_the_rule_that_gave_it(lite: Box) -> N
     connected(lite.engine, 1)
     lite.set("all", active_quiet=5, idle_quiet=50)
     lite.set("net", network="192.0.0.0/24", idle_quiet=60)
-    lite.engine.overrides = {"standby_quiet_ms": 7_000}
+    lite.engine.own = Own(in_band={"standby_quiet_ms": 7_000}, by_command={"probe_interval_s": 300})
     told = lite.request("GET", "/connections/192.0.0.1:40000/policy").json()
     assert (told["id"], told["client"], told["service"], told["version"]) == (1, "192.0.0.1:40000", "line", 2)
     values = {row["key"]: (row["value"], row["source"]) for row in told["values"]}
     assert values["active_quiet"] == (5.0, "rule all (version 1)")
     assert values["idle_quiet"] == (60.0, "rule net (version 2)")
     assert values["standby_quiet"] == (7.0, "in band")
+    assert values["probe_interval"] == (300.0, "by command")
     assert values["priority"] == ("normal", "default")
     assert len(values) == 12
     told = lite.ask("GET", "/explain?client=192.0.0.77&service=web")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.wire import RuleEntry, ServiceSpec, pack_address
+from appliance.wire import Own, RuleEntry, ServiceSpec, pack_address
 from control.config import Config, Policy, Service, parse
 from control.policy import cascade
 from control.policy.cascade import TooManyError, compile_rules, explain
@@ -233,7 +233,7 @@ def test_the_longest_network_of_what_is_compiled_is_the_cascade(drawn: Any, name
     wanted = service_spec(service.model_copy(update=values), number, CONFIGURED)
     found = in_engine(compile_rules(RuleSet(rules), SERVICES, CONFIGURED), number, client)
     assert (found or service_spec(service, number, CONFIGURED)) == wanted
-    told = explain(RuleSet(rules), service, CONFIGURED, pack_address(client), {})
+    told = explain(RuleSet(rules), service, CONFIGURED, pack_address(client), Own())
     for one in told:
         assert bool(one.rule) == (one.key in values)
         assert one.key not in values or one.value == values[one.key]
@@ -299,14 +299,14 @@ def test_a_session_ends_with_its_servers_connection_unless_a_rule_names_the_serv
         spec = in_engine(compiled, NUMBERS["session"], "10.0.0.5")
         assert spec is None or spec.close_with_server == closes
         told = {one.key: one for one in explain(RuleSet(rules), SERVICES[NUMBERS["session"]], CONFIGURED,
-                                                pack_address("10.0.0.5"), {})}  # fmt: skip
+                                                pack_address("10.0.0.5"), Own())}  # fmt: skip
         said = 'interface = "persistent" of service session' if closes else "rule named"
         assert told["on_server_close"].source == said
 
 
 def test_a_value_that_a_kind_does_not_have_is_not_claimed_for_a_rule() -> None:
     rules = RuleSet([rule(on_server_close="close", active_quiet=1)])
-    told = explain(rules, SERVICES[NUMBERS["held"]], CONFIGURED, pack_address("10.0.0.5"), {})
+    told = explain(rules, SERVICES[NUMBERS["held"]], CONFIGURED, pack_address("10.0.0.5"), Own())
     found = {one.key: (one.value, one.source) for one in told}
     assert found["on_server_close"] == ("standby", 'kind = "held" of service held')
     assert found["active_quiet"][0] == 25.0
@@ -317,7 +317,7 @@ def test_what_a_connection_set_in_band_stands_above_all() -> None:
     rules = RuleSet([rule("r", active_quiet=1, idle_quiet=2, probe_interval=3)])
 
     def told(in_band: dict[str, int]) -> dict[str, tuple[Any, str]]:
-        found = explain(rules, SERVICES[1], CONFIGURED, pack_address("10.0.0.5"), in_band)
+        found = explain(rules, SERVICES[1], CONFIGURED, pack_address("10.0.0.5"), Own(in_band))
         return {one.key: (one.value, one.source) for one in found}
 
     found = told({"idle_quiet_ms": 5500, "probe_interval_s": 7})
