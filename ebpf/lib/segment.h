@@ -68,11 +68,11 @@ static __always_inline int header_good(struct xdp_md *ctx, const struct packet *
 
 /* The segment, or what the first of its fragments has of it: 1 good, 0 malformed (truncated, impossible header length),
  * -1 bad checksum. Only what is short enough to be answered from the record, and whole, is summed here; the engine sums
- * what it is handed before it believes it. */
-static __noinline int read_segment(struct xdp_md *ctx, const struct packet *p, struct roost_segment *s) {
+ * what it is handed before it believes it. Not static: the verifier looks at it once, and not for each who calls it. */
+__noinline int read_segment(struct xdp_md *ctx, const struct packet *p, struct roost_segment *s) {
     struct option_walk walk = {.at = sizeof(struct tcphdr)}; /* its buffer is all that the stack has room for */
     __u32 frame = bpf_xdp_get_buff_len(ctx);
-    if (p->l4 + p->l4_length > frame || p->l4 > 512)
+    if (!p || !s || p->l4 + p->l4_length > frame || p->l4 > 512)
         return 0;
     int good = header_good(ctx, p, walk.buffer);
     __builtin_memset(walk.buffer, 0, sizeof(walk.buffer));

@@ -253,28 +253,36 @@ static __noinline int first_fragment(struct xdp_md *ctx, const struct packet *p,
     }
 }
 
+/* What is done with a packet of TCP. Not static: the verifier looks at it once, and not for each way by which headers lead
+ * here; so it knows nothing of what the pointers lead to. */
+__noinline int of_tcp(struct xdp_md *ctx, const struct roost_config *cfg, const struct packet *p) {
+    if (!cfg || !p)
+        return XDP_PASS;
+    struct found found = {};
+    int candidate = LOOK_AGAIN;
+    for (int i = 0; i < 2 && candidate == LOOK_AGAIN; i++) {
+        if (find(cfg, &p->key, p->v6, &found))
+            return p->fragment ? first_fragment(ctx, p, &found) : known(ctx, p, &found);
+        candidate = filter_says(&found, p->key.local_port);
+    }
+    if (p->fragment) {
+        if (candidate != NO_CANDIDATE)
+            report(&p->key, ROOST_WHY_CANDIDATE);
+        return XDP_PASS;
+    }
+    if (candidate != NO_CANDIDATE)
+        return hand_over(ctx, p, ROOST_WHY_CANDIDATE);
+    int verdict = unknown(ctx, cfg, p);
+    /* It did more than end its handshake: the engine judges that. */
+    return verdict == SPEAKS ? hand_over(ctx, p, ROOST_WHY_HOLD) : verdict;
+}
+
 static __noinline int long_way(struct xdp_md *ctx, const struct roost_config *cfg) {
     struct packet p = {};
     union header nowhere;
     if (!parse(ctx, &p, &nowhere) || (__s32)p.l4_length < (int)sizeof(struct tcphdr))
         return outbox_or_pass(ctx, cfg, p.not_ip);
-    struct found found = {};
-    int candidate = LOOK_AGAIN;
-    for (int i = 0; i < 2 && candidate == LOOK_AGAIN; i++) {
-        if (find(cfg, &p.key, p.v6, &found))
-            return p.fragment ? first_fragment(ctx, &p, &found) : known(ctx, &p, &found);
-        candidate = filter_says(&found, p.key.local_port);
-    }
-    if (p.fragment) {
-        if (candidate != NO_CANDIDATE)
-            report(&p.key, ROOST_WHY_CANDIDATE);
-        return XDP_PASS;
-    }
-    if (candidate != NO_CANDIDATE)
-        return hand_over(ctx, &p, ROOST_WHY_CANDIDATE);
-    int verdict = unknown(ctx, cfg, &p);
-    /* It did more than end its handshake: the engine judges that. */
-    return verdict == SPEAKS ? hand_over(ctx, &p, ROOST_WHY_HOLD) : verdict;
+    return of_tcp(ctx, cfg, &p);
 }
 
 SEC("xdp")

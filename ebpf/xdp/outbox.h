@@ -69,7 +69,7 @@ static __always_inline int to_stack(struct xdp_md *ctx) {
 static __noinline int look_up_route(struct xdp_md *ctx, const struct roost_probe_run *run, const __be32 *packet,
                                     struct route *route) {
     struct bpf_fib_lookup fib = {.l4_protocol = IPPROTO_TCP};
-    int ways = 0;
+    int found = 0;
     route->at_s = 0;
     for (__u32 i = 0; i < ROOST_PROBE_INTERFACES && i < run->interfaces; i++) {
         /* OUTPUT: as a host that sends, not as a router that forwards. Where forwarding is off it finds nothing even so. */
@@ -87,15 +87,16 @@ static __noinline int look_up_route(struct xdp_md *ctx, const struct roost_probe
         fib.tot_len = ROOST_PROBE_MAX;
         if (bpf_fib_lookup(ctx, &fib, sizeof(fib), BPF_FIB_LOOKUP_OUTPUT) != BPF_FIB_LKUP_RET_SUCCESS)
             continue;
-        ways++;
+        if (found)
+            return 0;
+        found = 1;
         route->ifindex = fib.ifindex;
         __builtin_memcpy(route->mac, fib.dmac, 6);
         __builtin_memcpy(route->mac + 3, fib.smac, 6);
     }
-    if (ways != 1)
-        return 0;
-    route->at_s = run->now_s + 1;
-    return 1;
+    if (found)
+        route->at_s = run->now_s + 1;
+    return found;
 }
 
 static __always_inline struct route *route_of(struct xdp_md *ctx, const struct roost_probe_run *run,
