@@ -13,6 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -56,7 +57,9 @@ def unpin(pin_dir: Path, later: bool = False) -> None:
         from appliance.engine import unpin as engine_unpin
 
         try:
-            engine_unpin(str(pin_dir))
+            # In a thread, since it enters the namespace: names.take would end a process that lives there.
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(engine_unpin, str(pin_dir)).result()
         except EngineError as problem:
             if not later or problem.number != errno.ENOENT:
                 raise

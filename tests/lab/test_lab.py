@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from pyroute2 import IPRoute, netns
 
+from appliance import engine
 from appliance.lab import Lab, leftovers, names, wait_until
 from appliance.lab.leftovers import workspace
 from appliance.lab.namespaces import Namespace, load_xdp
@@ -153,6 +154,23 @@ def test_a_namespace_that_takes_the_number_of_one_that_went_keeps_its_processes(
     with ExitStack() as stack:
         assert names.take(prefix) == []
         assert innocent[0].poll() is None
+
+
+def test_who_unpins_for_a_dead_lab_is_not_taken_for_a_program_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To unpin is to enter the namespace. Whoever takes that lab down just then ends every process that lives there."""
+    space, seen = Namespace("dead"), []
+    pins = leftovers.BPFFS / leftovers.new_name()
+
+    def enter(_: str) -> None:
+        with space.entered():
+            seen.append(Path(f"/proc/{os.getpid()}/ns/net").stat().st_ino)
+        pins.rmdir()
+
+    monkeypatch.setattr(engine, "unpin", enter)
+    pins.mkdir()
+    leftovers.unpin(pins)
+    assert (len(seen), space.inode in seen) == (1, False)
+    space.close()
 
 
 def test_pins_in_a_namespace_without_a_way_in_are_left_for_a_later_lab() -> None:
