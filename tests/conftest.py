@@ -12,8 +12,11 @@ longest first; tests marked `alone` run after all others, one by one.
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -108,6 +111,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_xdist_make_scheduler(config: pytest.Config) -> Distribution:
     return Distribution(config.option.numprocesses, BEGUN_FIRST, config.stash[TOGETHER])
+
+
+def pytest_testnodedown(node: WorkerController, error: object) -> None:
+    """A worker that died does not say why: -9 is somebody's SIGKILL."""
+    if error:
+        with suppress(subprocess.TimeoutExpired):
+            print(f"{node.gateway.id} ended with exit status {node.gateway._io.popen.wait(10)}", file=sys.stderr)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
