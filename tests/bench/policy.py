@@ -37,7 +37,7 @@ from appliance.lab import endpoint
 from tests.bench.direct import say
 from tests.bench.figures import Report, Target, percentile
 from tests.bench.simulated import PORT, Nursery, nursery
-from tests.lab.echo import Echo
+from tests.lab.echo import echo_process
 from tests.lab.old_layout import BUCKET_BYTES, HEAD_BYTES, SLOT_BYTES, SLOTS, bpf
 
 NETWORK: Final = ip_network("10.0.0.0/9")
@@ -205,7 +205,7 @@ def run(connections: int = 100_000, runs: int = 3, spoken: int = 1000) -> Report
     policy = {"probe_interval": "never", "idle_quiet": "2s"}
     with (
         nursery(connections, policy, where, awake_once=max(spoken, 1000)) as born,
-        Echo(born.lab.space("lan"), born.lab.address("lan", "eth0"), PORT),
+        echo_process(born.lab.space("lan"), born.lab.address("lan", "eth0"), PORT),
     ):
         joined = born.connect(range(connections))
         born.speak(range(spoken), 100)

@@ -1,18 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ordinary server on the kernel's TCP, in a thread: it sends back what it gets, and closes when the client has."""
+"""An ordinary server on the kernel's TCP, in a thread or a process of its own: it sends back what it gets, and closes
+when the client has."""
 
 from __future__ import annotations
 
+import multiprocessing
 import select
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self
 
 from appliance.lab import Namespace
 
 _CHUNK: Final = 1 << 16
+
+
+@contextmanager
+def echo_process(space: Namespace, address: str, port: int) -> Iterator[None]:
+    """For a bench that times its answers, and has work of its own meanwhile."""
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+
+    def serve() -> None:
+        with Echo(space, address, port):
+            theirs.send(True)
+            theirs.recv()
+
+    process = fork.Process(target=serve, daemon=True)
+    process.start()
+    if not ours.poll(10):
+        process.kill()
+        raise RuntimeError("the echo server did not begin to listen within 10 s")
+    ours.recv()
+    try:
+        yield
+    finally:
+        ours.send(False)
+        process.join()
 
 
 class Echo:
