@@ -6,11 +6,22 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from errno import ENOSPC
-from typing import Any
+from typing import Any, Final
 
 from appliance.engine.library import EngineError, checked, ffi, lib
-from appliance.engine.marshal import POLICY, QUIETS, c_rules, c_service, events_of, fill_record, numbers_of, put_server
+from appliance.engine.marshal import (
+    POLICY,
+    QUIETS,
+    c_rules,
+    c_service,
+    c_sought,
+    events_of,
+    fill_record,
+    numbers_of,
+    put_server,
+)
 from appliance.wire import (
     KA,
     KEY,
@@ -32,9 +43,16 @@ from appliance.wire import (
     ServerAddress,
     ServerStatus,
     ServiceSpec,
+    Sought,
     transitions,
     unpack_address,
 )
+
+PAGE_POSITIONS: Final = 1 << 20
+"""How many slots are looked at for a page: some 5 ms."""
+
+_LISTED: Final = 4096
+_ALL: Final = Sought()
 
 
 class Engine:
@@ -241,20 +259,37 @@ class Engine:
         """Makes a waiting events() return."""
         lib.roost_wake_events(self._raw)
 
-    def list(self, born: bool = False, sleeping: bool = True) -> Iterator[Event]:
-        """Everything that exists, in any order; to_state is the state, id 0 for SLEEP (the store knows it). What is
-        there from the first to the last comes once, unless a table grows meanwhile or a million others moved. born:
-        those, too, that were born asleep and have not spoken; their id is 0, and there may be millions. sleeping: those
-        in SLEEP."""
-        which = (lib.ROOST_LIST_BORN if born else 0) | (0 if sleeping else lib.ROOST_LIST_WITHOUT_SLEEP)
-        raw = ffi.new("struct roost_event[]", 4096)
-        listing = lib.roost_list_begin(self._raw, which)
+    def list(self, sought: Sought = _ALL) -> Iterator[Event]:
+        """Everything that is sought, in any order; to_state is the state, id 0 for SLEEP (the store knows it) and for
+        born ones. What is there from the first to the last comes once, unless a table grows meanwhile or a million
+        others moved."""
+        raw = ffi.new("struct roost_event[]", _LISTED)
+        with self._listing(sought) as listing:
+            while self._raw and not lib.roost_list_done(listing):
+                count = lib.roost_list(self._raw, listing, raw, _LISTED)
+                yield from events_of(raw, count)
+
+    def page(self, sought: Sought, limit: int) -> tuple[Sequence[Event], int]:
+        """The next connections, and where the page after it begins (Sought.after), 0: there is none. A page ends after
+        `limit` connections, or earlier, possibly with none, when the engine has looked at PAGE_POSITIONS slots. With
+        more than `limit` where that many awake ones lie in one place."""
+        events: list[Event] = []
+        at, room = sought.after, limit
+        with self._listing(sought) as listing:
+            while room > 0 and at < sought.after + PAGE_POSITIONS and not lib.roost_list_done(listing):
+                raw = ffi.new("struct roost_event[]", room)
+                events += events_of(raw, lib.roost_list(self._raw, listing, raw, room))
+                stuck = at == (at := int(lib.roost_list_at(listing)))  # all that lie in one place have no room
+                room = limit - len(events) if not stuck else 0 if events else 2 * room
+            return events, 0 if lib.roost_list_done(listing) else at
+
+    @contextmanager
+    def _listing(self, sought: Sought) -> Iterator[Any]:
+        listing = lib.roost_list_begin(self._raw, c_sought(sought))
         if not listing:
             raise EngineError("out of memory")
         try:
-            while self._raw and not lib.roost_list_done(listing):
-                count = lib.roost_list(self._raw, listing, raw, 4096)
-                yield from events_of(raw, count)
+            yield listing
         finally:
             if self._raw:  # otherwise it ended with the engine
                 lib.roost_list_end(self._raw, listing)

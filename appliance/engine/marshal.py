@@ -20,6 +20,7 @@ from appliance.wire import (
     RuleEntry,
     ServerAddress,
     ServiceSpec,
+    Sought,
     pack_address,
 )
 
@@ -101,6 +102,16 @@ def c_service(spec: ServiceSpec) -> Any:
     raw.servers = len(spec.servers)
     for place, server in zip(raw.server, spec.servers[:SERVERS_MAX], strict=False):
         put_server(place, server)
+    return raw
+
+
+def c_sought(sought: Sought) -> Any:
+    """A struct roost_sought."""
+    raw = ffi.new("struct roost_sought *")
+    for name in ("after", "born", "service", "bits", "quiet_s", "silence_s"):
+        setattr(raw, name, int(getattr(sought, name)))
+    raw.states = sum(1 << state for state in sought.states)
+    ffi.memmove(raw.network, sought.network, 16)
     return raw
 
 

@@ -38,5 +38,6 @@ from appliance.wire.settings import (
     SecondServer,
     ServerStatus,
     ServiceSpec,
+    Sought,
     default_workers,
 )

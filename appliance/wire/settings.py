@@ -141,6 +141,23 @@ class RuleEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Sought:
+    """Which connections are to be listed (struct roost_sought). born: those, too, that were born asleep and have not
+    spoken, of whom there may be millions. states: their numbers; (): all. service: 0: all. network: packed, and how
+    many of its bits count. quiet_s: of SLEEP that is not known, and all are listed. after: where an earlier page
+    ended."""
+
+    born: bool = False
+    states: tuple[int, ...] = ()
+    service: int = 0
+    network: bytes = bytes(16)
+    bits: int = 0
+    quiet_s: int = 0
+    silence_s: int = 0
+    after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ServerStatus:
     """A server of a service (struct roost_server_status); linked and failed count links since it is there."""
 

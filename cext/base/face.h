@@ -74,13 +74,15 @@ int roost_rows(roost_engine *e, struct roost_row *rows, uint32_t max);
 int roost_wake_events(roost_engine *e); /* make a waiting roost_events return */
 /* What exists, in parts; what sleeps without a slot is not among them. Each that is there from the first part to the last
  * comes once, whatever wakes and falls asleep meanwhile, unless a table grows just then or a million others came or moved.
- * which: ROOST_LIST_..., of those that are not awake; NULL: no memory. state in events[].to_state; id 0 for SLEEP (the
+ * sought: NULL, all but born ones; the result NULL: no memory. state in events[].to_state; id 0 for SLEEP (the
  * store knows it); gap_ms since the last payload byte. A part may be empty, and is not the last one until the list is
  * done. */
-roost_listing *roost_list_begin(roost_engine *e, int which);
+roost_listing *roost_list_begin(roost_engine *e, const struct roost_sought *sought);
 int roost_list(roost_engine *e, roost_listing *l, struct roost_event *events, uint32_t max);
 int roost_list_done(const roost_listing *l);
-uint64_t roost_list_at(const roost_listing *l); /* how many positions of awake connections and slots it has looked at */
+/* How many positions of awake connections and slots it has looked at. A listing that begins there has those behind it: of
+ * what moves between the two, some may come twice, or not at all. */
+uint64_t roost_list_at(const roost_listing *l);
 void roost_list_end(roost_engine *e, roost_listing *l); /* roost_close ends those that are left */
 /* How many slots are in SLEEP, of clients. Takes as long as a look at every slot: for when nothing moves. */
 uint64_t roost_slots_in_sleep(roost_engine *e);

@@ -286,10 +286,21 @@ struct roost_row {
 };
 
 enum {
-    ROOST_STATS = 96,       /* at most */
-    ROOST_CANDIDATE = 0x80, /* of roost_states */
-    ROOST_LIST_BORN = 1,    /* of roost_list_begin: those, too, that were born asleep and have not spoken */
-    ROOST_LIST_WITHOUT_SLEEP = 2
+    ROOST_STATS = 96,      /* at most */
+    ROOST_CANDIDATE = 0x80 /* of roost_states */
+};
+
+/* Which connections a listing has; zeros: all but those that were born asleep and have not spoken. */
+struct roost_sought {
+    uint64_t after;      /* how far an earlier listing got (roost_list_at) */
+    uint8_t born;        /* those, too, that were born asleep and have not spoken */
+    uint8_t states;      /* in one of these: bits, 1 << enum roost_state; 0: all */
+    uint16_t service;    /* which came in by this one; 0: all */
+    uint8_t bits;        /* whose client is as network in its first so many bits */
+    uint8_t network[16]; /* IPv4-mapped for IPv4 */
+    uint32_t quiet_s; /* without payload for so long at least; how long that is the store alone knows in SLEEP, and all
+                            of these are listed */
+    uint32_t silence_s; /* not heard for so long at least; awake ones are heard */
 };
 
 /* Per-verdict counters of the BPF programs and counters of the engine, by name (see roost_stat_name). */

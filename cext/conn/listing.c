@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cext/base/clock.h"
 #include "conn.h"
 
 #define PLACES 4096            /* of the awake: ranges of the hashes of their keys */
@@ -23,7 +24,7 @@ struct told {
 
 struct roost_listing {
     struct roost_listing *next;
-    int which;
+    struct roost_sought sought;
     uint64_t at;              /* places of the awake, then positions of the table */
     struct roost_hash by_key; /* struct told */
     struct told *first, **last;
@@ -54,11 +55,29 @@ static void tell(const struct roost_engine *e, struct roost_listing *l, const st
     l->last = &told->next;
 }
 
+static bool is_in(const struct roost_listing *l, uint32_t state) {
+    return !l->sought.states || l->sought.states & 1u << state;
+}
+
 /* Of a slot whose connection is not awake. */
 static bool is_wanted(const struct roost_listing *l, const struct roost_ka *slot) {
-    return !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) && (l->which & ROOST_LIST_BORN || !ROOST_IS_BORN(slot->rest)) &&
-           (ROOST_PHASE(slot->ctl) == ROOST_IDLE ||
-            (ROOST_PHASE(slot->ctl) == ROOST_SLEEP && !(l->which & ROOST_LIST_WITHOUT_SLEEP)));
+    return !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) && (l->sought.born || !ROOST_IS_BORN(slot->rest)) &&
+           ((ROOST_PHASE(slot->ctl) == ROOST_IDLE && is_in(l, ROOST_ST_IDLE)) ||
+            (ROOST_PHASE(slot->ctl) == ROOST_SLEEP && is_in(l, ROOST_ST_SLEEP)));
+}
+
+static bool lies_in_network(const struct roost_sought *s, const struct roost_key *key) {
+    uint32_t whole = s->bits / 8, rest = s->bits % 8;
+    return !memcmp(s->network, key->client, whole) && !(rest && (s->network[whole] ^ key->client[whole]) >> (8 - rest));
+}
+
+/* What there is in an event, of a connection that is in one of the states. */
+static bool fits(const struct roost_engine *e, const struct roost_listing *l, const struct roost_event *event) {
+    const struct roost_sought *s = &l->sought;
+    bool awake = event->to_state == ROOST_ST_ACTIVE || event->to_state == ROOST_ST_STANDBY;
+    uint32_t silence_s = awake ? 0 : roost_silence_s(event->record.ka.heard, (uint32_t)(e->now_ms / 1000));
+    return (!s->service || s->service == event->record.service) && lies_in_network(s, &event->record.key) &&
+           (event->to_state == ROOST_ST_SLEEP || event->gap_ms >= s->quiet_s * 1000ULL) && silence_s >= s->silence_s;
 }
 
 static bool has_passed(const struct roost_engine *e, const struct roost_listing *l, const struct roost_ka *slot) {
@@ -95,11 +114,15 @@ void roost_listings_back(struct roost_engine *e, const struct roost_key *key, co
             tell(e, l, key, true);
 }
 
-roost_listing *roost_list_begin(roost_engine *e, int which) {
+roost_listing *roost_list_begin(roost_engine *e, const struct roost_sought *sought) {
     struct roost_listing *l = calloc(1, sizeof(*l));
     if (!l)
         return NULL;
-    l->which = which;
+    if (sought)
+        l->sought = *sought;
+    if (l->sought.bits > 128)
+        l->sought.bits = 128;
+    l->at = l->sought.after;
     l->last = &l->first;
     roost_lock(e);
     l->next = e->listings;
@@ -117,7 +140,8 @@ static bool list_awake(struct roost_engine *e, struct roost_listing *l, struct r
     while ((slot = roost_hash_walk(&e->by_key, from, from + width - 1, &step))) {
         if (listed == max)
             return false;
-        roost_event_of_conn(e, slot->item, &events[listed++]);
+        roost_event_of_conn(e, slot->item, &events[listed]);
+        listed += is_in(l, events[listed].to_state) && fits(e, l, &events[listed]);
     }
     *count = listed;
     return true;
@@ -131,7 +155,8 @@ static bool list_slot(struct roost_engine *e, struct roost_listing *l, struct ro
         return true;
     if (*count == max)
         return false;
-    roost_event_of_slot(e, &key, slot, &events[(*count)++]);
+    roost_event_of_slot(e, &key, slot, &events[*count]);
+    *count += fits(e, l, &events[*count]);
     return true;
 }
 
@@ -142,7 +167,8 @@ static bool list_late(struct roost_engine *e, const struct roost_listing *l, con
         return true;
     if (*count == max)
         return false;
-    roost_event_of_holder(e, &told->key, &h, &events[(*count)++]);
+    roost_event_of_holder(e, &told->key, &h, &events[*count]);
+    *count += is_in(l, events[*count].to_state) && fits(e, l, &events[*count]);
     return true;
 }
 

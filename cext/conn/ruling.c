@@ -147,7 +147,7 @@ int roost_rules_count(roost_engine *e, const struct roost_rule *rules, uint32_t 
                       struct roost_reason *why) {
     struct brought b = {0};
     struct roost_event *events = malloc(COUNTED_AT_ONCE * sizeof(*events));
-    roost_listing *listing = roost_list_begin(e, ROOST_LIST_BORN);
+    roost_listing *listing = roost_list_begin(e, &(struct roost_sought){.born = 1});
     int error = take(&b, rules, count, policies, policies_count, why);
     memset(counts, 0, 2 * (policies_count + 1ULL) * sizeof(*counts));
     if (!error && (!events || !listing))

@@ -2,7 +2,10 @@
 """The local API over HTTP on a unix socket: a thin face of Operations.
 
     GET  /v1/status
-    GET  /v1/connections?state=&client=&limit=      one JSON object a line (NDJSON), streamed
+    GET  /v1/connections?state=&client=&network=&service=&name=&quiet=&silence=&limit=
+                                                    one JSON object a line (NDJSON), streamed
+    GET  /v1/connections?after=first&limit=&...     a page of them, {"connections": [...], "next": the `after` of the
+                                                    page that follows, or null}
     GET  /v1/connections/{id}                       id: number, client-address:port, or name.domain
     GET  /v1/connections/{id}/explain               why it is not asleep, or does not wake
     POST /v1/connections/{id}/{action}              standby idle sleep wake close
@@ -23,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -41,6 +45,7 @@ from starlette.exceptions import HTTPException
 from appliance.wire import Event
 from control.channel.operations import Operations
 from control.channel.policy import policy_routes
+from control.clients.view import Wanted
 from control.core.errors import OperationError
 from control.core.ports import TransitionsPort
 from control.core.states import State
@@ -57,6 +62,11 @@ BODY_MAX: Final = 8 << 20
 """Bytes of a request: as many rules as there may be, in a file."""
 
 
+PAGE_ROWS: Final = 100
+PAGE_ROWS_MAX: Final = 10_000
+"""Connections in a page: where it is not said, and at most."""
+
+Seconds = Annotated[int, Query(ge=0, le=2**32 - 1)]
 StateName = Literal["ACTIVE", "STANDBY", "IDLE", "SLEEP"]
 Action = Literal["standby", "idle", "sleep", "wake", "close"]
 
@@ -90,12 +100,17 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     def status() -> dict[str, Any]:
         return operations.status.read()
 
-    @app.get("/v1/connections")
+    @app.get("/v1/connections", response_model=None)
     def connections(
-        state: StateName | None = None, client: str = "", limit: Annotated[int | None, Query(ge=0)] = None
-    ) -> StreamingResponse:
-        chunks = operations.view.connections(State[state] if state else None, client, limit)
-        return StreamingResponse(_ndjson(chunks), media_type="application/x-ndjson")
+        state: StateName | None = None, client: str = "", network: str = "", service: str = "", name: str = "",
+        quiet: Seconds = 0, silence: Seconds = 0, limit: Annotated[int | None, Query(ge=0)] = None,
+        after: Annotated[str | None, Query(max_length=200)] = None,
+    ) -> StreamingResponse | dict[str, Any]:  # fmt: skip
+        wanted = Wanted(State[state] if state else None, client, network, service, name.lower(), quiet, silence)
+        if after is not None:
+            return operations.view.page(wanted, after, min(limit or PAGE_ROWS, PAGE_ROWS_MAX))
+        chunks = operations.view.connections(wanted, limit)
+        return StreamingResponse(_ndjson(_begun(chunks)), media_type="application/x-ndjson")
 
     @app.get("/v1/connections/{name}")
     def show(name: str) -> dict[str, Any]:
@@ -145,6 +160,11 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
     """In ASCII: what was asked may be quoted in it, half of a surrogate pair included, which is no UTF-8."""
     body = json.dumps({"error": message})
     return Response(body, status, media_type="application/json", headers=dict(headers or {}))
+
+
+def _begun(chunks: Iterator[list[dict[str, Any]]]) -> Iterator[list[dict[str, Any]]]:
+    """What is wrong with the request is said before the answer begins."""
+    return itertools.chain([next(chunks, [])], chunks)
 
 
 def _ndjson(chunks: Iterator[list[dict[str, Any]]]) -> Iterator[bytes]:

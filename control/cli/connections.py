@@ -8,38 +8,60 @@ from typing import Any
 
 import click
 
-from control.cli.client import Client, daemon_options, json_option
+from control.cli.client import Client, daemon_options, json_option, print_json
 from control.cli.table import show_table
+
+_TITLES = ("ID", "state", "client", "local", "service", "quiet", "name")
 
 
 @click.command("connections")
 @click.option("--state", type=click.Choice(["ACTIVE", "STANDBY", "IDLE", "SLEEP"], case_sensitive=False),
               help="Only those in this state.")  # fmt: skip
 @click.option("--client", metavar="PREFIX", default="", help="Only clients whose address:port begins so.")
-@click.option("--limit", type=click.IntRange(0), help="At most this many; 1,000 on a screen, all with --json.")
+@click.option("--network", metavar="NETWORK", default="", help="Only clients in it: 192.0.2.0/24, 2001:db8::/32.")
+@click.option("--service", metavar="NAME", default="", help="Only those that came in by this service.")
+@click.option("--name", metavar="PATTERN", default="",
+              help="Only clients with such names, without the domain: `*` is any text, `?` a character.")  # fmt: skip
+@click.option("--quiet", type=click.IntRange(0), metavar="SECONDS",
+              help="Only those without payload for so long at least.")  # fmt: skip
+@click.option("--silence", type=click.IntRange(0), metavar="SECONDS",
+              help="Only those that sleep and were not heard for so long at least, keep-alives included.")  # fmt: skip
+@click.option("--limit", type=click.IntRange(0),
+              help="At most this many; 1,000 on a screen, all with --json; 100 of a page.")  # fmt: skip
+@click.option("--after", metavar="PLACE", help="A page: `first`, or the place that the page before ended with.")
 @daemon_options
 @json_option
-def command(state: str | None, client: str, limit: int | None, daemon: Client, as_json: bool) -> None:
-    """List connections. With --json one object a line.
+def command(state: str | None, limit: int | None, after: str | None, daemon: Client, as_json: bool,
+            **wanted: str | int | None) -> None:  # fmt: skip
+    """List connections. With --json one object a line; of a page, one object with `connections` and `next`.
 
     \b
     Example:
-      roost connections --state SLEEP --client 192.0.2.
+      roost connections --state SLEEP --network 192.0.2.0/24
+      roost connections --name 'camera-*' --silence 86400
       roost connections --json | jq -r 'select(.quiet_s > 3600) | .id'
+      roost connections --after first --limit 50
     """
+    query = {"state": state.upper() if state else None, **{key: value or None for key, value in wanted.items()}}
+    if after is not None:
+        page = daemon.get("/v1/connections", **query, limit=limit, after=after)
+        if as_json:
+            print_json(page)
+            return
+        show_table(_TITLES, map(_shown, page["connections"]), right=("ID", "quiet"))
+        click.echo(f"More with --after {page['next']}" if page["next"] else "There are no more.")
+        return
     bound = limit if limit is not None or as_json else 1000
-    rows = daemon.lines("/v1/connections", state=state.upper() if state else None, client=client, limit=bound)
+    rows = daemon.lines("/v1/connections", **query, limit=bound)
     if as_json:
         for row in rows:
             click.echo(json.dumps(row))
         return
-    number = show_table(
-        ("ID", "state", "client", "local", "service", "quiet"), map(_shown, rows), right=("ID", "quiet")
-    )
+    number = show_table(_TITLES, map(_shown, rows), right=("ID", "quiet"))
     if limit is None and number == bound:
-        click.echo(f"The first {number:,}. More with --limit, all with --json.")
+        click.echo(f"The first {number:,}. More with --limit or --after first, all with --json.")
 
 
 def _shown(row: dict[str, Any]) -> tuple[str, ...]:
     quiet = "" if row["quiet_s"] is None else f"{row['quiet_s']:,.1f} s"
-    return str(row["id"] or "?"), row["state"], row["client"], row["local"], row["service"], quiet
+    return str(row["id"] or "?"), row["state"], row["client"], row["local"], row["service"], quiet, row["name"] or ""

@@ -43,6 +43,8 @@ log = logging.getLogger("roost.registry")
 PATIENCE_S: Final = 5.0
 """How long the database may take to say what a name stands for, or to commit one."""
 
+STARS_MAX: Final = 4
+_PATTERN: Final = re.compile(rf"[a-z0-9._*?-]{{1,{NAME_LENGTH}}}")
 _NAME: Final = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{NAME_LENGTH - 1}}}")
 
 
@@ -216,6 +218,16 @@ class Registry:
         numbers = numbers_at(self._engine, self._store, keys)
         known_as = self.names_of([number for number in numbers.values() if number])
         return [key for key, number in numbers.items() if number not in known_as]
+
+    @_reading()
+    def like(self, pattern: str, after: str, limit: int) -> dict[str, Named]:
+        """Names that are as the pattern says (`*`: any text, `?`: a character), those after one, in their order. Raises
+        OperationError, 400, when it is no pattern of a name."""
+        if not _PATTERN.fullmatch(pattern) or pattern.count("*") > STARS_MAX:
+            raise OperationError(400, f"`name` is a client's name without the domain, with `?` and at most {STARS_MAX} "
+                                      "`*` in it")  # fmt: skip
+        self._store.flush(PATIENCE_S)
+        return self._read(self._store.names_like(pattern, after, limit))
 
     @_reading()
     def all(self) -> dict[str, Named]:

@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-import itertools
+import ipaddress
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from appliance.wire import KA, REST, Event, Key
+from appliance.wire import KA, REST, Event, Key, Sought, pack_address
 from control.clients.locate import Locator
 from control.clients.registry import Registry, RegistryError
 from control.config import Service
+from control.core.errors import OperationError
 from control.core.ports import EnginePort
 from control.core.states import INACTIVE, Cause, State
 from control.store import records
@@ -20,6 +22,47 @@ from control.store.store import Store
 
 CHUNK: Final = 500
 """Connections in one chunk of a list."""
+
+PAGE: Final = 1000
+"""Rows of the database, or names, that are read at a time."""
+
+FIRST: Final = "first"
+POSITION_MAX: Final = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which connections are to be shown; what is empty, or 0, does not matter. client: how its ``address:port`` begins.
+    name: a pattern with `*` and `?`. quiet_s: without payload for so long at least. silence_s: not heard for so long at
+    least, of those that are inactive and have a slot."""
+
+    state: State | None = None
+    client: str = ""
+    network: str = ""
+    service: str = ""
+    name: str = ""
+    quiet_s: int = 0
+    silence_s: int = 0
+
+    def fits(self, event: Event, sought: Sought) -> bool:
+        """Whether it is one of them; what the engine has looked at already, too, for not all are found by it."""
+        key, record = event.record.key, event.record
+        address, wanted = (int.from_bytes(packed, "big") for packed in (key.client, sought.network))
+        return (
+            self.state in (None, event.to_state)
+            and sought.service in (0, record.service)
+            and (address ^ wanted) >> (128 - sought.bits) == 0
+            and key.client_text.startswith(self.client)
+            and (event.to_state == State.SLEEP or event.gap_ms >= self.quiet_s * 1000)
+            and (not self.silence_s or (self._has_slot(event) and record.silence_s >= self.silence_s))
+        )
+
+    @staticmethod
+    def _has_slot(event: Event) -> bool:
+        return event.to_state in INACTIVE and not event.candidate
+
+
+EVERYTHING: Final = Wanted()
 
 
 class View:
@@ -40,46 +83,103 @@ class View:
 
     # -- connections --------------------------------------------------------------------------------------------------
 
-    def connections(
-        self, state: State | None = None, client: str = "", limit: int | None = None
-    ) -> Iterator[list[dict[str, Any]]]:
-        """Chunks of connections: of one state if given, whose ``address:port`` begins with `client`."""
+    def connections(self, wanted: Wanted = EVERYTHING, limit: int | None = None) -> Iterator[list[dict[str, Any]]]:
+        """Chunks of those that are wanted. One that is there from the first to the last is shown once."""
+        sought = self._sought(wanted)
         left = limit if limit is not None else -1
         chunk: list[Event] = []
-        for event in itertools.chain(self._engine.list(born=True), self._without_slot(state)):
+        for event in self._with_names(wanted) if wanted.name else self._all(wanted, sought):
             if left == 0:
                 break
-            if state is not None and event.to_state != state:
-                continue
-            if client and not event.record.key.client_text.startswith(client):
+            if not wanted.fits(event, sought):
                 continue
             chunk.append(event)
             left -= 1
             if len(chunk) == CHUNK:
-                yield self._rows(chunk)
+                yield self._rows(chunk, wanted)
                 chunk = []
         if chunk:
-            yield self._rows(chunk)
+            yield self._rows(chunk, wanted)
 
-    def _without_slot(self, state: State | None) -> Iterator[Event]:
-        """The connections in SLEEP of which nothing is in memory, in the form in which the engine lists the others."""
+    def page(self, wanted: Wanted, after: str, limit: int) -> dict[str, Any]:
+        """`connections`, no more than `limit` unless the engine has that many awake in one place, and `next`: the
+        `after` of the page that follows, None: there is none. after: FIRST for the first. A page may have fewer, even
+        none, when those that are wanted are few. Of connections that move between two pages, some may be on both, or
+        on none."""
+        sought = self._sought(wanted)
+        events: Sequence[Event]
+        kind, _, rest = ("" if after == FIRST else after).rpartition(":")
+        try:
+            if wanted.name:
+                events, after_that = self._page_of_names(wanted, rest, limit)
+            elif kind == "row":
+                events, after_that = self._page_without_slot(bytes.fromhex(rest), limit)
+            else:
+                at = int(rest or 0)
+                events, position = self._engine.page(replace(sought, after=min(max(at, 0), POSITION_MAX)), limit)
+                without = self._has_without_slot(wanted.state)
+                after_that = str(position) if position else "row:" if without else None
+        except ValueError:
+            raise OperationError(400, f'after="{after[:100]}" is not what a page ended with') from None
+        fitting = [event for event in events if wanted.fits(event, sought)]
+        return {"connections": self._rows(fitting, wanted), "next": after_that}
+
+    def _sought(self, wanted: Wanted) -> Sought:
+        service, network, bits = 0, bytes(16), 0
+        if wanted.service:
+            numbers = {self.service_name(number): number for number in self._services}
+            if (service := numbers.get(wanted.service, 0)) == 0:
+                raise OperationError(404, f'there is no service "{wanted.service}"; there are: {", ".join(numbers)}')
+        if wanted.network:
+            try:
+                found = ipaddress.ip_network(wanted.network)
+            except ValueError as error:
+                raise OperationError(400, f"`network`: {error}") from None
+            network = pack_address(str(found.network_address))
+            bits = found.prefixlen + (96 if found.version == 4 else 0)
+        states = () if wanted.state is None else (int(wanted.state),)
+        quiet_s, silence_s = (min(seconds, 2**32 - 1) for seconds in (wanted.quiet_s, wanted.silence_s))
+        return Sought(True, states, service, network, bits, quiet_s, silence_s)
+
+    def _all(self, wanted: Wanted, sought: Sought) -> Iterator[Event]:
+        yield from self._engine.list(sought)
+        after: str | None = "row:" if self._has_without_slot(wanted.state) else None
+        while after is not None:
+            events, after = self._page_without_slot(bytes.fromhex(after.removeprefix("row:")), PAGE)
+            yield from events
+
+    def _has_without_slot(self, state: State | None) -> bool:
         if state not in (None, State.SLEEP) or self._store.status.error:
-            return
-        if not self._engine.stats().get("filter_members"):
-            return
-        after = b""
-        while page := self._store.sleeping_rows(after):
-            after = page[-1].key
-            for row in page:
-                event = self._engine.find(Key.unpack(row.key))
-                if event is not None and event.candidate:
-                    yield event._replace(id=row.id)
+            return False
+        return bool(self._engine.stats().get("filter_members"))
 
-    def _rows(self, events: list[Event]) -> list[dict[str, Any]]:
+    def _page_without_slot(self, after: bytes, limit: int) -> tuple[list[Event], str | None]:
+        """The connections in SLEEP of which nothing is in memory, in the form in which the engine lists the others."""
+        rows = self._store.sleeping_rows(after, limit)
+        found = ((row, self._engine.find(Key.unpack(row.key))) for row in rows)
+        events = [event._replace(id=row.id) for row, event in found if event is not None and event.candidate]
+        return events, f"row:{rows[-1].key.hex()}" if rows else None
+
+    def _with_names(self, wanted: Wanted) -> Iterator[Event]:
+        after: str | None = ""
+        while after is not None:
+            events, after = self._page_of_names(wanted, after, PAGE)
+            yield from events
+
+    def _page_of_names(self, wanted: Wanted, after: str, limit: int) -> tuple[list[Event], str | None]:
+        names = self._names.like(wanted.name, after, limit)
+        found = ((named, self._engine.find(Key.unpack(named.key))) for named in names.values())
+        events = [event._replace(id=named.id) for named, event in found if event is not None and named.connected]
+        return events, max(names) if names else None
+
+    def _rows(self, events: list[Event], wanted: Wanted) -> list[dict[str, Any]]:
         asleep = [event.record.key_raw for event in events if event.to_state == State.SLEEP]
         # Without the database the table can still be shown, and the status says that the database is missing.
         rows = {} if self._store.status.error else {row.key: row for row in self._store.rows_at(asleep)}
-        return self._named([self._row(event, event.id, rows.get(event.record.key_raw)) for event in events])
+        shown = [self._row(event, event.id, rows.get(event.record.key_raw)) for event in events]
+        if wanted.quiet_s:
+            shown = [one for one in shown if one["quiet_s"] is None or one["quiet_s"] >= wanted.quiet_s]
+        return self._named(shown)
 
     def _named(self, shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The same with the names of all of them."""

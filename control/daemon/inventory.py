@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from appliance.frontends.target import parse_address
-from appliance.wire import CANDIDATE, Key, Record
+from appliance.wire import CANDIDATE, Key, Record, Sought
 from control.core.ports import BATCH, EnginePort
-from control.core.states import LEGAL, Cause, State
+from control.core.states import AWAKE, LEGAL, Cause, State
 from control.dispatch.turn import history_row
 from control.store import records
 from control.store.database import READ_CHUNK
@@ -64,7 +64,7 @@ def take_inventory(engine: EnginePort, store: Store, boot: str, tables: int = 0)
 
     There may be ten million rows, and no client is served meanwhile: nothing is done for each of them in Python."""
     found = Inventory()
-    for event in engine.list(sleeping=False):
+    for event in engine.list(Sought(states=(*AWAKE, State.IDLE))):
         found.states[event.to_state] += 1
         if event.to_state == State.IDLE:
             found.idle_ids.append(event.id or event.record.id)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from array import array
@@ -178,6 +179,22 @@ class Reader:
                     rows = connection.execute(_NAMED[kind, column], {"values": chunk})
                     found.update((row[0], form.pack(*row[1:])) for row in rows)
         return found
+
+    def names_like(self, pattern: str, after: str, limit: int) -> dict[str, bytes]:
+        """Rows of `names` in their order, those after one: name -> the rest, packed. pattern: `*` for any text, `?` for
+        one character. What waits to be written is not among them."""
+        table, form = KEYED["names"]
+        begins = re.split(r"[*?]", pattern, maxsplit=1)[0]
+        like = re.sub(r"[\\%_]", r"\\\g<0>", pattern).replace("*", "%").replace("?", "_")
+        query = sa.select(*table.columns).where(
+            table.c.name > after,
+            table.c.name >= begins,
+            table.c.name < f"{begins}\x7f",  # by the index: names are of printable ASCII
+            table.c.name.like(like, escape="\\"),
+        )
+        with self._reading() as connection:
+            rows = connection.execute(query.order_by(table.c.name).limit(limit))
+            return {row[0]: form.pack(*row[1:]) for row in rows}
 
     def last_states(self, first: int, last: int) -> Iterator[tuple[int, str, int, int]]:
         """(id, client, service, state) of each connection whose last row among history[first..last] is not CLOSED."""

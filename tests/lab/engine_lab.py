@@ -31,7 +31,7 @@ from appliance.box.router import open_routes
 from appliance.engine import Engine, unpin
 from appliance.lab import Lab, leftovers
 from appliance.paths import bpf_objects
-from appliance.wire import Command, EngineOptions, Event, EventType, Key, Op, Record, ServiceSpec
+from appliance.wire import Command, EngineOptions, Event, EventType, Key, Op, Record, ServiceSpec, Sought
 from control.core.states import Cause, State
 
 PORT: Final = 47000  # no dissector claims it
@@ -164,7 +164,7 @@ class EngineLab:
         if self._engine is None or self._thread is None or lent is None or not lent.as_it_was:
             return False
         closing = [Command(Op.CLOSE, cause=Cause.COMMAND, id=event.id, key=event.record.key_raw)
-                   for event in self._engine.list(born=True)]  # fmt: skip
+                   for event in self._engine.list(Sought(born=True))]  # fmt: skip
         self._engine.submit(closing)
         stats = self._engine.stats
         try:

@@ -9,7 +9,7 @@ import pytest
 from scapy.packet import Raw
 
 from appliance.lab import Lab
-from appliance.wire import Born, Op
+from appliance.wire import Born, Op, Sought
 from control.core.states import State
 from tests.lab.bare_sleep import NO_KEEPALIVES, BareSleep
 from tests.lab.engine_lab import EngineLab, Pair, receive
@@ -73,7 +73,7 @@ def test_either_end_of_a_pair_is_heard(box: EngineLab, family: int, state: State
 def test_one_that_was_born_asleep_is_heard(box: EngineLab, family: int) -> None:
     client = box.dial(family)
     box.wait(lambda: box.stat(f"table_ipv{family}") == 1, "it is born")
-    (born,) = box.engine.list(born=True)
+    (born,) = box.engine.list(Sought(born=True))
     sleeper = Sleeper(Pair(client, client, box.key_of(client), 0), born.record)
     say_in_fragments(box, sleeper, lambda: receive(box.accept(family), len(DATA)))
 

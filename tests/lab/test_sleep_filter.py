@@ -15,7 +15,7 @@ import pytest
 from scapy.packet import Raw
 
 from appliance.lab import Lab, wait_until
-from appliance.wire import CANDIDATE, Born, Command, EventType, Key, Op, ServiceSpec, pack_address
+from appliance.wire import CANDIDATE, Born, Command, EventType, Key, Op, ServiceSpec, Sought, pack_address
 from control.core.states import Cause, State
 from tests.lab.bare_sleep import NO_KEEPALIVES, SMALL, BareSleep
 from tests.lab.engine_lab import PORT, Pair, receive, reset, tcp_info
@@ -148,7 +148,9 @@ def test_those_in_sleep_who_have_a_slot_can_be_counted_and_left_out_of_the_list(
     box.to_sleep(asleep)
     box.to_idle(idle)
     assert box.engine.slots_in_sleep() == 1
-    assert [event.id for event in box.engine.list(sleeping=False)] == [idle.id]
+    assert [event.id for event in box.engine.list(Sought(states=(State.ACTIVE, State.STANDBY, State.IDLE)))] == [
+        idle.id
+    ]
     assert {event.record.key for event in box.engine.list()} == {asleep.key, idle.key}
 
 

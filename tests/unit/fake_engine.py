@@ -31,6 +31,7 @@ from appliance.wire import (
     ServerAddress,
     ServerStatus,
     ServiceSpec,
+    Sought,
 )
 from control.core.states import AWAKE, Cause, State
 
@@ -201,10 +202,21 @@ class FakeEngine:
         c = self.connections.get(Key.unpack(key))
         return self.obstacles if c is not None and c.state in AWAKE else None
 
-    def list(self, born: bool = False, sleeping: bool = True) -> Iterator[Event]:
-        for c in tuple(self.connections.values()):
-            if sleeping or c.state is not State.SLEEP:
-                yield self._as_event(c)
+    def list(self, sought: Sought = Sought()) -> Iterator[Event]:  # noqa: B008 (frozen)
+        for c in tuple(self.connections.values())[sought.after :]:
+            found = self._as_event(c)
+            fits = (sought.network[: sought.bits // 8] == c.key.client[: sought.bits // 8]  # whole bytes, here
+                    and sought.service in (0, found.service)
+                    and (c.state is State.SLEEP or found.gap_ms >= sought.quiet_s * 1000))  # fmt: skip
+            if c.state in (sought.states or tuple(State)) and fits:
+                yield found
+
+    def page(self, sought: Sought, limit: int) -> tuple[Sequence[Event], int]:
+        found = [*self.list(sought)]
+        here = found[:limit]
+        if len(here) == len(found):
+            return here, 0
+        return here, 1 + [*self.connections].index(here[-1].record.key) if here else sought.after
 
     def slots_in_sleep(self) -> int:
         return sum(c.state is State.SLEEP for c in self.connections.values())

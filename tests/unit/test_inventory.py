@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.wire import Event, Key
+from appliance.wire import Event, Key, Sought
 from control.core.states import Cause, State
 from control.daemon import inventory
 from control.daemon.inventory import catch_up, tables_of, take_inventory
@@ -107,8 +107,8 @@ def test_a_slot_without_row_is_looked_for_among_a_few_keys_at_a_time(
     monkeypatch.setattr(inventory, "READ_CHUNK", 3)
     everybody, ids, listed, kept = still.engine.list, still.store.sleeping_ids, list[Event](), list[int]()
 
-    def listing(born: bool = False, sleeping: bool = True) -> Iterator[Event]:
-        for one in everybody(born, sleeping):
+    def listing(sought: Sought = Sought()) -> Iterator[Event]:  # noqa: B008 (frozen)
+        for one in everybody(sought):
             listed.append(one)
             yield one
 

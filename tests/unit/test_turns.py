@@ -84,7 +84,7 @@ class Still:
     def list(self, meanwhile: Callable[[], None] = lambda: None) -> list[tuple[int, list[bytes]]]:
         """Of each time that the engine is asked: how far it looked, and the keys that it found. Between two times
         something happens."""
-        listing, events = lib.roost_list_begin(self.raw, 0), ffi.new("struct roost_event[64]")
+        listing, events = lib.roost_list_begin(self.raw, ffi.NULL), ffi.new("struct roost_event[64]")
         parts, before = [], 0
         while not lib.roost_list_done(listing):
             count = lib.roost_list(self.raw, listing, events, 64)

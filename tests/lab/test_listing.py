@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections of one kind, listed and in pages: what the engine leaves out is what a look at each would leave out."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from appliance.lab.processes import python_environment
+from appliance.wire import Event, Sought, pack_address
+from control.core.states import AWAKE, State
+from tests.bench.simulated import nursery
+from tests.lab.engine_lab import EngineLab, Pair
+
+STATES = (State.ACTIVE, State.STANDBY, State.IDLE, State.SLEEP)
+SOUGHT = [
+    Sought(states=(state,)) for state in STATES
+] + [
+    Sought(states=(State.ACTIVE, State.IDLE)),
+    Sought(network=pack_address("10.0.0.0"), bits=96 + 8),
+    Sought(network=pack_address("0.0.0.0"), bits=96),
+    Sought(network=pack_address("fd00::"), bits=16),
+    Sought(quiet_s=1),
+    Sought(quiet_s=1, states=(State.IDLE,)),
+    Sought(silence_s=2),
+    Sought(quiet_s=3600),
+    Sought(service=7),
+]  # fmt: skip
+
+
+def fits(event: Event, sought: Sought) -> bool:
+    client = int.from_bytes(event.record.key.client, "big")
+    network = int.from_bytes(sought.network, "big")
+    return (
+        event.to_state in (sought.states or STATES)
+        and sought.service in (0, event.record.service)
+        and (client ^ network) >> (128 - sought.bits) == 0
+        and (event.to_state == State.SLEEP or event.gap_ms >= sought.quiet_s * 1000)
+        and (not sought.silence_s or (event.to_state not in AWAKE and event.record.silence_s >= sought.silence_s))
+    )
+
+
+def keys(events: Any) -> set[bytes]:
+    return {event.record.key_raw for event in events}
+
+
+def in_pages(box: EngineLab, sought: Sought, limit: int) -> list[list[bytes]]:
+    pages, after = [], 0
+    for _ in range(10_000):
+        events, after = box.engine.page(replace(sought, after=after), limit)
+        pages.append([event.record.key_raw for event in events])
+        if not after:
+            return pages
+    raise AssertionError("there is no last page")
+
+
+def test_what_is_sought_is_listed_and_nothing_else(box: EngineLab) -> None:
+    pairs: dict[State, list[Pair]] = {}
+    for state, family in itertools.product(STATES, (4, 6)):
+        pair = box.connect(family)
+        if state is not State.ACTIVE:
+            box.to(pair, state)
+        pairs.setdefault(state, []).append(pair)
+    time.sleep(2.1)
+    late = box.connect()
+    everything = list(box.engine.list())
+    assert len(everything) == len(keys(everything)) == 9
+    some = 0
+    for sought in [*SOUGHT, Sought(service=everything[0].record.service)]:
+        wanted = keys(event for event in everything if fits(event, sought))
+        some += 0 < len(wanted) < 9
+        assert keys(box.engine.list(sought)) == wanted, sought
+        for limit in (1, 2, 100):
+            pages = in_pages(box, sought, limit)
+            assert Counter(itertools.chain(*pages)) == Counter(wanted), sought
+            assert max(map(len, pages)) <= limit, "no two of so few lie in one place"
+    assert some >= 8, "what is sought tells them apart"
+    assert late.key.pack() not in keys(box.engine.list(Sought(quiet_s=2)))
+
+
+def test_pages_of_many_that_sleep_have_each_of_them_once() -> None:
+    """As an operator asks for them; a page of few that lie far apart ends early, and says where it goes on."""
+    clients = 20_000
+    with nursery(clients, {"probe_interval": "never"}, {"addresses": 64, "base": "10.127.255.224"}) as born:
+        born.connect(range(clients))
+        seen: Counter[str] = Counter()
+        after: str | None = "first"
+        while after:
+            page = born.daemon.get("/v1/connections", after=after, limit=1000)
+            seen.update(row["client"] for row in page["connections"])
+            assert len(page["connections"]) <= 1000
+            after = page["next"]
+        assert (len(seen), max(seen.values())) == (clients, 1)
+
+        half = list(born.daemon.connections(network="10.127.255.0/24"))
+        assert len(half) == sum(client.startswith("10.127.255.") for client in seen) > clients / 4
+        assert born.daemon.connections(state="ACTIVE") == []
+        argv = [sys.executable, "-m", "control.cli.main", "connections", "--network", "10.127.255.224/32", "--after",
+                "first", "--limit", "7", "--json", "--socket", str(born.daemon.control_socket)]  # fmt: skip
+        done = subprocess.run(argv, env=python_environment(), capture_output=True, text=True, check=True)
+        told = json.loads(done.stdout)
+        assert {row["client"].rpartition(":")[0] for row in told["connections"]} == {"10.127.255.224"}
+        assert (len(told["connections"]), bool(told["next"])) == (7, True)
+
+
+@pytest.mark.parametrize("after", ["0", "99999999999999999999", "-5", str(2**62)])
+def test_a_place_that_no_page_ended_with_ends_in_good_order(box: EngineLab, after: str) -> None:
+    pair = box.connect()
+    events, left = box.engine.page(Sought(after=min(max(int(after), 0), 2**62)), 10)
+    assert (len(events), left) in ((1, 0), (0, 0))
+    box.exchange(pair)
