@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/prctl.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -28,6 +29,7 @@
 #include "loop.h"
 #include "cext/socket/repair.h"
 
+#define SWEEP_PAUSE_US 60 /* between two parts of a slice: tasks on this processor run meanwhile */
 #define EVENTS_A_TURN 512
 #define ENGINE_NICE (-10)
 #define AHEAD 16 /* keys whose memory is asked for before the first of them is looked for */
@@ -104,7 +106,7 @@ static void dispatch(struct roost_engine *e, const struct epoll_event *event) {
         return; /* it was read already */
 }
 
-static int timeout_ms(struct roost_engine *e) {
+static uint32_t timeout_us(struct roost_engine *e) {
     if (e->ready || e->graced || e->waking || e->stray || __atomic_load_n(&e->box.commands.first, __ATOMIC_RELAXED))
         return 0;
     if (roost_growth_busy(e) || roost_descent_busy(e))
@@ -114,8 +116,10 @@ static int timeout_ms(struct roost_engine *e) {
         wait = e->unacked->ack_ms > e->now_ms ? (int)(e->unacked->ack_ms - e->now_ms) : 0;
     if (e->asked && e->answer_ms < e->now_ms + (uint64_t)wait)
         wait = e->answer_ms > e->now_ms ? (int)(e->answer_ms - e->now_ms) : 0;
-    uint64_t slice_ms = e->sweep_ms > e->now_ms ? e->sweep_ms - e->now_ms : 0;
-    return slice_ms < (uint64_t)wait ? (int)slice_ms : wait;
+    uint64_t sweep_us = e->sweep_ms > e->now_ms      ? (e->sweep_ms - e->now_ms) * 1000
+                        : e->sweep_at < e->sweep_end ? SWEEP_PAUSE_US
+                                                     : 0;
+    return sweep_us < wait * 1000ULL ? (uint32_t)sweep_us : (uint32_t)wait * 1000;
 }
 
 static void turn(struct roost_engine *e, const struct epoll_event *events, int count) {
@@ -197,18 +201,20 @@ static void *engine_thread(void *context) {
     /* In front of what else runs on the box, the control plane included: a client that wakes waits for this thread. As
      * good as nothing without the privilege, so its failure is none. */
     setpriority(PRIO_PROCESS, (id_t)gettid(), ENGINE_NICE);
+    prctl(PR_SET_TIMERSLACK, 1UL); /* ns: else 50 us are added to each pause */
     const bool several = has_several_processors();
     uint64_t began_ns = 0;
     pthread_mutex_lock(&e->lock);
     while (!e->stopping) {
-        int wait = timeout_ms(e);
-        bool pause = rush(e) && wait && several;
+        uint32_t wait_us = timeout_us(e);
+        const struct timespec wait = {.tv_sec = wait_us / 1000000, .tv_nsec = wait_us % 1000000 * 1000};
+        bool pause = rush(e) && wait_us && several;
         pthread_mutex_unlock(&e->lock);
         while (__atomic_load_n(&e->lock_waiters, __ATOMIC_SEQ_CST)) /* a mutex alone would let us win every time */
             sched_yield();
         int count = pause ? wait_in_rush(e, events, began_ns, &pause) : 0;
         if (count == 0)
-            count = epoll_wait(e->epoll_fd, events, EVENTS_A_TURN, wait);
+            count = epoll_pwait2(e->epoll_fd, events, EVENTS_A_TURN, &wait, NULL);
         int error = errno;
         began_ns = roost_monotonic_ns();
         pthread_mutex_lock(&e->lock);

@@ -330,7 +330,8 @@ struct roost_engine {
     int frame_budget;
     uint32_t strays;
     struct roost_held *stray, **stray_tail; /* frames of connections that need no thaw: to the stack */
-    uint64_t sweep_at, sweep_ms, swept_ms;  /* a bucket; the next slice's time, and the last one's */
+    uint64_t sweep_at, sweep_end;           /* buckets: the next, and the first behind the slice */
+    uint64_t sweep_ms, swept_ms;            /* the next slice's time, and the last one's */
     uint64_t sweep_all;                     /* so many buckets more are looked into, due or not */
     uint32_t sweep_awake;                   /* awake connections whose hash begins so have their timers set anew then */
     uint64_t probe_room_ms;                 /* when there was room for a bucket's probes */

@@ -11,8 +11,8 @@
  * moments lie evenly: clients that all came within seconds are probed all through the interval after those four rounds.
  *
  * When a policy changes, one round looks into every bucket, due or not, and sets the timers of awake connections anew, in
- * shorter slices: 10,000,000 slots in a second, of which it takes the engine half. When rules change, it also gives slots and
- * connections their classes.
+ * shorter slices, which let the loop turn after each AT_ONCE_OF_ALL buckets: 10,000,000 slots in a second, of which it takes the
+ * engine half. When rules change, it also gives slots and connections their classes.
  */
 #include <errno.h>
 #include <string.h>
@@ -28,6 +28,7 @@
 #define SLICE_OF_LARGE_MS 10
 #define SLICE_OF_MANY_MS 2 /* while more than FEW_PROBES wait for their turn, or a class changed */
 #define FEW_PROBES 128
+#define AT_ONCE_OF_ALL 16 /* buckets of a round over all, some 35 us: then what waits at a socket has its turn */
 #define LOOK_MAX_S 3600
 #define LOOK_AT_LEGS_S 60 /* servers' legs that have lost their clients */
 #define PREFETCHED 8      /* buckets: they lie so far apart that the processor fetches none by itself */
@@ -332,25 +333,34 @@ static void rearm_awake(struct roost_engine *e, uint64_t left, uint64_t buckets)
 }
 
 void roost_sweep_restart(struct roost_engine *e) {
-    e->sweep_at = 0;
+    e->sweep_at = e->sweep_end = 0;
     if (e->sweep_all)
         e->sweep_all = roost_table_buckets(&e->table);
 }
 
+/* As far as time has gone on: the turn may be late, and so would be each walk. */
+static uint64_t slice_end(const struct roost_engine *e, uint64_t buckets, uint32_t slice_ms) {
+    uint64_t passed_ms = e->now_ms - e->swept_ms, most_ms = 2 * slice_ms;
+    uint64_t end = e->sweep_at + (buckets * (passed_ms < most_ms ? passed_ms : most_ms) + 999) / 1000;
+    return end < buckets ? end : buckets;
+}
+
 void roost_sweep_turn(struct roost_engine *e) {
-    if (e->now_ms < e->sweep_ms)
+    bool under_way = e->sweep_at < e->sweep_end;
+    if (!under_way && e->now_ms < e->sweep_ms)
         return;
     roost_sockets_turn(e); /* before the gate opens */
     roost_births_turn(e);
-    uint64_t buckets = roost_table_buckets(&e->table), passed_ms = e->now_ms - e->swept_ms;
+    uint64_t buckets = roost_table_buckets(&e->table);
     uint32_t slice_ms = buckets <= LARGE_BUCKETS ? SLICE_MS : SLICE_OF_LARGE_MS;
     bool all = e->sweep_all > 0;
-    /* As far as time has gone on: the turn may be late, and so would be each walk. */
-    uint64_t end = e->sweep_at + (buckets * (passed_ms < 2 * slice_ms ? passed_ms : 2 * slice_ms) + 999) / 1000;
+    if (!under_way)
+        e->sweep_end = slice_end(e, buckets, slice_ms);
+    uint64_t end = e->sweep_end;
     struct walk w = {.e = e, .now_s = (uint32_t)(e->now_ms / 1000)};
     bool room = true;
-    if (end > buckets)
-        end = buckets;
+    if (all && end - e->sweep_at > AT_ONCE_OF_ALL)
+        end = e->sweep_at + AT_ONCE_OF_ALL;
     e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probes_begin(&e->path);
     if (roost_datapath_probes_room(&e->path) >= ROOST_BUCKET_SLOTS)
         e->probe_room_ms = e->now_ms;
@@ -363,9 +373,14 @@ void roost_sweep_turn(struct roost_engine *e) {
         e->sweep_at += passed;
     }
     e->stat[ROOST_E_PROBE_LOST] += roost_datapath_probes_end(&e->path, w.now_s);
-    e->swept_ms = e->now_ms - (end - e->sweep_at) * 1000 / buckets; /* what there was no room for is the next slice's */
+    if (!under_way)
+        e->swept_ms = e->now_ms;
+    if (!room) { /* what there was none for is the next slice's */
+        e->swept_ms -= (e->sweep_end - e->sweep_at) * 1000 / buckets;
+        e->sweep_end = e->sweep_at;
+    }
     bool many = e->path.probes_left > FEW_PROBES || !room || e->sweep_all;
-    e->sweep_ms = e->now_ms + (many ? SLICE_OF_MANY_MS : slice_ms);
+    e->sweep_ms = e->now_ms + (e->sweep_at < e->sweep_end ? 0 : many ? SLICE_OF_MANY_MS : slice_ms);
     if (all)
         rearm_awake(e, e->sweep_all, buckets);
     if (e->rules.walking && !e->sweep_all) {
@@ -373,5 +388,5 @@ void roost_sweep_turn(struct roost_engine *e) {
         roost_classes_retired_end(&e->table.classes);
     }
     if (e->sweep_at == buckets)
-        e->sweep_at = 0;
+        e->sweep_at = e->sweep_end = 0;
 }
