@@ -4,7 +4,7 @@
 #include "loop.h"
 
 bool loop_is_busy(struct roost_engine *e) {
-    return !timeout_ms(e);
+    return !timeout_us(e);
 }
 
 void loop_turn(struct roost_engine *e, const struct epoll_event *events, int count) {
