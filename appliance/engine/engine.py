@@ -48,8 +48,8 @@ from appliance.wire import (
     unpack_address,
 )
 
-PAGE_POSITIONS: Final = 1 << 20
-"""How many slots are looked at for a page: some 5 ms."""
+PAGE_POSITIONS: Final = 1 << 19
+"""How many slots are looked at for a page, at most: some 10 ms."""
 
 _LISTED: Final = 4096
 _ALL: Final = Sought()

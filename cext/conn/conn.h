@@ -96,6 +96,8 @@ void roost_refuse(struct roost_engine *e, uint8_t op, uint64_t token, uint64_t i
                   int error);
 void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, struct roost_event *event);
 uint8_t roost_state_of_slot(const struct roost_ka *slot); /* enum roost_state */
+/* Since the last payload byte; 0 where the store alone knows. */
+uint64_t roost_slot_quiet_ms(const struct roost_engine *e, const struct roost_ka *slot);
 void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot,
                          struct roost_event *event);
 /* by: not ROOST_BY_NONE */

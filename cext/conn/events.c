@@ -39,6 +39,13 @@ uint8_t roost_state_of_slot(const struct roost_ka *slot) {
     return slot->rest == ROOST_NO_REST ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
 }
 
+uint64_t roost_slot_quiet_ms(const struct roost_engine *e, const struct roost_ka *slot) {
+    uint64_t now_ms = roost_monotonic_ms();
+    if (roost_table_has_rest(slot))
+        return now_ms - e->table.rest[slot->rest].active_ms;
+    return ROOST_IS_BORN(slot->rest) ? (uint64_t)roost_silence_s(slot->heard, (uint32_t)(now_ms / 1000)) * 1000 : 0;
+}
+
 void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot,
                          struct roost_event *event) {
     memset(event, 0, sizeof(*event));
@@ -50,10 +57,8 @@ void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, co
     if (roost_table_has_rest(slot)) {
         event->record.rest = e->table.rest[slot->rest];
         event->id = event->record.rest.id;
-        event->gap_ms = roost_monotonic_ms() - event->record.rest.active_ms;
-    } else if (ROOST_IS_BORN(slot->rest)) {
-        event->gap_ms = (uint64_t)roost_silence_s(slot->heard, (uint32_t)(roost_monotonic_ms() / 1000)) * 1000;
     }
+    event->gap_ms = roost_slot_quiet_ms(e, slot);
 }
 
 void roost_event_of_holder(struct roost_engine *e, const struct roost_key *key, const struct roost_holder *h,

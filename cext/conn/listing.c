@@ -8,11 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cext/base/clock.h"
 #include "conn.h"
 
 #define PLACES 4096            /* of the awake: ranges of the hashes of their keys */
-#define POSITIONS_A_PART 65536 /* the engine's thread stands still for some 0.3 ms */
+#define POSITIONS_A_PART 16384 /* the engine's thread stands still for some 0.3 ms */
 #define LATE_COST 16           /* of a look-up, in positions */
 #define TOLD_MAX (1u << 20)    /* a reader that sleeps in the midst of its list takes no more memory than for these */
 
@@ -71,13 +70,22 @@ static bool lies_in_network(const struct roost_sought *s, const struct roost_key
     return !memcmp(s->network, key->client, whole) && !(rest && (s->network[whole] ^ key->client[whole]) >> (8 - rest));
 }
 
-/* What there is in an event, of a connection that is in one of the states. */
-static bool fits(const struct roost_engine *e, const struct roost_listing *l, const struct roost_event *event) {
+static bool fits(const struct roost_engine *e, const struct roost_listing *l, const struct roost_conn *c) {
     const struct roost_sought *s = &l->sought;
-    bool awake = event->to_state == ROOST_ST_ACTIVE || event->to_state == ROOST_ST_STANDBY;
-    uint32_t silence_s = awake ? 0 : roost_silence_s(event->record.ka.heard, (uint32_t)(e->now_ms / 1000));
-    return (!s->service || s->service == event->record.service) && lies_in_network(s, &event->record.key) &&
-           (event->to_state == ROOST_ST_SLEEP || event->gap_ms >= s->quiet_s * 1000ULL) && silence_s >= s->silence_s;
+    return is_in(l, c->state) && !s->silence_s && (!s->service || s->service == c->service) &&
+           lies_in_network(s, &c->key) && e->now_ms >= c->active_ms + s->quiet_s * 1000ULL;
+}
+
+/* Of a slot that is wanted: by what lies nearest, since most do not fit where it matters, and the engine stands still. */
+static bool slot_fits(struct roost_engine *e, const struct roost_listing *l, const struct roost_key *key,
+                      const struct roost_ka *slot) {
+    const struct roost_sought *s = &l->sought;
+    if (!lies_in_network(s, key) ||
+        (s->silence_s && roost_silence_s(slot->heard, (uint32_t)(e->now_ms / 1000)) < s->silence_s))
+        return false;
+    if (s->service && s->service != roost_table_service(&e->table, slot))
+        return false;
+    return !s->quiet_s || ROOST_PHASE(slot->ctl) == ROOST_SLEEP || roost_slot_quiet_ms(e, slot) >= s->quiet_s * 1000ULL;
 }
 
 static bool has_passed(const struct roost_engine *e, const struct roost_listing *l, const struct roost_ka *slot) {
@@ -138,10 +146,11 @@ static bool list_awake(struct roost_engine *e, struct roost_listing *l, struct r
     const struct roost_hash_slot *slot;
     uint32_t listed = *count;
     while ((slot = roost_hash_walk(&e->by_key, from, from + width - 1, &step))) {
+        if (!fits(e, l, slot->item))
+            continue;
         if (listed == max)
             return false;
-        roost_event_of_conn(e, slot->item, &events[listed]);
-        listed += is_in(l, events[listed].to_state) && fits(e, l, &events[listed]);
+        roost_event_of_conn(e, slot->item, &events[listed++]);
     }
     *count = listed;
     return true;
@@ -151,24 +160,26 @@ static bool list_slot(struct roost_engine *e, struct roost_listing *l, struct ro
                       uint32_t *count) {
     struct roost_key key;
     struct roost_ka *slot = roost_table_at(&e->table, l->at - PLACES, &key);
-    if (!slot || !is_wanted(l, slot) || roost_conn_by_key(e, &key) || is_told(e, l, &key))
+    if (!slot || !is_wanted(l, slot) || !slot_fits(e, l, &key, slot) || roost_conn_by_key(e, &key) ||
+        is_told(e, l, &key))
         return true;
     if (*count == max)
         return false;
-    roost_event_of_slot(e, &key, slot, &events[*count]);
-    *count += fits(e, l, &events[*count]);
+    roost_event_of_slot(e, &key, slot, &events[(*count)++]);
     return true;
 }
 
 static bool list_late(struct roost_engine *e, const struct roost_listing *l, const struct told *told,
                       struct roost_event *events, uint32_t max, uint32_t *count) {
     struct roost_holder h = roost_whose(e, &told->key);
-    if (h.by == ROOST_BY_NONE || (h.by != ROOST_BY_CONN && !is_wanted(l, h.slot)))
+    bool listed = h.by == ROOST_BY_CONN   ? fits(e, l, h.conn)
+                  : h.by != ROOST_BY_NONE ? is_wanted(l, h.slot) && slot_fits(e, l, &told->key, h.slot)
+                                          : false;
+    if (!listed)
         return true;
     if (*count == max)
         return false;
-    roost_event_of_holder(e, &told->key, &h, &events[*count]);
-    *count += is_in(l, events[*count].to_state) && fits(e, l, &events[*count]);
+    roost_event_of_holder(e, &told->key, &h, &events[(*count)++]);
     return true;
 }
 
