@@ -228,6 +228,22 @@ def test_a_changed_class_is_obeyed_within_a_round_though_no_bucket_is_due() -> N
     assert still.sweep(still.now_ms + 60_000) == [], "they were due before, and are no more"
 
 
+def test_a_round_over_all_slots_lets_the_loop_turn_in_between() -> None:
+    """What waits at a socket does not wait for a whole slice."""
+    still = Still(slots=20_000, rests=20_000)
+    still.governed()
+    for port in range(1, 10_001):
+        still.insert(Key.of("192.0.2.1", port, "192.0.2.9", 80), Ka(IDLE), active_ms=START_MS)
+    still.change(idle_quiet_ms=1000)
+    events, found = ffi.new("struct roost_event[8192]"), []
+    for _ in range(4):  # a slice of a tenth of all, a turn at a time
+        lib.roost_testing_sweep(still.raw, still.now_ms + 100)
+        found.append(lib.roost_events(still.raw, events, 8192, 0, 0))
+    assert max(found) <= 16 * 56, "buckets and their slots"
+    assert min(found[:2]) > 0, "the slice goes on in the next turn, at the same time"
+    assert sum(found) <= 10_000 // 5, "and ends"
+
+
 def test_a_changed_class_of_another_service_is_none_of_theirs() -> None:
     still = Still(slots=2000, rests=1000)
     still.governed(idle_quiet_ms=3_600_000)
