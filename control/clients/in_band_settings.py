@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What connections set in band, kept for the time after this daemon.
+"""What connections set in band, and are given by command, kept for the time after this daemon.
 
 The engine holds it as the connection's policy class (conn/classes.c), asleep in its slot, and tells it when a
 connection goes IDLE: awake ones do not outlive the daemon anyway. What is told here brings it back where slots are lost

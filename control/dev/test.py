@@ -51,9 +51,9 @@ def command(
       sudo ./roost test --no-lint -k wake tests/lab
     """
     root = require_checkout("Testing")
-    for path in paths:
-        if not any(place.exists() for place in (Path(path.partition("::")[0]), root / path.partition("::")[0])):
-            raise click.UsageError(f"there is no {path.partition('::')[0]}")
+    for file in (path.partition("::")[0] for path in paths):
+        if not Path(file).exists() and not (root / file).exists():
+            raise click.UsageError(f"there is no {file}")
     here = [os.path.relpath(path, root) if os.path.exists(path.partition("::")[0]) else path for path in paths]  # noqa: PTH110
     linted = "skipped" if no_lint else "passed" if lint(root) else "failed"
     if os.geteuid() != 0:

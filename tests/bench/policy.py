@@ -10,7 +10,8 @@ bucket then says another time at which it is to be looked at next. `reload_s` ru
 sample do, the reading of the configuration and of the sample included. `reclass_share` is the daemon's processor time
 meanwhile, as a share of one core.
 
-Meanwhile one client that is awake asks the server for an echo, one question after the other, through the same engine:
+Meanwhile one client that is awake asks the server for an echo, one question after the other, through the same engine;
+both are processes of their own, and the sample is read at SCHED_IDLE, so that they do not wait for the bench itself:
 `echo_ms_p99` while classes change, `quiet_echo_ms_p99` over as long while nothing does, and `relay_p99_ratio` of all
 of them. `explain_ms_p99` is of requests for the policy in force for one connection, afterwards.
 """

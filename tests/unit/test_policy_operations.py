@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
@@ -19,7 +18,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from appliance.engine import EngineError
 from appliance.wire import Command, Own, pack_address
 from control.channel import api
-from control.channel.api import make_app
 from control.channel.operations import Operations
 from control.clients.giving import Giving
 from control.clients.rules import Rules
@@ -31,6 +29,7 @@ from control.daemon.engine_rules import EngineRules
 from control.policy import cascade
 from control.store.store import Store
 from tests.databases import Database, Sqlite
+from tests.unit.asked import asked, transport
 from tests.unit.fake_engine import FakeEngine, key
 from tests.unit.test_registry import Rig
 
@@ -69,7 +68,7 @@ class Box:
         giving = Giving(cast(CommandsPort, self), self.rig.locator)
         parts: dict[str, Any] = {**dict.fromkeys(Operations.__dataclass_fields__), "ruling": ruling, "giving": giving}
         operations = Operations(**parts)
-        self.transport = httpx.ASGITransport(make_app(operations, cast(Any, None)), raise_app_exceptions=False)
+        self.transport = transport(operations)
         return self.rules
 
     def command(self, command: Command, *_: object) -> Future[Outcome]:
@@ -81,13 +80,8 @@ class Box:
 
     def request(self, method: str, path: str, content: Any = None) -> httpx.Response:
         """content: JSON, as bytes."""
-
-        async def ask() -> httpx.Response:
-            async with httpx.AsyncClient(transport=self.transport, base_url="http://daemon") as client:
-                headers = {"content-type": "application/json"}
-                return await client.request(method, f"/v1{path}", content=content, headers=headers)
-
-        return asyncio.run(ask())
+        headers = {"content-type": "application/json"}
+        return asked(self.transport, method, f"/v1{path}", content=content, headers=headers)
 
     def ask(self, method: str, path: str, data: Any = None, status: int = 200) -> Any:
         answer = self.request(method, f"/policy{path}", None if data is None else json.dumps(data))

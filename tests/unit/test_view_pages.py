@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any, cast
@@ -11,10 +10,11 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from control.channel.api import PAGE_ROWS, make_app
+from control.channel.api import PAGE_ROWS
 from control.channel.operations import Operations
 from control.core.states import State
 from tests.databases import Database, Sqlite
+from tests.unit.asked import asked, transport
 from tests.unit.fake_engine import key
 from tests.unit.test_registry import Rig
 
@@ -27,14 +27,10 @@ class Box:
         for number in range(1, CLIENTS + 1):
             rig.engine.add(key(number), number, (State.ACTIVE, State.IDLE)[number % 2])
         parts: dict[str, Any] = {**dict.fromkeys(Operations.__dataclass_fields__), "view": rig.view}
-        self.transport = httpx.ASGITransport(make_app(Operations(**parts), cast(Any, None)), raise_app_exceptions=False)
+        self.transport = transport(Operations(**parts))
 
     def ask(self, **query: Any) -> httpx.Response:
-        async def ask() -> httpx.Response:
-            async with httpx.AsyncClient(transport=self.transport, base_url="http://daemon") as client:
-                return await client.get("/v1/connections", params=query)
-
-        return asyncio.run(ask())
+        return asked(self.transport, "GET", "/v1/connections", params=query)
 
     def listed(self, **query: Any) -> list[int]:
         answer = self.ask(**query)

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The local API without a socket, asked by tests that have no event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import httpx
+
+from control.channel.api import make_app
+from control.channel.operations import Operations
+
+
+def transport(operations: Operations) -> httpx.ASGITransport:
+    """Errors that the API does not answer for are answers of status 500."""
+    return httpx.ASGITransport(make_app(operations, cast(Any, None)), raise_app_exceptions=False)
+
+
+def asked(transport: httpx.ASGITransport, method: str, path: str, **request: Any) -> httpx.Response:
+    """request: as httpx has it."""
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://daemon") as client:
+            return await client.request(method, path, **request)
+
+    return asyncio.run(ask())
