@@ -17,6 +17,8 @@ from typing import Any, Final, Protocol
 
 import sqlalchemy as sa
 
+from control.store.store import Store
+
 PROGRAMS: Final = Path("/usr/lib/postgresql")  # Debian keeps them off the path, below the version
 OPTIONS: Final = {
     "listen_addresses": "",
@@ -287,3 +289,8 @@ class Postgres:
             "ALTER DATABASE postgres RESET ALL",
         ):
             self.execute(statement)
+
+
+def written(store: Store) -> bool:
+    """All that was queued is committed. On a busy machine a commit may take longer than flush() waits by itself."""
+    return store.flush(30.0)

@@ -19,7 +19,7 @@ from control.store import schema
 from control.store.database import StoreError, now_ms, open_engine, parse_url
 from control.store.owner import Owner
 from control.store.store import Store
-from tests.databases import Database
+from tests.databases import Database, written
 from tests.mutants import ROOT
 from tests.unit.fake_engine import FakeEngine
 from tests.unit.test_store import Recorder, row, sleeper, until
@@ -64,7 +64,7 @@ def begin(store: Store) -> FakeEngine:
     store.open()
     take_inventory(engine, store, store._boot_id)
     store.start()
-    assert store.flush()
+    assert written(store)
     return engine
 
 

@@ -33,6 +33,7 @@ from control.reach.dialling import Dialler
 from control.reach.tls import TlsState, server_context
 from control.store.store import Store
 from tests.certificates import make_certificate
+from tests.databases import written
 from tests.unit.fake_engine import FakeEngine, event, key, record
 
 
@@ -94,7 +95,7 @@ def test_counts_are_in_the_store_and_bounded(store: Store, registry: Registry, m
     dialled = Dialled(store, registry, stay_after=2)
     for client in ("a", "b", "a", "c"):
         dialled.failed(client)
-    assert store.flush()
+    assert written(store)
     again = Dialled(store, registry, stay_after=2)
     again.load()
     assert {row["client"]: row["stay"] for row in again.all()} == {"a": "due", "c": "no"}

@@ -36,7 +36,7 @@ from control.store import store as store_module
 from control.store.reading import SleepingRow
 from control.store.schema import KEYED, Keyed
 from control.store.store import Store, StoreStatus
-from tests.databases import Database
+from tests.databases import Database, written
 from tests.reboot import age
 from tests.unit.fake_engine import FakeEngine, key
 
@@ -201,7 +201,7 @@ def test_a_connection_that_wakes_while_its_row_is_looked_for_lives(rig: Rig, mon
     def woken(keys: list[bytes]) -> dict[bytes, int]:
         rig.engine.move(c, State.ACTIVE, Cause.CLIENT_DATA)
         rig.turn()
-        assert rig.store.flush()
+        assert written(rig.store)
         return sleeping_ids(keys)
 
     monkeypatch.setattr(rig.store, "sleeping_ids", woken)
@@ -584,7 +584,7 @@ def test_the_name_of_a_living_connection_that_a_later_one_gets_closes_the_older(
     assert closed(rig) == [(key(1).pack(), 1, Cause.CLIENT_CONNECT)]
     assert names_of(rig.registry, 7) == ["meter"]
     rig.turn()
-    assert rig.store.flush()
+    assert written(rig.store)
     (end,) = rig.view.recent(1)
     assert (end["id"], end["cause"], end["successor"]) == (1, "client-connect", 7)
     assert rig.view.show("7")["came_back_from"] == [1]

@@ -42,7 +42,7 @@ from control.store.schema import (
 )
 from control.store.statements import STATEMENT_ROWS, write_keyed
 from control.store.store import Committed, Store
-from tests.databases import Database, Postgres
+from tests.databases import Database, Postgres, written
 from tests.unit.fake_engine import key, record
 
 OLD_KA = struct.Struct("=IIIIIIHHHBBI")  # until schema 4
@@ -569,11 +569,11 @@ def test_the_last_word_about_a_name_is_what_stays(make: Callable[..., Store]) ->
     store = make()
     store.add(keyed=names({"a": named(1, 11), "b": named(2, 12)}))
     store.add(keyed=names({"a": named(3, 13), "c": named(4, 14)}))
-    assert store.flush()
+    assert written(store)
     store.add(keyed=names({"b": None, "never": None}))
     store.add(keyed=names({"c": None}))
     store.add(keyed=names({"c": named(5, 15)}))
-    assert store.flush()
+    assert written(store)
     assert dict(store.keyed("names")) == {"a": named(3, 13), "c": named(5, 15)}
     store.close()
     assert dict(make().keyed("names")) == {"a": named(3, 13), "c": named(5, 15)}
@@ -583,7 +583,7 @@ def test_a_name_is_written_at_once(make: Callable[..., Store]) -> None:
     store = make()
     began = time.monotonic()
     store.add(keyed=names({"a": named(1, 11)}))
-    assert store.flush()
+    assert written(store)
     assert time.monotonic() - began < module.RELAXED_GATHER_S
 
 
@@ -593,7 +593,7 @@ def test_sqlite_syncs_a_name(make: Callable[..., Store]) -> None:
     said: list[str] = []
     sa.event.listen(store._writer_engine, "before_cursor_execute", lambda *args: said.append(args[2]))
     store.add(keyed=names({"a": named(1, 11)}))
-    assert store.flush()
+    assert written(store)
     assert "PRAGMA synchronous=FULL" in said
 
 
@@ -612,7 +612,7 @@ def test_names_wait_for_a_database_that_is_locked_and_the_last_word_wins_then(
 ) -> None:
     store = make()
     store.add(keyed=names({"a": named(1, 11), "b": named(2, 12)}))
-    assert store.flush()
+    assert written(store)
     meanwhile = [{"a": named(4, 14)}]  # said while the batch with the word before it is being written
 
     def locked(*_: object) -> None:
@@ -627,9 +627,9 @@ def test_names_wait_for_a_database_that_is_locked_and_the_last_word_wins_then(
     assert dict(store.keyed("names")) == {"a": named(1, 11), "b": named(2, 12)}
     monkeypatch.setattr(module, "write_keyed", write_keyed)
     until(lambda: not store.status.error)
-    assert store.flush()
+    assert written(store)
     assert dict(store.keyed("names")) == {"a": named(4, 14)}
-    assert store.flush(), "what was tried twice is counted once"
+    assert written(store), "what was tried twice is counted once"
 
 
 @contextmanager
@@ -684,7 +684,7 @@ def test_a_database_of_an_earlier_version_is_upgraded_in_place(
         ("successors", 7): SUCCESSOR.pack(11, 3000),
     }
     store.add(keyed=added)
-    assert store.flush()
+    assert written(store)
     assert {(kind, found): packed for kind in KEYED for found, packed in store.keyed(kind)} == added
     with opened(database) as new:
         assert get_meta(new, "schema") == SCHEMA_VERSION
@@ -694,7 +694,7 @@ def test_what_the_last_run_left_open_is_found_by_the_next(make: Callable[..., St
     store = make()
     assert store.begin_run() == (0, 0)
     store.add([row(1, 1), row(2, 2), row(1, 1, State.IDLE, State.SLEEP), row(2, 2, State.IDLE, State.CLOSED)])
-    assert store.flush()
+    assert written(store)
     store.close()
     first, last = make().begin_run()
     assert last - first == 3
@@ -741,9 +741,9 @@ def test_texts_of_different_tables_are_different_rows(make: Callable[..., Store]
     store = make()
     agent, dial = AGENT.pack(key(1).pack(), 7, 1000, 2), DIALLED.pack(3, 1, 2000)
     store.add(keyed={("names", "a"): named(1, 11), ("agents", "a"): agent, ("dialled", "a"): dial})
-    assert store.flush()
+    assert written(store)
     store.add(keyed={("names", "a"): None})
-    assert store.flush()
+    assert written(store)
     assert [dict(store.keyed(kind)) for kind in ("names", "agents", "dialled")] == [{}, {"a": agent}, {"a": dial}]
 
 
