@@ -7,7 +7,7 @@
 
 Cheap layers run first, so that a broken unit is seen before the minutes of the lab. `soak` marks what takes minutes by
 itself; it runs only with --soak (`roost test --all`). Files run side by side in several workers (distribution.py), the
-longest first; tests marked `alone` run after all others, one by one.
+longest first; tests marked `alone` run after all others, one by one, and beside them those that only compute.
 """
 
 import os
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,6 +42,7 @@ BEGUN_FIRST = (  # of all files: those that take longest, 60 to 150 s each on a 
     "tests/lab/test_simulator_appliance.py",
     "tests/lab/test_simulator.py",
 )
+BACKGROUND = ("tests/unit/test_interleavings.py",)  # computes for 120 s, and asks no clock
 
 TOGETHER = pytest.StashKey[Path]()
 
@@ -110,7 +112,26 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config) -> Distribution:
-    return Distribution(config.option.numprocesses, BEGUN_FIRST, config.stash[TOGETHER])
+    # Who is not root could not take it back, and runs no test that is to run alone.
+    background = BACKGROUND if os.geteuid() == 0 else ()
+    return Distribution(config.option.numprocesses, config.stash[TOGETHER], BEGUN_FIRST, background, set_yielding)
+
+
+def set_yielding(node: WorkerController, yields: bool) -> None:
+    policy = os.SCHED_IDLE if yields else os.SCHED_OTHER
+    for process in family(node.gateway._io.popen.pid):
+        with suppress(ProcessLookupError):
+            os.sched_setscheduler(process, policy, os.sched_param(0))
+
+
+def family(process: int) -> Iterator[int]:
+    """A process and all that it began. A child that begins once its parent was named is its parent's to tell: if that
+    was changed, so was the child."""
+    yield process
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{process}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield from family(int(child))
 
 
 def pytest_testnodedown(node: WorkerController, error: object) -> None:

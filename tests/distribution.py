@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How pytest-xdist's workers share the tests (`pytest -n`): whole files side by side, then the tests marked `alone`.
 
+Those that run alone wait more than they compute. What computes only is done meanwhile, where no other task wants the
+processor (SCHED_IDLE, sched(7)), and with a share like any other's once none is left that runs alone.
+
 A worker holds a test back until it knows the one after it, since that decides which fixtures end in between. So each is
 told two tests beyond the one that it runs, and no more: with -x the others stop as soon.
 """
@@ -8,7 +11,7 @@ told two tests beyond the one that it runs, and no more: with -x the others stop
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -21,19 +24,30 @@ class Distribution:
     """pytest-xdist's scheduler; its methods are called by xdist.dsession, as xdist.scheduler.protocol says.
 
     `first`: files, as ids begin, that are not to be the last ones to begin, since the whole run would wait for them.
+    `background`: files that may run while others run alone; `yielding(node, True)` is called as a worker begins to.
     `together`: a file that says, once the tests are collected, how many of them may run beside others; the rest follow.
     """
 
-    def __init__(self, workers: int, first: Sequence[str], together: Path) -> None:
+    def __init__(
+        self,
+        workers: int,
+        together: Path,
+        first: Sequence[str] = (),
+        background: Sequence[str] = (),
+        yielding: Callable[[WorkerController, bool], None] = lambda node, does: None,
+    ) -> None:
         self._workers = workers
-        self._first = first
         self._count = together
+        self._first = first
+        self._background = background
+        self._yielding = yielding
         self._together = 0
         self._ids: list[str] = []
         self._collected: dict[WorkerController, list[str]] = {}
         self._files: deque[deque[int]] = deque()  # numbers in _ids; those of tests that run alone come last
         self._begun: dict[WorkerController, deque[int]] = {}  # what is left of the file that a worker is at
         self._told: dict[WorkerController, list[int]] = {}  # not reported yet
+        self._behind: set[WorkerController] = set()  # those that yield
 
     @property
     def nodes(self) -> list[WorkerController]:
@@ -69,10 +83,13 @@ class Distribution:
             if self._collected.get(node) not in (None, self._ids):
                 raise RuntimeError(f"{node.gateway.id} collected other tests than the first worker")
             self._feed(node)
+        self._set_priorities()
 
     def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
         self._told[node].remove(item_index)
-        self._feed(node)
+        for one in (node, *self.nodes):
+            self._feed(one)
+        self._set_priorities()
 
     def remove_node(self, node: WorkerController) -> str | None:
         """A worker has ended. The id of the test that ended it, or None; the other tests that it had go to others."""
@@ -81,8 +98,10 @@ class Distribution:
         crashed = told.pop(0) if told else None
         if told or begun:
             self._files.appendleft(deque([*told, *begun]))
+        self._behind.discard(node)
         for other in self.nodes:
             self._feed(other)
+        self._set_priorities()
         return None if crashed is None else self._ids[crashed]
 
     def mark_test_pending(self, item: str) -> NoReturn:
@@ -96,7 +115,7 @@ class Distribution:
         for number, name in enumerate(self._ids):
             files.setdefault((number >= self._together, name.partition("::")[0]), deque()).append(number)
         first = {name: place for place, name in enumerate(self._first)}
-        order = sorted(files, key=lambda file: (file[0], first.get(file[1], len(first))))
+        order = sorted(files, key=lambda file: (file[0], file[1] in self._background, first.get(file[1], len(first))))
         return deque(files[file] for file in order)
 
     def _feed(self, node: WorkerController) -> None:
@@ -115,8 +134,26 @@ class Distribution:
             node.shutdown()
 
     def _may_be_alone(self, node: WorkerController) -> bool:
-        """The tests that run alone are the last worker's; the others end first. While they do, it waits."""
+        """The tests that run alone are the last worker's; the others end first, or are in the background. Until then
+        it waits."""
         others = [other for other in self.nodes if other is not node]
-        if any(not other.shutting_down for other in others):
+        if any(not other.shutting_down and not any(self._background_of(other)) for other in others):
             node.shutdown()
-        return not others
+        return all(self._is_behind(other) for other in others)
+
+    def _background_of(self, node: WorkerController) -> list[bool]:
+        """Of each test that a worker has been given, whether it may run in the background."""
+        given = [*self._told[node], *self._begun[node]]
+        return [self._ids[test].partition("::")[0] in self._background for test in given]
+
+    def _is_behind(self, node: WorkerController) -> bool:
+        given = self._background_of(node)
+        return bool(given) and all(given)
+
+    def _set_priorities(self) -> None:
+        given = [test for tests in (*self._told.values(), *self._begun.values(), *self._files) for test in tests]
+        awaited = any(test >= self._together for test in given)
+        behind = {node for node in self.nodes if awaited and self._is_behind(node)}
+        for node in behind ^ self._behind:
+            self._yielding(node, node in behind)
+        self._behind = behind

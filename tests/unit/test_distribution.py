@@ -43,13 +43,21 @@ class Run:
     """Tests of files a, b and so on, and of those that run alone; `ran`: (worker, test) in the order they ran."""
 
     def __init__(
-        self, tmp_path: Path, workers: int, sizes: Sequence[int], alone: int, first: Sequence[str] = ()
+        self,
+        tmp_path: Path,
+        workers: int,
+        sizes: Sequence[int],
+        alone: int,
+        first: Sequence[str] = (),
+        background: Sequence[str] = (),
     ) -> None:
         together = [f"{'abcdefgh'[number]}.py::t{test}" for number, size in enumerate(sizes) for test in range(size)]
         self.ids = together + [f"a.py::alone{number}" for number in range(alone)]
         self.together = len(together)
         (tmp_path / "together").write_text(str(len(together)))
-        self.plan = Distribution(workers, first, tmp_path / "together")
+        self.background = background
+        self.yielding: set[str] = set()
+        self.plan = Distribution(workers, tmp_path / "together", first, background, self.set_yielding)
         self.workers = [Worker(f"gw{number}") for number in range(workers)]
         self.ran: list[tuple[str, str]] = []
         for worker in self.workers:
@@ -58,14 +66,23 @@ class Run:
         assert self.plan.collection_is_completed
         self.plan.schedule()
 
+    def set_yielding(self, node: Any, yields: bool) -> None:
+        assert yields != (node.name in self.yielding)
+        self.yielding ^= {node.name}
+
+    def is_background(self, test: int) -> bool:
+        return self.ids[test].partition("::")[0] in self.background
+
     def step(self, worker: Worker) -> None:
         """One test, or the worker's end."""
         if worker.may_run:
             test = worker.told.pop(0)
             self.ran.append((worker.name, self.ids[test]))
             if test >= self.together:
-                busy = [other for other in self.workers if other is not worker]
+                others = [other for other in self.workers if other is not worker and other.name not in self.yielding]
+                busy = [other for other in others if other.told]
                 assert busy == [], "it runs alone"
+            assert self.is_background(test) or worker.name not in self.yielding
             self.plan.mark_test_complete(worker, test)
         elif worker.shutting_down:
             self.workers.remove(worker)
@@ -115,9 +132,24 @@ def test_a_worker_is_told_little_ahead_so_that_a_run_can_be_stopped(tmp_path: Pa
 
 
 @pytest.mark.parametrize("seed", range(20))
+def test_what_only_computes_yields_to_those_that_run_alone_and_to_nobody_once_they_have_run(
+    tmp_path: Path, seed: int
+) -> None:
+    luck = random.Random(seed)
+    run = Run(tmp_path, 3, [4, 5, 1, 6], 5, background=["b.py", "d.py"])
+    while not any("alone" in test for _, test in run.ran):
+        run.step(luck.choice([worker for worker in run.workers if worker.name not in run.yielding]))
+    assert run.yielding, "files of the background begin as the last others do"
+    while len([test for _, test in run.ran if "alone" in test]) < 5:
+        run.step(luck.choice([worker for worker in run.workers if worker.name not in run.yielding]))
+    assert not run.yielding
+    assert sorted(run.finish(luck)) == sorted(run.ids)
+
+
+@pytest.mark.parametrize("seed", range(20))
 def test_of_a_worker_that_dies_one_test_is_lost_and_others_run_the_rest(tmp_path: Path, seed: int) -> None:
     luck = random.Random(seed)
-    run = Run(tmp_path, luck.randrange(1, 4), [5, 1, 7], 3)
+    run = Run(tmp_path, luck.randrange(1, 4), [5, 1, 7, 2], 3, background=["c.py"])
     for _ in range(luck.randrange(30)):
         run.step(luck.choice(run.workers))
         if not run.workers:

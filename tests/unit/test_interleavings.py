@@ -10,6 +10,9 @@ import pytest
 from tests.interleave.explore import BrokenClaimError, build, explore, scenarios
 from tests.mutants import Mutant, plant
 
+# Beside tests that run alone it gets the processor that they leave, and none where busy processes run beside those.
+pytestmark = pytest.mark.timeout(1800)
+
 TABLE, FIND, INSERT, FREEZE = "cext/table/table.c", "ebpf/lib/find.h", "ebpf/lib/insert.h", "cext/life/freeze.c"
 FILTER, THAW, NEXT, COMMANDS = "cext/table/filter.c", "cext/life/thaw.c", "cext/life/next.c", "cext/commands.c"
 HELD, RECEIVED, GROWTH = "cext/life/held.c", "cext/life/received.c", "cext/life/growth.c"
