@@ -12,11 +12,11 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import appliance
 from appliance.lab.namespaces import Namespace, move_thread
@@ -129,6 +129,8 @@ class Spawner:
     worker thread would be killed with it.
     """
 
+    popen: ClassVar[Callable[..., subprocess.Popen[Any]]] = staticmethod(subprocess.Popen)
+
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "lab-spawner")
         self._owner = os.getpid()
@@ -151,7 +153,7 @@ class Spawner:
                 os._exit(127)  # the owner died between the fork and the line above
 
         move_thread(space.fd)
-        return subprocess.Popen(argv, preexec_fn=in_child, **popen)
+        return self.popen(argv, preexec_fn=in_child, **popen)
 
     def close(self) -> None:
         self._thread.shutdown()

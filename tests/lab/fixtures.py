@@ -4,6 +4,7 @@ that want it alike."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from appliance.lab import Lab
+from appliance.lab.processes import Spawner
+from tests import warm
 from tests.lab.engine_lab import EngineLab
 
 
@@ -102,6 +105,8 @@ def _resend(lab: Lab, tail_loss_probes: int, rto_min: list[str]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if "ROOST_SANITIZED" not in os.environ:
+        Spawner.popen = staticmethod(warm.popen)
     config.addinivalue_line("markers", "engine(**arguments): arguments of EngineLab for the fixture `box`")
     config.addinivalue_line("markers", "own_engine(reason): the fixture `box` is an engine that no test had before")
     config.addinivalue_line("markers", "appliance(fixture): the fixture whose appliance the fixture `ward` is about")
