@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -153,7 +153,7 @@ class Cluster:
     """A PostgreSQL server that trusts everybody who reaches its Unix socket but the role `careful`, whose password is
     `right`. It ends with the process that made it, and leaves nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: Mapping[str, str] = OPTIONS) -> None:
         found = [path.parent for path in PROGRAMS.glob("*/bin/postgres")]
         assert found, "PostgreSQL's server is not installed: apt-get install postgresql"
         self.programs = max(found, key=lambda path: float(path.parent.name))
@@ -174,8 +174,8 @@ class Cluster:
         assert made.returncode == 0, made.stderr
         (self.directory / "data" / "pg_hba.conf").write_text("local all careful scram-sha-256\nlocal all all trust\n")
         with (self.directory / "data" / "postgresql.conf").open("a") as file:
-            options = OPTIONS | {"unix_socket_directories": str(self.directory)}
-            file.writelines(f"{name} = '{value}'\n" for name, value in options.items())
+            there = {**options, "unix_socket_directories": str(self.directory)}
+            file.writelines(f"{name} = '{value}'\n" for name, value in there.items())
         self._keeper = subprocess.Popen(
             [*space, "sh", "-c", PLACE, SMALL, *become, "sh", "-c", KEEPER], cwd=self.directory, env=environment,
             text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
@@ -268,7 +268,7 @@ class Postgres:
     @contextmanager
     def full(self, _engine: sa.Engine) -> Iterator[None]:
         """The tables are on a disk that is too small for them."""
-        tables = ("sleeping", "history")
+        tables = ["sleeping", *(f"history_{first}" for (first,) in self.execute("SELECT first FROM history_parts"))]
         for table in tables:
             self.execute(f"ALTER TABLE {table} SET TABLESPACE small")
         try:

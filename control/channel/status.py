@@ -88,6 +88,7 @@ class Status:
                 "pending_history": store.pending_history,
                 "dropped_history": store.dropped_history,
                 "written_history": store.written_history,
+                "kept_history": store.kept_history,
                 "rescued": store.rescued,
                 "last_commit_ms": round(store.last_commit_ms, 3),
             },

@@ -123,6 +123,7 @@ class Daemon:
             self._config.database_url,
             lambda slept: self._dispatcher.sleepers.slept(slept),
             keep_days=history.keep_days,
+            keep_bytes=history.keep_bytes,
             batch=history.batch,
             owner=Owner.here(self._config.instance, self._config.pin_dir),
             take_over=self._take_over,

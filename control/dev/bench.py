@@ -106,6 +106,9 @@ _bench("policy", "How long until every sleeping client obeys a rule, and a chang
        _number("--spoken", 1000, "Of them that are in SLEEP; the others are born asleep."))  # fmt: skip
 _bench("pressure", "What goes down when something runs short, and what those that wake meanwhile notice.",
        _number("--connections", 20_000, "In IDLE.", 1000))  # fmt: skip
+_bench("persist", "What the database takes: transitions, sleepers and wakes a second.",
+       _number("--rows", 1_000_000, "Of history.", 1000), _number("--sleepers", 1_000_000, least=1000),
+       _number("--runs", 3))  # fmt: skip
 _bench("growth", "What memory and time a connection takes, from 10,000 connections on.",
        _number("--connections", 10_000_000, least=1000), _number("--rounds", 5, "Of keep-alives, each size."),
        _number("--answers", 1_000_000, "In a round, at the least."))  # fmt: skip

@@ -30,6 +30,7 @@ class Batch:
     stale: list[tuple[bytes, int]] = field(default_factory=list)
     keyed: dict[Keyed, bytes | None] = field(default_factory=dict)
     queued_keyed: int = 0
+    settled: bool = False  # it is committed, all of it
 
     def __bool__(self) -> bool:
         return bool(self.ops or self.rows or self.stale or self.keyed)

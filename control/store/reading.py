@@ -17,19 +17,15 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 from sqlalchemy.exc import SQLAlchemyError
 
-from control.core.states import State
 from control.store import policies
 from control.store.database import StoreError, chunks, open_engine, reason
-from control.store.schema import KEY, KEYED, history, sleeping, successors
+from control.store.schema import KEY, KEYED, sleeping, successors
 from control.store.statements import ids_of
 
 SCAN_ROWS: Final = 10_000
 CLOSE_S: Final = 2.0
 """How long readers may take to end."""
 
-_TRANSITIONS: Final = sa.select(history, successors.c.successor).join(
-    successors, sa.and_(successors.c.id == history.c.id, history.c.to == int(State.CLOSED)), isouter=True
-)
 _SOME_AT_A_TIME: Final = {"yield_per": 1000}
 _PACKING = frozenset({"sqlite"})  # databases that make one row of a page, see _packed
 
@@ -196,42 +192,20 @@ class Reader:
             rows = connection.execute(query.order_by(table.c.name).limit(limit))
             return {row[0]: form.pack(*row[1:]) for row in rows}
 
-    def last_states(self, first: int, last: int) -> Iterator[tuple[int, str, int, int]]:
-        """(id, client, service, state) of each connection whose last row among history[first..last] is not CLOSED."""
-        newest = (
-            sa.select(sa.func.max(history.c.seq).label("seq"))
-            .where(history.c.seq >= first, history.c.seq <= last)
-            .group_by(history.c.id)
-            .subquery()
-        )
-        query = (
-            sa.select(history.c.id, history.c.client, history.c.service, history.c.to)
-            .join(newest, history.c.seq == newest.c.seq)
-            .where(history.c.to != int(State.CLOSED))
-        )
-        with self._reading() as connection:
-            for row in connection.execute(query, execution_options=_SOME_AT_A_TIME):
-                yield row[0], row[1], row[2], row[3]
-
-    def history_of(self, number: int, limit: int = 100) -> list[dict[str, Any]]:
-        """The last `limit` transitions of a connection, oldest first; columns of `history`, and where it was closed the
-        number of its successor, None: it has none."""
-        return self._history(_TRANSITIONS.where(history.c.id == number), limit)
-
-    def recent_history(self, limit: int = 100) -> list[dict[str, Any]]:
-        """The last `limit` transitions of all, oldest first."""
-        return self._history(_TRANSITIONS, limit)
-
     def predecessors_of(self, number: int) -> list[int]:
         """The connections whose client came back by this one."""
         query = sa.select(successors.c.id).where(successors.c.successor == number).order_by(successors.c.id)
         with self._reading() as connection:
             return list(connection.scalars(query))
 
-    def _history(self, query: sa.Select[Any], limit: int) -> list[dict[str, Any]]:
+    def successors_of(self, numbers: Sequence[int]) -> dict[int, int]:
+        """number of a closed connection -> that of the one by which its client came back, of those that have one."""
+        found: dict[int, int] = {}
         with self._reading() as connection:
-            rows = connection.execute(query.order_by(history.c.seq.desc()).limit(limit)).mappings().all()
-        return [dict(row) for row in reversed(rows)]
+            for chunk in chunks(numbers):
+                query = sa.select(successors.c.id, successors.c.successor).where(successors.c.id.in_(chunk))
+                found.update((row[0], row[1]) for row in connection.execute(query))
+        return found
 
 
 def _packed(page: sa.Select[Any]) -> sa.Select[Any]:

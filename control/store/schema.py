@@ -18,7 +18,7 @@ from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Small
 SCHEMA_VERSION: Final = 6
 """What `meta` says, for versions that know no revisions: they leave a database of a number that is not theirs alone."""
 
-REVISION: Final = "0005"
+REVISION: Final = "0007"
 """The last of migrations/versions: what these tables are."""
 
 KEY: Final = struct.Struct("!16s16sHH")
@@ -74,21 +74,48 @@ sleeping = Table(
     sqlite_with_rowid=False,
 )
 
-history = Table(
-    "history",
+history_parts = Table(
+    "history_parts",
     metadata,
-    Column("seq", _ROW_NUMBER, primary_key=True, autoincrement=True),
-    Column("id", BigInteger, nullable=False, index=True),
-    Column("at", BigInteger, nullable=False, index=True, comment="wall clock, ms"),
-    Column("client", String(47), nullable=False),
-    Column("service", Integer, nullable=False),
-    Column("from", SmallInteger, nullable=False),
-    Column("to", SmallInteger, nullable=False),
-    Column("cause", SmallInteger, nullable=False),
-    Column("rx_bytes", BigInteger, nullable=False, comment="from the client since its last transition"),
-    Column("tx_bytes", BigInteger, nullable=False, comment="to the client since its last transition"),
-    Column("gap_ms", BigInteger, nullable=False, comment="since the last payload byte"),
+    Column("first", BigInteger, primary_key=True, autoincrement=False, comment="row of the part; it names its table"),
+    Column("first_at", BigInteger, nullable=False, comment="wall clock, ms"),
+    Column("last", BigInteger, comment="row of the part; NULL: it is being written"),
+    Column("last_at", BigInteger, comment="wall clock, ms"),
 )
+
+
+def history_part(first: int) -> Table:
+    """The table of the part of the history that begins with this row."""
+    return Table(
+        f"history_{first}",
+        MetaData(),
+        Column("seq", _ROW_NUMBER, primary_key=True, autoincrement=False),
+        Column("id", BigInteger, nullable=False),
+        Column("at", BigInteger, nullable=False, comment="wall clock, ms"),
+        Column("client", String(47), nullable=False),
+        Column("service", Integer, nullable=False),
+        Column("from", SmallInteger, nullable=False),
+        Column("to", SmallInteger, nullable=False),
+        Column("cause", SmallInteger, nullable=False),
+        Column("rx_bytes", BigInteger, nullable=False, comment="from the client since its last transition"),
+        Column("tx_bytes", BigInteger, nullable=False, comment="to the client since its last transition"),
+        Column("gap_ms", BigInteger, nullable=False, comment="since the last payload byte"),
+    )
+
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("run", BigInteger, primary_key=True, autoincrement=False),
+    Column("instance", String(63), nullable=False),
+    Column("host", String(255), nullable=False),
+    Column("version", String(63), nullable=False, comment="of Roost"),
+    Column("started", BigInteger, nullable=False, comment="wall clock, ms"),
+    Column("first", BigInteger, nullable=False, comment="its first row of history"),
+    Column("ended", BigInteger, comment="wall clock, ms; NULL: it runs, or it was killed"),
+    Column("dropped", BigInteger, nullable=False, comment="rows of history that there was no room for"),
+)
+"""The daemon's starts and ends."""
 
 successors = Table(
     "successors",

@@ -11,8 +11,10 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from appliance import __version__
 from control.store.database import StoreError, get_meta, set_meta
-from control.store.schema import history, meta, services, sleeping
+from control.store.owner import Owner
+from control.store.schema import meta, runs, services, sleeping
 
 OTHER_TABLES: Final = "other tables"
 """In place of the name of a boot, of rows that were written for tables that are gone."""
@@ -50,12 +52,31 @@ def agree_on_services(connection: Connection, wanted: Mapping[str, int]) -> None
             connection.execute(sa.insert(services).values({"name": name, "index": index}))
 
 
-def begin_run(connection: Connection) -> tuple[int, int]:
-    """(first, last) row number of the predecessor's history, and mark where this run's begins."""
-    last = connection.scalar(sa.select(sa.func.max(history.c.seq))) or 0
-    first = get_meta(connection, "run_first") or 0
-    set_meta(connection, "run_first", last + 1)
-    return first, last
+def begin_run(connection: Connection, owner: Owner, started: int, last: int) -> tuple[int, int]:
+    """(number of this run, first row of history of the one before it, 0: there was none). last: the last row before."""
+    before = connection.execute(sa.select(runs.c.run, runs.c.first).order_by(runs.c.run.desc()).limit(1)).first()
+    number, first = (before.run + 1, before.first) if before else (1, 0)
+    connection.execute(
+        sa.insert(runs).values(run=number, instance=owner.instance, host=owner.host, version=__version__,
+                               started=started, first=last + 1, dropped=0)
+    )  # fmt: skip
+    return number, first
+
+
+def find_run(connection: Connection, started: int) -> int | None:
+    """The number of the run that began at that time, if this database knows of it."""
+    return connection.scalar(sa.select(runs.c.run).where(runs.c.started == started))
+
+
+def note_dropped(connection: Connection, number: int, dropped: int) -> None:
+    """So many rows of history found no room so far."""
+    connection.execute(sa.update(runs).where(runs.c.run == number).values(dropped=dropped))
+
+
+def end_run(connection: Connection, number: int, dropped: int) -> None:
+    """It ends in good order."""
+    ended = time.time_ns() // 1_000_000
+    connection.execute(sa.update(runs).where(runs.c.run == number).values(ended=ended, dropped=dropped))
 
 
 def has_rows_of_another_boot(connection: Connection, boot: str) -> bool:

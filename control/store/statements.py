@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -12,14 +11,13 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from control.core.states import Cause, State
 from control.store.database import chunks, upsert
-from control.store.schema import HISTORY, KEY, KEYED, MAPPED, Keyed, address_text, history, sleeping
+from control.store.schema import HISTORY, KEY, KEYED, MAPPED, Keyed, address_text, history_part, sleeping
 
 STATEMENT_ROWS: Final = 50
-"""Rows of history in one INSERT: ten parameters each, and 999 are what any SQLite takes."""
+"""Rows of history in one INSERT: eleven parameters each, and 999 are what any SQLite takes."""
 _HISTORY_IPV4: Final = struct.Struct("=QQ 12s4B16x2B2x HBBB7xQQQ")  # schema.HISTORY, its key taken apart
-_HISTORY_COLUMNS: Final = [column.name for column in history.columns if column is not history.c.seq]
+HISTORY_COLUMNS: Final = [column.name for column in history_part(0).columns]
 
 _IDS: Final = sa.select(sleeping.c.key, sleeping.c.id).where(sleeping.c.key.in_(sa.bindparam("keys", expanding=True)))
 FORGET = sa.delete(sleeping).where(sleeping.c.key == sa.bindparam("k"), sleeping.c.id == sa.bindparam("i"))
@@ -41,26 +39,28 @@ def write_keyed(connection: Connection, changed: Mapping[Keyed, bytes | None]) -
             connection.execute(upsert(connection, table), [dict(zip(columns, row, strict=True)) for row in kept])
 
 
-def insert_history(connection: Connection, values: Sequence[tuple[Any, ...]]) -> None:
-    """By the driver itself: SQLAlchemy's handling of parameters takes 6 us a row, as much as all the rest of it.
-    Many rows a statement, where parameters have places: a third less again."""
-    compiled = sa.insert(history).inline().compile(dialect=connection.dialect, column_keys=_HISTORY_COLUMNS)
+def insert_history(connection: Connection, part: sa.Table, first: int, values: Sequence[tuple[Any, ...]]) -> None:
+    """Rows of history_values, numbered from `first` on. By the driver itself: SQLAlchemy's handling of parameters
+    takes 6 us a row, as much as all the rest of it. Many rows a statement, where parameters have places: a third less
+    again."""
+    compiled = sa.insert(part).inline().compile(dialect=connection.dialect, column_keys=HISTORY_COLUMNS)
+    rows = [(first + index, *row) for index, row in enumerate(values)]
     if not compiled.positional:
-        connection.exec_driver_sql(str(compiled), [dict(zip(_HISTORY_COLUMNS, v, strict=True)) for v in values])
+        connection.exec_driver_sql(str(compiled), [dict(zip(HISTORY_COLUMNS, row, strict=True)) for row in rows])
         return
     single = str(compiled)
-    whole = len(values) - len(values) % STATEMENT_ROWS
+    whole = len(rows) - len(rows) % STATEMENT_ROWS
     if whole:
         head, _, row = single.partition(" VALUES ")
         many = f"{head} VALUES {', '.join([row] * STATEMENT_ROWS)}"
         for at in range(0, whole, STATEMENT_ROWS):
-            connection.exec_driver_sql(many, tuple(chain.from_iterable(values[at : at + STATEMENT_ROWS])))
-    if rest := list(values[whole:]):
+            connection.exec_driver_sql(many, tuple(chain.from_iterable(rows[at : at + STATEMENT_ROWS])))
+    if rest := rows[whole:]:
         connection.exec_driver_sql(single, rest)
 
 
 def history_values(connection: Connection, rows: Sequence[bytes]) -> list[tuple[Any, ...]]:
-    """In the order of _HISTORY_COLUMNS."""
+    """In the order of the columns behind the row's number."""
     # Most clients are IPv4, and this is done for each transition there ever is: 0.6 us, 1.1 by way of KEY and
     # address_text.
     values = [
@@ -95,13 +95,3 @@ def ids_of(connection: Connection, keys: Sequence[bytes]) -> dict[bytes, int]:
     for chunk in chunks(keys):
         found.update((row[0], row[1]) for row in connection.execute(_IDS, {"keys": chunk}))
     return found
-
-
-def close_sleepers(connection: Connection) -> int:
-    """Forget every row of `sleeping`, with a transition to CLOSED in the history; how many there were."""
-    said = {"at": time.time_ns() // 1_000_000, "from": State.SLEEP, "to": State.CLOSED, "cause": Cause.COMMAND,
-            "rx_bytes": 0, "tx_bytes": 0, "gap_ms": 0}  # fmt: skip
-    of_each = [sleeping.c[name] for name in ("id", "client", "service")]
-    row = [*of_each, *(sa.literal(int(value), history.c[name].type) for name, value in said.items())]
-    connection.execute(sa.insert(history).from_select([*(c.name for c in of_each), *said], sa.select(*row)))
-    return connection.execute(sa.delete(sleeping)).rowcount

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -28,6 +29,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from control.core.states import State
 from control.store import file, policies, starting
 from control.store.database import (
     StoreError,
@@ -40,17 +42,17 @@ from control.store.database import (
     set_meta,
     upsert,
 )
+from control.store.history import History
 from control.store.migrate import prepare_tables
 from control.store.owner import LEASE_S, FencedError, LeaseRunsError, OwnedError, Owner, Ownership
 from control.store.queues import ID, Batch, Queues
 from control.store.reading import READ_BOOT, Reader
-from control.store.schema import KA_BYTES, KEY, Keyed, address_text, history, sleeping, successors
+from control.store.schema import KA_BYTES, KEY, SUCCESSOR, Keyed, address_text, sleeping, successors
 from control.store.statements import (
     FORGET,
     FORGET_STALE,
-    close_sleepers,
+    HISTORY_COLUMNS,
     history_values,
-    insert_history,
     write_keyed,
 )
 
@@ -71,7 +73,7 @@ SLEEP_BOUND: Final = 50_000
 """Records that wait to be put to sleep; what comes then stays IDLE until there is room (13 MB is what they cost)."""
 
 READER_S: Final = 5.0
-"""How long a reader of history waits for the commit of what has happened so far: a disk may stall for a second."""
+"""How long a reader of history waits for the commit of a row without a number: a disk may stall for a second."""
 
 WATCH_S: Final = 1.0
 """How often the path of a database is looked at, at least."""
@@ -89,6 +91,7 @@ ID_GAP: Final = 100_000
 
 _SERVICE: Final = struct.Struct("=H")
 _SERVICE_AT: Final = 32  # behind struct roost_ka
+_NO_NUMBER: Final = ID.pack(0)
 
 
 @dataclass(slots=True)
@@ -100,6 +103,7 @@ class StoreStatus:
     pending_history: int = 0
     dropped_history: int = 0
     written_history: int = 0
+    kept_history: int = 0
     rescued: int = 0
     last_commit_ms: float = 0.0
 
@@ -121,6 +125,7 @@ class Store(Reader):
         on_slept: Callable[[list[Committed]], None],
         *,
         keep_days: float = 30.0,
+        keep_bytes: int = 0,
         batch: int = 5000,
         history_bound: int = 200_000,
         owner: Owner | None = None,
@@ -128,10 +133,14 @@ class Store(Reader):
     ) -> None:
         self._url = parse_url(url)
         super().__init__(self._url)
-        owner = owner or Owner.here()
+        self._owner = owner = owner or Owner.here()
+        self._run_started = time.time_ns() // 1_000_000
+        self._run_number: int | None = None
+        self._run_dropped = 0  # as the database has it
         self._ownership = Ownership(owner, take_over)
         self._on_slept = on_slept
         self._keep_days = keep_days
+        self._history = History(keep_days, keep_bytes)
         self._batch = batch
         self._queues = Queues(history_bound)
         self._being_written = Batch()
@@ -216,7 +225,12 @@ class Store(Reader):
         self._ended.set()
         if self._prepared and not (self._thread is not None and self._thread.is_alive()):
             with contextlib.suppress(SQLAlchemyError, StoreError), self._writing() as connection:
-                (self._ownership.give_back if give_back else self._ownership.release)(connection)
+                if give_back:
+                    self._ownership.give_back(connection)
+                else:
+                    self._ownership.release(connection)
+                    if self._run_number is not None:
+                        starting.end_run(connection, self._run_number, self._status.dropped_history)
         self.close_readers()
         self._writer_engine.dispose()
         return left
@@ -236,8 +250,12 @@ class Store(Reader):
                 prepare_tables(connection)
                 self._ownership.claim(connection)
                 self._max_id = max(self._max_id, get_meta(connection, "max_id") or 0)
+                self._history.load(connection)
+                self._run_number = starting.find_run(connection, self._run_started)
                 starting.agree_on_services(connection, self._wanted_services)
             self._opened = connection.info.get("files", ())
+        with self._wake:
+            self._history.settle()
         self._prepared = True
         self._status.error = ""
 
@@ -337,14 +355,19 @@ class Store(Reader):
         if not self._prepared:
             return time.time_ns() // 1_000_000  # ms since 1970: past every number that counting ever gave
         with self._reading() as connection:
-            found = [self._max_id]
-            found += [connection.scalar(sa.select(sa.func.max(table.c.id))) or 0 for table in (sleeping, history)]
-        return max(found) + (ID_GAP if max(found) else 1)
+            last = max(self._max_id, connection.scalar(sa.select(sa.func.max(sleeping.c.id))) or 0)
+        return last + (ID_GAP if last else 1)
 
     def begin_run(self) -> tuple[int, int]:
-        """starting.begin_run."""
+        """(first, last) row number of the predecessor's history, last 0: there is none; this run's begins behind it."""
         with self._writing() as connection:
-            return starting.begin_run(connection)
+            return self._begin_run(connection), self._history.next_row - 1
+
+    def _begin_run(self, connection: Connection) -> int:
+        self._run_number, first = starting.begin_run(
+            connection, self._owner, self._run_started, self._history.next_row - 1
+        )
+        return first
 
     def has_rows_of_another_boot(self, boot: str) -> bool:
         """starting.has_rows_of_another_boot. For before `start`."""
@@ -370,8 +393,11 @@ class Store(Reader):
 
     def let_go(self) -> int:
         """Who sleeps is CLOSED from now on, by command; how many. For while no daemon runs."""
+        self._history.begin()
         with self._writing() as connection:
-            return close_sleepers(connection)
+            closed = self._history.close_sleepers(connection)
+        self._history.settle()
+        return closed
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
@@ -404,13 +430,15 @@ class Store(Reader):
         with self._wake:
             self._status.pending_sleep = len(self._queues.ops) + len(self._being_written.ops)
             self._status.pending_history = len(self._queues.rows) + len(self._being_written.rows)
+            self._status.kept_history = self._history.kept_rows
             return self._status
 
     def _run(self) -> None:
         failures = 0
         while True:
             with self._wake:
-                if not (self._queues.waiting or self._closing or self._status.error):
+                to_prune = time.monotonic() >= self._next_prune
+                if not (self._queues.waiting or self._closing or self._status.error or to_prune):
                     self._wake.wait(WATCH_S)
                 closing = self._closing
                 # Plain waits would end at every add(): gathering and backing off are about time, not about work.
@@ -463,7 +491,9 @@ class Store(Reader):
         with self._wake:
             self._settled_rows += len(batch.rows)
             self._settled_keyed += batch.queued_keyed
-            self._being_written = Batch(ops=batch.ops, rows=batch.rows, stale=batch.stale)
+            if self._history.settle():
+                self._next_prune = 0.0
+            self._being_written = Batch(ops=batch.ops, rows=batch.rows, stale=batch.stale, settled=True)
             self._committed.notify_all()
 
     def _pause(self, failures: int) -> float:
@@ -508,7 +538,11 @@ class Store(Reader):
                 any_id.append(key)
         # A lost row of history is a gap in a report; a lost row of `sleeping` is a client that cannot be woken, so the
         # log is synced before SLEEP is believed. And an answer to a name says that it lasts.
+        self._history.begin()
+        dropped = self._status.dropped_history
         with self._writing("FULL" if records or batch.keyed else "NORMAL") as connection:
+            if self._run_number is None:  # the database was away when it began
+                self._begin_run(connection)
             for rows in chunks(batch.rows):  # as dictionaries a row is ten times as large as packed
                 self._write_history(connection, rows)
             if batch.stale:
@@ -522,6 +556,9 @@ class Store(Reader):
                 self._max_id = max(self._max_id, max(number for _, number, _, _ in slept))
             write_keyed(connection, batch.keyed)
             set_meta(connection, "max_id", self._max_id)
+            if dropped != self._run_dropped and self._run_number is not None:
+                starting.note_dropped(connection, self._run_number, dropped)
+        self._run_dropped = dropped
         self._status.written_history += len(batch.rows)
         self._status.last_commit_ms = (time.monotonic() - began) * 1000
         return slept
@@ -529,20 +566,18 @@ class Store(Reader):
     def _write_history(self, connection: Connection, rows: Sequence[bytes]) -> None:
         values = history_values(connection, rows)
         self._max_id = max(self._max_id, max((row[0] for row in values), default=0))
-        insert_history(connection, values)
+        self._history.write(connection, values)
 
     def _prune(self) -> None:
-        """Remove history past its days, some rows a transaction: waiting SLEEP rows must get in between."""
-        if self._keep_days <= 0:
-            self._next_prune = time.monotonic() + PRUNE_EVERY_S
-            return
-        cutoff = int((time.time() - self._keep_days * 86400) * 1000)
-        gone = sa.delete(successors).where(successors.c.at < cutoff)
-        old = sa.select(history.c.seq).where(history.c.at < cutoff).order_by(history.c.at).limit(PRUNE_ROWS)
+        """Remove history past its days or bytes, a part a transaction: waiting SLEEP rows must get in between."""
+        cutoff = int((time.time() - self._keep_days * 86400) * 1000) if self._keep_days else 0
+        self._history.begin()
         with self._writing("NORMAL") as connection:
-            connection.execute(gone)
-            removed = connection.execute(sa.delete(history).where(history.c.seq.in_(old))).rowcount
-        if removed < PRUNE_ROWS:
+            connection.execute(sa.delete(successors).where(successors.c.at < cutoff))
+            more = self._history.prune(connection, PRUNE_ROWS)
+        with self._wake:
+            self._history.settle()
+        if not more:
             self._next_prune = time.monotonic() + PRUNE_EVERY_S
 
     def _note_failure(self, error: Exception) -> None:
@@ -613,10 +648,44 @@ class Store(Reader):
                 del found[row[0]]
         return found
 
-    def _history(self, query: sa.Select[Any], limit: int) -> list[dict[str, Any]]:
-        """As Reader has it, after a commit of what is queued."""
-        if not self.flush(READER_S):
-            log.warning(
-                "store: history was asked for, and its last %d rows are not written", self.status.pending_history
-            )
-        return super()._history(query, limit)
+    def last_states(self, first: int, last: int) -> Iterator[tuple[int, str, int, int]]:
+        """History.last_states."""
+        with self._reading() as connection:
+            yield from self._history.last_states(connection, first, last)
+
+    def history_of(self, number: int, limit: int = 100) -> list[dict[str, Any]]:
+        """The last `limit` transitions of a connection, oldest first; columns of a part of the history, and where it
+        was closed the number of its successor, None: it has none. What waits to be written is among them."""
+        return self._transitions(number, limit)
+
+    def recent_history(self, limit: int = 100) -> list[dict[str, Any]]:
+        """The last `limit` transitions of all, oldest first."""
+        return self._transitions(None, limit)
+
+    def _transitions(self, number: int | None, limit: int) -> list[dict[str, Any]]:
+        with self._wake:
+            unnumbered = any(row.startswith(_NO_NUMBER) for row in self._unwritten())
+        if unnumbered and not self.flush(READER_S):  # the row of `sleeping` has the number
+            log.warning("store: history was asked for, and its last %d rows are not written",
+                        self.status.pending_history)  # fmt: skip
+        sought = b"" if number is None else ID.pack(number)
+        with self._wake:
+            seen = self._history.see(number, limit)
+            rows = list(self._unwritten())
+            places = (place for place in reversed(range(len(rows))) if rows[place].startswith(sought))
+            waiting = list(islice(places, limit))
+            changed = self._being_written.keyed | self._queues.keyed
+        with self._reading() as connection:
+            values = history_values(connection, [rows[place] for place in waiting])
+            found = [dict(zip(HISTORY_COLUMNS, (seen.next_row + place, *value), strict=True))
+                     for place, value in zip(waiting, values, strict=True)]  # fmt: skip
+            found += self._history.rows(connection, seen, number, limit - len(found))
+        closed = [row["id"] for row in found if row["to"] == State.CLOSED]
+        by = self.successors_of(closed)
+        by |= {one: SUCCESSOR.unpack(row)[0] for one in closed if (row := changed.get(("successors", one)))}
+        return [row | {"successor": by.get(row["id"]) if row["to"] == State.CLOSED else None} for row in found[::-1]]
+
+    def _unwritten(self) -> Iterator[bytes]:
+        """Rows of history that are not committed, oldest first; the caller holds the lock."""
+        written = self._being_written
+        return chain(() if written.settled else written.rows, self._queues.rows)

@@ -19,6 +19,7 @@ from tests.bench import (
     growth,
     hold,
     keepalive,
+    persist,
     policy,
     pressure,
     probe,
@@ -53,6 +54,7 @@ CONTRACT = {
     "flood": {"lost", "woken", "relay_p99_ratio"},
     "restart": {"seconds", "lost"},
     "growth": {"bytes_ratio", "ns_ratio"},
+    "persist": {f"{kind}{name}" for kind in ("", "postgresql_") for name in persist.UNITS},
     "keepalive": {"vs_reflector", "vs_kernel", "core_ns", "reflector_core_ns", "kernel_core_ns"},
 }
 
@@ -212,6 +214,11 @@ def test_restart_loses_none_and_measures_both_ends_of_a_daemon() -> None:
     assert_sound(report)
     assert report.figures["seconds"].runs == 2
     assert report.figures["seconds"].min > 0.1, "a daemon does not start faster"
+
+
+def test_persist_measures_both_databases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(persist, "GETS_S", 0.3)
+    assert_sound(persist.run(rows=5000, sleepers=2000, runs=1))
 
 
 def test_growth_compares_each_size_with_the_smallest() -> None:

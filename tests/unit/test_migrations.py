@@ -50,6 +50,20 @@ def test_the_revisions_lead_to_the_tables_that_the_store_knows(database: Databas
     engine.dispose()
 
 
+def test_a_run_before_the_revision_that_keeps_them_is_the_first_of_them(database: Database) -> None:
+    engine = opened(database)
+    with engine.begin() as connection:
+        schema.meta.create(connection)
+        set_meta(connection, "schema", 5)
+        set_meta(connection, "run_first", 4711)
+    assert prepare(engine) is False
+    with engine.connect() as connection:
+        (run,) = connection.execute(sa.select(schema.runs))
+        assert (run.run, run.first, run.ended) == (1, 4711, None)
+        assert get_meta(connection, "run_first") is None
+    engine.dispose()
+
+
 def test_a_new_database_needs_no_revision(database: Database) -> None:
     engine = opened(database)
     assert prepare(engine) is True

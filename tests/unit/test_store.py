@@ -419,16 +419,6 @@ def test_history_that_does_not_fit_is_dropped_and_counted(make: Callable[..., St
     assert store.status.dropped_history == 6
 
 
-def test_old_history_is_removed(make: Callable[..., Store]) -> None:
-    store = make(keep_days=1)
-    now = time.time_ns() // 1_000_000
-    store.add([row(1, 1, at=now - 2 * 86_400_000), row(2, 2, at=now)])
-    until(lambda: store.status.written_history == 2)
-    store._next_prune = 0.0
-    store.add([row(3, 3, at=now)])
-    until(lambda: [r["id"] for r in store.recent_history()] == [2, 3])
-
-
 def test_reading_waits_for_no_writer(make: Callable[..., Store], slept: Recorder) -> None:
     store = make()
     wanted = sleeper(1, 1)
@@ -507,19 +497,32 @@ def test_addresses_are_written_as_people_write_them(address: Any, port: int) -> 
         assert text == (f"{address}:{port}" if address.version == 4 else f"[{address}]:{port}")
 
 
-def test_whoever_asks_for_history_waits_for_a_slow_commit(
+def test_whoever_asks_for_history_sees_what_waits_for_a_slow_commit(
     make: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that syncs for others, too, stalls for a second and more."""
-    store, write = make(), Store._write
+    store, write, taken, go_on = make(), Store._write, threading.Event(), threading.Event()
 
     def slow(self: Store, batch: Any) -> list[Committed]:
-        time.sleep(1.5)
+        taken.set()
+        assert go_on.wait(30)
         return write(self, batch)
 
-    monkeypatch.setattr(Store, "_write", slow)
     store.add([row(1, 1)])
-    assert [r["id"] for r in store.recent_history()] == [1]
+    assert written(store)
+    monkeypatch.setattr(Store, "_write", slow)
+    store.add([row(2, 2), row(1, 1)])
+    assert taken.wait(30)
+    store.add([row(3, 3)], keyed={("successors", 3): SUCCESSOR.pack(4, 5)})
+    store.add([row(3, 3, State.IDLE, State.CLOSED)])
+    for _ in range(2):
+        found = store.recent_history()
+        assert [(r["seq"], r["id"], r["successor"]) for r in found] == [
+            (1, 1, None), (2, 2, None), (3, 1, None), (4, 3, None), (5, 3, 4)]  # fmt: skip
+        assert [r["seq"] for r in store.history_of(1)] == [1, 3]
+        assert [r["seq"] for r in store.history_of(3, 1)] == [5]
+        assert [r["seq"] for r in store.recent_history(2)] == [4, 5]
+        go_on.set()
+        assert written(store)
 
 
 def test_history_is_not_hurried_but_whoever_asks_sees_all_of_it(
@@ -530,8 +533,8 @@ def test_history_is_not_hurried_but_whoever_asks_sees_all_of_it(
     began = time.monotonic()
     store.add([row(1, 1)])
     time.sleep(module.GATHER_S * 3)
-    assert store.status.pending_history == 1, "history alone is written in few commits"
     assert [r["id"] for r in store.recent_history()] == [1]
+    assert store.status.pending_history == 1, "history alone is written in few commits"
     assert time.monotonic() - began < module.RELAXED_GATHER_S
     began = time.monotonic()
     store.add([row(2, 2)], [sleeper(2, 2)])
@@ -661,7 +664,9 @@ def test_a_database_of_an_earlier_version_is_upgraded_in_place(
     until(lambda: slept.slept and store.status.written_history)
     store.close()
     with opened(database) as old:
-        for table in (*lacks, "owner", "successors", "rules", "alembic_version"):
+        old.execute(sa.text("DROP VIEW history"))
+        old.execute(sa.text("ALTER TABLE history_1 RENAME TO history"))
+        for table in (*lacks, "history_parts", "runs", "owner", "successors", "rules", "alembic_version"):
             old.execute(sa.text(f"DROP TABLE {table}"))
         for index in ("ix_names_id", "ix_agents_id"):
             old.execute(sa.text(f"DROP INDEX IF EXISTS {index}"))
@@ -700,6 +705,51 @@ def test_what_the_last_run_left_open_is_found_by_the_next(make: Callable[..., St
     assert last - first == 3
     assert list(make().last_states(first, last)) == [(1, key(1).client_text, 1, State.SLEEP)]
     assert list(make().last_states(first, last - 2)) == [(n, key(n).client_text, 1, State.IDLE) for n in (1, 2)]
+
+
+def runs(database: Database) -> list[tuple[Any, ...]]:
+    """(run, first, whether it ended, dropped)."""
+    return database.execute("SELECT run, first, ended IS NOT NULL, dropped FROM runs ORDER BY run")
+
+
+def test_each_run_is_kept_with_its_first_row_its_end_and_what_it_dropped(
+    make: Callable[..., Store], database: Database
+) -> None:
+    store = make()
+    store.begin_run()
+    store.add([row(n, n) for n in range(1, 4)])
+    assert written(store)
+    assert runs(database) == [(1, 1, False, 0)]
+    store.close()
+    assert runs(database) == [(1, 1, True, 0)]
+    killed = make(history_bound=5)
+    assert killed.begin_run() == (1, 3)
+    with database.locked():
+        killed.add([row(n, n) for n in range(1, 8)], [sleeper(1, 1)])
+        until(lambda: killed.status.error)
+        killed.add([row(n, n) for n in range(1, 8)])
+    until(lambda: not killed.status.error and not killed.status.pending_history)
+    lost = killed.status.dropped_history
+    assert runs(database)[1:] == [(2, 4, False, lost)]
+    assert lost >= 7
+    with killed._wake:  # as if it were gone
+        killed._run_number = None
+    killed.close()
+    next_one = make()
+    assert next_one.begin_run()[0] == 4
+    assert [run[:3] for run in runs(database)] == [(1, 1, True), (2, 4, False), (3, next_one._history.next_row, False)]
+
+
+def test_a_run_that_begins_while_the_database_is_away_is_kept_once_it_is_there(
+    make: Callable[..., Store], database: Database
+) -> None:
+    database.take_away()
+    store = make()
+    store.add([row(1, 1)])
+    time.sleep(0.1)
+    database.give_back()
+    until(lambda: store.status.written_history == 1)
+    assert runs(database) == [(1, 1, False, 0)]
 
 
 def test_rows_of_another_boot_are_looked_for_until_there_are_none(make: Callable[..., Store], slept: Recorder) -> None:

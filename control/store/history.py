@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The history of transitions, in parts: tables that are written one after the other and removed whole.
+
+A part that is being written has no index on the connections' numbers, which would cost a page of the log for nearly
+each row; the numbers of its rows are in memory, eight bytes each, and are searched there. A part that is full gets the
+index in one sort. So a row costs the same whatever the history has grown to, and so does removing it.
+
+What `load`, `write`, `close_sleepers` and `prune` do counts once `settle` was called, after the commit; `begin` forgets
+what was not committed. Rows are numbered without a gap, in the order in which the store was told of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import OperationalError, ProgrammingError
+
+from control.core.states import Cause, State
+from control.store.schema import history_part, history_parts, sleeping
+from control.store.statements import insert_history
+
+log = logging.getLogger("roost.store")
+
+PART_ROWS: Final = 250_000
+PART_MS: Final = 86_400_000
+"""A part is full when it has so many rows, or when its first one is so old, in ms."""
+
+LOADED_ROWS: Final = PART_ROWS // 8
+"""Up to so many, a part that the last run left is gone on with."""
+
+ROW_BYTES: Final = 65
+"""What a row and its place in the index take, about, in SQLite's file; in PostgreSQL twice as much."""
+
+SHOWN_PARTS: Final = 400
+"""The newest ones, which the view `history` has: SQLite takes 500 terms in one statement."""
+
+_ID: Final = struct.Struct("=Q")
+_COLUMNS: Final = ", ".join(f'"{column.name}"' for column in history_part(0).columns)
+
+
+class Part(NamedTuple):
+    """first, last: numbers of rows; last is 0 while the part is written. Times: wall clock, ms."""
+
+    table: sa.Table
+    first: int
+    first_at: int
+    last: int = 0
+    last_at: int = 0
+
+
+class Seen(NamedTuple):
+    """What was committed at one moment. rows: those of one connection in the part that is being written, newest first;
+    None: of all."""
+
+    parts: tuple[Part, ...]
+    next_row: int
+    rows: list[int] | None
+
+
+class History:
+    """Without a lock: the caller holds one for `settle` and `see`. All else is the writer's."""
+
+    def __init__(self, keep_days: float, keep_bytes: int) -> None:
+        self._keep_ms = round(keep_days * 86_400_000)
+        self._keep_rows = keep_bytes // ROW_BYTES
+        self._part_ms = min(PART_MS, self._keep_ms // 8 or PART_MS)
+        self._parts: tuple[Part, ...] = ()
+        self._ids = bytearray()  # of the part that is being written
+        self._next_row = 1
+        self._cut_said = False
+        self.begin()
+
+    @property
+    def next_row(self) -> int:
+        """The number of the first row that is not committed."""
+        return self._next_row
+
+    @property
+    def kept_rows(self) -> int:
+        return self._next_row - self._parts[0].first if self._parts else 0
+
+    def load(self, connection: Connection) -> None:
+        """What the database has; a part to write, where there is none."""
+        rows = connection.execute(sa.select(history_parts).order_by(history_parts.c.first))
+        self._draft = [Part(history_part(row.first), *(number or 0 for number in row)) for row in rows]
+        self._draft_ids, self._draft_began = bytearray(), True
+        self._draft_next = self._draft[-1].last + 1 if self._draft else 1
+        if self._draft and not self._draft[-1].last:
+            first, of = self._draft[-1].first, self._draft[-1].table.c
+            self._draft_next = (connection.scalar(sa.select(sa.func.max(of.seq))) or first - 1) + 1
+            if self._written < LOADED_ROWS:
+                self._draft_ids += array("Q", connection.scalars(sa.select(of.id).order_by(of.seq))).tobytes()
+            else:
+                self._end_part(connection)
+        if not self._draft or self._draft[-1].last:
+            self._begin_part(connection, time.time_ns() // 1_000_000)
+
+    # -- a transaction ------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Of a transaction."""
+        self._draft = list(self._parts)
+        self._draft_next = self._next_row
+        self._draft_ids = bytearray()
+        self._draft_began = False  # a part: draft_ids are all its numbers
+
+    def settle(self) -> bool:
+        """It is committed. Whether a part has begun: there may be one too many."""
+        self._parts, self._next_row, began = tuple(self._draft), self._draft_next, self._draft_began
+        if began:
+            self._ids = self._draft_ids
+        else:
+            self._ids += self._draft_ids
+        self.begin()
+        return began
+
+    @property
+    def _written(self) -> int:
+        """Rows of the part that is being written."""
+        return self._draft_next - self._draft[-1].first
+
+    def write(self, connection: Connection, values: Sequence[tuple[Any, ...]]) -> None:
+        """Rows of statements.history_values."""
+        while values:
+            self._have_room(connection, values[0][1])
+            room = PART_ROWS - self._written
+            some, values = values[:room], values[room:]
+            part = self._draft[-1]
+            insert_history(connection, part.table, self._draft_next, some)
+            self._draft_ids += array("Q", (row[0] for row in some)).tobytes()
+            self._draft_next += len(some)
+
+    def close_sleepers(self, connection: Connection) -> int:
+        """Forget every row of `sleeping`, with a transition to CLOSED; how many there were."""
+        now = time.time_ns() // 1_000_000
+        self._have_room(connection, now)
+        table = self._draft[-1].table
+        said = {"at": now, "from": State.SLEEP, "to": State.CLOSED, "cause": Cause.COMMAND,
+                "rx_bytes": 0, "tx_bytes": 0, "gap_ms": 0}  # fmt: skip
+        of_each = [sleeping.c[name] for name in ("id", "client", "service")]
+        place = sa.func.row_number().over(order_by=sleeping.c.id) + (self._draft_next - 1)
+        row = [place, *of_each, *(sa.literal(int(value), table.c[name].type) for name, value in said.items())]
+        names = ["seq", *(column.name for column in of_each), *said]
+        connection.execute(sa.insert(table).from_select(names, sa.select(*row)))
+        closed = connection.execute(sa.delete(sleeping)).rowcount
+        self._draft_next += closed
+        if closed:  # whose numbers are not in memory
+            self._end_part(connection)
+            self._begin_part(connection, now)
+        return closed
+
+    def _have_room(self, connection: Connection, at: int) -> None:
+        if self._written >= PART_ROWS or (self._written and at - self._draft[-1].first_at >= self._part_ms):
+            self._end_part(connection)
+            self._begin_part(connection, at)
+
+    def _end_part(self, connection: Connection) -> None:
+        part, last = self._draft[-1], self._draft_next - 1
+        sa.Index(f"ix_{part.table.name}_id", part.table.c.id).create(connection)
+        last_at = connection.scalar(sa.select(part.table.c.at).where(part.table.c.seq == last)) or part.first_at
+        of_it = sa.update(history_parts).where(history_parts.c.first == part.first)
+        connection.execute(of_it.values(last=last, last_at=last_at))
+        self._draft[-1] = part._replace(last=last, last_at=last_at)
+
+    def _begin_part(self, connection: Connection, at: int) -> None:
+        part = Part(history_part(self._draft_next), self._draft_next, at)
+        part.table.create(connection)
+        connection.execute(sa.insert(history_parts).values(first=part.first, first_at=at))
+        self._draft.append(part)
+        self._draft_ids, self._draft_began = bytearray(), True
+        self._show(connection)
+
+    def _show(self, connection: Connection) -> None:
+        """The view `history`, for people: as if it were one table."""
+        connection.exec_driver_sql("DROP VIEW IF EXISTS history")
+        terms = [f"SELECT {_COLUMNS} FROM {part.table.name}" for part in self._draft[-SHOWN_PARTS:]]
+        connection.exec_driver_sql(f"CREATE VIEW history AS {' UNION ALL '.join(terms)}")
+
+    # -- removing -----------------------------------------------------------------------------------------------------
+
+    def prune(self, connection: Connection, rows: int) -> bool:
+        """Remove the oldest part, if it is to go; of one that an earlier version has let grow, so many rows. Whether
+        there may be more to remove."""
+        part = self._draft[0]
+        cutoff = time.time_ns() // 1_000_000 - self._keep_ms if self._keep_ms else 0
+        if not part.last and self._written:
+            newest = connection.scalar(sa.select(part.table.c.at).where(part.table.c.seq == self._draft_next - 1)) or 0
+            if newest < cutoff:
+                self._end_part(connection)
+                self._begin_part(connection, newest)
+                part = self._draft[0]
+        too_many = bool(self._keep_rows) and self._draft_next - part.first > self._keep_rows
+        if not part.last or not (too_many or part.last_at < cutoff):
+            return False
+        if part.last_at >= cutoff > 0 and not self._cut_said:
+            self._cut_said = True
+            log.warning(
+                "history: what is younger than [history] keep_days is removed: it is over keep_bytes, %d rows",
+                self._keep_rows,
+            )
+        if part.last - part.first >= 2 * PART_ROWS:
+            some = sa.select(part.table.c.seq).order_by(part.table.c.seq).limit(rows)
+            if connection.execute(sa.delete(part.table).where(part.table.c.seq.in_(some))).rowcount == rows:
+                return True
+        self._remove(connection, part)
+        return True
+
+    def _remove(self, connection: Connection, part: Part) -> None:
+        connection.exec_driver_sql("DROP VIEW IF EXISTS history")
+        part.table.drop(connection)
+        connection.execute(sa.delete(history_parts).where(history_parts.c.first == part.first))
+        self._draft.remove(part)
+        if self._draft:
+            self._show(connection)
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def see(self, number: int | None, limit: int) -> Seen:
+        """What is committed now, for `rows`; number: of the connection that is of interest."""
+        if number is None:
+            return Seen(self._parts, self._next_row, None)
+        sought, found, end = _ID.pack(number), list[int](), len(self._ids)
+        while len(found) < limit and (at := self._ids.rfind(sought, 0, end)) >= 0:
+            end = at + _ID.size - 1
+            if at % _ID.size == 0:
+                found.append(self._parts[-1].first + at // _ID.size)
+        return Seen(self._parts, self._next_row, found)
+
+    def rows(self, connection: Connection, seen: Seen, number: int | None, limit: int) -> list[dict[str, Any]]:
+        """The last ones, of one connection or of all: columns of a part, newest first."""
+        found: list[dict[str, Any]] = []
+        for part in reversed(seen.parts):
+            seq = part.table.c.seq
+            query = sa.select(part.table).order_by(seq.desc()).limit(limit - len(found))
+            if number is None:
+                query = query.where(seq < seen.next_row)
+            elif part.last:
+                query = query.where(part.table.c.id == number)
+            else:
+                query = query.where(seq.in_(seen.rows or ()))
+            try:
+                found += map(dict, connection.execute(query).mappings())
+            except (OperationalError, ProgrammingError):
+                connection.rollback()
+                if part in self._parts:
+                    raise
+                break  # it was removed meanwhile, and what is older
+            begun = number is not None and found and found[-1]["from"] == State.NONE
+            if len(found) >= limit or begun:
+                break
+        return found
+
+    def last_states(self, connection: Connection, first: int, last: int) -> Iterator[tuple[int, str, int, int]]:
+        """(id, client, service, state) of each connection whose last row among first..last is not CLOSED."""
+        parts = [part for part in reversed(self._parts) if part.first <= last and first <= (part.last or last)]
+        known = set[int]()  # where one statement does not take all parts
+        for at in range(0, len(parts), SHOWN_PARTS):
+            tables = [part.table.c for part in parts[at : at + SHOWN_PARTS]]
+            rows = sa.union_all(
+                *(
+                    sa.select(of.seq, of.id, of.client, of.service, of.to).where(of.seq.between(first, last))
+                    for of in tables
+                )
+            ).subquery()
+            place = sa.func.row_number().over(partition_by=rows.c.id, order_by=rows.c.seq.desc()).label("place")
+            placed = sa.select(rows, place).subquery()
+            query = sa.select(placed.c.id, placed.c.client, placed.c.service, placed.c.to).where(placed.c.place == 1)
+            more = at + SHOWN_PARTS < len(parts)
+            for row in connection.execute(query, execution_options={"yield_per": 1000}):
+                if row[0] in known:
+                    continue
+                if more:
+                    known.add(row[0])
+                if row[3] != State.CLOSED:
+                    yield row[0], row[1], row[2], row[3]

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The history's parts: how they are filled, found and removed."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from control.core.states import Cause, State
+from control.store import history as module
+from control.store import statements
+from control.store import store as store_module
+from control.store.history import History
+from control.store.schema import HISTORY
+from control.store.store import Store
+from tests.databases import Database, Sqlite, written
+from tests.unit.fake_engine import key
+from tests.unit.test_store import row, sleeper, until
+
+DAY_MS = 86_400_000
+PART = 50
+
+
+@pytest.fixture(autouse=True)
+def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PART_ROWS", PART)
+    monkeypatch.setattr(module, "LOADED_ROWS", PART // 2)
+
+
+@pytest.fixture
+def make(database: Database) -> Iterator[Callable[..., Store]]:
+    made: list[Store] = []
+
+    def factory(**options: Any) -> Store:
+        store = Store(database.url, lambda slept: None, **options)
+        made.append(store)
+        assert store.open() == ""
+        store.start()
+        return store
+
+    yield factory
+    for store in made:
+        store.close()
+
+
+def parts(database: Database) -> list[int]:
+    return [first for (first,) in database.execute("SELECT first FROM history_parts ORDER BY first")]
+
+
+def tables(database: Database) -> set[str]:
+    kept = "sqlite_schema WHERE type = 'table'" if database.name == "sqlite" else "pg_tables"
+    column = "name" if database.name == "sqlite" else "tablename"
+    found = {name for (name,) in database.execute(f"SELECT {column} FROM {kept}")}
+    return {name for name in found if name.startswith("history_") and name != "history_parts"}
+
+
+def test_rows_are_found_in_whichever_part_they_are(make: Callable[..., Store], database: Database) -> None:
+    luck = random.Random(1)
+    ids = [luck.randrange(1, 20) for _ in range(8 * PART + 7)]
+    store = make(batch=70, keep_days=0)
+    for at in range(0, len(ids), 90):
+        store.add([row(number, number, at=at + n) for n, number in enumerate(ids[at : at + 90], 1)])
+        assert written(store)
+    assert parts(database) == list(range(1, len(ids), PART))
+    assert [(r["seq"], r["id"]) for r in store.recent_history(1000)] == list(enumerate(ids, 1))
+    assert [r["seq"] for r in store.recent_history(60)] == list(range(len(ids) - 59, len(ids) + 1))
+    for number in range(21):
+        of_it = [seq for seq, one in enumerate(ids, 1) if one == number]
+        assert [r["seq"] for r in store.history_of(number)] == of_it
+        assert [r["seq"] for r in store.history_of(number, 3)] == of_it[-3:]
+    assert database.execute("SELECT seq, id FROM history ORDER BY seq") == list(enumerate(ids, 1)), "the view has all"
+
+
+def test_a_connection_is_not_looked_for_before_its_birth(
+    make: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make()
+    store.add([row(n, n) for n in range(100, 100 + 3 * PART)])
+    store.add([row(1, 1, State.NONE, State.ACTIVE), row(1, 1)])
+    store.add([row(n, n) for n in range(300, 300 + PART)])
+    assert written(store)
+    said: list[str] = []
+    sa.event.listen(store._reader_engine, "before_cursor_execute", lambda *args: said.append(args[2]))
+    assert [r["seq"] for r in store.history_of(1)] == [3 * PART + 1, 3 * PART + 2]
+    assert [one.split("FROM ")[1].split()[0] for one in said if "history_" in one] == ["history_201", "history_151"]
+
+
+def test_the_next_run_goes_on_with_a_part_that_has_few_rows_and_ends_one_that_has_many(
+    make: Callable[..., Store], database: Database
+) -> None:
+    rows_of_runs = (10, 10, 10, 30)
+    for run, rows in enumerate(rows_of_runs):
+        store = make()
+        assert store.status.kept_history == sum(rows_of_runs[:run])
+        store.add([row(n, n) for n in range(1, rows + 1)])
+        assert written(store)
+        assert len(store.history_of(7)) == run + 1
+        store.close()
+    assert parts(database) == [1, 31]
+    store = make()
+    assert parts(database) == [1, 31, 61]
+    assert len(store.history_of(7)) == 4
+    assert len(store.recent_history(100)) == 60
+
+
+def test_a_transaction_that_fails_while_a_part_ends_leaves_each_row_once(
+    make: Callable[..., Store], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make(batch=3 * PART)
+    monkeypatch.setattr(store_module, "BACKOFF_S", (0.01,))
+    fail, insert = [2, 3], statements.insert_history
+
+    def sometimes(connection: sa.Connection, part: sa.Table, first: int, values: Any) -> None:
+        insert(connection, part, first, values)
+        if fail and first > 1:
+            fail.pop()
+            raise database.Error("broken off")
+
+    monkeypatch.setattr(module, "insert_history", sometimes)
+    store.add([row(n, n) for n in range(1, 3 * PART)])
+    until(lambda: store.status.written_history == 3 * PART - 1)
+    assert fail == []
+    assert [(r["seq"], r["id"]) for r in store.recent_history(1000)] == [(n, n) for n in range(1, 3 * PART)]
+    assert parts(database) == [1, PART + 1, 2 * PART + 1]
+    assert [r["seq"] for r in store.history_of(2 * PART + 5)] == [2 * PART + 5]
+
+
+def test_a_part_ends_with_its_day(make: Callable[..., Store], database: Database) -> None:
+    now = time.time_ns() // 1_000_000
+    store = make()
+    store.add([row(1, 1, at=now + n) for n in (0, DAY_MS - 100_000, DAY_MS + 100_000)])
+    assert written(store)
+    assert parts(database) == [1], "of one batch"
+    store.add([row(1, 1, at=now + DAY_MS + 200_000)])
+    assert written(store)
+    assert parts(database) == [1, 4]
+
+
+def test_parts_that_are_too_old_are_removed_whole(make: Callable[..., Store], database: Database) -> None:
+    now = time.time_ns() // 1_000_000
+    store = make(keep_days=1)
+    store.add([row(n, n, at=now - 2 * DAY_MS) for n in range(1, 2 * PART + 1)])
+    store.add([row(n, n, at=now - 2 * DAY_MS if n < 150 else now) for n in range(101, 201)])
+    assert written(store)
+    store._next_prune = 0.0
+    until(lambda: tables(database) == {"history_101", "history_151"})
+    assert parts(database) == [101, 151]
+    assert [r["id"] for r in store.recent_history(1000)] == list(range(101, 201)), "one of its rows is young"
+    assert store.history_of(7) == []
+    assert store.status.kept_history == 100
+    assert database.execute("SELECT count(*) FROM history") == [(100,)]
+
+
+def test_all_of_it_is_removed_when_all_is_too_old_and_numbers_go_on(
+    make: Callable[..., Store], database: Database
+) -> None:
+    old = time.time_ns() // 1_000_000 - 2 * DAY_MS
+    store = make(keep_days=1)
+    store.add([row(n, n, at=old) for n in range(1, 11)])
+    assert written(store)
+    store._next_prune = 0.0
+    until(lambda: tables(database) == {"history_11"})
+    assert store.recent_history() == []
+    store.close()
+    store = make(keep_days=1)
+    store.add([row(1, 1)])
+    assert written(store)
+    assert [r["seq"] for r in store.recent_history()] == [11]
+
+
+def test_history_over_its_bytes_is_removed_and_it_is_said(
+    make: Callable[..., Store], database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make(keep_bytes=4 * PART * module.ROW_BYTES)
+    store.add([row(n, n) for n in range(1, 10 * PART + 1)])
+    assert written(store)
+    store._next_prune = 0.0
+    until(lambda: store.status.kept_history <= 4 * PART)
+    assert parts(database)[0] == 6 * PART + 1
+    assert [said for said in caplog.messages if "younger than [history] keep_days" in said] == [
+        "history: what is younger than [history] keep_days is removed: it is over keep_bytes, 200 rows"
+    ]
+
+
+def test_a_large_part_of_an_earlier_version_is_removed_some_rows_at_a_time(
+    make: Callable[..., Store], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = time.time_ns() // 1_000_000 - 2 * DAY_MS
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "PART_ROWS", 10 * PART)
+        store = make(keep_days=1)
+        store.add([row(n, n, at=old) for n in range(1, 10 * PART)])
+        assert written(store)
+        store.close()
+    monkeypatch.setattr(store_module, "PRUNE_ROWS", PART)
+    store, removed = make(keep_days=1), []
+    sa.event.listen(store._writer_engine, "before_cursor_execute",
+                    lambda *args: removed.append(args[2]) if "DELETE FROM history_1" in args[2] else None)  # fmt: skip
+    store._next_prune = 0.0
+    until(lambda: tables(database) == {f"history_{10 * PART}"})
+    assert len(removed) == 10
+
+
+def test_what_the_last_run_left_open_is_found_in_all_parts(
+    make: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SHOWN_PARTS", 2)
+    luck, last = random.Random(2), dict[int, State]()
+    store = make()
+    assert store.begin_run() == (0, 0)
+    rows = []
+    for _ in range(7 * PART):
+        number = luck.randrange(1, 60)
+        last[number] = luck.choice([State.CLOSED, State.IDLE])
+        rows.append(row(number, number, State.STANDBY, last[number]))
+    store.add(rows)
+    assert written(store)
+    store.close()
+    store = make()
+    found = list(store.last_states(*store.begin_run()))
+    live = {number for number, state in last.items() if state != State.CLOSED}
+    assert sorted(found) == [(n, key(n).client_text, 1, State.IDLE) for n in sorted(live)]
+
+
+def test_whoever_is_let_go_fills_a_part_of_its_own_and_numbers_go_on(
+    make: Callable[..., Store], database: Database
+) -> None:
+    store = make()
+    store.add([row(1, 1)], [sleeper(n, n) for n in range(1, 3 * PART)])
+    assert written(store)
+    until(lambda: len(store.sleeping_rows()) == 3 * PART - 1)
+    store.close()
+    assert make().let_go() == 3 * PART - 1
+    store = make()
+    store.add([row(2, 2)])
+    assert written(store)
+    found = store.recent_history(1000)
+    assert [r["seq"] for r in found] == list(range(1, 3 * PART + 2))
+    assert {(r["to"], r["cause"]) for r in found[1:-1]} == {(State.CLOSED, Cause.COMMAND)}
+    assert [r["seq"] for r in store.history_of(2)] == [3, 3 * PART + 1]
+
+
+def test_a_part_that_is_removed_while_it_is_read_is_left_out(make: Callable[..., Store], database: Database) -> None:
+    store = make()
+    store.add([row(n, n) for n in range(1, 2 * PART + 11)])
+    assert written(store)
+    seen = store._history.see(None, 1000)
+    store._history._keep_rows = PART + 10
+    store._next_prune = 0.0
+    until(lambda: tables(database) == {"history_51", "history_101"})
+    with store._reading() as connection:
+        found = store._history.rows(connection, seen, None, 1000)
+    assert [one["seq"] for one in found] == list(range(110, 50, -1))
+
+
+def test_a_new_part_is_a_reason_to_look_whether_there_are_too_many(
+    make: Callable[..., Store], database: Database
+) -> None:
+    store = make(keep_bytes=2 * PART * module.ROW_BYTES)
+    for begin in range(0, 10 * PART, PART):
+        store.add([row(n, n) for n in range(begin + 1, begin + PART + 1)])
+        assert written(store)
+    store.add([row(1, 1)])
+    until(lambda: store.status.kept_history <= 2 * PART)
+    until(lambda: store._next_prune > time.monotonic() + 60)  # in an hour again
+
+
+def test_a_row_takes_as_many_bytes_as_keep_bytes_counts(sqlite: Sqlite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PART_ROWS", 5000)
+    store = Store(sqlite.url, lambda slept: None)
+    assert store.open() == ""
+    store.start()
+    (empty,) = sqlite.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
+    now, luck = time.time_ns() // 1_000_000, random.Random(3)
+    for _ in range(10):
+        store.add([
+            HISTORY.pack(luck.randrange(1, 10_000_000), now, key(n % 65536, 40000).pack(), 1, State.STANDBY, State.IDLE,
+                         Cause.QUIET, luck.randrange(5000), luck.randrange(5000), luck.randrange(600_000))
+            for n in range(2000)
+        ])  # fmt: skip
+        assert written(store)
+    (full,) = sqlite.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size")
+    assert (full[0] - empty[0]) / 20_000 == pytest.approx(module.ROW_BYTES, rel=0.15)
+    store.close()
+
+
+@given(st.lists(st.sampled_from([1, 256, 1 << 16, 1 << 56, 0x0101010101010101]), max_size=40), st.integers(1, 5))
+def test_numbers_in_memory_are_found_at_their_places_alone(ids: list[int], limit: int) -> None:
+    history = History(1, 0)
+    history._parts = (module.Part(sa.Table("t", sa.MetaData()), 10, 0),)
+    history._ids += b"".join(number.to_bytes(8, "little") for number in ids)
+    for number in {*ids, 2}:
+        wanted = [10 + place for place, one in enumerate(ids) if one == number][::-1][:limit]
+        assert history.see(number, limit).rows == wanted
