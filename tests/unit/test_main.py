@@ -143,7 +143,7 @@ server = "127.0.0.1:81"
 
 
 def test_every_operator_command_is_asked_whether_it_needs_the_engine() -> None:
-    assert set(READ_ONLY) | {"doctor"} | OF_THE_ENGINE == set(main.OPERATOR)
+    assert set(READ_ONLY) | {"doctor", "export"} | OF_THE_ENGINE == set(main.OPERATOR)
 
 
 @pytest.mark.parametrize("name", list(READ_ONLY))
@@ -163,6 +163,7 @@ def test_doctor_and_a_check_of_the_configuration_load_no_engine(config: Path) ->
         "from control.config.reference import with_keys; with_keys(open('docs/configuration.md').read())",
         "from control.store.reading import Reader",
         "from control.store.store import Store",
+        "from control.store.export import Export",
         "from control.core import states",
         "from control.dev import lint",
     ],

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`roost export`."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from control.cli.client import json_option
+
+
+class Time(click.ParamType[int]):
+    """ISO 8601, of this machine's time zone where it names none; ms since 1970."""
+
+    name = "time"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return round(datetime.fromisoformat(str(value)).timestamp() * 1000)
+        except (ValueError, OverflowError):
+            self.fail(f"{value} is no time; write 2026-11-25, 2026-11-25T13:00 or 2026-11-25T13:00:00Z", param, ctx)
+
+
+@click.command("export")
+@click.argument("directory", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG",
+              help="The daemon's configuration, which names the database; or set ROOST_CONFIG.")  # fmt: skip
+@click.option("--from", "since_ms", type=Time(), help="Only rows from this time on.")
+@click.option("--to", "until_ms", type=Time(), help="Only rows before this time.")
+@click.option("--check", is_flag=True, help="Export nothing; read DIR in full and say what is wrong with it.")
+@json_option
+def command(
+    directory: Path, config_path: str | None, since_ms: int | None, until_ms: int | None, check: bool, as_json: bool
+) -> None:
+    """Write the history of transitions to DIR as Parquet, by date and hour: what has been added since the last export.
+
+    The daemon may run meanwhile. An export that is cut off is gone on with by the next one. Columns: docs/export.md.
+
+    \b
+    Examples:
+      sudo roost export /srv/roost -c /etc/roost/roost.toml
+      roost export /srv/roost --check
+    """
+    try:
+        from control.store.export import Export, ExportError
+    except ImportError as error:
+        raise click.ClickException(f"an export needs pyarrow ({error}): pip install pyarrow") from None
+    from control.config import load
+    from control.store.database import StoreError
+
+    export = Export(directory)
+    try:
+        if check:
+            _tell_problems(export.check(), export.rows, as_json)
+            return
+        if config_path is None:
+            raise click.UsageError("whose history? Name the daemon's configuration: -c FILE")
+        began = time.monotonic()
+        database = load(config_path).database_url
+        done = export.add(database, since_ms, until_ms, lambda rows: click.echo(f"{rows:,} rows", err=True))
+    except (ExportError, StoreError) as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(f"{error.filename or directory}: {error.strerror}; what was exported until then is "
+                                   "kept, and the next export goes on there") from None  # fmt: skip
+    if done.missed:
+        click.echo(f"{done.missed:,} rows had been removed from the database before they were exported", err=True)
+    seconds = time.monotonic() - began
+    if as_json:
+        click.echo(json.dumps({"rows": done.rows, "missed": done.missed, "last": done.last, "seconds": seconds}))
+    else:
+        click.echo(f"{done.rows:,} rows more, in {seconds:.1f} s; {export.rows:,} in {directory}")
+
+
+def _tell_problems(problems: list[str], rows: int, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"rows": rows, "problems": problems}))
+    for problem in problems:
+        click.echo(problem, err=True)
+    if problems:
+        raise click.exceptions.Exit(1)
+    if not as_json:
+        click.echo(f"{rows:,} rows, all as they were written")

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The history as Parquet: each row once, whatever happens to an export; and what is refused."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from appliance.wire import Key
+from control.cli.export import command
+from control.core.states import Cause, State
+from control.store import export as module
+from control.store import export_rows, history
+from control.store.export import Export, ExportError
+from control.store.export_rows import SCHEMA
+from control.store.schema import HISTORY
+from control.store.store import Store
+from tests.databases import Database, Sqlite, written
+from tests.mutants import ROOT
+from tests.unit.test_store import row
+
+HOUR_MS = 3_600_000
+BEGIN_MS = 1_795_000_000_000 // HOUR_MS * HOUR_MS
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "PART_ROWS", 40)
+    monkeypatch.setattr(history, "LOADED_ROWS", 20)
+    monkeypatch.setattr(export_rows, "CHUNK_ROWS", 60)
+    monkeypatch.setattr(export_rows, "BATCH_ROWS", 25)
+
+
+@pytest.fixture
+def store(database: Database) -> Iterator[Store]:
+    made = Store(database.url, lambda slept: None)
+    assert made.open() == ""
+    made.service_indexes(["web", "line"])
+    made.start()
+    yield made
+    made.close()
+
+
+def add(store: Store, first: int, count: int, step_ms: int = HOUR_MS // 50) -> None:
+    store.add([row(n % 200, n, at=BEGIN_MS + n * step_ms) for n in range(first, first + count)])
+    assert written(store)
+
+
+def exported(directory: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (
+        ds.dataset(directory / "history", format="parquet").to_table().select(SCHEMA.names).to_pylist()
+    )
+    return sorted(found, key=lambda one: int(one["seq"]))
+
+
+def expected(store: Store, limit: int = 100_000) -> list[dict[str, Any]]:
+    rows = []
+    for one in store.recent_history(limit):
+        address, _, port = one["client"].rpartition(":")
+        rows.append({
+            "seq": one["seq"], "id": one["id"], "at": datetime.fromtimestamp(one["at"] / 1000, UTC),
+            "address": address.strip("[]"), "port": int(port), "service": {1: "web", 2: "line"}.get(one["service"]),
+            "from": State(one["from"]).name, "to": State(one["to"]).name, "cause": Cause(one["cause"]).label,
+            "rx_bytes": one["rx_bytes"], "tx_bytes": one["tx_bytes"], "gap_ms": one["gap_ms"],
+        })  # fmt: skip
+    return rows
+
+
+def test_what_is_exported_is_what_the_history_has(store: Store, database: Database, tmp_path: Path) -> None:
+    add(store, 1, 150)
+    six = Key.of("2001:db8::7", 443, "2001:db8::1", 7000).pack()
+    fields = (2**52, BEGIN_MS, six, 2, State.NONE, State.ACTIVE, Cause.CLIENT_CONNECT, 2**40, 2**41, 2**42)
+    store.add([HISTORY.pack(*fields), HISTORY.pack(7, BEGIN_MS, six, 9, *fields[4:])])
+    assert written(store)
+    outcome = Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
+    assert (outcome.rows, outcome.missed, outcome.last) == (152, 0, 152)
+    assert exported(tmp_path / "out") == expected(store)
+    assert exported(tmp_path / "out")[-1]["service"] is None, "of a service that nobody knows"
+    hours = {path.parent.name for path in (tmp_path / "out" / "history").glob("date=*/hour=*/*.parquet")}
+    begins = {datetime.fromtimestamp(one["at"] / 1000, UTC).hour for one in store.recent_history(1000)}
+    assert hours == {f"hour={hour:02}" for hour in begins}
+    assert Export(tmp_path / "out").check() == []
+    (run,) = pq.read_table(tmp_path / "out" / "runs" / "runs.parquet").to_pylist()
+    assert (run["run"], run["instance"], run["first"], run["ended"], run["dropped"]) == (1, "main", 1, None, 0)
+
+
+def test_the_next_export_adds_what_is_new(store: Store, database: Database, tmp_path: Path) -> None:
+    total = 0
+    for count in (10, 0, 130, 1, 45, 0):
+        add(store, total + 1, count)
+        total += count
+        export = Export(tmp_path / "out")
+        before = set((tmp_path / "out").rglob("*"))
+        assert export.add(database.url, None, None, lambda rows: None).rows == count
+        assert count or set((tmp_path / "out").rglob("*")) == before
+        assert export.rows == total
+        assert exported(tmp_path / "out") == expected(store)
+    assert export.check() == []
+
+
+@pytest.mark.parametrize("survived", range(14))
+def test_an_export_that_breaks_off_anywhere_is_gone_on_with(
+    store: Store, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survived: int
+) -> None:
+    """The disk is full when it has written so many files, before or after the last of them has its name."""
+    add(store, 1, 150)
+    settle, calls = module._settle, [0]
+
+    def until_full(temporary: Path, path: Path) -> None:
+        calls[0] += 1
+        if calls[0] > survived // 2:
+            if survived % 2:
+                settle(temporary, path)
+            raise OSError(28, "No space left on device", str(path))
+        settle(temporary, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_settle", until_full)
+        with pytest.raises(OSError, match="No space"):
+            Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
+    add(store, 151, 30)
+    Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
+    assert exported(tmp_path / "out") == expected(store)
+    assert Export(tmp_path / "out").check() == []
+    assert list((tmp_path / "out").rglob("*.tmp")) == []
+
+
+def test_an_export_that_is_killed_again_and_again_has_each_row_once(sqlite: Sqlite, tmp_path: Path) -> None:
+    store = Store(sqlite.url, lambda slept: None)
+    assert store.open() == ""
+    store.start()
+    add(store, 1, 4000, step_ms=20_000)
+    config = tmp_path / "roost.toml"
+    config.write_text(f'[paths]\ndatabase = "{sqlite.file}"\n[[service]]\nname = "web"\nlisten = "127.0.0.1:80"\n'
+                      'server = "127.0.0.1:81"\n')  # fmt: skip
+    code = ("import sys; from control.store import export_rows as rows; rows.CHUNK_ROWS = 200; rows.BATCH_ROWS = 70\n"
+            "from control.cli.export import command; command(sys.argv[1:])")  # fmt: skip
+    argv = [sys.executable, "-c", code, str(tmp_path / "out"), "-c", str(config)]
+    kills = 0
+    for _ in range(200):
+        with subprocess.Popen(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            begun = process.stderr.readline()  # a chunk is written, and the next one begun
+            time.sleep(0.003 * (kills % 7))
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+            if not begun:
+                break
+    assert kills > 2
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "4,000 in" in done.stdout
+    assert [one["seq"] for one in exported(tmp_path / "out")] == list(range(1, 4001))
+    assert Export(tmp_path / "out").check() == []
+    store.close()
+
+
+def test_rows_of_some_times_are_exported_and_of_no_others_to_the_same_directory(
+    store: Store, database: Database, tmp_path: Path
+) -> None:
+    add(store, 1, 150)
+    since, until = BEGIN_MS + HOUR_MS, BEGIN_MS + 2 * HOUR_MS
+    assert Export(tmp_path / "out").add(database.url, since, until, lambda rows: None).last == 150
+    wanted = [one for one in expected(store) if since <= one["at"].timestamp() * 1000 < until]
+    assert exported(tmp_path / "out") == wanted
+    assert 0 < len(wanted) < 150
+    with pytest.raises(ExportError, match=r"has the history from .*Z to .*Z, and the history of all times was asked"):
+        Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
+
+
+def test_what_was_removed_before_it_was_exported_is_counted(store: Store, database: Database, tmp_path: Path) -> None:
+    add(store, 1, 10)
+    Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
+    add(store, 11, 100)
+    store._history._keep_rows = 50
+    store._next_prune = 0.0
+    add(store, 111, 1)
+    deadline = time.monotonic() + 10
+    while store.status.kept_history > 50 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    outcome = Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
+    assert (outcome.missed, outcome.rows) == (70, 31)
+    assert Export(tmp_path / "out").check() == []
+
+
+def test_a_part_that_is_removed_meanwhile_is_left_out(
+    store: Store, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(store, 1, 130)
+    find = export_rows.parts_after
+
+    def slowly(connection: Any, after: int) -> list[int]:
+        found = find(connection, after)
+        if after == 1 and database.execute("SELECT count(*) FROM history_parts WHERE first = 41") == [(1,)]:
+            with store._writing() as writer:
+                part = next(part for part in store._history._parts if part.first == 41)
+                store._history._remove(writer, part)
+            store._history.settle()
+        return found
+
+    monkeypatch.setattr(export_rows, "parts_after", slowly)
+    Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
+    assert [one["seq"] for one in exported(tmp_path / "out")] == [*range(1, 41), *range(81, 131)]
+
+
+def test_directories_that_are_something_else_are_refused_and_left_as_they_are(
+    store: Store, database: Database, tmp_path: Path
+) -> None:
+    add(store, 1, 10)
+    export = Export(tmp_path / "out")
+
+    def refused(match: str, there: Export = export) -> None:
+        files = (
+            path for place in ("file", "full", "out") for path in [tmp_path / place, *(tmp_path / place).rglob("*")]
+        )
+        before = {path: path.read_bytes() for path in files if path.is_file()}
+        with pytest.raises(ExportError, match=match):
+            there.add(database.url, None, None, lambda rows: None)
+        assert before == {path: path.read_bytes() for path in before}
+
+    (tmp_path / "file").write_text("x")
+    refused("is no directory", Export(tmp_path / "file"))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("x")
+    refused("has files, and none of them is an export's", Export(tmp_path / "full"))
+    with pytest.raises(ExportError, match="has no export"):
+        Export(tmp_path / "full").check()
+
+    export.add(database.url, None, None, lambda rows: None)
+    held = os.open(tmp_path / "out", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    refused("another export to .* is at work")
+    os.close(held)
+
+    index = tmp_path / "out" / "_export.json"
+    good = index.read_text()
+    index.write_text(good.replace('"version": 1', '"version": 99'))
+    refused("has version 99 of the columns, this roost writes 1")
+    index.write_text("[" * 100_000)
+    refused("is not as an export writes it")
+    index.write_text(good)
+
+    (chunk,) = (tmp_path / "out" / "history" / "_chunks").iterdir()
+    good = chunk.read_text()
+    for wrong in ("", "[]", "{}", good.replace('"rows"', '"ruins"'), good[:-5]):
+        chunk.write_text(wrong)
+        refused("is not as an export writes it")
+    content = json.loads(good)
+    chunk.write_text(json.dumps({**content, "last_row": [content["last"], 4711, 1]}))
+    refused("has the history of another database: row 10 is another there")
+
+
+def test_a_check_finds_what_is_changed_missing_or_too_much(store: Store, database: Database, tmp_path: Path) -> None:
+    add(store, 1, 150)
+    Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
+    first, second, third = sorted((tmp_path / "out" / "history").glob("date=*/hour=*/*.parquet"))[:3]
+    shutil.copy(first, first.with_name("copy.parquet"))
+    first.write_bytes(second.read_bytes())
+    third.unlink()
+    problems = Export(tmp_path / "out").check()
+    assert [problem.partition("parquet")[2] for problem in problems] == [
+        " was changed since it was written", " is missing", " is of no chunk: the next export removes it"]  # fmt: skip
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(command, [str(argument) for argument in arguments], env={"ROOST_CONFIG": None})
+
+
+def test_the_command_says_what_is_wrong(sqlite: Sqlite, tmp_path: Path) -> None:
+    config = tmp_path / "roost.toml"
+    config.write_text(f'[paths]\ndatabase = "{sqlite.file}"\n[[service]]\nname = "web"\nlisten = "127.0.0.1:80"\n'
+                      'server = "127.0.0.1:81"\n')  # fmt: skip
+    done = run(tmp_path / "out", "-c", config)
+    assert done.exit_code == 1
+    assert "cannot read the history: unable to open database file" in done.output
+    assert "whose history? Name the daemon's configuration" in run(tmp_path / "out").output
+    assert "noon is no time; write 2026-11-25" in run(tmp_path / "out", "-c", config, "--from", "noon").output
+    assert run(tmp_path / "nowhere", "--check").output == f"Error: {tmp_path}/nowhere has no export\n"
+
+    store = Store(sqlite.url, lambda slept: None)
+    assert store.open() == ""
+    store.start()
+    add(store, 1, 70)
+    done = run(tmp_path / "out", "-c", config, "--json")
+    assert json.loads(done.stdout.splitlines()[-1]).items() >= {"rows": 70, "missed": 0, "last": 70}.items()
+    assert run(tmp_path / "out", "--check").output == "70 rows, all as they were written\n"
+    next(iter((tmp_path / "out" / "history").glob("date=*/hour=*/*"))).write_bytes(b"")
+    done = run(tmp_path / "out", "--check", "--json")
+    assert done.exit_code == 1
+    assert len(json.loads(done.stdout.splitlines()[0])["problems"]) == 1
+    store.close()
+
+
+def test_a_time_without_a_zone_is_this_machines() -> None:
+    parameter = next(one for one in command.params if one.name == "since_ms")
+    convert = parameter.type.convert
+    assert convert("2026-11-25T13:00:00Z", parameter, None) == 1_795_611_600_000
+    assert convert("2026-11-25T13:00", parameter, None) == round(datetime(2026, 11, 25, 13).timestamp() * 1000)
