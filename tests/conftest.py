@@ -42,7 +42,10 @@ BEGUN_FIRST = (  # of all files: those that take longest, 60 to 150 s each on a 
     "tests/lab/test_simulator_appliance.py",
     "tests/lab/test_simulator.py",
 )
-BACKGROUND = ("tests/unit/test_interleavings.py",)  # computes for 120 s, and asks no clock
+BACKGROUND = (  # files that compute for 60 to 120 s, and ask no clock
+    "tests/unit/test_interleavings.py",
+    "tests/unit/test_interleavings_reordered.py",
+)
 
 TOGETHER = pytest.StashKey[Path]()
 

@@ -9,5 +9,5 @@
     machine.*       the kernel around the engine: sockets, the ring, grace periods; and the control plane
     explore.py      builds and runs them
 
-tests/unit/test_interleavings.py runs them all.
+tests/unit/test_interleavings*.py run them all.
 """
