@@ -16,7 +16,8 @@ import struct
 import time
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from functools import lru_cache
+from typing import Any, Final, Literal, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -43,6 +44,17 @@ SHOWN_PARTS: Final = 400
 
 _ID: Final = struct.Struct("=Q")
 _COLUMNS: Final = ", ".join(f'"{column.name}"' for column in history_part(0).columns)
+
+
+@lru_cache(64)  # to make one takes as long as to execute it
+def _query(table: sa.Table, which: Literal["all", "one", "these"]) -> sa.Select[Any]:
+    """The newest rows of a part: before one, of one connection, or these."""
+    query = sa.select(table).order_by(table.c.seq.desc()).limit(sa.bindparam("most"))
+    if which == "all":
+        return query.where(table.c.seq < sa.bindparam("before"))
+    if which == "one":
+        return query.where(table.c.id == sa.bindparam("number"))
+    return query.where(table.c.seq.in_(sa.bindparam("these", expanding=True)))
 
 
 class Part(NamedTuple):
@@ -237,16 +249,10 @@ class History:
         """The last ones, of one connection or of all: columns of a part, newest first."""
         found: list[dict[str, Any]] = []
         for part in reversed(seen.parts):
-            seq = part.table.c.seq
-            query = sa.select(part.table).order_by(seq.desc()).limit(limit - len(found))
-            if number is None:
-                query = query.where(seq < seen.next_row)
-            elif part.last:
-                query = query.where(part.table.c.id == number)
-            else:
-                query = query.where(seq.in_(seen.rows or ()))
+            query = _query(part.table, "all" if number is None else "one" if part.last else "these")
+            values = {"most": limit - len(found), "before": seen.next_row, "number": number, "these": seen.rows}
             try:
-                found += map(dict, connection.execute(query).mappings())
+                found += map(dict, connection.execute(query, values).mappings())
             except (OperationalError, ProgrammingError):
                 connection.rollback()
                 if part in self._parts:

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -42,7 +42,7 @@ from control.store.database import (
     set_meta,
     upsert,
 )
-from control.store.history import History
+from control.store.history import History, Seen
 from control.store.migrate import prepare_tables
 from control.store.owner import LEASE_S, FencedError, LeaseRunsError, OwnedError, Owner, Ownership
 from control.store.queues import ID, Batch, Queues
@@ -663,29 +663,28 @@ class Store(Reader):
         return self._transitions(None, limit)
 
     def _transitions(self, number: int | None, limit: int) -> list[dict[str, Any]]:
-        with self._wake:
-            unnumbered = any(row.startswith(_NO_NUMBER) for row in self._unwritten())
-        if unnumbered and not self.flush(READER_S):  # the row of `sleeping` has the number
-            log.warning("store: history was asked for, and its last %d rows are not written",
-                        self.status.pending_history)  # fmt: skip
+        seen, rows, changed = self._snapshot(number, limit)
+        if any(row.startswith(_NO_NUMBER) for row in rows):  # the row of `sleeping` has the number
+            if not self.flush(READER_S):
+                log.warning("store: history was asked for, and its last %d rows are not written",
+                            self.status.pending_history)  # fmt: skip
+            seen, rows, changed = self._snapshot(number, limit)
         sought = b"" if number is None else ID.pack(number)
-        with self._wake:
-            seen = self._history.see(number, limit)
-            rows = list(self._unwritten())
-            places = (place for place in reversed(range(len(rows))) if rows[place].startswith(sought))
-            waiting = list(islice(places, limit))
-            changed = self._being_written.keyed | self._queues.keyed
+        places = (place for place in reversed(range(len(rows))) if rows[place].startswith(sought))
+        waiting = list(islice(places, limit))
         with self._reading() as connection:
             values = history_values(connection, [rows[place] for place in waiting])
             found = [dict(zip(HISTORY_COLUMNS, (seen.next_row + place, *value), strict=True))
                      for place, value in zip(waiting, values, strict=True)]  # fmt: skip
             found += self._history.rows(connection, seen, number, limit - len(found))
         closed = [row["id"] for row in found if row["to"] == State.CLOSED]
-        by = self.successors_of(closed)
+        by = self.successors_of(closed) if closed else {}
         by |= {one: SUCCESSOR.unpack(row)[0] for one in closed if (row := changed.get(("successors", one)))}
         return [row | {"successor": by.get(row["id"]) if row["to"] == State.CLOSED else None} for row in found[::-1]]
 
-    def _unwritten(self) -> Iterator[bytes]:
-        """Rows of history that are not committed, oldest first; the caller holds the lock."""
-        written = self._being_written
-        return chain(() if written.settled else written.rows, self._queues.rows)
+    def _snapshot(self, number: int | None, limit: int) -> tuple[Seen, list[bytes], dict[Keyed, bytes | None]]:
+        """What is committed, what waits to be (rows of history, oldest first; rows of schema.KEYED): at one moment."""
+        with self._wake:
+            written = self._being_written
+            rows = [*(() if written.settled else written.rows), *self._queues.rows]
+            return self._history.see(number, limit), rows, written.keyed | self._queues.keyed

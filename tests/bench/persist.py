@@ -15,6 +15,7 @@ same disk, that syncs. Each figure of `..._per_s` is what was queued in one go u
 from __future__ import annotations
 
 import random
+import sys
 import tempfile
 import threading
 import time
@@ -25,6 +26,7 @@ from typing import Any, Final
 
 from appliance.wire import KA, REST
 from control.core.states import Cause, State
+from control.daemon.daemon import SWITCH_INTERVAL_S
 from control.store.schema import HISTORY, KEY, MAPPED
 from control.store.store import Store
 from tests.bench.direct import say
@@ -155,6 +157,8 @@ def run(rows: int, sleepers: int, runs: int) -> Report:
     report = Report("persist", f"{rows:,} transitions and {sleepers:,} sleepers in SQLite and PostgreSQL")
     figures: dict[str, list[float]] = {}
     with ExitStack() as stack:
+        stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         cluster = Cluster({"listen_addresses": "", "shared_buffers": "512MB", "max_wal_size": "4GB"})
         stack.callback(cluster.close)
         for number in range(runs):

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -28,8 +29,8 @@ def stopped(daemon: DaemonHandle) -> Iterator[None]:
     """Whatever the kernel receives meanwhile, the engine finds in one turn of its loop."""
     os.kill(daemon.pid, signal.SIGSTOP)
     try:
-        # Returns once every thread has stopped; WNOWAIT leaves the child's state to its Popen.
-        os.waitid(os.P_PID, daemon.pid, os.WSTOPPED | os.WNOWAIT)
+        threads = Path(f"/proc/{daemon.pid}/task")
+        wait_until(lambda: all(b") T " in (one / "stat").read_bytes() for one in threads.iterdir()), 10, "all stopped")
         yield
     finally:
         os.kill(daemon.pid, signal.SIGCONT)
