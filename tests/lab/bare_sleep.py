@@ -58,11 +58,12 @@ class BareSleep(EngineLab):
         return pair
 
     def taken_for_members(self, family: int = 4, addresses: int = 1) -> Iterator[tuple[str, int]]:
-        """Addresses and ports from which a client would be taken for one, and is none."""
+        """Addresses and ports from which a client would be taken for one, and is none: of an address, and beside one
+        member, 11 of 64,000 ports in the mean, so that one run in 80,000 finds none."""
         host, port = self.target(family)
         for client in self.lab.client_addresses(family, addresses):
             key = Key.of(client, 0, host, port).pack()
-            for first in range(20000, 60000, 1000):
+            for first in range(1024, 65024, 1000):
                 ports = range(first, first + 1000)
                 states = self.engine.states(b"".join(key[:32] + source.to_bytes(2) + key[34:] for source in ports))
                 yield from ((client, source) for source, state in zip(ports, states, strict=True) if state & CANDIDATE)

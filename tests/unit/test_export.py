@@ -32,6 +32,7 @@ from control.store.schema import HISTORY
 from control.store.store import Store
 from tests.databases import Database, Sqlite, written
 from tests.mutants import ROOT
+from tests.unit.test_history import prune_until
 from tests.unit.test_store import row
 
 HOUR_MS = 3_600_000
@@ -188,11 +189,8 @@ def test_what_was_removed_before_it_was_exported_is_counted(store: Store, databa
     Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
     add(store, 11, 100)
     store._history._keep_rows = 50
-    store._next_prune = 0.0
     add(store, 111, 1)
-    deadline = time.monotonic() + 10
-    while store.status.kept_history > 50 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    prune_until(store, lambda: store.status.kept_history <= 50)
     outcome = Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
     assert (outcome.missed, outcome.rows) == (70, 31)
     assert Export(tmp_path / "out").check() == []

@@ -54,6 +54,16 @@ def parts(database: Database) -> list[int]:
     return [first for (first,) in database.execute("SELECT first FROM history_parts ORDER BY first")]
 
 
+def prune_until(store: Store, condition: Callable[[], object]) -> None:
+    """What is to be removed is, at once; said again and again, since the writer may be about to say when it is next."""
+
+    def met() -> object:
+        store._next_prune = 0.0
+        return condition()
+
+    until(met)
+
+
 def tables(database: Database) -> set[str]:
     kept = "sqlite_schema WHERE type = 'table'" if database.name == "sqlite" else "pg_tables"
     column = "name" if database.name == "sqlite" else "tablename"
@@ -149,8 +159,7 @@ def test_parts_that_are_too_old_are_removed_whole(make: Callable[..., Store], da
     store.add([row(n, n, at=now - 2 * DAY_MS) for n in range(1, 2 * PART + 1)])
     store.add([row(n, n, at=now - 2 * DAY_MS if n < 150 else now) for n in range(101, 201)])
     assert written(store)
-    store._next_prune = 0.0
-    until(lambda: tables(database) == {"history_101", "history_151"})
+    prune_until(store, lambda: tables(database) == {"history_101", "history_151"})
     assert parts(database) == [101, 151]
     assert [r["id"] for r in store.recent_history(1000)] == list(range(101, 201)), "one of its rows is young"
     assert store.history_of(7) == []
@@ -165,8 +174,7 @@ def test_all_of_it_is_removed_when_all_is_too_old_and_numbers_go_on(
     store = make(keep_days=1)
     store.add([row(n, n, at=old) for n in range(1, 11)])
     assert written(store)
-    store._next_prune = 0.0
-    until(lambda: tables(database) == {"history_11"})
+    prune_until(store, lambda: tables(database) == {"history_11"})
     assert store.recent_history() == []
     store.close()
     store = make(keep_days=1)
@@ -181,8 +189,7 @@ def test_history_over_its_bytes_is_removed_and_it_is_said(
     store = make(keep_bytes=4 * PART * module.ROW_BYTES)
     store.add([row(n, n) for n in range(1, 10 * PART + 1)])
     assert written(store)
-    store._next_prune = 0.0
-    until(lambda: store.status.kept_history <= 4 * PART)
+    prune_until(store, lambda: store.status.kept_history <= 4 * PART)
     assert parts(database)[0] == 6 * PART + 1
     assert [said for said in caplog.messages if "younger than [history] keep_days" in said] == [
         "history: what is younger than [history] keep_days is removed: it is over keep_bytes, 200 rows"
@@ -203,8 +210,7 @@ def test_a_large_part_of_an_earlier_version_is_removed_some_rows_at_a_time(
     store, removed = make(keep_days=1), []
     sa.event.listen(store._writer_engine, "before_cursor_execute",
                     lambda *args: removed.append(args[2]) if "DELETE FROM history_1" in args[2] else None)  # fmt: skip
-    store._next_prune = 0.0
-    until(lambda: tables(database) == {f"history_{10 * PART}"})
+    prune_until(store, lambda: tables(database) == {f"history_{10 * PART}"})
     assert len(removed) == 10
 
 
@@ -253,8 +259,7 @@ def test_a_part_that_is_removed_while_it_is_read_is_left_out(make: Callable[...,
     assert written(store)
     seen = store._history.see(None, 1000)
     store._history._keep_rows = PART + 10
-    store._next_prune = 0.0
-    until(lambda: tables(database) == {"history_51", "history_101"})
+    prune_until(store, lambda: tables(database) == {"history_51", "history_101"})
     with store._reading() as connection:
         found = store._history.rows(connection, seen, None, 1000)
     assert [one["seq"] for one in found] == list(range(110, 50, -1))
