@@ -341,16 +341,19 @@ def many(count: int, values: int) -> RuleSet:
     )
 
 
-def test_ten_thousand_networks_are_compiled_soon_enough() -> None:
+def test_ten_thousand_networks_take_little_more_each_than_a_thousand() -> None:
+    """Of a processor's time, whose speed is not asked: 0.25 s (docs/architecture.md)."""
     config = parse(CONFIG.partition('[[service]]\nname = "six"')[0] + "".join(
         f'[[service]]\nname = "s{n}"\nlisten = "10.0.0.1:{n}"\nserver = "10.0.0.9:{n}"\n' for n in (80, 81)
     ))  # fmt: skip
-    rules = many(10_000, 200)
-    began = time.process_time()
-    compiled = compile_rules(rules, services_of(config), config)
-    took = time.process_time() - began
-    assert (len(compiled.entries), len(compiled.policies)) == (40_000, 800)
-    assert took < 2.0
+    took: dict[int, float] = {}
+    for networks in (1000, 10_000):
+        rules = many(networks, 200)
+        began = time.process_time()
+        compiled = compile_rules(rules, services_of(config), config)
+        took[networks] = time.process_time() - began
+        assert (len(compiled.entries), len(compiled.policies)) == (4 * networks, 800)
+    assert took[10_000] < 3 * 10 * took[1000]
 
 
 @pytest.mark.parametrize(
