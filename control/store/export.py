@@ -113,7 +113,8 @@ class Export:
                     self._write_runs(connection)
                     return done
             except SQLAlchemyError as error:
-                raise StoreError(f"cannot read the history: {reason(error)}") from error
+                whose = parse_url(url).render_as_string(hide_password=True)
+                raise StoreError(f"cannot read the history in {whose}: {reason(error)}") from error
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -285,7 +285,7 @@ def test_the_command_says_what_is_wrong(sqlite: Sqlite, tmp_path: Path) -> None:
                       'server = "127.0.0.1:81"\n')  # fmt: skip
     done = run(tmp_path / "out", "-c", config)
     assert done.exit_code == 1
-    assert "cannot read the history: unable to open database file" in done.output
+    assert f"cannot read the history in sqlite:///{sqlite.file}: unable to open database file" in done.output
     assert "whose history? Name the daemon's configuration" in run(tmp_path / "out").output
     assert "noon is no time; write 2026-11-25" in run(tmp_path / "out", "-c", config, "--from", "noon").output
     assert run(tmp_path / "nowhere", "--check").output == f"Error: {tmp_path}/nowhere has no export\n"

@@ -19,6 +19,7 @@ from control.store import statements
 from control.store import store as store_module
 from control.store.history import History
 from control.store.schema import HISTORY
+from control.store.statements import history_values
 from control.store.store import Store
 from tests.databases import Database, Sqlite, written
 from tests.unit.fake_engine import key
@@ -140,6 +141,19 @@ def test_a_transaction_that_fails_while_a_part_ends_leaves_each_row_once(
     assert [(r["seq"], r["id"]) for r in store.recent_history(1000)] == [(n, n) for n in range(1, 3 * PART)]
     assert parts(database) == [1, PART + 1, 2 * PART + 1]
     assert [r["seq"] for r in store.history_of(2 * PART + 5)] == [2 * PART + 5]
+
+
+def test_what_was_not_committed_is_forgotten(
+    make: Callable[..., Store], database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = make()
+    with store._writer_engine.connect() as connection:  # which ends without a commit
+        store._history.write(connection, history_values(connection, [row(n, n) for n in range(1, PART + 5)]))
+        connection.rollback()
+    store.add([row(7, 7)])
+    assert written(store)
+    assert [(r["seq"], r["id"]) for r in store.recent_history()] == [(1, 7)]
+    assert (parts(database), caplog.messages) == ([1], [])
 
 
 def test_a_part_ends_with_its_day(make: Callable[..., Store], database: Database) -> None:
