@@ -21,7 +21,8 @@ WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-sign-compare", "-
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`sources` are relative to a checkout; `max_length` is the longest input, bytes.
+    """`sources` are relative to a checkout; `max_length` is the longest input, bytes; `runs`: the inputs of a short run,
+    some 4 s of one processor.
 
     `optimise`: the XDP program's unrolled loops, with every check of UndefinedBehaviorSanitizer in them, keep clang 14
     busy for more than ten minutes when it optimises.
@@ -30,6 +31,7 @@ class Target:
     name: str
     sources: tuple[str, ...]
     max_length: int
+    runs: int
     libraries: tuple[str, ...] = ()
     optimise: str = "-O1"
 
@@ -39,11 +41,11 @@ _TABLE = tuple(
 )
 _WORLD = ("tests/fuzz/world.c", "tests/fuzz/host/kernel.c", *_TABLE)
 _ALL = (
-    Target("xdp", ("tests/fuzz/fuzz_xdp.c", "cext/socket/segment.c", *_WORLD), 512, optimise="-O0"),
-    Target("tc", ("tests/fuzz/fuzz_tc.c", *_WORLD), 512),
-    Target("segment", ("tests/fuzz/fuzz_segment.c", "cext/socket/segment.c", *_WORLD), 256),
-    Target("inband", ("tests/fuzz/fuzz_inband.c", "cext/inband/inband.c"), 2048, ("-lz",)),
-    Target("proxy", ("tests/fuzz/fuzz_proxy.c", "cext/socket/proxy_header.c", *_TABLE), 64),
+    Target("xdp", ("tests/fuzz/fuzz_xdp.c", "cext/socket/segment.c", *_WORLD), 512, 4_000, optimise="-O0"),
+    Target("tc", ("tests/fuzz/fuzz_tc.c", *_WORLD), 512, 16_000),
+    Target("segment", ("tests/fuzz/fuzz_segment.c", "cext/socket/segment.c", *_WORLD), 256, 60_000),
+    Target("inband", ("tests/fuzz/fuzz_inband.c", "cext/inband/inband.c"), 2048, 80_000, ("-lz",)),
+    Target("proxy", ("tests/fuzz/fuzz_proxy.c", "cext/socket/proxy_header.c", *_TABLE), 64, 1_000_000),
 )
 TARGETS = {target.name: target for target in _ALL}
 
@@ -63,7 +65,9 @@ class Finding:
         )
 
 
-def build(target: Target, out: Path, root: Path = ROOT, *, in_order: bool = True) -> Path:
+def build(
+    target: Target, out: Path, root: Path = ROOT, *, in_order: bool = True, optimise: str | None = None
+) -> Path:
     """Compile a target from the checkout at `root` into the directory `out`; the executable's path.
 
     in_order: the programs of ebpf/ are those for a processor that keeps loads in order (x86); else those for others.
@@ -73,7 +77,7 @@ def build(target: Target, out: Path, root: Path = ROOT, *, in_order: bool = True
         "clang",
         "-std=gnu11",
         "-g",
-        target.optimise,
+        optimise or target.optimise,
         *(["-DROOST_LOADS_IN_ORDER"] if in_order else []),
         *SANITIZERS,
         *(WARNINGS if root == ROOT else ("-w",)),  # a planted bug may leave a variable unused
@@ -95,7 +99,9 @@ def _said(log: str) -> str:
     return "\n".join(lines[first : first + 20])
 
 
-def run(executable: Path, target: Target, work: Path, *, seconds: float, runs: int = -1) -> tuple[Finding | None, str]:
+def run(
+    executable: Path, target: Target, work: Path, *, seconds: float | None = None, runs: int = -1
+) -> tuple[Finding | None, str]:
     """Fuzz for `seconds`, or for as many inputs as `runs` says: from the seeds and from what `work/corpus` has kept.
 
     Returns the first finding, and libFuzzer's log. Raises RuntimeError when the target could not run at all.
@@ -105,8 +111,9 @@ def run(executable: Path, target: Target, work: Path, *, seconds: float, runs: i
         directory.mkdir(parents=True, exist_ok=True)
     for name, data in SEEDS[target.name].items():
         (seeds / name).write_bytes(data)
-    command = [str(executable), f"-max_total_time={max(1, round(seconds))}", f"-runs={runs}", "-print_final_stats=1"]
-    command += [f"-max_len={target.max_length}", "-timeout=10", f"-artifact_prefix={findings}/", "-reload=0"]
+    command = [str(executable), f"-runs={runs}", "-print_final_stats=1"]
+    command += [] if seconds is None else [f"-max_total_time={max(1, round(seconds))}"]
+    command += [f"-max_len={target.max_length}", "-timeout=60", f"-artifact_prefix={findings}/", "-reload=0"]
     environment = {**os.environ, "ASAN_OPTIONS": "abort_on_error=0:symbolize=1:detect_leaks=1"}
     done = subprocess.run(
         [*command, str(corpus), str(seeds)],
