@@ -21,8 +21,8 @@ WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-sign-compare", "-
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`sources` are relative to a checkout; `max_length` is the longest input, bytes; `runs`: the inputs of a short run,
-    some 4 s of one processor.
+    """`sources` are relative to a checkout; `max_length` is the longest input, bytes; `runs`: the inputs of a short
+    run, some 4 s of one processor.
 
     `optimise`: the XDP program's unrolled loops, with every check of UndefinedBehaviorSanitizer in them, keep clang 14
     busy for more than ten minutes when it optimises.
@@ -65,9 +65,7 @@ class Finding:
         )
 
 
-def build(
-    target: Target, out: Path, root: Path = ROOT, *, in_order: bool = True, optimise: str | None = None
-) -> Path:
+def build(target: Target, out: Path, root: Path = ROOT, *, in_order: bool = True, optimise: str | None = None) -> Path:
     """Compile a target from the checkout at `root` into the directory `out`; the executable's path.
 
     in_order: the programs of ebpf/ are those for a processor that keeps loads in order (x86); else those for others.

@@ -27,7 +27,16 @@ from typing import Final
 from tests.mutants import ROOT
 
 SANITIZERS: Final = ("-fsanitize=address,undefined", "-fno-sanitize=alignment", "-fno-sanitize-recover=all")
-FLAGS: Final = ("-O0", "-fno-lto", "-g", "-fPIC", "-std=gnu11", "-fno-omit-frame-pointer", "--coverage", "-fprofile-update=atomic")
+FLAGS: Final = (
+    "-O0",
+    "-fno-lto",
+    "-g",
+    "-fPIC",
+    "-std=gnu11",
+    "-fno-omit-frame-pointer",
+    "--coverage",
+    "-fprofile-update=atomic",
+)
 EXTENSIONS: Final = {"cext._engine": "cext/build_engine.py", "tests.inner._inner": "tests/inner/build_inner.py"}
 COMPILER: Final = "gcc"  # ./roost builds with it; its sanitizers need no symbolizer
 OURS: Final = re.compile(r"\b(cext|ebpf)/[\w/]*(?<!/_engine)\.[ch]:")
