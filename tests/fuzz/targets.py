@@ -65,7 +65,7 @@ class Finding:
         )
 
 
-def build(target: Target, out: Path, root: Path = ROOT, *, in_order: bool = True, optimise: str | None = None) -> Path:
+def build(target: Target, out: Path, root: Path = ROOT, *, in_order: bool = True) -> Path:
     """Compile a target from the checkout at `root` into the directory `out`; the executable's path.
 
     in_order: the programs of ebpf/ are those for a processor that keeps loads in order (x86); else those for others.
@@ -75,7 +75,7 @@ def build(target: Target, out: Path, root: Path = ROOT, *, in_order: bool = True
         "clang",
         "-std=gnu11",
         "-g",
-        optimise or target.optimise,
+        target.optimise,
         *(["-DROOST_LOADS_IN_ORDER"] if in_order else []),
         *SANITIZERS,
         *(WARNINGS if root == ROOT else ("-w",)),  # a planted bug may leave a variable unused
