@@ -48,7 +48,7 @@ def command(
       roost export /srv/roost --check
     """
     try:
-        from control.store.export import Export, ExportError
+        from control.export.export import Export, ExportError
     except ImportError as error:
         raise click.ClickException(f"an export needs pyarrow ({error}): pip install pyarrow") from None
     from control.config import load

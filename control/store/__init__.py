@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The database: sleeping records, the history of transitions, the numbers of services; the export."""
+"""The database: sleeping records, the history of transitions, the numbers of services."""

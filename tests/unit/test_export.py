@@ -24,10 +24,11 @@ from click.testing import CliRunner, Result
 from appliance.wire import Key
 from control.cli.export import command
 from control.core.states import Cause, State
-from control.store import export as module
-from control.store import export_rows, history
-from control.store.export import Export, ExportError
-from control.store.export_rows import SCHEMA
+from control.export import export as module
+from control.export import rows as export_rows
+from control.export.export import Export, ExportError
+from control.export.rows import SCHEMA
+from control.store import history
 from control.store.schema import HISTORY
 from control.store.store import Store
 from tests.databases import Database, Sqlite, written
@@ -149,7 +150,7 @@ def test_an_export_that_is_killed_again_and_again_has_each_row_once(sqlite: Sqli
     config = tmp_path / "roost.toml"
     config.write_text(f'[paths]\ndatabase = "{sqlite.file}"\n[[service]]\nname = "web"\nlisten = "127.0.0.1:80"\n'
                       'server = "127.0.0.1:81"\n')  # fmt: skip
-    code = ("import sys; from control.store import export_rows as rows; rows.CHUNK_ROWS = 200; rows.BATCH_ROWS = 70\n"
+    code = ("import sys; from control.export import rows; rows.CHUNK_ROWS = 200; rows.BATCH_ROWS = 70\n"
             "from control.cli.export import command; command(sys.argv[1:])")  # fmt: skip
     argv = [sys.executable, "-c", code, str(tmp_path / "out"), "-c", str(config)]
     kills = 0

@@ -163,7 +163,7 @@ def test_doctor_and_a_check_of_the_configuration_load_no_engine(config: Path) ->
         "from control.config.reference import with_keys; with_keys(open('docs/configuration.md').read())",
         "from control.store.reading import Reader",
         "from control.store.store import Store",
-        "from control.store.export import Export",
+        "from control.export.export import Export",
         "from control.core import states",
         "from control.dev import lint",
     ],

@@ -31,8 +31,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from control.export.rows import RUNS, VERSION, Names, Times, chunks_after, row_at
 from control.store.database import StoreError, open_engine, parse_url, reason
-from control.store.export_rows import RUNS, VERSION, Names, Times, chunks_after, row_at
 from control.store.schema import REVISION, revisions, runs
 
 HOUR_MS: Final = 3_600_000
