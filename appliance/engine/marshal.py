@@ -14,6 +14,7 @@ from appliance.wire import (
     OVERRIDES,
     REST,
     ROW,
+    SERVED,
     SERVERS_MAX,
     Event,
     Record,
@@ -33,6 +34,7 @@ def _check_sizes() -> None:
         (REST, "roost_rest", 0),
         (ROW, "roost_row", 0),
         (OVERRIDES, "roost_overrides", 0),
+        (SERVED, "roost_served", -KEY.size),
     ):
         size = ffi.sizeof(f"struct {name}") + more
         if form.size != size:
@@ -56,8 +58,9 @@ def _event_struct() -> struct.Struct:
     }
     if (offset["error"], offset["count"], offset["id"], offset["gap_ms"]) != (8, 12, 16, 56):
         raise EngineError("struct roost_event has an unknown layout: rebuild the extension")
-    # The union: the name and the overrides begin where the keep-alive's part of a record does.
-    after_key = {ffi.offsetof("struct roost_asked", "name"), ffi.offsetof("struct roost_overridden", "overrides")}
+    # The union: what is behind a key begins where the keep-alive's part of a record does.
+    firsts = {"asked": "name", "overridden": "overrides", "served": "server"}
+    after_key = {ffi.offsetof(f"struct roost_{name}", first) for name, first in firsts.items()}
     if after_key != {ffi.offsetof("struct roost_record", "ka")}:
         raise EngineError("struct roost_event has an unknown union: rebuild the extension")
     record = offset["record"]

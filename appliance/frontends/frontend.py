@@ -59,7 +59,8 @@ CHUNK: Final = 4096
 class Attacher(Protocol):
     """What the front end needs of the control plane."""
 
-    async def attach(self, target: Target, sock: socket.socket, preamble: bytes, early: bytes, timeout_s: float) -> int:
+    async def attach(self, target: Target, sock: socket.socket, preamble: bytes, early: bytes, timeout_s: float,
+                     protocol: str) -> int:  # fmt: skip
         """Link the server's socket to the client, waking it; 0 or an errno of handshake.ANSWERS: ENOENT no client has
         this address or name, ENOTCONN the client of the name is away, ELOOP the target is the appliance itself. The
         socket stays the caller's, who closes it afterwards: what is to last needs a descriptor of its own."""
@@ -101,6 +102,8 @@ class _Call:
         self.server = server
         self.overloaded = overloaded
         self.handshake: Handshake | None = None
+        self.protocol = ""
+        """One of Settings.protocols."""
 
     async def negotiate(self, settings: Settings) -> Request | Refusal:
         """What the server wants, or why it cannot be had. Raises OSError when it went away."""
@@ -108,7 +111,7 @@ class _Call:
         data = await loop.sock_recv(self.server, CHUNK)
         if not data:
             return ENDED
-        protocol = "socks5" if data[0] == VERSION else "connect"
+        protocol = self.protocol = "socks5" if data[0] == VERSION else "connect"
         password = settings.users is not None
         handshake: Handshake = Socks5Handshake(password) if protocol == "socks5" else ConnectHandshake(password)
         self.handshake = handshake
@@ -232,6 +235,6 @@ class Frontend:
         assert call.handshake is not None, "it has asked for something"
         # On success it is closed without a shutdown, which the engine, with its own descriptor, does not notice.
         error = await self._attacher.attach(
-            asked.target, call.server, call.handshake.preamble, asked.early, self._settings.timeout_s
+            asked.target, call.server, call.handshake.preamble, asked.early, self._settings.timeout_s, call.protocol
         )
         return refusal_for(error) if error else None

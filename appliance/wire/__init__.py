@@ -9,9 +9,11 @@ from __future__ import annotations
 from appliance.wire.addresses import ServerAddress, endpoint_text, pack_address, unpack_address
 from appliance.wire.messages import (
     CANDIDATE,
+    NO_FIRST_BYTE,
     OVERRIDES,
     OVERRIDES_BYTES,
     ROW,
+    SERVED,
     Command,
     Event,
     EventType,
@@ -19,6 +21,7 @@ from appliance.wire.messages import (
     Obstacles,
     Op,
     Own,
+    Served,
     Verb,
     transitions,
 )

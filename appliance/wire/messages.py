@@ -24,6 +24,11 @@ OVERRIDES: Final = struct.Struct("=3IIBBBx")
 
 OVERRIDES_BYTES: Final = OVERRIDES.size
 
+SERVED: Final = struct.Struct("=16sHHI")
+"""struct roost_served behind its key: server, server_port, service, first_ms."""
+
+NO_FIRST_BYTE: Final = 2**32 - 1
+
 CANDIDATE: Final = 0x80
 """ROOST_CANDIDATE, of Engine.states: the connection may be asleep without a slot."""
 
@@ -67,6 +72,7 @@ class EventType(IntEnum):
     ILLEGAL = 14
     NOT_GROWN = 15
     LINK = 16
+    SERVED = 17
 
 
 class Verb(IntEnum):
@@ -117,6 +123,16 @@ class Own(NamedTuple):
 
     in_band: Mapping[str, int] = MappingProxyType({})
     by_command: Mapping[str, int] = MappingProxyType({})
+
+
+class Served(NamedTuple):
+    """A server that wanted a client (struct roost_served): its packed address and port, where it came through a door,
+    and how long after it had asked, in ms, the client's first byte came; None: there was none."""
+
+    server: bytes
+    port: int
+    service: int
+    first_ms: int | None
 
 
 @dataclass(slots=True)
@@ -171,6 +187,12 @@ class Event(NamedTuple):
     def name(self) -> str:
         """Of IN_BAND: the name that an end asks for, "" with another verb."""
         return (self.record.ka + self.record.rest).split(b"\0", 1)[0].decode("ascii")
+
+    @property
+    def served(self) -> Served:
+        """Of SERVED."""
+        server, port, service, first_ms = SERVED.unpack_from(self.record.ka)
+        return Served(server, port, service, None if first_ms == NO_FIRST_BYTE else first_ms)
 
     @property
     def overrides(self) -> bytes:

@@ -90,7 +90,8 @@ void roost_mailbox_destroy(struct roost_mailbox *m) {
 /* True if it may be gathered with others: it reports what has happened, or that a connection is quiet or due. */
 static bool can_wait(const struct roost_event *event) {
     return (event->type == ROOST_EV_TRANSITION && !event->token) || event->type == ROOST_EV_QUIET ||
-           event->type == ROOST_EV_SLEEP_DUE || event->type == ROOST_EV_OVERRIDES || event->type == ROOST_EV_ROWS;
+           event->type == ROOST_EV_SLEEP_DUE || event->type == ROOST_EV_OVERRIDES || event->type == ROOST_EV_ROWS ||
+           event->type == ROOST_EV_SERVED;
 }
 
 void roost_mailbox_post(struct roost_mailbox *m, const struct roost_event *event) {

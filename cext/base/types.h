@@ -94,8 +94,12 @@ enum roost_event_type {
     ROOST_EV_NOT_GROWN = 15, /* count: 4, 6: the table of that IP version, 0: the rest slots; error (errno): they are
                              nearly full and could not grow; it is tried again. EFBIG: no table is larger; ENOBUFS: as
                              much memory as must stay available would not */
-    ROOST_EV_LINK = 16 /* key, id: a link of a service `by_daemon`; count: the descriptor of its other end, the taker's
+    ROOST_EV_LINK = 16, /* key, id: a link of a service `by_daemon`; count: the descriptor of its other end, the taker's
                              from then on */
+    ROOST_EV_SERVED = 17 /* served, id, token, at_ms when it asked, count ms until the answer: a server that wanted a
+                             client. It was linked, to one that was in this state (from) until then, and the client's
+                             first byte has come, or the link has ended without; or it came through a door and was
+                             refused: error (errno) */
 };
 
 /* Verbs of in-band requests (docs/in-band.md). */
@@ -249,6 +253,14 @@ struct roost_overridden {
     struct roost_overrides overrides;
 };
 
+struct roost_served {
+    struct roost_key key; /* of a server that was refused at a door: the client's address and port alone, perhaps */
+    uint8_t server[16];   /* that came through a door; else zeros */
+    uint16_t server_port;
+    uint16_t service;  /* 0: not known */
+    uint32_t first_ms; /* from being asked to the client's first byte; UINT32_MAX: there was none */
+};
+
 struct roost_event {
     uint8_t type;
     uint8_t from_state;
@@ -267,6 +279,7 @@ struct roost_event {
         struct roost_record record; /* key always; ka and rest where the type says so */
         struct roost_asked asked;
         struct roost_overridden overridden;
+        struct roost_served served;
     };
 };
 

@@ -98,6 +98,7 @@ struct roost_conn *roost_conn_new(struct roost_engine *e, const struct roost_key
 }
 
 void roost_conn_forget(struct roost_engine *e, struct roost_conn *c) {
+    roost_waiting_served(e, c, false);
     roost_hash_drop(&e->by_id, roost_hash_of_number(c->id), c);
     roost_hash_drop(&e->by_key, hash_of_key(e, &c->key), c);
     roost_listings_asleep(e, &c->key);
@@ -204,8 +205,10 @@ void roost_conn_refuse_server(struct roost_engine *e, struct roost_conn *c, int 
 
 void roost_conn_count(struct roost_engine *e, struct roost_conn *c, bool to_server, uint64_t bytes) {
     c->asked = to_server;
-    if (to_server)
+    if (to_server) {
         c->silent_ms = 0;
+        roost_waiting_served(e, c, true);
+    }
     *(to_server ? &c->rx : &c->tx) += bytes;
     e->stat[to_server ? ROOST_E_BYTES_IN : ROOST_E_BYTES_OUT] += bytes;
 }

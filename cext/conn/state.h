@@ -135,6 +135,7 @@ struct roost_conn {
     struct roost_held *held, **held_tail;
     uint32_t held_frames;
     struct roost_waiting *server_waits; /* until the connection is awake, or unlinked from another; NULL: none */
+    struct roost_waiting *served;       /* it is linked to; NULL: to none that has asked, or that was told already */
     uint16_t service;
     uint8_t place; /* of the server in the service's pool, counted from 1; 0: linked to none of them */
     uint8_t state; /* enum roost_state as told to the control plane */

@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include "cext/base/address.h"
@@ -64,15 +65,17 @@ static int give(struct roost_engine *e, struct roost_waiting *w, uint32_t *wait_
 /* The key of the client whose address a server connected to. 0 or an errno. */
 static int find_client(struct roost_engine *e, struct roost_waiting *w) {
     struct roost_key *key = &w->command.record.key;
-    uint8_t server[16], byte;
-    uint16_t server_port;
+    uint16_t port_be;
+    uint8_t byte;
     int error = roost_address_of_socket(w->command.fd, key->client, &key->client_port);
     if (error)
         return -error;
-    if (roost_address_of_peer(w->command.fd, server, &server_port) ||
-        !recv(w->command.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT))
-        return ENOTCONN; /* it has gone, or ended before it began */
-    return roost_find_by_address(e, key, server);
+    if (roost_address_of_peer(w->command.fd, w->server.address, &port_be))
+        return ENOTCONN; /* it has gone */
+    w->server.port = ntohs(port_be);
+    if (!recv(w->command.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT))
+        return ENOTCONN; /* it ended before it began */
+    return roost_find_by_address(e, key, w->server.address);
 }
 
 static int attempt(struct roost_engine *e, struct roost_waiting *w, uint32_t *wait_ms) {

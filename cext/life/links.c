@@ -235,6 +235,7 @@ void roost_link_abandon(struct roost_engine *e, struct roost_conn *c) {
     leave_server(e, c);
     c->link = ROOST_UNLINKED;
     c->retry_ms = 0;
+    roost_waiting_served(e, c, false);
 }
 
 void roost_link_resumed(struct roost_engine *e, struct roost_conn *c) {
@@ -313,7 +314,7 @@ void roost_link_attach(struct roost_engine *e, struct roost_conn *c) {
     roost_conn_touch(e, c);
     c->token = command->token;
     c->server_waits = NULL;
-    roost_waiting_free(w);
+    roost_waiting_linked(e, c, w);
     roost_conn_transition(e, c, ROOST_ST_ACTIVE, ROOST_C_SERVER_ATTACH);
 }
 

@@ -148,6 +148,10 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     def recent(limit: Annotated[int, Query(ge=0, le=100_000)] = 100) -> list[dict[str, Any]]:
         return operations.view.recent(limit)
 
+    @app.get("/v1/attaches")
+    def attaches(limit: Annotated[int, Query(ge=0, le=10_000)] = 100, failed: bool = False) -> list[dict[str, Any]]:
+        return operations.view.attaches(limit, failed)
+
     @app.get("/v1/events")
     async def events(last: Annotated[int, Query(ge=0, le=10_000)] = 0) -> StreamingResponse:
         past = await asyncio.to_thread(operations.view.recent, last) if last else []

@@ -143,6 +143,8 @@ RISING: Final = (
     ("accept_paused", "descriptors", "{count:,} times no new client was taken for want of them", DESCRIPTORS),
     ("events_lost", "history", "{count:,} events of the engine found no memory", "add memory"),
     ("dropped_history", "history", "{count:,} transitions were not written", "see that the database keeps up"),
+    ("dropped_attaches", "the record of attaches", "{count:,} rows were not written",
+     "see that the database keeps up"),
     ("lost_records", "the database", "{count:,} connections were closed when they were to wake: it had no row of them",
      "was it replaced, or is another daemon writing it?"),
     ("rescued", "the database", "{count:,} times its file was gone under the daemon; all of it is in a new one",
@@ -168,5 +170,5 @@ def attention(status: Mapping[str, Any], before: Counts) -> list[dict[str, str]]
 
 def counters(status: Mapping[str, Any]) -> dict[str, int]:
     """All that counts up in a status."""
-    of_store = {name: status["store"][name] for name in ("dropped_history", "rescued")}
+    of_store = {name: status["store"][name] for name in ("dropped_history", "dropped_attaches", "rescued")}
     return {**status["counters"], **status["control"], **of_store}

@@ -87,6 +87,7 @@ class Status:
                 "pending_sleep": store.pending_sleep,
                 "pending_history": store.pending_history,
                 "dropped_history": store.dropped_history,
+                "dropped_attaches": store.dropped_attaches,
                 "written_history": store.written_history,
                 "kept_history": store.kept_history,
                 "rescued": store.rescued,

@@ -29,6 +29,7 @@ OPERATOR = {
     "agents": "The clients that agents speak for.",
     "dialled": "The clients that were dialled in vain.",
     "events": "The transitions, as they happened and as they happen.",
+    "attaches": "The servers that asked for a client, and what became of it.",
     "export": "The history of transitions as Parquet.",
     "unpin": "Let every sleeping connection go and detach from the interfaces.",
     "doctor": "What this machine must offer, present or missing, with the fix.",

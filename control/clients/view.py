@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from errno import errorcode
 from typing import Any, Final
 
+from appliance.frontends.handshake import refusal_for
 from appliance.wire import KA, REST, Event, Key, Sought, pack_address
 from control.clients.locate import Locator
 from control.clients.registry import Registry, RegistryError
@@ -17,6 +19,7 @@ from control.core.errors import OperationError
 from control.core.ports import EnginePort
 from control.core.states import INACTIVE, Cause, State
 from control.store import records
+from control.store.attaches import Attach
 from control.store.reading import SleepingRow
 from control.store.store import Store
 
@@ -66,15 +69,17 @@ EVERYTHING: Final = Wanted()
 
 
 class View:
-    """services: by number, as the daemon keeps them. Everything may block for as long as engine and database take."""
+    """services: by number, as the daemon keeps them. linked: the servers that wait for a first byte, which have no row
+    yet. Everything may block for as long as engine and database take."""
 
     def __init__(self, engine: EnginePort, store: Store, names: Registry, services: Mapping[int, Service],
-                 locator: Locator) -> None:  # fmt: skip
+                 locator: Locator, linked: Callable[[], Sequence[Attach]] = list) -> None:  # fmt: skip
         self._engine = engine
         self._store = store
         self._names = names
         self._services = services
         self._locator = locator
+        self._linked = linked
 
     def service_name(self, index: int) -> str:
         """Of a service that is configured; else its number, ``#7``."""
@@ -251,6 +256,32 @@ class View:
     def recent(self, limit: int) -> list[dict[str, Any]]:
         """The last transitions in the history, oldest first."""
         return [self.transition_row(row) for row in self._store.recent_history(limit)]
+
+    def attaches(self, limit: int, failed: bool) -> list[dict[str, Any]]:
+        """The last servers that asked for a client, those that asked first before the others. failed: those that were
+        refused."""
+        rows = self._store.recent_attaches(limit, failed)
+        if not failed:
+            rows += self._linked()
+        rows.sort(key=lambda row: row.at)
+        return [self._attach_row(row) for row in rows[max(len(rows) - limit, 0) :]]
+
+    def _attach_row(self, row: Attach) -> dict[str, Any]:
+        return {
+            "at_ms": row.at,
+            "way": row.way,
+            "server": row.server,
+            "target": row.target,
+            "step": row.step or None,
+            "id": row.id or None,
+            "client": row.client or None,
+            "service": self.service_name(row.service) if row.service else None,
+            "found": State(row.found).label if row.found else None,
+            "error": errorcode.get(row.error, str(row.error)) if row.error else None,
+            "reason": refusal_for(row.error).reason if row.error else None,
+            "answer_ms": row.answer_ms,
+            "first_ms": row.first_ms,
+        }
 
     def transition_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A row of history as people and programs read it."""

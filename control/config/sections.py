@@ -380,13 +380,14 @@ class Pressure(Section):
 
 
 class History(Section):
-    """The history of transitions, and the writing of the store."""
+    """The history of transitions, the record of attaches, and the writing of the store."""
 
     keep_days: float = Field(
         30.0,
         ge=0,
         le=36500,
-        description="a table of history is removed once its youngest row is older than this; 0 = never",
+        description="a table of history is removed once its youngest row is older than this, and a row of attaches "
+        "once it is; 0 = never",
     )
     keep_bytes: int = Field(
         10_000_000_000,

@@ -162,6 +162,7 @@ class Daemon:
         locator = Locator(engine, store, names, services.by_number, config.attach.domain, config.attach.listen)
         reach = Reach(config, engine, dispatcher, store, names, services.by_number, services.policies, locator, tls)
         dispatcher.handle(EventType.LINK, reach.links.linked)
+        dispatcher.handle(EventType.SERVED, reach.attaches.served)
         reach.dialled.load()
         span = (0, 0) if store.status.error else store.begin_run()
         store.start()
@@ -187,7 +188,7 @@ class Daemon:
                         monitor.status, facts)  # fmt: skip
         operations = Operations(
             status=status,
-            view=View(engine, store, names, services.by_number, locator),
+            view=View(engine, store, names, services.by_number, locator, reach.attaches.waiting),
             explainer=Explainer(engine, store, services.by_number, locator, health.rows, status.attention, facts),
             naming=Naming(store, names, locator, config.attach.domain),
             moving=Moving(engine, store, dispatcher, locator),
@@ -208,6 +209,7 @@ class Daemon:
             dispatcher.stop()
             dispatching.join(5)
             dispatcher.drain()
+            reach.attaches.close()
             requests.stop()
             store.close()
         return self._ended(max(dispatcher.states[State.IDLE] + dispatcher.states[State.SLEEP], 0))

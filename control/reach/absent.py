@@ -46,6 +46,7 @@ class Absent:
             except OSError as why:
                 return why.errno or EIO
             if outcome == 0:
+                server.step = step
                 return 0
             error = error if outcome is None else outcome
         return error

@@ -5,18 +5,31 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
+from errno import ECANCELED
 
 
 @dataclass(slots=True)
 class AttachRequest:
     """sock: its socket, not blocking; its owner closes it when an answer is found. preamble: what it is told before the
     client's first byte. early: its bytes for the client that came with the request. timeout_s: how long the client may
-    take to wake."""
+    take to wake. What is found on the way is noted here for the record of it (attaches.py)."""
 
     sock: socket.socket
     preamble: bytes
     early: bytes
     timeout_s: float
+    step: str = ""
+    """Of [absent], by which the client came."""
+    key: bytes = b""
+    """Of the connection that was tried last, packed."""
+    id: int = 0
+    service: int = 0
+    token: int = 0
+    """Of the engine's command that linked it; 0: the daemon linked it by itself."""
+    spoken: bool = False
+    """The client had said something already."""
+    error: int = ECANCELED
+    """What the server is told; 0: it has its client. ECANCELED: the daemon ended, or failed, before it was known."""
 
     @property
     def gone(self) -> bool:

@@ -13,6 +13,7 @@ from control.clients.locate import Locator
 from control.config import Policy
 from control.reach.absent import Absent
 from control.reach.attach_request import AttachRequest
+from control.reach.attaches import Attaches
 from control.reach.linker import Linker
 
 SETTLE_S: Final = 2.0
@@ -22,21 +23,31 @@ SETTLE_S: Final = 2.0
 class Attaching:
     """policies: of services, by number, as the daemon keeps them."""
 
-    def __init__(self, locator: Locator, policies: Mapping[int, Policy], linker: Linker, absent: Absent) -> None:
+    def __init__(self, locator: Locator, policies: Mapping[int, Policy], linker: Linker, absent: Absent,
+                 attaches: Attaches) -> None:  # fmt: skip
         self._locator = locator
         self._policies = policies
         self._linker = linker
         self._absent = absent
+        self._attaches = attaches
 
-    async def attach(self, target: Target, sock: socket.socket, preamble: bytes, early: bytes, timeout_s: float) -> int:
+    async def attach(self, target: Target, sock: socket.socket, preamble: bytes, early: bytes, timeout_s: float,
+                     protocol: str) -> int:  # fmt: skip
         """Link a server's socket to a client, waking it; 0 or an errno. The socket stays the caller's."""
         request = AttachRequest(sock, preamble, early, timeout_s)
+        with self._attaches.asked(protocol, target, request):
+            request.error = await self._attach(target, request)
+        return request.error
+
+    async def _attach(self, target: Target, request: AttachRequest) -> int:
+        timeout_s = request.timeout_s
         try:
             candidates = await self._locator.wanted(target)
         except OSError as why:
             return await self._absent.reach(target, why.errno or EIO, request)
         for wanted in candidates:
             policy = self._policies.get(wanted.service)
+            request.service = wanted.service
             may_wait = policy is not None and policy.on_second_server != "refuse"
             # The engine keeps to it, and says so when it is over.
             request.timeout_s = timeout_s + (policy.second_server_wait + SETTLE_S if policy and may_wait else 0.0)

@@ -69,6 +69,7 @@ class Linker:
                 attached = asyncio.ensure_future(self._attach(link.key, server, b"", [end]))
                 await asyncio.wait({rest, attached}, return_when=asyncio.FIRST_COMPLETED)
                 if rest.done():
+                    server.token, server.spoken = 0, bool(rest.result())
                     await asyncio.get_running_loop().sock_sendall(server.sock, server.preamble + rest.result())
                     link.sock.close()
                     await attached
@@ -90,7 +91,9 @@ class Linker:
             count=round(server.timeout_s * 1000),
         )  # fmt: skip
         future = self._dispatcher.command(command, [State.ACTIVE], server.timeout_s, first)
+        server.key, server.token = key.pack(), command.token
         outcome = await asyncio.wrap_future(future)
+        server.id = outcome.id
         if not outcome.error and outcome.state != State.ACTIVE:
             return ECONNRESET  # CLOSED on the way up
         return outcome.error

@@ -16,6 +16,7 @@ from control.reach.absent import Absent
 from control.reach.agent_hello import Settings
 from control.reach.agents import Agents
 from control.reach.arrivals import Arrivals
+from control.reach.attaches import Attaches
 from control.reach.attaching import Attaching
 from control.reach.daemon_links import DaemonLinks
 from control.reach.dialled import Dialled
@@ -67,7 +68,8 @@ class Reach:
             limits = policy.dial_networks, policy.dial_timeout, policy.dial_limit
             self._dialler = Dialler(*limits, self.dialled, locator.addresses.has)
         absent = Absent(policy, locator, self.arrivals, self.linker, self.agents, self._dialler)
-        self.attaching = Attaching(locator, policies, self.linker, absent)
+        self.attaches = Attaches(store)
+        self.attaching = Attaching(locator, policies, self.linker, absent, self.attaches)
 
     def begin(self) -> None:
         """Begin, in the running event loop."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits to be written, in three places, all bounded in memory:
+"""What waits to be written, in four places, all bounded in memory:
 
 ops       key -> what `sleeping` shall say about it: a packed record (upsert) or a number (delete). A dict, so that
           the last word about a 4-tuple replaces the ones before it; never more entries than the table has slots
@@ -7,6 +7,7 @@ rows      of history, packed (schema.HISTORY), in order. Past the bound new rows
 keyed     (table, key) -> the row of that key in a table of schema.KEYED, packed, or None; like ops. While the
           database cannot be written no name is given (clients/registry.py refuses it), and what is set in band
           waits with its connection (clients/in_band_settings.py)
+attaches  rows of that table, in order; bounded like the history
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
+from control.store.attaches import Attach
 from control.store.schema import KA_BYTES, Keyed
 
 ID: Final = struct.Struct("=Q")  # roost_rest.id stands first
+
+ATTACHES_BOUND: Final = 20_000
+"""Rows of attaches that wait, some 700 bytes each."""
 
 
 @dataclass(slots=True)
@@ -29,11 +34,12 @@ class Batch:
     rows: list[bytes] = field(default_factory=list)
     stale: list[tuple[bytes, int]] = field(default_factory=list)
     keyed: dict[Keyed, bytes | None] = field(default_factory=dict)
+    attaches: list[Attach] = field(default_factory=list)
     queued_keyed: int = 0
     settled: bool = False  # it is committed, all of it
 
     def __bool__(self) -> bool:
-        return bool(self.ops or self.rows or self.stale or self.keyed)
+        return bool(self.ops or self.rows or self.stale or self.keyed or self.attaches)
 
 
 class Queues:
@@ -45,7 +51,8 @@ class Queues:
         self.stale: list[tuple[bytes, int]] = []
         self.keyed: dict[Keyed, bytes | None] = {}
         self.rows: deque[bytes] = deque()
-        self.queued_rows = 0  # ever
+        self.attaches: deque[Attach] = deque()
+        self.queued_rows = 0  # of history and attaches, ever
         self.queued_keyed = self.taken_keyed = 0  # likewise, counting each change of such a row
         self.urgent = False  # a caller waits for the commit: a connection that is to sleep, a reader of history
 
@@ -75,6 +82,14 @@ class Queues:
         self.queued_rows += min(len(rows), room)
         return max(len(rows) - room, 0)
 
+    def add_attach(self, row: Attach) -> bool:
+        """Whether there was room for it."""
+        if len(self.attaches) >= ATTACHES_BOUND:
+            return False
+        self.attaches.append(row)
+        self.queued_rows += 1
+        return True
+
     def take(self, size: int) -> Batch:
         """At most so many records and rows of history, and all else."""
         batch = Batch()
@@ -89,7 +104,9 @@ class Queues:
         self.taken_keyed = self.queued_keyed
         for _ in range(min(size, len(self.rows))):
             batch.rows.append(self.rows.popleft())
-        self.urgent = bool(self.ops) or (self.urgent and bool(self.rows))
+        for _ in range(min(size, len(self.attaches))):
+            batch.attaches.append(self.attaches.popleft())
+        self.urgent = bool(self.ops) or (self.urgent and bool(self.rows or self.attaches))
         return batch
 
     def put_back(self, batch: Batch) -> None:
@@ -104,8 +121,9 @@ class Queues:
         self.keyed = batch.keyed | self.keyed
         self.taken_keyed -= batch.queued_keyed
         self.rows.extendleft(reversed(batch.rows))
+        self.attaches.extendleft(reversed(batch.attaches))
 
     @property
     def waiting(self) -> bool:
         """Whether there is anything to write."""
-        return bool(self.ops or self.rows or self.stale or self.keyed)
+        return bool(self.ops or self.rows or self.stale or self.keyed or self.attaches)

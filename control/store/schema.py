@@ -18,7 +18,7 @@ from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Small
 SCHEMA_VERSION: Final = 6
 """What `meta` says, for versions that know no revisions: they leave a database of a number that is not theirs alone."""
 
-REVISION: Final = "0007"
+REVISION: Final = "0008"
 """The last of migrations/versions: what these tables are."""
 
 KEY: Final = struct.Struct("!16s16sHH")
@@ -116,6 +116,25 @@ runs = Table(
     Column("dropped", BigInteger, nullable=False, comment="rows of history that there was no room for"),
 )
 """The daemon's starts and ends."""
+
+attaches = Table(
+    "attaches",
+    metadata,
+    Column("seq", _ROW_NUMBER, primary_key=True, autoincrement=False, comment="from 1 on, without a gap"),
+    Column("at", BigInteger, nullable=False, index=True, comment="when the server asked: wall clock, ms"),
+    Column("way", String(7), nullable=False, comment="by which it asked: connect, socks5 or address (by a router)"),
+    Column("server", String(47), nullable=False, comment="address:port"),
+    Column("target", String(262), nullable=False, comment="what it asked for: address:port, or a name and a port"),
+    Column("step", String(5), nullable=False, comment="of [absent], by which the client came: agent, dial, wait"),
+    Column("id", BigInteger, nullable=False, comment="of the connection; 0: none was found"),
+    Column("client", String(47), nullable=False, comment="address:port; empty: none was found"),
+    Column("service", Integer, nullable=False, comment="by which the client came in; 0: not known"),
+    Column("found", SmallInteger, nullable=False, comment="state of the client until it was linked; 0: it was not"),
+    Column("error", Integer, nullable=False, comment="errno; 0: it was linked"),
+    Column("answer_ms", BigInteger, nullable=False, comment="from being asked to the answer"),
+    Column("first_ms", BigInteger, comment="from being asked to the client's first byte; NULL: there was none"),
+)
+"""What became of each server that asked for a client."""
 
 successors = Table(
     "successors",

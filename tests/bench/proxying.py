@@ -33,7 +33,8 @@ class Attaching:
         self._tokens = count(1)
         self._waiting: dict[int, Future[int]] = {}
 
-    async def attach(self, target: Target, sock: socket.socket, preamble: bytes, early: bytes, timeout_s: float) -> int:
+    async def attach(self, target: Target, sock: socket.socket, preamble: bytes, early: bytes, timeout_s: float,
+                     protocol: str) -> int:  # fmt: skip
         """See appliance.frontends.frontend.Attacher."""
         key = self._clients.get(endpoint(target.host, target.port)) if isinstance(target, Address) else None
         if key is None:

@@ -23,7 +23,7 @@ def answers(box: EngineLab) -> dict[int, list[Answer]]:
     """What came back with each token: a transition, or the refusal of an op with its errno."""
     found: dict[int, list[Answer]] = {}
     for e in box.events:
-        if e.token:
+        if e.token and e.type != EventType.SERVED:
             step = (State(e.from_state), State(e.to_state), Cause(e.cause))
             answer: Answer = (Op(e.op), e.error) if e.type == EventType.REFUSED else step
             found.setdefault(e.token, []).append(answer)

@@ -39,10 +39,13 @@ class FakeAttacher:
     def __init__(self, error: int = 0) -> None:
         self.error = error
         self.calls: list[tuple[Target, bytes, bytes]] = []
+        self.protocols: list[str] = []
         self.server: socket.socket | None = None
 
-    async def attach(self, target: Target, sock: socket.socket, preamble: bytes, early: bytes, timeout_s: float) -> int:
+    async def attach(self, target: Target, sock: socket.socket, preamble: bytes, early: bytes, timeout_s: float,
+                     protocol: str) -> int:  # fmt: skip
         self.calls.append((target, preamble, early))
+        self.protocols.append(protocol)
         await asyncio.sleep(0)
         if not self.error:
             self.server = sock.dup()
@@ -112,6 +115,7 @@ def test_the_socket_goes_to_the_engine_and_stays_open(sent: bytes, before: bytes
 
     run(attacher, work)
     assert attacher.calls == [(CLIENT, preamble, b"hello client")]
+    assert attacher.protocols == ["connect" if preamble.startswith(b"HTTP") else "socks5"]
 
 
 def test_a_name_goes_to_the_engine_as_a_name() -> None:

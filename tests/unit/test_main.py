@@ -71,6 +71,7 @@ READ_ONLY = {
     "policy": ["list"],
     "name": ["4711", "camera"],
     "agents": [],
+    "attaches": [],
     "dialled": [],
     "events": [],
 }

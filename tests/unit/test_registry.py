@@ -532,7 +532,7 @@ def test_a_server_is_told_when_it_cannot_be_known_whether_an_agent_speaks_for_th
     monkeypatch.setattr(rig.store, "named", read)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert asyncio.run(rig.attaching.attach(Name("a.roost"), ours, b"", b"", 1.0)) == EIO
+        assert asyncio.run(rig.attaching.attach(Name("a.roost"), ours, b"", b"", 1.0, "connect")) == EIO
 
 
 def test_a_database_that_does_not_answer_keeps_a_server_waiting_for_so_long_and_nobody_else(

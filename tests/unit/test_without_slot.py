@@ -42,7 +42,7 @@ async def attached(rig: Rig) -> int:
     """How the attempt of a server to reach CLIENT ends."""
     theirs, ours = socket.socketpair()
     with theirs, ours:
-        task = asyncio.create_task(rig.attaching.attach(CLIENT, ours, b"", b"", 5.0))
+        task = asyncio.create_task(rig.attaching.attach(CLIENT, ours, b"", b"", 5.0, "connect"))
         while not task.done():
             await asyncio.sleep(0.005)
             rig.turn()

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of `attaches`: numbered without a gap in the order in which they are committed, removed after
+[history] keep_days. Everything is within a transaction or a reader's connection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from control.store.database import get_meta, set_meta
+from control.store.schema import attaches
+
+LAST: Final = "attaches"
+"""In `meta`: the last number that was given."""
+
+
+class Attach(NamedTuple):
+    """A row of `attaches` without its number."""
+
+    at: int
+    way: str
+    server: str
+    target: str
+    step: str
+    id: int
+    client: str
+    service: int
+    found: int
+    error: int
+    answer_ms: int
+    first_ms: int | None
+
+
+def write(connection: Connection, rows: Sequence[Attach]) -> None:
+    """Add them, in this order."""
+    last = get_meta(connection, LAST) or 0
+    connection.execute(sa.insert(attaches), [{"seq": seq, **row._asdict()} for seq, row in enumerate(rows, last + 1)])
+    set_meta(connection, LAST, last + len(rows))
+
+
+def recent(connection: Connection, limit: int, failed: bool) -> list[Attach]:
+    """The last ones, oldest first. failed: of those that were refused."""
+    query = sa.select(*(attaches.c[name] for name in Attach._fields)).order_by(attaches.c.seq.desc()).limit(limit)
+    if failed:
+        query = query.where(attaches.c.error != 0)
+    return [Attach(*row) for row in connection.execute(query)][::-1]
+
+
+def prune(connection: Connection, cutoff: int, rows: int) -> bool:
+    """Remove so many of those that asked before `cutoff`, ms since 1970; whether there may be more."""
+    old = sa.select(attaches.c.seq).where(attaches.c.at < cutoff).limit(rows)
+    return connection.execute(sa.delete(attaches).where(attaches.c.seq.in_(old))).rowcount == rows
