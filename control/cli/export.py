@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
@@ -38,7 +40,7 @@ class Time(click.ParamType[int]):
 def command(
     directory: Path, config_path: str | None, since_ms: int | None, until_ms: int | None, check: bool, as_json: bool
 ) -> None:
-    """Write the history of transitions to DIR as Parquet, by date and hour: what has been added since the last export.
+    """Write the transitions and attaches on record to DIR as Parquet: what is new since the last export.
 
     The daemon may run meanwhile. An export that is cut off is gone on with by the next one. Columns: docs/export.md.
 
@@ -48,7 +50,8 @@ def command(
       roost export /srv/roost --check
     """
     try:
-        from control.export.export import Export, ExportError
+        from control.export.export import Export
+        from control.export.files import ExportError
     except ImportError as error:
         raise click.ClickException(f"an export needs pyarrow ({error}): pip install pyarrow") from None
     from control.config import load
@@ -63,22 +66,31 @@ def command(
             raise click.UsageError("whose history? Name the daemon's configuration: -c FILE")
         began = time.monotonic()
         database = load(config_path).database_url
-        done = export.add(database, since_ms, until_ms, lambda rows: click.echo(f"{rows:,} rows", err=True))
+        done = export.add(
+            database, since_ms, until_ms, lambda table, rows: click.echo(f"{table}: {rows:,} rows", err=True)
+        )
     except (ExportError, StoreError) as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
         raise click.ClickException(f"{error.filename or directory}: {error.strerror}; what was exported until then is "
                                    "kept, and the next export goes on there") from None  # fmt: skip
-    if done.missed:
-        click.echo(f"{done.missed:,} rows had been removed from the database before they were exported", err=True)
+    for table, outcome in done.items():
+        if outcome.missed:
+            click.echo(f"{table}: {outcome.missed:,} rows had been removed from the database before they were exported",
+                       err=True)  # fmt: skip
     seconds = time.monotonic() - began
     if as_json:
-        click.echo(json.dumps({"rows": done.rows, "missed": done.missed, "last": done.last, "seconds": seconds}))
+        click.echo(json.dumps({"seconds": seconds, **{table: asdict(outcome) for table, outcome in done.items()}}))
     else:
-        click.echo(f"{done.rows:,} rows more, in {seconds:.1f} s; {export.rows:,} in {directory}")
+        more = _told({table: outcome.rows for table, outcome in done.items()})
+        click.echo(f"{more} more, in {seconds:.1f} s; in {directory}: {_told(export.rows)}")
 
 
-def _tell_problems(problems: list[str], rows: int, as_json: bool) -> None:
+def _told(rows: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} of {table}" for table, count in rows.items())
+
+
+def _tell_problems(problems: list[str], rows: Mapping[str, int], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"rows": rows, "problems": problems}))
     for problem in problems:
@@ -86,4 +98,4 @@ def _tell_problems(problems: list[str], rows: int, as_json: bool) -> None:
     if problems:
         raise click.exceptions.Exit(1)
     if not as_json:
-        click.echo(f"{rows:,} rows, all as they were written")
+        click.echo(f"{_told(rows)}: all as they were written")

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of the history as an export has them: in Arrow's tables, numbers in them as the texts that they stand for."""
+"""Rows of the record as an export has them: in Arrow's tables, numbers in them as the texts that they stand for.
+
+Each table is a Source of SOURCES: its columns, where its rows are, and how a row of the database becomes one of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from errno import errorcode
 from typing import Any, Final
 
 import pyarrow as pa
@@ -14,12 +18,12 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from control.core.states import Cause, State
-from control.store.schema import history_part, history_parts, services
+from control.store.schema import attaches, history_part, history_parts, services
 
 VERSION: Final = 1
-"""Of SCHEMA."""
+"""Of all columns."""
 
-SCHEMA: Final = pa.schema(
+HISTORY: Final = pa.schema(
     [
         ("seq", pa.int64()),
         ("id", pa.int64()),
@@ -33,6 +37,25 @@ SCHEMA: Final = pa.schema(
         ("rx_bytes", pa.int64()),
         ("tx_bytes", pa.int64()),
         ("gap_ms", pa.int64()),
+    ]
+)
+
+ATTACHES: Final = pa.schema(
+    [
+        ("seq", pa.int64()),
+        ("at", pa.timestamp("ms", tz="UTC")),
+        ("way", pa.string()),
+        ("server", pa.string()),
+        ("target", pa.string()),
+        ("step", pa.string()),
+        ("id", pa.int64()),
+        ("address", pa.string()),
+        ("port", pa.int32()),
+        ("service", pa.string()),
+        ("found", pa.string()),
+        ("error", pa.string()),
+        ("answer_ms", pa.int64()),
+        ("first_ms", pa.int64()),
     ]
 )
 
@@ -86,31 +109,17 @@ class Names:
             _texts({int(cause): cause.label for cause in Cause}),
         )
 
-    def table(self, rows: list[Any]) -> pa.Table:
-        """Rows of a part of the history as SCHEMA has them."""
-        seq, number, at, client, service, source, target, cause, rx, tx, gap = zip(*rows, strict=True)
-        ends = pc.extract_regex(pa.array(client, pa.string()), _ENDPOINT)
-        columns = [
-            pa.array(seq, pa.int64()),
-            pa.array(number, pa.int64()),
-            pa.array(at, pa.timestamp("ms", tz="UTC")),
-            ends.field("address"),
-            ends.field("port").cast(pa.int32()),
-            _named(self.services, service),
-            _named(self.states, source),
-            _named(self.states, target),
-            _named(self.causes, cause),
-            *(pa.array(column, pa.int64()) for column in (rx, tx, gap)),
-        ]
-        return pa.table(columns, schema=SCHEMA)
+    def service(self, numbers: Sequence[int]) -> pa.Array:
+        """Of one that nobody knows any more: null."""
+        return _named(self.services, numbers)
 
 
 def _texts(by_number: Mapping[int, str]) -> pa.Array:
     return pa.array([by_number.get(number) for number in range(max(by_number, default=0) + 1)], pa.string())
 
 
-def _named(texts: pa.Array, numbers: tuple[int, ...]) -> pa.Array:
-    """A number without a text, of a service that nobody knows any more, stays empty."""
+def _named(texts: pa.Array, numbers: Sequence[int]) -> pa.Array:
+    """A number without a text stays empty."""
     places = pa.array([number if number < len(texts) else None for number in numbers], pa.int32())
     return texts.take(places)
 
@@ -122,19 +131,73 @@ def parts_after(connection: Connection, after: int) -> list[int]:
     return list(connection.scalars(query))
 
 
-def row_at(connection: Connection, seq: int) -> list[int] | None:
+def _ends(clients: Sequence[str]) -> tuple[pa.Array, pa.Array]:
+    """Address and port; "": null."""
+    address, port = pc.extract_regex(pa.array(clients, pa.string()), _ENDPOINT).flatten()
+    return address, port.cast(pa.int32())
+
+
+def _history(names: Names, rows: Sequence[Any]) -> list[pa.Array]:
+    seq, number, at, client, service, source, target, cause, *counts = zip(*rows, strict=True)
+    return [
+        seq, number, at, *_ends(client), names.service(service), _named(names.states, source),
+        _named(names.states, target), _named(names.causes, cause), *counts,
+    ]  # fmt: skip
+
+
+def _attaches(names: Names, rows: Sequence[Any]) -> list[pa.Array]:
+    seq, at, way, server, target, step, number, client, service, found, error, answer_ms, first_ms = zip(
+        *rows, strict=True
+    )
+    return [
+        seq, at, way, _or_null(server), target, _or_null(step), _or_null(number), *_ends(client),
+        names.service(service), [State(one).label if one else None for one in found],
+        [errorcode.get(one, str(one)) if one else None for one in error], answer_ms, first_ms,
+    ]  # fmt: skip
+
+
+def _or_null(values: Sequence[Any]) -> list[Any]:
+    return [value or None for value in values]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """tables: of the database, in order, which have its rows from one on. columns: of a batch of their rows."""
+
+    name: str
+    schema: pa.Schema
+    tables: Callable[[Connection, int], list[sa.Table]]
+    columns: Callable[[Names, Sequence[Any]], list[Any]]
+
+    def table(self, names: Names, rows: Sequence[Any]) -> pa.Table:
+        """Rows of the database as `schema` has them."""
+        columns = zip(self.columns(names, rows), self.schema, strict=True)
+        arrays = [one if isinstance(one, pa.Array) else pa.array(one, field.type) for one, field in columns]
+        return pa.table(arrays, schema=self.schema)
+
+
+def _parts(connection: Connection, after: int) -> list[sa.Table]:
+    return [history_part(first) for first in parts_after(connection, after)]
+
+
+SOURCES: Final = (
+    Source("history", HISTORY, _parts, _history),
+    Source("attaches", ATTACHES, lambda _connection, _after: [attaches], _attaches),
+)
+
+
+def row_at(connection: Connection, source: Source, seq: int) -> list[int] | None:
     """[id, at] of a row that is still there."""
-    for first in reversed([first for first in parts_after(connection, seq) if first <= seq]):
-        part = history_part(first).c
-        found = connection.execute(sa.select(part.id, part.at).where(part.seq == seq)).first()
+    for table in source.tables(connection, seq):
+        found = connection.execute(sa.select(table.c.id, table.c.at).where(table.c.seq == seq)).first()
         if found is not None:
             return list(found)
     return None
 
 
-def chunks_after(connection: Connection, first: int) -> Iterator[tuple[int, Iterator[list[Any]]]]:
+def chunks_after(connection: Connection, source: Source, first: int) -> Iterator[tuple[int, Iterator[list[Any]]]]:
     """(number of its first row, batches of its rows) of all that is committed from row `first` on, CHUNK_ROWS each."""
-    batches = _batches(connection, first)
+    batches = _batches(connection, source, first)
     while (batch := next(batches, None)) is not None:
         begun = batch
 
@@ -145,24 +208,23 @@ def chunks_after(connection: Connection, first: int) -> Iterator[tuple[int, Iter
                 rows += len(more)
                 yield more
 
-        yield begun[0][0], some()
+        yield begun[0].seq, some()
 
 
-def _batches(connection: Connection, first: int) -> Iterator[list[Any]]:
+def _batches(connection: Connection, source: Source, first: int) -> Iterator[list[Any]]:
     """What the daemon removes meanwhile is not among them."""
-    for part in parts_after(connection, first):
-        table = history_part(part)
+    for table in source.tables(connection, first):
         while True:
             query = sa.select(table).where(table.c.seq >= first).order_by(table.c.seq).limit(BATCH_ROWS)
             try:
                 rows = connection.execute(query).fetchall()
             except (OperationalError, ProgrammingError):
                 connection.rollback()
-                if part in parts_after(connection, 0):
+                if table.name in {one.name for one in source.tables(connection, 0)}:
                     raise
                 break
             if rows:
                 yield list(rows)
-                first = rows[-1][0] + 1
+                first = rows[-1].seq + 1
             if len(rows) < BATCH_ROWS:
                 break

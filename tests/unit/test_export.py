@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -24,11 +25,14 @@ from click.testing import CliRunner, Result
 from appliance.wire import Key
 from control.cli.export import command
 from control.core.states import Cause, State
-from control.export import export as module
+from control.export import files
 from control.export import rows as export_rows
-from control.export.export import Export, ExportError
-from control.export.rows import SCHEMA
+from control.export.export import Export
+from control.export.files import ExportError
+from control.export.rows import ATTACHES
+from control.export.rows import HISTORY as COLUMNS
 from control.store import history
+from control.store.attaches import Attach
 from control.store.schema import HISTORY
 from control.store.store import Store
 from tests.databases import Database, Sqlite, written
@@ -63,9 +67,13 @@ def add(store: Store, first: int, count: int, step_ms: int = HOUR_MS // 50) -> N
     assert written(store)
 
 
+def quiet(_table: str, _rows: int) -> None:
+    """In place of what tells how far an export is."""
+
+
 def exported(directory: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = (
-        ds.dataset(directory / "history", format="parquet").to_table().select(SCHEMA.names).to_pylist()
+        ds.dataset(directory / "history", format="parquet").to_table().select(COLUMNS.names).to_pylist()
     )
     return sorted(found, key=lambda one: int(one["seq"]))
 
@@ -89,7 +97,7 @@ def test_what_is_exported_is_what_the_history_has(store: Store, database: Databa
     fields = (2**52, BEGIN_MS, six, 2, State.NONE, State.ACTIVE, Cause.CLIENT_CONNECT, 2**40, 2**41, 2**42)
     store.add([HISTORY.pack(*fields), HISTORY.pack(7, BEGIN_MS, six, 9, *fields[4:])])
     assert written(store)
-    outcome = Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
+    outcome = Export(tmp_path / "out").add(database.url, None, None, quiet)["history"]
     assert (outcome.rows, outcome.missed, outcome.last) == (152, 0, 152)
     assert exported(tmp_path / "out") == expected(store)
     assert exported(tmp_path / "out")[-1]["service"] is None, "of a service that nobody knows"
@@ -108,11 +116,45 @@ def test_the_next_export_adds_what_is_new(store: Store, database: Database, tmp_
         total += count
         export = Export(tmp_path / "out")
         before = set((tmp_path / "out").rglob("*"))
-        assert export.add(database.url, None, None, lambda rows: None).rows == count
+        assert export.add(database.url, None, None, quiet)["history"].rows == count
         assert count or set((tmp_path / "out").rglob("*")) == before
-        assert export.rows == total
+        assert export.rows == {"history": total, "attaches": 0}
         assert exported(tmp_path / "out") == expected(store)
     assert export.check() == []
+
+
+def test_attaches_are_exported_beside_the_history_and_go_on_by_themselves(
+    store: Store, database: Database, tmp_path: Path
+) -> None:
+    linked = Attach(BEGIN_MS, "connect", "10.20.0.1:4711", "meter.roost:80", "agent", 7, "[2001:db8::7]:443", 2,
+                    State.SLEEP, 0, 12, 30)  # fmt: skip
+    refused = Attach(BEGIN_MS + HOUR_MS, "address", "", "192.0.2.1:9", "", 0, "", 0, 0, errno.ETIMEDOUT, 5000, None)
+    add(store, 1, 10)
+    for n in range(70):
+        store.add_attach(refused if n % 2 else linked)
+    assert written(store)
+    out = tmp_path / "out"
+    outcome = Export(out).add(database.url, None, None, quiet)["attaches"]
+    assert (outcome.rows, outcome.missed, outcome.last) == (70, 0, 70)
+    store.add_attach(linked)
+    assert written(store)
+    assert {name: one.rows for name, one in Export(out).add(database.url, None, None, quiet).items()} == {
+        "history": 0, "attaches": 1}  # fmt: skip
+    rows = ds.dataset(out / "attaches", format="parquet").to_table().select(ATTACHES.names).sort_by("seq").to_pylist()
+    assert [one.pop("seq") for one in rows] == list(range(1, 72))
+    assert rows[0] == rows[70] == {
+        "at": datetime.fromtimestamp(BEGIN_MS / 1000, UTC), "way": "connect", "server": "10.20.0.1:4711",
+        "target": "meter.roost:80", "step": "agent", "id": 7, "address": "2001:db8::7", "port": 443, "service": "line",
+        "found": "SLEEP", "error": None, "answer_ms": 12, "first_ms": 30,
+    }  # fmt: skip
+    nothing = dict.fromkeys(("server", "step", "id", "address", "port", "service", "found", "first_ms"))
+    assert rows[1] == {
+        "at": datetime.fromtimestamp((BEGIN_MS + HOUR_MS) / 1000, UTC), "way": "address", "target": "192.0.2.1:9",
+        "error": "ETIMEDOUT", "answer_ms": 5000, **nothing,
+    }  # fmt: skip
+    assert Export(out).check() == []
+    next((out / "attaches").glob("date=*/hour=*/*")).unlink()
+    assert [problem.startswith("attaches/") for problem in Export(out).check()] == [True]
 
 
 @pytest.mark.parametrize("survived", range(14))
@@ -121,7 +163,7 @@ def test_an_export_that_breaks_off_anywhere_is_gone_on_with(
 ) -> None:
     """The disk is full when it has written so many files, before or after the last of them has its name."""
     add(store, 1, 150)
-    settle, calls = module._settle, [0]
+    settle, calls = files.settle, [0]
 
     def until_full(temporary: Path, path: Path) -> None:
         calls[0] += 1
@@ -132,11 +174,11 @@ def test_an_export_that_breaks_off_anywhere_is_gone_on_with(
         settle(temporary, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_settle", until_full)
+        patch.setattr(files, "settle", until_full)
         with pytest.raises(OSError, match="No space"):
-            Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
+            Export(tmp_path / "out").add(database.url, None, None, quiet)
     add(store, 151, 30)
-    Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
+    Export(tmp_path / "out").add(database.url, None, None, quiet)
     assert exported(tmp_path / "out") == expected(store)
     assert Export(tmp_path / "out").check() == []
     assert list((tmp_path / "out").rglob("*.tmp")) == []
@@ -166,7 +208,7 @@ def test_an_export_that_is_killed_again_and_again_has_each_row_once(sqlite: Sqli
                 break
     assert kills > 2
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "4,000 in" in done.stdout
+    assert "4,000 of history, 0 of attaches\n" in done.stdout
     assert [one["seq"] for one in exported(tmp_path / "out")] == list(range(1, 4001))
     assert Export(tmp_path / "out").check() == []
     store.close()
@@ -177,22 +219,22 @@ def test_rows_of_some_times_are_exported_and_of_no_others_to_the_same_directory(
 ) -> None:
     add(store, 1, 150)
     since, until = BEGIN_MS + HOUR_MS, BEGIN_MS + 2 * HOUR_MS
-    assert Export(tmp_path / "out").add(database.url, since, until, lambda rows: None).last == 150
+    assert Export(tmp_path / "out").add(database.url, since, until, quiet)["history"].last == 150
     wanted = [one for one in expected(store) if since <= one["at"].timestamp() * 1000 < until]
     assert exported(tmp_path / "out") == wanted
     assert 0 < len(wanted) < 150
-    with pytest.raises(ExportError, match=r"has the history from .*Z to .*Z, and the history of all times was asked"):
-        Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
+    with pytest.raises(ExportError, match=r"has the record from .*Z to .*Z, and the record of all times was asked"):
+        Export(tmp_path / "out").add(database.url, None, None, quiet)
 
 
 def test_what_was_removed_before_it_was_exported_is_counted(store: Store, database: Database, tmp_path: Path) -> None:
     add(store, 1, 10)
-    Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
+    Export(tmp_path / "out").add(database.url, None, None, quiet)
     add(store, 11, 100)
     store._history._keep_rows = 50
     add(store, 111, 1)
     prune_until(store, lambda: store.status.kept_history <= 50)
-    outcome = Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
+    outcome = Export(tmp_path / "out").add(database.url, None, None, quiet)["history"]
     assert (outcome.missed, outcome.rows) == (70, 31)
     assert Export(tmp_path / "out").check() == []
 
@@ -213,8 +255,9 @@ def test_a_part_that_is_removed_meanwhile_is_left_out(
         return found
 
     monkeypatch.setattr(export_rows, "parts_after", slowly)
-    Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
+    outcome = Export(tmp_path / "out").add(database.url, None, None, quiet)["history"]
     assert [one["seq"] for one in exported(tmp_path / "out")] == [*range(1, 41), *range(81, 131)]
+    assert (outcome.rows, outcome.missed) == (90, 40)
 
 
 def test_directories_that_are_something_else_are_refused_and_left_as_they_are(
@@ -229,7 +272,7 @@ def test_directories_that_are_something_else_are_refused_and_left_as_they_are(
         )
         before = {path: path.read_bytes() for path in files if path.is_file()}
         with pytest.raises(ExportError, match=match):
-            there.add(database.url, None, None, lambda rows: None)
+            there.add(database.url, None, None, quiet)
         assert before == {path: path.read_bytes() for path in before}
 
     (tmp_path / "file").write_text("x")
@@ -240,7 +283,7 @@ def test_directories_that_are_something_else_are_refused_and_left_as_they_are(
     with pytest.raises(ExportError, match="has no export"):
         Export(tmp_path / "full").check()
 
-    export.add(database.url, None, None, lambda rows: None)
+    export.add(database.url, None, None, quiet)
     held = os.open(tmp_path / "out", os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     refused("another export to .* is at work")
@@ -256,7 +299,14 @@ def test_directories_that_are_something_else_are_refused_and_left_as_they_are(
 
     (chunk,) = (tmp_path / "out" / "history" / "_chunks").iterdir()
     good = chunk.read_text()
-    for wrong in ("", "[]", "{}", good.replace('"rows"', '"ruins"'), good[:-5]):
+    changed = [
+        good.replace('"rows"', '"ruins"'),
+        good.replace('"rows": 10', '"rows": "10"'),
+        good.replace('"last_row": [', '"last_row": [1, '),
+        good.replace('"path": "', '"path": 7, "way": "'),
+    ]
+    for wrong in ("", "[]", "{}", "[" * 100_000, *changed, good[:-5]):
+        assert wrong != good
         chunk.write_text(wrong)
         refused("is not as an export writes it")
     content = json.loads(good)
@@ -266,7 +316,7 @@ def test_directories_that_are_something_else_are_refused_and_left_as_they_are(
 
 def test_a_check_finds_what_is_changed_missing_or_too_much(store: Store, database: Database, tmp_path: Path) -> None:
     add(store, 1, 150)
-    Export(tmp_path / "out").add(database.url, None, None, lambda rows: None)
+    Export(tmp_path / "out").add(database.url, None, None, quiet)
     first, second, third = sorted((tmp_path / "out" / "history").glob("date=*/hour=*/*.parquet"))[:3]
     shutil.copy(first, first.with_name("copy.parquet"))
     first.write_bytes(second.read_bytes())
@@ -296,8 +346,8 @@ def test_the_command_says_what_is_wrong(sqlite: Sqlite, tmp_path: Path) -> None:
     store.start()
     add(store, 1, 70)
     done = run(tmp_path / "out", "-c", config, "--json")
-    assert json.loads(done.stdout.splitlines()[-1]).items() >= {"rows": 70, "missed": 0, "last": 70}.items()
-    assert run(tmp_path / "out", "--check").output == "70 rows, all as they were written\n"
+    assert json.loads(done.stdout.splitlines()[-1])["history"] == {"rows": 70, "missed": 0, "last": 70}
+    assert run(tmp_path / "out", "--check").output == "70 of history, 0 of attaches: all as they were written\n"
     next(iter((tmp_path / "out" / "history").glob("date=*/hour=*/*"))).write_bytes(b"")
     done = run(tmp_path / "out", "--check", "--json")
     assert done.exit_code == 1

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One table of the record in the directory of an export, in chunks:
+
+    NAME/date=2026-11-25/hour=13/FIRST-LAST.parquet   the rows of that hour (UTC) among rows FIRST to LAST
+    NAME/_chunks/FIRST-LAST.json     which files have the rows FIRST to LAST, and what is in them; written last: what no
+                                     such file names is not exported yet, and is removed
+
+A chunk follows the one before it without a gap, so that the directory says itself where to go on, and no row is in it
+twice however often an export was cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy.engine import Connection
+
+from control.export import files
+from control.export.files import ExportError, write_json
+from control.export.rows import Names, Source, Times, chunks_after, row_at
+
+HOUR_MS: Final = 3_600_000
+_HOURS: Final = "date=*/hour=*/*"
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """Of a chunk; path: below the directory."""
+
+    path: str
+    rows: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows first..last of the table, as far as they are of the times that are exported. last_row: (seq, id, at) of
+    the last one that there was, to know the database by."""
+
+    first: int
+    last: int
+    rows: int
+    last_row: tuple[int, int, int]
+    files: list[File]
+
+    @property
+    def name(self) -> str:
+        return f"{self.first:018d}-{self.last:018d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """rows: that were added; missed: that had been removed from the database before they were exported."""
+
+    rows: int
+    missed: int
+    last: int
+
+
+_CHUNK: Final = TypeAdapter(Chunk)
+
+
+class Chunks:
+    """Those that there are. root: the directory of the export."""
+
+    def __init__(self, root: Path, source: Source) -> None:
+        self._root = root
+        self._source = source
+        self._directory = root / source.name
+        self._listed = self._directory / "_chunks"
+        self._chunks: list[Chunk] = []
+
+    @property
+    def rows(self) -> int:
+        """In all chunks."""
+        return sum(chunk.rows for chunk in self._chunks)
+
+    def load(self) -> None:
+        """Read which chunks there are. Raises ExportError, OSError."""
+        self._chunks = []
+        for path in sorted(self._listed.glob("*.json")):
+            try:
+                self._chunks.append(_CHUNK.validate_json(path.read_bytes(), strict=True))
+            except ValidationError:
+                raise ExportError(f"{path} is not as an export writes it") from None
+
+    def unlisted(self) -> list[Path]:
+        """What an export that was cut off has left."""
+        known = {file.path for chunk in self._chunks for file in chunk.files}
+        there = sorted(self._directory.glob(_HOURS))
+        return [path for path in there if str(path.relative_to(self._root)) not in known]
+
+    def must_be_of(self, connection: Connection) -> None:
+        """Raises ExportError when they are another database's."""
+        if not self._chunks:
+            return
+        seq, *wanted = self._chunks[-1].last_row
+        found = row_at(connection, self._source, seq)
+        if found is not None and found != wanted:
+            raise ExportError(
+                f"{self._root} has the {self._source.name} of another database: row {seq} is another there"
+            )
+
+    def add(self, connection: Connection, names: Names, times: Times, told: Callable[[int], None]) -> Outcome:
+        """All that is committed and in no chunk yet. told: how many rows were added, after each chunk."""
+        rows = missed = 0
+        last = self._chunks[-1].last if self._chunks else 0
+        for first, batches in chunks_after(connection, self._source, last + 1):
+            tables, read = [], 0
+            for batch in batches:
+                tables.append(times.of(self._source.table(names, batch)))
+                read += len(batch)
+            newest = batch[-1]
+            table = pa.concat_tables(tables)
+            missed += newest.seq - (last or first - 1) - read
+            chunk = Chunk(first, newest.seq, table.num_rows, (newest.seq, newest.id, newest.at), [])
+            chunk.files.extend(self._write_hours(chunk.name, table))
+            write_json(self._listed / f"{chunk.name}.json", asdict(chunk))
+            self._chunks.append(chunk)
+            last = chunk.last
+            rows += chunk.rows
+            told(rows)
+        return Outcome(rows, missed, last)
+
+    def _write_hours(self, name: str, table: pa.Table) -> Iterator[File]:
+        hours = pc.divide(table["at"].cast(pa.int64()), HOUR_MS)
+        for hour in sorted(pc.unique(hours).to_pylist()):
+            begin = datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC)
+            path = self._directory / f"date={begin:%Y-%m-%d}" / f"hour={begin:%H}" / f"{name}.parquet"
+            some = table.filter(pc.equal(hours, hour))
+            yield File(str(path.relative_to(self._root)), some.num_rows, files.write_table(path, some))
+
+    def problems(self) -> list[str]:
+        """What is wrong with them: sentences. They are read in full."""
+        wrong: list[str] = []
+        last = 0
+        for chunk in self._chunks:
+            if chunk.first <= last:
+                wrong.append(f"{self._source.name}: rows {chunk.first} to {min(last, chunk.last)} are there twice")
+            last = max(last, chunk.last)
+            if sum(file.rows for file in chunk.files) != chunk.rows:
+                wrong.append(f"{self._source.name}/{chunk.name}: its files do not have its {chunk.rows:,} rows")
+            wrong += [problem for file in chunk.files if (problem := self._problem_of(file))]
+        wrong += [
+            f"{path.relative_to(self._root)} is of no chunk: the next export removes it" for path in self.unlisted()
+        ]
+        return wrong
+
+    def _problem_of(self, file: File) -> str:
+        path = self._root / file.path
+        try:
+            if files.digest_of(path) != file.sha256:
+                return f"{file.path} was changed since it was written"
+            rows = pq.read_metadata(path).num_rows
+        except FileNotFoundError:
+            return f"{file.path} is missing"
+        return "" if rows == file.rows else f"{file.path} has {rows:,} rows in place of {file.rows:,}"

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of an export: written all of it or nothing, and told by their SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+class ExportError(Exception):
+    """The directory cannot be added to, or is not what it says; the message says why, and what to do."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object. Raises ExportError, OSError."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ExportError(f"{path} is not as an export writes it")
+    return found
+
+
+def write_json(path: Path, content: object) -> None:
+    """All of it, or nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(json.dumps(content), encoding="ascii")
+    settle(temporary, path)
+
+
+def write_table(path: Path, table: pa.Table) -> str:
+    """All of it, or nothing, as Parquet; the SHA-256 of the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+    digest = digest_of(temporary)
+    settle(temporary, path)
+    return digest
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def settle(temporary: Path, path: Path) -> None:
+    """Let `path` name what was written to `temporary`, once it is on the disk."""
+    _sync(temporary)
+    temporary.rename(path)
+    for directory in list(path.parents)[:4]:  # those of the hour, the day and the table may be new
+        _sync(directory)
+
+
+def _sync(path: Path) -> None:
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
