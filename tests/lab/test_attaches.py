@@ -72,12 +72,13 @@ class Box:
         return found
 
     def last(self) -> dict[str, Any]:
-        return self.attaches()[-1]
+        rows = self.attaches(limit=1)
+        return rows[0] if rows else {}
 
     def row_of(self, server: socket.socket) -> dict[str, Any]:
         """What is on record of this server, once it is."""
         host, port = server.getsockname()[:2]
-        wait_until(lambda: self.last()["server"] == f"{host}:{port}", 10, "it is on record")
+        wait_until(lambda: self.last().get("server") == f"{host}:{port}", 10, "it is on record")
         return self.last()
 
 
