@@ -32,6 +32,7 @@ _STEP_S: Final = 20 * DAY_S  # below 2^31 ms
 
 # ebpf/shared/table.h and ebpf/shared/record.h
 _SLOTS: Final = 56
+_EMPTY: Final = bytes(_SLOTS)
 _HEADER: Final = 64
 _GENERATIONS: Final = 4
 _KEY_AND_KA: Final = {"tables4": (8, 32), "tables6": (20, 32)}
@@ -60,7 +61,8 @@ class Table:
     def asleep(self) -> Iterator[int]:
         """Where the numbers (struct roost_ka) of each sleeping connection begin."""
         for start in range(0, len(self.memory) // self.bucket * self.bucket, self.bucket):
-            for number, tag in enumerate(self.memory[start : start + _SLOTS]):
+            tags = self.memory[start : start + _SLOTS]
+            for number, tag in enumerate(tags) if tags != _EMPTY else ():
                 ka = start + _HEADER + number * self.slot + self.key
                 if tag and self.read(ka + _CTL) & 0xFF in _PHASE_ASLEEP:
                     yield ka
