@@ -3,12 +3,16 @@
 #ifndef ROOST_FIND_H
 #define ROOST_FIND_H
 
+#include "global.h"
 #include "maps.h"
 
 /* The slots of a bucket whose tag matches, as a bit mask, eight tags at a time: of the 112 slots a key may lie in, seldom
  * any but the right one is then touched. */
-static __always_inline __u64 matching(const volatile __u64 *tags, __u8 tag) {
+GLOBAL __u64 matching(const struct roost_bucket_head *head, __u8 tag) {
     __u64 mask = 0;
+    if (!head)
+        return 0;
+    const volatile __u64 *tags = head->tags;
 #pragma clang loop unroll(full)
     for (int i = 0; i < ROOST_BUCKET_SLOTS / 8; i++)
         mask |= ((roost_same_tags(tags[i], tag) >> 7) * 0x0102040810204080ULL >> 56) << (8 * i);
@@ -26,6 +30,18 @@ static __always_inline __u32 lowest(__u64 mask) {
     return count;
 }
 
+GLOBAL __u32 lowest_of(__u64 mask) {
+    return lowest(mask);
+}
+
+GLOBAL __u64 hash_of4(const struct roost_config *cfg, const struct roost_key *key) {
+    return cfg && key ? roost_hash4(cfg, key) : 0;
+}
+
+GLOBAL __u64 hash_of6(const struct roost_config *cfg, const struct roost_key *key) {
+    return cfg && key ? roost_hash6(cfg, key) : 0;
+}
+
 static __always_inline __u32 low32(const __u8 *address) {
     __u32 value;
     __builtin_memcpy(&value, address + 12, 4);
@@ -37,9 +53,8 @@ static __always_inline int near_is(__u32 endpoint, const __u8 *address, __be16 p
     return e && roost_same_near(e, address, port);
 }
 
-/* Whether a slot is this key's. ctl: its own, read before. Global functions, which the verifier follows once, and not for
- * each slot that a key may lie in. */
-__attribute__((noinline)) int is4(const struct roost_slot4 *s, __u32 ctl, const struct roost_key *key) {
+/* Whether a slot is this key's. ctl: its own, read before. */
+GLOBAL int is4(const struct roost_slot4 *s, __u32 ctl, const struct roost_key *key) {
     if (!s || !key)
         return 0;
     if (ROOST_FLAGS(ctl) & ROOST_F_SERVER)
@@ -49,7 +64,7 @@ __attribute__((noinline)) int is4(const struct roost_slot4 *s, __u32 ctl, const 
            near_is(s->endpoint, key->local, key->local_port);
 }
 
-__attribute__((noinline)) int is6(const struct roost_slot6 *s, __u32 ctl, const struct roost_key *key) {
+GLOBAL int is6(const struct roost_slot6 *s, __u32 ctl, const struct roost_key *key) {
     if (!s || !key)
         return 0;
     if (ROOST_FLAGS(ctl) & ROOST_F_SERVER)
@@ -84,9 +99,9 @@ static __always_inline __u32 ctl_of(struct roost_ka *slot) {
         for (int side = 0; side < 2; side++) {                                                                         \
             __u32 index = side ? place->bucket[1] : place->bucket[0];                                                  \
             struct roost_bucket##family *b = bpf_map_lookup_elem(table, &index);                                       \
-            __u64 mask = b ? matching(b->head.tags, place->tag) : 0;                                                   \
+            __u64 mask = b ? matching(&b->head, place->tag) : 0;                                                       \
             for (int i = 0; i < ROOST_SAME_TAG_MAX; i++) {                                                             \
-                __u32 at = lowest(mask);                                                                               \
+                __u32 at = lowest_of(mask);                                                                            \
                 if (!mask || at >= ROOST_BUCKET_SLOTS || !b)                                                           \
                     break;                                                                                             \
                 __u32 ctl = ctl_of(&b->slot[at].ka);                                                                   \
@@ -103,7 +118,7 @@ static __always_inline __u32 ctl_of(struct roost_ka *slot) {
     static __always_inline int find##family(const struct roost_config *cfg, const struct roost_key *key,               \
                                             struct found *found) {                                                     \
         __u32 in_use = *(volatile const __u32 *)&cfg->v##family.in_use;                                                \
-        __u64 hash = found->hash = roost_hash##family(cfg, key);                                                       \
+        __u64 hash = found->hash = hash_of##family(cfg, key);                                                          \
         if (ROOST_PREVIOUS(in_use)) { /* before the current one: a slot is copied, then removed */                     \
             __u32 old = (ROOST_PREVIOUS(in_use) - 1) % ROOST_GENERATIONS;                                              \
             void *table = bpf_map_lookup_elem(&tables##family, &old);                                                  \

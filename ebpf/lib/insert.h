@@ -137,7 +137,7 @@ ROOST_IN_OLD(6)
 /* The slot to take of those that are free: of its home, if it may be. */
 static __always_inline __u32 choice(const struct roost_place *place, __u64 free, int second) {
     __u64 home = second ? 0 : free & (((1ULL << ROOST_HOME_SLOTS) - 1) << place->home);
-    return lowest(home ? home : free);
+    return lowest_of(home ? home : free);
 }
 
 /* Puts it where the engine would, unless it is there by now. 0: no room; -1: no lock to be
@@ -156,11 +156,11 @@ static __always_inline __u32 choice(const struct roost_place *place, __u64 free,
         if (!a || !b || !try_lock_place(&place, &a->head.lock, &b->head.lock))                                         \
             return -1;                                                                                                 \
         if (*(volatile const __u32 *)&cfg->v##family.in_use == n->in_use) {                                            \
-            __u64 same_a = matching(a->head.tags, place.tag), same_b = matching(b->head.tags, place.tag);              \
+            __u64 same_a = matching(&a->head, place.tag), same_b = matching(&b->head, place.tag);                      \
             if ((same_a | same_b) && find_in##family(table, &place, &n->key, &found)) {                                \
                 there = 1;                                                                                             \
             } else {                                                                                                   \
-                __u64 free_a = matching(a->head.tags, 0), free_b = matching(b->head.tags, 0);                          \
+                __u64 free_a = matching(&a->head, 0), free_b = matching(&b->head, 0);                                  \
                 int second = roost_side(ROOST_BUCKET_SLOTS - ones(free_a), ROOST_BUCKET_SLOTS - ones(free_b));         \
                 if (ones(second ? same_b : same_a) >= ROOST_SAME_TAG_MAX)                                              \
                     there = 0;                                                                                         \

@@ -38,7 +38,7 @@ static __always_inline void fill_tcp(struct reply_tcp *tcp, const struct packet 
 
 /* XDP_TX; 0: there is no room for the answer, and the frame is as it came. Not inlined, and all in one place: the stack of a
  * program is small. */
-static __noinline int send_back(struct xdp_md *ctx, const struct packet *p, const struct reply *r) {
+GLOBAL int send_back(struct xdp_md *ctx, const struct packet *p, const struct reply *r) {
     struct {
         __u8 l2[20];
         union {
@@ -52,6 +52,8 @@ static __noinline int send_back(struct xdp_md *ctx, const struct packet *p, cons
             } v6;
         };
     } reply = {};
+    if (!p || !r)
+        return 0;
     __u32 l3_length = p->v6 ? 40 : 20, options = r->options_length > REPLY_OPTIONS ? REPLY_OPTIONS : r->options_length;
     __u32 l4_length = 20 + options, l2 = p->l3 == 18 ? 18 : 14;
 

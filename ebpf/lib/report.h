@@ -3,10 +3,13 @@
 #ifndef ROOST_REPORT_H
 #define ROOST_REPORT_H
 
+#include "global.h"
 #include "maps.h"
 
 /* why: enum roost_why. 0: the ring is full. */
-static __noinline int report(const struct roost_key *key, __u32 why) {
+GLOBAL int report(const struct roost_key *key, __u32 why) {
+    if (!key)
+        return 0;
     struct roost_frame *f = bpf_ringbuf_reserve(&ring, sizeof(*f), 0);
     if (!f) {
         count(ROOST_N_RING_FULL);

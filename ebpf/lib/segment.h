@@ -5,6 +5,7 @@
 
 #include "checksum.h"
 #include "ctx_xdp.h"
+#include "global.h"
 #include "ebpf/shared/judge.h"
 #include "packet.h"
 
@@ -68,9 +69,9 @@ static __always_inline int header_good(struct xdp_md *ctx, const struct packet *
 
 /* The segment, or what the first of its fragments has of it: 1 good, 0 malformed (truncated, impossible header length),
  * -1 bad checksum. Only what is short enough to be answered from the record, and whole, is summed here; the engine sums
- * what it is handed before it believes it. Not static: the verifier looks at it once, and not for each who calls it. */
-__noinline int read_segment(struct xdp_md *ctx, const struct packet *p, struct roost_segment *s) {
-    struct option_walk walk = {.at = sizeof(struct tcphdr)}; /* its buffer is all that the stack has room for */
+ * what it is handed before it believes it. */
+GLOBAL int read_segment(struct xdp_md *ctx, const struct packet *p, struct roost_segment *s) {
+    struct option_walk walk = {}; /* its buffer is all that the stack has room for */
     __u32 frame = bpf_xdp_get_buff_len(ctx);
     if (!p || !s || p->l4 + p->l4_length > frame || p->l4 > 512)
         return 0;
@@ -100,8 +101,11 @@ __noinline int read_segment(struct xdp_md *ctx, const struct packet *p, struct r
         if (fold(sum) && !is_left_to_interface(tcp->check, pseudo))
             return -1;
     }
+    __u32 same = frame; /* 0 to the processor; the verifier does not know, and so follows one step for all of them */
+    KEEP(same);
+    walk.at = frame - same + sizeof(*tcp);
     if (walk.header >= 32 && *(__be32 *)(walk.buffer + 20) == bpf_htonl(0x0101080a)) /* RFC 7323 appendix A */
-        walk.at = 22;
+        walk.at += 2;
     bpf_loop(40, next_option, &walk, 0);
     s->tsval = walk.tsval;
     s->tsecr = walk.tsecr;

@@ -87,7 +87,9 @@ static __noinline int answer(struct xdp_md *ctx, const struct packet *p, const s
     } while (0)
 
 /* Hands the frame to the engine. A full ring costs the sender a retransmission, nothing else: no state was changed. */
-static __noinline int hand_over(struct xdp_md *ctx, const struct packet *p, __u32 why) {
+GLOBAL int hand_over(struct xdp_md *ctx, const struct packet *p, __u32 why) {
+    if (!p)
+        return XDP_DROP;
     __u32 length = bpf_xdp_get_buff_len(ctx);
     struct roost_frame *f;
     if (length <= ROOST_FRAME_SMALL || length > ROOST_FRAME_LARGE)
@@ -114,9 +116,8 @@ full:
     return XDP_DROP;
 }
 
-/* Not inlined: it needs much stack. */
-static __noinline __u64 key_hash(const struct roost_config *cfg, const struct roost_key *key, int v6) {
-    return v6 ? roost_hash6(cfg, key) : roost_hash4(cfg, key);
+static __always_inline __u64 key_hash(const struct roost_config *cfg, const struct roost_key *key, int v6) {
+    return v6 ? hash_of6(cfg, key) : hash_of4(cfg, key);
 }
 
 /* What leaves is counted. Where it cannot leave from here, the engine answers. */
@@ -253,9 +254,8 @@ static __noinline int first_fragment(struct xdp_md *ctx, const struct packet *p,
     }
 }
 
-/* What is done with a packet of TCP. Not static: the verifier looks at it once, and not for each way by which headers lead
- * here; so it knows nothing of what the pointers lead to. */
-__noinline int of_tcp(struct xdp_md *ctx, const struct roost_config *cfg, const struct packet *p) {
+/* What is done with a packet of TCP. */
+GLOBAL int of_tcp(struct xdp_md *ctx, const struct roost_config *cfg, const struct packet *p) {
     if (!cfg || !p)
         return XDP_PASS;
     struct found found = {};
