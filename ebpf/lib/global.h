@@ -6,6 +6,8 @@
 #ifndef ROOST_GLOBAL_H
 #define ROOST_GLOBAL_H
 
+#ifndef GLOBAL
 #define GLOBAL __attribute__((noinline))
+#endif
 
 #endif

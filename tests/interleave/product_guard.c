@@ -2,6 +2,5 @@
 /* The guard, as it is: a program of tc, and so a unit of its own beside product.c. They share their maps, as common
  * variables (-fcommon) of one name, as they do by their pins. */
 #define _license guard_license
-#define is4 guard_is4
-#define is6 guard_is6
+#define GLOBAL static __attribute__((noinline, unused))
 #include "ebpf/tc/guard.bpf.c"
