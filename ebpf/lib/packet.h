@@ -21,10 +21,22 @@
 #endif
 
 #define MAX_EXTENSION_HEADERS 6
+#define HEADERS_END 16383 /* behind six of the longest */
 
 /* Clang forgets where a number came from, and so keeps the comparisons that the verifier needs: it would leave out one
  * that parse() made superfluous, or turn two bounds into one comparison of a difference in another register. */
 #define KEEP(n) asm volatile("" : "+r"(n))
+
+/* n stays what it is, and the verifier does not know it any more: where ways come together that differ by that alone, it
+ * follows one of them. unknown: a number of which it knows nothing. */
+#define FORGET(n, unknown)                                                                                             \
+    do {                                                                                                               \
+        __u32 same = (unknown);                                                                                        \
+        KEEP(same);                                                                                                    \
+        (n) += (unknown);                                                                                              \
+        KEEP(n);                                                                                                       \
+        (n) -= same;                                                                                                   \
+    } while (0)
 
 enum fragment {
     FRAGMENT_NONE, /* a whole datagram */
@@ -86,7 +98,8 @@ static __always_inline int parse_ip6(ROOST_CTX *ctx, struct packet *p, union hea
     const struct ipv6hdr *ip = ctx_bytes(ctx, p->l3, room, sizeof(*ip));
     if (!ip || ip->version != 6 || is_mapped(&ip->saddr) || is_mapped(&ip->daddr))
         return 0;
-    __u32 at = p->l3 + sizeof(*ip), length = bpf_ntohs(ip->payload_len);
+    const __u32 whole = bpf_ntohs(ip->payload_len);
+    __u32 at = p->l3 + sizeof(*ip), length = whole;
     __u8 next = ip->nexthdr;
     __builtin_memcpy(p->key.client, &ip->saddr, 32);
     p->v6 = 1;
@@ -95,7 +108,7 @@ static __always_inline int parse_ip6(ROOST_CTX *ctx, struct packet *p, union hea
              next != IPPROTO_FRAGMENT) ||
             p->fragment == FRAGMENT_LATER)
             break;
-        const __u8 *header = ctx_bytes(ctx, at, room, 8);
+        const __u8 *header = at > HEADERS_END ? 0 : ctx_bytes(ctx, at, room, 8);
         if (!header)
             return 0;
         __u32 size = (header[1] + 1) * 8;
@@ -107,6 +120,8 @@ static __always_inline int parse_ip6(ROOST_CTX *ctx, struct packet *p, union hea
         next = header[0];
         at += size;
         length -= size;
+        FORGET(at, whole);
+        FORGET(length, whole);
     }
     p->protocol = next;
     p->l4 = at;
@@ -137,7 +152,7 @@ static __always_inline const struct tcphdr *parse(ROOST_CTX *ctx, struct packet 
     }
     if (p->protocol != IPPROTO_TCP || p->fragment == FRAGMENT_LATER)
         return 0;
-    const struct tcphdr *tcp = ctx_bytes(ctx, p->l4, room, sizeof(*tcp));
+    const struct tcphdr *tcp = p->l4 > HEADERS_END ? 0 : ctx_bytes(ctx, p->l4, room, sizeof(*tcp));
     if (!tcp)
         return 0;
     p->key.client_port = tcp->source;

@@ -101,11 +101,11 @@ GLOBAL int read_segment(struct xdp_md *ctx, const struct packet *p, struct roost
         if (fold(sum) && !is_left_to_interface(tcp->check, pseudo))
             return -1;
     }
-    __u32 same = frame; /* 0 to the processor; the verifier does not know, and so follows one step for all of them */
-    KEEP(same);
-    walk.at = frame - same + sizeof(*tcp);
+    __u32 at = sizeof(*tcp);
     if (walk.header >= 32 && *(__be32 *)(walk.buffer + 20) == bpf_htonl(0x0101080a)) /* RFC 7323 appendix A */
-        walk.at += 2;
+        at += 2;
+    FORGET(at, frame);
+    walk.at = at;
     bpf_loop(40, next_option, &walk, 0);
     s->tsval = walk.tsval;
     s->tsecr = walk.tsecr;

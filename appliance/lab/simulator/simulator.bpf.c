@@ -47,8 +47,15 @@ struct pattern {
     __u8 bytes[SIM_PATTERN + SIM_PATTERN_SLACK];
 };
 
+struct heard {
+    __u32 seq, ack, payload, tsval, tsecr;
+    __u16 window, mss;
+    __u8 flags, header, has_ts, has_wscale, wscale, has_sack;
+};
+
 struct scratch {
     __u8 bytes[SCRATCH + 16];
+    struct heard heard;
 };
 
 /* sim_list: an array's values are 8 bytes apart in any case. */
@@ -70,12 +77,6 @@ struct work {
     __u32 index;
     __u32 now_ms;
     __u32 offence; /* SIM_N_*, 0 = none */
-};
-
-struct heard {
-    __u32 seq, ack, payload, tsval, tsecr;
-    __u16 window, mss;
-    __u8 flags, header, has_ts, has_wscale, wscale, has_sack;
 };
 
 struct reply {
@@ -767,14 +768,13 @@ static __always_inline void note_offence(struct xdp_md *ctx, const struct work *
 
 struct option_walk {
     struct scratch *scratch;
-    struct heard *s;
     __u32 at, end;
     int bad;
 };
 
 /* One TCP option of the segment in the scratch; a callback of bpf_loop: 1 ends the walk. */
 static long next_option(__u32 turn, struct option_walk *walk) {
-    struct heard *s = walk->s;
+    struct heard *s = &walk->scratch->heard;
     __u32 at = walk->at;
     KEEP(at);
     if (at >= walk->end || at > 59)
@@ -854,8 +854,13 @@ static __always_inline __u32 read_segment(struct xdp_md *ctx, int l4, __u32 l4_l
     if (tcp->doff < 5 || tcp->doff * 4 > l4_length)
         return SIM_N_MALFORMED;
     read_header(tcp, l4_length, s);
-    struct option_walk walk = {.scratch = scratch, .s = s, .at = 20, .end = s->header};
+    __u32 same =
+        l4_length; /* of which the verifier does not know, and so follows one step for all places of an option */
+    KEEP(same);
+    scratch->heard = *s; /* likewise: what stands in a map it does not follow */
+    struct option_walk walk = {.scratch = scratch, .at = l4_length - same + 20, .end = s->header};
     bpf_loop(40, next_option, &walk, 0);
+    *s = scratch->heard;
     return walk.bad ? SIM_N_MALFORMED : 0;
 }
 
