@@ -34,3 +34,8 @@ def bpffs_is_mounted(mounts: Path = Path("/proc/self/mounts")) -> bool:
     """Whether a bpffs is mounted on BPFFS in this mount namespace."""
     fields = (line.split() for line in mounts.read_text().splitlines())
     return any(f[1] == str(BPFFS) and f[2] == "bpf" for f in fields)
+
+
+def control_socket(instance: str = "main") -> str:
+    """The socket of an instance's local API, where its configuration does not say."""
+    return f"/run/roost/{instance}.sock"

@@ -9,6 +9,7 @@ from typing import Final
 
 from pydantic import Field, model_validator
 
+from appliance.paths import control_socket
 from control.config.sections import (
     Absent,
     Agent,
@@ -132,7 +133,7 @@ class Config(Section):
 
     @property
     def control_socket(self) -> str:
-        return self.paths.control_socket or f"/run/roost/{self.instance}.sock"
+        return self.paths.control_socket or control_socket(self.instance)
 
 
 SECTIONS: Final = {key: section for key in Config.model_fields if (section := section_of(Config, key)) is not None}

@@ -149,7 +149,28 @@ def test_every_operator_command_is_asked_whether_it_needs_the_engine() -> None:
 
 @pytest.mark.parametrize("name", list(READ_ONLY))
 def test_a_command_that_asks_the_daemon_loads_neither_engine_nor_developers_code(name: str, config: Path) -> None:
-    run_command([name, *READ_ONLY[name], "-c", str(config), "--json"], "control.dev", "sqlalchemy")
+    run_command([name, *READ_ONLY[name], "-c", str(config), "--json"], "control.dev", "sqlalchemy", "pydantic")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "no daemon answers at /run/roost/main.sock"),
+        ('instance = "two"', "no daemon answers at /run/roost/two.sock"),
+        ('instance = "two"\n[paths]\ncontrol_socket = "/run/here"', "no daemon answers at /run/here"),
+        ("instance = 2", "`instance` at the top level: must be text"),
+        ("paths = 2", "`paths` at the top level: must be a table"),
+        ("[paths", "not TOML"),
+    ],
+)
+def test_where_the_daemon_is_a_configuration_says_without_being_checked(
+    tmp_path: Path, content: str, said: str
+) -> None:
+    path = tmp_path / "roost.toml"
+    path.write_text(content)
+    done = CliRunner().invoke(main.cli, ["status", "-c", str(path)])
+    assert done.exit_code == 1
+    assert said in f"{done.output} {done.exception}"
 
 
 def test_doctor_and_a_check_of_the_configuration_load_no_engine(config: Path) -> None:
