@@ -393,6 +393,7 @@ class History(Section):
         10_000_000_000,
         ge=100_000_000,
         le=1_000_000_000_000_000,
-        description="the oldest tables are removed when there is more history than this, at 65 bytes a row",
+        description="the oldest tables are removed when there is more history than this, at 65 bytes a row, and the "
+        "oldest attaches, at 160",
     )
     batch: int = Field(2000, ge=1, le=100_000, description="rows written in one transaction at most")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rows of `attaches`: numbered without a gap in the order in which they are committed, removed after
-[history] keep_days. Everything is within a transaction or a reader's connection."""
+[history] keep_days, and earlier where they take more than keep_bytes. Everything is within a transaction or a reader's
+connection."""
 
 from __future__ import annotations
 
@@ -15,6 +16,9 @@ from control.store.schema import attaches
 
 LAST: Final = "attaches"
 """In `meta`: the last number that was given."""
+
+ROW_BYTES: Final = 160
+"""What a row and its place in the index take, about, in SQLite's file."""
 
 
 class Attach(NamedTuple):
@@ -49,7 +53,12 @@ def recent(connection: Connection, limit: int, failed: bool) -> list[Attach]:
     return [Attach(*row) for row in connection.execute(query)][::-1]
 
 
-def prune(connection: Connection, cutoff: int, rows: int) -> bool:
-    """Remove so many of those that asked before `cutoff`, ms since 1970; whether there may be more."""
-    old = sa.select(attaches.c.seq).where(attaches.c.at < cutoff).limit(rows)
-    return connection.execute(sa.delete(attaches).where(attaches.c.seq.in_(old))).rowcount == rows
+def prune(connection: Connection, cutoff: int, keep_bytes: int, rows: int) -> bool:
+    """Remove so many of those that asked before `cutoff`, ms since 1970, or of the oldest where all take more than
+    keep_bytes (0: no limit); whether there may be more."""
+    past = (get_meta(connection, LAST) or 0) - keep_bytes // ROW_BYTES if keep_bytes else 0
+    removed = 0
+    for old in (attaches.c.at < cutoff, attaches.c.seq <= past):
+        some = sa.select(attaches.c.seq).where(old).limit(rows)
+        removed = max(removed, connection.execute(sa.delete(attaches).where(attaches.c.seq.in_(some))).rowcount)
+    return removed == rows

@@ -141,6 +141,7 @@ class Store(Reader):
         self._ownership = Ownership(owner, take_over)
         self._on_slept = on_slept
         self._keep_days = keep_days
+        self._keep_bytes = keep_bytes
         self._history = History(keep_days, keep_bytes)
         self._batch = batch
         self._queues = Queues(history_bound)
@@ -588,7 +589,7 @@ class Store(Reader):
         self._history.begin()
         with self._writing("NORMAL") as connection:
             connection.execute(sa.delete(successors).where(successors.c.at < cutoff))
-            more = attaches.prune(connection, cutoff, PRUNE_ROWS)
+            more = attaches.prune(connection, cutoff, self._keep_bytes, PRUNE_ROWS)
             more |= self._history.prune(connection, PRUNE_ROWS)
         with self._wake:
             self._history.settle()

@@ -20,7 +20,7 @@ from control.reach.attach_request import AttachRequest
 from control.reach.attaches import Attaches
 from control.store import queues
 from control.store import store as store_module
-from control.store.attaches import Attach
+from control.store.attaches import ROW_BYTES, Attach
 from control.store.store import Store
 from tests.databases import Database, written
 from tests.unit.fake_engine import event, key
@@ -222,6 +222,29 @@ def test_old_rows_are_removed_and_their_numbers_not_given_again(
     again.add_attach(row(31))
     assert written(again)
     assert numbers(database) == [31]
+
+
+def test_more_rows_than_there_is_room_for_are_removed_the_oldest_first(
+    make: Callable[..., Store], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "PRUNE_ROWS", 7)
+    store = make(keep_bytes=10 * ROW_BYTES)
+    for number in range(1, 31):
+        store.add_attach(row(number, at=time.time_ns() // 1_000_000))
+    assert written(store)
+    prune_until(store, lambda: numbers(database) == list(range(21, 31)))
+
+
+def test_a_row_takes_about_as_much_as_is_said(make: Callable[..., Store], database: Database) -> None:
+    if database.name != "sqlite":
+        pytest.skip("it is said of SQLite's file")
+    store = make()
+    (before,) = database.execute("SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()")
+    for number in range(5000):
+        store.add_attach(row(number)._replace(at=10**12 + number, client="192.0.2.7:40123"))
+    assert written(store)
+    (after,) = database.execute("SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()")
+    assert 0.6 * ROW_BYTES < (after[0] - before[0]) / 5000 < 1.2 * ROW_BYTES
 
 
 def test_what_waits_at_the_end_is_written(database: Database) -> None:
