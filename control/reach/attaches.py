@@ -16,10 +16,11 @@ from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
 from appliance.frontends.target import Name, Target
-from appliance.wire import Event, Key, endpoint_text, unpack_address
+from appliance.wire import Event, Key, endpoint_text
 from control.core.states import State
 from control.reach.attach_request import AttachRequest
 from control.store.attaches import Attach
+from control.store.schema import KEY, address_text
 
 WAITING: Final = 65_536
 """Rows that wait for a client's first byte; the oldest of more is written without."""
@@ -113,26 +114,23 @@ class Attaches:
 
 def _completed(row: Attach, event: Event) -> Attach:
     served = event.served
-    return row._replace(id=event.id, client=event.record.key.client_text, service=served.service,
-                        found=event.from_state, first_ms=served.first_ms)  # fmt: skip
+    return row._replace(id=event.id, client=_client_of(event), service=served.service, found=event.from_state,
+                        first_ms=served.first_ms)  # fmt: skip
 
 
 def _by_door(event: Event) -> Attach:
-    served, client = event.served, event.record.key.client_text
+    """By place, not by name: a router may have thousands a second."""
+    server, port, service, first_ms = event.served
+    target = _client_of(event)
     return Attach(
-        at=event.at_ms,
-        way="address",
-        server=endpoint_text((unpack_address(served.server), served.port)) if served.port else "",
-        target=client,
-        step="",
-        id=event.id,
-        client="" if event.error else client,
-        service=served.service,
-        found=event.from_state,
-        error=event.error,
-        answer_ms=event.count,
-        first_ms=served.first_ms,
-    )
+        event.at_ms, "address", address_text(server, port) if port else "", target, "", event.id,
+        "" if event.error else target, service, event.from_state, event.error, event.count, first_ms,
+    )  # fmt: skip
+
+
+def _client_of(event: Event) -> str:
+    address, _, port, _ = KEY.unpack(event.record.key_raw)
+    return address_text(address, port)
 
 
 def _text(target: Target) -> str:

@@ -13,6 +13,7 @@ from sqlalchemy.engine import Connection
 
 from control.store.database import get_meta, set_meta
 from control.store.schema import attaches
+from control.store.statements import insert_rows
 
 LAST: Final = "attaches"
 """In `meta`: the last number that was given."""
@@ -38,10 +39,13 @@ class Attach(NamedTuple):
     first_ms: int | None
 
 
+_COLUMNS: Final = ("seq", *Attach._fields)
+
+
 def write(connection: Connection, rows: Sequence[Attach]) -> None:
     """Add them, in this order."""
     last = get_meta(connection, LAST) or 0
-    connection.execute(sa.insert(attaches), [{"seq": seq, **row._asdict()} for seq, row in enumerate(rows, last + 1)])
+    insert_rows(connection, attaches, _COLUMNS, [(seq, *row) for seq, row in enumerate(rows, last + 1)])
     set_meta(connection, LAST, last + len(rows))
 
 

@@ -15,7 +15,7 @@ from control.store.database import chunks, upsert
 from control.store.schema import HISTORY, KEY, KEYED, MAPPED, Keyed, address_text, history_part, sleeping
 
 STATEMENT_ROWS: Final = 50
-"""Rows of history in one INSERT: eleven parameters each, and 999 are what any SQLite takes."""
+"""Rows in one INSERT: fourteen parameters each at most, and 999 are what any SQLite takes."""
 _HISTORY_IPV4: Final = struct.Struct("=QQ 12s4B16x2B2x HBBB7xQQQ")  # schema.HISTORY, its key taken apart
 HISTORY_COLUMNS: Final = [column.name for column in history_part(0).columns]
 
@@ -40,13 +40,18 @@ def write_keyed(connection: Connection, changed: Mapping[Keyed, bytes | None]) -
 
 
 def insert_history(connection: Connection, part: sa.Table, first: int, values: Sequence[tuple[Any, ...]]) -> None:
-    """Rows of history_values, numbered from `first` on. By the driver itself: SQLAlchemy's handling of parameters
-    takes 6 us a row, as much as all the rest of it. Many rows a statement, where parameters have places: a third less
-    again."""
-    compiled = sa.insert(part).inline().compile(dialect=connection.dialect, column_keys=HISTORY_COLUMNS)
-    rows = [(first + index, *row) for index, row in enumerate(values)]
+    """Rows of history_values, numbered from `first` on."""
+    insert_rows(connection, part, HISTORY_COLUMNS, [(first + index, *row) for index, row in enumerate(values)])
+
+
+def insert_rows(
+    connection: Connection, table: sa.Table, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]
+) -> None:
+    """By the driver itself: SQLAlchemy's handling of parameters takes 6 us a row, as much as all the rest of it. Many
+    rows a statement, where parameters have places: a third less again."""
+    compiled = sa.insert(table).inline().compile(dialect=connection.dialect, column_keys=columns)
     if not compiled.positional:
-        connection.exec_driver_sql(str(compiled), [dict(zip(HISTORY_COLUMNS, row, strict=True)) for row in rows])
+        connection.exec_driver_sql(str(compiled), [dict(zip(columns, row, strict=True)) for row in rows])
         return
     single = str(compiled)
     whole = len(rows) - len(rows) % STATEMENT_ROWS
@@ -55,7 +60,7 @@ def insert_history(connection: Connection, part: sa.Table, first: int, values: S
         many = f"{head} VALUES {', '.join([row] * STATEMENT_ROWS)}"
         for at in range(0, whole, STATEMENT_ROWS):
             connection.exec_driver_sql(many, tuple(chain.from_iterable(rows[at : at + STATEMENT_ROWS])))
-    if rest := rows[whole:]:
+    if rest := list(rows[whole:]):
         connection.exec_driver_sql(single, rest)
 
 
