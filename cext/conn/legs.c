@@ -6,11 +6,13 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -129,22 +131,25 @@ enum roost_moved roost_leg_send(struct roost_leg *leg, const uint8_t *data, uint
 }
 
 /* A closed window: since then nothing was sent, probes of it are not counted. A far end that is silent: what is sent again
- * counts as sent, but by then the time-out has grown to as long as all that lies before. */
-static uint64_t stuck_ms(int fd) {
+ * counts as sent, but by then the time-out has grown to as long as all that lies before. A FIN is no data: where it waits
+ * alone, it may be of just now, and the time-out tells by itself. */
+static uint64_t stuck_ms(const struct roost_leg *leg) {
     struct tcp_info info = {0};
     socklen_t size = sizeof(info);
-    if (fd < 0 ||
-        getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size)) /* none of TCP: the link's other end is the daemon */
+    int unacknowledged = 0;
+    if (leg->fd < 0 ||
+        getsockopt(leg->fd, IPPROTO_TCP, TCP_INFO, &info, &size)) /* none of TCP: the link's other end is the daemon */
         return 0;
     if (!(info.tcpi_unacked || info.tcpi_notsent_bytes))
         return 0;
-    return info.tcpi_last_data_sent + (info.tcpi_retransmits ? info.tcpi_rto / 1000 : 0);
+    bool fin_alone = leg->shut && !ioctl(leg->fd, SIOCOUTQ, &unacknowledged) && unacknowledged <= 1;
+    return (fin_alone ? 0 : info.tcpi_last_data_sent) + (info.tcpi_retransmits ? info.tcpi_rto / 1000 : 0);
 }
 
 uint64_t roost_conn_stuck_ms(const struct roost_conn *c) {
     if (c->phase != ROOST_LIVE)
         return 0;
-    uint64_t client = stuck_ms(c->client.fd), server = c->link == ROOST_CONNECTING ? 0 : stuck_ms(c->server.fd);
+    uint64_t client = stuck_ms(&c->client), server = c->link == ROOST_CONNECTING ? 0 : stuck_ms(&c->server);
     return client > server ? client : server;
 }
 

@@ -103,6 +103,27 @@ def test_clients_that_read_nothing_keep_nobody_from_waking(box: EngineLab) -> No
     assert receive(stuck[-1].client, len(BLOB)) == BLOB, "whoever reads again has lost nothing"
 
 
+@pytest.mark.engine(max_awake=16)
+def test_a_link_that_is_just_being_ended_is_not_stuck(box: EngineLab) -> None:
+    """Both ends have been quiet for longer than makes them stuck, and the server's kernel is slow to acknowledge our
+    FIN. That has no payload: when the last of it was sent says nothing."""
+    pairs = [box.connect() for _ in range(16)]
+    time.sleep(5.5)
+    box.lab.nft("lan", "table inet slow { chain o { type filter hook output priority 0; oifname eth0 drop; }; }")
+    try:
+        for _ in range(3):
+            box.engine.submit([Command(Op.PRESSURE, cause=Cause.PRESSURE, count=16)])
+            time.sleep(0.1)
+    finally:
+        box.lab.nft("lan", "delete table inet slow")
+    for pair in pairs:
+        assert receive(pair.server, 1) == b"", "our FIN"
+        pair.server.close()
+    for pair in pairs:
+        box.wait_state(pair, State.IDLE)
+    assert box.stat("stuck_reset") == 0
+
+
 @pytest.mark.engine(max_awake=64)
 def test_new_clients_leave_room_for_those_that_wake(box: EngineLab) -> None:
     sleeper = box.connect()
