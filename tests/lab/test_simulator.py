@@ -297,6 +297,33 @@ def test_what_the_server_does_not_get_is_sent_again(lab: Lab, ends: Ends) -> Non
     assert simulator.offences() == {}, simulator.first_offences()
 
 
+@pytest.mark.parametrize("ends", [{"clients": 1}], indirect=True)
+def test_an_answer_may_echo_what_was_sent_before_a_segment_that_was_lost(lab: Lab, ends: Ends) -> None:
+    """The handshake takes a second, for the SYN-ACK is lost once, and its last segment is lost, too: a probe is then
+    answered with the clock of the SYN."""
+    simulator = ends.simulator
+    simulator.expect_loss()
+    lab.nft("box", f"""
+        table netdev lossy {{
+            chain in {{
+                type filter hook ingress device "{simulator.box_interface}" priority 0;
+                tcp flags & (syn | ack) == ack quota until 60 bytes drop
+            }}
+        }}
+        table inet lossy {{
+            chain out {{
+                type filter hook output priority 0;
+                oifname "{simulator.box_interface}" tcp flags & (syn | ack) == syn | ack quota until 70 bytes drop
+            }}
+        }}""")  # fmt: skip
+    try:
+        assert all_done(simulator.connect(range(1), rto_s=5), 1)
+        assert all_done(simulator.keep_alive(range(1), rto_s=0.6), 1)
+    finally:
+        lab.nft("box", "delete table netdev lossy; delete table inet lossy")
+    assert simulator.offences() == {}, simulator.first_offences()
+
+
 @pytest.mark.parametrize("ends", [{"clients": 4}], indirect=True)
 def test_a_client_that_is_never_answered_gives_up_and_is_counted(lab: Lab, ends: Ends) -> None:
     simulator = ends.simulator

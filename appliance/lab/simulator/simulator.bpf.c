@@ -594,12 +594,12 @@ static __always_inline void take_payload(struct work *w, struct sim_client *c, c
 }
 
 /* The answer to a keep-alive probe must echo the probe's clock, or that of the newest segment before it that was no
- * probe; or something between, when the probe was sent again or something else crossed it. */
+ * probe; or something else of late, when the probe was sent again, something crossed it, or that segment may be lost. */
 static __always_inline void take_answer(struct work *w, struct sim_client *c, const struct heard *s, int bare) {
     __u32 flags = SIM_FLAGS(c->ctl);
     if (!(flags & SIM_F_PROBED))
         return;
-    int loose = SIM_RETRIES(c->ctl) || flags & SIM_F_CROSSED;
+    int loose = SIM_RETRIES(c->ctl) || flags & SIM_F_CROSSED || w->cfg->expect_loss;
     __u32 age = echo_age(w, c->sent_ms, s);
     if (!(flags & SIM_F_TIMESTAMPS) || !age || !echo_age(w, c->settled_ms, s) || (loose && age <= SIM_TSECR_SPAN_MS)) {
         clear_flags(c, SIM_F_PROBED | SIM_F_CROSSED);
