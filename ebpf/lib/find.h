@@ -3,7 +3,7 @@
 #ifndef ROOST_FIND_H
 #define ROOST_FIND_H
 
-#include "global.h"
+#include "verifier.h"
 #include "maps.h"
 
 /* The slots of a bucket whose tag matches, as a bit mask, eight tags at a time: of the 112 slots a key may lie in, seldom
@@ -80,11 +80,18 @@ static __always_inline __u32 buckets_of(const struct roost_generations *generati
     return generations->buckets[which];
 }
 
+/* Where a key is: of numbers alone, as a global function may hand no pointer on. */
+struct spot {
+    __u64 hash; /* of the key: set whether or not it was found */
+    __u32 generation, bucket, at;
+    __u32 ctl; /* of the moment when the slot was this key's */
+};
+
 /* Where a key was found. */
 struct found {
     struct roost_ka *slot;
-    __u64 hash;  /* of the key: set whether or not it was found, as `moved` is */
-    __u32 ctl;   /* of the moment when the slot was this key's */
+    __u64 hash;
+    __u32 ctl;   /* these as in struct spot */
     __u32 moved; /* of struct roost_filter_gate, before anything was looked at */
 };
 
@@ -93,43 +100,59 @@ static __always_inline __u32 ctl_of(struct roost_ka *slot) {
     return __sync_fetch_and_add(&slot->ctl, 0);
 }
 
-#define ROOST_FIND_IN(family)                                                                                          \
-    static __noinline int find_in##family(void *table, const struct roost_place *place, const struct roost_key *key,   \
-                                          struct found *found) {                                                       \
-        for (int side = 0; side < 2; side++) {                                                                         \
-            __u32 index = side ? place->bucket[1] : place->bucket[0];                                                  \
-            struct roost_bucket##family *b = bpf_map_lookup_elem(table, &index);                                       \
-            __u64 mask = b ? matching(&b->head, place->tag) : 0;                                                       \
-            for (int i = 0; i < ROOST_SAME_TAG_MAX; i++) {                                                             \
-                __u32 at = lowest_of(mask);                                                                            \
-                if (!mask || at >= ROOST_BUCKET_SLOTS || !b)                                                           \
-                    break;                                                                                             \
-                __u32 ctl = ctl_of(&b->slot[at].ka);                                                                   \
-                if (is##family(&b->slot[at], ctl, key)) {                                                              \
-                    found->slot = &b->slot[at].ka;                                                                     \
-                    found->ctl = ctl;                                                                                  \
-                    return 1;                                                                                          \
-                }                                                                                                      \
-                mask &= mask - 1;                                                                                      \
-            }                                                                                                          \
-        }                                                                                                              \
-        return 0;                                                                                                      \
-    }                                                                                                                  \
-    static __always_inline int find##family(const struct roost_config *cfg, const struct roost_key *key,               \
-                                            struct found *found) {                                                     \
-        __u32 in_use = *(volatile const __u32 *)&cfg->v##family.in_use;                                                \
-        __u64 hash = found->hash = hash_of##family(cfg, key);                                                          \
-        if (ROOST_PREVIOUS(in_use)) { /* before the current one: a slot is copied, then removed */                     \
-            __u32 old = (ROOST_PREVIOUS(in_use) - 1) % ROOST_GENERATIONS;                                              \
-            void *table = bpf_map_lookup_elem(&tables##family, &old);                                                  \
-            struct roost_place place = roost_place_of(hash, buckets_of(&cfg->v##family, old));                         \
-            if (table && find_in##family(table, &place, key, found))                                                   \
-                return 1;                                                                                              \
-        }                                                                                                              \
-        __u32 current = ROOST_CURRENT(in_use) % ROOST_GENERATIONS;                                                     \
-        void *table = bpf_map_lookup_elem(&tables##family, &current);                                                  \
-        struct roost_place place = roost_place_of(hash, buckets_of(&cfg->v##family, current));                         \
-        return table && find_in##family(table, &place, key, found);                                                    \
+#define ROOST_FIND_IN(family)                                                                                                  \
+    GLOBAL int spot_in##family(__u32 generation, const struct roost_place *place, const struct roost_key *key,                 \
+                               struct spot *spot) {                                                                            \
+        void *table = bpf_map_lookup_elem(&tables##family, &generation);                                                       \
+        for (int side = 0; table && place && key && spot && side < 2; side++) {                                                \
+            __u32 index = side ? place->bucket[1] : place->bucket[0];                                                          \
+            struct roost_bucket##family *b = bpf_map_lookup_elem(table, &index);                                               \
+            __u64 mask = b ? matching(&b->head, place->tag) : 0;                                                               \
+            for (int i = 0; i < ROOST_SAME_TAG_MAX; i++) {                                                                     \
+                __u32 at = lowest_of(mask);                                                                                    \
+                if (!mask || at >= ROOST_BUCKET_SLOTS || !b)                                                                   \
+                    break;                                                                                                     \
+                __u32 ctl = ctl_of(&b->slot[at].ka);                                                                           \
+                if (is##family(&b->slot[at], ctl, key)) {                                                                      \
+                    spot->generation = generation;                                                                             \
+                    spot->bucket = index;                                                                                      \
+                    spot->at = at;                                                                                             \
+                    spot->ctl = ctl;                                                                                           \
+                    return 1;                                                                                                  \
+                }                                                                                                              \
+                mask &= mask - 1;                                                                                              \
+            }                                                                                                                  \
+        }                                                                                                                      \
+        return 0;                                                                                                              \
+    }                                                                                                                          \
+    GLOBAL int spot##family(const struct roost_config *cfg, const struct roost_key *key, struct spot *spot) {                  \
+        if (!cfg || !key || !spot)                                                                                             \
+            return 0;                                                                                                          \
+        __u32 in_use = *(volatile const __u32 *)&cfg->v##family.in_use;                                                        \
+        spot->hash = hash_of##family(cfg, key);                                                                                \
+        if (ROOST_PREVIOUS(in_use)) { /* before the current one: a slot is copied, then removed */                             \
+            __u32 old = (ROOST_PREVIOUS(in_use) - 1) % ROOST_GENERATIONS;                                                      \
+            struct roost_place place = roost_place_of(spot->hash, buckets_of(&cfg->v##family, old));                           \
+            if (spot_in##family(old, &place, key, spot))                                                                       \
+                return 1;                                                                                                      \
+        }                                                                                                                      \
+        __u32 current = ROOST_CURRENT(in_use) % ROOST_GENERATIONS;                                                             \
+        struct roost_place place = roost_place_of(spot->hash, buckets_of(&cfg->v##family, current));                           \
+        return spot_in##family(current, &place, key, spot);                                                                    \
+    }                                                                                                                          \
+    /* Where the generation ended since it was looked into, it finds nothing: the guard keeps the answer of the stack back. */ \
+    static __always_inline int find##family(const struct roost_config *cfg, const struct roost_key *key,                       \
+                                            struct found *found) {                                                             \
+        struct spot spot = {};                                                                                                 \
+        int there = spot##family(cfg, key, &spot);                                                                             \
+        found->hash = spot.hash;                                                                                               \
+        void *table = there ? bpf_map_lookup_elem(&tables##family, &spot.generation) : 0;                                      \
+        struct roost_bucket##family *b = table ? bpf_map_lookup_elem(table, &spot.bucket) : 0;                                 \
+        if (!b || spot.at >= ROOST_BUCKET_SLOTS)                                                                               \
+            return 0;                                                                                                          \
+        found->slot = &b->slot[spot.at].ka;                                                                                    \
+        found->ctl = spot.ctl;                                                                                                 \
+        return 1;                                                                                                              \
     }
 
 ROOST_FIND_IN(4)

@@ -123,10 +123,10 @@ ROOST_FILL(6)
         struct roost_place place = roost_place_of(n->hash, buckets_of(&cfg->v##family, old));                          \
         struct roost_bucket##family *a = bpf_map_lookup_elem(table, &place.bucket[0]);                                 \
         struct roost_bucket##family *b = bpf_map_lookup_elem(table, &place.bucket[1]);                                 \
-        struct found found;                                                                                            \
+        struct spot spot;                                                                                              \
         if (!a || !b || !try_lock_place(&place, &a->head.lock, &b->head.lock))                                         \
             return -1;                                                                                                 \
-        int there = find_in##family(table, &place, &n->key, &found);                                                   \
+        int there = spot_in##family(old, &place, &n->key, &spot);                                                      \
         unlock_place(&place, &a->head.lock, &b->head.lock);                                                            \
         return there;                                                                                                  \
     }
@@ -151,13 +151,13 @@ static __always_inline __u32 choice(const struct roost_place *place, __u64 free,
         struct roost_place place = roost_place_of(n->hash, buckets_of(&cfg->v##family, current));                      \
         struct roost_bucket##family *a = bpf_map_lookup_elem(table, &place.bucket[0]);                                 \
         struct roost_bucket##family *b = bpf_map_lookup_elem(table, &place.bucket[1]);                                 \
-        struct found found;                                                                                            \
+        struct spot spot;                                                                                              \
         int there = -1;                                                                                                \
         if (!a || !b || !try_lock_place(&place, &a->head.lock, &b->head.lock))                                         \
             return -1;                                                                                                 \
         if (*(volatile const __u32 *)&cfg->v##family.in_use == n->in_use) {                                            \
             __u64 same_a = matching(&a->head, place.tag), same_b = matching(&b->head, place.tag);                      \
-            if ((same_a | same_b) && find_in##family(table, &place, &n->key, &found)) {                                \
+            if ((same_a | same_b) && spot_in##family(current, &place, &n->key, &spot)) {                               \
                 there = 1;                                                                                             \
             } else {                                                                                                   \
                 __u64 free_a = matching(&a->head, 0), free_b = matching(&b->head, 0);                                  \

@@ -15,6 +15,7 @@
 #include <bpf/bpf_endian.h>
 
 #include "ebpf/shared/record.h"
+#include "verifier.h"
 
 #ifndef ROOST_CTX
 #error "include ctx_xdp.h or ctx_skb.h first"
@@ -22,21 +23,6 @@
 
 #define MAX_EXTENSION_HEADERS 6
 #define HEADERS_END 16383 /* behind six of the longest */
-
-/* Clang forgets where a number came from, and so keeps the comparisons that the verifier needs: it would leave out one
- * that parse() made superfluous, or turn two bounds into one comparison of a difference in another register. */
-#define KEEP(n) asm volatile("" : "+r"(n))
-
-/* n stays what it is, and the verifier does not know it any more: where ways come together that differ by that alone, it
- * follows one of them. unknown: a number of which it knows nothing. */
-#define FORGET(n, unknown)                                                                                             \
-    do {                                                                                                               \
-        __u32 same = (unknown);                                                                                        \
-        KEEP(same);                                                                                                    \
-        (n) += (unknown);                                                                                              \
-        KEEP(n);                                                                                                       \
-        (n) -= same;                                                                                                   \
-    } while (0)
 
 enum fragment {
     FRAGMENT_NONE, /* a whole datagram */

@@ -3,7 +3,7 @@
 #ifndef ROOST_REPORT_H
 #define ROOST_REPORT_H
 
-#include "global.h"
+#include "verifier.h"
 #include "maps.h"
 
 /* why: enum roost_why. 0: the ring is full. */

@@ -5,7 +5,7 @@
 
 #include "checksum.h"
 #include "ctx_xdp.h"
-#include "global.h"
+#include "verifier.h"
 #include "ebpf/shared/judge.h"
 #include "packet.h"
 

@@ -29,6 +29,7 @@
 
 #include "ebpf/lib/ctx_xdp.h"
 #include "ebpf/lib/socket.h"
+#include "ebpf/lib/verifier.h"
 #include "ebpf/shared/frame.h"
 #include "ebpf/shared/stamp.h"
 #include "ebpf/shared/table.h"
@@ -64,36 +65,38 @@ static __always_inline int to_stack(struct xdp_md *ctx) {
     return XDP_PASS;
 }
 
-/* Looks the way of a packet up: there must be one clients' interface that has one. Should several have, which of them is
- * right only the kernel knows, when it sends by itself. */
-static __noinline int look_up_route(struct xdp_md *ctx, const struct roost_probe_run *run, const __be32 *packet,
+/* The way between a route's ends by this interface. 0: there is none. */
+GLOBAL int look_up_by(struct xdp_md *ctx, __u32 ifindex, int v6, struct route *route) {
+    /* OUTPUT: as a host that sends, not as a router that forwards. Where forwarding is off it finds nothing even so. */
+    struct bpf_fib_lookup fib = {.l4_protocol = IPPROTO_TCP, .tot_len = ROOST_PROBE_MAX, .ifindex = ifindex};
+    if (!route)
+        return 0;
+    if (v6) {
+        fib.family = FAMILY_INET6;
+        __builtin_memcpy(fib.ipv6_src, route->from, 16);
+        __builtin_memcpy(fib.ipv6_dst, route->to, 16);
+    } else {
+        fib.family = FAMILY_INET;
+        fib.ipv4_src = route->from[0];
+        fib.ipv4_dst = route->to[0];
+    }
+    if (bpf_fib_lookup(ctx, &fib, sizeof(fib), BPF_FIB_LOOKUP_OUTPUT) != BPF_FIB_LKUP_RET_SUCCESS)
+        return 0;
+    route->ifindex = fib.ifindex;
+    __builtin_memcpy(route->mac, fib.dmac, 6);
+    __builtin_memcpy(route->mac + 3, fib.smac, 6);
+    return 1;
+}
+
+/* There must be one clients' interface that has a way. Should several have, which of them is right only the kernel knows,
+ * when it sends by itself. */
+static __noinline int look_up_route(struct xdp_md *ctx, const struct roost_probe_run *run, int v6,
                                     struct route *route) {
-    struct bpf_fib_lookup fib = {.l4_protocol = IPPROTO_TCP};
     int found = 0;
     route->at_s = 0;
-    for (__u32 i = 0; i < ROOST_PROBE_INTERFACES && i < run->interfaces; i++) {
-        /* OUTPUT: as a host that sends, not as a router that forwards. Where forwarding is off it finds nothing even so. */
-        fib.ifindex = run->ifindex[i];
-        fib.rt_metric = 0; /* where its TOS goes in, too */
-        if (*(const __u8 *)packet >> 4 == 4) {
-            fib.family = FAMILY_INET;
-            fib.ipv4_src = packet[3];
-            fib.ipv4_dst = packet[4];
-        } else {
-            fib.family = FAMILY_INET6;
-            __builtin_memcpy(fib.ipv6_src, packet + 2, 16);
-            __builtin_memcpy(fib.ipv6_dst, packet + 6, 16);
-        }
-        fib.tot_len = ROOST_PROBE_MAX;
-        if (bpf_fib_lookup(ctx, &fib, sizeof(fib), BPF_FIB_LOOKUP_OUTPUT) != BPF_FIB_LKUP_RET_SUCCESS)
-            continue;
-        if (found)
+    for (__u32 i = 0; i < ROOST_PROBE_INTERFACES && i < run->interfaces; i++)
+        if (look_up_by(ctx, run->ifindex[i], v6, route) && found++)
             return 0;
-        found = 1;
-        route->ifindex = fib.ifindex;
-        __builtin_memcpy(route->mac, fib.dmac, 6);
-        __builtin_memcpy(route->mac + 3, fib.smac, 6);
-    }
     if (found)
         route->at_s = run->now_s + 1;
     return found;
@@ -102,7 +105,8 @@ static __noinline int look_up_route(struct xdp_md *ctx, const struct roost_probe
 static __always_inline struct route *route_of(struct xdp_md *ctx, const struct roost_probe_run *run,
                                               const __be32 *packet) {
     __be32 from[4] = {packet[3], 0, 0, 0}, to[4] = {packet[4], 0, 0, 0};
-    if (*(const __u8 *)packet >> 4 != 4) {
+    int v6 = *(const __u8 *)packet >> 4 != 4;
+    if (v6) {
         __builtin_memcpy(from, packet + 2, 16);
         __builtin_memcpy(to, packet + 6, 16);
     }
@@ -115,7 +119,7 @@ static __always_inline struct route *route_of(struct xdp_md *ctx, const struct r
         return route;
     __builtin_memcpy(route->from, from, 16);
     __builtin_memcpy(route->to, to, 16);
-    return look_up_route(ctx, run, packet, route) ? route : 0;
+    return look_up_route(ctx, run, v6, route) ? route : 0;
 }
 
 /* Words from one place to the other. */

@@ -41,8 +41,11 @@ struct way {
     __u16 mac[6];     /* of a way that is here, as an Ethernet header has them */
 };
 
-static __noinline int way_look_up(struct xdp_md *ctx, struct way *way) {
-    struct bpf_fib_lookup fib = {.l4_protocol = IPPROTO_TCP, .ifindex = way->ifindex};
+GLOBAL int way_look_up(struct xdp_md *ctx, struct way *way) {
+    struct bpf_fib_lookup fib = {.l4_protocol = IPPROTO_TCP};
+    if (!way)
+        return WAY_UNKNOWN;
+    fib.ifindex = way->ifindex;
     if (way->ends.v6) {
         fib.family = FAMILY_INET6;
         __builtin_memcpy(fib.ipv6_src, way->ends.near, 16);

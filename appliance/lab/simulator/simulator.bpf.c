@@ -22,6 +22,7 @@
 
 #include "ebpf/lib/checksum.h"
 #include "ebpf/lib/define_map.h"
+#include "ebpf/lib/verifier.h"
 
 char _license[] SEC("license") = "GPL";
 
@@ -39,9 +40,6 @@ char _license[] SEC("license") = "GPL";
 #define RST 4
 #define PSH 8
 #define ACK 16
-
-/* Clang forgets where a number came from, and so keeps the comparisons that the verifier needs. */
-#define KEEP(n) asm volatile("" : "+r"(n))
 
 struct pattern {
     __u8 bytes[SIM_PATTERN + SIM_PATTERN_SLACK];
@@ -599,7 +597,7 @@ static __always_inline void take_answer(struct work *w, struct sim_client *c, co
     __u32 flags = SIM_FLAGS(c->ctl);
     if (!(flags & SIM_F_PROBED))
         return;
-    int loose = SIM_RETRIES(c->ctl) || flags & SIM_F_CROSSED || w->cfg->expect_loss;
+    int loose = SIM_RETRIES(c->ctl) || flags & SIM_F_CROSSED || w->cfg->expect_loss || w->cfg->lose_every;
     __u32 age = echo_age(w, c->sent_ms, s);
     if (!(flags & SIM_F_TIMESTAMPS) || !age || !echo_age(w, c->settled_ms, s) || (loose && age <= SIM_TSECR_SPAN_MS)) {
         clear_flags(c, SIM_F_PROBED | SIM_F_CROSSED);
@@ -854,11 +852,10 @@ static __always_inline __u32 read_segment(struct xdp_md *ctx, int l4, __u32 l4_l
     if (tcp->doff < 5 || tcp->doff * 4 > l4_length)
         return SIM_N_MALFORMED;
     read_header(tcp, l4_length, s);
-    __u32 same =
-        l4_length; /* of which the verifier does not know, and so follows one step for all places of an option */
-    KEEP(same);
-    scratch->heard = *s; /* likewise: what stands in a map it does not follow */
-    struct option_walk walk = {.scratch = scratch, .at = l4_length - same + 20, .end = s->header};
+    scratch->heard = *s; /* what stands in a map the verifier does not follow */
+    __u32 at = sizeof(*tcp);
+    FORGET(at, s->seq);
+    struct option_walk walk = {.scratch = scratch, .at = at, .end = s->header};
     bpf_loop(40, next_option, &walk, 0);
     *s = scratch->heard;
     return walk.bad ? SIM_N_MALFORMED : 0;

@@ -133,7 +133,7 @@ struct sim_config {
     __u32 secret;      /* sequence numbers and clocks follow from it */
     __u32 drop_every;  /* of the frames received drop each n-th, unread; 0 = none */
     __u32 lose_every;  /* of the frames to be sent lose each n-th; 0 = none */
-    __u32 expect_loss; /* the network loses frames: a gap in the sequence is not an offence */
+    __u32 expect_loss; /* the network loses frames: no gap in the sequence, nor an older clock's echo, is an offence */
 };
 
 enum sim_counter { /* Python has these names in small letters, without SIM_N_ */

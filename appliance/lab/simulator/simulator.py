@@ -480,7 +480,8 @@ class Simulator:
         lib.sim_settings(self._handle).lose_every = frames
 
     def expect_loss(self, expected: bool = True) -> None:
-        """The network loses frames, so that an acknowledgement may have a number that is ahead of the client's."""
+        """The network loses frames, so that an acknowledgement may have a number that is ahead of the client's,
+        or the echo of an older clock."""
         lib.sim_settings(self._handle).expect_loss = expected
 
 
