@@ -30,17 +30,26 @@ from tests.lines import LineCounter
 TESTS = Path(__file__).parent
 LAYERS = ("unit", "lab", "security", "bench")
 PRIVILEGED = frozenset({"lab", "security", "bench"})
-BEGUN_FIRST = (  # of all files: those that take longest, 60 to 150 s each on a quiet machine
-    "tests/bench/test_benches.py",
+BEGUN_FIRST = (  # of all files: those that take longest, 60 to 240 s each on a quiet machine
     "tests/security/test_sanitized.py",
-    "tests/lab/test_sessions.py",
+    "tests/bench/test_benches.py",
     "tests/lab/test_persistent.py",
-    "tests/lab/test_persistent_daemon.py",
-    "tests/lab/test_router.py",
-    "tests/lab/test_second_server.py",
     "tests/lab/test_flows.py",
+    "tests/security/test_forged_segments.py",
+    "tests/lab/test_lab_up.py",
+    "tests/unit/test_export.py",
+    "tests/lab/test_sessions.py",
+    "tests/lab/test_sleep_filter.py",
+    "tests/lab/test_persistent_daemon.py",
+    "tests/lab/test_errors.py",
+    "tests/lab/test_figures.py",
+    "tests/lab/test_control_plane.py",
+    "tests/lab/test_lwip.py",
+    "tests/lab/test_restart.py",
+    "tests/lab/test_in_band.py",
+    "tests/lab/test_growth.py",
     "tests/lab/test_simulator_appliance.py",
-    "tests/lab/test_simulator.py",
+    "tests/lab/test_capture.py",
 )
 BACKGROUND = (  # files that compute for 60 to 120 s, and ask no clock
     "tests/unit/test_interleavings.py",

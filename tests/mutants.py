@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,13 @@ class Mutant:
     old: str
     new: str
     says: str
+
+
+def is_made_from(target: Path, changed: str) -> bool:
+    """Whether the file `changed` of this checkout is in the object `target`, beside which the compiler has left what it
+    was made from (-MMD)."""
+    made_from = target.with_suffix(".d").read_text().split()
+    return str(ROOT / changed) in map(os.path.normpath, made_from)
 
 
 def plant(mutant: Mutant, tree: Path) -> Path:

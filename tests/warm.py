@@ -22,7 +22,7 @@ from multiprocessing.reduction import DupFd
 from typing import IO, Any, Final
 
 PROGRAM: Final = "control.cli.main"
-IMPORTED: Final = ("control.cli.up", "control.daemon.daemon", "tests.warm")
+IMPORTED: Final = ("control.cli.up", "control.daemon.daemon", "pydantic.v1", "tests.warm")  # FastAPI imports v1 late
 _CLONE_NEWNET: Final = 0x40000000
 _PR_SET_PDEATHSIG: Final = 1
 

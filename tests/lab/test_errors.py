@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -173,26 +174,26 @@ def test_a_port_that_is_taken_is_named(lab: Lab) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives up root, so it must have it")
-def test_without_privilege_the_missing_right_is_named(lab: Lab, tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    config = tmp_path / "roost.toml"
-    config.write_text(f"""
-        [paths]
-        pin_dir = "{leftovers.BPFFS / leftovers.new_name()}"
-        database = "{tmp_path}/roost.db"
-        control_socket = "{tmp_path}/roost.sock"
-        [network]
-        interfaces = ["wan0"]
-        [[service]]
-        name = "x"
-        listen = "127.0.0.1:7999"
-        server = "127.0.0.1:7998"
-    """)
-    for path in [tmp_path, *tmp_path.parents]:
-        path.chmod(path.stat().st_mode | 0o755) if path.owner() == "root" and "pytest" in str(path) else None
-    done = subprocess.run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-m",
-                           "control.cli.main", "up", "-c", str(config)], capture_output=True, text=True, timeout=60,
-                          env=python_environment(), check=False)  # fmt: skip
+def test_without_privilege_the_missing_right_is_named(lab: Lab) -> None:
+    with tempfile.TemporaryDirectory(prefix="roost-test-") as name:  # pytest's own is closed to other users
+        directory = Path(name)
+        directory.chmod(0o777)
+        config = directory / "roost.toml"
+        config.write_text(f"""
+            [paths]
+            pin_dir = "{leftovers.BPFFS / leftovers.new_name()}"
+            database = "{directory}/roost.db"
+            control_socket = "{directory}/roost.sock"
+            [network]
+            interfaces = ["wan0"]
+            [[service]]
+            name = "x"
+            listen = "127.0.0.1:7999"
+            server = "127.0.0.1:7998"
+        """)
+        done = subprocess.run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-m",
+                               "control.cli.main", "up", "-c", str(config)], capture_output=True, text=True,
+                              timeout=60, env=python_environment(), check=False)  # fmt: skip
     assert done.returncode != 0
     said = done.stdout + done.stderr
     assert "Traceback" not in said, said

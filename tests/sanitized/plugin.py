@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -34,14 +32,6 @@ sys.meta_path.insert(0, Finder())
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--of-each", type=int, metavar="N", help="only the first N tests of each file")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure() -> None:
-    """Look for leaks now, and not when the process ends: threads end then, and the search, which reads their memory,
-    has failed for it ("Tracer caught signal 11")."""
-    gc.collect()
-    ctypes.CDLL(None).__lsan_do_recoverable_leak_check()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,9 +22,15 @@ pytestmark = pytest.mark.timeout(1800)  # beside busy processes, those that run 
 each_target = pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Target], Path]:
+    """The executable of a target, with its objects beside it."""
+    return cache(lambda target: build(target, tmp_path_factory.mktemp(target.name)))
+
+
 @each_target
-def test_nothing_is_found_from_the_seeds(target: Target, tmp_path: Path) -> None:
-    finding, _ = run(build(target, tmp_path), target, tmp_path, runs=target.runs)
+def test_nothing_is_found_from_the_seeds(target: Target, built: Callable[[Target], Path], tmp_path: Path) -> None:
+    finding, _ = run(built(target), target, tmp_path, runs=target.runs)
     assert not finding, str(finding)
 
 
@@ -36,15 +44,16 @@ def test_nothing_is_found_in_the_programs_for_processors_that_reorder_loads(name
 @pytest.mark.soak
 @pytest.mark.timeout(SOAK_S + 300)
 @each_target
-def test_nothing_is_found_in_half_an_hour(target: Target, tmp_path: Path) -> None:
-    finding, _ = run(build(target, tmp_path), target, tmp_path, seconds=SOAK_S)
+def test_nothing_is_found_in_half_an_hour(target: Target, built: Callable[[Target], Path], tmp_path: Path) -> None:
+    finding, _ = run(built(target), target, tmp_path, seconds=SOAK_S)
     assert not finding, str(finding)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.target}: {mutant.name}")
-def test_a_planted_bug_is_found(mutant: Mutant, tmp_path: Path) -> None:
+def test_a_planted_bug_is_found(mutant: Mutant, built: Callable[[Target], Path], tmp_path: Path) -> None:
+    made = built(TARGETS[mutant.target]).parent
     target = replace(TARGETS[mutant.target], optimise="-O0")  # sooner compiled, and soon found
-    tree = plant(mutant, tmp_path / "tree")
-    finding, _ = run(build(target, tmp_path, tree), target, tmp_path, runs=MUTANT_RUNS)
+    wrong = build(target, tmp_path, plant(mutant, tmp_path / "tree"), mutant.file, made)
+    finding, _ = run(wrong, target, tmp_path, runs=MUTANT_RUNS)
     assert finding, f"{MUTANT_RUNS} inputs did not show that {mutant.name}"
     assert mutant.says in finding.said

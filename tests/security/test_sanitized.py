@@ -16,10 +16,9 @@ from tests.sanitized.mutants import MUTANTS
 
 SOAK_S = 7200
 
-SLOW = (
-    "tests/unit/test_judge.py",
-    "tests/unit/test_segment.py",
-)  # what they are about is fuzzed, by the same sanitizers
+SLOW = tuple(  # what they are about is fuzzed, by the same sanitizers
+    f"tests/unit/test_{name}.py" for name in ("in_band_frames", "judge", "proxy_header", "segment")
+)
 LAB = tuple(
     f"tests/lab/test_{name}.py"
     for name in ("attach", "born_handshake", "command_tokens", "errors", "freeze_thaw", "growth", "in_band_engine",
