@@ -23,9 +23,11 @@ def test_the_ten_longest_files_are_named_with_their_job() -> None:
         for suffix in ("py", "c", "h")
         for path in (ROOT / tree).rglob(f"*.{suffix}")
     }
-    longest = sorted(lines.keys() - set(GENERATED), key=lambda name: -lines[name])[:10]
+    written = {name: count for name, count in lines.items() if name not in GENERATED}
     named = re.findall(r"^\| `([^`]+)` \| .+ \|$", section("The ten longest files"), re.M)
-    assert set(named) == set(longest)
+    assert len(set(named)) == 10
+    # of files that are equally long, any may be the tenth
+    assert sorted(written[name] for name in named) == sorted(written.values())[-10:]
 
 
 def test_ten_changes_name_five_rooms_at_most_and_each_is_there() -> None:
