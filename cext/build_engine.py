@@ -50,7 +50,8 @@ SOURCES: Final = {
     "table": "endpoints filter hosts interned rests rules table",
     "path": "datapath foreign frames probes programs unpin",
     "socket": "heard proxy_header repair segment spares survey",
-    "conn": "acks candidates classes connection events find legs listing notes ports ruling servers steering waiting",
+    "conn": "acks candidates classes connection events find legs listing notes ports ruling servers steering "
+    "tallies waiting",
     "inband": "inband inband_relay inband_requests",
     "life": "ask attach births doors freeze growth held insert links listeners next pressure recall received relay "
     "sweep thaw",

@@ -109,14 +109,16 @@ static int op_sleep(struct roost_engine *e, const struct roost_command *command)
         slot->rcv_nxt != command->record.ka.rcv_nxt || !same_peer(e, slot, command))
         return EAGAIN;
     struct roost_event event;
+    const uint32_t class = slot->class;
     roost_event_of_slot(e, &command->record.key, slot, &event);
     roost_table_set_phase(slot, ROOST_SLEEP);
     uint32_t index = slot->rest;
     slot->rest = ROOST_NO_REST;
     roost_table_rest_release(&e->table, index);
-    if (roost_sleep_without_slot(e, &command->record.key, slot->ctl, slot->class, false))
+    if (roost_sleep_without_slot(e, &command->record.key, slot->ctl, class, false))
         roost_table_remove(&e->table, slot);
-    roost_post_transition(e, &event, ROOST_ST_IDLE, ROOST_ST_SLEEP, (enum roost_cause)command->cause, command->token);
+    roost_post_transition(e, &event, class, ROOST_ST_IDLE, ROOST_ST_SLEEP, (enum roost_cause)command->cause,
+                          command->token);
     return 0;
 }
 

@@ -371,12 +371,11 @@ int roost_wake_events(roost_engine *e) {
 
 uint64_t roost_slots_in_sleep(roost_engine *e) {
     struct roost_key key;
-    uint64_t count = 0;
+    const struct roost_ka *slot;
+    uint64_t count = 0, p = 0;
     roost_lock(e);
-    for (uint64_t p = 0, positions = roost_table_positions(&e->table); p < positions; p++) {
-        const struct roost_ka *slot = roost_table_at(&e->table, p, &key);
-        count += slot && ROOST_PHASE(slot->ctl) == ROOST_SLEEP && !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER);
-    }
+    while ((slot = roost_table_walk(&e->table, &p, UINT64_MAX, &key)))
+        count += ROOST_PHASE(slot->ctl) == ROOST_SLEEP && !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER);
     roost_unlock(e);
     return count;
 }
@@ -546,6 +545,7 @@ void roost_close(roost_engine *e) {
     roost_recall_close(e);
     roost_hosts_close(&e->hosts);
     roost_rules_close(e);
+    roost_tallies_free(e);
     roost_classes_free(&e->table.classes);
     roost_mailbox_destroy(&e->box);
     if (e->epoll_fd >= 0)

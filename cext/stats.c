@@ -66,15 +66,18 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_STUCK_RESET] = "stuck_reset",
     [ROOST_E_WRITE_TIMEOUTS] = "write_timeouts",
     [ROOST_E_CLIENTS_REFUSED] = "clients_refused",
+    [ROOST_E_UNTALLIED] = "transitions_untallied",
 };
 
-static const char *const gauge_names[] = {
-    "awake",           "table_ipv4",    "table_ipv6",    "idle_records",   "table_refused", "events_waiting",
-    "events_lost",     "replay_failed", "probes_raw",    "ipv4_slots",     "ipv6_slots",    "idle_slots",
-    "servers_waiting", "born",          "sockets_spare", "filter_members", "filter_slots",  "perhaps_waiting"};
-#define GAUGES (sizeof(gauge_names) / sizeof(gauge_names[0]))
+/* Counters of parts, and then gauges. */
+static const char *const other_names[] = {
+    "table_refused",   "events_lost",  "replay_failed",  "probes_raw",     "awake",        "table_ipv4",
+    "table_ipv6",      "idle_records", "events_waiting", "ipv4_slots",     "ipv6_slots",   "idle_slots",
+    "servers_waiting", "born",         "sockets_spare",  "filter_members", "filter_slots", "perhaps_waiting"};
+#define OTHERS (sizeof(other_names) / sizeof(other_names[0]))
+#define COUNTERS_OF_PARTS 4
 
-_Static_assert(ROOST_N_COUNT + ROOST_E_COUNT + GAUGES <= ROOST_STATS, "struct roost_stats has a place for each");
+_Static_assert(ROOST_N_COUNT + ROOST_E_COUNT + OTHERS <= ROOST_STATS, "struct roost_stats has a place for each");
 
 const char *roost_stat_name(uint32_t index) {
     if (index < ROOST_N_COUNT)
@@ -83,7 +86,11 @@ const char *roost_stat_name(uint32_t index) {
     if (index < ROOST_E_COUNT)
         return engine_names[index];
     index -= ROOST_E_COUNT;
-    return index < GAUGES ? gauge_names[index] : NULL;
+    return index < OTHERS ? other_names[index] : NULL;
+}
+
+int roost_stat_is_gauge(uint32_t index) {
+    return index >= ROOST_N_COUNT + ROOST_E_COUNT + COUNTERS_OF_PARTS;
 }
 
 int roost_stats_read(roost_engine *e, struct roost_stats *stats) {
@@ -93,15 +100,15 @@ int roost_stats_read(roost_engine *e, struct roost_stats *stats) {
     roost_lock(e);
     for (int i = 0; i < ROOST_E_COUNT; i++)
         *value++ = e->stat[i];
+    *value++ = e->table.refused;
+    *value++ = e->box.lost;
+    *value++ = e->path.replay_failed;
+    *value++ = e->path.probe_raw;
     *value++ = e->awake;
     roost_table_used(e, value, value + 1);
     value += 2;
     *value++ = e->table.rest_used;
-    *value++ = e->table.refused;
     *value++ = e->box.events + e->box.rows;
-    *value++ = e->box.lost;
-    *value++ = e->path.replay_failed;
-    *value++ = e->path.probe_raw;
     *value++ = roost_table_slots(&e->table, true);
     *value++ = roost_table_slots(&e->table, false);
     *value++ = e->table.rest_slots;

@@ -41,9 +41,9 @@ int roost_service_update(roost_engine *e, const struct roost_service *service);
 /* All rules there are, from now on, in place of those from before, with the policies that they name: `service` says whose each is,
  * `own` and `base` are the engine's. Every connection obeys within seconds. By one caller at a time; it waits for what is in XDP,
  * some 30 ms. How many networks XDP had no memory for: clients that are born asleep there have the service's default until rules
- * are set again. -EINVAL, -ENOSPC or -ENOMEM: nothing has changed. */
+ * are set again; class says the number of each policy. -EINVAL, -ENOSPC or -ENOMEM: nothing has changed. */
 int roost_rules_set(roost_engine *e, const struct roost_rule *rules, uint32_t count, const struct roost_class *policies,
-                    uint32_t policies_count, struct roost_reason *why);
+                    uint32_t policies_count, uint32_t *class, struct roost_reason *why);
 /* What they would change: of each policy, and behind them of those that no rule is for, two numbers in counts: the connections
  * that would have it, awake or with a slot, and those of them that have other values now. Takes 0.3 us a connection. */
 int roost_rules_count(roost_engine *e, const struct roost_rule *rules, uint32_t count,
@@ -104,8 +104,15 @@ int roost_find_class(roost_engine *e, const struct roost_key *key, struct roost_
 int roost_find_overrides(roost_engine *e, const struct roost_key *key, uint64_t id, struct roost_overrides *overrides);
 /* What keeps the awake connection with this key from being frozen; 1 found, 0: there is none. */
 int roost_find_obstacles(roost_engine *e, const struct roost_key *key, struct roost_obstacles *obstacles);
+/* Takes all tallies there are, ROOST_TALLIES at most; how many. */
+int roost_tallies_take(roost_engine *e, struct roost_tally *tallies);
+/* Adds a part of what exists to counts, which has a place for each class (ROOST_CLASSES); at: two words, which begin with 0. 1:
+ * there is more, 0: that was all. What moves between the parts may be counted twice, or not at all. -EAGAIN: a table has grown
+ * meanwhile, begin anew. The engine's thread stands still for 0.2 ms: between two parts it needs time. */
+int roost_census(roost_engine *e, uint64_t *at, struct roost_census *counts);
 int roost_stats_read(roost_engine *e, struct roost_stats *stats);
 const char *roost_stat_name(uint32_t index); /* NULL past the last one */
+int roost_stat_is_gauge(uint32_t index);     /* 1: it tells how much there is; 0: it counts what happened */
 uint64_t roost_memory(roost_engine *e);      /* bytes of kernel memory in our maps (as bpf fdinfo says) */
 void roost_stop(roost_engine *e);            /* stop the thread; open sockets are closed */
 /* Makes the directory for pins, or looks whether one that is there may be trusted. */

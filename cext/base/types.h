@@ -316,6 +316,32 @@ struct roost_sought {
     uint32_t silence_s; /* not heard for so long at least; awake ones are heard */
 };
 
+/* What connections of a class did since it was last asked for (roost_tallies_take): so many went from one state to another by this
+ * cause. Where the two are the same, they were sent so many probes in it. class: what was set in band is told under the class that
+ * it stands in place of. */
+struct roost_tally {
+    uint16_t class;
+    uint16_t service; /* whose it is */
+    uint8_t from_state;
+    uint8_t to_state;
+    uint8_t cause;
+    uint8_t unused;
+    uint64_t count;
+    uint64_t rx_bytes; /* payload from and to their clients since each one's transition before */
+    uint64_t tx_bytes;
+};
+
+enum {
+    ROOST_TALLIES = 65536 /* at most at a time; there are some twenty of a class that is used */
+};
+
+/* How many connections of a class are in each state (roost_census). */
+struct roost_census {
+    uint64_t service;     /* whose it is */
+    uint64_t in_state[6]; /* enum roost_state; IDLE without those in `born`, SLEEP without those that have no slot */
+    uint64_t born;        /* were born asleep, and have not spoken */
+};
+
 /* Per-verdict counters of the BPF programs and counters of the engine, by name (see roost_stat_name). */
 struct roost_stats {
     uint64_t value[ROOST_STATS];

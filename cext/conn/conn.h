@@ -10,6 +10,7 @@
  *     acks.c        ACKs that wait for an answer        listing.c     lists that are taken while connections move
  *     notes.c       sockets that XDP must know of       ports.c       local ports of links that may sleep
  *     steering.c    what a router steers               ruling.c      which class a client's network gives
+ *     tallies.c     what those of a class do
  */
 #ifndef ROOST_CEXT_CONN_H
 #define ROOST_CEXT_CONN_H
@@ -104,8 +105,8 @@ void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, co
 void roost_event_of_holder(struct roost_engine *e, const struct roost_key *key, const struct roost_holder *h,
                            struct roost_event *event);
 bool roost_is_legal(uint8_t from, uint8_t to, uint8_t cause); /* enum roost_state, enum roost_cause */
-/* Tells a transition of what the event describes. False: it is not legal, and ROOST_EV_ILLEGAL was told instead. */
-bool roost_post_transition(struct roost_engine *e, struct roost_event *event, enum roost_state from,
+/* Tells a transition of what the event describes, of this class. False: it is not legal, and ROOST_EV_ILLEGAL was told instead. */
+bool roost_post_transition(struct roost_engine *e, struct roost_event *event, uint32_t class, enum roost_state from,
                            enum roost_state to, enum roost_cause cause, uint64_t token);
 
 void roost_tell_pressure(struct roost_engine *e); /* descriptors run short */
@@ -117,6 +118,11 @@ static inline uint64_t roost_room_without_pressure(const struct roost_engine *e)
 static inline bool roost_is_pair(const struct roost_ka *slot) {
     return slot && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED;
 }
+
+/* tallies.c: one more connection of this class went from one state to another; where both are the same, it was sent a probe. */
+void roost_tally(struct roost_engine *e, uint32_t class, uint8_t from, uint8_t to, uint8_t cause, uint64_t rx,
+                 uint64_t tx);
+void roost_tallies_free(struct roost_engine *e);
 
 /* notes.c: sockets that XDP must know of. When the engine starts; in each turn; before one is made. */
 void roost_sockets_begin(struct roost_engine *e);

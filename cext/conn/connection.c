@@ -146,13 +146,14 @@ static void post_row(struct roost_engine *e, const struct roost_conn *c, enum ro
                             .tx_bytes = c->tx,
                             .gap_ms = e->now_ms > c->active_ms ? e->now_ms - c->active_ms : 0};
     roost_mailbox_post_row(&e->box, &row);
+    roost_tally(e, c->class, row.from_state, row.to_state, row.cause, row.rx_bytes, row.tx_bytes);
 }
 
 static bool post_event(struct roost_engine *e, const struct roost_conn *c, enum roost_state to, enum roost_cause cause,
                        uint64_t token) {
     struct roost_event event;
     roost_event_of_conn(e, c, &event);
-    return roost_post_transition(e, &event, (enum roost_state)c->state, to, cause, token);
+    return roost_post_transition(e, &event, c->class, (enum roost_state)c->state, to, cause, token);
 }
 
 void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum roost_state to, enum roost_cause cause) {

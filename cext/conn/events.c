@@ -74,7 +74,7 @@ bool roost_is_legal(uint8_t from, uint8_t to, uint8_t cause) {
            roost_transitions[from][cause] & 1u << to;
 }
 
-bool roost_post_transition(struct roost_engine *e, struct roost_event *event, enum roost_state from,
+bool roost_post_transition(struct roost_engine *e, struct roost_event *event, uint32_t class, enum roost_state from,
                            enum roost_state to, enum roost_cause cause, uint64_t token) {
     const bool legal = roost_is_legal((uint8_t)from, (uint8_t)to, (uint8_t)cause);
     event->type = legal ? ROOST_EV_TRANSITION : ROOST_EV_ILLEGAL;
@@ -83,6 +83,8 @@ bool roost_post_transition(struct roost_engine *e, struct roost_event *event, en
     event->cause = (uint8_t)cause;
     event->token = legal ? token : 0;
     roost_mailbox_post(&e->box, event);
+    if (legal)
+        roost_tally(e, class, event->from_state, event->to_state, event->cause, event->rx_bytes, event->tx_bytes);
     return legal;
 }
 

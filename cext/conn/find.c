@@ -35,16 +35,16 @@ static bool complete(struct roost_engine *e, struct roost_key *key, const uint8_
 
 /* The only connection with this client address, where the index names an earlier one. */
 static bool scan(struct roost_engine *e, struct roost_key *key) {
-    uint64_t positions = roost_table_positions(&e->table);
     struct roost_key other;
+    const struct roost_ka *slot;
+    uint64_t p = 0;
     for (struct roost_conn *c = e->oldest; c; c = c->newer)
         if (!memcmp(c->key.client, key->client, sizeof(key->client)) && !roost_service_of(e, c->service)->unreachable) {
             *key = c->key;
             return true;
         }
-    for (uint64_t p = 0; p < positions; p++) {
-        const struct roost_ka *slot = roost_table_at(&e->table, p, &other);
-        if (slot && !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) &&
+    while ((slot = roost_table_walk(&e->table, &p, UINT64_MAX, &other))) {
+        if (!(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) &&
             !roost_service_of(e, roost_table_service(&e->table, slot))->unreachable &&
             !memcmp(other.client, key->client, sizeof(key->client))) {
             *key = other;

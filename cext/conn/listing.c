@@ -13,6 +13,7 @@
 #define PLACES 4096            /* of the awake: ranges of the hashes of their keys */
 #define POSITIONS_A_PART 16384 /* the engine's thread stands still for some 0.3 ms */
 #define LATE_COST 16           /* of a look-up, in positions */
+#define EMPTY_COST 8           /* so many positions of empty buckets cost as much as one in use */
 #define TOLD_MAX (1u << 20)    /* a reader that sleeps in the midst of its list takes no more memory than for these */
 
 struct told {
@@ -156,17 +157,20 @@ static bool list_awake(struct roost_engine *e, struct roost_listing *l, struct r
     return true;
 }
 
-static bool list_slot(struct roost_engine *e, struct roost_listing *l, struct roost_event *events, uint32_t max,
-                      uint32_t *count) {
+/* The next slot, if any is in use before position `end` of the table: how many positions the listing is on. room: false, it is
+ * to be listed, and there is none. */
+static uint64_t list_slot(struct roost_engine *e, struct roost_listing *l, uint64_t end, struct roost_event *events,
+                          uint32_t max, uint32_t *count, bool *room) {
     struct roost_key key;
-    struct roost_ka *slot = roost_table_at(&e->table, l->at - PLACES, &key);
+    uint64_t first = l->at - PLACES, p = first;
+    struct roost_ka *slot = roost_table_walk(&e->table, &p, end, &key);
     if (!slot || !is_wanted(l, slot) || !slot_fits(e, l, &key, slot) || roost_conn_by_key(e, &key) ||
         is_told(e, l, &key))
-        return true;
-    if (*count == max)
-        return false;
-    roost_event_of_slot(e, &key, slot, &events[(*count)++]);
-    return true;
+        return p - first;
+    *room = *count < max;
+    if (*room)
+        roost_event_of_slot(e, &key, slot, &events[(*count)++]);
+    return p - first - !*room;
 }
 
 static bool list_late(struct roost_engine *e, const struct roost_listing *l, const struct told *told,
@@ -187,9 +191,19 @@ int roost_list(roost_engine *e, roost_listing *l, struct roost_event *events, ui
     uint32_t count = 0, looked_at = 0;
     bool room = true;
     roost_lock(e);
-    uint64_t end = PLACES + roost_table_positions(&e->table);
-    for (; !l->through && room && l->at < end && looked_at < POSITIONS_A_PART; l->at += room, looked_at++)
-        room = l->at < PLACES ? list_awake(e, l, events, max, &count) : list_slot(e, l, events, max, &count);
+    uint64_t positions = roost_table_positions(&e->table), end = PLACES + positions;
+    while (!l->through && room && l->at < end && looked_at < POSITIONS_A_PART) {
+        uint64_t on;
+        if (l->at < PLACES) {
+            room = list_awake(e, l, events, max, &count);
+            on = room;
+        } else {
+            uint64_t most = l->at - PLACES + (uint64_t)(POSITIONS_A_PART - looked_at) * EMPTY_COST;
+            on = list_slot(e, l, most < positions ? most : positions, events, max, &count, &room);
+        }
+        l->at += on;
+        looked_at += 1 + on / EMPTY_COST;
+    }
     if (!l->through && l->at >= end) {
         l->through = true;
         l->late = l->first;

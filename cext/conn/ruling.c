@@ -109,7 +109,7 @@ static void begin_round(struct roost_engine *e) {
 }
 
 int roost_rules_set(roost_engine *e, const struct roost_rule *rules, uint32_t count, const struct roost_class *policies,
-                    uint32_t policies_count, struct roost_reason *why) {
+                    uint32_t policies_count, uint32_t *class, struct roost_reason *why) {
     struct brought b = {0};
     int error = take(&b, rules, count, policies, policies_count, why);
     if (!error && put_in_force(e, &b, policies, policies_count))
@@ -119,6 +119,7 @@ int roost_rules_set(roost_engine *e, const struct roost_rule *rules, uint32_t co
         release(&b);
         return error;
     }
+    memcpy(class, b.class, policies_count * sizeof(*class));
     int untold = e->path.inactive ? tell_xdp(e, &b) : 0;
     wait_for_xdp();
     begin_round(e);

@@ -225,6 +225,7 @@ enum roost_engine_counter {
     ROOST_E_STUCK_RESET,
     ROOST_E_WRITE_TIMEOUTS,
     ROOST_E_CLIENTS_REFUSED,
+    ROOST_E_UNTALLIED, /* transitions and probes that snapshots do not have */
     ROOST_E_COUNT
 };
 
@@ -337,6 +338,7 @@ struct roost_engine {
     uint32_t sweep_awake;                   /* awake connections whose hash begins so have their timers set anew then */
     uint64_t probe_room_ms;                 /* when there was room for a bucket's probes */
     uint64_t stat[ROOST_E_COUNT];
+    struct roost_hash tallies; /* struct roost_tally */
     struct roost_growth growth;
     void (*resume)(struct roost_engine *e,
                    struct roost_waiting *w); /* a command that waited for a row; takes it over */

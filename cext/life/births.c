@@ -166,6 +166,6 @@ int roost_born_settle(struct roost_engine *e, const struct roost_key *key, struc
     roost_hosts_add(&e->hosts, key);
     struct roost_event event;
     roost_event_of_slot(e, key, slot, &event);
-    roost_post_transition(e, &event, ROOST_ST_NONE, ROOST_ST_IDLE, ROOST_C_CLIENT_CONNECT, 0);
+    roost_post_transition(e, &event, slot->class, ROOST_ST_NONE, ROOST_ST_IDLE, ROOST_C_CLIENT_CONNECT, 0);
     return 0;
 }

@@ -25,9 +25,10 @@
 static int count_hosts(struct roost_engine *e) {
     struct roost_key key;
     const struct roost_ka *slot;
+    uint64_t p = 0;
     int error = roost_hosts_open(&e->hosts, e->table.config.seed);
-    for (uint64_t p = 0; p < roost_table_positions(&e->table) && !error; p++)
-        if ((slot = roost_table_at(&e->table, p, &key)) && !(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER))
+    while (!error && (slot = roost_table_walk(&e->table, &p, UINT64_MAX, &key)))
+        if (!(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER))
             roost_hosts_add(&e->hosts, &key);
     return error;
 }

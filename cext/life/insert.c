@@ -69,7 +69,7 @@ int roost_insert(struct roost_engine *e, const struct roost_command *command) {
     else
         roost_event_of_candidate(e, &command->record.key, &event);
     event.id = command->id;
-    roost_post_transition(e, &event, ROOST_ST_NONE, (enum roost_state)event.to_state, (enum roost_cause)command->cause,
-                          command->token);
+    roost_post_transition(e, &event, class, ROOST_ST_NONE, (enum roost_state)event.to_state,
+                          (enum roost_cause)command->cause, command->token);
     return 0;
 }

@@ -125,16 +125,11 @@ static void ask_to_sleep(struct roost_engine *e, const struct roost_key *key, st
     e->table.rest[slot->rest].sleep_asked_s = (uint32_t)(e->now_ms / 1000);
 }
 
-static void next_sample(struct roost_descent *d) {
-    d->sampled = 0;
-    d->tries = d->to_look_at = 0;
-}
-
+/* What is left of a look at all positions is looked at first: a sample of those that stay would lie beyond it. */
 void roost_descend(struct roost_engine *e, uint32_t count, enum roost_cause cause) {
     e->descent.left = count;
     e->descent.cause = (uint8_t)cause;
     e->descent.random ^= e->now_ms;
-    next_sample(&e->descent);
 }
 
 bool roost_descent_busy(struct roost_engine *e) {
@@ -164,5 +159,6 @@ void roost_descent_turn(struct roost_engine *e) {
         return;
     if (!d->moved)
         d->left = 0; /* what is there has been asked for */
-    next_sample(d);
+    d->sampled = 0;
+    d->tries = 0;
 }

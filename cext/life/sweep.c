@@ -95,7 +95,8 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
         return;
     }
     roost_event_of_slot(e, key, slot, &event);
-    roost_post_transition(e, &event, (enum roost_state)event.from_state, ROOST_ST_CLOSED, ROOST_C_PROBE_TIMEOUT, 0);
+    roost_post_transition(e, &event, slot->class, (enum roost_state)event.from_state, ROOST_ST_CLOSED,
+                          ROOST_C_PROBE_TIMEOUT, 0);
     roost_hosts_remove(&e->hosts, key);
     roost_candidate_left(e, key);
     roost_table_remove(&e->table, slot);
@@ -141,6 +142,8 @@ static void send_probe(struct walk *w, const struct roost_ka *slot, bool v4) {
             !roost_datapath_send(&e->path, packet, roost_segment_probe(&key, slot, roost_coarse_ms(), packet));
         return;
     }
+    const uint8_t state = roost_state_of_slot(slot);
+    roost_tally(e, slot->class, state, state, ROOST_C_NONE, 0, 0);
     struct roost_probe *probe = roost_datapath_probe(&e->path); /* there is room: look_along() */
     probe->length = (uint32_t)roost_segment_probe(&key, slot, 0, (uint8_t *)probe->packet);
 }

@@ -402,6 +402,51 @@ struct roost_ka *roost_table_at(struct roost_table *t, uint64_t position, struct
     return NULL;
 }
 
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the first tag is a word's lowest byte");
+
+/* The first slot in use from *i on. */
+static bool first_in_use(const struct roost_bucket_head *head, uint32_t *i) {
+    uint64_t wanted = ~0ULL << *i % 8 * 8;
+    for (uint32_t word = *i / 8; word < ROOST_BUCKET_SLOTS / 8; word++, wanted = ~0ULL) {
+        uint64_t tags = __atomic_load_n(&head->tags[word], __ATOMIC_ACQUIRE) & wanted;
+        if (tags) {
+            *i = word * 8 + (uint32_t)__builtin_ctzll(tags) / 8;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The first position from p on that may be in use, at most end. */
+static uint64_t skip_empty(const struct roost_table *t, uint64_t p, uint64_t end) {
+    while (p < end) {
+        uint64_t bucket = p / ROOST_BUCKET_SLOTS;
+        uint32_t i = p % ROOST_BUCKET_SLOTS;
+        struct roost_stretch s = roost_table_stretch(t, bucket);
+        if (!s.buckets)
+            return end;
+        for (; s.buckets && p < end; s.buckets--, s.first += s.bucket_size) {
+            if (first_in_use((struct roost_bucket_head *)s.first, &i)) {
+                p = bucket * ROOST_BUCKET_SLOTS + i;
+                return p < end ? p : end;
+            }
+            i = 0;
+            p = ++bucket * ROOST_BUCKET_SLOTS;
+        }
+    }
+    return end;
+}
+
+struct roost_ka *roost_table_walk(struct roost_table *t, uint64_t *p, uint64_t end, struct roost_key *key) {
+    while (*p < end) {
+        struct roost_ka *slot = roost_table_at(t, (*p)++, key);
+        if (slot)
+            return slot;
+        *p = skip_empty(t, *p, end);
+    }
+    return NULL;
+}
+
 uint64_t roost_table_position(const struct roost_table *t, const struct roost_ka *slot) {
     struct location l = locate(t, slot);
     uint64_t before = 0;
@@ -550,13 +595,12 @@ static void adopt_class(struct roost_table *t, struct roost_ka *slot) {
 /* What is there, before any of it is removed. */
 static int count_slots(struct roost_table *t) {
     struct roost_key key;
+    struct roost_ka *slot;
+    uint64_t p = 0;
     t->used4 = t->used6 = t->rest_used = 0;
     memset(t->endpoints.uses, 0, t->endpoints.slots * sizeof(*t->endpoints.uses));
     memset(t->classes.uses, 0, sizeof(t->classes.uses));
-    for (uint64_t p = 0, positions = roost_table_positions(t); p < positions; p++) {
-        struct roost_ka *slot = roost_table_at(t, p, &key);
-        if (!slot)
-            continue;
+    while ((slot = roost_table_walk(t, &p, UINT64_MAX, &key))) {
         adopt_class(t, slot);
         ++*used(t, locate(t, slot).v4);
         if (ROOST_IS_BORN(slot->rest)) /* more may be coming */
@@ -582,21 +626,18 @@ static struct roost_ka *original_of(struct roost_table *t, const struct roost_ka
 /* The pair that names a copy names the original again. */
 static void name_original(struct roost_table *t, uint32_t copy, const struct roost_ka *original) {
     struct roost_key key;
-    for (uint64_t p = 0, positions = roost_table_positions(t); p < positions; p++) {
-        const struct roost_ka *slot = roost_table_at(t, p, &key);
-        if (slot && ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED && slot->rest < t->rest_slots &&
-            t->rest[slot->rest].peer == copy)
+    const struct roost_ka *slot;
+    uint64_t p = 0;
+    while ((slot = roost_table_walk(t, &p, UINT64_MAX, &key)))
+        if (ROOST_FLAGS(slot->ctl) & ROOST_F_PAIRED && slot->rest < t->rest_slots && t->rest[slot->rest].peer == copy)
             roost_table_pair(t, &t->rest[slot->rest], original);
-    }
 }
 
 static uint64_t adopt_slots(struct roost_table *t, uint64_t *max_id) {
-    uint64_t removed = 0, positions = roost_table_positions(t);
+    uint64_t removed = 0, p = 0;
     struct roost_key key;
-    for (uint64_t p = 0; p < positions; p++) {
-        struct roost_ka *slot = roost_table_at(t, p, &key);
-        if (!slot)
-            continue;
+    struct roost_ka *slot;
+    while ((slot = roost_table_walk(t, &p, UINT64_MAX, &key))) {
         /* An IPv4-mapped address of an IPv6 packet, which XDP once took for a client's: no look-up finds the slot. */
         bool misplaced = roost_key_is_v4(&key) != locate(t, slot).v4;
         struct roost_ka *original = misplaced ? NULL : original_of(t, slot, &key);
@@ -633,11 +674,11 @@ static uint64_t adopt_slots(struct roost_table *t, uint64_t *max_id) {
 }
 
 static uint64_t remove_orphans(struct roost_table *t) {
-    uint64_t removed = 0, positions = roost_table_positions(t);
+    uint64_t removed = 0, p = 0;
     struct roost_key key;
-    for (uint64_t p = 0; p < positions; p++) {
-        struct roost_ka *slot = roost_table_at(t, p, &key);
-        if (slot && roost_table_orphan(t, slot)) {
+    struct roost_ka *slot;
+    while ((slot = roost_table_walk(t, &p, UINT64_MAX, &key))) {
+        if (roost_table_orphan(t, slot)) {
             slot->rest = ROOST_NO_REST;
             ROOST_ONE_LESS(t->rest_used);
             roost_table_remove(t, slot);
@@ -650,11 +691,11 @@ static uint64_t remove_orphans(struct roost_table *t) {
 /* Rest slots below rest_fresh that no slot names are free. named: a bit for each of them, all 0. */
 static void free_unnamed_rests(struct roost_table *t, uint64_t *named) {
     struct roost_key key;
-    for (uint64_t p = 0, positions = roost_table_positions(t); p < positions; p++) {
-        const struct roost_ka *slot = roost_table_at(t, p, &key);
-        if (slot && roost_table_has_rest(slot))
-            named[slot->rest / 64] |= 1ULL << slot->rest % 64;
-    }
+    const struct roost_ka *taken;
+    uint64_t p = 0;
+    while ((taken = roost_table_walk(t, &p, UINT64_MAX, &key)))
+        if (roost_table_has_rest(taken))
+            named[taken->rest / 64] |= 1ULL << taken->rest % 64;
     for (uint32_t i = t->rest_fresh; i-- > 0;) {
         if (named[i / 64] >> i % 64 & 1)
             continue;

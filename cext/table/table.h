@@ -100,6 +100,9 @@ uint16_t roost_table_service(const struct roost_table *t, const struct roost_ka 
  * when the table grows. */
 uint64_t roost_table_positions(const struct roost_table *t);
 struct roost_ka *roost_table_at(struct roost_table *t, uint64_t position, struct roost_key *key);
+/* The next slot in use from position *p on, which becomes the one behind it; NULL: none before `end`, which *p is then.
+ * Empty buckets cost a look at their heads. */
+struct roost_ka *roost_table_walk(struct roost_table *t, uint64_t *p, uint64_t end, struct roost_key *key);
 uint64_t roost_table_position(const struct roost_table *t,
                               const struct roost_ka *slot); /* where roost_table_at finds it */
 

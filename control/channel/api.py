@@ -16,6 +16,9 @@
     DELETE /v1/names/{name}                         the name is forgotten, whether or not its connection lives
     GET  /v1/events?last=                           server-sent events: transitions as they happen
     GET  /v1/history?limit=                         the last transitions
+    GET  /v1/attaches?limit=&failed=                the last servers that asked for a client
+    GET  /v1/snapshots?limit=                       what was counted at the last moments, a minute apart;
+                                                    10,000 rows at most
     .../policy                                      rules of the policy: policy.py
 
 Errors are ``{"error": "a sentence"}`` with a status of the 4xx or 5xx kind. Who may open the socket may do everything:
@@ -151,6 +154,10 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     @app.get("/v1/attaches")
     def attaches(limit: Annotated[int, Query(ge=0, le=10_000)] = 100, failed: bool = False) -> list[dict[str, Any]]:
         return operations.view.attaches(limit, failed)
+
+    @app.get("/v1/snapshots")
+    def snapshots(limit: Annotated[int, Query(ge=0, le=1440)] = 60) -> list[dict[str, Any]]:
+        return operations.view.snapshots(limit)
 
     @app.get("/v1/events")
     async def events(last: Annotated[int, Query(ge=0, le=10_000)] = 0) -> StreamingResponse:

@@ -145,6 +145,7 @@ RISING: Final = (
     ("dropped_history", "history", "{count:,} transitions were not written", "see that the database keeps up"),
     ("dropped_attaches", "the record of attaches", "{count:,} rows were not written",
      "see that the database keeps up"),
+    ("dropped_snapshots", "snapshots", "{count:,} rows were not written", "see that the database keeps up"),
     ("lost_records", "the database", "{count:,} connections were closed when they were to wake: it had no row of them",
      "was it replaced, or is another daemon writing it?"),
     ("rescued", "the database", "{count:,} times its file was gone under the daemon; all of it is in a new one",
@@ -168,7 +169,10 @@ def attention(status: Mapping[str, Any], before: Counts) -> list[dict[str, str]]
     ]
 
 
+OF_STORE: Final = ("dropped_history", "dropped_attaches", "dropped_snapshots", "rescued")
+
+
 def counters(status: Mapping[str, Any]) -> dict[str, int]:
     """All that counts up in a status."""
-    of_store = {name: status["store"][name] for name in ("dropped_history", "dropped_attaches", "rescued")}
+    of_store = {name: status["store"][name] for name in OF_STORE}
     return {**status["counters"], **status["control"], **of_store}

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final
 
+from appliance.box.memory import resident_bytes
 from control.channel.attention import WINDOW_S, attention, counters
 from control.config import Service
 from control.core.ports import EnginePort
@@ -21,11 +20,6 @@ from control.store.store import Store
 
 SAMPLE_S: Final = 10.0
 """How often the counters are noted, for what they grew by."""
-
-
-def rss_bytes() -> int:
-    """Resident memory of this process."""
-    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Status:
@@ -79,7 +73,7 @@ class Status:
             "awake": states["ACTIVE"] + states["STANDBY"],
             "memory": {
                 "maps_bytes": memory,
-                "daemon_rss_bytes": rss_bytes(),
+                "daemon_rss_bytes": resident_bytes(),
                 "maps_bytes_per_inactive": round(memory / inactive, 1) if inactive else None,
             },
             "store": {
@@ -88,6 +82,7 @@ class Status:
                 "pending_history": store.pending_history,
                 "dropped_history": store.dropped_history,
                 "dropped_attaches": store.dropped_attaches,
+                "dropped_snapshots": store.dropped_snapshots,
                 "written_history": store.written_history,
                 "kept_history": store.kept_history,
                 "rescued": store.rescued,

@@ -13,7 +13,7 @@ from control.cli.table import local_time, show_table
 
 @click.command("attaches")
 @click.option("-n", "--last", type=click.IntRange(0, 10_000), default=20, show_default=True, help="How many to show.")
-@click.option("--failed", is_flag=True, help="Only servers that were refused.")
+@click.option("--failed", is_flag=True, help="Only servers that were refused, among the last 1,000,000.")
 @daemon_options
 @json_option
 def command(last: int, failed: bool, daemon: Client, as_json: bool) -> None:

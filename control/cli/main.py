@@ -30,7 +30,8 @@ OPERATOR = {
     "dialled": "The clients that were dialled in vain.",
     "events": "The transitions, as they happened and as they happen.",
     "attaches": "The servers that asked for a client, and what became of it.",
-    "export": "The history of transitions as Parquet.",
+    "snapshots": "How many connections there were, and what happened, each minute.",
+    "export": "Transitions, attaches and snapshots as Parquet.",
     "unpin": "Let every sleeping connection go and detach from the interfaces.",
     "doctor": "What this machine must offer, present or missing, with the fix.",
 }

@@ -30,7 +30,7 @@ from control.store.store import Store
 log = logging.getLogger("roost.policy")
 
 TOLD: Final = 5
-"""Problems that are named at once."""
+"""Problems, or rules, that are named at once."""
 
 Configured = Callable[[], tuple[Mapping[int, Service], Config]]
 """The services by number, and the configuration that is in force."""
@@ -72,6 +72,8 @@ class Rules:
         self.loaded = False
         """False: the database could not be read yet; the engine keeps what it has."""
         self.error = "the rules are not read from the database yet"
+        self.classes: dict[int, str] = {}
+        """By the number of a class that rules gave in this run: which ones, in words."""
 
     def load(self) -> bool:
         """Read the rules and tell the engine, once; whether they could be read."""
@@ -108,12 +110,16 @@ class Rules:
         services, config = self._configured()
         try:
             compiled = compile_rules(self.state.rules, services, config)
-            self._engine.set_rules(compiled.entries, compiled.policies)
+            self._tell(compiled)
         except (TooManyError, OperationError) as error:
             self.error = f"the rules of version {self.state.version} are not in force: {error}"
             log.error("policy: %s", self.error)
             return
         self._note(self._problems(self.state.rules, compiled, {}))
+
+    def _tell(self, compiled: Compiled) -> None:
+        _, classes = self._engine.set_rules(compiled.entries, compiled.policies)
+        self.classes |= {number: _told(rules) for number, rules in zip(classes, compiled.rules, strict=True)}
 
     def _note(self, problems: list[Problem]) -> None:
         known = {problem.text for problem in self.problems}
@@ -169,7 +175,7 @@ class Rules:
             texts = {name: json.dumps(rule.content) if rule else None for name, rule in changed.items()}
             self._commit(texts, who, why)
             try:
-                self._engine.set_rules(compiled.entries, compiled.policies)
+                self._tell(compiled)
             except OperationError as error:
                 back = {name: one.row.content if (one := before.kept.get(name)) else None for name in changed}
                 self.error = f"the rules of version {self.state.version} are not in force: {error}"
@@ -198,6 +204,12 @@ class Rules:
             when = datetime.fromtimestamp(newest.at / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
             said = f"version {newest.version} is by {newest.who}, {when}{': ' * bool(newest.why)}{newest.why}"
         return OperationError(409, f"the rules are not those of version {seen}, which you saw: {said}. Look again")
+
+
+def _told(rules: Collection[str]) -> str:
+    names = sorted(rules)
+    more = [f"and {len(names) - TOLD} more"] if len(names) > TOLD else []
+    return ", ".join([*names[:TOLD], *more])
 
 
 def _kept(row: RuleRow, before: Kept | None) -> Kept:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from control.core.errors import OperationError
 from control.core.ports import EnginePort
 from control.core.states import INACTIVE, Cause, State
 from control.store import records
-from control.store.attaches import Attach
+from control.store.appended import Attach
 from control.store.reading import SleepingRow
 from control.store.store import Store
 
@@ -260,9 +261,10 @@ class View:
     def attaches(self, limit: int, failed: bool) -> list[dict[str, Any]]:
         """The last servers that asked for a client, those that asked first before the others. failed: those that were
         refused."""
+        linked = () if failed else self._linked()  # first: then each has been given to the store, or is one of these
         rows = self._store.recent_attaches(limit, failed)
-        if not failed:
-            rows += self._linked()
+        written = {(row.at, row.server) for row in rows}
+        rows += (row for row in linked if (row.at, row.server) not in written)
         rows.sort(key=lambda row: row.at)
         return [self._attach_row(row) for row in rows[max(len(rows) - limit, 0) :]]
 
@@ -282,6 +284,19 @@ class View:
             "answer_ms": row.answer_ms,
             "first_ms": row.first_ms,
         }
+
+    def snapshots(self, moments: int) -> list[dict[str, Any]]:
+        """What was counted at the last moments, the first ones first."""
+        return [
+            {
+                "at_ms": row.at,
+                "span_ms": row.span_ms,
+                "service": self.service_name(row.service) if row.service else None,
+                "rules": row.rules or None,
+                "counts": json.loads(row.counts),
+            }
+            for row in self._store.recent_snapshots(moments)
+        ]
 
     def transition_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A row of history as people and programs read it."""

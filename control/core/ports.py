@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from appliance.wire import (
+    Census,
     Command,
     Event,
     Key,
@@ -23,6 +24,7 @@ from appliance.wire import (
     ServerStatus,
     ServiceSpec,
     Sought,
+    Tally,
 )
 from control.core.states import State
 
@@ -51,6 +53,16 @@ class EnginePort(Protocol):
     def find_obstacles(self, key: bytes) -> Obstacles | None: ...
 
 
+class CountsPort(Protocol):
+    """The engine, as far as it counts."""
+
+    def stats(self) -> dict[str, int]: ...
+    def gauges(self) -> frozenset[str]: ...
+    def tallies(self) -> Sequence[Tally]: ...
+    def census(self) -> dict[int, Census]: ...
+    def memory(self) -> int: ...
+
+
 class ServersPort(Protocol):
     """The engine, as far as it deals with servers."""
 
@@ -62,10 +74,10 @@ class RulesPort(Protocol):
     """The engine, as far as it deals with policy rules. Each connection has the policy of the longest network that its
     client lies in, of the entries of its service; without one, the service's own. Both raise OperationError."""
 
-    def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> int:
+    def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> tuple[int, list[int]]:
         """These are all the rules there are, from now on; every connection obeys within seconds. How many networks
-        there was no memory for in XDP. 507: the engine has no room for so many, and nothing has changed. By one caller
-        at a time. Entries may be of services that are not there yet."""
+        there was no memory for in XDP, and the class of each policy. 507: the engine has no room for so many, and
+        nothing has changed. By one caller at a time. Entries may be of services that are not there yet."""
         ...
 
     def count_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> list[tuple[int, int]]:

@@ -60,6 +60,7 @@ from control.daemon.serving import Serving
 from control.daemon.waiting import Waiting
 from control.dispatch.dispatcher import Dispatcher
 from control.dispatch.monitor import Monitor
+from control.dispatch.snapshots import Snapshots
 from control.reach.reach import Reach
 from control.reach.tls import server_context
 from control.store.owner import Owner, boot_id
@@ -164,6 +165,7 @@ class Daemon:
         dispatcher.handle(EventType.LINK, reach.links.linked)
         dispatcher.handle(EventType.SERVED, reach.attaches.served)
         reach.dialled.load()
+        snapshots = Snapshots(engine, store.append, rules.classes)
         span = (0, 0) if store.status.error else store.begin_run()
         store.start()
         engine.start()
@@ -197,8 +199,8 @@ class Daemon:
             agents=reach.agents.clients,
             dialled=reach.dialled.all,
         )
-        serving = Serving(config, operations, dispatcher, reach, health, services, rules, monitor, setup, listeners,
-                          waiting, hostnames, facts, self._end)  # fmt: skip
+        serving = Serving(config, operations, dispatcher, reach, health, services, rules, (monitor, snapshots), setup,
+                          listeners, waiting, hostnames, facts, self._end)  # fmt: skip
         try:
             asyncio.run(serving.run())
         finally:
@@ -210,6 +212,7 @@ class Daemon:
             dispatching.join(5)
             dispatcher.drain()
             reach.attaches.close()
+            snapshots.take()
             requests.stop()
             store.close()
         return self._ended(max(dispatcher.states[State.IDLE] + dispatcher.states[State.SLEEP], 0))
@@ -266,6 +269,5 @@ def run(path: str, take_over: bool = False) -> int:
     database of a daemon that is dead is this one's from now on."""
     # What is there by now stays to the end. Were the collector of cycles to walk it again and again, reading the rows
     # of sleeping connections would take twice as long.
-    gc.collect()
     gc.freeze()
     return Daemon(path, configuration.load(path), take_over=take_over).run()

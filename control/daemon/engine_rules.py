@@ -22,17 +22,17 @@ class EngineRules:
     def __init__(self, engine: RulesPort) -> None:
         self._engine = engine
 
-    def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> int:
+    def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> tuple[int, list[int]]:
         """RulesPort.set_rules."""
         with _answered():
-            untold = self._engine.set_rules(entries, policies)
+            untold, classes = self._engine.set_rules(entries, policies)
         if untold:
             log.error(
                 "policy: XDP had no memory for %d networks of rules: clients that are born asleep there have the "
                 "values of their service; add memory, and reload (SIGHUP)",
                 untold,
             )
-        return untold
+        return untold, classes
 
     def count_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> list[tuple[int, int]]:
         """RulesPort.count_rules."""

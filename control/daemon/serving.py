@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from appliance.box.memory import give_back
 from appliance.frontends.frontend import Frontend, Settings
@@ -28,7 +29,6 @@ from control.daemon.hostnames import Hostnames
 from control.daemon.listeners import Listeners, bind_attach
 from control.daemon.services import Services, UpdatesPort
 from control.daemon.waiting import Waiting
-from control.dispatch.monitor import Monitor
 from control.reach.attaching import Attaching
 from control.reach.reach import Reach
 
@@ -38,11 +38,18 @@ GIVE_BACK_S: Final = 60.0
 """How often memory that was freed is given back."""
 
 
+class Repeated(Protocol):
+    """Something that is done again and again."""
+
+    async def run(self) -> None: ...
+
+
 class Serving:
-    """facts: of the status; where attach listens is added. engine: is told of services that change."""
+    """facts: of the status; where attach listens is added. engine: is told of services that change. repeated: run
+    until the end."""
 
     def __init__(self, config: Config, operations: Operations, transitions: TransitionsPort, reach: Reach,
-                 health: Health, services: Services, rules: Rules, monitor: Monitor, engine: UpdatesPort,
+                 health: Health, services: Services, rules: Rules, repeated: Iterable[Repeated], engine: UpdatesPort,
                  listeners: Listeners, waiting: Waiting, hostnames: Hostnames, facts: dict[str, Any],
                  end: End) -> None:  # fmt: skip
         self._config = config
@@ -52,7 +59,7 @@ class Serving:
         self._health = health
         self._services = services
         self._rules = rules
-        self._monitor = monitor
+        self._repeated = repeated
         self._applying: asyncio.Task[None] | None = None
         self._engine = engine
         self._listeners = listeners
@@ -86,7 +93,7 @@ class Serving:
             self._operations.status.watch(),
             self._waiting.run(self._arrived),
             self._hostnames.run(self._config.network.resolve_interval, self._readdress),
-            self._monitor.run(),
+            *(one.run() for one in self._repeated),
             _give_back_memory(),
         )
         tasks = [loop.create_task(one) for one in again]

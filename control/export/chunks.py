@@ -42,7 +42,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows first..last of the table, as far as they are of the times that are exported. last_row: (seq, id, at) of
+    """Rows first..last of the table, as far as they are of the times that are exported. last_row: (seq, mark, at) of
     the last one that there was, to know the database by."""
 
     first: int
@@ -121,7 +121,8 @@ class Chunks:
             newest = batch[-1]
             table = pa.concat_tables(tables)
             missed += newest.seq - (last or first - 1) - read
-            chunk = Chunk(first, newest.seq, table.num_rows, (newest.seq, newest.id, newest.at), [])
+            last_row = newest.seq, getattr(newest, self._source.mark), newest.at
+            chunk = Chunk(first, newest.seq, table.num_rows, last_row, [])
             chunk.files.extend(self._write_hours(chunk.name, table))
             write_json(self._listed / f"{chunk.name}.json", asdict(chunk))
             self._chunks.append(chunk)

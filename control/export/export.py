@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record as Parquet, for programs that mine it: one directory, added to by each export.
 
-    history/, attaches/   in chunks (chunks.py)
-    runs/runs.parquet     the daemon's starts and ends: all of them, each time
-    _export.json          the version of the columns, and which times are exported
+    history/, attaches/, snapshots/   in chunks (chunks.py)
+    runs/runs.parquet                 the daemon's starts and ends: all of them, each time
+    _export.json                      the version of the columns, and which times are exported
 
 Columns: rows.py; docs/export.md describes them.
 """

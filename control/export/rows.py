@@ -6,6 +6,7 @@ Each table is a Source of SOURCES: its columns, where its rows are, and how a ro
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from errno import errorcode
@@ -18,7 +19,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from control.core.states import Cause, State
-from control.store.schema import attaches, history_part, history_parts, services
+from control.store.schema import attaches, history_part, history_parts, services, snapshots
 
 VERSION: Final = 1
 """Of all columns."""
@@ -56,6 +57,17 @@ ATTACHES: Final = pa.schema(
         ("error", pa.string()),
         ("answer_ms", pa.int64()),
         ("first_ms", pa.int64()),
+    ]
+)
+
+SNAPSHOTS: Final = pa.schema(
+    [
+        ("seq", pa.int64()),
+        ("at", pa.timestamp("ms", tz="UTC")),
+        ("span_ms", pa.int64()),
+        ("service", pa.string()),
+        ("rules", pa.string()),
+        ("counts", pa.map_(pa.string(), pa.int64())),
     ]
 )
 
@@ -156,18 +168,26 @@ def _attaches(names: Names, rows: Sequence[Any]) -> list[pa.Array]:
     ]  # fmt: skip
 
 
+def _snapshots(names: Names, rows: Sequence[Any]) -> list[Any]:
+    seq, at, span_ms, service, rules, counts = zip(*rows, strict=True)
+    maps = [list(json.loads(one).items()) for one in counts]
+    return [seq, at, span_ms, names.service(service), _or_null(rules), maps]
+
+
 def _or_null(values: Sequence[Any]) -> list[Any]:
     return [value or None for value in values]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """tables: of the database, in order, which have its rows from one on. columns: of a batch of their rows."""
+    """tables: of the database, in order, which have its rows from one on. columns: of a batch of their rows. mark: the
+    column by which, with its time, a row is told from one of another database that has its number."""
 
     name: str
     schema: pa.Schema
     tables: Callable[[Connection, int], list[sa.Table]]
     columns: Callable[[Names, Sequence[Any]], list[Any]]
+    mark: str = "id"
 
     def table(self, names: Names, rows: Sequence[Any]) -> pa.Table:
         """Rows of the database as `schema` has them."""
@@ -183,13 +203,15 @@ def _parts(connection: Connection, after: int) -> list[sa.Table]:
 SOURCES: Final = (
     Source("history", HISTORY, _parts, _history),
     Source("attaches", ATTACHES, lambda _connection, _after: [attaches], _attaches),
+    Source("snapshots", SNAPSHOTS, lambda _connection, _after: [snapshots], _snapshots, "span_ms"),
 )
 
 
 def row_at(connection: Connection, source: Source, seq: int) -> list[int] | None:
-    """[id, at] of a row that is still there."""
+    """[mark, at] of a row that is still there."""
     for table in source.tables(connection, seq):
-        found = connection.execute(sa.select(table.c.id, table.c.at).where(table.c.seq == seq)).first()
+        query = sa.select(table.c[source.mark], table.c.at).where(table.c.seq == seq)
+        found = connection.execute(query).first()
         if found is not None:
             return list(found)
     return None

@@ -41,6 +41,9 @@ class Compiled:
     given: list[Given] = field(default_factory=list)
     """Of each policy what rules give, in the first network that has it."""
 
+    rules: list[set[str]] = field(default_factory=list)
+    """Of each policy those that give something of it, in any network that has it."""
+
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -65,9 +68,11 @@ def compile_rules(rules: RuleSet, services: Mapping[int, Service], config: Confi
                 if index == len(made.policies):
                     made.policies.append(spec)
                     made.given.append(kept)
+                    made.rules.append(set())
                     if index == POLICIES_MAX:
                         raise TooManyError(f"the rules make more than {POLICIES_MAX:,} different sets of values, which "
                                            "is what the engine has room for: let networks share theirs")  # fmt: skip
+            made.rules[index].update(rule for _, rule in given.values())
             made.entries.append(RuleEntry(number, place.address.to_bytes(16, "big"), place.bits, index))
         if len(made.entries) > ENTRIES_MAX:
             raise TooManyError(

@@ -19,7 +19,7 @@ from appliance.frontends.target import Name, Target
 from appliance.wire import Event, Key, endpoint_text
 from control.core.states import State
 from control.reach.attach_request import AttachRequest
-from control.store.attaches import Attach
+from control.store.appended import Attach
 from control.store.schema import KEY, address_text
 
 WAITING: Final = 65_536
@@ -33,11 +33,12 @@ many others have come."""
 class Rows(Protocol):
     """The store, as far as it takes rows."""
 
-    def add_attach(self, row: Attach) -> None: ...
+    def append(self, row: Attach) -> None: ...
 
 
 class Attaches:
-    """`served` belongs to the dispatcher's thread; the others may be called from any."""
+    """`served` belongs to the dispatcher's thread; the others may be called from any. The store has a row before it is
+    one of `waiting` no more: who looks there first and then in the store finds it."""
 
     def __init__(self, store: Rows) -> None:
         self._store = store
@@ -71,23 +72,20 @@ class Attaches:
 
     def _answered(self, row: Attach, token: int) -> None:
         if row.error or not token:
-            self._store.add_attach(row)
+            self._store.append(row)
             return
         with self._lock:
-            event = self._early.pop(token, None)
-            if event is None:
-                self._waiting[token] = row
-                oldest = next(iter(self._waiting)) if len(self._waiting) > WAITING else 0
-                late = self._waiting.pop(oldest) if oldest else None
-        if event is not None:
-            self._store.add_attach(_completed(row, event))
-        elif late is not None:
-            self._store.add_attach(late)
+            if event := self._early.pop(token, None):
+                self._store.append(_completed(row, event))
+                return
+            self._waiting[token] = row
+            if len(self._waiting) > WAITING:
+                self._store.append(self._waiting.pop(next(iter(self._waiting))))
 
     def served(self, event: Event) -> None:
         """An event of type SERVED."""
         if not event.token:
-            self._store.add_attach(_by_door(event))
+            self._store.append(_by_door(event))
             return
         with self._lock:
             row = self._waiting.pop(event.token, None)
@@ -95,8 +93,8 @@ class Attaches:
                 self._early[event.token] = event
                 if len(self._early) > EARLY:
                     del self._early[next(iter(self._early))]
-        if row is not None:
-            self._store.add_attach(_completed(row, event))
+            else:
+                self._store.append(_completed(row, event))
 
     def waiting(self) -> list[Attach]:
         """Servers that are linked to clients which have said nothing since, in the order in which they were linked."""
@@ -106,10 +104,9 @@ class Attaches:
     def close(self) -> None:
         """What waits for a first byte is written without: the daemon ends."""
         with self._lock:
-            rows = list(self._waiting.values())
+            for row in self._waiting.values():
+                self._store.append(row)
             self._waiting.clear()
-        for row in rows:
-            self._store.add_attach(row)
 
 
 def _completed(row: Attach, event: Event) -> Attach:

@@ -7,25 +7,25 @@ rows      of history, packed (schema.HISTORY), in order. Past the bound new rows
 keyed     (table, key) -> the row of that key in a table of schema.KEYED, packed, or None; like ops. While the
           database cannot be written no name is given (clients/registry.py refuses it), and what is set in band
           waits with its connection (clients/in_band_settings.py)
-attaches  rows of that table, in order; bounded like the history
+appended  rows of `attaches` and `snapshots`, in order; those of each bounded like the history
 """
 
 from __future__ import annotations
 
 import struct
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
-from control.store.attaches import Attach
+from control.store.appended import Row
 from control.store.schema import KA_BYTES, Keyed
 
 ID: Final = struct.Struct("=Q")  # roost_rest.id stands first
 
-ATTACHES_BOUND: Final = 20_000
-"""Rows of attaches that wait, some 700 bytes each."""
+APPENDED_BOUND: Final = 20_000
+"""Rows that wait to be appended to a table, some 700 bytes each."""
 
 
 @dataclass(slots=True)
@@ -34,12 +34,12 @@ class Batch:
     rows: list[bytes] = field(default_factory=list)
     stale: list[tuple[bytes, int]] = field(default_factory=list)
     keyed: dict[Keyed, bytes | None] = field(default_factory=dict)
-    attaches: list[Attach] = field(default_factory=list)
+    appended: list[Row] = field(default_factory=list)
     queued_keyed: int = 0
     settled: bool = False  # it is committed, all of it
 
     def __bool__(self) -> bool:
-        return bool(self.ops or self.rows or self.stale or self.keyed or self.attaches)
+        return bool(self.ops or self.rows or self.stale or self.keyed or self.appended)
 
 
 class Queues:
@@ -51,8 +51,9 @@ class Queues:
         self.stale: list[tuple[bytes, int]] = []
         self.keyed: dict[Keyed, bytes | None] = {}
         self.rows: deque[bytes] = deque()
-        self.attaches: deque[Attach] = deque()
-        self.queued_rows = 0  # of history and attaches, ever
+        self.appended: deque[Row] = deque()
+        self._appended: Counter[type[Row]] = Counter()  # of each table, how many of them
+        self.queued_rows = 0  # of history and appended ones, ever
         self.queued_keyed = self.taken_keyed = 0  # likewise, counting each change of such a row
         self.urgent = False  # a caller waits for the commit: a connection that is to sleep, a reader of history
 
@@ -82,11 +83,12 @@ class Queues:
         self.queued_rows += min(len(rows), room)
         return max(len(rows) - room, 0)
 
-    def add_attach(self, row: Attach) -> bool:
+    def append(self, row: Row) -> bool:
         """Whether there was room for it."""
-        if len(self.attaches) >= ATTACHES_BOUND:
+        if self._appended[type(row)] >= APPENDED_BOUND:
             return False
-        self.attaches.append(row)
+        self.appended.append(row)
+        self._appended[type(row)] += 1
         self.queued_rows += 1
         return True
 
@@ -104,9 +106,10 @@ class Queues:
         self.taken_keyed = self.queued_keyed
         for _ in range(min(size, len(self.rows))):
             batch.rows.append(self.rows.popleft())
-        for _ in range(min(size, len(self.attaches))):
-            batch.attaches.append(self.attaches.popleft())
-        self.urgent = bool(self.ops) or (self.urgent and bool(self.rows or self.attaches))
+        for _ in range(min(size, len(self.appended))):
+            batch.appended.append(self.appended.popleft())
+        self._appended.subtract(map(type, batch.appended))
+        self.urgent = bool(self.ops) or (self.urgent and bool(self.rows or self.appended))
         return batch
 
     def put_back(self, batch: Batch) -> None:
@@ -121,9 +124,10 @@ class Queues:
         self.keyed = batch.keyed | self.keyed
         self.taken_keyed -= batch.queued_keyed
         self.rows.extendleft(reversed(batch.rows))
-        self.attaches.extendleft(reversed(batch.attaches))
+        self.appended.extendleft(reversed(batch.appended))
+        self._appended.update(map(type, batch.appended))
 
     @property
     def waiting(self) -> bool:
         """Whether there is anything to write."""
-        return bool(self.ops or self.rows or self.stale or self.keyed or self.attaches)
+        return bool(self.ops or self.rows or self.stale or self.keyed or self.appended)

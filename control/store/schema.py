@@ -18,7 +18,7 @@ from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Small
 SCHEMA_VERSION: Final = 6
 """What `meta` says, for versions that know no revisions: they leave a database of a number that is not theirs alone."""
 
-REVISION: Final = "0008"
+REVISION: Final = "0009"
 """The last of migrations/versions: what these tables are."""
 
 KEY: Final = struct.Struct("!16s16sHH")
@@ -135,6 +135,18 @@ attaches = Table(
     Column("first_ms", BigInteger, comment="from being asked to the client's first byte; NULL: there was none"),
 )
 """What became of each server that asked for a client."""
+
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("seq", _ROW_NUMBER, primary_key=True, autoincrement=False, comment="from 1 on, without a gap"),
+    Column("at", BigInteger, nullable=False, index=True, comment="wall clock, ms"),
+    Column("span_ms", BigInteger, nullable=False, comment="since the snapshot before: what is counted happened then"),
+    Column("service", Integer, nullable=False, comment="0: of the appliance"),
+    Column("rules", Text, nullable=False, comment="that give these connections their class; empty: none"),
+    Column("counts", Text, nullable=False, comment="JSON: whole numbers by name, without those that are 0"),
+)
+"""How much there is of what, and what happened, once a minute: of the appliance, and of connections by class."""
 
 successors = Table(
     "successors",

@@ -30,7 +30,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from control.core.states import State
-from control.store import attaches, file, policies, starting
+from control.store import appended, file, policies, starting
 from control.store.database import (
     StoreError,
     begin_writing,
@@ -45,7 +45,7 @@ from control.store.database import (
 from control.store.history import History, Seen
 from control.store.migrate import prepare_tables
 from control.store.owner import LEASE_S, FencedError, LeaseRunsError, OwnedError, Owner, Ownership
-from control.store.queues import ATTACHES_BOUND, ID, Batch, Queues
+from control.store.queues import APPENDED_BOUND, ID, Batch, Queues
 from control.store.reading import READ_BOOT, Reader
 from control.store.schema import KA_BYTES, KEY, SUCCESSOR, Keyed, address_text, sleeping, successors
 from control.store.statements import (
@@ -103,6 +103,7 @@ class StoreStatus:
     pending_history: int = 0
     dropped_history: int = 0
     dropped_attaches: int = 0
+    dropped_snapshots: int = 0
     written_history: int = 0
     kept_history: int = 0
     rescued: int = 0
@@ -222,7 +223,7 @@ class Store(Reader):
             self._thread.join(timeout_s)
         with self._wake:
             queues = self._queues
-            left = len(queues.ops) + len(queues.rows) + len(queues.keyed) + len(queues.attaches)
+            left = len(queues.ops) + len(queues.rows) + len(queues.keyed) + len(queues.appended)
         if left and not give_back:  # the next start finds them, too
             log.error("store: %d rows could not be written before the end: %s", left, self._status.error or "no time")
         self._ended.set()
@@ -428,13 +429,15 @@ class Store(Reader):
             if not self._gathering or self._pause(0) < RELAXED_GATHER_S:
                 self._wake.notify()
 
-    def add_attach(self, row: attaches.Attach) -> None:
-        """Queue a row of `attaches`. Never blocks on the database."""
+    def append(self, row: appended.Row) -> None:
+        """Queue a row of one of appended.TABLES. Never blocks on the database."""
         with self._wake:
-            if not self._queues.add_attach(row):
-                if not self._status.dropped_attaches:
-                    log.error("store: %d rows of attaches wait; more are being dropped", ATTACHES_BOUND)
-                self._status.dropped_attaches += 1
+            if not self._queues.append(row):
+                table = appended.TABLES[type(row)].name
+                name = f"dropped_{table}"
+                if not getattr(self._status, name):
+                    log.error("store: %d rows of %s wait; more are being dropped", APPENDED_BOUND, table)
+                setattr(self._status, name, getattr(self._status, name) + 1)
             elif not self._gathering:
                 self._wake.notify()
 
@@ -502,7 +505,7 @@ class Store(Reader):
     def _settle(self, batch: Batch) -> None:
         """What is committed is not written again."""
         with self._wake:
-            self._settled_rows += len(batch.rows) + len(batch.attaches)
+            self._settled_rows += len(batch.rows) + len(batch.appended)
             self._settled_keyed += batch.queued_keyed
             if self._history.settle():
                 self._next_prune = 0.0
@@ -568,8 +571,8 @@ class Store(Reader):
                 connection.execute(upsert(connection, sleeping), records)
                 self._max_id = max(self._max_id, max(number for _, number, _, _ in slept))
             write_keyed(connection, batch.keyed)
-            if batch.attaches:
-                attaches.write(connection, batch.attaches)
+            if batch.appended:
+                appended.write(connection, batch.appended)
             set_meta(connection, "max_id", self._max_id)
             if dropped != self._run_dropped and self._run_number is not None:
                 starting.note_dropped(connection, self._run_number, dropped)
@@ -589,7 +592,7 @@ class Store(Reader):
         self._history.begin()
         with self._writing("NORMAL") as connection:
             connection.execute(sa.delete(successors).where(successors.c.at < cutoff))
-            more = attaches.prune(connection, cutoff, self._keep_bytes, PRUNE_ROWS)
+            more = appended.prune(connection, cutoff, self._keep_bytes, PRUNE_ROWS)
             more |= self._history.prune(connection, PRUNE_ROWS)
         with self._wake:
             self._history.settle()
@@ -618,8 +621,8 @@ class Store(Reader):
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def flush(self, timeout_s: float = 1.0) -> bool:
-        """Wait until all the history, attaches and rows of schema.KEYED that were queued by now are committed; whether
-        they are. A database that cannot be written is not waited for."""
+        """Wait until all the history, appended rows and rows of schema.KEYED that were queued by now are committed;
+        whether they are. A database that cannot be written is not waited for."""
         with self._wake:
             rows, changes = self._queues.queued_rows, self._queues.queued_keyed
 
@@ -674,11 +677,17 @@ class Store(Reader):
         was closed the number of its successor, None: it has none. What waits to be written is among them."""
         return self._transitions(number, limit)
 
-    def recent_attaches(self, limit: int, failed: bool = False) -> list[attaches.Attach]:
-        """attaches.recent; what waits to be written is waited for, READER_S at most."""
+    def recent_attaches(self, limit: int, failed: bool = False) -> list[appended.Attach]:
+        """appended.recent_attaches; what waits to be written is waited for, READER_S at most."""
         self.flush(READER_S)
         with self._reading() as connection:
-            return attaches.recent(connection, limit, failed)
+            return appended.recent_attaches(connection, limit, failed)
+
+    def recent_snapshots(self, moments: int) -> list[appended.Snapshot]:
+        """appended.recent_snapshots, likewise."""
+        self.flush(READER_S)
+        with self._reading() as connection:
+            return appended.recent_snapshots(connection, moments)
 
     def recent_history(self, limit: int = 100) -> list[dict[str, Any]]:
         """The last `limit` transitions of all, oldest first."""

@@ -189,6 +189,9 @@ void roost_testing_fill_offer(roost_engine *e);
 void roost_testing_take_offer(roost_engine *e); /* it takes all that are there; then a few may be due */
 /* A turn of the sweep at that time. */
 void roost_testing_sweep(roost_engine *e, uint64_t now_ms);
+/* One more connection of this class went from one state to another. */
+void roost_testing_tally(roost_engine *e, uint32_t class, uint8_t from, uint8_t to, uint8_t cause, uint64_t rx,
+                         uint64_t tx);
 uint64_t roost_testing_probes_sent(const roost_engine *e); /* or offered */
 
 struct roost_class *roost_testing_class(roost_engine *e, uint32_t class); /* of an engine that runs, as XDP sees it */

@@ -64,6 +64,7 @@ void roost_testing_engine_free(roost_engine *e) {
         roost_list_end(e, e->listings);
     roost_growth_stop(e);
     roost_rules_close(e);
+    roost_tallies_free(e);
     roost_mailbox_destroy(&e->box);
     pthread_mutex_destroy(&e->lock);
     while (e->oldest)
@@ -219,6 +220,11 @@ void roost_testing_take_offer(roost_engine *e) {
 void roost_testing_sweep(roost_engine *e, uint64_t now_ms) {
     e->now_ms = now_ms;
     roost_sweep_turn(e);
+}
+
+void roost_testing_tally(roost_engine *e, uint32_t class, uint8_t from, uint8_t to, uint8_t cause, uint64_t rx,
+                         uint64_t tx) {
+    roost_tally(e, class, from, to, cause, rx, tx);
 }
 
 uint64_t roost_testing_probes_sent(const roost_engine *e) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Parts of the engine that no scenario has to do with: links to servers, of which there is one that reads at once; in-band
- * requests, listeners, doors and lists, of which there are none. */
+ * requests, listeners, doors, lists and tallies, of which there are none. */
 #include <errno.h>
 
 #include "machine.h"
@@ -77,6 +77,9 @@ void roost_router_accept(struct roost_engine *e, int door) {
 void roost_sockets_turn(struct roost_engine *e) {
 }
 void roost_sockets_note(struct roost_engine *e, const struct roost_key *key) {
+}
+void roost_tally(struct roost_engine *e, uint32_t class, uint8_t from, uint8_t to, uint8_t cause, uint64_t rx,
+                 uint64_t tx) {
 }
 void roost_listings_awake(struct roost_engine *e, const struct roost_key *key) {
 }

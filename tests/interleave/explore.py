@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutants import ROOT
+from tests.mutants import ROOT, is_made_from
 
 _GENERATED = ROOT / "build/generated"
 
@@ -38,7 +37,14 @@ _AROUND = (
 # out, and with it what it would need. The maps of product.c and product_guard.c are the same ones (-fcommon).
 _FLAGS = ("-std=gnu11", "-g", "-fcommon", "-fno-pie", "-ffunction-sections")
 _WARNINGS = ("-Wall", "-Wextra", "-Wno-unused-parameter", "-Wno-sign-compare", "-Werror")
-_WRAPPED = ("memcpy", "memset", "memcmp", "roost_mailbox_post", "roost_mailbox_post_row")
+_WRAPPED = (
+    "memcpy",
+    "memset",
+    "memcmp",
+    "bpf_map_lookup_elem",
+    "roost_mailbox_post",
+    "roost_mailbox_post_row",
+)
 _LINE = re.compile(r"(?P<name>.+): (?P<schedules>\d+) schedules, at most (?P<preemptions>\d+) preemptions")
 
 
@@ -55,12 +61,6 @@ class BrokenClaimError(AssertionError):
     """A schedule in which something does not hold: the claim, and the schedule with its places in the sources."""
 
 
-def _is_made_from(target: Path, changed: str) -> bool:
-    """Whether the file `changed` of this checkout is in the object `target`."""
-    made_from = target.with_suffix(".d").read_text().split()
-    return str(ROOT / changed) in map(os.path.normpath, made_from)
-
-
 def build(
     out: Path, root: Path = ROOT, changed: str | None = None, made: Path | None = None, *, in_order: bool = True
 ) -> Path:
@@ -73,7 +73,7 @@ def build(
     warnings = _WARNINGS if root == ROOT else ("-w",)  # a planted bug may leave a variable unused
     for source in (*_EXPLORED, *_AROUND):
         name = f"{source.replace('/', '-')}.o"
-        if changed and made and not _is_made_from(made / name, changed):
+        if changed and made and not is_made_from(made / name, changed):
             objects.append(str(made / name))
             continue
         target = str(out / name)

@@ -108,7 +108,23 @@ static uint64_t hash_of(const struct leg *l) {
 /* The data path's share in growth. A change to a map of maps waits for a grace period. */
 
 static void *const memory_of[ROOST_GENERATIONS] = {old_table, new_table};
-static void *generations[ROOST_GENERATIONS]; /* what XDP can look into */
+static void *generations[ROOST_GENERATIONS] SHARED; /* what XDP can look into */
+
+static const uint32_t *generation(uint32_t which) {
+    return (const uint32_t *)&generations[which];
+}
+
+static void describe_generation(const void *at, char *text, size_t size) {
+    snprintf(text, size, "generation %zu", (size_t)((void *const *)at - generations));
+}
+
+void *__real_bpf_map_lookup_elem(const void *map, const void *key);
+void *__wrap_bpf_map_lookup_elem(const void *map, const void *key);
+void *__wrap_bpf_map_lookup_elem(const void *map, const void *key) {
+    if (map == &tables4)
+        use(generation(*(const uint32_t *)key), false, "looks for the table");
+    return __real_bpf_map_lookup_elem(map, key);
+}
 
 int roost_datapath_use_generation(struct roost_datapath *d, struct roost_table *t, bool v4, uint32_t which, int fd,
                                   uint32_t buckets, struct roost_reason *why) {
@@ -122,6 +138,7 @@ void roost_datapath_end_previous(struct roost_datapath *d, struct roost_table *t
     uint32_t which;
     roost_table_end_previous(t, v4, &which);
     memcpy(&told, &t->config, sizeof(told));
+    use(generation(which), true, "ends the table");
     generations[which] = NULL;
     grace();
 }
@@ -850,6 +867,7 @@ int main(int argc, char **argv) {
     machine_begins();
     share(old_table, sizeof(old_table), describe_table);
     share(new_table, sizeof(new_table), describe_table);
+    share(generations, sizeof(generations), describe_generation);
     share(endpoint, sizeof(endpoint), describe_endpoint);
     share(rests, sizeof(rests), describe_rest);
     share(&told, sizeof(told), describe_config);

@@ -11,7 +11,7 @@
 #define STACK_SIZE (256 * 1024)
 #define CHOICES_MAX 4096
 #define TRACE_MAX 512
-#define REGIONS_MAX 8
+#define REGIONS_MAX 12
 #define WORDS_MAX 8192
 #define PENDING_MAX 64
 #define VIEWS_MAX 8      /* of a thread, since its last barrier */

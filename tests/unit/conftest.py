@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from control.store.store import Store
 from tests.databases import Cluster, Database, Postgres, Sqlite
 
 
@@ -36,3 +38,20 @@ def database(request: pytest.FixtureRequest) -> Database:
     """One test on each kind."""
     made: Database = request.getfixturevalue({"sqlite": "sqlite", "postgresql": "postgres"}[request.param])
     return made
+
+
+@pytest.fixture
+def make(database: Database) -> Iterator[Callable[..., Store]]:
+    """Stores on the test's database, open and at work."""
+    made: list[Store] = []
+
+    def factory(**options: Any) -> Store:
+        store = Store(database.url, lambda slept: None, **options)
+        made.append(store)
+        assert store.open() == ""
+        store.start()
+        return store
+
+    yield factory
+    for store in made:
+        store.close()

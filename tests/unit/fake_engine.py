@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from errno import EBUSY, EEXIST, ENOENT
@@ -17,6 +17,7 @@ from appliance.wire import (
     CANDIDATE,
     KA,
     REST,
+    Census,
     Command,
     EngineOptions,
     Event,
@@ -32,6 +33,7 @@ from appliance.wire import (
     ServerStatus,
     ServiceSpec,
     Sought,
+    Tally,
 )
 from control.core.states import AWAKE, Cause, State
 
@@ -81,6 +83,7 @@ class FakeEngine:
     own: Own = field(default_factory=Own)
     obstacles: Obstacles = field(default_factory=lambda: Obstacles(Obstacle(0), 0, 0, 0, 0, 0))
     counted: dict[str, int] = field(default_factory=dict)
+    tallied: list[Tally] = field(default_factory=list)
     entries: Sequence[RuleEntry] = ()
     policies: Sequence[ServiceSpec] = ()
     rules_set: int = 0  # how often
@@ -124,12 +127,12 @@ class FakeEngine:
     def update_service(self, s: ServiceSpec) -> None:
         self.updates.append(s)
 
-    def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> int:
+    def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> tuple[int, list[int]]:
         if self.rules_refused is not None:
             raise self.rules_refused
         self.entries, self.policies = tuple(entries), tuple(policies)
         self.rules_set += 1
-        return self.rules_untold
+        return self.rules_untold, [1024 + place for place in range(len(policies))]
 
     def count_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> list[tuple[int, int]]:
         counts = [[0, 0] for _ in (*policies, None)]
@@ -238,6 +241,18 @@ class FakeEngine:
             "filter_members": len(self.without_slot),
             **self.counted,
         }
+
+    def gauges(self) -> frozenset[str]:
+        return frozenset({"born", "filter_members"})
+
+    def tallies(self) -> Sequence[Tally]:
+        taken, self.tallied = self.tallied, []
+        return taken
+
+    def census(self) -> dict[int, Census]:
+        """All are of class 1, of service 1."""
+        counts = Counter(c.state for c in self.connections.values())
+        return {1: Census(1, tuple(counts[state] for state in State), 0)} if counts else {}
 
     def memory(self) -> int:
         return 160 * 1000

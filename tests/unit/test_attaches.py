@@ -6,7 +6,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from errno import ECANCELED, ENOENT
 from typing import Any
 
@@ -14,13 +14,15 @@ import pytest
 
 from appliance.frontends.target import Address, Name, Target
 from appliance.wire import KA, NO_FIRST_BYTE, SERVED, Event, EventType, Record, pack_address
+from control.clients.view import View
 from control.core.states import State
 from control.reach import attaches as module
 from control.reach.attach_request import AttachRequest
 from control.reach.attaches import Attaches
+from control.store import appended as attaches_of_store
 from control.store import queues
 from control.store import store as store_module
-from control.store.attaches import ROW_BYTES, Attach
+from control.store.appended import ROW_BYTES, Attach
 from control.store.store import Store
 from tests.databases import Database, written
 from tests.unit.fake_engine import event, key
@@ -32,8 +34,6 @@ DAY_MS = 86_400_000
 
 class Rows(list[Attach]):
     """In place of the store."""
-
-    add_attach = list.append
 
 
 @pytest.fixture
@@ -142,23 +142,54 @@ def test_answers_and_events_of_two_threads_make_each_row_once(rows: Rows) -> Non
     assert {row.first_ms for row in rows} == {30}
 
 
+# -- what is shown of it ----------------------------------------------------------------------------------------------
+
+
+def shown(store: Any, attaches: Attaches) -> list[tuple[str, int | None]]:
+    """Of each server that is shown, what it asked for and when the client said its first word."""
+    nobody: Any = None
+    view = View(nobody, store, nobody, {}, nobody, attaches.waiting)
+    return [(row["target"], row["first_ms"]) for row in view.attaches(100, failed=False)]
+
+
+@pytest.mark.parametrize("read_first", [False, True])
+def test_a_row_that_is_completed_while_it_is_looked_for_is_shown_once(rows: Rows, read_first: bool) -> None:
+    attaches = Attaches(rows)
+
+    class Stored:
+        def recent_attaches(self, limit: int, failed: bool) -> list[Attach]:
+            before = list(rows)
+            attaches.served(served(5))
+            return before if read_first else list(rows)
+
+    ask(attaches, token=5)
+    said = 30 if not read_first else None
+    assert shown(Stored(), attaches) == [("192.0.0.7:40000", said)]
+
+
+def test_a_row_waits_until_the_store_has_it() -> None:
+    """Whoever looks at both meanwhile finds it in one of them."""
+    seen: list[tuple[list[Attach], int]] = []
+
+    def look() -> None:
+        seen.append((attaches.waiting(), len(rows)))
+
+    class Slow(Rows):
+        def append(self, row: Attach) -> None:
+            looks = threading.Thread(target=look)
+            looks.start()
+            looks.join(0.2)
+            super().append(row)
+
+    rows = Slow()
+    attaches = Attaches(rows)
+    ask(attaches, token=5)
+    attaches.served(served(5))
+    until(lambda: seen)
+    assert seen == [([], 1)]
+
+
 # -- in the store -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def make(database: Database) -> Iterator[Callable[..., Store]]:
-    made: list[Store] = []
-
-    def factory(**options: Any) -> Store:
-        store = Store(database.url, lambda slept: None, **options)
-        made.append(store)
-        store.open()
-        store.start()
-        return store
-
-    yield factory
-    for store in made:
-        store.close()
 
 
 def row(number: int, at: int = 1000, error: int = 0) -> Attach:
@@ -172,21 +203,29 @@ def numbers(database: Database) -> list[int]:
 def test_rows_are_kept_in_the_order_in_which_they_came(make: Callable[..., Store], database: Database) -> None:
     store = make()
     for number in range(1, 101):
-        store.add_attach(row(number, error=number % 2))
+        store.append(row(number, error=number % 2))
     assert [one.id for one in store.recent_attaches(5)] == [96, 97, 98, 99, 100]
     assert [one.id for one in store.recent_attaches(3, failed=True)] == [95, 97, 99]
     assert store.recent_attaches(1) == [row(100)]
     assert numbers(database) == list(range(1, 101))
 
 
+def test_refusals_are_looked_for_among_the_newest(make: Callable[..., Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attaches_of_store, "LOOKED_AT", 10)
+    store = make()
+    for number in range(1, 31):
+        store.append(row(number, error=number % 2))
+    assert [one.id for one in store.recent_attaches(100, failed=True)] == [21, 23, 25, 27, 29]
+
+
 def test_what_could_not_be_written_is_written_later_and_once(make: Callable[..., Store], database: Database) -> None:
     store = make()
-    store.add_attach(row(1))
+    store.append(row(1))
     assert written(store)
     with database.locked():
         store.add(upserts=[sleeper(1, 1)])  # of whose table the lock is, with some
         for number in range(2, 50):
-            store.add_attach(row(number))
+            store.append(row(number))
         until(lambda: "lock" in store.status.error)
     until(lambda: store.status.text == "ok")
     assert [one.id for one in store.recent_attaches(100)] == list(range(1, 50))
@@ -196,14 +235,19 @@ def test_what_could_not_be_written_is_written_later_and_once(make: Callable[...,
 def test_rows_past_the_bound_are_dropped_counted_and_said(
     make: Callable[..., Store], database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(queues, "ATTACHES_BOUND", 10)
-    database.take_away()
+    monkeypatch.setattr(queues, "APPENDED_BOUND", 10)
     store = make()
+    database.take_away()
+    store.add(upserts=[sleeper(1, 1)])
     until(lambda: store.status.error)
     for number in range(30):
-        store.add_attach(row(number))
+        store.append(row(number))
     assert store.status.dropped_attaches == 20
-    assert len([one for one in caplog.records if "attaches" in one.getMessage()]) == 1
+    assert len([one for one in caplog.records if "rows of attaches wait" in one.getMessage()]) == 1
+    database.give_back()
+    until(lambda: store.status.text == "ok")
+    if database.survives:
+        assert [one.id for one in store.recent_attaches(100)] == list(range(10)), "the first are kept"
 
 
 def test_old_rows_are_removed_and_their_numbers_not_given_again(
@@ -213,13 +257,13 @@ def test_old_rows_are_removed_and_their_numbers_not_given_again(
     store = make(keep_days=1)
     now = time.time_ns() // 1_000_000
     for number in range(1, 31):
-        store.add_attach(row(number, at=now - 2 * DAY_MS if number <= 20 else now))
+        store.append(row(number, at=now - 2 * DAY_MS if number <= 20 else now))
     assert written(store)
     prune_until(store, lambda: numbers(database) == list(range(21, 31)))
     database.execute("DELETE FROM attaches")
     store.close()
     again = make(keep_days=1)
-    again.add_attach(row(31))
+    again.append(row(31))
     assert written(again)
     assert numbers(database) == [31]
 
@@ -228,9 +272,9 @@ def test_more_rows_than_there_is_room_for_are_removed_the_oldest_first(
     make: Callable[..., Store], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "PRUNE_ROWS", 7)
-    store = make(keep_bytes=10 * ROW_BYTES)
+    store = make(keep_bytes=10 * ROW_BYTES[Attach])
     for number in range(1, 31):
-        store.add_attach(row(number, at=time.time_ns() // 1_000_000))
+        store.append(row(number, at=time.time_ns() // 1_000_000))
     assert written(store)
     prune_until(store, lambda: numbers(database) == list(range(21, 31)))
 
@@ -241,10 +285,10 @@ def test_a_row_takes_about_as_much_as_is_said(make: Callable[..., Store], databa
     store = make()
     (before,) = database.execute("SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()")
     for number in range(5000):
-        store.add_attach(row(number)._replace(at=10**12 + number, client="192.0.2.7:40123"))
+        store.append(row(number)._replace(at=10**12 + number, client="192.0.2.7:40123"))
     assert written(store)
     (after,) = database.execute("SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()")
-    assert 0.6 * ROW_BYTES < (after[0] - before[0]) / 5000 < 1.2 * ROW_BYTES
+    assert 0.6 < (after[0] - before[0]) / 5000 / ROW_BYTES[Attach] < 1.2
 
 
 def test_what_waits_at_the_end_is_written(database: Database) -> None:
@@ -253,6 +297,6 @@ def test_what_waits_at_the_end_is_written(database: Database) -> None:
     store = Store(database.url, lambda slept: None)
     store.open()
     store.start()
-    store.add_attach(row(1))
+    store.append(row(1))
     assert store.close() == 0
     assert numbers(database) == [1]

@@ -21,7 +21,7 @@ def status(**changes: Any) -> dict[str, Any]:
         "pressure": {"reached": {}, "asked": {"awake": 0, "idle": 0}},
         "awake": 10,
         "max_awake": 100,
-        "store": {"state": "ok", "dropped_history": 5, "dropped_attaches": 0, "rescued": 1},
+        "store": {"state": "ok", "dropped_history": 5, "dropped_attaches": 0, "dropped_snapshots": 0, "rescued": 1},
         "services": [{"name": "line", "servers": [{"server": "10.3.0.2:8000", "state": "up", "reason": ""}]}],
         "counters": {"bad_checksum": 7, "thaw_failed": 7, "table_ipv4": 900, "ipv4_slots": 1000},
         "control": {"illegal": 1},

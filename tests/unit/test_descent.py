@@ -58,6 +58,16 @@ def test_those_asked_are_among_the_quietest(seed: int) -> None:
     assert share_of(asked, by_quiet) <= SHARE
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_those_asked_little_by_little_are_among_the_quietest(seed: int) -> None:
+    still = Quiet(slots=16_000, rests=12_000)
+    still.now_ms += seed
+    by_quiet = still.fill(10_000)
+    asked = [number for _ in range(20) for number in still.descend(10)]
+    assert len(set(asked)) == len(asked) == 200
+    assert share_of(asked, by_quiet) <= SHARE
+
+
 def test_more_than_the_quietest_few_go_down_in_their_order() -> None:
     still = Quiet(slots=16_000, rests=12_000)
     by_quiet = still.fill(10_000)

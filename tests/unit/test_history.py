@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,22 +33,6 @@ PART = 50
 def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PART_ROWS", PART)
     monkeypatch.setattr(module, "LOADED_ROWS", PART // 2)
-
-
-@pytest.fixture
-def make(database: Database) -> Iterator[Callable[..., Store]]:
-    made: list[Store] = []
-
-    def factory(**options: Any) -> Store:
-        store = Store(database.url, lambda slept: None, **options)
-        made.append(store)
-        assert store.open() == ""
-        store.start()
-        return store
-
-    yield factory
-    for store in made:
-        store.close()
 
 
 def parts(database: Database) -> list[int]:

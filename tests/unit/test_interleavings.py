@@ -185,8 +185,8 @@ MUTANTS = (
         "who is to be born is not looked up again under the lock",
         "two acknowledgements of one birth",
         INSERT,
-        "(same_a | same_b) && find_in##family(table, &place, &n->key, &found)",
-        "0 && found.slot",
+        "(same_a | same_b) && spot_in##family(current, &place, &n->key, &spot)",
+        "0 && spot.at",
         "C is in the table twice",
     ),
     Mutant(

@@ -72,6 +72,7 @@ READ_ONLY = {
     "name": ["4711", "camera"],
     "agents": [],
     "attaches": [],
+    "snapshots": [],
     "dialled": [],
     "events": [],
 }

@@ -468,5 +468,5 @@ def test_no_bytes_are_more_than_a_request_that_is_refused(lite: Box, body: bytes
 
 def test_networks_that_xdp_has_no_memory_for_are_told(caplog: pytest.LogCaptureFixture) -> None:
     engine = FakeEngine(rules_untold=3)
-    assert EngineRules(engine).set_rules([], []) == 3
+    assert EngineRules(engine).set_rules([], []) == (3, [])
     assert "XDP had no memory for 3 networks of rules" in caplog.text

@@ -246,11 +246,13 @@ def key(client: str, port: int = 1) -> Key:
 
 
 class Ruled(Still):
-    """With rules."""
+    """With rules. classes: the number of each policy of the last ones."""
+
+    classes: Any = ffi.new("uint32_t[1024]")
 
     def rule(self, rules: Sequence[Rule], policies: Sequence[Policy] = ()) -> None:
         raw, why = c_policies([(1, policy) for policy in policies]), ffi.new("struct roost_reason *")
-        error = lib.roost_rules_set(self.raw, c_rules(rules), len(rules), raw, len(policies), why)
+        error = lib.roost_rules_set(self.raw, c_rules(rules), len(rules), raw, len(policies), self.classes, why)
         assert error == 0, ffi.string(why.text)
 
     def count(self, rules: Sequence[Rule], policies: Sequence[Policy]) -> list[int]:
@@ -351,7 +353,7 @@ def test_what_would_change_is_counted_and_nothing_changes(still: Ruled) -> None:
 
 def test_more_policies_than_there_is_room_for_are_refused(still: Ruled) -> None:
     raw, why = ffi.new("struct roost_class[1025]"), ffi.new("struct roost_reason *")
-    assert lib.roost_rules_set(still.raw, c_rules([]), 0, raw, 1025, why) == -ENOSPC
+    assert lib.roost_rules_set(still.raw, c_rules([]), 0, raw, 1025, still.classes, why) == -ENOSPC
     assert b"1025 policies: there is room for 262144 and 1024" in ffi.string(why.text)
 
 
@@ -359,4 +361,4 @@ def test_more_policies_than_there_is_room_for_are_refused(still: Ruled) -> None:
 def test_a_network_without_a_policy_of_its_service_is_refused(still: Ruled, wrong: Rule) -> None:
     raw, why = ffi.new("struct roost_class[1]"), ffi.new("struct roost_reason *")
     raw[0].service = 1
-    assert lib.roost_rules_set(still.raw, c_rules([wrong]), 1, raw, 1, why) == -EINVAL
+    assert lib.roost_rules_set(still.raw, c_rules([wrong]), 1, raw, 1, still.classes, why) == -EINVAL

@@ -666,7 +666,17 @@ def test_a_database_of_an_earlier_version_is_upgraded_in_place(
     with opened(database) as old:
         old.execute(sa.text("DROP VIEW history"))
         old.execute(sa.text("ALTER TABLE history_1 RENAME TO history"))
-        for table in (*lacks, "attaches", "history_parts", "runs", "owner", "successors", "rules", "alembic_version"):
+        for table in (
+            *lacks,
+            "attaches",
+            "snapshots",
+            "history_parts",
+            "runs",
+            "owner",
+            "successors",
+            "rules",
+            "alembic_version",
+        ):
             old.execute(sa.text(f"DROP TABLE {table}"))
         for index in ("ix_names_id", "ix_agents_id"):
             old.execute(sa.text(f"DROP INDEX IF EXISTS {index}"))

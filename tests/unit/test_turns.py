@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 from appliance.wire import EventType, Key
+from control.core.states import State
 from tests.inner import ffi, lib
 from tests.unit.records import IDLE, SLEEP, Ka, c_key
 
@@ -81,10 +82,11 @@ class Still:
                 due.append(event.id)
         return due
 
-    def list(self, meanwhile: Callable[[], None] = lambda: None) -> list[tuple[int, list[bytes]]]:
+    def list(self, meanwhile: Callable[[], None] = lambda: None, **sought: int) -> list[tuple[int, list[bytes]]]:
         """Of each time that the engine is asked: how far it looked, and the keys that it found. Between two times
-        something happens."""
-        listing, events = lib.roost_list_begin(self.raw, ffi.NULL), ffi.new("struct roost_event[64]")
+        something happens. sought: struct roost_sought."""
+        listing = lib.roost_list_begin(self.raw, ffi.new("struct roost_sought *", sought))
+        events = ffi.new("struct roost_event[64]")
         parts, before = [], 0
         while not lib.roost_list_done(listing):
             count = lib.roost_list(self.raw, listing, events, 64)
@@ -195,17 +197,26 @@ def test_a_probe_that_finds_no_room_is_sent_when_there_is_some(still: Still) -> 
 
 
 def test_connections_are_listed_a_part_of_the_table_at_a_time() -> None:
-    """The engine's thread stands still while one asks for a part: some 16,000 slots, whatever is in them."""
+    """The engine's thread stands still while one asks for a part: eight times 16,000 positions, where all are empty."""
     still = Still(slots=300_000)
     keys = {Key.of("192.0.2.1", port, "192.0.2.9", 80).pack() for port in range(1, 21)}
     for key in keys:
         still.insert(Key.unpack(key), Ka(SLEEP))
     parts = still.list()
-    assert max(looked_at for looked_at, _ in parts) <= 16384
+    assert max(looked_at for looked_at, _ in parts) <= 8 * 16384
     assert sum(looked_at for looked_at, _ in parts) >= 300_000
     found = [key for _, keys in parts for key in keys]
     assert len(found) == len(keys)
     assert set(found) == keys
+
+
+def test_slots_that_are_not_sought_are_passed_a_part_at_a_time() -> None:
+    still = Still(slots=30_000)
+    for port in range(1, 25_001):
+        still.insert(Key.of("192.0.2.1", port, "192.0.2.9", 80), Ka(SLEEP))
+    parts = still.list(states=1 << State.IDLE)
+    assert max(looked_at for looked_at, _ in parts[1:]) <= 1.3 * 16384, "what is empty beside them included"
+    assert [found for _, found in parts if found] == []
 
 
 def test_a_part_of_the_list_ends_where_there_is_no_room_for_more() -> None:
