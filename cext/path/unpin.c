@@ -146,6 +146,18 @@ static bool is_listed(const char *names, const char *name) {
     return strstr(names, line) != NULL;
 }
 
+/* Ends the attachment of a link now: without it, the kernel does so in a worker of its own once the last descriptor and a
+ * grace period have ended, and a start that follows finds the interface taken. Maps and programs stay what they are. */
+static void detach_link(const char *pin_dir, const char *name) {
+    char path[320];
+    roost_pin_path(pin_dir, name, path, sizeof(path));
+    int fd = bpf_obj_get(path);
+    if (fd < 0)
+        return;
+    bpf_link_detach(fd);
+    close(fd);
+}
+
 /* Removes every pin whose name is not in `but`; attached: and ends what it stands for at this namespace's interfaces. */
 static int remove_pins(DIR *dir, const char *pin_dir, const char *but, bool attached, struct roost_reason *why) {
     struct dirent *entry;
@@ -163,6 +175,7 @@ static int remove_pins(DIR *dir, const char *pin_dir, const char *but, bool atta
             detach_tc(local, BPF_TC_INGRESS, roost_loopback_handle(pin_dir));
         if (steered)
             detach_tc(steered, BPF_TC_INGRESS, ROOST_TC_HANDLE);
+        detach_link(pin_dir, name);
         if (unlinkat(dirfd(dir), name, 0))
             e = roost_complain(why, errno, "cannot remove %s/%s: %m", pin_dir, name);
     }

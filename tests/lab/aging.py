@@ -142,7 +142,7 @@ class Sleepers:
 
 def let_socket_notes_run_out(pin_dir: Path) -> None:
     """No key is noted any more as one that the kernel may have a socket for (shared/sockets.h); new notes count."""
-    fd = _pinned(pin_dir / "births_sockets")
+    fd = pinned(pin_dir / "births_sockets")
     try:
         with mmap.mmap(fd, _SOCKET_NOTES_BYTES) as notes:
             notes[:] = bytes(len(notes))
@@ -160,15 +160,15 @@ def _check(result: int, what: str) -> int:
     return result
 
 
-def _pinned(path: Path) -> int:
-    """A descriptor of the map that is pinned there."""
+def pinned(path: Path) -> int:
+    """A descriptor of the map, program or link that is pinned there."""
     name = ctypes.create_string_buffer(os.fsencode(path))
     return _check(_bpf(_BPF_OBJ_GET, struct.pack("QII", ctypes.addressof(name), 0, 0)), str(path))
 
 
 def _generations(path: Path) -> Iterator[int]:
     """Descriptors of the maps in the map of maps that is pinned at path."""
-    outer = _pinned(path)
+    outer = pinned(path)
     try:
         for number in range(_GENERATIONS):
             key, found = ctypes.c_uint32(number), ctypes.c_uint32()
