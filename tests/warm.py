@@ -15,7 +15,7 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
 from multiprocessing.reduction import DupFd
@@ -78,11 +78,13 @@ class Forked(subprocess.Popen[bytes]):
         """The fork server waits for it."""
 
 
-def popen(argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """In place of subprocess.Popen, for a lab: daemons are forked, all else is started as ever."""
+def popen(
+    otherwise: Callable[..., subprocess.Popen[Any]], argv: Sequence[str], owner: int, **options: Any
+) -> subprocess.Popen[Any]:
+    """In place of a lab's own: daemons are forked, and what else it starts is started as ever."""
     is_daemon = list(argv[:4]) == [sys.executable, "-m", PROGRAM, "up"] and options.get("stdin") == subprocess.DEVNULL
     if not is_daemon or not hasattr(options.get("stdout"), "fileno"):
-        return subprocess.Popen(argv, **options)
+        return otherwise(argv, owner, **options)
     return Forked(argv[3:], options["stdout"], options["env"])
 
 

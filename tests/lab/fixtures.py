@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -106,7 +107,7 @@ def _resend(lab: Lab, tail_loss_probes: int, rto_min: list[str]) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if "ROOST_SANITIZED" not in os.environ:
-        Spawner.popen = staticmethod(warm.popen)
+        Spawner.popen = staticmethod(partial(warm.popen, Spawner.popen))
     config.addinivalue_line("markers", "engine(**arguments): arguments of EngineLab for the fixture `box`")
     config.addinivalue_line("markers", "own_engine(reason): the fixture `box` is an engine that no test had before")
     config.addinivalue_line("markers", "appliance(fixture): the fixture whose appliance the fixture `ward` is about")

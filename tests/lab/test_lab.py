@@ -25,7 +25,7 @@ from appliance import engine
 from appliance.lab import Lab, leftovers, names, wait_until
 from appliance.lab.leftovers import workspace
 from appliance.lab.namespaces import Namespace, load_xdp
-from appliance.lab.processes import python_environment
+from appliance.lab.processes import python_environment, start_bound
 from appliance.peers.stream import PERIOD, Receiver, start_of, window
 
 PORT = 8000
@@ -702,3 +702,15 @@ def test_a_sysctl_is_set_in_one_namespace_alone(lab: Lab) -> None:
     assert lab.space("box").read_sysctl("net.ipv4.tcp_sack") == "1"
     assert Path("/proc/thread-self/ns/net").readlink() == home
     lab.sysctl("wan", "net.ipv4.tcp_sack", 1)
+
+
+def test_a_program_is_not_begun_whose_owner_has_ended(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    begun = tmp_path / "begun"
+    with start_bound(["touch", str(begun)], ended.pid) as program:
+        assert program.wait(10) == 127
+    assert not begun.exists()
+    with start_bound(["touch", str(begun)], os.getpid()) as program:
+        assert program.wait(10) == 0
+    assert begun.exists()
