@@ -53,6 +53,7 @@ BEGUN_FIRST = (  # of all files: those that take longest, 60 to 240 s each on a 
 )
 BACKGROUND = (  # files that compute for 60 to 120 s, and ask no clock
     "tests/unit/test_interleavings.py",
+    "tests/unit/test_interleavings_planted.py",
     "tests/unit/test_interleavings_reordered.py",
     "tests/security/test_fuzz.py",
 )
