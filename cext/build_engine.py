@@ -49,7 +49,7 @@ SOURCES: Final = {
     "base": "address hash mailbox pins wheel workers",
     "table": "endpoints filter hosts interned rests rules table",
     "path": "datapath foreign frames probes programs unpin",
-    "socket": "heard proxy_header repair segment spares survey",
+    "socket": "connect heard proxy_header ready_links repair segment spares survey",
     "conn": "acks candidates classes connection events find legs listing notes ports ruling servers steering "
     "tallies waiting",
     "inband": "inband inband_relay inband_requests",

@@ -144,6 +144,7 @@ static void turn(struct roost_engine *e, const struct epoll_event *events, int c
     if (e->pressure_told && e->awake <= e->max_awake - e->max_awake / 4)
         e->pressure_told = false;
     roost_links_turn(e);
+    roost_ready_turn(e);
     roost_conns_free_dead(e);
     roost_mailbox_flush(&e->box);
 }

@@ -143,6 +143,7 @@ class Engine:
                 one.links,
                 one.linked,
                 one.failed,
+                one.ready,
             )
             for one in raw[0 : max(count, 0)]
         ]

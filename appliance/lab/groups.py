@@ -79,16 +79,19 @@ class SwarmGroup:
                 self._room[index] -= share
         return _sum(Connected(), sent, timeout_s)
 
-    def say(self, n: int, concurrency: int = 64, size: int = 16, timeout_s: float = 30.0, twice: bool = False) -> Said:
+    def say(self, n: int, concurrency: int = 64, size: int = 16, timeout_s: float = 30.0, twice: bool = False,
+            apart_ms: float = 0.0) -> Said:  # fmt: skip
         """n random clients speak, `concurrency` of each process at a time, and check their answers.
 
         With concurrency=1 the processes take turns, so that really one client speaks at a time. With twice a client
-        speaks again as soon as it is answered: `again_us` has what that took.
+        speaks again as soon as it is answered: `again_us` has what that took. apart_ms: how long after an answer the
+        next client speaks.
         """
         total = Said()
         under_way: list[tuple[Peer, int]] = []
         for peer, share in self._shared(n):
-            token = peer.send("say", n=share, concurrency=concurrency, size=size, timeout_s=timeout_s, twice=twice)
+            token = peer.send("say", n=share, concurrency=concurrency, size=size, timeout_s=timeout_s, twice=twice,
+                              apart_ms=apart_ms)  # fmt: skip
             under_way.append((peer, token))
             if concurrency == 1:
                 _sum(total, [under_way.pop()], timeout_s * (share + 1))

@@ -9,7 +9,8 @@ Commands
   connect  count, server [ip, port], addresses [ip...], first (number in the first name), keepidle_s, keepintvl_s,
            keepcnt, in_flight, rate (clients/s, 0 = as fast as possible), timeout_s
            -> connected, failed {reason: n}, seconds; once all have been welcomed or have failed
-  say      n, concurrency, size (bytes of the nonce), timeout_s, twice (speak again as soon as answered)
+  say      n, concurrency, size (bytes of the nonce), timeout_s, twice (speak again as soon as answered),
+           apart_ms (with concurrency 1: how long after an answer the next one speaks)
            -> answered, rtt_us [...], again_us [...] (of the second time, in the same order), failed {reason: n}
   stats    -> open, dead {reason: n}, answers
   hearing  silence_ms -> open, silent (clients that have heard no ACK for longer than that), unanswered_probes (clients
@@ -267,6 +268,7 @@ class Saying:
         self.concurrency = int(command.get("concurrency", 64))
         self.size = int(command.get("size", 16))
         self.twice = bool(command.get("twice", False))
+        self.apart_s = float(command.get("apart_ms", 0)) / 1000
         quiet = [fd for fd in swarm.open.values() if swarm.state[fd] == _QUIET]
         self.chosen = random.sample(quiet, min(int(command["n"]), len(quiet)))
         self.under_way = 0
@@ -313,6 +315,7 @@ class Saying:
                 self.failed["gone before it spoke"] += 1
                 continue
             self.under_way += 1
+            time.sleep(self.apart_s)
             self.speak(fd)
         self.filling = False
         if not self.chosen and self.under_way == 0 and swarm.saying is self:

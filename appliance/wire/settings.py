@@ -116,6 +116,8 @@ class ServiceSpec:
     by_daemon: bool = False
     balance: int = Balance.LEAST_CONNECTIONS
     max_fails: int = 0
+    ready_links: int = 0
+    ready_ms: int = 20_000
     refuse_down: bool = False
     second_server: int = SecondServer.REFUSED
     second_server_ms: int = 10000
@@ -159,7 +161,8 @@ class Sought:
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """A server of a service (struct roost_server_status); linked and failed count links since it is there."""
+    """A server of a service (struct roost_server_status); linked and failed count links since it is there, and ready
+    those that no client has yet."""
 
     server: ServerAddress
     up: bool
@@ -167,3 +170,4 @@ class ServerStatus:
     links: int
     linked: int
     failed: int
+    ready: int = 0

@@ -171,6 +171,7 @@ struct roost_server_status {
     uint8_t up;
     uint8_t leaving; /* not configured any more, but it has links still */
     uint32_t links;  /* now; those being made count */
+    uint32_t ready;  /* links that no client has yet; they do not count */
     uint64_t linked; /* links made since it is here */
     uint64_t failed; /* links that could not be made */
 };
@@ -181,10 +182,12 @@ struct roost_service {
     uint16_t listen_port; /* host byte order */
     uint8_t servers;      /* how many; 0: of a transparent service whichever the client connected to, else links wait */
     struct roost_server server[ROOST_SERVERS_MAX];
-    uint8_t by_daemon;   /* the daemon itself is the server, without an address: ROOST_EV_LINK hands it each link */
-    uint8_t balance;     /* enum roost_balance */
-    uint8_t max_fails;   /* a server is down after so many failed links in a row; 0: never by that */
-    uint8_t refuse_down; /* a client that connects while no server is up is reset at once; else it waits for one */
+    uint8_t by_daemon;    /* the daemon itself is the server, without an address: ROOST_EV_LINK hands it each link */
+    uint8_t balance;      /* enum roost_balance */
+    uint8_t max_fails;    /* a server is down after so many failed links in a row; 0: never by that */
+    uint16_t ready_links; /* to each server; none where each client has its own: as_client, persistent, by_daemon */
+    uint32_t ready_ms;    /* after so long one that was not needed is made anew */
+    uint8_t refuse_down;  /* a client that connects while no server is up is reset at once; else it waits for one */
     struct roost_class policy;   /* the class of its connections; `service` and `own` are the engine's */
     uint32_t connect_timeout_ms; /* how long a link to the server is tried before the client is reset */
     uint8_t transparent;         /* listen is the server's own address, for which a router answers */

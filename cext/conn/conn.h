@@ -136,10 +136,8 @@ void roost_listings_asleep(struct roost_engine *e, const struct roost_key *key);
 void roost_listings_back(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot);
 
 /* ports.c */
-typedef int roost_connect_from(const struct roost_server *to, bool held, const uint8_t *local, uint16_t port_be);
 /* Begins a link that may sleep, from a port that no other has. A descriptor or -errno. */
-int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, bool held,
-                        roost_connect_from *connect_from);
+int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, bool held);
 
 /* steering.c. 0 or -errno with a sentence in why. */
 int roost_router_manage(struct roost_engine *e, const struct roost_service *service, struct roost_reason *why);

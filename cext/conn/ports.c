@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "cext/base/address.h"
+#include "cext/socket/connect.h"
 #include "conn.h"
 
 #define TRIES 256
@@ -59,8 +60,7 @@ void roost_link_ports_unreserve(roost_engine *e) {
     roost_unlock(e);
 }
 
-int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, bool held,
-                        roost_connect_from *connect_from) {
+int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, bool held) {
     struct roost_key key = {.client_port = htons(to->port)};
     uint32_t ports = (uint32_t)(e->link_port_last - e->link_port_first) + 1;
     memcpy(key.client, to->address, sizeof(key.client));
@@ -71,7 +71,7 @@ int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, b
         key.local_port = htons(port);
         if (is_reserved(e, port) || roost_table_find(&e->table, &key))
             continue;
-        int fd = connect_from(to, held, key.local, key.local_port);
+        int fd = roost_connect(to, held, key.local, key.local_port);
         if (fd != -EADDRINUSE && fd != -EADDRNOTAVAIL) /* else: in use, by an awake link or a listener */
             return fd;
         tries++;

@@ -56,6 +56,16 @@ int roost_pool_set(struct roost_pool *pool, const struct roost_service *service)
     return 0;
 }
 
+static bool may_be_chosen(const struct roost_pool *pool, int place, uint64_t tried) {
+    const struct roost_member *m = &pool->place[place];
+    return m->configured && !m->down && !(tried >> place & 1);
+}
+
+bool roost_pool_is_up(const struct roost_pool *pool, const struct roost_server *server) {
+    int place = roost_pool_find(pool, server);
+    return place != ROOST_NO_PLACE && may_be_chosen(pool, place, 0);
+}
+
 void roost_pool_mark(struct roost_pool *pool, int place, bool up) {
     pool->place[place].down = !up;
     pool->place[place].failed_in_row = 0;
@@ -67,14 +77,9 @@ int roost_pool_read(const struct roost_pool *pool, struct roost_server_status *s
         const struct roost_member *m = &pool->place[i];
         if (m->used)
             status[count++] =
-                (struct roost_server_status){m->server, !m->down, !m->configured, m->links, m->linked, m->failed};
+                (struct roost_server_status){m->server, !m->down, !m->configured, m->links, 0, m->linked, m->failed};
     }
     return (int)count;
-}
-
-static bool may_be_chosen(const struct roost_pool *pool, int place, uint64_t tried) {
-    const struct roost_member *m = &pool->place[place];
-    return m->configured && !m->down && !(tried >> place & 1);
 }
 
 /* Finaliser of MurmurHash3: every bit of the value decides about every bit of the result. */

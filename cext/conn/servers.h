@@ -41,8 +41,9 @@ struct roost_pool {
 int roost_pool_set(struct roost_pool *pool, const struct roost_service *service);
 /* The place of a server, or ROOST_NO_PLACE. */
 int roost_pool_find(const struct roost_pool *pool, const struct roost_server *server);
+bool roost_pool_is_up(const struct roost_pool *pool, const struct roost_server *server); /* links may go to it */
 void roost_pool_mark(struct roost_pool *pool, int place, bool up);
-/* Fills status; how many it filled, at most max. */
+/* Fills status, all but `ready`; how many it filled, at most max. */
 int roost_pool_read(const struct roost_pool *pool, struct roost_server_status *status, uint32_t max);
 /* The place for a link of this client among those that are up and not in tried (a bit for each place), or ROOST_NO_PLACE. */
 int roost_pool_choose(struct roost_pool *pool, const uint8_t client[16], uint64_t tried);

@@ -27,6 +27,7 @@
 #include "candidates.h"
 #include "servers.h"
 #include "waiting.h"
+#include "cext/socket/ready_links.h"
 #include "cext/socket/spares.h"
 #include "cext/socket/survey.h"
 #include "cext/table/table.h"
@@ -178,6 +179,7 @@ struct roost_grace {
 struct roost_listener {
     struct roost_service service;
     struct roost_pool pool;
+    struct roost_ready_links ready; /* of by_index alone, where several are of one service */
     int fd;
     bool paused;
 };
@@ -319,6 +321,7 @@ struct roost_engine {
     uint64_t now_ms;
     uint64_t turn;
     uint64_t accept_resume_ms;
+    uint64_t tended_ms;              /* the last look after ready links */
     uint64_t rush_ms, rush_accepted; /* of the last look at how many clients connect */
     uint64_t rush_stayed_ms;         /* by connections that ended since then, in all */
     bool rush;

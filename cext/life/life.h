@@ -33,6 +33,8 @@ int roost_link_yield(struct roost_engine *e, struct roost_conn *c);
 void roost_link_resumed(struct roost_engine *e, struct roost_conn *c); /* its server's leg slept, and is a link again */
 /* Those that ended in this turn are no links of their servers any more. Before they are freed. */
 void roost_links_turn(struct roost_engine *e);
+/* Links that are made before they are needed. */
+void roost_ready_turn(struct roost_engine *e);
 void roost_link_settle(struct roost_engine *e, struct roost_conn *c);
 int roost_link_unacknowledged(const struct roost_conn *c); /* bytes; our FIN counts as one */
 void roost_link_timer(struct roost_engine *e, struct roost_conn *c);

@@ -20,13 +20,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "cext/base/address.h"
 #include "life.h"
+#include "cext/socket/connect.h"
 #include "cext/socket/proxy_header.h"
 
 #define RETRY_MS 200
 #define LEAST_SHARE_MS 500 /* for a server to answer, where others wait for their turn */
 #define UNLINK_MS 1000
+#define TEND_MS 10
+#define TENDS_A_TURN 16
 
 struct roost_pool *roost_pool_of(struct roost_engine *e, uint16_t service) {
     size_t places = sizeof(e->by_index) / sizeof(e->by_index[0]);
@@ -40,35 +42,6 @@ static bool holds_greeting(const struct roost_engine *e, const struct roost_conn
     return c->phase == ROOST_LIVE || e->rush || e->waking;
 }
 
-/* Begins a connection to a server from an address and port; from NULL: the kernel chooses, port 0: it chooses the port.
- * A descriptor or -errno. */
-static int connect_from(const struct roost_server *to, bool held, const uint8_t *from, uint16_t port_be) {
-    struct sockaddr_storage server, local;
-    int one = 1, zero = 0, fd = roost_socket_for(to->address, from != NULL);
-    if (fd < 0)
-        return fd;
-    socklen_t size = roost_address_to(to->address, htons(to->port), &server);
-    int e = setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    if (!e && held) /* ROOST_GREETING_HELD */
-        e = setsockopt(fd, IPPROTO_TCP, TCP_QUICKACK, &zero, sizeof(zero));
-    if (!e && from) {
-        socklen_t local_size = roost_address_to(from, port_be, &local);
-        /* Beside an earlier link in TIME-WAIT, and beside servers that came for a client by this address. */
-        e = port_be ? setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one))
-                    : setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &one, sizeof(one));
-        if (!e)
-            e = bind(fd, (struct sockaddr *)&local, local_size);
-    }
-    if (!e)
-        e = connect(fd, (struct sockaddr *)&server, size);
-    if (e && errno != EINPROGRESS) {
-        e = -errno;
-        close(fd);
-        return e;
-    }
-    return fd;
-}
-
 /* The daemon's end of a link to it goes to *theirs: a socketpair has no address by which anything else could pass for a link. */
 static int connect_to(struct roost_engine *e, const struct roost_service *s, const struct roost_key *key,
                       const struct roost_server *to, bool held, int *theirs) {
@@ -80,11 +53,11 @@ static int connect_to(struct roost_engine *e, const struct roost_service *s, con
         return ends[0];
     }
     if (!s->as_client)
-        return s->persistent ? roost_ports_connect(e, to, held, connect_from) : connect_from(to, held, NULL, 0);
-    int fd = connect_from(to, held, key->client, key->client_port);
+        return s->persistent ? roost_ports_connect(e, to, held) : roost_connect(to, held, NULL, 0);
+    int fd = roost_connect(to, held, key->client, key->client_port);
     /* The port is taken while an earlier link of the client is in TIME-WAIT and its server has no timestamps: the server
      * then sees the client's address with another port. */
-    return fd == -EADDRNOTAVAIL || fd == -EADDRINUSE ? connect_from(to, held, key->client, 0) : fd;
+    return fd == -EADDRNOTAVAIL || fd == -EADDRINUSE ? roost_connect(to, held, key->client, 0) : fd;
 }
 
 /* What the server is told about the client before its first byte. */
@@ -103,11 +76,25 @@ static void tell_link(struct roost_engine *e, const struct roost_conn *c, int th
     roost_mailbox_post(&e->box, &event);
 }
 
-/* Begins a link to this server: 0 or -errno. */
+static void is_made(struct roost_engine *e, struct roost_conn *c) {
+    if (c->place)
+        roost_pool_linked(roost_pool_of(e, c->service), c->place - 1);
+    c->link = ROOST_LINKED;
+    c->retry_ms = 0;
+    c->server.writable = true; /* what there is to read, the event has said or the next one will */
+    e->stat[ROOST_E_LINKED]++;
+    roost_conn_touch(e, c);
+    roost_wheel_cancel(&e->wheel, &c->timer); /* of the attempt */
+    roost_conn_run(e, c);
+}
+
+/* Begins a link to this server, or takes one that is ready: 0 or -errno. */
 static int begin(struct roost_engine *e, struct roost_conn *c, const struct roost_server *to) {
     const struct roost_service *s = roost_service_of(e, c->service);
-    const bool held = holds_greeting(e, c);
-    int theirs = -1, fd = connect_to(e, s, &c->key, to, held, &theirs);
+    int theirs = -1, fd = c->place ? roost_ready_links_take(&e->by_index[c->service]->ready, to) : -1;
+    const bool ready = fd >= 0, held = !ready && holds_greeting(e, c);
+    if (!ready)
+        fd = connect_to(e, s, &c->key, to, held, &theirs);
     if (fd < 0)
         return fd;
     roost_leg_fresh(&c->server, fd);
@@ -116,6 +103,8 @@ static int begin(struct roost_engine *e, struct roost_conn *c, const struct roos
     if (!introduce(s, c) && !roost_watch(e, fd, c, true)) {
         if (theirs >= 0)
             tell_link(e, c, theirs);
+        if (ready)
+            is_made(e, c);
         return 0;
     }
     close(fd);
@@ -199,7 +188,8 @@ static void attempt(struct roost_engine *e, struct roost_conn *c) {
     if (error) {
         c->tried = 0;
         c->retry_ms = e->now_ms + RETRY_MS;
-    } else if (c->place && e->now_ms < c->link_deadline_ms) { /* a silent server leaves the others their share */
+    } else if (c->link == ROOST_CONNECTING && c->place &&
+               e->now_ms < c->link_deadline_ms) { /* a silent server leaves the others their share */
         uint32_t others = roost_pool_left(pool, c->tried | 1ULL << (c->place - 1));
         uint64_t share = (c->link_deadline_ms - e->now_ms) / (others + 1);
         if (others && share >= LEAST_SHARE_MS)
@@ -249,15 +239,23 @@ void roost_link_resumed(struct roost_engine *e, struct roost_conn *c) {
     c->place = (uint8_t)(place + 1);
 }
 
+/* Not while others wait for this thread, or descriptors are short; and some at a time: a connection takes it 30 us. */
+void roost_ready_turn(struct roost_engine *e) {
+    if (e->now_ms < e->tended_ms + TEND_MS || e->rush || e->waking || e->accept_resume_ms)
+        return;
+    e->tended_ms = e->now_ms;
+    for (int i = 0; i < e->listeners; i++) {
+        struct roost_listener *l = &e->listener[i];
+        for (uint32_t n = 0; n < TENDS_A_TURN && n < l->ready.count; n++) {
+            struct roost_ready_link *link = &l->ready.link[l->ready.next++ % l->ready.count];
+            roost_ready_link_tend(link, roost_pool_is_up(&l->pool, &link->to), l->service.ready_ms, e->now_ms);
+        }
+    }
+}
+
 void roost_links_turn(struct roost_engine *e) {
     for (struct roost_conn *c = e->dead; c; c = c->next_dead)
         leave_server(e, c);
-}
-
-static bool connected(const struct roost_conn *c) {
-    struct sockaddr_storage peer;
-    socklen_t size = sizeof(peer);
-    return c->server.fd >= 0 && !getpeername(c->server.fd, (struct sockaddr *)&peer, &size);
 }
 
 /* True if the link is made; one that was made and is reset already ends as a link. */
@@ -266,24 +264,12 @@ static bool made(struct roost_engine *e, struct roost_conn *c, uint32_t events) 
     socklen_t error_size = sizeof(error);
     if (!(events & (EPOLLERR | EPOLLHUP)))
         return events & EPOLLOUT;
-    if (connected(c))
+    if (roost_is_connected(c->server.fd))
         return true;
     getsockopt(c->server.fd, SOL_SOCKET, SO_ERROR, &error, &error_size);
     if (error)
         try_another(e, c, error);
     return false;
-}
-
-static void is_made(struct roost_engine *e, struct roost_conn *c) {
-    if (c->place)
-        roost_pool_linked(roost_pool_of(e, c->service), c->place - 1);
-    c->link = ROOST_LINKED;
-    c->retry_ms = 0;
-    c->server.writable = true; /* what there is to read, the event has said or the next one will */
-    e->stat[ROOST_E_LINKED]++;
-    roost_conn_touch(e, c);
-    roost_wheel_cancel(&e->wheel, &c->timer); /* of the attempt */
-    roost_conn_run(e, c);
 }
 
 void roost_link_event(struct roost_engine *e, struct roost_conn *c, uint32_t events) {
@@ -332,7 +318,7 @@ void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_ca
 /* A link that is being made is not wanted any more. False: it is made already, and only the event is still to come. Then
  * it ends like any other, for the server may have spoken, and what it says is acknowledged. */
 static bool give_up(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
-    if (connected(c)) {
+    if (roost_is_connected(c->server.fd)) {
         is_made(e, c);
         return false;
     }

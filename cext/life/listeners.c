@@ -156,6 +156,8 @@ int roost_service_add(roost_engine *e, const struct roost_service *service, stru
     l->fd = fd;
     roost_class_change(e, service);
     int error = roost_pool_set(&l->pool, service);
+    if (!error && !e->by_index[service->index])
+        error = roost_ready_links_set(&l->ready, service);
     if (!error)
         error = roost_births_tell(e, service);
     if (!error)
@@ -166,6 +168,7 @@ int roost_service_add(roost_engine *e, const struct roost_service *service, stru
             e->by_index[service->index] = l;
     } else {
         close(fd);
+        roost_ready_links_close(&l->ready);
     }
     roost_unlock(e);
     return error;
@@ -179,6 +182,8 @@ int roost_service_update(roost_engine *e, const struct roost_service *service) {
         if (s->index != service->index)
             continue;
         error = roost_pool_set(&e->listener[i].pool, service);
+        if (!error && e->by_index[service->index] == &e->listener[i])
+            error = roost_ready_links_set(&e->listener[i].ready, service);
         if (error)
             break;
         struct roost_service fresh = *service;
@@ -207,6 +212,8 @@ int roost_servers_read(roost_engine *e, uint16_t service, struct roost_server_st
     roost_lock(e);
     const struct roost_pool *pool = roost_pool_of(e, service);
     int count = pool ? roost_pool_read(pool, status, max) : -ENOENT;
+    for (int i = 0; i < count; i++)
+        status[i].ready = roost_ready_links_made(&e->by_index[service]->ready, &status[i].server);
     roost_unlock(e);
     return count;
 }
@@ -218,6 +225,7 @@ void roost_stop_listening(roost_engine *e) {
             close(e->listener[i].fd); /* epoll forgets it with its last descriptor */
         e->listener[i].fd = -1;
         e->listener[i].paused = false;
+        roost_ready_links_close(&e->listener[i].ready);
     }
     for (int i = 0; i < ROOST_DOORS; i++) {
         if (e->door[i] >= 0)

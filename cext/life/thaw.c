@@ -219,7 +219,8 @@ static void awake(struct roost_engine *e, struct roost_conn *c, struct rebuildin
     }
     if (client->error || (server && server->error))
         roost_conn_end(e, c, ROOST_C_CLIENT_CLOSE, true);
-    else if (c->link == ROOST_CONNECTING && !setsockopt(client->fd, IPPROTO_TCP, TCP_QUICKACK, &zero, sizeof(zero)))
+    else if (!server && c->link != ROOST_UNLINKED &&
+             !setsockopt(client->fd, IPPROTO_TCP, TCP_QUICKACK, &zero, sizeof(zero)))
         roost_acknowledge_later(e, c); /* the server's answer may be the ACK, a packet less */
 }
 
@@ -227,7 +228,7 @@ static void awake(struct roost_engine *e, struct roost_conn *c, struct rebuildin
 static void stay_asleep(struct roost_engine *e, struct roost_conn *c, int error) {
     const struct roost_rest *rest = &e->table.rest[c->slot->rest];
     e->stat[ROOST_E_THAW_FAILED]++;
-    if (c->link == ROOST_CONNECTING)
+    if (c->link != ROOST_UNLINKED)
         roost_link_abandon(e, c);
     if (error == EMFILE || error == ENFILE) {
         e->stat[ROOST_E_WAKES_REFUSED]++;

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from appliance.wire import SERVERS_MAX, endpoint_text
 from control.config.sections import Policy, Router, Section, Table
@@ -21,6 +21,8 @@ from control.config.values import (
     parse_endpoint,
     parse_server,
 )
+
+READY_LINKS_MAX: Final = 64
 
 
 class Health(Section):
@@ -112,6 +114,18 @@ class Service(Policy):
     health: Health = Field(
         Health(), description="`[service.health]`, see [below](#servicehealth): when a server counts as down"
     )
+    ready_links: Annotated[int, ToEngine("ready_links")] = Field(
+        0,
+        ge=0,
+        le=READY_LINKS_MAX,
+        description="links to each server that are made before a client needs them: a client that wakes has one at "
+        "once. For servers that see the appliance's address, and may wait for a client's first bytes",
+    )
+    ready_for: Annotated[Duration, ToEngine("ready_ms")] = Field(
+        20.0,
+        description="such a link is closed and made anew after this long without a client: less than the time after "
+        "which a server ends one that says nothing",
+    )
     transparent: Annotated[bool, ToEngine("transparent")] = Field(
         False,
         description="`listen` is the server's own address and port, for which the router answers; `0.0.0.0` or `[::]`: "
@@ -144,6 +158,13 @@ class Service(Policy):
     in_band: InBand = Field(
         InBand(), description="`[service.in_band]`, see [below](#servicein_band): requests inside the payload"
     )
+
+    @field_validator("ready_for")
+    @classmethod
+    def _ready_for_a_while(cls, value: float) -> float:
+        if not 1 <= value <= 3600:
+            raise ValueError("must be between 1s and 1h")
+        return value
 
     @property
     def every_server(self) -> tuple[str, ...]:
@@ -217,6 +238,18 @@ class Service(Policy):
             families = {":" in host for host in hosts if not is_name(host)}
             if len(families) > 1:
                 return ': with source = "client" listen and server are both IPv4 or both IPv6'
+        return ""
+
+    def problem_of_ready_links(self) -> str:
+        """Why no link can be made before its client needs it; empty: it can, or was not asked for."""
+        if not self.ready_links:
+            return "is 0, and ready_for says how long they last" if "ready_for" in self.model_fields_set else ""
+        if self.interface == "persistent":
+            return 'and interface = "persistent": a client keeps its link while it sleeps'
+        if (self.source or ("client" if self.transparent else "appliance")) == "client":
+            return "need source = \"appliance\": a link that shows the client's address can be no other client's"
+        if not self.every_server:
+            return "need `server`: which server a client means is not known before"
         return ""
 
     def problem_of_sleep(self, defaults: Policy, table: Table, router: Router) -> str:

@@ -193,6 +193,7 @@ class Health:
             "state": "leaving" if status.leaving else "up" if status.up else "down",
             "reason": watched.reason if watched is not None and not status.up else "",
             "links": status.links,
+            "ready": status.ready,
             "linked": status.linked,
             "failed": status.failed,
         }

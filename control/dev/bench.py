@@ -74,6 +74,7 @@ _bench("churn", "What a freeze and a thaw cost, and how many of both the engine 
        _number("--runs", 5))  # fmt: skip
 _bench("wake", "How much longer than usual the first answer takes a client that was asleep.",
        _number("--wakeups", 5000, "From IDLE.", 100), _number("--sleep-wakeups", 2000, "From SLEEP.", 100),
+       _number("--ready-wakeups", 1000, "With links that are ready, and as many without.", 0),
        _number("--runs", 5, "Into which they are divided."),
        _number("--asleep", 0, "Others that sleep all the time, simulated.", 0, "asleep_beside"))  # fmt: skip
 _bench("attach", "How long a server takes to reach a client that sleeps: through the router, and through the proxy.",

@@ -33,7 +33,7 @@ from tests.bench.figures import Report
 CONTRACT = {
     "chaos": {"lost_bytes", "duplicated_bytes", "reordered", "unexpected_resets", "pairs"},
     "churn": {"pairs_per_s", "operations_per_s", "freeze_us", "thaw_us", "freeze_busy_us", "thaw_busy_us"},
-    "wake": {"idle_extra_us_p50", "idle_extra_us_p99", "sleep_extra_us_p99"},
+    "wake": {"idle_extra_us_p50", "idle_extra_us_p99", "sleep_extra_us_p99", "ready_gain_us_p50"},
     "attach": {f"{mode}_{key}" for mode in attach.MODES for key in attach.TARGETS},
     "relay": {
         "throughput_1_vs_haproxy",
@@ -99,7 +99,7 @@ def test_churn_freezes_and_thaws_every_connection_and_each_lives_on() -> None:
 
 
 def test_wake_measures_wakeups_from_memory_and_from_the_database() -> None:
-    report = wake.run(wakeups=200, sleep_wakeups=100, runs=2, asleep_beside=10_000)
+    report = wake.run(wakeups=200, sleep_wakeups=100, ready_wakeups=50, runs=2, asleep_beside=10_000)
     assert_sound(report)
     assert report.figures["idle_wakeups"].median == 200
     assert report.figures["sleep_wakeups"].median == 100

@@ -18,6 +18,10 @@ wake-up reads it from there. In both, a run is over before the first that spoke 
 what is measured. For `busy_...` the record is in memory, and a client that has spoken is put back to sleep within a
 moment, while the others are measured: as many freezes as wake-ups, with all of the daemon's book-keeping, beside them.
 
+Two more groups are of services that differ in `ready_links` alone: `ready_...` has links to its server that were made
+before. A run of the one follows a run of the other, and their clients speak APART_MS after each other, in which time
+the link that was taken is replaced, as it is where no more wake at a time than there are ready links.
+
 With `asleep_beside`, so many simulated clients are born asleep first, on an interface and a service of their own, and
 sleep through all of it; in the end the keep-alive of every one of them must be answered.
 """
@@ -34,17 +38,21 @@ from tests.bench.direct import WAN, say
 from tests.bench.figures import Report, Stolen, Target, percentile
 from tests.bench.simulated import LOAD, patience_s
 
-PORTS = {"idle": 8000, "busy": 8001, "sleep": 8002, "awake": 8003}
+PORTS = {"idle": 8000, "busy": 8001, "sleep": 8002, "awake": 8003, "linked": 8005, "ready": 8006}
 LATER = {"active_quiet": "2s", "standby_quiet": "3s"}  # a run takes less
 POLICY: dict[str, dict[str, Any]] = {
     "idle": {**LATER, "idle_quiet": "never"},
     "busy": {"active_quiet": "100ms", "standby_quiet": "200ms", "idle_quiet": "never"},
     "sleep": {**LATER, "idle_quiet": "4s"},
     "awake": {"active_quiet": "never"},
+    "linked": {**LATER, "idle_quiet": "never"},
+    "ready": {**LATER, "idle_quiet": "never", "ready_links": 16, "ready_for": "1h"},
 }
+APART_MS = 5.0
 OTHERS_PORT = 8004
 STATE = {"idle": "IDLE", "busy": "IDLE", "sleep": "SLEEP"}
-WOKEN = {"idle": ("counters", "thawed"), "busy": ("counters", "thawed"), "sleep": ("control", "restored")}
+_THAWED = ("counters", "thawed")
+WOKEN = {"idle": _THAWED, "busy": _THAWED, "sleep": ("control", "restored"), "linked": _THAWED, "ready": _THAWED}
 """What the daemon counts at each wake-up."""
 
 JOIN_RATE = 2000  # clients/s: falling asleep keeps pace with it
@@ -53,6 +61,7 @@ TARGETS = {
     "idle_extra_us_p50": Target(at_most=150),
     "idle_extra_us_p99": Target(at_most=1000),
     "sleep_extra_us_p99": Target(at_most=10_000),
+    "ready_gain_us_p50": Target(at_least=1),
 }
 
 
@@ -134,9 +143,9 @@ class Runs:
     again: list[list[int]] = field(default_factory=list)
     unanswered: int = 0
 
-    def say(self, swarm: SwarmGroup, clients: int, report: Report) -> None:
+    def say(self, swarm: SwarmGroup, clients: int, report: Report, apart_ms: float = 0.0) -> None:
         """One more run: `clients` of the swarm speak twice, one client at a time."""
-        said = swarm.say(clients, concurrency=1, twice=True)
+        said = swarm.say(clients, concurrency=1, twice=True, apart_ms=apart_ms)
         self.unanswered += clients - said.answered
         if said.failed:
             report.problems.append(f"clients were not answered: {dict(said.failed)}")
@@ -190,17 +199,39 @@ def measure(
     return woke, spoke
 
 
+def measure_ready(lab: Lab, daemon: DaemonHandle, each: list[int], never: int, report: Report) -> None:
+    """Wake so many clients in each run whose links are made as they wake, and as many for whom one is ready."""
+    swarms = {group: join(lab, group, sum(each), report) for group in ("linked", "ready")}
+    runs = {group: Runs() for group in swarms}
+    unmeasured = 0
+    for share in each:
+        for group, swarm in swarms.items():
+            wait_until(lambda: daemon.status()["awake"] <= never, PATIENCE_S, "all are asleep")
+            before = woken(daemon, group)
+            runs[group].say(swarm, share, report, APART_MS)
+            unmeasured += abs(woken(daemon, group) - before - share)
+    for group, one in runs.items():
+        one.add_to(report, group)
+    report.add_zero("ready_not_asleep", unmeasured, "clients")
+    p50 = {group: [percentile(run, 50) for run in one.first] for group, one in runs.items()}
+    gains = [linked - ready for linked, ready in zip(p50["linked"], p50["ready"], strict=True)]
+    report.add("ready_gain_us_p50", gains, "µs", TARGETS["ready_gain_us_p50"])
+
+
 def divided(wakeups: int, runs: int) -> list[int]:
     """How many wake-ups there are in each run."""
     return [wakeups // runs + (index < wakeups % runs) for index in range(runs)]
 
 
-def run(wakeups: int = 5000, sleep_wakeups: int = 2000, runs: int = 5, asleep_beside: int = 0) -> Report:
-    """Wake `wakeups` clients from IDLE, `sleep_wakeups` from SLEEP and as many while others freeze; in `runs` runs,
-    beside `asleep_beside` simulated clients that sleep through all of it."""
+def run(
+    wakeups: int = 5000, sleep_wakeups: int = 2000, ready_wakeups: int = 1000, runs: int = 5, asleep_beside: int = 0
+) -> Report:
+    """Wake `wakeups` clients from IDLE, `sleep_wakeups` from SLEEP and as many while others freeze, `ready_wakeups`
+    whose links are ready and as many whose links are not; in `runs` runs, beside `asleep_beside` simulated clients that
+    sleep through all of it."""
     report = Report("wake")
     awake = -(-wakeups // runs)
-    asleep = wakeups + 2 * sleep_wakeups
+    asleep = wakeups + 2 * sleep_wakeups + 2 * ready_wakeups
     with Lab(clients=asleep + awake) as lab:
         server = lab.server(PORTS["idle"])
         others = lab.simulator(asleep_beside, OTHERS_PORT) if asleep_beside else None
@@ -212,6 +243,8 @@ def run(wakeups: int = 5000, sleep_wakeups: int = 2000, runs: int = 5, asleep_be
         spoke.add_to(report, "awake")
         for group in ("busy", "sleep"):
             measure(lab, daemon, group, divided(sleep_wakeups, runs), never, report)
+        if ready_wakeups:
+            measure_ready(lab, daemon, divided(ready_wakeups, runs), never.stats().open, report)
         report.add("store_last_commit_ms", float(daemon.status()["store"]["last_commit_ms"]), "ms")
         if others is not None:
             report.add_zero("others_lost", lost_of(others), "clients")
@@ -220,6 +253,7 @@ def run(wakeups: int = 5000, sleep_wakeups: int = 2000, runs: int = 5, asleep_be
         server.close()
     report.did = (
         f"{asleep:,} clients asleep, {wakeups:,} wake-ups from IDLE and {sleep_wakeups:,} from SLEEP, "
+        f"{ready_wakeups:,} with ready links, "
         f"one client at a time; {asleep_beside:,} others asleep"
     )
     return report

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from errno import ECONNREFUSED
 from typing import Any
 
@@ -20,61 +18,13 @@ import pytest
 
 from appliance.lab import DaemonHandle, Lab, Peer, endpoint, wait_until
 from appliance.lab.processes import python_environment
-from appliance.wire import Balance, Born, Command, EventType, Op, ServerAddress, ServerStatus
+from appliance.wire import Balance, Born, Command, EventType, Op, ServerAddress
 from control.core.states import Cause, State
 from tests.lab.engine_lab import SERVICE, EngineLab, receive
+from tests.lab.several_servers import servers_of
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 HELD_S = 0.2  # RETRY_MS of cext/life/links.c
-
-
-class Servers:
-    """Servers on ports of the LAN, for a box's service; each can be shut, and opened again."""
-
-    def __init__(self, box: EngineLab, family: int, count: int, stack: ExitStack, **service: Any) -> None:
-        self.box, self.family = box, family
-        self._stack = stack
-        self.all: list[ServerAddress] = [(box.lab.address("lan", "eth0", family), 9001 + n) for n in range(count)]
-        self._listeners: dict[ServerAddress, socket.socket] = {}
-        for server in self.all:
-            self.open(server)
-        self.use(self.all, **service)
-
-    def use(self, servers: Sequence[ServerAddress], **service: Any) -> None:
-        self.box.engine.update_service(self.box.spec(self.family, servers=tuple(servers), **service))
-
-    def open(self, server: ServerAddress) -> None:
-        with self.box.lab.enter("lan"):
-            listener = socket.create_server(
-                server, family=socket.AF_INET6 if self.family == 6 else socket.AF_INET, backlog=100
-            )
-        self._listeners[server] = self._stack.enter_context(listener)
-
-    def shut(self, server: ServerAddress) -> None:
-        self._listeners.pop(server).close()
-
-    def accept(self, timeout_s: float = 5.0) -> tuple[ServerAddress, socket.socket]:
-        """The next link, and whose it is."""
-        ready = select.select(list(self._listeners.values()), [], [], timeout_s)[0]
-        assert ready, f"no link within {timeout_s} s"
-        link = self._stack.enter_context(ready[0].accept()[0])
-        link.settimeout(5)
-        return next(server for server, listener in self._listeners.items() if listener is ready[0]), link
-
-    def dial(self, **options: Any) -> socket.socket:
-        return self.box.dial(self.family, **options)
-
-    def status(self) -> dict[ServerAddress, ServerStatus]:
-        return {status.server: status for status in self.box.engine.servers(SERVICE[self.family])}
-
-    def links(self) -> dict[ServerAddress, int]:
-        return {server: status.links for server, status in self.status().items()}
-
-
-@contextmanager
-def servers_of(box: EngineLab, family: int, count: int = 2, **service: Any) -> Iterator[Servers]:
-    with ExitStack() as stack:
-        yield Servers(box, family, count, stack, **service)
 
 
 @BOTH

@@ -57,6 +57,21 @@ SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:
         (f'[attach]\nauth = "password"\nusers.bob = "{HASH[:-40]}"', "a password's hash needs ln=14,r=8,p=1"),
         (SERVICE + 'born = "often"', "`born` in [[service]] \"a\": Input should be 'never', 'storm' or 'always'"),
         (SERVICE + "born_rate = 0", '`born_rate` in [[service]] "a": Input should be greater than or equal to 1'),
+        (SERVICE + "ready_links = 65", '`ready_links` in [[service]] "a": Input should be less than or equal to 64'),
+        (SERVICE + 'ready_for = "5s"', '[[service]] "a": ready_links is 0, and ready_for says how long they last'),
+        (SERVICE + 'ready_links = 1\nready_for = "never"', '`ready_for` in [[service]] "a": must be between 1s and 1h'),
+        (
+            SERVICE + 'ready_links = 1\ninterface = "persistent"',
+            '[[service]] "a": ready_links and interface = "persistent": a client keeps its link while it sleeps',
+        ),
+        (
+            '[router]\nlan = ["lan0"]\n' + SERVICE + 'ready_links = 1\nsource = "client"',
+            '[[service]] "a": ready_links need source = "appliance"',
+        ),
+        (
+            SERVICE.replace('server = "192.0.2.2:6"', 'kind = "held"') + "ready_links = 1",
+            '[[service]] "a": kind = "held" has no server, and no key about one',
+        ),
         (
             SERVICE + 'born = "always"\ninterface = "persistent"',
             '[[service]] "a": born = "always" is for transient services that are not transparent',

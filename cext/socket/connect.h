@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ROOST_CEXT_CONNECT_H
+#define ROOST_CEXT_CONNECT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cext/base/types.h"
+
+/* Begins a connection to a server from an address and port; from NULL: the kernel chooses, port 0: it chooses the port. held:
+ * the handshake is ended by what is sent first. A descriptor or -errno. */
+int roost_connect(const struct roost_server *to, bool held, const uint8_t *from, uint16_t port_be);
+bool roost_is_connected(int fd);
+
+#endif

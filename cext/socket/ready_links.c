@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ready_links.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "connect.h"
+
+#define ANSWER_MS 5000 /* for a server to accept */
+#define RETRY_MS 200   /* after the first failure; twice as long after each further one */
+#define RETRIES 8      /* from then on every 51 s */
+
+static bool same(const struct roost_server *a, const struct roost_server *b) {
+    return a->port == b->port && !memcmp(a->address, b->address, sizeof(a->address));
+}
+
+static void end(struct roost_ready_link *l) {
+    if (l->fd >= 0)
+        close(l->fd);
+    l->fd = -1;
+    l->made = false;
+}
+
+/* A link to this server from the list, which is closed otherwise; else one that is to be made. */
+static struct roost_ready_link move(struct roost_ready_links *from, const struct roost_server *to) {
+    for (uint32_t i = 0; i < from->count; i++) {
+        struct roost_ready_link link = from->link[i];
+        if (link.fd < 0 || !same(&link.to, to))
+            continue;
+        from->link[i].fd = -1;
+        return link;
+    }
+    return (struct roost_ready_link){.to = *to, .fd = -1};
+}
+
+int roost_ready_links_set(struct roost_ready_links *r, const struct roost_service *service) {
+    const bool own =
+        service->as_client || service->persistent || service->by_daemon; /* each client's link is its own */
+    struct roost_ready_links now = {.count = own ? 0 : (uint32_t)service->ready_links * service->servers};
+    now.link = now.count ? calloc(now.count, sizeof(*now.link)) : NULL;
+    if (now.count && !now.link)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < now.count; i++) /* one to each server, then a second one */
+        now.link[i] = move(r, &service->server[i % service->servers]);
+    roost_ready_links_close(r);
+    *r = now;
+    return 0;
+}
+
+static bool has_ended(int fd) {
+    uint8_t byte;
+    ssize_t n = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+int roost_ready_links_take(struct roost_ready_links *r, const struct roost_server *to) {
+    for (uint32_t i = 0; i < r->count; i++) {
+        struct roost_ready_link *l = &r->link[i];
+        if (!l->made || !same(&l->to, to) || has_ended(l->fd)) /* one that has ended is the next look's */
+            continue;
+        int fd = l->fd;
+        *l = (struct roost_ready_link){.to = l->to, .fd = -1};
+        return fd;
+    }
+    return -1;
+}
+
+static void failed(struct roost_ready_link *l, uint64_t now_ms) {
+    end(l);
+    l->again_ms = now_ms + ((uint64_t)RETRY_MS << l->failures);
+    if (l->failures < RETRIES)
+        l->failures++;
+}
+
+static void begin(struct roost_ready_link *l, uint64_t now_ms) {
+    l->fd = roost_connect(&l->to, false, NULL, 0);
+    l->since_ms = now_ms;
+    if (l->fd < 0)
+        failed(l, now_ms);
+}
+
+void roost_ready_link_tend(struct roost_ready_link *l, bool up, uint32_t ready_ms, uint64_t now_ms) {
+    if (l->fd >= 0 && !up) {
+        end(l);
+        l->failures = 0;
+    }
+    if (l->fd >= 0 && !l->made && roost_is_connected(l->fd)) {
+        l->made = true;
+        l->since_ms = now_ms;
+    }
+    if (l->fd >= 0 && (has_ended(l->fd) || (!l->made && now_ms >= l->since_ms + ANSWER_MS)))
+        failed(l, now_ms);
+    if (l->made && now_ms >= l->since_ms + ready_ms) {
+        end(l);
+        l->failures = 0;
+        l->again_ms = 0;
+    }
+    if (l->fd < 0 && up && now_ms >= l->again_ms)
+        begin(l, now_ms);
+}
+
+uint32_t roost_ready_links_made(const struct roost_ready_links *r, const struct roost_server *to) {
+    uint32_t made = 0;
+    for (uint32_t i = 0; i < r->count; i++)
+        made += r->link[i].made && same(&r->link[i].to, to);
+    return made;
+}
+
+void roost_ready_links_close(struct roost_ready_links *r) {
+    for (uint32_t i = 0; i < r->count; i++)
+        end(&r->link[i]);
+    free(r->link);
+    *r = (struct roost_ready_links){0};
+}
