@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -54,12 +54,12 @@ class DaemonHandle:
     def running(self) -> bool:
         return self._process is not None and self._process.running
 
-    def start(self, timeout_s: float = 30.0) -> None:
-        """Start it, and wait until its control socket answers."""
+    def start(self, timeout_s: float = 30.0, program: Sequence[str] = ("-m", "control.cli.main", "up")) -> None:
+        """Start it, and wait until its control socket answers. program: what Python runs with `-c CONFIG`."""
         if self.running:
             raise DaemonError("the daemon is running already")
         with self.log.open("ab") as log:
-            self._process = self._start([sys.executable, "-m", "control.cli.main", "up", "-c", str(self.config)],
+            self._process = self._start([sys.executable, *program, "-c", str(self.config)],
                                         stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                         env=python_environment())  # fmt: skip
         deadline = time.monotonic() + timeout_s

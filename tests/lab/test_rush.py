@@ -148,12 +148,12 @@ def test_who_is_greeted_is_acknowledged_before_the_kernel_would(box: EngineLab, 
 def test_answers_and_ends_are_acknowledgements_too(box: EngineLab, come_and_go: Come) -> None:
     """To a client: SYN-ACK, answer and FIN, ACK. To its server: SYN, the client's word, FIN."""
     fewest = {"wan0": 99.0, "lan0": 99.0}
+    until = time.monotonic() + 40  # a busy machine may take the clients for fewer at a time for a while
     with rush(box, come_and_go):
-        for _ in range(10):
+        while max(fewest.values()) >= 3.5 and time.monotonic() < until:
             clients, before = box.engine.stats()["accepted"], box.frames_sent()
             time.sleep(0.2)
             after = box.frames_sent()
             clients = box.engine.stats()["accepted"] - clients
             fewest = {name: min(least, (after[name] - before[name]) / clients) for name, least in fewest.items()}
-    assert fewest["wan0"] < 3.5
-    assert fewest["lan0"] < 3.5
+    assert max(fewest.values()) < 3.5, fewest

@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -141,13 +142,15 @@ def test_none_sleeps_while_no_new_file_can_be_written_and_all_do_then(
 
 
 def test_the_database_of_another_daemon_in_its_place_is_left_alone(daemon: Daemon) -> None:
-    remove_all(daemon.path)
     other = daemon.path.with_name("other.db")
     living = replace(Owner.here("other"), pid=1, started=owners.started(1))
     theirs = Store(f"sqlite:///{other}", Recorder(), owner=living)
     assert theirs.open() == ""
     theirs.close()
-    other.rename(daemon.path)
+    with daemon.store._wake:  # where its writer waits: between the two steps it would write the file anew
+        time.sleep(0.5)  # for a look that had begun
+        remove_all(daemon.path)
+        other.rename(daemon.path)
     until(lambda: 'belongs to instance "other"' in daemon.store.status.error)
     assert not daemon.store.sleep_allowed
     assert daemon.read(1)
