@@ -39,6 +39,8 @@ void roost_link_resumed(struct roost_engine *e, struct roost_conn *c) {
 }
 void roost_links_turn(struct roost_engine *e) {
 }
+void roost_ready_turn(struct roost_engine *e) {
+}
 
 bool roost_inband_wants_link(const struct roost_conn *c) {
     return false;
