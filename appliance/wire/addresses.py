@@ -4,6 +4,11 @@
 from __future__ import annotations
 
 import ipaddress
+from socket import AF_INET, inet_ntop
+from typing import Final
+
+_MAPPED: Final = b"\0" * 10 + b"\xff\xff"
+"""What an IPv4 address begins with when it stands in 16 bytes (RFC 4291 2.5.5.2)."""
 
 ServerAddress = tuple[str, int]
 """Address and port of a server."""
@@ -13,14 +18,15 @@ def pack_address(text: str) -> bytes:
     """16 bytes of an IP address, IPv4-mapped for IPv4. ValueError when it is none."""
     address = ipaddress.ip_address(text)
     if isinstance(address, ipaddress.IPv4Address):
-        return bytes(10) + b"\xff\xff" + address.packed
+        return _MAPPED + address.packed
     return address.packed
 
 
 def unpack_address(packed: bytes) -> str:
     """The text of an IP address of 16 bytes."""
-    ip = ipaddress.IPv6Address(packed)
-    return str(ip.ipv4_mapped or ip)
+    if packed.startswith(_MAPPED):
+        return inet_ntop(AF_INET, packed[len(_MAPPED) :])
+    return str(ipaddress.IPv6Address(packed))  # inet_ntop has another text for some
 
 
 def endpoint_text(server: ServerAddress) -> str:

@@ -100,64 +100,64 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     app.include_router(policy_routes(operations.ruling, operations.giving))
 
     @app.get("/v1/status")
-    def status() -> dict[str, Any]:
-        return operations.status.read()
+    def status() -> Response:
+        return _json(operations.status.read())
 
-    @app.get("/v1/connections", response_model=None)
+    @app.get("/v1/connections")
     def connections(
         state: StateName | None = None, client: str = "", network: str = "", service: str = "", name: str = "",
         quiet: Seconds = 0, silence: Seconds = 0, limit: Annotated[int | None, Query(ge=0)] = None,
         after: Annotated[str | None, Query(max_length=200)] = None,
-    ) -> StreamingResponse | dict[str, Any]:  # fmt: skip
+    ) -> Response:  # fmt: skip
         wanted = Wanted(State[state] if state else None, client, network, service, name.lower(), quiet, silence)
         if after is not None:
-            return operations.view.page(wanted, after, min(limit or PAGE_ROWS, PAGE_ROWS_MAX))
+            return _json(operations.view.page(wanted, after, min(limit or PAGE_ROWS, PAGE_ROWS_MAX)))
         chunks = operations.view.connections(wanted, limit)
         return StreamingResponse(_ndjson(_begun(chunks)), media_type="application/x-ndjson")
 
     @app.get("/v1/connections/{name}")
-    def show(name: str) -> dict[str, Any]:
-        return operations.view.show(name)
+    def show(name: str) -> Response:
+        return _json(operations.view.show(name))
 
     @app.get("/v1/connections/{name}/explain")
-    def explain(name: str) -> dict[str, Any]:
-        return operations.explainer.explain(name)
+    def explain(name: str) -> Response:
+        return _json(operations.explainer.explain(name))
 
     @app.post("/v1/connections/{name}/{action}")
-    async def act(name: str, action: Action) -> dict[str, Any]:
-        return await operations.moving.act(name, action)
+    async def act(name: str, action: Action) -> Response:
+        return _json(await operations.moving.act(name, action))
 
     @app.put("/v1/connections/{connection}/name")
-    def give_name(connection: str, name: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
-        return operations.naming.give(connection, name)
+    def give_name(connection: str, name: Annotated[str, Body(embed=True)]) -> Response:
+        return _json(operations.naming.give(connection, name))
 
     @app.delete("/v1/connections/{connection}/name")
-    def take_name(connection: str) -> dict[str, Any]:
-        return operations.naming.take(connection)
+    def take_name(connection: str) -> Response:
+        return _json(operations.naming.take(connection))
 
     @app.delete("/v1/names/{name}")
-    def forget_name(name: str) -> dict[str, Any]:
-        return operations.naming.forget(name)
+    def forget_name(name: str) -> Response:
+        return _json(operations.naming.forget(name))
 
     @app.get("/v1/agents")
-    def agents() -> list[dict[str, Any]]:
-        return operations.agents()
+    def agents() -> Response:
+        return _json(operations.agents())
 
     @app.get("/v1/dialled")
-    async def dialled() -> list[dict[str, Any]]:
-        return operations.dialled()
+    async def dialled() -> Response:
+        return _json(operations.dialled())
 
     @app.get("/v1/history")
-    def recent(limit: Annotated[int, Query(ge=0, le=100_000)] = 100) -> list[dict[str, Any]]:
-        return operations.view.recent(limit)
+    def recent(limit: Annotated[int, Query(ge=0, le=100_000)] = 100) -> Response:
+        return _json(operations.view.recent(limit))
 
     @app.get("/v1/attaches")
-    def attaches(limit: Annotated[int, Query(ge=0, le=10_000)] = 100, failed: bool = False) -> list[dict[str, Any]]:
-        return operations.view.attaches(limit, failed)
+    def attaches(limit: Annotated[int, Query(ge=0, le=10_000)] = 100, failed: bool = False) -> Response:
+        return _json(operations.view.attaches(limit, failed))
 
     @app.get("/v1/snapshots")
-    def snapshots(limit: Annotated[int, Query(ge=0, le=1440)] = 60) -> list[dict[str, Any]]:
-        return operations.view.snapshots(limit)
+    def snapshots(limit: Annotated[int, Query(ge=0, le=1440)] = 60) -> Response:
+        return _json(operations.view.snapshots(limit))
 
     @app.get("/v1/events")
     async def events(last: Annotated[int, Query(ge=0, le=10_000)] = 0) -> StreamingResponse:
@@ -165,6 +165,11 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
         return StreamingResponse(_live(operations, source, past), media_type="text/event-stream")
 
     return app
+
+
+def _json(data: Any) -> Response:
+    """FastAPI would look at each value first, which takes longer than all the rest of a page."""
+    return Response(json.dumps(data), media_type="application/json")
 
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
