@@ -142,7 +142,8 @@ class Dispatcher:
         if turn.transitions:
             self._tell(turn.transitions)
         self.counters.batches += 1
-        self._patience_ms = BUSY_PATIENCE_MS if len(turn.rows) >= BUSY_ROWS else PATIENCE_MS
+        busy = sum(map(len, turn.rows)) >= BUSY_ROWS * ROW.size
+        self._patience_ms = BUSY_PATIENCE_MS if busy else PATIENCE_MS
         self._capacity.look(now)
         if now >= self._next_expiry:
             self._next_expiry = now + EXPIRE_EVERY_S
@@ -217,7 +218,7 @@ class Dispatcher:
         kinds = Counter(zip(rows[_FROM::size], rows[_TO::size], rows[_CAUSE::size], strict=True))
         for (source, target, _), times in kinds.items():
             self._count(source, target, times)
-        turn.rows.extend(rows[at : at + size] for at in range(0, len(rows), size))
+        turn.rows.append(rows)
         if self._listeners:
             turn.transitions.add(rows)
 

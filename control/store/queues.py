@@ -3,7 +3,8 @@
 
 ops       key -> what `sleeping` shall say about it: a packed record (upsert) or a number (delete). A dict, so that
           the last word about a 4-tuple replaces the ones before it; never more entries than the table has slots
-rows      of history, packed (schema.HISTORY), in order. Past the bound new rows are dropped, counted and reported
+rows      of history, packed (schema.HISTORY), in order, one or more in a piece. Past the bound new rows are dropped,
+          counted and reported
 keyed     (table, key) -> the row of that key in a table of schema.KEYED, packed, or None; like ops. While the
           database cannot be written no name is given (clients/registry.py refuses it), and what is set in band
           waits with its connection (clients/in_band_settings.py)
@@ -13,14 +14,15 @@ appended  rows of `attaches` and `snapshots`, in order; those of each bounded li
 from __future__ import annotations
 
 import struct
+from array import array
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from control.store.appended import Row
-from control.store.schema import KA_BYTES, Keyed
+from control.store.schema import HISTORY, KA_BYTES, Keyed
 
 ID: Final = struct.Struct("=Q")  # roost_rest.id stands first
 
@@ -28,10 +30,100 @@ APPENDED_BOUND: Final = 20_000
 """Rows that wait to be appended to a table, some 700 bytes each."""
 
 
+PIECE_ROWS: Final = 1000
+_ROW: Final = HISTORY.size
+
+
+class Piece(NamedTuple):
+    """Rows that came together, the numbers that they begin with, and whether one of these is 0."""
+
+    rows: bytes
+    numbers: array[int]
+    unnumbered: bool
+
+    @classmethod
+    def of(cls, rows: bytes) -> Piece:
+        numbers = array("Q", memoryview(rows).cast("Q")[:: _ROW // ID.size])
+        return cls(rows, numbers, 0 in numbers)
+
+
+class Pieces:
+    """Rows of history in order. A piece has those that came together: of 50,000 a second, none costs much alone."""
+
+    def __init__(self, pieces: Iterable[Piece] = ()) -> None:
+        self._pieces = deque(pieces)
+        self._count = sum(len(piece.numbers) for piece in self._pieces)
+
+    def __len__(self) -> int:
+        """How many rows."""
+        return self._count
+
+    def append(self, rows: bytes, room: int) -> int:
+        """At most so many of these rows; returns how many there was no room for."""
+        taken = min(len(rows) // _ROW, room)
+        for at in range(0, taken, PIECE_ROWS):
+            self._pieces.append(Piece.of(rows[at * _ROW : min(at + PIECE_ROWS, taken) * _ROW]))
+        self._count += taken
+        return len(rows) // _ROW - taken
+
+    def take(self, most: int) -> Pieces:
+        """The oldest, at most so many."""
+        taken = list[Piece]()
+        while self._pieces and most:
+            piece = self._pieces.popleft()
+            if len(piece.numbers) > most:
+                self._pieces.appendleft(Piece.of(piece.rows[most * _ROW :]))
+                piece = Piece.of(piece.rows[: most * _ROW])
+            taken.append(piece)
+            most -= len(piece.numbers)
+        found = Pieces(taken)
+        self._count -= len(found)
+        return found
+
+    def put_back(self, taken: Pieces) -> None:
+        """Before all the others."""
+        self._pieces.extendleft(reversed(taken._pieces))
+        self._count += len(taken)
+
+    def __add__(self, later: Pieces) -> Pieces:
+        return Pieces([*self._pieces, *later._pieces])
+
+    def packed(self) -> bytes:
+        """All of them, one after the other."""
+        return b"".join(piece.rows for piece in self._pieces)
+
+    def newest(self, number: int | None, limit: int) -> list[tuple[int, bytes]]:
+        """(place, row) of the last ones of a connection, or of all, newest first."""
+        found: list[tuple[int, bytes]] = []
+        before = self._count
+        for piece in reversed(self._pieces):
+            before -= len(piece.numbers)
+            places = reversed(range(len(piece.numbers))) if number is None else _places(piece.numbers, number)
+            some = islice(places, limit - len(found))
+            found.extend((before + place, piece.rows[place * _ROW : (place + 1) * _ROW]) for place in some)
+            if len(found) == limit:
+                break
+        return found
+
+    def any_unnumbered(self) -> bool:
+        """Whether the engine did not know the number of one of these connections."""
+        return any(piece.unnumbered for piece in self._pieces)
+
+
+def _places(numbers: array[int], number: int) -> Iterator[int]:
+    """Where it stands, the last place first."""
+    packed, sought = numbers.tobytes(), ID.pack(number)
+    end = len(packed)
+    while (at := packed.rfind(sought, 0, end)) >= 0:
+        end = at + ID.size - 1
+        if at % ID.size == 0:
+            yield at // ID.size
+
+
 @dataclass(slots=True)
 class Batch:
     ops: dict[bytes, bytes | int] = field(default_factory=dict)
-    rows: list[bytes] = field(default_factory=list)
+    rows: Pieces = field(default_factory=Pieces)
     stale: list[tuple[bytes, int]] = field(default_factory=list)
     keyed: dict[Keyed, bytes | None] = field(default_factory=dict)
     appended: list[Row] = field(default_factory=list)
@@ -50,7 +142,7 @@ class Queues:
         self.ops: dict[bytes, bytes | int] = {}
         self.stale: list[tuple[bytes, int]] = []
         self.keyed: dict[Keyed, bytes | None] = {}
-        self.rows: deque[bytes] = deque()
+        self.rows = Pieces()
         self.appended: deque[Row] = deque()
         self._appended: Counter[type[Row]] = Counter()  # of each table, how many of them
         self.queued_rows = 0  # of history and appended ones, ever
@@ -78,10 +170,10 @@ class Queues:
         self.stale.extend(stale)
         self.keyed.update(keyed)
         self.queued_keyed += len(keyed)
-        room = max(self._history_bound - len(self.rows), 0)
-        self.rows.extend(rows[:room])
-        self.queued_rows += min(len(rows), room)
-        return max(len(rows) - room, 0)
+        before = len(self.rows)
+        dropped = self.rows.append(b"".join(rows), max(self._history_bound - before, 0))
+        self.queued_rows += len(self.rows) - before
+        return dropped
 
     def append(self, row: Row) -> bool:
         """Whether there was room for it."""
@@ -104,8 +196,7 @@ class Queues:
         batch.keyed, self.keyed = self.keyed, {}
         batch.queued_keyed = self.queued_keyed - self.taken_keyed
         self.taken_keyed = self.queued_keyed
-        for _ in range(min(size, len(self.rows))):
-            batch.rows.append(self.rows.popleft())
+        batch.rows = self.rows.take(size)
         for _ in range(min(size, len(self.appended))):
             batch.appended.append(self.appended.popleft())
         self._appended.subtract(map(type, batch.appended))
@@ -123,7 +214,7 @@ class Queues:
         self.stale[:0] = batch.stale
         self.keyed = batch.keyed | self.keyed
         self.taken_keyed -= batch.queued_keyed
-        self.rows.extendleft(reversed(batch.rows))
+        self.rows.put_back(batch.rows)
         self.appended.extendleft(reversed(batch.appended))
         self._appended.update(map(type, batch.appended))
 

@@ -17,6 +17,8 @@ from control.store.schema import HISTORY, KEY, KEYED, MAPPED, Keyed, address_tex
 STATEMENT_ROWS: Final = 50
 """Rows in one INSERT: fourteen parameters each at most, and 999 are what any SQLite takes."""
 _HISTORY_IPV4: Final = struct.Struct("=QQ 12s4B16x2B2x HBBB7xQQQ")  # schema.HISTORY, its key taken apart
+_IPV4_KEY: Final = struct.Struct("!12x4B12x4BHH")
+SLEEPING_COLUMNS: Final = [column.name for column in sleeping.columns]
 HISTORY_COLUMNS: Final = [column.name for column in history_part(0).columns]
 
 _IDS: Final = sa.select(sleeping.c.key, sleeping.c.id).where(sleeping.c.key.in_(sa.bindparam("keys", expanding=True)))
@@ -50,22 +52,45 @@ def insert_rows(
     """By the driver itself: SQLAlchemy's handling of parameters takes 6 us a row, as much as all the rest of it. Many
     rows a statement, where parameters have places: a third less again."""
     compiled = sa.insert(table).inline().compile(dialect=connection.dialect, column_keys=columns)
-    if not compiled.positional:
-        connection.exec_driver_sql(str(compiled), [dict(zip(columns, row, strict=True)) for row in rows])
-        return
-    single = str(compiled)
-    whole = len(rows) - len(rows) % STATEMENT_ROWS
+    whole = len(rows) - len(rows) % STATEMENT_ROWS if compiled.positional else 0
     if whole:
-        head, _, row = single.partition(" VALUES ")
+        head, _, row = str(compiled).partition(" VALUES ")
         many = f"{head} VALUES {', '.join([row] * STATEMENT_ROWS)}"
         for at in range(0, whole, STATEMENT_ROWS):
             connection.exec_driver_sql(many, tuple(chain.from_iterable(rows[at : at + STATEMENT_ROWS])))
-    if rest := list(rows[whole:]):
-        connection.exec_driver_sql(single, rest)
+    if rest := rows[whole:]:
+        _run(connection, compiled, columns, rest)
 
 
-def history_values(connection: Connection, rows: Sequence[bytes]) -> list[tuple[Any, ...]]:
-    """In the order of the columns behind the row's number."""
+def run_many(
+    connection: Connection, statement: sa.Insert | sa.Delete, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]
+) -> None:
+    """A statement for each of these rows, whose parameters are these columns, likewise by the driver itself."""
+    _run(connection, statement.compile(dialect=connection.dialect, column_keys=columns), columns, rows)
+
+
+def _run(connection: Connection, compiled: Any, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+    if not compiled.positional:
+        connection.exec_driver_sql(str(compiled), [dict(zip(columns, row, strict=True)) for row in rows])
+        return
+    places = [columns.index(name) for name in compiled.positiontup]
+    in_order = places == list(range(len(columns)))
+    connection.exec_driver_sql(
+        str(compiled), list(rows) if in_order else [tuple(row[at] for at in places) for row in rows]
+    )
+
+
+def texts_of(key: bytes) -> tuple[str, str]:
+    """Client and local address of a 4-tuple, address:port, for people."""
+    if key.startswith(MAPPED) and key[16:28] == MAPPED:
+        a, b, c, d, e, f, g, h, client_port, local_port = _IPV4_KEY.unpack(key)
+        return f"{a}.{b}.{c}.{d}:{client_port}", f"{e}.{f}.{g}.{h}:{local_port}"
+    client, local, client_port, local_port = KEY.unpack(key)
+    return address_text(client, client_port), address_text(local, local_port)
+
+
+def history_values(connection: Connection, packed: bytes) -> list[tuple[Any, ...]]:
+    """Of rows that are packed, one after the other: in the order of the columns behind the row's number."""
     # Most clients are IPv4, and this is done for each transition there ever is: 0.6 us, 1.1 by way of KEY and
     # address_text.
     values = [
@@ -82,10 +107,14 @@ def history_values(connection: Connection, rows: Sequence[bytes]) -> list[tuple[
             gap,
         )
         for number, at, prefix, a, b, c, d, high, low, service, source, target, cause, rx, tx, gap in (
-            _HISTORY_IPV4.iter_unpack(b"".join(rows))
+            _HISTORY_IPV4.iter_unpack(packed)
         )
     ]
-    odd = {index: HISTORY.unpack(rows[index]) for index, row in enumerate(values) if not (row[0] and row[2])}
+    odd = {
+        index: HISTORY.unpack_from(packed, index * HISTORY.size)
+        for index, row in enumerate(values)
+        if not (row[0] and row[2])
+    }
     # The engine does not know the number of a SLEEP connection that it closes without reading its record.
     ids = ids_of(connection, [row[2] for row in odd.values() if not row[0]])
     for index, (number, at, key, *rest) in odd.items():

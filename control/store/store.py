@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -45,14 +44,17 @@ from control.store.database import (
 from control.store.history import History, Seen
 from control.store.migrate import prepare_tables
 from control.store.owner import LEASE_S, FencedError, LeaseRunsError, OwnedError, Owner, Ownership
-from control.store.queues import APPENDED_BOUND, ID, Batch, Queues
-from control.store.reading import READ_BOOT, Reader
-from control.store.schema import KA_BYTES, KEY, SUCCESSOR, Keyed, address_text, sleeping, successors
+from control.store.queues import APPENDED_BOUND, ID, Batch, Pieces, Queues
+from control.store.reading import Reader
+from control.store.schema import HISTORY, KA_BYTES, KEY, SUCCESSOR, Keyed, sleeping, successors
 from control.store.statements import (
     FORGET,
     FORGET_STALE,
     HISTORY_COLUMNS,
+    SLEEPING_COLUMNS,
     history_values,
+    run_many,
+    texts_of,
     write_keyed,
 )
 
@@ -89,9 +91,9 @@ PRUNE_ROWS: Final = 5000
 ID_GAP: Final = 100_000
 """Left between the numbers of two runs of the daemon: a killed one may have given numbers that were never written."""
 
+WRITTEN_BYTES: Final = 500 * HISTORY.size
 _SERVICE: Final = struct.Struct("=H")
 _SERVICE_AT: Final = 32  # behind struct roost_ka
-_NO_NUMBER: Final = ID.pack(0)
 
 
 @dataclass(slots=True)
@@ -418,10 +420,10 @@ class Store(Reader):
         stale: Iterable[tuple[bytes, int]] = (),
         keyed: Mapping[Keyed, bytes | None] = MappingProxyType({}),
     ) -> None:
-        """Queue history rows (schema.HISTORY), records to be put to sleep (key, ka + rest) and records to be
-        forgotten (key, id; id 0: whichever it is). Both of one key: it woke and is to sleep again. stale (key,
-        generation): rows that were committed in vain; rows of another generation stay. keyed: what stands in these
-        rows from now on (schema.KEYED), None: nothing. Never blocks on the database; `flush` does."""
+        """Queue history rows (schema.HISTORY, one or more in a piece), records to be put to sleep (key, ka + rest) and
+        records to be forgotten (key, id; id 0: whichever it is). Both of one key: it woke and is to sleep again. stale
+        (key, generation): rows that were committed in vain; rows of another generation stay. keyed: what stands in
+        these rows from now on (schema.KEYED), None: nothing. Never blocks on the database; `flush` does."""
         with self._wake:
             if (dropped := self._queues.add(rows, upserts, deletes, stale, keyed)) and not self._status.dropped_history:
                 log.error("store: history is full (%d rows wait); rows are being dropped", len(self._queues.rows))
@@ -517,39 +519,26 @@ class Store(Reader):
         if failures:
             return BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
         full = len(self._queues.rows) >= self._batch or len(self._queues.ops) >= self._batch
-        return GATHER_S if self._queues.urgent or full else RELAXED_GATHER_S
+        return 0.0 if full else GATHER_S if self._queues.urgent else RELAXED_GATHER_S
 
     def _write(self, batch: Batch) -> list[Committed]:
         """One transaction; returns the rows that are now committed in `sleeping`."""
         began = time.monotonic()
-        records: list[dict[str, Any]] = []
-        forgotten: list[dict[str, Any]] = []
+        records: list[tuple[Any, ...]] = []
+        forgotten: list[tuple[bytes, int]] = []
         any_id: list[bytes] = []
         slept: list[Committed] = []
         now_ms, offset = time.time_ns() // 1_000_000, starting.wall_offset_ms()
         for key, op in batch.ops.items():
             if isinstance(op, bytes):
-                client, local, client_port, local_port = KEY.unpack(key)
                 number = ID.unpack_from(op, KA_BYTES)[0]
                 self._generation += 1
                 slept.append((key, number, self._generation, op))
-                records.append(
-                    {
-                        "key": key,
-                        "id": number,
-                        "generation": self._generation,
-                        "client": address_text(client, client_port),
-                        "local": address_text(local, local_port),
-                        "service": _SERVICE.unpack_from(op, _SERVICE_AT)[0],
-                        "slept_at": now_ms,
-                        "boot_id": self._boot_id,
-                        "wall_offset_ms": offset,
-                        "ka": op[:KA_BYTES],
-                        "rest": op[KA_BYTES:],
-                    }
-                )
+                texts, service = texts_of(key), _SERVICE.unpack_from(op, _SERVICE_AT)[0]
+                records.append((key, number, self._generation, *texts, service, now_ms, self._boot_id, offset,
+                                op[:KA_BYTES], op[KA_BYTES:]))  # fmt: skip
             elif op:
-                forgotten.append({"k": key, "i": op})
+                forgotten.append((key, op))
             else:
                 any_id.append(key)
         # A lost row of history is a gap in a report; a lost row of `sleeping` is a client that cannot be woken, so the
@@ -559,16 +548,15 @@ class Store(Reader):
         with self._writing("FULL" if records or batch.keyed else "NORMAL") as connection:
             if self._run_number is None:  # the database was away when it began
                 self._begin_run(connection)
-            for rows in chunks(batch.rows):  # as dictionaries a row is ten times as large as packed
-                self._write_history(connection, rows)
+            self._write_history(connection, batch.rows.packed())
             if batch.stale:
                 connection.execute(FORGET_STALE, [{"k": key, "g": generation} for key, generation in batch.stale])
             for chunk in chunks(any_id):
                 connection.execute(sa.delete(sleeping).where(sleeping.c.key.in_(chunk)))
             if forgotten:
-                connection.execute(FORGET, forgotten)
+                run_many(connection, FORGET, ("k", "i"), forgotten)
             if records:
-                connection.execute(upsert(connection, sleeping), records)
+                run_many(connection, upsert(connection, sleeping), SLEEPING_COLUMNS, records)
                 self._max_id = max(self._max_id, max(number for _, number, _, _ in slept))
             write_keyed(connection, batch.keyed)
             if batch.appended:
@@ -581,10 +569,11 @@ class Store(Reader):
         self._status.last_commit_ms = (time.monotonic() - began) * 1000
         return slept
 
-    def _write_history(self, connection: Connection, rows: Sequence[bytes]) -> None:
-        values = history_values(connection, rows)
-        self._max_id = max(self._max_id, max((row[0] for row in values), default=0))
-        self._history.write(connection, values)
+    def _write_history(self, connection: Connection, packed: bytes) -> None:
+        for at in range(0, len(packed), WRITTEN_BYTES):  # taken apart, a row is ten times as large
+            values = history_values(connection, packed[at : at + WRITTEN_BYTES])
+            self._max_id = max(self._max_id, max(row[0] for row in values))
+            self._history.write(connection, values)
 
     def _prune(self) -> None:
         """Remove history past its days or bytes, a part a transaction: waiting SLEEP rows must get in between."""
@@ -660,11 +649,11 @@ class Store(Reader):
             batches = (self._queues.ops, written.ops, dict(self._queues.stale), dict(written.stale), self._unheard)
             unsettled = {key for key in keys if any(key in batch for batch in batches)}
         found: dict[bytes, tuple[bytes, bytes] | None] = {key: None for key in keys if key not in unsettled}
-        for row in self._read_rows(READ_BOOT, list(found)):
-            if row.boot_id == self._boot_id:
-                found[row[0]] = row[1], row[2]
+        for key, ka, rest, boot in self._read_rows(list(found)):
+            if boot == self._boot_id:
+                found[key] = ka, rest
             else:
-                del found[row[0]]
+                del found[key]
         return found
 
     def last_states(self, first: int, last: int) -> Iterator[tuple[int, str, int, int]]:
@@ -695,27 +684,25 @@ class Store(Reader):
 
     def _transitions(self, number: int | None, limit: int) -> list[dict[str, Any]]:
         seen, rows, changed = self._snapshot(number, limit)
-        if any(row.startswith(_NO_NUMBER) for row in rows):  # the row of `sleeping` has the number
+        if rows.any_unnumbered():  # the row of `sleeping` has the number
             if not self.flush(READER_S):
                 log.warning("store: history was asked for, and its last %d rows are not written",
                             self.status.pending_history)  # fmt: skip
             seen, rows, changed = self._snapshot(number, limit)
-        sought = b"" if number is None else ID.pack(number)
-        places = (place for place in reversed(range(len(rows))) if rows[place].startswith(sought))
-        waiting = list(islice(places, limit))
+        waiting = rows.newest(number, limit)
         with self._reading() as connection:
-            values = history_values(connection, [rows[place] for place in waiting])
+            values = history_values(connection, b"".join(row for _, row in waiting))
             found = [dict(zip(HISTORY_COLUMNS, (seen.next_row + place, *value), strict=True))
-                     for place, value in zip(waiting, values, strict=True)]  # fmt: skip
+                     for (place, _), value in zip(waiting, values, strict=True)]  # fmt: skip
             found += self._history.rows(connection, seen, number, limit - len(found))
         closed = [row["id"] for row in found if row["to"] == State.CLOSED]
         by = self.successors_of(closed) if closed else {}
         by |= {one: SUCCESSOR.unpack(row)[0] for one in closed if (row := changed.get(("successors", one)))}
         return [row | {"successor": by.get(row["id"]) if row["to"] == State.CLOSED else None} for row in found[::-1]]
 
-    def _snapshot(self, number: int | None, limit: int) -> tuple[Seen, list[bytes], dict[Keyed, bytes | None]]:
-        """What is committed, what waits to be (rows of history, oldest first; rows of schema.KEYED): at one moment."""
+    def _snapshot(self, number: int | None, limit: int) -> tuple[Seen, Pieces, dict[Keyed, bytes | None]]:
+        """What is committed, what waits to be (rows of history; rows of schema.KEYED): at one moment."""
         with self._wake:
             written = self._being_written
-            rows = [*(() if written.settled else written.rows), *self._queues.rows]
+            rows = (Pieces() if written.settled else written.rows) + self._queues.rows
             return self._history.see(number, limit), rows, written.keyed | self._queues.keyed
