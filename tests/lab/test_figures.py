@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from appliance.lab import Lab, wait_until
+from appliance.lab import Lab, endpoint, wait_until
 from appliance.lab.programs import CallingHome, Dialogue, Endpoint, Keys, Nginx, Redis, visit
 from tests.lab.program_lab import PROXY_PORT, QUICK, ProgramLab, Way
 
@@ -51,6 +51,36 @@ class RedisLab(ProgramLab):
 
     def wait_served(self, count: int) -> None:
         wait_until(lambda: len(self.redis.clients()) == count, 10, f"Redis has {count} clients")
+
+
+def test_figure_4_any_server_reaches_any_client_whose_connection_to_a_server_has_ended(lab: Lab) -> None:
+    """S servers, and C clients of each of them, which stay connected to the appliance."""
+    servers = {port: lab.server(port) for port in (8001, 8002, 8003)}
+    services = [
+        {
+            "name": f"s{port}",
+            "listen": endpoint(lab.address("box", "wan0"), port),
+            "server": endpoint(lab.address("lan", "eth0"), port),
+        }
+        for port in servers
+    ]
+    daemon = lab.daemon({**lab.config(policy=QUICK), "service": services})
+    swarms = [lab.swarm() for _ in servers]
+    for swarm, port in zip(swarms, servers, strict=True):
+        assert swarm.connect(5, (lab.address("box", "wan0"), port)).connected == 5
+
+    def all_sleep() -> bool:
+        return bool(daemon.status()["connections"]["SLEEP"] == 5 * len(servers))
+
+    for _ in range(2):
+        wait_until(all_sleep, 20, "all are asleep")
+        assert [server.request("stats")["open"] for server in servers.values()] == [0, 0, 0]
+        wanted = [[address, name] for swarm in swarms for name, address in swarm.clients(5)]
+        proxy = [lab.address("box", "lan0"), PROXY_PORT]
+        asked = lab.asker().request("ask", proxy=proxy, targets=wanted, concurrency=4, timeout_s=20)
+        assert (asked["answered"], asked["failed"]) == (len(wanted), {})
+    assert [swarm.stats().open for swarm in swarms] == [5, 5, 5]
+    assert daemon.status()["counters"]["accepted"] == 15, "none of them connected again"
 
 
 @BOTH
