@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from appliance.lab import DaemonHandle, Lab, wait_until
-from appliance.lab.processes import python_environment
 from control.core.states import State
 from tests.lab.aging import Sleepers
 from tests.lab.echo import Echo
@@ -55,6 +55,19 @@ def counters(daemon: DaemonHandle) -> dict[str, Any]:
     return {**status["counters"], **status["control"], **status["connections"]}
 
 
+@contextmanager
+def following(daemon: DaemonHandle) -> Iterator[Iterator[str]]:
+    """The transitions that are told from now on, JSON."""
+    transport = httpx.HTTPTransport(uds=str(daemon.control_socket), verify=False)
+    with (
+        httpx.Client(transport=transport, base_url="http://roost", timeout=60) as http,
+        http.stream("GET", "/v1/events") as stream,
+    ):
+        lines = stream.iter_lines()
+        assert next(lines).startswith(":"), "it listens"
+        yield (line.removeprefix("data: ") for line in lines if line.startswith("data: "))
+
+
 def test_figure_24_keepalives_of_10_000_clients_for_five_minutes_change_nothing() -> None:
     everybody = range(CLIENTS)
     with Lab(clients=10, nat=False) as lab, Echo(lab.space("lan"), lab.address("lan", "eth0"), PORT):
@@ -72,17 +85,16 @@ def test_figure_24_keepalives_of_10_000_clients_for_five_minutes_change_nothing(
         wait_until(all_sleep, 60, "all are in SLEEP")
         daemon.restart()  # what its snapshots count begins here
         taken, rows, counted = len(snapshots(database)), stored(database), counters(daemon)
-        follow = [sys.executable, "-m", "control.cli.main", "events", "--follow", "-n", "0", "--json", "-c"]
-        with subprocess.Popen([*follow, daemon.config], stdout=subprocess.PIPE, env=python_environment()) as stream:
+        with following(daemon) as lines:
             for _ in range(ROUNDS):
                 Sleepers(daemon.pin_dir).grow_older(EVERY_S)
                 kept = simulator.keep_alive(everybody, timeout_s=60)
                 assert (kept.done, kept.retransmitted) == (CLIENTS, 0)
             after, rows_after = counters(daemon), stored(database)
             assert simulator.speak(range(1), 100, 100).done == 1  # by which is seen that the stream tells something
-            wait_until(all_sleep, 10, "it is in SLEEP again")
-            stream.terminate()
-            told = [json.loads(line) for line in stream.communicate(timeout=10)[0].splitlines()]
+            told = [json.loads(next(lines))]
+            while told[-1]["to"] != "SLEEP":
+                told.append(json.loads(next(lines)))
         assert simulator.offences() == {}, simulator.first_offences()
         assert daemon.terminate() == 0  # it takes a last snapshot
         since = snapshots(database)[taken:]
