@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from itertools import chain
 from typing import Any, Final
 
@@ -49,17 +50,27 @@ def insert_history(connection: Connection, part: sa.Table, first: int, values: S
 def insert_rows(
     connection: Connection, table: sa.Table, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]
 ) -> None:
-    """By the driver itself: SQLAlchemy's handling of parameters takes 6 us a row, as much as all the rest of it. Many
-    rows a statement, where parameters have places: a third less again."""
+    """By the driver itself: SQLAlchemy's handling of parameters takes 6 us a row, as much as all the rest of it. With
+    SQLite many rows a statement: a third less again."""
     compiled = sa.insert(table).inline().compile(dialect=connection.dialect, column_keys=columns)
-    whole = len(rows) - len(rows) % STATEMENT_ROWS if compiled.positional else 0
+    head, _, row = str(compiled).partition(" VALUES ")
+    if connection.dialect.name == "postgresql":
+        _copy(connection, f"{head.replace('INSERT INTO', 'COPY', 1)} FROM STDIN", rows)
+        return
+    whole = len(rows) - len(rows) % STATEMENT_ROWS
     if whole:
-        head, _, row = str(compiled).partition(" VALUES ")
         many = f"{head} VALUES {', '.join([row] * STATEMENT_ROWS)}"
         for at in range(0, whole, STATEMENT_ROWS):
             connection.exec_driver_sql(many, tuple(chain.from_iterable(rows[at : at + STATEMENT_ROWS])))
     if rest := rows[whole:]:
         _run(connection, compiled, columns, rest)
+
+
+def _copy(connection: Connection, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """PostgreSQL's way for many rows: two and a half times as many a second as by INSERT."""
+    with closing(connection.connection.cursor()) as cursor, cursor.copy(statement) as copy:
+        for row in rows:
+            copy.write_row(row)
 
 
 def run_many(
