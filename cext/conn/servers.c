@@ -148,6 +148,10 @@ void roost_pool_leave(struct roost_pool *pool, int place) {
     give_back(&pool->place[place]);
 }
 
+void roost_pool_given(struct roost_pool *pool, int place) {
+    pool->place[place].linked++;
+}
+
 void roost_pool_linked(struct roost_pool *pool, int place) {
     pool->place[place].linked++;
     pool->place[place].failed_in_row = 0;

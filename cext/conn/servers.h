@@ -53,6 +53,7 @@ uint32_t roost_pool_left(const struct roost_pool *pool, uint64_t tried);
 void roost_pool_enter(struct roost_pool *pool, int place); /* a link is begun */
 void roost_pool_leave(struct roost_pool *pool, int place); /* it is over, or came to nothing */
 void roost_pool_linked(struct roost_pool *pool, int place);
+void roost_pool_given(struct roost_pool *pool, int place); /* a link that was made before: no proof that it is up now */
 void roost_pool_spoken(struct roost_pool *pool, bool client_first); /* the first bytes on a link */
 bool roost_pool_failed(struct roost_pool *pool, int place);         /* true: so it is down now */
 

@@ -321,6 +321,7 @@ struct roost_engine {
     uint64_t now_ms;
     uint64_t turn;
     uint64_t accept_resume_ms;
+    uint32_t tended;                 /* the listener whose ready links are looked after next */
     uint64_t tended_ms;              /* the last look after ready links */
     uint64_t rush_ms, rush_accepted; /* of the last look at how many clients connect */
     uint64_t rush_stayed_ms;         /* by connections that ended since then, in all */

@@ -76,9 +76,7 @@ static void tell_link(struct roost_engine *e, const struct roost_conn *c, int th
     roost_mailbox_post(&e->box, &event);
 }
 
-static void is_made(struct roost_engine *e, struct roost_conn *c) {
-    if (c->place)
-        roost_pool_linked(roost_pool_of(e, c->service), c->place - 1);
+static void linked(struct roost_engine *e, struct roost_conn *c) {
     c->link = ROOST_LINKED;
     c->retry_ms = 0;
     c->server.writable = true; /* what there is to read, the event has said or the next one will */
@@ -86,6 +84,12 @@ static void is_made(struct roost_engine *e, struct roost_conn *c) {
     roost_conn_touch(e, c);
     roost_wheel_cancel(&e->wheel, &c->timer); /* of the attempt */
     roost_conn_run(e, c);
+}
+
+static void is_made(struct roost_engine *e, struct roost_conn *c) {
+    if (c->place)
+        roost_pool_linked(roost_pool_of(e, c->service), c->place - 1);
+    linked(e, c);
 }
 
 /* Begins a link to this server, or takes one that is ready: 0 or -errno. */
@@ -103,8 +107,10 @@ static int begin(struct roost_engine *e, struct roost_conn *c, const struct roos
     if (!introduce(s, c) && !roost_watch(e, fd, c, true)) {
         if (theirs >= 0)
             tell_link(e, c, theirs);
-        if (ready)
-            is_made(e, c);
+        if (ready) {
+            roost_pool_given(roost_pool_of(e, c->service), c->place - 1);
+            linked(e, c);
+        }
         return 0;
     }
     close(fd);
@@ -239,16 +245,25 @@ void roost_link_resumed(struct roost_engine *e, struct roost_conn *c) {
     c->place = (uint8_t)(place + 1);
 }
 
-/* Not while others wait for this thread, or descriptors are short; and some at a time: a connection takes it 30 us. */
+/* None of them lasts longer than ready_ms, and they do not end all at once. */
+static uint32_t lifetime_ms(const struct roost_listener *l, uint32_t i) {
+    return l->service.ready_ms - (uint32_t)((uint64_t)l->service.ready_ms * i / (2 * l->ready.count));
+}
+
+/* Not while others wait for this thread; and some at a time: a connection takes it 30 us. Where sockets are short, there are
+ * none. */
 void roost_ready_turn(struct roost_engine *e) {
     if (e->now_ms < e->tended_ms + TEND_MS || e->rush || e->waking || e->accept_resume_ms)
         return;
     e->tended_ms = e->now_ms;
-    for (int i = 0; i < e->listeners; i++) {
-        struct roost_listener *l = &e->listener[i];
-        for (uint32_t n = 0; n < TENDS_A_TURN && n < l->ready.count; n++) {
-            struct roost_ready_link *link = &l->ready.link[l->ready.next++ % l->ready.count];
-            roost_ready_link_tend(link, roost_pool_is_up(&l->pool, &link->to), l->service.ready_ms, e->now_ms);
+    uint32_t left = TENDS_A_TURN;
+    for (int n = 0; n < e->listeners && left; n++) {
+        struct roost_listener *l = &e->listener[e->tended++ % (uint32_t)e->listeners];
+        for (uint32_t looks = 0; looks < l->ready.count && left; looks++, left--) {
+            uint32_t i = l->ready.next++ % l->ready.count;
+            struct roost_ready_link *link = &l->ready.link[i];
+            bool wanted = !e->pressure_told && roost_pool_is_up(&l->pool, &link->to);
+            roost_ready_link_tend(link, wanted, lifetime_ms(l, i), e->now_ms);
         }
     }
 }

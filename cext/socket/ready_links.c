@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#define _GNU_SOURCE
 #include "ready_links.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "connect.h"
@@ -50,10 +51,10 @@ int roost_ready_links_set(struct roost_ready_links *r, const struct roost_servic
     return 0;
 }
 
+/* What its server said before, a read would find in front of the end. */
 static bool has_ended(int fd) {
-    uint8_t byte;
-    ssize_t n = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-    return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+    struct pollfd ends = {.fd = fd, .events = POLLRDHUP};
+    return poll(&ends, 1, 0) > 0 && ends.revents & (POLLRDHUP | POLLHUP | POLLERR);
 }
 
 int roost_ready_links_take(struct roost_ready_links *r, const struct roost_server *to) {
@@ -82,8 +83,8 @@ static void begin(struct roost_ready_link *l, uint64_t now_ms) {
         failed(l, now_ms);
 }
 
-void roost_ready_link_tend(struct roost_ready_link *l, bool up, uint32_t ready_ms, uint64_t now_ms) {
-    if (l->fd >= 0 && !up) {
+void roost_ready_link_tend(struct roost_ready_link *l, bool wanted, uint32_t ready_ms, uint64_t now_ms) {
+    if (l->fd >= 0 && !wanted) {
         end(l);
         l->failures = 0;
     }
@@ -98,7 +99,7 @@ void roost_ready_link_tend(struct roost_ready_link *l, bool up, uint32_t ready_m
         l->failures = 0;
         l->again_ms = 0;
     }
-    if (l->fd < 0 && up && now_ms >= l->again_ms)
+    if (l->fd < 0 && wanted && now_ms >= l->again_ms)
         begin(l, now_ms);
 }
 

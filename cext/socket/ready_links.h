@@ -30,8 +30,8 @@ struct roost_ready_links {
 int roost_ready_links_set(struct roost_ready_links *r, const struct roost_service *service);
 /* The descriptor of a link to this server that is made and has not ended, the caller's from then on; -1: there is none. */
 int roost_ready_links_take(struct roost_ready_links *r, const struct roost_server *to);
-/* Looks after one of them: makes it, or ends it when that is due. up: its server may have links. */
-void roost_ready_link_tend(struct roost_ready_link *l, bool up, uint32_t ready_ms, uint64_t now_ms);
+/* Looks after one of them: makes it, or ends it when that is due. wanted: its server may have links, and there is room. */
+void roost_ready_link_tend(struct roost_ready_link *l, bool wanted, uint32_t ready_ms, uint64_t now_ms);
 /* How many are made, to this server. */
 uint32_t roost_ready_links_made(const struct roost_ready_links *r, const struct roost_server *to);
 void roost_ready_links_close(struct roost_ready_links *r);

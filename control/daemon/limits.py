@@ -7,7 +7,7 @@ import resource
 from typing import Final
 
 from appliance.frontends.frontend import MAX_HANDSHAKES, MAX_TURNED_AWAY
-from appliance.wire import WAITING_MAX
+from appliance.wire import SERVERS_MAX, WAITING_MAX
 from control.config import Config
 
 SPARE_DESCRIPTORS: Final = 512
@@ -17,7 +17,10 @@ def spare_descriptors(config: Config) -> int:
     """Those that are not for client connections and their links."""
     asking = MAX_HANDSHAKES + MAX_TURNED_AWAY if config.attach.listen else 0
     may_wait = any(service.policy(config.policy).on_second_server != "refuse" for service in config.service)
-    ready = sum(service.ready_links * max(len(service.every_server), 1) for service in config.service)
+    ready = sum(
+        service.ready_links * (SERVERS_MAX if service.hostnames else len(service.every_server))
+        for service in config.service
+    )
     spare = SPARE_DESCRIPTORS + asking + ready + (WAITING_MAX if may_wait or config.router.wait else 0)
     return spare + (6 * config.absent.dial_limit if "dial" in config.absent.steps else 0)
 

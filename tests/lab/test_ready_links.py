@@ -90,9 +90,10 @@ def test_figure_5_a_client_has_a_server_that_is_connected_already(box: EngineLab
 @BOTH
 def test_figure_8_a_client_that_wakes_is_linked_without_a_handshake(box: EngineLab, family: int) -> None:
     with servers_of(box, family, count=1, ready_links=1) as servers:
+        links = accepted(servers, 1)
         client = servers.dial()
         client.sendall(b"hello")
-        _, link = servers.accept()
+        link = speaks_on(servers, links, b"hello")
         assert receive(link, 5) == b"hello"
         links = accepted(servers, 1)
         link.sendall(b"hello")
@@ -133,9 +134,11 @@ def test_what_a_server_said_before_there_was_a_client_is_the_first_that_one_hear
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["FIN", "RST"])
-def test_a_link_that_its_server_has_ended_is_no_clients(box: EngineLab, reset: bool) -> None:
+@pytest.mark.parametrize("last_words", [b"", b"421 timeout"], ids=["silent", "with a word"])
+def test_a_link_that_its_server_has_ended_is_no_clients(box: EngineLab, reset: bool, last_words: bytes) -> None:
     with servers_of(box, 4, count=1, ready_links=1) as servers:
         ((_, link),) = accepted(servers, 1)
+        link.sendall(last_words)
         if reset:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         link.close()
@@ -169,6 +172,7 @@ def test_one_that_nobody_needed_is_made_anew_before_its_server_ends_it(box: Engi
         _, link = servers.accept()
         assert link.recv(1) == b""
         assert time.monotonic() - began > 0.9
+        servers.use(servers.all, ready_links=1, ready_ms=3_600_000)
         ((_, link),) = accepted(servers, 1)
         client = servers.dial()
         client.sendall(b"question")
@@ -200,22 +204,26 @@ def test_when_more_wake_than_are_ready_the_others_are_linked_as_ever(box: Engine
         box.wait(lambda: box.stat("bytes_from_clients") == 40, "what each says goes to its server")
 
 
-@pytest.mark.engine(max_awake=16)
-def test_a_client_that_finds_no_room_to_wake_leaves_no_link_behind(box: EngineLab) -> None:
+@pytest.mark.engine(max_awake=64)
+def test_clients_that_find_no_room_to_wake_leave_no_link_behind(box: EngineLab) -> None:
     with servers_of(box, 4, count=1) as servers:
-        sleeper = servers.dial()
-        sleeper.sendall(b"hello")
-        _, link = servers.accept()
-        assert receive(link, 5) == b"hello"
-        to_idle(box, sleeper)
-        clients = [servers.dial() for _ in range(16)]
-        awake = [servers.accept() for _ in clients]
-        servers.use(servers.all, ready_links=1)
-        ((_, link),) = accepted(servers, 1)
-        sleeper.sendall(b"again")
-        box.wait(lambda: box.stat("wakes_refused") > 0, "there is no room for it")
-        assert link.recv(1) == b"", "its server was told nothing"
-        assert sum(servers.links().values()) == len(awake)
+        sleepers = [servers.dial() for _ in range(12)]
+        for sleeper in sleepers:
+            sleeper.sendall(b"hello")
+            assert receive(servers.accept()[1], 5) == b"hello"
+        for sleeper in sleepers:
+            to_idle(box, sleeper)
+        others = [servers.dial() for _ in range(56)]  # pressure begins with one more
+        for _ in others:
+            servers.accept()
+        servers.use(servers.all, ready_links=12)
+        accepted(servers, 12)
+        for sleeper in sleepers:
+            sleeper.sendall(b"again")
+        box.wait(lambda: box.stat("wakes_refused") > 0, "there is no room for all")
+        box.wait(lambda: box.stat("awake") == 64, "those who found no room sleep on")
+        assert sum(servers.links().values()) == 64
+        box.wait(lambda: sum(ready(servers).values()) == 0, "where sockets are short there are none")
 
 
 @pytest.mark.own_engine("it is stopped")
