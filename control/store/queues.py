@@ -62,9 +62,20 @@ class Pieces:
         """At most so many of these rows; returns how many there was no room for."""
         taken = min(len(rows) // _ROW, room)
         for at in range(0, taken, PIECE_ROWS):
-            self._pieces.append(Piece.of(rows[at * _ROW : min(at + PIECE_ROWS, taken) * _ROW]))
+            self._append(Piece.of(rows[at * _ROW : min(at + PIECE_ROWS, taken) * _ROW]))
         self._count += taken
         return len(rows) // _ROW - taken
+
+    def _append(self, piece: Piece) -> None:
+        """Joined with those before it that are no larger, so that there are few of them however small they come, and
+        each row is copied some ten times at most."""
+        while self._pieces:
+            last = self._pieces[-1]
+            if len(last.numbers) > len(piece.numbers) or len(last.numbers) + len(piece.numbers) > PIECE_ROWS:
+                break
+            self._pieces.pop()
+            piece = Piece(last.rows + piece.rows, last.numbers + piece.numbers, last.unnumbered or piece.unnumbered)
+        self._pieces.append(piece)
 
     def take(self, most: int) -> Pieces:
         """The oldest, at most so many."""
