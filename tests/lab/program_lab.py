@@ -28,7 +28,8 @@ class ProgramLab:
     """
 
     def __init__(self, lab: Lab, way: Way, family: int, port: int, policy: dict[str, str] = _BY_COMMAND,
-                 router: dict[str, Any] | None = None, **service: Any) -> None:  # fmt: skip
+                 router: dict[str, Any] | None = None, attach: dict[str, Any] | None = None,
+                 **service: Any) -> None:  # fmt: skip
         self.lab = lab
         self.server_space = "box" if way == "host" else "lan"
         loopback = "::1" if family == 6 else "127.0.0.1"
@@ -42,7 +43,7 @@ class ProgramLab:
             "policy": policy,
             "service": [{"name": "programs", **where, **service}],
             "router": {"lan": ["lan0"], **(router or {})} if way == "router" else {},
-            "attach": {"listen": [endpoint(self.proxy, PROXY_PORT)]},
+            "attach": {"listen": [endpoint(self.proxy, PROXY_PORT)], **(attach or {})},
         })  # fmt: skip
 
     @property

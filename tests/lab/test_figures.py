@@ -16,14 +16,13 @@ from typing import Any
 import pytest
 
 from appliance.lab import Lab, endpoint, wait_until
-from appliance.lab.programs import CallingHome, Dialogue, Endpoint, Keys, Nginx, Redis, visit
+from appliance.lab.programs import Dialogue, Endpoint, Nginx, Redis
+from tests.lab.device_lab import BY_CONNECT, BY_SOCKS, DeviceLab
 from tests.lab.program_lab import PROXY_PORT, QUICK, ProgramLab, Way
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
-DeviceLabs = Callable[..., "DeviceLab"]
+DeviceLabs = Callable[..., DeviceLab]
 TO_SLEEP = ("ACTIVE", "STANDBY", "IDLE", "SLEEP")
-BY_CONNECT = "-X connect -x {}:{}"
-BY_SOCKS = "-X 5 -x {}:{}"
 
 
 @pytest.fixture
@@ -99,32 +98,6 @@ def test_figure_5_a_client_is_connected_to_its_server_for_as_long_as_that_is_nee
     assert client.end() == 0
     box.wait_last(client_id, "CLOSED")
     assert box.daemon.status()["counters"]["accepted"] == 1, "redis-cli never had to connect again"
-
-
-class DeviceLab(ProgramLab):
-    """A device that calls home, to a service behind which nginx listens and says nothing before it is asked."""
-
-    def __init__(self, lab: Lab, way: Way, family: int = 4, **options: Any) -> None:
-        super().__init__(lab, way, family, 8022, **options)
-        self.nginx = Nginx(lab, self.server_space, [self.server])
-        self.keys = Keys(lab)
-        self.device = CallingHome(lab, "wan", self.door, self.keys)
-        self.id = self.the_connection()
-        self.wait_path(self.id, "ACTIVE")
-
-    def close(self) -> None:
-        self.device.close()
-
-    def visit(self, proxy: str | None = BY_CONNECT, to: Endpoint | None = None) -> tuple[int, str]:
-        """An operator on the LAN logs in on the device, by proxy or at the address itself."""
-        if proxy is not None:
-            proxy = proxy.format(self.proxy, PROXY_PORT)
-        return visit(self.lab, "lan", self.keys, to or self.device.address, "echo at home: $SSH_CONNECTION", proxy)
-
-    def at_home(self) -> tuple[int, str]:
-        """What a visit returns: the device sees the address that it called, and no other."""
-        here, there = self.device.address, self.device.socket.getpeername()
-        return 0, f"at home: {there[0]} {there[1]} {here[0]} {here[1]}\n"
 
 
 def test_figure_6_a_server_is_connected_to_its_client_if_that_is_there(device_lab: DeviceLabs) -> None:
