@@ -57,7 +57,8 @@ class Planned:
 class Plan:
     """A configuration, as far as the machine matters: the interfaces towards clients and, of a router, servers; those
     that servers' legs are heard on besides; where servers ask for clients. database: the file; None: it is a server.
-    max_awake: 0: as many as there are descriptors for, each taking so many; spare: those for all else."""
+    max_awake: 0: as many as there are descriptors for, each taking so many; spare: those for all else. local_connect:
+    programs on this machine reach clients by connect()."""
 
     clients: tuple[str, ...]
     lan: tuple[str, ...]
@@ -71,6 +72,7 @@ class Plan:
     max_awake: int
     descriptors_each: int
     descriptors_spare: int
+    local_connect: bool = False
 
     @property
     def interfaces(self) -> tuple[str, ...]:
@@ -94,6 +96,7 @@ def examine(plan: Plan) -> list[Outcome]:
         *check_clients(plan, net),
         *check_services(plan, net),
         *check_router(plan, net),
+        *check_local_connect(plan, net),
         *check_pins(plan.pin_dir),
         *(check_database(plan.database) if plan.database else ()),
         *check_machine(plan),
@@ -264,9 +267,26 @@ def check_router(plan: Plan, net: Network) -> Iterator[Outcome]:
             off = None if net.setting(name) else f"{key} = 0: what is not managed is not routed"
             fix = f"sysctl -w {key}=1, and a line in /etc/sysctl.d"
             yield outcome("router", f"IPv{version} forwarding", Need.REQUIRED, off, fix, f"{key} = 1")
+    yield _loopback("router", net)
+
+
+def _loopback(group: str, net: Network) -> Outcome:
     loopback = net.links.get("lo")
     down = None if loopback and loopback.up else "it is down"
-    yield outcome("router", "the loopback interface", Need.REQUIRED, down, "ip link set lo up", "up")
+    return outcome(group, "the loopback interface", Need.REQUIRED, down, "ip link set lo up", "up")
+
+
+def check_local_connect(plan: Plan, net: Network) -> Iterator[Outcome]:
+    if not plan.local_connect:
+        return
+    where = mounts.cgroup2()
+    absent = None if where else "local_connect needs it, and it is not mounted"
+    fix = "mount -t cgroup2 none /sys/fs/cgroup"
+    yield outcome("attach", "cgroup version 2", Need.REQUIRED, absent, fix, f"at {where}")
+    refused = kernel_probe.tried(kernel_probe.connect_program)
+    fix = "a kernel with CONFIG_CGROUP_BPF, or [attach] local_connect = false"
+    yield outcome("attach", "programs at connect()", Need.REQUIRED, refused, fix, "works")
+    yield _loopback("attach", net)
 
 
 def check_pins(pin_dir: Path) -> Iterator[Outcome]:

@@ -30,8 +30,8 @@ SYSCALLS = {"x86_64": {"bpf": 321, "membarrier": 324}, "aarch64": {"bpf": 280, "
 BPF_MAP_CREATE, BPF_PROG_LOAD, BPF_PROG_TEST_RUN, BPF_LINK_CREATE = 0, 5, 10, 28
 MAP_ARRAY, MAP_RINGBUF = 2, 27
 BPF_F_MMAPABLE = 1 << 10
-PROG_SCHED_CLS, PROG_XDP, PROG_SK_LOOKUP = 3, 6, 30
-ATTACH_SK_LOOKUP = 36
+PROG_SCHED_CLS, PROG_XDP, PROG_CGROUP_SOCK_ADDR, PROG_SK_LOOKUP = 3, 6, 18, 30
+ATTACH_INET4_CONNECT, ATTACH_SK_LOOKUP = 10, 36
 XDP_DROP = 1
 BPF_XDP = 37
 BPF_F_TEST_XDP_LIVE_FRAMES = 1 << 1
@@ -112,6 +112,11 @@ def load_program(prog_type: int, attach_type: int = 0) -> None:
 def lookup_program() -> None:
     """Socket lookup: what keeps packets of sleeping connections from listeners."""
     load_program(PROG_SK_LOOKUP, ATTACH_SK_LOOKUP)
+
+
+def connect_program() -> None:
+    """At connect(): what lets programs on this machine reach clients."""
+    load_program(PROG_CGROUP_SOCK_ADDR, ATTACH_INET4_CONNECT)
 
 
 def live_frames() -> None:

@@ -53,6 +53,11 @@ def kind_of(path: str | Path) -> str:
     return mount_of(path, _read("self")).kind
 
 
+def cgroup2() -> str | None:
+    """Where the control groups of version 2 begin; None: they are not mounted."""
+    return next((mount.point for mount in _read("self") if mount.kind == "cgroup2"), None)
+
+
 def ends_with_this_process(path: str | Path) -> bool:
     """Whether the path lies in memory, in a file system that process 1 does not have. False where nobody may look at
     what that has."""

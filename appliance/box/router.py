@@ -4,9 +4,12 @@
     ip rule  add fwmark 0x52000000/0xff000000 lookup 5200        IPv4 and IPv6
     ip route add local default dev lo table 5200
 
-They are made at start (what is there already stays) and taken back at the end, unless connections are left asleep or
-new clients are to be refused: what is marked for those must not be routed to their server. They act on nothing but that
-mark, so what a killed daemon leaves is harmless. There is one router in a network namespace.
+A router's are made at start (what is there already stays) and taken back at the end, unless connections are left asleep
+or new clients are to be refused: what is marked for those must not be routed to their server. They act on nothing but
+that mark, so what a killed daemon leaves is harmless. There is one router in a network namespace.
+
+Programs on the machine itself that connect to clients have that mark, too ([attach] local_connect). Several instances
+may serve those, so it is `roost unpin` that takes them back.
 """
 
 from __future__ import annotations
@@ -35,9 +38,9 @@ class RouterError(Exception):
     """The kernel did not take a rule or route; the message says which and why."""
 
 
-def open_routes() -> bool:
-    """Make the rule and the routes, in this thread's network namespace; False: all were there. Raises RouterError, and
-    has made none then."""
+def open_routes(forwards: bool = True) -> bool:
+    """Make the rule and the routes, in this thread's network namespace; False: all were there. forwards: the machine is
+    a router. Raises RouterError, and has made none then."""
     made: list[str] = []
     try:
         _each("add", made, EEXIST)
@@ -45,7 +48,7 @@ def open_routes() -> bool:
         if made:
             close_routes()
         raise
-    for path in FORWARDING:
+    for path in FORWARDING if forwards else ():
         if path.exists() and path.read_text(encoding="ascii").strip() == "0":
             log.warning("%s is 0: this machine does not route what is not managed; set it to 1", path)
     return bool(made)

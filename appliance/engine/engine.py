@@ -47,6 +47,7 @@ from appliance.wire import (
     ServiceSpec,
     Sought,
     Tally,
+    pack_address,
     transitions,
     unpack_address,
 )
@@ -159,6 +160,17 @@ class Engine:
     def steer(self, ifname: str, servers: bool) -> None:
         """Steers what arrives on an interface. servers: servers that may want clients are behind it."""
         self._call(lib.roost_router_attach, ifname.encode(), int(servers))
+
+    def open_local_connect(self, cgroup: str) -> None:
+        """Programs of this network namespace, in this cgroup and those below, reach clients by connect() to their
+        address and port. Once, after `attach` to the loopback interface, and for servers."""
+        self._call(lib.roost_local_connect_open, cgroup.encode())
+
+    def local_connect_at(self, places: Sequence[ServerAddress]) -> None:
+        """Where clients connect to, all such places, at most NEAR_ENDS."""
+        packed = b"".join(pack_address(host) + port.to_bytes(2, "big") + bytes(2) for host, port in places)
+        if (result := lib.roost_local_connect_at(self._raw, packed, len(places))) < 0:
+            raise EngineError(os.strerror(-result))
 
     def link_ports(self, first: int, last: int) -> None:
         """Where links to the servers of persistent services take their local ports from; before start."""

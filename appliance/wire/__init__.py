@@ -28,6 +28,7 @@ from appliance.wire.messages import (
 )
 from appliance.wire.record import KA, KEY, NO_REST, REST, Key, Record
 from appliance.wire.settings import (
+    NEAR_ENDS,
     PLACES,
     PROBE_COUNT,
     PROBE_COUNT_MAX,

@@ -23,6 +23,9 @@ PROBE_COUNT_MAX: Final = 15
 SERVERS_MAX: Final = 32
 """ROOST_SERVERS_MAX: servers of one service."""
 
+NEAR_ENDS: Final = 256
+"""ROOST_NEAR_ENDS of ebpf/shared/steer.h."""
+
 PLACES: Final = 64
 """ROOST_PLACES: servers of one service, and those that have left it but still have links."""
 

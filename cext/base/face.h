@@ -34,6 +34,12 @@ int roost_router_attach(roost_engine *e, const char *ifname, int servers, struct
 /* A port at which servers reach clients by address alone, whichever port the client's connection has. */
 int roost_router_attach_port(roost_engine *e, uint16_t port);
 uint32_t roost_router_mark(uint32_t *mask); /* of packets that a routing rule must deliver to this machine */
+/* Programs of this network namespace, in this cgroup (version 2) and those below, reach clients from now on when they connect to
+ * a client's address and port. Once, after roost_attach to the loopback interface, and for servers. */
+int roost_local_connect_open(roost_engine *e, const char *cgroup, struct roost_reason *why);
+/* Where clients connect to: count places, at most 256, of 20 bytes each: address, port in network order, two zeros. All there
+ * are, in place of those from before. Any thread's; 0 or -errno. */
+int roost_local_connect_at(roost_engine *e, const uint8_t *places, uint32_t count);
 int roost_service_add(roost_engine *e, const struct roost_service *service, struct roost_reason *why);
 /* All but listen, transparent and as_client; every connection of the service obeys within two seconds. -ENOENT: no such
  * service; -ENOSPC: of the servers that left it too many still have links. */

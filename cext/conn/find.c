@@ -17,17 +17,39 @@ struct roost_holder roost_whose(struct roost_engine *e, const struct roost_key *
     return h;
 }
 
+static bool is_there(struct roost_engine *e, const struct roost_key *key) {
+    return roost_whose(e, key).by != ROOST_BY_NONE;
+}
+
+/* At a service of every local address: those that programs on this machine reach clients by (local_connect.c). */
+static bool complete_locally(struct roost_engine *e, struct roost_key *key, const struct roost_service *s) {
+    struct roost_managed_key end;
+    for (bool more = roost_datapath_next_near_end(&e->path, &end, true); more;
+         more = roost_datapath_next_near_end(&e->path, &end, false)) {
+        memcpy(key->local, end.address, sizeof(key->local));
+        key->local_port = end.port;
+        if (end.port == htons(s->listen_port) && is_there(e, key))
+            return true;
+    }
+    return false;
+}
+
 /* Whether there is a connection with this client address, client port and local port; completes the key. The services
  * are few. */
 static bool complete(struct roost_engine *e, struct roost_key *key, const uint8_t server[16], bool any_port) {
     for (int i = 0; i < e->listeners; i++) {
         const struct roost_service *s = &e->listener[i].service;
         bool every = roost_address_is_any(s->listen); /* then its own server asks for it */
-        if (s->unreachable || (every && !s->transparent) || (!any_port && key->local_port != htons(s->listen_port)))
+        if (s->unreachable || (!any_port && key->local_port != htons(s->listen_port)))
             continue;
+        if (every && !s->transparent) {
+            if (complete_locally(e, key, s))
+                return true;
+            continue;
+        }
         memcpy(key->local, every ? server : s->listen, sizeof(key->local));
         key->local_port = htons(s->listen_port);
-        if (roost_whose(e, key).by != ROOST_BY_NONE)
+        if (is_there(e, key))
             return true;
     }
     return false;

@@ -15,7 +15,7 @@ int roost_router_manage(struct roost_engine *e, const struct roost_service *serv
     memcpy(key.address, service->listen, sizeof(key.address));
     if (!e->path.steer)
         return roost_complain(why, EINVAL, "service %u is transparent, and this is no router", service->index);
-    if (bpf_map_update_elem(roost_datapath_steer_map(&e->path, "managed"), &key, &value, BPF_ANY))
+    if (bpf_map_update_elem(e->path.map_fd[ROOST_MAP_managed], &key, &value, BPF_ANY))
         return roost_complain(why, errno, "cannot steer port %u: %m", service->listen_port);
     return 0;
 }
@@ -31,6 +31,5 @@ int roost_router_attach_port(struct roost_engine *e, uint16_t port) {
     uint8_t yes = 1;
     if (!e->path.steer)
         return -EINVAL;
-    return bpf_map_update_elem(roost_datapath_steer_map(&e->path, "attach_ports"), &port_be, &yes, BPF_ANY) ? -errno
-                                                                                                            : 0;
+    return bpf_map_update_elem(e->path.map_fd[ROOST_MAP_attach_ports], &port_be, &yes, BPF_ANY) ? -errno : 0;
 }

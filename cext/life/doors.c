@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A router's part: which packets are answered for others (ebpf/tc/steer.bpf.c decides by what is told it here), and the
- * doors. A server that connects to a client's address finds itself accepted by a door, with the client's address as the
- * socket's own; it is then linked to the connection which that client has.
+ * The doors: a server that connects to a client's address finds itself accepted by one, with the client's address as the
+ * socket's own; it is then linked to the connection which that client has. A router has them, and a machine whose own
+ * programs are such servers.
  *
- * The doors listen on loopback, out of reach from outside: only steering hands them packets.
+ * The doors listen on loopback, out of reach from outside: only steering (ebpf/tc/steer.bpf.c) and, of this machine's own,
+ * ebpf/tc/loopback.bpf.c hand them packets.
  */
 #define _GNU_SOURCE
 #include <bpf/bpf.h>
@@ -33,13 +34,12 @@ static int count_hosts(struct roost_engine *e) {
     return error;
 }
 
-int roost_router_open(struct roost_engine *e, uint32_t wait_ms, struct roost_reason *why) {
+static int make_doors(struct roost_engine *e, struct roost_reason *why) {
     static const uint8_t loopback[ROOST_DOORS][16] = {
         [ROOST_DOOR_IPV4] = {[10] = 0xff, [11] = 0xff, 127, 0, 0, 1}, [ROOST_DOOR_IPV6] = {[15] = 1}};
-    e->server_wait_ms = wait_ms;
-    int error = roost_datapath_steer(&e->path, why);
-    int doors = error ? -1 : roost_datapath_steer_map(&e->path, "doors");
-    for (uint32_t i = 0; i < ROOST_DOORS && !error; i++) {
+    for (uint32_t i = 0; i < ROOST_DOORS; i++) {
+        if (e->door[i] >= 0)
+            continue;
         int fd = roost_listen(loopback[i], 0, true, why);
         if (i == ROOST_DOOR_IPV6 && (fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL)) {
             why->text[0] = 0; /* this machine has no IPv6 */
@@ -48,12 +48,39 @@ int roost_router_open(struct roost_engine *e, uint32_t wait_ms, struct roost_rea
         if (fd < 0)
             return fd;
         e->door[i] = fd;
-        uint64_t value = (uint64_t)fd;
-        error = bpf_map_update_elem(doors, &i, &value, BPF_ANY) ? -errno : roost_watch_plain(e, fd, TAG_DOOR + i);
+        int error = roost_watch_plain(e, fd, TAG_DOOR + i);
         if (error)
-            roost_complain(why, error, "cannot open the door for servers: %m");
+            return roost_complain(why, error, "cannot open the door for servers: %m");
     }
+    return 0;
+}
+
+/* To the programs that have this map they are open from now on. */
+static int open_doors(struct roost_engine *e, int map, struct roost_reason *why) {
+    int error = make_doors(e, why);
+    for (uint32_t i = 0; i < ROOST_DOORS && !error; i++) {
+        uint64_t value = (uint64_t)e->door[i];
+        if (e->door[i] >= 0 && bpf_map_update_elem(map, &i, &value, BPF_ANY))
+            error = roost_complain(why, errno, "cannot open the door for servers: %m");
+    }
+    return error;
+}
+
+int roost_router_open(struct roost_engine *e, uint32_t wait_ms, struct roost_reason *why) {
+    e->server_wait_ms = wait_ms;
+    int error = roost_datapath_steer(&e->path, why);
+    if (!error)
+        error = open_doors(e, e->path.map_fd[ROOST_MAP_doors], why);
     return error ? error : count_hosts(e);
+}
+
+int roost_local_connect_open(struct roost_engine *e, const char *cgroup, struct roost_reason *why) {
+    int error = roost_datapath_open_local_connect(&e->path, cgroup, why);
+    return error ? error : open_doors(e, e->path.map_fd[ROOST_MAP_local_doors], why);
+}
+
+int roost_local_connect_at(struct roost_engine *e, const uint8_t *places, uint32_t count) {
+    return roost_datapath_set_near_ends(&e->path, (const struct roost_managed_key *)places, count);
 }
 
 uint32_t roost_router_mark(uint32_t *mask) {

@@ -372,7 +372,7 @@ int roost_datapath_open(struct roost_datapath *d, struct roost_table *t, const c
     memset(d, 0, sizeof(*d));
     for (int i = 0; i < ROOST_MAP_COUNT; i++)
         d->map_fd[i] = -1;
-    d->raw4 = d->raw6 = d->closed_fd = d->inject_fd = -1;
+    d->raw4 = d->raw6 = d->closed_fd = d->inject_fd = d->connect_link[0] = d->connect_link[1] = -1;
     d->probes_live = ROOST_PROBES_LIVE;
     snprintf(d->pin_dir, sizeof(d->pin_dir), "%s", pin_dir);
     snprintf(d->bpf_dir, sizeof(d->bpf_dir), "%s", bpf_dir);
@@ -421,6 +421,10 @@ void roost_datapath_close(struct roost_datapath *d) {
     bpf_object__close(d->inject);
     bpf_object__close(d->steer);
     bpf_object__close(d->loopback);
+    bpf_object__close(d->local_connect);
+    for (int i = 0; i < 2; i++)
+        if (d->connect_link[i] >= 0)
+            close(d->connect_link[i]);
     roost_rests_close(&d->rests);
     if (d->raw4 >= 0)
         close(d->raw4);
@@ -483,8 +487,8 @@ void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values) {
 
 uint64_t roost_datapath_memory(const struct roost_datapath *d) {
     uint64_t bytes = 0;
-    const struct bpf_object *objects[] = {d->inactive, d->guard, d->lookup,  d->closed,
-                                          d->inject,   d->steer, d->loopback};
+    const struct bpf_object *objects[] = {d->inactive, d->guard, d->lookup,   d->closed,
+                                          d->inject,   d->steer, d->loopback, d->local_connect};
     for (int i = 0; i < ROOST_MAP_COUNT; i++)
         bytes += roost_bpf_memory(d->map_fd[i]);
     bytes += roost_rests_memory(&d->rests);

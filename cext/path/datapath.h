@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The BPF side of the box: loads the programs, pins maps and links, adopts what an earlier daemon left (datapath.c),
- * attaches to interfaces (programs.c; foreign.c: where another program is), detaches and unpins (unpin.c), and is the way in
+ * attaches to interfaces (programs.c; foreign.c: where another program is) and to a cgroup (local_connect.c), detaches and unpins (unpin.c), and is the way in
  * (ring) and out (outbox) for single frames (frames.c) and for probes (probes.c).
  *
  * Below pin_dir:  every PINNED map of ebpf/shared/maps.h               under its name
@@ -28,6 +28,7 @@
 #include "ebpf/shared/maps.h"
 #include "ebpf/shared/rule.h"
 #include "ebpf/shared/sockets.h"
+#include "ebpf/shared/steer.h"
 #include "cext/table/rests.h"
 #include "cext/table/table.h"
 
@@ -64,6 +65,9 @@ struct roost_datapath {
     struct bpf_object *inactive, *guard, *lookup, *closed, *inject;
     struct bpf_object *steer;                   /* a router's; NULL otherwise */
     struct bpf_object *loopback;                /* for servers on this machine; NULL otherwise */
+    struct bpf_object *local_connect;           /* for programs on it that connect to clients; NULL otherwise */
+    int connect_link[2];                        /* of that one's programs; -1: not attached */
+    uint64_t netns_cookie;                      /* for it */
     uint32_t steered[2 * ROOST_MAX_INTERFACES]; /* interfaces */
     int steered_interfaces;
     char bpf_dir[256];
@@ -111,9 +115,16 @@ int roost_datapath_attach(struct roost_datapath *d, const char *ifname, const ch
                           struct roost_reason *why);
 /* A router's steering, not attached to any interface yet. 0 or -errno with a sentence in why. */
 int roost_datapath_steer(struct roost_datapath *d, struct roost_reason *why);
-int roost_datapath_steer_map(const struct roost_datapath *d, const char *name); /* its descriptor */
 /* servers: what arrives there comes from servers that may want clients. */
 int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bool servers, struct roost_reason *why);
+/* Programs of the processes in this cgroup (version 2), and in those below: in this network namespace, what connects to a client
+ * goes to the doors, which are put into the map local_doors. After roost_datapath_attach to the loopback interface. 0 or -errno
+ * with a sentence in why. */
+int roost_datapath_open_local_connect(struct roost_datapath *d, const char *cgroup, struct roost_reason *why);
+/* Where clients connect to, all such places. 0 or -errno. */
+int roost_datapath_set_near_ends(struct roost_datapath *d, const struct roost_managed_key *ends, uint32_t count);
+/* One after the other, by any thread; false: that was the last. */
+bool roost_datapath_next_near_end(const struct roost_datapath *d, struct roost_managed_key *end, bool first);
 /* Ends the steering of interfaces that an earlier daemon steered and this one has not. */
 void roost_datapath_end_old_steering(struct roost_datapath *d);
 /* A map for a generation of a table: its descriptor, or -errno. Any thread's. */

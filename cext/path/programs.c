@@ -155,10 +155,6 @@ int roost_datapath_steer(struct roost_datapath *d, struct roost_reason *why) {
     return roost_datapath_load(d, d->bpf_dir, "steer", &adopted, &d->steer, why);
 }
 
-int roost_datapath_steer_map(const struct roost_datapath *d, const char *name) {
-    return bpf_object__find_map_fd_by_name(d->steer, name);
-}
-
 int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bool servers, struct roost_reason *why) {
     const char *name = servers ? "roost_steer_servers" : "roost_steer_clients";
     char path[320], gone[IF_NAMESIZE];

@@ -93,6 +93,7 @@ def plan_of(config: "Config") -> "Plan":
         max_awake=config.table.max_awake,
         descriptors_each=descriptors_each(config),
         descriptors_spare=spare_descriptors(config),
+        local_connect=config.attach.local_connect,
     )
 
 

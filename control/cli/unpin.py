@@ -44,7 +44,7 @@ def command(config_path: str, yes: bool, as_json: bool) -> None:
     try:
         there = enter_namespace(str(pins))
         unpin(str(pins))
-        if config.router.lan and there:
+        if (config.router.lan or config.attach.local_connect) and there:
             close_routes()
         closed = _close_sleepers(config)
     finally:

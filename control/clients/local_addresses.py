@@ -47,6 +47,11 @@ class LocalAddresses:
         self._read()
         return address in self._texts
 
+    def texts(self) -> list[str]:
+        """All of them, in order."""
+        self._read()
+        return sorted(self._texts)
+
     def packed(self) -> bytes:
         """All of them, 16 bytes each, one after the other."""
         self._read()

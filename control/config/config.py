@@ -97,7 +97,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _sleepers_can_be_found(self) -> Config:
         for service in self.service:
-            if problem := service.problem_of_sleep(self.policy, self.table, self.router):
+            if problem := service.problem_of_sleep(self.policy, self.table, self.by_address):
                 raise ValueError(f'[[service]] "{service.name}": sleep_keepalive = "none" {problem}')
         return self
 
@@ -119,6 +119,11 @@ class Config(Section):
         if both := sorted(set(self.router.lan) & set(self.network.interfaces)):
             raise ValueError(f'the interface "{both[0]}" is in [router] lan and in [network] interfaces')
         return self
+
+    @property
+    def by_address(self) -> str:
+        """Who looks clients up by their addresses; empty: nobody does."""
+        return "routers" if self.router.lan else "programs with local_connect" if self.attach.local_connect else ""
 
     @property
     def problem(self) -> str:

@@ -242,6 +242,12 @@ class Attach(Section):
         gt=0,
         description="how long a sleeping client may take to be woken, and one that must answer a probe to do so",
     )
+    local_connect: bool = Field(
+        False,
+        description="programs on this machine, in the daemon's network namespace, reach a client by `connect()` to its "
+        "address and port, whatever `auth` says: while it has a connection, asleep or awake, they get that one, see "
+        "[below](#programs-on-this-machine)",
+    )
     domain: str = Field(
         "roost",
         pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$",

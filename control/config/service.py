@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, field_validator
 
 from appliance.wire import SERVERS_MAX, endpoint_text
-from control.config.sections import Policy, Router, Section, Table
+from control.config.sections import Policy, Section, Table
 from control.config.values import (
     Duration,
     Endpoint,
@@ -252,15 +252,16 @@ class Service(Policy):
             return "need `server`: which server a client means is not known before"
         return ""
 
-    def problem_of_sleep(self, defaults: Policy, table: Table, router: Router) -> str:
-        """Why what sleeps needs its slot nevertheless; empty: it needs none, or was not asked to do without."""
+    def problem_of_sleep(self, defaults: Policy, table: Table, by_address: str) -> str:
+        """Why what sleeps needs its slot nevertheless; empty: it needs none, or was not asked to do without.
+        by_address: who looks clients up by their addresses (Config.by_address)."""
         policy = self.policy(defaults)
         if policy.sleep_keepalive == "answer":
             return ""
         if self.interface == "persistent":
             return "is for transient services: a persistent one's server knows its client's slot"
-        if router.lan:
-            return "is not for routers, which look clients up by their addresses"
+        if by_address:
+            return f"is not for {by_address}, which look clients up by their addresses"
         if self.kind != "server":
             return f'is not for kind = "{self.kind}"'
         if policy.probe_interval:

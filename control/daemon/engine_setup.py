@@ -18,6 +18,7 @@ from appliance.paths import bpf_objects
 from appliance.wire import EngineOptions, ServiceSpec, default_workers
 from control.config import Config, Service, parse_ports
 from control.daemon.error import DaemonError, port_trouble
+from control.daemon.local_connect import LocalConnect
 from control.daemon.waiting import NotYetError, Waiting
 
 log = logging.getLogger("roost.daemon")
@@ -52,7 +53,8 @@ class EngineSetup:
         self._engine = engine
         self._config = config
         self._waiting = waiting
-        self._added: set[int] = set()
+        self._added: dict[int, ServiceSpec] = {}
+        self._local = LocalConnect(engine) if config.attach.local_connect else None
         self._steering = False
         self._steered: set[str] = set()
         self._indexes: dict[str, int] = {}
@@ -64,7 +66,10 @@ class EngineSetup:
         self._by_way: set[str] = set()
         """Where they are heard."""
 
-        self._server_interfaces = named or (config.router.lan if persistent else ())
+        self._server_interfaces = (
+            *(named or (config.router.lan if persistent else ())),
+            *(("lo",) if self._local else ()),
+        )
         self.interfaces: dict[str, str] = {}
         """The mode of XDP on each interface that is heard."""
         waiting.before_each(self._look)
@@ -82,19 +87,23 @@ class EngineSetup:
         self._engine.link_ports(*parse_ports(network.link_ports))
         if not network.interfaces:
             log.warning("no [network] interfaces: connections cannot be kept asleep")
-        if router.lan:
+        if router.lan or self._local:
             try:
-                if open_routes():
+                if open_routes(forwards=bool(router.lan)):
                     undo.callback(close_routes)
             except RouterError as error:
-                raise DaemonError(f"[router] {error}") from None
+                raise DaemonError(f"[{'router' if router.lan else 'attach'}] {error}") from None
+        if router.lan:
             self._engine.open_router(router.attach_ports, round(router.wait * 1000))
+        if self._local:
+            self._local.open()
         for number in numbers:
             name = spec(number)[0].name
             self._waiting.attempt(f'service "{name}"', lambda number=number: self._add(*spec(number)))  # type: ignore[misc]
         self._steering = bool(router.lan)
         for name in names:
             self._waiting.attempt(f"interface {name}", partial(self._interface, name))
+        self._look()
 
     def _interface(self, name: str) -> None:
         """Hear it, and steer what arrives there, as far as that is to be and was not done yet."""
@@ -124,6 +133,8 @@ class EngineSetup:
 
     def _look(self) -> None:
         """What is attached to an interface goes with it. One that has gone, or was made anew, is waited for."""
+        if self._local:
+            self._local.look(self._added.values())
         for name, index in list(self._indexes.items()):
             if _index(name) == index:
                 continue
@@ -157,7 +168,7 @@ class EngineSetup:
             if error.number == EADDRNOTAVAIL:
                 raise NotYetError(port_trouble(str(error), error.number)) from None
             raise DaemonError(port_trouble(f'service "{service.name}": {error}', error.number)) from None
-        self._added.add(spec.index)
+        self._added[spec.index] = spec
 
     def update(self, service: Service, spec: ServiceSpec) -> None:
         """The policy and the servers of a service; raises EngineError or NotYetError. One that waits for something is

@@ -77,7 +77,7 @@ class Services:
             return False
         if waiting := needs_restart(self._config, new):
             log.warning("SIGHUP: these wait for a restart: %s", ", ".join(waiting))
-        self._in_force = new.model_copy(update={"router": self._config.router})
+        self._in_force = new.model_copy(update={"router": self._config.router, "attach": self._config.attach})
         by_name = {service.name: service for service in new.service}
         for number, old in list(self._configured.items()):
             if (service := by_name.get(old.name)) is None:

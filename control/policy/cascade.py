@@ -122,7 +122,7 @@ def _changed(service: Service, given: Given, config: Config) -> tuple[Service, G
     found: Problem | None = None
     for key in ("sleep_keepalive", "probe_interval", ""):
         changed = service.model_copy(update={name: value for name, (value, _) in given.items()})
-        why = changed.problem_of_sleep(config.policy, config.table, config.router)
+        why = changed.problem_of_sleep(config.policy, config.table, config.by_address)
         if not why:
             break
         names = {given[name][1]: None for name in ("sleep_keepalive", "probe_interval") if name in given}

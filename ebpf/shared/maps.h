@@ -64,6 +64,15 @@
     MAP(datagrams,      LRU_HASH,      KEYED(struct datagram, __u8),      1024,              FIXED,      OWN,    PLAIN)   \
     MAP(scratch,        PERCPU_ARRAY,  INDEXED(struct arrival),           1,                 FIXED,      OWN,    PLAIN)
 
+/* Of tc/loopback.bpf.c. */
+#define ROOST_LOOPBACK_MAPS(MAP)                                                                                          \
+    MAP(local_doors,    SOCKMAP,       INDEXED(__u64),                    ROOST_DOORS,       FIXED,      OWN,    PLAIN)
+
+/* Of socket/local_connect.bpf.c: where clients may have connected to, and the cookie of the daemon's network namespace. */
+#define ROOST_LOCAL_CONNECT_MAPS(MAP)                                                                                     \
+    MAP(near_ends,      HASH,          KEYED(struct roost_managed_key, __u64), ROOST_NEAR_ENDS,                           \
+                                                                                             FIXED,      OWN,    PLAIN)
+
 /* Of socket/survey.bpf.c, which cext/socket/survey.c loads by itself. */
 #define ROOST_SURVEY_MAPS(MAP)                                                                                            \
     MAP(sockets,        ARRAY,         INDEXED(struct roost_survey_item), ROOST_SURVEY_SLICE * ROOST_SURVEY_SLICES,       \
@@ -72,6 +81,8 @@
 /* clang-format on */
 
 /* What cext/path/datapath.c loads. */
-#define ROOST_DATAPATH_MAPS(MAP) ROOST_SHARED_MAPS(MAP) ROOST_XDP_MAPS(MAP) ROOST_STEER_MAPS(MAP)
+#define ROOST_DATAPATH_MAPS(MAP)                                                                                       \
+    ROOST_SHARED_MAPS(MAP)                                                                                             \
+    ROOST_XDP_MAPS(MAP) ROOST_STEER_MAPS(MAP) ROOST_LOOPBACK_MAPS(MAP) ROOST_LOCAL_CONNECT_MAPS(MAP)
 
 #endif

@@ -21,6 +21,8 @@ struct roost_managed {
     __u32 fail_closed; /* without a daemon new clients are refused; else they are routed to their server */
 };
 
+#define ROOST_NEAR_ENDS 256 /* where clients connect to this machine, that its own programs reach them at */
+
 enum roost_door { /* sockets that accept connections of servers to clients, by family */
     ROOST_DOOR_IPV4,
     ROOST_DOOR_IPV6,

@@ -5,14 +5,19 @@
  * XDP would copy every packet of every program that talks to itself. This looks the 4-tuple up and hands what is for an
  * inactive leg to the engine, which judges it and answers keep-alives; everything else passes untouched. Packets here leave
  * their checksums to the interface and are up to 64 KB long.
+ *
+ * A SYN with the mark that socket/local_connect.bpf.c gives a socket is for a client, and a door takes it.
  */
 #include "ebpf/lib/ctx_skb.h"
 #include "ebpf/lib/find.h"
 #include "ebpf/lib/packet.h"
+#include "ebpf/shared/steer.h"
 
 #include <linux/pkt_cls.h>
 
 char _license[] SEC("license") = "GPL";
+
+ROOST_LOOPBACK_MAPS(ROOST_DEFINE_MAP)
 
 /* A reservation has a constant size. Returns from the calling program. */
 #define ROOST_HAND_OVER(size)                                                                                          \
@@ -33,6 +38,17 @@ char _license[] SEC("license") = "GPL";
         return TC_ACT_SHOT;                                                                                            \
     } while (0)
 
+/* Without cookies, which a door sends where its queue of half-open connections is full: here a handshake ends in the call
+ * that began it. */
+static __always_inline void enter(struct __sk_buff *skb, int v6) {
+    __u32 door = v6 ? ROOST_DOOR_IPV6 : ROOST_DOOR_IPV4;
+    struct bpf_sock *sk = bpf_map_lookup_elem(&local_doors, &door);
+    if (!sk)
+        return;
+    bpf_sk_assign(skb, sk, 0);
+    bpf_sk_release(sk);
+}
+
 SEC("tc")
 int roost_loopback(struct __sk_buff *skb) {
     struct packet p = {};
@@ -40,8 +56,11 @@ int roost_loopback(struct __sk_buff *skb) {
     struct found found;
     __u32 zero = 0;
     const struct roost_config *cfg = bpf_map_lookup_elem(&config, &zero);
-    if (!cfg || !parse(skb, &p, &header) || p.l3 != ETH_HLEN)
+    const struct tcphdr *tcp = cfg ? parse(skb, &p, &header) : 0;
+    if (!tcp || p.l3 != ETH_HLEN)
         return TC_ACT_UNSPEC;
+    if (tcp->syn && !tcp->ack && (skb->mark & ROOST_MARK_MASK) == ROOST_MARK)
+        enter(skb, p.v6);
     if (!find(cfg, &p.key, p.v6, &found))
         return TC_ACT_UNSPEC;
 

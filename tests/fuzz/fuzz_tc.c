@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The programs beside XDP, each with the frames that it may meet: guard.bpf.c (egress), loopback.bpf.c and steer.bpf.c
- * (ingress), lookup.bpf.c (a 4-tuple on its way to a listener). The claims:
+ * (ingress), lookup.bpf.c (a 4-tuple on its way to a listener), local_connect.bpf.c (a socket before it connects). The claims:
  *
  *     the guard stops an RST exactly where its connection is in the table, and wakes where the RST proves itself; the
  *     stack's own one, where its connection may be asleep without a slot, and asks about that one
- *     loopback takes exactly what is for a connection in the table, and hands it over whole
+ *     loopback takes exactly what is for a connection in the table, and hands it over whole; a door gets exactly the SYNs with
+ *     our mark
+ *     a socket is bound and marked exactly where it is TCP's, has no port yet, is the daemon's network namespace's, and
+ *     connects to a client that has a connection
  *     no listener gets a packet of a connection in the table, nor one of a connection that may be asleep without a slot
  *     where XDP would have seen it; every other key is noted, for it may get a socket, while clients may be born asleep
  *     steering marks what is ours, answers with an RST only where it was told to refuse, and leaves the rest as it was;
@@ -29,6 +32,9 @@
 #undef _license
 #define _license steer_license
 #include "ebpf/tc/steer.bpf.c"
+#undef _license
+#define _license local_connect_license
+#include "ebpf/socket/local_connect.bpf.c"
 
 #include "host/maps.h"
 
@@ -43,6 +49,7 @@ enum { /* what the input asks for */
     DO_TROUBLE,
     DO_MANAGE,
     DO_FILTER,
+    DO_CONNECT,
     DOES
 };
 
@@ -55,6 +62,8 @@ static struct roost_sockets sockets;
 static void give_maps(void) {
     ROOST_SHARED_MAPS(HOST_MAP)
     ROOST_STEER_MAPS(HOST_MAP)
+    ROOST_LOOPBACK_MAPS(HOST_MAP)
+    ROOST_LOCAL_CONNECT_MAPS(HOST_MAP)
     world_give_maps(&world, &config, &tables4, &tables6, &endpoints);
     world_give_filter(&world, &filter, &filter_gate, &strangers);
     host_map_array(&births_gate, &gate, 1, sizeof(gate));
@@ -129,19 +138,23 @@ static void guard(uint8_t *frame, size_t length) {
           "the guard woke another connection");
 }
 
-static void from_loopback(uint8_t *frame, size_t length) {
+static void from_loopback(uint8_t *frame, size_t length, bool marked) {
     struct __sk_buff skb;
     struct tuple t;
     size_t after;
     host_begin_skb(&skb, frame, length);
+    skb.mark = MARK | (marked ? ROOST_MARK : 0);
     int verdict = roost_loopback(&skb);
     const uint8_t *left = host_frame(&after);
     claim(after == length && !memcmp(left, frame, length), "loopback changed a frame");
     claim(verdict == TC_ACT_UNSPEC || verdict == TC_ACT_SHOT, "loopback says %d", verdict);
     claim(host.records == (verdict == TC_ACT_SHOT && !host.ring_full), "loopback handed %d frames over", host.records);
     bool plain = reference_tuple(frame, length, &t) && t.l3 == 14 && (!t.v6 || t.l4 == t.l3 + 40);
-    if (plain)
+    if (plain) {
+        bool opens = (frame[t.l4 + 13] & (ROOST_SYN | ROOST_ACK)) == ROOST_SYN;
         claim((verdict == TC_ACT_SHOT) == (slot_of(&t.key) != NULL), "loopback says %d", verdict);
+        claim(host.assigned == (opens && marked), "a door got a packet, or did not");
+    }
     if (!host.records)
         return;
     const struct roost_frame *f = host.record[0].data;
@@ -179,6 +192,38 @@ static void lookup(struct input *in) {
     claim(roost_lookup(&ctx) == (ours ? SK_DROP : SK_PASS), "a listener %s a packet", ours ? "gets" : "misses");
     claim(roost_may_have_socket(&sockets, hash, now_s) == (!ours && !(change & 4) && gate.services),
           "who may get a socket was %snoted", sockets.until[hash >> 48] ? "" : "not ");
+}
+
+static void local_connect(struct input *in) {
+    struct roost_key key = world.key[take(in, 1) % CONNECTIONS];
+    uint32_t how = take(in, 1);
+    bool v4 = roost_key_is_v4(&key), by_v6 = !v4 || how & 1, bound = how & 2, udp = how & 4, elsewhere = how & 8;
+    struct roost_managed_key near = {.port = key.local_port};
+    uint64_t own = 7;
+    memcpy(near.address, key.local, 16);
+    host_map_hash(&near_ends, 2, sizeof(near), sizeof(own));
+    bpf_map_update_elem(&near_ends, &near, &own, 0);
+    if (how & 16)
+        key.client_port ^= (uint16_t)take(in, 2);
+    struct bpf_sock sk = {.src_port = bound ? 80 : 0, .src_ip4 = how & 32 ? 1 : 0, .mark = MARK};
+    struct bpf_sock_addr ctx = {.user_port = key.client_port,
+                                .family = by_v6 ? FAMILY_INET6 : FAMILY_INET,
+                                .protocol = udp ? IPPROTO_UDP : IPPROTO_TCP,
+                                .sk = &sk};
+    if (by_v6)
+        memcpy(ctx.user_ip6, key.client, 16);
+    else
+        memcpy(&ctx.user_ip4, key.client + 12, 4);
+    host_begin();
+    host.netns = elsewhere ? 8 : own;
+    host.no_bind = how & 64;
+    host.sockets = take(in, 1) & 3;
+    bool there = slot_of(&key) || (host.sockets & 3) == HOST_CONNECTION;
+    bool ours = there && !bound && !udp && !elsewhere;
+    claim((by_v6 ? roost_connect6(&ctx) : roost_connect4(&ctx)) == 1, "a connect() was refused");
+    claim(host.bound == (ours && !sk.src_ip4 && !host.no_bind), "a socket was bound, or was not");
+    claim(host.mark == (ours && (host.bound || sk.src_ip4) ? (MARK & ~ROOST_MARK_MASK) | ROOST_MARK : 0),
+          "the mark became %x", host.mark);
 }
 
 static const struct roost_managed *manager_of(const struct tuple *t) {
@@ -304,7 +349,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
                 memset(frame + length, 0, longer - length);
                 length = longer;
             }
-            from_loopback(frame, length);
+            from_loopback(frame, length, i & 1);
             break;
         case DO_LOOKUP:
             lookup(&in);
@@ -329,6 +374,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
             break;
         case DO_MANAGE:
             manage(&in);
+            break;
+        case DO_CONNECT:
+            local_connect(&in);
             break;
         case DO_FILTER:
             world_filter(&world, &in);

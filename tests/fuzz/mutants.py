@@ -151,6 +151,22 @@ MUTANTS = (
         "a socket was not released",
     ),
     Mutant(
+        "a rebuilt connection of the engine's goes to the door",
+        "tc",
+        "ebpf/socket/local_connect.bpf.c",
+        " || !ctx->sk || ctx->sk->src_port;",
+        ";",
+        "a socket was bound",
+    ),
+    Mutant(
+        "a program of another network namespace goes to the door",
+        "tc",
+        "ebpf/socket/local_connect.bpf.c",
+        "if (*space != call->space)",
+        "if (0)",
+        "a socket was bound",
+    ),
+    Mutant(
         "nobody notes who gets to a listener",
         "tc",
         "ebpf/socket/lookup.bpf.c",

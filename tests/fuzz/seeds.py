@@ -234,7 +234,9 @@ def _proxy() -> dict[str, bytes]:
 
 
 def _tc() -> dict[str, bytes]:
-    guard, loopback, lookup, clients, servers, phase, remove, trouble, manage, sleeps = (bytes([i]) for i in range(10))
+    guard, loopback, lookup, clients, servers, phase, remove, trouble, manage, sleeps, connect = (
+        bytes([i]) for i in range(11)
+    )
     everybody = range(CONNECTIONS)
     seeds = {}
     seeds["guard"] = b"".join(guard + frame(c, seq=c % 3, flags=RST) for c in everybody)
@@ -270,6 +272,9 @@ def _tc() -> dict[str, bytes]:
     )
     seeds["steer-fragments"] = clients + frame(0, fragment=1) + b"\2\0" + clients + frame(0, fragment=2) + b"\0\0"
     seeds["trouble"] = trouble + b"\xff" + guard + frame(0, flags=RST) + loopback + frame(0)
+    seeds["local-connect"] = b"".join(connect + bytes([c, 1 << c % 8, c, c, c % 4]) for c in everybody) + b"".join(
+        connect + bytes([c, 0, 0]) + remove + bytes([c]) + connect + bytes([c, 0, s]) for s, c in enumerate((0, 1, 22))
+    )
     seeds["phases"] = phase + b"\0\3" + guard + frame(0, flags=RST) + remove + b"\0" + guard + frame(0, flags=RST)
     return seeds
 

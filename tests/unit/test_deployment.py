@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from appliance.box import deployment, mounts
+from appliance.box import deployment, kernel_probe, mounts
 from appliance.box import network as network_of
 from appliance.box.deployment import Plan, Planned
 from appliance.box.doctor import Need, Outcome
@@ -47,7 +47,8 @@ def network(
 
 def look(plan: Plan, net: Network) -> list[Outcome]:
     return [*deployment.check_interfaces(plan, net), *deployment.check_clients(plan, net),
-            *deployment.check_services(plan, net), *deployment.check_router(plan, net)]  # fmt: skip
+            *deployment.check_services(plan, net), *deployment.check_router(plan, net),
+            *deployment.check_local_connect(plan, net)]  # fmt: skip
 
 
 def missing(plan: Plan, net: Network) -> dict[str, tuple[Need, str]]:
@@ -195,6 +196,26 @@ def test_a_port_that_another_program_has_is_told(tmp_path: Path) -> None:
             assert not is_taken(listen, False, control), "the daemon of this instance has it"
     assert not is_taken(listen, False, control), "it is free"
     assert not is_taken(("198.51.100.1", listen[1]), False, control), "an address that is not here is told otherwise"
+
+
+def test_programs_that_connect_to_clients_need_cgroups_of_version_2_and_the_loopback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse() -> None:
+        raise OSError(22, "Invalid argument")
+
+    plan = replace(PLAN, local_connect=True)
+    monkeypatch.setattr(mounts, "cgroup2", lambda: "/sys/fs/cgroup")
+    monkeypatch.setattr(kernel_probe, "connect_program", lambda: None)
+    assert missing(plan, network()) == {}
+    monkeypatch.setattr(mounts, "cgroup2", lambda: None)
+    monkeypatch.setattr(kernel_probe, "connect_program", refuse)
+    assert missing(plan, changed("lo", up=False)) == {
+        "cgroup version 2": (Need.REQUIRED, "mount -t cgroup2 none /sys/fs/cgroup"),
+        "programs at connect()": (Need.REQUIRED, "a kernel with CONFIG_CGROUP_BPF, or [attach] local_connect = false"),
+        "the loopback interface": (Need.REQUIRED, "ip link set lo up"),
+    }
+    assert missing(PLAN, network()) == {}, "others do not"
 
 
 def test_a_router_must_forward_and_know_its_servers_side() -> None:

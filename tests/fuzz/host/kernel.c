@@ -3,10 +3,12 @@
 #include "kernel.h"
 
 #include <errno.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 
 #include <linux/if_ether.h>
 #include <linux/pkt_cls.h>
@@ -119,10 +121,18 @@ void host_map_hash(const void *map, uint32_t entries, size_t key_size, size_t va
         refuse("no memory");
 }
 
+void host_begin(void) {
+    host_forget_records();
+    host.redirected_to = 0;
+    host.lookups = host.references = 0;
+    host.assigned = host.bound = false;
+    host.mark = 0;
+}
+
 void host_map_sockets(const void *map, bool there) {
     struct map *m = new_map(map);
     m->sockets = true;
-    m->entries = there;
+    m->entries = there ? UINT32_MAX : 0;
     m->key_size = sizeof(uint32_t);
     m->value_size = sizeof(uint64_t);
 }
@@ -206,6 +216,29 @@ long bpf_sk_assign(void *ctx, void *sk, __u64 flags) {
     return 0;
 }
 
+__u64 bpf_get_netns_cookie(void *ctx) {
+    (void)ctx;
+    return host.netns;
+}
+
+long bpf_bind(struct bpf_sock_addr *ctx, struct sockaddr *address, int length) {
+    const struct sockaddr_in *in = (const struct sockaddr_in *)address;
+    bool v6 = in->sin_family == AF_INET6;
+    if ((in->sin_family != AF_INET && !v6) || length != (v6 ? sizeof(struct sockaddr_in6) : sizeof(*in)) ||
+        in->sin_port || v6 != (ctx->family == AF_INET6))
+        refuse("an address that the kernel would refuse");
+    host.bound = !host.no_bind;
+    return host.no_bind ? -EADDRNOTAVAIL : 0;
+}
+
+long bpf_setsockopt(void *ctx, int level, int name, void *value, int length) {
+    (void)ctx;
+    if (level != SOL_SOCKET || name != SO_MARK || length != sizeof(host.mark))
+        refuse("an option that the kernel would refuse");
+    memcpy(&host.mark, value, sizeof(host.mark));
+    return 0;
+}
+
 long bpf_tcp_check_syncookie(void *sk, void *ip, __u32 ip_length, void *tcp, __u32 tcp_length) {
     if (!sk || (ip_length != 20 && ip_length != 40) || tcp_length != 20 ||
         (*(uint8_t *)ip >> 4 == 4) != (ip_length == 20))
@@ -260,10 +293,7 @@ static void begin(const uint8_t *bytes, size_t length, bool skb) {
     frame.skb = skb;
     ASAN_POISON_MEMORY_REGION(frame.memory, MARGIN);
     ASAN_POISON_MEMORY_REGION(frame.data + length, HOST_SKB_MAX + MARGIN - length);
-    host_forget_records();
-    host.redirected_to = 0;
-    host.lookups = host.references = 0;
-    host.assigned = false;
+    host_begin();
 }
 
 void host_begin_xdp(struct xdp_md *ctx, const uint8_t *bytes, size_t length) {

@@ -42,6 +42,8 @@ struct host {
     uint32_t sockets; /* what each socket lookup of a run finds: two bits of an enum host_socket, the lowest first */
     enum host_socket (*find_socket)(const struct bpf_sock_tuple *tuple, bool v4); /* or, if not NULL, what this says */
     bool cookie;                                                                  /* ACKs carry a good SYN cookie */
+    uint64_t netns; /* the cookie of the network namespace in which a program calls connect() */
+    bool no_bind;   /* the kernel does not let the socket have the address */
     /* What a run did; host_begin clears it. */
     struct host_record record[HOST_RECORDS_MAX];
     int records;
@@ -51,6 +53,8 @@ struct host {
     int lookups;    /* of sockets */
     int references; /* to sockets, not released yet */
     bool assigned;  /* the frame was given to a socket */
+    bool bound;     /* the socket was given an address of its own */
+    uint32_t mark;  /* the socket was given; 0: none */
 };
 
 extern struct host host;
@@ -70,6 +74,8 @@ void host_map_hash(const void *map, uint32_t entries, size_t key_size, size_t va
 /* A map whose every entry is a socket that listens. */
 void host_map_sockets(const void *map, bool there);
 
+/* Before a run of a program that has no frame. */
+void host_begin(void);
 /* Puts a frame under the next run of a program. */
 void host_begin_xdp(struct xdp_md *ctx, const uint8_t *frame, size_t length);
 void host_begin_skb(struct __sk_buff *skb, const uint8_t *frame, size_t length);

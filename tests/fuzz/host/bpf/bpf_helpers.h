@@ -58,6 +58,11 @@ long bpf_sk_release(void *sk);
 long bpf_sk_assign(void *ctx, void *sk, __u64 flags);
 long bpf_tcp_check_syncookie(void *sk, void *ip, __u32 ip_length, void *tcp, __u32 tcp_length);
 
+__u64 bpf_get_netns_cookie(void *ctx);
+struct sockaddr;
+long bpf_bind(struct bpf_sock_addr *ctx, struct sockaddr *address, int length);
+long bpf_setsockopt(void *ctx, int level, int name, void *value, int length);
+
 long bpf_skb_load_bytes(const void *skb, __u32 offset, void *to, __u32 length);
 long bpf_skb_store_bytes(struct __sk_buff *skb, __u32 offset, const void *from, __u32 length, __u64 flags);
 long bpf_skb_change_tail(struct __sk_buff *skb, __u32 length, __u64 flags);
