@@ -87,6 +87,11 @@ def _pressure(status: Mapping[str, Any], _grown: Counts) -> Found:
         yield f"[pressure] {key}", f"{percent:.0f} %: quiet connections go down a step, until it is over"
 
 
+def _export(status: Mapping[str, Any], _grown: Counts) -> Found:
+    if error := status["export"]["error"]:
+        yield f"the export to {status['export']['directory']}", error
+
+
 def _awake(status: Mapping[str, Any], _grown: Counts) -> Found:
     awake, most = status["awake"], status["max_awake"]
     if under_pressure(awake, most):
@@ -106,6 +111,7 @@ LEVELS: Final = (
     Watch("unheard", _unheard, "name the interfaces that clients' packets arrive on"),
     Watch("waiting", _waiting, "bring it about, or change the configuration; all else goes on"),
     Watch("store", _store, "mend the database; until then everything else goes on"),
+    Watch("export", _export, "mend it; the next one goes on where the last one stopped"),
     Watch("servers", _servers, "see that they run and are reached from here: `roost doctor -c FILE`"),
     Watch("rules", _rules, "look at `roost policy list`, and mend the rule or the configuration"),
     Watch("full", _full, BIGGER),

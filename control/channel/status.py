@@ -24,12 +24,13 @@ SAMPLE_S: Final = 10.0
 
 class Status:
     """server_rows: the servers of a service, by its number. reached: what was counted of the other ways to clients.
-    policy: of its rules. pressure: of the monitor. facts: what stays as it is while the daemon runs."""
+    policy: of its rules. pressure: of the monitor. export: of the last one. facts: what stays as it is while the daemon
+    runs."""
 
     def __init__(self, engine: EnginePort, store: Store, dispatcher: Dispatcher, services: Mapping[int, Service],
                  server_rows: Callable[[int], list[dict[str, Any]]], reached: Callable[[], dict[str, int]],
                  policy: Callable[[], dict[str, Any]], pressure: Callable[[], dict[str, Any]],
-                 facts: Mapping[str, Any]) -> None:  # fmt: skip
+                 export: Callable[[], dict[str, Any]], facts: Mapping[str, Any]) -> None:  # fmt: skip
         self._engine = engine
         self._store = store
         self._dispatcher = dispatcher
@@ -38,6 +39,7 @@ class Status:
         self._reached = reached
         self._policy = policy
         self._pressure = pressure
+        self._export = export
         self._facts = facts
         self._began = time.monotonic()
         self._samples: deque[dict[str, int]] = deque([counters(self._read())], round(WINDOW_S / SAMPLE_S))
@@ -92,6 +94,7 @@ class Status:
             "services": [self._service_row(index, service) for index, service in tuple(self._services.items())],
             "policy": self._policy(),
             "pressure": self._pressure(),
+            "export": self._export(),
             "agents": self._reached(),
             "counters": stats,
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from control.config.config import Config
 from control.config.reading import ConfigError, hint, load, parse, problem
-from control.config.sections import Absent, Agent, Attach, Policy, Pressure
+from control.config.sections import Absent, Agent, Attach, Export, Policy, Pressure
 from control.config.service import Health, Service
 from control.config.values import parse_duration, parse_endpoint, parse_ports, parse_server
 
@@ -19,6 +19,7 @@ __all__ = [
     "Attach",
     "Config",
     "ConfigError",
+    "Export",
     "Health",
     "Policy",
     "Pressure",

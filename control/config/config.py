@@ -15,6 +15,7 @@ from control.config.sections import (
     Agent,
     Agents,
     Attach,
+    Export,
     History,
     Network,
     Paths,
@@ -48,6 +49,7 @@ class Config(Section):
     agents: Agents = Field(default_factory=Agents)
     agent: tuple[Agent, ...] = ()
     history: History = Field(default_factory=History)
+    export: Export = Field(default_factory=Export)
     service: tuple[Service, ...] = ()
 
     @model_validator(mode="after")

@@ -403,3 +403,17 @@ class History(Section):
         "oldest attaches, at 160, and the oldest snapshots, at 600",
     )
     batch: int = Field(2000, ge=1, le=100_000, description="rows written in one transaction at most")
+
+
+class Export(Section):
+    """The record as Parquet, written again and again, what is new each time ([export.md](export.md))."""
+
+    directory: str = Field("", description="where, an absolute path; empty: nowhere")
+    every: Duration = Field(3600.0, ge=1, description="how often")
+
+    @field_validator("directory")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if value and not value.startswith("/"):
+            raise ValueError(f'"{value[:100]}" is no absolute path')
+        return value

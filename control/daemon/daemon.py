@@ -47,6 +47,7 @@ from control.daemon.end import End, freeze_all
 from control.daemon.engine_rules import EngineRules
 from control.daemon.engine_setup import EngineSetup, engine_options
 from control.daemon.error import DaemonError
+from control.daemon.exports import Exports
 from control.daemon.health import Health
 from control.daemon.hostnames import Hostnames
 from control.daemon.inventory import tables_of, take_inventory
@@ -186,8 +187,9 @@ class Daemon:
         }
         ruling = Ruling(rules, store, EngineRules(engine), engine, locator, services.configured)
         monitor = Monitor(engine, lambda: dispatcher.states, lambda: services.configured()[1].pressure)
+        exports = Exports.of(self._path, lambda: services.configured()[1].export)
         status = Status(engine, store, dispatcher, services.by_number, health.rows, reach.counts, ruling.status,
-                        monitor.status, facts)  # fmt: skip
+                        monitor.status, exports.status, facts)  # fmt: skip
         operations = Operations(
             status=status,
             view=View(engine, store, names, services.by_number, locator, reach.attaches.waiting),
@@ -199,8 +201,8 @@ class Daemon:
             agents=reach.agents.clients,
             dialled=reach.dialled.all,
         )
-        serving = Serving(config, operations, dispatcher, reach, health, services, rules, (monitor, snapshots), setup,
-                          listeners, waiting, hostnames, facts, self._end)  # fmt: skip
+        serving = Serving(config, operations, dispatcher, reach, health, services, rules, (monitor, snapshots, exports),
+                          setup, listeners, waiting, hostnames, facts, self._end)  # fmt: skip
         try:
             asyncio.run(serving.run())
         finally:

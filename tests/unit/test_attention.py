@@ -19,6 +19,7 @@ def status(**changes: Any) -> dict[str, Any]:
         "waiting": [],
         "policy": {"version": 3, "rules": 2, "error": "", "problems": 0, "problem": ""},
         "pressure": {"reached": {}, "asked": {"awake": 0, "idle": 0}},
+        "export": {"directory": "/srv/roost", "error": ""},
         "awake": 10,
         "max_awake": 100,
         "store": {"state": "ok", "dropped_history": 5, "dropped_attaches": 0, "dropped_snapshots": 0, "rescued": 1},
@@ -74,6 +75,8 @@ def test_levels_are_told_while_they_last() -> None:
     (one,) = attention(status(policy=told), BEFORE)
     assert one["what"] == 'rule "a": there is no service "b" (and 1 more)'
     assert names(policy={**told, "error": "the rules cannot be read"}) == ["rules"]
+    (one,) = attention(status(export={"directory": "/srv/roost", "error": "/srv/roost is no directory"}), BEFORE)
+    assert (one["object"], one["what"]) == ("the export to /srv/roost", "/srv/roost is no directory")
     assert names(awake=88) == []
     assert names(awake=89) == ["awake"]
 

@@ -306,6 +306,7 @@ def test_who_needs_no_keepalives_reaches_the_engine_at_a_reload() -> None:
 def test_only_policy_and_servers_are_taken_over_by_a_running_daemon() -> None:
     old = parse(SERVICE)
     assert needs_restart(old, parse(SERVICE + "active_quiet = 5\n[policy]\nidle_quiet = 7")) == []
+    assert needs_restart(old, parse(SERVICE + '[export]\ndirectory = "/srv/roost"')) == []
     assert needs_restart(old, parse(SERVICE.replace(":6", ":7") + 'balance = "source-hash"')) == []
     moved = parse("[table]\nipv4 = 5\n" + SERVICE.replace(":5", ":7"))
     assert needs_restart(old, moved) == ["table", '[[service]] "a" (listen)']

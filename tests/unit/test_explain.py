@@ -138,7 +138,7 @@ def test_the_status_and_an_explanation_tell_what_happened_since_the_daemon_began
     facts = {**told.facts, "database": "roost.db", "waiting": []}
     status = Status(
         told.engine, told.rig.store, told.rig.dispatcher, told.services, lambda _: told.servers, dict,
-        lambda: {"error": "", "problems": 0}, lambda: {"reached": {}}, facts,
+        lambda: {"error": "", "problems": 0}, lambda: {"reached": {}}, lambda: {"error": ""}, facts,
     )  # fmt: skip
     assert status.read()["attention"] == []
     told.engine.counted = {"bad_checksum": 5}
