@@ -115,6 +115,9 @@ def c_sought(sought: Sought) -> Any:
         setattr(raw, name, int(getattr(sought, name)))
     raw.states = sum(1 << state for state in sought.states)
     ffi.memmove(raw.network, sought.network, 16)
+    raw.by_class = sought.classes is not None
+    for number in sought.classes or ():
+        raw.classes[number // 64] |= 1 << number % 64
     return raw
 
 

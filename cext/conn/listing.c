@@ -71,17 +71,23 @@ static bool lies_in_network(const struct roost_sought *s, const struct roost_key
     return !memcmp(s->network, key->client, whole) && !(rest && (s->network[whole] ^ key->client[whole]) >> (8 - rest));
 }
 
+static bool has_class(const struct roost_engine *e, const struct roost_sought *s, uint32_t class) {
+    _Static_assert(sizeof(s->classes) * 8 == ROOST_CLASSES, "a bit for each class");
+    uint32_t base = s->by_class ? roost_classes_base(&e->table.classes, class) % ROOST_CLASSES : 0;
+    return !s->by_class || s->classes[base / 64] >> base % 64 & 1;
+}
+
 static bool fits(const struct roost_engine *e, const struct roost_listing *l, const struct roost_conn *c) {
     const struct roost_sought *s = &l->sought;
     return is_in(l, c->state) && !s->silence_s && (!s->service || s->service == c->service) &&
-           lies_in_network(s, &c->key) && e->now_ms >= c->active_ms + s->quiet_s * 1000ULL;
+           lies_in_network(s, &c->key) && has_class(e, s, c->class) && e->now_ms >= c->active_ms + s->quiet_s * 1000ULL;
 }
 
 /* Of a slot that is wanted: by what lies nearest, since most do not fit where it matters, and the engine stands still. */
 static bool slot_fits(struct roost_engine *e, const struct roost_listing *l, const struct roost_key *key,
                       const struct roost_ka *slot) {
     const struct roost_sought *s = &l->sought;
-    if (!lies_in_network(s, key) ||
+    if (!lies_in_network(s, key) || !has_class(e, s, slot->class) ||
         (s->silence_s && roost_silence_s(slot->heard, (uint32_t)(e->now_ms / 1000)) < s->silence_s))
         return false;
     if (s->service && s->service != roost_table_service(&e->table, slot))

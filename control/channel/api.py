@@ -2,7 +2,7 @@
 """The local API over HTTP on a unix socket: a thin face of Operations.
 
     GET  /v1/status
-    GET  /v1/connections?state=&client=&network=&service=&name=&quiet=&silence=&limit=
+    GET  /v1/connections?state=&client=&network=&service=&name=&quiet=&silence=&rule=&limit=
                                                     one JSON object a line (NDJSON), streamed
     GET  /v1/connections?after=first&limit=&...     a page of them, {"connections": [...], "next": the `after` of the
                                                     page that follows, or null}
@@ -106,10 +106,10 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     @app.get("/v1/connections")
     def connections(
         state: StateName | None = None, client: str = "", network: str = "", service: str = "", name: str = "",
-        quiet: Seconds = 0, silence: Seconds = 0, limit: Annotated[int | None, Query(ge=0)] = None,
+        quiet: Seconds = 0, silence: Seconds = 0, rule: str = "", limit: Annotated[int | None, Query(ge=0)] = None,
         after: Annotated[str | None, Query(max_length=200)] = None,
     ) -> Response:  # fmt: skip
-        wanted = Wanted(State[state] if state else None, client, network, service, name.lower(), quiet, silence)
+        wanted = Wanted(State[state] if state else None, client, network, service, name.lower(), quiet, silence, rule)
         if after is not None:
             return _json(operations.view.page(wanted, after, min(limit or PAGE_ROWS, PAGE_ROWS_MAX)))
         chunks = operations.view.connections(wanted, limit)

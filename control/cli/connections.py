@@ -26,6 +26,8 @@ _TITLES = ("ID", "state", "client", "local", "service", "quiet", "name")
               help="Only those without payload for so long at least.")  # fmt: skip
 @click.option("--silence", type=click.IntRange(0), metavar="SECONDS",
               help="Only those that sleep and were not heard for so long at least, keep-alives included.")  # fmt: skip
+@click.option("--rule", metavar="NAME", default="",
+              help="Only those to whom this rule of the policy gives a value.")  # fmt: skip
 @click.option("--limit", type=click.IntRange(0),
               help="At most this many; 1,000 on a screen, all with --json; 100 of a page.")  # fmt: skip
 @click.option("--after", metavar="PLACE", help="A page: `first`, or the place that the page before ended with.")
@@ -39,6 +41,7 @@ def command(state: str | None, limit: int | None, after: str | None, daemon: Cli
     Example:
       roost connections --state SLEEP --network 192.0.2.0/24
       roost connections --name 'camera-*' --silence 86400
+      roost connections --rule cellular --state ACTIVE
       roost connections --json | jq -r 'select(.quiet_s > 3600) | .id'
       roost connections --after first --limit 50
     """

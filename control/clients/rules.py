@@ -7,6 +7,7 @@ a version of the database, and while the database is away, what it has stays.
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import threading
@@ -21,10 +22,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from control.config import Config, Service
 from control.core.errors import OperationError
 from control.core.ports import RulesPort
-from control.policy.cascade import Compiled, TooManyError, compile_rules
+from control.policy.cascade import Compiled, TooManyError, compile_rules, has_of_rule
 from control.policy.rules import Problem, Rule, RuleSet, read_rule
 from control.store.database import StoreError, reason
 from control.store.policies import OutdatedError, RuleRow
+from control.store.schema import NAME_LENGTH
 from control.store.store import Store
 
 log = logging.getLogger("roost.policy")
@@ -75,6 +77,9 @@ class Rules:
         self.classes: dict[int, str] = {}
         """By the number of a class that rules gave in this run: which ones, in words."""
 
+        self._giving: dict[int, set[str]] = {}
+        """By the number of a class that the rules give now: which of them, somewhere."""
+
     def load(self) -> bool:
         """Read the rules and tell the engine, once; whether they could be read."""
         with self._changing:
@@ -119,7 +124,21 @@ class Rules:
 
     def _tell(self, compiled: Compiled) -> None:
         _, classes = self._engine.set_rules(compiled.entries, compiled.policies)
-        self.classes |= {number: _told(rules) for number, rules in zip(classes, compiled.rules, strict=True)}
+        self._giving = dict(zip(classes, compiled.rules, strict=True))
+        self.classes |= {number: _told(rules) for number, rules in self._giving.items()}
+
+    def followers(self, name: str) -> tuple[frozenset[int], Callable[[int, bytes], bool]]:
+        """Whose values a rule gives, one of them at least: the classes among which they are, and whether a client is
+        one, by the number of its service and its packed address. Raises OperationError."""
+        state = self.state
+        known(state, name)
+        services, config = self._configured()
+
+        def follows(service: int, address: bytes) -> bool:
+            found = services.get(service)
+            return found is not None and has_of_rule(state.rules, name, found, config, address)
+
+        return frozenset(number for number, rules in self._giving.items() if name in rules), follows
 
     def _note(self, problems: list[Problem]) -> None:
         known = {problem.text for problem in self.problems}
@@ -204,6 +223,16 @@ class Rules:
             when = datetime.fromtimestamp(newest.at / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
             said = f"version {newest.version} is by {newest.who}, {when}{': ' * bool(newest.why)}{newest.why}"
         return OperationError(409, f"the rules are not those of version {seen}, which you saw: {said}. Look again")
+
+
+def known(state: State, name: str) -> Kept:
+    """The rule of this name; raises OperationError."""
+    if (kept := state.kept.get(name)) is None:
+        close = difflib.get_close_matches(name, state.kept, n=1) if len(name) <= NAME_LENGTH else []
+        raise OperationError(
+            404, f'there is no rule "{name[:NAME_LENGTH]}"' + (f'; did you mean "{close[0]}"?' if close else "")
+        )
+    return kept
 
 
 def _told(rules: Collection[str]) -> str:

@@ -8,7 +8,6 @@ is told of them (`version`, `about`, ...) may stand in a file, and is not read.
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import json
 import tomllib
@@ -17,7 +16,7 @@ from typing import Any, Final
 
 from appliance.wire import Own, RuleEntry, pack_address, unpack_address
 from control.clients.locate import Locator
-from control.clients.rules import Configured, Kept, Rules, State, content_of, is_rule
+from control.clients.rules import Configured, Kept, Rules, State, content_of, is_rule, known
 from control.config import Service
 from control.core.errors import OperationError
 from control.core.ports import EnginePort, RulesPort
@@ -73,7 +72,7 @@ class Ruling:
     def show(self, name: str) -> dict[str, Any]:
         """One rule in the form of `all`, and its last changes."""
         state = self._rules.state
-        kept = _known(state, name)
+        kept = known(state, name)
         past = [_change(row) for row in self._store.rule_changes(PAST, name)]
         return {**self._told(state, {name: kept}), "history": past}
 
@@ -106,7 +105,7 @@ class Ruling:
         """Let there be no such rule."""
 
         def wanted(now: State) -> dict[str, Rule | None]:
-            _known(now, name)
+            known(now, name)
             return {name: None}
 
         return self._changed(wanted, who, why, seen)
@@ -253,15 +252,6 @@ def read_file(text: str) -> dict[str, Rule | None]:
             raise OperationError(422, f'two rules have the name "{rule.name}"')
         rules[rule.name] = rule
     return rules
-
-
-def _known(state: State, name: str) -> Kept:
-    if (kept := state.kept.get(name)) is None:
-        close = difflib.get_close_matches(name, state.kept, n=1) if len(name) <= NAME_LENGTH else []
-        raise OperationError(
-            404, f'there is no rule "{name[:NAME_LENGTH]}"' + (f'; did you mean "{close[0]}"?' if close else "")
-        )
-    return kept
 
 
 def _about(row: RuleRow) -> dict[str, Any]:

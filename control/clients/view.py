@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from errno import errorcode
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from appliance.frontends.handshake import refusal_for
 from appliance.wire import KA, REST, Event, Key, Sought, pack_address
@@ -34,11 +34,24 @@ FIRST: Final = "first"
 POSITION_MAX: Final = 2**62
 
 
+Followers = tuple[frozenset[int] | None, Callable[[int, bytes], bool]]
+"""Policy classes, None: all, and which clients of theirs, by the number of the service and the packed address."""
+
+EVERYBODY: Final[Followers] = (None, lambda _service, _address: True)
+
+
+class Found(NamedTuple):
+    """What is asked of the engine for what is wanted, and of what it finds."""
+
+    sought: Sought
+    follows: Callable[[int, bytes], bool]
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Which connections are to be shown; what is empty, or 0, does not matter. client: how its ``address:port`` begins.
     name: a pattern with `*` and `?`. quiet_s: without payload for so long at least. silence_s: not heard for so long at
-    least, of those that are inactive and have a slot."""
+    least, of those that are inactive and have a slot. rule: those to whom the rule of this name gives a value."""
 
     state: State | None = None
     client: str = ""
@@ -47,9 +60,11 @@ class Wanted:
     name: str = ""
     quiet_s: int = 0
     silence_s: int = 0
+    rule: str = ""
 
-    def fits(self, event: Event, sought: Sought) -> bool:
+    def fits(self, event: Event, found: Found) -> bool:
         """Whether it is one of them; what the engine has looked at already, too, for not all are found by it."""
+        sought = found.sought
         key, record = event.record.key, event.record
         address, wanted = (int.from_bytes(packed, "big") for packed in (key.client, sought.network))
         return (
@@ -59,6 +74,7 @@ class Wanted:
             and key.client_text.startswith(self.client)
             and (event.to_state == State.SLEEP or event.gap_ms >= self.quiet_s * 1000)
             and (not self.silence_s or (self._has_slot(event) and record.silence_s >= self.silence_s))
+            and found.follows(record.service, key.client)
         )
 
     @staticmethod
@@ -71,16 +87,18 @@ EVERYTHING: Final = Wanted()
 
 class View:
     """services: by number, as the daemon keeps them. linked: the servers that wait for a first byte, which have no row
-    yet. Everything may block for as long as engine and database take."""
+    yet. followers: of a rule (Rules.followers). Everything may block for as long as engine and database take."""
 
     def __init__(self, engine: EnginePort, store: Store, names: Registry, services: Mapping[int, Service],
-                 locator: Locator, linked: Callable[[], Sequence[Attach]] = list) -> None:  # fmt: skip
+                 locator: Locator, linked: Callable[[], Sequence[Attach]] = list,
+                 followers: Callable[[str], Followers] = lambda _: EVERYBODY) -> None:  # fmt: skip
         self._engine = engine
         self._store = store
         self._names = names
         self._services = services
         self._locator = locator
         self._linked = linked
+        self._followers = followers
 
     def service_name(self, index: int) -> str:
         """Of a service that is configured; else its number, ``#7``."""
@@ -91,13 +109,13 @@ class View:
 
     def connections(self, wanted: Wanted = EVERYTHING, limit: int | None = None) -> Iterator[list[dict[str, Any]]]:
         """Chunks of those that are wanted. One that is there from the first to the last is shown once."""
-        sought = self._sought(wanted)
+        asked = self._asked(wanted)
         left = limit if limit is not None else -1
         chunk: list[Event] = []
-        for event in self._with_names(wanted) if wanted.name else self._all(wanted, sought):
+        for event in self._with_names(wanted) if wanted.name else self._all(wanted, asked.sought):
             if left == 0:
                 break
-            if not wanted.fits(event, sought):
+            if not wanted.fits(event, asked):
                 continue
             chunk.append(event)
             left -= 1
@@ -112,7 +130,7 @@ class View:
         `after` of the page that follows, None: there is none. after: FIRST for the first. A page may have fewer, even
         none, when those that are wanted are few. Of connections that move between two pages, some may be on both, or
         on none."""
-        sought = self._sought(wanted)
+        asked = self._asked(wanted)
         events: Sequence[Event]
         kind, _, rest = ("" if after == FIRST else after).rpartition(":")
         try:
@@ -122,15 +140,15 @@ class View:
                 events, after_that = self._page_without_slot(bytes.fromhex(rest), limit)
             else:
                 at = int(rest or 0)
-                events, position = self._engine.page(replace(sought, after=min(max(at, 0), POSITION_MAX)), limit)
+                events, position = self._engine.page(replace(asked.sought, after=min(max(at, 0), POSITION_MAX)), limit)
                 without = self._has_without_slot(wanted.state)
                 after_that = str(position) if position else "row:" if without else None
         except ValueError:
             raise OperationError(400, f'after="{after[:100]}" is not what a page ended with') from None
-        fitting = [event for event in events if wanted.fits(event, sought)]
+        fitting = [event for event in events if wanted.fits(event, asked)]
         return {"connections": self._rows(fitting, wanted), "next": after_that}
 
-    def _sought(self, wanted: Wanted) -> Sought:
+    def _asked(self, wanted: Wanted) -> Found:
         service, network, bits = 0, bytes(16), 0
         if wanted.service:
             numbers = {self.service_name(number): number for number in self._services}
@@ -145,7 +163,8 @@ class View:
             bits = found.prefixlen + (96 if found.version == 4 else 0)
         states = () if wanted.state is None else (int(wanted.state),)
         quiet_s, silence_s = (min(seconds, 2**32 - 1) for seconds in (wanted.quiet_s, wanted.silence_s))
-        return Sought(True, states, service, network, bits, quiet_s, silence_s)
+        classes, follows = self._followers(wanted.rule) if wanted.rule else EVERYBODY
+        return Found(Sought(True, states, service, network, bits, quiet_s, silence_s, classes=classes), follows)
 
     def _all(self, wanted: Wanted, sought: Sought) -> Iterator[Event]:
         yield from self._engine.list(sought)

@@ -192,7 +192,7 @@ class Daemon:
                         monitor.status, exports.status, facts)  # fmt: skip
         operations = Operations(
             status=status,
-            view=View(engine, store, names, services.by_number, locator, reach.attaches.waiting),
+            view=View(engine, store, names, services.by_number, locator, reach.attaches.waiting, rules.followers),
             explainer=Explainer(engine, store, services.by_number, locator, health.rows, status.attention, facts),
             naming=Naming(store, names, locator, config.attach.domain),
             moving=Moving(engine, store, dispatcher, locator),

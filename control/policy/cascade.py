@@ -157,6 +157,13 @@ def explain(rules: RuleSet, service: Service, config: Config, address: bytes, ow
     ]
 
 
+def has_of_rule(rules: RuleSet, name: str, service: Service, config: Config, address: bytes) -> bool:
+    """Whether the rule of this name gives a client of this service at this packed address a value that is in force."""
+    matching = rules.matching(service, int.from_bytes(address, "big"))
+    _, kept, _ = _changed(service, _give(rules, matching, service, {}), config)
+    return any(rule == name for _, rule in kept.values())
+
+
 def _by_key(own: Mapping[str, int]) -> dict[str, Any]:
     scales = {"_ms": 1000, "_s": 1}
     return {key: own[key + unit] / scale for key in VALUES for unit, scale in scales.items() if key + unit in own}

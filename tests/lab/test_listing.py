@@ -33,6 +33,7 @@ SOUGHT = [
     Sought(silence_s=3),
     Sought(quiet_s=3600),
     Sought(service=7),
+    Sought(classes=frozenset()),
 ]  # fmt: skip
 
 
@@ -42,6 +43,7 @@ def fits(event: Event, sought: Sought) -> bool:
     return (
         event.to_state in (sought.states or STATES)
         and sought.service in (0, event.record.service)
+        and (sought.classes is None or event.record.service in sought.classes)  # whose default each has
         and (client ^ network) >> (128 - sought.bits) == 0
         and (event.to_state == State.SLEEP or event.gap_ms >= sought.quiet_s * 1000)
         and (not sought.silence_s or (event.to_state not in AWAKE and event.record.silence_s >= sought.silence_s))
@@ -76,7 +78,8 @@ def test_what_is_sought_is_listed_and_nothing_else(box: EngineLab) -> None:
     everything = list(box.engine.list())
     assert len(everything) == len(keys(everything)) == 10
     some = 0
-    for sought in [*SOUGHT, Sought(service=everything[0].record.service)]:
+    service = everything[0].record.service
+    for sought in [*SOUGHT, Sought(service=service), Sought(classes=frozenset({service, 4095}))]:
         wanted = keys(event for event in everything if fits(event, sought))
         some += 0 < len(wanted) < 10
         assert keys(box.engine.list(sought)) == wanted, sought

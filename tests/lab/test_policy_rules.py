@@ -76,6 +76,38 @@ def test_a_rule_reaches_the_connections_of_its_network_in_every_state(box: Box) 
     assert explained(box, born)["probe_interval"] == (2, "rule born (version 3)")
 
 
+def ports(box: Box, **wanted: Any) -> set[int]:
+    """Clients that are listed; by the engine's filter, and page by page."""
+    found = [int(one["client"].rpartition(":")[2]) for one in box.daemon.connections(**wanted)]
+    paged, after = list[int](), "first"
+    while after:
+        page = box.daemon.get("/v1/connections", after=after, limit=2, **wanted)
+        paged += [int(one["client"].rpartition(":")[2]) for one in page["connections"]]
+        after = page["next"]
+    assert sorted(found) == sorted(paged)
+    return set(found)
+
+
+def test_connections_are_listed_by_the_rule_that_gives_them_something(box: Box) -> None:
+    """Whatever their state, and with values of their own. Another rule's with the same values are not among them."""
+    inside = [box.in_state(state, source=INSIDE) for state in ("ACTIVE", "STANDBY", "IDLE", "SLEEP")]
+    outside = [box.in_state(state, source=OUTSIDE) for state in ("ACTIVE", "SLEEP")]
+    own = endpoint(*inside[2].getsockname())
+    assert box.daemon.http("PUT", f"/v1/connections/{own}/policy",
+                           json={"values": {"probe_interval": 7200}, "who": "test"}).status_code == 200  # fmt: skip
+    rule(box, "inside", network=NETWORK, idle_quiet="5h")
+    rule(box, "outside", network="10.65.0.0/16", idle_quiet="5h")
+    rule(box, "all", idle_quiet="6h", priority="low")
+    rule(box, "none", network="10.64.0.0/12", idle_quiet="7h")
+    wanted = {"inside": inside, "outside": outside, "all": [*inside, *outside], "none": []}
+    for name, clients in wanted.items():
+        expected = {client.getsockname()[1] for client in clients}
+        wait_until(lambda name=name, expected=expected: ports(box, rule=name) == expected, 10, name)  # type: ignore[misc]
+    assert ports(box, rule="inside", state="SLEEP") == {inside[3].getsockname()[1]}
+    answer = box.daemon.http("GET", "/v1/connections", params={"rule": "insid"})
+    assert (answer.status_code, answer.json()["error"]) == (404, 'there is no rule "insid"; did you mean "inside"?')
+
+
 def test_clients_that_come_are_born_or_wake_have_it_from_the_first_moment(box: Box) -> None:
     rule(box, "quick", network=NETWORK, active_quiet="1s")
     rule(box, "born", network=NETWORK, service="born", probe_interval="2s")
