@@ -88,7 +88,7 @@ def numbers_of(struct_name: str, *others: str) -> list[str]:
 
 
 _SERVICE: Final = numbers_of("roost_service", "servers")
-POLICY: Final = numbers_of("roost_class", "always_active", "service", "unused", "base", "unused3", "unused4")
+POLICY: Final = numbers_of("roost_class", "always_active", "service", "base", "unused")
 """What of ServiceSpec is a number of struct roost_service and of its class, by the same name."""
 
 QUIETS: Final = ("active_quiet_ms", "standby_quiet_ms", "idle_quiet_ms")

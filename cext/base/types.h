@@ -196,8 +196,6 @@ struct roost_service {
     uint8_t persistent;          /* a linked connection freezes with its server's leg, and both thaw together */
     uint8_t unreachable;         /* no server that comes by itself reaches its clients: they are the appliance's own */
     uint8_t fail_closed;         /* transparent: without a daemon new clients are refused, not routed to the server */
-    uint8_t second_server;       /* enum roost_second_server */
-    uint32_t second_server_ms;   /* how long it waits at most, to be linked or to take over; then it is refused */
     uint16_t in_band_clients; /* bit 1 << verb: what clients may ask for in band; 0: their payload is not looked at */
     uint16_t in_band_servers; /* the same for servers */
     uint8_t in_band_forward;  /* requests are forwarded whether or not they ask for it */

@@ -18,25 +18,25 @@
 /* A client that sleeps with a server is that server's. To be taken over from it, both must be awake. */
 static int wake_pair(struct roost_engine *e, const struct roost_key *key, const struct roost_ka *slot,
                      uint32_t *wait_ms) {
-    const struct roost_service *s = roost_service_of(e, roost_table_service(&e->table, slot));
+    const struct roost_class *class = roost_class_of(e, slot->class);
     int error = EBUSY;
-    if (s->second_server != ROOST_SECOND_REFUSED)
-        *wait_ms = s->second_server_ms;
-    if (s->second_server == ROOST_SECOND_TAKES_OVER && roost_wake(e, key, ROOST_C_SERVER_ATTACH, &error))
+    if (class->second_server != ROOST_SECOND_REFUSED)
+        *wait_ms = class->second_server_ms;
+    if (class->second_server == ROOST_SECOND_TAKES_OVER && roost_wake(e, key, ROOST_C_SERVER_ATTACH, &error))
         error = EBUSY; /* not yet */
     return error;
 }
 
 /* Why a client that is awake, or wakes, cannot be linked to this server now; 0 when it can. */
 static int obstacle(struct roost_engine *e, struct roost_conn *c, uint32_t *wait_ms) {
-    const struct roost_service *s = roost_service_of(e, c->service);
+    const struct roost_class *class = roost_class_of(e, c->class);
     bool linked = c->link == ROOST_CONNECTING || c->link == ROOST_LINKED;
     bool taken = c->server_waits || c->want_close || c->client.eof || roost_is_pair(c->slot);
     if (!linked && !taken)
         return 0;
-    if (s->second_server != ROOST_SECOND_REFUSED)
-        *wait_ms = s->second_server_ms;
-    return !taken && s->second_server == ROOST_SECOND_TAKES_OVER ? -roost_link_yield(e, c) : EBUSY;
+    if (class->second_server != ROOST_SECOND_REFUSED)
+        *wait_ms = class->second_server_ms;
+    return !taken && class->second_server == ROOST_SECOND_TAKES_OVER ? -roost_link_yield(e, c) : EBUSY;
 }
 
 /* Gives a server to the connection with its key. 0, or an errno and for how long it may be tried again. */
@@ -53,7 +53,7 @@ static int give(struct roost_engine *e, struct roost_waiting *w, uint32_t *wait_
         error = obstacle(e, c, wait_ms);
     if (error)
         return error;
-    w->until_ms = w->since_ms + roost_service_of(e, c->service)->second_server_ms;
+    w->until_ms = w->since_ms + roost_class_of(e, c->class)->second_server_ms;
     w->command.id = c->id;
     c->server_waits = w;
     c->want_freeze = false;

@@ -162,7 +162,7 @@ class Daemon:
         requests = InBandRequests(engine, names, config.attach.domain)
         dispatcher.handle(EventType.IN_BAND, requests.ask)
         locator = Locator(engine, store, names, services.by_number, config.attach.domain, config.attach.listen)
-        reach = Reach(config, engine, dispatcher, store, names, services.by_number, services.policies, locator, tls)
+        reach = Reach(config, engine, dispatcher, store, names, services.by_number, locator, tls)
         dispatcher.handle(EventType.LINK, reach.links.linked)
         dispatcher.handle(EventType.SERVED, reach.attaches.served)
         reach.dialled.load()

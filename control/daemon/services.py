@@ -10,7 +10,7 @@ from typing import Protocol
 from appliance.engine import EngineError
 from appliance.wire import ServiceSpec
 from control import config as configuration
-from control.config import Config, ConfigError, Policy, Service
+from control.config import Config, ConfigError, Service
 from control.daemon.waiting import NotYetError
 from control.policy.reload import needs_restart, reloaded
 from control.policy.services import service_spec
@@ -35,7 +35,6 @@ class Services:
         self._addresses = addresses
         self._configured: dict[int, Service] = {numbers[service.name]: service for service in config.service}
         self.by_number: dict[int, Service] = dict(self._configured)
-        self.policies: dict[int, Policy] = {n: one.policy(config.policy) for n, one in self._configured.items()}
 
     def hostnames(self) -> set[str]:
         """The names of servers."""
@@ -82,9 +81,7 @@ class Services:
         for number, old in list(self._configured.items()):
             if (service := by_name.get(old.name)) is None:
                 continue
-            kept = self._configured[number] = reloaded(old, service)
-            if self._update(engine, number):
-                self.policies[number] = kept.policy(new.policy)
-            else:
+            self._configured[number] = reloaded(old, service)
+            if not self._update(engine, number):
                 self._configured[number] = old
         return True

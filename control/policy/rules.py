@@ -22,7 +22,7 @@ from control.config.values import AddressRange
 RULES_MAX: Final = 10_000
 NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 
-OF_THE_SERVICE: Final = ("connect_timeout", "on_second_server", "second_server_wait")
+OF_THE_SERVICE: Final = ("connect_timeout",)
 """Keys of [policy] that hold for a service as a whole."""
 
 VALUES: Final = tuple(key for key in Policy.model_fields if key not in OF_THE_SERVICE)

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
 from errno import EIO, ENOENT
 from typing import Final
 
 from appliance.frontends.target import Target
+from appliance.wire import SecondServer
 from control.clients.locate import Locator
-from control.config import Policy
+from control.core.ports import EnginePort
 from control.reach.absent import Absent
 from control.reach.attach_request import AttachRequest
 from control.reach.attaches import Attaches
@@ -21,12 +21,12 @@ SETTLE_S: Final = 2.0
 
 
 class Attaching:
-    """policies: of services, by number, as the daemon keeps them."""
+    """engine: has the policy in force for each client."""
 
-    def __init__(self, locator: Locator, policies: Mapping[int, Policy], linker: Linker, absent: Absent,
+    def __init__(self, locator: Locator, engine: EnginePort, linker: Linker, absent: Absent,
                  attaches: Attaches) -> None:  # fmt: skip
         self._locator = locator
-        self._policies = policies
+        self._engine = engine
         self._linker = linker
         self._absent = absent
         self._attaches = attaches
@@ -46,11 +46,11 @@ class Attaching:
         except OSError as why:
             return await self._absent.reach(target, why.errno or EIO, request)
         for wanted in candidates:
-            policy = self._policies.get(wanted.service)
+            policy = self._engine.find_class(wanted.record.key_raw)
             request.service = wanted.service
-            may_wait = policy is not None and policy.on_second_server != "refuse"
+            may_wait = policy["second_server"] != SecondServer.REFUSED
             # The engine keeps to it, and says so when it is over.
-            request.timeout_s = timeout_s + (policy.second_server_wait + SETTLE_S if policy and may_wait else 0.0)
+            request.timeout_s = timeout_s + (policy["second_server_ms"] / 1000 + SETTLE_S if may_wait else 0.0)
             error = await self._linker.link(wanted.record.key, request)
             if error != ENOENT or not wanted.candidate:  # else it was a false positive of the filter
                 return error

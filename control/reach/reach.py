@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from control.clients.locate import Locator
 from control.clients.registry import Registry
-from control.config import Config, Policy, Service
+from control.config import Config, Service
 from control.core.ports import DispatcherPort, EnginePort
 from control.reach.absent import Absent
 from control.reach.agent_hello import Settings
@@ -29,10 +29,10 @@ log = logging.getLogger("roost.reach")
 
 
 class Reach:
-    """services, policies: by number, as the daemon keeps them. tls: of agents, None: none."""
+    """services: by number, as the daemon keeps them. tls: of agents, None: none."""
 
     def __init__(self, config: Config, engine: EnginePort, dispatcher: DispatcherPort, store: Store, names: Registry,
-                 services: Mapping[int, Service], policies: Mapping[int, Policy], locator: Locator,
+                 services: Mapping[int, Service], locator: Locator,
                  tls: ssl.SSLContext | None = None) -> None:  # fmt: skip
         kinds = {index: service.kind for index, service in services.items() if service.kind != "server"}
         policy, domain = config.absent, config.attach.domain
@@ -69,7 +69,7 @@ class Reach:
             self._dialler = Dialler(*limits, self.dialled, locator.addresses.has)
         absent = Absent(policy, locator, self.arrivals, self.linker, self.agents, self._dialler)
         self.attaches = Attaches(store)
-        self.attaching = Attaching(locator, policies, self.linker, absent, self.attaches)
+        self.attaching = Attaching(locator, engine, self.linker, absent, self.attaches)
 
     def begin(self) -> None:
         """Begin, in the running event loop."""

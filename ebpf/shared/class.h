@@ -55,18 +55,18 @@ struct roost_class {        /* 64 bytes */
     __u8 always_active;     /* quiet_ms of ACTIVE and STANDBY are 0 */
     __u8 priority;          /* enum roost_priority */
     __u8 close_with_server; /* 1: a server's FIN is passed on to the client; 0: the client goes to STANDBY */
-    __u8 unused;
-    __u16 service;              /* whose it is */
-    __u32 least_quiet_ms;       /* an in-band request for a shorter interval (but never) is refused */
-    __u16 least_probe_s;        /* likewise */
-    __u16 awake_probe_s;        /* an awake connection's ends are probed so long after they were heard; 0 = never */
+    __u8 second_server;     /* enum roost_second_server: what becomes of one that wants a client which is linked */
+    __u16 service;          /* whose it is */
+    __u32 least_quiet_ms;   /* an in-band request for a shorter interval (but never) is refused */
+    __u16 least_probe_s;    /* likewise */
+    __u16 awake_probe_s;    /* an awake connection's ends are probed so long after they were heard; 0 = never */
     struct roost_overrides own; /* of an interned class; a service's has zeros */
     __u16
         attach_silence_s; /* a client that was not heard for so long answers a probe before a server has it; 0 = it need not */
     __u16 write_timeout_s; /* an end that takes nothing of what waits for it for so long is reset; 0 = never */
     __u16 base;            /* of what was set in band: in place of which class; 0: the service's default */
-    __u16 unused3;
-    __u32 unused4;
+    __u16 unused;
+    __u32 second_server_ms; /* how long it waits at most, to be linked or to take over; then it is refused */
 };
 
 #endif

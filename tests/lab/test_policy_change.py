@@ -46,7 +46,13 @@ class Box:
         here, there = self.lab.address("box", "wan0"), self.lab.address("lan", "eth0")
         services = [{"name": name, "listen": endpoint(here, port), "server": endpoint(there, port), **own.get(name, {})}
                     for name, port in PORTS.items()]  # fmt: skip
-        return {"policy": policy, "table": {"filter": 1000}, "service": services}
+        attach = {"listen": [endpoint(*self.proxy)]}
+        return {"policy": policy, "table": {"filter": 1000}, "service": services, "attach": attach}
+
+    @property
+    def proxy(self) -> tuple[str, int]:
+        """Where servers ask for clients."""
+        return self.lab.address("box", "lan0"), 3128
 
     def reload(self, policy: dict[str, Any]) -> float:
         """SIGHUP; when the policy was in force (time.monotonic)."""

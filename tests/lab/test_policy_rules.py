@@ -108,6 +108,40 @@ def test_connections_are_listed_by_the_rule_that_gives_them_something(box: Box) 
     assert (answer.status_code, answer.json()["error"]) == (404, 'there is no rule "insid"; did you mean "inside"?')
 
 
+def asked(box: Box, client: socket.socket) -> bytes:
+    """What another server that wants the client is told."""
+    with box.lab.enter("lan"):
+        server = box.stack.enter_context(socket.create_connection(box.proxy, 10))
+    server.settimeout(10)
+    there = endpoint(*client.getsockname()).encode()
+    server.sendall(b"CONNECT %b HTTP/1.1\r\nHost: %b\r\n\r\n" % (there, there))
+    return server.recv(12)
+
+
+@pytest.mark.parametrize("state", ["ACTIVE", "STANDBY", "SLEEP"])
+def test_what_becomes_of_a_second_server_is_a_rules_to_say(box: Box, state: str) -> None:
+    inside, outside = box.in_state(state, source=INSIDE), box.in_state(state, source=OUTSIDE)
+    rule(box, "shared", network=NETWORK, on_second_server="take-over", second_server_wait="5s")
+    assert explained(box, inside)["second_server_wait"] == (5, "rule shared (version 1)")
+    if state != "ACTIVE":  # there it has a server
+        assert asked(box, inside) == asked(box, outside) == b"HTTP/1.1 200"
+    wait_until(lambda: asked(box, inside) == b"HTTP/1.1 200", 10, "another server takes its place")
+    assert asked(box, outside) == b"HTTP/1.1 409"
+
+
+def test_a_server_waits_for_a_client_by_rule_for_as_long_as_that_says(box: Box) -> None:
+    inside, outside = box.in_state("ACTIVE", source=INSIDE), box.in_state("ACTIVE", source=OUTSIDE)
+    rule(box, "patient", network=NETWORK, on_second_server="wait", second_server_wait="1500ms")
+
+    def refused_after_s(client: socket.socket) -> float:
+        began = time.monotonic()
+        assert asked(box, client) == b"HTTP/1.1 409"
+        return time.monotonic() - began
+
+    wait_until(lambda: refused_after_s(inside) >= 1.5, 15, "it waits")
+    assert refused_after_s(outside) < 1.5
+
+
 def test_clients_that_come_are_born_or_wake_have_it_from_the_first_moment(box: Box) -> None:
     rule(box, "quick", network=NETWORK, active_quiet="1s")
     rule(box, "born", network=NETWORK, service="born", probe_interval="2s")

@@ -73,8 +73,7 @@ class Rig:
         self.view = View(self.engine, self.store, self.registry, services, self.locator)
         self.naming = Naming(self.store, self.registry, self.locator, config.attach.domain)
         self.moving = Moving(self.engine, self.store, self.dispatcher, self.locator)
-        reach = Reach(config, self.engine, self.dispatcher, self.store, self.registry, services, {1: config.policy},
-                      self.locator)  # fmt: skip
+        reach = Reach(config, self.engine, self.dispatcher, self.store, self.registry, services, self.locator)
         self.attaching = reach.attaching
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ def problems(*rules: Rule, config: Config = CONFIGURED) -> str:
 def test_a_rule_gives_what_belongs_to_a_connection_and_the_rest_of_policy_is_the_services() -> None:
     """VALUES and OF_THE_SERVICE are all of [policy]: a key that comes to it must be put on one side."""
     assert set(VALUES) | set(OF_THE_SERVICE) == set(Policy.model_fields)
-    assert len(VALUES) == 12
+    assert len(VALUES) == 14
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,8 @@ def test_a_rule_gives_what_belongs_to_a_connection_and_the_rest_of_policy_is_the
         ({"probe_retry": "never"}, '`probe_retry` must not be 0 or "never"'),
         ({"priority": "urgent"}, "`priority` Input should be 'low', 'normal' or 'high'"),
         ({"connect_timeout": 5}, "`connect_timeout` is the service's, and the same for all of its clients"),
-        ({"on_second_server": "wait", "active_quiet": 5}, "`on_second_server` is the service's"),
+        ({"on_second_server": "share"}, "`on_second_server`"),
+        ({"second_server_wait": "2h"}, "`second_server_wait`"),
         ({"network": "10.1.2.3/9", "active_quiet": 5},
          '"10.1.2.3/9" has host bits set: "10.0.0.0/9" is the network, and "10.1.2.3/32" that address alone'),
         ({"network": "ten", "active_quiet": 5}, '`network` "ten" is no network; write "192.0.2.0/24"'),
