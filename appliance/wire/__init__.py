@@ -38,6 +38,7 @@ from appliance.wire.settings import (
     Balance,
     Born,
     EngineOptions,
+    OnServerClose,
     Priority,
     RuleEntry,
     SecondServer,

@@ -48,6 +48,15 @@ class SecondServer(IntEnum):
     TAKES_OVER = 2
 
 
+class OnServerClose(IntEnum):
+    """What follows a server's close (enum roost_on_server_close)."""
+
+    STANDBY = 0
+    CLIENT = 1
+    IDLE = 2
+    SLEEP = 3
+
+
 class Priority(IntEnum):
     """Under pressure, connections of a lower one are frozen first (enum roost_priority of ebpf/shared/class.h)."""
 
@@ -109,7 +118,7 @@ class ServiceSpec:
     priority: int = Priority.NORMAL
     least_quiet_ms: int = 0
     least_probe_s: int = 0
-    close_with_server: bool = False
+    on_server_close: int = OnServerClose.STANDBY
     transparent: bool = False
     persistent: bool = False
     unreachable: bool = False

@@ -161,6 +161,13 @@ enum roost_second_server { /* that wants a client which is linked */
     ROOST_SECOND_TAKES_OVER = 2
 };
 
+enum roost_on_server_close { /* what follows it */
+    ROOST_CLOSE_STANDBY = 0,
+    ROOST_CLOSE_CLIENT = 1, /* the FIN is passed on to the client, unless the server had asked for it */
+    ROOST_CLOSE_IDLE = 2,   /* down to there without the quiet intervals */
+    ROOST_CLOSE_SLEEP = 3
+};
+
 struct roost_server {
     uint8_t address[16]; /* IPv4-mapped for IPv4 */
     uint16_t port;       /* host byte order */

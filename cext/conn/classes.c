@@ -6,6 +6,10 @@
 #include "cext/inband/inband_relay.h"
 #include "conn.h"
 
+/* After its server's close, on the way down at once: the client acknowledges what the server said last. A freeze that is too early
+ * for that is tried again after as long. */
+#define SINK_MS 100
+
 /* The intervals, as bits of `given`, that this stands for. */
 #define ALWAYS_ACTIVE (1 << ROOST_INBAND_ACTIVE | 1 << ROOST_INBAND_STANDBY)
 
@@ -25,6 +29,8 @@ const struct roost_class *roost_class_of(const struct roost_engine *e, uint32_t 
 }
 
 uint32_t roost_quiet_ms(const struct roost_engine *e, const struct roost_conn *c, enum roost_state state) {
+    if (c->sinks && state == ROOST_ST_STANDBY && roost_class_of(e, c->class)->on_server_close >= ROOST_CLOSE_IDLE)
+        return SINK_MS;
     int i = state == ROOST_ST_ACTIVE ? ROOST_INBAND_ACTIVE
             : state == ROOST_ST_IDLE ? ROOST_INBAND_IDLE
                                      : ROOST_INBAND_STANDBY;

@@ -179,6 +179,7 @@ void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum ro
     if (!on_the_way)
         c->token = 0;
     c->told_quiet_ms = 0;
+    c->sinks = false;
 }
 
 void roost_conn_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset) {

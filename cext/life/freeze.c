@@ -339,6 +339,8 @@ static void publish_legs(struct roost_engine *e, struct roost_conn *c, struct ta
     if (c->in_band && c->in_band->goal == ROOST_INBAND_SLEEP) { /* roost_inband_frozen asks for it */
         client->taking.rest.sleep_asked_s = (uint32_t)(e->now_ms / 1000);
         client->taking.rest.sleep_wanted = 1;
+    } else if (c->sinks && roost_class_of(e, c->class)->on_server_close == ROOST_CLOSE_SLEEP) {
+        client->taking.rest.sleep_wanted = 1;
     }
     publish(e, c, c->slot, client, index, c->server_slot ? ROOST_F_PAIRED : 0);
     if (client->probed)

@@ -328,6 +328,7 @@ void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_ca
     c->attached = false;
     if (c->state != ROOST_ST_STANDBY)
         roost_conn_transition(e, c, ROOST_ST_STANDBY, cause);
+    c->sinks = cause == ROOST_C_SERVER_CLOSE;
 }
 
 /* A link that is being made is not wanted any more. False: it is made already, and only the event is still to come. Then

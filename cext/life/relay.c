@@ -16,11 +16,15 @@
 
 #define READS_A_TURN 8 /* per direction; then the others have their turn */
 
+static bool closes_with_server(const struct roost_engine *e, const struct roost_conn *c) {
+    return roost_class_of(e, c->class)->on_server_close == ROOST_CLOSE_CLIENT;
+}
+
 /* Does an end's FIN go on to the other one, as soon as what came before it is through? */
 static bool passes_on(struct roost_engine *e, const struct roost_conn *c, bool client) {
     if (client)
         return c->link == ROOST_LINKED;
-    return c->link == ROOST_LINKED && !c->attached && roost_class_of(e, c->class)->close_with_server;
+    return c->link == ROOST_LINKED && !c->attached && closes_with_server(e, c);
 }
 
 /* Moves what there is from one end to the other. */
@@ -75,7 +79,7 @@ static enum roost_moved move(struct roost_engine *e, struct roost_conn *c, bool 
  * it did and the server never answered: then the client must learn it. Otherwise only the link is gone. */
 static void server_broken(struct roost_engine *e, struct roost_conn *c) {
     if (c->server.pending || c->server.refused || c->asked || c->client.eof || roost_link_unacknowledged(c) ||
-        roost_class_of(e, c->class)->close_with_server)
+        closes_with_server(e, c))
         roost_conn_end(e, c, ROOST_C_SERVER_CLOSE, true);
     else
         roost_link_drop(e, c, c->link == ROOST_UNLINKING ? (enum roost_cause)c->unlink_cause : ROOST_C_SERVER_CLOSE);
@@ -102,7 +106,7 @@ static bool pass_on_ends(struct roost_engine *e, struct roost_conn *c) {
         roost_link_drop(e, c, (enum roost_cause)c->unlink_cause);
         return false;
     }
-    if (roost_class_of(e, c->class)->close_with_server && !c->attached) {
+    if (closes_with_server(e, c) && !c->attached) {
         if (!c->client.shut) {
             shutdown(c->client.fd, SHUT_WR);
             c->client.shut = true;
@@ -152,7 +156,7 @@ void roost_relay(struct roost_engine *e, struct roost_conn *c) {
         server_broken(e, c);
         return;
     }
-    bool over = c->server.eof && !c->server.pending && (c->attached || !roost_class_of(e, c->class)->close_with_server);
+    bool over = c->server.eof && !c->server.pending && (c->attached || !closes_with_server(e, c));
     enum roost_moved in = ROOST_MOVED_ALL;
     if (c->link == ROOST_LINKED && !over)
         in = move(e, c, true);

@@ -204,10 +204,11 @@ class Policy(Section):
     connect_timeout: Annotated[Duration, ToEngine("connect_timeout_ms")] = Field(
         10.0, description="how long a link to the server is tried before the client is reset"
     )
-    on_server_close: Annotated[Literal["standby", "close"], ToEngine("close_with_server")] = Field(
+    on_server_close: Annotated[Literal["standby", "close", "idle", "sleep"], ToEngine("on_server_close")] = Field(
         "standby",
-        description="what becomes of the client when the server closes its connection; a persistent service has "
-        "`close` unless it says otherwise itself",
+        description="what becomes of the client when the server closes its connection: `standby`: its quiet intervals "
+        "begin; `idle`, `sleep`: it goes down that far at once; `close`: it is closed, too, unless that server had "
+        "asked for it. A persistent service has `close` unless it says otherwise itself",
     )
     on_second_server: Annotated[Literal["refuse", "wait", "take-over"], ToEngine("second_server")] = Field(
         "refuse",

@@ -101,9 +101,10 @@ struct roost_rest {      /* 40 bytes; id 0 marks a free slot, whose snd_wnd then
     __u32 max_window;    /* the largest it ever advertised, bytes */
     __u32 sleep_asked_s; /* CLOCK_MONOTONIC seconds when the store was asked for SLEEP last, 0 = not yet */
     __u16 mss;           /* the client's MSS option (mss_clamp), bytes */
-    __u16 sleep_wanted;  /* SLEEP was asked for in band: the quiet interval does not matter */
-    __u32 peer;          /* position in the table of the other leg (ROOST_F_PAIRED) */
-    __u32 peer_version;  /* of the slot there: it may have another owner by now */
+    __u16
+        sleep_wanted; /* SLEEP was asked for in band, or follows its server's close: the quiet interval does not matter */
+    __u32 peer;       /* position in the table of the other leg (ROOST_F_PAIRED) */
+    __u32 peer_version; /* of the slot there: it may have another owner by now */
 };
 
 /* 4-tuple as the engine and the control plane see it: IPv4 addresses are IPv4-mapped (::ffff:a.b.c.d). */

@@ -16,7 +16,7 @@ from appliance.engine import Engine, EngineError, unpin
 from appliance.lab import Lab
 from appliance.lab.processes import descriptor_limit
 from appliance.paths import BPFFS, bpf_objects
-from appliance.wire import EngineOptions, Event, EventType, ServiceSpec
+from appliance.wire import EngineOptions, Event, EventType, OnServerClose, ServiceSpec
 from control.daemon.daemon import SWITCH_INTERVAL_S
 
 WAN, LAN = "wan0", "lan0"
@@ -51,7 +51,7 @@ def services(
             lab.address(*("lan", "eth0") if router else ("box", WAN), family),
             port,
             () if router else ((lab.address("lan", "eth0", family), port),),
-            close_with_server=close_with_server,
+            on_server_close=OnServerClose.CLIENT if close_with_server else OnServerClose.STANDBY,
             transparent=router,
             as_client=router,
             persistent=persistent,

@@ -15,7 +15,7 @@ from scapy.layers.inet import IP, TCP
 from scapy.layers.inet6 import IPv6
 from scapy.layers.l2 import Dot1Q
 
-from appliance.wire import KA, Born, Op
+from appliance.wire import KA, Born, OnServerClose, Op
 from control.core.states import Cause, State
 from tests.lab.aging import let_socket_notes_run_out
 from tests.lab.engine_lab import EngineLab, Pair, receive
@@ -110,7 +110,7 @@ def opened(**options: Any) -> Iterator[Callable[[], Ward]]:
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Callable[[], Ward]]:
-    with opened(service=BORN | {"close_with_server": True}) as new_ward:
+    with opened(service=BORN | {"on_server_close": OnServerClose.CLIENT}) as new_ward:
         yield new_ward
 
 

@@ -9,7 +9,7 @@ import pytest
 from scapy.packet import Raw
 
 from appliance.lab import Lab
-from appliance.wire import Born, Op, Sought
+from appliance.wire import Born, OnServerClose, Op, Sought
 from control.core.states import State
 from tests.lab.bare_sleep import NO_KEEPALIVES, BareSleep
 from tests.lab.engine_lab import EngineLab, Pair, receive
@@ -20,7 +20,7 @@ from tests.security.test_forged_for_pairs import legs_of
 BOTH = pytest.mark.parametrize("family", [4, 6])
 ASLEEP = pytest.mark.parametrize("state", [State.IDLE, State.SLEEP])
 ROUTER = pytest.param("router", marks=pytest.mark.engine(router=True))
-PERSISTENT = {"persistent": True, "close_with_server": True}
+PERSISTENT = {"persistent": True, "on_server_close": OnServerClose.CLIENT}
 DATA = b"really me" * 50
 
 

@@ -11,7 +11,7 @@ from scapy.layers.inet import TCP
 from scapy.packet import Raw
 
 from appliance.lab import Lab
-from appliance.wire import Op
+from appliance.wire import OnServerClose, Op
 from control.core.states import State
 from tests.lab.engine_lab import EngineLab, receive, tcp_info
 from tests.lab.fixtures import ip
@@ -19,7 +19,7 @@ from tests.lab.wire import Sleeper, Wire
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 ASLEEP = pytest.mark.parametrize("state", [State.IDLE, State.SLEEP])
-PERSISTENT = {"persistent": True, "close_with_server": True}
+PERSISTENT = {"persistent": True, "on_server_close": OnServerClose.CLIENT}
 MTU = 9000
 
 

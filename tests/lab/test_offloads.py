@@ -11,7 +11,7 @@ import pytest
 from scapy.packet import Raw
 
 from appliance.lab import Lab
-from appliance.wire import Born, Op
+from appliance.wire import Born, OnServerClose, Op
 from control.core.states import State
 from tests.lab.bare_sleep import NO_KEEPALIVES, BareSleep
 from tests.lab.engine_lab import EngineLab, receive, tcp_info
@@ -19,7 +19,7 @@ from tests.lab.wire import Sleeper, Wire, checksums_are_right, unsummed
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 GENERIC = pytest.param("generic", marks=pytest.mark.engine(xdp_mode="generic"))
-PERSISTENT = {"persistent": True, "close_with_server": True}
+PERSISTENT = {"persistent": True, "on_server_close": OnServerClose.CLIENT}
 SIZES = (1, 600)
 """Bytes of payload: XDP sums the short segment, the engine the long one."""
 

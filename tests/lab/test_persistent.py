@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from appliance.wire import KA, Command, EventType, Op, Record
+from appliance.wire import KA, Command, EventType, OnServerClose, Op, Record
 from control.core.states import LEGAL, Cause, State
 from tests.lab.engine_lab import EngineLab, Pair, receive, tcp_info
 from tests.lab.wire import LAN, Sleeper, Wire, timestamps_of
@@ -20,7 +20,7 @@ from tests.lab.wire import LAN, Sleeper, Wire, timestamps_of
 ACTIVE, STANDBY, IDLE, SLEEP, CLOSED = State.ACTIVE, State.STANDBY, State.IDLE, State.SLEEP, State.CLOSED
 BOTH = pytest.mark.parametrize("family", [4, 6])
 ASLEEP = pytest.mark.parametrize("state", [IDLE, SLEEP])
-PERSISTENT: Final = {"persistent": True, "close_with_server": True}
+PERSISTENT: Final = {"persistent": True, "on_server_close": OnServerClose.CLIENT}
 pytestmark = pytest.mark.engine(service=PERSISTENT)
 
 

@@ -81,6 +81,9 @@ class Box:
         server.sendall(b"answer")
         assert receive(client, 6) == b"answer"
 
+    def server_leaves(self, client: socket.socket) -> None:
+        self._servers.pop(client).close()
+
     def shown(self, client: socket.socket) -> dict[str, Any]:
         shown: dict[str, Any] = self.daemon.get(f"/v1/connections/{endpoint(*client.getsockname()[:2])}")
         return shown

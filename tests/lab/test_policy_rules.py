@@ -76,16 +76,15 @@ def test_a_rule_reaches_the_connections_of_its_network_in_every_state(box: Box) 
     assert explained(box, born)["probe_interval"] == (2, "rule born (version 3)")
 
 
-def ports(box: Box, **wanted: Any) -> set[int]:
-    """Clients that are listed; by the engine's filter, and page by page."""
+def ports(box: Box, **wanted: Any) -> list[list[int]]:
+    """Clients that are listed, all at once, and page by page."""
     found = [int(one["client"].rpartition(":")[2]) for one in box.daemon.connections(**wanted)]
     paged, after = list[int](), "first"
     while after:
         page = box.daemon.get("/v1/connections", after=after, limit=2, **wanted)
         paged += [int(one["client"].rpartition(":")[2]) for one in page["connections"]]
         after = page["next"]
-    assert sorted(found) == sorted(paged)
-    return set(found)
+    return [sorted(found), sorted(paged)]
 
 
 def test_connections_are_listed_by_the_rule_that_gives_them_something(box: Box) -> None:
@@ -101,9 +100,9 @@ def test_connections_are_listed_by_the_rule_that_gives_them_something(box: Box) 
     rule(box, "none", network="10.64.0.0/12", idle_quiet="7h")
     wanted = {"inside": inside, "outside": outside, "all": [*inside, *outside], "none": []}
     for name, clients in wanted.items():
-        expected = {client.getsockname()[1] for client in clients}
+        expected = 2 * [sorted(client.getsockname()[1] for client in clients)]
         wait_until(lambda name=name, expected=expected: ports(box, rule=name) == expected, 10, name)  # type: ignore[misc]
-    assert ports(box, rule="inside", state="SLEEP") == {inside[3].getsockname()[1]}
+    assert ports(box, rule="inside", state="SLEEP") == 2 * [[inside[3].getsockname()[1]]]
     answer = box.daemon.http("GET", "/v1/connections", params={"rule": "insid"})
     assert (answer.status_code, answer.json()["error"]) == (404, 'there is no rule "insid"; did you mean "inside"?')
 
@@ -140,6 +139,40 @@ def test_a_server_waits_for_a_client_by_rule_for_as_long_as_that_says(box: Box) 
 
     wait_until(lambda: refused_after_s(inside) >= 1.5, 15, "it waits")
     assert refused_after_s(outside) < 1.5
+
+
+@pytest.mark.parametrize("lowest", ["IDLE", "SLEEP"])
+def test_after_its_servers_close_a_client_goes_down_as_far_as_its_rule_says(box: Box, lowest: str) -> None:
+    rule(box, "down", network=NETWORK, on_server_close=lowest.lower())
+    inside, outside = box.in_state("ACTIVE", source=INSIDE), box.in_state("ACTIVE", source=OUTSIDE)
+    number = box.shown(inside)["id"]
+    for _ in range(2):
+        for client in (inside, outside):
+            box.server_leaves(client)
+        wait_until(lambda: box.state(inside) == lowest, 15, f"it is {lowest}")
+        assert box.state(outside) == "STANDBY"
+        for client in (inside, outside):
+            box.converse(client, "plain")
+    down = [("STANDBY", "server-close"), ("IDLE", "quiet"), ("SLEEP", "quiet")][: 2 + (lowest == "SLEEP")]
+    wanted = [("ACTIVE", "client-connect"), *2 * [*down, ("ACTIVE", "client-data")]]
+    wait_until(lambda: steps_of(box, number) == wanted, 5, f"its history is {wanted}")
+
+
+def steps_of(box: Box, number: int) -> list[tuple[str, str]]:
+    return [(row["to"], row["cause"]) for row in box.daemon.get("/v1/history", limit=100) if row["id"] == number]
+
+
+def test_a_server_that_asked_for_a_client_is_followed_by_sleep_too(box: Box) -> None:
+    rule(box, "down", network=NETWORK, on_server_close="sleep")
+    client = box.in_state("STANDBY", source=INSIDE)
+    with box.lab.enter("lan"):
+        server = socket.create_connection(box.proxy, 10)
+    there = endpoint(*client.getsockname()).encode()
+    with server:
+        server.settimeout(10)
+        server.sendall(b"CONNECT %b HTTP/1.1\r\nHost: %b\r\n\r\n" % (there, there))
+        assert server.recv(12) == b"HTTP/1.1 200"
+    wait_until(lambda: box.state(client) == "SLEEP", 15, "it sleeps")
 
 
 def test_clients_that_come_are_born_or_wake_have_it_from_the_first_moment(box: Box) -> None:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from appliance.wire import OnServerClose
 from control.core.states import Cause, State
 from tests.lab.engine_lab import EngineLab, receive, reset, tcp_info
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
-CLOSING = pytest.mark.engine(service={"close_with_server": True})
+CLOSING = pytest.mark.engine(service={"on_server_close": OnServerClose.CLIENT})
 
 
 def rss_bytes() -> int:

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 from appliance.lab import Lab
-from appliance.wire import Op
+from appliance.wire import OnServerClose, Op
 from control.core.states import State
 from tests.lab.engine_lab import PORT, EngineLab, Pair, receive
 
@@ -76,7 +76,8 @@ def test_both_ends_see_what_they_would_see_without_it(
 ) -> None:
     """Asleep: both legs, so that either end's word finds the connection rebuilt on both sides of the appliance."""
     captures: dict[str, list[list[Frame]]] = {}
-    with EngineLab(exact_lab, router=True, service={"close_with_server": True, "persistent": sleeps}) as box:
+    service = {"on_server_close": OnServerClose.CLIENT, "persistent": sleeps}
+    with EngineLab(exact_lab, router=True, service=service) as box:
         for how in ("routed", "managed"):
             if how == "routed":
                 box.stop()

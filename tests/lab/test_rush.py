@@ -18,7 +18,7 @@ import pytest
 from appliance.lab import wait_until
 from appliance.lab.cores import running_on
 from appliance.lab.processes import Process
-from appliance.wire import Op, ServiceSpec
+from appliance.wire import OnServerClose, Op, ServiceSpec
 from tests.bench.relay import compiled
 from tests.inner import lib
 from tests.lab.engine_lab import PORT, EngineLab, receive, tcp_info
@@ -33,7 +33,7 @@ Come = Callable[[int, float], Process]
 
 def answering(box: EngineLab) -> ServiceSpec:
     """Its server answers a word, and ends."""
-    return box.spec(4, servers=((box.lab.address("lan", "eth0"), SERVER_PORT),), close_with_server=True)
+    return box.spec(4, servers=((box.lab.address("lan", "eth0"), SERVER_PORT),), on_server_close=OnServerClose.CLIENT)
 
 
 @pytest.fixture

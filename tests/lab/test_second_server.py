@@ -15,7 +15,7 @@ from itertools import pairwise
 import pytest
 
 from appliance.lab import Lab, wait_until
-from appliance.wire import Op, SecondServer
+from appliance.wire import OnServerClose, Op, SecondServer
 from control.core.states import LEGAL, Cause, State
 from tests.lab.engine_lab import PORT, EngineLab, Pair, receive
 
@@ -248,7 +248,7 @@ def test_each_that_comes_takes_over_from_the_one_before(box: EngineLab, way: str
     assert_legal(box, pair)
 
 
-PERSISTENT = {"persistent": True, "close_with_server": True}
+PERSISTENT = {"persistent": True, "on_server_close": OnServerClose.CLIENT}
 
 
 def asleep_with_its_server(box: EngineLab, family: int, state: State) -> Pair:

@@ -13,7 +13,7 @@ import pytest
 from scapy.layers.inet import TCP
 from scapy.packet import Raw
 
-from appliance.wire import Op
+from appliance.wire import OnServerClose, Op
 from control.core.states import State
 from tests.lab.engine_lab import EngineLab, Pair
 from tests.lab.wire import LAN, WAN, Sleeper, Wire
@@ -22,7 +22,7 @@ ASLEEP = pytest.mark.parametrize("state", [State.IDLE, State.SLEEP])
 BOTH = pytest.mark.parametrize("family", [4, 6])
 LEGS = pytest.mark.parametrize("leg", ["client", "server"])
 SIDES: Final = {"wan": WAN, "lan": LAN}
-pytestmark = pytest.mark.engine(service={"persistent": True, "close_with_server": True})
+pytestmark = pytest.mark.engine(service={"persistent": True, "on_server_close": OnServerClose.CLIENT})
 Segment = Callable[[Sleeper, random.Random], Any]
 
 

@@ -47,12 +47,12 @@ class Policy:
     probe_retry_s: int = 10
     probe_count: int = 4
     priority: int = 1
-    close_with_server: int = 0
+    on_server_close: int = 0
 
     def c(self) -> Any:
         raw = ffi.new("struct roost_class *")
         raw.quiet_ms = list(self.quiet_ms)
-        for name in ("probe_interval_s", "probe_retry_s", "probe_count", "priority", "close_with_server"):
+        for name in ("probe_interval_s", "probe_retry_s", "probe_count", "priority", "on_server_close"):
             setattr(raw, name, getattr(self, name))
         return raw
 
@@ -80,7 +80,7 @@ class Classes:
     def at(self, class_: int) -> Policy:
         raw = lib.roost_testing_classes_at(self.raw, class_)
         return Policy(tuple(raw.quiet_ms), raw.probe_interval_s, raw.probe_retry_s, raw.probe_count, raw.priority,
-                      raw.close_with_server)  # fmt: skip
+                      raw.on_server_close)  # fmt: skip
 
     def service_of(self, class_: int) -> int:
         return int(lib.roost_testing_classes_at(self.raw, class_).service)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.wire import Balance, Born, Priority, SecondServer
+from appliance.wire import Balance, Born, OnServerClose, Priority, SecondServer
 from control.config import ConfigError, load, parse, parse_duration, parse_endpoint
 from control.config.config import SECTIONS
 from control.config.reference import HEADINGS, with_keys
@@ -218,7 +218,8 @@ def test_a_service_overrides_the_global_policy_key_by_key() -> None:
     text = "[policy]\nactive_quiet = 1\nidle_quiet = 9\n" + SERVICE
     config = parse(text + 'idle_quiet = "never"\non_server_close = "close"')
     spec = service_spec(config.service[0], 3, config)
-    assert (spec.index, spec.standby_quiet_ms, spec.sleep_quiet_ms, bool(spec.close_with_server)) == (3, 1000, 0, True)
+    assert (spec.index, spec.standby_quiet_ms, spec.sleep_quiet_ms) == (3, 1000, 0)
+    assert spec.on_server_close == OnServerClose.CLIENT
     assert (spec.listen, spec.listen_port, spec.servers) == ("192.0.2.1", 5, (("192.0.2.2", 6),))
 
 
@@ -233,7 +234,8 @@ WORDS: list[tuple[str, str, str, int]] = [
       [("never", Born.NEVER), ("storm", Born.STORM), ("always", Born.ALWAYS)]),
     *(("proxy_protocol", word, "proxy_header", number) for word, number in [("none", 0), ("v1", 1), ("v2", 2)]),
     *(("interface", word, "persistent", number) for word, number in [("transient", 0), ("persistent", 1)]),
-    *(("on_server_close", word, "close_with_server", number) for word, number in [("standby", 0), ("close", 1)]),
+    *(("on_server_close", word, "on_server_close", number)
+      for number, word in enumerate(["standby", "close", "idle", "sleep"])),
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from appliance.frontends.splice import join
 from appliance.frontends.target import Address
-from appliance.wire import Event, EventType, Key, Op
+from appliance.wire import Event, EventType, Key, OnServerClose, Op
 from control.clients.registry import Registry
 from control.config import parse
 from control.core.states import Cause, State
@@ -452,5 +452,5 @@ def test_services_of_agents_and_held_clients_have_the_daemon_for_their_server() 
     config = parse(AGENTS)
     specs = [service_spec(service, 1, config) for service in config.service]
     for spec in specs:
-        assert (spec.servers, spec.by_daemon, spec.close_with_server) == ((), True, False)
+        assert (spec.servers, spec.by_daemon, spec.on_server_close) == ((), True, OnServerClose.STANDBY)
     assert specs[1].standby_quiet_ms >= specs[1].connect_timeout_ms, "a held client that spoke is not unlinked unheard"

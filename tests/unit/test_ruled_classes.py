@@ -264,7 +264,7 @@ class Ruled(Still):
     def values(self, slot: Any) -> Policy:
         raw = lib.roost_testing_class(self.raw, getattr(slot, "class"))
         return Policy(tuple(raw.quiet_ms), raw.probe_interval_s, raw.probe_retry_s, raw.probe_count, raw.priority,
-                      raw.close_with_server)  # fmt: skip
+                      raw.on_server_close)  # fmt: skip
 
     def round(self) -> None:
         self.sweep(self.now_ms + 1100)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.wire import Own, RuleEntry, ServiceSpec, pack_address
+from appliance.wire import OnServerClose, Own, RuleEntry, ServiceSpec, pack_address
 from control.config import Config, Policy, Service, parse
 from control.policy import cascade
 from control.policy.cascade import TooManyError, compile_rules, explain
@@ -298,7 +298,7 @@ def test_a_session_ends_with_its_servers_connection_unless_a_rule_names_the_serv
     for rules, closes in (([general], True), ([general, named], False)):
         compiled = compile_rules(RuleSet(rules), SERVICES, CONFIGURED)
         spec = in_engine(compiled, NUMBERS["session"], "10.0.0.5")
-        assert spec is None or spec.close_with_server == closes
+        assert spec is None or (spec.on_server_close == OnServerClose.CLIENT) == closes
         told = {one.key: one for one in explain(RuleSet(rules), SERVICES[NUMBERS["session"]], CONFIGURED,
                                                 pack_address("10.0.0.5"), Own())}  # fmt: skip
         said = 'interface = "persistent" of service session' if closes else "rule named"
