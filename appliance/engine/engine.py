@@ -45,6 +45,7 @@ from appliance.wire import (
     ServerAddress,
     ServerStatus,
     ServiceSpec,
+    Silences,
     Sought,
     Tally,
     pack_address,
@@ -404,6 +405,15 @@ class Engine:
                   one.tx_bytes)
             for one in raw[0 : lib.roost_tallies_take(self._raw, raw)]
         ]  # fmt: skip
+
+    def silences(self) -> dict[int, Silences]:
+        """For how long clients were silent, by their class."""
+        raw = ffi.new("struct roost_silence_counts[]", lib.ROOST_CLASSES)
+        found = raw[0 : lib.roost_silences_read(self._raw, raw)]
+        return {
+            int(getattr(one, "class")): Silences(one.service, tuple(one.spoke), tuple(one.answered), tuple(one.lost))
+            for one in found
+        }
 
     def census(self) -> dict[int, Census]:
         """How many connections there are, by their class. Takes 12 ns a slot in use, in parts: of what moves

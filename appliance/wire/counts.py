@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Tally(NamedTuple):
@@ -19,6 +19,21 @@ class Tally(NamedTuple):
     count: int  # type: ignore[assignment]  # and not the method of a tuple
     rx_bytes: int
     tx_bytes: int
+
+
+SILENCES_S: Final = (0, *(1 << n for n in range(4, 19)))
+"""From how many seconds on a silence is counted in each place, up to the next (ebpf/shared/silence.h)."""
+
+
+class Silences(NamedTuple):
+    """How often clients of a class, of a service, that were not awake were silent for so long (a place for each of
+    SILENCES_S) until they said something by themselves, answered a probe, or were given up. Since the engine began; the
+    numbers have 32 bits and wrap."""
+
+    service: int
+    spoke: tuple[int, ...]
+    answered: tuple[int, ...]
+    lost: tuple[int, ...]
 
 
 class Census(NamedTuple):

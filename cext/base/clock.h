@@ -6,8 +6,6 @@
 #include <stdint.h>
 #include <time.h>
 
-#include "ebpf/shared/record.h"
-
 static inline uint64_t roost_clock_ms(clockid_t clock) {
     struct timespec now;
     clock_gettime(clock, &now);
@@ -35,13 +33,6 @@ static inline uint64_t roost_coarse_ms(void) {
 /* Since 1970: for people and for the history. */
 static inline uint64_t roost_realtime_ms(void) {
     return roost_clock_ms(CLOCK_REALTIME);
-}
-
-/* Seconds since a client was heard (roost_ka.heard). Past ROOST_SILENCE_MAX_S it is not known any more how long: the engine
- * keeps it there. */
-static inline uint32_t roost_silence_s(uint32_t heard, uint32_t now_s) {
-    uint32_t silence_s = (now_s - (heard >> ROOST_HEARD_SHIFT)) & (ROOST_HEARD_WRAP_S - 1);
-    return silence_s < ROOST_HEARD_WRAP_S - ROOST_HEARD_AHEAD_S ? silence_s : 0;
 }
 
 #endif

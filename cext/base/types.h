@@ -291,6 +291,17 @@ struct roost_event {
     };
 };
 
+/* How often clients of a class were silent for so long (ebpf/shared/silence.h has what the places stand for) until they said
+ * something by themselves, answered a probe, or were given up. Since the engine began; the numbers wrap. What has values set in
+ * band is told under the class that it stands in place of. */
+struct roost_silence_counts {
+    uint16_t class;
+    uint16_t service; /* whose it is */
+    uint32_t spoke[16];
+    uint32_t answered[16];
+    uint32_t lost[16];
+};
+
 /* A transition that is of interest to the history alone, as the store keeps it (HISTORY of control/store/schema.py). */
 struct roost_row {
     uint64_t id;

@@ -22,6 +22,7 @@
 #include "cext/table/hosts.h"
 #include "cext/table/rules.h"
 #include "cext/base/clock.h"
+#include "ebpf/shared/silence.h"
 #include "cext/base/hash.h"
 #include "cext/base/mailbox.h"
 #include "candidates.h"
@@ -343,7 +344,8 @@ struct roost_engine {
     uint32_t sweep_awake;                   /* awake connections whose hash begins so have their timers set anew then */
     uint64_t probe_room_ms;                 /* when there was room for a bucket's probes */
     uint64_t stat[ROOST_E_COUNT];
-    struct roost_hash tallies; /* struct roost_tally */
+    struct roost_hash tallies;       /* struct roost_tally */
+    struct roost_silences *silences; /* of each class; what is `answered` there is given up here. NULL: no memory */
     struct roost_growth growth;
     void (*resume)(struct roost_engine *e,
                    struct roost_waiting *w); /* a command that waited for a row; takes it over */

@@ -68,6 +68,56 @@ void roost_tallies_free(struct roost_engine *e) {
     while ((slot = roost_hash_walk(&e->tallies, 0, UINT64_MAX, &step)))
         free(slot->item);
     roost_hash_free(&e->tallies);
+    free(e->silences);
+}
+
+void roost_tally_silence(struct roost_engine *e, uint32_t class, uint32_t silence_s, bool lost) {
+    if (!e->silences)
+        return;
+    struct roost_silences *of = &e->silences[class % ROOST_CLASSES];
+    (lost ? of->answered : of->spoke)[roost_silence_index(silence_s)]++;
+}
+
+/* Adds what the engine and XDP know of one class to what is told of its base. */
+static void add_silences(struct roost_silence_counts *to, const struct roost_silences *engines,
+                         const struct roost_silences *xdps) {
+    _Static_assert(sizeof(to->lost) == sizeof(engines->spoke), "types.h has as many places");
+    for (int i = 0; i < ROOST_SILENCES; i++) {
+        to->spoke[i] += engines->spoke[i] + xdps->spoke[i];
+        to->answered[i] += xdps->answered[i];
+        to->lost[i] += engines->answered[i];
+    }
+}
+
+static bool is_nothing(const struct roost_silences *s) {
+    static const struct roost_silences nothing;
+    return !memcmp(s, &nothing, sizeof(nothing));
+}
+
+int roost_silences_read(roost_engine *e, struct roost_silence_counts *counts) {
+    uint16_t place[ROOST_CLASSES]; /* of a base, counted from 1 */
+    int used = 0;
+    memset(place, 0, sizeof(place));
+    for (uint32_t class = 1; class < ROOST_CLASSES; class ++) {
+        struct roost_silences engines = {0}, xdps;
+        if (!e->table.classes.entry[class].service)
+            continue;
+        roost_datapath_silences(&e->path, class, &xdps);
+        roost_lock(e);
+        const uint32_t base = base_of(e, class);
+        if (e->silences)
+            engines = e->silences[class];
+        const uint16_t service = e->table.classes.entry[base].service;
+        roost_unlock(e);
+        if (is_nothing(&engines) && is_nothing(&xdps))
+            continue;
+        if (!place[base]) {
+            counts[used] = (struct roost_silence_counts){.class = (uint16_t)base, .service = service};
+            place[base] = (uint16_t)++used;
+        }
+        add_silences(&counts[place[base] - 1], &engines, &xdps);
+    }
+    return used;
 }
 
 static struct roost_census *census_of(const struct roost_engine *e, uint32_t class, struct roost_census *counts) {

@@ -100,10 +100,14 @@ void roost_take_frame(struct roost_engine *e, const struct roost_frame *f) {
     } else if (c && c->phase == ROOST_THAWING) {
         roost_hold(e, c, f, a.server);
     } else if (wakes_now(e, f, a.slot, &speaks)) {
+        uint32_t class = a.client->class, silence_s = roost_silence_s(a.client->heard, (uint32_t)(e->now_ms / 1000));
+        bool heard = !c && !a.server;
         if (!c)
             c = roost_rouse(e, a.key, a.client, a.server ? ROOST_C_SERVER_DATA : ROOST_C_CLIENT_DATA);
         if (!c)
             return;
+        if (heard)
+            roost_tally_silence(e, class, silence_s, false);
         c->speaks |= speaks;
         roost_hold(e, c, f, a.server);
     }

@@ -169,6 +169,8 @@ static uint32_t probe(struct walk *w, struct roost_ka *slot, bool v4) {
     if (sent >= class->probe_count) {
         struct roost_key key;
         e->stat[ROOST_E_PROBE_DEAD]++;
+        if (!(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER))
+            roost_tally_silence(e, slot->class, quiet_s, true);
         roost_table_key(&e->table, slot, v4, &key);
         dead(e, &key, slot);
         return 1;

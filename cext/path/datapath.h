@@ -27,6 +27,7 @@
 #include "ebpf/shared/frame.h"
 #include "ebpf/shared/maps.h"
 #include "ebpf/shared/rule.h"
+#include "ebpf/shared/silence.h"
 #include "ebpf/shared/sockets.h"
 #include "ebpf/shared/steer.h"
 #include "cext/table/rests.h"
@@ -176,6 +177,8 @@ void roost_datapath_retract_probe(struct roost_datapath *d, const struct roost_k
 /* Sends an IP packet, by the routing table alone: to whichever interface. False: it could not be sent. */
 bool roost_datapath_send(struct roost_datapath *d, const uint8_t *packet, size_t length);
 
+/* What XDP has counted of a class, of all processors. */
+void roost_datapath_silences(const struct roost_datapath *d, uint32_t class, struct roost_silences *sum);
 void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values /* ROOST_N_COUNT */);
 uint64_t roost_datapath_memory(const struct roost_datapath *d); /* bytes, from bpf fdinfo */
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from appliance.box import shortage
 from appliance.box.memory import resident_bytes
-from appliance.wire import Census, Tally
+from appliance.wire import SILENCES_S, Census, Silences, Tally
 from control.core.ports import CountsPort
 from control.core.states import Cause, State
 from control.store.appended import Snapshot
@@ -43,6 +43,7 @@ class Snapshots:
         self._taking = threading.Lock()
         self._gauges = engine.gauges()
         self._before = engine.stats()  # counters of BPF are pinned, and go on where a run before left them
+        self._silences: dict[int, Silences] = {}
         self._until = time.monotonic()
 
     async def run(self) -> None:
@@ -74,6 +75,10 @@ class Snapshots:
             counted[self._whose(tally.service, tally.number)].update(_of_tally(tally))
         for number, found in census.items():
             counted[self._whose(found.service, number)].update(_of_census(found))
+        for number, silences in self._engine.silences().items():
+            before, self._silences[number] = self._silences.get(number), silences
+            if new := _of_silences(silences, before):
+                counted[self._whose(silences.service, number)].update(new)
         for (service, rules), counts in sorted(counted.items()):
             told = {name: count for name, count in counts.items() if count}
             self._append(Snapshot(at, span_ms, service, rules, json.dumps(told)))
@@ -97,6 +102,18 @@ def _of_tally(tally: Tally) -> dict[str, int]:
     states = f"{State(tally.from_state).label} {State(tally.to_state).label}"
     return {f"{states} {Cause(tally.cause).label}": tally.count, "rx_bytes": tally.rx_bytes,
             "tx_bytes": tally.tx_bytes}  # fmt: skip
+
+
+def _of_silences(now: Silences, before: Silences | None) -> dict[str, int]:
+    """What has come since then: `spoke after 64`: how many had been silent for so many seconds at least, and less than
+    twice that."""
+    zeros = (0,) * len(SILENCES_S)
+    return {
+        f"{how} after {seconds}": new
+        for how in ("spoke", "answered", "lost")
+        for seconds, count, earlier in zip(SILENCES_S, getattr(now, how), getattr(before, how, zeros), strict=True)
+        if (new := (count - earlier) % 2**32)
+    }
 
 
 def _of_census(census: Census) -> dict[str, int]:

@@ -179,6 +179,7 @@ static __noinline int fast(struct xdp_md *ctx, const struct roost_config *cfg, s
         }
     }
     slot->heard = ROOST_HEARD(now_ms / 1000, ROOST_HEARD_TICK(heard), 0);
+    count_silence(slot->class, heard, now_ms, !behind);
     if (!behind) {
         count(ROOST_N_HEARD);
         return next_probe(ctx);

@@ -52,8 +52,10 @@ static __always_inline int may_challenge(struct roost_ka *slot, const struct roo
 }
 
 /* A probe that is answered between two sweeps must not count, however short the interval. */
-static __always_inline void heard(struct roost_ka *slot, const struct roost_ka *ka, __u64 now_ms) {
+static __always_inline void heard(struct roost_ka *slot, const struct roost_ka *ka, __u64 now_ms, int answered) {
     slot->heard = ROOST_HEARD(now_ms / 1000, ROOST_HEARD_TICK(ka->heard), 0);
+    if (!(ROOST_FLAGS(ka->ctl) & ROOST_F_SERVER))
+        count_silence(ka->class, ka->heard, now_ms, answered);
 }
 
 /* RFC 7323 4.3; a ts_recent of 0 is none yet. */
@@ -212,12 +214,12 @@ static __noinline int known(struct xdp_md *ctx, const struct packet *p, const st
     case ROOST_V_WAKE:
         return hand_over(ctx, p, ROOST_WHY_WAKE);
     case ROOST_V_ANSWER:
-        heard(slot, &ka, now_ms);
+        heard(slot, &ka, now_ms, 0);
         if (newer_ts(&ka, &s))
             slot->ts_recent = s.tsval;
         return counted(ctx, p, answer(ctx, p, &ka, &s, 0), ROOST_N_ANSWERED);
     case ROOST_V_HEARD:
-        heard(slot, &ka, now_ms);
+        heard(slot, &ka, now_ms, 1);
         count(ROOST_N_HEARD);
         return p->l3 == ETH_HLEN ? next_probe(ctx) : XDP_DROP; /* a probe has no VLAN tag */
     case ROOST_V_CHALLENGE:

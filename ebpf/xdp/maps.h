@@ -5,9 +5,19 @@
 
 #include "ebpf/lib/maps.h"
 #include "ebpf/shared/rule.h"
+#include "ebpf/shared/silence.h"
 
 #define ROUTES 1024 /* the highest 10 bits of a hash */
 
 ROOST_XDP_MAPS(ROOST_DEFINE_MAP)
+
+/* A client was heard. before: what its slot said of when it was until then. */
+static __always_inline void count_silence(__u32 class, __u32 before, __u64 now_ms, int answered) {
+    struct roost_silences *of = bpf_map_lookup_elem(&silences, &class);
+    __u32 index = roost_silence_index(roost_silence_s(before, now_ms / 1000));
+    asm volatile("" : "+r"(index)); /* or clang forgets that it is bounded */
+    if (of && index < ROOST_SILENCES)
+        *(answered ? &of->answered[index] : &of->spoke[index]) += 1;
+}
 
 #endif

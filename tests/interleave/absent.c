@@ -86,6 +86,8 @@ void roost_sockets_note(struct roost_engine *e, const struct roost_key *key) {
 void roost_tally(struct roost_engine *e, uint32_t class, uint8_t from, uint8_t to, uint8_t cause, uint64_t rx,
                  uint64_t tx) {
 }
+void roost_tally_silence(struct roost_engine *e, uint32_t class, uint32_t silence_s, bool lost) {
+}
 void roost_listings_awake(struct roost_engine *e, const struct roost_key *key) {
 }
 void roost_listings_asleep(struct roost_engine *e, const struct roost_key *key) {

@@ -105,6 +105,8 @@ def test_figure_24_keepalives_of_10_000_clients_for_five_minutes_change_nothing(
     flows: Counter[str] = sum((counts for service, counts in since if service), Counter())
     states = {state.label: flows.pop(state.label, 0) for state in State}
     assert {state: count for state, count in states.items() if count} == {State.SLEEP.label: CLIENTS}
+    silences = {name: flows.pop(name) for name in list(flows) if name.startswith("spoke after ")}
+    assert sum(silences.values()) == ROUNDS * CLIENTS + 1, "after how long each was heard is counted"
     assert flows - Counter(rx_bytes=100, tx_bytes=100) == Counter(
         f"{row['from']} {row['to']} {row['cause']}" for row in told
     )

@@ -32,6 +32,7 @@ from appliance.wire import (
     ServerAddress,
     ServerStatus,
     ServiceSpec,
+    Silences,
     Sought,
     Tally,
 )
@@ -84,6 +85,7 @@ class FakeEngine:
     obstacles: Obstacles = field(default_factory=lambda: Obstacles(Obstacle(0), 0, 0, 0, 0, 0))
     counted: dict[str, int] = field(default_factory=dict)
     tallied: list[Tally] = field(default_factory=list)
+    silent: dict[int, Silences] = field(default_factory=dict)
     entries: Sequence[RuleEntry] = ()
     policies: Sequence[ServiceSpec] = ()
     rules_set: int = 0  # how often
@@ -248,6 +250,9 @@ class FakeEngine:
     def tallies(self) -> Sequence[Tally]:
         taken, self.tallied = self.tallied, []
         return taken
+
+    def silences(self) -> dict[int, Silences]:
+        return self.silent
 
     def census(self) -> dict[int, Census]:
         """All are of class 1, of service 1."""

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from appliance.box.shortage import Shortage
-from appliance.wire import Census, Tally
+from appliance.wire import SILENCES_S, Census, Silences, Tally
 from control.cli import snapshots as shown
 from control.cli.client import Client
 from control.core.states import Cause, State
@@ -101,6 +101,27 @@ def test_connections_are_counted_by_state(monkeypatch: pytest.MonkeyPatch) -> No
     assert taken.now()[1, ""] == {"ACTIVE": 1, "SLEEP": 2}
     monkeypatch.setattr(taken.engine, "census", lambda: {1: Census(1, (0, 0, 0, 4, 0, 0), 9)})
     assert taken.now()[1, ""] == {"IDLE": 4, "born": 9}
+
+
+def silent(**places: int) -> Silences:
+    """spoke_3=7: seven said something after the fourth of SILENCES_S."""
+    found = {how: [0] * len(SILENCES_S) for how in ("spoke", "answered", "lost")}
+    for place, count in places.items():
+        how, _, number = place.partition("_")
+        found[how][int(number)] = count
+    return Silences(1, *(tuple(found[how]) for how in ("spoke", "answered", "lost")))
+
+
+def test_silences_are_told_by_what_has_come_and_by_service_and_rules() -> None:
+    taken = Taken({1024: "cheap"})
+    taken.engine.silent = {1: silent(spoke_0=2**32 - 1, lost_15=2), 1024: silent(answered_3=5)}
+    found = taken.now()
+    assert found[1, ""] == {"spoke after 0": 2**32 - 1, "lost after 262144": 2}
+    assert found[1, "cheap"] == {"answered after 64": 5}
+    taken.engine.silent = {1: silent(spoke_0=1, lost_15=3), 1024: silent(answered_3=5)}
+    found = taken.now()
+    assert found[1, ""] == {"spoke after 0": 2, "lost after 262144": 1}, "its numbers have wrapped"
+    assert (1, "cheap") not in found
 
 
 def test_connections_whose_service_is_not_known_are_the_appliances() -> None:

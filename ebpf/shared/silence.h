@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
+/* For how long clients were silent before they were heard again: counted by policy class and logarithm of the seconds. */
+#ifndef ROOST_SILENCE_H
+#define ROOST_SILENCE_H
+
+#include "record.h"
+
+#define ROOST_SILENCES                                                                                                 \
+    16 /* 0: less than 16 s; n: 2^(n+3) s and more, but less than the next; the last: 2^18 s and more */
+
+/* Of a class, on one processor; the numbers wrap. */
+struct roost_silences {
+    __u32 spoke[ROOST_SILENCES];    /* the client said something by itself */
+    __u32 answered[ROOST_SILENCES]; /* it answered a probe of ours */
+};
+
+/* Seconds since a client was heard (roost_ka.heard). Past ROOST_SILENCE_MAX_S it is not known any more how long: the engine
+ * keeps it there. */
+static inline __u32 roost_silence_s(__u32 heard, __u32 now_s) {
+    __u32 silence_s = (now_s - (heard >> ROOST_HEARD_SHIFT)) & (ROOST_HEARD_WRAP_S - 1);
+    return silence_s < ROOST_HEARD_WRAP_S - ROOST_HEARD_AHEAD_S ? silence_s : 0;
+}
+
+/* The bits of what is left of the last four, counted with all below the highest: without a branch, of which the verifier would
+ * follow both ways for each packet. */
+static inline __u32 roost_silence_index(__u32 silence_s) {
+    __u32 n = silence_s >> 4;
+    n |= n >> 1;
+    n |= n >> 2;
+    n |= n >> 4;
+    n |= n >> 8;
+    n -= (n >> 1) & 0x55555555u;
+    n = (n & 0x33333333u) + ((n >> 2) & 0x33333333u);
+    n = (n + (n >> 4)) & 0x0f0f0f0fu;
+    n = (n * 0x01010101u) >> 24;
+    return n < ROOST_SILENCES ? n : ROOST_SILENCES - 1;
+}
+
+#endif

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For how long clients were silent before they were heard again, or given up, is counted by class."""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+
+import pytest
+
+from appliance.wire import SILENCES_S
+from control.core.states import State
+from tests.lab.aging import Sleepers
+from tests.lab.engine_lab import EngineLab, Pair
+from tests.lab.test_probing import cut_off
+
+BOTH = pytest.mark.parametrize("family", [4, 6])
+PROBED = {"probe_retry_s": 1, "probe_count": 1}
+pytestmark = pytest.mark.own_engine
+
+
+def counted(box: EngineLab) -> Counter[str]:
+    """As a snapshot names them, of all classes together."""
+    return Counter({
+        f"{how} after {seconds}": sum(getattr(of, how)[place] for of in box.engine.silences().values())
+        for how in ("spoke", "answered", "lost")
+        for place, seconds in enumerate(SILENCES_S)
+    })  # fmt: skip
+
+
+def aged(box: EngineLab, state: State, seconds: int, family: int = 4) -> Pair:
+    """A client that was heard so long ago."""
+    pair = box.connect(family)
+    box.to(pair, state)
+    Sleepers(box.pin_dir).grow_older(seconds)
+    return pair
+
+
+@BOTH
+@pytest.mark.parametrize("state", [State.IDLE, State.SLEEP])
+def test_a_client_that_speaks_after_a_silence_is_counted_with_it(box: EngineLab, family: int, state: State) -> None:
+    pair = aged(box, state, 300, family)
+    assert +counted(box) == {}
+    box.wake_and_answer(pair)
+    assert +counted(box) == {"spoke after 256": 1}
+
+
+@BOTH
+def test_a_keepalive_is_counted_with_the_silence_before_it(box: EngineLab, family: int) -> None:
+    pair = aged(box, State.SLEEP, 70_000, family)
+    pair.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    pair.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    pair.client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    box.wait(lambda: box.stat("keepalives_answered") >= 3, "keep-alives are answered", 10)
+    found = +counted(box)
+    assert set(found) == {"spoke after 65536", "spoke after 0"}
+    assert found["spoke after 65536"] == 1
+
+
+def probe(box: EngineLab, family: int) -> None:
+    """From now on, after 100 s: what has been silent for longer counts as that, since nobody has asked it."""
+    box.engine.update_service(box.spec(family, **PROBED, probe_interval_s=100))
+
+
+@BOTH
+@pytest.mark.engine(service=PROBED)
+def test_the_answer_to_a_probe_is_counted_with_the_silence_before_it(box: EngineLab, family: int) -> None:
+    aged(box, State.SLEEP, 1000, family)
+    probe(box, family)
+    box.wait(lambda: box.stat("acks_heard") == 1, "a probe is answered", 10)
+    assert +counted(box) == {"answered after 64": 1}
+
+
+@BOTH
+@pytest.mark.engine(service=PROBED)
+def test_a_client_that_is_given_up_is_counted_with_its_silence(box: EngineLab, family: int) -> None:
+    pair = aged(box, State.IDLE, 1000, family)
+    cut_off(box, f"tcp dport {pair.key.client_port} drop;")
+    try:
+        probe(box, family)
+        box.wait_state(pair, State.CLOSED, 10)
+    finally:
+        box.lab.nft("nat", "delete table inet vanish")
+    assert +counted(box) == {"lost after 64": 1}
