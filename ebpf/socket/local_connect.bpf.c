@@ -93,10 +93,10 @@ SEC("cgroup/connect4")
 int roost_connect4(struct bpf_sock_addr *ctx) {
     struct call call = {.ctx = ctx, .key.client_port = (__be16)ctx->user_port};
     __u32 *client = (__u32 *)call.key.client;
-    if (is_left_alone(ctx))
-        return GO_ON;
     client[2] = bpf_htonl(0xffff);
     client[3] = ctx->user_ip4;
+    if (is_left_alone(ctx) || bpf_ntohl(client[3]) >> 24 == 127) /* no client is at the loopback */
+        return GO_ON;
     return connects(&call, 0);
 }
 
