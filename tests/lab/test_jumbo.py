@@ -15,7 +15,7 @@ from appliance.wire import OnServerClose, Op
 from control.core.states import State
 from tests.lab.engine_lab import EngineLab, receive, tcp_info
 from tests.lab.fixtures import ip
-from tests.lab.wire import Sleeper, Wire
+from tests.lab.wire import Sleeper, Wire, damaged
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 ASLEEP = pytest.mark.parametrize("state", [State.IDLE, State.SLEEP])
@@ -72,9 +72,8 @@ def test_a_long_segment_that_was_damaged_or_forged_wakes_nobody(box: EngineLab, 
     box.to_idle(pair)
     sleeper = Sleeper(pair, box.record(pair))
     with Wire(box) as wire:
-        damaged = bytearray(wire.frame(sleeper.ip() / sleeper.tcp(flags="PA") / Raw(os.urandom(8000))))
-        damaged[-1] ^= 1
-        wire.send_raw([bytes(damaged)])
+        whole = wire.frame(sleeper.ip() / sleeper.tcp(flags="PA") / Raw(os.urandom(8000)))
+        wire.send_raw([damaged(whole)])
         wire.send(sleeper.ip() / sleeper.tcp(ack=1, flags="PA") / Raw(bytes(8000)))
         assert not [reply for reply in wire.replies(sleeper) if "R" in str(reply[TCP].flags)]
     box.wait(lambda: box.stat("frames_bad") == 1, "the damaged one is seen")

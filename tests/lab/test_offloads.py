@@ -15,7 +15,7 @@ from appliance.wire import Born, OnServerClose, Op
 from control.core.states import State
 from tests.lab.bare_sleep import NO_KEEPALIVES, BareSleep
 from tests.lab.engine_lab import EngineLab, receive, tcp_info
-from tests.lab.wire import Sleeper, Wire, checksums_are_right, unsummed
+from tests.lab.wire import Sleeper, Wire, checksums_are_right, damaged, unsummed
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 GENERIC = pytest.param("generic", marks=pytest.mark.engine(xdp_mode="generic"))
@@ -110,7 +110,7 @@ def test_an_answer_has_a_whole_checksum_and_a_damaged_segment_gets_none(box: Eng
     with Wire(box) as wire:
         probe = wire.frame(sleeper.ip() / sleeper.tcp(seq=-1))
         data = wire.frame(sleeper.ip() / sleeper.tcp(flags="PA") / Raw(bytes(600)))
-        wire.send_raw([frame[:-1] + bytes([frame[-1] ^ 1]) for frame in (probe, data)])
+        wire.send_raw([damaged(probe), damaged(data)])
         wire.send_raw([unsummed(probe)])
         (answer,) = wire.replies(sleeper)
     assert checksums_are_right(answer)

@@ -177,6 +177,17 @@ def unsummed(frame: bytes) -> bytes:
     return bytes(packet)
 
 
+def damaged(frame: bytes) -> bytes:
+    """With another TCP checksum, which is not what an interface would complete either: by that field alone such a frame
+    is taken for whole (is_left_to_interface of ebpf/lib/checksum.h), one of 65,536 that are damaged at random."""
+    for bit in (1, 2):
+        packet = Ether(frame)
+        packet[TCP].chksum ^= bit
+        if (wrong := bytes(packet)) != unsummed(frame):
+            return wrong
+    raise AssertionError("two different fields are not both that sum")
+
+
 def timestamps_of(packet: Any) -> tuple[int, int] | None:
     """(TSval, TSecr)"""
     for name, value in packet[TCP].options:
