@@ -8,8 +8,8 @@ A router's are made at start (what is there already stays) and taken back at the
 or new clients are to be refused: what is marked for those must not be routed to their server. They act on nothing but
 that mark, so what a killed daemon leaves is harmless. There is one router in a network namespace.
 
-Programs on the machine itself that connect to clients have that mark, too ([attach] local_connect). Several instances
-may serve those, so it is `roost unpin` that takes them back.
+Programs on the machine itself that connect to clients have that mark, too ([attach] local_connect); that is for one
+daemon in a network namespace as well, and `roost unpin` takes them back.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def close_routes() -> None:
 
 
 def _each(verb: str, done: list[str], *ignored: int) -> None:
-    from pyroute2 import IPRoute  # 10 MB that only a router is to pay
+    from pyroute2 import IPRoute  # 10 MB that those alone are to pay who need it
     from pyroute2.netlink.exceptions import NetlinkError
 
     def carry_out(what: str, call: Any, **arguments: Any) -> None:

@@ -9,6 +9,7 @@
 /* After its server's close, on the way down at once: the client acknowledges what the server said last. A freeze that is too early
  * for that is tried again after as long. */
 #define SINK_MS 100
+#define SINK_FOR_MS 5000 /* then its quiet interval begins */
 
 /* The intervals, as bits of `given`, that this stands for. */
 #define ALWAYS_ACTIVE (1 << ROOST_INBAND_ACTIVE | 1 << ROOST_INBAND_STANDBY)
@@ -28,8 +29,15 @@ const struct roost_class *roost_class_of(const struct roost_engine *e, uint32_t 
     return &e->table.classes.entry[class % ROOST_CLASSES];
 }
 
+/* Not for as long as bytes may be under way to a client that has gone, nor past what the connection has of its own. */
+static bool sinks(const struct roost_engine *e, const struct roost_conn *c) {
+    const struct roost_class *class = roost_class_of(e, c->class);
+    return c->sinks && class->on_server_close >= ROOST_CLOSE_IDLE && e->now_ms < c->since_ms + SINK_FOR_MS &&
+           !class->always_active && !(class->own.given & 1 << ROOST_INBAND_STANDBY);
+}
+
 uint32_t roost_quiet_ms(const struct roost_engine *e, const struct roost_conn *c, enum roost_state state) {
-    if (c->sinks && state == ROOST_ST_STANDBY && roost_class_of(e, c->class)->on_server_close >= ROOST_CLOSE_IDLE)
+    if (state == ROOST_ST_STANDBY && sinks(e, c))
         return SINK_MS;
     int i = state == ROOST_ST_ACTIVE ? ROOST_INBAND_ACTIVE
             : state == ROOST_ST_IDLE ? ROOST_INBAND_IDLE

@@ -21,15 +21,19 @@ static bool is_there(struct roost_engine *e, const struct roost_key *key) {
     return roost_whose(e, key).by != ROOST_BY_NONE;
 }
 
-/* At a service of every local address: those that programs on this machine reach clients by (local_connect.c). */
+/* At a service of every local address: those that programs on this machine reach clients by (roost_local_connect_at). */
 static bool complete_locally(struct roost_engine *e, struct roost_key *key, const struct roost_service *s) {
-    struct roost_managed_key end;
-    for (bool more = roost_datapath_next_near_end(&e->path, &end, true); more;
-         more = roost_datapath_next_near_end(&e->path, &end, false)) {
-        memcpy(key->local, end.address, sizeof(key->local));
-        key->local_port = end.port;
-        if (end.port == htons(s->listen_port) && is_there(e, key))
+    struct roost_key tried = *key;
+    for (uint32_t i = 0; i < e->near_ends; i++) {
+        const struct roost_managed_key *end = &e->near_end[i];
+        if (end->port != htons(s->listen_port))
+            continue;
+        memcpy(tried.local, end->address, sizeof(tried.local));
+        tried.local_port = end->port;
+        if (is_there(e, &tried)) {
+            *key = tried;
             return true;
+        }
     }
     return false;
 }

@@ -303,7 +303,9 @@ struct roost_engine {
     struct roost_listener listener[ROOST_MAX_SERVICES];
     int listeners;
     struct roost_listener *by_index[ROOST_MAX_SERVICES]; /* by the index of the service */
-    int door[ROOST_DOORS];                               /* a router's listening sockets for servers; -1: none */
+    struct roost_managed_key near_end[ROOST_NEAR_ENDS];  /* where clients connect to, for programs on this machine */
+    uint32_t near_ends;
+    int door[ROOST_DOORS]; /* a router's listening sockets for servers; -1: none */
     struct roost_hosts hosts;
     struct roost_ruling rules;
     char name[64];                         /* the manager's */

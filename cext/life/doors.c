@@ -80,7 +80,15 @@ int roost_local_connect_open(struct roost_engine *e, const char *cgroup, struct 
 }
 
 int roost_local_connect_at(struct roost_engine *e, const uint8_t *places, uint32_t count) {
-    return roost_datapath_set_near_ends(&e->path, (const struct roost_managed_key *)places, count);
+    const struct roost_managed_key *ends = (const struct roost_managed_key *)places;
+    int error = count > ROOST_NEAR_ENDS ? -E2BIG : roost_datapath_set_near_ends(&e->path, ends, count);
+    if (error)
+        return error;
+    roost_lock(e);
+    memcpy(e->near_end, ends, count * sizeof(*ends));
+    e->near_ends = count;
+    roost_unlock(e);
+    return 0;
 }
 
 uint32_t roost_router_mark(uint32_t *mask) {

@@ -227,6 +227,7 @@ void roost_stop_listening(roost_engine *e) {
         e->listener[i].paused = false;
         roost_ready_links_close(&e->listener[i].ready);
     }
+    roost_datapath_close_local_connect(&e->path); /* first: nothing is sent to a door that is closed */
     for (int i = 0; i < ROOST_DOORS; i++) {
         if (e->door[i] >= 0)
             close(e->door[i]);

@@ -422,9 +422,7 @@ void roost_datapath_close(struct roost_datapath *d) {
     bpf_object__close(d->steer);
     bpf_object__close(d->loopback);
     bpf_object__close(d->local_connect);
-    for (int i = 0; i < 2; i++)
-        if (d->connect_link[i] >= 0)
-            close(d->connect_link[i]);
+    roost_datapath_close_local_connect(d);
     roost_rests_close(&d->rests);
     if (d->raw4 >= 0)
         close(d->raw4);

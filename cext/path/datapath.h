@@ -124,8 +124,7 @@ int roost_datapath_attach_steer(struct roost_datapath *d, const char *ifname, bo
 int roost_datapath_open_local_connect(struct roost_datapath *d, const char *cgroup, struct roost_reason *why);
 /* Where clients connect to, all such places. 0 or -errno. */
 int roost_datapath_set_near_ends(struct roost_datapath *d, const struct roost_managed_key *ends, uint32_t count);
-/* One after the other, by any thread; false: that was the last. */
-bool roost_datapath_next_near_end(const struct roost_datapath *d, struct roost_managed_key *end, bool first);
+void roost_datapath_close_local_connect(struct roost_datapath *d); /* programs connect as without it from now on */
 /* Ends the steering of interfaces that an earlier daemon steered and this one has not. */
 void roost_datapath_end_old_steering(struct roost_datapath *d);
 /* A map for a generation of a table: its descriptor, or -errno. Any thread's. */

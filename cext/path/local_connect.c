@@ -4,6 +4,7 @@
 #include <bpf/bpf.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -32,6 +33,29 @@ static int own_cookie(uint64_t *cookie) {
     return e;
 }
 
+/* Calls connect() once, by which the program learns which process this is: it leaves its sockets alone. A daemon outside of the
+ * cgroup is not asked, then or later. */
+static int find_own(struct roost_datapath *d) {
+    struct sockaddr_in nowhere = {.sin_family = AF_INET, .sin_port = htons(9), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t size = sizeof(d->own_process->cookie);
+    int any = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int e = any < 0 || getsockopt(any, SOL_SOCKET, SO_COOKIE, &d->own_process->cookie, &size) ||
+                    connect(any, (struct sockaddr *)&nowhere, sizeof(nowhere))
+                ? -errno
+                : 0;
+    if (any >= 0)
+        close(any);
+    return e;
+}
+
+void roost_datapath_close_local_connect(struct roost_datapath *d) {
+    for (int i = 0; i < 2; i++) {
+        if (d->connect_link[i] >= 0)
+            close(d->connect_link[i]);
+        d->connect_link[i] = -1;
+    }
+}
+
 int roost_datapath_open_local_connect(struct roost_datapath *d, const char *cgroup, struct roost_reason *why) {
     static const struct roost_sizes adopted;
     int e = own_cookie(&d->netns_cookie);
@@ -48,6 +72,8 @@ int roost_datapath_open_local_connect(struct roost_datapath *d, const char *cgro
     if (!e)
         e = attach(d, fd, "roost_connect6", BPF_CGROUP_INET6_CONNECT, &d->connect_link[1]);
     close(fd);
+    if (!e)
+        e = find_own(d);
     return e ? roost_complain(why, e, "cannot attach to the cgroup %s: %m", cgroup) : 0;
 }
 
@@ -72,9 +98,4 @@ int roost_datapath_set_near_ends(struct roost_datapath *d, const struct roost_ma
         if (bpf_map_update_elem(map, &ends[i], &d->netns_cookie, BPF_ANY))
             return -errno;
     return 0;
-}
-
-bool roost_datapath_next_near_end(const struct roost_datapath *d, struct roost_managed_key *end, bool first) {
-    int map = d->map_fd[ROOST_MAP_near_ends];
-    return map >= 0 && !bpf_map_get_next_key(map, first ? NULL : end, end);
 }

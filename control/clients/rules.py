@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from control.config import Config, Service
 from control.core.errors import OperationError
 from control.core.ports import RulesPort
-from control.policy.cascade import Compiled, TooManyError, compile_rules, has_of_rule
+from control.policy.cascade import Compiled, TooManyError, compile_rules, givers
 from control.policy.rules import Problem, Rule, RuleSet, read_rule
 from control.store.database import StoreError, reason
 from control.store.policies import OutdatedError, RuleRow
@@ -134,9 +134,16 @@ class Rules:
         known(state, name)
         services, config = self._configured()
 
-        def follows(service: int, address: bytes) -> bool:
-            found = services.get(service)
-            return found is not None and has_of_rule(state.rules, name, found, config, address)
+        known_givers: dict[tuple[int, tuple[str, ...]], frozenset[str]] = {}
+
+        def follows(number: int, address: bytes) -> bool:
+            if (service := services.get(number)) is None:
+                return False
+            matching = tuple(state.rules.matching(service, int.from_bytes(address, "big")))
+            which = number, tuple(rule.name for rule in matching)
+            if which not in known_givers:
+                known_givers[which] = givers(state.rules, matching, service, config)
+            return name in known_givers[which]
 
         return frozenset(number for number, rules in self._giving.items() if name in rules), follows
 

@@ -120,6 +120,8 @@ class Config(Section):
     def _sides_differ(self) -> Config:
         if both := sorted(set(self.router.lan) & set(self.network.interfaces)):
             raise ValueError(f'the interface "{both[0]}" is in [router] lan and in [network] interfaces')
+        if self.attach.local_connect and "lo" in self.network.interfaces:
+            raise ValueError('[attach] local_connect: "lo" must not be in [network] interfaces')
         return self
 
     @property

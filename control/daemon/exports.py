@@ -26,6 +26,7 @@ START_S: Final = 10.0
 """After the daemon's: clients that come back are more urgent."""
 
 LOOK_S: Final = 1.0
+KILLED_S: Final = 1.0
 _BESIDE: Final = ("setpriv", "--pdeathsig=KILL", "--", "nice", "-n", "10")
 """The kernel ends it with the thread that started it, which is the daemon's first."""
 
@@ -37,10 +38,12 @@ class Exports:
     def __init__(self, wanted: Callable[[], Export], command: Sequence[str]) -> None:
         self._wanted = wanted
         self._command = command
-        self._due = time.monotonic() + START_S
+        self._first = time.monotonic() + START_S
+        self._began: float | None = None
+        """When the last one was."""
+
         self._done: dict[str, Any] = {"at_ms": None, "seconds": None, "rows": {}, "error": ""}
-        self._where: Export | None = None
-        """Of the last one that was begun."""
+        self._directory = ""
 
     @classmethod
     def of(cls, config_path: str, wanted: Callable[[], Export]) -> Exports:
@@ -58,15 +61,13 @@ class Exports:
         while True:
             await asyncio.sleep(LOOK_S)
             wanted = self._wanted()
-            if self._where is not None and self._where.directory != wanted.directory:
-                self._due = time.monotonic()
-                self._where = None
+            if self._directory != wanted.directory:
+                self._directory, self._began = wanted.directory, None
                 self._done["error"] = ""  # of a directory that is not asked for any more
-            if not wanted.directory or time.monotonic() < self._due:
-                continue
-            self._where, began = wanted, time.monotonic()
-            await self._export(wanted.directory)
-            self._due = began + wanted.every
+            due = self._first if self._began is None else self._began + wanted.every
+            if wanted.directory and time.monotonic() >= due:
+                self._began = time.monotonic()
+                await self._export(wanted.directory)
 
     async def _export(self, directory: str) -> None:
         began = time.monotonic()
@@ -81,7 +82,8 @@ class Exports:
         finally:
             with suppress(ProcessLookupError):
                 process.kill()
-            await process.wait()
+            with suppress(TimeoutError):  # a disk that hangs holds it, and must not hold the daemon
+                await asyncio.wait_for(process.wait(), KILLED_S)
         try:
             tables = {table: one for table, one in json.loads(out).items() if table != "seconds"}
             rows = {table: int(one["rows"]) for table, one in tables.items()}

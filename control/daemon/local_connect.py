@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from appliance.box.mounts import cgroup2
-from appliance.engine import Engine
+from appliance.engine import Engine, EngineError
 from appliance.wire import NEAR_ENDS, ServerAddress, ServiceSpec
 from control.clients.local_addresses import LocalAddresses
 from control.daemon.error import DaemonError
@@ -26,6 +26,7 @@ class LocalConnect:
         self._engine = engine
         self._addresses = LocalAddresses()
         self._told: list[ServerAddress] = []
+        self._problem = ""
 
     def open(self) -> None:
         """Raises DaemonError or EngineError."""
@@ -35,7 +36,17 @@ class LocalConnect:
         self._engine.open_local_connect(cgroup)
 
     def look(self, specs: Iterable[ServiceSpec]) -> None:
-        """Tell the engine where clients connect to, if that has changed: addresses come and go. Raises EngineError."""
+        """Tell the engine where clients connect to, if that has changed: addresses come and go. What keeps it from that
+        is told, and it is tried again."""
+        try:
+            self._look(specs)
+            self._problem = ""
+        except (OSError, EngineError) as error:
+            if str(error) != self._problem:
+                log.error("[attach] local_connect: where clients connect to stays what it was: %s", error)
+            self._problem = str(error)
+
+    def _look(self, specs: Iterable[ServiceSpec]) -> None:
         places = [place for spec in specs if not spec.unreachable for place in self._places(spec)]
         if places == self._told:
             return

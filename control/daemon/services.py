@@ -74,6 +74,11 @@ class Services:
         except ConfigError as error:
             log.error("SIGHUP: the configuration stays as it is: %s", error)
             return False
+        for one in new.service:
+            if problem := one.problem_of_sleep(new.policy, new.table, self._config.by_address):
+                log.error('SIGHUP: the configuration stays as it is: until a restart, [[service]] "%s": '
+                          'sleep_keepalive = "none" %s', one.name, problem)  # fmt: skip
+                return False
         if waiting := needs_restart(self._config, new):
             log.warning("SIGHUP: these wait for a restart: %s", ", ".join(waiting))
         self._in_force = new.model_copy(update={"router": self._config.router, "attach": self._config.attach})

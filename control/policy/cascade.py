@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from appliance.wire import Own, RuleEntry, ServiceSpec
 from control.config import Config, Policy, Service
-from control.policy.rules import EVERYWHERE, RULES_MAX, VALUES, Place, Problem, Rule, RuleSet, ip_version
+from control.policy.rules import EVERYWHERE, OF_SERVERS, RULES_MAX, VALUES, Place, Problem, Rule, RuleSet, ip_version
 from control.policy.services import policy_of, service_spec
 
 ENTRIES_MAX: Final = 262_144
@@ -106,6 +106,8 @@ def _give(rules: RuleSet, several: Iterable[Rule], service: Service, before: Giv
     given = dict(before)
     for rule in several:
         for key, value in rules.values[rule.name].items():
+            if key in OF_SERVERS and service.kind != "server":
+                continue
             if key == "on_server_close" and not _may_say_what_follows_a_close(rule, service):
                 continue
             given[key] = value, rule.name
@@ -114,7 +116,7 @@ def _give(rules: RuleSet, several: Iterable[Rule], service: Service, before: Giv
 
 def _may_say_what_follows_a_close(rule: Rule, service: Service) -> bool:
     """As [policy] does not, a rule for all services does not change what a session needs."""
-    return service.kind == "server" and (service.interface != "persistent" or rule.service is not None)
+    return service.interface != "persistent" or rule.service is not None
 
 
 def _changed(service: Service, given: Given, config: Config) -> tuple[Service, Given, Problem | None]:
@@ -157,11 +159,10 @@ def explain(rules: RuleSet, service: Service, config: Config, address: bytes, ow
     ]
 
 
-def has_of_rule(rules: RuleSet, name: str, service: Service, config: Config, address: bytes) -> bool:
-    """Whether the rule of this name gives a client of this service at this packed address a value that is in force."""
-    matching = rules.matching(service, int.from_bytes(address, "big"))
+def givers(rules: RuleSet, matching: Iterable[Rule], service: Service, config: Config) -> frozenset[str]:
+    """The rules that give a client of this service a value that is in force, of those that match it."""
     _, kept, _ = _changed(service, _give(rules, matching, service, {}), config)
-    return any(rule == name for _, rule in kept.values())
+    return frozenset(rule for _, rule in kept.values())
 
 
 def _by_key(own: Mapping[str, int]) -> dict[str, Any]:

@@ -25,6 +25,9 @@ NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 OF_THE_SERVICE: Final = ("connect_timeout",)
 """Keys of [policy] that hold for a service as a whole."""
 
+OF_SERVERS: Final = ("on_server_close", "on_second_server")
+"""Those that hold for clients of servers alone, and not where the daemon itself answers them (kind)."""
+
 VALUES: Final = tuple(key for key in Policy.model_fields if key not in OF_THE_SERVICE)
 """Those that hold for a connection, and that a rule may give."""
 
@@ -199,5 +202,6 @@ def _problems_of(rule: Rule, services: Mapping[str, Service], versions: Collecti
         if version not in ({ip_version(service)} if service else versions):
             who = f'the service "{service.name}" listens at {service.listen}' if service else "no service listens so"
             yield told(f"nothing can match: its network {rule.network} is IPv{version}, and {who}")
-    if service is not None and service.kind != "server" and "on_server_close" in rule.model_fields_set:
-        yield told(f'`on_server_close` does not hold for service "{service.name}": kind = "{service.kind}"')
+    if service is not None and service.kind != "server":
+        for key in rule.model_fields_set.intersection(OF_SERVERS):
+            yield told(f'`{key}` does not hold for service "{service.name}": kind = "{service.kind}"')

@@ -13,7 +13,8 @@
 #define FAMILY_INET6 10
 #define TCP_STATE_LISTEN 10
 
-/* The socket that the stack would give a packet with this key, to be released; 0: none. ctx: of XDP or tc. */
+/* The socket that the stack would give a packet with this key, to be released; 0: none. ctx: of XDP, tc, or cgroup
+ * connect. */
 static __always_inline struct bpf_sock *find_socket(void *ctx, const struct roost_key *key, int v6) {
     struct bpf_sock_tuple tuple = {};
     if (v6) {

@@ -72,7 +72,8 @@
 /* Of socket/local_connect.bpf.c: where clients may have connected to, and the cookie of the daemon's network namespace. */
 #define ROOST_LOCAL_CONNECT_MAPS(MAP)                                                                                     \
     MAP(near_ends,      HASH,          KEYED(struct roost_managed_key, __u64), ROOST_NEAR_ENDS,                           \
-                                                                                             FIXED,      OWN,    PLAIN)
+                                                                                             FIXED,      OWN,    PLAIN)   \
+    MAP(own_process,    ARRAY,         INDEXED(struct roost_own),         1,                 FIXED,      OWN,    MAPPED)
 
 /* Of socket/survey.bpf.c, which cext/socket/survey.c loads by itself. */
 #define ROOST_SURVEY_MAPS(MAP)                                                                                            \

@@ -21,6 +21,12 @@ struct roost_managed {
     __u32 fail_closed; /* without a daemon new clients are refused; else they are routed to their server */
 };
 
+struct roost_own { /* the daemon, as programs at connect() know it */
+    __u64 cookie;  /* of the socket by which it is found */
+    __u32 process; /* 0: not found */
+    __u32 zero;
+};
+
 #define ROOST_NEAR_ENDS 256 /* where clients connect to this machine, that its own programs reach them at */
 
 enum roost_door { /* sockets that accept connections of servers to clients, by family */

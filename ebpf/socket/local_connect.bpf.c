@@ -8,8 +8,7 @@
  * peer's.
  *
  * Which clients have a connection, the tables and the sockets say. Its near end is not known, and so all are tried that
- * clients can connect to. A socket that is bound to a port is left alone: the engine's own are when it rebuilds a
- * connection.
+ * clients can connect to. The daemon's own sockets are left alone, and those that are bound to a port or an interface.
  *
  * The links end with the daemon, so without one programs connect as they would have without Roost.
  */
@@ -24,6 +23,8 @@
 
 #define SOL_SOCKET 1
 #define SO_MARK 36
+#define TCP_STATE_ESTABLISHED 1
+#define TCP_STATE_CLOSE_WAIT 8
 
 #define GO_ON 1 /* with the connect(), as it is now */
 
@@ -39,6 +40,16 @@ struct call {
     int v6, found;
 };
 
+/* Whether there is a socket that its client may still speak by. */
+static __always_inline int is_open(struct call *call) {
+    struct bpf_sock *sk = find_socket(call->ctx, &call->key, call->v6);
+    if (!sk)
+        return 0;
+    int open = sk->state == TCP_STATE_ESTABLISHED || sk->state == TCP_STATE_CLOSE_WAIT;
+    bpf_sk_release(sk);
+    return open;
+}
+
 static long has_connection(void *map, const struct roost_managed_key *near, const __u64 *space, struct call *call) {
     int mapped = near->address[10] == 0xff && near->address[11] == 0xff && !near->address[0];
     if (*space != call->space)
@@ -48,7 +59,7 @@ static long has_connection(void *map, const struct roost_managed_key *near, cons
     __builtin_memcpy(call->key.local, near->address, 16);
     call->key.local_port = near->port;
     struct found found;
-    call->found = find(call->cfg, &call->key, call->v6, &found) || is_connected(call->ctx, &call->key, call->v6);
+    call->found = find(call->cfg, &call->key, call->v6, &found) || is_open(call);
     return call->found;
 }
 
@@ -56,7 +67,6 @@ static __always_inline int has_address(const struct bpf_sock *sk) {
     return sk->src_ip4 || sk->src_ip6[0] || sk->src_ip6[1] || sk->src_ip6[2] || sk->src_ip6[3];
 }
 
-/* mapped: an IPv4 address by a socket of IPv6. */
 static __always_inline void come_in(struct bpf_sock_addr *ctx, int v6, int mapped) {
     struct sockaddr_in here4 = {.sin_family = FAMILY_INET, .sin_addr.s_addr = bpf_htonl(0x7f000001)};
     struct sockaddr_in6 here6 = {.sin6_family = FAMILY_INET6};
@@ -66,38 +76,71 @@ static __always_inline void come_in(struct bpf_sock_addr *ctx, int v6, int mappe
     } else {
         here6.sin6_addr.in6_u.u6_addr8[15] = 1;
     }
-    if (!has_address(ctx->sk) && (v6 || mapped ? bpf_bind(ctx, (struct sockaddr *)&here6, sizeof(here6))
-                                               : bpf_bind(ctx, (struct sockaddr *)&here4, sizeof(here4))))
+    if (!has_address(ctx->sk) && (v6 ? bpf_bind(ctx, (struct sockaddr *)&here6, sizeof(here6))
+                                     : bpf_bind(ctx, (struct sockaddr *)&here4, sizeof(here4))))
         return;
     __u32 mark = (ctx->sk->mark & ~ROOST_MARK_MASK) | ROOST_MARK;
     bpf_setsockopt(ctx, SOL_SOCKET, SO_MARK, &mark, sizeof(mark));
 }
 
-static __always_inline int connects(struct call *call, int mapped) {
+/* A socket that was to come in, and did not, may connect elsewhere. */
+static __always_inline void forget(struct bpf_sock_addr *ctx, int v6) {
+    struct sockaddr_in any4 = {.sin_family = FAMILY_INET};
+    struct sockaddr_in6 any6 = {.sin6_family = FAMILY_INET6};
+    if ((ctx->sk->mark & ROOST_MARK_MASK) != ROOST_MARK)
+        return;
+    __u32 mark = ctx->sk->mark & ~ROOST_MARK_MASK;
+    bpf_setsockopt(ctx, SOL_SOCKET, SO_MARK, &mark, sizeof(mark));
+    if (v6)
+        bpf_bind(ctx, (struct sockaddr *)&any6, sizeof(any6));
+    else
+        bpf_bind(ctx, (struct sockaddr *)&any4, sizeof(any4));
+}
+
+static __always_inline int is_loopback(const __u32 *address, int mapped) {
+    return mapped ? bpf_ntohl(address[3]) >> 24 == 127
+                  : !address[0] && !address[1] && !address[2] && address[3] == bpf_htonl(1);
+}
+
+/* mapped: an IPv4 address, v6: by a socket of IPv6. */
+static __always_inline int connects(struct call *call, int v6, int mapped) {
     __u32 zero = 0;
     call->cfg = bpf_map_lookup_elem(&config, &zero);
     call->space = bpf_get_netns_cookie(call->ctx);
+    call->v6 = !mapped;
     if (!call->cfg)
         return GO_ON;
-    bpf_for_each_map_elem(&near_ends, has_connection, call, 0);
+    if (!is_loopback((__u32 *)call->key.client, mapped)) /* no client is there */
+        bpf_for_each_map_elem(&near_ends, has_connection, call, 0);
     if (call->found)
-        come_in(call->ctx, call->v6, mapped);
+        come_in(call->ctx, v6, mapped);
+    else
+        forget(call->ctx, v6);
     return GO_ON;
 }
 
-static __always_inline int is_left_alone(const struct bpf_sock_addr *ctx) {
-    return ctx->protocol != IPPROTO_TCP || !ctx->sk || ctx->sk->src_port;
+/* The daemon's own. Its id, which namespaces do not change, it has found out by the socket that has this cookie. */
+static __always_inline int is_own(struct bpf_sock_addr *ctx) {
+    __u32 zero = 0, process = bpf_get_current_pid_tgid() >> 32;
+    struct roost_own *own = bpf_map_lookup_elem(&own_process, &zero);
+    if (own && !own->process && own->cookie && bpf_get_socket_cookie(ctx) == own->cookie)
+        own->process = process;
+    return own && own->process == process;
+}
+
+static __always_inline int is_left_alone(struct bpf_sock_addr *ctx) {
+    return is_own(ctx) || ctx->protocol != IPPROTO_TCP || !ctx->sk || ctx->sk->src_port || ctx->sk->bound_dev_if;
 }
 
 SEC("cgroup/connect4")
 int roost_connect4(struct bpf_sock_addr *ctx) {
     struct call call = {.ctx = ctx, .key.client_port = (__be16)ctx->user_port};
     __u32 *client = (__u32 *)call.key.client;
+    if (is_left_alone(ctx))
+        return GO_ON;
     client[2] = bpf_htonl(0xffff);
     client[3] = ctx->user_ip4;
-    if (is_left_alone(ctx) || bpf_ntohl(client[3]) >> 24 == 127) /* no client is at the loopback */
-        return GO_ON;
-    return connects(&call, 0);
+    return connects(&call, 0, 1);
 }
 
 SEC("cgroup/connect6")
@@ -111,6 +154,5 @@ int roost_connect6(struct bpf_sock_addr *ctx) {
     client[2] = ctx->user_ip6[2];
     client[3] = ctx->user_ip6[3];
     int mapped = !client[0] && !client[1] && client[2] == bpf_htonl(0xffff);
-    call.v6 = !mapped;
-    return connects(&call, mapped);
+    return connects(&call, 1, mapped);
 }

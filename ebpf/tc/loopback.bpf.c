@@ -40,13 +40,14 @@ ROOST_LOOPBACK_MAPS(ROOST_DEFINE_MAP)
 
 /* Without cookies, which a door sends where its queue of half-open connections is full: here a handshake ends in the call
  * that began it. */
-static __always_inline void enter(struct __sk_buff *skb, int v6) {
+static __always_inline int enter(struct __sk_buff *skb, int v6) {
     __u32 door = v6 ? ROOST_DOOR_IPV6 : ROOST_DOOR_IPV4;
     struct bpf_sock *sk = bpf_map_lookup_elem(&local_doors, &door);
     if (!sk)
-        return;
-    bpf_sk_assign(skb, sk, 0);
+        return TC_ACT_SHOT; /* or whoever listens here at that port would pass for the client */
+    int error = bpf_sk_assign(skb, sk, 0);
     bpf_sk_release(sk);
+    return error ? TC_ACT_SHOT : TC_ACT_UNSPEC;
 }
 
 SEC("tc")
@@ -60,7 +61,7 @@ int roost_loopback(struct __sk_buff *skb) {
     if (!tcp || p.l3 != ETH_HLEN)
         return TC_ACT_UNSPEC;
     if (tcp->syn && !tcp->ack && (skb->mark & ROOST_MARK_MASK) == ROOST_MARK)
-        enter(skb, p.v6);
+        return enter(skb, p.v6);
     if (!find(cfg, &p.key, p.v6, &found))
         return TC_ACT_UNSPEC;
 

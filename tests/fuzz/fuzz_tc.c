@@ -58,6 +58,7 @@ enum { /* what the input asks for */
 static struct world world;
 static struct roost_births_gate gate;
 static struct roost_sockets sockets;
+static struct roost_own own;
 
 static void give_maps(void) {
     ROOST_SHARED_MAPS(HOST_MAP)
@@ -68,6 +69,7 @@ static void give_maps(void) {
     world_give_filter(&world, &filter, &filter_gate, &strangers);
     host_map_array(&births_gate, &gate, 1, sizeof(gate));
     host_map_array(&births_sockets, &sockets, 1, sizeof(sockets));
+    host_map_array(&own_process, &own, 1, sizeof(own));
     host_map_hash(&managed, 8, sizeof(struct roost_managed_key), sizeof(struct roost_managed));
     host_map_hash(&attach_ports, 8, sizeof(__be16), sizeof(__u8));
     host_map_hash(&datagrams, 4, sizeof(struct datagram), sizeof(__u8));
@@ -148,12 +150,16 @@ static void from_loopback(uint8_t *frame, size_t length, bool marked) {
     const uint8_t *left = host_frame(&after);
     claim(after == length && !memcmp(left, frame, length), "loopback changed a frame");
     claim(verdict == TC_ACT_UNSPEC || verdict == TC_ACT_SHOT, "loopback says %d", verdict);
+    if (host.assigned) {
+        claim(verdict == TC_ACT_UNSPEC && !host.records && marked, "a door got a packet that is not for it");
+        return;
+    }
     claim(host.records == (verdict == TC_ACT_SHOT && !host.ring_full), "loopback handed %d frames over", host.records);
     bool plain = reference_tuple(frame, length, &t) && t.l3 == 14 && (!t.v6 || t.l4 == t.l3 + 40);
     if (plain) {
         bool opens = (frame[t.l4 + 13] & (ROOST_SYN | ROOST_ACK)) == ROOST_SYN;
         claim((verdict == TC_ACT_SHOT) == (slot_of(&t.key) != NULL), "loopback says %d", verdict);
-        claim(host.assigned == (opens && marked), "a door got a packet, or did not");
+        claim(!(opens && marked), "a door did not get a packet");
     }
     if (!host.records)
         return;
@@ -196,16 +202,20 @@ static void lookup(struct input *in) {
 
 static void local_connect(struct input *in) {
     struct roost_key key = world.key[take(in, 1) % CONNECTIONS];
-    uint32_t how = take(in, 1);
+    uint32_t how = take(in, 1), more = take(in, 1);
     bool v4 = roost_key_is_v4(&key), by_v6 = !v4 || how & 1, bound = how & 2, udp = how & 4, elsewhere = how & 8;
+    bool addressed = how & 32, daemons = more & 4, on_interface = more & 8, marked = more & 16, finds = more & 32;
     struct roost_managed_key near = {.port = key.local_port};
-    uint64_t own = 7;
+    uint64_t space = 7;
     memcpy(near.address, key.local, 16);
-    host_map_hash(&near_ends, 2, sizeof(near), sizeof(own));
-    bpf_map_update_elem(&near_ends, &near, &own, 0);
+    host_map_hash(&near_ends, 2, sizeof(near), sizeof(space));
+    bpf_map_update_elem(&near_ends, &near, &space, 0);
     if (how & 16)
         key.client_port ^= (uint16_t)take(in, 2);
-    struct bpf_sock sk = {.src_port = bound ? 80 : 0, .src_ip4 = how & 32 ? 1 : 0, .mark = MARK};
+    struct bpf_sock sk = {.src_port = bound ? 80 : 0,
+                          .src_ip4 = addressed,
+                          .bound_dev_if = on_interface ? 3 : 0,
+                          .mark = MARK | (marked ? ROOST_MARK : 0)};
     struct bpf_sock_addr ctx = {.user_port = key.client_port,
                                 .family = by_v6 ? FAMILY_INET6 : FAMILY_INET,
                                 .protocol = udp ? IPPROTO_UDP : IPPROTO_TCP,
@@ -215,15 +225,24 @@ static void local_connect(struct input *in) {
     else
         memcpy(&ctx.user_ip4, key.client + 12, 4);
     host_begin();
-    host.netns = elsewhere ? 8 : own;
+    host.netns = elsewhere ? 8 : space;
     host.no_bind = how & 64;
-    host.sockets = take(in, 1) & 3;
-    bool there = slot_of(&key) || (host.sockets & 3) == HOST_CONNECTION;
-    bool ours = there && !bound && !udp && !elsewhere;
+    host.sockets = more & 3;
+    host.process = 12;
+    host.cookie_of_socket = daemons && finds ? 99 : 98; /* 99: it finds itself by this very call */
+    own = (struct roost_own){.cookie = 99, .process = !daemons ? 13 : finds ? 0 : 12};
+    bool there = slot_of(&key) || host.sockets == HOST_CONNECTION;
+    bool asked = !daemons && !udp && !bound && !on_interface, ours = asked && there && !elsewhere;
     claim((by_v6 ? roost_connect6(&ctx) : roost_connect4(&ctx)) == 1, "a connect() was refused");
-    claim(host.bound == (ours && !sk.src_ip4 && !host.no_bind), "a socket was bound, or was not");
-    claim(host.mark == (ours && (host.bound || sk.src_ip4) ? (MARK & ~ROOST_MARK_MASK) | ROOST_MARK : 0),
-          "the mark became %x", host.mark);
+    claim(own.process == (daemons ? 12u : 13u), "another process passes for the daemon");
+    if (ours) {
+        claim(host.bound == (!addressed && !host.no_bind), "a socket was bound, or was not");
+        claim(host.mark == (host.bound || addressed ? (MARK & ~ROOST_MARK_MASK) | ROOST_MARK : 0), "the mark became %x",
+              host.mark);
+    } else { /* what an earlier call gave it is taken back */
+        claim(host.bound == (asked && marked && !host.no_bind), "a socket was bound, or was not");
+        claim(host.mark == (asked && marked ? MARK : 0), "the mark became %x", host.mark);
+    }
 }
 
 static const struct roost_managed *manager_of(const struct tuple *t) {

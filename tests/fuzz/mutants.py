@@ -151,12 +151,20 @@ MUTANTS = (
         "a socket was not released",
     ),
     Mutant(
-        "a rebuilt connection of the engine's goes to the door",
+        "a socket that is bound to a port goes to the door",
         "tc",
         "ebpf/socket/local_connect.bpf.c",
-        " || !ctx->sk || ctx->sk->src_port;",
+        " || !ctx->sk || ctx->sk->src_port || ctx->sk->bound_dev_if;",
         ";",
         "a socket was bound",
+    ),
+    Mutant(
+        "a link of the daemon's own goes to the door",
+        "tc",
+        "ebpf/socket/local_connect.bpf.c",
+        "return is_own(ctx) || ctx->protocol",
+        "return ctx->protocol",
+        "CLAIM BROKEN",
     ),
     Mutant(
         "a program of another network namespace goes to the door",

@@ -272,9 +272,11 @@ def _tc() -> dict[str, bytes]:
     )
     seeds["steer-fragments"] = clients + frame(0, fragment=1) + b"\2\0" + clients + frame(0, fragment=2) + b"\0\0"
     seeds["trouble"] = trouble + b"\xff" + guard + frame(0, flags=RST) + loopback + frame(0)
-    seeds["local-connect"] = b"".join(connect + bytes([c, 1 << c % 8, c, c, c % 4]) for c in everybody) + b"".join(
-        connect + bytes([c, 0, 0]) + remove + bytes([c]) + connect + bytes([c, 0, s]) for s, c in enumerate((0, 1, 22))
-    )
+    seeds["local-connect"] = b"".join(
+        connect + bytes([c, how, more | c % 4, *[c] * (2 if how == 16 else 0)])
+        for c in everybody
+        for how, more in ((0, 0), (0, 4), (0, 8), (0, 16), (1 << c % 8 & ~16, 36), (16, 16))
+    ) + b"".join(remove + bytes([c]) + connect + bytes([c, 0, s]) for s, c in enumerate((0, 1, 22)))
     seeds["phases"] = phase + b"\0\3" + guard + frame(0, flags=RST) + remove + b"\0" + guard + frame(0, flags=RST)
     return seeds
 

@@ -76,9 +76,6 @@ void roost_unacked_turn(struct roost_engine *e) {
 }
 void roost_router_accept(struct roost_engine *e, int door) {
 }
-bool roost_datapath_next_near_end(const struct roost_datapath *d, struct roost_managed_key *end, bool first) {
-    return false;
-}
 void roost_sockets_turn(struct roost_engine *e) {
 }
 void roost_sockets_note(struct roost_engine *e, const struct roost_key *key) {

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
@@ -19,6 +21,7 @@ from tests.lab.device_lab import DeviceLab
 from tests.lab.engine_lab import EngineLab
 from tests.lab.fixtures import ip
 
+libc = ctypes.CDLL(None, use_errno=True)
 BOTH = pytest.mark.parametrize("family", [4, 6])
 ASLEEP = ("STANDBY", "IDLE", "SLEEP")
 HERE: Any = {"attach": {"local_connect": True}}
@@ -166,11 +169,76 @@ def test_a_program_of_another_network_namespace_is_left_alone(lab: Lab) -> None:
 
 
 def test_when_the_daemon_is_killed_programs_connect_to_the_client_itself(lab: Lab) -> None:
+    """And it is the hook that goes, not only the door."""
     box = Plain(lab)
+    box.daemon.act(endpoint(*box.address), "sleep")
     box.daemon.kill()
-    with pytest.raises(ConnectionRefusedError):
-        box.connect("box", box.address)
+    assert refused(box) != "127.0.0.1"
     box.daemon.start()
+    assert box.reaches(box.connect("box", box.address))
+
+
+def test_what_is_bound_to_an_interface_connects_to_the_client_itself(lab: Lab) -> None:
+    box = Plain(lab)
+    assert refused(box, (socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"wan0")) != "127.0.0.1"
+
+
+def test_a_socket_that_came_in_once_may_connect_elsewhere_afterwards(lab: Lab) -> None:
+    box = Plain(lab)
+    with lab.enter("lan"):
+        elsewhere = socket.create_server((lab.address("lan", "eth0"), 7001))
+    program = box.connect("box", box.address)
+    unspecified = struct.pack("=H14x", socket.AF_UNSPEC)
+    with elsewhere, program:
+        assert libc.connect(program.fileno(), unspecified, len(unspecified)) == 0
+        program.connect((lab.address("lan", "eth0"), 7001))
+        assert program.getsockname()[0] == lab.address("box", "lan0")
+
+
+def test_a_link_of_the_daemons_goes_to_its_server_and_not_to_a_client_of_that_address_and_port(lab: Lab) -> None:
+    """Both are behind one address, as behind a NAT."""
+    server = (lab.address("lan", "eth0"), 7100)
+    door, other = (lab.address("box", "wan0"), 7000), (lab.address("box", "wan0"), 7001)
+    services = [{"name": str(port), "listen": endpoint(address, port), "server": endpoint(*server)}
+                for address, port in (door, other)]  # fmt: skip
+    daemon = lab.daemon({"service": services, "attach": {"local_connect": True},
+                         "network": {"interfaces": ["wan0", "lan0"]}})  # fmt: skip
+    with lab.enter("lan"):
+        client, listener = socket.socket(), socket.socket()
+    with lab.enter("wan"):
+        speaker = socket.socket()
+    with client, listener, speaker:
+        for sock in (client, listener, speaker):
+            sock.settimeout(10)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        client.bind(server)
+        client.connect(door)
+        wait_until(lambda: len(daemon.connections()) == 1, 10, "the client is there")
+        listener.bind(server)
+        listener.listen()
+        speaker.connect(other)
+        speaker.sendall(b"for the server")
+        for _ in range(2):  # the client's own link was waited for, too
+            link, _ = listener.accept()
+            with link:
+                link.settimeout(2)
+                with suppress(TimeoutError):
+                    if link.recv(14) == b"for the server":
+                        return
+        raise AssertionError("the server heard nothing")
+
+
+def refused(box: Plain, *options: tuple[int, int, bytes]) -> str:
+    """The address that a program's socket has once its connect() was refused."""
+    with box.lab.enter("box"):
+        sock = socket.socket()
+    with sock:
+        sock.settimeout(10)
+        for option in options:
+            sock.setsockopt(*option)
+        with pytest.raises(ConnectionRefusedError):
+            sock.connect(box.address)
+        return str(sock.getsockname()[0])
 
 
 @pytest.mark.own_engine

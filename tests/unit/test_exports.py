@@ -7,12 +7,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from appliance.lab import wait_until
+from appliance.lab.processes import python_environment
 from control.config import ConfigError, Export, parse
 from control.daemon import exports
 from control.daemon.exports import Exports
@@ -84,6 +88,37 @@ def test_none_is_made_where_none_is_asked_for_until_one_is(tmp_path: Path) -> No
             assert begun(tmp_path) == 1
 
     asyncio.run(scene())
+
+
+def test_how_often_follows_the_configuration(tmp_path: Path) -> None:
+    wanted = Export(directory=str(tmp_path), every="1h")
+
+    async def scene() -> None:
+        nonlocal wanted
+        async with running(lambda: wanted, COUNT):
+            await until(lambda: begun(tmp_path) == 1)
+            wanted = Export(directory=str(tmp_path), every="1s")
+            await until(lambda: begun(tmp_path) == 2)
+
+    asyncio.run(scene())
+
+
+DAEMON = """
+import asyncio, sys
+from control.config import Export
+from control.daemon import exports
+exports.START_S, exports.LOOK_S = 0.0, 0.01
+script = "echo $$ >$0/made; mv $0/made $0/pid; exec sleep 60"
+asyncio.run(exports.Exports(lambda: Export(directory=sys.argv[1]), ("sh", "-c", script)).run())
+"""
+
+
+def test_one_that_is_at_work_is_ended_by_the_kernel_when_the_daemon_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", DAEMON, str(tmp_path)], env=python_environment()) as daemon:
+        wait_until((tmp_path / "pid").exists, 20, "it is at work")
+        pid = int((tmp_path / "pid").read_text())
+        daemon.kill()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, "it is ended")
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,15 @@ __u64 bpf_get_netns_cookie(void *ctx) {
     return host.netns;
 }
 
+__u64 bpf_get_socket_cookie(void *ctx) {
+    (void)ctx;
+    return host.cookie_of_socket;
+}
+
+__u64 bpf_get_current_pid_tgid(void) {
+    return (__u64)host.process << 32 | 4711;
+}
+
 long bpf_bind(struct bpf_sock_addr *ctx, struct sockaddr *address, int length) {
     const struct sockaddr_in *in = (const struct sockaddr_in *)address;
     bool v6 = in->sin_family == AF_INET6;

@@ -43,7 +43,9 @@ struct host {
     enum host_socket (*find_socket)(const struct bpf_sock_tuple *tuple, bool v4); /* or, if not NULL, what this says */
     bool cookie;                                                                  /* ACKs carry a good SYN cookie */
     uint64_t netns; /* the cookie of the network namespace in which a program calls connect() */
-    bool no_bind;   /* the kernel does not let the socket have the address */
+    uint64_t cookie_of_socket;
+    uint32_t process;
+    bool no_bind; /* the kernel does not let the socket have the address */
     /* What a run did; host_begin clears it. */
     struct host_record record[HOST_RECORDS_MAX];
     int records;

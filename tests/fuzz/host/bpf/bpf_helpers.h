@@ -59,6 +59,8 @@ long bpf_sk_assign(void *ctx, void *sk, __u64 flags);
 long bpf_tcp_check_syncookie(void *sk, void *ip, __u32 ip_length, void *tcp, __u32 tcp_length);
 
 __u64 bpf_get_netns_cookie(void *ctx);
+__u64 bpf_get_socket_cookie(void *ctx);
+__u64 bpf_get_current_pid_tgid(void);
 struct sockaddr;
 long bpf_bind(struct bpf_sock_addr *ctx, struct sockaddr *address, int length);
 long bpf_setsockopt(void *ctx, int level, int name, void *value, int length);
