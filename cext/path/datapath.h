@@ -68,7 +68,6 @@ struct roost_datapath {
     struct bpf_object *loopback;                /* for servers on this machine; NULL otherwise */
     struct bpf_object *local_connect;           /* for programs on it that connect to clients; NULL otherwise */
     int connect_link[2];                        /* of that one's programs; -1: not attached */
-    uint64_t netns_cookie;                      /* for it */
     uint32_t steered[2 * ROOST_MAX_INTERFACES]; /* interfaces */
     int steered_interfaces;
     char bpf_dir[256];

@@ -24,7 +24,7 @@ static int attach(struct roost_datapath *d, int cgroup, const char *program, enu
     return 0;
 }
 
-static int own_cookie(uint64_t *cookie) {
+static int own_cookie(__u64 *cookie) {
     socklen_t size = sizeof(*cookie);
     int any = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     int e = any < 0 || getsockopt(any, SOL_SOCKET, SO_NETNS_COOKIE, cookie, &size) ? -errno : 0;
@@ -37,9 +37,9 @@ static int own_cookie(uint64_t *cookie) {
  * cgroup is not asked, then or later. */
 static int find_own(struct roost_datapath *d) {
     struct sockaddr_in nowhere = {.sin_family = AF_INET, .sin_port = htons(9), .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t size = sizeof(d->own_process->cookie);
+    socklen_t size = sizeof(d->own->cookie);
     int any = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    int e = any < 0 || getsockopt(any, SOL_SOCKET, SO_COOKIE, &d->own_process->cookie, &size) ||
+    int e = any < 0 || getsockopt(any, SOL_SOCKET, SO_COOKIE, &d->own->cookie, &size) ||
                     connect(any, (struct sockaddr *)&nowhere, sizeof(nowhere))
                 ? -errno
                 : 0;
@@ -58,13 +58,13 @@ void roost_datapath_close_local_connect(struct roost_datapath *d) {
 
 int roost_datapath_open_local_connect(struct roost_datapath *d, const char *cgroup, struct roost_reason *why) {
     static const struct roost_sizes adopted;
-    int e = own_cookie(&d->netns_cookie);
-    if (e)
-        return roost_complain(why, e, "the kernel gives this network namespace no cookie: %m");
     if (!d->loopback)
         return roost_complain(why, EINVAL, "the loopback interface is not heard");
-    if ((e = roost_datapath_load(d, d->bpf_dir, "local_connect", &adopted, &d->local_connect, why)))
+    int e = roost_datapath_load(d, d->bpf_dir, "local_connect", &adopted, &d->local_connect, why);
+    if (e)
         return e;
+    if ((e = own_cookie(&d->own->netns)))
+        return roost_complain(why, e, "the kernel gives this network namespace no cookie: %m");
     int fd = open(cgroup, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return roost_complain(why, errno, "cannot open the cgroup %s: %m", cgroup);
@@ -88,6 +88,7 @@ int roost_datapath_set_near_ends(struct roost_datapath *d, const struct roost_ma
     int map = d->map_fd[ROOST_MAP_near_ends];
     struct roost_managed_key at, gone[ROOST_NEAR_ENDS];
     uint32_t ended = 0;
+    uint8_t yes = 1;
     for (bool more = !bpf_map_get_next_key(map, NULL, &at); more && ended < ROOST_NEAR_ENDS;
          more = !bpf_map_get_next_key(map, &at, &at))
         if (!is_listed(ends, count, &at))
@@ -95,7 +96,7 @@ int roost_datapath_set_near_ends(struct roost_datapath *d, const struct roost_ma
     for (uint32_t i = 0; i < ended; i++)
         bpf_map_delete_elem(map, &gone[i]);
     for (uint32_t i = 0; i < count; i++)
-        if (bpf_map_update_elem(map, &ends[i], &d->netns_cookie, BPF_ANY))
+        if (bpf_map_update_elem(map, &ends[i], &yes, BPF_ANY))
             return -errno;
     return 0;
 }

@@ -69,11 +69,11 @@
 #define ROOST_LOOPBACK_MAPS(MAP)                                                                                          \
     MAP(local_doors,    SOCKMAP,       INDEXED(__u64),                    ROOST_DOORS,       FIXED,      OWN,    PLAIN)
 
-/* Of socket/local_connect.bpf.c: where clients may have connected to, and the cookie of the daemon's network namespace. */
+/* Of socket/local_connect.bpf.c: where clients may have connected to, and whose daemon's they are. */
 #define ROOST_LOCAL_CONNECT_MAPS(MAP)                                                                                     \
-    MAP(near_ends,      HASH,          KEYED(struct roost_managed_key, __u64), ROOST_NEAR_ENDS,                           \
+    MAP(near_ends,      HASH,          KEYED(struct roost_managed_key, __u8), ROOST_NEAR_ENDS,                            \
                                                                                              FIXED,      OWN,    PLAIN)   \
-    MAP(own_process,    ARRAY,         INDEXED(struct roost_own),         1,                 FIXED,      OWN,    MAPPED)
+    MAP(own,            ARRAY,         INDEXED(struct roost_own),         1,                 FIXED,      OWN,    MAPPED)
 
 /* Of socket/survey.bpf.c, which cext/socket/survey.c loads by itself. */
 #define ROOST_SURVEY_MAPS(MAP)                                                                                            \

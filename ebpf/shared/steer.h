@@ -22,7 +22,8 @@ struct roost_managed {
 };
 
 struct roost_own { /* the daemon, as programs at connect() know it */
-    __u64 cookie;  /* of the socket by which it is found */
+    __u64 netns;   /* cookie of its network namespace */
+    __u64 cookie;  /* of the socket by which its process is found */
     __u32 process; /* 0: not found */
     __u32 zero;
 };

@@ -36,7 +36,6 @@ struct call {
     struct bpf_sock_addr *ctx;
     const struct roost_config *cfg;
     struct roost_key key; /* its client's half */
-    __u64 space;
     int v6, found;
 };
 
@@ -50,10 +49,8 @@ static __always_inline int is_open(struct call *call) {
     return open;
 }
 
-static long has_connection(void *map, const struct roost_managed_key *near, const __u64 *space, struct call *call) {
+static long has_connection(void *map, const struct roost_managed_key *near, const __u8 *yes, struct call *call) {
     int mapped = near->address[10] == 0xff && near->address[11] == 0xff && !near->address[0];
-    if (*space != call->space)
-        return 1; /* all are of the daemon's one */
     if (mapped == call->v6)
         return 0;
     __builtin_memcpy(call->key.local, near->address, 16);
@@ -106,7 +103,6 @@ static __always_inline int is_loopback(const __u32 *address, int mapped) {
 static __always_inline int connects(struct call *call, int v6, int mapped) {
     __u32 zero = 0;
     call->cfg = bpf_map_lookup_elem(&config, &zero);
-    call->space = bpf_get_netns_cookie(call->ctx);
     call->v6 = !mapped;
     if (!call->cfg)
         return GO_ON;
@@ -119,17 +115,20 @@ static __always_inline int connects(struct call *call, int v6, int mapped) {
     return GO_ON;
 }
 
-/* The daemon's own. Its id, which namespaces do not change, it has found out by the socket that has this cookie. */
-static __always_inline int is_own(struct bpf_sock_addr *ctx) {
+/* What is not the daemon's network namespace's, or the daemon's own: the id of its process, which namespaces do not change, is that
+ * of the socket with the cookie. */
+static __always_inline int is_others(struct bpf_sock_addr *ctx) {
     __u32 zero = 0, process = bpf_get_current_pid_tgid() >> 32;
-    struct roost_own *own = bpf_map_lookup_elem(&own_process, &zero);
-    if (own && !own->process && own->cookie && bpf_get_socket_cookie(ctx) == own->cookie)
-        own->process = process;
-    return own && own->process == process;
+    struct roost_own *daemon = bpf_map_lookup_elem(&own, &zero);
+    if (!daemon || bpf_get_netns_cookie(ctx) != daemon->netns)
+        return 1;
+    if (!daemon->process && daemon->cookie && bpf_get_socket_cookie(ctx) == daemon->cookie)
+        daemon->process = process;
+    return daemon->process == process;
 }
 
 static __always_inline int is_left_alone(struct bpf_sock_addr *ctx) {
-    return is_own(ctx) || ctx->protocol != IPPROTO_TCP || !ctx->sk || ctx->sk->src_port || ctx->sk->bound_dev_if;
+    return is_others(ctx) || ctx->protocol != IPPROTO_TCP || !ctx->sk || ctx->sk->src_port || ctx->sk->bound_dev_if;
 }
 
 SEC("cgroup/connect4")

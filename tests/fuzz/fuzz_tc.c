@@ -58,7 +58,7 @@ enum { /* what the input asks for */
 static struct world world;
 static struct roost_births_gate gate;
 static struct roost_sockets sockets;
-static struct roost_own own;
+static struct roost_own daemon;
 
 static void give_maps(void) {
     ROOST_SHARED_MAPS(HOST_MAP)
@@ -69,7 +69,7 @@ static void give_maps(void) {
     world_give_filter(&world, &filter, &filter_gate, &strangers);
     host_map_array(&births_gate, &gate, 1, sizeof(gate));
     host_map_array(&births_sockets, &sockets, 1, sizeof(sockets));
-    host_map_array(&own_process, &own, 1, sizeof(own));
+    host_map_array(&own, &daemon, 1, sizeof(daemon));
     host_map_hash(&managed, 8, sizeof(struct roost_managed_key), sizeof(struct roost_managed));
     host_map_hash(&attach_ports, 8, sizeof(__be16), sizeof(__u8));
     host_map_hash(&datagrams, 4, sizeof(struct datagram), sizeof(__u8));
@@ -206,10 +206,10 @@ static void local_connect(struct input *in) {
     bool v4 = roost_key_is_v4(&key), by_v6 = !v4 || how & 1, bound = how & 2, udp = how & 4, elsewhere = how & 8;
     bool addressed = how & 32, daemons = more & 4, on_interface = more & 8, marked = more & 16, finds = more & 32;
     struct roost_managed_key near = {.port = key.local_port};
-    uint64_t space = 7;
+    uint8_t yes = 1;
     memcpy(near.address, key.local, 16);
-    host_map_hash(&near_ends, 2, sizeof(near), sizeof(space));
-    bpf_map_update_elem(&near_ends, &near, &space, 0);
+    host_map_hash(&near_ends, 2, sizeof(near), sizeof(yes));
+    bpf_map_update_elem(&near_ends, &near, &yes, 0);
     if (how & 16)
         key.client_port ^= (uint16_t)take(in, 2);
     struct bpf_sock sk = {.src_port = bound ? 80 : 0,
@@ -225,16 +225,16 @@ static void local_connect(struct input *in) {
     else
         memcpy(&ctx.user_ip4, key.client + 12, 4);
     host_begin();
-    host.netns = elsewhere ? 8 : space;
+    host.netns = elsewhere ? 8 : 7;
     host.no_bind = how & 64;
     host.sockets = more & 3;
     host.process = 12;
     host.cookie_of_socket = daemons && finds ? 99 : 98; /* 99: it finds itself by this very call */
-    own = (struct roost_own){.cookie = 99, .process = !daemons ? 13 : finds ? 0 : 12};
+    daemon = (struct roost_own){.netns = 7, .cookie = 99, .process = !daemons ? 13 : finds ? 0 : 12};
     bool there = slot_of(&key) || host.sockets == HOST_CONNECTION;
-    bool asked = !daemons && !udp && !bound && !on_interface, ours = asked && there && !elsewhere;
+    bool asked = !elsewhere && !daemons && !udp && !bound && !on_interface, ours = asked && there;
     claim((by_v6 ? roost_connect6(&ctx) : roost_connect4(&ctx)) == 1, "a connect() was refused");
-    claim(own.process == (daemons ? 12u : 13u), "another process passes for the daemon");
+    claim(daemon.process == (!daemons ? 13u : finds && elsewhere ? 0u : 12u), "another process passes for the daemon");
     if (ours) {
         claim(host.bound == (!addressed && !host.no_bind), "a socket was bound, or was not");
         claim(host.mark == (host.bound || addressed ? (MARK & ~ROOST_MARK_MASK) | ROOST_MARK : 0), "the mark became %x",
