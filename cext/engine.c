@@ -259,7 +259,7 @@ roost_engine *roost_open(const struct roost_options *options, struct roost_reaso
     e->epoll_fd = e->wake_fd = -1;
     roost_link_ports(e, 10240, 32767);
     e->door[ROOST_DOOR_IPV4] = e->door[ROOST_DOOR_IPV6] = -1;
-    e->silences = calloc(ROOST_CLASSES, sizeof(*e->silences));
+    e->silences = calloc(ROOST_SILENCE_PLACES, sizeof(*e->silences));
     int error =
         roost_datapath_open(&e->path, &e->table, options->pin_dir, options->bpf_dir, &sizes, roost_on_frame, e, why);
     if (!error) {

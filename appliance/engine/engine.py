@@ -408,7 +408,7 @@ class Engine:
 
     def silences(self) -> dict[int, Silences]:
         """For how long clients were silent, by their class."""
-        raw = ffi.new("struct roost_silence_counts[]", lib.ROOST_CLASSES)
+        raw = ffi.new("struct roost_silence_counts[]", lib.ROOST_SILENCE_COUNTS)
         found = raw[0 : lib.roost_silences_read(self._raw, raw)]
         return {
             int(getattr(one, "class")): Silences(one.service, tuple(one.spoke), tuple(one.answered), tuple(one.lost))

@@ -112,7 +112,7 @@ int roost_find_overrides(roost_engine *e, const struct roost_key *key, uint64_t 
 int roost_find_obstacles(roost_engine *e, const struct roost_key *key, struct roost_obstacles *obstacles);
 /* Takes all tallies there are, ROOST_TALLIES at most; how many. */
 int roost_tallies_take(roost_engine *e, struct roost_tally *tallies);
-/* Of each class of which there is any: how many, at most ROOST_CLASSES. */
+/* Of each class of which there is any: how many, at most ROOST_SILENCE_COUNTS. */
 int roost_silences_read(roost_engine *e, struct roost_silence_counts *counts);
 /* Adds a part of what exists to counts, which has a place for each class (ROOST_CLASSES); at: two words, which begin with 0. 1:
  * there is more, 0: that was all. What moves between the parts may be counted twice, or not at all. -EAGAIN: a table has grown

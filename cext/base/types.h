@@ -353,7 +353,8 @@ struct roost_tally {
 };
 
 enum {
-    ROOST_TALLIES = 65536 /* at most at a time; there are some twenty of a class that is used */
+    ROOST_TALLIES = 65536,     /* at most at a time; there are some twenty of a class that is used */
+    ROOST_SILENCE_COUNTS = 512 /* at most */
 };
 
 /* How many connections of a class are in each state (roost_census). */

@@ -72,9 +72,10 @@ void roost_tallies_free(struct roost_engine *e) {
 }
 
 void roost_tally_silence(struct roost_engine *e, uint32_t class, uint32_t silence_s, bool lost) {
-    if (!e->silences)
+    const uint32_t place = roost_silence_place(class);
+    if (!e->silences || place >= ROOST_SILENCE_PLACES)
         return;
-    struct roost_silences *of = &e->silences[class % ROOST_CLASSES];
+    struct roost_silences *of = &e->silences[place];
     (lost ? of->answered : of->spoke)[roost_silence_index(silence_s)]++;
 }
 
@@ -82,6 +83,7 @@ void roost_tally_silence(struct roost_engine *e, uint32_t class, uint32_t silenc
 static void add_silences(struct roost_silence_counts *to, const struct roost_silences *engines,
                          const struct roost_silences *xdps) {
     _Static_assert(sizeof(to->lost) == sizeof(engines->spoke), "types.h has as many places");
+    _Static_assert((int)ROOST_SILENCE_COUNTS == ROOST_SILENCE_PLACES, "one for each at most");
     for (int i = 0; i < ROOST_SILENCES; i++) {
         to->spoke[i] += engines->spoke[i] + xdps->spoke[i];
         to->answered[i] += xdps->answered[i];
@@ -95,27 +97,28 @@ static bool is_nothing(const struct roost_silences *s) {
 }
 
 int roost_silences_read(roost_engine *e, struct roost_silence_counts *counts) {
-    uint16_t place[ROOST_CLASSES]; /* of a base, counted from 1 */
+    uint16_t told[ROOST_CLASSES]; /* where a base is, counted from 1 */
     int used = 0;
-    memset(place, 0, sizeof(place));
-    for (uint32_t class = 1; class < ROOST_CLASSES; class ++) {
+    memset(told, 0, sizeof(told));
+    for (uint32_t place = 1; place < ROOST_SILENCE_PLACES; place++) {
+        const uint32_t class = roost_silence_class(place);
         struct roost_silences engines = {0}, xdps;
         if (!e->table.classes.entry[class].service)
             continue;
-        roost_datapath_silences(&e->path, class, &xdps);
+        roost_datapath_silences(&e->path, place, &xdps);
         roost_lock(e);
         const uint32_t base = base_of(e, class);
         if (e->silences)
-            engines = e->silences[class];
+            engines = e->silences[place];
         const uint16_t service = e->table.classes.entry[base].service;
         roost_unlock(e);
         if (is_nothing(&engines) && is_nothing(&xdps))
             continue;
-        if (!place[base]) {
+        if (!told[base]) {
             counts[used] = (struct roost_silence_counts){.class = (uint16_t)base, .service = service};
-            place[base] = (uint16_t)++used;
+            told[base] = (uint16_t)++used;
         }
-        add_silences(&counts[place[base] - 1], &engines, &xdps);
+        add_silences(&counts[told[base] - 1], &engines, &xdps);
     }
     return used;
 }

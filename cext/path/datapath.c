@@ -483,10 +483,10 @@ void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values) {
     free(each);
 }
 
-void roost_datapath_silences(const struct roost_datapath *d, uint32_t class, struct roost_silences *sum) {
+void roost_datapath_silences(const struct roost_datapath *d, uint32_t place, struct roost_silences *sum) {
     int cpus = libbpf_num_possible_cpus();
     struct roost_silences *each = calloc((size_t)(cpus > 0 ? cpus : 1), sizeof(*each));
-    bool found = each && !bpf_map_lookup_elem(d->map_fd[ROOST_MAP_silences], &class, each);
+    bool found = each && !bpf_map_lookup_elem(d->map_fd[ROOST_MAP_silences], &place, each);
     memset(sum, 0, sizeof(*sum));
     for (int c = 0; c < cpus && found; c++)
         for (int i = 0; i < ROOST_SILENCES; i++) {

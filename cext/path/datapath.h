@@ -175,8 +175,8 @@ void roost_datapath_retract_probe(struct roost_datapath *d, const struct roost_k
 /* Sends an IP packet, by the routing table alone: to whichever interface. False: it could not be sent. */
 bool roost_datapath_send(struct roost_datapath *d, const uint8_t *packet, size_t length);
 
-/* What XDP has counted of a class, of all processors. */
-void roost_datapath_silences(const struct roost_datapath *d, uint32_t class, struct roost_silences *sum);
+/* What XDP has counted in a place (ebpf/shared/silence.h), of all processors. */
+void roost_datapath_silences(const struct roost_datapath *d, uint32_t place, struct roost_silences *sum);
 void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values /* ROOST_N_COUNT */);
 uint64_t roost_datapath_memory(const struct roost_datapath *d); /* bytes, from bpf fdinfo */
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import signal
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE
@@ -80,8 +82,9 @@ class Exports:
         try:
             out, said = await process.communicate()
         finally:
-            with suppress(ProcessLookupError):
-                process.kill()
+            if process.returncode is None:  # Process.kill() would reap it, which the loop does
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
             with suppress(TimeoutError):  # a disk that hangs holds it, and must not hold the daemon
                 await asyncio.wait_for(process.wait(), KILLED_S)
         try:

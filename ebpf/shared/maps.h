@@ -48,7 +48,7 @@
     MAP(rules,          LPM_TRIE,      KEYED(struct roost_rule_key, __u32), ROOST_RULES_MAX, FIXED,      OWN,    GROWING) \
     MAP(births_rate,    PERCPU_ARRAY,  INDEXED(struct birth_rate),        ROOST_BIRTH_RATES, FIXED,      OWN,    PLAIN)   \
     MAP(births_notes,   PERCPU_ARRAY,  INDEXED(struct birth_notes),       1,                 FIXED,      OWN,    PLAIN)   \
-    MAP(silences,       PERCPU_ARRAY,  INDEXED(struct roost_silences),    ROOST_CLASSES,     FIXED,      OWN,    PLAIN)   \
+    MAP(silences,       PERCPU_ARRAY,  INDEXED(struct roost_silences),    ROOST_SILENCE_PLACES, FIXED,      OWN,    PLAIN)   \
     MAP(outbox,         ARRAY,         INDEXED(struct roost_outbox_item), ROOST_OUTBOX_ITEMS, FIXED,     OWN,    MAPPED)  \
     MAP(cursor,         ARRAY,         INDEXED(__u32),                    1,                 FIXED,      OWN,    MAPPED)  \
     MAP(probes,         ARRAY,         INDEXED(struct roost_probe),       ROOST_PROBES,      FIXED,      OWN,    MAPPED)  \

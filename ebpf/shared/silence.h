@@ -3,10 +3,25 @@
 #ifndef ROOST_SILENCE_H
 #define ROOST_SILENCE_H
 
+#include "class.h"
 #include "record.h"
 
 #define ROOST_SILENCES                                                                                                 \
     16 /* 0: less than 16 s; n: 2^(n+3) s and more, but less than the next; the last: 2^18 s and more */
+
+/* There is a place for so many of the services, and for as many of what rules and connections have in place of their defaults: the
+ * first ones. Of others nothing is counted. */
+#define ROOST_SILENCE_EACH 256
+#define ROOST_SILENCE_PLACES (2 * ROOST_SILENCE_EACH)
+
+static inline __u32 roost_silence_place(__u32 class) {
+    __u32 n = class < ROOST_CLASS_SERVICES ? class : class - ROOST_CLASS_SERVICES;
+    return n >= ROOST_SILENCE_EACH ? ROOST_SILENCE_PLACES : n + (n == class ? 0 : ROOST_SILENCE_EACH);
+}
+
+static inline __u32 roost_silence_class(__u32 place) {
+    return place < ROOST_SILENCE_EACH ? place : place - ROOST_SILENCE_EACH + ROOST_CLASS_SERVICES;
+}
 
 /* Of a class, on one processor; the numbers wrap. */
 struct roost_silences {

@@ -13,7 +13,8 @@ ROOST_XDP_MAPS(ROOST_DEFINE_MAP)
 
 /* A client was heard. before: what its slot said of when it was until then. */
 static __always_inline void count_silence(__u32 class, __u32 before, __u64 now_ms, int answered) {
-    struct roost_silences *of = bpf_map_lookup_elem(&silences, &class);
+    __u32 place = roost_silence_place(class); /* none: past the end */
+    struct roost_silences *of = bpf_map_lookup_elem(&silences, &place);
     __u32 index = roost_silence_index(roost_silence_s(before, now_ms / 1000));
     asm volatile("" : "+r"(index)); /* or clang forgets that it is bounded */
     if (of && index < ROOST_SILENCES)
