@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The BPF side of the box: loads the programs, pins maps and links, adopts what an earlier daemon left (datapath.c),
- * attaches to interfaces (programs.c; foreign.c: where another program is) and to a cgroup (local_connect.c), detaches and unpins (unpin.c), and is the way in
+ * attaches to interfaces (programs.c; foreign.c: where another program is) and to a cgroup (local_connect.c), detaches and
+ * unpins (unpin.c), and is the way in
  * (ring) and out (outbox) for single frames (frames.c) and for probes (probes.c).
  *
  * Below pin_dir:  every PINNED map of ebpf/shared/maps.h               under its name

@@ -44,7 +44,7 @@ static __always_inline int enter(struct __sk_buff *skb, int v6) {
     __u32 door = v6 ? ROOST_DOOR_IPV6 : ROOST_DOOR_IPV4;
     struct bpf_sock *sk = bpf_map_lookup_elem(&local_doors, &door);
     if (!sk)
-        return TC_ACT_SHOT; /* or whoever listens here at that port would pass for the client */
+        return TC_ACT_SHOT; /* a listener of this machine at that port must not answer as the client */
     int error = bpf_sk_assign(skb, sk, 0);
     bpf_sk_release(sk);
     return error ? TC_ACT_SHOT : TC_ACT_UNSPEC;
