@@ -329,6 +329,7 @@ static void publish(struct roost_engine *e, struct roost_conn *c, struct roost_k
 /* Publishes a connection of which every leg was taken. */
 static void publish_legs(struct roost_engine *e, struct roost_conn *c, struct taken *client, struct taken *server,
                          uint32_t index) {
+    const struct roost_class *class = roost_class_of(e, c->class);
     /* The server's leg first: were we killed in between, it is one without a client, which the next engine removes. */
     if (c->server_slot) {
         roost_table_pair(&e->table, &server->taking.rest, c->slot);
@@ -339,7 +340,8 @@ static void publish_legs(struct roost_engine *e, struct roost_conn *c, struct ta
     if (c->in_band && c->in_band->goal == ROOST_INBAND_SLEEP) { /* roost_inband_frozen asks for it */
         client->taking.rest.sleep_asked_s = (uint32_t)(e->now_ms / 1000);
         client->taking.rest.sleep_wanted = 1;
-    } else if (c->sinks && roost_class_of(e, c->class)->on_server_close == ROOST_CLOSE_SLEEP) {
+    } else if (c->sinks && class->on_server_close == ROOST_CLOSE_SLEEP &&
+               !(class->own.given & 1 << ROOST_INBAND_IDLE)) {
         client->taking.rest.sleep_wanted = 1;
     }
     publish(e, c, c->slot, client, index, c->server_slot ? ROOST_F_PAIRED : 0);

@@ -162,6 +162,20 @@ def steps_of(box: Box, number: int) -> list[tuple[str, str]]:
     return [(row["to"], row["cause"]) for row in box.daemon.get("/v1/history", limit=100) if row["id"] == number]
 
 
+def test_after_its_servers_close_a_client_keeps_an_idle_interval_of_its_own(box: Box) -> None:
+    rule(box, "down", network=NETWORK, on_server_close="sleep")
+    own, other = box.in_state("ACTIVE", source=INSIDE), box.in_state("ACTIVE", source=INSIDE)
+    values = {"values": {"idle_quiet": 3600}, "who": "test"}
+    name = endpoint(*own.getsockname())
+    assert box.daemon.http("PUT", f"/v1/connections/{name}/policy", json=values).status_code == 200
+    for client in (own, other):
+        box.server_leaves(client)
+    wait_until(lambda: box.state(other) == "SLEEP", 15, "the other one sleeps")
+    wait_until(lambda: box.state(own) == "IDLE", 15, "it is IDLE")
+    time.sleep(2)  # it would be asked for within a second
+    assert box.state(own) == "IDLE"
+
+
 def test_a_server_that_asked_for_a_client_is_followed_by_sleep_too(box: Box) -> None:
     rule(box, "down", network=NETWORK, on_server_close="sleep")
     client = box.in_state("STANDBY", source=INSIDE)
