@@ -73,20 +73,22 @@ class Exports:
 
     async def _export(self, directory: str) -> None:
         began = time.monotonic()
+        creation = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(*_BESIDE, *self._command, directory, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
+        )
         try:
-            process = await asyncio.create_subprocess_exec(*_BESIDE, *self._command, directory, stdin=DEVNULL,
-                                                           stdout=PIPE, stderr=PIPE)  # fmt: skip
+            process = await asyncio.shield(creation)
+        except asyncio.CancelledError:  # cancelled itself it would reap the process, which the loop does
+            with suppress(OSError):
+                await _end(await creation)
+            raise
         except OSError as error:
             self._note(began, {}, f"{_BESIDE[0]}: {error.strerror}", directory)
             return
         try:
             out, said = await process.communicate()
         finally:
-            if process.returncode is None:  # Process.kill() would reap it, which the loop does
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
-            with suppress(TimeoutError):  # a disk that hangs holds it, and must not hold the daemon
-                await asyncio.wait_for(process.wait(), KILLED_S)
+            await _end(process)
         try:
             tables = {table: one for table, one in json.loads(out).items() if table != "seconds"}
             rows = {table: int(one["rows"]) for table, one in tables.items()}
@@ -109,3 +111,11 @@ class Exports:
             log.info("export to %s: %s more", directory, told or "nothing")
         self._done = {"at_ms": time.time_ns() // 1_000_000, "seconds": round(time.monotonic() - began, 1), "rows": rows,
                       "error": error}  # fmt: skip
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:  # Process.kill() would reap it, too
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    with suppress(TimeoutError):  # a disk that hangs holds it, and must not hold the daemon
+        await asyncio.wait_for(process.wait(), KILLED_S)

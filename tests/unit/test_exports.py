@@ -9,9 +9,11 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,6 +146,34 @@ def test_what_keeps_one_from_being_made_is_told_once_and_tried_again(
     asyncio.run(scene())
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert f"export to {tmp_path}: {said}; what was exported is kept" in caplog.text
+
+
+def test_an_end_while_one_is_being_begun_leaves_no_process_and_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where its creation is cancelled, asyncio reaps a process that has ended, and then warns that it is reaped."""
+    watcher, reap = asyncio.ThreadedChildWatcher, asyncio.ThreadedChildWatcher._do_waitpid  # type: ignore[attr-defined]
+
+    def reap_late(*arguments: Any) -> None:
+        time.sleep(0.05)
+        reap(*arguments)
+
+    monkeypatch.setattr(watcher, "_do_waitpid", reap_late)
+
+    async def scene(turns: int) -> None:
+        task = asyncio.ensure_future(Exports(Export, ("sh", "-c", "echo $$ >>$0/pids"))._export(str(tmp_path)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        time.sleep(0.03)  # the process has ended
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    for turns in range(1, 12):
+        asyncio.run(scene(turns))
+    assert [record.getMessage() for record in caplog.records] == []
+    pids = (tmp_path / "pids").read_text().split() if (tmp_path / "pids").exists() else []
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def test_an_error_is_over_with_the_next_that_is_made_and_where_another_directory_is_asked_for(tmp_path: Path) -> None:
