@@ -25,9 +25,10 @@ static void supersede(struct roost_engine *e, const struct roost_conn *c, const 
         roost_refuse(e, command->op, earlier, c->id, &c->key, ECANCELED);
 }
 
-/* It was quiet when the control plane was told, and is not now: it is told again when it is. */
+/* It was quiet when the control plane was told, and is not now, or a command that is waited for is under way: it is told
+ * again after another interval. */
 static bool overtaken(const struct roost_engine *e, const struct roost_conn *c, const struct roost_command *command) {
-    return command->cause == ROOST_C_QUIET && !roost_is_quiet(e, c);
+    return command->cause == ROOST_C_QUIET && (c->token || !roost_is_quiet(e, c));
 }
 
 static int op_standby(struct roost_engine *e, const struct roost_command *command) {

@@ -103,6 +103,25 @@ def test_a_command_that_overtakes_another_answers_for_both(box: EngineLab) -> No
     }, "STANDBY was the last word: it goes no further"
 
 
+@pytest.mark.engine(service={"standby_quiet_ms": 50, "idle_quiet_ms": 50})
+def test_a_quiet_interval_that_ends_meanwhile_overtakes_no_command_that_is_waited_for(
+    box: EngineLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`roost sleep` was refused, now and then, where the connection was quiet just then, too."""
+    monkeypatch.setattr(box, "_decide", lambda event: None)
+    pair = box.connect()
+    box.wait(lambda: any(e.type == EventType.QUIET and e.id == pair.id for e in box.events), "it is quiet")
+    box.engine.submit([
+        Command(Op.IDLE, cause=Cause.COMMAND, id=pair.id, token=DOWN),
+        Command(Op.STANDBY, cause=Cause.QUIET, id=pair.id),
+        Command(Op.IDLE, cause=Cause.QUIET, id=pair.id),
+    ])  # fmt: skip
+    assert pair.server.recv(1) == b""
+    pair.server.close()
+    box.wait_state(pair, State.IDLE)
+    assert answers(box) == {DOWN: [(State.STANDBY, State.IDLE, Cause.COMMAND)]}
+
+
 def test_a_second_wake_by_key_and_number_finds_the_connection_whose_record_is_being_asked_for(
     empty_lab: Lab,
 ) -> None:
