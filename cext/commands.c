@@ -114,9 +114,9 @@ static int op_sleep(struct roost_engine *e, const struct roost_command *command)
     roost_event_of_slot(e, &command->record.key, slot, &event);
     roost_table_set_phase(slot, ROOST_SLEEP);
     uint32_t index = slot->rest;
-    slot->rest = ROOST_NO_REST;
+    __atomic_store_n(&slot->rest, ROOST_ROW_OF(command->record.ka.rest), __ATOMIC_RELEASE);
     roost_table_rest_release(&e->table, index);
-    if (roost_sleep_without_slot(e, &command->record.key, slot->ctl, class, false))
+    if (slot->rest == ROOST_NO_REST && roost_sleep_without_slot(e, &command->record.key, slot->ctl, class, false))
         roost_table_remove(&e->table, slot);
     roost_post_transition(e, &event, class, ROOST_ST_IDLE, ROOST_ST_SLEEP, (enum roost_cause)command->cause,
                           command->token);

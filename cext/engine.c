@@ -405,16 +405,18 @@ int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event 
     return found;
 }
 
-static uint8_t state_of(struct roost_engine *e, const struct roost_key *key) {
+static uint8_t state_of(struct roost_engine *e, const struct roost_key *key, uint64_t id) {
     struct roost_holder h = roost_whose(e, key);
     if (h.by == ROOST_BY_CONN)
         return h.conn->state;
+    if (h.by == ROOST_BY_SLOT && ROOST_IS_ROW(h.slot->rest) && h.slot->rest != ROOST_ROW(id))
+        return ROOST_ST_NONE; /* another one's */
     if (h.by == ROOST_BY_SLOT)
         return roost_state_of_slot(h.slot);
     return roost_is_candidate(e, key) ? ROOST_ST_SLEEP | ROOST_CANDIDATE : ROOST_ST_NONE;
 }
 
-void roost_states(roost_engine *e, const struct roost_key *keys, uint32_t count, uint8_t *states) {
+void roost_states(roost_engine *e, const struct roost_key *keys, const uint64_t *ids, uint32_t count, uint8_t *states) {
     roost_lock(e);
     for (uint32_t i = 0; i < count; i++) {
         /* One after the other each would wait for memory twice and more. */
@@ -422,7 +424,7 @@ void roost_states(roost_engine *e, const struct roost_key *keys, uint32_t count,
             roost_table_prefetch(&e->table, &keys[next]);
             roost_filter_prefetch(&e->filter, roost_hash_of_key(e, &keys[next]));
         }
-        states[i] = state_of(e, &keys[i]);
+        states[i] = state_of(e, &keys[i], ids[i]);
     }
     roost_unlock(e);
 }
@@ -524,7 +526,7 @@ void roost_close(roost_engine *e) {
         struct roost_ka *slots[] = {c->slot, c->server_slot};
         for (int i = 0; i < 2; i++) {
             if (c->phase == ROOST_THAWING && slots[i])
-                roost_table_set_phase(slots[i], slots[i]->rest == ROOST_NO_REST ? ROOST_SLEEP : ROOST_IDLE);
+                roost_table_set_phase(slots[i], ROOST_IS_STORED(slots[i]->rest) ? ROOST_SLEEP : ROOST_IDLE);
             else if (c->phase == ROOST_MARKED && slots[i])
                 roost_table_remove(&e->table, slots[i]);
         }

@@ -12,5 +12,6 @@ class _Executes(Protocol):
 
 def age(database: _Executes, which: str = "TRUE") -> None:
     """Let the rows of `sleeping` for which the condition holds be of an earlier boot."""
-    database.execute(f"UPDATE sleeping SET boot_id = 'the boot before' WHERE {which}")
+    database.execute("INSERT INTO clocks SELECT max(clock) + 1, 'the boot before', max(wall_offset_ms) FROM clocks")
+    database.execute(f"UPDATE sleeping SET clock = (SELECT max(clock) FROM clocks) WHERE {which}")
     database.execute("DELETE FROM meta WHERE key = 'boot'")  # by which it is known that there are none of another

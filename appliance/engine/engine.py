@@ -363,11 +363,12 @@ class Engine:
         found = lib.roost_find(self._raw, ffi.from_buffer("struct roost_key[1]", key.pack()), raw)
         return events_of(raw, 1)[0] if found else None
 
-    def states(self, keys: bytes) -> bytes:
-        """The states of the connections with these packed keys, one after the other, a byte each: 0 where there is
-        none, CANDIDATE added where it may be asleep without a slot."""
-        raw = ffi.new("uint8_t[]", len(keys) // KEY.size)
-        lib.roost_states(self._raw, ffi.from_buffer("struct roost_key[]", keys), len(raw), raw)
+    def states(self, keys: bytes, numbers: array[int]) -> bytes:
+        """The states of the connections with these packed keys, one after the other, and numbers, a byte each: 0 where
+        there is none, CANDIDATE added where it may be asleep without a slot."""
+        raw = ffi.new("uint8_t[]", len(numbers))
+        of = ffi.from_buffer("struct roost_key[]", keys), ffi.from_buffer("uint64_t[]", numbers)
+        lib.roost_states(self._raw, *of, len(raw), raw)
         return bytes(ffi.buffer(raw))
 
     def find_client(self, address: bytes, port: int, local: bytes) -> Sequence[Event]:

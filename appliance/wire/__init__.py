@@ -26,7 +26,7 @@ from appliance.wire.messages import (
     Verb,
     transitions,
 )
-from appliance.wire.record import KA, KEY, NO_REST, REST, Key, Record
+from appliance.wire.record import KA, KEY, LOW_BITS, NO_REST, REST, ROW_BITS, Key, Record
 from appliance.wire.settings import (
     NEAR_ENDS,
     PLACES,

@@ -179,6 +179,11 @@ class Event(NamedTuple):
         return self.record.service
 
     @property
+    def reference(self) -> int:
+        """Of a connection: what is known of its number (Record.reference)."""
+        return self.id or self.record.reference
+
+    @property
     def candidate(self) -> bool:
         """Of what `find` and `find_client` return: it may be asleep without a slot, and its row alone can tell."""
         return self.count == 1

@@ -26,6 +26,12 @@ REST: Final = struct.Struct("=QQIIIHHII")
 NO_REST: Final = 0xFFFFFFFF
 """ROOST_NO_REST: of roost_ka.rest."""
 
+ROW_BITS: Final = 30
+"""ROOST_ROW_BITS: so many of a number's low bits stand in the slot of a connection in SLEEP."""
+
+LOW_BITS: Final = 1 << 63
+"""Of a reference: it has the low bits of the number alone."""
+
 PAIRED: Final = 8
 """ROOST_F_PAIRED, of roost_ka.ctl >> 16."""
 
@@ -34,6 +40,15 @@ HEARD_SHIFT: Final = 12
 
 HEARD_WRAP_S: Final = 1 << 20
 """ROOST_HEARD_WRAP_S: they are kept modulo this."""
+
+
+_REST_INDEX: Final = struct.Struct("=28xI4x")  # roost_ka.rest
+
+
+def low_bits_of(ka: bytes) -> int:
+    """The reference that KA has in place of the index of a rest slot (ROOST_ROW); 0: none."""
+    rest = int(_REST_INDEX.unpack(ka)[0])
+    return LOW_BITS | rest & (1 << ROW_BITS) - 1 if rest >> ROW_BITS == 1 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +147,12 @@ class Record:
     def id(self) -> int:
         """The connection's number; 0 when the record has none at hand (SLEEP)."""
         return int(REST.unpack(self.rest)[0])
+
+    @property
+    def reference(self) -> int:
+        """What is known of the connection's number: all of it; in SLEEP its low bits, with LOW_BITS; 0: nothing, and
+        its row is found by its key."""
+        return self.id or low_bits_of(self.ka)
 
     @property
     def active_ms(self) -> int:

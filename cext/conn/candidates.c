@@ -43,15 +43,9 @@ void roost_event_of_candidate(struct roost_engine *e, const struct roost_key *ke
     event->record.service = service_at(e, key);
 }
 
-bool roost_class_needs_slot(const struct roost_engine *e, uint32_t class) {
-    const struct roost_class *in_force = roost_class_of(e, class);
-    return !in_force->no_keepalives || in_force->probe_interval_s ||
-           roost_classes_base(&e->table.classes, class) != class;
-}
-
 bool roost_sleep_without_slot(struct roost_engine *e, const struct roost_key *key, uint32_t ctl, uint32_t class,
                               bool again) {
-    if (roost_class_needs_slot(e, class) || ROOST_FLAGS(ctl) & ROOST_F_PAIRED)
+    if (roost_classes_need_slot(&e->table.classes, class) || ROOST_FLAGS(ctl) & ROOST_F_PAIRED)
         return false;
     uint64_t hash = roost_hash_of_key(e, key);
     roost_datapath_mark_stranger(&e->path, hash, false); /* first: XDP must not let its packets pass */

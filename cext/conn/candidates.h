@@ -35,9 +35,6 @@ bool roost_is_candidate(const struct roost_engine *e, const struct roost_key *ke
 /* Describes such a key as a connection in SLEEP. */
 void roost_event_of_candidate(struct roost_engine *e, const struct roost_key *key, struct roost_event *event);
 
-/* Whether those of a class keep their slot in SLEEP: their keep-alives are answered, they are probed, or the slot alone says
- * what they set in band. */
-bool roost_class_needs_slot(const struct roost_engine *e, uint32_t class);
 /* In SLEEP, its row committed: from now on in the filter, if its class has it so and there is room. The caller then
  * removes the slot, if there is one. again: it found no room before, or has come back; filter_full counts first
  * attempts. */

@@ -33,10 +33,11 @@ void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, str
     event->record.service = c->service;
     event->record.rest.id = c->id;
     event->record.rest.active_ms = c->active_ms;
+    event->record.ka.rest = c->row;
 }
 
 uint8_t roost_state_of_slot(const struct roost_ka *slot) {
-    return slot->rest == ROOST_NO_REST ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
+    return ROOST_IS_STORED(slot->rest) ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
 }
 
 uint64_t roost_slot_quiet_ms(const struct roost_engine *e, const struct roost_ka *slot) {
@@ -57,6 +58,8 @@ void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, co
     if (roost_table_has_rest(slot)) {
         event->record.rest = e->table.rest[slot->rest];
         event->id = event->record.rest.id;
+        event->record.ka.rest =
+            roost_classes_need_slot(&e->table.classes, slot->class) ? ROOST_ROW(event->id) : ROOST_NO_REST;
     }
     event->gap_ms = roost_slot_quiet_ms(e, slot);
 }

@@ -168,6 +168,7 @@ struct roost_conn {
     uint16_t class;                /* its policy; a use of it is counted */
     bool own_untold;               /* what it set in band changed since the control plane was told */
     uint8_t refused;               /* roost_obstacles.refused */
+    uint32_t row;                  /* of one that was in SLEEP: its slot's ka.rest then */
 };
 
 struct roost_grace {

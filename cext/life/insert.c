@@ -42,7 +42,7 @@ struct roost_ka *roost_insert_sleeping(struct roost_engine *e, const struct roos
     struct roost_ka ka = record->ka;
     ka.ctl = (ka.ctl & ~0xffu) | ROOST_SLEEP;
     ka.class = roost_class_for(e, &record->key, record->service);
-    ka.rest = ROOST_NO_REST;
+    ka.rest = ROOST_ROW_OF(record->ka.rest);
     ka.heard &= ~0xfu;
     return roost_table_insert(&e->table, &record->key, &ka, record->service);
 }
@@ -56,7 +56,8 @@ int roost_insert(struct roost_engine *e, const struct roost_command *command) {
         return EINVAL;
     const struct roost_record *record = &command->record;
     uint16_t class = roost_class_for(e, &record->key, record->service);
-    bool without_slot = !pair && roost_sleep_without_slot(e, &record->key, record->ka.ctl, class, false);
+    bool by_key = ROOST_ROW_OF(record->ka.rest) == ROOST_NO_REST;
+    bool without_slot = !pair && by_key && roost_sleep_without_slot(e, &record->key, record->ka.ctl, class, false);
     const struct roost_ka *slot = without_slot ? NULL
                                   : pair       ? insert_pair(e, command)
                                                : roost_insert_sleeping(e, record);

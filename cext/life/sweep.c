@@ -233,7 +233,7 @@ static uint32_t sleep_due(struct walk *w, struct roost_ka *slot, bool v4) {
 static uint32_t leave_table(const struct walk *w, struct roost_ka *slot, bool v4) {
     struct roost_engine *e = w->e;
     struct roost_key key;
-    if (roost_class_needs_slot(e, slot->class))
+    if (roost_classes_need_slot(&e->table.classes, slot->class) || ROOST_IS_ROW(slot->rest))
         return LOOK_MAX_S;
     uint32_t quiet_ms = roost_class_of(e, slot->class)->quiet_ms[ROOST_INBAND_IDLE];
     uint32_t quiet_s = quiet_ms ? (uint32_t)(((uint64_t)quiet_ms + 999) / 1000) : LEAVE_TABLE_S;

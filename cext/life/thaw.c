@@ -78,6 +78,7 @@ struct roost_conn *roost_rouse(struct roost_engine *e, const struct roost_key *k
     c->phase = sleeping ? ROOST_ASKED : ROOST_THAWING;
     c->wake_cause = (uint8_t)cause;
     c->slot = slot;
+    c->row = sleeping ? slot->rest : 0;
     if (sleeping && e->at_hand) {
         /* roost_recall_answered restores it as soon as all that waited has been looked at. */
     } else if (sleeping) {
@@ -369,7 +370,7 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
             c->silent_ms = c->active_ms ? c->active_ms : 1;
     }
     e->table.rest[index] = rest;
-    c->slot->rest = index;
+    __atomic_store_n(&c->slot->rest, index, __ATOMIC_RELEASE); /* by the rest an adopted slot's row is named */
     roost_candidate_left(e, &c->key);
     roost_slot_wakes(e, c);
     if (usable)

@@ -62,6 +62,11 @@ uint32_t roost_classes_base(const struct roost_classes *t, uint32_t class) {
     return t->entry[class].base ? t->entry[class].base : t->entry[class].service;
 }
 
+bool roost_classes_need_slot(const struct roost_classes *t, uint32_t class) {
+    const struct roost_class *in_force = &t->entry[class % ROOST_CLASSES];
+    return !in_force->no_keepalives || in_force->probe_interval_s || roost_classes_base(t, class) != class;
+}
+
 void roost_classes_hold(struct roost_classes *t, uint32_t class) {
     if (is_own(t, class))
         t->uses[class]++;

@@ -52,6 +52,9 @@ uint32_t roost_classes_take(struct roost_classes *t, uint32_t base, const struct
 void roost_classes_drop(struct roost_classes *t, uint32_t class);
 /* In place of which class it has what was set in band: itself, where nothing was. */
 uint32_t roost_classes_base(const struct roost_classes *t, uint32_t class);
+/* Whether those of a class keep their slot in SLEEP: their keep-alives are answered, they are probed, or the slot alone says
+ * what they set in band. */
+bool roost_classes_need_slot(const struct roost_classes *t, uint32_t class);
 /* What it would be with `base` in place of its own. */
 struct roost_class roost_class_derive(const struct roost_class *base, const struct roost_overrides *own);
 

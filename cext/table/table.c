@@ -229,7 +229,7 @@ struct roost_ka *roost_table_insert(struct roost_table *t, const struct roost_ke
 }
 
 bool roost_table_has_rest(const struct roost_ka *slot) {
-    return slot->rest != ROOST_NO_REST && !ROOST_IS_BORN(slot->rest);
+    return !ROOST_IS_STORED(slot->rest) && !ROOST_IS_BORN(slot->rest);
 }
 
 void roost_table_rest_release(struct roost_table *t, uint32_t index) {
@@ -545,7 +545,7 @@ struct roost_ka *roost_table_peer(struct roost_table *t, const struct roost_ka *
     if (!peer || !(ROOST_FLAGS(peer->ctl) & ROOST_F_PAIRED) || ROOST_VERSION(peer->ctl) != rest->peer_version ||
         !(ROOST_FLAGS(peer->ctl) & ROOST_F_SERVER) != server)
         return NULL;
-    if (peer->rest == ROOST_NO_REST) /* a client in SLEEP, or being frozen */
+    if (ROOST_IS_STORED(peer->rest)) /* a client in SLEEP, or being frozen */
         return server ? peer : NULL;
     return t->rest[peer->rest].id == rest->id ? peer : NULL;
 }
@@ -555,7 +555,7 @@ bool roost_table_orphan(struct roost_table *t, const struct roost_ka *slot) {
     if (!(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER))
         return false;
     const struct roost_ka *client = roost_table_peer(t, slot, &key);
-    return !client || (client->rest != ROOST_NO_REST && t->rest[client->rest].peer != roost_table_name(t, slot));
+    return !client || (!ROOST_IS_STORED(client->rest) && t->rest[client->rest].peer != roost_table_name(t, slot));
 }
 
 /* A dead engine's locks. XDP's are let go of by XDP. */
@@ -633,6 +633,13 @@ static void name_original(struct roost_table *t, uint32_t copy, const struct roo
             roost_table_pair(t, &t->rest[slot->rest], original);
 }
 
+/* A predecessor that was killed while it woke this one, or put it to sleep, may have left it its rest slot. */
+static void name_row(const struct roost_table *t, struct roost_ka *slot) {
+    bool has_rest = slot->rest < t->rest_slots && t->rest[slot->rest].id;
+    if (!ROOST_IS_STORED(slot->rest))
+        slot->rest = has_rest ? ROOST_ROW(t->rest[slot->rest].id) : ROOST_NO_REST;
+}
+
 static uint64_t adopt_slots(struct roost_table *t, uint64_t *max_id) {
     uint64_t removed = 0, p = 0;
     struct roost_key key;
@@ -661,7 +668,7 @@ static uint64_t adopt_slots(struct roost_table *t, uint64_t *max_id) {
         if (phase != ROOST_PHASE(slot->ctl))
             roost_table_set_phase(slot, phase);
         if (phase == ROOST_SLEEP) {
-            slot->rest = ROOST_NO_REST;
+            name_row(t, slot);
             continue;
         }
         t->rest_used++;

@@ -35,12 +35,13 @@ class Located:
         return self.event.record.key
 
 
-def sleeping_ids(store: Store, keys: list[bytes]) -> dict[bytes, int]:
+def _sleeping_ids(store: Store, events: Iterable[Event]) -> dict[bytes, int]:
     """key -> number of those that sleep. Without the database there are none: the table can still be shown, and the
     status says that the database is missing."""
-    if not keys or store.status.error:
+    sought = {event.record.key_raw: event.reference for event in events}
+    if not sought or store.status.error:
         return {}
-    return store.sleeping_ids(keys)
+    return store.sleeping_ids(sought)
 
 
 class Locator:
@@ -142,7 +143,7 @@ class Locator:
             event = self._asleep_among(self._find(client.host, client.port))
         key = event.record.key_raw if event is not None else b""
         if event is not None:
-            number = number or event.id or event.record.id or sleeping_ids(self._store, [key]).get(key, 0)
+            number = number or event.id or event.record.id or _sleeping_ids(self._store, [event]).get(key, 0)
             if event.candidate and not number and not self._store.status.error:
                 event = None  # a false positive of the filter
         if event is None:
@@ -159,5 +160,5 @@ class Locator:
 
     def _asleep_among(self, events: Sequence[Event]) -> Event | None:
         """Of several that may be asleep, the one that has a row; without the database, the first."""
-        ids = sleeping_ids(self._store, [event.record.key_raw for event in events]) if len(events) > 1 else {}
+        ids = _sleeping_ids(self._store, events) if len(events) > 1 else {}
         return next((event for event in events if event.record.key_raw in ids), events[0] if events else None)

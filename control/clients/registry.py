@@ -215,7 +215,7 @@ class Registry:
     @_reading()
     def nameless(self, keys: Sequence[bytes]) -> list[bytes]:
         """Those of these keys whose connection has no name."""
-        numbers = numbers_at(self._engine, self._store, keys)
+        numbers = numbers_at(self._engine, self._store, dict.fromkeys(keys, 0))
         known_as = self.names_of([number for number in numbers.values() if number])
         return [key for key, number in numbers.items() if number not in known_as]
 

@@ -21,7 +21,7 @@ from control.core.ports import EnginePort
 from control.core.states import INACTIVE, Cause, State
 from control.store import records
 from control.store.appended import Attach
-from control.store.reading import SleepingRow
+from control.store.sleeping import SleepingRow
 from control.store.store import Store
 
 CHUNK: Final = 500
@@ -180,7 +180,7 @@ class View:
 
     def _page_without_slot(self, after: bytes, limit: int) -> tuple[list[Event], str | None]:
         """The connections in SLEEP of which nothing is in memory, in the form in which the engine lists the others."""
-        rows = self._store.sleeping_rows(after, limit)
+        rows = self._store.rows_by_key(after, limit)
         found = ((row, self._engine.find(Key.unpack(row.key))) for row in rows)
         events = [event._replace(id=row.id) for row, event in found if event is not None and event.candidate]
         return events, f"row:{rows[-1].key.hex()}" if rows else None
@@ -198,7 +198,7 @@ class View:
         return events, max(names) if names else None
 
     def _rows(self, events: list[Event], wanted: Wanted) -> list[dict[str, Any]]:
-        asleep = [event.record.key_raw for event in events if event.to_state == State.SLEEP]
+        asleep = {event.record.key_raw: event.reference for event in events if event.to_state == State.SLEEP}
         # Without the database the table can still be shown, and the status says that the database is missing.
         rows = {} if self._store.status.error else {row.key: row for row in self._store.rows_at(asleep)}
         shown = [self._row(event, event.id, rows.get(event.record.key_raw)) for event in events]
@@ -324,9 +324,9 @@ class View:
             "id": row["id"],
             "client": row["client"],
             "service": self.service_name(row["service"]),
-            "from": State(row["from"]).label,
-            "to": State(row["to"]).label,
-            "cause": Cause(row["cause"]).label,
+            "from": _STATES[row["from"]],
+            "to": _STATES[row["to"]],
+            "cause": _CAUSES[row["cause"]],
             "rx_bytes": row["rx_bytes"],
             "tx_bytes": row["tx_bytes"],
             "gap_ms": row["gap_ms"],
@@ -339,6 +339,10 @@ class View:
         row |= {"service": event.record.service, "from": event.from_state, "to": event.to_state, "cause": event.cause}
         row |= {"rx_bytes": event.rx_bytes, "tx_bytes": event.tx_bytes, "gap_ms": event.gap_ms}
         return self.transition_row(row)
+
+
+_STATES: Final = [state.label for state in State]
+_CAUSES: Final = [cause.label for cause in Cause]
 
 
 def _quiet_s(rest: bytes, slept_at_ms: int) -> float:

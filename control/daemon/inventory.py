@@ -21,8 +21,7 @@ from control.dispatch.turn import history_row
 from control.store import records
 from control.store.database import READ_CHUNK
 from control.store.owner import boot_id
-from control.store.reading import SleepingRow
-from control.store.schema import KEY
+from control.store.sleeping import SleepingRow
 from control.store.store import Store
 
 log = logging.getLogger("roost.daemon")
@@ -79,11 +78,11 @@ def take_inventory(engine: EnginePort, store: Store, boot: str, tables: int = 0)
     all_of_this_boot = not store.has_rows_of_another_boot(boot)
     rows_with_slot = 0
     for keys, numbers in store.sleeping_numbers():
-        states = engine.states(keys)
+        states = engine.states(keys, numbers)
         rows_with_slot += states.count(State.SLEEP)
         found.states[State.SLEEP] += states.count(State.SLEEP | CANDIDATE)
         if not (all_of_this_boot and set(states) <= _ASLEEP):  # mostly they are: that is what the row says
-            numbers = _take_odd(found, store, boot, keys, numbers, states, all_of_this_boot)
+            numbers = _take_odd(found, store, boot, numbers, states, all_of_this_boot)
         found.sleep_ids.extend(numbers)
     if rows_with_slot < with_slot:
         _find_slots_without_row(found, engine, store)
@@ -97,20 +96,18 @@ def _take_odd(
     found: Inventory,
     store: Store,
     boot: str,
-    keys: bytes,
     numbers: array[int],
     states: bytes,
     all_of_this_boot: bool,
 ) -> array[int]:
     """Look at those rows of a page closer that say something else than table and filter; the numbers of the others."""
-    at = range(0, len(keys), KEY.size)
-    odd = {keys[i : i + KEY.size]: state for i, state in zip(at, states, strict=True)
+    odd = {number: state for state, number in zip(states, numbers, strict=True)
            if not all_of_this_boot or state not in _ASLEEP}  # fmt: skip
     gone: set[int] = set()
     rows: list[bytes] = []
     deletes: list[tuple[bytes, int]] = []
-    for row in store.rows_at(list(odd)):
-        state = odd[row.key]
+    for row in store.rows_numbered(list(odd)):
+        state = odd[row.id]
         if row.boot_id != boot and (state == State.NONE or state & CANDIDATE):
             found.other_boot += 1  # asleep all the while: it is no transition that the history lacks
             found.states[State.SLEEP] -= bool(state & CANDIDATE)  # by another's fingerprint
@@ -128,8 +125,8 @@ def _take_odd(
 
 
 def _find_slots_without_row(found: Inventory, engine: EnginePort, store: Store) -> None:
-    asleep = (event.record.key_raw for event in engine.list() if event.to_state == State.SLEEP)
-    while chunk := list(islice(asleep, READ_CHUNK)):
+    asleep = ((event.record.key_raw, event.reference) for event in engine.list() if event.to_state == State.SLEEP)
+    while chunk := dict(islice(asleep, READ_CHUNK)):
         known = store.sleeping_ids(chunk)
         found.without_row += [key for key in chunk if key not in known]
 

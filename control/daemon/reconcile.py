@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from appliance.engine import Engine
-from appliance.wire import Command, Op, Record
+from appliance.wire import Command, Key, Op, Record
 from control.clients.in_band_settings import InBandSettings
 from control.clients.registry import RegistryError
 from control.clients.rules import Rules
@@ -17,8 +18,10 @@ from control.core.states import Cause, State
 from control.daemon.end import End
 from control.daemon.inventory import Inventory, catch_up, record_of
 from control.dispatch.dispatcher import Dispatcher
+from control.dispatch.turn import history_row
 from control.reach.reach import Reach
 from control.store.owner import boot_id
+from control.store.sleeping import LAST_NUMBER, SleepingRow
 from control.store.starting import wall_offset_ms
 from control.store.store import Store
 
@@ -91,12 +94,13 @@ class Reconciler:
         boot, offset = boot_id(), wall_offset_ms()
         put, deadline = 0, 0.0
         last: Record | None = None
-        after = b""
-        while page := self._store.sleeping_rows(after):
-            after = page[-1].key
+        before = LAST_NUMBER
+        while page := self._store.sleeping_rows(before):  # newest first: of two with the same 4-tuple it is the one
+            before = page[-1].id
             # wall_offset_ms is wall clock minus CLOCK_MONOTONIC: the difference of two says how far apart two boots'
             # clocks are. The timestamp clock that the client sees (TSval) so runs on over the time of the reboot.
-            records = [record_of(row).shifted(row.wall_offset_ms - offset) for row in page if row.boot_id != boot]
+            others = self._without_followed([row for row in page if row.boot_id != boot])
+            records = [record_of(row).shifted(row.wall_offset_ms - offset) for row in others]
             self._dispatcher.sleepers.insert(records)
             put += len(records)
             last = records[-1] if records else last
@@ -106,3 +110,16 @@ class Reconciler:
         while last is not None and self._engine.find(last.key) is None and time.monotonic() < deadline:
             time.sleep(0.01)  # the engine has the commands, and carries them out in order
         return put
+
+    def _without_followed(self, rows: Sequence[SleepingRow]) -> Iterable[SleepingRow]:
+        """Those whose client has not connected again from the same port. One that did before the last reboot is among
+        them, newest first; one that sleeps without a slot by now is unknown to the engine, which refuses the others."""
+        latest = self._store.sleeping_ids({row.key: 0 for row in rows})
+        for row in rows:
+            if latest.setdefault(row.key, row.id) <= row.id:
+                latest[row.key] = row.id
+                yield row
+                continue
+            log.warning("%s: not put back: it has connected again", Key.unpack(row.key).client_text)
+            closed = history_row(row.id, row.key, row.service, State.SLEEP, State.CLOSED)
+            self._store.add([closed], deletes=[(row.key, row.id)])

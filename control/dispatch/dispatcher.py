@@ -190,9 +190,10 @@ class Dispatcher:
         self._count(source, target, 1)
         record = event.record
         packed = record.key_raw
+        reference = event.reference
         turn.rows.append(
             HISTORY.pack(
-                event.id,
+                reference,
                 event.at_ms,
                 packed,
                 record.service,
@@ -205,7 +206,7 @@ class Dispatcher:
             )
         )
         if source == State.SLEEP or (source, target, event.cause) == _PAIR_IS_BACK:
-            turn.deletes.append((packed, event.id))
+            turn.deletes.append((packed, reference))
         elif source == State.IDLE:
             self.sleepers.left_idle(packed)
         if self._listeners:

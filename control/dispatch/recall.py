@@ -54,14 +54,14 @@ class Recall:
 
     def restore(self, events: Sequence[Event], now: float) -> None:
         """Answer these events of type NEED_RECORD, and those that could not be answered before."""
-        needed = [*events, *(event for event, _ in self._unread.values())]
+        needed = [*(event for event, _ in self._unread.values()), *events]
         if not needed:
             return
         keys = [event.record.key_raw for event in needed]
         rows: Mapping[bytes, tuple[bytes, bytes]] = {}
         why = ""
         try:
-            rows = self._store.read(keys)
+            rows = self._store.read({key: event.reference for key, event in zip(keys, needed, strict=True)})
         except StoreError as reason:
             why = str(reason)
         commands = []

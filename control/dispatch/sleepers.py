@@ -21,7 +21,8 @@ from control.core.states import Cause, State
 from control.dispatch.turn import Counters, Turn, history_row
 from control.dispatch.waiters import Waiters
 from control.store import records
-from control.store.store import Committed, Store
+from control.store.sleeping import Committed
+from control.store.store import Store
 
 log = logging.getLogger("roost.dispatch")
 
@@ -132,7 +133,7 @@ class Sleepers:
             # again before the row is removed, then by a row of a later generation, which stays.
             now = self._engine.find(event.record.key)
             if now is None or now.to_state != State.SLEEP:
-                turn.stale.append((key, event.token & ~GENERATION))
+                turn.stale.append((key, event.id, event.token & ~GENERATION))
         elif event.op == Op.INSERT:
             # After a reboot: the client has connected again from the same port, so the old connection is gone; or the
             # table is full, and its keep-alives are not answered.

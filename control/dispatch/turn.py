@@ -47,7 +47,7 @@ class Turn:
     rows: list[bytes] = field(default_factory=list)
     upserts: list[tuple[bytes, bytes]] = field(default_factory=list)
     deletes: list[tuple[bytes, int]] = field(default_factory=list)
-    stale: list[tuple[bytes, int]] = field(default_factory=list)
+    stale: list[tuple[bytes, int, int]] = field(default_factory=list)
     transitions: Transitions = field(default_factory=Transitions)
     candidates: list[bytes] = field(default_factory=list)
     """Keys of connections that may be asleep without a slot."""

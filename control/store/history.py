@@ -5,7 +5,7 @@ A part that is being written has no index on the connections' numbers, which wou
 each row; the numbers of its rows are in memory, eight bytes each, and are searched there. A part that is full gets the
 index in one sort. So a row costs the same whatever the history has grown to, and so does removing it.
 
-What `load`, `write`, `close_sleepers` and `prune` do counts once `settle` was called, after the commit; `begin` forgets
+What `load`, `write` and `prune` do counts once `settle` was called, after the commit; `begin` forgets
 what was not committed. Rows are numbered without a gap, in the order in which the store was told of them.
 """
 
@@ -24,8 +24,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from control.core.states import Cause, State
-from control.store.schema import history_part, history_parts, sleeping
+from control.core.states import State
+from control.store.schema import history_part, history_parts
 from control.store.statements import insert_history
 
 log = logging.getLogger("roost.store")
@@ -150,7 +150,7 @@ class History:
         return self._draft_next - self._draft[-1].first
 
     def write(self, connection: Connection, values: Sequence[tuple[Any, ...]]) -> None:
-        """Rows of statements.history_values."""
+        """Rows of history_rows.history_values."""
         while values:
             self._have_room(connection, values[0][1])
             room = PART_ROWS - self._written
@@ -159,25 +159,6 @@ class History:
             insert_history(connection, part.table, self._draft_next, some)
             self._draft_ids += array("Q", (row[0] for row in some)).tobytes()
             self._draft_next += len(some)
-
-    def close_sleepers(self, connection: Connection) -> int:
-        """Forget every row of `sleeping`, with a transition to CLOSED; how many there were."""
-        now = time.time_ns() // 1_000_000
-        self._have_room(connection, now)
-        table = self._draft[-1].table
-        said = {"at": now, "from": State.SLEEP, "to": State.CLOSED, "cause": Cause.COMMAND,
-                "rx_bytes": 0, "tx_bytes": 0, "gap_ms": 0}  # fmt: skip
-        of_each = [sleeping.c[name] for name in ("id", "client", "service")]
-        place = sa.func.row_number().over(order_by=sleeping.c.id) + (self._draft_next - 1)
-        row = [place, *of_each, *(sa.literal(int(value), table.c[name].type) for name, value in said.items())]
-        names = ["seq", *(column.name for column in of_each), *said]
-        connection.execute(sa.insert(table).from_select(names, sa.select(*row)))
-        closed = connection.execute(sa.delete(sleeping)).rowcount
-        self._draft_next += closed
-        if closed:  # whose numbers are not in memory
-            self._end_part(connection)
-            self._begin_part(connection, now)
-        return closed
 
     def _have_room(self, connection: Connection, at: int) -> None:
         if self._written >= PART_ROWS or (self._written and at - self._draft[-1].first_at >= self._part_ms):
@@ -265,7 +246,8 @@ class History:
             try:
                 if connection.dialect.name == "sqlite":
                     rows = json.loads(connection.scalar(_query_packed(part.table, which), values))
-                    found += (dict(zip(part.table.c.keys(), row, strict=True)) for row in rows)
+                    names = part.table.c.keys()
+                    found += (dict(zip(names, row, strict=True)) for row in rows)
                 else:
                     found += map(dict, connection.execute(_query(part.table, which), values).mappings())
             except (OperationalError, ProgrammingError):

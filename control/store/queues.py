@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits to be written, in four places, all bounded in memory:
+"""What waits to be written, in five places, all bounded in memory:
 
-ops       key -> what `sleeping` shall say about it: a packed record (upsert) or a number (delete). A dict, so that
-          the last word about a 4-tuple replaces the ones before it; never more entries than the table has slots
+ops       key -> what `sleeping` shall say about it: a packed record (upsert) or a reference (delete). A dict, so that
+          the last word about a connection replaces the ones before it; never more entries than the table has slots
+gone      (key, reference) of connections to be deleted whose 4-tuple another one has in `ops`: each has a row, or had
 rows      of history, packed (schema.HISTORY), in order, one or more in a piece. Past the bound new rows are dropped,
           counted and reported
 keyed     (table, key) -> the row of that key in a table of schema.KEYED, packed, or None; like ops. While the
@@ -16,15 +17,17 @@ from __future__ import annotations
 import struct
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, NamedTuple
 
+from appliance.wire import LOW_BITS
 from control.store.appended import Row
-from control.store.schema import HISTORY, KA_BYTES, Keyed
+from control.store.schema import HISTORY, Keyed
+from control.store.sleeping import is_meant, number_of
 
-ID: Final = struct.Struct("=Q")  # roost_rest.id stands first
+ID: Final = struct.Struct("=Q")
 
 APPENDED_BOUND: Final = 20_000
 """Rows that wait to be appended to a table, some 700 bytes each."""
@@ -35,7 +38,7 @@ _ROW: Final = HISTORY.size
 
 
 class Piece(NamedTuple):
-    """Rows that came together, the numbers that they begin with, and whether one of these is 0."""
+    """Rows that came together, the references that they begin with, and whether one of these is no number."""
 
     rows: bytes
     numbers: array[int]
@@ -44,7 +47,7 @@ class Piece(NamedTuple):
     @classmethod
     def of(cls, rows: bytes) -> Piece:
         numbers = array("Q", memoryview(rows).cast("Q")[:: _ROW // ID.size])
-        return cls(rows, numbers, 0 in numbers)
+        return cls(rows, numbers, 0 in numbers or max(numbers, default=0) >= LOW_BITS)
 
 
 class Pieces:
@@ -131,18 +134,24 @@ def _places(numbers: array[int], number: int) -> Iterator[int]:
             yield at // ID.size
 
 
+def _about(op: bytes | int) -> int:
+    """Reference of the connection."""
+    return number_of(op) if isinstance(op, bytes) else op
+
+
 @dataclass(slots=True)
 class Batch:
     ops: dict[bytes, bytes | int] = field(default_factory=dict)
     rows: Pieces = field(default_factory=Pieces)
-    stale: list[tuple[bytes, int]] = field(default_factory=list)
+    gone: list[tuple[bytes, int]] = field(default_factory=list)
+    stale: list[tuple[bytes, int, int]] = field(default_factory=list)
     keyed: dict[Keyed, bytes | None] = field(default_factory=dict)
     appended: list[Row] = field(default_factory=list)
     queued_keyed: int = 0
     settled: bool = False  # it is committed, all of it
 
     def __bool__(self) -> bool:
-        return bool(self.ops or self.rows or self.stale or self.keyed or self.appended)
+        return bool(self.ops or self.gone or self.rows or self.stale or self.keyed or self.appended)
 
 
 class Queues:
@@ -151,7 +160,8 @@ class Queues:
     def __init__(self, history_bound: int) -> None:
         self._history_bound = history_bound
         self.ops: dict[bytes, bytes | int] = {}
-        self.stale: list[tuple[bytes, int]] = []
+        self.gone: list[tuple[bytes, int]] = []
+        self.stale: list[tuple[bytes, int, int]] = []
         self.keyed: dict[Keyed, bytes | None] = {}
         self.rows = Pieces()
         self.appended: deque[Row] = deque()
@@ -165,18 +175,18 @@ class Queues:
         rows: Sequence[bytes],
         upserts: Iterable[tuple[bytes, bytes]],
         deletes: Iterable[tuple[bytes, int]],
-        stale: Iterable[tuple[bytes, int]],
+        stale: Iterable[tuple[bytes, int, int]],
         keyed: Mapping[Keyed, bytes | None],
     ) -> int:
         """Store.add; returns how many rows of history there was no room for."""
-        ops = self.ops
-        for key, number in deletes:
-            waiting = ops.get(key)
-            if isinstance(waiting, bytes) and number and ID.unpack_from(waiting, KA_BYTES)[0] != number:
-                continue  # a newer connection with the same 4-tuple: its row replaces the old one anyhow
-            ops[key] = number if waiting is None else 0
+        for key, reference in deletes:
+            waiting = self.ops.get(key)
+            if isinstance(waiting, bytes) and not is_meant(number_of(waiting), reference):
+                self.gone.append((key, reference))  # the record is of a newer connection with the same 4-tuple
+            else:
+                self._say(key, reference)
         for key, record in upserts:
-            ops[key] = record
+            self._say(key, record)
             self.urgent = True
         self.stale.extend(stale)
         self.keyed.update(keyed)
@@ -185,6 +195,11 @@ class Queues:
         dropped = self.rows.append(b"".join(rows), max(self._history_bound - before, 0))
         self.queued_rows += len(self.rows) - before
         return dropped
+
+    def _say(self, key: bytes, op: bytes | int) -> None:
+        if (before := self.ops.get(key)) is not None and (reference := _about(before)) != _about(op):
+            self.gone.append((key, reference))
+        self.ops[key] = op
 
     def append(self, row: Row) -> bool:
         """Whether there was room for it."""
@@ -203,6 +218,7 @@ class Queues:
         else:
             for key in list(islice(self.ops, size)):
                 batch.ops[key] = self.ops.pop(key)
+        batch.gone, self.gone = self.gone, []
         batch.stale, self.stale = self.stale, []
         batch.keyed, self.keyed = self.keyed, {}
         batch.queued_keyed = self.queued_keyed - self.taken_keyed
@@ -217,11 +233,9 @@ class Queues:
     def put_back(self, batch: Batch) -> None:
         """It could not be written."""
         for key, op in batch.ops.items():
-            newer = self.ops.get(key)
-            if newer is None:
-                self.ops[key] = op
-            elif isinstance(newer, int):
-                self.ops[key] = 0  # a delete that follows anything else forgets whichever row there is
+            if (newer := self.ops.setdefault(key, op)) is not op and _about(newer) != _about(op):
+                self.gone.append((key, _about(op)))
+        self.gone += batch.gone
         self.stale[:0] = batch.stale
         self.keyed = batch.keyed | self.keyed
         self.taken_keyed -= batch.queued_keyed
@@ -232,4 +246,11 @@ class Queues:
     @property
     def waiting(self) -> bool:
         """Whether there is anything to write."""
-        return bool(self.ops or self.rows or self.stale or self.keyed or self.appended)
+        return bool(self.ops or self.gone or self.rows or self.stale or self.keyed or self.appended)
+
+
+def unsettled(waiting: Batch | Queues) -> Iterator[Container[bytes]]:
+    """The keys of which it has something to say about `sleeping`."""
+    yield waiting.ops
+    yield {key for key, _ in waiting.gone}
+    yield {key for key, _, _ in waiting.stale}

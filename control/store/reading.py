@@ -10,18 +10,16 @@ import time
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from control.store import policies
+from control.store import policies, schema, sleeping
 from control.store.database import StoreError, chunks, open_engine, reason
-from control.store.schema import KEY, KEYED, sleeping, successors
-from control.store.statements import ids_of
+from control.store.schema import KEY, KEYED, successors
+from control.store.sleeping import LAST_NUMBER, Epochs, SleepingRow, Sought
 
 SCAN_ROWS: Final = 10_000
 CLOSE_S: Final = 2.0
@@ -29,21 +27,6 @@ CLOSE_S: Final = 2.0
 
 _SOME_AT_A_TIME: Final = {"yield_per": 1000}
 _PACKING = frozenset({"sqlite"})  # databases that make one row of a page, see _packed
-
-
-@dataclass(frozen=True, slots=True)
-class SleepingRow:
-    """A row of `sleeping`; ka and rest are the C structs of ebpf/shared/record.h as they are."""
-
-    key: bytes
-    id: int
-    client: str
-    service: int
-    slept_at: int
-    boot_id: str
-    wall_offset_ms: int
-    ka: bytes
-    rest: bytes
 
 
 class Reader:
@@ -56,6 +39,7 @@ class Reader:
         self._reading = self._reader_engine.connect
         self._restore: Connection | None = None
         self._restoring = threading.Lock()
+        self._epochs = Epochs()
 
     def close_readers(self) -> None:
         """What is read from now on is read by new connections. Waits for who reads, if it does not take too long."""
@@ -68,12 +52,12 @@ class Reader:
         while isinstance(pool, sa.QueuePool) and pool.checkedout() and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    def read(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes]]:
+    def read(self, sought: Sought) -> dict[bytes, tuple[bytes, bytes]]:
         """key -> (ka, rest) of those that are there. For the dispatcher alone: it has a connection to itself, since a
         client waits for the answer. Raises StoreError when the database cannot be read."""
-        return {key: (ka, rest) for key, ka, rest, _ in self._read_rows(keys)}
+        return {key: (ka, rest) for key, ka, rest, _ in self._read_rows(sought)}
 
-    def _read_rows(self, keys: Sequence[bytes]) -> list[tuple[bytes, bytes, bytes, str]]:
+    def _read_rows(self, sought: Sought) -> list[tuple[bytes, bytes, bytes, str]]:
         """(key, ka, rest, boot) of those that are there. By the driver itself: SQLAlchemy takes 50 us more a query."""
         dialect = self._reader_engine.dialect
         with self._restoring:
@@ -82,11 +66,14 @@ class Reader:
                     # Autocommit: between two reads no transaction of PostgreSQL's stays open.
                     self._restore = self._reader_engine.connect().execution_options(isolation_level="AUTOCOMMIT")
                 with closing(self._restore.connection.cursor()) as cursor:
-                    rows: list[tuple[bytes, bytes, bytes, str]] = []
-                    for chunk in chunks(keys):
-                        cursor.execute(_read_text(dialect.name, len(chunk)), tuple(chunk))
-                        rows += cursor.fetchall()
-                return rows
+
+                    def run(text: str, values: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
+                        cursor.execute(text, values)
+                        found: Sequence[Sequence[Any]] = cursor.fetchall()
+                        return found
+
+                    found = sleeping.find(run, dialect.name, self._epochs, _RECORD, sought)
+                    return [(key, ka, rest, boot) for _, key, ka, rest, boot in found]
             except (SQLAlchemyError, dialect.loaded_dbapi.Error) as error:
                 if self._restore is not None:
                     self._restore.invalidate()
@@ -94,16 +81,24 @@ class Reader:
                     self._restore = None
                 raise StoreError(f"cannot read sleeping records: {reason(error)}") from error
 
-    def sleeping_rows(self, after: bytes = b"", limit: int = 1000) -> list[SleepingRow]:
-        """Up to `limit` rows in the order of their keys, those after the key `after`: page through all of them."""
-        query = sa.select(*_ROW).where(sleeping.c.key > after).order_by(sleeping.c.key).limit(limit)
+    def sleeping_rows(self, before: int = LAST_NUMBER, limit: int = 1000) -> list[SleepingRow]:
+        """Up to `limit` rows by descending numbers, those before one: page through all of them."""
         with self._reading() as connection:
-            return [_row(row) for row in connection.execute(query)]
+            return sleeping.page_before(connection, before, limit)
+
+    def rows_numbered(self, numbers: Sequence[int]) -> Iterator[SleepingRow]:
+        """The rows of those of these connections that have one."""
+        with self._reading() as connection:
+            yield from sleeping.numbered(connection, numbers)
+
+    def rows_by_key(self, after: bytes = b"", limit: int = 1000) -> list[SleepingRow]:
+        """Of those that are found by their keys, likewise by ascending keys."""
+        with self._reading() as connection:
+            return sleeping.page_by_key(connection, after, limit)
 
     def sleeping_numbers(self) -> Iterator[tuple[bytes, array[int]]]:
         """Every row, by ascending numbers, some thousand at a time: the keys, packed one after the other, and the
-        numbers. By the driver itself, with SQLite from the index on numbers, which has the keys, too. Raises StoreError
-        when they cannot be read."""
+        numbers. By the driver itself. Raises StoreError when they cannot be read."""
         try:
             yield from self._pages()
         except (SQLAlchemyError, self._reader_engine.dialect.loaded_dbapi.Error) as error:
@@ -114,8 +109,8 @@ class Reader:
         with self._reading() as connection, closing(connection.connection.cursor()) as cursor:
             packed = connection.dialect.name in _PACKING
             while True:
-                page = sa.select(sleeping.c.key, sleeping.c.id).where(sleeping.c.id > after).order_by(sleeping.c.id)
-                page = page.limit(SCAN_ROWS)
+                of = schema.sleeping.c
+                page = sa.select(of.key, of.id).where(of.id > after).order_by(of.id).limit(SCAN_ROWS)
                 text = (_packed(page) if packed else page).compile(
                     dialect=connection.dialect, compile_kwargs={"literal_binds": True}
                 )
@@ -136,23 +131,19 @@ class Reader:
                 yield keys, numbers
                 after = numbers[-1]
 
-    def rows_at(self, keys: Sequence[bytes]) -> Iterator[SleepingRow]:
-        """The rows of those of these keys that have one."""
+    def rows_at(self, sought: Sought) -> Iterator[SleepingRow]:
+        """The rows of those of these connections that have one."""
         with self._reading() as connection:
-            for chunk in chunks(keys):
-                for row in connection.execute(sa.select(*_ROW).where(sleeping.c.key.in_(chunk))):
-                    yield _row(row)
+            yield from sleeping.rows(connection, self._epochs, sought)
 
     def sleeping_by_id(self, number: int) -> SleepingRow | None:
         """The sleeping connection with this number."""
-        with self._reading() as connection:
-            row = connection.execute(sa.select(*_ROW).where(sleeping.c.id == number)).first()
-        return _row(row) if row else None
+        return next(self.rows_numbered([number]), None)
 
-    def sleeping_ids(self, keys: Sequence[bytes]) -> dict[bytes, int]:
-        """key -> number of those that are there."""
+    def sleeping_ids(self, sought: Sought) -> dict[bytes, int]:
+        """key -> number of those of these connections that have a row."""
         with self._reading() as connection:
-            return ids_of(connection, keys)
+            return sleeping.ids(connection, self._epochs, sought)
 
     def keyed(self, kind: str) -> Iterator[tuple[Any, bytes]]:
         """Every row of one of schema.KEYED: its key, and the rest packed. Raises SQLAlchemyError when it cannot be
@@ -224,7 +215,7 @@ def _packed(page: sa.Select[Any]) -> sa.Select[Any]:
     return sa.select(keys, sa.func.json_group_array(rows.c.id))
 
 
-_ROW = [sleeping.c[f] for f in SleepingRow.__dataclass_fields__]
+_RECORD: Final = "id, key, ka, rest, (SELECT boot_id FROM clocks WHERE clocks.clock = sleeping.clock)"
 _PREDECESSORS: Final = (
     sa.select(successors.c.id).where(successors.c.successor == sa.bindparam("number")).order_by(successors.c.id)
 )
@@ -235,13 +226,3 @@ _NAMED: Final = {  # to make one takes twice as long as to execute it
     for kind in ("names", "agents")
     for column in ("name", "id")
 }
-
-
-@cache
-def _read_text(database: str, keys: int) -> str:
-    places = ", ".join(["?" if database == "sqlite" else "%s"] * keys)
-    return f"SELECT key, ka, rest, boot_id FROM sleeping WHERE key IN ({places})"
-
-
-def _row(row: Row[Any]) -> SleepingRow:
-    return SleepingRow(**row._mapping)

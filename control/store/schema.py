@@ -13,12 +13,24 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, SmallInteger, String, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    text,
+)
 
 SCHEMA_VERSION: Final = 6
 """What `meta` says, for versions that know no revisions: they leave a database of a number that is not theirs alone."""
 
-REVISION: Final = "0009"
+REVISION: Final = "0010"
 """The last of migrations/versions: what these tables are."""
 
 KEY: Final = struct.Struct("!16s16sHH")
@@ -28,9 +40,9 @@ KA_BYTES: Final = 36
 REST_BYTES: Final = 40
 
 HISTORY: Final = struct.Struct("=QQ36sHBBB7xQQQ")
-"""A row of history that waits to be written: id, at_ms, key, service, from, to, cause, rx, tx, gap. Packed, since a
-burst of 100,000 of them must cost 12 MB and not the 40 MB of tuples; laid out as a C compiler does it, since most of
-them come from the engine as they are (struct roost_row of cext/base/types.h)."""
+"""A row of history that waits to be written: reference (Record.reference), at_ms, key, service, from, to, cause, rx,
+tx, gap. Packed, since a burst of 100,000 of them must cost 12 MB and not the 40 MB of tuples; laid out as a C compiler
+does it, since most of them come from the engine as they are (struct roost_row of cext/base/types.h)."""
 
 NAMED: Final = struct.Struct("=36sQQ")
 """What a name stands for: key, id, since (wall clock, ms). Packed, since the collector of cycles walks no bytes."""
@@ -60,18 +72,26 @@ _ROW_NUMBER = BigInteger().with_variant(Integer, "sqlite")
 sleeping = Table(
     "sleeping",
     metadata,
-    Column("key", LargeBinary(KEY.size), primary_key=True),
-    Column("id", BigInteger, nullable=False, index=True),
+    Column("id", _ROW_NUMBER, primary_key=True, autoincrement=False, comment="the connection's number"),
+    Column("key", LargeBinary(KEY.size), nullable=False),
+    Column("by_key", SmallInteger, nullable=False, comment="1: its number is not in memory; it is found by its key"),
     Column("generation", BigInteger, nullable=False, comment="differs each time a row is written"),
-    Column("client", String(47), nullable=False, comment="address:port, for people"),
-    Column("local", String(47), nullable=False, comment="address:port, for people"),
-    Column("service", Integer, nullable=False),
     Column("slept_at", BigInteger, nullable=False, comment="wall clock, ms"),
-    Column("boot_id", String(36), nullable=False, comment="of the machine when the row was written"),
-    Column("wall_offset_ms", BigInteger, nullable=False, comment="wall clock minus CLOCK_MONOTONIC at that time, ms"),
+    Column("clock", Integer, nullable=False, comment="of clocks: that of the record's times"),
     Column("ka", LargeBinary(KA_BYTES), nullable=False, comment="struct roost_ka of shared/record.h and its service"),
     Column("rest", LargeBinary, nullable=False, comment="struct roost_rest of ebpf/shared/record.h; see records.py"),
-    sqlite_with_rowid=False,
+)
+"""Numbers ascend, so that rows are appended: a key is at random, and one more row by key costs a page of the log."""
+
+_BY_KEY = sleeping.c.by_key == text("1")
+Index("ix_sleeping_key", sleeping.c.key, sqlite_where=_BY_KEY, postgresql_where=_BY_KEY)
+
+clocks = Table(
+    "clocks",
+    metadata,
+    Column("clock", Integer, primary_key=True, autoincrement=False),
+    Column("boot_id", String(36), nullable=False, comment="of the machine when rows were written by it"),
+    Column("wall_offset_ms", BigInteger, nullable=False, comment="wall clock minus CLOCK_MONOTONIC at that time, ms"),
 )
 
 history_parts = Table(

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 from appliance import __version__
 from control.store.database import StoreError, get_meta, set_meta
 from control.store.owner import Owner
-from control.store.schema import meta, runs, services, sleeping
+from control.store.schema import clocks, meta, runs, services, sleeping
 
 OTHER_TABLES: Final = "other tables"
 """In place of the name of a boot, of rows that were written for tables that are gone."""
@@ -84,7 +84,8 @@ def has_rows_of_another_boot(connection: Connection, boot: str) -> bool:
     number = int.from_bytes(hashlib.sha256(boot.encode()).digest()[:7])
     if get_meta(connection, "boot") == number:
         return False
-    others = sa.select(sleeping.c.key).where(sleeping.c.boot_id != boot).limit(1)
+    of_this = sa.select(clocks.c.clock).where(clocks.c.boot_id == boot)
+    others = sa.select(sleeping.c.id).where(sleeping.c.clock.not_in(of_this)).limit(1)
     if connection.execute(others).first() is not None:
         return True
     set_meta(connection, "boot", number)
@@ -102,5 +103,8 @@ def adopt_tables(connection: Connection, tables: int, boot: str) -> int:
     if known is None:
         return 0
     connection.execute(sa.delete(meta).where(meta.c.key == "boot"))
-    ours = sa.update(sleeping).where(sleeping.c.boot_id == boot)
-    return connection.execute(ours.values(boot_id=OTHER_TABLES, wall_offset_ms=wall_offset_ms())).rowcount
+    of_this = clocks.c.boot_id == boot
+    theirs = sa.select(sa.func.count()).where(sleeping.c.clock.in_(sa.select(clocks.c.clock).where(of_this)))
+    count = connection.scalar(theirs) or 0
+    connection.execute(sa.update(clocks).where(of_this).values(boot_id=OTHER_TABLES, wall_offset_ms=wall_offset_ms()))
+    return count

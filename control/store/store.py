@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,35 +27,25 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from control.core.states import State
-from control.store import appended, file, policies, starting
+from control.core.states import Cause, State
+from control.store import appended, file, policies, sleeping, starting
 from control.store.database import (
     StoreError,
     begin_writing,
-    chunks,
     get_meta,
     open_engine,
     parse_url,
     reason,
     set_meta,
-    upsert,
 )
 from control.store.history import History, Seen
+from control.store.history_rows import history_values
 from control.store.migrate import prepare_tables
 from control.store.owner import LEASE_S, FencedError, LeaseRunsError, OwnedError, Owner, Ownership
-from control.store.queues import APPENDED_BOUND, ID, Batch, Pieces, Queues
+from control.store.queues import APPENDED_BOUND, ID, Batch, Pieces, Queues, unsettled
 from control.store.reading import Reader
-from control.store.schema import HISTORY, KA_BYTES, KEY, SUCCESSOR, Keyed, sleeping, successors
-from control.store.statements import (
-    FORGET,
-    FORGET_STALE,
-    HISTORY_COLUMNS,
-    SLEEPING_COLUMNS,
-    history_values,
-    run_many,
-    texts_of,
-    write_keyed,
-)
+from control.store.schema import HISTORY, KEY, SUCCESSOR, Keyed, successors
+from control.store.statements import HISTORY_COLUMNS, write_keyed
 
 log = logging.getLogger("roost.store")
 
@@ -92,8 +81,8 @@ ID_GAP: Final = 100_000
 """Left between the numbers of two runs of the daemon: a killed one may have given numbers that were never written."""
 
 WRITTEN_BYTES: Final = 500 * HISTORY.size
-_SERVICE: Final = struct.Struct("=H")
-_SERVICE_AT: Final = 32  # behind struct roost_ka
+CLOSED_ROWS: Final = 10_000
+"""Of a page of sleepers that are let go."""
 
 
 @dataclass(slots=True)
@@ -116,17 +105,13 @@ class StoreStatus:
         return f"error: {self.error}" if self.error else "ok"
 
 
-Committed = tuple[bytes, int, int, bytes]
-"""A row of `sleeping` that is committed: key, id, generation, ka + rest."""
-
-
 class Store(Reader):
     """The database of one daemon. `add`, `status` and the reads may be called from any thread, `read` from one only."""
 
     def __init__(
         self,
         url: str,
-        on_slept: Callable[[list[Committed]], None],
+        on_slept: Callable[[list[sleeping.Committed]], None],
         *,
         keep_days: float = 30.0,
         keep_bytes: int = 0,
@@ -165,7 +150,7 @@ class Store(Reader):
         self._path = (self._url.database or "") if self._url.get_backend_name() == "sqlite" else ""
         self._opened: file.Identity = ()
         self._damage: file.DamagedError | None = None
-        self._unheard: dict[bytes, Committed] = {}  # committed, and not said to on_slept yet
+        self._unheard: dict[bytes, sleeping.Committed] = {}  # committed, and not said to on_slept yet
         if self._path:
             file.note_files(self._writer_engine, self._path)
             file.refuse_others(self._reader_engine, self._path, lambda: self._opened)
@@ -225,7 +210,7 @@ class Store(Reader):
             self._thread.join(timeout_s)
         with self._wake:
             queues = self._queues
-            left = len(queues.ops) + len(queues.rows) + len(queues.keyed) + len(queues.appended)
+            left = len(queues.ops) + len(queues.gone) + len(queues.rows) + len(queues.keyed) + len(queues.appended)
         if left and not give_back:  # the next start finds them, too
             log.error("store: %d rows could not be written before the end: %s", left, self._status.error or "no time")
         self._ended.set()
@@ -359,9 +344,9 @@ class Store(Reader):
     def next_id(self) -> int:
         """A number larger than any connection's that this store has seen; from the clock when it cannot say."""
         if not self._prepared:
-            return time.time_ns() // 1_000_000  # ms since 1970: past every number that counting ever gave
+            return time.time_ns() // 1000  # us since 1970: past every number that counting ever gave
         with self._reading() as connection:
-            last = max(self._max_id, connection.scalar(sa.select(sa.func.max(sleeping.c.id))) or 0)
+            last = max(self._max_id, sleeping.last_number(connection))
         return last + (ID_GAP if last else 1)
 
     def begin_run(self) -> tuple[int, int]:
@@ -399,9 +384,15 @@ class Store(Reader):
 
     def let_go(self) -> int:
         """Who sleeps is CLOSED from now on, by command; how many. For while no daemon runs."""
+        now, closed, before = time.time_ns() // 1_000_000, 0, sleeping.LAST_NUMBER
         self._history.begin()
         with self._writing() as connection:
-            closed = self._history.close_sleepers(connection)
+            while page := sleeping.page_before(connection, before, CLOSED_ROWS):
+                said = State.SLEEP, State.CLOSED, Cause.COMMAND, 0, 0, 0
+                rows = (HISTORY.pack(row.id, now, row.key, row.service, *said) for row in page)
+                self._write_history(connection, b"".join(rows))
+                closed, before = closed + len(page), page[-1].id
+            sleeping.forget_all(connection)
         self._history.settle()
         return closed
 
@@ -417,12 +408,12 @@ class Store(Reader):
         rows: Sequence[bytes] = (),
         upserts: Iterable[tuple[bytes, bytes]] = (),
         deletes: Iterable[tuple[bytes, int]] = (),
-        stale: Iterable[tuple[bytes, int]] = (),
+        stale: Iterable[tuple[bytes, int, int]] = (),
         keyed: Mapping[Keyed, bytes | None] = MappingProxyType({}),
     ) -> None:
         """Queue history rows (schema.HISTORY, one or more in a piece), records to be put to sleep (key, ka + rest) and
-        records to be forgotten (key, id; id 0: whichever it is). Both of one key: it woke and is to sleep again. stale
-        (key, generation): rows that were committed in vain; rows of another generation stay. keyed: what stands in
+        records to be forgotten (key, reference). Both of one connection: it woke and is to sleep again. stale (key,
+        number, generation): rows that were committed in vain; rows of another generation stay. keyed: what stands in
         these rows from now on (schema.KEYED), None: nothing. Never blocks on the database; `flush` does."""
         with self._wake:
             if (dropped := self._queues.add(rows, upserts, deletes, stale, keyed)) and not self._status.dropped_history:
@@ -511,7 +502,7 @@ class Store(Reader):
             self._settled_keyed += batch.queued_keyed
             if self._history.settle():
                 self._next_prune = 0.0
-            self._being_written = Batch(ops=batch.ops, rows=batch.rows, stale=batch.stale, settled=True)
+            batch.settled = True
             self._committed.notify_all()
 
     def _pause(self, failures: int) -> float:
@@ -521,43 +512,36 @@ class Store(Reader):
         full = len(self._queues.rows) >= self._batch or len(self._queues.ops) >= self._batch
         return 0.0 if full else GATHER_S if self._queues.urgent else RELAXED_GATHER_S
 
-    def _write(self, batch: Batch) -> list[Committed]:
+    def _write(self, batch: Batch) -> list[sleeping.Committed]:
         """One transaction; returns the rows that are now committed in `sleeping`."""
         began = time.monotonic()
-        records: list[tuple[Any, ...]] = []
-        forgotten: list[tuple[bytes, int]] = []
-        any_id: list[bytes] = []
-        slept: list[Committed] = []
-        now_ms, offset = time.time_ns() // 1_000_000, starting.wall_offset_ms()
+        slept: list[sleeping.Committed] = []
+        gone = list(batch.gone)
         for key, op in batch.ops.items():
             if isinstance(op, bytes):
-                number = ID.unpack_from(op, KA_BYTES)[0]
                 self._generation += 1
-                slept.append((key, number, self._generation, op))
-                texts, service = texts_of(key), _SERVICE.unpack_from(op, _SERVICE_AT)[0]
-                records.append((key, number, self._generation, *texts, service, now_ms, self._boot_id, offset,
-                                op[:KA_BYTES], op[KA_BYTES:]))  # fmt: skip
-            elif op:
-                forgotten.append((key, op))
+                slept.append((key, sleeping.number_of(op), self._generation, op))
             else:
-                any_id.append(key)
+                gone.append((key, op))
         # A lost row of history is a gap in a report; a lost row of `sleeping` is a client that cannot be woken, so the
         # log is synced before SLEEP is believed. And an answer to a name says that it lasts.
         self._history.begin()
         dropped = self._status.dropped_history
-        with self._writing("FULL" if records or batch.keyed else "NORMAL") as connection:
+        with self._writing("FULL" if slept or batch.keyed else "NORMAL") as connection:
             if self._run_number is None:  # the database was away when it began
                 self._begin_run(connection)
             self._write_history(connection, batch.rows.packed())
             if batch.stale:
-                connection.execute(FORGET_STALE, [{"k": key, "g": generation} for key, generation in batch.stale])
-            for chunk in chunks(any_id):
-                connection.execute(sa.delete(sleeping).where(sleeping.c.key.in_(chunk)))
-            if forgotten:
-                run_many(connection, FORGET, ("k", "i"), forgotten)
-            if records:
-                run_many(connection, upsert(connection, sleeping), SLEEPING_COLUMNS, records)
-                self._max_id = max(self._max_id, max(number for _, number, _, _ in slept))
+                sleeping.forget_stale(connection, batch.stale)
+            sleeping.forget(connection, self._epochs, gone)
+            if slept:  # last: what is forgotten may be of the same connection
+                clock = sleeping.clock(connection, self._boot_id, starting.wall_offset_ms())
+                at = time.time_ns() // 1_000_000
+                queued, slept = len(slept), sleeping.put(connection, self._epochs, slept, at, clock)
+                self._max_id = max(self._max_id, *(number for _, number, _, _ in slept))
+                if len(slept) < queued:
+                    log.error("store: %d connections stay IDLE: the database, which was another instance's, has other "
+                              "connections with their numbers", queued - len(slept))  # fmt: skip
             write_keyed(connection, batch.keyed)
             if batch.appended:
                 appended.write(connection, batch.appended)
@@ -571,7 +555,7 @@ class Store(Reader):
 
     def _write_history(self, connection: Connection, packed: bytes) -> None:
         for at in range(0, len(packed), WRITTEN_BYTES):  # taken apart, a row is ten times as large
-            values = history_values(connection, packed[at : at + WRITTEN_BYTES])
+            values = history_values(connection, self._epochs, packed[at : at + WRITTEN_BYTES])
             self._max_id = max(self._max_id, max(row[0] for row in values))
             self._history.write(connection, values)
 
@@ -641,19 +625,18 @@ class Store(Reader):
         }
 
     def asleep(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes] | None]:
-        """key -> (ka, rest), or None when there is no such row. Of what is about to be written or forgotten, and of
-        rows that an earlier boot wrote (they are about to be put back), it is not known yet: those keys are left out.
-        Like `read` in all else."""
+        """key -> (ka, rest), or None when no row is found by that key alone. Of what is about to be written or
+        forgotten, and of such a row that an earlier boot wrote (it is about to be put back), it is not known yet: those
+        keys are left out. Like `read` in all else."""
         with self._wake:
-            written = self._being_written
-            batches = (self._queues.ops, written.ops, dict(self._queues.stale), dict(written.stale), self._unheard)
-            unsettled = {key for key in keys if any(key in batch for batch in batches)}
-        found: dict[bytes, tuple[bytes, bytes] | None] = {key: None for key in keys if key not in unsettled}
-        for key, ka, rest, boot in self._read_rows(list(found)):
+            batches = [*unsettled(self._queues), *unsettled(self._being_written), self._unheard]
+            open_ = {key for key in keys if any(key in batch for batch in batches)}
+        found: dict[bytes, tuple[bytes, bytes] | None] = {key: None for key in keys if key not in open_}
+        for key, ka, rest, boot in self._read_rows(dict.fromkeys(found, 0)):
             if boot == self._boot_id:
                 found[key] = ka, rest
             else:
-                del found[key]
+                found.pop(key, None)
         return found
 
     def last_states(self, first: int, last: int) -> Iterator[tuple[int, str, int, int]]:
@@ -691,7 +674,7 @@ class Store(Reader):
             seen, rows, changed = self._snapshot(number, limit)
         waiting = rows.newest(number, limit)
         with self._reading() as connection:
-            values = history_values(connection, b"".join(row for _, row in waiting))
+            values = history_values(connection, self._epochs, b"".join(row for _, row in waiting))
             found = [dict(zip(HISTORY_COLUMNS, (seen.next_row + place, *value), strict=True))
                      for (place, _), value in zip(waiting, values, strict=True)]  # fmt: skip
             found += self._history.rows(connection, seen, number, limit - len(found))

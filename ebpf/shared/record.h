@@ -68,7 +68,7 @@ struct roost_ka { /* 32 bytes */
     __u32 heard;     /* X: see ROOST_HEARD */
     __u16 window;    /* our advertised window as it goes on the wire (already scaled down) */
     __u16 class;     /* its policy: ebpf/shared/class.h */
-    __u32 rest;      /* index of the rest slot, ROOST_NO_REST in SLEEP; or see ROOST_BORN */
+    __u32 rest;      /* index of the rest slot, below 2^30; in SLEEP see ROOST_ROW; or see ROOST_BORN */
 };
 
 /* heard = when << 12 | tick << 4 | probes. when: the last valid segment, CLOCK_MONOTONIC seconds, the low 20 bits (12
@@ -93,6 +93,14 @@ enum {
 #define ROOST_IS_BORN(rest) ((rest) >> 31 && (rest) != ROOST_NO_REST)
 #define ROOST_BORN_MSS(rest) (((rest) >> 16) & 0x7fffu)
 #define ROOST_BORN_WINDOW(rest) ((rest)&0xffffu)
+
+/* In SLEEP: the row that has the rest, by the low bits of the connection's number; the key tells it from the others
+ * that have the same bits. ROOST_NO_REST: the row is found by the key alone. */
+#define ROOST_ROW_BITS 30
+#define ROOST_ROW(id) (1u << ROOST_ROW_BITS | ((__u32)(id) & ((1u << ROOST_ROW_BITS) - 1)))
+#define ROOST_IS_ROW(rest) ((rest) >> ROOST_ROW_BITS == 1)
+#define ROOST_ROW_OF(rest) (ROOST_IS_ROW(rest) ? (rest) : ROOST_NO_REST)
+#define ROOST_IS_STORED(rest) ((rest) == ROOST_NO_REST || ROOST_IS_ROW(rest))
 
 struct roost_rest {      /* 40 bytes; id 0 marks a free slot, whose snd_wnd then is the next free index */
     __u64 id;            /* the connection's number, never used again */

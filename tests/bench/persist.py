@@ -7,7 +7,8 @@ same disk, that syncs. Each figure of `..._per_s` is what was queued in one go u
     history_rows_per_s      transitions of `sleepers` connections at random, `PIECE` at a time
     history_get_ms_p99      the last 100 transitions of one connection, while `RATE` are written a second
     sleep_rows_per_s        records of connections that fall asleep for the first time, on top of none and, `_full`, of
-                            `sleepers`; sleep_ratio: the latter over the former
+                            `sleepers`; sleep_ratio: the latter over the former. `_again`: of any of `sleepers` at
+                            random, whose rows were removed when they woke
     wake_reads_per_s        the record of one of `sleepers` at random, one after the other, as a client that wakes
     ..._bytes_per_row       growth of the files (SQLite), of the tables and their indexes (PostgreSQL), for each row
 """
@@ -19,12 +20,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from appliance.wire import KA, REST
+from appliance.wire import KA, LOW_BITS, REST, ROW_BITS
 from control.core.states import Cause, State
 from control.daemon.daemon import SWITCH_INTERVAL_S
 from control.store.schema import HISTORY, KEY, MAPPED
@@ -42,17 +43,18 @@ RATE: Final = 50_000
 READS: Final = 20_000
 GETS_S: Final = 5.0
 PATIENCE_S: Final = 600.0
+MIXER: Final = 0x9E3779B1  # odd: each number has another address
 _LOCAL: Final = MAPPED + bytes((10, 255, 0, 1))
 
 
 def key(number: int) -> bytes:
-    """Of a client with an IPv4 address of its own."""
-    return KEY.pack(MAPPED + (0x0A000000 + number).to_bytes(4), _LOCAL, 40_000, 7000)
+    """Of a client with an IPv4 address of its own, at random: the order of keys is not that of numbers."""
+    return KEY.pack(MAPPED + (number * MIXER % 2**32).to_bytes(4), _LOCAL, 40_000, 7000)
 
 
 def record(number: int) -> bytes:
     """ka and rest, as the engine hands them over."""
-    ka = KA.pack(State.IDLE, number, 2000, 0, 0, 0, 512, 0, 0, 1, 0)
+    ka = KA.pack(State.IDLE, number, 2000, 0, 0, 0, 512, 0, 1 << ROW_BITS | number, 1, 0)
     return ka + REST.pack(number, 0, 65535, 65535, 0, 1460, 0, 0, 0)
 
 
@@ -131,7 +133,10 @@ class Bench:
 
     def sleep(self, first: int, count: int) -> float:
         """Rows a second of connections first.. that fall asleep."""
-        rows = [(key(number), record(number)) for number in range(first, first + count)]
+        return self._sleep(range(first, first + count))
+
+    def _sleep(self, numbers: Sequence[int]) -> float:
+        rows, count = [(key(number), record(number)) for number in numbers], len(numbers)
         heard = self._slept + count
         began = time.monotonic()
         for at in range(0, count, PIECE):
@@ -142,12 +147,20 @@ class Bench:
                 time.sleep(0.001)
         return count / (time.monotonic() - began)
 
+    def again(self, count: int) -> float:
+        """Records a second of connections at random that have slept before."""
+        numbers = self._luck.sample(range(1, self._sleepers + 1), count)
+        self._store.add(deletes=[(key(number), number) for number in numbers])
+        self._store.add([transition(1, 1)])
+        self._store.flush(PATIENCE_S)
+        return self._sleep(numbers)
+
     def wakes(self) -> float:
         """Reads a second."""
         numbers = [self._luck.randrange(1, self._sleepers + 1) for _ in range(min(READS, 10 * self._sleepers))]
         began = time.monotonic()
         for number in numbers:
-            if not self._store.read([key(number)]):
+            if not self._store.read({key(number): LOW_BITS | number}):
                 raise RuntimeError(f"the record of connection {number} is not there")
         return len(numbers) / (time.monotonic() - began)
 
@@ -181,6 +194,7 @@ UNITS: Final = {
     "sleep_rows_per_s": "/s",
     "sleep_full_rows_per_s": "/s",
     "sleep_ratio": "",
+    "sleep_again_rows_per_s": "/s",
     "sleep_bytes_per_row": "bytes",
     "wake_reads_per_s": "/s",
 }
@@ -210,4 +224,5 @@ def _measured(database: Sqlite | Postgres, rows: int, sleepers: int, luck: rando
         found["sleep_ratio"] = found["sleep_full_rows_per_s"] / found["sleep_rows_per_s"]
         found["sleep_bytes_per_row"] = (bench.bytes() - before) / max(sleepers - piece, 1)
         found["wake_reads_per_s"] = bench.wakes()
+        found["sleep_again_rows_per_s"] = bench.again(piece)
     return found

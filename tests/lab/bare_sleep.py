@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+from array import array
 from collections.abc import Iterator
 from typing import Final
 
@@ -65,7 +66,8 @@ class BareSleep(EngineLab):
             key = Key.of(client, 0, host, port).pack()
             for first in range(1024, 65024, 1000):
                 ports = range(first, first + 1000)
-                states = self.engine.states(b"".join(key[:32] + source.to_bytes(2) + key[34:] for source in ports))
+                keys = b"".join(key[:32] + source.to_bytes(2) + key[34:] for source in ports)
+                states = self.engine.states(keys, array("Q", bytes(8 * len(ports))))
                 yield from ((client, source) for source, state in zip(ports, states, strict=True) if state & CANDIDATE)
 
     def taken_for_a_member(self, family: int = 4) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import socket
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,7 +16,7 @@ import pytest
 from scapy.packet import Raw
 
 from appliance.lab import Lab, wait_until
-from appliance.wire import CANDIDATE, Born, Command, EventType, Key, Op, ServiceSpec, Sought, pack_address
+from appliance.wire import CANDIDATE, LOW_BITS, Born, Command, EventType, Key, Op, ServiceSpec, Sought, pack_address
 from control.core.states import Cause, State
 from tests.lab.bare_sleep import NO_KEEPALIVES, SMALL, BareSleep
 from tests.lab.engine_lab import PORT, Pair, receive, reset, tcp_info
@@ -164,6 +165,24 @@ def test_a_connection_that_is_probed_keeps_its_slot(box: BareSleep) -> None:
 def test_where_keepalives_are_needed_everyone_keeps_a_slot(box: BareSleep) -> None:
     box.to_sleep(box.connect())
     assert (box.members, box.slots) == (0, 1)
+
+
+@pytest.mark.engine(service={"sleep_quiet_ms": 1000})
+def test_who_fell_asleep_with_keepalives_keeps_its_slot_until_it_has_been_awake(box: BareSleep) -> None:
+    """By its number in that slot its row is found: not by its key, which is all that the filter has."""
+    pair = box.connect()
+    box.to_sleep(pair)
+    found = box.engine.find(pair.key)
+    assert found is not None
+    assert found.reference == LOW_BITS | pair.id
+    box.engine.update_service(box.spec(4, **NO_KEEPALIVES))
+    time.sleep(3)  # the sweep has looked at it
+    assert (box.members, box.slots) == (0, 1)
+    box.wake_and_answer(pair)
+    box.to_sleep(pair)
+    assert (box.members, box.slots) == (1, 0)
+    assert box.rows[pair.key.pack()].reference == pair.id
+    box.wake_and_answer(pair)
 
 
 @pytest.mark.engine(filter_slots=0)
@@ -517,7 +536,7 @@ def test_the_row_of_one_that_had_woken_is_not_believed_because_of_anothers_finge
     box.stop()
     assert twin.key.pack() in box.rows
     box.start()
-    states = box.engine.states(twin.key.pack() + sleeper.key.pack())
+    states = box.engine.states(twin.key.pack() + sleeper.key.pack(), array("Q", (1, 2)))
     assert list(states) == [State.NONE, State.SLEEP | CANDIDATE]
     box.wake_and_answer(sleeper)
 

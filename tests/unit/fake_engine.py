@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,9 @@ from errno import EBUSY, EEXIST, ENOENT
 from appliance.wire import (
     CANDIDATE,
     KA,
+    NO_REST,
     REST,
+    ROW_BITS,
     Census,
     Command,
     EngineOptions,
@@ -36,6 +39,7 @@ from appliance.wire import (
     Sought,
     Tally,
 )
+from appliance.wire.record import low_bits_of
 from control.core.states import AWAKE, Cause, State
 
 
@@ -43,8 +47,12 @@ def key(number: int = 1, port: int = 40000) -> Key:
     return Key.of(f"192.0.{number >> 8 & 255}.{number & 255}", port, "10.0.0.1", 7000)
 
 
-def record(k: Key, identity: int, service: int = 1, *, active_ms: int = 0, ts_offset: int = 0) -> Record:
-    ka = KA.pack(State.IDLE, 1000, 2000, ts_offset, 0, int(time.monotonic()) << 12, 512, 0, 0, service, 0)
+def record(
+    k: Key, identity: int, service: int = 1, *, active_ms: int = 0, ts_offset: int = 0, by_key: bool = False
+) -> Record:
+    """by_key: nothing but its row will know its number when it sleeps."""
+    rest = NO_REST if by_key or not identity else 1 << ROW_BITS | identity % (1 << ROW_BITS)
+    ka = KA.pack(State.IDLE, 1000, 2000, ts_offset, 0, int(time.monotonic()) << 12, 512, 0, rest, service, 0)
     return Record(k.pack(), ka, REST.pack(identity, active_ms, 65535, 65535, 0, 1460, 0, 0, 0))
 
 
@@ -100,8 +108,8 @@ class FakeEngine:
 
     # -- what tests do ----
 
-    def add(self, k: Key, identity: int, state: State) -> Connection:
-        self.connections[k] = Connection(k, identity, state, record(k, identity))
+    def add(self, k: Key, identity: int, state: State, by_key: bool = False) -> Connection:
+        self.connections[k] = Connection(k, identity, state, record(k, identity, by_key=by_key))
         return self.connections[k]
 
     def say(self, *events: Event) -> None:
@@ -232,9 +240,14 @@ class FakeEngine:
             return event(EventType.TRANSITION, key, from_state=State.SLEEP, to_state=State.SLEEP, count=1)
         return self._as_event(c) if c else None
 
-    def states(self, keys: bytes) -> bytes:
-        found = [self.find(Key.unpack(keys[at : at + 36])) for at in range(0, len(keys), 36)]
+    def states(self, keys: bytes, numbers: array[int]) -> bytes:
+        found = [self._numbered(Key.unpack(keys[36 * at : 36 * at + 36]), number) for at, number in enumerate(numbers)]
         return bytes(e.to_state | (CANDIDATE if e.candidate else 0) if e is not None else 0 for e in found)
+
+    def _numbered(self, k: Key, number: int) -> Event | None:
+        c = self.connections.get(k)
+        by_number = c is not None and c.state is State.SLEEP and low_bits_of(c.record.ka) != 0
+        return None if by_number and c is not None and c.id != number else self.find(k)
 
     def stats(self) -> dict[str, int]:
         return {
@@ -318,7 +331,8 @@ class FakeEngine:
         elif command.op is Op.WAKE and c.state is State.IDLE:
             self.move(c, State.STANDBY, cause, token)
         elif command.op in (Op.WAKE, Op.ATTACH) and c.state is State.SLEEP:
-            self.say(event(EventType.NEED_RECORD, c.key, op=command.op, cause=cause, token=token))
+            needed = event(EventType.NEED_RECORD, c.key, op=command.op, cause=cause, token=token)
+            self.say(needed._replace(record=self._as_event(c).record))
         elif command.op is Op.ATTACH and c.state is not State.ACTIVE:
             self.move(c, State.ACTIVE, cause, token)
         elif command.op is Op.CLOSE:

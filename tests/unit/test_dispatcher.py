@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.wire import KA, REST, ROW, Command, Event, EventType, Key, Op
+from appliance.wire import KA, REST, ROW, Command, Event, EventType, Key, Op, Record
 from control.core.ports import BATCH, Outcome
 from control.core.states import Cause, State
 from control.dispatch import capacity, recall, turn
@@ -60,10 +60,10 @@ class Rig:
             for r in self.store.recent_history(10_000)
         ]
 
-    def asleep(self, number: int) -> Key:
+    def asleep(self, number: int, by_key: bool = True) -> Key:
         """A connection that sleeps, with its row."""
         carry_out, self.engine.carry_out = self.engine.carry_out, False
-        c = self.engine.add(key(number), number, State.SLEEP)
+        c = self.engine.add(key(number), number, State.SLEEP, by_key)
         self.store.add(upserts=[(c.key.pack(), c.record.ka + c.record.rest)])
         until(lambda: Op.SLEEP in self.engine.ops())
         self.engine.carry_out = carry_out
@@ -118,11 +118,14 @@ def test_sleep_is_ordered_only_after_the_row_is_committed(still: Rig, monkeypatc
     }
 
 
-def test_a_needed_record_is_answered_before_the_rest_of_its_batch(still: Rig) -> None:
-    k = still.asleep(1)
+@pytest.mark.parametrize("by_key", [True, False], ids=["by key", "by low bits"])
+def test_a_needed_record_is_answered_before_the_rest_of_its_batch(still: Rig, by_key: bool) -> None:
+    k = still.asleep(1, by_key)
     still.engine.commands.clear()
     quiet = [event(EventType.QUIET, key(n), n, from_state=State.ACTIVE) for n in range(2, 400)]
-    still.dispatcher.turn([*quiet, event(EventType.NEED_RECORD, k, token=5)])
+    ka = still.engine.connections[k].record.ka
+    needed = event(EventType.NEED_RECORD, k, token=5)
+    still.dispatcher.turn([*quiet, needed._replace(record=Record(k.pack(), ka, bytes(REST.size)))])
     first = still.engine.commands[0]
     assert (first.op, first.error, first.token, first.key) == (Op.RESTORE, 0, 5, k.pack())
     assert first.record is not None

@@ -18,7 +18,7 @@ HELD, RECEIVED, GROWTH = "cext/life/held.c", "cext/life/received.c", "cext/life/
 RST = "a packet of A came to the stack, and there is no socket: RST"
 LOST = "packets of A were taken, and 0 came to its server"
 RELEASED = """    uint32_t index = slot->rest;
-    slot->rest = ROOST_NO_REST;
+    __atomic_store_n(&slot->rest, ROOST_ROW_OF(command->record.ka.rest), __ATOMIC_RELEASE);
     roost_table_rest_release(&e->table, index);
 """
 MUTANTS = (

@@ -6,17 +6,21 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from appliance.wire import Event, Key, Sought
 from control.core.states import Cause, State
 from control.daemon import inventory
-from control.daemon.inventory import catch_up, tables_of, take_inventory
+from control.daemon.end import End
+from control.daemon.inventory import Inventory, catch_up, tables_of, take_inventory
+from control.daemon.reconcile import Reconciler
 from control.store import reading as reading_module
 from control.store import starting
-from control.store.reading import SleepingRow
 from control.store.schema import HISTORY
+from control.store.sleeping import SleepingRow
+from control.store.sleeping import Sought as SoughtRows
 from tests.reboot import age
 from tests.unit.fake_engine import key, record
 from tests.unit.test_dispatcher import Rig, until
@@ -70,20 +74,20 @@ def test_the_inventory_goes_through_all_pages_and_looks_closer_only_at_rows_that
     still: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading_module, "SCAN_ROWS", 3)
-    rows_at, looked_at = still.store.rows_at, list[bytes]()
+    rows_numbered, looked_at = still.store.rows_numbered, list[int]()
 
-    def looking(keys: Sequence[bytes]) -> Iterator[SleepingRow]:
-        looked_at.extend(keys)
-        return rows_at(keys)
+    def looking(numbers: Sequence[int]) -> Iterator[SleepingRow]:
+        looked_at.extend(numbers)
+        return rows_numbered(numbers)
 
-    monkeypatch.setattr(still.store, "rows_at", looking)
     for number in range(1, 12):
         put_row(still, number)
     for number in (1, 2, 4, 8, 9):
         still.engine.add(key(number), number, State.SLEEP)
     still.engine.without_slot = {key(number): number for number in (3, 5, 7, 10, 11)}
+    monkeypatch.setattr(still.store, "rows_numbered", looking)
     found = take_inventory(still.engine, still.store, still.store._boot_id)
-    assert looked_at == [key(6).pack()], "it is nowhere"
+    assert looked_at == [6], "it is nowhere"
     assert list(found.sleep_ids) == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
     assert (found.states[State.SLEEP], found.without_slot, found.without_row) == (10, 1, [])
 
@@ -112,10 +116,10 @@ def test_a_slot_without_row_is_looked_for_among_a_few_keys_at_a_time(
             listed.append(one)
             yield one
 
-    def asking(keys: Sequence[bytes]) -> dict[bytes, int]:
+    def asking(sought: SoughtRows) -> dict[bytes, int]:
         kept.append(len(listed))
         listed.clear()
-        return ids(keys)
+        return ids(sought)
 
     monkeypatch.setattr(still.engine, "list", listing)
     monkeypatch.setattr(still.store, "sleeping_ids", asking)
@@ -125,6 +129,20 @@ def test_a_slot_without_row_is_looked_for_among_a_few_keys_at_a_time(
     found = take_inventory(still.engine, still.store, still.store._boot_id)
     assert found.without_row == [key(7).pack()]
     assert kept == [3, 3, 3, 2]
+
+
+def test_of_two_rows_with_the_same_key_the_one_that_the_slot_has_the_number_of_is_asleep(still: Rig) -> None:
+    """A kill may leave the row of an earlier connection."""
+    put_row(still, 1)
+    later = record(key(1), 2)
+    still.store.add(upserts=[(later.key_raw, later.ka + later.rest)])
+    until(lambda: still.store.sleeping_by_id(2))
+    still.engine.add(key(1), 2, State.SLEEP)
+    found = take_inventory(still.engine, still.store, still.store._boot_id)
+    assert (found.states[State.SLEEP], list(found.sleep_ids), found.without_slot, found.without_row) == (1, [2], 1, [])
+    until(lambda: not still.store.sleeping_by_id(1))
+    assert still.history()[-1] == (1, "SLEEP", "CLOSED", "restore")
+    assert still.store.sleeping_by_id(2)
 
 
 def test_rows_of_another_boot_are_looked_for_until_there_are_none(still: Rig, tmp_path: Path) -> None:
@@ -181,6 +199,32 @@ def test_rows_whose_connections_ended_are_forgotten_while_the_tables_are_the_sam
     put_row(still, 1)
     found = take_inventory(still.engine, still.store, boot, 1)
     assert (found.other_boot, found.without_slot) == (0, 1)
+
+
+def test_of_two_rows_with_the_same_key_the_later_connection_is_put_back(rig: Rig, tmp_path: Path) -> None:
+    """Its client has connected again after a reboot: while the database was away, or before it was put back."""
+
+    def sleep(number: int, where: int, by_key: bool = False) -> None:
+        row = record(key(where), number, by_key=by_key)
+        rig.store.add(upserts=[(row.key_raw, row.ka + row.rest)])
+        until(lambda: rig.store.sleeping_by_id(number))
+
+    rig.engine.carry_out = False
+    for number, where in ((11, 1), (12, 1), (13, 2)):
+        sleep(number, where)
+    with sqlite3.connect(tmp_path / "roost.db") as database:
+        age(database)
+    sleep(14, 2, by_key=True)  # it has no slot that the engine could refuse the other for
+    rig.engine.carry_out = True
+    rig.start()
+    engine, nobody = cast(Any, rig.engine), cast(Any, None)
+    reconciler = Reconciler(engine, rig.store, rig.dispatcher, nobody, nobody, nobody, End(), Inventory(), (0, 0))
+    assert reconciler._put_back() == 1
+    until(lambda: [row.id for row in rig.store.sleeping_rows()] == [14, 12])
+    until(lambda: len(rig.history()) == 3)
+    assert {c.key: c.id for c in rig.engine.connections.values()} == {key(1): 12}
+    closed = {number for number, _, target, _ in rig.history() if target == "CLOSED"}
+    assert closed == {11, 13}
 
 
 def test_the_tables_of_other_pins_are_others(tmp_path: Path) -> None:

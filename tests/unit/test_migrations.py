@@ -50,6 +50,62 @@ def test_the_revisions_lead_to_the_tables_that_the_store_knows(database: Databas
     engine.dispose()
 
 
+def make_sleeping_before(connection: sa.Connection) -> sa.Table:
+    """The table of sleepers as it was until revision 0010, empty, in place of today's."""
+    schema.metadata.drop_all(connection, [schema.sleeping, schema.clocks])
+    before = sa.Table(
+        "sleeping",
+        sa.MetaData(),
+        sa.Column("key", sa.LargeBinary(36), primary_key=True),
+        sa.Column("id", sa.BigInteger, nullable=False, index=True),
+        sa.Column("generation", sa.BigInteger, nullable=False),
+        sa.Column("client", sa.String(47), nullable=False),
+        sa.Column("local", sa.String(47), nullable=False),
+        sa.Column("service", sa.Integer, nullable=False),
+        sa.Column("slept_at", sa.BigInteger, nullable=False),
+        sa.Column("boot_id", sa.String(36), nullable=False),
+        sa.Column("wall_offset_ms", sa.BigInteger, nullable=False),
+        sa.Column("ka", sa.LargeBinary(36), nullable=False),
+        sa.Column("rest", sa.LargeBinary, nullable=False),
+        sqlite_with_rowid=False,
+    )
+    before.create(connection)
+    return before
+
+
+def test_whoever_slept_before_the_revision_that_numbers_rows_sleeps_after_it(database: Database) -> None:
+    """Of two rows with the same number, which no daemon should have written, the later one."""
+    engine = opened(database)
+    assert prepare(engine) is True
+    rows = [  # key, id, generation, boot, offset
+        (b"d", 4, 1, "first boot", 1000),
+        (b"c", 3, 2, "first boot", 1001),
+        (b"b", 2, 3, "second boot", 1001),
+        (b"a", 1, 4, "second boot", 61_000),
+        (b"e", 1, 5, "second boot", 61_000),
+    ]
+    with engine.begin() as connection:
+        before = make_sleeping_before(connection)
+        for key, number, generation, boot, offset in rows:
+            connection.execute(sa.insert(before).values(
+                key=key, id=number, generation=generation, client="", local="", service=1, slept_at=7, boot_id=boot,
+                wall_offset_ms=offset, ka=key * 36, rest=key * 40))  # fmt: skip
+        connection.execute(sa.update(schema.revisions).values(version_num="0009"))
+    assert prepare(engine) is False
+    with engine.connect() as connection:
+        of, clocks = schema.sleeping.c, schema.clocks.c
+        query = sa.select(of.id, of.key, of.by_key, of.generation, of.slept_at, of.ka, of.rest, clocks.boot_id,
+                          clocks.wall_offset_ms).where(of.clock == clocks.clock).order_by(of.id)  # fmt: skip
+        found = [tuple(row) for row in connection.execute(query)]
+        assert connection.scalar(sa.select(sa.func.count()).select_from(schema.clocks)) == 3
+    kept = [rows[4], rows[2], rows[1], rows[0]]
+    assert found == [
+        (number, key, 1, generation, 7, key * 36, key * 40, boot, 1000 if number == 3 else offset)
+        for key, number, generation, boot, offset in kept
+    ]
+    engine.dispose()
+
+
 def test_a_run_before_the_revision_that_keeps_them_is_the_first_of_them(database: Database) -> None:
     engine = opened(database)
     with engine.begin() as connection:

@@ -33,8 +33,8 @@ from control.core.states import Cause, State
 from control.dispatch.dispatcher import Dispatcher
 from control.reach.reach import Reach
 from control.store import store as store_module
-from control.store.reading import SleepingRow
 from control.store.schema import KEYED, Keyed
+from control.store.sleeping import SleepingRow, Sought
 from control.store.store import Store, StoreStatus
 from tests.databases import Database, written
 from tests.reboot import age
@@ -181,7 +181,7 @@ def test_a_name_outlives_its_connection_but_does_not_reach_the_next_one_at_its_a
 
 
 def test_who_sleeps_without_a_slot_is_known_by_its_row_and_a_stranger_by_having_none(rig: Rig) -> None:
-    c = rig.engine.add(key(1), 5, State.IDLE)
+    c = rig.engine.add(key(1), 5, State.IDLE, by_key=True)
     rig.registry.give("a", key(1).pack(), 5)
     rig.registry.give("b", key(2).pack(), 6)
     rig.sleep(5)
@@ -197,11 +197,11 @@ def test_a_connection_that_wakes_while_its_row_is_looked_for_lives(rig: Rig, mon
     rig.sleep(5)
     sleeping_ids = rig.store.sleeping_ids
 
-    def woken(keys: list[bytes]) -> dict[bytes, int]:
+    def woken(sought: Sought) -> dict[bytes, int]:
         rig.engine.move(c, State.ACTIVE, Cause.CLIENT_DATA)
         rig.turn()
         assert written(rig.store)
-        return sleeping_ids(keys)
+        return sleeping_ids(sought)
 
     monkeypatch.setattr(rig.store, "sleeping_ids", woken)
     found = rig.registry.find("a")
@@ -215,7 +215,7 @@ def test_a_connection_that_was_closed_in_its_sleep_is_closed_whether_or_not_its_
     rig.registry.give("a", key(1).pack(), 5)
     rig.sleep(5)
     rig.engine.move(c, State.CLOSED, Cause.PROBE_TIMEOUT)  # it has not been heard of
-    assert rig.store.sleeping_ids([key(1).pack()]) == {key(1).pack(): 5}
+    assert rig.store.sleeping_ids({key(1).pack(): 5}) == {key(1).pack(): 5}
     found = rig.registry.find("a")
     assert found is not None
     assert not found.connected

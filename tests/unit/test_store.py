@@ -21,11 +21,11 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.wire import KA, Key
+from appliance.wire import KA, LOW_BITS, ROW_BITS, Key
 from control.core.states import Cause, State
-from control.store import file, reading, schema
+from control.store import file, reading, schema, sleeping
 from control.store import store as module
-from control.store.database import SERVER_LIMITS, StoreError, get_meta, open_engine, set_meta, upsert
+from control.store.database import SERVER_LIMITS, StoreError, get_meta, open_engine, set_meta
 from control.store.schema import (
     AGENT,
     DIALLED,
@@ -40,10 +40,13 @@ from control.store.schema import (
     Keyed,
     address_text,
 )
+from control.store.sleeping import Committed
+from control.store.starting import wall_offset_ms
 from control.store.statements import STATEMENT_ROWS, write_keyed
-from control.store.store import Committed, Store
+from control.store.store import Store
 from tests.databases import Database, Postgres, written
 from tests.unit.fake_engine import key, record
+from tests.unit.test_migrations import make_sleeping_before
 
 OLD_KA = struct.Struct("=IIIIIIHHHBBI")  # until schema 4
 
@@ -54,11 +57,11 @@ on_postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=Tru
 class Recorder:
     def __init__(self) -> None:
         self.slept: list[tuple[bytes, int]] = []
-        self.generations: list[tuple[bytes, int]] = []
+        self.generations: list[tuple[bytes, int, int]] = []
 
     def __call__(self, slept: list[Committed]) -> None:
         self.slept += [(key, number) for key, number, _, _ in slept]
-        self.generations += [(key, generation) for key, _, generation, _ in slept]
+        self.generations += [(key, number, generation) for key, number, generation, _ in slept]
 
 
 def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
@@ -73,8 +76,8 @@ def row(number: int, identity: int, source: State = State.STANDBY, target: State
     return HISTORY.pack(identity, at, key(number).pack(), 1, source, target, Cause.QUIET, 10, 20, 30)
 
 
-def sleeper(number: int, identity: int) -> tuple[bytes, bytes]:
-    r = record(key(number), identity)
+def sleeper(number: int, identity: int, by_key: bool = False) -> tuple[bytes, bytes]:
+    r = record(key(number), identity, by_key=by_key)
     return r.key_raw, r.ka + r.rest
 
 
@@ -108,18 +111,18 @@ def test_a_record_comes_back_as_it_was_and_only_after_its_commit(make: Callable[
     store.add(upserts=[(packed, value)])
     until(lambda: slept.slept)
     assert slept.slept == [(packed, 11)]
-    assert store.read([packed, b"x" * 36]) == {packed: (value[:KA_BYTES], value[KA_BYTES:])}
+    assert store.read({packed: 11, b"x" * 36: 0}) == {packed: (value[:KA_BYTES], value[KA_BYTES:])}
     found = store.sleeping_by_id(11)
     assert found is not None
-    assert (found.client, Key.unpack(found.key)) == ("192.0.0.1:40000", key(1))
-    assert store.sleeping_ids([packed]) == {packed: 11}
+    assert (found.service, Key.unpack(found.key)) == (1, key(1))
+    assert store.sleeping_ids({packed: 11}) == {packed: 11}
 
 
 def test_who_is_asleep_is_known_once_all_about_him_is_written(
     make: Callable[..., Store], slept: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = make()
-    sleepers = [sleeper(number, 10 + number) for number in range(1, 5)]
+    sleepers = [sleeper(number, 10 + number, by_key=True) for number in range(1, 5)]
     packed, value = sleepers[0]
     nobody = key(9).pack()
     store.add(upserts=sleepers)
@@ -136,7 +139,7 @@ def test_who_is_asleep_is_known_once_all_about_him_is_written(
         return write(self, batch)
 
     monkeypatch.setattr(Store, "_write", held_up)
-    store.add(deletes=[(packed, 11)], stale=[(sleepers[1][0], dict(slept.generations)[sleepers[1][0]])])
+    store.add(deletes=[(packed, 11)], stale=[one for one in slept.generations if one[0] == sleepers[1][0]])
     assert writing.wait(10)  # neither waits any more, and neither is written
     store.add(upserts=[sleepers[2]])
     keys = [key for key, _ in sleepers]
@@ -148,12 +151,12 @@ def test_who_is_asleep_is_known_once_all_about_him_is_written(
 
 def test_rows_of_an_earlier_boot_say_nothing_about_who_is_asleep(make: Callable[..., Store], slept: Recorder) -> None:
     store = make()
-    packed, value = sleeper(1, 11)
+    packed, value = sleeper(1, 11, by_key=True)
     store.add(upserts=[(packed, value)])
     until(lambda: slept.slept)
     store._boot_id = "another-boot"
     assert store.asleep([packed]) == {}
-    assert store.read([packed])
+    assert store.read({packed: 0})
 
 
 def test_the_last_word_about_a_4_tuple_wins(make: Callable[..., Store], slept: Recorder) -> None:
@@ -165,27 +168,96 @@ def test_the_last_word_about_a_4_tuple_wins(make: Callable[..., Store], slept: R
         store.add(deletes=[(packed, 11)])
     store.add([row(2, 2)])
     until(lambda: store.status.written_history == 1)
-    assert store.read([packed]) == {}
+    assert store.read({packed: 11}) == {}
     assert slept.slept == [], "a row that was never written must not count as SLEEP"
     store.add(upserts=[(packed, second)], deletes=[(packed, 11)])
     until(lambda: slept.slept)
     assert slept.slept == [(packed, 12)], "forgetting the old connection keeps the new one with the same 4-tuple"
     store.add(upserts=[(packed, second)], deletes=[(packed, 12)])
     until(lambda: len(slept.slept) == 2)
-    assert store.read([packed]), "what wakes and is to sleep again, in one call, is to sleep"
+    assert store.read({packed: 12}), "what wakes and is to sleep again, in one call, is to sleep"
 
 
-def test_forgetting_asks_for_the_number_unless_it_is_unknown(make: Callable[..., Store], slept: Recorder) -> None:
+@pytest.mark.parametrize("reference", [LOW_BITS | 11, 0], ids=["by low bits", "by key"])
+def test_forgetting_asks_for_what_is_known_of_the_number(
+    make: Callable[..., Store], slept: Recorder, reference: int
+) -> None:
     store = make()
-    packed, value = sleeper(1, 11)
+    packed, value = sleeper(1, 11, by_key=not reference)
     store.add(upserts=[(packed, value)])
     until(lambda: slept.slept)
-    store.add([row(1, 1)], deletes=[(packed, 99)])
+    store.add([row(1, 1)], deletes=[(packed, 99), (key(2).pack(), reference)])
     until(lambda: store.status.written_history == 1)
-    assert store.read([packed])
-    store.add([row(1, 1)], deletes=[(packed, 0)])
+    assert store.read({packed: reference})
+    store.add([row(1, 1)], deletes=[(packed, reference)])
     until(lambda: store.status.written_history == 2)
-    assert store.read([packed]) == {}
+    assert store.read({packed: reference}) == {}
+
+
+EPOCH = 1 << ROW_BITS
+
+
+def test_a_number_is_told_by_its_low_bits_and_its_key(make: Callable[..., Store], slept: Recorder) -> None:
+    """Of those that a daemon has not written, too: it reads which high bits there are."""
+    sleepers = {n * EPOCH + 11: sleeper(n + 1, n * EPOCH + 11) for n in (0, 1, 3, 1500)}
+    store = make()
+    store.add(upserts=sleepers.values())
+    until(lambda: len(slept.slept) == len(sleepers))
+    store.add([row(2, LOW_BITS | 11, State.SLEEP, State.CLOSED)], deletes=[(sleepers[EPOCH + 11][0], LOW_BITS | 11)])
+    until(lambda: store.status.written_history == 1)
+    assert [r["id"] for r in store.recent_history()] == [EPOCH + 11]
+    del sleepers[EPOCH + 11]
+    for where in (store, make()):
+        sought = {packed: LOW_BITS | 11 for packed, _ in sleepers.values()}
+        assert where.sleeping_ids(sought) == {packed: number for number, (packed, _) in sleepers.items()}
+        assert where.read({key(2).pack(): LOW_BITS | 11, sleepers[11][0]: LOW_BITS | 12}) == {}
+        store.close()
+
+
+def test_a_number_that_another_connection_has_in_the_database_is_not_put_to_sleep(
+    make: Callable[..., Store], slept: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pins of an instance that had another database: their IDLE connections have numbers of that one."""
+    store = make()
+    store.add(upserts=[sleeper(1, 11)])
+    until(lambda: slept.slept)
+    store.add(upserts=[sleeper(2, 11), sleeper(3, 12)])
+    until(lambda: len(slept.slept) == 2)
+    store.add([row(2, 11)], deletes=[(sleeper(2, 11)[0], 11), (sleeper(2, 11)[0], LOW_BITS | 11)])
+    until(lambda: store.status.written_history == 1)
+    assert slept.slept == [(sleeper(1, 11)[0], 11), (sleeper(3, 12)[0], 12)]
+    assert [(r.id, r.key) for r in store.sleeping_rows()] == [(12, sleeper(3, 12)[0]), (11, sleeper(1, 11)[0])]
+    assert "1 connections stay IDLE" in caplog.text
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+def test_a_row_that_a_kill_has_left_of_a_candidate_goes_when_its_4_tuple_sleeps_again(
+    make: Callable[..., Store], slept: Recorder, by_key: bool
+) -> None:
+    store, packed = make(), key(1).pack()
+    store.add(upserts=[sleeper(1, 11, by_key=True)])
+    until(lambda: slept.slept)
+    store.add(upserts=[sleeper(1, 12, by_key)])
+    until(lambda: len(slept.slept) == 2)
+    assert [r.id for r in store.sleeping_rows()] == [12]
+    found = store.asleep([packed])[packed]
+    assert (found is not None) == by_key
+
+
+def test_a_4_tuple_has_the_row_of_its_last_connection_alone(make: Callable[..., Store], slept: Recorder) -> None:
+    """However the words about them come together, and though a write fails in between."""
+    store, (packed, first), (_, second) = make(), sleeper(1, 11), sleeper(1, 12)
+    store.add(upserts=[(packed, first)])
+    until(lambda: slept.slept)
+    with store._wake:
+        store.add(deletes=[(packed, LOW_BITS | 11)])
+        store.add(upserts=[(packed, second)])
+        batch = store._queues.take(1)
+        store.add(deletes=[(packed, 99)])
+        store._queues.put_back(batch)
+        store.add(upserts=[(packed, second)])
+    until(lambda: len(slept.slept) == 2)
+    assert [(r.id, r.key) for r in store.sleeping_rows()] == [(12, packed)]
 
 
 def test_a_row_written_in_vain_is_removed_but_not_a_later_one(make: Callable[..., Store], slept: Recorder) -> None:
@@ -205,7 +277,7 @@ def test_a_transition_without_a_number_gets_it_from_the_sleeping_row(
     make: Callable[..., Store], slept: Recorder
 ) -> None:
     store = make()
-    packed, value = sleeper(1, 11)
+    packed, value = sleeper(1, 11, by_key=True)
     store.add(upserts=[(packed, value)])
     until(lambda: slept.slept)
     store.add([row(1, 0, State.SLEEP, State.CLOSED)], deletes=[(packed, 0)])
@@ -298,11 +370,11 @@ def test_a_database_that_cannot_be_used_stops_sleep_and_says_so_and_comes_back(
     assert slept.slept == []
     assert store.status.pending_sleep == 1
     with pytest.raises(StoreError):
-        store.read([sleeper(1, 11)[0]])
+        store.read({sleeper(1, 11)[0]: 11})
     database.give_back()
     until(lambda: slept.slept)
     until(lambda: store.sleep_allowed)
-    assert store.read([sleeper(1, 11)[0]])
+    assert store.read({sleeper(1, 11)[0]: 11})
 
 
 def test_a_database_that_goes_away_while_in_use_loses_no_queued_row(
@@ -330,15 +402,15 @@ def test_a_restart_of_postgresql_costs_no_reader_more_than_one_error(
     wanted = sleeper(1, 1)
     store.add(upserts=[wanted])
     until(lambda: slept.slept)
-    assert store.read([wanted[0]])
+    assert store.read({wanted[0]: 1})
     database.take_away()
     with pytest.raises(StoreError):
-        store.read([wanted[0]])
+        store.read({wanted[0]: 1})
     with pytest.raises(StoreError):
         list(store.sleeping_numbers())
     database.give_back()
-    assert store.read([wanted[0]])
-    assert store.sleeping_ids([wanted[0]]) == {wanted[0]: 1}
+    assert store.read({wanted[0]: 1})
+    assert store.sleeping_ids({wanted[0]: 1}) == {wanted[0]: 1}
 
 
 @on_postgresql
@@ -349,14 +421,14 @@ def test_a_connection_to_postgresql_that_is_cut_is_made_anew(
     wanted = sleeper(1, 1)
     store.add(upserts=[wanted])
     until(lambda: slept.slept)
-    assert store.read([wanted[0]])
+    assert store.read({wanted[0]: 1})
     assert database.cut() >= 2, "the writer's and a reader's"
     store.add([row(2, 2)], [sleeper(2, 2)])
     until(lambda: len(slept.slept) == 2)
     assert [r["id"] for r in store.recent_history()] == [2]
     with pytest.raises(StoreError, match="terminat"):
-        store.read([wanted[0]])
-    assert store.read([wanted[0]]), "the next attempt has a connection of its own"
+        store.read({wanted[0]: 1})
+    assert store.read({wanted[0]: 1}), "the next attempt has a connection of its own"
 
 
 @on_postgresql
@@ -364,15 +436,15 @@ def test_a_batch_that_postgresql_cuts_short_is_written_once(
     make: Callable[..., Store], slept: Recorder, database: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut within the transaction: after its history, before its record."""
-    store, cuts = make(), [1]
+    store, cuts, clock = make(), [1], sleeping.clock
 
     def cut_off(*arguments: Any) -> Any:
         if cuts:
             cuts.pop()
             database.cut()
-        return upsert(*arguments)
+        return clock(*arguments)
 
-    monkeypatch.setattr(module, "upsert", cut_off)
+    monkeypatch.setattr(sleeping, "clock", cut_off)
     store.add([row(1, 1)], [sleeper(1, 1)])
     until(lambda: slept.slept)
     assert (len(slept.slept), len(store.recent_history()), cuts) == (1, 1, [])
@@ -388,7 +460,7 @@ def test_a_lock_held_by_another_process_delays_sleep_but_not_reading(
     with database.locked():
         store.add(upserts=[late])
         until(lambda: "lock" in store.status.error)
-        assert store.read([early[0]]), "whoever stood behind the lock would give up with StoreError"
+        assert store.read({early[0]: 1}), "whoever stood behind the lock would give up with StoreError"
         assert slept.slept == [(early[0], 1)]
     until(lambda: len(slept.slept) == 2)
     until(lambda: store.status.text == "ok")
@@ -427,7 +499,7 @@ def test_reading_waits_for_no_writer(make: Callable[..., Store], slept: Recorder
     with store._writer_engine.connect() as writer:
         # A reader that stood behind this transaction would give up with StoreError: nothing ends it.
         writer.execute(sa.delete(schema.sleeping))
-        assert list(store.read([wanted[0]])) == [wanted[0]]
+        assert list(store.read({wanted[0]: 1})) == [wanted[0]]
         writer.rollback()
 
 
@@ -646,6 +718,18 @@ def opened(database: Database) -> Iterator[sa.Connection]:
     engine.dispose()
 
 
+def sleep_as_before(old: sa.Connection, ka: bytes) -> None:
+    """The table of sleepers as it was until revision 0010, with what is in it now."""
+    clocks = schema.clocks.c
+    of_each = sa.select(schema.sleeping, clocks.boot_id, clocks.wall_offset_ms)
+    rows = old.execute(of_each.where(clocks.clock == schema.sleeping.c.clock)).all()
+    before = make_sleeping_before(old)
+    for row in rows:
+        kept = "key", "id", "generation", "slept_at", "boot_id", "wall_offset_ms", "rest"
+        texts = {"client": "", "local": "", "service": 3, "ka": ka}
+        old.execute(sa.insert(before).values(**{name: getattr(row, name) for name in kept}, **texts))
+
+
 @pytest.mark.parametrize(
     ("version", "lacks"),
     [
@@ -683,13 +767,16 @@ def test_a_database_of_an_earlier_version_is_upgraded_in_place(
         ka = OLD_KA.pack(2, 1000, 2000, 0, 0, 500, 512, 3, 60, 0, 0, 0)
         if version == 5:
             ka = KA.pack(2, 1000, 2000, 0, 0, 500 << 12, 512, 60, 0, 3, 0)
-        old.execute(sa.update(schema.sleeping).values(ka=ka))
+        sleep_as_before(old, ka)
         set_meta(old, "schema", version)
     store = make()
     assert store.status.text == "ok"
     found = store.sleeping_by_id(11)
     assert found is not None
     assert KA.unpack(found.ka) == (2, 1000, 2000, 0, 0, 500 << 12, 512, 60, 0, 3, 0)
+    assert (found.boot_id, abs(found.wall_offset_ms - wall_offset_ms()) < 1000) == (store._boot_id, True)
+    packed, _ = sleeper(1, 11)
+    assert store.asleep([packed]) == {packed: (found.ka, found.rest)}, "its slot does not know its number"
     assert [r["id"] for r in store.recent_history()] == [1]
     added: dict[Keyed, bytes | None] = {
         ("names", "a"): named(1, 11),
@@ -785,16 +872,23 @@ def test_who_is_let_go_is_closed_in_the_history_and_has_no_row(make: Callable[..
     ]
 
 
-def test_who_sleeps_is_paged_by_keys_and_found_by_them(make: Callable[..., Store], slept: Recorder) -> None:
-    store, sleepers = make(), dict(sleeper(256 * n % 999, n) for n in range(1, 8))
+def test_who_sleeps_is_paged_by_numbers_and_who_has_no_slot_by_keys(
+    make: Callable[..., Store], slept: Recorder
+) -> None:
+    store, sleepers = make(), dict(sleeper(256 * n % 999, n, by_key=n % 2 == 0) for n in range(1, 8))
     store.add(upserts=sleepers.items())
     until(lambda: len(slept.slept) == 7)
     first = store.sleeping_rows(limit=4)
-    rest = store.sleeping_rows(first[-1].key, limit=4)
-    assert [row.key for row in first + rest] == sorted(sleepers)
-    assert store.sleeping_rows(rest[-1].key) == []
-    wanted = [first[0].key, rest[0].key, b"x" * 36]
-    assert {row.key: row.ka + row.rest for row in store.rows_at(wanted)} == {k: sleepers[k] for k in wanted[:2]}
+    rest = store.sleeping_rows(first[-1].id, limit=4)
+    assert [(row.id, row.key) for row in first + rest] == list(enumerate(sleepers, 1))[::-1]
+    assert store.sleeping_rows(rest[-1].id) == []
+    assert [row.id for row in store.rows_numbered([3, 9, 5])] == [3, 5]
+    by_key = store.rows_by_key(limit=2)
+    by_key += store.rows_by_key(by_key[-1].key, limit=2)
+    assert [row.key for row in by_key] == sorted(packed for n, packed in enumerate(sleepers, 1) if n % 2 == 0)
+    wanted = {first[0].key: 7, first[1].key: 0, rest[0].key: LOW_BITS | 3, rest[1].key: 1, b"x" * 36: 0}
+    found = {row.key: row.ka + row.rest for row in store.rows_at(wanted)}
+    assert found == {k: sleepers[k] for k in list(wanted)[:3]}
 
 
 def test_texts_of_different_tables_are_different_rows(make: Callable[..., Store]) -> None:

@@ -43,7 +43,7 @@ class Daemon:
         until(lambda: len(self.slept.slept) == after - 1)
 
     def read(self, number: int) -> bool:
-        return bool(self.store.read([sleeper(number, number)[0]]))
+        return bool(self.store.read({sleeper(number, number)[0]: number}))
 
     def numbers(self) -> list[int]:
         """What the next daemon finds."""

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.wire import NO_REST, Key
+from appliance.wire import NO_REST, ROW_BITS, Key
 from tests.inner import ffi, lib
 from tests.unit.records import FREE, FREEZING, IDLE, PAIRED, SERVER, SLEEP, THAWED, WAKING, Ka, c_key
 
@@ -24,6 +24,11 @@ HOME_SLOTS = 3
 FIRST_BUCKET = 44  # slots taken there from which on the emptier bucket is chosen
 RESTS = 64
 FAR6 = 20  # bytes of an IPv6 slot before its record: the far end, and the near end's number
+
+
+def row_of(number: int) -> int:
+    """ROOST_ROW."""
+    return 1 << ROW_BITS | number
 
 
 class Table:
@@ -219,7 +224,8 @@ phases = st.sampled_from([FREEZING, IDLE, SLEEP, WAKING, THAWED])
 def test_adoption_keeps_what_sleeps_and_frees_what_no_process_can_own(
     slots: list[tuple[int, bool, int]], orphans: int, seed: int
 ) -> None:
-    """A predecessor died at any moment: each slot in any phase, with or without a rest; rests that no slot names."""
+    """A predecessor died at any moment: each slot in any phase, with a rest, or a row, or neither; rests that no slot
+    names."""
     source = random.Random(seed)
     with table() as t:
         kept: dict[Key, tuple[int, int]] = {}  # key -> phase, id (0 = no rest)
@@ -228,10 +234,10 @@ def test_adoption_keeps_what_sleeps_and_frees_what_no_process_can_own(
             key = random_key(source, family)
             for _ in range(source.randrange(2)):
                 t.rest(0)  # taken, never filled
-            rest = t.rest(number * 7) if has_rest else NO_REST
+            rest = t.rest(number * 7) if has_rest else source.choice([NO_REST, row_of(number * 7)])
             assert t.insert(key, Ka(phase=phase, rest=rest))
             if phase == SLEEP or (phase == WAKING and not has_rest):
-                kept[key] = (SLEEP, 0)
+                kept[key] = (SLEEP, row_of(number * 7) if has_rest else rest)
             elif phase in (IDLE, WAKING) and has_rest:
                 kept[key] = (IDLE, number * 7)
             else:
@@ -240,14 +246,15 @@ def test_adoption_keeps_what_sleeps_and_frees_what_no_process_can_own(
             t.rest(10_000)
         removed, largest = t.adopt()
         assert removed == len(gone)
-        assert largest == max((number for _, number in kept.values()), default=0)
+        assert largest == max((number for phase, number in kept.values() if phase == IDLE), default=0)
         assert not any(t.find(key) for key in gone)
         named = set()
         for key, (phase, number) in kept.items():
             slot = t.find(key)
             assert slot.ctl & 0xFF == phase
-            assert (slot.rest == NO_REST) == (number == 0)
-            if number:
+            if phase == SLEEP:
+                assert slot.rest == number
+            else:
                 named.add(int(slot.rest))
                 assert lib.roost_testing_rest(t.raw, slot.rest).id == number
         used = t.used()

@@ -89,6 +89,7 @@ def test_names_are_found_by_pattern(box: Box) -> None:
 def test_those_without_a_slot_are_on_the_last_pages(box: Box) -> None:
     numbers = [3, 5, 7]
     for number in numbers:
+        box.rig.engine.add(key(number), number, State.IDLE, by_key=True)
         box.rig.sleep(number)
         del box.rig.engine.connections[key(number)]
         box.rig.engine.without_slot[key(number)] = number

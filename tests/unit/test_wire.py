@@ -22,6 +22,7 @@ from appliance.wire import (
     PROBE_RETRY_S,
     REST,
     ROW,
+    ROW_BITS,
     SERVERS_MAX,
     WAITING_MAX,
     Balance,
@@ -67,7 +68,9 @@ def test_constants_are_those_of_the_headers() -> None:
     assert PROBE_COUNT_MAX == lib.ROOST_PROBE_COUNT_MAX
     assert (CANDIDATE, PAIRED) == (lib.ROOST_CANDIDATE, lib.ROOST_F_PAIRED)
     assert (HEARD_SHIFT, HEARD_WRAP_S) == (lib.ROOST_HEARD_SHIFT, lib.ROOST_HEARD_WRAP_S)
-    assert f"#define ROOST_NO_REST 0x{NO_REST:x}u" in (ROOT / "ebpf/shared/record.h").read_text(encoding="utf-8")
+    header = (ROOT / "ebpf/shared/record.h").read_text(encoding="utf-8")
+    assert f"#define ROOST_NO_REST 0x{NO_REST:x}u" in header
+    assert f"#define ROOST_ROW_BITS {ROW_BITS}\n" in header
 
 
 SERVICE = 4

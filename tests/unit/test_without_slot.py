@@ -33,7 +33,7 @@ def rig(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
 
 def put_row(rig: Rig, key: Key, number: int) -> None:
-    row = record(key, number)
+    row = record(key, number, by_key=True)
     rig.store.add(upserts=[(key.pack(), row.ka + row.rest)])
     until(lambda: rig.store.sleeping_by_id(number))
 
