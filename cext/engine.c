@@ -405,14 +405,19 @@ int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event 
     return found;
 }
 
+/* As far as it can be told. */
+static bool has_another_id(const struct roost_engine *e, const struct roost_ka *slot, uint64_t id) {
+    if (roost_table_has_rest(slot))
+        return e->table.rest[slot->rest].id != id;
+    return ROOST_IS_ROW(slot->rest) && slot->rest != ROOST_ROW(id);
+}
+
 static uint8_t state_of(struct roost_engine *e, const struct roost_key *key, uint64_t id) {
     struct roost_holder h = roost_whose(e, key);
     if (h.by == ROOST_BY_CONN)
         return h.conn->state;
-    if (h.by == ROOST_BY_SLOT && ROOST_IS_ROW(h.slot->rest) && h.slot->rest != ROOST_ROW(id))
-        return ROOST_ST_NONE; /* another one's */
     if (h.by == ROOST_BY_SLOT)
-        return roost_state_of_slot(h.slot);
+        return has_another_id(e, h.slot, id) ? ROOST_ST_NONE : roost_state_of_slot(h.slot);
     return roost_is_candidate(e, key) ? ROOST_ST_SLEEP | ROOST_CANDIDATE : ROOST_ST_NONE;
 }
 

@@ -94,8 +94,8 @@ void roost_list_end(roost_engine *e, roost_listing *l); /* roost_close ends thos
 uint64_t roost_slots_in_sleep(roost_engine *e);
 /* 1 found, 0 not. count of the event: 1 when it may be asleep without a slot; that, its row alone can tell. */
 int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event);
-/* The states of many at once, of whose rows these are the keys and numbers, a byte each: 0 there is none, or in SLEEP another
- * one with this key; ROOST_CANDIDATE added where its row alone can tell. */
+/* The states of many at once, of whose rows these are the keys and numbers, a byte each: 0 there is none, or another one
+ * has this key; ROOST_CANDIDATE added where its row alone can tell. */
 void roost_states(roost_engine *e, const struct roost_key *keys, const uint64_t *ids, uint32_t count, uint8_t *states);
 /* The same for the connection of a client address and port, whatever service it came in by; locals: count addresses that
  * services of every local address listen on. How many events it filled, at most max: one where it is known; otherwise

@@ -58,8 +58,8 @@ void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, co
     if (roost_table_has_rest(slot)) {
         event->record.rest = e->table.rest[slot->rest];
         event->id = event->record.rest.id;
-        event->record.ka.rest =
-            roost_classes_need_slot(&e->table.classes, slot->class) ? ROOST_ROW(event->id) : ROOST_NO_REST;
+        bool by_number = roost_classes_need_slot(&e->table.classes, slot->class) || roost_is_pair(slot);
+        event->record.ka.rest = by_number ? ROOST_ROW(event->id) : ROOST_NO_REST;
     }
     event->gap_ms = roost_slot_quiet_ms(e, slot);
 }

@@ -98,7 +98,7 @@ class Sleepers:
         commands = []
         for packed, number, generation, blob in committed:
             if self._inserting and (record := self._inserting.pop(packed, None)) is not None:
-                insert = Command(op=Op.INSERT, cause=Cause.RESTORE, id=number, key=packed, record=record)
+                insert = Command(op=Op.INSERT, cause=Cause.RESTORE, id=record.id, key=packed, record=record)
                 commands.append(insert)
                 continue
             token, cause = GENERATION | generation, Cause.QUIET

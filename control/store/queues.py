@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What waits to be written, in five places, all bounded in memory:
+"""What waits to be written, all of it bounded in memory:
 
 ops       key -> what `sleeping` shall say about it: a packed record (upsert) or a reference (delete). A dict, so that
           the last word about a connection replaces the ones before it; never more entries than the table has slots
-gone      (key, reference) of connections to be deleted whose 4-tuple another one has in `ops`: each has a row, or had
+gone      (key, reference) of connections to be deleted of whose 4-tuple `ops` says something else by now
+stale     (key, number, generation) of rows that were committed in vain
 rows      of history, packed (schema.HISTORY), in order, one or more in a piece. Past the bound new rows are dropped,
           counted and reported
 keyed     (table, key) -> the row of that key in a table of schema.KEYED, packed, or None; like ops. While the
@@ -25,7 +26,7 @@ from typing import Final, NamedTuple
 from appliance.wire import LOW_BITS
 from control.store.appended import Row
 from control.store.schema import HISTORY, Keyed
-from control.store.sleeping import is_meant, number_of
+from control.store.sleeping import number_of
 
 ID: Final = struct.Struct("=Q")
 
@@ -181,7 +182,7 @@ class Queues:
         """Store.add; returns how many rows of history there was no room for."""
         for key, reference in deletes:
             waiting = self.ops.get(key)
-            if isinstance(waiting, bytes) and not is_meant(number_of(waiting), reference):
+            if isinstance(waiting, bytes) and number_of(waiting) != reference:
                 self.gone.append((key, reference))  # the record is of a newer connection with the same 4-tuple
             else:
                 self._say(key, reference)

@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from control.store import policies, schema, sleeping
 from control.store.database import StoreError, chunks, open_engine, reason
 from control.store.schema import KEY, KEYED, successors
-from control.store.sleeping import LAST_NUMBER, Epochs, SleepingRow, Sought
+from control.store.sleeping import LAST_NUMBER, Epochs, References, SleepingRow
 
 SCAN_ROWS: Final = 10_000
 CLOSE_S: Final = 2.0
@@ -52,12 +52,12 @@ class Reader:
         while isinstance(pool, sa.QueuePool) and pool.checkedout() and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    def read(self, sought: Sought) -> dict[bytes, tuple[bytes, bytes]]:
+    def read(self, sought: References) -> dict[bytes, tuple[bytes, bytes]]:
         """key -> (ka, rest) of those that are there. For the dispatcher alone: it has a connection to itself, since a
         client waits for the answer. Raises StoreError when the database cannot be read."""
         return {key: (ka, rest) for key, ka, rest, _ in self._read_rows(sought)}
 
-    def _read_rows(self, sought: Sought) -> list[tuple[bytes, bytes, bytes, str]]:
+    def _read_rows(self, sought: References) -> list[tuple[bytes, bytes, bytes, str]]:
         """(key, ka, rest, boot) of those that are there. By the driver itself: SQLAlchemy takes 50 us more a query."""
         dialect = self._reader_engine.dialect
         with self._restoring:
@@ -131,7 +131,7 @@ class Reader:
                 yield keys, numbers
                 after = numbers[-1]
 
-    def rows_at(self, sought: Sought) -> Iterator[SleepingRow]:
+    def rows_at(self, sought: References) -> Iterator[SleepingRow]:
         """The rows of those of these connections that have one."""
         with self._reading() as connection:
             yield from sleeping.rows(connection, self._epochs, sought)
@@ -140,7 +140,7 @@ class Reader:
         """The sleeping connection with this number."""
         return next(self.rows_numbered([number]), None)
 
-    def sleeping_ids(self, sought: Sought) -> dict[bytes, int]:
+    def sleeping_ids(self, sought: References) -> dict[bytes, int]:
         """key -> number of those of these connections that have a row."""
         with self._reading() as connection:
             return sleeping.ids(connection, self._epochs, sought)

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from appliance.wire import KA, LOW_BITS, ROW_BITS
+from appliance.wire.record import low_bits_of
 from control.store.database import chunks
 from control.store.schema import KA_BYTES, clocks, sleeping
 from control.store.statements import insert_rows
@@ -29,9 +30,9 @@ LAST_NUMBER: Final = 2**63 - 1
 CLOCK_MS: Final = 100
 """Two readings of how far the wall clock is from CLOCK_MONOTONIC are of one clock when they differ by less."""
 
-COLUMNS: Final = [column.name for column in sleeping.columns]
-_PLACE: Final = struct.Struct("=28xI")  # of ka + rest: roost_ka.rest
-_NUMBER: Final = struct.Struct(f"={KA_BYTES}xQ")  # roost_rest.id
+_COLUMNS: Final = [column.name for column in sleeping.columns]
+_NUMBER: Final = struct.Struct(f"={KA_BYTES}xQ")  # of ka + rest: roost_rest.id
+_FIRST_BY_KEY: Final = sa.select(sleeping.c.key).where(sa.text("by_key = 1")).order_by(sleeping.c.key).limit(1)
 _SERVICE_AT: Final = 9  # in KA
 
 _LOW: Final = (1 << ROW_BITS) - 1
@@ -40,7 +41,7 @@ _SLEEPING_ROW: Final = (
     "id, key, slept_at, (SELECT boot_id FROM clocks WHERE clocks.clock = sleeping.clock), "
     "(SELECT wall_offset_ms FROM clocks WHERE clocks.clock = sleeping.clock), ka, rest"
 )
-Sought = Mapping[bytes, int]
+References = Mapping[bytes, int]
 """By key: the reference (Record.reference)."""
 
 Run = Callable[[str, tuple[Any, ...]], Iterable[Sequence[Any]]]
@@ -85,6 +86,10 @@ class Epochs:
             with self._lock:
                 self._known |= {number >> ROW_BITS for number in numbers}
 
+    def reload(self) -> None:
+        """The database may be another one."""
+        self._loaded = False
+
     def numbers(self, run: Run, reference: int) -> list[int]:
         """Those that a reference other than 0 may mean. run: reads what there is, once."""
         if not reference & LOW_BITS:
@@ -109,7 +114,7 @@ def _epochs_of(run: Run) -> Iterator[int]:
 # -- finding -----------------------------------------------------------------------------------------------------------
 
 
-def find(run: Run, database: str, epochs: Epochs, columns: str, sought: Sought) -> Iterator[Sequence[Any]]:
+def find(run: Run, database: str, epochs: Epochs, columns: str, sought: References) -> Iterator[Sequence[Any]]:
     """The rows of those of these connections that have one. columns: of `sleeping`, id and key first."""
     numbers = [number for reference in sought.values() if reference for number in epochs.numbers(run, reference)]
     keys = [key for key, reference in sought.items() if not reference]
@@ -124,10 +129,10 @@ def find(run: Run, database: str, epochs: Epochs, columns: str, sought: Sought) 
 
 def is_meant(number: int, reference: int) -> bool:
     """Whether a reference may mean a number."""
-    return reference in (0, number) or (reference & LOW_BITS != 0 and not (number ^ reference) & _LOW)
+    return reference in (0, number, LOW_BITS | number & _LOW)
 
 
-def rows(connection: Connection, epochs: Epochs, sought: Sought) -> Iterator[SleepingRow]:
+def rows(connection: Connection, epochs: Epochs, sought: References) -> Iterator[SleepingRow]:
     """As `find`."""
     for row in find(connection.exec_driver_sql, connection.dialect.name, epochs, _SLEEPING_ROW, sought):
         yield SleepingRow(*row)
@@ -166,7 +171,7 @@ def last_number(connection: Connection) -> int:
     return connection.scalar(sa.select(sa.func.max(sleeping.c.id))) or 0
 
 
-def ids(connection: Connection, epochs: Epochs, sought: Sought) -> dict[bytes, int]:
+def ids(connection: Connection, epochs: Epochs, sought: References) -> dict[bytes, int]:
     """key -> number of those that have a row."""
     found = find(connection.exec_driver_sql, connection.dialect.name, epochs, "id, key", sought)
     return {key: number for number, key in found}
@@ -200,19 +205,24 @@ def put(
     there: dict[int, bytes] = {}
     for chunk in chunks([number for _, number, _, _ in records]):
         there.update((number, key) for number, key in run(text.format(_places(connection, chunk)), tuple(chunk)))
-    if there:
-        records = [one for one in records if there.get(one[1], one[0]) == one[0]]
-        forget(connection, epochs, [(key, number) for key, number, _, _ in records if number in there])
-    # Rows of earlier connections with the same 4-tuple are gone by now; but a kill may have left one of a candidate's.
-    forget(connection, epochs, [(key, 0) for key, _, _, _ in records])
+    again = set(there)
+    records = [one for one in records if there.setdefault(one[1], one[0]) == one[0]]
+    if again:
+        forget(connection, epochs, [(key, number) for key, number, _, _ in records if number in again])
+    if records and connection.scalar(_FIRST_BY_KEY) is not None:
+        # Rows of earlier connections with the same 4-tuple are gone; but a kill may have left one of a candidate's.
+        place = _places(connection, (0,))
+        text = f"DELETE FROM sleeping WHERE by_key = 1 AND key = {place} AND id < {place}"
+        run(text, [(key, number) for key, number, _, _ in records])
     found = []
     for key, number, generation, record in records:
-        by_key = _PLACE.unpack_from(record)[0] >> ROW_BITS != 1
-        found.append((number, key, int(by_key), generation, slept_at, of_clock, record[:KA_BYTES], record[KA_BYTES:]))
+        ka = record[:KA_BYTES]
+        by_key = int(not low_bits_of(ka))
+        found.append((number, key, by_key, generation, slept_at, of_clock, ka, record[KA_BYTES:]))
     if found:
         epochs.note([row[0] for row in found])
-        insert_rows(connection, sleeping, COLUMNS, found)
-    return list(records)
+        insert_rows(connection, sleeping, _COLUMNS, found)
+    return records
 
 
 def forget(connection: Connection, epochs: Epochs, gone: Iterable[tuple[bytes, int]]) -> None:

@@ -84,9 +84,9 @@ def has_rows_of_another_boot(connection: Connection, boot: str) -> bool:
     number = int.from_bytes(hashlib.sha256(boot.encode()).digest()[:7])
     if get_meta(connection, "boot") == number:
         return False
-    of_this = sa.select(clocks.c.clock).where(clocks.c.boot_id == boot)
-    others = sa.select(sleeping.c.id).where(sleeping.c.clock.not_in(of_this)).limit(1)
-    if connection.execute(others).first() is not None:
+    others = list(connection.scalars(sa.select(clocks.c.clock).where(clocks.c.boot_id != boot)))
+    theirs = sa.select(sleeping.c.id).where(sleeping.c.clock.in_(others)).limit(1)
+    if others and connection.execute(theirs).first() is not None:
         return True
     set_meta(connection, "boot", number)
     return False

@@ -37,10 +37,7 @@ def insert_history(connection: Connection, part: sa.Table, first: int, values: S
 
 
 def insert_rows(
-    connection: Connection,
-    table: sa.Table,
-    columns: Sequence[str],
-    rows: Sequence[tuple[Any, ...]],
+    connection: Connection, table: sa.Table, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]
 ) -> None:
     """By the driver itself: SQLAlchemy's handling of parameters takes 6 us a row, as much as all the rest of it. With
     SQLite many rows a statement: a third less again."""

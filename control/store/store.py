@@ -241,6 +241,7 @@ class Store(Reader):
                 prepare_tables(connection)
                 self._ownership.claim(connection)
                 self._max_id = max(self._max_id, get_meta(connection, "max_id") or 0)
+                self._epochs.reload()
                 self._history.load(connection)
                 self._run_number = starting.find_run(connection, self._run_started)
                 starting.agree_on_services(connection, self._wanted_services)
@@ -538,7 +539,7 @@ class Store(Reader):
                 clock = sleeping.clock(connection, self._boot_id, starting.wall_offset_ms())
                 at = time.time_ns() // 1_000_000
                 queued, slept = len(slept), sleeping.put(connection, self._epochs, slept, at, clock)
-                self._max_id = max(self._max_id, *(number for _, number, _, _ in slept))
+                self._max_id = max([self._max_id, *(number for _, number, _, _ in slept)])
                 if len(slept) < queued:
                     log.error("store: %d connections stay IDLE: the database, which was another instance's, has other "
                               "connections with their numbers", queued - len(slept))  # fmt: skip

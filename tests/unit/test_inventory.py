@@ -19,8 +19,7 @@ from control.daemon.reconcile import Reconciler
 from control.store import reading as reading_module
 from control.store import starting
 from control.store.schema import HISTORY
-from control.store.sleeping import SleepingRow
-from control.store.sleeping import Sought as SoughtRows
+from control.store.sleeping import References, SleepingRow
 from tests.reboot import age
 from tests.unit.fake_engine import key, record
 from tests.unit.test_dispatcher import Rig, until
@@ -116,7 +115,7 @@ def test_a_slot_without_row_is_looked_for_among_a_few_keys_at_a_time(
             listed.append(one)
             yield one
 
-    def asking(sought: SoughtRows) -> dict[bytes, int]:
+    def asking(sought: References) -> dict[bytes, int]:
         kept.append(len(listed))
         listed.clear()
         return ids(sought)

@@ -34,7 +34,7 @@ from control.dispatch.dispatcher import Dispatcher
 from control.reach.reach import Reach
 from control.store import store as store_module
 from control.store.schema import KEYED, Keyed
-from control.store.sleeping import SleepingRow, Sought
+from control.store.sleeping import References, SleepingRow
 from control.store.store import Store, StoreStatus
 from tests.databases import Database, written
 from tests.reboot import age
@@ -197,7 +197,7 @@ def test_a_connection_that_wakes_while_its_row_is_looked_for_lives(rig: Rig, mon
     rig.sleep(5)
     sleeping_ids = rig.store.sleeping_ids
 
-    def woken(sought: Sought) -> dict[bytes, int]:
+    def woken(sought: References) -> dict[bytes, int]:
         rig.engine.move(c, State.ACTIVE, Cause.CLIENT_DATA)
         rig.turn()
         assert written(rig.store)

@@ -221,13 +221,15 @@ def test_a_number_that_another_connection_has_in_the_database_is_not_put_to_slee
     store = make()
     store.add(upserts=[sleeper(1, 11)])
     until(lambda: slept.slept)
-    store.add(upserts=[sleeper(2, 11), sleeper(3, 12)])
+    store.add(upserts=[sleeper(2, 11)])
+    until(lambda: "1 connections stay IDLE" in caplog.text)
+    store.add(upserts=[sleeper(2, 11), sleeper(3, 12), sleeper(4, 12)])
     until(lambda: len(slept.slept) == 2)
     store.add([row(2, 11)], deletes=[(sleeper(2, 11)[0], 11), (sleeper(2, 11)[0], LOW_BITS | 11)])
     until(lambda: store.status.written_history == 1)
     assert slept.slept == [(sleeper(1, 11)[0], 11), (sleeper(3, 12)[0], 12)]
     assert [(r.id, r.key) for r in store.sleeping_rows()] == [(12, sleeper(3, 12)[0]), (11, sleeper(1, 11)[0])]
-    assert "1 connections stay IDLE" in caplog.text
+    assert "2 connections stay IDLE" in caplog.text
 
 
 @pytest.mark.parametrize("by_key", [True, False])
