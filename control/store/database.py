@@ -38,6 +38,11 @@ def chunks(keys: Sequence[T]) -> Iterator[Sequence[T]]:
         yield keys[start : start + READ_CHUNK]
 
 
+def places(database: str, values: Sequence[Any]) -> str:
+    """Of so many values in a statement that is given to the driver itself."""
+    return ", ".join(["?" if database == "sqlite" else "%s"] * len(values))
+
+
 def upsert(connection: Connection, table: sa.Table) -> sa.Insert:
     """INSERT ... ON CONFLICT DO UPDATE, which SQLite and PostgreSQL spell alike but SQLAlchemy keeps apart."""
     primary = [column.name for column in table.primary_key]

@@ -16,9 +16,8 @@ import logging
 import struct
 import time
 from array import array
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -47,25 +46,27 @@ _ID: Final = struct.Struct("=Q")
 _COLUMNS: Final = ", ".join(f'"{column.name}"' for column in history_part(0).columns)
 
 
-@lru_cache(64)  # to make one takes as long as to execute it
-def _query(table: sa.Table, which: Literal["all", "one", "these"]) -> sa.Select[Any]:
-    """The newest rows of a part: before one, of one connection, or these."""
-    query = sa.select(table).order_by(table.c.seq.desc()).limit(sa.bindparam("most"))
-    if which == "all":
-        query = query.where(table.c.seq < sa.bindparam("before"))
-    elif which == "one":
-        query = query.where(table.c.id == sa.bindparam("number"))
-    else:
-        query = query.where(table.c.seq.in_(sa.bindparam("these", expanding=True)))
-    return query
+_NAMES: Final = tuple(column.name for column in history_part(0).columns)
+_WHICH: Final = {
+    "sqlite": {"all": "seq < ?", "one": "id = ?", "these": "seq IN (SELECT value FROM json_each(?))"},
+    "postgresql": {"all": "seq < %s", "one": "id = %s", "these": "seq = ANY(%s)"},
+}
+"""The rows of a part: before one, of one connection, or these."""
 
 
-@lru_cache(64)
-def _query_packed(table: sa.Table, which: Literal["all", "one", "these"]) -> sa.Select[Any]:
-    """The same in one row, made by SQLite: for each row that it fetches, a thread lets go of the interpreter and waits
-    until it has it again. In order, since there is a limit."""
-    rows = _query(table, which).subquery()
-    return sa.select(sa.func.json_group_array(sa.func.json_array(*rows.c)))
+def _newest(connection: Connection, part: str, which: str, value: Any, most: int) -> Iterable[Sequence[Any]]:
+    """The last rows of a part, newest first. By text, since parts come and go, and SQLAlchemy takes some ms to compile
+    a query of a new one. SQLite makes one row of them: for each that it fetches, a thread lets go of the interpreter
+    and waits until it has it again."""
+    of = _WHICH[connection.dialect.name][which]
+    if connection.dialect.name == "postgresql":
+        text = f"SELECT {_COLUMNS} FROM {part} WHERE {of} ORDER BY seq DESC LIMIT %s"
+        return connection.exec_driver_sql(text, (value, most))
+    rows = f"SELECT * FROM {part} WHERE {of} ORDER BY seq DESC LIMIT ?"
+    text = f"SELECT json_group_array(json_array({_COLUMNS})) FROM ({rows})"  # in order, since there is a limit
+    told = json.dumps(value) if which == "these" else value
+    found: list[list[Any]] = json.loads(connection.exec_driver_sql(text, (told, most)).scalar_one())
+    return found
 
 
 class Part(NamedTuple):
@@ -241,15 +242,12 @@ class History:
         """The last ones, of one connection or of all: columns of a part, newest first."""
         found: list[dict[str, Any]] = []
         for part in reversed(seen.parts):
-            which: Literal["all", "one", "these"] = "all" if number is None else "one" if part.last else "these"
-            values = {"most": limit - len(found), "before": seen.next_row, "number": number, "these": seen.rows}
+            which: tuple[str, Any] = "all", seen.next_row
+            if number is not None:
+                which = ("one", number) if part.last else ("these", seen.rows)
             try:
-                if connection.dialect.name == "sqlite":
-                    rows = json.loads(connection.scalar(_query_packed(part.table, which), values))
-                    names = part.table.c.keys()
-                    found += (dict(zip(names, row, strict=True)) for row in rows)
-                else:
-                    found += map(dict, connection.execute(_query(part.table, which), values).mappings())
+                rows = _newest(connection, part.table.name, *which, limit - len(found))
+                found += (dict(zip(_NAMES, row, strict=True)) for row in rows)
             except (OperationalError, ProgrammingError):
                 connection.rollback()
                 if part in self._parts:

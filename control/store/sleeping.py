@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from appliance.wire import KA, LOW_BITS, ROW_BITS
-from control.store.database import chunks
+from control.store.database import chunks, places
 from control.store.schema import KA_BYTES, clocks, sleeping
 from control.store.statements import insert_rows
 
@@ -120,8 +120,7 @@ def find(run: Run, database: str, epochs: Epochs, columns: str, sought: Referenc
     keys = [key for key, reference in sought.items() if not reference]
     for condition, values in (("id IN ({})", numbers), ("by_key = 1 AND key IN ({})", keys)):
         for chunk in chunks(values):
-            places = ", ".join(["?" if database == "sqlite" else "%s"] * len(chunk))
-            text = _TEXT.format(columns=columns, condition=condition.format(places))
+            text = _TEXT.format(columns=columns, condition=condition.format(places(database, chunk)))
             for row in run(text, tuple(chunk)):
                 if (reference := sought.get(row[1])) is not None and is_meant(row[0], reference):
                     yield row
@@ -141,17 +140,13 @@ def rows(connection: Connection, epochs: Epochs, sought: References) -> Iterator
 def numbered(connection: Connection, numbers: Sequence[int]) -> Iterator[SleepingRow]:
     """The rows of those of these connections that have one."""
     for some in chunks(numbers):
-        text = _TEXT.format(columns=_SLEEPING_ROW, condition=f"id IN ({_places(connection, some)})")
+        text = _TEXT.format(columns=_SLEEPING_ROW, condition=f"id IN ({places(connection.dialect.name, some)})")
         for row in connection.exec_driver_sql(text, tuple(some)):
             yield SleepingRow(*row)
 
 
-def _places(connection: Connection, values: Sequence[Any]) -> str:
-    return ", ".join(["?" if connection.dialect.name == "sqlite" else "%s"] * len(values))
-
-
 def _page(connection: Connection, which: str, after: int | bytes, limit: int) -> list[SleepingRow]:
-    condition = f"{which.format(_places(connection, (after,)))} LIMIT {limit}"
+    condition = f"{which.format(places(connection.dialect.name, (after,)))} LIMIT {limit}"
     rows = connection.exec_driver_sql(_TEXT.format(columns=_SLEEPING_ROW, condition=condition), (after,))
     return [SleepingRow(*row) for row in rows]
 
@@ -204,14 +199,15 @@ def put(
     text, run = _TEXT.format(columns="id, key", condition="id IN ({})"), connection.exec_driver_sql
     there: dict[int, bytes] = {}
     for chunk in chunks([number for _, number, _, _ in records]):
-        there.update((number, key) for number, key in run(text.format(_places(connection, chunk)), tuple(chunk)))
+        found_there = run(text.format(places(connection.dialect.name, chunk)), tuple(chunk))
+        there.update((number, key) for number, key in found_there)
     again = set(there)
     records = [one for one in records if there.setdefault(one[1], one[0]) == one[0]]
     if again:
         forget(connection, epochs, [(key, number) for key, number, _, _ in records if number in again])
     if records and connection.scalar(_FIRST_BY_KEY) is not None:
         # Rows of earlier connections with the same 4-tuple are gone; but a kill may have left one of a candidate's.
-        place = _places(connection, (0,))
+        place = places(connection.dialect.name, (0,))
         text = f"DELETE FROM sleeping WHERE by_key = 1 AND key = {place} AND id < {place}"
         run(text, [(key, number) for key, number, _, _ in records])
     found = []
@@ -232,11 +228,11 @@ def forget(connection: Connection, epochs: Epochs, gone: Iterable[tuple[bytes, i
             numbered += [(number, key) for number in epochs.numbers(connection.exec_driver_sql, reference)]
         else:
             keys.append(key)
-    place = _places(connection, (0,))
+    place = places(connection.dialect.name, (0,))
     if numbered:
         connection.exec_driver_sql(f"DELETE FROM sleeping WHERE id = {place} AND key = {place}", numbered)
     for chunk in chunks(keys):
-        text = f"DELETE FROM sleeping WHERE by_key = 1 AND key IN ({_places(connection, chunk)})"
+        text = f"DELETE FROM sleeping WHERE by_key = 1 AND key IN ({places(connection.dialect.name, chunk)})"
         connection.exec_driver_sql(text, tuple(chunk))
 
 
