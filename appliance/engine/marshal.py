@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from appliance.engine.library import EngineError, ffi
 from appliance.wire import (
+    ENDS,
     KA,
     KEY,
     OVERRIDES,
@@ -33,6 +34,7 @@ def _check_sizes() -> None:
         (KA, "roost_ka", after_ka),
         (REST, "roost_rest", 0),
         (ROW, "roost_row", 0),
+        (ENDS, "roost_ends", 0),
         (OVERRIDES, "roost_overrides", 0),
         (SERVED, "roost_served", -KEY.size),
     ):
@@ -54,9 +56,10 @@ def fill_record(place: Any, record: Record) -> None:
 def _event_struct() -> struct.Struct:
     """The struct of struct roost_event, with the padding its compiler chose."""
     offset = {
-        name: ffi.offsetof("struct roost_event", name) for name in ("type", "error", "count", "id", "gap_ms", "record")
+        name: ffi.offsetof("struct roost_event", name)
+        for name in ("type", "error", "count", "id", "gap_ms", "ends", "record")
     }
-    if (offset["error"], offset["count"], offset["id"], offset["gap_ms"]) != (8, 12, 16, 56):
+    if [offset[name] for name in ("error", "count", "id", "gap_ms", "ends")] != [8, 12, 16, 56, 64]:
         raise EngineError("struct roost_event has an unknown layout: rebuild the extension")
     # The union: what is behind a key begins where the keep-alive's part of a record does.
     firsts = {"asked": "name", "overridden": "overrides", "served": "server"}
@@ -66,7 +69,8 @@ def _event_struct() -> struct.Struct:
     record = offset["record"]
     parts = [ffi.offsetof("struct roost_record", name) for name in ("key", "ka", "rest")]
     total = ffi.sizeof("struct roost_event")
-    text = f"=BBBBBxxxiIQQQQQQ{record - 64}x36s{parts[1] - 36}x36s{parts[2] - parts[1] - 36}x{REST.size}s"
+    text = f"=BBBBBxxxiIQQQQQQ{ENDS.size}s{record - 64 - ENDS.size}x"
+    text += f"36s{parts[1] - 36}x36s{parts[2] - parts[1] - 36}x{REST.size}s"
     text += f"{total - record - parts[2] - REST.size}x"
     return struct.Struct(text)
 
@@ -78,7 +82,9 @@ def events_of(raw: Any, count: int) -> list[Event]:
     """The first `count` of an array of struct roost_event."""
     view = ffi.buffer(raw, count * _EVENT.size)
     new = tuple.__new__  # past the arguments by name
-    return [new(Event, (*row[:13], Record(row[13], row[14], row[15]), b"")) for row in _EVENT.iter_unpack(view)]
+    return [
+        new(Event, (*row[:13], Record(row[14], row[15], row[16]), b"", row[13])) for row in _EVENT.iter_unpack(view)
+    ]
 
 
 def numbers_of(struct_name: str, *others: str) -> list[str]:

@@ -13,11 +13,17 @@ from enum import IntEnum, IntFlag
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from appliance.wire.addresses import endpoint_text, unpack_address
 from appliance.wire.record import KA, REST, Key, Record
 
-ROW: Final = struct.Struct("=QQ36sHBBB7xQQQ")
+ROW: Final = struct.Struct("=QQ36sHBBB7xQQQ24s")
 """A transition that is of interest to the history alone (struct roost_row): id, at_ms, key, service, from, to, cause,
-rx, tx, gap."""
+rx, tx, gap, ends."""
+
+ENDS: Final = struct.Struct("=16sHBBI")
+"""struct roost_ends: server, its port, error, probes, silence_s."""
+
+NO_ENDS: Final = bytes(ENDS.size)
 
 OVERRIDES: Final = struct.Struct("=3IIBBBx")
 """struct roost_overrides: quiet_ms of ACTIVE, STANDBY and IDLE, probe_interval_s, given, always_active, by_command."""
@@ -125,6 +131,25 @@ class Own(NamedTuple):
     by_command: Mapping[str, int] = MappingProxyType({})
 
 
+class Ends(NamedTuple):
+    """What is known of a transition's ends (struct roost_ends); None: there is nothing to say."""
+
+    server: str | None
+    """The server that an ACTIVE connection was linked to, or was to be: address:port."""
+    error: int | None
+    """errno of the end whose fault the cause tells."""
+    probes: int | None
+    """Of a client that was not awake: of ours, in a row, that it did not answer."""
+    silence_s: int | None
+    """Likewise: since it was heard; and of an awake one that answers no more."""
+
+    @classmethod
+    def unpack(cls, raw: bytes) -> Ends:
+        address, port, error, probes, silence_s = ENDS.unpack(raw)
+        server = endpoint_text((unpack_address(address), port)) if port else None
+        return cls(server, error or None, probes or None, silence_s or None)
+
+
 class Served(NamedTuple):
     """A server that wanted a client (struct roost_served): its packed address and port, where it came through a door,
     and how long after it had asked, in ms, the client's first byte came; None: there was none."""
@@ -172,6 +197,8 @@ class Event(NamedTuple):
     record: Record
     rows: bytes = b""
     """Of ROWS: `count` transitions, packed (ROW)."""
+    ends: bytes = NO_ENDS
+    """Of TRANSITION: struct roost_ends as it is."""
 
     @property
     def service(self) -> int:
@@ -207,9 +234,8 @@ class Event(NamedTuple):
 
 def transitions(rows: bytes) -> Iterator[Event]:
     """The transitions of an event of type ROWS, each as the event it stands for."""
-    for number, at_ms, key, service, source, target, cause, rx_bytes, tx_bytes, gap_ms in ROW.iter_unpack(rows):
+    for number, at_ms, key, service, source, target, cause, rx_bytes, tx_bytes, gap_ms, ends in ROW.iter_unpack(rows):
         ka = KA.pack(0, 0, 0, 0, 0, 0, 0, 0, 0, service, 0)
         record = Record(key, ka, REST.pack(number, 0, 0, 0, 0, 0, 0, 0, 0))
-        yield Event(
-            EventType.TRANSITION, source, target, cause, 0, 0, 0, number, 0, at_ms, rx_bytes, tx_bytes, gap_ms, record
-        )
+        counts = rx_bytes, tx_bytes, gap_ms
+        yield Event(EventType.TRANSITION, source, target, cause, 0, 0, 0, number, 0, at_ms, *counts, record, ends=ends)

@@ -54,6 +54,8 @@ int roost_address_of_peer(int fd, uint8_t ip[16], uint16_t *port_be) {
     socklen_t size = sizeof(address);
     if (getpeername(fd, (struct sockaddr *)&address, &size))
         return -errno;
+    if (address.ss_family != AF_INET && address.ss_family != AF_INET6)
+        return -EAFNOSUPPORT;
     roost_address_from(&address, ip, port_be);
     return 0;
 }

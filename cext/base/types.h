@@ -269,6 +269,15 @@ struct roost_served {
     uint32_t first_ms; /* from being asked to the client's first byte; UINT32_MAX: there was none */
 };
 
+/* What the history has of a transition beside states and bytes; zeros: there is nothing to say. */
+struct roost_ends {
+    uint8_t server[16]; /* to which an ACTIVE connection was linked, or was to be */
+    uint16_t server_port;
+    uint8_t error;      /* errno of the end whose fault the cause tells; 0: it ended by FIN, or did not end */
+    uint8_t probes;     /* of a client that was not awake: of ours, in a row, that it did not answer */
+    uint32_t silence_s; /* since it was heard, likewise, and of an awake one that answers no more */
+};
+
 struct roost_event {
     uint8_t type;
     uint8_t from_state;
@@ -283,6 +292,7 @@ struct roost_event {
     uint64_t rx_bytes; /* payload from the client since its last transition */
     uint64_t tx_bytes; /* payload to the client since its last transition */
     uint64_t gap_ms;   /* since the last payload byte, either direction */
+    struct roost_ends ends;
     union {
         struct roost_record record; /* key always; ka and rest where the type says so */
         struct roost_asked asked;
@@ -315,6 +325,7 @@ struct roost_row {
     uint64_t rx_bytes; /* these as in struct roost_event */
     uint64_t tx_bytes;
     uint64_t gap_ms;
+    struct roost_ends ends;
 };
 
 enum {

@@ -35,6 +35,8 @@ void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum ro
  * under way. Later reasons change nothing. */
 void roost_conn_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset);
 /* The same: its client's socket has failed. */
+/* When the client of a connection that has a socket was heard last. */
+uint64_t roost_conn_heard_ms(const struct roost_engine *e, struct roost_conn *c);
 void roost_client_failed(struct roost_engine *e, struct roost_conn *c);
 void roost_conn_count(struct roost_engine *e, struct roost_conn *c, bool to_server, uint64_t bytes); /* of payload */
 
@@ -96,6 +98,9 @@ int roost_find_by_address(struct roost_engine *e, struct roost_key *key, const u
 void roost_refuse(struct roost_engine *e, uint8_t op, uint64_t token, uint64_t id, const struct roost_key *key,
                   int error);
 void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, struct roost_event *event);
+/* As this cause would end its state. */
+void roost_ends_of_conn(const struct roost_engine *e, const struct roost_conn *c, enum roost_cause cause,
+                        struct roost_ends *ends);
 uint8_t roost_state_of_slot(const struct roost_ka *slot); /* enum roost_state */
 /* Since the last payload byte; 0 where the store alone knows. */
 uint64_t roost_slot_quiet_ms(const struct roost_engine *e, const struct roost_ka *slot);

@@ -10,6 +10,7 @@
 
 #include "conn.h"
 #include "cext/base/count.h"
+#include "cext/socket/heard.h"
 #include "cext/socket/repair.h"
 
 static uint64_t hash_of_key(const struct roost_engine *e, const struct roost_key *key) {
@@ -145,6 +146,7 @@ static void post_row(struct roost_engine *e, const struct roost_conn *c, enum ro
                             .rx_bytes = c->rx,
                             .tx_bytes = c->tx,
                             .gap_ms = e->now_ms > c->active_ms ? e->now_ms - c->active_ms : 0};
+    roost_ends_of_conn(e, c, cause, &row.ends);
     roost_mailbox_post_row(&e->box, &row);
     roost_tally(e, c->class, row.from_state, row.to_state, row.cause, row.rx_bytes, row.tx_bytes);
 }
@@ -153,6 +155,7 @@ static bool post_event(struct roost_engine *e, const struct roost_conn *c, enum 
                        uint64_t token) {
     struct roost_event event;
     roost_event_of_conn(e, c, &event);
+    roost_ends_of_conn(e, c, cause, &event.ends);
     return roost_post_transition(e, &event, c->class, (enum roost_state)c->state, to, cause, token);
 }
 
@@ -191,8 +194,16 @@ void roost_conn_end(struct roost_engine *e, struct roost_conn *c, enum roost_cau
     roost_conn_run(e, c);
 }
 
+uint64_t roost_conn_heard_ms(const struct roost_engine *e, struct roost_conn *c) {
+    if (c->silent_ms && roost_heard_since(c->client.fd, c->heard_mark))
+        c->silent_ms = 0;
+    return c->silent_ms ? c->silent_ms : e->now_ms - roost_heard_ago_ms(c->client.fd);
+}
+
 void roost_client_failed(struct roost_engine *e, struct roost_conn *c) {
     e->stat[ROOST_E_PROBE_DEAD] += c->client.lost && !c->want_close;
+    if (c->client.lost)
+        c->silent_ms = roost_conn_heard_ms(e, c);
     roost_conn_end(e, c, c->client.lost ? ROOST_C_PROBE_TIMEOUT : ROOST_C_CLIENT_CLOSE, true);
 }
 

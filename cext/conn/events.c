@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "conn.h"
+#include "cext/base/count.h"
 #include "cext/socket/repair.h"
 #include "transitions.h"
 
@@ -36,6 +37,27 @@ void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, str
     event->record.ka.rest = c->row;
 }
 
+/* By which end the connection, or its link, is over. */
+static uint8_t error_of(const struct roost_conn *c, enum roost_cause cause) {
+    return cause == ROOST_C_SERVER_CLOSE                                     ? c->server.error
+           : cause == ROOST_C_CLIENT_CLOSE || cause == ROOST_C_PROBE_TIMEOUT ? c->client.error
+                                                                             : 0;
+}
+
+void roost_ends_of_conn(const struct roost_engine *e, const struct roost_conn *c, enum roost_cause cause,
+                        struct roost_ends *ends) {
+    const bool inactive = c->state == ROOST_ST_IDLE || c->state == ROOST_ST_SLEEP;
+    memset(ends, 0, sizeof(*ends));
+    ends->error = error_of(c, cause);
+    ends->probes = inactive ? c->probes : 0;
+    if (c->silent_ms && (inactive || cause == ROOST_C_PROBE_TIMEOUT))
+        ends->silence_s = (uint32_t)(roost_less(e->now_ms, c->silent_ms) / 1000);
+    if (c->state == ROOST_ST_ACTIVE) {
+        memcpy(ends->server, c->linked_to.address, sizeof(ends->server));
+        ends->server_port = c->linked_to.port;
+    }
+}
+
 uint8_t roost_state_of_slot(const struct roost_ka *slot) {
     return ROOST_IS_STORED(slot->rest) ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
 }
@@ -62,6 +84,8 @@ void roost_event_of_slot(struct roost_engine *e, const struct roost_key *key, co
         event->record.ka.rest = by_number ? ROOST_ROW(event->id) : ROOST_NO_REST;
     }
     event->gap_ms = roost_slot_quiet_ms(e, slot);
+    event->ends.silence_s = roost_silence_s(slot->heard, (uint32_t)(roost_monotonic_ms() / 1000));
+    event->ends.probes = (uint8_t)ROOST_HEARD_PROBES(slot->heard);
 }
 
 void roost_event_of_holder(struct roost_engine *e, const struct roost_key *key, const struct roost_holder *h,

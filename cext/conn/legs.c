@@ -88,6 +88,8 @@ int roost_leg_flush(struct roost_leg *leg) {
 
 void roost_leg_failed(struct roost_leg *leg, int error) {
     leg->lost |= error != ECONNRESET && error != EPIPE;
+    if (!leg->error)
+        leg->error = (uint8_t)error;
 }
 
 static void set(int fd, int level, int option, int value) {

@@ -91,6 +91,7 @@ struct roost_leg {
     uint64_t turn;                 /* of the loop in which it was made: that turn's events are of an earlier socket */
     bool probed;                   /* the kernel sends keep-alives, as the connection's class says */
     bool lost;                     /* it failed without a word of its far end: no FIN, no RST */
+    uint8_t error;                 /* errno by which it failed first, or was not made last */
     bool rebuilt;                  /* from a record, not accepted or connected */
     struct roost_pending *pending; /* to be written to this leg */
 };
@@ -139,8 +140,10 @@ struct roost_conn {
     struct roost_waiting *server_waits; /* until the connection is awake, or unlinked from another; NULL: none */
     struct roost_waiting *served;       /* it is linked to; NULL: to none that has asked, or that was told already */
     uint16_t service;
-    uint8_t place; /* of the server in the service's pool, counted from 1; 0: linked to none of them */
-    uint8_t state; /* enum roost_state as told to the control plane */
+    uint8_t place;                 /* of the server in the service's pool, counted from 1; 0: linked to none of them */
+    uint8_t probes;                /* unanswered when it was roused */
+    struct roost_server linked_to; /* in ACTIVE, or it is tried; zeros: none that has an address */
+    uint8_t state;                 /* enum roost_state as told to the control plane */
     uint8_t phase, link;
     uint8_t wake_cause;
     uint8_t freeze_cause, unlink_cause;

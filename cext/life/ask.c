@@ -13,15 +13,8 @@
 #define AGAIN_MS 1000 /* a client may answer less than one probe in 500 ms (RFC 5961 5, Linux: tcp_invalid_ratelimit) */
 #define WAIT_MS 10000 /* where the command does not say */
 
-/* When the client was heard last. */
-static uint64_t heard_ms(const struct roost_engine *e, struct roost_conn *c) {
-    if (c->silent_ms && roost_heard_since(c->client.fd, c->heard_mark))
-        c->silent_ms = 0;
-    return c->silent_ms ? c->silent_ms : e->now_ms - roost_heard_ago_ms(c->client.fd);
-}
-
 static bool was_heard_lately(const struct roost_engine *e, struct roost_conn *c) {
-    return e->now_ms < heard_ms(e, c) + roost_class_of(e, c->class)->attach_silence_s * 1000ULL;
+    return e->now_ms < roost_conn_heard_ms(e, c) + roost_class_of(e, c->class)->attach_silence_s * 1000ULL;
 }
 
 static bool has_answered(struct roost_conn *c) {
@@ -33,7 +26,7 @@ static bool has_answered(struct roost_conn *c) {
 }
 
 static void probe(struct roost_engine *e, struct roost_conn *c) {
-    uint64_t since_ms = heard_ms(e, c);
+    uint64_t since_ms = roost_conn_heard_ms(e, c);
     if (roost_heard_ask(c->client.fd, &c->heard_mark))
         c->must_answer = false; /* its socket has failed, which an event tells */
     else

@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 #include "life.h"
+#include "cext/base/address.h"
 #include "cext/socket/connect.h"
 #include "cext/socket/proxy_header.h"
 
@@ -136,6 +137,7 @@ static void leave_server(struct roost_engine *e, struct roost_conn *c) {
 /* A link could not be made: another server will be tried, and this one is down when that was one time too many. */
 static void blame_server(struct roost_engine *e, struct roost_conn *c, int error) {
     struct roost_pool *pool = roost_pool_of(e, c->service);
+    roost_leg_failed(&c->server, error);
     if (!pool || !c->place)
         return;
     int place = c->place - 1;
@@ -177,6 +179,8 @@ static void attempt(struct roost_engine *e, struct roost_conn *c) {
     struct roost_server to;
     int error = -ECONNREFUSED;
     while (error && choose(e, c, &to)) {
+        if (!roost_service_of(e, c->service)->by_daemon)
+            c->linked_to = to;
         error = begin(e, c, &to);
         if (!error)
             break;
@@ -214,6 +218,7 @@ static void try_another(struct roost_engine *e, struct roost_conn *c, int error)
 void roost_link_open(struct roost_engine *e, struct roost_conn *c) {
     const struct roost_service *s = roost_service_of(e, c->service);
     c->link = ROOST_CONNECTING;
+    c->linked_to = (struct roost_server){0};
     c->tried = 0;
     c->link_deadline_ms = e->now_ms + (s->connect_timeout_ms ? s->connect_timeout_ms : 10000);
     attempt(e, c);
@@ -226,8 +231,10 @@ void roost_link_start(struct roost_engine *e, struct roost_conn *c, enum roost_c
 }
 
 void roost_link_abandon(struct roost_engine *e, struct roost_conn *c) {
+    const uint8_t error = c->server.error; /* the transition that follows tells it */
     roost_leg_close(e, &c->server, false);
     roost_leg_fresh(&c->server, -1);
+    c->server.error = error;
     leave_server(e, c);
     c->link = ROOST_UNLINKED;
     c->retry_ms = 0;
@@ -236,9 +243,9 @@ void roost_link_abandon(struct roost_engine *e, struct roost_conn *c) {
 
 void roost_link_resumed(struct roost_engine *e, struct roost_conn *c) {
     struct roost_pool *pool = c->attached ? NULL : roost_pool_of(e, c->service);
-    struct roost_server server = {.port = ntohs(c->server_key.client_port)};
-    memcpy(server.address, c->server_key.client, sizeof(server.address));
-    int place = pool ? roost_pool_find(pool, &server) : ROOST_NO_PLACE;
+    c->linked_to.port = ntohs(c->server_key.client_port);
+    memcpy(c->linked_to.address, c->server_key.client, sizeof(c->linked_to.address));
+    int place = pool ? roost_pool_find(pool, &c->linked_to) : ROOST_NO_PLACE;
     if (place == ROOST_NO_PLACE)
         return; /* it came by itself, or has left the configuration */
     roost_pool_enter(pool, place);
@@ -292,6 +299,14 @@ void roost_link_event(struct roost_engine *e, struct roost_conn *c, uint32_t eve
         is_made(e, c);
 }
 
+/* An attached server; none where the descriptor is one of the daemon's own. */
+static void name_peer(struct roost_conn *c) {
+    uint16_t port = 0;
+    c->linked_to = (struct roost_server){0};
+    if (!roost_address_of_peer(c->server.fd, c->linked_to.address, &port))
+        c->linked_to.port = ntohs(port);
+}
+
 void roost_link_attach(struct roost_engine *e, struct roost_conn *c) {
     struct roost_waiting *w = c->server_waits;
     const struct roost_command *command = &w->command;
@@ -309,6 +324,7 @@ void roost_link_attach(struct roost_engine *e, struct roost_conn *c) {
         return;
     }
     c->link = ROOST_LINKED;
+    name_peer(c);
     c->attached = true;
     c->server.readable = c->server.writable = true;
     e->stat[ROOST_E_LINKED]++;

@@ -95,6 +95,7 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
         return;
     }
     roost_event_of_slot(e, key, slot, &event);
+    event.ends.error = ETIMEDOUT;
     roost_post_transition(e, &event, slot->class, (enum roost_state)event.from_state, ROOST_ST_CLOSED,
                           ROOST_C_PROBE_TIMEOUT, 0);
     roost_hosts_remove(&e->hosts, key);

@@ -74,6 +74,7 @@ struct roost_conn *roost_rouse(struct roost_engine *e, const struct roost_key *k
     if (rest)
         c->active_ms = rest->active_ms;
     c->silent_ms = silent_since_ms(e, slot);
+    c->probes = (uint8_t)ROOST_HEARD_PROBES(slot->heard);
     c->state = sleeping ? ROOST_ST_SLEEP : ROOST_ST_IDLE;
     c->phase = sleeping ? ROOST_ASKED : ROOST_THAWING;
     c->wake_cause = (uint8_t)cause;

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from control.cli.client import Client, daemon_options, json_option
-from control.cli.table import local_time
+from control.cli.table import ends_text, local_time
 
 
 @click.command("events")
@@ -52,5 +52,6 @@ def _print(row: dict[str, Any], as_json: bool) -> None:
     click.echo(
         f"{at} {row['id']:>8} {row['client']:<22} {row['from']:>7} -> {row['to']:<7} {row['cause']:<14} "
         f"{row['service']}  rx {row['rx_bytes']:,} B, tx {row['tx_bytes']:,} B, quiet {row['gap_ms'] / 1000:.1f} s"
+        + "".join(f", {text}" for text in (ends_text(row),) if text)
         + (f", came back as {row['successor']}" if "successor" in row else "")
     )

@@ -7,7 +7,7 @@ import click
 from rich.table import Table
 
 from control.cli.client import Client, connection_path, daemon_options, json_option, print_json
-from control.cli.table import console, local_time
+from control.cli.table import console, ends_text, local_time
 
 
 @click.command("show")
@@ -40,9 +40,9 @@ def command(connection: str, daemon: Client, as_json: bool) -> None:
     out.print(table)
     if shown.get("history"):
         past = Table(box=None, pad_edge=False, title="history", title_justify="left")
-        for title in ("at", "from", "to", "cause", "from client", "to client", "quiet before"):
+        for title in ("at", "from", "to", "cause", "from client", "to client", "quiet before", ""):
             past.add_column(title)
         for row in shown["history"]:
             sizes = (f"{row['rx_bytes']:,} B", f"{row['tx_bytes']:,} B", f"{row['gap_ms'] / 1000:,.1f} s")
-            past.add_row(local_time(row["at_ms"]), row["from"], row["to"], row["cause"], *sizes)
+            past.add_row(local_time(row["at_ms"]), row["from"], row["to"], row["cause"], *sizes, ends_text(row))
         out.print(past)

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from control.core.text import span
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,3 +41,12 @@ def local_time(at_ms: float, to: str = "seconds") -> str:
     """Milliseconds since 1970 as a local time with its zone, RFC 3339: ``2023-11-15 03:58:20+05:45``. to: `seconds` or
     `milliseconds`."""
     return datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(sep=" ", timespec=to)
+
+
+def ends_text(row: Mapping[str, Any]) -> str:
+    """What a row of history says of the connection's ends: the server, the error, how long the client was silent."""
+    probes, silence_s = row.get("probes"), row.get("silence_s")
+    unanswered = f"{probes} probe{'s' if probes != 1 else ''} unanswered" if probes else ""
+    silent = f"silent for {span(silence_s)}" if silence_s else ""
+    server = f"server {row['server']}" if row.get("server") else ""
+    return ", ".join(filter(None, (server, row.get("error"), silent, unanswered)))

@@ -12,7 +12,7 @@ from errno import errorcode
 from typing import Any, Final, NamedTuple
 
 from appliance.frontends.handshake import refusal_for
-from appliance.wire import KA, REST, Event, Key, Sought, pack_address
+from appliance.wire import KA, REST, Ends, Event, Key, Sought, pack_address
 from control.clients.locate import Locator
 from control.clients.registry import Registry, RegistryError
 from control.config import Service
@@ -298,7 +298,7 @@ class View:
             "client": row.client or None,
             "service": self.service_name(row.service) if row.service else None,
             "found": State(row.found).label if row.found else None,
-            "error": errorcode.get(row.error, str(row.error)) if row.error else None,
+            "error": _error(row.error),
             "reason": refusal_for(row.error).reason if row.error else None,
             "answer_ms": row.answer_ms,
             "first_ms": row.first_ms,
@@ -330,6 +330,10 @@ class View:
             "rx_bytes": row["rx_bytes"],
             "tx_bytes": row["tx_bytes"],
             "gap_ms": row["gap_ms"],
+            "server": row["server"],
+            "error": _error(row["error"]),
+            "probes": row["probes"],
+            "silence_s": row["silence_s"],
             **({"successor": row["successor"]} if row.get("successor") else {}),
         }
 
@@ -338,7 +342,12 @@ class View:
         row = {"at": event.at_ms, "id": event.id, "client": event.record.key.client_text}
         row |= {"service": event.record.service, "from": event.from_state, "to": event.to_state, "cause": event.cause}
         row |= {"rx_bytes": event.rx_bytes, "tx_bytes": event.tx_bytes, "gap_ms": event.gap_ms}
+        row |= Ends.unpack(event.ends)._asdict()
         return self.transition_row(row)
+
+
+def _error(number: int | None) -> str | None:
+    return errorcode.get(number, str(number)) if number else None
 
 
 _STATES: Final = [state.label for state in State]

@@ -203,6 +203,7 @@ class Dispatcher:
                 event.rx_bytes,
                 event.tx_bytes,
                 event.gap_ms,
+                event.ends,
             )
         )
         if source == State.SLEEP or (source, target, event.cause) == _PAIR_IS_BACK:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from appliance.wire import ROW, Command, Event, transitions
+from appliance.wire import NO_ENDS, ROW, Command, Event, transitions
 from control.core.ports import Outcome
 from control.core.states import Cause, State
 from control.store.schema import HISTORY
@@ -74,4 +74,5 @@ class Counters:
 
 def history_row(number: int, key: bytes, service: int, source: State, target: State) -> bytes:
     """A packed row of history for a transition by `restore`, which the engine has not reported."""
-    return HISTORY.pack(number, time.time_ns() // 1_000_000, key, service, source, target, Cause.RESTORE, 0, 0, 0)
+    said = source, target, Cause.RESTORE, 0, 0, 0, NO_ENDS
+    return HISTORY.pack(number, time.time_ns() // 1_000_000, key, service, *said)

@@ -3,6 +3,7 @@
 
     history/, attaches/, snapshots/   in chunks (chunks.py)
     runs/runs.parquet                 the daemon's starts and ends: all of them, each time
+    rules/rules.parquet               changes of the policy's rules, likewise
     _export.json                      the version of the columns, and which times are exported
 
 Columns: rows.py; docs/export.md describes them.
@@ -26,9 +27,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control.export.chunks import Chunks, Outcome
 from control.export.files import ExportError, read_json, write_json, write_table
-from control.export.rows import RUNS, SOURCES, VERSION, Names, Times
+from control.export.rows import SOURCES, VERSION, WHOLE, Names, Times
 from control.store.database import StoreError, open_engine, parse_url, reason
-from control.store.schema import REVISION, revisions, runs
+from control.store.schema import REVISION, revisions
 
 LOCK_S: Final = 5.0
 _INDEX: Final = "_export.json"
@@ -109,14 +110,15 @@ class Export:
         done = {}
         for name, chunks in self._tables.items():
             done[name] = chunks.add(connection, names, times, partial(told, name))
-        self._write_runs(connection)
+        for table, schema in WHOLE:
+            self._write_whole(connection, table, schema)
         return done
 
-    def _write_runs(self, connection: Connection) -> None:
-        found = [tuple(row) for row in connection.execute(sa.select(runs).order_by(runs.c.run))]
-        columns = zip(*found, strict=True) if found else ((),) * len(RUNS)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, RUNS, strict=True)]
-        write_table(self._directory / "runs" / "runs.parquet", pa.table(arrays, schema=RUNS))
+    def _write_whole(self, connection: Connection, table: sa.Table, schema: pa.Schema) -> None:
+        found = [tuple(row) for row in connection.execute(sa.select(table).order_by(*table.primary_key))]
+        columns = zip(*found, strict=True) if found else ((),) * len(schema)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        write_table(self._directory / table.name / f"{table.name}.parquet", pa.table(arrays, schema=schema))
 
     # -- checking -----------------------------------------------------------------------------------------------------
 

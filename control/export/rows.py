@@ -19,9 +19,18 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from control.core.states import Cause, State
-from control.store.schema import attaches, history_part, history_parts, services, snapshots
+from control.store.schema import (
+    attaches,
+    columns_of_part,
+    history_part,
+    history_parts,
+    rules,
+    runs,
+    services,
+    snapshots,
+)
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of all columns."""
 
 HISTORY: Final = pa.schema(
@@ -38,6 +47,10 @@ HISTORY: Final = pa.schema(
         ("rx_bytes", pa.int64()),
         ("tx_bytes", pa.int64()),
         ("gap_ms", pa.int64()),
+        ("server", pa.string()),
+        ("error", pa.string()),
+        ("probes", pa.int32()),
+        ("silence_s", pa.int64()),
     ]
 )
 
@@ -83,6 +96,20 @@ RUNS: Final = pa.schema(
         ("dropped", pa.int64()),
     ]
 )
+
+RULES: Final = pa.schema(
+    [
+        ("version", pa.int64()),
+        ("rule", pa.string()),
+        ("at", pa.timestamp("ms", tz="UTC")),
+        ("who", pa.string()),
+        ("why", pa.string()),
+        ("content", pa.string()),
+    ]
+)
+
+WHOLE: Final = ((runs, RUNS), (rules, RULES))
+"""Tables that each export writes anew, as they are."""
 
 CHUNK_ROWS: Final = 1_000_000
 BATCH_ROWS: Final = 20_000
@@ -136,13 +163,6 @@ def _named(texts: pa.Array, numbers: Sequence[int]) -> pa.Array:
     return texts.take(places)
 
 
-def parts_after(connection: Connection, after: int) -> list[int]:
-    """The first rows of the parts with rows from `after` on."""
-    parts = history_parts.c
-    query = sa.select(parts.first).where(sa.or_(parts.last.is_(None), parts.last >= after)).order_by(parts.first)
-    return list(connection.scalars(query))
-
-
 def _ends(clients: Sequence[str]) -> tuple[pa.Array, pa.Array]:
     """Address and port; "": null."""
     address, port = pc.extract_regex(pa.array(clients, pa.string()), _ENDPOINT).flatten()
@@ -150,10 +170,12 @@ def _ends(clients: Sequence[str]) -> tuple[pa.Array, pa.Array]:
 
 
 def _history(names: Names, rows: Sequence[Any]) -> list[pa.Array]:
-    seq, number, at, client, service, source, target, cause, *counts = zip(*rows, strict=True)
+    seq, number, at, client, service, source, target, cause, *counts, server, error, probes, silence_s = zip(
+        *rows, strict=True
+    )
     return [
         seq, number, at, *_ends(client), names.service(service), _named(names.states, source),
-        _named(names.states, target), _named(names.causes, cause), *counts,
+        _named(names.states, target), _named(names.causes, cause), *counts, server, _errors(error), probes, silence_s,
     ]  # fmt: skip
 
 
@@ -164,7 +186,7 @@ def _attaches(names: Names, rows: Sequence[Any]) -> list[pa.Array]:
     return [
         seq, at, way, _or_null(server), target, _or_null(step), _or_null(number), *_ends(client),
         names.service(service), [State(one).label if one else None for one in found],
-        [errorcode.get(one, str(one)) if one else None for one in error], answer_ms, first_ms,
+        _errors(error), answer_ms, first_ms,
     ]  # fmt: skip
 
 
@@ -172,6 +194,10 @@ def _snapshots(names: Names, rows: Sequence[Any]) -> list[Any]:
     seq, at, span_ms, service, rules, counts = zip(*rows, strict=True)
     maps = [list(json.loads(one).items()) for one in counts]
     return [seq, at, span_ms, names.service(service), _or_null(rules), maps]
+
+
+def _errors(numbers: Sequence[int | None]) -> list[str | None]:
+    return [errorcode.get(number, str(number)) if number else None for number in numbers]
 
 
 def _or_null(values: Sequence[Any]) -> list[Any]:
@@ -185,7 +211,7 @@ class Source:
 
     name: str
     schema: pa.Schema
-    tables: Callable[[Connection, int], list[sa.Table]]
+    tables: Callable[[Connection, int], Sequence[sa.Table | sa.Subquery]]
     columns: Callable[[Names, Sequence[Any]], list[Any]]
     mark: str = "id"
 
@@ -196,8 +222,16 @@ class Source:
         return pa.table(arrays, schema=self.schema)
 
 
-def _parts(connection: Connection, after: int) -> list[sa.Table]:
-    return [history_part(first) for first in parts_after(connection, after)]
+def parts_after(connection: Connection, after: int) -> list[sa.Table]:
+    """The parts of the history with rows from `after` on."""
+    of = history_parts.c
+    query = sa.select(of.first, of.layout).where(sa.or_(of.last.is_(None), of.last >= after)).order_by(of.first)
+    return [history_part(first, layout) for first, layout in connection.execute(query)]
+
+
+def _parts(connection: Connection, after: int) -> list[sa.Subquery]:
+    """Each as one of the last layout."""
+    return [sa.select(*columns_of_part(part)).subquery(part.name) for part in parts_after(connection, after)]
 
 
 SOURCES: Final = (

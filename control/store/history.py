@@ -24,7 +24,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from control.core.states import State
-from control.store.schema import history_part, history_parts
+from control.store.schema import HISTORY_LAYOUT, history_part, history_parts
 from control.store.statements import insert_history
 
 log = logging.getLogger("roost.store")
@@ -36,17 +36,15 @@ PART_MS: Final = 86_400_000
 LOADED_ROWS: Final = PART_ROWS // 8
 """Up to so many, a part that the last run left is gone on with."""
 
-ROW_BYTES: Final = 65
+ROW_BYTES: Final = 75
 """What a row and its place in the index take, about, in SQLite's file; in PostgreSQL twice as much."""
 
 SHOWN_PARTS: Final = 400
 """The newest ones, which the view `history` has: SQLite takes 500 terms in one statement."""
 
 _ID: Final = struct.Struct("=Q")
-_COLUMNS: Final = ", ".join(f'"{column.name}"' for column in history_part(0).columns)
-
-
 _NAMES: Final = tuple(column.name for column in history_part(0).columns)
+_COLUMNS: Final = ", ".join(f'"{name}"' for name in _NAMES)
 _WHICH: Final = {
     "sqlite": {"all": "seq < ?", "one": "id = ?", "these": "seq IN (SELECT value FROM json_each(?))"},
     "postgresql": {"all": "seq < %s", "one": "id = %s", "these": "seq = ANY(%s)"},
@@ -54,15 +52,21 @@ _WHICH: Final = {
 """The rows of a part: before one, of one connection, or these."""
 
 
-def _newest(connection: Connection, part: str, which: str, value: Any, most: int) -> Iterable[Sequence[Any]]:
+def _all_columns(part: sa.Table) -> str:
+    """SELECT ... FROM of the part, as one of the last layout."""
+    names = (f'"{name}"' if name in part.c else f'NULL AS "{name}"' for name in _NAMES)
+    return f"SELECT {', '.join(names)} FROM {part.name}"
+
+
+def _newest(connection: Connection, part: sa.Table, which: str, value: Any, most: int) -> Iterable[Sequence[Any]]:
     """The last rows of a part, newest first. By text, since parts come and go, and SQLAlchemy takes some ms to compile
     a query of a new one. SQLite makes one row of them: for each that it fetches, a thread lets go of the interpreter
     and waits until it has it again."""
     of = _WHICH[connection.dialect.name][which]
     if connection.dialect.name == "postgresql":
-        text = f"SELECT {_COLUMNS} FROM {part} WHERE {of} ORDER BY seq DESC LIMIT %s"
+        text = f"{_all_columns(part)} WHERE {of} ORDER BY seq DESC LIMIT %s"
         return connection.exec_driver_sql(text, (value, most))
-    rows = f"SELECT * FROM {part} WHERE {of} ORDER BY seq DESC LIMIT ?"
+    rows = f"{_all_columns(part)} WHERE {of} ORDER BY seq DESC LIMIT ?"
     text = f"SELECT json_group_array(json_array({_COLUMNS})) FROM ({rows})"  # in order, since there is a limit
     told = json.dumps(value) if which == "these" else value
     found: list[list[Any]] = json.loads(connection.exec_driver_sql(text, (told, most)).scalar_one())
@@ -113,13 +117,16 @@ class History:
     def load(self, connection: Connection) -> None:
         """What the database has; a part to write, where there is none."""
         rows = connection.execute(sa.select(history_parts).order_by(history_parts.c.first))
-        self._draft = [Part(history_part(row.first), *(number or 0 for number in row)) for row in rows]
+        self._draft = [
+            Part(history_part(row.first, row.layout), row.first, row.first_at, row.last or 0, row.last_at or 0)
+            for row in rows
+        ]
         self._draft_ids, self._draft_began = bytearray(), True
         self._draft_next = self._draft[-1].last + 1 if self._draft else 1
         if self._draft and not self._draft[-1].last:
             first, of = self._draft[-1].first, self._draft[-1].table.c
             self._draft_next = (connection.scalar(sa.select(sa.func.max(of.seq))) or first - 1) + 1
-            if self._written < LOADED_ROWS:
+            if self._written < LOADED_ROWS and len(of) == len(_NAMES):
                 self._draft_ids += array("Q", connection.scalars(sa.select(of.id).order_by(of.seq))).tobytes()
             else:
                 self._end_part(connection)
@@ -177,7 +184,7 @@ class History:
     def _begin_part(self, connection: Connection, at: int) -> None:
         part = Part(history_part(self._draft_next), self._draft_next, at)
         part.table.create(connection)
-        connection.execute(sa.insert(history_parts).values(first=part.first, first_at=at))
+        connection.execute(sa.insert(history_parts).values(first=part.first, first_at=at, layout=HISTORY_LAYOUT))
         self._draft.append(part)
         self._draft_ids, self._draft_began = bytearray(), True
         self._show(connection)
@@ -185,7 +192,7 @@ class History:
     def _show(self, connection: Connection) -> None:
         """The view `history`, for people: as if it were one table."""
         connection.exec_driver_sql("DROP VIEW IF EXISTS history")
-        terms = [f"SELECT {_COLUMNS} FROM {part.table.name}" for part in self._draft[-SHOWN_PARTS:]]
+        terms = [_all_columns(part.table) for part in self._draft[-SHOWN_PARTS:]]
         connection.exec_driver_sql(f"CREATE VIEW history AS {' UNION ALL '.join(terms)}")
 
     # -- removing -----------------------------------------------------------------------------------------------------
@@ -246,7 +253,7 @@ class History:
             if number is not None:
                 which = ("one", number) if part.last else ("these", seen.rows)
             try:
-                rows = _newest(connection, part.table.name, *which, limit - len(found))
+                rows = _newest(connection, part.table, *which, limit - len(found))
                 found += (dict(zip(_NAMES, row, strict=True)) for row in rows)
             except (OperationalError, ProgrammingError):
                 connection.rollback()

@@ -11,11 +11,12 @@ import ipaddress
 import struct
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
     Index,
     Integer,
     LargeBinary,
@@ -24,13 +25,14 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    null,
     text,
 )
 
 SCHEMA_VERSION: Final = 6
 """What `meta` says, for versions that know no revisions: they leave a database of a number that is not theirs alone."""
 
-REVISION: Final = "0010"
+REVISION: Final = "0011"
 """The last of migrations/versions: what these tables are."""
 
 KEY: Final = struct.Struct("!16s16sHH")
@@ -39,10 +41,11 @@ KEY: Final = struct.Struct("!16s16sHH")
 KA_BYTES: Final = 36
 REST_BYTES: Final = 40
 
-HISTORY: Final = struct.Struct("=QQ36sHBBB7xQQQ")
+HISTORY: Final = struct.Struct("=QQ36sHBBB7xQQQ24s")
 """A row of history that waits to be written: reference (Record.reference), at_ms, key, service, from, to, cause, rx,
-tx, gap. Packed, since a burst of 100,000 of them must cost 12 MB and not the 40 MB of tuples; laid out as a C compiler
-does it, since most of them come from the engine as they are (struct roost_row of cext/base/types.h)."""
+tx, gap, ends (struct roost_ends). Packed, since a burst of 100,000 of them must cost 14 MB and not the 50 MB of tuples;
+laid out as a C compiler does it, since most of them come from the engine as they are (struct roost_row of
+cext/base/types.h)."""
 
 NAMED: Final = struct.Struct("=36sQQ")
 """What a name stands for: key, id, since (wall clock, ms). Packed, since the collector of cycles walks no bytes."""
@@ -101,14 +104,18 @@ history_parts = Table(
     Column("first_at", BigInteger, nullable=False, comment="wall clock, ms"),
     Column("last", BigInteger, comment="row of the part; NULL: it is being written"),
     Column("last_at", BigInteger, comment="wall clock, ms"),
+    Column("layout", SmallInteger, nullable=False, server_default="1", comment="which columns it has"),
 )
 
+HISTORY_COLUMNS: Final = {1: 11, 2: 15}
+"""How many columns parts of a layout have: later ones have more behind. Earlier ones are read as they are: they may be
+thousands of tables."""
+HISTORY_LAYOUT: Final = max(HISTORY_COLUMNS)
 
-def history_part(first: int) -> Table:
+
+def history_part(first: int, layout: int = HISTORY_LAYOUT) -> Table:
     """The table of the part of the history that begins with this row."""
-    return Table(
-        f"history_{first}",
-        MetaData(),
+    columns: list[Column[Any]] = [
         Column("seq", _ROW_NUMBER, primary_key=True, autoincrement=False),
         Column("id", BigInteger, nullable=False),
         Column("at", BigInteger, nullable=False, comment="wall clock, ms"),
@@ -120,7 +127,17 @@ def history_part(first: int) -> Table:
         Column("rx_bytes", BigInteger, nullable=False, comment="from the client since its last transition"),
         Column("tx_bytes", BigInteger, nullable=False, comment="to the client since its last transition"),
         Column("gap_ms", BigInteger, nullable=False, comment="since the last payload byte"),
-    )
+        Column("server", String(47), comment="address:port to which an ACTIVE one was linked, or was to be"),
+        Column("error", SmallInteger, comment="errno of the end whose fault the cause tells; NULL: FIN, or no end"),
+        Column("probes", SmallInteger, comment="of a client that was not awake: it did not answer them, in a row"),
+        Column("silence_s", Integer, comment="since the client was heard, where it was not awake or answers no more"),
+    ]
+    return Table(f"history_{first}", MetaData(), *columns[: HISTORY_COLUMNS[layout]])
+
+
+def columns_of_part(part: Table) -> list[ColumnElement[Any]]:
+    """Those of the last layout: what this one lacks is NULL."""
+    return [part.c.get(column.name, null().label(column.name)) for column in history_part(0).columns]
 
 
 runs = Table(

@@ -15,7 +15,7 @@ from control.store.database import upsert
 from control.store.schema import KEYED, Keyed, history_part
 
 STATEMENT_ROWS: Final = 50
-"""Rows in one INSERT: fourteen parameters each at most, and 999 are what any SQLite takes."""
+"""Rows in one INSERT: fifteen parameters each at most, and 999 are what any SQLite takes."""
 HISTORY_COLUMNS: Final = [column.name for column in history_part(0).columns]
 
 

@@ -27,6 +27,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from appliance.wire import NO_ENDS
 from control.core.states import Cause, State
 from control.store import appended, file, policies, sleeping, starting
 from control.store.database import (
@@ -389,7 +390,7 @@ class Store(Reader):
         self._history.begin()
         with self._writing() as connection:
             while page := sleeping.page_before(connection, before, CLOSED_ROWS):
-                said = State.SLEEP, State.CLOSED, Cause.COMMAND, 0, 0, 0
+                said = State.SLEEP, State.CLOSED, Cause.COMMAND, 0, 0, 0, NO_ENDS
                 rows = (HISTORY.pack(row.id, now, row.key, row.service, *said) for row in page)
                 self._write_history(connection, b"".join(rows))
                 closed, before = closed + len(page), page[-1].id

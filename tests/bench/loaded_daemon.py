@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from appliance.engine import Engine
-from appliance.wire import Event, EventType, Record
+from appliance.wire import NO_ENDS, Event, EventType, Record
 from control import config as configuration
 from control.core.states import Cause, State
 from control.daemon.daemon import Daemon
@@ -34,7 +34,7 @@ def made(connections: int) -> bytes:
     for at in range(MADE):
         number = random.randint(1, connections)
         key = KEY.pack(MAPPED + (0x0A000000 + number).to_bytes(4), local, 40_000, 7000)
-        rows.append(HISTORY.pack(number, now, key, 1, *_STEPS[at % 2], 10, 20, 30))
+        rows.append(HISTORY.pack(number, now, key, 1, *_STEPS[at % 2], 10, 20, 30, NO_ENDS))
     return b"".join(rows)
 
 

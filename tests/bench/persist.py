@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from appliance.wire import KA, LOW_BITS, REST, ROW_BITS
+from appliance.wire import KA, LOW_BITS, NO_ENDS, REST, ROW_BITS
 from control.core.states import Cause, State
 from control.daemon.daemon import SWITCH_INTERVAL_S
 from control.store.schema import HISTORY, KEY, MAPPED
@@ -59,7 +59,7 @@ def record(number: int) -> bytes:
 
 
 def transition(number: int, at: int) -> bytes:
-    return HISTORY.pack(number, at, key(number), 1, State.STANDBY, State.IDLE, Cause.QUIET, 10, 20, 30)
+    return HISTORY.pack(number, at, key(number), 1, State.STANDBY, State.IDLE, Cause.QUIET, 10, 20, 30, NO_ENDS)
 
 
 class Bench:

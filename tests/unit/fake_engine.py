@@ -17,6 +17,7 @@ from errno import EBUSY, EEXIST, ENOENT
 from appliance.wire import (
     CANDIDATE,
     KA,
+    NO_ENDS,
     NO_REST,
     REST,
     ROW_BITS,
@@ -62,7 +63,7 @@ def event(kind: EventType, k: Key, identity: int = 0, **fields: int) -> Event:
     )
     values["at_ms"] = time.time_ns() // 1_000_000
     values.update(fields)
-    return Event(type=kind, id=identity, record=record(k, identity), rows=b"", **values)
+    return Event(type=kind, id=identity, record=record(k, identity), rows=b"", ends=NO_ENDS, **values)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.wire import KA, REST, ROW, Command, Event, EventType, Key, Op, Record
+from appliance.wire import ENDS, KA, NO_ENDS, REST, ROW, Command, Event, EventType, Key, Op, Record, pack_address
 from control.core.ports import BATCH, Outcome
 from control.core.states import Cause, State
 from control.dispatch import capacity, recall, turn
@@ -97,6 +97,18 @@ def test_a_quiet_connection_is_taken_down_one_step_at_a_time(still: Rig) -> None
         (Op.STANDBY, 1, Cause.QUIET),
         (Op.IDLE, 2, Cause.QUIET),
     ]
+
+
+def test_what_a_transition_says_of_its_ends_is_written(still: Rig) -> None:
+    gone = event(
+        EventType.TRANSITION, key(1), 1, from_state=State.IDLE, to_state=State.CLOSED, cause=Cause.PROBE_TIMEOUT
+    )
+    ends = ENDS.pack(pack_address("2001:db8::1"), 443, ETIMEDOUT, 4, 4711)
+    still.dispatcher.turn([gone._replace(ends=ends)])
+    assert still.store.flush()
+    (row,) = still.store.recent_history(10)
+    told = ("[2001:db8::1]:443", ETIMEDOUT, 4, 4711)
+    assert tuple(row[name] for name in ("server", "error", "probes", "silence_s")) == told
 
 
 def test_sleep_is_ordered_only_after_the_row_is_committed(still: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +329,9 @@ def test_a_transition_that_the_engine_refused_is_counted_and_named_and_not_writt
 
 def rows(*kinds: tuple[int, State, State, Cause]) -> Event:
     """The engine's event for transitions that no caller waits for, each of a connection number."""
-    packed = [ROW.pack(n, 5, key(n).pack(), 1, source, to, cause, 64, 128, 0) for n, source, to, cause in kinds]
+    packed = [
+        ROW.pack(n, 5, key(n).pack(), 1, source, to, cause, 64, 128, 0, NO_ENDS) for n, source, to, cause in kinds
+    ]
     return event(EventType.ROWS, key(0), count=len(packed))._replace(rows=b"".join(packed))
 
 

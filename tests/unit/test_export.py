@@ -14,15 +14,17 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from errno import ECONNRESET, errorcode
 from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+import sqlalchemy as sa
 from click.testing import CliRunner, Result
 
-from appliance.wire import Key
+from appliance.wire import ENDS, Key, pack_address
 from control.cli.export import command
 from control.core.states import Cause, State
 from control.export import files
@@ -87,6 +89,8 @@ def expected(store: Store, limit: int = 100_000) -> list[dict[str, Any]]:
             "address": address.strip("[]"), "port": int(port), "service": {1: "web", 2: "line"}.get(one["service"]),
             "from": State(one["from"]).name, "to": State(one["to"]).name, "cause": Cause(one["cause"]).label,
             "rx_bytes": one["rx_bytes"], "tx_bytes": one["tx_bytes"], "gap_ms": one["gap_ms"],
+            "server": one["server"], "error": one["error"] and errorcode[one["error"]], "probes": one["probes"],
+            "silence_s": one["silence_s"],
         })  # fmt: skip
     return rows
 
@@ -94,13 +98,17 @@ def expected(store: Store, limit: int = 100_000) -> list[dict[str, Any]]:
 def test_what_is_exported_is_what_the_history_has(store: Store, database: Database, tmp_path: Path) -> None:
     add(store, 1, 150)
     six = Key.of("2001:db8::7", 443, "2001:db8::1", 7000).pack()
-    fields = (2**52, BEGIN_MS, six, 2, State.NONE, State.ACTIVE, Cause.CLIENT_CONNECT, 2**40, 2**41, 2**42)
+    ends = ENDS.pack(pack_address("2001:db8::2"), 443, ECONNRESET, 15, 2**20)
+    fields = (2**52, BEGIN_MS, six, 2, State.NONE, State.ACTIVE, Cause.CLIENT_CONNECT, 2**40, 2**41, 2**42, ends)
     store.add([HISTORY.pack(*fields), HISTORY.pack(7, BEGIN_MS, six, 9, *fields[4:])])
     assert written(store)
     outcome = Export(tmp_path / "out").add(database.url, None, None, quiet)["history"]
     assert (outcome.rows, outcome.missed, outcome.last) == (152, 0, 152)
     assert exported(tmp_path / "out") == expected(store)
-    assert exported(tmp_path / "out")[-1]["service"] is None, "of a service that nobody knows"
+    last = exported(tmp_path / "out")[-1]
+    assert last["service"] is None, "of a service that nobody knows"
+    told = ("[2001:db8::2]:443", "ECONNRESET", 15, 2**20)
+    assert tuple(last[name] for name in ("server", "error", "probes", "silence_s")) == told
     hours = {path.parent.name for path in (tmp_path / "out" / "history").glob("date=*/hour=*/*.parquet")}
     begins = {datetime.fromtimestamp(one["at"] / 1000, UTC).hour for one in store.recent_history(1000)}
     assert hours == {f"hour={hour:02}" for hour in begins}
@@ -245,7 +253,7 @@ def test_a_part_that_is_removed_meanwhile_is_left_out(
     add(store, 1, 130)
     find = export_rows.parts_after
 
-    def slowly(connection: Any, after: int) -> list[int]:
+    def slowly(connection: Any, after: int) -> list[sa.Table]:
         found = find(connection, after)
         if after == 1 and database.execute("SELECT count(*) FROM history_parts WHERE first = 41") == [(1,)]:
             with store._writing() as writer:
@@ -291,8 +299,8 @@ def test_directories_that_are_something_else_are_refused_and_left_as_they_are(
 
     index = tmp_path / "out" / "_export.json"
     good = index.read_text()
-    index.write_text(good.replace('"version": 1', '"version": 99'))
-    refused("has version 99 of the columns, this roost writes 1")
+    index.write_text(good.replace('"version": 2', '"version": 99'))
+    refused("has version 99 of the columns, this roost writes 2")
     index.write_text("[" * 100_000)
     refused("is not as an export writes it")
     index.write_text(good)

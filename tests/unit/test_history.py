@@ -7,6 +7,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from errno import ECONNRESET
 from typing import Any
 
 import pytest
@@ -14,10 +15,13 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.wire import ENDS, NO_ENDS, pack_address
 from control.core.states import Cause, State
+from control.export.rows import SOURCES, chunks_after
 from control.store import history as module
 from control.store import statements
 from control.store import store as store_module
+from control.store.database import parse_url
 from control.store.history import History
 from control.store.history_rows import history_values
 from control.store.schema import HISTORY
@@ -107,6 +111,43 @@ def test_the_next_run_goes_on_with_a_part_that_has_few_rows_and_ends_one_that_ha
     assert parts(database) == [1, 31, 61]
     assert len(store.history_of(7)) == 4
     assert len(store.recent_history(100)) == 60
+
+
+def with_ends(n: int) -> bytes:
+    ends = ENDS.pack(pack_address("192.0.2.1"), 80, ECONNRESET, 3, 4711)
+    return HISTORY.pack(n, 1000 + n, key(n).pack(), 1, State.ACTIVE, State.CLOSED, Cause.SERVER_CLOSE, 1, 2, 3, ends)
+
+
+def test_parts_of_an_earlier_layout_stay_as_they_are_and_are_read_beside_new_ones(
+    make: Callable[..., Store], database: Database
+) -> None:
+    store = make()
+    store.add([row(n, n) for n in range(1, 8)])
+    assert written(store)
+    store.close()
+    database.execute("DROP VIEW history")
+    for column in ("server", "error", "probes", "silence_s"):
+        database.execute(f"ALTER TABLE history_1 DROP COLUMN {column}")
+    database.execute("UPDATE history_parts SET layout = 1")
+    store = make()
+    store.add([with_ends(7)])
+    assert written(store)
+    assert parts(database) == [1, 8]
+    told = ("192.0.2.1:80", ECONNRESET, 3, 4711)
+    ends = [tuple(r[name] for name in ("server", "error", "probes", "silence_s")) for r in store.history_of(7)]
+    assert ends == [(None, None, None, None), told]
+    assert [r["seq"] for r in store.recent_history(100)] == list(range(1, 9))
+    columns = "seq, server, error, probes, silence_s"
+    assert database.execute(f"SELECT {columns} FROM history WHERE seq >= 7 ORDER BY seq") == [
+        (7, None, None, None, None),
+        (8, *told),
+    ]
+    reader = sa.create_engine(parse_url(database.url))
+    with reader.connect() as connection:
+        (source,) = (one for one in SOURCES if one.name == "history")
+        rows = [tuple(one) for _, batches in chunks_after(connection, source, 1) for batch in batches for one in batch]
+    reader.dispose()
+    assert (len(rows), rows[6][-4:], rows[7][-4:]) == (8, (None,) * 4, told)
 
 
 def test_a_transaction_that_fails_while_a_part_ends_leaves_each_row_once(
@@ -291,7 +332,7 @@ def test_a_row_takes_as_many_bytes_as_keep_bytes_counts(sqlite: Sqlite, monkeypa
     for _ in range(10):
         store.add([
             HISTORY.pack(luck.randrange(1, 10_000_000), now, key(n % 65536, 40000).pack(), 1, State.STANDBY, State.IDLE,
-                         Cause.QUIET, luck.randrange(5000), luck.randrange(5000), luck.randrange(600_000))
+                         Cause.QUIET, luck.randrange(5000), luck.randrange(5000), luck.randrange(600_000), NO_ENDS)
             for n in range(2000)
         ])  # fmt: skip
         assert written(store)

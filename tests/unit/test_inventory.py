@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from appliance.wire import Event, Key, Sought
+from appliance.wire import NO_ENDS, Event, Key, Sought
 from control.core.states import Cause, State
 from control.daemon import inventory
 from control.daemon.end import End
@@ -239,7 +239,7 @@ def test_the_tables_of_other_pins_are_others(tmp_path: Path) -> None:
 
 def test_a_reboot_does_not_close_those_that_slept_through_it(still: Rig) -> None:
     put_row(still, 1)
-    slept = HISTORY.pack(1, 5, key(1).pack(), 1, State.IDLE, State.SLEEP, Cause.QUIET, 0, 0, 0)
+    slept = HISTORY.pack(1, 5, key(1).pack(), 1, State.IDLE, State.SLEEP, Cause.QUIET, 0, 0, 0, NO_ENDS)
     still.store.add([slept])
     until(lambda: still.store.status.written_history == 1)
     first, last = still.store.begin_run()
@@ -258,7 +258,7 @@ def test_a_client_that_came_back_after_the_reboot_closes_its_old_connection(rig:
 
 def test_what_a_killed_predecessor_could_not_write_is_added(still: Rig) -> None:
     def wrote(number: int, source: State, target: State) -> bytes:
-        return HISTORY.pack(number, 5, key(number).pack(), 1, source, target, Cause.CLIENT_CONNECT, 0, 0, 0)
+        return HISTORY.pack(number, 5, key(number).pack(), 1, source, target, Cause.CLIENT_CONNECT, 0, 0, 0, NO_ENDS)
 
     words = [(1, State.ACTIVE), (2, State.STANDBY), (3, State.STANDBY), (4, State.IDLE), (5, State.CLOSED)]
     still.store.add([wrote(number, State.NONE, State.ACTIVE) for number, _ in words])

@@ -16,7 +16,7 @@ SIZE = HISTORY.size
 
 def row(number: int, place: int) -> bytes:
     # A time that has the number in it, at no place of a row's beginning.
-    return HISTORY.pack(number, place, bytes(36), 1, 2, 3, 4, number, number << 8, number)
+    return HISTORY.pack(number, place, bytes(36), 1, 2, 3, 4, number, number << 8, number, bytes(24))
 
 
 def rows_of(pieces: Pieces) -> list[bytes]:

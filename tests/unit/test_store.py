@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.wire import KA, LOW_BITS, ROW_BITS, Key
+from appliance.wire import KA, LOW_BITS, NO_ENDS, ROW_BITS, Key
 from control.core.states import Cause, State
 from control.store import file, reading, schema, sleeping
 from control.store import store as module
@@ -73,7 +73,7 @@ def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
 
 def row(number: int, identity: int, source: State = State.STANDBY, target: State = State.IDLE, at: int = 0) -> bytes:
     at = at or time.time_ns() // 1_000_000
-    return HISTORY.pack(identity, at, key(number).pack(), 1, source, target, Cause.QUIET, 10, 20, 30)
+    return HISTORY.pack(identity, at, key(number).pack(), 1, source, target, Cause.QUIET, 10, 20, 30, NO_ENDS)
 
 
 def sleeper(number: int, identity: int, by_key: bool = False) -> tuple[bytes, bytes]:

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from appliance.engine import ffi
-from appliance.wire import KA, REST, Key, Record
+from appliance.wire import KA, NO_ENDS, REST, Ends, Key, Record, pack_address
 from control.store.migrations.versions.r0001_schema_5 import from_schema_4
 from control.store.records import pack, unpack
 from control.store.schema import HISTORY
@@ -78,5 +78,10 @@ def test_a_row_of_the_engines_is_a_row_of_the_stores() -> None:
     counted = {"rx_bytes": 2**42, "tx_bytes": 2**43, "gap_ms": 2**44}
     row = ffi.new("struct roost_row *", numbers | counted)
     ffi.memmove(ffi.addressof(row, "key"), KEY, len(KEY))
+    row.ends.server = list(pack_address("192.0.2.7"))
+    row.ends.server_port, row.ends.error, row.ends.probes, row.ends.silence_s = 8080, 104, 15, 2**20
     packed = bytes(ffi.buffer(row))
-    assert HISTORY.unpack(packed) == (2**40, 2**41, KEY, 7, 1, 2, 3, 2**42, 2**43, 2**44)
+    *fields, ends = HISTORY.unpack(packed)
+    assert fields == [2**40, 2**41, KEY, 7, 1, 2, 3, 2**42, 2**43, 2**44]
+    assert Ends.unpack(ends) == ("192.0.2.7:8080", 104, 15, 2**20)
+    assert Ends.unpack(NO_ENDS) == (None, None, None, None)
