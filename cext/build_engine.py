@@ -33,7 +33,7 @@ OPTIMISE: Final = ["-O2", "-flto=auto"]
 
 BUILD: Final[dict[str, Any]] = {
     "include_dirs": [str(ROOT), str(GENERATED)],
-    "libraries": ["bpf", "elf", "z"],
+    "libraries": ["bpf", "elf", "z", "m"],
     "extra_compile_args": [*OPTIMISE, "-g", "-std=gnu11", *WARNINGS, "-pthread"],
     "extra_link_args": [*OPTIMISE, "-pthread"],
     "depends": sorted(

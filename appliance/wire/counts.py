@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 
@@ -21,7 +22,10 @@ class Tally(NamedTuple):
     tx_bytes: int
 
 
-SILENCES_S: Final = (0, *(1 << n for n in range(4, 19)))
+_ANSWERS_S: Final = (*range(0, 16, 2), *((8 + m) << n for n in range(1, 15) for m in range(8)), 1 << 18)
+SILENCES_S: Final = MappingProxyType(
+    {"spoke": (0, *(1 << n for n in range(4, 19))), "answered": _ANSWERS_S, "lost": _ANSWERS_S}
+)
 """From how many seconds on a silence is counted in each place, up to the next (ebpf/shared/silence.h)."""
 
 

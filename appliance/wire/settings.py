@@ -110,6 +110,7 @@ class ServiceSpec:
     sleep_quiet_ms: int = 0
     connect_timeout_ms: int = 10000
     probe_interval_s: int = 0
+    most_probe_s: int = 0
     probe_retry_s: int = PROBE_RETRY_S
     probe_count: int = PROBE_COUNT
     awake_probe_s: int = 0

@@ -308,8 +308,8 @@ struct roost_silence_counts {
     uint16_t class;
     uint16_t service; /* whose it is */
     uint32_t spoke[16];
-    uint32_t answered[16];
-    uint32_t lost[16];
+    uint32_t answered[121];
+    uint32_t lost[121];
 };
 
 /* A transition that is of interest to the history alone, as the store keeps it (HISTORY of control/store/schema.py). */

@@ -128,7 +128,7 @@ static inline bool roost_is_pair(const struct roost_ka *slot) {
 void roost_tally(struct roost_engine *e, uint32_t class, uint8_t from, uint8_t to, uint8_t cause, uint64_t rx,
                  uint64_t tx);
 void roost_tallies_free(struct roost_engine *e);
-/* A client of this class, not awake, has said something after so many seconds, or is given up. */
+/* A client of this class, not awake, has said something after so many seconds, or does not answer the probe that came then. */
 void roost_tally_silence(struct roost_engine *e, uint32_t class, uint32_t silence_s, bool lost);
 
 /* notes.c: sockets that XDP must know of. When the engine starts; in each turn; before one is made. */

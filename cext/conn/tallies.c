@@ -75,17 +75,21 @@ void roost_tally_silence(struct roost_engine *e, uint32_t class, uint32_t silenc
     const uint32_t place = roost_silence_place(class);
     if (!e->silences || place >= ROOST_SILENCE_PLACES)
         return;
-    struct roost_silences *of = &e->silences[place];
-    (lost ? of->answered : of->spoke)[roost_silence_index(silence_s)]++;
+    if (lost)
+        e->silences[place].answered[roost_answer_index(silence_s)]++;
+    else
+        e->silences[place].spoke[roost_silence_index(silence_s)]++;
 }
 
 /* Adds what the engine and XDP know of one class to what is told of its base. */
 static void add_silences(struct roost_silence_counts *to, const struct roost_silences *engines,
                          const struct roost_silences *xdps) {
-    _Static_assert(sizeof(to->lost) == sizeof(engines->spoke), "types.h has as many places");
+    _Static_assert(sizeof(to->spoke) == sizeof(engines->spoke) && sizeof(to->lost) == sizeof(engines->answered),
+                   "types.h has as many places");
     _Static_assert((int)ROOST_SILENCE_COUNTS == ROOST_SILENCE_PLACES, "one for each at most");
-    for (int i = 0; i < ROOST_SILENCES; i++) {
+    for (int i = 0; i < ROOST_SILENCES; i++)
         to->spoke[i] += engines->spoke[i] + xdps->spoke[i];
+    for (int i = 0; i < ROOST_ANSWERS; i++) {
         to->answered[i] += xdps->answered[i];
         to->lost[i] += engines->answered[i];
     }

@@ -15,6 +15,7 @@
  * engine less than half. When rules change, it also gives slots and connections their classes.
  */
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -122,6 +123,14 @@ uint32_t roost_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_
                                     : interval_s + step(interval_s - after_s, eighth_s);
 }
 
+uint32_t roost_probe_interval_s(const struct roost_class *class, uint32_t lot, uint32_t heard_s) {
+    const double least_s = class->probe_interval_s, most_s = class->most_probe_s;
+    if (most_s <= least_s || least_s <= 0)
+        return class->probe_interval_s;
+    const uint64_t random = roost_hash_of_number((uint64_t)lot << 32 | heard_s);
+    return (uint32_t)(least_s * pow(most_s / least_s, (double)random / (double)UINT64_MAX));
+}
+
 /* The same, of a client of the bucket that is walked: most were heard at the same time, when they answered the probe before. */
 static uint32_t first_probe_s(struct walk *w, uint32_t heard_s, uint32_t interval_s) {
     if (w->last.heard_s != heard_s || w->last.interval_s != interval_s) {
@@ -157,8 +166,9 @@ static uint32_t probe(struct walk *w, struct roost_ka *slot, bool v4) {
     struct roost_engine *e = w->e;
     uint32_t heard = __atomic_load_n(&slot->heard, __ATOMIC_RELAXED), sent = ROOST_HEARD_PROBES(heard);
     const struct roost_class *class = roost_class_of(e, slot->class);
-    uint32_t quiet_s = roost_silence_s(heard, w->now_s), interval_s = class->probe_interval_s;
-    uint32_t since_s = w->now_s - quiet_s, due_s = first_probe_s(w, since_s, interval_s);
+    uint32_t quiet_s = roost_silence_s(heard, w->now_s), since_s = w->now_s - quiet_s;
+    uint32_t interval_s = roost_probe_interval_s(class, slot->rcv_nxt, since_s);
+    uint32_t due_s = first_probe_s(w, since_s, interval_s);
     if (quiet_s < due_s)
         return due_s - quiet_s;
     uint32_t retry_s = class->probe_retry_s;
@@ -170,8 +180,8 @@ static uint32_t probe(struct walk *w, struct roost_ka *slot, bool v4) {
     if (sent >= class->probe_count) {
         struct roost_key key;
         e->stat[ROOST_E_PROBE_DEAD]++;
-        if (!(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER))
-            roost_tally_silence(e, slot->class, quiet_s, true);
+        if (!(ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER)) /* as long as before its first probe, which none has answered */
+            roost_tally_silence(e, slot->class, quiet_s - sent * retry_s, true);
         roost_table_key(&e->table, slot, v4, &key);
         dead(e, &key, slot);
         return 1;

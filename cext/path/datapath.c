@@ -485,14 +485,16 @@ void roost_datapath_counters(const struct roost_datapath *d, uint64_t *values) {
 
 void roost_datapath_silences(const struct roost_datapath *d, uint32_t place, struct roost_silences *sum) {
     int cpus = libbpf_num_possible_cpus();
+    _Static_assert(sizeof(*sum) % 8 == 0, "of each processor it gets a multiple of 8 bytes");
     struct roost_silences *each = calloc((size_t)(cpus > 0 ? cpus : 1), sizeof(*each));
     bool found = each && !bpf_map_lookup_elem(d->map_fd[ROOST_MAP_silences], &place, each);
     memset(sum, 0, sizeof(*sum));
-    for (int c = 0; c < cpus && found; c++)
-        for (int i = 0; i < ROOST_SILENCES; i++) {
+    for (int c = 0; c < cpus && found; c++) {
+        for (int i = 0; i < ROOST_SILENCES; i++)
             sum->spoke[i] += each[c].spoke[i];
+        for (int i = 0; i < ROOST_ANSWERS; i++)
             sum->answered[i] += each[c].answered[i];
-        }
+    }
     free(each);
 }
 

@@ -25,8 +25,10 @@ struct roost_class roost_class_derive(const struct roost_class *base, const stru
     for (int i = 0; i < 3; i++)
         if (own->given & 1 << i)
             class.quiet_ms[i] = own->quiet_ms[i];
-    if (own->given & ROOST_GIVEN_PROBE)
+    if (own->given & ROOST_GIVEN_PROBE) {
         class.probe_interval_s = (uint16_t)(own->probe_interval_s < 0xffff ? own->probe_interval_s : 0xffff);
+        class.most_probe_s = 0;
+    }
     class.always_active |= own->always_active;
     if (class.always_active)
         class.quiet_ms[0] = class.quiet_ms[1] = 0;

@@ -239,7 +239,7 @@ class View:
         record = located.event.record
         rest, slept_at = record.rest, 0
         if located.state in INACTIVE and len(record.ka) == KA.size and not located.event.candidate:
-            ka = KA.unpack(record.ka)
+            ka, policy = KA.unpack(record.ka), self._engine.find_class(record.key_raw)
             shown["keep_alive"] = {
                 "snd_nxt": ka[1],
                 "rcv_nxt": ka[2],
@@ -247,7 +247,8 @@ class View:
                 "ts_recent": ka[4],
                 "heard_s_ago": record.silence_s,
                 "window": ka[6],
-                "probe_interval_s": self._engine.find_class(record.key_raw)["probe_interval_s"],
+                "probe_interval_s": policy["probe_interval_s"],
+                **({"most_probe_interval_s": most} if (most := policy["most_probe_s"]) else {}),
                 "probes_unanswered": record.probes_unanswered,
             }
         if located.state is State.SLEEP and not self._store.status.error:

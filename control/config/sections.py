@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -171,6 +171,12 @@ class Policy(Section):
         "with 10,000,000 asleep 154 probes a second, at 0.8 µs each. With "
         '`sleep_keepalive = "none"` the default is `never`',
     )
+    most_probe_interval: Annotated[WholeSeconds, ToEngine("most_probe_s")] = Field(
+        0.0,
+        description="an experiment: each silence is probed after a time of its own between `probe_interval` and this, "
+        "at random, so that it can be learned for how long the networks between let a connection be silent; only with "
+        "a `probe_interval` beside it. `never`: no experiment",
+    )
     awake_probe_interval: Annotated[WholeSeconds, ToEngine("awake_probe_s")] = Field(
         120.0,
         description="probe the client and the server of a connection that is awake, each when it was not heard for "
@@ -225,6 +231,15 @@ class Policy(Section):
         if value == 0:
             raise ValueError('must not be 0 or "never"')
         return value
+
+    @model_validator(mode="after")
+    def _bounds_of_an_experiment(self) -> Self:
+        most, least = self.most_probe_interval, self.probe_interval
+        if most and "probe_interval" not in self.model_fields_set:
+            raise ValueError("`most_probe_interval` needs a `probe_interval` beside it, the least")
+        if most and not 0 < least < most:
+            raise ValueError("`most_probe_interval` must be longer than `probe_interval`, which must not be never")
+        return self
 
 
 class Attach(Section):

@@ -271,6 +271,8 @@ class Service(Policy):
     def policy(self, defaults: Policy) -> Policy:
         """The policy in force for this service: its own keys over the defaults."""
         own = self.model_dump(include=set(Policy.model_fields), exclude_unset=True)
+        if "probe_interval" in own:  # in place of both bounds of an experiment
+            own.setdefault("most_probe_interval", 0.0)
         if self.interface == "persistent":  # the session ended with the server's connection
             own.setdefault("on_server_close", "close")
         policy = defaults.model_copy(update=own)

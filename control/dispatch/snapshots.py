@@ -105,13 +105,14 @@ def _of_tally(tally: Tally) -> dict[str, int]:
 
 
 def _of_silences(now: Silences, before: Silences | None) -> dict[str, int]:
-    """What has come since then: `spoke after 64`: how many had been silent for so many seconds at least, and less than
-    twice that."""
-    zeros = (0,) * len(SILENCES_S)
+    """What has come since then: `spoke after 64`: how many had been silent for so many seconds at least, and for less
+    than the next ones."""
     return {
         f"{how} after {seconds}": new
-        for how in ("spoke", "answered", "lost")
-        for seconds, count, earlier in zip(SILENCES_S, getattr(now, how), getattr(before, how, zeros), strict=True)
+        for how, places in SILENCES_S.items()
+        for seconds, count, earlier in zip(
+            places, getattr(now, how), getattr(before, how, (0,) * len(places)), strict=True
+        )
         if (new := (count - earlier) % 2**32)
     }
 

@@ -130,7 +130,8 @@ def _changed(service: Service, given: Given, config: Config) -> tuple[Service, G
         names = {given[name][1]: None for name in ("sleep_keepalive", "probe_interval") if name in given}
         told = " and ".join(f'"{name}"' for name in names)
         found = found or Problem(tuple(names), f'rule {told}, service "{service.name}": sleep_keepalive = "none" {why}')
-        given = {name: one for name, one in given.items() if name != key}
+        dropped = {key, "most_probe_interval"} if key == "probe_interval" else {key}
+        given = {name: one for name, one in given.items() if name not in dropped}
     return changed, given, found
 
 
@@ -154,6 +155,8 @@ def explain(rules: RuleSet, service: Service, config: Config, address: bytes, ow
     always: dict[str, Any] = {"active_quiet": 0.0, "standby_quiet": 0.0} if own.in_band.get("always_active") else {}
     mine = {key: InForce(key, value, "in band") for key, value in (_by_key(own.in_band) | always).items()}
     mine |= {key: InForce(key, value, "by command") for key, value in _by_key(own.by_command).items()}
+    if alone := mine.get("probe_interval"):  # in place of both bounds of an experiment
+        mine["most_probe_interval"] = InForce("most_probe_interval", 0.0, alone.source)
     return [
         mine[key] if key in mine else _in_force(key, getattr(policy, key), service, given, config) for key in VALUES
     ]

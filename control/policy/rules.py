@@ -81,13 +81,17 @@ class Rule(Policy):
     @property
     def values(self) -> dict[str, Any]:
         """What it gives, by the key of [policy]."""
-        return {key: getattr(self, key) for key in VALUES if key in self.model_fields_set}
+        given = set(self.model_fields_set)
+        if "probe_interval" in given:  # in place of both bounds of an experiment
+            given.add("most_probe_interval")
+        return {key: getattr(self, key) for key in VALUES if key in given}
 
     @property
     def content(self) -> dict[str, Any]:
         """What `read_rule` makes the same rule of."""
         conditions = {"network": self.network, "service": self.service, "order": self.order or None}
-        return {"name": self.name, **{key: one for key, one in conditions.items() if one is not None}, **self.values}
+        said = {key: one for key, one in self.values.items() if key in self.model_fields_set}
+        return {"name": self.name, **{key: one for key, one in conditions.items() if one is not None}, **said}
 
 
 def read_rule(data: Mapping[str, Any]) -> Rule:

@@ -63,9 +63,9 @@ struct roost_class {        /* 64 bytes */
     struct roost_overrides own; /* of an interned class; a service's has zeros */
     __u16
         attach_silence_s; /* a client that was not heard for so long answers a probe before a server has it; 0 = it need not */
-    __u16 write_timeout_s; /* an end that takes nothing of what waits for it for so long is reset; 0 = never */
-    __u16 base;            /* of what was set in band: in place of which class; 0: the service's default */
-    __u16 unused;
+    __u16 write_timeout_s;  /* an end that takes nothing of what waits for it for so long is reset; 0 = never */
+    __u16 base;             /* of what was set in band: in place of which class; 0: the service's default */
+    __u16 most_probe_s;     /* above probe_interval_s: each silence is probed after a time between the two, at random */
     __u32 second_server_ms; /* how long it waits at most, to be linked or to take over; then it is refused */
 };
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 OR GPL-2.0-only */
-/* For how long clients were silent before they were heard again: counted by policy class and logarithm of the seconds. */
+/*
+ * For how long clients were silent before they were heard again: counted by policy class and logarithm of the seconds. What a probe
+ * finds tells which silences the networks between bear: an eighth of an octave is as fine as a time-out is to be known.
+ */
 #ifndef ROOST_SILENCE_H
 #define ROOST_SILENCE_H
 
@@ -8,6 +11,9 @@
 
 #define ROOST_SILENCES                                                                                                 \
     16 /* 0: less than 16 s; n: 2^(n+3) s and more, but less than the next; the last: 2^18 s and more */
+
+#define ROOST_ANSWERS                                                                                                  \
+    121 /* 0 to 7: 2 s each; 8 n + m: (8 + m) 2^n s and more, but less than the next; the last: 2^18 s and more */
 
 /* There is a place for so many of the services, and for as many of what rules and connections have in place of their defaults: the
  * first ones. Of others nothing is counted. */
@@ -25,8 +31,9 @@ static inline __u32 roost_silence_class(__u32 place) {
 
 /* Of a class, on one processor; the numbers wrap. */
 struct roost_silences {
-    __u32 spoke[ROOST_SILENCES];    /* the client said something by itself */
-    __u32 answered[ROOST_SILENCES]; /* it answered a probe of ours */
+    __u32 spoke[ROOST_SILENCES];   /* the client said something by itself */
+    __u32 answered[ROOST_ANSWERS]; /* it answered a probe of ours */
+    __u32 unused;                  /* what a reader gets of each processor is a multiple of 8 bytes long */
 };
 
 /* Seconds since a client was heard (roost_ka.heard). Past ROOST_SILENCE_MAX_S it is not known any more how long: the engine
@@ -36,10 +43,9 @@ static inline __u32 roost_silence_s(__u32 heard, __u32 now_s) {
     return silence_s < ROOST_HEARD_WRAP_S - ROOST_HEARD_AHEAD_S ? silence_s : 0;
 }
 
-/* The bits of what is left of the last four, counted with all below the highest: without a branch, of which the verifier would
- * follow both ways for each packet. */
-static inline __u32 roost_silence_index(__u32 silence_s) {
-    __u32 n = silence_s >> 4;
+/* How many bits a number has: all below the highest are set and counted, without a branch, of which the verifier would follow both
+ * ways for each packet. */
+static inline __u32 roost_bits(__u32 n) {
     n |= n >> 1;
     n |= n >> 2;
     n |= n >> 4;
@@ -47,8 +53,18 @@ static inline __u32 roost_silence_index(__u32 silence_s) {
     n -= (n >> 1) & 0x55555555u;
     n = (n & 0x33333333u) + ((n >> 2) & 0x33333333u);
     n = (n + (n >> 4)) & 0x0f0f0f0fu;
-    n = (n * 0x01010101u) >> 24;
+    return (n * 0x01010101u) >> 24;
+}
+
+static inline __u32 roost_silence_index(__u32 silence_s) {
+    __u32 n = roost_bits(silence_s >> 4);
     return n < ROOST_SILENCES ? n : ROOST_SILENCES - 1;
+}
+
+static inline __u32 roost_answer_index(__u32 silence_s) {
+    __u32 octave = roost_bits(silence_s >> 4); /* 0: less than 16 s, in steps as wide as those of the next one */
+    __u32 n = 8 * octave + ((silence_s >> (octave + ((octave - 1) >> 31))) & 7);
+    return n < ROOST_ANSWERS ? n : ROOST_ANSWERS - 1;
 }
 
 #endif

@@ -15,10 +15,13 @@ ROOST_XDP_MAPS(ROOST_DEFINE_MAP)
 static __always_inline void count_silence(__u32 class, __u32 before, __u64 now_ms, int answered) {
     __u32 place = roost_silence_place(class); /* none: past the end */
     struct roost_silences *of = bpf_map_lookup_elem(&silences, &place);
-    __u32 index = roost_silence_index(roost_silence_s(before, now_ms / 1000));
+    __u32 silence_s = roost_silence_s(before, now_ms / 1000);
+    __u32 index = answered ? roost_answer_index(silence_s) : roost_silence_index(silence_s);
     asm volatile("" : "+r"(index)); /* or clang forgets that it is bounded */
-    if (of && index < ROOST_SILENCES)
-        *(answered ? &of->answered[index] : &of->spoke[index]) += 1;
+    if (of && answered && index < ROOST_ANSWERS)
+        of->answered[index]++;
+    else if (of && index < ROOST_SILENCES)
+        of->spoke[index]++;
 }
 
 #endif

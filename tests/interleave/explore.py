@@ -90,7 +90,7 @@ def build(
         objects.append(target)
     executable = out / "model"
     options = ["-no-pie", "-Wl,--gc-sections", *(f"-Wl,--wrap={name}" for name in _WRAPPED)]
-    subprocess.run(["clang", *objects, *options, "-o", str(executable)], check=True)
+    subprocess.run(["clang", *objects, *options, "-lm", "-o", str(executable)], check=True)
     return executable
 
 

@@ -210,7 +210,7 @@ class FakeEngine:
         return self.own
 
     def find_class(self, key: bytes) -> dict[str, int]:
-        return {"probe_interval_s": 0, "second_server": 0, "second_server_ms": 0, **self.policy}
+        return {"probe_interval_s": 0, "most_probe_s": 0, "second_server": 0, "second_server_ms": 0, **self.policy}
 
     def find_obstacles(self, key: bytes) -> Obstacles | None:
         c = self.connections.get(Key.unpack(key))

@@ -253,7 +253,7 @@ def test_every_number_of_the_engine_can_be_configured() -> None:
 
 def test_every_interval_reaches_the_engine_in_its_unit() -> None:
     keys = ["active_quiet", "standby_quiet", "idle_quiet", "connect_timeout", "second_server_wait"]
-    seconds = ["probe_interval", "probe_retry"]
+    seconds = ["probe_interval", "probe_retry", "most_probe_interval"]
     in_band = '[service.in_band]\nclients = ["quiet"]\nleast_quiet = 1.25\nleast_probe_interval = 9\nstay = true\n'
     text = "\n".join([*(f"{key} = {n}.5" for n, key in enumerate(keys, 1)),
                       *(f"{key} = {n}" for n, key in enumerate(seconds, 1)), "probe_count = 7"])  # fmt: skip
@@ -261,8 +261,20 @@ def test_every_interval_reaches_the_engine_in_its_unit() -> None:
     spec = service_spec(config.service[0], 1, config)
     assert (spec.standby_quiet_ms, spec.idle_quiet_ms, spec.sleep_quiet_ms) == (1500, 2500, 3500)
     assert (spec.connect_timeout_ms, spec.second_server_ms) == (4500, 5500)
-    assert (spec.probe_interval_s, spec.probe_retry_s, spec.probe_count) == (1, 2, 7)
+    assert (spec.probe_interval_s, spec.probe_retry_s, spec.probe_count, spec.most_probe_s) == (1, 2, 7, 3)
     assert (spec.least_quiet_ms, spec.least_probe_s, spec.in_band_stay, spec.in_band_forward) == (1250, 9, 1, 0)
+
+
+def test_a_service_with_a_probe_interval_of_its_own_takes_no_part_in_an_experiment_of_all() -> None:
+    text = '[policy]\nprobe_interval = "10m"\nmost_probe_interval = "1h"\n' + SERVICE
+    bounds = []
+    for own in ("", "probe_interval = 300\n", "probe_interval = 300\nmost_probe_interval = 600\n"):
+        config = parse(text + own)
+        spec = service_spec(config.service[0], 1, config)
+        bounds.append((spec.probe_interval_s, spec.most_probe_s))
+    assert bounds == [(600, 3600), (300, 0), (300, 600)]
+    with pytest.raises(ConfigError, match="needs a `probe_interval` beside it"):
+        parse(text + "most_probe_interval = 600\n")
 
 
 def test_the_tables_of_the_documentation_are_those_of_the_code() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from appliance.wire import Key
+from appliance.wire import SILENCES_S, Key
 from appliance.wire.record import HEARD_SHIFT
 from tests.inner import ffi, lib
 from tests.unit.records import Ka, c_key
@@ -52,6 +53,44 @@ def test_clients_that_came_in_the_same_second_are_probed_all_through_the_interva
 
 def test_an_interval_of_a_few_seconds_is_kept_exactly() -> None:
     assert [first_probe_s(3, 1001, interval_s) for interval_s in range(1, 8)] == list(range(1, 8))
+
+
+def interval_s(least_s: int, most_s: int, lot: int, heard_s: int) -> int:
+    return int(lib.roost_testing_probe_interval_s(least_s, most_s, lot, heard_s))
+
+
+@settings(max_examples=500, deadline=None)
+@given(intervals, intervals, st.integers(0, 2**32 - 1), whens)
+def test_the_interval_of_a_silence_lies_between_its_bounds_and_stays_the_same(
+    least_s: int, most_s: int, lot: int, heard_s: int
+) -> None:
+    found = interval_s(least_s, most_s, lot, heard_s)
+    assert least_s <= found <= max(least_s, most_s)
+    assert found == interval_s(least_s, most_s, lot, heard_s)
+
+
+def test_there_is_no_experiment_without_two_bounds() -> None:
+    assert {interval_s(600, most_s, 7, heard_s) for most_s in (0, 1, 600) for heard_s in range(100)} == {600}
+    assert {interval_s(0, 600, 7, heard_s) for heard_s in range(100)} == {0}
+
+
+def test_the_silences_of_an_experiment_lie_evenly_over_its_octaves() -> None:
+    """Of one client as of many: a bound of 0.02 is more than five standard deviations of a share of 20,000."""
+    of_one = [interval_s(300, 4800, 4711, heard_s) for heard_s in range(20_000)]
+    of_many = [interval_s(300, 4800, lot, 1000) for lot in range(20_000)]
+    for found in (of_one, of_many):
+        for octave in range(4):
+            share = sum(300 << octave <= one < 600 << octave for one in found) / len(found)
+            assert abs(share - 0.25) < 0.02
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.one_of(st.integers(0, 2**20 - 1), st.sampled_from(SILENCES_S["answered"])))
+def test_a_silence_is_counted_in_its_place(silence_s: int) -> None:
+    index = ffi.new("uint32_t[2]")
+    lib.roost_testing_silence_indexes(silence_s, index)
+    assert index[0] == bisect_right(SILENCES_S["spoke"], silence_s) - 1
+    assert index[1] == bisect_right(SILENCES_S["answered"], silence_s) - 1
 
 
 @pytest.mark.parametrize(

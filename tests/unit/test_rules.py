@@ -79,7 +79,7 @@ def problems(*rules: Rule, config: Config = CONFIGURED) -> str:
 def test_a_rule_gives_what_belongs_to_a_connection_and_the_rest_of_policy_is_the_services() -> None:
     """VALUES and OF_THE_SERVICE are all of [policy]: a key that comes to it must be put on one side."""
     assert set(VALUES) | set(OF_THE_SERVICE) == set(Policy.model_fields)
-    assert len(VALUES) == 14
+    assert len(VALUES) == 15
 
 
 @pytest.mark.parametrize(
@@ -97,6 +97,9 @@ def test_a_rule_gives_what_belongs_to_a_connection_and_the_rest_of_policy_is_the
         ({"probe_interval": 2.5}, "`probe_interval` this duration is counted in whole seconds"),
         ({"probe_count": 16}, "`probe_count` Input should be less than or equal to 15 (it is 16)"),
         ({"probe_retry": "never"}, '`probe_retry` must not be 0 or "never"'),
+        ({"most_probe_interval": "1h"}, "`most_probe_interval` needs a `probe_interval` beside it"),
+        ({"most_probe_interval": "1h", "probe_interval": "1h"}, "`most_probe_interval` must be longer than"),
+        ({"most_probe_interval": "1h", "probe_interval": "never"}, "`most_probe_interval` must be longer than"),
         ({"priority": "urgent"}, "`priority` Input should be 'low', 'normal' or 'high'"),
         ({"connect_timeout": 5}, "`connect_timeout` is the service's, and the same for all of its clients"),
         ({"on_second_server": "share"}, "`on_second_server`"),
@@ -330,6 +333,27 @@ def test_what_a_connection_set_in_band_stands_above_all() -> None:
     assert told({})["idle_quiet"] == (2, "rule r")
     always = told({"always_active": 1})
     assert always["active_quiet"] == always["standby_quiet"] == (0, "in band")
+
+
+def test_a_probe_interval_of_its_own_ends_an_experiment_of_all() -> None:
+    rules = RuleSet([
+        rule("try", network="10.0.0.0/8", probe_interval=600, most_probe_interval=3600),
+        rule("vip", network="10.1.0.0/16", probe_interval=300),
+    ])  # fmt: skip
+    number, service = next(iter(SERVICES.items()))
+    compiled = compile_rules(rules, {number: service}, CONFIGURED)
+    assert [(one.probe_interval_s, one.most_probe_s) for one in compiled.policies] == [(600, 3600), (300, 0)]
+
+    def told(address: str, own: Own) -> dict[str, tuple[Any, str]]:
+        found = explain(rules, service, CONFIGURED, pack_address(address), own)
+        return {one.key: (one.value, one.source) for one in found}
+
+    assert told("10.2.0.1", Own())["most_probe_interval"] == (3600, "rule try")
+    assert told("10.1.0.1", Own())["most_probe_interval"] == (0, "rule vip")
+    given = told("10.2.0.1", Own({}, {"probe_interval_s": 7}))
+    assert given["probe_interval"] == (7, "by command")
+    assert given["most_probe_interval"] == (0, "by command")
+    assert rules.rules["vip"].content == {"name": "vip", "network": "10.1.0.0/16", "probe_interval": 300}
 
 
 # -- many -------------------------------------------------------------------------------------------------------------

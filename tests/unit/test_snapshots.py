@@ -104,21 +104,21 @@ def test_connections_are_counted_by_state(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def silent(**places: int) -> Silences:
-    """spoke_3=7: seven said something after the fourth of SILENCES_S."""
-    found = {how: [0] * len(SILENCES_S) for how in ("spoke", "answered", "lost")}
+    """spoke_3=7: seven said something after the fourth number of seconds of SILENCES_S."""
+    found = {how: [0] * len(seconds) for how, seconds in SILENCES_S.items()}
     for place, count in places.items():
         how, _, number = place.partition("_")
         found[how][int(number)] = count
-    return Silences(1, *(tuple(found[how]) for how in ("spoke", "answered", "lost")))
+    return Silences(1, *(tuple(found[how]) for how in SILENCES_S))
 
 
 def test_silences_are_told_by_what_has_come_and_by_service_and_rules() -> None:
     taken = Taken({1024: "cheap"})
-    taken.engine.silent = {1: silent(spoke_0=2**32 - 1, lost_15=2), 1024: silent(answered_3=5)}
+    taken.engine.silent = {1: silent(spoke_0=2**32 - 1, lost_120=2), 1024: silent(answered_33=5)}
     found = taken.now()
     assert found[1, ""] == {"spoke after 0": 2**32 - 1, "lost after 262144": 2}
-    assert found[1, "cheap"] == {"answered after 64": 5}
-    taken.engine.silent = {1: silent(spoke_0=1, lost_15=3), 1024: silent(answered_3=5)}
+    assert found[1, "cheap"] == {"answered after 144": 5}
+    taken.engine.silent = {1: silent(spoke_0=1, lost_120=3), 1024: silent(answered_33=5)}
     found = taken.now()
     assert found[1, ""] == {"spoke after 0": 2, "lost after 262144": 1}, "its numbers have wrapped"
     assert (1, "cheap") not in found
