@@ -19,14 +19,20 @@ bool roost_class_is_interned(uint32_t class) {
     return class >= ROOST_CLASS_SERVICES;
 }
 
+/* What was set in band may lie below a bound that came later; never (0) lies below none. */
+static uint32_t at_least(uint32_t value, uint32_t least, bool by_command) {
+    return value && value < least && !by_command ? least : value;
+}
+
 struct roost_class roost_class_derive(const struct roost_class *base, const struct roost_overrides *own) {
     struct roost_class class = *base;
     class.own = *own;
     for (int i = 0; i < 3; i++)
         if (own->given & 1 << i)
-            class.quiet_ms[i] = own->quiet_ms[i];
+            class.quiet_ms[i] = at_least(own->quiet_ms[i], base->least_quiet_ms, own->by_command & 1 << i);
     if (own->given & ROOST_GIVEN_PROBE) {
-        class.probe_interval_s = (uint16_t)(own->probe_interval_s < 0xffff ? own->probe_interval_s : 0xffff);
+        uint32_t probe_s = at_least(own->probe_interval_s, base->least_probe_s, own->by_command & ROOST_GIVEN_PROBE);
+        class.probe_interval_s = (uint16_t)(probe_s < 0xffff ? probe_s : 0xffff);
         class.most_probe_s = 0;
     }
     class.always_active |= own->always_active;

@@ -225,6 +225,15 @@ class Policy(Section):
         10.0, le=3600, description="how long it waits, or tries to take over; then it is refused"
     )
 
+    least_quiet: Annotated[Duration, ToEngine("least_quiet_ms")] = Field(
+        0.0,
+        description="where clients or servers may set quiet intervals in band: a shorter one is refused, and one that "
+        "was set before counts as this; `never` may always be asked for",
+    )
+    least_probe_interval: Annotated[WholeSeconds, ToEngine("least_probe_s")] = Field(
+        0.0, description="likewise: probes more often than that"
+    )
+
     @field_validator("probe_retry", "connect_timeout", "second_server_wait")
     @classmethod
     def _not_never(cls, value: float) -> float:

@@ -16,7 +16,6 @@ from control.config.values import (
     Endpoint,
     ServerText,
     ToEngine,
-    WholeSeconds,
     is_name,
     parse_endpoint,
     parse_server,
@@ -62,12 +61,6 @@ class InBand(Section):
         (), description="what clients may ask for, and `ping`; empty: what clients send is not looked at"
     )
     servers: tuple[InBandRequest, ...] = Field((), description="the same for servers")
-    least_quiet: Annotated[Duration, ToEngine("least_quiet_ms")] = Field(
-        0.0, description="a request for a quiet interval that is shorter is refused; `never` may always be asked for"
-    )
-    least_probe_interval: Annotated[WholeSeconds, ToEngine("least_probe_s")] = Field(
-        0.0, description="a request for probes more often than that is refused"
-    )
     forward: Annotated[bool, ToEngine("in_band_forward")] = Field(
         False, description="requests are also passed on to the other end; `false`: only those that ask for it"
     )

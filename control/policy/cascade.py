@@ -153,13 +153,20 @@ def explain(rules: RuleSet, service: Service, config: Config, address: bytes, ow
     changed, given, _ = _changed(service, _give(rules, matching, service, {}), config)
     policy = policy_of(changed, config)
     always: dict[str, Any] = {"active_quiet": 0.0, "standby_quiet": 0.0} if own.in_band.get("always_active") else {}
-    mine = {key: InForce(key, value, "in band") for key, value in (_by_key(own.in_band) | always).items()}
+    asked = {key: _at_least(key, value, policy) for key, value in _by_key(own.in_band).items()}
+    mine = {key: InForce(key, value, "in band") for key, value in (asked | always).items()}
     mine |= {key: InForce(key, value, "by command") for key, value in _by_key(own.by_command).items()}
     if alone := mine.get("probe_interval"):  # in place of both bounds of an experiment
         mine["most_probe_interval"] = InForce("most_probe_interval", 0.0, alone.source)
     return [
         mine[key] if key in mine else _in_force(key, getattr(policy, key), service, given, config) for key in VALUES
     ]
+
+
+def _at_least(key: str, value: float, policy: Policy) -> float:
+    """What was set in band may lie below a bound that came later."""
+    least = policy.least_probe_interval if key == "probe_interval" else policy.least_quiet
+    return max(value, least) if value else value
 
 
 def givers(rules: RuleSet, matching: Iterable[Rule], service: Service, config: Config) -> frozenset[str]:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Container, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
 from appliance.lab import Lab, endpoint, wait_until
@@ -143,9 +143,11 @@ class Session:
 
 class InBandLab:
     """services: name -> keys of [service.in_band]; each has a port of its own, on both families. Time moves
-    nothing. persistent: the names of those whose links to the server sleep, too."""
+    nothing. persistent: the names of those whose links to the server sleep, too. policies: name -> keys of
+    [[service]]."""
 
-    def __init__(self, lab: Lab, services: Mapping[str, dict[str, Any]], persistent: Container[str] = ()) -> None:
+    def __init__(self, lab: Lab, services: Mapping[str, dict[str, Any]], persistent: Container[str] = (),
+                 policies: Mapping[str, dict[str, Any]] = MappingProxyType({})) -> None:  # fmt: skip
         self.lab = lab
         self.ports = {name: ATTACH_PORT + 1 + i for i, name in enumerate(services)}
         self._stack = ExitStack()
@@ -157,6 +159,7 @@ class InBandLab:
                 service["name"] = f"{name}-{service['name']}"
                 service["in_band"] = in_band
                 service["interface"] = "persistent" if name in persistent else "transient"
+                service.update(policies.get(name, {}))
         self._config = {**parts[0], "service": [service for part in parts for service in part["service"]]}
 
     def __enter__(self) -> Self:

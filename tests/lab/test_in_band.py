@@ -49,13 +49,14 @@ SERVICES: dict[str, dict[str, Any]] = {
     "servers": {"clients": ["status"], "servers": ["done"]},
     "persistent": {"clients": EVERYTHING, "servers": EVERYTHING},
     "forwarding": {"clients": ["status"], "servers": ["status"], "forward": True},
-    "bounded": {"clients": EVERYTHING, "least_quiet": "5s", "least_probe_interval": "10s"},
+    "bounded": {"clients": EVERYTHING},
 }
 
 
 @pytest.fixture(scope="module")
 def box(nat_free_lab: Lab) -> Iterator[InBandLab]:
-    with InBandLab(nat_free_lab, SERVICES, persistent={"persistent"}) as box:
+    bounds = {"least_quiet": "5s", "least_probe_interval": "10s"}
+    with InBandLab(nat_free_lab, SERVICES, persistent={"persistent"}, policies={"bounded": bounds}) as box:
         yield box
 
 

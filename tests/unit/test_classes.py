@@ -157,6 +157,22 @@ def test_a_changed_service_changes_what_its_connections_left_to_it(classes: Clas
     assert not classes.change(after), "nothing to obey"
 
 
+def test_a_bound_holds_for_what_was_set_in_band_and_not_for_what_was_given_by_command(classes: Classes) -> None:
+    in_band, by_command = Own((5, None, 0), 7), ffi.new("struct roost_overrides *", {"given": 9, "by_command": 9})
+    by_command.quiet_ms[0], by_command.probe_interval_s = 5, 7
+    set_in_band = classes.take(in_band)
+    given = int(lib.roost_testing_classes_take(classes.raw, 1, by_command))
+    bounded = Policy().c()
+    bounded.least_quiet_ms, bounded.least_probe_s = 1000, 60
+    assert lib.roost_testing_classes_change(classes.raw, 1, bounded)
+    found = classes.at(set_in_band)
+    assert (found.quiet_ms, found.probe_interval_s) == ((1000, 2000, 0), 60), "never lies below no bound"
+    found = classes.at(given)
+    assert (found.quiet_ms[0], found.probe_interval_s) == (5, 7)
+    assert classes.change(Policy())
+    assert classes.at(set_in_band).quiet_ms[0] == 5, "what was set is kept beside what is in force"
+
+
 def test_always_active_takes_the_intervals_of_the_awake_away_and_gives_them_back(classes: Classes) -> None:
     classes.change(Policy())
     assert classes.at(classes.take(Own((5, 6, 7), always_active=True))).quiet_ms == (0, 0, 7)

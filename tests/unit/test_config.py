@@ -254,7 +254,7 @@ def test_every_number_of_the_engine_can_be_configured() -> None:
 def test_every_interval_reaches_the_engine_in_its_unit() -> None:
     keys = ["active_quiet", "standby_quiet", "idle_quiet", "connect_timeout", "second_server_wait"]
     seconds = ["probe_interval", "probe_retry", "most_probe_interval"]
-    in_band = '[service.in_band]\nclients = ["quiet"]\nleast_quiet = 1.25\nleast_probe_interval = 9\nstay = true\n'
+    in_band = 'least_quiet = 1.25\nleast_probe_interval = 9\n[service.in_band]\nclients = ["quiet"]\nstay = true\n'
     text = "\n".join([*(f"{key} = {n}.5" for n, key in enumerate(keys, 1)),
                       *(f"{key} = {n}" for n, key in enumerate(seconds, 1)), "probe_count = 7"])  # fmt: skip
     config = parse(SERVICE + text + "\n" + in_band)

@@ -79,7 +79,7 @@ def problems(*rules: Rule, config: Config = CONFIGURED) -> str:
 def test_a_rule_gives_what_belongs_to_a_connection_and_the_rest_of_policy_is_the_services() -> None:
     """VALUES and OF_THE_SERVICE are all of [policy]: a key that comes to it must be put on one side."""
     assert set(VALUES) | set(OF_THE_SERVICE) == set(Policy.model_fields)
-    assert len(VALUES) == 15
+    assert len(VALUES) == 17
 
 
 @pytest.mark.parametrize(
@@ -333,6 +333,17 @@ def test_what_a_connection_set_in_band_stands_above_all() -> None:
     assert told({})["idle_quiet"] == (2, "rule r")
     always = told({"always_active": 1})
     assert always["active_quiet"] == always["standby_quiet"] == (0, "in band")
+
+
+def test_a_bound_that_came_later_holds_for_what_was_set_in_band_before() -> None:
+    rules = RuleSet([rule("bounds", least_quiet=60, least_probe_interval=90)])
+    own = Own({"active_quiet_ms": 5000, "idle_quiet_ms": 0, "probe_interval_s": 1}, {"standby_quiet_ms": 1000})
+    told = explain(rules, SERVICES[1], CONFIGURED, pack_address("10.0.0.5"), own)
+    found = {one.key: (one.value, one.source) for one in told}
+    assert found["active_quiet"] == (60, "in band")
+    assert found["idle_quiet"] == (0, "in band"), "never may always be asked for"
+    assert found["probe_interval"] == (90, "in band")
+    assert found["standby_quiet"] == (1, "by command")
 
 
 def test_a_probe_interval_of_its_own_ends_an_experiment_of_all() -> None:
