@@ -2,7 +2,7 @@
 """The local API over HTTP on a unix socket: a thin face of Operations.
 
     GET  /v1/status
-    GET  /v1/connections?state=&client=&network=&service=&name=&quiet=&silence=&rule=&limit=
+    GET  /v1/connections?state=&client=&network=&service=&name=&tag=&quiet=&silence=&rule=&limit=
                                                     one JSON object a line (NDJSON), streamed
     GET  /v1/connections?after=first&limit=&...     a page of them, {"connections": [...], "next": the `after` of the
                                                     page that follows, or null}
@@ -14,6 +14,9 @@
     GET  /v1/agents                                 the clients that agents speak for
     GET  /v1/dialled                                the clients that were dialled in vain, and which are to stay
     DELETE /v1/names/{name}                         the name is forgotten, whether or not its connection lives
+    GET  /v1/names/{name}/tags                      its tags: labels, which stay with its client
+    PUT  /v1/names/{name}/tags                      {"add": [...], "remove": [...]}
+    GET  /v1/tags                                   every tag, and how many names have it
     GET  /v1/events?last=                           server-sent events: transitions as they happen
     GET  /v1/history?limit=                         the last transitions
     GET  /v1/attaches?limit=&failed=                the last servers that asked for a client
@@ -42,6 +45,7 @@ import uvicorn
 from fastapi import Body, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
@@ -72,6 +76,15 @@ PAGE_ROWS_MAX: Final = 10_000
 Seconds = Annotated[int, Query(ge=0, le=2**32 - 1)]
 StateName = Literal["ACTIVE", "STANDBY", "IDLE", "SLEEP"]
 Action = Literal["standby", "idle", "sleep", "wake", "close"]
+
+
+class TagEdit(BaseModel):
+    """Of a name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    add: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
 
 
 def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
@@ -106,10 +119,12 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     @app.get("/v1/connections")
     def connections(
         state: StateName | None = None, client: str = "", network: str = "", service: str = "", name: str = "",
-        quiet: Seconds = 0, silence: Seconds = 0, rule: str = "", limit: Annotated[int | None, Query(ge=0)] = None,
+        tag: str = "", quiet: Seconds = 0, silence: Seconds = 0, rule: str = "",
+        limit: Annotated[int | None, Query(ge=0)] = None,
         after: Annotated[str | None, Query(max_length=200)] = None,
     ) -> Response:  # fmt: skip
-        wanted = Wanted(State[state] if state else None, client, network, service, name.lower(), quiet, silence, rule)
+        in_state = State[state] if state else None
+        wanted = Wanted(in_state, client, network, service, name.lower(), tag.lower(), quiet, silence, rule)
         if after is not None:
             return _json(operations.view.page(wanted, after, min(limit or PAGE_ROWS, PAGE_ROWS_MAX)))
         chunks = operations.view.connections(wanted, limit)
@@ -138,6 +153,18 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     @app.delete("/v1/names/{name}")
     def forget_name(name: str) -> Response:
         return _json(operations.naming.forget(name))
+
+    @app.get("/v1/names/{name}/tags")
+    def tags_of(name: str) -> Response:
+        return _json(operations.naming.tags_of(name))
+
+    @app.put("/v1/names/{name}/tags")
+    def tag(name: str, edit: TagEdit) -> Response:
+        return _json(operations.naming.tag(name, edit.add, edit.remove))
+
+    @app.get("/v1/tags")
+    def tags() -> Response:
+        return _json(operations.naming.tags())
 
     @app.get("/v1/agents")
     def agents() -> Response:

@@ -22,6 +22,7 @@ _TITLES = ("ID", "state", "client", "local", "service", "quiet", "name")
 @click.option("--service", metavar="NAME", default="", help="Only those that came in by this service.")
 @click.option("--name", metavar="PATTERN", default="",
               help="Only clients with such names, without the domain: `*` is any text, `?` a character.")  # fmt: skip
+@click.option("--tag", metavar="TAG", default="", help="Only clients whose name has this tag (roost tag).")
 @click.option("--quiet", type=click.IntRange(0), metavar="SECONDS",
               help="Only those without payload for so long at least.")  # fmt: skip
 @click.option("--silence", type=click.IntRange(0), metavar="SECONDS",
@@ -41,6 +42,7 @@ def command(state: str | None, limit: int | None, after: str | None, daemon: Cli
     Example:
       roost connections --state SLEEP --network 192.0.2.0/24
       roost connections --name 'camera-*' --silence 86400
+      roost connections --tag basement --state SLEEP
       roost connections --rule cellular --state ACTIVE
       roost connections --json | jq -r 'select(.quiet_s > 3600) | .id'
       roost connections --after first --limit 50

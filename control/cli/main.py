@@ -26,6 +26,7 @@ OPERATOR = {
     "close": "Close a connection, whatever its state.",
     "policy": "Rules: which clients have which values of the policy.",
     "name": "Give a client a name by which servers reach it.",
+    "tag": "Give a name tags, by which its client is found.",
     "agents": "The clients that agents speak for.",
     "dialled": "The clients that were dialled in vain.",
     "events": "The transitions, as they happened and as they happen.",

@@ -3,12 +3,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 from control.clients.locate import Locator
 from control.clients.registry import Registry, canonical
 from control.core.errors import OperationError
+from control.store.database import StoreError
+from control.store.schema import NAME_LENGTH
 from control.store.store import Store
+from control.store.tagging import NoSuchNameError, TooManyTagsError
+
+_TAG: Final = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{NAME_LENGTH - 1}}}")
 
 
 class Naming:
@@ -44,7 +52,50 @@ class Naming:
         if not self._names.remove(wanted):
             raise OperationError(404, f'no client has the name "{name}"')
         self._names.commit()
+        with _changing():
+            self._store.forget_tags(wanted)
         return {"name": wanted}
+
+    def tag(self, name: str, add: Sequence[str], remove: Sequence[str]) -> dict[str, Any]:
+        """Give a name tags, and take some away: labels that stay with the client however often it connects."""
+        wanted = _canonical(name, self._domain)
+        added, removed = _tags(add), _tags(remove)
+        if both := set(added) & set(removed):
+            raise OperationError(422, f'the tag "{min(both)}" is to be given and taken away')
+        self._names.commit()  # it may have been given just now
+        with _changing():
+            return {"name": wanted, "tags": self._store.change_tags(wanted, added, removed)}
+
+    def tags_of(self, name: str) -> dict[str, Any]:
+        """The tags of a name."""
+        wanted = _canonical(name, self._domain)
+        if self._names.find(wanted) is None:
+            raise OperationError(404, f'no client has the name "{name}"')
+        return {"name": wanted, "tags": self._names.tags_of([wanted]).get(wanted, [])}
+
+    def tags(self) -> list[dict[str, Any]]:
+        """Every tag, and how many names have it."""
+        return [{"tag": tag, "names": count} for tag, count in self._store.tag_counts()]
+
+
+@contextmanager
+def _changing() -> Iterator[None]:
+    try:
+        yield
+    except NoSuchNameError as error:
+        raise OperationError(404, str(error)) from None
+    except TooManyTagsError as error:
+        raise OperationError(422, str(error)) from None
+    except StoreError as error:
+        raise OperationError(503, f"tags cannot be changed now: store: {error}") from None
+
+
+def _tags(several: Sequence[str]) -> list[str]:
+    for tag in several:
+        if not _TAG.fullmatch(tag.lower()):
+            raise OperationError(422, f'"{tag[:NAME_LENGTH]}" is no tag: it has 1 to {NAME_LENGTH} letters, digits, '
+                                      "`.`, `_` and `-`, a letter or digit first")  # fmt: skip
+    return list(dict.fromkeys(tag.lower() for tag in several))
 
 
 def _canonical(name: str, domain: str) -> str:

@@ -213,6 +213,11 @@ class Registry:
         return found
 
     @_reading()
+    def tags_of(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """The tags of these names, of those that have any."""
+        return self._store.tags_of(names)
+
+    @_reading()
     def nameless(self, keys: Sequence[bytes]) -> list[bytes]:
         """Those of these keys whose connection has no name."""
         numbers = numbers_at(self._engine, self._store, dict.fromkeys(keys, 0))
@@ -220,14 +225,14 @@ class Registry:
         return [key for key, number in numbers.items() if number not in known_as]
 
     @_reading()
-    def like(self, pattern: str, after: str, limit: int) -> dict[str, Named]:
-        """Names that are as the pattern says (`*`: any text, `?`: a character), those after one, in their order. Raises
-        OperationError, 400, when it is no pattern of a name."""
+    def like(self, pattern: str, tag: str, after: str, limit: int) -> dict[str, Named]:
+        """Names that are as the pattern says (`*`: any text, `?`: a character), those after one, in their order; tag:
+        of those that have it, "": of all. Raises OperationError, 400, when it is no pattern of a name."""
         if not _PATTERN.fullmatch(pattern) or pattern.count("*") > STARS_MAX:
             raise OperationError(400, f"`name` is a client's name without the domain, with `?` and at most {STARS_MAX} "
                                       "`*` in it")  # fmt: skip
         self._store.flush(PATIENCE_S)
-        return self._read(self._store.names_like(pattern, after, limit))
+        return self._read(self._store.names_like(pattern, tag, after, limit))
 
     @_reading()
     def all(self) -> dict[str, Named]:

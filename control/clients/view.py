@@ -50,14 +50,16 @@ class Found(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Which connections are to be shown; what is empty, or 0, does not matter. client: how its ``address:port`` begins.
-    name: a pattern with `*` and `?`. quiet_s: without payload for so long at least. silence_s: not heard for so long at
-    least, of those that are inactive and have a slot. rule: those to whom the rule of this name gives a value."""
+    name: a pattern with `*` and `?`. tag: of its name. quiet_s: without payload for so long at least. silence_s: not
+    heard for so long at least, of those that are inactive and have a slot. rule: those to whom the rule of this name
+    gives a value."""
 
     state: State | None = None
     client: str = ""
     network: str = ""
     service: str = ""
     name: str = ""
+    tag: str = ""
     quiet_s: int = 0
     silence_s: int = 0
     rule: str = ""
@@ -112,7 +114,7 @@ class View:
         asked = self._asked(wanted)
         left = limit if limit is not None else -1
         chunk: list[Event] = []
-        for event in self._with_names(wanted) if wanted.name else self._all(wanted, asked.sought):
+        for event in self._with_names(wanted) if wanted.name or wanted.tag else self._all(wanted, asked.sought):
             if left == 0:
                 break
             if not wanted.fits(event, asked):
@@ -134,7 +136,7 @@ class View:
         events: Sequence[Event]
         kind, _, rest = ("" if after == FIRST else after).rpartition(":")
         try:
-            if wanted.name:
+            if wanted.name or wanted.tag:
                 events, after_that = self._page_of_names(wanted, rest, limit)
             elif kind == "row":
                 events, after_that = self._page_without_slot(bytes.fromhex(rest), limit)
@@ -192,7 +194,7 @@ class View:
             yield from events
 
     def _page_of_names(self, wanted: Wanted, after: str, limit: int) -> tuple[list[Event], str | None]:
-        names = self._names.like(wanted.name, after, limit)
+        names = self._names.like(wanted.name or "*", wanted.tag, after, limit)
         found = ((named, self._engine.find(Key.unpack(named.key))) for named in names.values())
         events = [event._replace(id=named.id) for named, event in found if event is not None and named.connected]
         return events, max(names) if names else None
@@ -207,13 +209,17 @@ class View:
         return self._named(shown)
 
     def _named(self, shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The same with the names of all of them."""
+        """The same with the names of all of them, and their tags."""
+        tags: dict[str, list[str]] = {}
         try:
             names = self._names.names_of([one["id"] for one in shown if one["id"]])
+            tags = self._names.tags_of([name for several in names.values() for name in several])
         except RegistryError:
             names = {}
         for one in shown:
-            one["name"] = names[one["id"]][0] if one["id"] in names else None
+            known_as = names.get(one["id"], [])
+            one["name"] = known_as[0] if known_as else None
+            one["tags"] = sorted({tag for name in known_as for tag in tags.get(name, ())})
         return shown
 
     def _row(self, event: Event, number: int, row: SleepingRow | None = None) -> dict[str, Any]:
@@ -225,6 +231,7 @@ class View:
         return {
             "id": number or event.record.id or None,
             "name": None,
+            "tags": [],
             "state": State(event.to_state).label,
             "client": key.client_text,
             "local": key.local_text,

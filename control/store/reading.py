@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from control.store import policies, schema, sleeping
+from control.store import policies, schema, sleeping, tagging
 from control.store.database import StoreError, chunks, open_engine, reason
 from control.store.schema import KEY, KEYED, successors
 from control.store.sleeping import LAST_NUMBER, Epochs, References, SleepingRow
@@ -175,9 +175,19 @@ class Reader:
                     found.update((row[0], form.pack(*row[1:])) for row in rows)
         return found
 
-    def names_like(self, pattern: str, after: str, limit: int) -> dict[str, bytes]:
+    def tags_of(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """tagging.of."""
+        with self._reading() as connection:
+            return tagging.of(connection, names)
+
+    def tag_counts(self) -> list[tuple[str, int]]:
+        """tagging.counts."""
+        with self._reading() as connection:
+            return tagging.counts(connection)
+
+    def names_like(self, pattern: str, tag: str, after: str, limit: int) -> dict[str, bytes]:
         """Rows of `names` in their order, those after one: name -> the rest, packed. pattern: `*` for any text, `?` for
-        one character. What waits to be written is not among them."""
+        one character. tag: those that have it; "": all. What waits to be written is not among them."""
         table, form = KEYED["names"]
         begins = re.split(r"[*?]", pattern, maxsplit=1)[0]
         like = re.sub(r"[\\%_]", r"\\\g<0>", pattern).replace("*", "%").replace("?", "_")
@@ -187,6 +197,8 @@ class Reader:
             table.c.name < f"{begins}\x7f",  # by the index: names are of printable ASCII
             table.c.name.like(like, escape="\\"),
         )
+        if tag:
+            query = query.join(schema.tags, schema.tags.c.name == table.c.name).where(schema.tags.c.tag == tag)
         with self._reading() as connection:
             rows = connection.execute(query.order_by(table.c.name).limit(limit))
             return {row[0]: form.pack(*row[1:]) for row in rows}

@@ -32,7 +32,7 @@ from sqlalchemy import (
 SCHEMA_VERSION: Final = 6
 """What `meta` says, for versions that know no revisions: they leave a database of a number that is not theirs alone."""
 
-REVISION: Final = "0011"
+REVISION: Final = "0012"
 """The last of migrations/versions: what these tables are."""
 
 KEY: Final = struct.Struct("!16s16sHH")
@@ -207,6 +207,14 @@ names = Table(
     Column("key", LargeBinary(KEY.size), nullable=False),
     Column("id", BigInteger, nullable=False, index=True, comment="of the connection; it may be closed by now"),
     Column("since", BigInteger, nullable=False, comment="wall clock, ms"),
+    sqlite_with_rowid=False,
+)
+
+tags = Table(
+    "tags",
+    metadata,
+    Column("tag", String(NAME_LENGTH), primary_key=True),
+    Column("name", String(NAME_LENGTH), primary_key=True, index=True, comment="of `names`; it may be no one's now"),
     sqlite_with_rowid=False,
 )
 

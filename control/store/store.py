@@ -29,7 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.wire import NO_ENDS
 from control.core.states import Cause, State
-from control.store import appended, file, policies, sleeping, starting
+from control.store import appended, file, policies, sleeping, starting, tagging
 from control.store.database import (
     StoreError,
     begin_writing,
@@ -373,14 +373,31 @@ class Store(Reader):
             return starting.adopt_tables(connection, tables, self._boot_id)
 
     def change_rules(self, contents: Mapping[str, str | None], who: str, why: str, seen: int) -> list[policies.RuleRow]:
-        """policies.write; it is committed when this returns. Raises StoreError, and then nothing has changed."""
+        """policies.write."""
+        with self._changing() as connection:
+            return policies.write(connection, contents, who, why, seen)
+
+    def change_tags(self, name: str, add: Sequence[str], remove: Sequence[str]) -> list[str]:
+        """tagging.change."""
+        with self._changing() as connection:
+            return tagging.change(connection, name, add, remove)
+
+    def forget_tags(self, name: str) -> None:
+        """tagging.forget."""
+        with self._changing() as connection:
+            tagging.forget(connection, name)
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[Connection]:
+        """A transaction that an operator waits for: it is committed afterwards. Raises StoreError, and then nothing has
+        changed."""
         if self._status.error or not self._prepared:
             raise StoreError(self._status.error or "the database is not open")
         if self._path and file.is_another(self._path, self._opened):
             raise StoreError(f"{self._path} was removed or replaced while it was in use")
         try:
             with self._writing() as connection:
-                return policies.write(connection, contents, who, why, seen)
+                yield connection
         except SQLAlchemyError as error:
             raise StoreError(reason(error)) from error
 

@@ -70,6 +70,7 @@ READ_ONLY = {
     "close": ["4711"],
     "policy": ["list"],
     "name": ["4711", "camera"],
+    "tag": ["camera"],
     "agents": [],
     "attaches": [],
     "snapshots": [],

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from control.cli import dialled, doctor, events, show, up
+from control.cli import dialled, doctor, events, show, tag, up
 from control.cli.client import Client
 from control.cli.table import local_time, show_table
 
@@ -69,6 +69,22 @@ def test_show_is_whole_in_a_pipe_and_its_times_have_a_zone(answers: dict[str, An
 def test_a_list_is_whole_in_a_pipe(capsys: pytest.CaptureFixture[str], answers: dict[str, Any]) -> None:
     assert show_table(("client", "more"), [(LONG, "y" * 100)]) == 1
     assert re.search(re.escape(LONG) + " +" + "y" * 100, capsys.readouterr().out)
+
+
+def test_history_tells_servers_errors_and_silences(answers: dict[str, Any]) -> None:
+    ends = {"server": "192.0.2.1:80", "error": "ECONNRESET", "probes": 1, "silence_s": 3700}
+    answers["/v1/history"] = [{**TRANSITION, **ends}]
+    told = "server 192.0.2.1:80, ECONNRESET, silent for 1h 1m, 1 probe unanswered"
+    assert output(events.command).rstrip().endswith(f", {told}")
+    answers["/v1/connections/"] = {**SHOWN, "history": [{**TRANSITION, **ends, "probes": 4}]}
+    assert told.replace("1 probe", "4 probes") in output(show.command, "7")
+
+
+def test_tags_are_listed_with_how_many_names_have_them(answers: dict[str, Any]) -> None:
+    answers["/v1/tags"] = [{"tag": "basement", "names": 12345}]
+    answers["/v1/names/camera%2F1/tags"] = {"name": "camera-1", "tags": []}
+    assert "basement  12,345" in output(tag.command)
+    assert output(tag.command, "camera/1") == "camera-1: no tags\n"
 
 
 def test_events_and_dialled_have_a_zone(answers: dict[str, Any]) -> None:

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`roost tag NAME TAG`."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import click
+
+from control.cli.client import Client, daemon_options, json_option, print_json
+from control.cli.table import show_table
+
+
+@click.command("tag")
+@click.argument("name", required=False)
+@click.argument("tags", nargs=-1, metavar="[TAG]...")
+@click.option("--remove", is_flag=True, help="Take these tags away.")
+@daemon_options
+@json_option
+def command(name: str | None, tags: tuple[str, ...], remove: bool, daemon: Client, as_json: bool) -> None:
+    """Give a name tags, which stay with its client however often it connects. Without TAG: those that it has; without
+    NAME: all there are.
+
+    \b
+    Example:
+      roost tag thermostat-17 basement winter
+      roost tag --remove thermostat-17 winter
+      roost tag
+    """
+    if remove and not tags:
+        raise click.UsageError("roost tag --remove takes a NAME and the tags that it is to lose")
+    if name is None:
+        found = daemon.get("/v1/tags")
+        if as_json:
+            print_json(found)
+        else:
+            show_table(("tag", "names"), ((one["tag"], f"{one['names']:,}") for one in found), right=("names",))
+        return
+    path = f"/v1/names/{quote(name, safe='')}/tags"
+    result = daemon.send("PUT", path, {"remove" if remove else "add": list(tags)}) if tags else daemon.get(path)
+    if as_json:
+        print_json(result)
+    else:
+        click.echo(f"{result['name']}: {', '.join(result['tags']) or 'no tags'}")
