@@ -35,9 +35,9 @@ void roost_conn_transition(struct roost_engine *e, struct roost_conn *c, enum ro
  * under way. Later reasons change nothing. */
 void roost_conn_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause, bool reset);
 /* The same: its client's socket has failed. */
+void roost_client_failed(struct roost_engine *e, struct roost_conn *c);
 /* When the client of a connection that has a socket was heard last. */
 uint64_t roost_conn_heard_ms(const struct roost_engine *e, struct roost_conn *c);
-void roost_client_failed(struct roost_engine *e, struct roost_conn *c);
 void roost_conn_count(struct roost_engine *e, struct roost_conn *c, bool to_server, uint64_t bytes); /* of payload */
 
 /* legs.c */

@@ -3,6 +3,7 @@
  * What the control plane is told of a connection: as it is awake, as its slot has it, its transitions, and that a command
  * was refused. A transition that the table of control/core/states.py lacks is refused here, before it is told.
  */
+#include <errno.h>
 #include <string.h>
 
 #include "conn.h"
@@ -39,9 +40,11 @@ void roost_event_of_conn(struct roost_engine *e, const struct roost_conn *c, str
 
 /* By which end the connection, or its link, is over. */
 static uint8_t error_of(const struct roost_conn *c, enum roost_cause cause) {
-    return cause == ROOST_C_SERVER_CLOSE                                     ? c->server.error
-           : cause == ROOST_C_CLIENT_CLOSE || cause == ROOST_C_PROBE_TIMEOUT ? c->client.error
-                                                                             : 0;
+    if (cause == ROOST_C_SERVER_CLOSE)
+        return c->server.error;
+    if (cause == ROOST_C_PROBE_TIMEOUT)
+        return c->client.error ? c->client.error : ETIMEDOUT;
+    return cause == ROOST_C_CLIENT_CLOSE ? c->client.error : 0;
 }
 
 void roost_ends_of_conn(const struct roost_engine *e, const struct roost_conn *c, enum roost_cause cause,

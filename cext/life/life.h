@@ -137,9 +137,9 @@ uint64_t roost_growth_available(void);
 #define ROOST_SLEEP_RETRY_S 30 /* the store is asked again, should it not have managed */
 void roost_sweep_turn(struct roost_engine *e);
 void roost_sweep_restart(struct roost_engine *e); /* buckets have other numbers now */
-/* The interval of one silence, of a client with this lot: where the class has two bounds, at random between them, as likely in one
- * octave as in another, and the same whenever it is asked for. */
-uint32_t roost_probe_interval_s(const struct roost_class *class, uint32_t lot, uint32_t heard_s);
+/* The probe interval of a slot. Where the class has two bounds, at random between them, as likely in one octave as in another; the
+ * same until the client is heard again, and of one without timestamps until it says something. */
+uint32_t roost_probe_interval_s(const struct roost_class *class, uint32_t rcv_nxt, uint32_t ts_recent);
 /* Seconds from when a client was heard until its first probe: its interval, moved by an eighth at most towards the moment
  * of its bucket, in every interval when seconds + salt are a multiple of it. interval_s > 0. */
 uint32_t roost_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s);

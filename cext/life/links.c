@@ -137,7 +137,7 @@ static void leave_server(struct roost_engine *e, struct roost_conn *c) {
 /* A link could not be made: another server will be tried, and this one is down when that was one time too many. */
 static void blame_server(struct roost_engine *e, struct roost_conn *c, int error) {
     struct roost_pool *pool = roost_pool_of(e, c->service);
-    roost_leg_failed(&c->server, error);
+    c->server.error = (uint8_t)error;
     if (!pool || !c->place)
         return;
     int place = c->place - 1;
@@ -219,6 +219,7 @@ void roost_link_open(struct roost_engine *e, struct roost_conn *c) {
     const struct roost_service *s = roost_service_of(e, c->service);
     c->link = ROOST_CONNECTING;
     c->linked_to = (struct roost_server){0};
+    c->server.error = 0;
     c->tried = 0;
     c->link_deadline_ms = e->now_ms + (s->connect_timeout_ms ? s->connect_timeout_ms : 10000);
     attempt(e, c);
@@ -400,7 +401,7 @@ void roost_link_timer(struct roost_engine *e, struct roost_conn *c) {
     if (c->link == ROOST_CONNECTING) {
         if (e->now_ms >= c->link_deadline_ms) {
             e->stat[ROOST_E_LINK_FAILED]++;
-            blame_server(e, c, ETIMEDOUT);
+            blame_server(e, c, c->server.fd < 0 && c->server.error ? c->server.error : ETIMEDOUT);
             roost_conn_end(e, c, ROOST_C_SERVER_CLOSE, true);
         } else if (c->retry_ms && e->now_ms >= c->retry_ms) {
             if (c->server.fd >= 0)

@@ -10,6 +10,9 @@
  * moved: after four rounds at most it is walked once for all their probes, and once more for those that did not answer. The
  * moments lie evenly: clients that all came within seconds are probed all through the interval after those four rounds.
  *
+ * In an experiment (class.most_probe_s) each silence has an interval of its own instead, and a bucket with so many of them is walked
+ * for each.
+ *
  * When a policy changes, one round looks into every bucket, due or not, and sets the timers of awake connections anew, in
  * shorter slices, which let the loop turn after each AT_ONCE_OF_ALL buckets: 10,000,000 slots in two seconds, of which it takes the
  * engine less than half. When rules change, it also gives slots and connections their classes.
@@ -75,8 +78,13 @@ static void dead_pair(struct roost_engine *e, const struct roost_key *key, struc
     struct roost_conn *c = roost_conn_by_key(e, key);
     if (!c)
         c = roost_wake(e, key, ROOST_C_PROBE_TIMEOUT, &error);
-    if (c) /* no memory: it is tried again in a second */
-        roost_conn_end(e, c, ROOST_C_PROBE_TIMEOUT, true);
+    if (!c) /* no memory: it is tried again in a second */
+        return;
+    if (ROOST_FLAGS(slot->ctl) & ROOST_F_SERVER) { /* it is not the client that was silent */
+        c->probes = 0;
+        c->silent_ms = 0;
+    }
+    roost_conn_end(e, c, ROOST_C_PROBE_TIMEOUT, true);
 }
 
 static void dead(struct roost_engine *e, const struct roost_key *key, struct roost_ka *slot) {
@@ -87,6 +95,7 @@ static void dead(struct roost_engine *e, const struct roost_key *key, struct roo
     }
     struct roost_conn *c = roost_conn_by_key(e, key);
     if (c) { /* its record is being asked for */
+        c->probes = (uint8_t)ROOST_HEARD_PROBES(slot->heard);
         roost_conn_end(e, c, ROOST_C_PROBE_TIMEOUT, true);
         return;
     }
@@ -123,11 +132,16 @@ uint32_t roost_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_
                                     : interval_s + step(interval_s - after_s, eighth_s);
 }
 
-uint32_t roost_probe_interval_s(const struct roost_class *class, uint32_t lot, uint32_t heard_s) {
+/* Whether each silence has an interval of its own: an experiment. */
+static bool varies(const struct roost_class *class) {
+    return class->probe_interval_s && class->most_probe_s > class->probe_interval_s;
+}
+
+uint32_t roost_probe_interval_s(const struct roost_class *class, uint32_t rcv_nxt, uint32_t ts_recent) {
     const double least_s = class->probe_interval_s, most_s = class->most_probe_s;
-    if (most_s <= least_s || least_s <= 0)
+    if (!varies(class))
         return class->probe_interval_s;
-    const uint64_t random = roost_hash_of_number((uint64_t)lot << 32 | heard_s);
+    const uint64_t random = roost_hash_of_number((uint64_t)rcv_nxt << 32 | ts_recent);
     return (uint32_t)(least_s * pow(most_s / least_s, (double)random / (double)UINT64_MAX));
 }
 
@@ -167,10 +181,13 @@ static uint32_t probe(struct walk *w, struct roost_ka *slot, bool v4) {
     uint32_t heard = __atomic_load_n(&slot->heard, __ATOMIC_RELAXED), sent = ROOST_HEARD_PROBES(heard);
     const struct roost_class *class = roost_class_of(e, slot->class);
     uint32_t quiet_s = roost_silence_s(heard, w->now_s), since_s = w->now_s - quiet_s;
-    uint32_t interval_s = roost_probe_interval_s(class, slot->rcv_nxt, since_s);
-    uint32_t due_s = first_probe_s(w, since_s, interval_s);
-    if (quiet_s < due_s)
-        return due_s - quiet_s;
+    uint32_t interval_s = roost_probe_interval_s(class, slot->rcv_nxt, slot->ts_recent);
+    uint32_t due_s = varies(class) ? interval_s : first_probe_s(w, since_s, interval_s);
+    if (quiet_s < due_s) {
+        /* Of an experiment the interval that follows when it is heard, which nobody tells, may be shorter than this one. */
+        uint32_t most_s = varies(class) ? class->probe_interval_s : due_s;
+        return due_s - quiet_s < most_s ? due_s - quiet_s : most_s;
+    }
     uint32_t retry_s = class->probe_retry_s;
     due_s += sent * retry_s;
     if (quiet_s < due_s)

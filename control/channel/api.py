@@ -16,7 +16,7 @@
     DELETE /v1/names/{name}                         the name is forgotten, whether or not its connection lives
     GET  /v1/names/{name}/tags                      its tags: labels, which stay with its client
     PUT  /v1/names/{name}/tags                      {"add": [...], "remove": [...]}
-    GET  /v1/tags                                   every tag, and how many names have it
+    GET  /v1/tags?after=&limit=                     tags in their order, and how many names have each
     GET  /v1/events?last=                           server-sent events: transitions as they happen
     GET  /v1/history?limit=                         the last transitions
     GET  /v1/attaches?limit=&failed=                the last servers that asked for a client
@@ -163,8 +163,8 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
         return _json(operations.naming.tag(name, edit.add, edit.remove))
 
     @app.get("/v1/tags")
-    def tags() -> Response:
-        return _json(operations.naming.tags())
+    def tags(after: str = "", limit: Annotated[int, Query(ge=0, le=PAGE_ROWS_MAX)] = 1000) -> Response:
+        return _json(operations.naming.tags(after, limit))
 
     @app.get("/v1/agents")
     def agents() -> Response:

@@ -15,9 +15,14 @@ from control.cli.table import show_table
 @click.argument("name", required=False)
 @click.argument("tags", nargs=-1, metavar="[TAG]...")
 @click.option("--remove", is_flag=True, help="Take these tags away.")
+@click.option("--after", metavar="TAG", default="", help="Of all: those behind this one.")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=1000, show_default=True, help="Of all: at most so many."
+)
 @daemon_options
 @json_option
-def command(name: str | None, tags: tuple[str, ...], remove: bool, daemon: Client, as_json: bool) -> None:
+def command(name: str | None, tags: tuple[str, ...], remove: bool, after: str, limit: int, daemon: Client,
+            as_json: bool) -> None:  # fmt: skip
     """Give a name tags, which stay with its client however often it connects. Without TAG: those that it has; without
     NAME: all there are.
 
@@ -30,7 +35,7 @@ def command(name: str | None, tags: tuple[str, ...], remove: bool, daemon: Clien
     if remove and not tags:
         raise click.UsageError("roost tag --remove takes a NAME and the tags that it is to lose")
     if name is None:
-        found = daemon.get("/v1/tags")
+        found = daemon.get("/v1/tags", after=after, limit=limit)
         if as_json:
             print_json(found)
         else:

@@ -3,20 +3,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 from control.clients.locate import Locator
-from control.clients.registry import Registry, canonical
+from control.clients.registry import Registry, canonical, is_tag
 from control.core.errors import OperationError
 from control.store.database import StoreError
 from control.store.schema import NAME_LENGTH
 from control.store.store import Store
 from control.store.tagging import NoSuchNameError, TooManyTagsError
-
-_TAG: Final = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{NAME_LENGTH - 1}}}")
 
 
 class Naming:
@@ -52,8 +49,6 @@ class Naming:
         if not self._names.remove(wanted):
             raise OperationError(404, f'no client has the name "{name}"')
         self._names.commit()
-        with _changing():
-            self._store.forget_tags(wanted)
         return {"name": wanted}
 
     def tag(self, name: str, add: Sequence[str], remove: Sequence[str]) -> dict[str, Any]:
@@ -73,9 +68,9 @@ class Naming:
             raise OperationError(404, f'no client has the name "{name}"')
         return {"name": wanted, "tags": self._names.tags_of([wanted]).get(wanted, [])}
 
-    def tags(self) -> list[dict[str, Any]]:
-        """Every tag, and how many names have it."""
-        return [{"tag": tag, "names": count} for tag, count in self._store.tag_counts()]
+    def tags(self, after: str, limit: int) -> list[dict[str, Any]]:
+        """Tags in their order, those after one, and how many names have each."""
+        return [{"tag": tag, "names": count} for tag, count in self._store.tag_counts(after, limit)]
 
 
 @contextmanager
@@ -92,7 +87,7 @@ def _changing() -> Iterator[None]:
 
 def _tags(several: Sequence[str]) -> list[str]:
     for tag in several:
-        if not _TAG.fullmatch(tag.lower()):
+        if not is_tag(tag.lower()):
             raise OperationError(422, f'"{tag[:NAME_LENGTH]}" is no tag: it has 1 to {NAME_LENGTH} letters, digits, '
                                       "`.`, `_` and `-`, a letter or digit first")  # fmt: skip
     return list(dict.fromkeys(tag.lower() for tag in several))

@@ -87,6 +87,11 @@ def canonical(name: str, domain: str) -> str:
     return lower
 
 
+def is_tag(text: str) -> bool:
+    """Whether a name may have this tag: it is made as names are."""
+    return bool(_NAME.fullmatch(text))
+
+
 @contextlib.contextmanager
 def _reading() -> Iterator[None]:
     try:
@@ -227,10 +232,12 @@ class Registry:
     @_reading()
     def like(self, pattern: str, tag: str, after: str, limit: int) -> dict[str, Named]:
         """Names that are as the pattern says (`*`: any text, `?`: a character), those after one, in their order; tag:
-        of those that have it, "": of all. Raises OperationError, 400, when it is no pattern of a name."""
+        of those that have it, "": of all. Raises OperationError, 400, when one is no pattern or no tag."""
         if not _PATTERN.fullmatch(pattern) or pattern.count("*") > STARS_MAX:
             raise OperationError(400, f"`name` is a client's name without the domain, with `?` and at most {STARS_MAX} "
                                       "`*` in it")  # fmt: skip
+        if tag and not is_tag(tag):
+            raise OperationError(400, "`tag` is a tag of a name, in full")
         self._store.flush(PATIENCE_S)
         return self._read(self._store.names_like(pattern, tag, after, limit))
 

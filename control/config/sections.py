@@ -174,8 +174,9 @@ class Policy(Section):
     most_probe_interval: Annotated[WholeSeconds, ToEngine("most_probe_s")] = Field(
         0.0,
         description="an experiment: each silence is probed after a time of its own between `probe_interval` and this, "
-        "at random, so that it can be learned for how long the networks between let a connection be silent; only with "
-        "a `probe_interval` beside it. `never`: no experiment",
+        "at random, so that it can be learned for how long the networks between let a connection be silent; for some "
+        "clients, see [policy.md](policy.md#experiments), and only with a `probe_interval` beside it. `never`: no "
+        "experiment",
     )
     awake_probe_interval: Annotated[WholeSeconds, ToEngine("awake_probe_s")] = Field(
         120.0,

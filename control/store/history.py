@@ -43,7 +43,8 @@ SHOWN_PARTS: Final = 400
 """The newest ones, which the view `history` has: SQLite takes 500 terms in one statement."""
 
 _ID: Final = struct.Struct("=Q")
-_NAMES: Final = tuple(column.name for column in history_part(0).columns)
+_TYPES: Final = {column.name: column.type.compile() for column in history_part(0).columns}
+_NAMES: Final = tuple(_TYPES)
 _COLUMNS: Final = ", ".join(f'"{name}"' for name in _NAMES)
 _WHICH: Final = {
     "sqlite": {"all": "seq < ?", "one": "id = ?", "these": "seq IN (SELECT value FROM json_each(?))"},
@@ -53,8 +54,8 @@ _WHICH: Final = {
 
 
 def _all_columns(part: sa.Table) -> str:
-    """SELECT ... FROM of the part, as one of the last layout."""
-    names = (f'"{name}"' if name in part.c else f'NULL AS "{name}"' for name in _NAMES)
+    """SELECT ... FROM of the part, as one of the last layout. With types, without which PostgreSQL joins no NULLs."""
+    names = (f'"{name}"' if name in part.c else f'CAST(NULL AS {kind}) AS "{name}"' for name, kind in _TYPES.items())
     return f"SELECT {', '.join(names)} FROM {part.name}"
 
 
@@ -126,7 +127,10 @@ class History:
         if self._draft and not self._draft[-1].last:
             first, of = self._draft[-1].first, self._draft[-1].table.c
             self._draft_next = (connection.scalar(sa.select(sa.func.max(of.seq))) or first - 1) + 1
-            if self._written < LOADED_ROWS and len(of) == len(_NAMES):
+            whole = len(of) == len(_NAMES)
+            if not self._written and not whole:
+                self._remove(connection, self._draft[-1])
+            elif self._written < LOADED_ROWS and whole:
                 self._draft_ids += array("Q", connection.scalars(sa.select(of.id).order_by(of.seq))).tobytes()
             else:
                 self._end_part(connection)

@@ -180,10 +180,10 @@ class Reader:
         with self._reading() as connection:
             return tagging.of(connection, names)
 
-    def tag_counts(self) -> list[tuple[str, int]]:
+    def tag_counts(self, after: str, limit: int) -> list[tuple[str, int]]:
         """tagging.counts."""
         with self._reading() as connection:
-            return tagging.counts(connection)
+            return tagging.counts(connection, after, limit)
 
     def names_like(self, pattern: str, tag: str, after: str, limit: int) -> dict[str, bytes]:
         """Rows of `names` in their order, those after one: name -> the rest, packed. pattern: `*` for any text, `?` for
@@ -191,16 +191,17 @@ class Reader:
         table, form = KEYED["names"]
         begins = re.split(r"[*?]", pattern, maxsplit=1)[0]
         like = re.sub(r"[\\%_]", r"\\\g<0>", pattern).replace("*", "%").replace("?", "_")
+        name = schema.tags.c.name if tag else table.c.name
         query = sa.select(*table.columns).where(
-            table.c.name > after,
-            table.c.name >= begins,
-            table.c.name < f"{begins}\x7f",  # by the index: names are of printable ASCII
-            table.c.name.like(like, escape="\\"),
+            name > after,
+            name >= begins,
+            name < f"{begins}\x7f",  # by the index: names are of printable ASCII
+            name.like(like, escape="\\"),
         )
         if tag:
-            query = query.join(schema.tags, schema.tags.c.name == table.c.name).where(schema.tags.c.tag == tag)
+            query = query.join(schema.tags, name == table.c.name).where(schema.tags.c.tag == tag)
         with self._reading() as connection:
-            rows = connection.execute(query.order_by(table.c.name).limit(limit))
+            rows = connection.execute(query.order_by(name).limit(limit))
             return {row[0]: form.pack(*row[1:]) for row in rows}
 
     def predecessors_of(self, number: int) -> list[int]:

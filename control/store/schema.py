@@ -25,6 +25,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    cast,
     null,
     text,
 )
@@ -137,7 +138,8 @@ def history_part(first: int, layout: int = HISTORY_LAYOUT) -> Table:
 
 def columns_of_part(part: Table) -> list[ColumnElement[Any]]:
     """Those of the last layout: what this one lacks is NULL."""
-    return [part.c.get(column.name, null().label(column.name)) for column in history_part(0).columns]
+    lacking = {column.name: cast(null(), column.type).label(column.name) for column in history_part(0).columns}
+    return [part.c.get(name, absent) for name, absent in lacking.items()]
 
 
 runs = Table(
@@ -214,7 +216,7 @@ tags = Table(
     "tags",
     metadata,
     Column("tag", String(NAME_LENGTH), primary_key=True),
-    Column("name", String(NAME_LENGTH), primary_key=True, index=True, comment="of `names`; it may be no one's now"),
+    Column("name", String(NAME_LENGTH), primary_key=True, index=True, comment="of `names`"),
     sqlite_with_rowid=False,
 )
 

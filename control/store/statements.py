@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control.store.database import upsert
-from control.store.schema import KEYED, Keyed, history_part
+from control.store.schema import KEYED, Keyed, history_part, tags
 
 STATEMENT_ROWS: Final = 50
 """Rows in one INSERT: fifteen parameters each at most, and 999 are what any SQLite takes."""
@@ -26,6 +26,8 @@ def write_keyed(connection: Connection, changed: Mapping[Keyed, bytes | None]) -
         rows = {key: packed for (where, key), packed in changed.items() if where == kind}
         if forgotten := [{"k": key} for key, packed in rows.items() if packed is None]:
             connection.execute(sa.delete(table).where(table.c[columns[0]] == sa.bindparam("k")), forgotten)
+            if kind == "names":
+                connection.execute(sa.delete(tags).where(tags.c.name == sa.bindparam("k")), forgotten)
         kept = [(key, *form.unpack(packed)) for key, packed in rows.items() if packed is not None]
         if kept:
             connection.execute(upsert(connection, table), [dict(zip(columns, row, strict=True)) for row in kept])

@@ -382,11 +382,6 @@ class Store(Reader):
         with self._changing() as connection:
             return tagging.change(connection, name, add, remove)
 
-    def forget_tags(self, name: str) -> None:
-        """tagging.forget."""
-        with self._changing() as connection:
-            tagging.forget(connection, name)
-
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Connection]:
         """A transaction that an operator waits for: it is committed afterwards. Raises StoreError, and then nothing has

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tags: labels of names, which stay with a client however often it connects. Everything is within a transaction or a
-reader's connection."""
+"""Tags: labels of names, which stay with a client however often it connects, and are removed with the name's row
+(statements.write_keyed). Everything is within a transaction or a reader's connection."""
 
 from __future__ import annotations
 
@@ -40,11 +40,6 @@ def change(connection: Connection, name: str, add: Sequence[str], remove: Sequen
     return after
 
 
-def forget(connection: Connection, name: str) -> None:
-    """Let a name have none."""
-    connection.execute(sa.delete(tags).where(tags.c.name == name))
-
-
 def of(connection: Connection, several: Sequence[str]) -> dict[str, list[str]]:
     """The tags of these names, of those that have any."""
     found: dict[str, list[str]] = {}
@@ -55,7 +50,7 @@ def of(connection: Connection, several: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def counts(connection: Connection) -> list[tuple[str, int]]:
-    """Every tag, and how many names have it."""
-    query = sa.select(tags.c.tag, sa.func.count()).group_by(tags.c.tag).order_by(tags.c.tag)
-    return [(tag, count) for tag, count in connection.execute(query)]
+def counts(connection: Connection, after: str, limit: int) -> list[tuple[str, int]]:
+    """Tags in their order, those after one, and how many names have each."""
+    query = sa.select(tags.c.tag, sa.func.count()).where(tags.c.tag > after).group_by(tags.c.tag)
+    return [(tag, count) for tag, count in connection.execute(query.order_by(tags.c.tag).limit(limit))]

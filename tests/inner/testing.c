@@ -240,9 +240,9 @@ uint32_t roost_testing_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t i
     return roost_first_probe_s(salt, heard_s, interval_s);
 }
 
-uint32_t roost_testing_probe_interval_s(uint16_t least_s, uint16_t most_s, uint32_t lot, uint32_t heard_s) {
+uint32_t roost_testing_probe_interval_s(uint16_t least_s, uint16_t most_s, uint32_t rcv_nxt, uint32_t ts_recent) {
     const struct roost_class class = {.probe_interval_s = least_s, .most_probe_s = most_s};
-    return roost_probe_interval_s(&class, lot, heard_s);
+    return roost_probe_interval_s(&class, rcv_nxt, ts_recent);
 }
 
 void roost_testing_silence_indexes(uint32_t silence_s, uint32_t index[2]) {

@@ -59,7 +59,7 @@ uint32_t roost_testing_probes_put(struct roost_probes_handle *h);
 uint32_t roost_testing_probes_room(void);
 uint32_t roost_testing_silence_s(uint32_t heard, uint32_t now_s);
 uint32_t roost_testing_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s);
-uint32_t roost_testing_probe_interval_s(uint16_t least_s, uint16_t most_s, uint32_t lot, uint32_t heard_s);
+uint32_t roost_testing_probe_interval_s(uint16_t least_s, uint16_t most_s, uint32_t rcv_nxt, uint32_t ts_recent);
 void roost_testing_silence_indexes(uint32_t silence_s, uint32_t index[2]);
 
 uint32_t roost_testing_probe(const struct roost_key *key, const struct roost_ka *ka, uint64_t now_ms, uint8_t *packet);

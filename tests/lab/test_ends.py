@@ -92,6 +92,26 @@ def test_whoever_answers_no_more_tells_since_when(box: EngineLab) -> None:
         box.lab.nft("nat", "delete table inet vanish")
 
 
+@pytest.mark.engine(service={**PROBED, "persistent": True, "on_server_close": 1}, link_ports=(20000, 20999))
+def test_of_a_pair_whose_server_answers_no_more_the_client_was_not_silent(box: EngineLab) -> None:
+    pair = box.connect()
+    box.wait_for_quiet(pair)
+    box.submit(Op.IDLE, pair)
+    box.wait_state(pair, State.IDLE)
+    box.lab.nft("lan", f"""
+        table inet vanish {{
+            chain arrive {{
+                type filter hook input priority 0;
+                tcp sport {pair.server.getpeername()[1]} drop;
+            }}
+        }}
+    """)  # fmt: skip
+    try:
+        assert last(box, pair) == (Cause.PROBE_TIMEOUT, (None, errno.ETIMEDOUT, None, None))
+    finally:
+        box.lab.nft("lan", "delete table inet vanish")
+
+
 def test_a_server_that_came_by_itself_is_told_by_its_own_address(box: EngineLab) -> None:
     pair = box.connect()
     box.to_idle(pair)

@@ -92,6 +92,19 @@ def test_an_experiment_probes_each_silence_after_another_time(box: EngineLab) ->
     assert box.stat("probe_dead") == 0
 
 
+@pytest.mark.engine(service=PROBED)
+def test_an_experiment_gives_up_a_client_that_was_due_long_ago_after_its_retries(box: EngineLab) -> None:
+    """Its first probe is late; the interval of its silence stays what it was all the same."""
+    pair = aged(box, State.IDLE, 5000)
+    cut_off(box, f"tcp dport {pair.key.client_port} drop;")
+    try:
+        box.engine.update_service(box.spec(4, **PROBED, probe_interval_s=100, most_probe_s=1600))
+        box.wait_state(pair, State.CLOSED, 15)
+    finally:
+        box.lab.nft("nat", "delete table inet vanish")
+    assert only(box, "lost") in range(96, 1601)
+
+
 @BOTH
 @pytest.mark.engine(service=PROBED)
 def test_a_client_that_is_given_up_is_counted_with_its_silence(box: EngineLab, family: int) -> None:

@@ -113,6 +113,15 @@ def test_the_next_run_goes_on_with_a_part_that_has_few_rows_and_ends_one_that_ha
     assert len(store.recent_history(100)) == 60
 
 
+def as_of_layout_1(database: Database, *firsts: int) -> None:
+    """Parts as an earlier version has left them."""
+    database.execute("DROP VIEW history")
+    for first in firsts:
+        for column in ("server", "error", "probes", "silence_s"):
+            database.execute(f"ALTER TABLE history_{first} DROP COLUMN {column}")
+        database.execute(f"UPDATE history_parts SET layout = 1 WHERE first = {first}")
+
+
 def with_ends(n: int) -> bytes:
     ends = ENDS.pack(pack_address("192.0.2.1"), 80, ECONNRESET, 3, 4711)
     return HISTORY.pack(n, 1000 + n, key(n).pack(), 1, State.ACTIVE, State.CLOSED, Cause.SERVER_CLOSE, 1, 2, 3, ends)
@@ -122,32 +131,51 @@ def test_parts_of_an_earlier_layout_stay_as_they_are_and_are_read_beside_new_one
     make: Callable[..., Store], database: Database
 ) -> None:
     store = make()
-    store.add([row(n, n) for n in range(1, 8)])
+    store.add([row(n, n) for n in range(1, 2 * PART + 8)])
     assert written(store)
     store.close()
-    database.execute("DROP VIEW history")
-    for column in ("server", "error", "probes", "silence_s"):
-        database.execute(f"ALTER TABLE history_1 DROP COLUMN {column}")
-    database.execute("UPDATE history_parts SET layout = 1")
+    as_of_layout_1(database, 1, PART + 1, 2 * PART + 1)
     store = make()
     store.add([with_ends(7)])
     assert written(store)
-    assert parts(database) == [1, 8]
+    last = 2 * PART + 8
+    assert parts(database) == [1, PART + 1, 2 * PART + 1, last]
     told = ("192.0.2.1:80", ECONNRESET, 3, 4711)
     ends = [tuple(r[name] for name in ("server", "error", "probes", "silence_s")) for r in store.history_of(7)]
     assert ends == [(None, None, None, None), told]
-    assert [r["seq"] for r in store.recent_history(100)] == list(range(1, 9))
+    assert [r["seq"] for r in store.recent_history(1000)] == list(range(1, last + 1))
     columns = "seq, server, error, probes, silence_s"
-    assert database.execute(f"SELECT {columns} FROM history WHERE seq >= 7 ORDER BY seq") == [
-        (7, None, None, None, None),
-        (8, *told),
+    assert database.execute(f"SELECT {columns} FROM history WHERE seq >= {last - 1} ORDER BY seq") == [
+        (last - 1, None, None, None, None),
+        (last, *told),
     ]
     reader = sa.create_engine(parse_url(database.url))
     with reader.connect() as connection:
         (source,) = (one for one in SOURCES if one.name == "history")
         rows = [tuple(one) for _, batches in chunks_after(connection, source, 1) for batch in batches for one in batch]
     reader.dispose()
-    assert (len(rows), rows[6][-4:], rows[7][-4:]) == (8, (None,) * 4, told)
+    assert (len(rows), rows[6][-4:], rows[-1][-4:]) == (last, (None,) * 4, told)
+
+
+@pytest.mark.parametrize("rows", [0, PART])
+def test_an_empty_part_of_an_earlier_layout_is_begun_anew(
+    make: Callable[..., Store], database: Database, rows: int
+) -> None:
+    store = make()
+    store.add([row(n, n) for n in range(1, rows + 1)])
+    assert written(store)
+    store.close()
+    store = make()
+    store.close()  # it has begun a part, where one was full
+    assert parts(database)[-1] == rows + 1
+    as_of_layout_1(database, *parts(database))
+    for number in (1, 2):
+        store = make()
+        assert store.status.text == "ok"
+        store.add([with_ends(7)])
+        assert written(store)
+        assert [r["seq"] for r in store.history_of(7) if r["server"]] == list(range(rows + 1, rows + 1 + number))
+        store.close()
 
 
 def test_a_transaction_that_fails_while_a_part_ends_leaves_each_row_once(
@@ -332,7 +360,8 @@ def test_a_row_takes_as_many_bytes_as_keep_bytes_counts(sqlite: Sqlite, monkeypa
     for _ in range(10):
         store.add([
             HISTORY.pack(luck.randrange(1, 10_000_000), now, key(n % 65536, 40000).pack(), 1, State.STANDBY, State.IDLE,
-                         Cause.QUIET, luck.randrange(5000), luck.randrange(5000), luck.randrange(600_000), NO_ENDS)
+                         Cause.QUIET, luck.randrange(5000), luck.randrange(5000), luck.randrange(600_000),
+                         ENDS.pack(pack_address("192.0.2.1"), 8080, 0, 0, 0) if n % 4 == 0 else NO_ENDS)
             for n in range(2000)
         ])  # fmt: skip
         assert written(store)

@@ -74,6 +74,8 @@ def test_connections_are_found_by_tag_in_pages_and_together_with_what_else_is_as
     assert box.page(tag="cellar", state="IDLE") == [3, 7]
     assert box.page(tag="cellar", name="*-3") == [3]
     assert box.page(tag="nobody") == []
+    for wrong in ("*", "\0", "x" * 200):
+        assert "`tag`" in box.get("/v1/connections", 400, after="first", tag=wrong)["error"]
     assert box.get("/v1/tags") == [{"tag": "cella", "names": 1}, {"tag": "cellar", "names": 4},
                                    {"tag": "cellars", "names": 1}]  # fmt: skip
 
@@ -87,6 +89,22 @@ def test_tags_stay_when_the_client_connects_again_and_end_with_its_name(box: Box
     assert asked(box.transport, "DELETE", "/v1/names/meter-1").status_code == 200
     box.rig.registry.give("meter-1", key(100).pack(), 100)
     assert box.tags_of("meter-1") == []
+
+
+def test_tags_end_with_a_name_that_another_has_taken_the_place_of(box: Box) -> None:
+    box.tag("meter-1", add=["winter"])
+    box.rig.registry.give("renamed", key(1).pack(), 1)
+    box.rig.registry.commit()
+    assert box.get("/v1/tags") == []
+    box.rig.registry.give("meter-1", key(2).pack(), 2)
+    assert box.tags_of("meter-1") == []
+
+
+def test_all_tags_come_in_pages(box: Box) -> None:
+    box.tag("meter-1", add=["a", "b", "c"])
+    box.tag("meter-2", add=["b"])
+    assert box.get("/v1/tags", limit=2) == [{"tag": "a", "names": 1}, {"tag": "b", "names": 2}]
+    assert box.get("/v1/tags", after="b") == [{"tag": "c", "names": 1}]
 
 
 def test_what_is_no_tag_or_no_name_is_refused_and_nothing_changes(box: Box) -> None:
