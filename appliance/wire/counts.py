@@ -22,7 +22,7 @@ class Tally(NamedTuple):
     tx_bytes: int
 
 
-_ANSWERS_S: Final = (*range(0, 16, 2), *((8 + m) << n for n in range(1, 15) for m in range(8)), 1 << 18)
+_ANSWERS_S: Final = (*range(0, 16, 2), *((8 + m) << n for n in range(1, 15) for m in range(8)))
 SILENCES_S: Final = MappingProxyType(
     {"spoke": (0, *(1 << n for n in range(4, 19))), "answered": _ANSWERS_S, "lost": _ANSWERS_S}
 )

@@ -308,8 +308,8 @@ struct roost_silence_counts {
     uint16_t class;
     uint16_t service; /* whose it is */
     uint32_t spoke[16];
-    uint32_t answered[121];
-    uint32_t lost[121];
+    uint32_t answered[120];
+    uint32_t lost[120];
 };
 
 /* A transition that is of interest to the history alone, as the store keeps it (HISTORY of control/store/schema.py). */
@@ -365,7 +365,7 @@ struct roost_tally {
 
 enum {
     ROOST_TALLIES = 65536,     /* at most at a time; there are some twenty of a class that is used */
-    ROOST_SILENCE_COUNTS = 512 /* at most */
+    ROOST_SILENCE_COUNTS = 256 /* at most */
 };
 
 /* How many connections of a class are in each state (roost_census). */

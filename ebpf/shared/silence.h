@@ -13,11 +13,11 @@
     16 /* 0: less than 16 s; n: 2^(n+3) s and more, but less than the next; the last: 2^18 s and more */
 
 #define ROOST_ANSWERS                                                                                                  \
-    121 /* 0 to 7: 2 s each; 8 n + m: (8 + m) 2^n s and more, but less than the next; the last: 2^18 s and more */
+    120 /* 0 to 7: 2 s each; 8 n + m: (8 + m) 2^n s and more, but less than the next; the last: 15 * 2^14 s and more */
 
 /* There is a place for so many of the services, and for as many of what rules and connections have in place of their defaults: the
  * first ones. Of others nothing is counted. */
-#define ROOST_SILENCE_EACH 256
+#define ROOST_SILENCE_EACH 128
 #define ROOST_SILENCE_PLACES (2 * ROOST_SILENCE_EACH)
 
 static inline __u32 roost_silence_place(__u32 class) {
@@ -33,7 +33,6 @@ static inline __u32 roost_silence_class(__u32 place) {
 struct roost_silences {
     __u32 spoke[ROOST_SILENCES];   /* the client said something by itself */
     __u32 answered[ROOST_ANSWERS]; /* it answered a probe of ours */
-    __u32 unused;                  /* what a reader gets of each processor is a multiple of 8 bytes long */
 };
 
 /* Seconds since a client was heard (roost_ka.heard). Past ROOST_SILENCE_MAX_S it is not known any more how long: the engine

@@ -114,13 +114,13 @@ def silent(**places: int) -> Silences:
 
 def test_silences_are_told_by_what_has_come_and_by_service_and_rules() -> None:
     taken = Taken({1024: "cheap"})
-    taken.engine.silent = {1: silent(spoke_0=2**32 - 1, lost_120=2), 1024: silent(answered_33=5)}
+    taken.engine.silent = {1: silent(spoke_0=2**32 - 1, lost_119=2), 1024: silent(answered_33=5)}
     found = taken.now()
-    assert found[1, ""] == {"spoke after 0": 2**32 - 1, "lost after 262144": 2}
+    assert found[1, ""] == {"spoke after 0": 2**32 - 1, "lost after 245760": 2}
     assert found[1, "cheap"] == {"answered after 144": 5}
-    taken.engine.silent = {1: silent(spoke_0=1, lost_120=3), 1024: silent(answered_33=5)}
+    taken.engine.silent = {1: silent(spoke_0=1, lost_119=3), 1024: silent(answered_33=5)}
     found = taken.now()
-    assert found[1, ""] == {"spoke after 0": 2, "lost after 262144": 1}, "its numbers have wrapped"
+    assert found[1, ""] == {"spoke after 0": 2, "lost after 245760": 1}, "its numbers have wrapped"
     assert (1, "cheap") not in found
 
 
