@@ -119,19 +119,6 @@ static uint32_t may_wait(uint32_t due_s, uint32_t interval_s) {
     return due_s > late_s ? due_s : late_s ? late_s : 1;
 }
 
-/* How far to go of so many seconds: to the next of the places, an eighth apart, that lie on the way. */
-static uint32_t step(uint32_t seconds, uint32_t eighth_s) {
-    return seconds ? (seconds - 1) % eighth_s + 1 : 0;
-}
-
-uint32_t roost_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s) {
-    uint32_t eighth_s = interval_s / LATE, after_s = (heard_s + salt) % interval_s;
-    if (!eighth_s)
-        return interval_s;
-    return after_s < interval_s / 2 ? interval_s - step(after_s, eighth_s)
-                                    : interval_s + step(interval_s - after_s, eighth_s);
-}
-
 /* Whether each silence has an interval of its own: an experiment. */
 static bool varies(const struct roost_class *class) {
     return class->probe_interval_s && class->most_probe_s > class->probe_interval_s;
@@ -143,6 +130,19 @@ uint32_t roost_probe_interval_s(const struct roost_class *class, uint32_t rcv_nx
         return class->probe_interval_s;
     const uint64_t random = roost_hash_of_number((uint64_t)rcv_nxt << 32 | ts_recent);
     return (uint32_t)(least_s * pow(most_s / least_s, (double)random / (double)UINT64_MAX));
+}
+
+/* How far to go of so many seconds: to the next of the places, an eighth apart, that lie on the way. */
+static uint32_t step(uint32_t seconds, uint32_t eighth_s) {
+    return seconds ? (seconds - 1) % eighth_s + 1 : 0;
+}
+
+uint32_t roost_first_probe_s(uint32_t salt, uint32_t heard_s, uint32_t interval_s) {
+    uint32_t eighth_s = interval_s / LATE, after_s = (heard_s + salt) % interval_s;
+    if (!eighth_s)
+        return interval_s;
+    return after_s < interval_s / 2 ? interval_s - step(after_s, eighth_s)
+                                    : interval_s + step(interval_s - after_s, eighth_s);
 }
 
 /* The same, of a client of the bucket that is walked: most were heard at the same time, when they answered the probe before. */

@@ -21,6 +21,7 @@
 #define MIN_MSS 88    /* what TCP_MAXSEG takes */
 #define MAX_MSS 32767 /* loopback's is more */
 #define TIMESTAMPS_SIZE 12
+#define CLOCK_TRIES 8 /* for two readings within a millisecond: the thread may be preempted between them */
 
 static int set(int fd, int option, int value) {
     return setsockopt(fd, IPPROTO_TCP, option, &value, sizeof(value)) ? -errno : 0;
@@ -113,12 +114,16 @@ static int ask(int fd, struct roost_survey_item *seen) {
     if ((e = get(fd, TCP_MAXSEG, &mss, sizeof(mss))))
         return e;
     if (info.tcpi_options & TCPI_OPT_TIMESTAMPS) {
+        uint32_t now_ms, tries = 0;
         seen->flags |= ROOST_F_TIMESTAMPS;
-        if ((e = get(fd, TCP_TIMESTAMP, &timestamp, sizeof(timestamp))))
-            return e;
+        do {
+            now_ms = (uint32_t)roost_monotonic_ms();
+            if ((e = get(fd, TCP_TIMESTAMP, &timestamp, sizeof(timestamp))))
+                return e;
+        } while ((uint32_t)roost_monotonic_ms() != now_ms && ++tries < CLOCK_TRIES);
         /* Kernels since 6.7 clear the lowest bit of what they tell (it marks the unit), so the true clock may be 1 ms
-         * ahead; the clock may be read 1 ms late here. Round up: a TSval must never go back (RFC 7323 5.3). */
-        seen->ts_offset = timestamp + 1 - (uint32_t)roost_monotonic_ms() + 1;
+         * ahead; and it is never behind ours, which is read first. Round up: a TSval must never go back (RFC 7323 5.3). */
+        seen->ts_offset = timestamp + 1 - now_ms;
     }
     if (info.tcpi_options & TCPI_OPT_SACK)
         seen->flags |= ROOST_F_SACK;
