@@ -242,7 +242,8 @@ async def _live(operations: Operations, source: TransitionsPort, past: list[dict
         yield b": roost transitions\n\n" + b"".join(_sse("transition", row) for row in past)
         while True:
             try:
-                await asyncio.wait_for(ready.wait(), HEARTBEAT_S)
+                async with asyncio.timeout(HEARTBEAT_S):  # wait_for() loses a cancellation that comes with an event
+                    await ready.wait()
             except TimeoutError:
                 yield b": still here\n\n"
                 continue

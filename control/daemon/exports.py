@@ -117,5 +117,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:  # Process.kill() would reap it, too
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
-    with suppress(TimeoutError):  # a disk that hangs holds it, and must not hold the daemon
-        await asyncio.wait_for(process.wait(), KILLED_S)
+    # A disk that hangs holds it, and must not hold the daemon. wait_for() loses a cancellation that comes with the end.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(KILLED_S):
+            await process.wait()

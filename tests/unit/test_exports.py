@@ -176,6 +176,23 @@ def test_an_end_while_one_is_being_begun_leaves_no_process_and_says_nothing(
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+@pytest.mark.parametrize("turns", range(5))
+def test_a_cancellation_that_comes_with_the_end_of_one_is_obeyed(turns: int) -> None:
+    """Of asyncio.wait_for() it would be lost (Python 3.11), and exports went on in a daemon that ends."""
+
+    async def scene() -> None:
+        process = await asyncio.create_subprocess_exec("true")
+        await process.wait()
+        ending = asyncio.ensure_future(exports._end(process))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        cancelled = ending.cancel()
+        await asyncio.wait({ending})
+        assert ending.cancelled() == cancelled
+
+    asyncio.run(scene())
+
+
 def test_an_error_is_over_with_the_next_that_is_made_and_where_another_directory_is_asked_for(tmp_path: Path) -> None:
     wanted = Export(directory=str(tmp_path), every="1s")
 
