@@ -18,10 +18,9 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -39,14 +38,14 @@ from control.store.database import (
     reason,
     set_meta,
 )
-from control.store.history import History, Seen
+from control.store.history import History
 from control.store.history_rows import history_values
+from control.store.latest import Latest
 from control.store.migrate import prepare_tables
 from control.store.owner import LEASE_S, FencedError, LeaseRunsError, OwnedError, Owner, Ownership
-from control.store.queues import APPENDED_BOUND, ID, Batch, Pieces, Queues, unsettled
-from control.store.reading import Reader
-from control.store.schema import HISTORY, KEY, SUCCESSOR, Keyed, successors
-from control.store.statements import HISTORY_COLUMNS, write_keyed
+from control.store.queues import APPENDED_BOUND, Batch, Queues
+from control.store.schema import HISTORY, Keyed, successors
+from control.store.statements import write_keyed
 
 log = logging.getLogger("roost.store")
 
@@ -63,9 +62,6 @@ LOCK_S: Final = 2.0
 
 SLEEP_BOUND: Final = 50_000
 """Records that wait to be put to sleep; what comes then stays IDLE until there is room (13 MB is what they cost)."""
-
-READER_S: Final = 5.0
-"""How long a reader of history waits for the commit of a row without a number: a disk may stall for a second."""
 
 WATCH_S: Final = 1.0
 """How often the path of a database is looked at, at least."""
@@ -86,27 +82,7 @@ CLOSED_ROWS: Final = 10_000
 """Of a page of sleepers that are let go."""
 
 
-@dataclass(slots=True)
-class StoreStatus:
-    """What `roost status` says about the store."""
-
-    error: str = ""
-    pending_sleep: int = 0
-    pending_history: int = 0
-    dropped_history: int = 0
-    dropped_attaches: int = 0
-    dropped_snapshots: int = 0
-    written_history: int = 0
-    kept_history: int = 0
-    rescued: int = 0
-    last_commit_ms: float = 0.0
-
-    @property
-    def text(self) -> str:
-        return f"error: {self.error}" if self.error else "ok"
-
-
-class Store(Reader):
+class Store(Latest):
     """The database of one daemon. `add`, `status` and the reads may be called from any thread, `read` from one only."""
 
     def __init__(
@@ -122,8 +98,9 @@ class Store(Reader):
         take_over: bool = False,
     ) -> None:
         self._url = parse_url(url)
-        super().__init__(self._url)
-        self._owner = owner = owner or Owner.here()
+        owner = owner or Owner.here()
+        super().__init__(self._url, History(keep_days, keep_bytes), Queues(history_bound), owner.boot_id)
+        self._owner = owner
         self._run_started = time.time_ns() // 1_000_000
         self._run_number: int | None = None
         self._run_dropped = 0  # as the database has it
@@ -131,33 +108,23 @@ class Store(Reader):
         self._on_slept = on_slept
         self._keep_days = keep_days
         self._keep_bytes = keep_bytes
-        self._history = History(keep_days, keep_bytes)
         self._batch = batch
-        self._queues = Queues(history_bound)
-        self._being_written = Batch()
         self._generation = time.time_ns()
-        self._settled_rows = self._settled_keyed = 0  # of what was queued ever: committed
         self._gathering = False  # the writer waits for more
-        lock = threading.RLock()
-        self._wake, self._committed = threading.Condition(lock), threading.Condition(lock)
         self._closing = False
-        self._status = StoreStatus()
         self._prepared = False
         self._wanted_services: dict[str, int] = {}
-        self._boot_id = owner.boot_id
         self._max_id = 0
         self._next_prune = time.monotonic() + 60.0
         self._writer_engine = open_engine(self._url, timeout_s=LOCK_S, writer=True)
         self._path = (self._url.database or "") if self._url.get_backend_name() == "sqlite" else ""
         self._opened: file.Identity = ()
         self._damage: file.DamagedError | None = None
-        self._unheard: dict[bytes, sleeping.Committed] = {}  # committed, and not said to on_slept yet
         if self._path:
             file.note_files(self._writer_engine, self._path)
             file.refuse_others(self._reader_engine, self._path, lambda: self._opened)
         self._checking = threading.Lock()
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -448,14 +415,6 @@ class Store(Reader):
             elif not self._gathering:
                 self._wake.notify()
 
-    @property
-    def status(self) -> StoreStatus:
-        with self._wake:
-            self._status.pending_sleep = len(self._queues.ops) + len(self._being_written.ops)
-            self._status.pending_history = len(self._queues.rows) + len(self._being_written.rows)
-            self._status.kept_history = self._history.kept_rows
-            return self._status
-
     def _run(self) -> None:
         failures = 0
         while True:
@@ -604,102 +563,3 @@ class Store(Reader):
         # the tables again.
         self._prepared = False
         self._writer_engine.dispose()
-
-    # -- reading ------------------------------------------------------------------------------------------------------
-
-    def flush(self, timeout_s: float = 1.0) -> bool:
-        """Wait until all the history, appended rows and rows of schema.KEYED that were queued by now are committed;
-        whether they are. A database that cannot be written is not waited for."""
-        with self._wake:
-            rows, changes = self._queues.queued_rows, self._queues.queued_keyed
-
-            def settled() -> bool:
-                return self._settled_rows >= rows and self._settled_keyed >= changes
-
-            if self._thread is not None:
-                self._queues.urgent = self._queues.urgent or not settled()
-                self._wake.notify()
-                self._committed.wait_for(lambda: settled() or bool(self._status.error), timeout_s)
-            return settled()
-
-    def named(self, kind: str, names: Sequence[str] = (), numbers: Sequence[int] = ()) -> dict[str, bytes]:
-        """As Reader has it, but as if all that waits were written."""
-        with self._wake:
-            batches = self._being_written.keyed, self._queues.keyed
-            if numbers:  # any of them may have one
-                waiting = {name: row for batch in batches for (where, name), row in batch.items() if where == kind}
-            else:
-                waiting = {name: batch[kind, name] for batch in batches for name in names if (kind, name) in batch}
-        found: dict[Any, bytes | None] = {**super().named(kind, names, numbers), **waiting}
-        wanted, of = frozenset(names), frozenset(numbers)
-        return {
-            name: row
-            for name, row in found.items()
-            if row and (name in wanted or ID.unpack_from(row, KEY.size)[0] in of)
-        }
-
-    def asleep(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, bytes] | None]:
-        """key -> (ka, rest), or None when no row is found by that key alone. Of what is about to be written or
-        forgotten, and of such a row that an earlier boot wrote (it is about to be put back), it is not known yet: those
-        keys are left out. Like `read` in all else."""
-        with self._wake:
-            batches = [*unsettled(self._queues), *unsettled(self._being_written), self._unheard]
-            open_ = {key for key in keys if any(key in batch for batch in batches)}
-        found: dict[bytes, tuple[bytes, bytes] | None] = {key: None for key in keys if key not in open_}
-        for key, ka, rest, boot in self._read_rows(dict.fromkeys(found, 0)):
-            if boot == self._boot_id:
-                found[key] = ka, rest
-            else:
-                found.pop(key, None)
-        return found
-
-    def last_states(self, first: int, last: int) -> Iterator[tuple[int, str, int, int]]:
-        """History.last_states."""
-        with self._reading() as connection:
-            yield from self._history.last_states(connection, first, last)
-
-    def history_of(self, number: int, limit: int = 100) -> list[dict[str, Any]]:
-        """The last `limit` transitions of a connection, oldest first; columns of a part of the history, and where it
-        was closed the number of its successor, None: it has none. What waits to be written is among them."""
-        return self._transitions(number, limit)
-
-    def recent_attaches(self, limit: int, failed: bool = False) -> list[appended.Attach]:
-        """appended.recent_attaches; what waits to be written is waited for, READER_S at most."""
-        self.flush(READER_S)
-        with self._reading() as connection:
-            return appended.recent_attaches(connection, limit, failed)
-
-    def recent_snapshots(self, moments: int) -> list[appended.Snapshot]:
-        """appended.recent_snapshots, likewise."""
-        self.flush(READER_S)
-        with self._reading() as connection:
-            return appended.recent_snapshots(connection, moments)
-
-    def recent_history(self, limit: int = 100) -> list[dict[str, Any]]:
-        """The last `limit` transitions of all, oldest first."""
-        return self._transitions(None, limit)
-
-    def _transitions(self, number: int | None, limit: int) -> list[dict[str, Any]]:
-        seen, rows, changed = self._snapshot(number, limit)
-        if rows.any_unnumbered():  # the row of `sleeping` has the number
-            if not self.flush(READER_S):
-                log.warning("store: history was asked for, and its last %d rows are not written",
-                            self.status.pending_history)  # fmt: skip
-            seen, rows, changed = self._snapshot(number, limit)
-        waiting = rows.newest(number, limit)
-        with self._reading() as connection:
-            values = history_values(connection, self._epochs, b"".join(row for _, row in waiting))
-            found = [dict(zip(HISTORY_COLUMNS, (seen.next_row + place, *value), strict=True))
-                     for (place, _), value in zip(waiting, values, strict=True)]  # fmt: skip
-            found += self._history.rows(connection, seen, number, limit - len(found))
-        closed = [row["id"] for row in found if row["to"] == State.CLOSED]
-        by = self.successors_of(closed) if closed else {}
-        by |= {one: SUCCESSOR.unpack(row)[0] for one in closed if (row := changed.get(("successors", one)))}
-        return [row | {"successor": by.get(row["id"]) if row["to"] == State.CLOSED else None} for row in found[::-1]]
-
-    def _snapshot(self, number: int | None, limit: int) -> tuple[Seen, Pieces, dict[Keyed, bytes | None]]:
-        """What is committed, what waits to be (rows of history; rows of schema.KEYED): at one moment."""
-        with self._wake:
-            written = self._being_written
-            rows = (Pieces() if written.settled else written.rows) + self._queues.rows
-            return self._history.see(number, limit), rows, written.keyed | self._queues.keyed

@@ -33,9 +33,10 @@ from control.core.states import Cause, State
 from control.dispatch.dispatcher import Dispatcher
 from control.reach.reach import Reach
 from control.store import store as store_module
+from control.store.latest import StoreStatus
 from control.store.schema import KEYED, Keyed
 from control.store.sleeping import References, SleepingRow
-from control.store.store import Store, StoreStatus
+from control.store.store import Store
 from tests.databases import Database, written
 from tests.reboot import age
 from tests.unit.fake_engine import FakeEngine, key
