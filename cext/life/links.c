@@ -348,6 +348,14 @@ void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_ca
     c->sinks = cause == ROOST_C_SERVER_CLOSE;
 }
 
+static void begin_unlinking(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
+    c->server.shut = true;
+    c->link = ROOST_UNLINKING;
+    c->unlink_cause = (uint8_t)cause;
+    c->link_deadline_ms = e->now_ms + UNLINK_MS;
+    roost_conn_run(e, c);
+}
+
 /* A link that is being made is not wanted any more. False: it is made already, and only the event is still to come. Then
  * it ends like any other, for the server may have spoken, and what it says is acknowledged. */
 static bool give_up(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
@@ -355,8 +363,17 @@ static bool give_up(struct roost_engine *e, struct roost_conn *c, enum roost_cau
         is_made(e, c);
         return false;
     }
-    roost_link_drop(e, c, cause);
-    roost_conn_run(e, c);
+    if (roost_connect_undo(c->server.fd)) {
+        roost_link_drop(e, c, cause);
+        roost_conn_run(e, c);
+        return true;
+    }
+    free(c->server.pending); /* our header, which is not sent any more */
+    c->server.pending = NULL;
+    c->retry_ms = 0;
+    if (c->place)
+        roost_pool_linked(roost_pool_of(e, c->service), c->place - 1);
+    begin_unlinking(e, c, cause);
     return true;
 }
 
@@ -376,11 +393,7 @@ static int end(struct roost_engine *e, struct roost_conn *c, enum roost_cause ca
     if (c->link == ROOST_UNLINKING)
         return 0;
     shutdown(c->server.fd, SHUT_WR);
-    c->server.shut = true;
-    c->link = ROOST_UNLINKING;
-    c->unlink_cause = (uint8_t)cause;
-    c->link_deadline_ms = e->now_ms + UNLINK_MS;
-    roost_conn_run(e, c);
+    begin_unlinking(e, c, cause);
     return 0;
 }
 
@@ -432,10 +445,6 @@ int roost_link_unacknowledged(const struct roost_conn *c) {
 
 /* The server has ended and we have not: end it our side, and wait whether it takes what the client sent. */
 void roost_link_settle(struct roost_engine *e, struct roost_conn *c) {
-    c->link = ROOST_UNLINKING;
-    c->unlink_cause = ROOST_C_SERVER_CLOSE;
-    c->server.shut = true;
     shutdown(c->server.fd, SHUT_WR);
-    c->link_deadline_ms = e->now_ms + UNLINK_MS;
-    roost_conn_run(e, c);
+    begin_unlinking(e, c, ROOST_C_SERVER_CLOSE);
 }

@@ -42,3 +42,8 @@ bool roost_is_connected(int fd) {
     socklen_t size = sizeof(peer);
     return fd >= 0 && !getpeername(fd, (struct sockaddr *)&peer, &size);
 }
+
+bool roost_connect_undo(int fd) {
+    shutdown(fd, SHUT_WR); /* in SYN_SENT it disconnects */
+    return !roost_is_connected(fd);
+}

@@ -11,5 +11,8 @@
  * the handshake is ended by what is sent first. A descriptor or -errno. */
 int roost_connect(const struct roost_server *to, bool held, const uint8_t *from, uint16_t port_be);
 bool roost_is_connected(int fd);
+/* Takes back a connection that is being made. False: it was made meanwhile, and our FIN is sent. The kernel decides at once: one
+ * that is closed after a look at it may be made in between, and what its server says would be reset. */
+bool roost_connect_undo(int fd);
 
 #endif

@@ -13,6 +13,7 @@
 #include "cext/table/interned.h"
 #include "cext/inband/inband.h"
 #include "cext/life/life.h"
+#include "cext/socket/connect.h"
 #include "cext/socket/proxy_header.h"
 #include "cext/socket/repair.h"
 #include "cext/socket/segment.h"
@@ -794,6 +795,10 @@ int roost_testing_rules_find(struct roost_rule *rule, uint32_t count, uint16_t s
         found[i] = roost_rules_find(&rules, service, clients + 16 * i);
     roost_rules_free(&rules);
     return 0;
+}
+
+int roost_testing_connect_undo(int fd) {
+    return roost_connect_undo(fd);
 }
 
 void roost_testing_classes_adopt(struct roost_classes_handle *h, const uint32_t *holders, uint32_t count) {

@@ -108,6 +108,8 @@ int roost_testing_rules_find(struct roost_rule *rule, uint32_t count, uint16_t s
 /* A successor counts these holders, and no others. */
 void roost_testing_classes_adopt(struct roost_classes_handle *h, const uint32_t *holders, uint32_t count);
 
+int roost_testing_connect_undo(int fd);
+
 struct roost_hosts_handle;
 struct roost_hosts_handle *roost_testing_hosts(void);
 void roost_testing_hosts_free(struct roost_hosts_handle *h);
