@@ -184,7 +184,8 @@ static uint32_t probe(struct walk *w, struct roost_ka *slot, bool v4) {
     uint32_t interval_s = roost_probe_interval_s(class, slot->rcv_nxt, slot->ts_recent);
     uint32_t due_s = varies(class) ? interval_s : first_probe_s(w, since_s, interval_s);
     if (quiet_s < due_s) {
-        /* Of an experiment the interval that follows when it is heard, which nobody tells, may be shorter than this one. */
+        /* Of an experiment the interval that follows when it is heard may be shorter than this one, and XDP, which notes that it is
+         * heard, does not bring the bucket's due time forward. */
         uint32_t most_s = varies(class) ? class->probe_interval_s : due_s;
         return due_s - quiet_s < most_s ? due_s - quiet_s : most_s;
     }

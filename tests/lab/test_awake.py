@@ -24,6 +24,18 @@ def vanish(box: EngineLab, *pairs: Pair) -> None:
     cut_off(box, f"tcp sport {{ {ports} }} drop; tcp dport {{ {ports} }} drop;")
 
 
+def let_server_vanish(box: EngineLab, pair: Pair) -> None:
+    """Likewise, in "lan"."""
+    box.lab.nft("lan", f"""
+        table inet vanish {{
+            chain arrive {{
+                type filter hook input priority 0;
+                tcp sport {pair.server.getpeername()[1]} drop;
+            }}
+        }}
+    """)  # fmt: skip
+
+
 @pytest.mark.engine(service=CHECKED)
 def test_clients_that_vanish_while_they_are_awake_are_found_dead_and_their_servers_told(box: EngineLab) -> None:
     living, vanished, standing = box.connect(), box.connect(), box.connect(6)
@@ -47,14 +59,7 @@ def test_a_server_that_vanishes_is_found_dead_and_its_client_told(box: EngineLab
     pair = box.connect()
     pair.client.sendall(b"is anybody there?")  # and no answer: its bytes may be lost
     assert pair.server.recv(100) == b"is anybody there?"
-    box.lab.nft("lan", f"""
-        table inet vanish {{
-            chain arrive {{
-                type filter hook input priority 0;
-                tcp sport {pair.server.getpeername()[1]} drop;
-            }}
-        }}
-    """)  # fmt: skip
+    let_server_vanish(box, pair)
     try:
         box.wait_state(pair, State.CLOSED, 20)
         with pytest.raises(ConnectionResetError):

@@ -11,7 +11,7 @@ import pytest
 from appliance.wire import Ends, Op
 from control.core.states import Cause, State
 from tests.lab.engine_lab import PORT, EngineLab, Pair, receive, reset
-from tests.lab.test_awake import vanish
+from tests.lab.test_awake import let_server_vanish, vanish
 
 PROBED = {"probe_interval_s": 1, "probe_retry_s": 1, "probe_count": 2}
 
@@ -98,14 +98,7 @@ def test_of_a_pair_whose_server_answers_no_more_the_client_was_not_silent(box: E
     box.wait_for_quiet(pair)
     box.submit(Op.IDLE, pair)
     box.wait_state(pair, State.IDLE)
-    box.lab.nft("lan", f"""
-        table inet vanish {{
-            chain arrive {{
-                type filter hook input priority 0;
-                tcp sport {pair.server.getpeername()[1]} drop;
-            }}
-        }}
-    """)  # fmt: skip
+    let_server_vanish(box, pair)
     try:
         assert last(box, pair) == (Cause.PROBE_TIMEOUT, (None, errno.ETIMEDOUT, None, None))
     finally:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any, cast
 
 import httpx
@@ -25,3 +26,14 @@ def asked(transport: httpx.ASGITransport, method: str, path: str, **request: Any
             return await client.request(method, path, **request)
 
     return asyncio.run(ask())
+
+
+def pages_of_connections(transport: httpx.ASGITransport, **query: Any) -> Iterator[list[int]]:
+    """The numbers on each page, from the first to the last."""
+    after = "first"
+    while after:
+        answer = asked(transport, "GET", "/v1/connections", params={"after": after, **query})
+        assert answer.status_code == 200, answer.text
+        page = answer.json()
+        yield [row["id"] for row in page["connections"]]
+        after = page["next"]

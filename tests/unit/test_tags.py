@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ from control.channel.operations import Operations
 from control.core.states import State
 from control.store.tagging import OF_A_NAME
 from tests.databases import Database
-from tests.unit.asked import asked, transport
+from tests.unit.asked import asked, pages_of_connections, transport
 from tests.unit.fake_engine import key
 from tests.unit.test_registry import Rig
 
@@ -41,12 +42,7 @@ class Box:
         return cast("list[str]", self.get(f"/v1/names/{name}/tags")["tags"])
 
     def page(self, **query: Any) -> list[int]:
-        pages, after = [], "first"
-        while after:
-            page = self.get("/v1/connections", after=after, **query)
-            pages += [row["id"] for row in page["connections"]]
-            after = page["next"]
-        return pages
+        return [*chain.from_iterable(pages_of_connections(self.transport, **query))]
 
 
 @pytest.fixture

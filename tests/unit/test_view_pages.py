@@ -14,7 +14,7 @@ from control.channel.api import PAGE_ROWS
 from control.channel.operations import Operations
 from control.core.states import State
 from tests.databases import Database, Sqlite
-from tests.unit.asked import asked, transport
+from tests.unit.asked import asked, pages_of_connections, transport
 from tests.unit.fake_engine import key
 from tests.unit.test_registry import Rig
 
@@ -38,12 +38,7 @@ class Box:
         return [httpx.Response(200, text=line).json()["id"] for line in answer.text.splitlines()]
 
     def paged(self, **query: Any) -> list[list[int]]:
-        pages, after = [], "first"
-        while after:
-            page = self.ask(after=after, **query).json()
-            pages.append([row["id"] for row in page["connections"]])
-            after = page["next"]
-        return pages
+        return list(pages_of_connections(self.transport, **query))
 
 
 @pytest.fixture
