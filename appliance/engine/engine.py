@@ -341,7 +341,7 @@ class Engine:
             return {name: int(value) for bit, (name, value) in enumerate(values) if bits & 1 << bit}
 
         in_band = of(raw.given & ~raw.by_command) | ({"always_active": 1} if raw.always_active else {})
-        return Own(in_band, of(raw.by_command))
+        return Own(in_band, of(raw.by_command), int(raw.group))
 
     def find_class(self, key: bytes) -> dict[str, int]:
         """The policy in force for the connection with this packed key: values of struct roost_class."""

@@ -11,6 +11,7 @@ from appliance.wire.counts import SILENCES_S, Census, Silences, Tally
 from appliance.wire.messages import (
     CANDIDATE,
     ENDS,
+    GIVEN_GROUP,
     NO_ENDS,
     NO_FIRST_BYTE,
     OVERRIDES,

@@ -25,8 +25,12 @@ ENDS: Final = struct.Struct("=16sHBBI")
 
 NO_ENDS: Final = bytes(ENDS.size)
 
-OVERRIDES: Final = struct.Struct("=3IIBBBx")
-"""struct roost_overrides: quiet_ms of ACTIVE, STANDBY and IDLE, probe_interval_s, given, always_active, by_command."""
+OVERRIDES: Final = struct.Struct("=3IIBBBB")
+"""struct roost_overrides: quiet_ms of ACTIVE, STANDBY and IDLE, probe_interval_s, given, always_active, by_command,
+group."""
+
+GIVEN_GROUP: Final = 16
+"""Of a command GIVE, in `count`: the connection is in this group (ROOST_GIVEN_GROUP)."""
 
 OVERRIDES_BYTES: Final = OVERRIDES.size
 
@@ -124,11 +128,12 @@ class Obstacles:
 
 
 class Own(NamedTuple):
-    """What is set for one connection alone (struct roost_overrides), by in-band requests and by commands: intervals by
-    their names there (0: never), and `always_active`."""
+    """What one connection alone has (struct roost_overrides), by in-band requests and by commands: intervals by their
+    names there (0: never), and `always_active`; and the number of its group, 0: it is in none."""
 
     in_band: Mapping[str, int] = MappingProxyType({})
     by_command: Mapping[str, int] = MappingProxyType({})
+    group: int = 0
 
 
 class Ends(NamedTuple):

@@ -147,12 +147,14 @@ class ServiceSpec:
 class RuleEntry:
     """Of the clients of a service in this network these values are in force (struct roost_rule). service: its number.
     network: 16 bytes, IPv4-mapped for IPv4, host bits zero; bits: how many of the 128 count. policy: an index into the
-    policies that are given with it."""
+    policies that are given with it. group: of the connections that it is for; 0: of those without one, and of groups
+    that the service has no entries of."""
 
     service: int
     network: bytes
     bits: int
     policy: int
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)

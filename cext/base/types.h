@@ -64,8 +64,8 @@ enum roost_op {
     ROOST_OP_DESCEND = 15,   /* count: so many in IDLE that have been quiet longest, nearly, are due for SLEEP, and
                                   ROOST_EV_SLEEP_DUE follows with this cause */
     ROOST_OP_GIVE = 16 /* key + id, whatever the state: of the values in count, bits as in `given`, the connection has
-                                 those that overrides gives, and its policy's in place of the others. ROOST_EV_DONE
-                                 follows */
+                                 those that overrides gives, and its policy's in place of the others; with
+                                 ROOST_GIVEN_GROUP, that group. ROOST_EV_DONE follows */
 };
 
 /* A sentence for people: why something failed, of which object, and what to do. */
@@ -215,6 +215,7 @@ struct roost_service {
 struct roost_rule {
     uint8_t network[16]; /* IPv4-mapped for IPv4; what lies behind its bits is 0 */
     uint8_t bits;        /* of these 128 */
+    uint8_t group; /* of the connections that it is for; 0: of those without one, and of groups without rules there */
     uint16_t service;
     uint32_t policy; /* which of those that are given with it */
 };

@@ -20,9 +20,13 @@ uint16_t roost_class_of_service(uint16_t service) {
     return service < ROOST_CLASS_SERVICES ? service : ROOST_CLASS_NONE;
 }
 
-uint16_t roost_class_for(const struct roost_engine *e, const struct roost_key *key, uint16_t service) {
-    uint32_t ruled = roost_rules_find(&e->rules.in_force, service, key->client);
+static uint16_t class_for(const struct roost_engine *e, const struct roost_key *key, uint16_t service, uint8_t group) {
+    uint32_t ruled = roost_rules_find(&e->rules.in_force, service, group, key->client);
     return ruled == ROOST_NO_RULE ? roost_class_of_service(service) : (uint16_t)ruled;
+}
+
+uint16_t roost_class_for(const struct roost_engine *e, const struct roost_key *key, uint16_t service) {
+    return class_for(e, key, service, 0);
 }
 
 const struct roost_class *roost_class_of(const struct roost_engine *e, uint32_t class) {
@@ -65,10 +69,11 @@ static uint32_t intern(struct roost_engine *e, uint32_t base, const struct roost
 /* What is to stand in place of this class, with a use of it taken; the same one, without, where nothing changes or there is no
  * room for what was set in band. */
 static uint32_t renewed(struct roost_engine *e, const struct roost_key *key, uint16_t service, uint32_t class) {
-    uint32_t base = roost_class_for(e, key, service);
+    const struct roost_overrides *own = &roost_class_of(e, class)->own;
+    uint32_t base = class_for(e, key, service, own->group);
     if (base == roost_classes_base(&e->table.classes, class))
         return class;
-    uint32_t fresh = intern(e, base, &roost_class_of(e, class)->own);
+    uint32_t fresh = intern(e, base, own);
     return fresh == ROOST_CLASS_FULL ? class : fresh;
 }
 
@@ -130,12 +135,24 @@ int roost_class_set(struct roost_engine *e, struct roost_conn *c, const struct r
     return 0;
 }
 
+/* What outlives the pins: the control plane knows the group of a connection by its name. */
+static struct roost_overrides lasting(struct roost_overrides own) {
+    own.group = 0;
+    return own;
+}
+
+static bool lasts(const struct roost_overrides *own) {
+    static const struct roost_overrides nothing;
+    struct roost_overrides kept = lasting(*own);
+    return memcmp(&kept, &nothing, sizeof(nothing)) != 0;
+}
+
 /* In place of a record the event has what is set for the connection alone. */
 static void post_own(struct roost_engine *e, struct roost_event *event, const struct roost_key *key, uint32_t class) {
     memset(&event->record, 0, sizeof(event->record));
     event->type = ROOST_EV_OVERRIDES;
     event->overridden.key = *key;
-    event->overridden.overrides = roost_class_of(e, class)->own;
+    event->overridden.overrides = lasting(roost_class_of(e, class)->own);
     roost_mailbox_post(&e->box, event);
 }
 
@@ -182,10 +199,12 @@ int roost_class_restore(struct roost_engine *e, const struct roost_command *comm
         return ENOENT;
     bool conn = h.by == ROOST_BY_CONN;
     uint16_t service = conn ? h.conn->service : roost_table_service(&e->table, h.slot);
-    uint32_t has = class_held(&h);
-    if (roost_classes_base(&e->table.classes, has) != has || (conn && h.conn->own_untold))
+    const struct roost_overrides *has = &roost_class_of(e, class_held(&h))->own;
+    struct roost_overrides own = command->overrides;
+    if (lasts(has) || (conn && h.conn->own_untold))
         return 0; /* it has set others since, or kept these */
-    uint32_t class = intern(e, roost_class_for(e, &command->record.key, service), &command->overrides);
+    own.group = has->group;
+    uint32_t class = intern(e, class_for(e, &command->record.key, service, own.group), &own);
     if (class == ROOST_CLASS_FULL)
         return ENOSPC;
     put_class(e, &h, class);
@@ -201,6 +220,8 @@ static struct roost_overrides give(struct roost_overrides own, const struct roos
         own.probe_interval_s = given->given & ROOST_GIVEN_PROBE ? given->probe_interval_s : 0;
     if (asked & ALWAYS_ACTIVE)
         own.always_active = 0;
+    if (asked & ROOST_GIVEN_GROUP)
+        own.group = given->group;
     own.given = (uint8_t)((own.given & ~asked) | (given->given & asked));
     own.by_command = (uint8_t)((own.by_command & ~asked) | (given->given & asked));
     return own;
@@ -215,10 +236,15 @@ int roost_class_give(struct roost_engine *e, const struct roost_command *command
     struct roost_overrides own = give(*before, &command->overrides, (uint8_t)command->count);
     if (!memcmp(&own, before, sizeof(own)))
         return 0;
-    uint32_t class = intern(e, roost_classes_base(&e->table.classes, has), &own);
+    struct roost_overrides kept = lasting(own), kept_before = lasting(*before);
+    bool untold = memcmp(&kept, &kept_before, sizeof(kept)) != 0;
+    uint16_t service = h.by == ROOST_BY_CONN ? h.conn->service : roost_table_service(&e->table, h.slot);
+    uint32_t class = intern(e, class_for(e, &command->record.key, service, own.group), &own);
     if (class == ROOST_CLASS_FULL)
         return ENOSPC;
     put_class(e, &h, class);
+    if (!untold)
+        return 0;
     if (h.by == ROOST_BY_CONN) {
         h.conn->own_untold = true; /* said when it goes IDLE */
         return 0;

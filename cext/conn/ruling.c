@@ -76,15 +76,16 @@ static struct roost_rule_key key_of(const struct roost_rule *rule) {
 /* Not at once: meanwhile a newborn gets its class by the rules from before, by these, or by a shorter network's. The round that
  * follows finds it. How many networks there was no memory for. */
 static int tell_xdp(struct roost_engine *e, struct brought *b) {
-    int map = e->path.map_fd[ROOST_MAP_rules], untold = 0;
+    int map = e->path.map_fd[ROOST_MAP_rules], untold = 0; /* a newborn has no group */
     for (uint32_t i = 0; i < e->rules.told_count; i++) {
         struct roost_rule_key key = key_of(&e->rules.told[i]);
-        if (!bsearch(&e->rules.told[i], b->rule, b->count, sizeof(*b->rule), roost_rules_compare))
+        if (!e->rules.told[i].group &&
+            !bsearch(&e->rules.told[i], b->rule, b->count, sizeof(*b->rule), roost_rules_compare))
             bpf_map_delete_elem(map, &key);
     }
     for (uint32_t i = 0; i < b->count; i++) {
         struct roost_rule_key key = key_of(&b->rule[i]);
-        untold += bpf_map_update_elem(map, &key, &b->class[b->rule[i].policy], BPF_ANY) != 0;
+        untold += !b->rule[i].group && bpf_map_update_elem(map, &key, &b->class[b->rule[i].policy], BPF_ANY) != 0;
     }
     free(e->rules.told);
     e->rules.told = b->rule;
@@ -133,8 +134,9 @@ static void tally(struct roost_engine *e, const struct brought *b, const struct 
     const struct roost_key *key = &event->record.key;
     const struct roost_conn *c = roost_conn_by_key(e, key);
     uint16_t service = event->record.service;
-    uint32_t found = roost_rules_find(&b->ranges, service, key->client), at = found == ROOST_NO_RULE ? policies : found;
     const struct roost_class *now = roost_class_of(e, c ? c->class : event->record.ka.class);
+    uint32_t found = roost_rules_find(&b->ranges, service, now->own.group, key->client);
+    uint32_t at = found == ROOST_NO_RULE ? policies : found;
     const struct roost_class *base =
         found == ROOST_NO_RULE ? roost_class_of(e, roost_class_of_service(service)) : &policy[found];
     struct roost_class then = roost_class_derive(base, &now->own);

@@ -137,8 +137,9 @@ void roost_recall_frame(struct roost_engine *e, const struct roost_frame *f) {
 
 bool roost_recall_command(struct roost_engine *e, struct roost_command *command, int *error) {
     const struct roost_key *key = &command->record.key;
-    bool about_its_class =
-        command->op == ROOST_OP_OVERRIDE || command->op == ROOST_OP_GIVE; /* its slot says it, and stays */
+    /* Its slot says it from then on, and stays. Without one it is in no group, so there is nothing to take. */
+    bool takes_group = command->op == ROOST_OP_GIVE && command->count == ROOST_GIVEN_GROUP && !command->overrides.group;
+    bool about_its_class = command->op == ROOST_OP_OVERRIDE || (command->op == ROOST_OP_GIVE && !takes_group);
     bool about_one = about_its_class || command->op == ROOST_OP_WAKE || command->op == ROOST_OP_CLOSE ||
                      command->op == ROOST_OP_ATTACH;
     if (!about_one || (command->id && roost_conn_by_id(e, command->id)) || roost_whose(e, key).by != ROOST_BY_NONE ||

@@ -17,7 +17,8 @@
 #include "ebpf/shared/class.h"
 
 #define ROOST_CLASS_FULL 0xffffffffu
-#define ROOST_GIVEN_PROBE 8 /* of roost_overrides.given; below it the quiet intervals */
+#define ROOST_GIVEN_PROBE 8  /* of roost_overrides.given; below it the quiet intervals */
+#define ROOST_GIVEN_GROUP 16 /* of ROOST_OP_GIVE alone */
 
 enum roost_ruled { /* of a class */
     ROOST_RULED_NOT = 0,

@@ -22,11 +22,16 @@ static number open_bits(uint8_t bits) {
     return bits < 128 ? ~(number)0 >> bits : 0;
 }
 
+static uint32_t section_of(uint16_t service, uint8_t group) {
+    return (uint32_t)service << 8 | group;
+}
+
 int roost_rules_compare(const void *one, const void *other) { /* what lies in a network follows it */
     const struct roost_rule *a = one, *b = other;
+    uint32_t of_a = section_of(a->service, a->group), of_b = section_of(b->service, b->group);
     int by_network = memcmp(a->network, b->network, sizeof(a->network));
-    if (a->service != b->service)
-        return a->service < b->service ? -1 : 1;
+    if (of_a != of_b)
+        return of_a < of_b ? -1 : 1;
     return by_network ? by_network : a->bits - b->bits;
 }
 
@@ -42,7 +47,7 @@ int roost_rules_sort(struct roost_rule *rule, uint32_t count) {
     return 0;
 }
 
-/* The ranges of one service, while they are made. */
+/* The ranges of one section, while they are made. */
 struct making {
     struct roost_rule_range *range;
     uint32_t count;
@@ -74,10 +79,10 @@ static void leave(struct making *m, number before, bool all) {
     }
 }
 
-/* Of one service. How many rules there were of it. */
+/* Of one section. How many rules there were of it. */
 static uint32_t make(struct making *m, const struct roost_rule *rule, uint32_t count) {
     uint32_t i = 0;
-    for (; i < count && rule[i].service == rule[0].service; i++) {
+    for (; i < count && rule[i].service == rule[0].service && rule[i].group == rule[0].group; i++) {
         number from = number_of(rule[i].network);
         leave(m, from, false);
         m->open[m->depth].last = from | open_bits(rule[i].bits);
@@ -89,42 +94,62 @@ static uint32_t make(struct making *m, const struct roost_rule *rule, uint32_t c
 }
 
 int roost_rules_make(struct roost_rules *rules, const struct roost_rule *rule, uint32_t count) {
-    struct roost_rule_range *range = NULL;
+    void *range = NULL;
     memset(rules, 0, sizeof(*rules));
     if (!count)
         return 0;
-    if (posix_memalign((void **)&range, _Alignof(struct roost_rule_range), 2ULL * count * sizeof(*range)))
+    rules->section = malloc((count + 1ULL) * sizeof(*rules->section));
+    if (!rules->section ||
+        posix_memalign(&range, _Alignof(struct roost_rule_range), 2ULL * count * sizeof(*rules->range))) {
+        roost_rules_free(rules);
         return -ENOMEM;
-    uint32_t ranges = 0, service = 0;
+    }
+    rules->range = range;
+    uint32_t ranges = 0;
     for (uint32_t i = 0; i < count;) {
-        struct making m = {.range = range + ranges};
-        for (; service <= rule[i].service; service++)
-            rules->first[service] = ranges;
+        struct making m = {.range = rules->range + ranges};
+        rules->section[rules->sections++] =
+            (struct roost_rule_section){.of = section_of(rule[i].service, rule[i].group), .first = ranges};
         i += make(&m, &rule[i], count - i);
         ranges += m.count;
     }
-    for (; service <= ROOST_CLASS_SERVICES; service++)
-        rules->first[service] = ranges;
-    rules->range = range;
+    rules->section[rules->sections].first = ranges;
     return 0;
 }
 
 void roost_rules_name(struct roost_rules *rules, const uint32_t *value) {
-    for (uint32_t i = 0; i < rules->first[ROOST_CLASS_SERVICES]; i++)
+    uint32_t ranges = rules->sections ? rules->section[rules->sections].first : 0;
+    for (uint32_t i = 0; i < ranges; i++)
         if (rules->range[i].value != ROOST_NO_RULE)
             rules->range[i].value = value[rules->range[i].value];
 }
 
 void roost_rules_free(struct roost_rules *rules) {
     free(rules->range);
+    free(rules->section);
     memset(rules, 0, sizeof(*rules));
 }
 
-uint32_t roost_rules_find(const struct roost_rules *rules, uint16_t service, const uint8_t client[16]) {
-    if (service >= ROOST_CLASS_SERVICES)
+static const struct roost_rule_section *section(const struct roost_rules *rules, uint32_t of) {
+    uint32_t first = 0, end = rules->sections;
+    while (first < end) {
+        uint32_t middle = first + (end - first) / 2;
+        if (rules->section[middle].of < of)
+            first = middle + 1;
+        else
+            end = middle;
+    }
+    return first < rules->sections && rules->section[first].of == of ? &rules->section[first] : NULL;
+}
+
+uint32_t roost_rules_find(const struct roost_rules *rules, uint16_t service, uint8_t group, const uint8_t client[16]) {
+    const struct roost_rule_section *in = section(rules, section_of(service, group));
+    if (!in && group)
+        in = section(rules, section_of(service, 0));
+    if (!in)
         return ROOST_NO_RULE;
-    /* The first of a service, and the one behind that which has the client. */
-    uint32_t first = rules->first[service], behind = first, end = rules->first[service + 1];
+    /* The first of the section, and the one behind that which has the client. */
+    uint32_t first = in->first, behind = first, end = in[1].first;
     number address = number_of(client);
     while (behind < end) {
         uint32_t middle = behind + (end - behind) / 2;

@@ -15,7 +15,7 @@ import click
 from control.cli.client import Client, connection_path, daemon_options, json_option, print_json
 from control.cli.table import local_time, show_table
 
-_CONDITIONS = ("network", "service", "order")
+_CONDITIONS = ("client", "tag", "network", "service", "order")
 
 
 @click.group("policy")
@@ -83,7 +83,8 @@ def _show_rules(told: Mapping[str, Any]) -> None:
     rules, about = {rule["name"]: rule for rule in told["rule"]}, told["about"]
     if about:
         rows = (_row(name, rules.get(name, {}), about[name]) for name in about)
-        show_table(("rule", "network", "service", "order", "gives", "version", "by"), rows, right=("order", "version"))
+        titles = ("rule", "client", "tag", "network", "service", "order", "gives", "version", "by")
+        show_table(titles, rows, right=("order", "version"))
         click.echo(f"version {told['version']}")
     for sentence in dict.fromkeys(problem for one in about.values() for problem in one["problems"]):
         click.echo(f"! {sentence}")
@@ -92,8 +93,8 @@ def _show_rules(told: Mapping[str, Any]) -> None:
 
 
 def _row(name: str, rule: Mapping[str, Any], about: Mapping[str, Any]) -> Sequence[str]:
-    conditions = (rule.get("network", "all"), rule.get("service", "all"), str(rule.get("order", 0)))
-    return (name, *conditions, _values(rule), str(about["version"]), about["who"])
+    conditions = (rule.get(key, "all") for key in ("client", "tag", "network", "service"))
+    return (name, *conditions, str(rule.get("order", 0)), _values(rule), str(about["version"]), about["who"])
 
 
 def _values(rule: Mapping[str, Any]) -> str:
@@ -250,27 +251,34 @@ def _give(client: str, values: Mapping[str, str | None], why: str, daemon: Clien
 
 @command.command("set")
 @click.argument("words", nargs=-1, metavar="NAME key=value...")
+@click.option(
+    "--client",
+    metavar="PATTERN",
+    help="For those with such a name: `*` is any text, `?` one character. Not given: all.",
+)
+@click.option("--tag", metavar="TAG", help="For those whose name has it. Not given: all.")  # fmt: skip
 @click.option("--network", metavar="NETWORK", help="For clients in it: 192.0.2.0/24, 2001:db8::/32. Not given: all.")
 @click.option("--service", metavar="NAME", help="For clients of it. Not given: of all services.")
 @click.option("--order", type=int, metavar="NUMBER",
-              help="Of rules for the same network and service the larger one wins. Not given: 0.")  # fmt: skip
+              help="Of rules for the same clients the larger one wins. Not given: 0.")  # fmt: skip
 @click.option("--file", "path", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
               help="The rules of a file, in place of one: as `roost policy try` takes it.")  # fmt: skip
 @_change_options
 @daemon_options
 @json_option
-def set_(words: tuple[str, ...], network: str | None, service: str | None, order: int | None, path: str | None,
-         why: str, seen: int | None, daemon: Client, as_json: bool) -> None:  # fmt: skip
+def set_(words: tuple[str, ...], path: str | None, why: str, seen: int | None, daemon: Client, as_json: bool,
+         **conditions: str | int | None) -> None:  # fmt: skip
     """Let a rule be this, whatever it was: its conditions, and values by their keys of [policy]
     (docs/configuration.md).
 
     \b
     Example:
       roost policy set cellular --network 10.64.0.0/10 probe_interval=20m priority=low --why "ticket 4711"
+      roost policy set winter --tag winter --order 2 idle_quiet=1m
+      roost policy set cellars --client "meter-*-cellar" probe_interval=1h
       roost policy set vip --network 192.0.2.7/32 --service web active_quiet=never
       roost policy set --file rules.toml
     """
-    conditions = {"network": network, "service": service, "order": order}
     given = {key: value for key, value in conditions.items() if value is not None}
     if path is not None:
         if words or given:
@@ -362,7 +370,8 @@ def try_(path: str, daemon: Client, as_json: bool) -> None:
         print_json(told)
         return
     for rule in told["rules"]:
-        click.echo(f"{rule['name']}: {'as it is' if rule['change'] == 'same' else rule['change']}")
+        names = f", for {rule['names']:,} names" if "names" in rule else ""
+        click.echo(f"{rule['name']}: {'as it is' if rule['change'] == 'same' else rule['change']}{names}")
     click.echo(f"{told['changed']:,} connections would have other values than now; {told['lose']:,} of them those of "
                "their service alone")  # fmt: skip
     if told["policies"]:

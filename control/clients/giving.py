@@ -75,4 +75,4 @@ def read_own(values: Mapping[str, Any]) -> tuple[int, bytes, dict[str, float | N
         raise OperationError(422, str(error)) from None
     own = [round(found.get(key, 0) * scale) for key, scale in ONES_OWN.items()]
     asked, given_bits = (sum(1 << bit for bit, key in enumerate(ONES_OWN) if key in some) for some in (values, found))
-    return asked, OVERRIDES.pack(*own, given_bits, 0, 0), {key: found.get(key) for key in values}
+    return asked, OVERRIDES.pack(*own, given_bits, 0, 0, 0), {key: found.get(key) for key in values}

@@ -3,27 +3,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from control.clients.locate import Locator
-from control.clients.registry import Registry, canonical, is_tag
+from control.clients.registry import Registry, canonical
 from control.core.errors import OperationError
+from control.core.names import NAME_LENGTH, is_name
 from control.store.database import StoreError
-from control.store.schema import NAME_LENGTH
 from control.store.store import Store
 from control.store.tagging import NoSuchNameError, TooManyTagsError
 
 
 class Naming:
-    """domain: of names. Everything may block until the database has it; raises OperationError."""
+    """domain: of names. tagged: is told of connections, each a packed key and a number, whose name's tags are others
+    now. Everything may block until the database has it; raises OperationError."""
 
-    def __init__(self, store: Store, names: Registry, locator: Locator, domain: str) -> None:
+    def __init__(self, store: Store, names: Registry, locator: Locator, domain: str,
+                 tagged: Callable[[Iterable[tuple[bytes, int]]], None]) -> None:  # fmt: skip
         self._store = store
         self._names = names
         self._locator = locator
         self._domain = domain
+        self._tagged = tagged
 
     def give(self, connection: str, name: str) -> dict[str, Any]:
         """Let a name stand for a connection; returns when that is written."""
@@ -59,7 +62,10 @@ class Naming:
             raise OperationError(422, f'the tag "{min(both)}" is to be given and taken away')
         self._names.commit()  # it may have been given just now
         with _changing():
-            return {"name": wanted, "tags": self._store.change_tags(wanted, added, removed)}
+            tags = self._store.change_tags(wanted, added, removed)
+        if named := self._names.find(wanted):
+            self._tagged([(named.key, named.id)])
+        return {"name": wanted, "tags": tags}
 
     def tags_of(self, name: str) -> dict[str, Any]:
         """The tags of a name."""
@@ -87,7 +93,7 @@ def _changing() -> Iterator[None]:
 
 def _tags(several: Sequence[str]) -> list[str]:
     for tag in several:
-        if not is_tag(tag.lower()):
+        if not is_name(tag.lower()):
             raise OperationError(422, f'"{tag[:NAME_LENGTH]}" is no tag: it has 1 to {NAME_LENGTH} letters, digits, '
                                       "`.`, `_` and `-`, a letter or digit first")  # fmt: skip
     return list(dict.fromkeys(tag.lower() for tag in several))

@@ -17,11 +17,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from errno import EIO
 from itertools import compress
@@ -32,20 +31,17 @@ from sqlalchemy.exc import SQLAlchemyError
 from appliance.wire import Command, Op
 from control.clients.living import living, numbers_at
 from control.core.errors import OperationError
+from control.core.names import NAME_LENGTH, STARS_MAX, is_name, is_pattern
 from control.core.ports import EnginePort
 from control.core.states import Cause
 from control.store.database import reason
-from control.store.schema import KEYED, NAME_LENGTH, SUCCESSOR, Keyed
+from control.store.schema import KEYED, SUCCESSOR, Keyed
 from control.store.store import Store
 
 log = logging.getLogger("roost.registry")
 
 PATIENCE_S: Final = 5.0
 """How long the database may take to say what a name stands for, or to commit one."""
-
-STARS_MAX: Final = 4
-_PATTERN: Final = re.compile(rf"[a-z0-9._*?-]{{1,{NAME_LENGTH}}}")
-_NAME: Final = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{NAME_LENGTH - 1}}}")
 
 
 class RegistryError(OperationError):
@@ -78,18 +74,13 @@ class Gift(NamedTuple):
 def canonical(name: str, domain: str) -> str:
     """The form in which a name is kept: lower case, without the domain. ValueError with a sentence when it is none."""
     lower = name.lower()
-    if not name.isascii() or not _NAME.fullmatch(lower):
+    if not name.isascii() or not is_name(lower):
         raise ValueError(
             f"a client's name is 1 to {NAME_LENGTH} letters, digits, `.`, `_` and `-`, a letter or digit first"
         )
     if lower.endswith(f".{domain}"):
         raise ValueError(f'"{name}": the name is given without the domain, .{domain}')
     return lower
-
-
-def is_tag(text: str) -> bool:
-    """Whether a name may have this tag: it is made as names are."""
-    return bool(_NAME.fullmatch(text))
 
 
 @contextlib.contextmanager
@@ -110,6 +101,7 @@ class Registry:
         self._kind: Final = kind
         self._form = KEYED[kind][1]
         self._listeners: tuple[Callable[[str], None], ...] = ()
+        self._renamed: tuple[Callable[[Collection[tuple[bytes, int]]], None], ...] = ()
         self._changing = threading.Lock()
 
     # -- giving -------------------------------------------------------------------------------------------------------
@@ -131,6 +123,7 @@ class Registry:
         older: dict[tuple[bytes, int], tuple[str, int]] = {}
         with self._changing:
             owners = self._owners(gifts)
+            touched = {*owners.values(), *((key, number) for _, key, number in gifts)}
             names: defaultdict[int, set[str]] = defaultdict(set)
             for name, (_, number) in owners.items():
                 names[number].add(name)
@@ -156,6 +149,8 @@ class Registry:
             self._store.add(keyed=changes)
         if commands:
             self._engine.submit(commands)
+        for hear in self._renamed:
+            hear(touched)
         for services, _, _ in gifts:
             for name in services:
                 for listener in self._listeners:
@@ -173,15 +168,23 @@ class Registry:
         """Call `listener` with each name that is given, in the giver's thread. For the life of the registry."""
         self._listeners += (listener,)
 
+    def listen_to_connections(self, listener: Callable[[Collection[tuple[bytes, int]]], None]) -> None:
+        """Likewise with the connections, each a packed key and a number, whose names are others now."""
+        self._renamed += (listener,)
+
     @_reading()
     def remove(self, name: str) -> bool:
         """Forget a name; whether there was one."""
         self._writable()
         with self._changing:
-            if not self._store.named(self._kind, [name]):
+            found = self._store.named(self._kind, [name]).get(name)
+            if found is None:
                 return False
             self._store.add(keyed={(self._kind, name): None})
-            return True
+        key, number, *_ = self._form.unpack(found)
+        for hear in self._renamed:
+            hear([(key, number)])
+        return True
 
     def commit(self) -> None:
         """Wait until what was given and removed is written. Raises RegistryError when that takes too long."""
@@ -197,7 +200,7 @@ class Registry:
     @_reading()
     def find(self, name: str) -> Named | None:
         """What the name stands for; None when it stands for nothing, as all that is no name."""
-        if not _NAME.fullmatch(name):
+        if not is_name(name):
             return None  # nor would every database take it
         return self._read(self._store.named(self._kind, [name])).get(name)
 
@@ -233,10 +236,10 @@ class Registry:
     def like(self, pattern: str, tag: str, after: str, limit: int) -> dict[str, Named]:
         """Names that are as the pattern says (`*`: any text, `?`: a character), those after one, in their order; tag:
         of those that have it, "": of all. Raises OperationError, 400, when one is no pattern or no tag."""
-        if not _PATTERN.fullmatch(pattern) or pattern.count("*") > STARS_MAX:
+        if not is_pattern(pattern):
             raise OperationError(400, f"`name` is a client's name without the domain, with `?` and at most {STARS_MAX} "
                                       "`*` in it")  # fmt: skip
-        if tag and not is_tag(tag):
+        if tag and not is_name(tag):
             raise OperationError(400, "`tag` is a tag of a name, in full")
         self._store.flush(PATIENCE_S)
         return self._read(self._store.names_like(pattern, tag, after, limit))

@@ -11,7 +11,7 @@ import difflib
 import json
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import MappingProxyType
@@ -21,18 +21,22 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control.config import Config, Service
 from control.core.errors import OperationError
+from control.core.names import NAME_LENGTH
 from control.core.ports import RulesPort
 from control.policy.cascade import Compiled, TooManyError, compile_rules, givers
-from control.policy.rules import Problem, Rule, RuleSet, read_rule
+from control.policy.rules import GROUPS_MAX, NOBODY, Problem, Rule, RuleSet, read_rule
 from control.store.database import StoreError, reason
 from control.store.policies import OutdatedError, RuleRow
-from control.store.schema import NAME_LENGTH
 from control.store.store import Store
 
 log = logging.getLogger("roost.policy")
 
 TOLD: Final = 5
 """Problems, or rules, that are named at once."""
+
+Follows = Callable[[int, bytes, int], bool]
+"""Whether a rule gives one of a client's values, at least: by the number of its service, its packed address, and the
+number of its group."""
 
 Configured = Callable[[], tuple[Mapping[int, Service], Config]]
 """The services by number, and the configuration that is in force."""
@@ -74,6 +78,14 @@ class Rules:
         self.loaded = False
         """False: the database could not be read yet; the engine keeps what it has."""
         self.error = "the rules are not read from the database yet"
+        self.groups: dict[frozenset[str], int] = {}
+        """Sets of rules with `client` or `tag` that connections have, by name, and the number of each in the engine."""
+
+        self._listeners: tuple[Callable[[], None], ...] = ()
+        self._number = 0
+        """Of the last group that was made."""
+
+        self._too_many: list[Problem] = []
         self.classes: dict[int, str] = {}
         """By the number of a class that rules gave in this run: which ones, in words."""
 
@@ -104,6 +116,8 @@ class Rules:
         version, rows = self._store.rules()
         if self.loaded and version == self.state.version:
             return False
+        if not self.loaded:
+            self.groups = self._store.groups()
         before = self.state.kept
         kept = {row.rule: _kept(row, before.get(row.rule)) for row in rows if row.content is not None}
         self.state = State(version, kept)
@@ -114,7 +128,7 @@ class Rules:
         """While the lock is held."""
         services, config = self._configured()
         try:
-            compiled = compile_rules(self.state.rules, services, config)
+            compiled = compile_rules(self.state.rules, services, config, self.groups)
             self._tell(compiled)
         except (TooManyError, OperationError) as error:
             self.error = f"the rules of version {self.state.version} are not in force: {error}"
@@ -127,19 +141,71 @@ class Rules:
         self._giving = dict(zip(classes, compiled.rules, strict=True))
         self.classes |= {number: _told(rules) for number, rules in self._giving.items()}
 
-    def followers(self, name: str) -> tuple[frozenset[int], Callable[[int, bytes], bool]]:
+    # -- groups -------------------------------------------------------------------------------------------------------
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when other rules than before are for names, in the thread that changed them."""
+        self._listeners += (listener,)
+
+    def group_numbers(self, sets: Collection[frozenset[str]]) -> dict[frozenset[str], int]:
+        """The number of each of these sets; the engine has the values of new ones then. 0: there is none of the empty
+        one, and no room for more. Raises OperationError."""
+        with self._changing:
+            new = [names for names in sets if names and names not in self.groups]
+            free = self._free_numbers()
+            numbered = dict(zip(new, free, strict=False))
+            if len(numbered) < len(new) and not self._too_many:
+                self._too_many = [_too_many(sorted(new[-1]))]
+                self._apply()
+            if numbered:
+                self._change_groups(numbered, [])
+                self._number = list(numbered.values())[-1]
+            return {names: self.groups.get(names, 0) for names in sets}
+
+    def _free_numbers(self) -> list[int]:
+        """In turn: a command that is under way may name one that was given up just now."""
+        taken = set(self.groups.values())
+        every = [*range(self._number + 1, GROUPS_MAX + 1), *range(1, self._number + 1)]
+        return [number for number in every if number not in taken]
+
+    def forget_groups(self, keep: Collection[frozenset[str]]) -> bool:
+        """No connection is in another one than these. Whether there is room now for some that had none. Raises
+        OperationError."""
+        with self._changing:
+            old = {names: number for names, number in self.groups.items() if names not in keep}
+            had_no_room = bool(self._too_many)
+            if len(self.groups) - len(old) < GROUPS_MAX:
+                self._too_many = []
+            if old or had_no_room:
+                self._change_groups({}, old.values())
+            return had_no_room and not self._too_many
+
+    def _change_groups(self, new: Mapping[frozenset[str], int], old: Collection[int]) -> None:
+        """While the lock is held."""
+        try:
+            self._store.change_groups(new, old)
+        except StoreError as error:
+            raise OperationError(503, f"store: {error}") from None
+        self.groups = {names: number for names, number in self.groups.items() if number not in old} | dict(new)
+        self._apply()
+
+    def group(self, number: int) -> frozenset[str]:
+        """The rules by name and tag that a group of this number has."""
+        return next((names for names, one in self.groups.items() if one == number), NOBODY)
+
+    def followers(self, name: str) -> tuple[frozenset[int], Follows]:
         """Whose values a rule gives, one of them at least: the classes among which they are, and whether a client is
-        one, by the number of its service and its packed address. Raises OperationError."""
+        one. Raises OperationError."""
         state = self.state
         known(state, name)
         services, config = self._configured()
 
         known_givers: dict[tuple[int, tuple[str, ...]], frozenset[str]] = {}
 
-        def follows(number: int, address: bytes) -> bool:
+        def follows(number: int, address: bytes, group: int) -> bool:
             if (service := services.get(number)) is None:
                 return False
-            matching = tuple(state.rules.matching(service, int.from_bytes(address, "big")))
+            matching = state.rules.matching(service, int.from_bytes(address, "big"), self.group(group))
             which = number, tuple(rule.name for rule in matching)
             if which not in known_givers:
                 known_givers[which] = givers(state.rules, matching, service, config)
@@ -159,18 +225,25 @@ class Rules:
     def _problems(self, rules: RuleSet, compiled: Compiled, changed: Collection[str]) -> list[Problem]:
         kept = [(name, one) for name, one in self.state.kept.items() if name not in changed]
         lost = [Problem((name,), one.problem) for name, one in kept if one.problem]
-        return [*lost, *rules.problems(self._configured()[0].values()), *compiled.problems]
+        return [
+            *lost,
+            *rules.problems(self._configured()[0].values(), self.groups),
+            *compiled.problems,
+            *self._too_many,
+        ]
 
     def judge(self, changed: Mapping[str, Rule | None]) -> tuple[Compiled, list[Problem]]:
         """The rules with these changes, compiled, and what is wrong with them. Raises OperationError when that is not
         wrong now, or with a rule that changes."""
         rules = self.state.changed(changed)
         services, config = self._configured()
+        alone = {frozenset({rule.name}): 1 for rule in rules.by_name if rule.name in changed}
         try:
-            compiled = compile_rules(rules, services, config)
+            compiled = compile_rules(rules, services, config, self.groups)
+            of_new_groups = compile_rules(rules, services, config, alone).problems if alone else []
         except TooManyError as error:
             raise OperationError(422, f"{error}; nothing has changed") from None
-        problems = self._problems(rules, compiled, changed)
+        problems = list(dict.fromkeys([*self._problems(rules, compiled, changed), *of_new_groups]))
         before = {problem.text for problem in self.problems}
         if new := [one.text for one in problems if one.text not in before or changed.keys() & set(one.rules)]:
             more = f"; and {len(new) - TOLD} more" if len(new) > TOLD else ""
@@ -210,7 +283,10 @@ class Rules:
                 said = f"{error}; the rules are what they were, as version {self.state.version}"
                 raise OperationError(error.status, said) from None
             self._note(problems)
-            return before, self.state
+        if before.rules.names_wanted != self.state.rules.names_wanted:
+            for listener in self._listeners:
+                listener()
+        return before, self.state
 
     def _commit(self, contents: Mapping[str, str | None], who: str, why: str) -> None:
         seen = self.state.version
@@ -230,6 +306,15 @@ class Rules:
             when = datetime.fromtimestamp(newest.at / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
             said = f"version {newest.version} is by {newest.who}, {when}{': ' * bool(newest.why)}{newest.why}"
         return OperationError(409, f"the rules are not those of version {seen}, which you saw: {said}. Look again")
+
+
+def _too_many(names: Sequence[str]) -> Problem:
+    told = " and ".join(f'"{name}"' for name in names)
+    return Problem(
+        tuple(names),
+        f"more than {GROUPS_MAX} different sets of rules with `client` or `tag` are for clients: some, as those that "
+        f"have {told}, get none of their values; let rules share patterns or tags",
+    )
 
 
 def known(state: State, name: str) -> Kept:

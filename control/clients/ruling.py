@@ -19,11 +19,12 @@ from control.clients.locate import Locator
 from control.clients.rules import Configured, Kept, Rules, State, content_of, is_rule, known
 from control.config import Service
 from control.core.errors import OperationError
+from control.core.names import NAME_LENGTH
 from control.core.ports import EnginePort, RulesPort
 from control.policy.cascade import explain
 from control.policy.rules import Rule, RuleError, ip_version, read_rule
 from control.store.policies import ForgottenError, RuleRow
-from control.store.schema import MAPPED, NAME_LENGTH
+from control.store.schema import MAPPED
 from control.store.store import Store
 
 WHO_LENGTH: Final = 255
@@ -39,7 +40,7 @@ _NOT_TAKEN: Final = ("version", "about", "error", "history")
 
 class Ruling:
     """Everything may block for as long as database and engine take; raises OperationError. engine: counts who would
-    obey. connections: has what they set in band."""
+    obey. connections: has what is each one's own."""
 
     def __init__(self, rules: Rules, store: Store, engine: RulesPort, connections: EnginePort, locator: Locator,
                  configured: Configured) -> None:  # fmt: skip
@@ -145,7 +146,9 @@ class Ruling:
     def attempt(self, text: str) -> dict[str, Any]:
         """What a file would change, and for how many connections; nothing is changed. `connections`: those with values
         of rules then. `changed`: those that would have other values than now; among them `lose`, who would be left with
-        those of their service. `policies`: the values that some would get."""
+        those of their service. `policies`: the values that some would get. Which names a rule with `client` or `tag` is
+        for is not asked of each connection: such a rule has the number of its `names`, and connections are counted as
+        if it were for those for which it is now."""
         rules, now = read_file(text), self._rules.state
         if not self._rules.loaded:
             raise OperationError(503, self._rules.error)
@@ -173,7 +176,11 @@ class Ruling:
         return {
             "version": now.version,
             "rules": [
-                {"name": name, "change": "same" if is_rule(kept, rule) else "changed" if kept else "new"}
+                {
+                    "name": name,
+                    "change": "same" if is_rule(kept, rule) else "changed" if kept else "new",
+                    **self._names_for(rule),
+                }
                 for name, rule in rules.items()
                 for kept in (now.kept.get(name),)
             ],
@@ -182,6 +189,11 @@ class Ruling:
             "lose": lose,
             "policies": rows,
         }
+
+    def _names_for(self, rule: Rule | None) -> dict[str, int]:
+        if rule is None or not rule.by_name:
+            return {}
+        return {"names": self._store.count_names(rule.client or "*", rule.tag or "")}
 
     # -- which rule gave what -----------------------------------------------------------------------------------------
 
@@ -216,9 +228,9 @@ class Ruling:
         return {"client": client, **self._explained(found, packed, Own())}
 
     def _explained(self, service: Service, client: bytes, own: Own) -> dict[str, Any]:
-        state = self._rules.state
+        state, group = self._rules.state, self._rules.group(own.group)
         rows = []
-        for one in explain(state.rules, service, self._configured()[1], client, own):
+        for one in explain(state.rules, service, self._configured()[1], client, own, group):
             source = one.source
             row: dict[str, Any] = {"key": one.key, "value": one.value}
             if one.rule:

@@ -15,6 +15,7 @@ from appliance.frontends.handshake import refusal_for
 from appliance.wire import KA, REST, Ends, Event, Key, Sought, pack_address
 from control.clients.locate import Locator
 from control.clients.registry import Registry, RegistryError
+from control.clients.rules import Follows
 from control.config import Service
 from control.core.errors import OperationError
 from control.core.ports import EnginePort
@@ -34,17 +35,17 @@ FIRST: Final = "first"
 POSITION_MAX: Final = 2**62
 
 
-Followers = tuple[frozenset[int] | None, Callable[[int, bytes], bool]]
-"""Policy classes, None: all, and which clients of theirs, by the number of the service and the packed address."""
+Followers = tuple[frozenset[int] | None, Follows]
+"""Policy classes, None: all, and which clients of theirs."""
 
-EVERYBODY: Final[Followers] = (None, lambda _service, _address: True)
+EVERYBODY: Final[Followers] = (None, lambda _service, _address, _number: True)
 
 
 class Found(NamedTuple):
     """What is asked of the engine for what is wanted, and of what it finds."""
 
     sought: Sought
-    follows: Callable[[int, bytes], bool]
+    follows: Callable[[Event], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Wanted:
             and key.client_text.startswith(self.client)
             and (event.to_state == State.SLEEP or event.gap_ms >= self.quiet_s * 1000)
             and (not self.silence_s or (self._has_slot(event) and record.silence_s >= self.silence_s))
-            and found.follows(record.service, key.client)
+            and found.follows(event)
         )
 
     @staticmethod
@@ -165,7 +166,15 @@ class View:
             bits = found.prefixlen + (96 if found.version == 4 else 0)
         states = () if wanted.state is None else (int(wanted.state),)
         quiet_s, silence_s = (min(seconds, 2**32 - 1) for seconds in (wanted.quiet_s, wanted.silence_s))
-        classes, follows = self._followers(wanted.rule) if wanted.rule else EVERYBODY
+        classes, by_rule = self._followers(wanted.rule) if wanted.rule else EVERYBODY
+
+        def follows(event: Event) -> bool:
+            if classes is None:
+                return True
+            record = event.record
+            own = self._engine.find_own(record.key_raw, event.id)
+            return by_rule(record.service, record.key.client, own.group)
+
         return Found(Sought(True, states, service, network, bits, quiet_s, silence_s, classes=classes), follows)
 
     def _all(self, wanted: Wanted, sought: Sought) -> Iterator[Event]:
@@ -272,7 +281,8 @@ class View:
             peer = record.peer or self._engine.find_peer(record.key_raw)
             shown["server"] = peer.key.client_text if peer else None
         own = self._engine.find_own(record.key_raw, located.id)
-        shown |= {by: dict(values) for by, values in own._asdict().items() if values}
+        given = {"in_band": own.in_band, "by_command": own.by_command}
+        shown |= {by: dict(values) for by, values in given.items() if values}
         if located.id and not self._store.status.error:
             if earlier := self._store.predecessors_of(located.id):
                 shown["came_back_from"] = earlier

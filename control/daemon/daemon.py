@@ -32,6 +32,7 @@ from control.channel.operations import Operations
 from control.channel.status import Status
 from control.clients.explain import Explainer
 from control.clients.giving import Giving
+from control.clients.grouping import Grouping
 from control.clients.in_band_requests import InBandRequests
 from control.clients.in_band_settings import InBandSettings
 from control.clients.locate import Locator
@@ -159,6 +160,9 @@ class Daemon:
             settings.load()
         dispatcher.listen(settings.hear)
         dispatcher.handle(EventType.OVERRIDES, settings.keep)
+        grouping = Grouping(engine, names, rules)
+        names.listen_to_connections(grouping.look)
+        rules.listen(grouping.look_at_all)
         requests = InBandRequests(engine, names, config.attach.domain)
         dispatcher.handle(EventType.IN_BAND, requests.ask)
         locator = Locator(engine, store, names, services.by_number, config.attach.domain, config.attach.listen)
@@ -171,9 +175,10 @@ class Daemon:
         store.start()
         engine.start()
         self._undo.pop_all()
-        reconciler = Reconciler(engine, store, dispatcher, rules, settings, reach, self._end, found, span)
+        reconciler = Reconciler(engine, store, dispatcher, rules, settings, grouping, reach, self._end, found, span)
         dispatching = _thread("dispatch", dispatcher.run)
         _thread("in-band", requests.run)
+        _thread("groups", grouping.run)
         _thread("reconcile", reconciler.run)
         facts: dict[str, Any] = {
             "instance": config.instance,
@@ -194,7 +199,7 @@ class Daemon:
             status=status,
             view=View(engine, store, names, services.by_number, locator, reach.attaches.waiting, rules.followers),
             explainer=Explainer(engine, store, services.by_number, locator, health.rows, status.attention, facts),
-            naming=Naming(store, names, locator, config.attach.domain),
+            naming=Naming(store, names, locator, config.attach.domain, grouping.look),
             moving=Moving(engine, store, dispatcher, locator),
             ruling=ruling,
             giving=Giving(dispatcher, locator),
@@ -216,6 +221,7 @@ class Daemon:
             reach.attaches.close()
             snapshots.take()
             requests.stop()
+            grouping.stop()
             store.close()
         return self._ended(max(dispatcher.states[State.IDLE] + dispatcher.states[State.SLEEP], 0))
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from appliance.engine import Engine
 from appliance.wire import Command, Key, Op, Record
+from control.clients.grouping import Grouping
 from control.clients.in_band_settings import InBandSettings
 from control.clients.registry import RegistryError
 from control.clients.rules import Rules
@@ -39,12 +40,14 @@ class Reconciler:
     predecessor's history, last 0: none."""
 
     def __init__(self, engine: Engine, store: Store, dispatcher: Dispatcher, rules: Rules, settings: InBandSettings,
-                 reach: Reach, end: End, found: Inventory, span: tuple[int, int]) -> None:  # fmt: skip
+                 grouping: Grouping, reach: Reach, end: End, found: Inventory,
+                 span: tuple[int, int]) -> None:  # fmt: skip
         self._engine = engine
         self._store = store
         self._dispatcher = dispatcher
         self._rules = rules
         self._settings = settings
+        self._grouping = grouping
         self._reach = reach
         self._end = end
         self._found = found
@@ -64,6 +67,7 @@ class Reconciler:
             reading = self._rules.load, self._settings.load, self._reach.dialled.load, self._forget_strays
             while not all(read() for read in reading) and not self._end.has_come:
                 time.sleep(READ_AGAIN_S)
+            self._grouping.look_at_all()
         except Exception as error:
             log.exception("reconciling with the store failed")
             self._end.fail(f"reconciling with the store: {error}")

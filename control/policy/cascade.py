@@ -2,20 +2,34 @@
 """Which value is in force for a connection, and whence.
 
 A cascade, for each value by itself: what the connection has of its own, by command or set in band; else of the rules
-that match and give it, the most specific (the longer network, then one that names the service, then the larger
-`order`); else the service's own key; else [policy]. The engine takes the longest network of an entry alone, so each
-entry has all values.
+that match and give it, the most specific (one with `client`, then one with `tag`; then the longer network; then what
+Rule.precision compares); else the service's own key; else [policy]. The engine takes the longest network of an entry
+of the connection's group alone, so each entry has all values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from itertools import groupby
+from types import MappingProxyType
 from typing import Any, Final
 
 from appliance.wire import Own, RuleEntry, ServiceSpec
 from control.config import Config, Policy, Service
-from control.policy.rules import EVERYWHERE, OF_SERVERS, RULES_MAX, VALUES, Place, Problem, Rule, RuleSet, ip_version
+from control.policy.rules import (
+    BY_NAME_MAX,
+    EVERYWHERE,
+    NOBODY,
+    OF_SERVERS,
+    RULES_MAX,
+    VALUES,
+    Place,
+    Problem,
+    Rule,
+    RuleSet,
+    ip_version,
+)
 from control.policy.services import policy_of, service_spec
 
 ENTRIES_MAX: Final = 262_144
@@ -23,6 +37,8 @@ POLICIES_MAX: Final = 1_024
 """As many as the engine has room for."""
 
 _FIELDS: Final = tuple(one.name for one in fields(ServiceSpec))
+
+NO_GROUPS: Final[Mapping[frozenset[str], int]] = MappingProxyType({})
 
 Given = Mapping[str, tuple[Any, str]]
 """A key of [policy] -> its value, and the name of the rule that gives it."""
@@ -47,16 +63,20 @@ class Compiled:
     problems: list[Problem] = field(default_factory=list)
 
 
-def compile_rules(rules: RuleSet, services: Mapping[int, Service], config: Config) -> Compiled:
-    """services: by number. Raises TooManyError."""
-    if len(rules.rules) > RULES_MAX:
-        raise TooManyError(f"{len(rules.rules):,} rules: {RULES_MAX:,} at most")
+def compile_rules(
+    rules: RuleSet, services: Mapping[int, Service], config: Config, groups: Mapping[frozenset[str], int] = NO_GROUPS
+) -> Compiled:
+    """services: by number. groups: sets of rules with `client` or `tag`, by their names, and the number of each. Raises
+    TooManyError."""
+    for several, most, what in ((rules.rules, RULES_MAX, ""), (rules.by_name, BY_NAME_MAX, " with `client` or `tag`")):
+        if len(several) > most:
+            raise TooManyError(f"{len(several):,} rules{what}: {most:,} at most")
     made = Compiled()
     problems: dict[Problem, None] = {}
     for number, service in services.items():
         known: dict[tuple[Any, ...], int] = {}  # by what the rules give
         policies: dict[tuple[Any, ...], int] = {}  # by what comes of it
-        for place, given in _entries(rules, service):
+        for group, place, given in _of_all_groups(rules, service, groups):
             wanted = tuple(given[key][0] if key in given else None for key in VALUES)
             if (index := known.get(wanted)) is None:
                 changed, kept, problem = _changed(service, given, config)
@@ -73,7 +93,7 @@ def compile_rules(rules: RuleSet, services: Mapping[int, Service], config: Confi
                         raise TooManyError(f"the rules make more than {POLICIES_MAX:,} different sets of values, which "
                                            "is what the engine has room for: let networks share theirs")  # fmt: skip
             made.rules[index].update(rule for _, rule in given.values())
-            made.entries.append(RuleEntry(number, place.address.to_bytes(16, "big"), place.bits, index))
+            made.entries.append(RuleEntry(number, place.address.to_bytes(16, "big"), place.bits, index, group))
         if len(made.entries) > ENTRIES_MAX:
             raise TooManyError(
                 f"the rules' networks are more than {ENTRIES_MAX:,} over all services, which is what the engine has "
@@ -83,22 +103,46 @@ def compile_rules(rules: RuleSet, services: Mapping[int, Service], config: Confi
     return made
 
 
-def _entries(rules: RuleSet, service: Service) -> Iterator[tuple[Place, Given]]:
-    """Each network of a rule for this service, and what all rules that match there give."""
+def _of_all_groups(
+    rules: RuleSet, service: Service, groups: Mapping[frozenset[str], int]
+) -> Iterator[tuple[int, Place, Given]]:
+    """What `_entries` has of those without a group (0), and of each group that this service has a rule for."""
+    ours = {rule.name for rule in rules.by_name if rule.service in (None, service.name)}
+    numbers: dict[frozenset[str], list[int]] = {NOBODY: [0]}
+    for names, number in groups.items():
+        if here := names & ours:
+            numbers.setdefault(frozenset(here), []).append(number)
+    for here, several in numbers.items():
+        for place, given in _entries(rules, service, here):
+            yield from ((number, place, given) for number in several)
+
+
+def _entries(rules: RuleSet, service: Service, group: frozenset[str]) -> Iterator[tuple[Place, Given]]:
+    """Each network of a rule for this service, and what all rules that match there give a connection of this group."""
 
     def ours(several: Iterable[Rule]) -> list[Rule]:
-        return [rule for rule in several if rule.service in (None, service.name)]
+        return [
+            rule
+            for rule in several
+            if rule.service in (None, service.name) and (not rule.by_name or rule.name in group)
+        ]
 
     here = {place: found for place, at in rules.places[ip_version(service)].items() if (found := ours(at))}
     if anywhere := ours(rules.anywhere):
         here[EVERYWHERE] = anywhere + here.get(EVERYWHERE, [])
-    above: list[tuple[Place, Given]] = []
+    above: list[tuple[Place, dict[tuple[bool, bool], Given]]] = []
     for place in sorted(here):  # a network comes before those that lie in it
         while above and not above[-1][0].has(place):
             above.pop()
-        given = _give(rules, here[place], service, above[-1][1] if above else {})
-        above.append((place, given))
-        yield place, given
+        ranks = dict(above[-1][1]) if above else {}
+        for rank, several in groupby(sorted(here[place], key=_rank), key=_rank):
+            ranks[rank] = _give(rules, several, service, ranks.get(rank, {}))
+        above.append((place, ranks))
+        yield place, {key: one for rank in sorted(ranks) for key, one in ranks[rank].items()}
+
+
+def _rank(rule: Rule) -> tuple[bool, bool]:
+    return rule.rank
 
 
 def _give(rules: RuleSet, several: Iterable[Rule], service: Service, before: Given) -> Given:
@@ -146,10 +190,12 @@ class InForce:
     rule: str = ""
 
 
-def explain(rules: RuleSet, service: Service, config: Config, address: bytes, own: Own) -> list[InForce]:
-    """What is in force for a client of this service at this packed address, whose connection has these values of its
-    own."""
-    matching = rules.matching(service, int.from_bytes(address, "big"))
+def explain(
+    rules: RuleSet, service: Service, config: Config, address: bytes, own: Own, group: frozenset[str] = NOBODY
+) -> list[InForce]:
+    """What is in force for a client of this service at this packed address, whose connection is in this group and has
+    these values of its own."""
+    matching = rules.matching(service, int.from_bytes(address, "big"), group)
     changed, given, _ = _changed(service, _give(rules, matching, service, {}), config)
     policy = policy_of(changed, config)
     always: dict[str, Any] = {"active_quiet": 0.0, "standby_quiet": 0.0} if own.in_band.get("always_active") else {}

@@ -3,6 +3,9 @@
 
 A rule's conditions are keys beside its values: another one is a field of Rule, and a line in `RuleSet.matching`, where
 rules are found from the least specific to the most specific.
+
+Which rules with `client` or `tag` are for a connection is known by its name, which the engine does not have: those
+rules are its *group*, a number there (control/clients/grouping.py).
 """
 
 from __future__ import annotations
@@ -18,8 +21,15 @@ from pydantic_core import ErrorDetails
 
 from control.config import Policy, Service, hint, parse_endpoint, problem
 from control.config.values import AddressRange
+from control.core.names import is_like, is_name, is_pattern, literals, may_both_be_like
 
 RULES_MAX: Final = 10_000
+GROUPS_MAX: Final = 255
+"""Sets of rules with `client` or `tag` that some client has, all of a set (struct roost_overrides, group)."""
+
+BY_NAME_MAX: Final = 1000
+"""Rules with `client` or `tag`: each is compared with each name."""
+
 NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 
 OF_THE_SERVICE: Final = ("connect_timeout",)
@@ -31,6 +41,10 @@ OF_SERVERS: Final = ("on_server_close", "on_second_server")
 VALUES: Final = tuple(key for key in Policy.model_fields if key not in OF_THE_SERVICE)
 """Those that hold for a connection, and that a rule may give."""
 
+FOR_ALL_NAMES: Final = ("sleep_keepalive",)
+"""Those that no rule with `client` or `tag` gives: whether a sleeping connection needs its slot, where its group is."""
+
+NOBODY: Final[frozenset[str]] = frozenset()
 _MAPPED: Final = 0xFFFF << 32
 _TOLD: Final = 5
 _LENGTH: Final = 300
@@ -47,14 +61,34 @@ class Rule(Policy):
     # Those that are not given have the defaults of Policy here: `values` has what is given.
 
     name: str = Field(pattern=NAME, description="its name: lower-case letters, digits, `.`, `_`, `-`")
+    client: str | None = Field(
+        None,
+        description="for clients whose name is as this pattern says alone (`*`: any text, `?`: one character); none: "
+        "for all",
+    )
+    tag: str | None = Field(None, description="for clients whose name has this tag alone; none: for all")
     network: AddressRange | None = Field(None, description="for clients in this network alone; none: for all")
     service: str | None = Field(None, max_length=63, description="for clients of this service alone; none: of all")
     order: int = Field(
         0,
         ge=-1_000_000,
         le=1_000_000,
-        description="of rules with the same network and the same service, the one with the larger number wins",
+        description="of rules for the same clients, the one with the larger number wins",
     )
+
+    @field_validator("client")
+    @classmethod
+    def _like_names(cls, value: str | None) -> str | None:
+        if value is not None and not is_pattern(value.lower()):
+            raise ValueError("is a client's name without the domain, with `?` and at most 4 `*` in it")
+        return value.lower() if value is not None else None
+
+    @field_validator("tag")
+    @classmethod
+    def _of_names(cls, value: str | None) -> str | None:
+        if value is not None and not is_name(value.lower()):
+            raise ValueError("is a tag of names, in full: letters, digits, `.`, `_` and `-`, a letter or digit first")
+        return value.lower() if value is not None else None
 
     @field_validator("network")
     @classmethod
@@ -74,6 +108,9 @@ class Rule(Policy):
         if wrong := [key for key in OF_THE_SERVICE if key in self.model_fields_set]:
             raise ValueError(f"`{wrong[0]}` is the service's, and the same for all of its clients: it belongs in "
                              "[[service]] or [policy] of the configuration")  # fmt: skip
+        if self.by_name and (wrong := [key for key in FOR_ALL_NAMES if key in self.model_fields_set]):
+            raise ValueError(f"`{wrong[0]}` is not given by rules with `client` or `tag`: a connection that has no "
+                             "slot has no name's values, either; give it to a service or a network")  # fmt: skip
         if not self.values:
             raise ValueError(f"it gives no value; there are {', '.join(VALUES)}")
         return self
@@ -87,9 +124,30 @@ class Rule(Policy):
         return {key: getattr(self, key) for key in VALUES if key in given}
 
     @property
+    def by_name(self) -> bool:
+        """Whether it is for clients by their names."""
+        return self.client is not None or self.tag is not None
+
+    @property
+    def rank(self) -> tuple[bool, bool]:
+        """What is compared before networks are: whether it names clients, and a tag."""
+        return self.client is not None, self.tag is not None
+
+    @property
+    def precision(self) -> tuple[bool, int, bool, int]:
+        """What is compared after networks: how much of a name it says, whether it names a service, its order."""
+        client = self.client or ""
+        return literals(client) == len(client), literals(client), self.service is not None, self.order
+
+    def is_for(self, name: str, tags: frozenset[str]) -> bool:
+        """Whether it is for a client with this name and these tags, as far as they tell."""
+        return (self.client is None or is_like(name, self.client)) and (self.tag is None or self.tag in tags)
+
+    @property
     def content(self) -> dict[str, Any]:
         """What `read_rule` makes the same rule of."""
-        conditions = {"network": self.network, "service": self.service, "order": self.order or None}
+        conditions = {"client": self.client, "tag": self.tag, "network": self.network, "service": self.service,
+                      "order": self.order or None}  # fmt: skip
         said = {key: one for key, one in self.values.items() if key in self.model_fields_set}
         return {"name": self.name, **{key: one for key, one in conditions.items() if one is not None}, **said}
 
@@ -150,7 +208,11 @@ class RuleSet:
         """Those without a network."""
         self.places: dict[int, dict[Place, list[Rule]]] = {4: {}, 6: {}}
         """The others, by version of IP and network. Each list begins with the least specific."""
-        for rule in sorted(self.rules.values(), key=lambda one: (one.service is not None, one.order, one.name)):
+        self.by_name = [rule for rule in self.rules.values() if rule.by_name]
+        self.names_wanted = {(rule.name, rule.client, rule.tag) for rule in self.by_name}
+        """What decides which of them are for a name."""
+
+        for rule in sorted(self.rules.values(), key=lambda one: (one.rank, one.precision, one.name)):
             if rule.network is None:
                 self.anywhere.append(rule)
                 continue
@@ -160,36 +222,56 @@ class RuleSet:
             self.places[network.version].setdefault(place, []).append(rule)
         self._lengths = {version: sorted({place.bits for place in at}) for version, at in self.places.items()}
 
-    def matching(self, service: Service, address: int) -> Iterator[Rule]:
-        """The rules for a client of this service at this address (as of Place), the least specific first."""
+    def group_of(self, name: str, tags: frozenset[str]) -> frozenset[str]:
+        """The names of the rules with `client` or `tag` that are for a client with this name."""
+        return frozenset(rule.name for rule in self.by_name if rule.is_for(name, tags))
+
+    def matching(self, service: Service, address: int, group: frozenset[str] = NOBODY) -> list[Rule]:
+        """The rules for a client of this service at this address (as of Place) that is in this group, the least
+        specific first."""
         version = ip_version(service)
         places = (Place(address >> (128 - bits) << (128 - bits), bits) for bits in self._lengths[version])
-        for rules in (self.anywhere, *(self.places[version].get(place, ()) for place in places)):
-            yield from (rule for rule in rules if rule.service in (None, service.name))
+        found = [
+            rule
+            for rules in (self.anywhere, *(self.places[version].get(place, ()) for place in places))
+            for rule in rules
+            if rule.service in (None, service.name) and (not rule.by_name or rule.name in group)
+        ]
+        return sorted(found, key=lambda rule: rule.rank)
 
-    def problems(self, services: Collection[Service]) -> list[Problem]:
-        """What is wrong with them where these are the services, apart from single values in single places (which
-        cascade.py finds)."""
+    def problems(self, services: Collection[Service], groups: Collection[frozenset[str]] = ()) -> list[Problem]:
+        """What is wrong with them where these are the services, and some clients are in each of these groups, apart
+        from single values in single places (which cascade.py finds)."""
         by_name = {service.name: service for service in services}
         versions = {ip_version(service) for service in services}
         found = [problem for rule in self.rules.values() for problem in _problems_of(rule, by_name, versions)]
         for at in (self.anywhere, *(rules for places in self.places.values() for rules in places.values())):
-            found += self._contradictions(at)
+            found += self._contradictions(at, groups)
         return found
 
-    def _contradictions(self, rules: list[Rule]) -> Iterator[Problem]:
+    def _contradictions(self, rules: list[Rule], groups: Collection[frozenset[str]]) -> Iterator[Problem]:
         """Of rules for the same network."""
-        first: dict[tuple[str | None, int, str], Rule] = {}
+        equal: dict[tuple[Any, ...], list[Rule]] = {}
         for rule in rules if len(rules) > 1 else ():
-            for key in self.values[rule.name]:
-                other = first.setdefault((rule.service, rule.order, key), rule)
-                if other is not rule:
+            others = equal.setdefault((rule.rank, rule.precision, rule.service), [])
+            for other in others:
+                key = next((key for key in self.values[rule.name] if key in self.values[other.name]), None)
+                if key is not None and _share_clients(rule, other, groups):
                     yield Problem(
                         (other.name, rule.name),
                         f'overlaps without order: the rules "{other.name}" and "{rule.name}" both give `{key}` to the '
                         f"same clients; give one of them another `order`, the larger one wins",
                     )
                     break
+            others.append(rule)
+
+
+def _share_clients(one: Rule, other: Rule, groups: Collection[frozenset[str]]) -> bool:
+    """Whether two rules of the same rank may be for the same client, or one has the tags of both."""
+    if one.tag != other.tag:
+        return any(one.name in group and other.name in group for group in groups)
+    exact = one.precision[0]
+    return one.client == other.client or (not exact and may_both_be_like(one.client or "", other.client or ""))
 
 
 def _problems_of(rule: Rule, services: Mapping[str, Service], versions: Collection[int]) -> Iterator[Problem]:

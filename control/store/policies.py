@@ -5,8 +5,9 @@ rule is what it is. Everything is within a transaction or a reader's connection.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control.store.database import StoreError, get_meta, set_meta
-from control.store.schema import rules
+from control.store.schema import groups, rules
 
 KEEP_ROWS: Final = 100_000
 """So many rows of changes are kept; of those before, what the rules were at the first version that is kept whole."""
@@ -94,6 +95,20 @@ def _forget_old(connection: Connection) -> None:
     connection.execute(sa.delete(rules).where(rules.c.version < first, replaced))
     connection.execute(sa.delete(rules).where(rules.c.version < first, rules.c.content.is_(None)))
     set_meta(connection, KEPT_FROM, first)
+
+
+def read_groups(connection: Connection) -> dict[frozenset[str], int]:
+    """The sets of rules that connections have by their names, and the number of each."""
+    return {frozenset(json.loads(row.rules)): row.number for row in connection.execute(sa.select(groups))}
+
+
+def change_groups(connection: Connection, new: Mapping[frozenset[str], int], old: Collection[int]) -> None:
+    """Number these sets, and forget those of these numbers."""
+    if old:
+        connection.execute(sa.delete(groups).where(groups.c.number.in_(old)))
+    if new:
+        rows = [{"number": number, "rules": json.dumps(sorted(names))} for names, number in new.items()]
+        connection.execute(sa.insert(groups), rows)
 
 
 def _row(row: sa.Row[Any]) -> RuleRow:

@@ -29,6 +29,22 @@ _SOME_AT_A_TIME: Final = {"yield_per": 1000}
 _PACKING = frozenset({"sqlite"})  # databases that make one row of a page, see _packed
 
 
+def _names_like(pattern: str, tag: str) -> tuple[sa.ColumnElement[str], sa.Select[Any]]:
+    """The column of names by which they are in order, and their rows."""
+    table = schema.names
+    begins = re.split(r"[*?]", pattern, maxsplit=1)[0]
+    like = re.sub(r"[\\%_]", r"\\\g<0>", pattern).replace("*", "%").replace("?", "_")
+    name = schema.tags.c.name if tag else table.c.name
+    query = sa.select(*table.columns).where(
+        name >= begins,
+        name < f"{begins}\x7f",  # by the index: names are of printable ASCII
+        name.like(like, escape="\\"),
+    )
+    if tag:
+        query = query.join(schema.tags, name == table.c.name).where(schema.tags.c.tag == tag)
+    return name, query
+
+
 class Reader:
     """What is in the database. It has connections of its own: with SQLite's WAL a reader waits for no writer, so waking
     a client costs one SELECT however long the write in progress takes. `read` may be called from one thread only, the
@@ -163,6 +179,11 @@ class Reader:
         with self._reading() as connection:
             return policies.changes(connection, limit, rule)
 
+    def groups(self) -> dict[frozenset[str], int]:
+        """policies.read_groups."""
+        with self._reading() as connection:
+            return policies.read_groups(connection)
+
     def named(self, kind: str, names: Sequence[str] = (), numbers: Sequence[int] = ()) -> dict[str, bytes]:
         """The rows of `names` or `agents` of these names, and those of the connections with these numbers: name -> the
         rest, packed."""
@@ -188,21 +209,17 @@ class Reader:
     def names_like(self, pattern: str, tag: str, after: str, limit: int) -> dict[str, bytes]:
         """Rows of `names` in their order, those after one: name -> the rest, packed. pattern: `*` for any text, `?` for
         one character. tag: those that have it; "": all. What waits to be written is not among them."""
-        table, form = KEYED["names"]
-        begins = re.split(r"[*?]", pattern, maxsplit=1)[0]
-        like = re.sub(r"[\\%_]", r"\\\g<0>", pattern).replace("*", "%").replace("?", "_")
-        name = schema.tags.c.name if tag else table.c.name
-        query = sa.select(*table.columns).where(
-            name > after,
-            name >= begins,
-            name < f"{begins}\x7f",  # by the index: names are of printable ASCII
-            name.like(like, escape="\\"),
-        )
-        if tag:
-            query = query.join(schema.tags, name == table.c.name).where(schema.tags.c.tag == tag)
+        form = KEYED["names"][1]
+        name, query = _names_like(pattern, tag)
         with self._reading() as connection:
-            rows = connection.execute(query.order_by(name).limit(limit))
+            rows = connection.execute(query.where(name > after).order_by(name).limit(limit))
             return {row[0]: form.pack(*row[1:]) for row in rows}
+
+    def count_names(self, pattern: str, tag: str) -> int:
+        """How many `names_like` has in all."""
+        with self._reading() as connection:
+            found = connection.scalar(sa.select(sa.func.count()).select_from(_names_like(pattern, tag)[1].subquery()))
+            return found or 0
 
     def predecessors_of(self, number: int) -> list[int]:
         """The connections whose client came back by this one."""

@@ -30,10 +30,12 @@ from sqlalchemy import (
     text,
 )
 
+from control.core.names import NAME_LENGTH
+
 SCHEMA_VERSION: Final = 6
 """What `meta` says, for versions that know no revisions: they leave a database of a number that is not theirs alone."""
 
-REVISION: Final = "0012"
+REVISION: Final = "0013"
 """The last of migrations/versions: what these tables are."""
 
 KEY: Final = struct.Struct("!16s16sHH")
@@ -66,7 +68,6 @@ OVERRIDDEN: Final = struct.Struct(f"=Q{OVERRIDES_BYTES}s")
 SUCCESSOR: Final = struct.Struct("=QQ")
 """The connection by which the client of a closed one came back, and when (wall clock, ms)."""
 
-NAME_LENGTH: Final = 63
 
 metadata = MetaData()
 
@@ -261,6 +262,13 @@ rules = Table(
     Column("who", String(255), nullable=False),
     Column("why", Text, nullable=False),
     Column("content", Text, comment="the rule from this version on, JSON; NULL: it was removed"),
+)
+
+groups = Table(
+    "groups",
+    metadata,
+    Column("number", SmallInteger, primary_key=True, autoincrement=False, comment="struct roost_overrides, group"),
+    Column("rules", Text, nullable=False, comment="a JSON array: those by name or tag that are for its connections"),
 )
 
 meta = Table(

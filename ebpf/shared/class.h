@@ -35,15 +35,15 @@ enum roost_priority { /* under pressure those of a lower one are frozen first */
     ROOST_PRIORITY_HIGH = 2
 };
 
-/* What in-band requests and commands set for one connection, in place of its service's policy; all zeros: nothing. What is
- * not given is 0. */
+/* What a connection has of its own: values that in-band requests and commands set, in place of its policy's, and its group. All
+ * zeros: nothing. What is not given is 0. */
 struct roost_overrides {    /* 20 bytes */
     __u32 quiet_ms[3];      /* where given: in ACTIVE, STANDBY, IDLE; 0 = never */
     __u32 probe_interval_s; /* where given; 0 = no probes */
     __u8 given;             /* bits: 1, 2, 4 the quiet intervals, 8 the probe interval */
     __u8 always_active;     /* ACTIVE and STANDBY do not end by time */
     __u8 by_command;        /* bits of `given`: by a command, and no in-band request changes them */
-    __u8 unused;
+    __u8 group;             /* which rules by name and tag are for it: roost_rule.group; 0: none */
 };
 
 struct roost_class {        /* 64 bytes */

@@ -50,7 +50,7 @@ def test_a_connection_in_any_state_is_given_values_and_they_are_taken_away(
     assert (own(box, pair), own(box, other)) == (Own(by_command={"idle_quiet_ms": 777_000}), Own())
     quiets = [box.engine.find_class(one.key.pack())["idle_quiet_ms"] for one in (pair, other)]
     assert quiets == [777_000, HOUR_MS]
-    kept = OVERRIDES.pack(0, 0, 777_000, 0, IDLE, 0, IDLE)
+    kept = OVERRIDES.pack(0, 0, 777_000, 0, IDLE, 0, IDLE, 0)
     assert told(box, pair) == ([(pair.id, kept)] if state in (State.IDLE, State.SLEEP) else [])
     if state is not State.ACTIVE:
         box.wake_and_answer(pair)
@@ -72,7 +72,7 @@ def test_one_without_a_slot_is_given_values_and_has_one_then(box: EngineLab, fam
     assert give(box, pair, ACTIVE | STANDBY, active=5_000, standby=6_000) == 0
     assert own(box, pair) == Own(by_command={"active_quiet_ms": 5_000, "standby_quiet_ms": 6_000})
     assert (box.stat("filter_members"), box.stat(f"table_ipv{family}")) == (0, 1)
-    assert told(box, pair) == [(pair.id, OVERRIDES.pack(5_000, 6_000, 0, 0, 3, 0, 3))]
+    assert told(box, pair) == [(pair.id, OVERRIDES.pack(5_000, 6_000, 0, 0, 3, 0, 3, 0))]
     box.wake_and_answer(pair)
     assert box.engine.find_class(pair.key.pack())["standby_quiet_ms"] == 6_000
 

@@ -25,10 +25,10 @@ from tests.unit.test_registry import Rig
 @pytest.mark.parametrize(
     ("values", "bits", "packed"),
     [
-        ({"active_quiet": "1m"}, 1, (60_000, 0, 0, 0, 1, 0, 0)),
-        ({"standby_quiet": 2.5, "idle_quiet": "never"}, 6, (0, 2500, 0, 0, 6, 0, 0)),
-        ({"probe_interval": "5m", "idle_quiet": None}, 12, (0, 0, 0, 300, 8, 0, 0)),
-        (dict.fromkeys(ONES_OWN), 15, (0, 0, 0, 0, 0, 0, 0)),
+        ({"active_quiet": "1m"}, 1, (60_000, 0, 0, 0, 1, 0, 0, 0)),
+        ({"standby_quiet": 2.5, "idle_quiet": "never"}, 6, (0, 2500, 0, 0, 6, 0, 0, 0)),
+        ({"probe_interval": "5m", "idle_quiet": None}, 12, (0, 0, 0, 300, 8, 0, 0, 0)),
+        (dict.fromkeys(ONES_OWN), 15, (0, 0, 0, 0, 0, 0, 0, 0)),
     ],
 )
 def test_values_are_told_by_their_bits(values: Mapping[str, Any], bits: int, packed: tuple[int, ...]) -> None:

@@ -46,6 +46,16 @@ def run(*words: str, fails: str = "") -> str:
     return result.output
 
 
+def test_a_rule_for_names_is_set_and_tried(box: Box, tmp_path: Path) -> None:
+    told = run("set", "meters", "--client", "Meter-*", "--tag", "winter", "idle_quiet=5m")
+    assert told == "meters: client=meter-* tag=winter idle_quiet=5m\nversion 1\n"
+    assert run("list").splitlines()[1].split()[:5] == ["meters", "meter-*", "winter", "all", "all"]
+    file = tmp_path / "rules.toml"
+    file.write_text('[[rule]]\nname = "doors"\nclient = "door-*"\nidle_quiet = "1m"\n')
+    assert "doors: new, for 0 names" in run("try", str(file))
+    run("set", "doors", "client=door-*", "idle_quiet=1m", fails="write --client door-*")
+
+
 def test_a_rule_is_set_listed_explained_rolled_back_and_removed(box: Box) -> None:
     assert "no rules" in run("list")
     assert run("set", "cell", "--network", "10.0.0.0/9", "active_quiet=90s", "priority=low", "--why", "the NAT") == (
@@ -54,8 +64,8 @@ def test_a_rule_is_set_listed_explained_rolled_back_and_removed(box: Box) -> Non
     told = run("set", "cell", "--service", "line", "--order", "-2", "idle_quiet=never")
     assert "cell: service=line order=-2 idle_quiet=never (it was network=10.0.0.0/9 active_quiet=1m30s" in told
     listed = run("list").splitlines()
-    assert listed[0].split() == ["rule", "network", "service", "order", "gives", "version", "by"]
-    assert listed[1].split() == ["cell", "all", "line", "-2", "idle_quiet=never", "2", "ann"]
+    assert listed[0].split() == ["rule", "client", "tag", "network", "service", "order", "gives", "version", "by"]
+    assert listed[1].split() == ["cell", "all", "all", "all", "line", "-2", "idle_quiet=never", "2", "ann"]
     assert listed[2] == "version 2"
     assert "idle_quiet" in run("show", "cell")
     explained = {

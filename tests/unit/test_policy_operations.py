@@ -61,8 +61,8 @@ class Box:
         """As a daemon does it."""
         self.rules = Rules(self.store, EngineRules(self.engine), lambda: self.configured)
         self.rules.load()
-        ruling = Ruling(self.rules, self.store, EngineRules(self.engine), self.engine, self.rig.locator,
-                        lambda: self.configured)  # fmt: skip
+        ruling = self.ruling = Ruling(self.rules, self.store, EngineRules(self.engine), self.engine, self.rig.locator,
+                                      lambda: self.configured)  # fmt: skip
         self.status = ruling.status
         self.given: list[Command] = []
         giving = Giving(cast(CommandsPort, self), self.rig.locator)

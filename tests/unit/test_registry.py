@@ -72,7 +72,8 @@ class Rig:
             self.engine, self.store, self.registry, services, config.attach.domain, config.attach.listen
         )
         self.view = View(self.engine, self.store, self.registry, services, self.locator)
-        self.naming = Naming(self.store, self.registry, self.locator, config.attach.domain)
+        self.tagged: list[tuple[bytes, int]] = []
+        self.naming = Naming(self.store, self.registry, self.locator, config.attach.domain, self.tagged.extend)
         self.moving = Moving(self.engine, self.store, self.dispatcher, self.locator)
         reach = Reach(config, self.engine, self.dispatcher, self.store, self.registry, services, self.locator)
         self.attaching = reach.attaching

@@ -28,11 +28,12 @@ class Rule:
     service: int
     network: IPv4Network | IPv6Network
     policy: int
+    group: int = 0
 
     def fill(self, place: Any) -> None:
         ffi.memmove(place.network, pack_address(str(self.network.network_address)), 16)
         place.bits = self.network.prefixlen + (96 if self.network.version == 4 else 0)
-        place.service, place.policy = self.service, self.policy
+        place.service, place.policy, place.group = self.service, self.policy, self.group
 
 
 def rule(network: str, policy: int = 0, service: int = 1) -> Rule:
@@ -46,10 +47,10 @@ def c_rules(rules: Sequence[Rule]) -> Any:
     return raw
 
 
-def found(rules: Sequence[Rule], clients: Sequence[str], service: int = 1) -> list[int]:
+def found(rules: Sequence[Rule], clients: Sequence[str], service: int = 1, group: int = 0) -> list[int]:
     numbers = ffi.new("uint32_t[]", len(clients))
     packed = b"".join(pack_address(client) for client in clients)
-    error = lib.roost_testing_rules_find(c_rules(rules), len(rules), service, packed, len(clients), numbers)
+    error = lib.roost_testing_rules_find(c_rules(rules), len(rules), service, group, packed, len(clients), numbers)
     assert error == 0
     return list(numbers)
 
@@ -68,6 +69,18 @@ def test_the_longest_network_counts_and_outside_of_all_none_does() -> None:
         NO_RULE, 1, 1, 2, 2, 3, 2, 2, 1, 1, NO_RULE, 4, NO_RULE, NO_RULE,
     ]  # fmt: skip
     assert found(rules, clients, service=2) == [NO_RULE] * len(clients)
+
+
+def test_a_group_has_the_rules_of_its_own_and_without_any_those_of_no_group() -> None:
+    rules = [rule("10.0.0.0/8", 1), Rule(1, ip_network("10.1.0.0/16"), 2, 7), Rule(2, ip_network("0.0.0.0/0"), 3, 7),
+             Rule(1, ip_network("10.0.0.0/8"), 4, 255)]  # fmt: skip
+    clients = ["10.1.2.3", "10.2.0.0", "11.0.0.0"]
+    assert found(rules, clients) == [1, 1, NO_RULE]
+    assert found(rules, clients, group=7) == [2, NO_RULE, NO_RULE]
+    assert found(rules, clients, group=255) == [4, 4, NO_RULE]
+    assert found(rules, clients, group=8) == [1, 1, NO_RULE]
+    assert found(rules, clients, service=2, group=7) == [3, 3, 3]
+    assert found(rules, clients, service=2) == found(rules, clients, service=2, group=8) == [NO_RULE] * 3
 
 
 def test_all_addresses_of_a_family_are_a_network() -> None:
@@ -92,14 +105,14 @@ def test_networks_that_begin_or_end_together_do_not_hide_each_other() -> None:
     [rule("10.0.0.0/8", service=SERVICES)],
 ], ids=["twice", "no service", "no number of a service"])  # fmt: skip
 def test_what_is_no_set_of_rules_is_refused(wrong: list[Rule]) -> None:
-    assert lib.roost_testing_rules_find(c_rules(wrong), len(wrong), 1, b"", 0, ffi.NULL) == -EINVAL
+    assert lib.roost_testing_rules_find(c_rules(wrong), len(wrong), 1, 0, b"", 0, ffi.NULL) == -EINVAL
 
 
 @pytest.mark.parametrize("bits", [103, 129])
 def test_a_network_with_bits_of_a_host_or_too_many_is_refused(bits: int) -> None:
     raw = c_rules([rule("10.1.0.0/16")])
     raw[0].bits = bits
-    assert lib.roost_testing_rules_find(raw, 1, 1, b"", 0, ffi.NULL) == -EINVAL
+    assert lib.roost_testing_rules_find(raw, 1, 1, 0, b"", 0, ffi.NULL) == -EINVAL
 
 
 def some_network(rng: random.Random) -> IPv4Network | IPv6Network:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import ipaddress
+import itertools
 import time
 from typing import Any, Final
 
@@ -13,9 +15,10 @@ from hypothesis import strategies as st
 
 from appliance.wire import OnServerClose, Own, RuleEntry, ServiceSpec, pack_address
 from control.config import Config, Policy, Service, parse
+from control.core.names import is_like, may_both_be_like
 from control.policy import cascade
 from control.policy.cascade import TooManyError, compile_rules, explain
-from control.policy.rules import OF_THE_SERVICE, VALUES, Rule, RuleError, RuleSet, read_rule
+from control.policy.rules import NOBODY, OF_THE_SERVICE, VALUES, Rule, RuleError, RuleSet, read_rule
 from control.policy.services import service_spec
 
 CONFIG: Final = """
@@ -166,33 +169,73 @@ def test_rules_for_the_same_clients_that_give_the_same_need_an_order() -> None:
     assert "overlaps" in problems(rule("a", active_quiet=1), rule("b", active_quiet=1))
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        ({"client": "meter-*"}, {"client": "*-meter"}, True),  # meter-meter
+        ({"client": "meter-*"}, {"client": "??????*"}, False),  # the first one says more
+        ({"client": "a*c"}, {"client": "a*d"}, False),
+        ({"client": "a*c"}, {"client": "*ac"}, True),
+        ({"client": "a?c"}, {"client": "ab?"}, True),
+        ({"client": "a?c"}, {"client": "ab??"}, False),
+        ({"client": "meter-1"}, {"client": "meter-2"}, False),
+        ({"client": "meter-1"}, {"client": "meter-1"}, True),
+        ({"client": "meter-*"}, {"client": "meter-*", "tag": "winter"}, False),
+        ({"tag": "winter"}, {"tag": "winter"}, True),
+        ({"tag": "winter"}, {"tag": "summer"}, False),  # unless a name has both
+        ({"tag": "winter"}, {}, False),
+    ],
+)
+def test_rules_overlap_where_a_name_may_be_as_both_say(one: Any, other: Any, overlap: bool) -> None:
+    said = problems(rule("a", active_quiet=1, **one), rule("b", active_quiet=2, **other))
+    assert ("overlaps without order" in said) == overlap
+
+
+@given(st.text("ab*?", min_size=1, max_size=5), st.text("ab*?", min_size=1, max_size=5))
+def test_two_patterns_meet_where_there_is_a_text_that_is_as_both(one: str, other: str) -> None:
+    texts = ("".join(letters) for length in range(9) for letters in itertools.product("ab", repeat=length))
+    meet = any(is_like(text, one) and is_like(text, other) for text in texts)
+    assert may_both_be_like(one, other) == meet
+
+
 # -- the cascade ------------------------------------------------------------------------------------------------------
 
 
-def in_engine(compiled: cascade.Compiled, number: int, client: str) -> ServiceSpec | None:
-    """What the engine makes of it: the longest network that has the client."""
+def in_engine(compiled: cascade.Compiled, number: int, client: str, group: int = 0) -> ServiceSpec | None:
+    """What the engine makes of it: the longest network of its group that has the client."""
     address = int.from_bytes(pack_address(client), "big")
     found: RuleEntry | None = None
-    for entry in compiled.entries:
+    ours = [entry for entry in compiled.entries if entry.service == number]
+    group = group if any(entry.group == group for entry in ours) else 0
+    for entry in ours:
         inside = (int.from_bytes(entry.network, "big") ^ address) >> (128 - entry.bits) == 0
-        if entry.service == number and inside and (found is None or entry.bits > found.bits):
+        if entry.group == group and inside and (found is None or entry.bits > found.bits):
             found = entry
     return compiled.policies[found.policy] if found else None
 
 
-def by_hand(rules: list[Rule], service: Service, client: str) -> dict[str, Any]:
+def by_hand(rules: list[Rule], service: Service, client: str, called: str, tags: frozenset[str]) -> dict[str, Any]:
     """The cascade as it is told to people."""
     address = ipaddress.ip_address(client)
     values: dict[str, Any] = {}
     for key in VALUES:
-        best: tuple[tuple[int, bool, int], Any] | None = None
+        best: tuple[tuple[Any, ...], Any] | None = None
         for one in rules:
             network = ipaddress.ip_network(one.network) if one.network else None
             if one.service not in (None, service.name) or key not in one.values:
                 continue
             if network is not None and (network.version != address.version or address not in network):
                 continue
-            rank = (network.prefixlen if network else -1, one.service is not None, one.order)
+            if one.client and not (called and fnmatch.fnmatchcase(called, one.client)):
+                continue
+            if one.tag and one.tag not in tags:
+                continue
+            pattern = one.client or ""
+            written = len(pattern.replace("*", "").replace("?", ""))
+            rank = (
+                bool(one.client), bool(one.tag), network.prefixlen if network else -1, written == len(pattern), written,
+                one.service is not None, one.order,
+            )  # fmt: skip
             if best is None or rank > best[0]:
                 best = rank, one.values[key]
         if best is not None:
@@ -208,36 +251,50 @@ GIVEN: Final = st.dictionaries(
     st.sampled_from(["active_quiet", "standby_quiet", "idle_quiet", "probe_count", "priority"]), st.integers(0, 2),
     min_size=1,
 )  # fmt: skip
+PATTERNS: Final = ["meter-*", "*-7", "meter-7", "meter-?", "*", "door-*"]
+NAMES: Final = ["", "meter-7", "meter-70", "door-7", "gate"]
 RULES: Final = st.lists(
-    st.tuples(st.sampled_from([None, *NETWORKS]), st.sampled_from([None, "line", "web", "six"]), GIVEN), max_size=14
-)
+    st.tuples(
+        st.sampled_from([None, *NETWORKS]), st.sampled_from([None, "line", "web", "six"]), GIVEN,
+        st.sampled_from([None, None, None, *PATTERNS]), st.sampled_from([None, None, None, "winter", "east"]),
+    ),
+    max_size=14,
+)  # fmt: skip
 
 
-def made_of(drawn: list[tuple[str | None, str | None, dict[str, int]]]) -> list[Rule]:
+def made_of(drawn: list[tuple[str | None, str | None, dict[str, int], str | None, str | None]]) -> list[Rule]:
     rules = []
-    for order, (network, service, numbers) in enumerate(drawn):
+    for order, (network, service, numbers, client, tag) in enumerate(drawn):
         values: dict[str, Any] = dict(numbers)
         if "priority" in values:
             values["priority"] = ("low", "normal", "high")[values["priority"]]
         if "probe_count" in values:
             values["probe_count"] += 1
-        conditions = {"network": network, "service": service}
+        conditions = {"network": network, "service": service, "client": client, "tag": tag}
         rules.append(rule(f"r{order}", order=order, **{k: v for k, v in conditions.items() if v}, **values))
     return rules
 
 
-@given(RULES, st.sampled_from(["line", "web", "six"]), st.sampled_from(CLIENTS))
-def test_the_longest_network_of_what_is_compiled_is_the_cascade(drawn: Any, name: str, client: str) -> None:
+@given(RULES, st.sampled_from(["line", "web", "six"]), st.sampled_from(CLIENTS), st.sampled_from(NAMES),
+       st.frozensets(st.sampled_from(["winter", "east"])))  # fmt: skip
+def test_the_longest_network_of_what_is_compiled_is_the_cascade(
+    drawn: Any, name: str, client: str, called: str, tags: frozenset[str]
+) -> None:
     number = NUMBERS[name]
     service = SERVICES[number]
     if (ipaddress.ip_address(client).version == 6) != (name == "six"):
         return
-    rules = made_of(drawn)
-    values = by_hand(rules, service, client)
+    rules, tags = made_of(drawn), tags if called else frozenset()
+    values = by_hand(rules, service, client, called, tags)
+    every = RuleSet(rules)
+    groups = {every.group_of(one, some): number
+              for number, (one, some) in enumerate([("gate", frozenset({"east"})), (called, tags)], 1)}  # fmt: skip
+    groups.pop(frozenset(), None)
+    group = every.group_of(called, tags) if called else NOBODY
     wanted = service_spec(service.model_copy(update=values), number, CONFIGURED)
-    found = in_engine(compile_rules(RuleSet(rules), SERVICES, CONFIGURED), number, client)
+    found = in_engine(compile_rules(every, SERVICES, CONFIGURED, groups), number, client, groups.get(group, 0))
     assert (found or service_spec(service, number, CONFIGURED)) == wanted
-    told = explain(RuleSet(rules), service, CONFIGURED, pack_address(client), Own())
+    told = explain(every, service, CONFIGURED, pack_address(client), Own(), group)
     for one in told:
         assert bool(one.rule) == (one.key in values)
         assert one.key not in values or one.value == values[one.key]

@@ -757,6 +757,7 @@ def test_a_database_of_an_earlier_version_is_upgraded_in_place(
             "attaches",
             "snapshots",
             "tags",
+            "groups",
             "history_parts",
             "runs",
             "owner",

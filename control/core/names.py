@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What names of clients and their tags are made of, and patterns of names."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Final
+
+NAME_LENGTH: Final = 63
+STARS_MAX: Final = 4
+"""In a pattern: each one more makes it slower to compare."""
+
+_NAME: Final = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{NAME_LENGTH - 1}}}")
+_PATTERN: Final = re.compile(rf"[a-z0-9._*?-]{{1,{NAME_LENGTH}}}")
+
+
+def is_name(text: str) -> bool:
+    """Whether it is a client's name, or a tag of one, in the form in which they are kept."""
+    return bool(_NAME.fullmatch(text))
+
+
+def is_pattern(text: str) -> bool:
+    """Whether it is a pattern of names: `*` stands for any text, `?` for one character."""
+    return bool(_PATTERN.fullmatch(text)) and text.count("*") <= STARS_MAX
+
+
+@cache
+def _expression(pattern: str) -> re.Pattern[str]:
+    return re.compile("".join({"*": ".*", "?": "."}.get(one, re.escape(one)) for one in re.split(r"([*?])", pattern)))
+
+
+def is_like(name: str, pattern: str) -> bool:
+    """Whether a name is as the pattern says."""
+    return _expression(pattern).fullmatch(name) is not None
+
+
+def literals(pattern: str) -> int:
+    """How many characters of a pattern stand for themselves."""
+    return len(pattern) - pattern.count("*") - pattern.count("?")
+
+
+def may_both_be_like(one: str, other: str) -> bool:
+    """Whether there is a text that is as both patterns say."""
+    reached = {(0, 0)}  # how much of each has been met by a text
+    todo = [(0, 0)]
+    while todo:
+        i, j = todo.pop()
+        if i == len(one) and j == len(other):
+            return True
+        a, b = one[i : i + 1], other[j : j + 1]
+        after = [(i + 1, j)] if a == "*" else []
+        after += [(i, j + 1)] if b == "*" else []
+        if a and b and (a == b or a in "*?" or b in "*?"):
+            after.append((i + (a != "*"), j + (b != "*")))
+        for place in after:
+            if place not in reached:
+                reached.add(place)
+                todo.append(place)
+    return False

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules by name and by tag: the engine knows the group of each connection, and the values of each group."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from appliance.lab import wait_until
+from appliance.wire import GIVEN_GROUP, Op, Own
+from control.clients import grouping, rules
+from control.clients.grouping import Grouping
+from control.core.states import State
+from control.policy.rules import GROUPS_MAX
+from tests.databases import Database
+from tests.unit.fake_engine import key
+from tests.unit.test_policy_operations import CONFIG, Box
+from tests.unit.test_registry import Rig
+
+
+class Names:
+    """A daemon with eight clients, of which meter-1 to meter-4 and door-5 to door-8 are names."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig, self.box = rig, Box(rig)
+        for number in range(1, 9):
+            rig.engine.add(key(number), number, (State.ACTIVE, State.IDLE)[number % 2])
+            self.name(("meter", "door")[number > 4] + f"-{number}", number)
+        self.grouping = Grouping(rig.engine, rig.registry, self.box.rules)
+        rig.registry.listen_to_connections(self.grouping.look)
+        self.box.rules.listen(self.grouping.look_at_all)
+        self.thread = threading.Thread(target=self.grouping.run)
+        self.thread.start()
+
+    def close(self) -> None:
+        self.grouping.stop()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+    def name(self, name: str, number: int) -> None:
+        self.rig.registry.give(name, key(number).pack(), number)
+
+    def tag(self, name: str, add: tuple[str, ...] = (), remove: tuple[str, ...] = ()) -> None:
+        self.rig.naming.tag(name, add, remove)
+        self.grouping.look(self.rig.tagged)
+
+    def quiet_of(self, number: int) -> int | None:
+        """active_quiet in ms that the engine has for a connection; None: the service's own."""
+        group = self.groups().get(number, 0)
+        ours = [e for e in self.rig.engine.entries if e.service == 1]
+        found = next((e for e in ours if e.group == group), next((e for e in ours if not e.group), None))
+        return self.rig.engine.policies[found.policy].standby_quiet_ms if found else None
+
+    def groups(self) -> dict[int, int]:
+        """The group of each connection that the engine was told last."""
+        return {
+            command.id: command.overrides[-1]
+            for command in self.rig.engine.commands
+            if command.op is Op.GIVE and command.count == GIVEN_GROUP
+        }
+
+    def obey(self, wanted: dict[int, int | None]) -> None:
+        """wanted: active_quiet in ms by number; the others have the service's."""
+        everyone = dict.fromkeys(range(1, 9), None) | wanted
+
+        def quiets() -> dict[int, int | None]:
+            return {number: self.quiet_of(number) for number in everyone}
+
+        wait_until(lambda: quiets() == everyone, 10, f"{everyone}, and not {quiets()}")
+
+    def looked(self) -> None:
+        """Nothing waits to be looked at."""
+        marker = threading.Event()
+        wait_until(lambda: not (self.grouping._all or self.grouping._todo), 10, "it is looked at")
+        marker.wait(0.1)
+
+
+@pytest.fixture
+def names(database: Database) -> Iterator[Names]:
+    rig = Rig(database)
+    made = Names(rig)
+    yield made
+    made.close()
+    rig.close()
+
+
+def test_a_rule_for_a_pattern_reaches_clients_with_such_names_and_those_that_get_one(names: Names) -> None:
+    names.box.set("meters", client="Meter-*", active_quiet=5)
+    names.obey(dict.fromkeys((1, 2, 3, 4), 5000))
+    names.name("meter-99", 7)
+    names.obey(dict.fromkeys((1, 2, 3, 4, 7), 5000))
+    names.name("door-1", 1)
+    names.obey(dict.fromkeys((2, 3, 4, 7), 5000))
+    names.rig.registry.remove("meter-2")
+    names.obey(dict.fromkeys((3, 4, 7), 5000))
+    names.box.set("meters", client="meter-?", active_quiet=6)
+    names.obey(dict.fromkeys((3, 4), 6000))
+    names.box.ask("DELETE", "/rules/meters", {"who": "ann"})
+    names.obey({})
+    wait_until(lambda: names.rig.store.groups() == {}, 10, "no group is kept")
+
+
+def test_a_name_that_another_connection_takes_leaves_the_first_without(names: Names) -> None:
+    names.box.set("one", client="meter-3", active_quiet=5)
+    names.obey({3: 5000})
+    names.name("meter-3", 2)
+    names.obey({2: 5000})
+
+
+def test_a_rule_for_a_tag_reaches_those_that_have_it(names: Names) -> None:
+    names.tag("meter-1", add=("winter",))
+    names.tag("door-5", add=("winter", "east"))
+    names.box.set("cold", tag="winter", active_quiet=5)
+    names.obey({1: 5000, 5: 5000})
+    names.tag("meter-1", remove=("winter",))
+    names.tag("meter-2", add=("winter",))
+    names.obey({2: 5000, 5: 5000})
+    names.box.set("both", tag="winter", client="door-*", active_quiet=6)
+    names.obey({2: 5000, 5: 6000})
+
+
+def test_rules_that_give_the_same_to_a_client_by_two_tags_need_an_order(names: Names) -> None:
+    names.tag("meter-1", add=("a", "b"))
+    names.box.set("one", tag="a", active_quiet=5)
+    names.box.set("other", tag="b", active_quiet=6)
+    wait_until(lambda: bool(names.box.rules.problems), 10, "it is told")
+    assert "overlaps without order" in names.box.rules.problems[0].text
+    names.obey({1: 6000})  # the later one in the alphabet
+    names.box.set("one", tag="a", active_quiet=5, order=1)
+    names.obey({1: 5000})
+    assert names.box.rules.problems == []
+    told = names.box.set("other", status=422, tag="b", active_quiet=6, order=1)
+    assert "overlaps without order" in told["error"]
+
+
+def test_the_next_daemon_has_the_same_groups_and_tells_them_anew(names: Names) -> None:
+    names.box.set("meters", client="meter-*", active_quiet=5)
+    names.box.set("one", client="meter-1", idle_quiet=5)
+    names.obey(dict.fromkeys((1, 2, 3, 4), 5000))
+    names.looked()
+    before, numbers = names.groups(), dict(names.box.rules.groups)
+    names.rig.engine.commands.clear()
+    later = names.box.start()
+    assert later.groups == numbers == names.rig.store.groups()
+    assert {entry.group for entry in names.rig.engine.entries} == {0, *numbers.values()} - {0}
+    again = Grouping(names.rig.engine, names.rig.registry, later)
+    again.look_at_all()
+    again._look_at_all()
+    assert names.groups() == before
+
+
+def test_while_the_database_is_away_nothing_changes_and_it_is_caught_up(
+    names: Names, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(grouping, "AGAIN_S", 0.05)
+    names.box.set("cold", tag="winter", active_quiet=5)
+    names.tag("meter-1", add=("winter",))
+    names.obey({1: 5000})
+    names.rig.naming.tag("meter-2", ["winter"], [])
+    names.rig.store._status.error = "the disk is full"
+    names.box.rules.groups = {}  # so that a group must be written
+    names.grouping.look(names.rig.tagged)
+    wait_until(lambda: "not in force for every client" in caplog.text, 10, "it is told")
+    assert names.quiet_of(2) is None
+    names.rig.store._status.error = ""
+    names.obey({1: 5000, 2: 5000})
+
+
+def test_more_sets_than_there_is_room_for_are_told_and_given_room_later(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "GROUPS_MAX", 3)
+    for number in range(1, 5):
+        names.box.set(f"r{number}", client=f"meter-{number}", active_quiet=number)
+    names.looked()
+    wait_until(lambda: bool(names.box.rules.problems), 10, "it is told")
+    (problem,) = names.box.rules.problems
+    assert "more than 3 different sets of rules" in problem.text
+    assert sum(names.quiet_of(number) is None for number in range(1, 5)) == 1
+    names.box.ask("DELETE", "/rules/r1", {"who": "ann"})
+    names.obey({2: 2000, 3: 3000, 4: 4000})
+    wait_until(lambda: not names.box.rules.problems, 10, "there is room")
+
+
+def test_there_is_room_for_as_many_groups_as_a_byte_counts(names: Names) -> None:
+    sets = [frozenset({f"r{number}"}) for number in range(GROUPS_MAX + 1)]
+    numbers = names.box.rules.group_numbers(sets)
+    assert sorted(numbers.values()) == list(range(GROUPS_MAX + 1))
+    assert len(names.box.rules.problems) == 1
+    assert names.box.rules.forget_groups(keep=[])
+    assert names.box.rules.problems == []
+
+
+def test_numbers_of_groups_are_given_again_last(names: Names) -> None:
+    first = names.box.rules.group_numbers([frozenset("a")])
+    names.box.rules.forget_groups(keep=[])
+    assert set(names.box.rules.group_numbers([frozenset("b")]).values()).isdisjoint(first.values())
+
+
+def test_what_gave_a_value_is_explained_and_a_try_tells_how_many_names(names: Names) -> None:
+    names.box.set("meters", client="meter-*", active_quiet=5)
+    names.obey(dict.fromkeys((1, 2, 3, 4), 5000))
+    ruling, engine = names.box.ruling, names.rig.engine
+    for called, group, said in (("meter-1", names.groups()[1], "rule meters (version 1)"), ("door-5", 0, "default")):
+        engine.own = Own(group=group)
+        told = {one["key"]: one["source"] for one in ruling.explain(f"{called}.roost")["values"]}
+        assert told["active_quiet"] == said
+    file = json.dumps({"rule": [{"name": "doors", "client": "door-*", "active_quiet": 1}]})
+    assert ruling.attempt(file)["rules"] == [{"name": "doors", "change": "new", "names": 4}]
+
+
+def test_what_a_service_cannot_have_is_refused_before_a_client_has_the_name(names: Names) -> None:
+    bare = 'server = "10.0.0.9:7001"\nsleep_keepalive = "none"\nprobe_interval = "never"'
+    names.box.configure("[table]\nfilter = 5\n" + CONFIG.replace('server = "10.0.0.9:7001"', bare))
+    names.box.rules.apply()
+    told = names.box.set("often", status=422, client="nobody-*", probe_interval="5m")
+    assert 'rule "often", service "web": sleep_keepalive = "none"' in told["error"]
+    names.box.set("often", client="nobody-*", service="line", probe_interval="5m")
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"client": "a*b*c*d*e*"}, "at most 4 `*`"),
+        ({"client": "meter one"}, "`client` is a client's name without the domain"),
+        ({"client": ""}, "`client` is a client's name without the domain"),
+        ({"tag": "win*"}, "`tag` is a tag of names"),
+        ({"client": "meter-*", "sleep_keepalive": "none"}, "`sleep_keepalive` is not given by rules with `client`"),
+    ],
+)
+def test_what_is_no_condition_is_refused(names: Names, keys: dict[str, Any], said: str) -> None:
+    assert said in names.box.set("wrong", status=422, **{"active_quiet": 1, **keys})["error"]
+    assert names.box.rules.state.rules.rules == {}
