@@ -127,6 +127,12 @@ class Engine:
         found = list(counts)
         return list(zip(found[::2], found[1::2], strict=True))
 
+    def groups(self) -> frozenset[int]:
+        """The numbers of those in which a connection may be."""
+        in_use = ffi.new("uint8_t[]", 256)
+        lib.roost_groups_in_use(self._raw, in_use)
+        return frozenset(number for number in range(1, 256) if in_use[number])
+
     def mark_server(self, service: int, server: ServerAddress, up: bool) -> None:
         """Lets links go to a server, or not; one that has left the service meanwhile is ignored."""
         raw = ffi.new("struct roost_server *")

@@ -44,6 +44,8 @@ int roost_service_add(roost_engine *e, const struct roost_service *service, stru
 /* All but listen, transparent and as_client; every connection of the service obeys within two seconds. -ENOENT: no such
  * service; -ENOSPC: of the servers that left it too many still have links. */
 int roost_service_update(roost_engine *e, const struct roost_service *service);
+/* in_use[n]: 1, where a connection may be in group n. */
+void roost_groups_in_use(roost_engine *e, uint8_t in_use[256]);
 /* All rules there are, from now on, in place of those from before, with the policies that they name: `service` says whose each is,
  * `own` and `base` are the engine's. Every connection obeys within seconds. By one caller at a time; it waits for what is in XDP,
  * some 30 ms. How many networks XDP had no memory for: clients that are born asleep there have the service's default until rules

@@ -239,7 +239,9 @@ int roost_class_give(struct roost_engine *e, const struct roost_command *command
     struct roost_overrides kept = lasting(own), kept_before = lasting(*before);
     bool untold = memcmp(&kept, &kept_before, sizeof(kept)) != 0;
     uint16_t service = h.by == ROOST_BY_CONN ? h.conn->service : roost_table_service(&e->table, h.slot);
-    uint32_t class = intern(e, class_for(e, &command->record.key, service, own.group), &own);
+    uint32_t base = own.group == before->group ? roost_classes_base(&e->table.classes, has)
+                                               : class_for(e, &command->record.key, service, own.group);
+    uint32_t class = intern(e, base, &own);
     if (class == ROOST_CLASS_FULL)
         return ENOSPC;
     put_class(e, &h, class);
@@ -291,4 +293,13 @@ int roost_find_overrides(roost_engine *e, const struct roost_key *key, uint64_t 
     *overrides = meant(e, &asked, &h) ? roost_class_of(e, class_held(&h))->own : nothing;
     roost_unlock(e);
     return memcmp(overrides, &nothing, sizeof(nothing)) != 0;
+}
+
+void roost_groups_in_use(roost_engine *e, uint8_t in_use[256]) {
+    memset(in_use, 0, 256);
+    roost_lock(e);
+    for (uint32_t i = ROOST_CLASS_SERVICES; i < ROOST_CLASSES; i++)
+        if (e->table.classes.uses[i])
+            in_use[roost_class_of(e, i)->own.group] = 1;
+    roost_unlock(e);
 }

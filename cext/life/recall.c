@@ -137,8 +137,10 @@ void roost_recall_frame(struct roost_engine *e, const struct roost_frame *f) {
 
 bool roost_recall_command(struct roost_engine *e, struct roost_command *command, int *error) {
     const struct roost_key *key = &command->record.key;
-    /* Its slot says it from then on, and stays. Without one it is in no group, so there is nothing to take. */
-    bool takes_group = command->op == ROOST_OP_GIVE && command->count == ROOST_GIVEN_GROUP && !command->overrides.group;
+    /* Its slot says it from then on, and stays. Without one it is in no group, so there is nothing to take, unless one is on its
+     * way. */
+    bool takes_group = command->op == ROOST_OP_GIVE && command->count == ROOST_GIVEN_GROUP &&
+                       !command->overrides.group && !of_key(e, key);
     bool about_its_class = command->op == ROOST_OP_OVERRIDE || (command->op == ROOST_OP_GIVE && !takes_group);
     bool about_one = about_its_class || command->op == ROOST_OP_WAKE || command->op == ROOST_OP_CLOSE ||
                      command->op == ROOST_OP_ATTACH;

@@ -3,8 +3,10 @@
 #include "connect.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -44,6 +46,7 @@ bool roost_is_connected(int fd) {
 }
 
 bool roost_connect_undo(int fd) {
-    shutdown(fd, SHUT_WR); /* in SYN_SENT it disconnects */
-    return !roost_is_connected(fd);
+    int unread = 0;
+    shutdown(fd, SHUT_WR);                                                      /* in SYN_SENT it disconnects */
+    return !roost_is_connected(fd) && (ioctl(fd, SIOCINQ, &unread) || !unread); /* both may have ended it by now */
 }

@@ -63,6 +63,10 @@ class Named:
     service: int = 0
 
 
+Hear = Callable[[Collection[tuple[bytes, int]]], None]
+"""Is told of connections, each a packed key and a number."""
+
+
 class Gift(NamedTuple):
     """Names for a connection, each with its service (see Named)."""
 
@@ -101,7 +105,8 @@ class Registry:
         self._kind: Final = kind
         self._form = KEYED[kind][1]
         self._listeners: tuple[Callable[[str], None], ...] = ()
-        self._renamed: tuple[Callable[[Collection[tuple[bytes, int]]], None], ...] = ()
+        self._losing: tuple[Hear, ...] = ()
+        self._renamed: tuple[Hear, ...] = ()
         self._changing = threading.Lock()
 
     # -- giving -------------------------------------------------------------------------------------------------------
@@ -146,11 +151,13 @@ class Registry:
                 log.info("%s: connected again, by connection %d: connection %d is closed", name, by, number)
                 changes["successors", number] = SUCCESSOR.pack(by, since)
                 commands.append(Command(op=Op.CLOSE, cause=Cause.CLIENT_CONNECT, key=key, id=number))
+            for hear in self._losing:
+                hear([one for one in touched if not names[one[1]]])
             self._store.add(keyed=changes)
-        if commands:
-            self._engine.submit(commands)
         for hear in self._renamed:
             hear(touched)
+        if commands:
+            self._engine.submit(commands)
         for services, _, _ in gifts:
             for name in services:
                 for listener in self._listeners:
@@ -168,9 +175,10 @@ class Registry:
         """Call `listener` with each name that is given, in the giver's thread. For the life of the registry."""
         self._listeners += (listener,)
 
-    def listen_to_connections(self, listener: Callable[[Collection[tuple[bytes, int]]], None]) -> None:
-        """Likewise with the connections, each a packed key and a number, whose names are others now."""
-        self._renamed += (listener,)
+    def listen_to_connections(self, losing: Hear, renamed: Hear) -> None:
+        """Call `losing` before connections lose their last name, `renamed` after the names of connections changed."""
+        self._losing += (losing,)
+        self._renamed += (renamed,)
 
     @_reading()
     def remove(self, name: str) -> bool:
@@ -180,10 +188,13 @@ class Registry:
             found = self._store.named(self._kind, [name]).get(name)
             if found is None:
                 return False
+            key, number, *_ = self._form.unpack(found)
+            connection = key, number
+            for hear in self._losing:
+                hear([connection])
             self._store.add(keyed={(self._kind, name): None})
-        key, number, *_ = self._form.unpack(found)
         for hear in self._renamed:
-            hear([(key, number)])
+            hear([connection])
         return True
 
     def commit(self) -> None:

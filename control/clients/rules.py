@@ -23,7 +23,7 @@ from control.config import Config, Service
 from control.core.errors import OperationError
 from control.core.names import NAME_LENGTH
 from control.core.ports import RulesPort
-from control.policy.cascade import Compiled, TooManyError, compile_rules, givers
+from control.policy.cascade import NO_GROUPS, Compiled, TooManyError, compile_rules, givers
 from control.policy.rules import GROUPS_MAX, NOBODY, Problem, Rule, RuleSet, read_rule
 from control.store.database import StoreError, reason
 from control.store.policies import OutdatedError, RuleRow
@@ -79,13 +79,17 @@ class Rules:
         """False: the database could not be read yet; the engine keeps what it has."""
         self.error = "the rules are not read from the database yet"
         self.groups: dict[frozenset[str], int] = {}
-        """Sets of rules with `client` or `tag` that connections have, by name, and the number of each in the engine."""
+        """Sets of rules with `client` or `tag` that connections have, by selector, and the number of each in the
+        engine."""
 
         self._listeners: tuple[Callable[[], None], ...] = ()
+        self._announced = self.state.rules.selectors
         self._number = 0
         """Of the last group that was made."""
 
-        self._too_many: list[Problem] = []
+        self.short: list[Problem] = []
+        """Says that there is no room for the groups of some connections."""
+
         self.classes: dict[int, str] = {}
         """By the number of a class that rules gave in this run: which ones, in words."""
 
@@ -103,6 +107,7 @@ class Rules:
                     log.error("%s", self.error)
                     return False
                 self._apply()
+                self._announced = self.state.rules.selectors
             return True
 
     def apply(self) -> None:
@@ -127,13 +132,18 @@ class Rules:
     def _apply(self) -> None:
         """While the lock is held."""
         services, config = self._configured()
-        try:
-            compiled = compile_rules(self.state.rules, services, config, self.groups)
-            self._tell(compiled)
-        except (TooManyError, OperationError) as error:
-            self.error = f"the rules of version {self.state.version} are not in force: {error}"
-            log.error("policy: %s", self.error)
-            return
+        for groups in (self.groups, NO_GROUPS) if self.groups else (NO_GROUPS,):
+            try:
+                compiled = compile_rules(self.state.rules, services, config, groups)
+                self._tell(compiled)
+                break
+            except (TooManyError, OperationError) as error:
+                if groups:  # rather without those by name and tag than without any
+                    self.short = [_no_room(str(error), sorted(next(iter(groups))))]
+                    continue
+                self.error = f"the rules of version {self.state.version} are not in force: {error}"
+                log.error("policy: %s", self.error)
+                return
         self._note(self._problems(self.state.rules, compiled, {}))
 
     def _tell(self, compiled: Compiled) -> None:
@@ -148,46 +158,69 @@ class Rules:
         self._listeners += (listener,)
 
     def group_numbers(self, sets: Collection[frozenset[str]]) -> dict[frozenset[str], int]:
-        """The number of each of these sets; the engine has the values of new ones then. 0: there is none of the empty
-        one, and no room for more. Raises OperationError."""
+        """The number of each of these sets of selectors; the engine has the values of new ones then. 0: of the empty
+        one, and of those for which there is no room. Raises OperationError."""
         with self._changing:
-            new = [names for names in sets if names and names not in self.groups]
-            free = self._free_numbers()
-            numbered = dict(zip(new, free, strict=False))
-            if len(numbered) < len(new) and not self._too_many:
-                self._too_many = [_too_many(sorted(new[-1]))]
-                self._apply()
-            if numbered:
-                self._change_groups(numbered, [])
-                self._number = list(numbered.values())[-1]
+            if new := [names for names in sets if names and names not in self.groups]:
+                free = self._free_numbers()
+                numbered = dict(zip(new, free, strict=False))
+                if len(numbered) < len(new):
+                    self._note_shortage(f"{GROUPS_MAX} at most", new[-1])
+                self._add_groups(numbered)
             return {names: self.groups.get(names, 0) for names in sets}
 
     def _free_numbers(self) -> list[int]:
-        """In turn: a command that is under way may name one that was given up just now."""
-        taken = set(self.groups.values())
+        """In turn, and none in which the engine has a connection: it would be in the new group."""
+        taken = {*self.groups.values(), *self._engine.groups()}
         every = [*range(self._number + 1, GROUPS_MAX + 1), *range(1, self._number + 1)]
         return [number for number in every if number not in taken]
+
+    def _add_groups(self, new: Mapping[frozenset[str], int]) -> None:
+        """While the lock is held. What the engine has no room for is not added, and stays as it is."""
+        services, config = self._configured()
+        wanted = {**self.groups, **new}
+        if not new:
+            return
+        try:
+            compiled = compile_rules(self.state.rules, services, config, wanted)
+            self._tell(compiled)
+        except (TooManyError, OperationError) as error:
+            self._note_shortage(str(error), next(iter(new)))
+            return
+        try:
+            self._write_groups(wanted)
+        except OperationError:
+            self._apply()
+            raise
+        self.groups, self._number = wanted, list(new.values())[-1]
+        self._note(self._problems(self.state.rules, compiled, {}))
+
+    def _write_groups(self, wanted: Mapping[frozenset[str], int]) -> None:
+        try:
+            self._store.write_groups(wanted)
+        except StoreError as error:
+            raise OperationError(503, f"groups of clients cannot be written now: store: {error}") from None
+
+    def _note_shortage(self, why: str, selectors: Collection[str]) -> None:
+        if not self.short:
+            self.short = [_no_room(why, sorted(selectors))]
+            self.problems = [*self.problems, *self.short]
+            log.warning("policy: %s", self.short[0].text)
 
     def forget_groups(self, keep: Collection[frozenset[str]]) -> bool:
         """No connection is in another one than these. Whether there is room now for some that had none. Raises
         OperationError."""
         with self._changing:
-            old = {names: number for names, number in self.groups.items() if names not in keep}
-            had_no_room = bool(self._too_many)
-            if len(self.groups) - len(old) < GROUPS_MAX:
-                self._too_many = []
-            if old or had_no_room:
-                self._change_groups({}, old.values())
-            return had_no_room and not self._too_many
-
-    def _change_groups(self, new: Mapping[frozenset[str], int], old: Collection[int]) -> None:
-        """While the lock is held."""
-        try:
-            self._store.change_groups(new, old)
-        except StoreError as error:
-            raise OperationError(503, f"store: {error}") from None
-        self.groups = {names: number for names, number in self.groups.items() if number not in old} | dict(new)
-        self._apply()
+            kept = {names: number for names, number in self.groups.items() if names in keep}
+            was_short, fewer = bool(self.short), len(kept) < len(self.groups)
+            if fewer or len(kept) == len(set(keep) - {NOBODY}):
+                self.short = []
+            if fewer:
+                self._write_groups(kept)
+                self.groups = kept
+            if was_short or fewer:
+                self._apply()
+            return was_short and fewer
 
     def group(self, number: int) -> frozenset[str]:
         """The rules by name and tag that a group of this number has."""
@@ -229,7 +262,7 @@ class Rules:
             *lost,
             *rules.problems(self._configured()[0].values(), self.groups),
             *compiled.problems,
-            *self._too_many,
+            *self.short,
         ]
 
     def judge(self, changed: Mapping[str, Rule | None]) -> tuple[Compiled, list[Problem]]:
@@ -237,13 +270,14 @@ class Rules:
         wrong now, or with a rule that changes."""
         rules = self.state.changed(changed)
         services, config = self._configured()
-        alone = {frozenset({rule.name}): 1 for rule in rules.by_name if rule.name in changed}
+        alone = [frozenset({rule.selector}) for rule in rules.by_name if rule.name in changed]
         try:
             compiled = compile_rules(rules, services, config, self.groups)
-            of_new_groups = compile_rules(rules, services, config, alone).problems if alone else []
+            trials = [compile_rules(rules, services, config, {group: 1}) for group in alone]
         except TooManyError as error:
             raise OperationError(422, f"{error}; nothing has changed") from None
-        problems = list(dict.fromkeys([*self._problems(rules, compiled, changed), *of_new_groups]))
+        tried = [problem for trial in trials for problem in trial.problems]
+        problems = list(dict.fromkeys([*self._problems(rules, compiled, changed), *tried]))
         before = {problem.text for problem in self.problems}
         if new := [one.text for one in problems if one.text not in before or changed.keys() & set(one.rules)]:
             more = f"; and {len(new) - TOLD} more" if len(new) > TOLD else ""
@@ -262,6 +296,16 @@ class Rules:
         """Change rules, None: removed; what they were, and what they are. wanted: the changes, of what they are now.
         seen: the version that the editor has seen, None: whichever it is. Where nothing changes there is no new
         version."""
+        try:
+            return self._change(wanted, who, why, seen)
+        finally:
+            if self._announced != (selectors := self.state.rules.selectors):
+                self._announced = selectors
+                for listener in self._listeners:
+                    listener()
+
+    def _change(self, wanted: Callable[[State], Mapping[str, Rule | None]], who: str, why: str,
+                seen: int | None) -> tuple[State, State]:  # fmt: skip
         with self._changing:
             self._refresh()
             before = self.state
@@ -283,9 +327,6 @@ class Rules:
                 said = f"{error}; the rules are what they were, as version {self.state.version}"
                 raise OperationError(error.status, said) from None
             self._note(problems)
-        if before.rules.names_wanted != self.state.rules.names_wanted:
-            for listener in self._listeners:
-                listener()
         return before, self.state
 
     def _commit(self, contents: Mapping[str, str | None], who: str, why: str) -> None:
@@ -308,12 +349,12 @@ class Rules:
         return OperationError(409, f"the rules are not those of version {seen}, which you saw: {said}. Look again")
 
 
-def _too_many(names: Sequence[str]) -> Problem:
-    told = " and ".join(f'"{name}"' for name in names)
+def _no_room(why: str, selectors: Sequence[str]) -> Problem:
+    told = " and ".join(f'"{one}"' for one in selectors)
     return Problem(
-        tuple(names),
-        f"more than {GROUPS_MAX} different sets of rules with `client` or `tag` are for clients: some, as those that "
-        f"have {told}, get none of their values; let rules share patterns or tags",
+        tuple(one.split(" ", 1)[0] for one in selectors),
+        f"there is no room for each set of rules with `client` or `tag` that is for some client ({why}): some clients, "
+        f"as those that have {told}, get none of their values; let rules share patterns or tags",
     )
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import lru_cache
 from typing import Final
 
 NAME_LENGTH: Final = 63
@@ -25,7 +25,7 @@ def is_pattern(text: str) -> bool:
     return bool(_PATTERN.fullmatch(text)) and text.count("*") <= STARS_MAX
 
 
-@cache
+@lru_cache(maxsize=10_000)
 def _expression(pattern: str) -> re.Pattern[str]:
     return re.compile("".join({"*": ".*", "?": "."}.get(one, re.escape(one)) for one in re.split(r"([*?])", pattern)))
 
@@ -40,6 +40,7 @@ def literals(pattern: str) -> int:
     return len(pattern) - pattern.count("*") - pattern.count("?")
 
 
+@lru_cache(maxsize=100_000)
 def may_both_be_like(one: str, other: str) -> bool:
     """Whether there is a text that is as both patterns say."""
     reached = {(0, 0)}  # how much of each has been met by a text

@@ -75,7 +75,8 @@ class ServersPort(Protocol):
 
 class RulesPort(Protocol):
     """The engine, as far as it deals with policy rules. Each connection has the policy of the longest network that its
-    client lies in, of the entries of its service; without one, the service's own. Both raise OperationError."""
+    client lies in, of the entries of its service for its group, or where there are none, for none; without one, the
+    service's own. Those that change and count raise OperationError."""
 
     def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> tuple[int, list[int]]:
         """These are all the rules there are, from now on; every connection obeys within seconds. How many networks
@@ -86,6 +87,10 @@ class RulesPort(Protocol):
     def count_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> list[tuple[int, int]]:
         """Of each policy, and last of those that no rule would be for: how many connections would have it, and for how
         many of them values would change. Takes seconds where there are millions."""
+        ...
+
+    def groups(self) -> frozenset[int]:
+        """The numbers of those in which a connection may be."""
         ...
 
 

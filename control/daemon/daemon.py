@@ -160,8 +160,8 @@ class Daemon:
             settings.load()
         dispatcher.listen(settings.hear)
         dispatcher.handle(EventType.OVERRIDES, settings.keep)
-        grouping = Grouping(engine, names, rules)
-        names.listen_to_connections(grouping.look)
+        grouping = Grouping(engine, store, names, rules)
+        names.listen_to_connections(grouping.losing, grouping.look)
         rules.listen(grouping.look_at_all)
         requests = InBandRequests(engine, names, config.attach.domain)
         dispatcher.handle(EventType.IN_BAND, requests.ask)
@@ -178,7 +178,7 @@ class Daemon:
         reconciler = Reconciler(engine, store, dispatcher, rules, settings, grouping, reach, self._end, found, span)
         dispatching = _thread("dispatch", dispatcher.run)
         _thread("in-band", requests.run)
-        _thread("groups", grouping.run)
+        grouping_thread = _thread("groups", grouping.run)
         _thread("reconcile", reconciler.run)
         facts: dict[str, Any] = {
             "instance": config.instance,
@@ -222,6 +222,7 @@ class Daemon:
             snapshots.take()
             requests.stop()
             grouping.stop()
+            grouping_thread.join(5)
             store.close()
         return self._ended(max(dispatcher.states[State.IDLE] + dispatcher.states[State.SLEEP], 0))
 

@@ -39,6 +39,10 @@ class EngineRules:
         with _answered():
             return self._engine.count_rules(entries, policies)
 
+    def groups(self) -> frozenset[int]:
+        """RulesPort.groups."""
+        return self._engine.groups()
+
 
 @contextmanager
 def _answered() -> Iterator[None]:

@@ -81,8 +81,8 @@ class Capacity:
         if stats.get("classes_full", 0) and not self._classes_full:
             self._classes_full = True
             log.error(
-                "in-band requests are refused: connections have set as many different intervals as there is room for; "
-                "let them use fewer (`roost status` counts `classes_full`)"
+                "connections have as many different sets of values as there is room for: more are refused, in band, by "
+                "command, and of rules for names; let connections share values (`roost status` counts `classes_full`)"
             )
         for name, what in SHORTAGES.items():
             if (times := stats.get(name, 0) - before.get(name, 0)) > 0:

@@ -66,8 +66,8 @@ class Compiled:
 def compile_rules(
     rules: RuleSet, services: Mapping[int, Service], config: Config, groups: Mapping[frozenset[str], int] = NO_GROUPS
 ) -> Compiled:
-    """services: by number. groups: sets of rules with `client` or `tag`, by their names, and the number of each. Raises
-    TooManyError."""
+    """services: by number. groups: sets of rules with `client` or `tag`, by their selectors, and the number of each.
+    Raises TooManyError."""
     for several, most, what in ((rules.rules, RULES_MAX, ""), (rules.by_name, BY_NAME_MAX, " with `client` or `tag`")):
         if len(several) > most:
             raise TooManyError(f"{len(several):,} rules{what}: {most:,} at most")
@@ -107,7 +107,7 @@ def _of_all_groups(
     rules: RuleSet, service: Service, groups: Mapping[frozenset[str], int]
 ) -> Iterator[tuple[int, Place, Given]]:
     """What `_entries` has of those without a group (0), and of each group that this service has a rule for."""
-    ours = {rule.name for rule in rules.by_name if rule.service in (None, service.name)}
+    ours = {rule.selector for rule in rules.by_name if rule.service in (None, service.name)}
     numbers: dict[frozenset[str], list[int]] = {NOBODY: [0]}
     for names, number in groups.items():
         if here := names & ours:
@@ -124,7 +124,7 @@ def _entries(rules: RuleSet, service: Service, group: frozenset[str]) -> Iterato
         return [
             rule
             for rule in several
-            if rule.service in (None, service.name) and (not rule.by_name or rule.name in group)
+            if rule.service in (None, service.name) and (not rule.by_name or rule.selector in group)
         ]
 
     here = {place: found for place, at in rules.places[ip_version(service)].items() if (found := ours(at))}

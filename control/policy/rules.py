@@ -27,8 +27,8 @@ RULES_MAX: Final = 10_000
 GROUPS_MAX: Final = 255
 """Sets of rules with `client` or `tag` that some client has, all of a set (struct roost_overrides, group)."""
 
-BY_NAME_MAX: Final = 1000
-"""Rules with `client` or `tag`: each is compared with each name."""
+BY_NAME_MAX: Final = 255
+"""Rules with `client` or `tag`: each is compared with each name, and with each other one."""
 
 NAME: Final = r"^[a-z0-9][a-z0-9._-]{0,62}$"
 
@@ -139,6 +139,12 @@ class Rule(Policy):
         client = self.client or ""
         return literals(client) == len(client), literals(client), self.service is not None, self.order
 
+    @property
+    def selector(self) -> str:
+        """What it is in a group: the same for as long as it is for the same names."""
+        conditions = (f"{key}={one}" for key, one in (("client", self.client), ("tag", self.tag)) if one is not None)
+        return " ".join((self.name, *conditions))
+
     def is_for(self, name: str, tags: frozenset[str]) -> bool:
         """Whether it is for a client with this name and these tags, as far as they tell."""
         return (self.client is None or is_like(name, self.client)) and (self.tag is None or self.tag in tags)
@@ -209,9 +215,7 @@ class RuleSet:
         self.places: dict[int, dict[Place, list[Rule]]] = {4: {}, 6: {}}
         """The others, by version of IP and network. Each list begins with the least specific."""
         self.by_name = [rule for rule in self.rules.values() if rule.by_name]
-        self.names_wanted = {(rule.name, rule.client, rule.tag) for rule in self.by_name}
-        """What decides which of them are for a name."""
-
+        self.selectors = {rule.selector for rule in self.by_name}
         for rule in sorted(self.rules.values(), key=lambda one: (one.rank, one.precision, one.name)):
             if rule.network is None:
                 self.anywhere.append(rule)
@@ -223,8 +227,8 @@ class RuleSet:
         self._lengths = {version: sorted({place.bits for place in at}) for version, at in self.places.items()}
 
     def group_of(self, name: str, tags: frozenset[str]) -> frozenset[str]:
-        """The names of the rules with `client` or `tag` that are for a client with this name."""
-        return frozenset(rule.name for rule in self.by_name if rule.is_for(name, tags))
+        """The selectors of the rules with `client` or `tag` that are for a client with this name."""
+        return frozenset(rule.selector for rule in self.by_name if rule.is_for(name, tags))
 
     def matching(self, service: Service, address: int, group: frozenset[str] = NOBODY) -> list[Rule]:
         """The rules for a client of this service at this address (as of Place) that is in this group, the least
@@ -235,7 +239,7 @@ class RuleSet:
             rule
             for rules in (self.anywhere, *(self.places[version].get(place, ()) for place in places))
             for rule in rules
-            if rule.service in (None, service.name) and (not rule.by_name or rule.name in group)
+            if rule.service in (None, service.name) and (not rule.by_name or rule.selector in group)
         ]
         return sorted(found, key=lambda rule: rule.rank)
 
@@ -269,7 +273,7 @@ class RuleSet:
 def _share_clients(one: Rule, other: Rule, groups: Collection[frozenset[str]]) -> bool:
     """Whether two rules of the same rank may be for the same client, or one has the tags of both."""
     if one.tag != other.tag:
-        return any(one.name in group and other.name in group for group in groups)
+        return any(one.selector in group and other.selector in group for group in groups)
     exact = one.precision[0]
     return one.client == other.client or (not exact and may_both_be_like(one.client or "", other.client or ""))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -98,16 +98,15 @@ def _forget_old(connection: Connection) -> None:
 
 
 def read_groups(connection: Connection) -> dict[frozenset[str], int]:
-    """The sets of rules that connections have by their names, and the number of each."""
+    """The sets of rules that connections have by their names (Rule.selector), and the number of each."""
     return {frozenset(json.loads(row.rules)): row.number for row in connection.execute(sa.select(groups))}
 
 
-def change_groups(connection: Connection, new: Mapping[frozenset[str], int], old: Collection[int]) -> None:
-    """Number these sets, and forget those of these numbers."""
-    if old:
-        connection.execute(sa.delete(groups).where(groups.c.number.in_(old)))
-    if new:
-        rows = [{"number": number, "rules": json.dumps(sorted(names))} for names, number in new.items()]
+def write_groups(connection: Connection, wanted: Mapping[frozenset[str], int]) -> None:
+    """These are all that there are."""
+    connection.execute(sa.delete(groups))
+    if wanted:
+        rows = [{"number": number, "rules": json.dumps(sorted(several))} for several, number in wanted.items()]
         connection.execute(sa.insert(groups), rows)
 
 

@@ -17,7 +17,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -344,10 +344,10 @@ class Store(Latest):
         with self._changing() as connection:
             return policies.write(connection, contents, who, why, seen)
 
-    def change_groups(self, new: Mapping[frozenset[str], int], old: Collection[int]) -> None:
-        """policies.change_groups."""
+    def write_groups(self, wanted: Mapping[frozenset[str], int]) -> None:
+        """policies.write_groups."""
         with self._changing() as connection:
-            policies.change_groups(connection, new, old)
+            policies.write_groups(connection, wanted)
 
     def change_tags(self, name: str, add: Sequence[str], remove: Sequence[str]) -> list[str]:
         """tagging.change."""

@@ -83,6 +83,7 @@ def test_a_rule_for_names_is_in_force_after_this_daemon_and_ends_with_the_rule(b
     number = box.shown(client)["id"]
     box.daemon.kill()
     box.daemon.start()
+    assert idle_quiet(box, client) == (7200, "rule slow (version 1)")
     rule(box, "slow", client="meter-*", service="plain", idle_quiet="1s", probe_interval="2s")
     since = time.monotonic()
     wait_until(lambda: box.heard_s_ago(client) <= time.monotonic() - since, OBEYED_S + 3, "it is probed")

@@ -12,10 +12,12 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from errno import EBUSY, EEXIST, ENOENT
+from errno import EBUSY, EEXIST, ENOENT, ENOSPC
 
+from appliance.engine import EngineError
 from appliance.wire import (
     CANDIDATE,
+    GIVEN_GROUP,
     KA,
     NO_ENDS,
     NO_REST,
@@ -98,7 +100,12 @@ class FakeEngine:
     entries: Sequence[RuleEntry] = ()
     policies: Sequence[ServiceSpec] = ()
     rules_set: int = 0  # how often
+    grouped: dict[tuple[bytes, int], int] = field(default_factory=dict)
+    """The group of each connection that was told of one, by key and number."""
     rules_untold: int = 0  # networks that XDP has no memory for
+    rules_refused_for_groups: bool = False
+    submit_refused: Exception | None = None
+    grouping: bool = True  # whether it does as it is told about groups
     rules_refused: Exception | None = None
     """What it says to more rules."""
     without_slot: dict[Key, int] = field(default_factory=dict)
@@ -141,6 +148,8 @@ class FakeEngine:
     def set_rules(self, entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> tuple[int, list[int]]:
         if self.rules_refused is not None:
             raise self.rules_refused
+        if self.rules_refused_for_groups and (groups := {entry.group for entry in entries if entry.group}):
+            raise EngineError(f"no room for {len(groups)} group", ENOSPC)
         self.entries, self.policies = tuple(entries), tuple(policies)
         self.rules_set += 1
         return self.rules_untold, [1024 + place for place in range(len(policies))]
@@ -152,6 +161,9 @@ class FakeEngine:
             counts[at][0] += 1
             counts[at][1] += then != now
         return [(have, change) for have, change in counts]
+
+    def groups(self) -> frozenset[int]:
+        return frozenset(self.grouped.values()) - {0}
 
     def mark_server(self, service: int, server: ServerAddress, up: bool) -> None:
         self.marks.append((service, server, up))
@@ -175,7 +187,13 @@ class FakeEngine:
         self.started = True
 
     def submit(self, commands: Sequence[Command]) -> None:
+        if self.submit_refused is not None:
+            raise self.submit_refused
         self.commands.extend(commands)
+        for one in commands:
+            if self.grouping and one.op is Op.GIVE and one.count == GIVEN_GROUP:
+                key = one.key.pack() if isinstance(one.key, Key) else one.key
+                self.grouped[key or b"", one.id] = one.overrides[-1]
         if self.carry_out:
             for command in commands:
                 self._do(command)
@@ -207,7 +225,7 @@ class FakeEngine:
         return None
 
     def find_own(self, key: bytes, number: int) -> Own:
-        return self.own
+        return self.own._replace(group=self.grouped.get((key, number), 0))
 
     def find_class(self, key: bytes) -> dict[str, int]:
         return {"probe_interval_s": 0, "most_probe_s": 0, "second_server": 0, "second_server_ms": 0, **self.policy}

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from appliance.lab import wait_until
-from appliance.wire import GIVEN_GROUP, Op, Own
+from appliance.wire import Op
 from control.clients import grouping, rules
 from control.clients.grouping import Grouping
 from control.core.states import State
 from control.policy.rules import GROUPS_MAX
+from control.store.database import StoreError
 from tests.databases import Database
 from tests.unit.fake_engine import key
 from tests.unit.test_policy_operations import CONFIG, Box
@@ -30,13 +31,14 @@ class Names:
         for number in range(1, 9):
             rig.engine.add(key(number), number, (State.ACTIVE, State.IDLE)[number % 2])
             self.name(("meter", "door")[number > 4] + f"-{number}", number)
-        self.grouping = Grouping(rig.engine, rig.registry, self.box.rules)
-        rig.registry.listen_to_connections(self.grouping.look)
+        self.grouping = Grouping(rig.engine, rig.store, rig.registry, self.box.rules)
+        rig.registry.listen_to_connections(self.grouping.losing, self.grouping.look)
         self.box.rules.listen(self.grouping.look_at_all)
         self.thread = threading.Thread(target=self.grouping.run)
         self.thread.start()
 
     def close(self) -> None:
+        """No connection is told anything from now on."""
         self.grouping.stop()
         self.thread.join(10)
         assert not self.thread.is_alive()
@@ -56,12 +58,8 @@ class Names:
         return self.rig.engine.policies[found.policy].standby_quiet_ms if found else None
 
     def groups(self) -> dict[int, int]:
-        """The group of each connection that the engine was told last."""
-        return {
-            command.id: command.overrides[-1]
-            for command in self.rig.engine.commands
-            if command.op is Op.GIVE and command.count == GIVEN_GROUP
-        }
+        """The group of each connection."""
+        return {number: group for (_, number), group in self.rig.engine.grouped.items()}
 
     def obey(self, wanted: dict[int, int | None]) -> None:
         """wanted: active_quiet in ms by number; the others have the service's."""
@@ -73,10 +71,11 @@ class Names:
         wait_until(lambda: quiets() == everyone, 10, f"{everyone}, and not {quiets()}")
 
     def looked(self) -> None:
-        """Nothing waits to be looked at."""
-        marker = threading.Event()
-        wait_until(lambda: not (self.grouping._all or self.grouping._todo), 10, "it is looked at")
-        marker.wait(0.1)
+        """All that was to be looked at was, and is in force."""
+        self.grouping.look([])  # it is at work until it waits again
+        wait_until(
+            lambda: not (self.grouping._all or self.grouping._todo or self.grouping._told), 20, "it is looked at"
+        )
 
 
 @pytest.fixture
@@ -143,14 +142,15 @@ def test_the_next_daemon_has_the_same_groups_and_tells_them_anew(names: Names) -
     names.obey(dict.fromkeys((1, 2, 3, 4), 5000))
     names.looked()
     before, numbers = names.groups(), dict(names.box.rules.groups)
-    names.rig.engine.commands.clear()
+    names.close()
     later = names.box.start()
     assert later.groups == numbers == names.rig.store.groups()
-    assert {entry.group for entry in names.rig.engine.entries} == {0, *numbers.values()} - {0}
-    again = Grouping(names.rig.engine, names.rig.registry, later)
-    again.look_at_all()
-    again._look_at_all()
-    assert names.groups() == before
+    assert {entry.group for entry in names.rig.engine.entries} == {*numbers.values()}
+    names.rig.engine.grouped.clear()
+    names.grouping = Grouping(names.rig.engine, names.rig.store, names.rig.registry, later)
+    names.grouping._look_at_all()
+    assert names.groups() == {number: group for number, group in before.items() if group}
+    assert later.groups == numbers
 
 
 def test_while_the_database_is_away_nothing_changes_and_it_is_caught_up(
@@ -160,14 +160,19 @@ def test_while_the_database_is_away_nothing_changes_and_it_is_caught_up(
     names.box.set("cold", tag="winter", active_quiet=5)
     names.tag("meter-1", add=("winter",))
     names.obey({1: 5000})
-    names.rig.naming.tag("meter-2", ["winter"], [])
-    names.rig.store._status.error = "the disk is full"
-    names.box.rules.groups = {}  # so that a group must be written
-    names.grouping.look(names.rig.tagged)
+    written = names.rig.store.write_groups
+
+    def refuse(_wanted: object) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(names.rig.store, "write_groups", refuse)
+    names.box.set("east", tag="east", idle_quiet=9)
+    names.tag("meter-2", add=("winter", "east"))
     wait_until(lambda: "not in force for every client" in caplog.text, 10, "it is told")
     assert names.quiet_of(2) is None
-    names.rig.store._status.error = ""
+    monkeypatch.setattr(names.rig.store, "write_groups", written)
     names.obey({1: 5000, 2: 5000})
+    wait_until(lambda: "in force again" in caplog.text, 10, "it is told")
 
 
 def test_more_sets_than_there_is_room_for_are_told_and_given_room_later(
@@ -179,7 +184,7 @@ def test_more_sets_than_there_is_room_for_are_told_and_given_room_later(
     names.looked()
     wait_until(lambda: bool(names.box.rules.problems), 10, "it is told")
     (problem,) = names.box.rules.problems
-    assert "more than 3 different sets of rules" in problem.text
+    assert "there is no room for each set of rules with `client` or `tag`" in problem.text
     assert sum(names.quiet_of(number) is None for number in range(1, 5)) == 1
     names.box.ask("DELETE", "/rules/r1", {"who": "ann"})
     names.obey({2: 2000, 3: 3000, 4: 4000})
@@ -191,8 +196,78 @@ def test_there_is_room_for_as_many_groups_as_a_byte_counts(names: Names) -> None
     numbers = names.box.rules.group_numbers(sets)
     assert sorted(numbers.values()) == list(range(GROUPS_MAX + 1))
     assert len(names.box.rules.problems) == 1
-    assert names.box.rules.forget_groups(keep=[])
+    assert names.box.rules.forget_groups(keep=[]), "there is room for those that had none"
     assert names.box.rules.problems == []
+
+
+def test_groups_that_the_engine_has_no_room_for_leave_all_other_rules_as_they_are(names: Names) -> None:
+    names.box.set("net", network="0.0.0.0/0", idle_quiet=7)
+    names.looked()
+    names.rig.engine.rules_refused_for_groups = True
+    names.box.set("meters", client="meter-*", active_quiet=5)
+    wait_until(lambda: bool(names.box.rules.problems), 10, "it is told")
+    assert "no room for 1 group" in names.box.rules.problems[0].text
+    assert (names.box.rules.groups, names.rig.store.groups(), names.box.rules.error) == ({}, {}, "")
+    assert [entry.group for entry in names.rig.engine.entries if entry.service == 1] == [0]
+    names.rig.store.write_groups({frozenset({"meters client=meter-*"}): 3})  # as where there was room before
+    later = names.box.start()
+    assert later.error == ""
+    assert [entry.group for entry in names.rig.engine.entries if entry.service == 1] == [0]
+    assert len(later.problems) == 1
+
+
+def test_a_connection_that_has_the_4_tuple_of_a_dead_one_keeps_its_own_group(names: Names) -> None:
+    names.box.set("meters", client="meter-*", active_quiet=5)
+    names.obey(dict.fromkeys((1, 2, 3, 4), 5000))
+    names.looked()
+    engine = names.rig.engine
+    del engine.connections[key(1)]
+    engine.add(key(1), 20, State.ACTIVE)
+    engine.commands.clear()
+    names.tag("meter-1", add=("winter",))
+    names.rig.registry.remove("meter-1")
+    names.looked()
+    assert Op.GIVE not in engine.ops()
+
+
+def test_whoever_loses_its_name_is_in_no_group_before_the_database_knows(names: Names) -> None:
+    names.box.set("meters", client="meter-*", active_quiet=5)
+    names.obey(dict.fromkeys((1, 2, 3, 4), 5000))
+    names.close()
+    names.rig.registry.remove("meter-1")
+    names.obey(dict.fromkeys((2, 3, 4), 5000))
+
+
+def test_whoever_was_told_in_vain_is_told_again_and_then_it_is_said(
+    names: Names, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(grouping, "CHECK_S", 0.05)
+    names.rig.engine.grouping = False
+    names.box.set("one", client="meter-1", active_quiet=5)
+    wait_until(lambda: "does not get the values of rules by name or tag" in caplog.text, 10, "it is said")
+    assert names.rig.engine.ops().count(Op.GIVE) == grouping.CHECKS + 1
+    names.rig.engine.grouping = True
+    names.grouping.look_at_all()
+    names.obey({1: 5000})
+
+
+def test_what_one_of_them_raises_ends_nothing(
+    names: Names, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(grouping, "AGAIN_S", 0.05)
+    names.rig.engine.submit_refused = RuntimeError("the mailbox is closed")
+    names.box.set("one", client="meter-1", active_quiet=5)
+    wait_until(lambda: "the mailbox is closed" in caplog.text, 10, "it is told")
+    names.rig.engine.submit_refused = None
+    names.obey({1: 5000})
+
+
+def test_another_pattern_for_a_rule_takes_its_values_from_who_was_in_it_at_once(names: Names) -> None:
+    names.box.set("kind", client="meter-*", active_quiet=5)
+    names.obey(dict.fromkeys((1, 2, 3, 4), 5000))
+    names.close()  # nobody is told anything
+    names.box.set("kind", client="door-*", active_quiet=6)
+    names.obey({})
 
 
 def test_numbers_of_groups_are_given_again_last(names: Names) -> None:
@@ -204,9 +279,8 @@ def test_numbers_of_groups_are_given_again_last(names: Names) -> None:
 def test_what_gave_a_value_is_explained_and_a_try_tells_how_many_names(names: Names) -> None:
     names.box.set("meters", client="meter-*", active_quiet=5)
     names.obey(dict.fromkeys((1, 2, 3, 4), 5000))
-    ruling, engine = names.box.ruling, names.rig.engine
-    for called, group, said in (("meter-1", names.groups()[1], "rule meters (version 1)"), ("door-5", 0, "default")):
-        engine.own = Own(group=group)
+    ruling = names.box.ruling
+    for called, said in (("meter-1", "rule meters (version 1)"), ("door-5", "default")):
         told = {one["key"]: one["source"] for one in ruling.explain(f"{called}.roost")["values"]}
         assert told["active_quiet"] == said
     file = json.dumps({"rule": [{"name": "doors", "client": "door-*", "active_quiet": 1}]})
