@@ -64,8 +64,9 @@ class Grouping:
         self._work = threading.Condition()
         self._todo: set[Connection] = set()
         self._all = False
-        self._told: dict[Connection, int] = {}
-        """Those to be checked, and how often they were told."""
+        self._told: dict[Connection, tuple[int, int]] = {}
+        """Those to be checked: the group that each was told last, which the engine may not have carried out yet, and
+        how often."""
 
         self._error = ""
         self._stopping = False
@@ -188,7 +189,8 @@ class Grouping:
 
     def _groups_at(self, connections: Sequence[Connection]) -> dict[Connection, frozenset[str]]:
         alive = self._living(connections)
-        self._told = {one: times for one, times in self._told.items() if one not in connections or one in alive}
+        for dead in set(connections).difference(alive):
+            self._told.pop(dead, None)
         known_as = self._names.names_of([number for _, number in alive])
         names = {one: known_as[one[1]][0] for one in alive if one[1] in known_as}
         groups = self._groups_of(list(names.values()))
@@ -215,23 +217,23 @@ class Grouping:
         """Tell the engine of those that are in another one there; the sets that there are."""
         sets = set(groups.values())
         numbers = self._rules.group_numbers(sets)
-        wanted = {one: numbers[group] for one, group in groups.items()}
-        others = {(key, number): group for (key, number), group in wanted.items()
-                  if self._engine.find_own(key, number).group != group}  # fmt: skip
-        for one in wanted.keys() - others.keys():
-            self._told.pop(one, None)
-        for one in others:
-            self._note_told(one)
+        others, in_vain = dict[Connection, int](), list[Connection]()
+        for one, group in groups.items():
+            wanted, (told, times) = numbers[group], self._told.pop(one, (numbers[group], 0))
+            if told == wanted and self._engine.find_own(*one).group == wanted:
+                continue
+            others[one] = wanted
+            times = times + 1 if told == wanted else 1
+            if times > CHECKS:
+                in_vain.append(one)
+            elif len(self._told) < TODO_MAX:
+                self._told[one] = wanted, times
+        if in_vain:
+            log.error("policy: %s and %d other connections do not get the values of rules by name or tag: the engine "
+                      "has no room for them, or their rows cannot be read",
+                      Key.unpack(in_vain[0][0]).client_text, len(in_vain) - 1)  # fmt: skip
         self._submit(others)
         return sets
-
-    def _note_told(self, one: Connection) -> None:
-        times = self._told.pop(one, 0) + 1
-        if times > CHECKS:
-            log.error("policy: %s does not get the values of rules by name or tag: the engine has no room for them, or "
-                      "its row cannot be read", Key.unpack(one[0]).client_text)  # fmt: skip
-        elif len(self._told) < TODO_MAX:
-            self._told[one] = times
 
     def _submit(self, groups: Mapping[Connection, int]) -> None:
         commands = [

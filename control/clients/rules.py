@@ -253,17 +253,12 @@ class Rules:
             log.warning("policy: %s", text)
         if len(new) > TOLD:
             log.warning("policy: and %d more: `roost policy list`", len(new) - TOLD)
-        self.problems, self.error = problems, ""
+        self.problems, self.error = [*problems, *self.short], ""
 
     def _problems(self, rules: RuleSet, compiled: Compiled, changed: Collection[str]) -> list[Problem]:
         kept = [(name, one) for name, one in self.state.kept.items() if name not in changed]
         lost = [Problem((name,), one.problem) for name, one in kept if one.problem]
-        return [
-            *lost,
-            *rules.problems(self._configured()[0].values(), self.groups),
-            *compiled.problems,
-            *self.short,
-        ]
+        return [*lost, *rules.problems(self._configured()[0].values(), self.groups), *compiled.problems]
 
     def judge(self, changed: Mapping[str, Rule | None]) -> tuple[Compiled, list[Problem]]:
         """The rules with these changes, compiled, and what is wrong with them. Raises OperationError when that is not

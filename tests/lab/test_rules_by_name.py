@@ -23,16 +23,14 @@ def box_of_names(nat_free_lab: Lab) -> Iterator[Box]:
         yield Box(stack, nat_free_lab, FOREVER | {"probe_interval": "never"})
 
 
-def name(box: Box, client: socket.socket, called: str, *tags: str) -> socket.socket:
+def name(box: Box, client: socket.socket, called: str) -> socket.socket:
     there = endpoint(*client.getsockname())
     assert box.daemon.http("PUT", f"/v1/connections/{there}/name", json={"name": called}).status_code == 200
-    if tags:
-        tag(box, called, *tags)
     return client
 
 
-def tag(box: Box, called: str, *tags: str) -> float:
-    assert box.daemon.http("PUT", f"/v1/names/{called}/tags", json={"add": tags}).status_code == 200
+def tag(box: Box, called: str, tag: str) -> float:
+    assert box.daemon.http("PUT", f"/v1/names/{called}/tags", json={"add": [tag]}).status_code == 200
     return time.monotonic()
 
 

@@ -191,6 +191,34 @@ def test_more_sets_than_there_is_room_for_are_told_and_given_room_later(
     wait_until(lambda: not names.box.rules.problems, 10, "there is room")
 
 
+def test_a_rule_that_had_no_room_may_be_changed_and_removed(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "GROUPS_MAX", 1)
+    names.box.set("r1", client="meter-1", active_quiet=1)
+    names.looked()
+    names.box.set("r2", client="meter-2", active_quiet=2)
+    wait_until(lambda: bool(names.box.rules.problems), 10, "it is told")
+    assert names.box.rules.problems[0].rules == ("r2",)
+    names.box.set("r2", client="meter-2", active_quiet=3)
+    names.box.ask("DELETE", "/rules/r2", {"who": "ann"})
+    wait_until(lambda: not names.box.rules.problems, 10, "all have theirs")
+
+
+def test_a_group_that_the_engine_has_not_carried_out_yet_is_not_taken_for_the_one_before(names: Names) -> None:
+    """A page of names is read, then a name is forgotten, and only then what the page said is told."""
+    names.box.set("meters", client="meter-*", active_quiet=5)
+    names.obey(dict.fromkeys((1, 2, 3, 4), 5000))
+    names.close()
+    one, engine = (key(1).pack(), 1), names.rig.engine
+    names.rig.registry.remove("meter-1")
+    engine.grouping = False  # it carries out later
+    engine.commands.clear()
+    names.grouping._tell({one: frozenset({"meters client=meter-*"})})
+    names.grouping._look_at_some()
+    told = [command.overrides[-1] for command in engine.commands]
+    assert len(told) == 2
+    assert told[0] != told[1] == 0
+
+
 def test_there_is_room_for_as_many_groups_as_a_byte_counts(names: Names) -> None:
     sets = [frozenset({f"r{number}"}) for number in range(GROUPS_MAX + 1)]
     numbers = names.box.rules.group_numbers(sets)
@@ -244,7 +272,7 @@ def test_whoever_was_told_in_vain_is_told_again_and_then_it_is_said(
     monkeypatch.setattr(grouping, "CHECK_S", 0.05)
     names.rig.engine.grouping = False
     names.box.set("one", client="meter-1", active_quiet=5)
-    wait_until(lambda: "does not get the values of rules by name or tag" in caplog.text, 10, "it is said")
+    wait_until(lambda: "do not get the values of rules by name or tag" in caplog.text, 10, "it is said")
     assert names.rig.engine.ops().count(Op.GIVE) == grouping.CHECKS + 1
     names.rig.engine.grouping = True
     names.grouping.look_at_all()
@@ -265,7 +293,7 @@ def test_what_one_of_them_raises_ends_nothing(
 def test_another_pattern_for_a_rule_takes_its_values_from_who_was_in_it_at_once(names: Names) -> None:
     names.box.set("kind", client="meter-*", active_quiet=5)
     names.obey(dict.fromkeys((1, 2, 3, 4), 5000))
-    names.close()  # nobody is told anything
+    names.close()  # no command is sent from now on
     names.box.set("kind", client="door-*", active_quiet=6)
     names.obey({})
 
