@@ -7,6 +7,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
@@ -382,6 +383,22 @@ def test_a_handshake_with_a_fault_is_none(lab: Lab, fault: Fault) -> None:
         outcome = simulator.connect(range(10), rto_s=0.02, tries=0)
         assert (outcome.done, outcome.lost) == (0, 10)
         assert simulator.offences() == {FAULTS[fault]: 10}
+
+
+@FAMILIES
+def test_an_echo_of_zero_is_none_for_a_client_whose_clock_is_near_zero(lab: Lab, family: int) -> None:
+    clients, allowance_ms = 20_000, 7_200_000  # so far back reaches an echo for what was sent more than once
+    with lab.simulator(clients, next(_ports), family) as simulator, simulator.reflector() as reflector:
+        now_ms = time.monotonic_ns() // 1_000_000
+        offset = [simulator.client(i).tsval for i in range(clients)]  # of what was sent at 0
+        young = [i for i in range(clients) if 60_000 < (offset[i] + now_ms) % 2**32 < allowance_ms - 60_000][:2]
+        assert len(young) == 2  # one in 600
+        first, second = (range(i, i + 1) for i in young)
+        assert all_done(simulator.connect(first), 1)
+        reflector.fault(Fault.ZERO_TSECR)
+        for outcome in (simulator.keep_alive(first, rto_s=0.02, tries=2), simulator.connect(second, rto_s=0.02)):
+            assert (outcome.done, outcome.lost) == (0, 1)
+        assert set(simulator.offences()) == {"zero_tsecr"}
 
 
 def test_a_client_is_32_bytes_and_has_an_address_and_port_of_its_own(lab: Lab) -> None:

@@ -214,7 +214,7 @@ static uint32_t mix(uint32_t x) { /* as in simulator.bpf.c */
 }
 
 uint32_t sim_tsval(const struct simulator *s, uint32_t index, uint32_t ms) {
-    return ms + mix(index ^ s->config->secret ^ 0x5bd1e995);
+    return (ms + mix(index ^ s->config->secret ^ 0x5bd1e995)) ?: 1;
 }
 
 void sim_pattern(const struct simulator *s, uint32_t index, uint32_t position, uint8_t *bytes, uint32_t count) {

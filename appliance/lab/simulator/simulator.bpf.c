@@ -128,8 +128,9 @@ static __always_inline __u32 initial_seq(const struct work *w) {
     return identity(w) + (w->now_ms / 256 << 16);
 }
 
+/* Never 0, whose echo says that there is none. */
 static __always_inline __u32 tsval(const struct work *w, __u32 ms) {
-    return ms + mix(w->index ^ w->cfg->secret ^ 0x5bd1e995);
+    return (ms + mix(w->index ^ w->cfg->secret ^ 0x5bd1e995)) ?: 1;
 }
 
 /* Where in the pattern the byte at a position of a stream is; each client's is another. */
@@ -428,9 +429,9 @@ static __always_inline int judge_stray(struct work *w, const struct heard *s, st
     return 1;
 }
 
-/* How much older than that of a segment sent at ms the clock of an echo is, ms. */
+/* How much older than that of a segment sent at ms the clock of an echo is, ms. Zero is no echo, at any clock. */
 static __always_inline __u32 echo_age(const struct work *w, __u32 ms, const struct heard *s) {
-    return tsval(w, ms) - s->tsecr;
+    return s->tsecr ? tsval(w, ms) - s->tsecr : ~0u;
 }
 
 /* RFC 9293 3.10.7.3 */
