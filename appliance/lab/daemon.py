@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -65,7 +66,8 @@ class DaemonHandle:
         deadline = time.monotonic() + timeout_s
         while True:
             if not self._process.running:
-                raise DaemonError(f"the daemon ended (exit code {self._process.wait()}):\n{self.log_tail()}")
+                raise DaemonError(f"the daemon ended (exit code {self._process.wait()}):\n{self.log_tail()}"
+                                  f"{self._sockets()}")  # fmt: skip
             try:
                 self.status()
                 return
@@ -74,6 +76,13 @@ class DaemonHandle:
                     raise DaemonError(f"no answer on {self.control_socket} within {timeout_s} s ({problem}):\n"
                                       f"{self.log_tail()}") from None  # fmt: skip
             time.sleep(0.02)
+
+    def _sockets(self) -> str:
+        """Who has the ports, if that may be why the daemon ended."""
+        if os.strerror(errno.EADDRINUSE) not in self.log_tail():
+            return ""
+        with self._enter():
+            return "\n" + subprocess.run(["ss", "-tanp"], capture_output=True, text=True, check=False).stdout
 
     def log_tail(self, lines: int = 40) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])

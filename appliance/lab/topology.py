@@ -216,6 +216,9 @@ def _sysctls(spaces: dict[str, Namespace]) -> None:
         space.sysctl("net.core.somaxconn", 65535)
         space.sysctl("net.ipv4.tcp_max_syn_backlog", 65535)
         space.sysctl("net.ipv4.ip_local_port_range", "1024 65535")
+        # Of these the labs' services have theirs: a connection out of the same address that took one, and is in
+        # TIME-WAIT, would keep a daemon that starts later from listening.
+        space.sysctl("net.ipv4.ip_local_reserved_ports", "7000-9999")
         space.sysctl("net.ipv4.icmp_ratelimit", 0)
     # bind() to an address of the clients' range: a `local` route is enough for IPv4, but not for IPv6.
     spaces["wan"].sysctl("net.ipv6.ip_nonlocal_bind", 1)
