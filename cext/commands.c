@@ -178,6 +178,13 @@ static int op_tell(struct roost_engine *e, const struct roost_command *command) 
     return 0;
 }
 
+static int op_adopt(struct roost_engine *e, const struct roost_command *command) {
+    if (!command->error)
+        return roost_adopt(e, command);
+    roost_attach_undialled(e, &command->record.key);
+    return 0;
+}
+
 static int op_give(struct roost_engine *e, const struct roost_command *command) {
     int error = roost_class_give(e, command);
     if (error)
@@ -228,6 +235,8 @@ static int carry_out(struct roost_engine *e, const struct roost_command *command
         return roost_class_restore(e, command);
     case ROOST_OP_GIVE:
         return op_give(e, command);
+    case ROOST_OP_ADOPT:
+        return op_adopt(e, command);
     default:
         return EINVAL;
     }

@@ -156,10 +156,11 @@ class Engine:
             for one in raw[0 : max(count, 0)]
         ]
 
-    def open_router(self, attach_ports: Sequence[int] = (), wait_ms: int = 0) -> None:
+    def open_router(self, attach_ports: Sequence[int] = (), wait_ms: int = 0, dial_ms: int = 0) -> None:
         """Makes this machine answer for others: call it before transparent services are added. attach_ports: where
-        servers reach clients by address alone. wait_ms: how long they wait for one that is not there."""
-        self._call(lib.roost_router_open, wait_ms)
+        servers reach clients by address alone. wait_ms: how long they wait for one that is not there; dial_ms: or for
+        the answer to WANTED, 0: nobody is told."""
+        self._call(lib.roost_router_open, wait_ms, dial_ms)
         for port in attach_ports:
             if (result := lib.roost_router_attach_port(self._raw, port)) < 0:
                 raise EngineError(os.strerror(-result))
@@ -192,6 +193,14 @@ class Engine:
     def unreserve_link_ports(self) -> None:
         """New links may have every port of the range again that is not asleep."""
         lib.roost_link_ports_unreserve(self._raw)
+
+    def dial(self, service: int, client: ServerAddress, server: bytes) -> tuple[int, bytes]:
+        """Begins a connection to a client from where it would find the service; server: the packed address of who wants
+        it. The descriptor, the caller's, and the packed key; or -errno: EEXIST when the connection is there already."""
+        where, key = ffi.new("struct roost_server *"), ffi.new("struct roost_key *")
+        put_server(where, client)
+        result = lib.roost_dial_client(self._raw, service, where, server, key)
+        return result, bytes(ffi.buffer(key))
 
     def start(self) -> None:
         """Starts the engine thread."""

@@ -61,6 +61,7 @@ class Op(IntEnum):
     CANDIDATE = 14
     DESCEND = 15
     GIVE = 16
+    ADOPT = 17
 
 
 class EventType(IntEnum):
@@ -83,6 +84,7 @@ class EventType(IntEnum):
     NOT_GROWN = 15
     LINK = 16
     SERVED = 17
+    WANTED = 18
 
 
 class Verb(IntEnum):
@@ -227,7 +229,7 @@ class Event(NamedTuple):
 
     @property
     def served(self) -> Served:
-        """Of SERVED."""
+        """Of SERVED, and of WANTED."""
         server, port, service, first_ms = SERVED.unpack_from(self.record.ka)
         return Served(server, port, service, None if first_ms == NO_FIRST_BYTE else first_ms)
 

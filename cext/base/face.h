@@ -27,8 +27,8 @@ int roost_attach(roost_engine *e, const char *ifname, const char *mode /* auto n
                  struct roost_reason *why);
 /* Makes this machine answer for others (once, before transparent services are added): steering programs, and the doors
  * through which servers that connect to a client's address come in. wait_ms: how long a server waits for a client that is
- * not connected, before it is reset. */
-int roost_router_open(roost_engine *e, uint32_t wait_ms, struct roost_reason *why);
+ * not connected, before it is reset; dial_ms: or so long, until ROOST_EV_WANTED is answered; 0: it is not told. */
+int roost_router_open(roost_engine *e, uint32_t wait_ms, uint32_t dial_ms, struct roost_reason *why);
 /* Steers what arrives on an interface. servers: SYNs for clients come from there. */
 int roost_router_attach(roost_engine *e, const char *ifname, int servers, struct roost_reason *why);
 /* A port at which servers reach clients by address alone, whichever port the client's connection has. */
@@ -68,6 +68,11 @@ int roost_link_ports(roost_engine *e, uint16_t first, uint16_t last);
 /* Keeps one from new links (before roost_start): after a reboot it is that of a leg which is about to be put back. */
 int roost_link_port_reserve(roost_engine *e, uint16_t port);
 void roost_link_ports_unreserve(roost_engine *e); /* all of them */
+/* Begins a connection to a client, as if it had connected to the service, from there; server: who wants it, for a service that
+ * answers for every server. The descriptor, the caller's (for ROOST_OP_ADOPT when it is connected), and its key; -EEXIST: this
+ * very connection is there; -ENOENT: no such service; or -errno. Any thread's. */
+int roost_dial_client(roost_engine *e, uint16_t service, const struct roost_server *client, const uint8_t server[16],
+                      struct roost_key *key);
 int roost_start(roost_engine *e, struct roost_reason *why);
 int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t count);
 /* The same command for many connections, by number or by key: the other is NULL. */

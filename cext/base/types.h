@@ -63,9 +63,12 @@ enum roost_op {
                                   another: it is not known now */
     ROOST_OP_DESCEND = 15,   /* count: so many in IDLE that have been quiet longest, nearly, are due for SLEEP, and
                                   ROOST_EV_SLEEP_DUE follows with this cause */
-    ROOST_OP_GIVE = 16 /* key + id, whatever the state: of the values in count, bits as in `given`, the connection has
+    ROOST_OP_GIVE = 16,  /* key + id, whatever the state: of the values in count, bits as in `given`, the connection has
                                  those that overrides gives, and its policy's in place of the others; with
                                  ROOST_GIVEN_GROUP, that group. ROOST_EV_DONE follows */
+    ROOST_OP_ADOPT = 17, /* key + fd + count, a service: this socket, connected to a client (roost_dial_client), is a
+                             connection in STANDBY, and the engine's. With error: the client, as ROOST_EV_WANTED named
+                             it, could not be dialled, and servers wait no longer for that */
 };
 
 /* A sentence for people: why something failed, of which object, and what to do. */
@@ -96,10 +99,12 @@ enum roost_event_type {
                              much memory as must stay available would not */
     ROOST_EV_LINK = 16, /* key, id: a link of a service `by_daemon`; count: the descriptor of its other end, the taker's
                              from then on */
-    ROOST_EV_SERVED = 17 /* served, id, token, at_ms when it asked, count ms until the answer: a server that wanted a
+    ROOST_EV_SERVED = 17, /* served, id, token, at_ms when it asked, count ms until the answer: a server that wanted a
                              client. It was linked, to one that was in this state (from) until then, and the client's
                              first byte has come, or the link has ended without; or it came through a door and was
                              refused: error (errno) */
+    ROOST_EV_WANTED = 18, /* served: key, server, server_port; a server came through a door, its client is not there,
+                             and it waits until that is dialled: ROOST_OP_ADOPT */
 };
 
 /* Verbs of in-band requests (docs/in-band.md). */

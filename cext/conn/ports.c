@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The local ports of links that may sleep. While one does, the kernel knows nothing of its port, and would give it to
+ * The near ends of connections that we make. A client is dialled from where its service listens.
+ *
+ * And the local ports of links that may sleep. While one does, the kernel knows nothing of its port, and would give it to
  * the next socket that connects to the same server, which would fail: the server has a connection with that 4-tuple. So such
  * links take their ports from a range that the kernel does not give away, and never one whose 4-tuple is asleep.
  */
@@ -77,4 +79,34 @@ int roost_ports_connect(struct roost_engine *e, const struct roost_server *to, b
         tries++;
     }
     return error ? error : -EADDRNOTAVAIL;
+}
+
+/* At which the client would find the service: where it listens, or the server's address for whom it answers. */
+static int near_end(const struct roost_service *s, const struct roost_server *client, const uint8_t server[16],
+                    struct roost_key *key) {
+    key->local_port = htons(s->listen_port);
+    if (roost_address_is_v4(s->listen) != roost_address_is_v4(client->address))
+        return -EAFNOSUPPORT;
+    if (roost_address_is_any(s->listen) && !s->transparent)
+        return local_address(client->address, key->local);
+    if (!roost_address_is_any(s->listen)) {
+        memcpy(key->local, s->listen, sizeof(key->local));
+        return 0;
+    }
+    memcpy(key->local, server, sizeof(key->local)); /* ours: it would be linked to this machine, and so to itself */
+    return roost_address_is_any(server) || roost_address_is_ours(server) ? -EADDRNOTAVAIL : 0;
+}
+
+int roost_dial_client(roost_engine *e, uint16_t service, const struct roost_server *client, const uint8_t server[16],
+                      struct roost_key *key) {
+    memset(key, 0, sizeof(*key));
+    memcpy(key->client, client->address, sizeof(key->client));
+    key->client_port = htons(client->port);
+    roost_lock(e);
+    const struct roost_service *s = roost_service_of(e, service);
+    int error = s->index ? near_end(s, client, server, key) : -ENOENT;
+    if (!error && roost_whose(e, key).by != ROOST_BY_NONE)
+        error = -EEXIST;
+    roost_unlock(e);
+    return error ? error : roost_dial(client, key->local, key->local_port);
 }

@@ -92,7 +92,7 @@ struct roost_leg {
     bool probed;                   /* the kernel sends keep-alives, as the connection's class says */
     bool lost;                     /* it failed without a word of its far end: no FIN, no RST */
     uint8_t error;                 /* errno by which it failed first, or was not made last */
-    bool rebuilt;                  /* from a record, not accepted or connected */
+    bool rebuilt;                  /* from a record, or dialled: bound to its local address */
     struct roost_pending *pending; /* to be written to this leg */
 };
 
@@ -315,7 +315,7 @@ struct roost_engine {
     char name[64];                         /* the manager's */
     uint32_t in_band_asked;                /* questions to the control plane, ever */
     struct roost_waiting *waiting_servers; /* oldest first */
-    uint32_t servers_waiting, server_wait_ms;
+    uint32_t servers_waiting, server_wait_ms, dial_ms;
     uint64_t servers_retry_ms;
     struct roost_hash by_id, by_key; /* the awake */
     struct roost_listing *listings;  /* being taken */

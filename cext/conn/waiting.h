@@ -23,6 +23,8 @@ struct roost_waiting {
     struct roost_server server;   /* that came through a door; port 0: not known */
     uint32_t linked_after_ms;     /* of a server that is linked */
     uint8_t found;                /* likewise: enum roost_state of its client until then */
+    bool told;                    /* ROOST_EV_WANTED */
+    bool dialled;                 /* likewise, and its client may be there soon: not answered yet */
     bool door;                    /* it came through a door, and is refused by RST; else by the answer to its command */
 };
 

@@ -75,7 +75,30 @@ static int find_client(struct roost_engine *e, struct roost_waiting *w) {
     w->server.port = ntohs(port_be);
     if (!recv(w->command.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT))
         return ENOTCONN; /* it ended before it began */
-    return roost_find_by_address(e, key, w->server.address);
+    port_be = key->client_port;
+    error = roost_find_by_address(e, key, w->server.address);
+    if (error)
+        key->client_port = port_be; /* which the search has changed */
+    return error;
+}
+
+/* Its client is not there, and may be dialled for it. */
+static void tell_wanted(struct roost_engine *e, struct roost_waiting *w) {
+    struct roost_event event = {.type = ROOST_EV_WANTED};
+    event.served.key = w->command.record.key;
+    memcpy(event.served.server, w->server.address, sizeof(event.served.server));
+    event.served.server_port = w->server.port;
+    roost_mailbox_post(&e->box, &event);
+    w->dialled = w->told = true;
+}
+
+void roost_attach_undialled(struct roost_engine *e, const struct roost_key *key) {
+    for (struct roost_waiting *w = e->waiting_servers; w; w = w->next) {
+        const struct roost_key *wanted = &w->command.record.key;
+        if (wanted->client_port == key->client_port && !memcmp(wanted->client, key->client, sizeof(key->client)))
+            w->dialled = false;
+    }
+    e->servers_retry_ms = 0;
 }
 
 static int attempt(struct roost_engine *e, struct roost_waiting *w, uint32_t *wait_ms) {
@@ -87,6 +110,10 @@ static int attempt(struct roost_engine *e, struct roost_waiting *w, uint32_t *wa
         error = give(e, w, wait_ms);
     if (!w->door)
         return error;
+    if (error == ENOENT && e->dial_ms && !w->told && !roost_mailbox_crowded(&e->box))
+        tell_wanted(e, w);
+    if (w->dialled)
+        *wait_ms = e->dial_ms;
     if (error == ENOENT || error == EAGAIN)
         w->command.error = error; /* its client is not there, and may be linked to another server when it comes */
     if (error && error != ENOTUNIQ && w->command.error && *wait_ms < e->server_wait_ms)

@@ -66,8 +66,9 @@ static int open_doors(struct roost_engine *e, int map, struct roost_reason *why)
     return error;
 }
 
-int roost_router_open(struct roost_engine *e, uint32_t wait_ms, struct roost_reason *why) {
+int roost_router_open(struct roost_engine *e, uint32_t wait_ms, uint32_t dial_ms, struct roost_reason *why) {
     e->server_wait_ms = wait_ms;
+    e->dial_ms = dial_ms;
     int error = roost_datapath_steer(&e->path, why);
     if (!error)
         error = open_doors(e, e->path.map_fd[ROOST_MAP_doors], why);

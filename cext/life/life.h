@@ -51,10 +51,14 @@ void roost_asked_turn(struct roost_engine *e);
  * is refused. Takes it over. */
 void roost_attach_server(struct roost_engine *e, struct roost_waiting *w);
 void roost_attach_turn(struct roost_engine *e);
+/* Servers wait for this client no longer on account of being told ROOST_EV_WANTED. */
+void roost_attach_undialled(struct roost_engine *e, const struct roost_key *key);
 void roost_attach_close(struct roost_engine *e);
 
 /* listeners.c */
 int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, struct roost_reason *why); /* fd or -errno */
+/* Carries ROOST_OP_ADOPT out, and has its socket: 0 or an errno. */
+int roost_adopt(struct roost_engine *e, const struct roost_command *command);
 void roost_accept_turn(struct roost_engine *e, struct roost_listener *l);
 bool roost_turns_away(const struct roost_listener *l); /* new clients, since none of its servers is up */
 void roost_accept_pause(struct roost_engine *e);       /* no room: new clients and servers wait in the kernel */

@@ -40,6 +40,25 @@ bool roost_turns_away(const struct roost_listener *l) {
     return l->service.refuse_down && !l->service.by_daemon && !l->pool.as_accepted && !roost_pool_left(&l->pool, 0);
 }
 
+/* A connection with this socket, which is reset where that fails. dialled: it was not accepted. */
+static struct roost_conn *take_in(struct roost_engine *e, int fd, const struct roost_key *key, uint16_t service,
+                                  bool dialled) {
+    struct roost_conn *c = roost_conn_new(e, key, e->next_id++, service, roost_class_for(e, key, service));
+    if (c)
+        c->client.rebuilt = dialled; /* likewise it is bound */
+    if (!c || (dialled && roost_rebuilt_reserve(e, fd)) || roost_watch(e, fd, c, false)) {
+        roost_reset_fd(fd);
+        if (c)
+            roost_conn_forget(e, c);
+        return NULL;
+    }
+    if (dialled)
+        roost_rebuilt_name(e, fd, c);
+    c->client.fd = fd;
+    c->client.writable = true; /* what there is to read, epoll says */
+    return c;
+}
+
 static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd, const struct sockaddr_storage *peer) {
     const struct roost_service *s = &l->service;
     struct roost_key key;
@@ -58,19 +77,32 @@ static void accept_one(struct roost_engine *e, struct roost_listener *l, int fd,
         roost_reset_fd(fd);
         return;
     }
-    uint16_t class = roost_class_for(e, &key, l->service.index);
-    struct roost_conn *c = roost_conn_new(e, &key, e->next_id++, l->service.index, class);
-    if (!c || roost_watch(e, fd, c, false)) {
-        roost_reset_fd(fd);
-        if (c)
-            roost_conn_forget(e, c);
+    struct roost_conn *c = take_in(e, fd, &key, l->service.index, false);
+    if (!c)
         return;
-    }
-    c->client.fd = fd;
-    c->client.writable = true; /* what there is to read, epoll says */
     acknowledge_or_wait(e, c);
     e->stat[ROOST_E_ACCEPTED]++;
     roost_link_start(e, c, ROOST_C_CLIENT_CONNECT);
+}
+
+static bool has_room(const struct roost_engine *e) {
+    return e->awake < e->max_awake - e->max_awake / FOR_WAKES;
+}
+
+int roost_adopt(struct roost_engine *e, const struct roost_command *command) {
+    const struct roost_key *key = &command->record.key;
+    const struct roost_service *s = roost_service_of(e, (uint16_t)command->count);
+    int error = !s->index ? ENOENT : roost_whose(e, key).by != ROOST_BY_NONE ? EEXIST : !has_room(e) ? EMFILE : 0;
+    struct roost_conn *c = error ? NULL : take_in(e, command->fd, key, s->index, true);
+    if (error)
+        roost_reset_fd(command->fd);
+    if (!c)
+        return error ? error : ENOMEM;
+    c->token = command->token;
+    roost_conn_transition(e, c, ROOST_ST_STANDBY, ROOST_C_SERVER_ATTACH);
+    roost_conn_run(e, c);
+    e->servers_retry_ms = 0; /* those that wait for it are tried at once */
+    return 0;
 }
 
 /* No room: new clients wait in the listen queue, which costs them nothing but time. */
@@ -103,7 +135,7 @@ void roost_accept_turn(struct roost_engine *e, struct roost_listener *l) {
     for (int i = 0; i < ACCEPTS_A_TURN && !l->paused && l->fd >= 0; i++) {
         struct sockaddr_storage peer;
         socklen_t size = sizeof(peer);
-        if (e->awake >= e->max_awake - e->max_awake / FOR_WAKES || roost_mailbox_crowded(&e->box)) {
+        if (!has_room(e) || roost_mailbox_crowded(&e->box)) {
             roost_accept_pause(e);
             return;
         }

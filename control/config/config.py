@@ -124,6 +124,23 @@ class Config(Section):
             raise ValueError('[attach] local_connect: "lo" must not be in [network] interfaces')
         return self
 
+    @model_validator(mode="after")
+    def _dialled_clients_have_a_service(self) -> Config:
+        if "dial" not in self.absent.steps or not self.service:
+            return self
+        if not self.dial_service:
+            name = self.absent.dial_service
+            why = f'dial_service = "{name}" is none' if name else "there is none"
+            raise ValueError(f'[absent] steps has "dial", for clients of a [[service]] with servers: {why}')
+        return self
+
+    @property
+    def dial_service(self) -> str:
+        """The name of the service whose clients are dialled; empty: there is none."""
+        wanted = self.absent.dial_service
+        own = [one for one in self.service if one.kind == "server" and wanted in ("", one.name)]
+        return next((one.name for one in [*filter(lambda one: one.transparent, own), *own]), "")
+
     @property
     def by_address(self) -> str:
         """Who looks clients up by their addresses; empty: nobody does."""

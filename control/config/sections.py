@@ -323,7 +323,12 @@ class Absent(Section):
         256,
         ge=1,
         le=10_000,
-        description="connections that were dialled, at once; each costs 6 descriptors, and none of them ever sleeps",
+        description="clients that are being dialled at once",
+    )
+    dial_service: str = Field(
+        "",
+        description="service whose clients are dialled, from where it listens; what they say while no server is linked "
+        "goes to its servers; empty: the first one that is transparent, else the first one",
     )
     stay_after: int = Field(
         3,

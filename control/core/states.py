@@ -107,6 +107,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
     {
         # A connection appears.
         (_S.NONE, _C.CLIENT_CONNECT): frozenset({_S.ACTIVE, _S.IDLE}),  # IDLE: it was born asleep, and now speaks
+        (_S.NONE, _C.SERVER_ATTACH): frozenset({_S.STANDBY}),  # a server wanted its client, which was dialled
         (_S.NONE, _C.RESTORE): frozenset({_S.SLEEP, _S.IDLE}),  # IDLE: with its server's leg
         # ACTIVE: linked. IDLE: both legs froze together (the persistent interface), and the server keeps its socket.
         # server-attach: another server takes over, so that the present link is ended first.

@@ -169,6 +169,7 @@ class Daemon:
         reach = Reach(config, engine, dispatcher, store, names, services.by_number, locator, tls)
         dispatcher.handle(EventType.LINK, reach.links.linked)
         dispatcher.handle(EventType.SERVED, reach.attaches.served)
+        dispatcher.handle(EventType.WANTED, reach.wanted)
         reach.dialled.load()
         snapshots = Snapshots(engine, store.append, rules.classes)
         span = (0, 0) if store.status.error else store.begin_run()

@@ -27,6 +27,10 @@ FILL_PERCENT: Final = 92
 """Of the records of IDLE connections, when room for more of them is made (GROW_PERCENT in cext/life/growth.c)."""
 
 
+DIAL_SPARE_S: Final = 1.0
+"""How long a router waits for the outcome of dialling a client, beyond the time that it may take."""
+
+
 def engine_options(config: Config, max_awake: int, next_id: int) -> EngineOptions:
     """next_id: the first number that is not given to a connection yet."""
     return EngineOptions(
@@ -94,7 +98,9 @@ class EngineSetup:
             except RouterError as error:
                 raise DaemonError(f"[{'router' if router.lan else 'attach'}] {error}") from None
         if router.lan:
-            self._engine.open_router(router.attach_ports, round(router.wait * 1000))
+            absent = self._config.absent
+            dial_s = absent.dial_timeout + DIAL_SPARE_S if "dial" in absent.steps else 0
+            self._engine.open_router(router.attach_ports, round(router.wait * 1000), round(dial_s * 1000))
         if self._local:
             self._local.open()
         for number in numbers:

@@ -22,7 +22,7 @@ def spare_descriptors(config: Config) -> int:
         for service in config.service
     )
     spare = SPARE_DESCRIPTORS + asking + ready + (WAITING_MAX if may_wait or config.router.wait else 0)
-    return spare + (6 * config.absent.dial_limit if "dial" in config.absent.steps else 0)
+    return spare + (config.absent.dial_limit if "dial" in config.absent.steps else 0)
 
 
 def descriptors_each(config: Config) -> int:

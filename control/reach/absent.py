@@ -7,17 +7,21 @@ server is told in the end is what the last step that did apply came to."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from errno import EIO, ENOENT, ENOTCONN, ETIMEDOUT
 
 from appliance.frontends.target import Address, Name, Target, parse_address
 from appliance.wire import Key, pack_address
 from control.clients.locate import Locator
+from control.clients.registry import Registry, RegistryError
 from control.config import Absent as Policy
 from control.reach.agents import Agents
 from control.reach.arrivals import Arrivals, What
 from control.reach.attach_request import AttachRequest
-from control.reach.dialling import Dialler
+from control.reach.dialling import Dialler, Dialling
 from control.reach.linker import Linker
+
+log = logging.getLogger("roost.reach")
 
 ABSENT = (ENOENT, ENOTCONN)
 """The errnos that say so."""
@@ -26,10 +30,11 @@ ABSENT = (ENOENT, ENOTCONN)
 class Absent:
     """All of it runs in one event loop."""
 
-    def __init__(self, policy: Policy, locator: Locator, arrivals: Arrivals, linker: Linker, agents: Agents,
-                 dialler: Dialler | None) -> None:  # fmt: skip
+    def __init__(self, policy: Policy, locator: Locator, names: Registry, arrivals: Arrivals, linker: Linker,
+                 agents: Agents, dialler: Dialler | None) -> None:  # fmt: skip
         self._policy = policy
         self._locator = locator
+        self._names = names
         self._arrivals = arrivals
         self._linker = linker
         self._agents = agents
@@ -62,7 +67,22 @@ class Absent:
         client, where = await self._whereabouts(target)
         if self._dialler is None or where is None or not self._dialler.may(where):
             return None
-        return await self._dialler.dial(client, where, server)
+        dialling = await self._dialler.dial(client, where, server.peer)
+        if dialling.error:
+            return dialling.error
+        if server.gone:
+            return ENOTCONN
+        if dialling.id and isinstance(target, Name):
+            await self._name(client, dialling)
+        deadline = asyncio.get_running_loop().time() + server.timeout_s
+        return await self._linker.link_when_free(Key.unpack(dialling.key), server, deadline)
+
+    async def _name(self, name: str, dialling: Dialling) -> None:
+        """Until this connection ends, servers that ask for the name get it."""
+        try:
+            await asyncio.to_thread(self._names.give, name, dialling.key, dialling.id)
+        except RegistryError as why:
+            log.warning("%s: %s", name, why)
 
     async def _whereabouts(self, target: Target) -> tuple[str, Address | None]:
         """How the client is called, and where it is, or was when it was last heard of."""

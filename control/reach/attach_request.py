@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from errno import ECANCELED
+
+from appliance.wire import pack_address
 
 
 @dataclass(slots=True)
@@ -30,6 +33,13 @@ class AttachRequest:
     """The client had said something already."""
     error: int = ECANCELED
     """What the server is told; 0: it has its client. ECANCELED: the daemon ended, or failed, before it was known."""
+
+    @property
+    def peer(self) -> bytes:
+        """The server's packed address; zeros: it has gone, or has none."""
+        with suppress(OSError, ValueError, IndexError):
+            return pack_address(self.sock.getpeername()[0])
+        return bytes(16)
 
     @property
     def gone(self) -> bool:

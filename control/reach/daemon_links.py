@@ -23,7 +23,6 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-from appliance.frontends.splice import ready
 from appliance.wire import Command, Event, Key, Op
 from control.core.ports import EnginePort
 from control.core.states import Cause
@@ -70,7 +69,13 @@ class Link:
 
     async def readable(self) -> bool:
         """Wait until there is something to read or the end; True: bytes. Takes nothing; may be cancelled."""
-        await ready(self.sock)
+        is_ready = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self.sock, is_ready.set)
+        try:
+            await is_ready.wait()
+        finally:
+            loop.remove_reader(self.sock)
         with contextlib.suppress(OSError):
             return bool(self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         return False

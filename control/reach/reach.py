@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from appliance.wire import Event
 from control.clients.locate import Locator
 from control.clients.registry import Registry
 from control.config import Config, Service
@@ -65,16 +66,24 @@ class Reach:
             dispatcher.listen(hear)
         self._dialler: Dialler | None = None
         if "dial" in policy.steps:
-            limits = policy.dial_networks, policy.dial_timeout, policy.dial_limit
-            self._dialler = Dialler(*limits, self.dialled, locator.addresses.has)
-        absent = Absent(policy, locator, self.arrivals, self.linker, self.agents, self._dialler)
+            service = config.dial_service
+            number = next(index for index, one in services.items() if one.name == service)
+            self._dialler = Dialler(policy, engine, dispatcher, number, self.dialled, locator.addresses.has)
+        absent = Absent(policy, locator, names, self.arrivals, self.linker, self.agents, self._dialler)
         self.attaches = Attaches(store)
         self.attaching = Attaching(locator, engine, self.linker, absent, self.attaches)
 
     def begin(self) -> None:
         """Begin, in the running event loop."""
         self.arrivals.begin()
+        if self._dialler is not None:
+            self._dialler.begin()
         self.links.serve()
+
+    def wanted(self, event: Event) -> None:
+        """An event of type WANTED, which there is none of unless clients are dialled; in the dispatcher's thread."""
+        if self._dialler is not None:
+            self._dialler.wanted(event)
 
     async def close(self) -> None:
         """End what goes through the daemon."""
@@ -83,8 +92,8 @@ class Reach:
             await self._dialler.close()
 
     def counts(self) -> dict[str, int]:
-        """Since the start; dialled: connections that live."""
-        return {**self.agents.counts, "dialled": self._dialler.open if self._dialler else 0}
+        """Since the start."""
+        return {**self.agents.counts, "dialled": self._dialler.made if self._dialler else 0}
 
 
 def _log_defect(work: Future[None]) -> None:

@@ -46,6 +46,7 @@ QUICK_KEEPALIVES: Final = (
 Transition = tuple[State, State, Cause]
 CHANGES_NOTHING: Final = frozenset(
     [
+        "dial",
         "find",
         "find_client",
         "find_obstacles",
@@ -97,7 +98,8 @@ class EngineLab:
 
     def __init__(self, lab: Lab | None = None, service: dict[str, Any] | None = None, xdp_mode: str = "auto",
                  exact_frames: bool = False, router: bool = False, attach_ports: Sequence[int] = (),
-                 wait_ms: int = 0, link_ports: tuple[int, int] | None = None, **options: Any) -> None:  # fmt: skip
+                 wait_ms: int = 0, dial_ms: int = 0, link_ports: tuple[int, int] | None = None,
+                 **options: Any) -> None:  # fmt: skip
         self._stack = ExitStack()
         self._sockets = ExitStack()
         self.lab = lab or self._stack.enter_context(Lab(clients=100, nat=False, exact_frames=exact_frames))
@@ -109,6 +111,7 @@ class EngineLab:
         self._router = router
         self._attach_ports = attach_ports
         self._wait_ms = wait_ms
+        self._dial_ms = dial_ms
         self._link_ports = link_ports
         self._engine: Engine | None = None
         self._lent: _Lent | None = None
@@ -214,7 +217,7 @@ class EngineLab:
                 engine.attach("lan0", self._xdp_mode, servers=True)
             if self._router:
                 open_routes()
-                engine.open_router(self._attach_ports, self._wait_ms)
+                engine.open_router(self._attach_ports, self._wait_ms, self._dial_ms)
                 engine.steer("wan0", servers=False)
                 engine.steer("lan0", servers=True)
             for family in (4, 6):

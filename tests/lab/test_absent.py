@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -33,8 +34,7 @@ class Dialling:
 
     def __init__(self, lab: Lab) -> None:
         self.absent: dict[str, Any] = {"steps": ["agent", "dial", "wait"], "wait": "500ms", "dial_timeout": "1s",
-                                       "dial_networks": ["10.10.0.0/24", "10.3.0.0/24"], "stay_after": 2,
-                                       "dial_limit": 2}  # fmt: skip
+                                       "dial_networks": ["10.10.0.0/24", "10.3.0.0/24"], "stay_after": 2}  # fmt: skip
         self.box = AgentLab(lab, absent=self.absent, telemetry={"in_band": {"stay": True}})
         self.client = lab.address("wan", "eth0")
 
@@ -70,26 +70,41 @@ def dialled(box: AgentLab) -> dict[str, dict[str, Any]]:
 # -- dial: the last branch of figure 23 -------------------------------------------------------------------------------
 
 
-def test_figure_23_a_client_that_is_not_connected_is_dialled(dialling: Dialling) -> None:
-    box = dialling.box
-    listener = listening(box, 9200)
+def test_figure_23_a_client_that_is_not_connected_is_dialled_and_is_a_connection_like_any_other(
+    dialling: Dialling,
+) -> None:
+    box, where = dialling.box, f"{dialling.client}:9200"
     sent, answer = os.urandom(2_000_000), os.urandom(2_000_000)
-    with listener, box.tunnel(f"{dialling.client}:9200", early=sent[:500]) as server:
-        client, _ = listener.accept()
+    with listening(box, 9200) as listener, box.tunnel(where, early=sent[:500]) as server:
+        client, peer = listener.accept()
+        assert peer == (box.lab.address("box", "wan0"), TELEMETRY), "from where it would find its service"
         client.settimeout(20)
-        with client:
-            pushing = threading.Thread(target=lambda: server.sendall(sent[500:]))
+        for source, sink, data in ((server, client, sent[500:]), (client, server, answer)):
+            pushing = threading.Thread(target=source.sendall, args=(data,))
             pushing.start()
-            assert receive(client, len(sent)) == sent
+            assert receive(sink, 2_000_000) == (sent if sink is client else answer)
             pushing.join()
-            server.shutdown(socket.SHUT_WR)
-            assert client.recv(1) == b"", "the server's end is passed on, and the client may still answer"
-            pushing = threading.Thread(target=lambda: client.sendall(answer))
-            pushing.start()
-            assert receive(server, len(answer)) == answer
-            pushing.join()
-        assert server.recv(1) == b""
-    box.wait(lambda: box.daemon.status()["agents"]["dialled"] == 0, "nothing is left of it")
+    with client:
+        box.wait_for_state("telemetry", "IDLE")
+        assert box.daemon.act(where, "sleep")["state"] == "SLEEP"
+        with box.tunnel(where) as server:
+            server.sendall(b"again?")
+            assert receive(client, 6) == b"again?"
+        box.wait_for_state("telemetry", "IDLE")
+        box.daemon.restart()
+        client.sendall(b"ECHO by itself\n")  # to the service's server
+        assert receive(client, 15) == b"ECHO by itself\n"
+
+        def steps() -> list[tuple[str, str, str]]:
+            history = box.daemon.get(f"/v1/connections/{where}")["history"]
+            return [(row["from"], row["to"], row["cause"]) for row in history]
+
+        box.wait(lambda: ("IDLE", "ACTIVE", "client-data") in steps(), "its word is in the history")
+        assert steps()[:2] == [("NONE", "STANDBY", "server-attach"), ("STANDBY", "ACTIVE", "server-attach")]
+        assert ("SLEEP", "ACTIVE", "server-attach") in steps()
+        (attach,) = (row for row in box.daemon.get("/v1/attaches") if row["step"] == "dial" and row["target"] == where)
+        assert attach["client"] == where
+    box.wait(lambda: box.connections("telemetry") == [], "it is gone")
 
 
 def test_curl_reaches_a_client_that_listens_by_its_address(dialling: Dialling) -> None:
@@ -128,17 +143,20 @@ def test_no_server_dials_beyond_the_networks_of_clients_or_back_into_the_applian
     assert target.split(":")[0] not in dialled(dialling.box)
 
 
-def test_no_more_are_dialled_than_the_limit_says(dialling: Dialling) -> None:
+def test_servers_that_want_a_client_at_once_get_its_one_connection_one_after_the_other(dialling: Dialling) -> None:
     box = dialling.box
     with listening(box, 9202) as listener:
-        tunnels = [box.tunnel(f"{dialling.client}:9202") for _ in range(2)]
-        clients = [listener.accept()[0] for _ in tunnels]
-        code, _, said = box.ask(f"{dialling.client}:9202")
-        assert code != 0
-        assert "504" in said
-        for sock in tunnels + clients:
-            sock.close()
-    box.wait(lambda: box.daemon.status()["agents"]["dialled"] == 0, "they are gone")
+        first = box.tunnel(f"{dialling.client}:9202")
+        client, _ = listener.accept()
+        assert "409" in box.ask(f"{dialling.client}:9202")[2], "the policy refuses a second server"
+        first.close()
+        box.wait_for_state("telemetry", "STANDBY", "IDLE")
+        with box.tunnel(f"{dialling.client}:9202") as second:
+            second.sendall(b"now")
+            assert receive(client, 3) == b"now"
+        assert not select.select([listener], [], [], 0)[0]
+        client.close()
+    box.wait(lambda: box.connections("telemetry") == [], "it is gone")
 
 
 # -- figure 25 --------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Tests put events in (`connect`, `quiet`, ...), take commands out (`commands`), o
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from array import array
@@ -233,6 +234,16 @@ class FakeEngine:
     def find_obstacles(self, key: bytes) -> Obstacles | None:
         c = self.connections.get(Key.unpack(key))
         return self.obstacles if c is not None and c.state in AWAKE else None
+
+    def dial(self, service: int, client: ServerAddress, server: bytes) -> tuple[int, bytes]:
+        """As the engine, from where this machine likes; the key has nothing of that."""
+        key = Key.of(*client, "10.0.0.1", 7000)
+        if key in self.connections:
+            return -EEXIST, key.pack()
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.connect_ex(client)
+        return sock.detach(), key.pack()
 
     def list(self, sought: Sought = Sought()) -> Iterator[Event]:  # noqa: B008 (frozen)
         for c in tuple(self.connections.values())[sought.after :]:

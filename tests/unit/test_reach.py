@@ -5,28 +5,29 @@ dialled."""
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 import tracemalloc
-from collections.abc import Callable, Iterator
-from errno import EAGAIN, ECONNREFUSED, EMFILE, ENOENT, EPERM
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from errno import EACCES, EAGAIN, ECONNREFUSED, EEXIST, EMFILE, ENOENT, EPERM
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from appliance.frontends.splice import join
 from appliance.frontends.target import Address
-from appliance.wire import Event, EventType, Key, OnServerClose, Op
+from appliance.wire import Command, Event, EventType, Key, OnServerClose, Op, Record
 from control.clients.registry import Registry
-from control.config import parse
+from control.config import Absent, parse
+from control.core.ports import Outcome
 from control.core.states import Cause, State
 from control.dispatch.dispatcher import Dispatcher
 from control.policy.services import service_spec
 from control.reach import daemon_links, telling
 from control.reach import dialled as dialled_module
 from control.reach.arrivals import Arrivals
-from control.reach.attach_request import AttachRequest
 from control.reach.daemon_links import DaemonLinks
 from control.reach.dialled import Dialled
 from control.reach.dialling import Dialler
@@ -315,12 +316,49 @@ def test_links_beyond_the_bound_wait_for_room(monkeypatch: pytest.MonkeyPatch) -
 # -- dialling ---------------------------------------------------------------------------------------------------------
 
 
-def dialler(dialled: Dialled, *networks: str, limit: int = 1) -> Dialler:
-    return Dialler(networks, 1.0, limit, dialled, lambda host: host == "192.0.2.1")
+class Adopting:
+    """The engine and the dispatcher, as a dialler has them: every connection is adopted, or refused with `error`."""
+
+    def __init__(self, dialled: Dialled, *networks: str, limit: int = 256, error: int = 0) -> None:
+        self.engine = FakeEngine(carry_out=False)
+        self.adopted: list[Command] = []
+        self.error = error
+        policy = Absent.model_validate({"dial_networks": networks, "dial_timeout": "1s", "dial_limit": limit})
+        self.dialler = Dialler(policy, self.engine, self, 3, dialled, lambda host: host == "192.0.2.1")
+
+    def command(self, command: Command, states: Iterable[State], timeout_s: float,
+                first: Sequence[Command] = ()) -> Future[Outcome]:  # fmt: skip
+        assert (command.op, command.cause, command.count) == (Op.ADOPT, Cause.SERVER_ATTACH, 3)
+        self.adopted.append(command)
+        future: Future[Outcome] = Future()
+        future.set_result(Outcome(self.error, 0 if self.error else State.STANDBY, 0 if self.error else 7))
+        return future
+
+    def sleep(self, record: Record, timeout_s: float) -> Future[Outcome]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        for command in self.adopted:
+            os.close(command.fd)
 
 
-def test_what_may_be_dialled(store: Store, registry: Registry) -> None:
-    made = dialler(Dialled(store, registry, 1), "192.0.2.0/24", "127.0.0.0/8", "2001:db8::/32", "0.0.0.0/8")
+@pytest.fixture
+def dialled(store: Store, registry: Registry) -> Dialled:
+    return Dialled(store, registry, 1)
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        yield listener
+
+
+NOBODY = bytes(16)
+
+
+def test_what_may_be_dialled(dialled: Dialled) -> None:
+    made = Adopting(dialled, "192.0.2.0/24", "127.0.0.0/8", "2001:db8::/32", "0.0.0.0/8").dialler
     assert made.may(Address("192.0.2.7", 80))
     assert made.may(Address("2001:db8::7", 80))
     for host, port in [("192.0.2.7", 0), ("192.0.2.1", 80), ("192.0.3.7", 80), ("127.0.0.1", 80), ("0.0.0.0", 80),
@@ -328,74 +366,67 @@ def test_what_may_be_dialled(store: Store, registry: Registry) -> None:
         assert not made.may(Address(host, port))
 
 
-def test_a_dial_out_joins_the_two_counts_failures_and_is_bounded(store: Store, registry: Registry) -> None:
+def test_who_wants_the_same_client_at_once_gets_the_same_connection_and_the_rest_is_bounded(
+    dialled: Dialled, listener: socket.socket
+) -> None:
     async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        dialled = Dialled(store, registry, 1)
-        made = dialler(dialled)
-        listener = socket.create_server(("127.0.0.1", 0))
-        where = Address(*listener.getsockname())
-        theirs, ours = socket.socketpair()
-        theirs.setblocking(False)
-        ours.setblocking(False)
-        server = AttachRequest(ours, b"preamble ", b"early ", 1.0)
-        assert await made.dial("meter", where, server) == 0
-        assert await made.dial("meter", where, server) == EMFILE
-        ours.close()
+        made, where = Adopting(dialled, limit=1), Address(*listener.getsockname())
+        dials = made.dialler.dial("meter", where, NOBODY), made.dialler.dial("meter", where, NOBODY)
+        one, same, other = await asyncio.gather(*dials, made.dialler.dial("lock", Address("127.0.0.1", 9), NOBODY))
+        assert one == same == (0, Key.of("127.0.0.1", where.port, "10.0.0.1", 7000).pack(), 7)
+        assert other.error == EMFILE
+        (command,) = made.adopted
         client, _ = listener.accept()
-        client.setblocking(False)
-        await loop.sock_sendall(theirs, b"asked")
-        theirs.shutdown(socket.SHUT_WR)
-        got = b""
-        while data := await loop.sock_recv(client, 100):
-            got += data
-        assert got == b"early asked"
-        await loop.sock_sendall(client, b"answered")
-        client.close()
-        got = b""
-        while data := await loop.sock_recv(theirs, 100):
-            got += data
-        assert got == b"preamble answered"
-        for _ in range(100):
-            if not made.open:
-                break
-            await asyncio.sleep(0.01)
-        assert made.open == 0
-        listener.close()
-        again, _ = socket.socketpair()
-        server = AttachRequest(again, b"", b"", 1.0)
-        assert await made.dial("meter", where, server) == ECONNREFUSED
-        again.close()
-        assert dialled.stays("meter")
-        theirs.close()
+        with client:
+            assert os.write(command.fd, b"there?") == 6, "it is connected"
+            assert client.recv(10) == b"there?"
+        assert (made.dialler.made, dialled.all()) == (1, []), "a limit is nobody's failure"
+        made.close()
 
     asyncio.run(scenario())
 
 
-def test_two_sockets_that_are_joined_carry_every_byte_both_ways_at_once() -> None:
+def test_a_client_that_cannot_be_dialled_is_counted(dialled: Dialled, listener: socket.socket) -> None:
     async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        (a, b), (c, d) = socket.socketpair(), socket.socketpair()
-        for sock in (a, b, c, d):
-            sock.setblocking(False)
-        joining = asyncio.ensure_future(join(b, c))
-        sent = bytes(range(256)) * 8000
+        where = Address(*listener.getsockname())
+        made = Adopting(dialled, error=EEXIST)
+        assert (await made.dialler.dial("meter", where, NOBODY)).error == EEXIST
+        assert not dialled.stays("meter"), "it could be dialled; that the engine did not take it is not its fault"
+        there = Key.of("127.0.0.1", where.port, "10.0.0.1", 7000)
+        made.engine.add(there, 5, State.SLEEP)
+        assert await made.dialler.dial("meter", where, NOBODY) == (0, there.pack(), 0)
+        del made.engine.connections[there]
+        listener.close()
+        assert (await made.dialler.dial("meter", where, NOBODY)).error == ECONNREFUSED
+        assert dialled.stays("meter")
+        made.close()
 
-        async def receive(sock: socket.socket) -> bytes:
-            got = b""
-            while data := await loop.sock_recv(sock, 1 << 16):
-                got += data
-            return got
+    asyncio.run(scenario())
 
-        async def send(sock: socket.socket) -> None:
-            await loop.sock_sendall(sock, sent)
-            sock.shutdown(socket.SHUT_WR)
 
-        _, _, one, other = await asyncio.gather(send(a), send(d), receive(a), receive(d))
-        await joining
-        assert one == other == sent
-        a.close()
-        d.close()
+def test_a_router_s_server_waits_no_longer_when_its_client_may_not_or_cannot_be_dialled(
+    dialled: Dialled, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        made, client = Adopting(dialled), Key.of("127.0.0.1", listener.getsockname()[1], "10.0.0.1", 7000)
+        made.dialler.begin()
+        answers = made.engine.commands
+
+        async def told() -> list[tuple[Op, Key, int]]:
+            await asyncio.to_thread(made.dialler.wanted, event(EventType.WANTED, client))
+            await asyncio.sleep(0)
+            while made.dialler.busy:
+                await asyncio.sleep(0.01)
+            return [(one.op, cast(Key, one.key), one.error) for one in answers]
+
+        assert await told() == [(Op.ADOPT, client, EACCES)], "loopback"
+        monkeypatch.setattr(made.dialler, "may", lambda where: True)
+        answers.clear()
+        assert await told() == []
+        assert len(made.adopted) == 1
+        listener.close()
+        assert await told() == [(Op.ADOPT, client, ECONNREFUSED)]
+        made.close()
 
     asyncio.run(scenario())
 
