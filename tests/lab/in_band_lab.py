@@ -97,8 +97,10 @@ class Session:
         self.family = family
         self.port = box.ports[service]
         box.forget(self.port, family)
+        # Bound first, it has a port that no client of another service has either: connections are looked up by it.
+        source, to = (box.lab.address(*where, family) for where in (("wan", "eth0"), ("box", "wan0")))
         with box.lab.enter("wan"):
-            sock = socket.create_connection((box.lab.address("box", "wan0", family), self.port), 5)
+            sock = socket.create_connection((to, self.port), 5, (source, 0))
         self.client = End(box.closing(sock), Recipient.CLIENT)
         host, port = sock.getsockname()[:2]
         self.address = endpoint(host, port)
