@@ -38,6 +38,7 @@ static const char *const engine_names[ROOST_E_COUNT] = {
     [ROOST_E_FRAME_BAD] = "frames_bad",
     [ROOST_E_LINKED] = "linked",
     [ROOST_E_LINK_FAILED] = "link_failed",
+    [ROOST_E_LINKS_LEFT] = "links_left",
     [ROOST_E_DOOR_REFUSED] = "servers_refused",
     [ROOST_E_PROBES] = "probes_sent",
     [ROOST_E_PROBE_LOST] = "probes_unsent",

@@ -130,6 +130,7 @@ class ServiceSpec:
     balance: int = Balance.LEAST_CONNECTIONS
     max_fails: int = 0
     ready_links: int = 0
+    reuse_links: int = 0
     ready_ms: int = 20_000
     refuse_down: bool = False
     second_server: int = SecondServer.REFUSED

@@ -198,7 +198,8 @@ struct roost_service {
     uint8_t balance;      /* enum roost_balance */
     uint8_t max_fails;    /* a server is down after so many failed links in a row; 0: never by that */
     uint16_t ready_links; /* to each server; none where each client has its own: as_client, persistent, by_daemon */
-    uint32_t ready_ms;    /* after so long one that was not needed is made anew */
+    uint16_t reuse_links; /* likewise: so many that clients need no longer are left to the next ones */
+    uint32_t ready_ms;    /* after so long one that was not needed is closed, and a ready one made anew */
     uint8_t refuse_down;  /* a client that connects while no server is up is reset at once; else it waits for one */
     struct roost_class policy;   /* the class of its connections; `service` and `own` are the engine's */
     uint32_t connect_timeout_ms; /* how long a link to the server is tried before the client is reset */

@@ -377,6 +377,22 @@ static bool give_up(struct roost_engine *e, struct roost_conn *c, enum roost_cau
     return true;
 }
 
+/* Leaves the link to the next client, where the service has places for such: its server has answered this one, and is not
+ * saying anything. */
+static bool leave_link(struct roost_engine *e, struct roost_conn *c) {
+    const int fd = c->server.fd;
+    int unread = 0;
+    if (!c->place || c->attached || c->asked || c->server.eof || c->server.ends || c->client.pending ||
+        roost_link_unacknowledged(c) || ioctl(fd, SIOCINQ, &unread) || unread)
+        return false;
+    if (!roost_ready_links_leave(&e->by_index[c->service]->ready, &c->linked_to, fd, e->now_ms))
+        return false;
+    epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+    c->server.fd = -1;
+    e->stat[ROOST_E_LINKS_LEFT]++;
+    return true;
+}
+
 static int end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause) {
     if (c->link == ROOST_UNLINKED)
         return 0;
@@ -392,6 +408,11 @@ static int end(struct roost_engine *e, struct roost_conn *c, enum roost_cause ca
         return -EBUSY;
     if (c->link == ROOST_UNLINKING)
         return 0;
+    if (leave_link(e, c)) {
+        roost_link_drop(e, c, cause);
+        roost_conn_run(e, c);
+        return 0;
+    }
     shutdown(c->server.fd, SHUT_WR);
     begin_unlinking(e, c, cause);
     return 0;

@@ -25,48 +25,61 @@ static void end(struct roost_ready_link *l) {
     l->made = false;
 }
 
-/* A link to this server from the list, which is closed otherwise; else one that is to be made. */
-static struct roost_ready_link move(struct roost_ready_links *from, const struct roost_server *to) {
+/* A link to this server from the list, which is closed otherwise; else a place for one. */
+static struct roost_ready_link move(struct roost_ready_links *from, const struct roost_server *to, bool left) {
     for (uint32_t i = 0; i < from->count; i++) {
         struct roost_ready_link link = from->link[i];
-        if (link.fd < 0 || !same(&link.to, to))
+        if (link.fd < 0 || link.left != left || !same(&link.to, to))
             continue;
         from->link[i].fd = -1;
         return link;
     }
-    return (struct roost_ready_link){.to = *to, .fd = -1};
+    return (struct roost_ready_link){.to = *to, .fd = -1, .left = left};
 }
 
 int roost_ready_links_set(struct roost_ready_links *r, const struct roost_service *service) {
     const bool own =
-        service->as_client || service->persistent || service->by_daemon; /* each client's link is its own */
-    struct roost_ready_links now = {.count = own ? 0 : (uint32_t)service->ready_links * service->servers};
+        service->as_client || service->persistent || service->by_daemon;     /* each client's link is its own */
+    const uint32_t left = (uint32_t)service->reuse_links * service->servers; /* the first ones: taken before others */
+    struct roost_ready_links now = {.count = own ? 0 : left + (uint32_t)service->ready_links * service->servers};
     now.link = now.count ? calloc(now.count, sizeof(*now.link)) : NULL;
     if (now.count && !now.link)
         return -ENOMEM;
     for (uint32_t i = 0; i < now.count; i++) /* one to each server, then a second one */
-        now.link[i] = move(r, &service->server[i % service->servers]);
+        now.link[i] = move(r, &service->server[i % service->servers], i < left);
     roost_ready_links_close(r);
     *r = now;
     return 0;
 }
 
-/* What its server said before, a read would find in front of the end. */
-static bool has_ended(int fd) {
-    struct pollfd ends = {.fd = fd, .events = POLLRDHUP};
-    return poll(&ends, 1, 0) > 0 && ends.revents & (POLLRDHUP | POLLHUP | POLLERR);
+/* What its server said before, a read would find in front of the end. Of one that a client has left, what it says now is for
+ * nobody. */
+static bool has_ended(const struct roost_ready_link *l) {
+    struct pollfd ends = {.fd = l->fd, .events = POLLRDHUP | (l->left ? POLLIN : 0)};
+    return poll(&ends, 1, 0) > 0 && ends.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLIN);
 }
 
 int roost_ready_links_take(struct roost_ready_links *r, const struct roost_server *to) {
     for (uint32_t i = 0; i < r->count; i++) {
         struct roost_ready_link *l = &r->link[i];
-        if (!l->made || !same(&l->to, to) || has_ended(l->fd)) /* one that has ended is the next look's */
+        if (!l->made || !same(&l->to, to) || has_ended(l)) /* one that has ended is the next look's */
             continue;
         int fd = l->fd;
-        *l = (struct roost_ready_link){.to = l->to, .fd = -1};
+        *l = (struct roost_ready_link){.to = l->to, .fd = -1, .left = l->left};
         return fd;
     }
     return -1;
+}
+
+bool roost_ready_links_leave(struct roost_ready_links *r, const struct roost_server *to, int fd, uint64_t now_ms) {
+    for (uint32_t i = 0; i < r->count && r->link[i].left; i++) {
+        struct roost_ready_link *l = &r->link[i];
+        if (l->fd >= 0 || !same(&l->to, to))
+            continue;
+        *l = (struct roost_ready_link){.to = *to, .fd = fd, .left = true, .made = true, .since_ms = now_ms};
+        return true;
+    }
+    return false;
 }
 
 static void failed(struct roost_ready_link *l, uint64_t now_ms) {
@@ -92,14 +105,14 @@ void roost_ready_link_tend(struct roost_ready_link *l, bool wanted, uint32_t rea
         l->made = true;
         l->since_ms = now_ms;
     }
-    if (l->fd >= 0 && (has_ended(l->fd) || (!l->made && now_ms >= l->since_ms + ANSWER_MS)))
+    if (l->fd >= 0 && (has_ended(l) || (!l->made && now_ms >= l->since_ms + ANSWER_MS)))
         failed(l, now_ms);
     if (l->made && now_ms >= l->since_ms + ready_ms) {
         end(l);
         l->failures = 0;
         l->again_ms = 0;
     }
-    if (l->fd < 0 && wanted && now_ms >= l->again_ms)
+    if (l->fd < 0 && wanted && !l->left && now_ms >= l->again_ms)
         begin(l, now_ms);
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Links to the servers of a service that are made before a client needs one: so many to each server. One is closed and made
- * anew after ready_ms, before the server takes it for abandoned.
+ * Links to the servers of a service that no client has: so many to each server are made before a client needs one, and so
+ * many may be left by clients that need them no longer. One is closed after ready_ms, before the server takes it for
+ * abandoned, and one of the former kind made anew.
  */
 #ifndef ROOST_CEXT_READY_LINKS_H
 #define ROOST_CEXT_READY_LINKS_H
@@ -13,7 +14,8 @@
 
 struct roost_ready_link {
     struct roost_server to;
-    int fd;           /* -1: none; it is to be made */
+    int fd;           /* -1: none; it is to be made, or left */
+    bool left;        /* a place for one that a client leaves */
     bool made;        /* else the server has not answered yet */
     uint8_t failures; /* in a row: it could not be made, or the server ended it */
     uint64_t since_ms;
@@ -30,6 +32,8 @@ struct roost_ready_links {
 int roost_ready_links_set(struct roost_ready_links *r, const struct roost_service *service);
 /* The descriptor of a link to this server that is made and has not ended, the caller's from then on; -1: there is none. */
 int roost_ready_links_take(struct roost_ready_links *r, const struct roost_server *to);
+/* Keeps a link that its client leaves, and which has nothing more to say to that one. False: there is no place for it. */
+bool roost_ready_links_leave(struct roost_ready_links *r, const struct roost_server *to, int fd, uint64_t now_ms);
 /* Looks after one of them: makes it, or ends it when that is due. wanted: its server may have links, and there is room. */
 void roost_ready_link_tend(struct roost_ready_link *l, bool wanted, uint32_t ready_ms, uint64_t now_ms);
 /* How many are made, to this server. */

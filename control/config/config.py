@@ -68,7 +68,11 @@ class Config(Section):
         for service in self.service:
             if service.kind != "server":
                 about_one = (
-                    service.transparent or service.source or service.interface != "transient" or service.ready_links
+                    service.transparent
+                    or service.source
+                    or service.interface != "transient"
+                    or service.ready_links
+                    or service.reuse_links
                 )
                 if service.every_server or about_one or service.proxy_protocol != "none":
                     why = f'kind = "{service.kind}" has no server, and no key about one'
@@ -90,7 +94,7 @@ class Config(Section):
             if problem := service.problem_of_servers():
                 raise ValueError(f'[[service]] "{service.name}"{" " if problem[0] != ":" else ""}{problem}')
             if problem := service.problem_of_ready_links():
-                raise ValueError(f'[[service]] "{service.name}": ready_links {problem}')
+                raise ValueError(f'[[service]] "{service.name}": {problem}')
             if not self.router.lan and (service.transparent or service.source == "client"):
                 key = "transparent = true" if service.transparent else 'source = "client"'
                 raise ValueError(f'[[service]] "{service.name}" has {key}: [router] must name its lan interfaces')

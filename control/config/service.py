@@ -114,10 +114,18 @@ class Service(Policy):
         description="links to each server that are made before a client needs them: a client that wakes has one at "
         "once. For servers that see the appliance's address, and may wait for a client's first bytes",
     )
+    reuse_links: Annotated[int, ToEngine("reuse_links")] = Field(
+        0,
+        ge=0,
+        le=READY_LINKS_MAX,
+        description="links to each server that clients which have fallen quiet leave to the next ones, at most: for "
+        "protocols in which requests of several clients may follow each other on one connection. A server sees no end "
+        "between them. A link whose server has not answered last, or says anything in between, is closed",
+    )
     ready_for: Annotated[Duration, ToEngine("ready_ms")] = Field(
         20.0,
-        description="such a link is closed and made anew after this long without a client: less than the time after "
-        "which a server ends one that says nothing",
+        description="a link without a client is closed after this long, and one of `ready_links` made anew: less than "
+        "the time after which a server ends one that says nothing",
     )
     transparent: Annotated[bool, ToEngine("transparent")] = Field(
         False,
@@ -234,15 +242,18 @@ class Service(Policy):
         return ""
 
     def problem_of_ready_links(self) -> str:
-        """Why no link can be made before its client needs it; empty: it can, or was not asked for."""
-        if not self.ready_links:
-            return "is 0, and ready_for says how long they last" if "ready_for" in self.model_fields_set else ""
+        """Why no link can be without a client; empty: it can, or was not asked for."""
+        key = "reuse_links" if self.reuse_links else "ready_links"
+        if not self.ready_links and not self.reuse_links:
+            return f"{key} is 0, and ready_for says how long they last" if "ready_for" in self.model_fields_set else ""
+        if self.reuse_links and self.proxy_protocol != "none":
+            return f"{key} and proxy_protocol, whose header says whose the link is: it can be no other client's"
         if self.interface == "persistent":
-            return 'and interface = "persistent": a client keeps its link while it sleeps'
+            return f'{key} and interface = "persistent": a client keeps its link while it sleeps'
         if (self.source or ("client" if self.transparent else "appliance")) == "client":
-            return "need source = \"appliance\": a link that shows the client's address can be no other client's"
+            return f"{key} need source = \"appliance\": a link that shows the client's address can be no other client's"
         if not self.every_server:
-            return "need `server`: which server a client means is not known before"
+            return f"{key} need `server`: which server a client means is not known before"
         return ""
 
     def problem_of_sleep(self, defaults: Policy, table: Table, by_address: str) -> str:

@@ -18,7 +18,7 @@ def spare_descriptors(config: Config) -> int:
     asking = MAX_HANDSHAKES + MAX_TURNED_AWAY if config.attach.listen else 0
     may_wait = any(service.policy(config.policy).on_second_server != "refuse" for service in config.service)
     ready = sum(
-        service.ready_links * (SERVERS_MAX if service.hostnames else len(service.every_server))
+        (service.ready_links + service.reuse_links) * (SERVERS_MAX if service.hostnames else len(service.every_server))
         for service in config.service
     )
     spare = SPARE_DESCRIPTORS + asking + ready + (WAITING_MAX if may_wait or config.router.wait else 0)

@@ -258,3 +258,111 @@ def test_a_service_with_ready_links_tells_how_many_there_are_and_takes_another_n
         wait_until(lambda: told() == 4, 10, "four are ready")
         assert daemon.terminate() == 0
         server.close()
+
+
+# -- links that one client leaves to the next -------------------------------------------------------------------------
+
+
+def answered(servers: Servers, client: socket.socket, link: socket.socket, number: int = 0) -> None:
+    """The client asks, and is answered by this link."""
+    question, answer = b"question %d" % number, b"answer %d" % number
+    client.sendall(question)
+    assert receive(link, len(question)) == question
+    link.sendall(answer)
+    assert receive(client, len(answer)) == answer
+
+
+def to_standby(servers: Servers, client: socket.socket) -> None:
+    box = servers.box
+    key = box.key_of(client)
+    time.sleep(0.06)  # a delayed ACK: nothing may be in flight
+    box.engine.submit([Command(Op.STANDBY, cause=Cause.COMMAND, key=key)])
+    box.wait(lambda: (found := box.engine.find(key)) and found.to_state == State.STANDBY, "STANDBY")
+
+
+@BOTH
+def test_a_client_that_falls_quiet_leaves_its_link_to_the_next_one(box: EngineLab, family: int) -> None:
+    with servers_of(box, family, count=1, reuse_links=1) as servers:
+        clients = [servers.dial() for _ in range(3)]
+        links = [servers.accept()[1] for _ in clients]
+        for number, client in enumerate(clients):
+            client.sendall(b"which?%d" % number)
+        mine = {client: speaks_on(servers, [(servers.all[0], link) for link in links], b"which?%d" % number)
+                for number, client in enumerate(clients)}  # fmt: skip
+        for client, link in mine.items():
+            assert receive(link, 7).startswith(b"which?")
+            link.sendall(b"yes")
+            assert receive(client, 3) == b"yes"
+        first, second, third = clients
+        to_standby(servers, first)
+        assert box.stat("links_left") == 1
+        assert is_silent(mine[first]), "its server hears of no end"
+        to_standby(servers, second)  # there is no place for another link
+        assert mine[second].recv(1) == b""
+        for number in range(4):  # one after the other, by one link
+            asking = (second, first)[number % 2]
+            answered(servers, asking, mine[first], number)
+            to_standby(servers, asking)
+        assert box.stat("links_left") == 5
+        answered(servers, third, mine[third])
+        to_idle(box, first)
+        answered(servers, first, mine[first], 9)
+        assert servers.links() == {servers.all[0]: 2}
+
+
+def test_a_link_on_which_an_answer_may_follow_is_left_to_nobody(box: EngineLab) -> None:
+    with servers_of(box, 4, count=1, reuse_links=1) as servers:
+        client, (_, link) = servers.dial(), servers.accept()
+        client.sendall(b"question")
+        assert receive(link, 8) == b"question"
+        to_standby(servers, client)
+        assert link.recv(1) == b""
+        assert box.stat("links_left") == 0
+
+
+@pytest.mark.parametrize("last", [b"too late", b""], ids=["a word", "its end"])
+def test_what_a_server_says_to_nobody_is_no_clients(box: EngineLab, last: bytes) -> None:
+    with servers_of(box, 4, count=1, reuse_links=1) as servers:
+        client, (_, link) = servers.dial(), servers.accept()
+        answered(servers, client, link)
+        to_standby(servers, client)
+        assert box.stat("links_left") == 1
+        if last:
+            link.sendall(last)
+        else:
+            link.close()
+        client.sendall(b"again")
+        _, link = servers.accept()
+        assert receive(link, 5) == b"again"
+        link.sendall(b"yes")
+        assert receive(client, 3) == b"yes"
+
+
+def test_a_link_that_was_left_ends_by_time_with_its_server_or_with_the_configuration(box: EngineLab) -> None:
+    with servers_of(box, 4, reuse_links=2, ready_ms=1000) as servers:
+        clients = {servers.dial(): servers.accept() for _ in range(2)}
+        for client, (_, link) in clients.items():
+            answered(servers, client, link)
+            to_standby(servers, client)
+        began = time.monotonic()
+        assert [link.recv(1) for _, link in clients.values()] == [b"", b""]
+        assert 0.4 < time.monotonic() - began < 3
+        servers.use(servers.all, reuse_links=2, ready_ms=3_600_000)
+        again = {}
+        for client in clients:
+            client.sendall(b"again")
+            again[client] = servers.accept()
+        for client, (_, link) in again.items():
+            assert receive(link, 5) == b"again"
+            link.sendall(b"yes")
+            assert receive(client, 3) == b"yes"
+            to_standby(servers, client)
+        servers.use(servers.all, reuse_links=1, ready_ms=3_600_000)
+        links = dict(again.values())
+        assert len(links) == 2, "one of each server stays"
+        assert all(is_silent(link) for link in links.values())
+        first, second = servers.all
+        box.engine.mark_server(box.spec(4).index, first, up=False)
+        assert links[first].recv(1) == b""
+        servers.use(servers.all)
+        assert links[second].recv(1) == b""

@@ -65,6 +65,14 @@ SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:
             '[[service]] "a": ready_links and interface = "persistent": a client keeps its link while it sleeps',
         ),
         (
+            SERVICE + 'reuse_links = 1\nproxy_protocol = "v2"',
+            '[[service]] "a": reuse_links and proxy_protocol, whose header says whose the link is',
+        ),
+        (
+            SERVICE + 'ready_links = 1\nreuse_links = 1\ninterface = "persistent"',
+            '[[service]] "a": reuse_links and interface = "persistent": a client keeps its link while it sleeps',
+        ),
+        (
             '[router]\nlan = ["lan0"]\n' + SERVICE + 'ready_links = 1\nsource = "client"',
             '[[service]] "a": ready_links need source = "appliance"',
         ),
