@@ -101,6 +101,12 @@ class Status:
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """From a server that came by the proxy: it is done with this client. After the answer, and not before, it may ask
+    for another one on the same connection."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stay:
     """From the manager to the client: keep a persistent connection, you could not be dialled."""
 
@@ -140,7 +146,9 @@ class Bad:
     text: str
 
 
-Body: TypeAlias = Ping | Done | Quiet | KeepAlive | AlwaysActive | Name | Sleep | Status | Stay | Answer | Unknown | Bad
+Body: TypeAlias = (
+    Ping | Done | Quiet | KeepAlive | AlwaysActive | Name | Sleep | Status | Release | Stay | Answer | Unknown | Bad
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +302,7 @@ def _quiet_text(key: str, ms: int) -> str:
 def _body_text(body: Body) -> str:
     """Verb and arguments; ValueError when they are out of range or the body is one that only comes in."""
     match body:
-        case Ping() | Done() | Sleep() | Status() | Stay():
+        case Ping() | Done() | Sleep() | Status() | Release() | Stay():
             return type(body).__name__.lower()
         case Quiet(active_ms, standby_ms, idle_ms):
             given = {"active": active_ms, "standby": standby_ms, "idle": idle_ms}
@@ -413,6 +421,7 @@ _REQUESTS: Final[dict[str, Callable[[list[str]], Body]]] = {
     "name": _read_name,
     "sleep": partial(_read_plain, Sleep()),
     "status": partial(_read_plain, Status()),
+    "release": partial(_read_plain, Release()),
 }
 """The verbs of frames for managers: how each reads its arguments."""
 

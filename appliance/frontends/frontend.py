@@ -12,6 +12,7 @@ Nothing that a server does or leaves undone holds anything of ours for longer th
     timeout_s      more, for the client to wake, and second_server_wait if it is linked to another server
     what [absent] says, more, when the client is not connected
     LINGER_S       more, for a refusal to be read
+    released_s     for a server that has released its client, until it asks for another one
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ MAX_HANDSHAKES: Final = 1024
 MAX_TURNED_AWAY: Final = 256
 """Servers beyond them that are heard out, to be refused in the protocol they speak; what comes then is closed."""
 
+MAX_RELEASED: Final = 1024
+"""Servers that have released their clients, and ask for none at present; what comes then is closed."""
+
 TURN_AWAY_S: Final = 2.0
 CHUNK: Final = 4096
 
@@ -76,6 +80,8 @@ class Settings:
     handshake_s: float = HANDSHAKE_S
     max_handshakes: int = MAX_HANDSHAKES
     max_turned_away: int = MAX_TURNED_AWAY
+    released_s: float = 300.0
+    max_released: int = MAX_RELEASED
 
 
 def bind(address: str, port: int) -> socket.socket:
@@ -161,19 +167,59 @@ class Frontend:
         self._accepting: set[asyncio.Task[None]] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._turned_away: set[asyncio.Task[None]] = set()
-        self.counts = {"attached": 0, "refused": 0, "dropped": 0}
-        """Servers since the start; dropped: those that were too many even to be told so."""
+        self._released: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.counts = {"attached": 0, "refused": 0, "dropped": 0, "released": 0}
+        """Servers since the start; dropped: those that were too many even to be told so; released: those that have
+        released a client."""
 
     def serve(self, listener: socket.socket) -> tuple[str, int]:
         """Begin to accept on a socket of `bind`, which is this object's from now on; returns its address and port."""
+        self._loop = asyncio.get_running_loop()
         self._listeners.append(listener)
         self._begin(self._accept(listener), self._accepting)
         bound = listener.getsockname()
         return str(bound[0]), int(bound[1])
 
+    def take_back(self, fd: int) -> None:
+        """The socket of a server that has released its client, and may ask for another one. From any thread."""
+        server = socket.socket(fileno=fd)
+        try:
+            assert self._loop is not None, "it asked for the client here"
+            self._loop.call_soon_threadsafe(self._take_back, server)
+        except RuntimeError:  # the loop has ended
+            server.close()
+
+    def _take_back(self, server: socket.socket) -> None:
+        self.counts["released"] += 1
+        server.setblocking(False)
+        if len(self._released) < self._settings.max_released:
+            self._begin(self._expect(server), self._released)
+        else:
+            self.counts["dropped"] += 1
+            server.close()
+
+    async def _expect(self, server: socket.socket) -> None:
+        """Its next request is served like that of one that has just connected."""
+        loop, speaks = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(server, speaks.set)
+        try:
+            async with asyncio.timeout(self._settings.released_s):
+                await speaks.wait()
+        except TimeoutError:
+            log.info(
+                "attach: a server that released its client asked for no other one in %g s", self._settings.released_s
+            )
+        finally:
+            loop.remove_reader(server)
+            if not speaks.is_set():
+                server.close()
+        if speaks.is_set():
+            self._begin_serving(server)
+
     async def close(self) -> None:
         """Stop accepting and drop the requests that are not handed over yet."""
-        tasks = [*self._accepting, *self._handshakes, *self._turned_away]
+        tasks = [*self._accepting, *self._handshakes, *self._turned_away, *self._released]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -199,13 +245,16 @@ class Frontend:
                 await asyncio.sleep(0.1)
                 continue
             server.setblocking(False)
-            if len(self._handshakes) < self._settings.max_handshakes:
-                self._begin(self._serve(_Call(server, overloaded=False)), self._handshakes)
-            elif len(self._turned_away) < self._settings.max_turned_away:
-                self._begin(self._serve(_Call(server, overloaded=True)), self._turned_away)
-            else:
-                self.counts["dropped"] += 1
-                server.close()
+            self._begin_serving(server)
+
+    def _begin_serving(self, server: socket.socket) -> None:
+        if len(self._handshakes) < self._settings.max_handshakes:
+            self._begin(self._serve(_Call(server, overloaded=False)), self._handshakes)
+        elif len(self._turned_away) < self._settings.max_turned_away:
+            self._begin(self._serve(_Call(server, overloaded=True)), self._turned_away)
+        else:
+            self.counts["dropped"] += 1
+            server.close()
 
     async def _serve(self, call: _Call) -> None:
         try:

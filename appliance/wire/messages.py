@@ -85,6 +85,7 @@ class EventType(IntEnum):
     LINK = 16
     SERVED = 17
     WANTED = 18
+    RELEASED = 19
 
 
 class Verb(IntEnum):
@@ -98,6 +99,7 @@ class Verb(IntEnum):
     NAME = 7
     SLEEP = 8
     STATUS = 9
+    RELEASE = 10
 
 
 class Obstacle(IntFlag):

@@ -105,6 +105,8 @@ enum roost_event_type {
                              refused: error (errno) */
     ROOST_EV_WANTED = 18, /* served: key, server, server_port; a server came through a door, its client is not there,
                              and it waits until that is dialled: ROOST_OP_ADOPT */
+    ROOST_EV_RELEASED =
+        19 /* key, id: a server has released this client; count: its descriptor, the taker's from then on */
 };
 
 /* Verbs of in-band requests (docs/in-band.md). */
@@ -118,7 +120,8 @@ enum roost_inband_verb {
     ROOST_INBAND_ALWAYS_ACTIVE, /* on */
     ROOST_INBAND_NAME,          /* register name for this client */
     ROOST_INBAND_SLEEP,
-    ROOST_INBAND_STATUS /* answered whether or not answer is set */
+    ROOST_INBAND_STATUS, /* answered whether or not answer is set */
+    ROOST_INBAND_RELEASE /* of a server: it is done with this client, and will ask for another one */
 };
 
 struct roost_record { /* all of an inactive connection: what the store keeps for SLEEP */

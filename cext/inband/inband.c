@@ -132,6 +132,7 @@ static const struct {
     {"name", ROOST_INBAND_NAME, name_argument},
     {"sleep", ROOST_INBAND_SLEEP, no_arguments},
     {"status", ROOST_INBAND_STATUS, no_arguments},
+    {"release", ROOST_INBAND_RELEASE, no_arguments},
 };
 
 /* "m" or "m@" and this manager's name. */

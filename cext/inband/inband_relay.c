@@ -4,7 +4,7 @@
  * for a connection in whose payload no frame could begin.
  *
  * An end is not read while its question to the control plane or its answers wait, nor the client while a goal does
- * (what it says behind `done` is for the next server). What was read already is kept as its rest: at most one read.
+ * (what it says behind `done` is for the next server), nor a server that releases its client. What was read already is kept as its rest: at most one read.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -73,7 +73,7 @@ static bool keep(struct roost_inband_end *end, const uint8_t *data, size_t lengt
 static bool may_read(struct roost_conn *c, bool client) {
     struct roost_inband_end *end = end_of(c, client);
     end->answering &= leg_of(c, client)->pending != NULL;
-    return !end->asked && !end->answering && !(client && c->in_band->goal);
+    return !end->asked && !end->answering && !(client ? c->in_band->goal : c->in_band->goal == ROOST_INBAND_RELEASE);
 }
 
 static enum roost_moved pass(struct roost_engine *e, struct roost_conn *c, bool client, const uint8_t *data,
@@ -237,6 +237,15 @@ int roost_inband_unlinked(struct roost_engine *e, struct roost_conn *c) {
 bool roost_inband_wants_link(const struct roost_conn *c) {
     const struct roost_in_band *b = c->in_band;
     return b && (roost_inband_held(&b->client.filter) || b->client.rest);
+}
+
+bool roost_inband_has_rest(const struct roost_conn *c) {
+    return c->in_band && (c->in_band->server.rest || roost_inband_held(&c->in_band->server.filter));
+}
+
+void roost_inband_forget_rest(struct roost_conn *c) {
+    if (c->in_band)
+        free_end(&c->in_band->server);
 }
 
 bool roost_inband_unfinished(const struct roost_conn *c) {

@@ -21,7 +21,7 @@ struct roost_inband_end { /* what one end sends */
 
 struct roost_in_band {
     struct roost_inband_end client, server;
-    uint8_t goal;                /* DONE or SLEEP: the client is not read until that is done; 0: none */
+    uint8_t goal;                /* DONE, SLEEP, RELEASE: the client is not read until that is done; 0: none */
     bool begun;                  /* to go down for it; it may have to be tried again */
     bool unlinked;               /* the server link went for it */
     uint64_t retry_ms, until_ms; /* of the goal */
@@ -48,6 +48,8 @@ int roost_inband_early(struct roost_engine *e, struct roost_conn *c, const uint8
 void roost_inband_turn(struct roost_engine *e, struct roost_conn *c);       /* after its relay */
 int roost_inband_unlinked(struct roost_engine *e, struct roost_conn *c);    /* the server link goes; 0 or -ENOMEM */
 bool roost_inband_wants_link(const struct roost_conn *c);                   /* bytes of the client wait for a server */
+bool roost_inband_has_rest(const struct roost_conn *c);                     /* bytes of the server were read ahead */
+void roost_inband_forget_rest(struct roost_conn *c);                        /* they are no payload */
 bool roost_inband_unfinished(const struct roost_conn *c);                   /* a frame, or the answer to one */
 void roost_inband_frozen(struct roost_engine *e, struct roost_conn *c);     /* it is IDLE now */
 uint64_t roost_inband_due_ms(struct roost_engine *e, struct roost_conn *c); /* when roost_inband_timer wants to run */

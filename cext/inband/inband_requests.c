@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What the ends ask for in band (docs/in-band.md), carried out, refused, or handed to the control plane. DONE and SLEEP
- * are goals: what came before them has to be through first, and a freeze may be refused for a moment.
+ * are goals, and so is RELEASE: what came before them has to be through first, and a freeze may be refused for a moment.
  */
 #include <errno.h>
 #include <string.h>
 
+#include "cext/base/address.h"
 #include "cext/conn/conn.h"
 
 #include "inband_relay.h"
@@ -16,8 +17,8 @@
 static int set_goal(struct roost_engine *e, struct roost_conn *c, enum roost_inband_verb goal) {
     struct roost_in_band *b = c->in_band;
     if (c->client.eof || c->client.shut)
-        return ROOST_INBAND_R_REFUSED; /* it is ending anyway */
-    if (b->goal != ROOST_INBAND_SLEEP) /* which goes further */
+        return ROOST_INBAND_R_REFUSED;                                 /* it is ending anyway */
+    if (b->goal != ROOST_INBAND_SLEEP || goal == ROOST_INBAND_RELEASE) /* which goes further than DONE */
         b->goal = (uint8_t)goal;
     b->begun = b->unlinked = false;
     b->retry_ms = e->now_ms;
@@ -53,6 +54,14 @@ static bool can_probe(struct roost_engine *e, const struct roost_conn *c, const 
                           : roost_class_of(e, roost_class_for(e, &c->key, c->service))->probe_interval_s > 0;
 }
 
+/* A server that came by the proxy; one that came by a door has its client's own address. */
+static bool may_release(const struct roost_conn *c) {
+    uint8_t near[16];
+    uint16_t port;
+    return c->link == ROOST_LINKED && c->attached && !roost_address_of_socket(c->server.fd, near, &port) &&
+           memcmp(near, c->key.client, sizeof(near));
+}
+
 static int carry_out(struct roost_engine *e, struct roost_conn *c, bool client, const struct roost_inband_request *r) {
     const struct roost_service *s = roost_service_of(e, c->service);
     uint16_t allowed = client ? s->in_band_clients : s->in_band_servers;
@@ -66,6 +75,8 @@ static int carry_out(struct roost_engine *e, struct roost_conn *c, bool client, 
     case ROOST_INBAND_DONE:
     case ROOST_INBAND_SLEEP:
         return set_goal(e, c, (enum roost_inband_verb)r->verb);
+    case ROOST_INBAND_RELEASE:
+        return !client && may_release(c) ? set_goal(e, c, ROOST_INBAND_RELEASE) : ROOST_INBAND_R_REFUSED;
     case ROOST_INBAND_NAME:
     case ROOST_INBAND_STATUS:
         return ask(e, c, client, r);

@@ -422,6 +422,32 @@ int roost_link_end(struct roost_engine *e, struct roost_conn *c, enum roost_caus
     return c->link != ROOST_UNLINKED && c->client.pending ? -EBUSY : end(e, c, cause); /* in the middle of something */
 }
 
+static void tell_released(struct roost_engine *e, const struct roost_conn *c) {
+    struct roost_event event;
+    roost_event_of_conn(e, c, &event);
+    event.type = ROOST_EV_RELEASED;
+    event.count = (uint32_t)c->server.fd;
+    roost_mailbox_post(&e->box, &event);
+}
+
+/* What the server says next is a request for another client: it must not have been read here. */
+int roost_link_release(struct roost_engine *e, struct roost_conn *c, bool late) {
+    const bool ahead = roost_inband_has_rest(c), unsent = c->client.pending || c->server.pending;
+    if (unsent && !late && !ahead)
+        return -EBUSY;
+    if (unsent || ahead) {
+        roost_inband_forget_rest(c);
+        roost_leg_close(e, &c->server, true);
+    } else {
+        epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, c->server.fd, NULL);
+        tell_released(e, c);
+        c->server.fd = -1;
+    }
+    roost_link_drop(e, c, ROOST_C_COMMAND);
+    roost_conn_run(e, c);
+    return 0;
+}
+
 int roost_link_yield(struct roost_engine *e, struct roost_conn *c) {
     if (c->phase != ROOST_LIVE)
         return -EBUSY;

@@ -159,7 +159,13 @@ static bool is_linked(const struct roost_conn *c) {
     return c->link == ROOST_CONNECTING || c->link == ROOST_LINKED;
 }
 
-/* What was asked for in band: DONE (no link) or SLEEP. */
+static int reach(struct roost_engine *e, struct roost_conn *c, uint8_t goal) {
+    return goal == ROOST_INBAND_SLEEP     ? roost_freeze(e, c, ROOST_C_COMMAND)
+           : goal == ROOST_INBAND_RELEASE ? roost_link_release(e, c, e->now_ms >= c->in_band->until_ms)
+                                          : roost_link_end(e, c, ROOST_C_COMMAND);
+}
+
+/* What was asked for in band: DONE (no link), RELEASE (likewise) or SLEEP. */
 static void pursue(struct roost_engine *e, struct roost_conn *c) {
     struct roost_in_band *b = c->in_band;
     bool linked = is_linked(c);
@@ -168,15 +174,16 @@ static void pursue(struct roost_engine *e, struct roost_conn *c) {
     b->unlinked |= !linked;
     bool pair = b->goal == ROOST_INBAND_SLEEP && roost_service_of(e, c->service)->persistent;
     bool again = linked && (b->unlinked || (pair && client_spoke(c))); /* the link is wanted again */
-    if (e->now_ms >= b->until_ms || again || (!linked && b->goal == ROOST_INBAND_DONE)) {
+    bool late =
+        e->now_ms >= b->until_ms && b->goal != ROOST_INBAND_RELEASE; /* whose server speaks to another by then */
+    if (late || again || (!linked && b->goal != ROOST_INBAND_SLEEP)) {
         b->goal = 0; /* out of reach, or void, or done */
         return;
     }
     if (c->want_freeze || c->link == ROOST_CONNECTING || (b->begun && e->now_ms < b->retry_ms))
         return;
     b->retry_ms = e->now_ms + GOAL_RETRY_MS;
-    int error =
-        b->goal == ROOST_INBAND_DONE ? roost_link_end(e, c, ROOST_C_COMMAND) : roost_freeze(e, c, ROOST_C_COMMAND);
+    int error = reach(e, c, b->goal);
     if (error == -EOPNOTSUPP) /* a link-local address: no further than STANDBY */
         b->goal = 0;
     b->begun |= !error;

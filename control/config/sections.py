@@ -268,6 +268,12 @@ class Attach(Section):
         gt=0,
         description="how long a sleeping client may take to be woken, and one that must answer a probe to do so",
     )
+    released_for: Duration = Field(
+        300.0,
+        gt=0,
+        description="a server that has released its client in band keeps its connection for so long without asking for "
+        "another one",
+    )
     local_connect: bool = Field(
         False,
         description="programs on this machine, in the daemon's network namespace, reach a client by `connect()` to its "

@@ -51,6 +51,7 @@ class Health(Section):
 
 
 InBandRequest = Literal["done", "quiet", "keepalive", "always-active", "name", "sleep", "status"]
+ServersRequest = Literal[InBandRequest, "release"]
 
 
 class InBand(Section):
@@ -60,7 +61,7 @@ class InBand(Section):
     clients: tuple[InBandRequest, ...] = Field(
         (), description="what clients may ask for, and `ping`; empty: what clients send is not looked at"
     )
-    servers: tuple[InBandRequest, ...] = Field((), description="the same for servers")
+    servers: tuple[ServersRequest, ...] = Field((), description="the same for servers")
     forward: Annotated[bool, ToEngine("in_band_forward")] = Field(
         False, description="requests are also passed on to the other end; `false`: only those that ask for it"
     )

@@ -209,6 +209,7 @@ class Daemon:
         )
         serving = Serving(config, operations, dispatcher, reach, health, services, rules, (monitor, snapshots, exports),
                           setup, listeners, waiting, hostnames, facts, self._end)  # fmt: skip
+        dispatcher.handle(EventType.RELEASED, serving.released)
         try:
             asyncio.run(serving.run())
         finally:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import resource
 from typing import Final
 
-from appliance.frontends.frontend import MAX_HANDSHAKES, MAX_TURNED_AWAY
+from appliance.frontends.frontend import MAX_HANDSHAKES, MAX_RELEASED, MAX_TURNED_AWAY
 from appliance.wire import SERVERS_MAX, WAITING_MAX
 from control.config import Config
 
@@ -15,7 +15,7 @@ SPARE_DESCRIPTORS: Final = 512
 
 def spare_descriptors(config: Config) -> int:
     """Those that are not for client connections and their links."""
-    asking = MAX_HANDSHAKES + MAX_TURNED_AWAY if config.attach.listen else 0
+    asking = MAX_HANDSHAKES + MAX_TURNED_AWAY + MAX_RELEASED if config.attach.listen else 0
     may_wait = any(service.policy(config.policy).on_second_server != "refuse" for service in config.service)
     ready = sum(
         (service.ready_links + service.reuse_links) * (SERVERS_MAX if service.hostnames else len(service.every_server))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Iterable
 from functools import partial
@@ -17,7 +18,7 @@ from typing import Any, Final, Protocol
 from appliance.box.memory import give_back
 from appliance.frontends.frontend import Frontend, Settings
 from appliance.frontends.passwords import PasswordHash, Users
-from appliance.wire import ServerAddress, endpoint_text
+from appliance.wire import Event, ServerAddress, endpoint_text
 from control.channel.api import make_app, make_server
 from control.channel.operations import Operations
 from control.clients.rules import Rules
@@ -67,6 +68,14 @@ class Serving:
         self._hostnames = hostnames
         self._facts = facts
         self._end = end
+        self._frontend: Frontend | None = None
+
+    def released(self, event: Event) -> None:
+        """An event of type RELEASED."""
+        if self._frontend is not None:
+            self._frontend.take_back(event.count)
+        else:
+            os.close(event.count)
 
     async def run(self) -> None:
         """Serve until the end."""
@@ -78,7 +87,7 @@ class Serving:
         if self._end.reason:
             return
         self._watch()
-        frontend = make_frontend(self._reach.attaching, self._config.attach)
+        frontend = self._frontend = make_frontend(self._reach.attaching, self._config.attach)
         self._reach.begin()
         self._facts["attach"] = [list(frontend.serve(one)) for one in self._listeners.attach]
         self._facts["attach_protocols"] = list(self._config.attach.protocols)
@@ -159,7 +168,7 @@ def make_frontend(attaching: Attaching, attach: Attach) -> Frontend:
     """The front end that serves `[attach]`."""
     hashes = {name: PasswordHash.parse(text) for name, text in attach.users.items()}
     users = Users(hashes) if attach.auth == "password" else None
-    return Frontend(attaching, Settings(attach.timeout, attach.protocols, users))
+    return Frontend(attaching, Settings(attach.timeout, attach.protocols, users, released_s=attach.released_for))
 
 
 def told(service: Service) -> str:

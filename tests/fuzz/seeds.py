@@ -210,6 +210,7 @@ def _inband() -> dict[str, bytes]:
         b"m 8 sleep",
         b"m 65535? status",
         b"m 9! ping",
+        b"m 13? release",
         b"m 10 unknown-verb with arguments",
         b"m@other 11 ping",
         b"c 12 ping",

@@ -25,6 +25,9 @@ void roost_link_abandon(struct roost_engine *e, struct roost_conn *c) {
     c->link = ROOST_UNLINKED;
 }
 
+int roost_link_release(struct roost_engine *e, struct roost_conn *c, bool late) {
+    return -EBUSY;
+}
 int roost_link_yield(struct roost_engine *e, struct roost_conn *c) {
     return -EBUSY;
 }

@@ -146,10 +146,11 @@ class Session:
 class InBandLab:
     """services: name -> keys of [service.in_band]; each has a port of its own, on both families. Time moves
     nothing. persistent: the names of those whose links to the server sleep, too. policies: name -> keys of
-    [[service]]."""
+    [[service]]. attach: keys of [attach]."""
 
     def __init__(self, lab: Lab, services: Mapping[str, dict[str, Any]], persistent: Container[str] = (),
-                 policies: Mapping[str, dict[str, Any]] = MappingProxyType({})) -> None:  # fmt: skip
+                 policies: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+                 attach: Mapping[str, Any] = MappingProxyType({})) -> None:  # fmt: skip
         self.lab = lab
         self.ports = {name: ATTACH_PORT + 1 + i for i, name in enumerate(services)}
         self._stack = ExitStack()
@@ -162,6 +163,7 @@ class InBandLab:
                 service["in_band"] = in_band
                 service["interface"] = "persistent" if name in persistent else "transient"
                 service.update(policies.get(name, {}))
+        parts[0]["attach"] |= attach
         self._config = {**parts[0], "service": [service for part in parts for service in part["service"]]}
 
     def __enter__(self) -> Self:

@@ -111,7 +111,7 @@ def test_the_socket_goes_to_the_engine_and_stays_open(sent: bytes, before: bytes
         assert await asyncio.to_thread(attacher.server.recv, 5) == b"later"
         writer.close()
         attacher.server.close()
-        assert rig.frontend.counts == {"attached": 1, "refused": 0, "dropped": 0}
+        assert rig.frontend.counts == {"attached": 1, "refused": 0, "dropped": 0, "released": 0}
 
     run(attacher, work)
     assert attacher.calls == [(CLIENT, preamble, b"hello client")]
@@ -249,7 +249,7 @@ def test_more_handshakes_than_allowed_are_refused_in_their_protocol_and_then_not
         waiting = [await rig.open() for _ in range(2)]
         await asyncio.sleep(0.05)
         assert await rig.ask() == b""
-        assert rig.frontend.counts == {"attached": 0, "refused": 2, "dropped": 1}
+        assert rig.frontend.counts == {"attached": 0, "refused": 2, "dropped": 1, "released": 0}
         held[0][1].close()
         await asyncio.sleep(0.05)
         assert (await rig.ask(CONNECT)).startswith(b"HTTP/1.1 404 ")
@@ -343,3 +343,81 @@ def test_no_descriptor_is_left_behind() -> None:
         assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
     run(FakeAttacher(EBUSY), work)
+
+
+# -- servers that have released their clients -------------------------------------------------------------------------
+
+
+async def taken(attacher: FakeAttacher) -> socket.socket:
+    """The socket that the engine has."""
+    while attacher.server is None:
+        await asyncio.sleep(0.01)
+    server, attacher.server = attacher.server, None
+    return server
+
+
+def test_a_server_that_has_released_its_client_may_ask_for_another_one() -> None:
+    attacher = FakeAttacher()
+
+    async def work(rig: Rig) -> None:
+        reader, writer = await rig.open()
+        writer.write(CONNECT)
+        for sent in (GREETING + SOCKS, CONNECT, CONNECT + b"early"):
+            fd = (await taken(attacher)).detach()
+            await asyncio.to_thread(rig.frontend.take_back, fd)
+            await asyncio.sleep(0.05)
+            writer.write(sent)
+        (await taken(attacher)).close()
+        assert await reader.read() == b"\x05\x00"
+        writer.close()
+        assert attacher.protocols == ["connect", "socks5", "connect", "connect"]
+        assert attacher.calls[-1] == (CLIENT, connect.PREAMBLE, b"early")
+        assert rig.frontend.counts == {"attached": 4, "refused": 0, "dropped": 0, "released": 3}
+
+    run(attacher, work)
+
+
+def test_who_asks_for_no_other_client_is_closed_in_time_and_no_more_than_so_many_are_kept() -> None:
+    attacher = FakeAttacher()
+
+    async def work(rig: Rig) -> None:
+        readers = []
+        for _ in range(3):
+            reader, writer = await rig.open()
+            writer.write(CONNECT)
+            rig.frontend.take_back((await taken(attacher)).detach())
+            readers.append((reader, writer))
+        began = time.monotonic()
+        assert await readers[2][0].read() == b"", "two are kept"
+        assert time.monotonic() - began < 0.3
+        readers[1][1].close()
+        assert await readers[0][0].read() == b""
+        assert time.monotonic() - began > 0.4
+        assert rig.frontend.counts["dropped"] == 1
+        for _, writer in readers:
+            writer.close()
+
+    run(attacher, work, released_s=0.5, max_released=2)
+
+
+def test_the_end_takes_servers_along_that_have_released_their_clients() -> None:
+    attacher = FakeAttacher()
+
+    async def main() -> None:
+        async with Rig(attacher, Settings(1.0)) as rig:
+            reader, writer = await rig.open()
+            writer.write(CONNECT)
+            rig.frontend.take_back((await taken(attacher)).detach())
+            await asyncio.sleep(0.05)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        late, other = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        loop.call_later(0, lambda: None)
+        rig.frontend.take_back(late.detach())
+        await asyncio.sleep(0.05)
+        await rig.frontend.close()
+        assert other.recv(1) == b""
+        other.close()
+
+    asyncio.run(main())

@@ -37,6 +37,7 @@ from examples.in_band_frames import (
     Ping,
     Quiet,
     Recipient,
+    Release,
     Report,
     Result,
     Sleep,
@@ -108,7 +109,7 @@ def frame_of(fields: list[int], name: str, raw: bytes) -> Frame:
     text = raw[len(MAGIC) : -10].decode()
     bodies: list[Body] = [Unknown(text), Bad(text), Ping(), Done(), Quiet(*quiet),
                           KeepAlive(bool(on), interval or None), AlwaysActive(bool(on)), Name(name), Sleep(),
-                          Status()]  # fmt: skip
+                          Status(), Release()]  # fmt: skip
     manager = re.match(rb"\x10ROOST/1 m(?:@(\S+))? ", raw)
     assert manager
     named = manager[1].decode() if manager[1] else None
@@ -179,7 +180,7 @@ intervals = st.integers(1, MAX_MS)
 quiet_intervals = st.one_of(st.none(), st.just(NEVER), intervals)
 names = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 requests: st.SearchStrategy[Body] = st.one_of(
-    st.sampled_from([Ping(), Done(), Sleep(), Status()]),
+    st.sampled_from([Ping(), Done(), Sleep(), Status(), Release()]),
     st.builds(Quiet, quiet_intervals, quiet_intervals, quiet_intervals).filter(lambda quiet: quiet != Quiet()),
     st.builds(KeepAlive, st.just(True), st.one_of(st.none(), intervals)), st.just(KeepAlive(False)),
     st.builds(AlwaysActive, st.booleans()), st.builds(Name, names),
