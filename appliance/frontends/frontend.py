@@ -185,10 +185,12 @@ class Frontend:
         """The socket of a server that has released its client, and may ask for another one. From any thread."""
         server = socket.socket(fileno=fd)
         try:
-            assert self._loop is not None, "it asked for the client here"
-            self._loop.call_soon_threadsafe(self._take_back, server)
-        except RuntimeError:  # the loop has ended
-            server.close()
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._take_back, server)
+                return
+        except RuntimeError:
+            pass  # the loop has ended
+        server.close()
 
     def _take_back(self, server: socket.socket) -> None:
         self.counts["released"] += 1
@@ -201,20 +203,21 @@ class Frontend:
 
     async def _expect(self, server: socket.socket) -> None:
         """Its next request is served like that of one that has just connected."""
-        loop, speaks = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(server, speaks.set)
+        loop, readable, asks = asyncio.get_running_loop(), asyncio.Event(), False
+        loop.add_reader(server, readable.set)
         try:
             async with asyncio.timeout(self._settings.released_s):
-                await speaks.wait()
+                await readable.wait()
+            asks = bool(server.recv(1, socket.MSG_PEEK))
         except TimeoutError:
-            log.info(
-                "attach: a server that released its client asked for no other one in %g s", self._settings.released_s
-            )
+            log.info("attach: a server that released its client asked for none in %g s", self._settings.released_s)
+        except OSError:
+            pass  # it has gone, as one that has ended
         finally:
             loop.remove_reader(server)
-            if not speaks.is_set():
+            if not asks:
                 server.close()
-        if speaks.is_set():
+        if asks:
             self._begin_serving(server)
 
     async def close(self) -> None:

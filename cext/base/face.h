@@ -70,7 +70,7 @@ int roost_link_port_reserve(roost_engine *e, uint16_t port);
 void roost_link_ports_unreserve(roost_engine *e); /* all of them */
 /* Begins a connection to a client, as if it had connected to the service, from there; server: who wants it, for a service that
  * answers for every server. The descriptor, the caller's (for ROOST_OP_ADOPT when it is connected), and its key; -EEXIST: this
- * very connection is there; -ENOENT: no such service; or -errno. Any thread's. */
+ * very connection is there, or may be asleep without a slot; -ENOENT: no such service; or -errno. Any thread's. */
 int roost_dial_client(roost_engine *e, uint16_t service, const struct roost_server *client, const uint8_t server[16],
                       struct roost_key *key);
 int roost_start(roost_engine *e, struct roost_reason *why);

@@ -16,6 +16,7 @@
 
 #include "cext/base/address.h"
 #include "cext/socket/connect.h"
+#include "candidates.h"
 #include "conn.h"
 
 #define TRIES 256
@@ -105,7 +106,7 @@ int roost_dial_client(roost_engine *e, uint16_t service, const struct roost_serv
     roost_lock(e);
     const struct roost_service *s = roost_service_of(e, service);
     int error = s->index ? near_end(s, client, server, key) : -ENOENT;
-    if (!error && roost_whose(e, key).by != ROOST_BY_NONE)
+    if (!error && (roost_whose(e, key).by != ROOST_BY_NONE || roost_is_candidate(e, key)))
         error = -EEXIST;
     roost_unlock(e);
     return error ? error : roost_dial(client, key->local, key->local_port);

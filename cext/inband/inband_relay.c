@@ -70,10 +70,14 @@ static bool keep(struct roost_inband_end *end, const uint8_t *data, size_t lengt
     return true;
 }
 
+bool roost_inband_releases(const struct roost_conn *c) {
+    return c->in_band && c->in_band->goal == ROOST_INBAND_RELEASE;
+}
+
 static bool may_read(struct roost_conn *c, bool client) {
     struct roost_inband_end *end = end_of(c, client);
     end->answering &= leg_of(c, client)->pending != NULL;
-    return !end->asked && !end->answering && !(client ? c->in_band->goal : c->in_band->goal == ROOST_INBAND_RELEASE);
+    return !end->asked && !end->answering && !(client ? c->in_band->goal : roost_inband_releases(c));
 }
 
 static enum roost_moved pass(struct roost_engine *e, struct roost_conn *c, bool client, const uint8_t *data,

@@ -48,6 +48,7 @@ int roost_inband_early(struct roost_engine *e, struct roost_conn *c, const uint8
 void roost_inband_turn(struct roost_engine *e, struct roost_conn *c);       /* after its relay */
 int roost_inband_unlinked(struct roost_engine *e, struct roost_conn *c);    /* the server link goes; 0 or -ENOMEM */
 bool roost_inband_wants_link(const struct roost_conn *c);                   /* bytes of the client wait for a server */
+bool roost_inband_releases(const struct roost_conn *c);                     /* its server is about to leave it */
 bool roost_inband_has_rest(const struct roost_conn *c);                     /* bytes of the server were read ahead */
 void roost_inband_forget_rest(struct roost_conn *c);                        /* they are no payload */
 bool roost_inband_unfinished(const struct roost_conn *c);                   /* a frame, or the answer to one */

@@ -17,8 +17,8 @@
 static int set_goal(struct roost_engine *e, struct roost_conn *c, enum roost_inband_verb goal) {
     struct roost_in_band *b = c->in_band;
     if (c->client.eof || c->client.shut)
-        return ROOST_INBAND_R_REFUSED;                                 /* it is ending anyway */
-    if (b->goal != ROOST_INBAND_SLEEP || goal == ROOST_INBAND_RELEASE) /* which goes further than DONE */
+        return ROOST_INBAND_R_REFUSED; /* it is ending anyway */
+    if (b->goal != ROOST_INBAND_SLEEP) /* which goes further */
         b->goal = (uint8_t)goal;
     b->begun = b->unlinked = false;
     b->retry_ms = e->now_ms;
@@ -54,12 +54,23 @@ static bool can_probe(struct roost_engine *e, const struct roost_conn *c, const 
                           : roost_class_of(e, roost_class_for(e, &c->key, c->service))->probe_interval_s > 0;
 }
 
-/* A server that came by the proxy; one that came by a door has its client's own address. */
+/* A server that came by the proxy; one that came by a door has its client's own address, and what is the daemon's own has
+ * none. */
 static bool may_release(const struct roost_conn *c) {
     uint8_t near[16];
     uint16_t port;
-    return c->link == ROOST_LINKED && c->attached && !roost_address_of_socket(c->server.fd, near, &port) &&
-           memcmp(near, c->key.client, sizeof(near));
+    return c->link == ROOST_LINKED && c->attached && c->linked_to.port && !c->in_band->goal &&
+           !roost_address_of_socket(c->server.fd, near, &port) && memcmp(near, c->key.client, sizeof(near));
+}
+
+/* What is held of the client, in case that it begins a frame, is this server's still: in front of the answer. */
+static int release(struct roost_engine *e, struct roost_conn *c) {
+    if (!may_release(c))
+        return ROOST_INBAND_R_REFUSED;
+    int result = set_goal(e, c, ROOST_INBAND_RELEASE);
+    if (result == ROOST_INBAND_R_OK)
+        roost_inband_end(e, c, true);
+    return result;
 }
 
 static int carry_out(struct roost_engine *e, struct roost_conn *c, bool client, const struct roost_inband_request *r) {
@@ -76,7 +87,7 @@ static int carry_out(struct roost_engine *e, struct roost_conn *c, bool client, 
     case ROOST_INBAND_SLEEP:
         return set_goal(e, c, (enum roost_inband_verb)r->verb);
     case ROOST_INBAND_RELEASE:
-        return !client && may_release(c) ? set_goal(e, c, ROOST_INBAND_RELEASE) : ROOST_INBAND_R_REFUSED;
+        return client ? ROOST_INBAND_R_REFUSED : release(e, c);
     case ROOST_INBAND_NAME:
     case ROOST_INBAND_STATUS:
         return ask(e, c, client, r);

@@ -110,9 +110,10 @@ static int attempt(struct roost_engine *e, struct roost_waiting *w, uint32_t *wa
         error = give(e, w, wait_ms);
     if (!w->door)
         return error;
-    if (error == ENOENT && e->dial_ms && !w->told && !roost_mailbox_crowded(&e->box))
+    if (error == ENOENT && e->dial_ms && !w->told && e->servers_waiting < ROOST_WAITING_MAX &&
+        !roost_mailbox_crowded(&e->box))
         tell_wanted(e, w);
-    if (w->dialled)
+    if (error == ENOENT && w->dialled)
         *wait_ms = e->dial_ms;
     if (error == ENOENT || error == EAGAIN)
         w->command.error = error; /* its client is not there, and may be linked to another server when it comes */

@@ -146,14 +146,17 @@ static int begin(struct roost_engine *e, struct roost_conn *c, enum roost_cause 
     if (error)
         return error;
     if (!pair && c->link != ROOST_UNLINKED) {
+        const bool wanted = c->want_freeze;
+        c->want_freeze = true; /* the STANDBY on the way answers no command */
         error = roost_link_end(e, c, cause);
-        if (error)
+        if (error) {
+            c->want_freeze = wanted;
             return error;
-        if (c->link != ROOST_UNLINKED) {
-            c->want_freeze = true;
-            c->freeze_cause = (uint8_t)cause;
-            return 0;
         }
+        c->freeze_cause = (uint8_t)cause;
+        if (c->link != ROOST_UNLINKED)
+            return 0;
+        c->want_freeze = false;
     }
     error = refusal(obstacles_of(e, c));
     if (error)

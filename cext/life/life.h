@@ -28,10 +28,10 @@ void roost_link_event(struct roost_engine *e, struct roost_conn *c, uint32_t eve
 /* -> STANDBY. It does not queue the connection for another look: callers outside of one do. */
 void roost_link_drop(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);
 int roost_link_end(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause); /* orderly, -> STANDBY */
-/* The same for the sake of another server, at once: what the present one has sent may still wait for a slow client. */
 /* Gives an attached server back to the control plane (ROOST_EV_RELEASED) when all is through: 0 or -EBUSY. One that spoke on
  * without waiting, or where it is too late, is reset. */
 int roost_link_release(struct roost_engine *e, struct roost_conn *c, bool late);
+/* The same for the sake of another server, at once: what the present one has sent may still wait for a slow client. */
 int roost_link_yield(struct roost_engine *e, struct roost_conn *c);
 void roost_link_resumed(struct roost_engine *e, struct roost_conn *c); /* its server's leg slept, and is a link again */
 /* Those that ended in this turn are no links of their servers any more. Before they are freed. */

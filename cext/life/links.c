@@ -377,6 +377,13 @@ static bool give_up(struct roost_engine *e, struct roost_conn *c, enum roost_cau
     return true;
 }
 
+/* Its server's socket is about to be another's, without what was set for this one. */
+static void pass_on_leg(struct roost_engine *e, struct roost_conn *c) {
+    epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, c->server.fd, NULL);
+    if (c->server.probed)
+        roost_leg_probe(&c->server, roost_class_of(e, ROOST_CLASS_NONE));
+}
+
 /* Leaves the link to the next client, where the service has places for such: its server has answered this one, and is not
  * saying anything. */
 static bool leave_link(struct roost_engine *e, struct roost_conn *c) {
@@ -387,7 +394,7 @@ static bool leave_link(struct roost_engine *e, struct roost_conn *c) {
         return false;
     if (!roost_ready_links_leave(&e->by_index[c->service]->ready, &c->linked_to, fd, e->now_ms))
         return false;
-    epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+    pass_on_leg(e, c);
     c->server.fd = -1;
     e->stat[ROOST_E_LINKS_LEFT]++;
     return true;
@@ -437,9 +444,13 @@ int roost_link_release(struct roost_engine *e, struct roost_conn *c, bool late) 
         return -EBUSY;
     if (unsent || ahead) {
         roost_inband_forget_rest(c);
+        if (c->server.pending || c->asked) { /* what the client has said may be lost */
+            roost_conn_end(e, c, ROOST_C_SERVER_CLOSE, true);
+            return 0;
+        }
         roost_leg_close(e, &c->server, true);
     } else {
-        epoll_ctl(e->epoll_fd, EPOLL_CTL_DEL, c->server.fd, NULL);
+        pass_on_leg(e, c);
         tell_released(e, c);
         c->server.fd = -1;
     }
@@ -449,7 +460,7 @@ int roost_link_release(struct roost_engine *e, struct roost_conn *c, bool late) 
 }
 
 int roost_link_yield(struct roost_engine *e, struct roost_conn *c) {
-    if (c->phase != ROOST_LIVE)
+    if (c->phase != ROOST_LIVE || roost_inband_releases(c)) /* whose server may speak to another one already */
         return -EBUSY;
     c->want_freeze = false;
     /* What the client has said was not read yet. */

@@ -132,18 +132,21 @@ class Config(Section):
     def _dialled_clients_have_a_service(self) -> Config:
         if "dial" not in self.absent.steps or not self.service:
             return self
-        if not self.dial_service:
+        if not self.dial_services:
             name = self.absent.dial_service
             why = f'dial_service = "{name}" is none' if name else "there is none"
             raise ValueError(f'[absent] steps has "dial", for clients of a [[service]] with servers: {why}')
         return self
 
     @property
-    def dial_service(self) -> str:
-        """The name of the service whose clients are dialled; empty: there is none."""
+    def dial_services(self) -> dict[int, str]:
+        """The names of the services whose clients are dialled, by version of IP."""
         wanted = self.absent.dial_service
         own = [one for one in self.service if one.kind == "server" and wanted in ("", one.name)]
-        return next((one.name for one in [*filter(lambda one: one.transparent, own), *own]), "")
+        found: dict[int, str] = {}
+        for one in [*filter(lambda one: one.transparent, own), *own]:
+            found.setdefault(ipaddress.ip_address(parse_endpoint(one.listen)[0]).version, one.name)
+        return found
 
     @property
     def by_address(self) -> str:

@@ -310,7 +310,8 @@ class Attach(Section):
 
 
 class Absent(Section):
-    """What is done for a server that asks for a client which is not connected, by the proxy ([attach])."""
+    """What is done for a server that asks for a client which is not connected, by the proxy ([attach]). `dial` is done
+    for one that connects to its client's address as well, at a port in [router] attach_ports."""
 
     steps: tuple[Literal["agent", "dial", "wait"], ...] = Field(
         ("agent",),
@@ -334,7 +335,8 @@ class Absent(Section):
     dial_service: str = Field(
         "",
         description="service whose clients are dialled, from where it listens; what they say while no server is linked "
-        "goes to its servers; empty: the first one that is transparent, else the first one",
+        "goes to its servers, and clients with its version of IP alone are dialled; empty: of each version the first "
+        "that is transparent, else the first",
     )
     stay_after: int = Field(
         3,

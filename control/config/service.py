@@ -120,8 +120,9 @@ class Service(Policy):
         ge=0,
         le=READY_LINKS_MAX,
         description="links to each server that clients which have fallen quiet leave to the next ones, at most: for "
-        "protocols in which requests of several clients may follow each other on one connection. A server sees no end "
-        "between them. A link whose server has not answered last, or says anything in between, is closed",
+        "protocols in which requests of several clients may follow each other on one connection, and servers that "
+        "answer each whole and at once. A server sees no end between them. A link whose server has not spoken last, or "
+        "says anything before the next client has it, is closed; what it says later reaches that one",
     )
     ready_for: Annotated[Duration, ToEngine("ready_ms")] = Field(
         20.0,

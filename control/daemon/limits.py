@@ -17,12 +17,13 @@ def spare_descriptors(config: Config) -> int:
     """Those that are not for client connections and their links."""
     asking = MAX_HANDSHAKES + MAX_TURNED_AWAY + MAX_RELEASED if config.attach.listen else 0
     may_wait = any(service.policy(config.policy).on_second_server != "refuse" for service in config.service)
+    dials = "dial" in config.absent.steps
     ready = sum(
         (service.ready_links + service.reuse_links) * (SERVERS_MAX if service.hostnames else len(service.every_server))
         for service in config.service
     )
-    spare = SPARE_DESCRIPTORS + asking + ready + (WAITING_MAX if may_wait or config.router.wait else 0)
-    return spare + (config.absent.dial_limit if "dial" in config.absent.steps else 0)
+    spare = SPARE_DESCRIPTORS + asking + ready + (WAITING_MAX if may_wait or config.router.wait or dials else 0)
+    return spare + (config.absent.dial_limit if dials else 0)
 
 
 def descriptors_each(config: Config) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from errno import EIO, ENOENT, ENOTCONN, ETIMEDOUT
+from functools import partial
 
 from appliance.frontends.target import Address, Name, Target, parse_address
 from appliance.wire import Key, pack_address
@@ -18,7 +19,7 @@ from control.config import Absent as Policy
 from control.reach.agents import Agents
 from control.reach.arrivals import Arrivals, What
 from control.reach.attach_request import AttachRequest
-from control.reach.dialling import Dialler, Dialling
+from control.reach.dialling import Dialler
 from control.reach.linker import Linker
 
 log = logging.getLogger("roost.reach")
@@ -67,21 +68,25 @@ class Absent:
         client, where = await self._whereabouts(target)
         if self._dialler is None or where is None or not self._dialler.may(where):
             return None
-        dialling = await self._dialler.dial(client, where, server.peer)
+        dialling = await self._dialler.dial(client, where, server.peer, partial(self._linker.link_adopted, server))
         if dialling.error:
             return dialling.error
+        if dialling.linked is not None:
+            if not dialling.linked and isinstance(target, Name):
+                await self._name(target, client, dialling.key, server.id)
+            return dialling.linked
         if server.gone:
             return ENOTCONN
-        if dialling.id and isinstance(target, Name):
-            await self._name(client, dialling)
         deadline = asyncio.get_running_loop().time() + server.timeout_s
         return await self._linker.link_when_free(Key.unpack(dialling.key), server, deadline)
 
-    async def _name(self, name: str, dialling: Dialling) -> None:
-        """Until this connection ends, servers that ask for the name get it."""
+    async def _name(self, target: Name, name: str, key: bytes, number: int) -> None:
+        """Until this connection ends, servers that ask for the name get it; unless the client has come by itself."""
         try:
-            await asyncio.to_thread(self._names.give, name, dialling.key, dialling.id)
-        except RegistryError as why:
+            named = await self._locator.named(target)
+            if named is None or not named.connected:
+                await asyncio.to_thread(self._names.give, name, key, number)
+        except (OSError, RegistryError) as why:
             log.warning("%s: %s", name, why)
 
     async def _whereabouts(self, target: Target) -> tuple[str, Address | None]:

@@ -12,7 +12,8 @@ import ipaddress
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from errno import (
     EACCES,
     EADDRINUSE,
@@ -21,6 +22,7 @@ from errno import (
     ECANCELED,
     ECONNRESET,
     EEXIST,
+    EIO,
     EMFILE,
     ENFILE,
     ENOBUFS,
@@ -31,7 +33,7 @@ from errno import (
 from typing import Final, NamedTuple
 
 from appliance.frontends.target import Address
-from appliance.wire import Command, Event, Op, unpack_address
+from appliance.wire import Command, Event, Key, Op, unpack_address
 from control.config import Absent
 from control.core.ports import CommandsPort, EnginePort
 from control.core.states import Cause, State
@@ -48,23 +50,29 @@ OURS: Final = (EADDRINUSE, EADDRNOTAVAIL, EAFNOSUPPORT, EMFILE, ENFILE, ENOBUFS,
 
 
 class Dialling(NamedTuple):
-    """What came of it: an errno, or 0 and the connection's packed key; id: its number, 0 where it was there already."""
+    """What came of it: an errno, or 0 and the connection's packed key. linked: of who has dialled, an errno or 0; None:
+    the connection was there already, or it is another one's who wanted it at once."""
 
     error: int
     key: bytes = b""
-    id: int = 0
+    linked: int | None = None
+
+
+Link = Callable[[Key, Command], Awaitable[int]]
+"""Links a server to the connection with this key, which the command adopts; 0 or an errno. OSError: the server has
+gone, and nothing was done."""
 
 
 class Dialler:
-    """All of it runs in one event loop, but for `wanted`. service: the number of the one whose clients are dialled.
-    is_own: whether the appliance itself has this address."""
+    """All of it runs in one event loop, but for `wanted`. services: the number of the one whose clients are dialled, by
+    version of IP. is_own: whether the appliance itself has this address."""
 
-    def __init__(self, policy: Absent, engine: EnginePort, dispatcher: CommandsPort, service: int, dialled: Dialled,
-                 is_own: Callable[[str], bool]) -> None:  # fmt: skip
+    def __init__(self, policy: Absent, engine: EnginePort, dispatcher: CommandsPort, services: Mapping[int, int],
+                 dialled: Dialled, is_own: Callable[[str], bool]) -> None:  # fmt: skip
         self._policy = policy
         self._engine = engine
         self._dispatcher = dispatcher
-        self._service = service
+        self._services = services
         self._networks = [ipaddress.ip_network(network) for network in policy.dial_networks]
         self._dialled = dialled
         self._is_own = is_own
@@ -88,28 +96,33 @@ class Dialler:
         ip = ipaddress.ip_address(where.host)
         special = ip.is_loopback or ip.is_unspecified or ip.is_multicast
         allowed = any(ip in network for network in self._networks if network.version == ip.version)
-        return where.port > 0 and allowed and not special and not self._is_own(where.host)
+        dialled = where.port > 0 and ip.version in self._services
+        return dialled and allowed and not special and not self._is_own(where.host)
 
-    async def dial(self, client: str, where: Address, server: bytes) -> Dialling:
+    async def dial(self, client: str, where: Address, server: bytes, link: Link | None = None) -> Dialling:
         """Connect to the client; those who want the same one at once get the same connection. client: how failures are
-        counted. server: the packed address of who wants it."""
+        counted. server: the packed address of who wants it; link: how it gets the client before that can say anything
+        to its service's server."""
         task = self._under_way.get(where)
-        if task is None:
-            if len(self._under_way) >= self._policy.dial_limit:
-                log.warning("%s is not dialled: %d clients are being dialled already ([absent] dial_limit)",
-                            client, len(self._under_way))  # fmt: skip
-                return Dialling(EMFILE)
-            task = self._under_way[where] = asyncio.ensure_future(self._dial(client, where, server))
-            task.add_done_callback(lambda _: self._under_way.pop(where))
+        if task is not None:
+            return (await asyncio.shield(task))._replace(linked=None)
+        if len(self._under_way) >= self._policy.dial_limit:
+            log.warning("%s is not dialled: %d clients are being dialled already ([absent] dial_limit)",
+                        client, len(self._under_way))  # fmt: skip
+            return Dialling(EMFILE)
+        task = self._under_way[where] = asyncio.ensure_future(self._dial(client, where, server, link))
+        task.add_done_callback(lambda _: self._under_way.pop(where))
         return await asyncio.shield(task)
 
-    async def _dial(self, client: str, where: Address, server: bytes) -> Dialling:
-        fd, key = self._engine.dial(self._service, (where.host, where.port), server)
+    async def _dial(self, client: str, where: Address, server: bytes, link: Link | None) -> Dialling:
+        service = self._services[ipaddress.ip_address(where.host).version]
+        fd, key = self._engine.dial(service, (where.host, where.port), server)
         if fd == -EEXIST:
             return Dialling(0, key)
         error = -fd if fd < 0 else 0
         if not error:
             sock = socket.socket(fileno=fd)
+            sock.setblocking(False)
             error = await self._connected(sock, where)
         if error:
             log.info("%s cannot be dialled at %s port %d: %s", client, where.host, where.port, os.strerror(error))
@@ -117,13 +130,15 @@ class Dialler:
                 self._dialled.failed(client)
             return Dialling(error)
         self._dialled.succeeded(client)
-        # The engine's from the command on, which closes it when it refuses.
-        command = Command(Op.ADOPT, Cause.SERVER_ATTACH, key=key, fd=sock.detach(), count=self._service)
-        outcome = await asyncio.wrap_future(self._dispatcher.command(command, [State.STANDBY], ADOPT_S))
-        if outcome.error or outcome.state != State.STANDBY:
-            return Dialling(outcome.error or ECONNRESET)
         self.made += 1
-        return Dialling(0, key, outcome.id)
+        # The engine's from the command on, which closes it when it refuses.
+        adopt = Command(Op.ADOPT, Cause.SERVER_ATTACH, key=key, fd=sock.detach(), count=service)
+        if link is not None:
+            with suppress(OSError):
+                return Dialling(0, key, await link(Key.unpack(key), adopt))
+        outcome = await asyncio.wrap_future(self._dispatcher.command(adopt, [State.STANDBY], ADOPT_S))
+        lost = outcome.error or (0 if outcome.state == State.STANDBY else ECONNRESET)
+        return Dialling(lost, key)
 
     async def _connected(self, sock: socket.socket, where: Address) -> int:
         """0, or an errno and it is closed."""
@@ -146,7 +161,8 @@ class Dialler:
     def wanted(self, event: Event) -> None:
         """An event of type WANTED, in the dispatcher's thread."""
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._begin_for_door, event)
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._begin_for_door, event)
 
     def _begin_for_door(self, event: Event) -> None:
         task = asyncio.ensure_future(self._dial_for_door(event))
@@ -157,8 +173,12 @@ class Dialler:
         key = event.record.key
         where = Address(unpack_address(key.client), self._policy.dial_port or key.client_port)
         error = EACCES
-        if self.may(where):
-            error = (await self.dial(where.host, where, event.served.server)).error
+        try:
+            if self.may(where):
+                error = (await self.dial(where.host, where, event.served.server)).error
+        except Exception:
+            log.exception("%s was not dialled", key.client_text)
+            error = EIO
         if error:
             self._engine.submit([Command(Op.ADOPT, key=key, error=error)])
 

@@ -36,6 +36,11 @@ class Linker:
         first = [Command(op=Op.STANDBY, cause=Cause.COMMAND, key=key)] if push else []
         return await self._attach(key, server, server.preamble, first)
 
+    async def link_adopted(self, server: AttachRequest, key: Key, adopt: Command) -> int:
+        """The same for the connection that this command adopts: it has its server before it can say anything to
+        another one. OSError: the server has gone, and nothing was done."""
+        return await self._attach(key, server, server.preamble, [adopt])
+
     async def link_when_free(self, key: Key, server: AttachRequest, deadline: float, push: bool = False) -> int:
         """The same; waits until the client is free. deadline: of the event loop's clock."""
         loop = asyncio.get_running_loop()

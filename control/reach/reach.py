@@ -66,9 +66,9 @@ class Reach:
             dispatcher.listen(hear)
         self._dialler: Dialler | None = None
         if "dial" in policy.steps:
-            service = config.dial_service
-            number = next(index for index, one in services.items() if one.name == service)
-            self._dialler = Dialler(policy, engine, dispatcher, number, self.dialled, locator.addresses.has)
+            numbers = {service.name: index for index, service in services.items()}
+            dialled_by = {version: numbers[name] for version, name in config.dial_services.items()}
+            self._dialler = Dialler(policy, engine, dispatcher, dialled_by, self.dialled, locator.addresses.has)
         absent = Absent(policy, locator, names, self.arrivals, self.linker, self.agents, self._dialler)
         self.attaches = Attaches(store)
         self.attaching = Attaching(locator, engine, self.linker, absent, self.attaches)

@@ -143,6 +143,27 @@ def test_no_server_dials_beyond_the_networks_of_clients_or_back_into_the_applian
     assert target.split(":")[0] not in dialled(dialling.box)
 
 
+def test_a_client_that_speaks_first_speaks_to_the_server_that_asked_for_it(dialling: Dialling) -> None:
+    box = dialling.box
+    with listening(box, 9205) as listener:
+        for turn in range(10):
+            banner = b"220 client %d\r\n" % turn
+
+            def greet(banner: bytes = banner) -> None:
+                client, _ = listener.accept()
+                with client:
+                    client.sendall(banner)
+                    client.recv(1)
+
+            greeting = threading.Thread(target=greet)
+            greeting.start()
+            with box.tunnel(f"{dialling.client}:9205") as server:
+                assert receive(server, len(banner)) == banner
+                server.sendall(b"q")
+                greeting.join()
+            box.wait(lambda: box.connections("telemetry") == [], "it is gone")
+
+
 def test_servers_that_want_a_client_at_once_get_its_one_connection_one_after_the_other(dialling: Dialling) -> None:
     box = dialling.box
     with listening(box, 9202) as listener:

@@ -151,6 +151,22 @@ def test_no_more_are_adopted_than_may_be_awake(box: EngineLab) -> None:
         box.wait(lambda: box.refusals(pair) == [(Op.ADOPT, EMFILE)], "it is refused")
 
 
+@pytest.mark.engine(filter_slots=1000, service={"no_keepalives": True})
+def test_a_client_that_sleeps_without_a_slot_is_not_dialled_either(box: EngineLab) -> None:
+    with listening(box) as listener:
+        where = listener.getsockname()
+        pair, client = dial(box, listener)
+        with client:
+            adopt(box, pair)
+            box.to_sleep(pair)
+            assert box.engine.stats()["filter_members"] == 1
+            with box.lab.enter("box"):
+                assert box.engine.dial(SERVICE[4], where, NOBODY)[0] == -EEXIST
+            with box.attach(pair) as server:
+                server.sendall(b"there?")
+                assert receive(client, 6) == b"there?"
+
+
 # -- of a router ------------------------------------------------------------------------------------------------------
 
 

@@ -310,6 +310,18 @@ def test_a_client_that_falls_quiet_leaves_its_link_to_the_next_one(box: EngineLa
         assert servers.links() == {servers.all[0]: 2}
 
 
+def test_a_command_that_goes_on_behind_the_link_is_answered_when_it_is_done(box: EngineLab) -> None:
+    with servers_of(box, 4, count=1, reuse_links=1) as servers:
+        client, (_, link) = servers.dial(), servers.accept()
+        answered(servers, client, link)
+        time.sleep(0.06)
+        box.engine.submit([Command(Op.IDLE, cause=Cause.COMMAND, key=box.key_of(client), token=77)])
+        box.wait(lambda: any(event.token == 77 for event in box.events), "the command is answered")
+        (told,) = (event for event in box.events if event.token == 77)
+        assert (told.from_state, told.to_state) == (State.STANDBY, State.IDLE)
+        assert box.stat("links_left") == 1
+
+
 def test_a_link_on_which_an_answer_may_follow_is_left_to_nobody(box: EngineLab) -> None:
     with servers_of(box, 4, count=1, reuse_links=1) as servers:
         client, (_, link) = servers.dial(), servers.accept()

@@ -411,13 +411,37 @@ def test_the_end_takes_servers_along_that_have_released_their_clients() -> None:
             await asyncio.sleep(0.05)
         assert await asyncio.wait_for(reader.read(), 5) == b""
         writer.close()
-        late, other = socket.socketpair()
-        loop = asyncio.get_running_loop()
-        loop.call_later(0, lambda: None)
-        rig.frontend.take_back(late.detach())
-        await asyncio.sleep(0.05)
-        await rig.frontend.close()
-        assert other.recv(1) == b""
-        other.close()
 
     asyncio.run(main())
+
+
+def test_one_that_leaves_has_asked_for_nobody() -> None:
+    attacher = FakeAttacher()
+
+    async def work(rig: Rig) -> None:
+        _, writer = await rig.open()
+        writer.write(CONNECT)
+        fd = (await taken(attacher)).detach()
+        rig.frontend.take_back(fd)
+        await asyncio.sleep(0.05)
+        writer.close()
+        await asyncio.sleep(0.1)
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(fd)
+        assert rig.frontend.counts == {"attached": 1, "refused": 0, "dropped": 0, "released": 1}
+
+    run(attacher, work)
+
+
+def test_a_socket_that_comes_when_the_loop_has_ended_is_closed() -> None:
+    attacher = FakeAttacher()
+
+    async def main() -> Frontend:
+        async with Rig(attacher, Settings(1.0)) as rig:
+            return rig.frontend
+
+    ended = asyncio.run(main())
+    ours, theirs = socket.socketpair()
+    ended.take_back(ours.detach())
+    assert theirs.recv(1) == b""
+    theirs.close()

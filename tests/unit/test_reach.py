@@ -11,7 +11,7 @@ import ssl
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from errno import EACCES, EAGAIN, ECONNREFUSED, EEXIST, EMFILE, ENOENT, EPERM
+from errno import EACCES, EAGAIN, EBADF, ECONNREFUSED, EEXIST, EMFILE, ENOENT, EPERM
 from pathlib import Path
 from typing import Any, cast
 
@@ -324,7 +324,7 @@ class Adopting:
         self.adopted: list[Command] = []
         self.error = error
         policy = Absent.model_validate({"dial_networks": networks, "dial_timeout": "1s", "dial_limit": limit})
-        self.dialler = Dialler(policy, self.engine, self, 3, dialled, lambda host: host == "192.0.2.1")
+        self.dialler = Dialler(policy, self.engine, self, {4: 3, 6: 3}, dialled, lambda host: host == "192.0.2.1")
 
     def command(self, command: Command, states: Iterable[State], timeout_s: float,
                 first: Sequence[Command] = ()) -> Future[Outcome]:  # fmt: skip
@@ -364,6 +364,9 @@ def test_what_may_be_dialled(dialled: Dialled) -> None:
     for host, port in [("192.0.2.7", 0), ("192.0.2.1", 80), ("192.0.3.7", 80), ("127.0.0.1", 80), ("0.0.0.0", 80),
                        ("2001:db9::1", 80)]:  # fmt: skip
         assert not made.may(Address(host, port))
+    only6 = Dialler(Absent.model_validate({"dial_networks": ["192.0.2.0/24"]}), FakeEngine(), Adopting(dialled), {6: 3},
+                    dialled, lambda host: False)  # fmt: skip
+    assert not only6.may(Address("192.0.2.7", 80)), "no service has such clients"
 
 
 def test_who_wants_the_same_client_at_once_gets_the_same_connection_and_the_rest_is_bounded(
@@ -373,7 +376,7 @@ def test_who_wants_the_same_client_at_once_gets_the_same_connection_and_the_rest
         made, where = Adopting(dialled, limit=1), Address(*listener.getsockname())
         dials = made.dialler.dial("meter", where, NOBODY), made.dialler.dial("meter", where, NOBODY)
         one, same, other = await asyncio.gather(*dials, made.dialler.dial("lock", Address("127.0.0.1", 9), NOBODY))
-        assert one == same == (0, Key.of("127.0.0.1", where.port, "10.0.0.1", 7000).pack(), 7)
+        assert one == same == (0, Key.of("127.0.0.1", where.port, "10.0.0.1", 7000).pack(), None)
         assert other.error == EMFILE
         (command,) = made.adopted
         client, _ = listener.accept()
@@ -381,6 +384,35 @@ def test_who_wants_the_same_client_at_once_gets_the_same_connection_and_the_rest
             assert os.write(command.fd, b"there?") == 6, "it is connected"
             assert client.recv(10) == b"there?"
         assert (made.dialler.made, dialled.all()) == (1, []), "a limit is nobody's failure"
+        made.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_dials_has_the_client_before_that_can_speak_to_another_one(
+    dialled: Dialled, listener: socket.socket
+) -> None:
+    async def scenario() -> None:
+        made, where = Adopting(dialled), Address(*listener.getsockname())
+        linked: list[Command] = []
+
+        async def link(key: Key, adopt: Command) -> int:
+            assert adopt.key == key.pack()
+            linked.append(adopt)
+            await asyncio.sleep(0.01)
+            return EPERM
+
+        async def gone(key: Key, adopt: Command) -> int:
+            raise OSError(EBADF, "it has gone")
+
+        first = made.dialler.dial("meter", where, NOBODY, link)
+        one, other = await asyncio.gather(first, made.dialler.dial("meter", where, NOBODY, link))
+        assert (one.error, one.linked) == (0, EPERM)
+        assert (other.error, other.linked, other.key) == (0, None, one.key), "it links itself"
+        assert (len(linked), made.adopted) == (1, []), "in one batch"
+        os.close(linked[0].fd)
+        assert (await made.dialler.dial("meter", where, NOBODY, gone)).linked is None
+        assert len(made.adopted) == 1, "the client is there all the same"
         made.close()
 
     asyncio.run(scenario())
@@ -394,7 +426,7 @@ def test_a_client_that_cannot_be_dialled_is_counted(dialled: Dialled, listener: 
         assert not dialled.stays("meter"), "it could be dialled; that the engine did not take it is not its fault"
         there = Key.of("127.0.0.1", where.port, "10.0.0.1", 7000)
         made.engine.add(there, 5, State.SLEEP)
-        assert await made.dialler.dial("meter", where, NOBODY) == (0, there.pack(), 0)
+        assert await made.dialler.dial("meter", where, NOBODY) == (0, there.pack(), None)
         del made.engine.connections[there]
         listener.close()
         assert (await made.dialler.dial("meter", where, NOBODY)).error == ECONNREFUSED
