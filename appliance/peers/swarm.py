@@ -315,7 +315,8 @@ class Saying:
                 self.failed["gone before it spoke"] += 1
                 continue
             self.under_way += 1
-            time.sleep(self.apart_s)
+            if self.apart_s:  # a sleep of no length takes microseconds that the next answer seems to have taken
+                time.sleep(self.apart_s)
             self.speak(fd)
         self.filling = False
         if not self.chosen and self.under_way == 0 and swarm.saying is self:
