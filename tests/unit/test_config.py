@@ -55,6 +55,19 @@ SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:
         (f'[attach]\nusers.bob = "{HASH}"', '[attach.users] are asked for nothing; set auth = "password"'),
         (f'[attach]\nauth = "password"\nusers."b:b" = "{HASH}"', '"b:b" is no name of a user'),
         (f'[attach]\nauth = "password"\nusers.bob = "{HASH[:-40]}"', "a password's hash needs ln=14,r=8,p=1"),
+        (
+            '[absent]\nsteps = ["dial"]\ndial_networks = ["10.0.0.0/8"]\ndial_service = "b"\n' + SERVICE,
+            'for clients of a [[service]] with servers: dial_service = "b" is none',
+        ),
+        (
+            '[absent]\nsteps = ["dial"]\ndial_networks = ["10.0.0.0/8"]\n'
+            + SERVICE.replace('server = "192.0.2.2:6"', 'kind = "held"'),
+            "for clients of a [[service]] with servers: there is none",
+        ),
+        (
+            SERVICE + '[service.in_band]\nclients = ["release"]',
+            '`clients` in [service.in_band] of [[service]] "a": Input should be ',
+        ),
         (SERVICE + 'born = "often"', "`born` in [[service]] \"a\": Input should be 'never', 'storm' or 'always'"),
         (SERVICE + "born_rate = 0", '`born_rate` in [[service]] "a": Input should be greater than or equal to 1'),
         (SERVICE + "ready_links = 65", '`ready_links` in [[service]] "a": Input should be less than or equal to 64'),
