@@ -192,7 +192,7 @@ def _commands(lab: Lab, name: str, mode: str, server: str) -> list[list[str]]:
         ["the connections, and what became of them", f"./roost connections -c {link_of(name)}/roost.toml"],
         ["", f"./roost events -c {link_of(name)}/roost.toml --follow"],
         ["a client loads a page", f"{inside['wan']} curl -s http://{front}:{WEB_PORT}/"],
-        ["a client speaks, sleeps 6 s, and speaks again",
+        ["a client speaks, sleeps, and speaks again 9 s later",
          f"{inside['wan']} {_talk(front, LINE_PORT, 'ECHO one', 'ECHO two', pause_s=9)}"],
         ["a server asks the proxy for the client that sleeps",
          f"{ask} -p -x http://{proxy}:{ATTACH_PORT} telnet://{CLIENT}.roost:{CLIENT_PORT}"],
