@@ -52,8 +52,8 @@ int roost_ready_links_set(struct roost_ready_links *r, const struct roost_servic
     return 0;
 }
 
-/* What its server said before, a read would find in front of the end. Of one that a client has left, what it says now is for
- * nobody. */
+/* What its server said before, a read would find in front of the end. What comes on one that a
+ * client has left belongs to no client: the link is closed. */
 static bool has_ended(const struct roost_ready_link *l) {
     struct pollfd ends = {.fd = l->fd, .events = POLLRDHUP | (l->left ? POLLIN : 0)};
     return poll(&ends, 1, 0) > 0 && ends.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLIN);

@@ -176,7 +176,7 @@ class Dialler:
         try:
             if self.may(where):
                 error = (await self.dial(where.host, where, event.served.server)).error
-        except Exception:
+        except Exception:  # the server that waits is told, whatever the defect
             log.exception("%s was not dialled", key.client_text)
             error = EIO
         if error:

@@ -219,7 +219,7 @@ def test_a_router_s_server_is_reset_as_soon_as_its_client_could_not_be_dialled(b
         with pytest.raises(ConnectionResetError):
             server.recv(1)
     began = time.monotonic()
-    assert_reset(box, (address, ATTACH_PORT))  # nobody answers
+    assert_reset(box, (address, ATTACH_PORT))  # ROOST_EV_WANTED is not answered
     assert 2.9 < time.monotonic() - began < 5
 
 
