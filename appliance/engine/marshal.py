@@ -138,6 +138,7 @@ def c_rules(entries: Sequence[RuleEntry], policies: Sequence[ServiceSpec]) -> tu
     rules = ffi.new("struct roost_rule[]", len(entries))
     for place, entry in zip(rules, entries, strict=True):
         ffi.memmove(place.network, entry.network, 16)
+        ffi.memmove(place.local, entry.local, 16)
         place.bits, place.service, place.policy, place.group = entry.bits, entry.service, entry.policy, entry.group
     classes = ffi.new("struct roost_class[]", len(policies))
     for place, spec in zip(classes, policies, strict=True):

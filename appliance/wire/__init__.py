@@ -32,6 +32,7 @@ from appliance.wire.messages import (
 )
 from appliance.wire.record import KA, KEY, LOW_BITS, NO_REST, REST, ROW_BITS, Key, Record
 from appliance.wire.settings import (
+    ANY_LOCAL,
     NEAR_ENDS,
     PLACES,
     PROBE_COUNT,

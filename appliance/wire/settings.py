@@ -144,11 +144,15 @@ class ServiceSpec:
     no_keepalives: bool = False
 
 
+ANY_LOCAL: Final = bytes(16)
+
+
 @dataclass(frozen=True, slots=True)
 class RuleEntry:
     """Of the clients of a service in this network these values are in force (struct roost_rule). service: its number.
     network: 16 bytes, IPv4-mapped for IPv4, host bits zero; bits: how many of the 128 count. policy: an index into the
     policies that are given with it. group: of the connections that it is for; 0: of those without one, and of groups
+    that the service has no entries of. local: packed, of those that connect to this address alone; ANY_LOCAL: to one
     that the service has no entries of."""
 
     service: int
@@ -156,6 +160,7 @@ class RuleEntry:
     bits: int
     policy: int
     group: int = 0
+    local: bytes = ANY_LOCAL
 
 
 @dataclass(frozen=True, slots=True)

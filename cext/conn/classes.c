@@ -21,7 +21,7 @@ uint16_t roost_class_of_service(uint16_t service) {
 }
 
 static uint16_t class_for(const struct roost_engine *e, const struct roost_key *key, uint16_t service, uint8_t group) {
-    uint32_t ruled = roost_rules_find(&e->rules.in_force, service, group, key->client);
+    uint32_t ruled = roost_rules_find(&e->rules.in_force, key, service, group);
     return ruled == ROOST_NO_RULE ? roost_class_of_service(service) : (uint16_t)ruled;
 }
 

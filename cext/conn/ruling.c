@@ -73,19 +73,26 @@ static struct roost_rule_key key_of(const struct roost_rule *rule) {
     return key;
 }
 
+/* A newborn has no group, and its service listens at one address, of which the rules are given for none. */
+static bool is_for_newborn(const struct roost_rule *rule) {
+    static const uint8_t any[16];
+    return !rule->group && !memcmp(rule->local, any, sizeof(any));
+}
+
 /* Not at once: meanwhile a newborn gets its class by the rules from before, by these, or by a shorter network's. The round that
  * follows finds it. How many networks there was no memory for. */
 static int tell_xdp(struct roost_engine *e, struct brought *b) {
-    int map = e->path.map_fd[ROOST_MAP_rules], untold = 0; /* a newborn has no group */
+    int map = e->path.map_fd[ROOST_MAP_rules], untold = 0;
     for (uint32_t i = 0; i < e->rules.told_count; i++) {
         struct roost_rule_key key = key_of(&e->rules.told[i]);
-        if (!e->rules.told[i].group &&
+        if (is_for_newborn(&e->rules.told[i]) &&
             !bsearch(&e->rules.told[i], b->rule, b->count, sizeof(*b->rule), roost_rules_compare))
             bpf_map_delete_elem(map, &key);
     }
     for (uint32_t i = 0; i < b->count; i++) {
         struct roost_rule_key key = key_of(&b->rule[i]);
-        untold += !b->rule[i].group && bpf_map_update_elem(map, &key, &b->class[b->rule[i].policy], BPF_ANY) != 0;
+        untold +=
+            is_for_newborn(&b->rule[i]) && bpf_map_update_elem(map, &key, &b->class[b->rule[i].policy], BPF_ANY) != 0;
     }
     free(e->rules.told);
     e->rules.told = b->rule;
@@ -135,7 +142,7 @@ static void tally(struct roost_engine *e, const struct brought *b, const struct 
     const struct roost_conn *c = roost_conn_by_key(e, key);
     uint16_t service = event->record.service;
     const struct roost_class *now = roost_class_of(e, c ? c->class : event->record.ka.class);
-    uint32_t found = roost_rules_find(&b->ranges, service, now->own.group, key->client);
+    uint32_t found = roost_rules_find(&b->ranges, key, service, now->own.group);
     uint32_t at = found == ROOST_NO_RULE ? policies : found;
     const struct roost_class *base =
         found == ROOST_NO_RULE ? roost_class_of(e, roost_class_of_service(service)) : &policy[found];

@@ -22,16 +22,20 @@ static number open_bits(uint8_t bits) {
     return bits < 128 ? ~(number)0 >> bits : 0;
 }
 
-static uint32_t section_of(uint16_t service, uint8_t group) {
-    return (uint32_t)service << 8 | group;
+static uint64_t section_of(uint16_t service, uint32_t local, uint8_t group) {
+    return (uint64_t)service << 40 | (uint64_t)local << 8 | group;
+}
+
+static int compare_local(uint16_t service, const uint8_t address[16], uint16_t other_service, const uint8_t other[16]) {
+    return service != other_service ? service - other_service : memcmp(address, other, 16);
 }
 
 int roost_rules_compare(const void *one, const void *other) { /* what lies in a network follows it */
     const struct roost_rule *a = one, *b = other;
-    uint32_t of_a = section_of(a->service, a->group), of_b = section_of(b->service, b->group);
+    int by_local = compare_local(a->service, a->local, b->service, b->local);
+    if (by_local || a->group != b->group)
+        return by_local ? by_local : a->group - b->group;
     int by_network = memcmp(a->network, b->network, sizeof(a->network));
-    if (of_a != of_b)
-        return of_a < of_b ? -1 : 1;
     return by_network ? by_network : a->bits - b->bits;
 }
 
@@ -79,10 +83,14 @@ static void leave(struct making *m, number before, bool all) {
     }
 }
 
+static bool same_section(const struct roost_rule *a, const struct roost_rule *b) {
+    return !compare_local(a->service, a->local, b->service, b->local) && a->group == b->group;
+}
+
 /* Of one section. How many rules there were of it. */
 static uint32_t make(struct making *m, const struct roost_rule *rule, uint32_t count) {
     uint32_t i = 0;
-    for (; i < count && rule[i].service == rule[0].service && rule[i].group == rule[0].group; i++) {
+    for (; i < count && same_section(&rule[i], &rule[0]); i++) {
         number from = number_of(rule[i].network);
         leave(m, from, false);
         m->open[m->depth].last = from | open_bits(rule[i].bits);
@@ -93,13 +101,28 @@ static uint32_t make(struct making *m, const struct roost_rule *rule, uint32_t c
     return i;
 }
 
+/* The number of the local address of a rule, which is the last one that has a number or the next one. */
+static uint32_t number_local(struct roost_rules *rules, const struct roost_rule *rule) {
+    static const uint8_t any[16];
+    const struct roost_rule_local *last = rules->locals ? &rules->local[rules->locals - 1] : NULL;
+    if (!memcmp(rule->local, any, sizeof(any)))
+        return 0;
+    if (!last || compare_local(last->service, last->address, rule->service, rule->local)) {
+        struct roost_rule_local *next = &rules->local[rules->locals++];
+        next->service = rule->service;
+        memcpy(next->address, rule->local, sizeof(next->address));
+    }
+    return rules->locals;
+}
+
 int roost_rules_make(struct roost_rules *rules, const struct roost_rule *rule, uint32_t count) {
     void *range = NULL;
     memset(rules, 0, sizeof(*rules));
     if (!count)
         return 0;
     rules->section = malloc((count + 1ULL) * sizeof(*rules->section));
-    if (!rules->section ||
+    rules->local = malloc((uint64_t)count * sizeof(*rules->local));
+    if (!rules->section || !rules->local ||
         posix_memalign(&range, _Alignof(struct roost_rule_range), 2ULL * count * sizeof(*rules->range))) {
         roost_rules_free(rules);
         return -ENOMEM;
@@ -108,8 +131,8 @@ int roost_rules_make(struct roost_rules *rules, const struct roost_rule *rule, u
     uint32_t ranges = 0;
     for (uint32_t i = 0; i < count;) {
         struct making m = {.range = rules->range + ranges};
-        rules->section[rules->sections++] =
-            (struct roost_rule_section){.of = section_of(rule[i].service, rule[i].group), .first = ranges};
+        rules->section[rules->sections++] = (struct roost_rule_section){
+            .of = section_of(rule[i].service, number_local(rules, &rule[i]), rule[i].group), .first = ranges};
         i += make(&m, &rule[i], count - i);
         ranges += m.count;
     }
@@ -127,30 +150,44 @@ void roost_rules_name(struct roost_rules *rules, const uint32_t *value) {
 void roost_rules_free(struct roost_rules *rules) {
     free(rules->range);
     free(rules->section);
+    free(rules->local);
     memset(rules, 0, sizeof(*rules));
 }
 
-static const struct roost_rule_section *section(const struct roost_rules *rules, uint32_t of) {
-    uint32_t first = 0, end = rules->sections;
-    while (first < end) {
-        uint32_t middle = first + (end - first) / 2;
-        if (rules->section[middle].of < of)
-            first = middle + 1;
-        else
-            end = middle;
-    }
-    return first < rules->sections && rules->section[first].of == of ? &rules->section[first] : NULL;
+static int against_section(const void *of, const void *section) {
+    uint64_t wanted = *(const uint64_t *)of, has = ((const struct roost_rule_section *)section)->of;
+    return wanted < has ? -1 : wanted > has;
 }
 
-uint32_t roost_rules_find(const struct roost_rules *rules, uint16_t service, uint8_t group, const uint8_t client[16]) {
-    const struct roost_rule_section *in = section(rules, section_of(service, group));
+static const struct roost_rule_section *section(const struct roost_rules *rules, uint64_t of) {
+    return bsearch(&of, rules->section, rules->sections, sizeof(*rules->section), against_section);
+}
+
+static int against_local(const void *one, const void *other) {
+    const struct roost_rule_local *a = one, *b = other;
+    return compare_local(a->service, a->address, b->service, b->address);
+}
+
+/* 0: the address has no rules of its own. */
+static uint32_t find_local(const struct roost_rules *rules, uint16_t service, const uint8_t address[16]) {
+    struct roost_rule_local wanted = {.service = service};
+    memcpy(wanted.address, address, sizeof(wanted.address));
+    const struct roost_rule_local *found =
+        bsearch(&wanted, rules->local, rules->locals, sizeof(*rules->local), against_local);
+    return found ? (uint32_t)(found - rules->local) + 1 : 0;
+}
+
+uint32_t roost_rules_find(const struct roost_rules *rules, const struct roost_key *key, uint16_t service,
+                          uint8_t group) {
+    uint32_t local = find_local(rules, service, key->local);
+    const struct roost_rule_section *in = section(rules, section_of(service, local, group));
     if (!in && group)
-        in = section(rules, section_of(service, 0));
+        in = section(rules, section_of(service, local, 0));
     if (!in)
         return ROOST_NO_RULE;
     /* The first of the section, and the one behind that which has the client. */
     uint32_t first = in->first, behind = first, end = in[1].first;
-    number address = number_of(client);
+    number address = number_of(key->client);
     while (behind < end) {
         uint32_t middle = behind + (end - behind) / 2;
         if (rules->range[middle].from <= address)

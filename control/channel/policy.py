@@ -85,8 +85,8 @@ def policy_routes(ruling: Ruling, giving: Giving) -> APIRouter:
         return ruling.history(limit, rule)
 
     @routes.get("/v1/policy/explain")
-    def explain(client: str, service: str) -> dict[str, Any]:
-        return ruling.explain_address(client, service)
+    def explain(client: str, service: str, server: str = "") -> dict[str, Any]:
+        return ruling.explain_address(client, service, server)
 
     @routes.get("/v1/policy/rules/{name}")
     def show(name: str) -> dict[str, Any]:

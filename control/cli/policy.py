@@ -15,7 +15,8 @@ import click
 from control.cli.client import Client, connection_path, daemon_options, json_option, print_json
 from control.cli.table import local_time, show_table
 
-_CONDITIONS = ("client", "tag", "network", "service", "order")
+_WHOSE = ("client", "tag", "network", "service", "server")
+_CONDITIONS = (*_WHOSE, "order")
 
 
 @click.group("policy")
@@ -83,7 +84,7 @@ def _show_rules(told: Mapping[str, Any]) -> None:
     rules, about = {rule["name"]: rule for rule in told["rule"]}, told["about"]
     if about:
         rows = (_row(name, rules.get(name, {}), about[name]) for name in about)
-        titles = ("rule", "client", "tag", "network", "service", "order", "gives", "version", "by")
+        titles = ("rule", *_WHOSE, "order", "gives", "version", "by")
         show_table(titles, rows, right=("order", "version"))
         click.echo(f"version {told['version']}")
     for sentence in dict.fromkeys(problem for one in about.values() for problem in one["problems"]):
@@ -93,7 +94,7 @@ def _show_rules(told: Mapping[str, Any]) -> None:
 
 
 def _row(name: str, rule: Mapping[str, Any], about: Mapping[str, Any]) -> Sequence[str]:
-    conditions = (rule.get(key, "all") for key in ("client", "tag", "network", "service"))
+    conditions = (rule.get(key, "all") for key in _WHOSE)
     return (name, *conditions, str(rule.get("order", 0)), _values(rule), str(about["version"]), about["who"])
 
 
@@ -169,9 +170,10 @@ def _content(rule: Mapping[str, Any] | None) -> str:
 @command.command("explain")
 @click.argument("client", metavar="CLIENT")
 @click.option("--service", metavar="NAME", help="CLIENT is an address, of a client that would connect to this service.")
+@click.option("--server", metavar="ADDRESS", default="", help="... and mean this one of its servers.")
 @daemon_options
 @json_option
-def explain(client: str, service: str | None, daemon: Client, as_json: bool) -> None:
+def explain(client: str, service: str | None, server: str, daemon: Client, as_json: bool) -> None:
     """Every value that is in force for a client, and what gave it: CLIENT is a connection's number,
     client-address:port, or name.domain; with --service the address of any client.
 
@@ -181,9 +183,11 @@ def explain(client: str, service: str | None, daemon: Client, as_json: bool) -> 
       roost policy explain 192.0.2.7 --service telemetry
     """
     if service is None:
+        if server:
+            raise click.UsageError("--server goes with --service: a connection has its server")
         told = daemon.get(f"{connection_path(client)}/policy")
     else:
-        told = daemon.get("/v1/policy/explain", client=client, service=service)
+        told = daemon.get("/v1/policy/explain", client=client, service=service, server=server)
     if as_json:
         print_json(told)
         return
@@ -259,6 +263,9 @@ def _give(client: str, values: Mapping[str, str | None], why: str, daemon: Clien
 @click.option("--tag", metavar="TAG", help="For those whose name has it. Not given: all.")  # fmt: skip
 @click.option("--network", metavar="NETWORK", help="For clients in it: 192.0.2.0/24, 2001:db8::/32. Not given: all.")
 @click.option("--service", metavar="NAME", help="For clients of it. Not given: of all services.")
+@click.option(
+    "--server", metavar="ADDRESS", help="For those that connect to it, where a service has several addresses."
+)
 @click.option("--order", type=int, metavar="NUMBER",
               help="Of rules for the same clients the larger one wins. Not given: 0.")  # fmt: skip
 @click.option("--file", "path", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
@@ -277,6 +284,7 @@ def set_(words: tuple[str, ...], path: str | None, why: str, seen: int | None, d
       roost policy set winter --tag winter --order 2 idle_quiet=1m
       roost policy set cellars --client "meter-*-cellar" probe_interval=1h
       roost policy set vip --network 192.0.2.7/32 --service web active_quiet=never
+      roost policy set archive --service web --server 10.1.0.5 priority=low
       roost policy set --file rules.toml
     """
     given = {key: value for key, value in conditions.items() if value is not None}

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from appliance.wire import Key, unpack_address
 from control.config import Config, Service
 from control.core.errors import OperationError
 from control.core.names import NAME_LENGTH
@@ -34,9 +35,9 @@ log = logging.getLogger("roost.policy")
 TOLD: Final = 5
 """Problems, or rules, that are named at once."""
 
-Follows = Callable[[int, bytes, int], bool]
-"""Whether a rule gives one of a client's values, at least: by the number of its service, its packed address, and the
-number of its group."""
+Follows = Callable[[int, Key, int], bool]
+"""Whether a rule gives one of a client's values, at least: by the number of its service, its key, and the number of its
+group."""
 
 Configured = Callable[[], tuple[Mapping[int, Service], Config]]
 """The services by number, and the configuration that is in force."""
@@ -235,10 +236,11 @@ class Rules:
 
         known_givers: dict[tuple[int, tuple[str, ...]], frozenset[str]] = {}
 
-        def follows(number: int, address: bytes, group: int) -> bool:
+        def follows(number: int, key: Key, group: int) -> bool:
             if (service := services.get(number)) is None:
                 return False
-            matching = state.rules.matching(service, int.from_bytes(address, "big"), self.group(group))
+            client, local = int.from_bytes(key.client, "big"), unpack_address(key.local)
+            matching = state.rules.matching(service, client, self.group(group), local)
             which = number, tuple(rule.name for rule in matching)
             if which not in known_givers:
                 known_givers[which] = givers(state.rules, matching, service, config)

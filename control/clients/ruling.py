@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from appliance.wire import Own, RuleEntry, pack_address, unpack_address
+from appliance.wire import ANY_LOCAL, Key, Own, RuleEntry, pack_address, unpack_address
 from control.clients.locate import Locator
 from control.clients.rules import Configured, Kept, Rules, State, content_of, is_rule, known
 from control.config import Service
@@ -22,7 +22,7 @@ from control.core.errors import OperationError
 from control.core.names import NAME_LENGTH
 from control.core.ports import EnginePort, RulesPort
 from control.policy.cascade import explain
-from control.policy.rules import Rule, RuleError, ip_version, read_rule
+from control.policy.rules import Rule, RuleError, ip_version, listens_at, read_rule
 from control.store.policies import ForgottenError, RuleRow
 from control.store.schema import MAPPED
 from control.store.store import Store
@@ -208,10 +208,10 @@ class Ruling:
             )
         own = self._connections.find_own(record.key_raw, located.id)
         told = {"id": located.id, "client": located.key.client_text, "state": located.state.label}
-        return {**told, **self._explained(service, located.key.client, own)}
+        return {**told, **self._explained(service, located.key, own)}
 
-    def explain_address(self, address: str, service: str) -> dict[str, Any]:
-        """The same of a client that would connect from an address."""
+    def explain_address(self, address: str, service: str, server: str = "") -> dict[str, Any]:
+        """The same of a client that would connect from an address; server: to this one."""
         services = {one.name: one for one in self._configured()[0].values()}
         if (found := services.get(service)) is None:
             known = ", ".join(services)
@@ -225,12 +225,20 @@ class Ruling:
             raise OperationError(
                 400, f"no client connects from {client}: the service {service} listens at {found.listen}"
             )
-        return {"client": client, **self._explained(found, packed, Own())}
+        try:
+            local = pack_address(server) if server else ANY_LOCAL
+        except ValueError:
+            raise OperationError(400, f'"{server}" is no address') from None
+        if server and not listens_at(found, unpack_address(local)):
+            raise OperationError(
+                400, f"no client connects to {server}: the service {service} listens at {found.listen}"
+            )
+        return {"client": client, **self._explained(found, Key(packed, 0, local, 0), Own())}
 
-    def _explained(self, service: Service, client: bytes, own: Own) -> dict[str, Any]:
-        state, group = self._rules.state, self._rules.group(own.group)
-        rows = []
-        for one in explain(state.rules, service, self._configured()[1], client, own, group):
+    def _explained(self, service: Service, key: Key, own: Own) -> dict[str, Any]:
+        state = self._rules.state
+        rows, group, local = [], self._rules.group(own.group), unpack_address(key.local)
+        for one in explain(state.rules, service, self._configured()[1], key.client, own, group, local):
             source = one.source
             row: dict[str, Any] = {"key": one.key, "value": one.value}
             if one.rule:
@@ -288,6 +296,11 @@ def _both(before: Kept | None, after: Kept | None) -> dict[str, Any]:
 
 
 def _network(entry: RuleEntry) -> str:
+    server = "" if entry.local == ANY_LOCAL else f" to {unpack_address(entry.local)}"
+    return _clients(entry) + server
+
+
+def _clients(entry: RuleEntry) -> str:
     if not entry.bits:
         return "everywhere"
     if entry.bits >= 96 and entry.network.startswith(MAPPED):

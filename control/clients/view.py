@@ -173,7 +173,7 @@ class View:
                 return True
             record = event.record
             own = self._engine.find_own(record.key_raw, event.id)
-            return by_rule(record.service, record.key.client, own.group)
+            return by_rule(record.service, record.key, own.group)
 
         return Found(Sought(True, states, service, network, bits, quiet_s, silence_s, classes=classes), follows)
 

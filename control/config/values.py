@@ -147,6 +147,19 @@ PortRange = Annotated[str, _readable_by(parse_ports)]
 PasswordText = Annotated[str, _readable_by(PasswordHash.parse)]
 
 
+def _address(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError('an address is text: "192.0.2.1" or "2001:db8::1"')
+    try:
+        address = ipaddress.ip_address(value)
+        return str(getattr(address, "ipv4_mapped", None) or address)
+    except ValueError:
+        raise ValueError(f'"{value}" is no address; write "192.0.2.1" or "2001:db8::1"') from None
+
+
+Address = Annotated[str, BeforeValidator(_address)]
+
+
 def _network(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError('a network is text: "192.0.2.0/24" or "2001:db8::/32"')

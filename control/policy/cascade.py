@@ -15,7 +15,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Final
 
-from appliance.wire import Own, RuleEntry, ServiceSpec
+from appliance.wire import ANY_LOCAL, Own, RuleEntry, ServiceSpec, pack_address
 from control.config import Config, Policy, Service
 from control.policy.rules import (
     BY_NAME_MAX,
@@ -76,7 +76,7 @@ def compile_rules(
     for number, service in services.items():
         known: dict[tuple[Any, ...], int] = {}  # by what the rules give
         policies: dict[tuple[Any, ...], int] = {}  # by what comes of it
-        for group, place, given in _of_all_groups(rules, service, groups):
+        for local, group, place, given in _of_all(rules, service, groups):
             wanted = tuple(given[key][0] if key in given else None for key in VALUES)
             if (index := known.get(wanted)) is None:
                 changed, kept, problem = _changed(service, given, config)
@@ -93,7 +93,8 @@ def compile_rules(
                         raise TooManyError(f"the rules make more than {POLICIES_MAX:,} different sets of values, which "
                                            "is what the engine has room for: let networks share theirs")  # fmt: skip
             made.rules[index].update(rule for _, rule in given.values())
-            made.entries.append(RuleEntry(number, place.address.to_bytes(16, "big"), place.bits, index, group))
+            network = place.address.to_bytes(16, "big")
+            made.entries.append(RuleEntry(number, network, place.bits, index, group, local))
         if len(made.entries) > ENTRIES_MAX:
             raise TooManyError(
                 f"the rules' networks are more than {ENTRIES_MAX:,} over all services, which is what the engine has "
@@ -103,29 +104,30 @@ def compile_rules(
     return made
 
 
-def _of_all_groups(
+def _of_all(
     rules: RuleSet, service: Service, groups: Mapping[frozenset[str], int]
-) -> Iterator[tuple[int, Place, Given]]:
-    """What `_entries` has of those without a group (0), and of each group that this service has a rule for."""
-    ours = {rule.selector for rule in rules.by_name if rule.service in (None, service.name)}
-    numbers: dict[frozenset[str], list[int]] = {NOBODY: [0]}
-    for names, number in groups.items():
-        if here := names & ours:
-            numbers.setdefault(frozenset(here), []).append(number)
-    for here, several in numbers.items():
-        for place, given in _entries(rules, service, here):
-            yield from ((number, place, given) for number in several)
+) -> Iterator[tuple[bytes, int, Place, Given]]:
+    """For each local address that the engine must tell apart, packed: what `_entries` has of those without a group (0),
+    and of each group that there is a rule for."""
+    several_locals = rules.locals_of(service)
+    for local in several_locals:
+        packed = pack_address(local) if local and len(several_locals) > 1 else ANY_LOCAL
+        ours = {rule.selector for rule in rules.by_name if rule.is_of(service, local)}
+        numbers: dict[frozenset[str], list[int]] = {NOBODY: [0]}
+        for names, number in groups.items():
+            if here := names & ours:
+                numbers.setdefault(frozenset(here), []).append(number)
+        for here, several in numbers.items():
+            for place, given in _entries(rules, service, local, here):
+                yield from ((packed, number, place, given) for number in several)
 
 
-def _entries(rules: RuleSet, service: Service, group: frozenset[str]) -> Iterator[tuple[Place, Given]]:
-    """Each network of a rule for this service, and what all rules that match there give a connection of this group."""
+def _entries(rules: RuleSet, service: Service, local: str, group: frozenset[str]) -> Iterator[tuple[Place, Given]]:
+    """Each network of a rule for this address of the service, and what all rules that match there give a connection of
+    this group."""
 
     def ours(several: Iterable[Rule]) -> list[Rule]:
-        return [
-            rule
-            for rule in several
-            if rule.service in (None, service.name) and (not rule.by_name or rule.selector in group)
-        ]
+        return [rule for rule in several if rule.is_of(service, local) and (not rule.by_name or rule.selector in group)]
 
     here = {place: found for place, at in rules.places[ip_version(service)].items() if (found := ours(at))}
     if anywhere := ours(rules.anywhere):
@@ -191,11 +193,17 @@ class InForce:
 
 
 def explain(
-    rules: RuleSet, service: Service, config: Config, address: bytes, own: Own, group: frozenset[str] = NOBODY
+    rules: RuleSet,
+    service: Service,
+    config: Config,
+    address: bytes,
+    own: Own,
+    group: frozenset[str] = NOBODY,
+    local: str = "",
 ) -> list[InForce]:
-    """What is in force for a client of this service at this packed address, whose connection is in this group and has
-    these values of its own."""
-    matching = rules.matching(service, int.from_bytes(address, "big"), group)
+    """What is in force for a client of this service at this packed address, which connects to a local one, and whose
+    connection is in this group and has these values of its own."""
+    matching = rules.matching(service, int.from_bytes(address, "big"), group, local)
     changed, given, _ = _changed(service, _give(rules, matching, service, {}), config)
     policy = policy_of(changed, config)
     always: dict[str, Any] = {"active_quiet": 0.0, "standby_quiet": 0.0} if own.in_band.get("always_active") else {}

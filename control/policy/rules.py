@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from control.config import Policy, Service, hint, parse_endpoint, problem
-from control.config.values import AddressRange
+from control.config.values import Address, AddressRange
 from control.core.names import is_like, is_name, is_pattern, literals, may_both_be_like
 
 RULES_MAX: Final = 10_000
@@ -50,6 +50,9 @@ _TOLD: Final = 5
 _LENGTH: Final = 300
 
 
+CONDITIONS: Final = ("client", "tag", "network", "service", "server")
+
+
 class RuleError(ValueError):
     """It is no rule; the message says why, with the key's name."""
 
@@ -69,6 +72,11 @@ class Rule(Policy):
     tag: str | None = Field(None, description="for clients whose name has this tag alone; none: for all")
     network: AddressRange | None = Field(None, description="for clients in this network alone; none: for all")
     service: str | None = Field(None, max_length=63, description="for clients of this service alone; none: of all")
+    server: Address | None = Field(
+        None,
+        description="for clients that connect to this address alone, which is their server's where the service is "
+        "transparent; none: to any",
+    )
     order: int = Field(
         0,
         ge=-1_000_000,
@@ -134,16 +142,22 @@ class Rule(Policy):
         return self.client is not None, self.tag is not None
 
     @property
-    def precision(self) -> tuple[bool, int, bool, int]:
-        """What is compared after networks: how much of a name it says, whether it names a service, its order."""
+    def precision(self) -> tuple[bool, int, bool, bool, int]:
+        """What is compared after networks: how much of a name it says, whether it names a server, and a service, its
+        order."""
         client = self.client or ""
-        return literals(client) == len(client), literals(client), self.service is not None, self.order
+        said = literals(client)
+        return said == len(client), said, self.server is not None, self.service is not None, self.order
 
     @property
     def selector(self) -> str:
         """What it is in a group: the same for as long as it is for the same names."""
         conditions = (f"{key}={one}" for key, one in (("client", self.client), ("tag", self.tag)) if one is not None)
         return " ".join((self.name, *conditions))
+
+    def is_of(self, service: Service, local: str) -> bool:
+        """Whether it is for some who connect to this address of the service; "": one that no rule names."""
+        return self.service in (None, service.name) and self.server in (None, local)
 
     def is_for(self, name: str, tags: frozenset[str]) -> bool:
         """Whether it is for a client with this name and these tags, as far as they tell."""
@@ -152,8 +166,7 @@ class Rule(Policy):
     @property
     def content(self) -> dict[str, Any]:
         """What `read_rule` makes the same rule of."""
-        conditions = {"client": self.client, "tag": self.tag, "network": self.network, "service": self.service,
-                      "order": self.order or None}  # fmt: skip
+        conditions = {key: getattr(self, key) for key in CONDITIONS} | {"order": self.order or None}
         said = {key: one for key, one in self.values.items() if key in self.model_fields_set}
         return {"name": self.name, **{key: one for key, one in conditions.items() if one is not None}, **said}
 
@@ -204,6 +217,18 @@ def ip_version(service: Service) -> int:
     return ipaddress.ip_address(parse_endpoint(service.listen)[0]).version
 
 
+def local_of(service: Service, address: str) -> str:
+    """The one address that clients of the service connect to, or, where it listens at every address, this one."""
+    listen = parse_endpoint(service.listen)[0]
+    return address if ipaddress.ip_address(listen).is_unspecified else listen
+
+
+def listens_at(service: Service, address: str) -> bool:
+    """Whether clients of the service may connect to this address."""
+    listen, meant = ipaddress.ip_address(parse_endpoint(service.listen)[0]), ipaddress.ip_address(address)
+    return listen.version == meant.version if listen.is_unspecified else listen == meant
+
+
 class RuleSet:
     """Several rules, found by the addresses that they are for."""
 
@@ -230,16 +255,23 @@ class RuleSet:
         """The selectors of the rules with `client` or `tag` that are for a client with this name."""
         return frozenset(rule.selector for rule in self.by_name if rule.is_for(name, tags))
 
-    def matching(self, service: Service, address: int, group: frozenset[str] = NOBODY) -> list[Rule]:
-        """The rules for a client of this service at this address (as of Place) that is in this group, the least
-        specific first."""
-        version = ip_version(service)
+    def locals_of(self, service: Service) -> list[str]:
+        """The addresses that clients of the service connect to, as far as rules tell them apart; "": the others."""
+        if (only := local_of(service, "")) != "":
+            return [only]
+        ours = {rule.server for rule in self.rules.values() if rule.service in (None, service.name) and rule.server}
+        return ["", *sorted(server for server in ours if listens_at(service, server))]
+
+    def matching(self, service: Service, address: int, group: frozenset[str] = NOBODY, local: str = "") -> list[Rule]:
+        """The rules for a client of this service at this address (as of Place) that is in this group and connects to a
+        local address, the least specific first."""
+        version, local = ip_version(service), local_of(service, local)
         places = (Place(address >> (128 - bits) << (128 - bits), bits) for bits in self._lengths[version])
         found = [
             rule
             for rules in (self.anywhere, *(self.places[version].get(place, ()) for place in places))
             for rule in rules
-            if rule.service in (None, service.name) and (not rule.by_name or rule.selector in group)
+            if rule.is_of(service, local) and (not rule.by_name or rule.selector in group)
         ]
         return sorted(found, key=lambda rule: rule.rank)
 
@@ -247,8 +279,7 @@ class RuleSet:
         """What is wrong with them where these are the services, and some clients are in each of these groups, apart
         from single values in single places (which cascade.py finds)."""
         by_name = {service.name: service for service in services}
-        versions = {ip_version(service) for service in services}
-        found = [problem for rule in self.rules.values() for problem in _problems_of(rule, by_name, versions)]
+        found = [problem for rule in self.rules.values() for problem in _problems_of(rule, by_name)]
         for at in (self.anywhere, *(rules for places in self.places.values() for rules in places.values())):
             found += self._contradictions(at, groups)
         return found
@@ -257,7 +288,7 @@ class RuleSet:
         """Of rules for the same network."""
         equal: dict[tuple[Any, ...], list[Rule]] = {}
         for rule in rules if len(rules) > 1 else ():
-            others = equal.setdefault((rule.rank, rule.precision, rule.service), [])
+            others = equal.setdefault((rule.rank, rule.precision, rule.service, rule.server), [])
             for other in others:
                 key = next((key for key in self.values[rule.name] if key in self.values[other.name]), None)
                 if key is not None and _share_clients(rule, other, groups):
@@ -278,7 +309,7 @@ def _share_clients(one: Rule, other: Rule, groups: Collection[frozenset[str]]) -
     return one.client == other.client or (not exact and may_both_be_like(one.client or "", other.client or ""))
 
 
-def _problems_of(rule: Rule, services: Mapping[str, Service], versions: Collection[int]) -> Iterator[Problem]:
+def _problems_of(rule: Rule, services: Mapping[str, Service]) -> Iterator[Problem]:
     def told(text: str) -> Problem:
         return Problem((rule.name,), f'rule "{rule.name}": {text}')
 
@@ -287,10 +318,16 @@ def _problems_of(rule: Rule, services: Mapping[str, Service], versions: Collecti
         close = difflib.get_close_matches(rule.service, services, n=1, cutoff=0.5)
         known = f'did you mean "{close[0]}"?' if close else f"there are: {', '.join(services) or 'none'}"
         yield told(f'there is no service "{rule.service}"; {known}')
-    if rule.network is not None and (service is not None or rule.service is None):
+    ours = [service] if service else [] if rule.service is not None else list(services.values())
+    there = [one for one in ours if rule.server is None or listens_at(one, rule.server)]
+    if ours and not there:
+        who = f'the service "{service.name}" listens at {service.listen}' if service else "no service listens there"
+        yield told(f"nothing can match: its server is {rule.server}, and {who}")
+    elif rule.network is not None and there:
         version = ipaddress.ip_network(rule.network).version
-        if version not in ({ip_version(service)} if service else versions):
-            who = f'the service "{service.name}" listens at {service.listen}' if service else "no service listens so"
+        if all(ip_version(one) != version for one in there):
+            who = f"its server is {rule.server}" if rule.server else "no service listens so"
+            who = f'the service "{service.name}" listens at {service.listen}' if service else who
             yield told(f"nothing can match: its network {rule.network} is IPv{version}, and {who}")
     if service is not None and service.kind != "server":
         for key in rule.model_fields_set.intersection(OF_SERVERS):

@@ -783,16 +783,20 @@ void roost_testing_classes_retired_end(struct roost_classes_handle *h) {
     roost_classes_retired_end(&h->classes);
 }
 
-int roost_testing_rules_find(struct roost_rule *rule, uint32_t count, uint16_t service, uint8_t group,
-                             const uint8_t *clients, uint32_t clients_count, uint32_t *found) {
+int roost_testing_rules_find(struct roost_rule *rule, uint32_t count, uint16_t service, const uint8_t local[16],
+                             uint8_t group, const uint8_t *clients, uint32_t clients_count, uint32_t *found) {
     struct roost_rules rules;
     int error = roost_rules_sort(rule, count);
     if (!error)
         error = roost_rules_make(&rules, rule, count);
     if (error)
         return error;
-    for (uint32_t i = 0; i < clients_count; i++)
-        found[i] = roost_rules_find(&rules, service, group, clients + 16 * i);
+    for (uint32_t i = 0; i < clients_count; i++) {
+        struct roost_key key = {0};
+        memcpy(key.local, local, sizeof(key.local));
+        memcpy(key.client, clients + 16 * i, sizeof(key.client));
+        found[i] = roost_rules_find(&rules, &key, service, group);
+    }
     roost_rules_free(&rules);
     return 0;
 }

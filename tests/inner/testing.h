@@ -103,8 +103,8 @@ int roost_testing_classes_rule(struct roost_classes_handle *h, const struct roos
                                uint32_t *class);
 void roost_testing_classes_retired_end(struct roost_classes_handle *h);
 /* Of each client, an address of 16 bytes, the policy by these rules, 0xffffffff: none. 0 or -errno. Sorts them. */
-int roost_testing_rules_find(struct roost_rule *rule, uint32_t count, uint16_t service, uint8_t group,
-                             const uint8_t *clients, uint32_t clients_count, uint32_t *found);
+int roost_testing_rules_find(struct roost_rule *rule, uint32_t count, uint16_t service, const uint8_t local[16],
+                             uint8_t group, const uint8_t *clients, uint32_t clients_count, uint32_t *found);
 /* A successor counts these holders, and no others. */
 void roost_testing_classes_adopt(struct roost_classes_handle *h, const uint32_t *holders, uint32_t count);
 

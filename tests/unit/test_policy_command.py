@@ -64,8 +64,19 @@ def test_a_rule_is_set_listed_explained_rolled_back_and_removed(box: Box) -> Non
     told = run("set", "cell", "--service", "line", "--order", "-2", "idle_quiet=never")
     assert "cell: service=line order=-2 idle_quiet=never (it was network=10.0.0.0/9 active_quiet=1m30s" in told
     listed = run("list").splitlines()
-    assert listed[0].split() == ["rule", "client", "tag", "network", "service", "order", "gives", "version", "by"]
-    assert listed[1].split() == ["cell", "all", "all", "all", "line", "-2", "idle_quiet=never", "2", "ann"]
+    assert listed[0].split() == [
+        "rule",
+        "client",
+        "tag",
+        "network",
+        "service",
+        "server",
+        "order",
+        "gives",
+        "version",
+        "by",
+    ]
+    assert listed[1].split() == ["cell", "all", "all", "all", "line", "all", "-2", "idle_quiet=never", "2", "ann"]
     assert listed[2] == "version 2"
     assert "idle_quiet" in run("show", "cell")
     explained = {

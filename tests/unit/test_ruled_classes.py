@@ -29,11 +29,13 @@ class Rule:
     network: IPv4Network | IPv6Network
     policy: int
     group: int = 0
+    local: str = ""
 
     def fill(self, place: Any) -> None:
         ffi.memmove(place.network, pack_address(str(self.network.network_address)), 16)
         place.bits = self.network.prefixlen + (96 if self.network.version == 4 else 0)
         place.service, place.policy, place.group = self.service, self.policy, self.group
+        ffi.memmove(place.local, pack_address(self.local) if self.local else bytes(16), 16)
 
 
 def rule(network: str, policy: int = 0, service: int = 1) -> Rule:
@@ -47,10 +49,14 @@ def c_rules(rules: Sequence[Rule]) -> Any:
     return raw
 
 
-def found(rules: Sequence[Rule], clients: Sequence[str], service: int = 1, group: int = 0) -> list[int]:
+def found(
+    rules: Sequence[Rule], clients: Sequence[str], service: int = 1, group: int = 0, local: str = "192.0.2.1"
+) -> list[int]:
     numbers = ffi.new("uint32_t[]", len(clients))
     packed = b"".join(pack_address(client) for client in clients)
-    error = lib.roost_testing_rules_find(c_rules(rules), len(rules), service, group, packed, len(clients), numbers)
+    error = lib.roost_testing_rules_find(
+        c_rules(rules), len(rules), service, pack_address(local), group, packed, len(clients), numbers
+    )
     assert error == 0
     return list(numbers)
 
@@ -83,6 +89,26 @@ def test_a_group_has_the_rules_of_its_own_and_without_any_those_of_no_group() ->
     assert found(rules, clients, service=2) == found(rules, clients, service=2, group=8) == [NO_RULE] * 3
 
 
+def test_an_address_has_the_rules_of_its_own_and_without_any_those_of_no_address() -> None:
+    everywhere = ip_network("0.0.0.0/0")
+    rules = [
+        rule("10.0.0.0/8", 1), Rule(1, everywhere, 2, 0, "10.9.0.1"),
+        Rule(1, ip_network("10.1.0.0/16"), 3, 7, "10.9.0.1"),
+        Rule(1, everywhere, 4, 0, "10.9.0.2"), Rule(2, everywhere, 5, 7, "10.9.0.1"), Rule(1, everywhere, 6, 8),
+        Rule(1, ip_network("::/0"), 7, 0, "2001:db8::1"),
+    ]  # fmt: skip
+    clients = ["10.1.2.3", "11.0.0.0"]
+    assert found(rules, clients) == found(rules, clients, group=7) == [1, NO_RULE]
+    assert found(rules, clients, group=8) == [6, 6]
+    assert found(rules, clients, local="10.9.0.1") == found(rules, clients, local="10.9.0.1", group=8) == [2, 2]
+    assert found(rules, clients, local="10.9.0.1", group=7) == [3, NO_RULE]
+    assert found(rules, clients, local="10.9.0.2", group=7) == [4, 4]
+    assert found(rules, clients, service=2, local="10.9.0.1") == [NO_RULE] * 2
+    assert found(rules, clients, service=2, local="10.9.0.1", group=7) == [5, 5]
+    assert found(rules, clients, service=2, local="10.9.0.2", group=7) == [NO_RULE] * 2
+    assert found(rules, ["2001:db8:5::1"], local="2001:db8::1") == [7]
+
+
 def test_all_addresses_of_a_family_are_a_network() -> None:
     rules = [rule("0.0.0.0/0", 1), rule("255.255.255.255/32", 2), rule("0.0.0.0/32", 3)]
     clients = ["0.0.0.0", "0.0.0.1", "255.255.255.254", "255.255.255.255", "::1"]
@@ -105,14 +131,14 @@ def test_networks_that_begin_or_end_together_do_not_hide_each_other() -> None:
     [rule("10.0.0.0/8", service=SERVICES)],
 ], ids=["twice", "no service", "no number of a service"])  # fmt: skip
 def test_what_is_no_set_of_rules_is_refused(wrong: list[Rule]) -> None:
-    assert lib.roost_testing_rules_find(c_rules(wrong), len(wrong), 1, 0, b"", 0, ffi.NULL) == -EINVAL
+    assert lib.roost_testing_rules_find(c_rules(wrong), len(wrong), 1, bytes(16), 0, b"", 0, ffi.NULL) == -EINVAL
 
 
 @pytest.mark.parametrize("bits", [103, 129])
 def test_a_network_with_bits_of_a_host_or_too_many_is_refused(bits: int) -> None:
     raw = c_rules([rule("10.1.0.0/16")])
     raw[0].bits = bits
-    assert lib.roost_testing_rules_find(raw, 1, 1, 0, b"", 0, ffi.NULL) == -EINVAL
+    assert lib.roost_testing_rules_find(raw, 1, 1, bytes(16), 0, b"", 0, ffi.NULL) == -EINVAL
 
 
 def some_network(rng: random.Random) -> IPv4Network | IPv6Network:

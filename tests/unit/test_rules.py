@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.wire import OnServerClose, Own, RuleEntry, ServiceSpec, pack_address
+from appliance.wire import ANY_LOCAL, OnServerClose, Own, RuleEntry, ServiceSpec, pack_address
 from control.config import Config, Policy, Service, parse
 from control.core.names import is_like, may_both_be_like
 from control.policy import cascade
@@ -112,6 +112,8 @@ def test_a_rule_gives_what_belongs_to_a_connection_and_the_rest_of_policy_is_the
         ({"network": "ten", "active_quiet": 5}, '`network` "ten" is no network; write "192.0.2.0/24"'),
         ({"network": 10, "active_quiet": 5}, "`network` a network is text"),
         ({"network": "224.0.0.0/4", "active_quiet": 5}, "has multicast addresses, from which no client connects"),
+        ({"server": "db.example", "active_quiet": 5}, '"db.example" is no address; write "192.0.2.1" or "2001:db8::1"'),
+        ({"server": 10, "active_quiet": 5}, "`server` an address is text"),
         ({"order": "first", "active_quiet": 5}, "`order` must be a whole number (it is 'first')"),
         ({"name": "Upper", "active_quiet": 5}, "`name` String should match pattern"),
         ({"name": "x" * 64, "active_quiet": 5}, "`name` String should match pattern"),
@@ -133,6 +135,7 @@ def test_a_rule_is_read_again_from_its_content() -> None:
 def test_an_ipv4_network_may_be_written_as_a_mapped_one() -> None:
     assert rule(network="::ffff:10.0.0.0/104", active_quiet=1).network == "10.0.0.0/8"
     assert rule(network="10.0.0.7", active_quiet=1).network == "10.0.0.7/32"
+    assert rule(server="::ffff:10.0.0.7", active_quiet=1).server == "10.0.0.7"
 
 
 # -- several ----------------------------------------------------------------------------------------------------------
@@ -145,6 +148,12 @@ def test_an_ipv4_network_may_be_written_as_a_mapped_one() -> None:
         ({"service": "line", "network": "2001:db8::/32"},
          'nothing can match: its network 2001:db8::/32 is IPv6, and the service "line" listens at 10.0.0.1:7000'),
         ({"service": "six", "network": "10.0.0.0/8"}, "is IPv4, and the service"),
+        ({"service": "line", "server": "10.0.0.2"},
+         'its server is 10.0.0.2, and the service "line" listens at 10.0.0.1:7000'),
+        ({"service": "six", "server": "10.0.0.2"},
+         'its server is 10.0.0.2, and the service "six" listens at [::]:7002'),
+        ({"network": "2001:db8::/32", "server": "10.0.0.2"},
+         "its network 2001:db8::/32 is IPv6, and its server is 10.0.0.2"),
         ({"service": "held", "on_server_close": "close"}, '`on_server_close` does not hold for service "held"'),
     ],
 )  # fmt: skip
@@ -166,6 +175,10 @@ def test_rules_for_the_same_clients_that_give_the_same_need_an_order() -> None:
     assert problems(a, rule("b", network="10.0.0.0/8", idle_quiet=2)) == ""
     assert problems(a, rule("b", network="10.0.0.0/8", service="line", active_quiet=2)) == ""
     assert problems(a, rule("b", network="10.0.0.0/9", active_quiet=2)) == ""
+    of_one = {"server": "10.0.0.1", "network": "10.0.0.0/8"}
+    assert problems(a, rule("b", **of_one, active_quiet=2)) == ""
+    assert problems(rule("a", server="10.0.0.2", active_quiet=1), rule("b", server="10.0.0.1", active_quiet=2)) == ""
+    assert "overlaps" in problems(rule("a", **of_one, active_quiet=1), rule("b", **of_one, active_quiet=2))
     assert "overlaps" in problems(rule("a", active_quiet=1), rule("b", active_quiet=1))
 
 
@@ -201,11 +214,15 @@ def test_two_patterns_meet_where_there_is_a_text_that_is_as_both(one: str, other
 # -- the cascade ------------------------------------------------------------------------------------------------------
 
 
-def in_engine(compiled: cascade.Compiled, number: int, client: str, group: int = 0) -> ServiceSpec | None:
-    """What the engine makes of it: the longest network of its group that has the client."""
+def in_engine(
+    compiled: cascade.Compiled, number: int, client: str, group: int = 0, local: str = "10.0.0.1"
+) -> ServiceSpec | None:
+    """What the engine makes of it: the longest network of its address and group that has the client."""
     address = int.from_bytes(pack_address(client), "big")
     found: RuleEntry | None = None
-    ours = [entry for entry in compiled.entries if entry.service == number]
+    of_all = [entry for entry in compiled.entries if entry.service == number]
+    ours = [entry for entry in of_all if entry.local == pack_address(local)]
+    ours = ours or [entry for entry in of_all if entry.local == ANY_LOCAL]
     group = group if any(entry.group == group for entry in ours) else 0
     for entry in ours:
         inside = (int.from_bytes(entry.network, "big") ^ address) >> (128 - entry.bits) == 0
@@ -214,7 +231,9 @@ def in_engine(compiled: cascade.Compiled, number: int, client: str, group: int =
     return compiled.policies[found.policy] if found else None
 
 
-def by_hand(rules: list[Rule], service: Service, client: str, called: str, tags: frozenset[str]) -> dict[str, Any]:
+def by_hand(
+    rules: list[Rule], service: Service, client: str, called: str, tags: frozenset[str], local: str
+) -> dict[str, Any]:
     """The cascade as it is told to people."""
     address = ipaddress.ip_address(client)
     values: dict[str, Any] = {}
@@ -230,11 +249,13 @@ def by_hand(rules: list[Rule], service: Service, client: str, called: str, tags:
                 continue
             if one.tag and one.tag not in tags:
                 continue
+            if one.server not in (None, local):
+                continue
             pattern = one.client or ""
             written = len(pattern.replace("*", "").replace("?", ""))
             rank = (
                 bool(one.client), bool(one.tag), network.prefixlen if network else -1, written == len(pattern), written,
-                one.service is not None, one.order,
+                one.server is not None, one.service is not None, one.order,
             )  # fmt: skip
             if best is None or rank > best[0]:
                 best = rank, one.values[key]
@@ -252,49 +273,55 @@ GIVEN: Final = st.dictionaries(
     min_size=1,
 )  # fmt: skip
 PATTERNS: Final = ["meter-*", "*-7", "meter-7", "meter-?", "*", "door-*"]
+LOCALS: Final = ["10.0.0.1", "10.0.0.2", "10.0.0.3", "2001:db8::1", "2001:db8::2"]
 NAMES: Final = ["", "meter-7", "meter-70", "door-7", "gate"]
 RULES: Final = st.lists(
     st.tuples(
         st.sampled_from([None, *NETWORKS]), st.sampled_from([None, "line", "web", "six"]), GIVEN,
         st.sampled_from([None, None, None, *PATTERNS]), st.sampled_from([None, None, None, "winter", "east"]),
+        st.sampled_from([None, None, None, *LOCALS]),
     ),
     max_size=14,
 )  # fmt: skip
 
 
-def made_of(drawn: list[tuple[str | None, str | None, dict[str, int], str | None, str | None]]) -> list[Rule]:
+def made_of(
+    drawn: list[tuple[str | None, str | None, dict[str, int], str | None, str | None, str | None]],
+) -> list[Rule]:
     rules = []
-    for order, (network, service, numbers, client, tag) in enumerate(drawn):
+    for order, (network, service, numbers, client, tag, server) in enumerate(drawn):
         values: dict[str, Any] = dict(numbers)
         if "priority" in values:
             values["priority"] = ("low", "normal", "high")[values["priority"]]
         if "probe_count" in values:
             values["probe_count"] += 1
-        conditions = {"network": network, "service": service, "client": client, "tag": tag}
+        conditions = {"network": network, "service": service, "client": client, "tag": tag, "server": server}
         rules.append(rule(f"r{order}", order=order, **{k: v for k, v in conditions.items() if v}, **values))
     return rules
 
 
 @given(RULES, st.sampled_from(["line", "web", "six"]), st.sampled_from(CLIENTS), st.sampled_from(NAMES),
-       st.frozensets(st.sampled_from(["winter", "east"])))  # fmt: skip
+       st.frozensets(st.sampled_from(["winter", "east"])), st.sampled_from(LOCALS))  # fmt: skip
 def test_the_longest_network_of_what_is_compiled_is_the_cascade(
-    drawn: Any, name: str, client: str, called: str, tags: frozenset[str]
+    drawn: Any, name: str, client: str, called: str, tags: frozenset[str], local: str
 ) -> None:
     number = NUMBERS[name]
     service = SERVICES[number]
-    if (ipaddress.ip_address(client).version == 6) != (name == "six"):
+    if {ipaddress.ip_address(one).version == 6 for one in (client, local)} != {name == "six"}:
         return
+    if name == "line":  # it listens at one address
+        local = "10.0.0.1"
     rules, tags = made_of(drawn), tags if called else frozenset()
-    values = by_hand(rules, service, client, called, tags)
+    values = by_hand(rules, service, client, called, tags, local)
     every = RuleSet(rules)
     groups = {every.group_of(one, some): number
               for number, (one, some) in enumerate([("gate", frozenset({"east"})), (called, tags)], 1)}  # fmt: skip
     groups.pop(frozenset(), None)
     group = every.group_of(called, tags) if called else NOBODY
     wanted = service_spec(service.model_copy(update=values), number, CONFIGURED)
-    found = in_engine(compile_rules(every, SERVICES, CONFIGURED, groups), number, client, groups.get(group, 0))
+    found = in_engine(compile_rules(every, SERVICES, CONFIGURED, groups), number, client, groups.get(group, 0), local)
     assert (found or service_spec(service, number, CONFIGURED)) == wanted
-    told = explain(every, service, CONFIGURED, pack_address(client), Own(), group)
+    told = explain(every, service, CONFIGURED, pack_address(client), Own(), group, local)
     for one in told:
         assert bool(one.rule) == (one.key in values)
         assert one.key not in values or one.value == values[one.key]
@@ -318,6 +345,19 @@ def test_a_rule_without_a_network_is_for_both_kinds_of_clients() -> None:
     assert {(entry.service, entry.network, entry.bits) for entry in compiled.entries} == {
         (number, bytes(16), 0) for number in SERVICES
     }
+
+
+def test_an_address_has_entries_of_its_own_where_the_service_has_several_and_a_rule_names_it() -> None:
+    compiled = compile_rules(
+        RuleSet([rule("all", network="10.0.0.0/8", active_quiet=5), rule("one", server="10.0.0.1", idle_quiet=6)]),
+        SERVICES, CONFIGURED,
+    )  # fmt: skip
+    by_service: dict[int, list[tuple[bytes, int]]] = {}
+    for entry in compiled.entries:
+        by_service.setdefault(entry.service, []).append((entry.local, entry.bits))
+    one = [(ANY_LOCAL, 0), (ANY_LOCAL, 104)]  # line, session and held listen at it alone
+    assert by_service == {1: one, 2: [(ANY_LOCAL, 104), (pack_address("10.0.0.1"), 0), (pack_address("10.0.0.1"), 104)],
+                          4: one, 5: one}  # fmt: skip
 
 
 def test_a_rule_of_a_service_that_is_gone_applies_to_nothing() -> None:
