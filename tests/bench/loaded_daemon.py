@@ -28,6 +28,9 @@ POLL_MS: Final = 10
 _STEPS: Final = ((State.STANDBY, State.ACTIVE, Cause.CLIENT_DATA), (State.ACTIVE, State.STANDBY, Cause.QUIET))
 
 
+_NO_EVENT: Final = Event(*[0] * Event._fields.index("record"), record=Record(b"", b"", b""))
+
+
 def made(connections: int) -> bytes:
     """Rows of connections at random."""
     rows, now, local = [], time.time_ns() // 1_000_000, MAPPED + bytes((10, 255, 0, 1))
@@ -63,9 +66,7 @@ class LoadedEngine(Engine):
             self._at = 0
         rows = self._rows[self._at * HISTORY.size : (self._at + count) * HISTORY.size]
         self._at += count
-        numbers = (0,) * (len(Event._fields) - 3)
-        event = Event._make((EventType.ROWS, *numbers, Record(b"", b"", b""), rows))
-        return [*events, event._replace(count=count)]
+        return [*events, _NO_EVENT._replace(type=EventType.ROWS, count=count, rows=rows)]
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from tests.bench import (
     attach,
     chaos,
     churn,
+    control,
     flood,
     growth,
     hold,
@@ -55,6 +56,7 @@ CONTRACT = {
     "restart": {"seconds", "lost"},
     "growth": {"bytes_ratio", "ns_ratio"},
     "persist": {f"{kind}{name}" for kind in ("", "postgresql_") for name in persist.UNITS},
+    "control": {"get_ms_p99", "page_ms_p99", "written_per_s", "lost"},
     "keepalive": {"vs_reflector", "vs_kernel", "core_ns", "reflector_core_ns", "kernel_core_ns"},
 }
 
@@ -219,6 +221,14 @@ def test_restart_loses_none_and_measures_both_ends_of_a_daemon() -> None:
 def test_persist_measures_both_databases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persist, "GETS_S", 0.3)
     assert_sound(persist.run(rows=5000, sleepers=2000, runs=1))
+
+
+def test_control_asks_a_daemon_that_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "GETS", 50)
+    monkeypatch.setattr(control, "PAGES", 5)
+    report = control.run(connections=2000, runs=1)
+    assert_sound(report)
+    assert report.figures["written_per_s"].median > 10_000
 
 
 def test_growth_compares_each_size_with_the_smallest() -> None:
