@@ -20,6 +20,7 @@
     GET  /v1/events?last=                           server-sent events: transitions as they happen
     GET  /v1/history?limit=                         the last transitions
     GET  /v1/attaches?limit=&failed=                the last servers that asked for a client
+    GET  /v1/audit?limit=&who=&refused=             the last changes that were asked for (audit.py)
     GET  /v1/snapshots?limit=                       what was counted at the last moments, a minute apart;
                                                     10,000 rows at most
     .../policy                                      rules of the policy: policy.py
@@ -50,6 +51,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from appliance.wire import Event
+from control.channel.audit import WHO_LENGTH, Audited
 from control.channel.operations import Operations
 from control.channel.policy import policy_routes
 from control.clients.view import Wanted
@@ -90,6 +92,8 @@ class TagEdit(BaseModel):
 def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     """The application; it holds no state of its own."""
     app = FastAPI(title="Roost", docs_url=None, redoc_url=None, max_body_size=BODY_MAX)
+
+    app.add_middleware(Audited, record=operations.record)
 
     @app.exception_handler(OperationError)
     async def _cannot(_request: Request, error: OperationError) -> Response:
@@ -181,6 +185,13 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     @app.get("/v1/attaches")
     def attaches(limit: Annotated[int, Query(ge=0, le=10_000)] = 100, failed: bool = False) -> Response:
         return _json(operations.view.attaches(limit, failed))
+
+    @app.get("/v1/audit")
+    def audit(
+        limit: Annotated[int, Query(ge=0, le=10_000)] = 100, who: Annotated[str, Query(max_length=WHO_LENGTH)] = "",
+        refused: bool = False,
+    ) -> Response:  # fmt: skip
+        return _json(operations.view.audit(limit, who, refused))
 
     @app.get("/v1/snapshots")
     def snapshots(limit: Annotated[int, Query(ge=0, le=1440)] = 60) -> Response:

@@ -152,6 +152,7 @@ RISING: Final = (
     ("dropped_attaches", "the record of attaches", "{count:,} rows were not written",
      "see that the database keeps up"),
     ("dropped_snapshots", "snapshots", "{count:,} rows were not written", "see that the database keeps up"),
+    ("dropped_audit", "the record of changes", "{count:,} rows were not written", "see that the database keeps up"),
     ("lost_records", "the database", "{count:,} connections were closed when they were to wake: it had no row of them",
      "was it replaced, or is another daemon writing it?"),
     ("rescued", "the database", "{count:,} times its file was gone under the daemon; all of it is in a new one",
@@ -175,7 +176,7 @@ def attention(status: Mapping[str, Any], before: Counts) -> list[dict[str, str]]
     ]
 
 
-OF_STORE: Final = ("dropped_history", "dropped_attaches", "dropped_snapshots", "rescued")
+OF_STORE: Final = ("dropped_history", "dropped_attaches", "dropped_snapshots", "dropped_audit", "rescued")
 
 
 def counters(status: Mapping[str, Any]) -> dict[str, int]:

@@ -14,11 +14,13 @@ from control.clients.moving import Moving
 from control.clients.naming import Naming
 from control.clients.ruling import Ruling
 from control.clients.view import View
+from control.store.appended import Audit
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """agents: the clients that agents speak for. dialled: the clients that were dialled in vain."""
+    """agents: the clients that agents speak for. dialled: the clients that were dialled in vain. record: takes a row
+    for each change that is asked for."""
 
     status: Status
     view: View
@@ -29,3 +31,4 @@ class Operations:
     giving: Giving
     agents: Callable[[], list[dict[str, Any]]]
     dialled: Callable[[], list[dict[str, Any]]]
+    record: Callable[[Audit], None]

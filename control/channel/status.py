@@ -85,6 +85,7 @@ class Status:
                 "dropped_history": store.dropped_history,
                 "dropped_attaches": store.dropped_attaches,
                 "dropped_snapshots": store.dropped_snapshots,
+                "dropped_audit": store.dropped_audit,
                 "written_history": store.written_history,
                 "kept_history": store.kept_history,
                 "rescued": store.rescued,

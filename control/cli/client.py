@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import getpass
 import http.client
 import json
 import os
@@ -62,6 +63,14 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+def who() -> str:
+    """Who asks, for the record."""
+    try:
+        return os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
+
+
 class Client:
     """One daemon. Every failure is a click.ClickException with a sentence."""
 
@@ -70,7 +79,10 @@ class Client:
 
     def _open(self, method: str, path: str, data: object = None, timeout: float = 60.0) -> http.client.HTTPResponse:
         connection = _UnixConnection(self._path, timeout)
-        body, headers = (None, {}) if data is None else (json.dumps(data), {"Content-Type": "application/json"})
+        headers = {} if method == "GET" else {"Roost-Who": quote(who())}
+        body = None
+        if data is not None:
+            body, headers = json.dumps(data), {**headers, "Content-Type": "application/json"}
         try:
             connection.request(method, path, body, headers)
             response = connection.getresponse()

@@ -40,7 +40,8 @@ class Time(click.ParamType[int]):
 def command(
     directory: Path, config_path: str | None, since_ms: int | None, until_ms: int | None, check: bool, as_json: bool
 ) -> None:
-    """Write the transitions, attaches and snapshots on record to DIR as Parquet: what is new since the last export.
+    """Write the transitions, attaches, snapshots and changes on record to DIR as Parquet: what is new since the last
+    export.
 
     The daemon may run meanwhile. An export that is cut off is gone on with by the next one. Columns: docs/export.md.
 

@@ -32,7 +32,8 @@ OPERATOR = {
     "events": "The transitions, as they happened and as they happen.",
     "attaches": "The servers that asked for a client, and what became of it.",
     "snapshots": "How many connections there were, and what happened, each minute.",
-    "export": "Transitions, attaches and snapshots as Parquet.",
+    "audit": "The changes that were asked for: who, what, and what came of it.",
+    "export": "Transitions, attaches, snapshots and changes as Parquet.",
     "unpin": "Let every sleeping connection go and detach from the interfaces.",
     "doctor": "What this machine must offer, present or missing, with the fix.",
 }

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import getpass
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from urllib.parse import quote
 
 import click
 
-from control.cli.client import Client, connection_path, daemon_options, json_option, print_json
+from control.cli.client import Client, connection_path, daemon_options, json_option, print_json, who
 from control.cli.table import local_time, show_table
 
 _WHOSE = ("client", "tag", "network", "service", "server")
@@ -41,16 +39,9 @@ def _change_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-def _who() -> str:
-    try:
-        return os.environ.get("SUDO_USER") or getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid {os.getuid()}"
-
-
 def _edit(why: str, seen: int | None) -> dict[str, Any]:
     """Who changes rules, why, and of what."""
-    return {"who": _who(), "why": why, "seen": seen}
+    return {"who": who(), "why": why, "seen": seen}
 
 
 def _rule_path(name: str) -> str:
@@ -238,7 +229,7 @@ def take(client: str, keys: tuple[str, ...], why: str, daemon: Client, as_json: 
 
 
 def _give(client: str, values: Mapping[str, str | None], why: str, daemon: Client, as_json: bool) -> None:
-    edit = {"who": _who(), "why": why, "values": values}
+    edit = {"who": who(), "why": why, "values": values}
     told = daemon.send("PUT", f"{connection_path(client)}/policy", edit)
     if as_json:
         print_json(told)

@@ -322,6 +322,22 @@ class View:
             "first_ms": row.first_ms,
         }
 
+    def audit(self, limit: int, who: str, refused: bool) -> list[dict[str, Any]]:
+        """The last changes that were asked for, oldest first. who, refused: appended.recent_audit."""
+        return [
+            {
+                "at_ms": row.at,
+                "who": row.who,
+                "origin": row.origin,
+                "method": row.method,
+                "path": row.path,
+                "body": row.body,
+                "status": row.status,
+                "error": row.error or None,
+            }
+            for row in self._store.recent_audit(limit, who, refused)
+        ]
+
     def snapshots(self, moments: int) -> list[dict[str, Any]]:
         """What was counted at the last moments, the first ones first."""
         return [

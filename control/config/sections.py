@@ -425,21 +425,21 @@ class Pressure(Section):
 
 
 class History(Section):
-    """The history of transitions, the record of attaches, snapshots, and the writing of the store."""
+    """The history of transitions, the records of attaches and of changes, snapshots, and the writing of the store."""
 
     keep_days: float = Field(
         30.0,
         ge=0,
         le=36500,
-        description="a table of history is removed once its youngest row is older than this, and a row of attaches "
-        "or snapshots once it is; 0 = never",
+        description="a table of history is removed once its youngest row is older than this, and a row of attaches, "
+        "snapshots or changes once it is; 0 = never",
     )
     keep_bytes: int = Field(
         10_000_000_000,
         ge=100_000_000,
         le=1_000_000_000_000_000,
         description="the oldest tables are removed when there is more history than this, at 65 bytes a row, the "
-        "oldest attaches, at 160, and the oldest snapshots, at 600",
+        "oldest attaches, at 160, the oldest snapshots, at 600, and the oldest changes, at 200",
     )
     batch: int = Field(2000, ge=1, le=100_000, description="rows written in one transaction at most")
 

@@ -206,6 +206,7 @@ class Daemon:
             giving=Giving(dispatcher, locator),
             agents=reach.agents.clients,
             dialled=reach.dialled.all,
+            record=store.append,
         )
         serving = Serving(config, operations, dispatcher, reach, health, services, rules, (monitor, snapshots, exports),
                           setup, listeners, waiting, hostnames, facts, self._end)  # fmt: skip

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record as Parquet, for programs that mine it: one directory, added to by each export.
 
-    history/, attaches/, snapshots/   in chunks (chunks.py)
+    history/, attaches/, snapshots/, audit/   in chunks (chunks.py)
     runs/runs.parquet                 the daemon's starts and ends: all of them, each time
     rules/rules.parquet               changes of the policy's rules, likewise
     _export.json                      the version of the columns, and which times are exported

@@ -21,6 +21,7 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 from control.core.states import Cause, State
 from control.store.schema import (
     attaches,
+    audit,
     columns_of_part,
     history_part,
     history_parts,
@@ -81,6 +82,20 @@ SNAPSHOTS: Final = pa.schema(
         ("service", pa.string()),
         ("rules", pa.string()),
         ("counts", pa.map_(pa.string(), pa.int64())),
+    ]
+)
+
+AUDIT: Final = pa.schema(
+    [
+        ("seq", pa.int64()),
+        ("at", pa.timestamp("ms", tz="UTC")),
+        ("who", pa.string()),
+        ("origin", pa.string()),
+        ("method", pa.string()),
+        ("path", pa.string()),
+        ("body", pa.string()),
+        ("status", pa.int32()),
+        ("error", pa.string()),
     ]
 )
 
@@ -196,6 +211,11 @@ def _snapshots(names: Names, rows: Sequence[Any]) -> list[Any]:
     return [seq, at, span_ms, names.service(service), _or_null(rules), maps]
 
 
+def _audit(_names: Names, rows: Sequence[Any]) -> list[Any]:
+    *columns, error = zip(*rows, strict=True)
+    return [*columns, _or_null(error)]
+
+
 def _errors(numbers: Sequence[int | None]) -> list[str | None]:
     return [errorcode.get(number, str(number)) if number else None for number in numbers]
 
@@ -238,6 +258,7 @@ SOURCES: Final = (
     Source("history", HISTORY, _parts, _history),
     Source("attaches", ATTACHES, lambda _connection, _after: [attaches], _attaches),
     Source("snapshots", SNAPSHOTS, lambda _connection, _after: [snapshots], _snapshots, "span_ms"),
+    Source("audit", AUDIT, lambda _connection, _after: [audit], _audit, "status"),
 )
 
 

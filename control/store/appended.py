@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables to which rows are appended: what servers asked for, and snapshots. Rows are numbered without a gap in the
-order in which they are committed, removed after [history] keep_days, and earlier where those of a table take more than
-keep_bytes. Everything is within a transaction or a reader's connection."""
+"""Tables to which rows are appended: what servers asked for, snapshots, and which changes were asked for. Rows are
+numbered without a gap in the order in which they are committed, removed after [history] keep_days, and earlier where
+those of a table take more than keep_bytes. Everything is within a transaction or a reader's connection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control.store.database import get_meta, set_meta
-from control.store.schema import attaches, snapshots
+from control.store.schema import attaches, audit, snapshots
 from control.store.statements import insert_rows
 
 LOOKED_AT: Final = 1_000_000
@@ -50,11 +50,24 @@ class Snapshot(NamedTuple):
     counts: str
 
 
-Row = Attach | Snapshot
+class Audit(NamedTuple):
+    """A row of `audit` without its number."""
 
-TABLES: Final[Mapping[type[Row], sa.Table]] = MappingProxyType({Attach: attaches, Snapshot: snapshots})
+    at: int
+    who: str
+    origin: str
+    method: str
+    path: str
+    body: str
+    status: int
+    error: str
 
-ROW_BYTES: Final[Mapping[type[Row], int]] = MappingProxyType({Attach: 160, Snapshot: 600})
+
+Row = Attach | Snapshot | Audit
+
+TABLES: Final[Mapping[type[Row], sa.Table]] = MappingProxyType({Attach: attaches, Snapshot: snapshots, Audit: audit})
+
+ROW_BYTES: Final[Mapping[type[Row], int]] = MappingProxyType({Attach: 160, Snapshot: 600, Audit: 200})
 """What a row and its place in the index take, about, in SQLite's file."""
 
 
@@ -75,6 +88,19 @@ def recent_attaches(connection: Connection, limit: int, failed: bool) -> list[At
         newest = get_meta(connection, attaches.name) or 0
         query = query.where(attaches.c.error != 0, attaches.c.seq > newest - LOOKED_AT)
     return [Attach(*row) for row in connection.execute(query)][::-1]
+
+
+def recent_audit(connection: Connection, limit: int, who: str, refused: bool) -> list[Audit]:
+    """The last ones, oldest first. who, refused: those among the last LOOKED_AT that this one asked for ("": anyone),
+    and that were not done."""
+    query = sa.select(*(audit.c[name] for name in Audit._fields)).order_by(audit.c.seq.desc()).limit(limit)
+    if who or refused:
+        query = query.where(audit.c.seq > (get_meta(connection, audit.name) or 0) - LOOKED_AT)
+    if who:
+        query = query.where(audit.c.who == who)
+    if refused:
+        query = query.where(audit.c.status >= 400)
+    return [Audit(*row) for row in connection.execute(query)][::-1]
 
 
 def recent_snapshots(connection: Connection, moments: int) -> list[Snapshot]:

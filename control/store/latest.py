@@ -40,6 +40,7 @@ class StoreStatus:
     dropped_history: int = 0
     dropped_attaches: int = 0
     dropped_snapshots: int = 0
+    dropped_audit: int = 0
     written_history: int = 0
     kept_history: int = 0
     rescued: int = 0
@@ -136,6 +137,12 @@ class Latest(Reader):
         self.flush(READER_S)
         with self._reading() as connection:
             return appended.recent_attaches(connection, limit, failed)
+
+    def recent_audit(self, limit: int, who: str = "", refused: bool = False) -> list[appended.Audit]:
+        """appended.recent_audit, likewise."""
+        self.flush(READER_S)
+        with self._reading() as connection:
+            return appended.recent_audit(connection, limit, who, refused)
 
     def recent_snapshots(self, moments: int) -> list[appended.Snapshot]:
         """appended.recent_snapshots, likewise."""

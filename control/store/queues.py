@@ -10,7 +10,7 @@ rows      of history, packed (schema.HISTORY), in order, one or more in a piece.
 keyed     (table, key) -> the row of that key in a table of schema.KEYED, packed, or None; like ops. While the
           database cannot be written no name is given (clients/registry.py refuses it), and what is set in band
           waits with its connection (clients/in_band_settings.py)
-appended  rows of `attaches` and `snapshots`, in order; those of each bounded like the history
+appended  rows of `attaches`, `snapshots` and `audit`, in order; those of each bounded like the history
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from control.core.names import NAME_LENGTH
 SCHEMA_VERSION: Final = 6
 """What `meta` says, for versions that know no revisions: they leave a database of a number that is not theirs alone."""
 
-REVISION: Final = "0013"
+REVISION: Final = "0014"
 """The last of migrations/versions: what these tables are."""
 
 KEY: Final = struct.Struct("!16s16sHH")
@@ -187,6 +187,21 @@ snapshots = Table(
     Column("counts", Text, nullable=False, comment="JSON: whole numbers by name, without those that are 0"),
 )
 """How much there is of what, and what happened, once a minute: of the appliance, and of connections by class."""
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("seq", _ROW_NUMBER, primary_key=True, autoincrement=False, comment="from 1 on, without a gap"),
+    Column("at", BigInteger, nullable=False, index=True, comment="when it was asked for: wall clock, ms"),
+    Column("who", String(255), nullable=False),
+    Column("origin", String(47), nullable=False, comment="from where: local"),
+    Column("method", String(15), nullable=False, comment="of HTTP"),
+    Column("path", String(500), nullable=False),
+    Column("body", String(1001), nullable=False, comment="how it begins"),
+    Column("status", SmallInteger, nullable=False, comment="of HTTP: what came of it"),
+    Column("error", String(500), nullable=False, comment="a sentence; empty: it was done"),
+)
+"""Each change that was asked for."""
 
 successors = Table(
     "successors",

@@ -90,3 +90,8 @@ def test_the_clients_of_one_server_obey_its_rules(family: int, stack: ExitStack)
     assert value(other, "active_quiet") == (7200, "rule there (version 2)")
     told = rule(daemon, "nowhere", {"server": there, "service": f"all{10 - family}", "active_quiet": "1s"}, 422)
     assert f"its server is {there}, and the service" in told["error"]
+    changes = daemon.get("/v1/audit")
+    assert [(one["path"].rpartition("/")[2], one["status"]) for one in changes] == [
+        ("there", 200), ("there", 200), ("nowhere", 422)
+    ]  # fmt: skip
+    assert changes[2]["error"] == told["error"]

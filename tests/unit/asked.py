@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import httpx
 
 from control.channel.api import make_app
 from control.channel.operations import Operations
+from control.store.appended import Audit
 
 
-def transport(operations: Operations) -> httpx.ASGITransport:
-    """Errors that the API does not answer for are answers of status 500."""
+def transport(operations: Operations, record: Callable[[Audit], None] = lambda _: None) -> httpx.ASGITransport:
+    """Errors that the API does not answer for are answers of status 500. record: takes the changes asked for."""
+    operations = replace(operations, record=record)
     return httpx.ASGITransport(make_app(operations, cast(Any, None)), raise_app_exceptions=False)
 
 

@@ -126,7 +126,7 @@ def test_the_next_export_adds_what_is_new(store: Store, database: Database, tmp_
         before = set((tmp_path / "out").rglob("*"))
         assert export.add(database.url, None, None, quiet)["history"].rows == count
         assert count or set((tmp_path / "out").rglob("*")) == before
-        assert export.rows == {"history": total, "attaches": 0, "snapshots": 0}
+        assert export.rows == {"history": total, "attaches": 0, "snapshots": 0, "audit": 0}
         assert exported(tmp_path / "out") == expected(store)
     assert export.check() == []
 
@@ -147,7 +147,7 @@ def test_attaches_are_exported_beside_the_history_and_go_on_by_themselves(
     store.append(linked)
     assert written(store)
     assert {name: one.rows for name, one in Export(out).add(database.url, None, None, quiet).items()} == {
-        "history": 0, "attaches": 1, "snapshots": 0}  # fmt: skip
+        "history": 0, "attaches": 1, "snapshots": 0, "audit": 0}  # fmt: skip
     rows = ds.dataset(out / "attaches", format="parquet").to_table().select(ATTACHES.names).sort_by("seq").to_pylist()
     assert [one.pop("seq") for one in rows] == list(range(1, 72))
     assert rows[0] == rows[70] == {
@@ -216,7 +216,7 @@ def test_an_export_that_is_killed_again_and_again_has_each_row_once(sqlite: Sqli
                 break
     assert kills > 2
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "4,000 of history, 0 of attaches, 0 of snapshots\n" in done.stdout
+    assert "4,000 of history, 0 of attaches, 0 of snapshots, 0 of audit\n" in done.stdout
     assert [one["seq"] for one in exported(tmp_path / "out")] == list(range(1, 4001))
     assert Export(tmp_path / "out").check() == []
     store.close()
@@ -357,7 +357,7 @@ def test_the_command_says_what_is_wrong(sqlite: Sqlite, tmp_path: Path) -> None:
     assert json.loads(done.stdout.splitlines()[-1])["history"] == {"rows": 70, "missed": 0, "last": 70}
     assert (
         run(tmp_path / "out", "--check").output
-        == "70 of history, 0 of attaches, 0 of snapshots: all as they were written\n"
+        == "70 of history, 0 of attaches, 0 of snapshots, 0 of audit: all as they were written\n"
     )
     next(iter((tmp_path / "out" / "history").glob("date=*/hour=*/*"))).write_bytes(b"")
     done = run(tmp_path / "out", "--check", "--json")

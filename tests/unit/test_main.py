@@ -73,6 +73,7 @@ READ_ONLY = {
     "tag": ["camera"],
     "agents": [],
     "attaches": [],
+    "audit": [],
     "snapshots": [],
     "dialled": [],
     "events": [],

@@ -93,6 +93,7 @@ def test_whoever_slept_before_the_revision_that_numbers_rows_sleeps_after_it(dat
         connection.execute(sa.text("ALTER TABLE history_parts DROP COLUMN layout"))
         schema.tags.drop(connection)
         schema.groups.drop(connection)
+        schema.audit.drop(connection)
         connection.execute(sa.update(schema.revisions).values(version_num="0009"))
     assert prepare(engine) is False
     with engine.connect() as connection:

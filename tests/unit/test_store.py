@@ -756,6 +756,7 @@ def test_a_database_of_an_earlier_version_is_upgraded_in_place(
             *lacks,
             "attaches",
             "snapshots",
+            "audit",
             "tags",
             "groups",
             "history_parts",

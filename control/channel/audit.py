@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every change that the local API is asked for leaves a row in the store: who, from where, what, and what came of it.
+
+Who asks says so in the header `Roost-Who`, percent-encoded: whoever may open the socket is believed.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import unquote
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from control.store.appended import Audit
+
+WHO: Final = "Roost-Who"
+NOBODY_SAID: Final = "root"
+"""Who may open the socket."""
+
+LOCAL: Final = "local"
+"""Where the socket is."""
+
+WHO_LENGTH: Final = 255
+PATH_LENGTH: Final = 500
+BODY_LENGTH: Final = 1000
+ERROR_LENGTH: Final = 500
+
+_READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_TRIES: Final = frozenset({"/v1/policy/try"})
+"""Requests with a body that change nothing."""
+
+
+class Audited:
+    """The application, and a row for each request that may change something: given away before it is answered.
+    record: never blocks."""
+
+    def __init__(self, app: ASGIApp, record: Callable[[Audit], None]) -> None:
+        self._app = app
+        self._record = record
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it."""
+        if scope["type"] != "http" or scope["method"] in _READS or scope["path"] in _TRIES:
+            await self._app(scope, receive, send)
+            return
+        at, body, cut = time.time_ns() // 1_000_000, bytearray(), False
+        status, noted = 0, False
+
+        async def hear() -> Message:
+            nonlocal cut
+            message = await receive()
+            room = BODY_LENGTH - len(body)
+            part = message.get("body", b"")
+            body.extend(part[:room])
+            cut |= len(part) > room
+            return message
+
+        async def tell(message: Message) -> None:
+            """The status comes with the first message, and what is wrong with the second."""
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif not noted:
+                note(message.get("body", b""))
+            await send(message)
+
+        def note(answer: bytes) -> None:
+            nonlocal noted
+            noted = True
+            who = unquote(Headers(scope=scope).get(WHO, "")) or NOBODY_SAID
+            told = body.decode(errors="replace") + ("…" if cut else "")
+            row = Audit(
+                at, _plain(who, WHO_LENGTH), LOCAL, scope["method"], _plain(scope["path"], PATH_LENGTH),
+                _plain(told, BODY_LENGTH + 1), status, _plain(_error(answer), ERROR_LENGTH) if status >= 400 else "",
+            )  # fmt: skip
+            self._record(row)
+
+        try:
+            await self._app(scope, hear, tell)
+        except Exception:
+            if not noted:
+                status = 500
+                note(b"")
+            raise
+
+
+def _plain(text: str, most: int) -> str:
+    """What every database takes, and every terminal."""
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)[:most]
+
+
+def _error(answer: bytes) -> str:
+    try:
+        told = json.loads(answer)["error"]
+    except (ValueError, KeyError, TypeError):
+        return ""
+    return told if isinstance(told, str) else ""
