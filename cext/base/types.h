@@ -212,12 +212,10 @@ struct roost_service {
     uint8_t persistent;          /* a linked connection freezes with its server's leg, and both thaw together */
     uint8_t unreachable;         /* no server that comes by itself reaches its clients: they are the appliance's own */
     uint8_t fail_closed;         /* transparent: without a daemon new clients are refused, not routed to the server */
-    uint16_t in_band_clients; /* bit 1 << verb: what clients may ask for in band; 0: their payload is not looked at */
-    uint16_t in_band_servers; /* the same for servers */
-    uint8_t in_band_forward;  /* requests are forwarded whether or not they ask for it */
-    uint8_t in_band_stay;     /* clients may be told to stay connected (ROOST_OP_TELL) */
-    uint8_t born;             /* enum roost_born (ebpf/shared/birth.h): whether clients may be born asleep */
-    uint32_t born_rate;       /* clients a second, on one processor, from which on it is a storm */
+    uint8_t in_band_forward;     /* requests are forwarded whether or not they ask for it */
+    uint8_t in_band_stay;        /* clients may be told to stay connected (ROOST_OP_TELL) */
+    uint8_t born;                /* enum roost_born (ebpf/shared/birth.h): whether clients may be born asleep */
+    uint32_t born_rate;          /* clients a second, on one processor, from which on it is a storm */
 };
 
 /* Of the clients of a service in this network a policy is in force; a longer network of the service goes before. */

@@ -19,9 +19,9 @@
 
 _Static_assert(2 * ROOST_PENDING_MAX + ANSWERS_MAX + 3 * ROOST_INBAND_MAX <= ROOST_SCRATCH, "chunk, output, answers");
 
-static uint16_t allowed(struct roost_engine *e, const struct roost_conn *c, bool client) {
-    const struct roost_service *s = roost_service_of(e, c->service);
-    return client ? s->in_band_clients : s->in_band_servers;
+uint16_t roost_inband_allowed(const struct roost_engine *e, const struct roost_conn *c, bool client) {
+    const struct roost_class *class = roost_class_of(e, c->class);
+    return client ? class->in_band_clients : class->in_band_servers;
 }
 
 static struct roost_inband_end *end_of(const struct roost_conn *c, bool client) {
@@ -33,7 +33,7 @@ static struct roost_leg *leg_of(struct roost_conn *c, bool client) {
 }
 
 bool roost_inband_looks(struct roost_engine *e, const struct roost_conn *c, bool client) {
-    return allowed(e, c, client) || c->in_band;
+    return roost_inband_allowed(e, c, client) || c->in_band;
 }
 
 static bool open_state(struct roost_conn *c) {
@@ -138,7 +138,7 @@ static bool take_request(struct roost_engine *e, struct roost_conn *c, bool clie
 
 enum roost_moved roost_inband_chunk(struct roost_engine *e, struct roost_conn *c, bool client, const uint8_t *data,
                                     uint32_t size) {
-    uint16_t verbs = allowed(e, c, client);
+    uint16_t verbs = roost_inband_allowed(e, c, client);
     if (!c->in_band && (!verbs || !memchr(data, DLE, size)))
         return pass(e, c, client, data, size);
     if (!open_state(c))
@@ -206,7 +206,7 @@ enum roost_moved roost_inband_resume(struct roost_engine *e, struct roost_conn *
 }
 
 int roost_inband_early(struct roost_engine *e, struct roost_conn *c, const uint8_t *data, uint32_t length) {
-    if (allowed(e, c, false) && length <= ROOST_PENDING_MAX) {
+    if (roost_inband_allowed(e, c, false) && length <= ROOST_PENDING_MAX) {
         if (!open_state(c))
             return -ENOMEM;
         return keep(&c->in_band->server, data, length) ? 0 : -ENOMEM;

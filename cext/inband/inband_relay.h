@@ -34,6 +34,8 @@ int roost_inband_carry_out(struct roost_engine *e, struct roost_conn *c, bool cl
                            const struct roost_inband_request *r);
 
 /* inband_relay.c */
+/* Bits 1 << verb: what an end may ask for. */
+uint16_t roost_inband_allowed(const struct roost_engine *e, const struct roost_conn *c, bool client);
 bool roost_inband_looks(struct roost_engine *e, const struct roost_conn *c, bool client); /* into what this end sends */
 /* A chunk that was read from an end: payload to the other one, requests carried out. data: not e->scratch past
  * ROOST_PENDING_MAX. */

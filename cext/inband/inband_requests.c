@@ -51,7 +51,7 @@ static bool can_probe(struct roost_engine *e, const struct roost_conn *c, const 
     if (!r->on)
         return true;
     return r->interval_ms ? r->interval_ms <= PROBE_INTERVAL_MAX_MS
-                          : roost_class_of(e, roost_class_for(e, &c->key, c->service))->probe_interval_s > 0;
+                          : roost_class_of(e, roost_classes_base(&e->table.classes, c->class))->probe_interval_s > 0;
 }
 
 /* A server that came by the proxy; one that came by a door has its client's own address, and what is the daemon's own has
@@ -74,13 +74,11 @@ static int release(struct roost_engine *e, struct roost_conn *c) {
 }
 
 static int carry_out(struct roost_engine *e, struct roost_conn *c, bool client, const struct roost_inband_request *r) {
-    const struct roost_service *s = roost_service_of(e, c->service);
-    uint16_t allowed = client ? s->in_band_clients : s->in_band_servers;
     if (r->verb == ROOST_INBAND_UNKNOWN)
         return ROOST_INBAND_R_UNKNOWN;
     if (r->verb == ROOST_INBAND_BAD)
         return ROOST_INBAND_R_BAD;
-    if (!(allowed & 1u << r->verb))
+    if (!(roost_inband_allowed(e, c, client) & 1u << r->verb))
         return ROOST_INBAND_R_REFUSED;
     switch (r->verb) {
     case ROOST_INBAND_DONE:

@@ -96,6 +96,8 @@ def _values(rule: Mapping[str, Any]) -> str:
 
 def _shown(value: object) -> str:
     """As it may be written: durations are the only floats."""
+    if isinstance(value, list):
+        return ",".join(map(str, value)) or "none"
     if not isinstance(value, float):
         return str(value)
     if not value:

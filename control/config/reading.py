@@ -108,6 +108,8 @@ def problem(detail: ErrorDetails) -> str:
 
 def hint(key: str, model: type[Section], but: Collection[str] = ()) -> str:
     """What was probably meant by a key that this section does not know. but: keys that it cannot have meant."""
+    if key in model.moved:
+        return f"it is {model.moved[key]}"
     names = [name for name in model.model_fields if name not in but]
     close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     if not close:  # "qiet" is far from "active_quiet" as a whole, near to its last word

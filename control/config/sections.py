@@ -3,17 +3,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self, get_args
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from appliance.frontends.passwords import USER
 from appliance.wire import PROBE_COUNT, PROBE_COUNT_MAX, PROBE_RETRY_S
-from control.config.values import AddressRange, Duration, Endpoint, PasswordText, PortRange, ToEngine, WholeSeconds
+from control.config.values import (
+    AddressRange,
+    Duration,
+    Endpoint,
+    PasswordText,
+    PortRange,
+    ToEngine,
+    WholeSeconds,
+    words,
+)
 
 
 class Section(BaseModel):
     """Knows its keys alone, and never changes."""
+
+    moved: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Keys that stood here in an earlier version, and what they are now."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -148,6 +162,10 @@ class Table(Section):
         return value
 
 
+InBandRequest = Literal["done", "quiet", "keepalive", "always-active", "name", "sleep", "status"]
+ServersRequest = Literal[InBandRequest, "release"]
+
+
 class Policy(Section):
     """Defaults for every service; a `[[service]]` may override each key. A connection falls quiet with its last payload
     byte in either direction: keep-alives are not activity."""
@@ -233,6 +251,15 @@ class Policy(Section):
     )
     least_probe_interval: Annotated[WholeSeconds, ToEngine("least_probe_s")] = Field(
         0.0, description="likewise: probes more often than that"
+    )
+
+    in_band_clients: Annotated[tuple[InBandRequest, ...], BeforeValidator(words), ToEngine("in_band_clients")] = Field(
+        (),
+        description="what clients may ask for inside their payload, and `ping`, see [in-band.md](in-band.md); empty: "
+        "what clients send is not looked at. An end that chooses bytes of the payload can ask",
+    )
+    in_band_servers: Annotated[tuple[ServersRequest, ...], BeforeValidator(words), ToEngine("in_band_servers")] = Field(
+        (), description="the same for servers"
     )
 
     @field_validator("probe_retry", "connect_timeout", "second_server_wait")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator
@@ -50,18 +51,12 @@ class Health(Section):
     )
 
 
-InBandRequest = Literal["done", "quiet", "keepalive", "always-active", "name", "sleep", "status"]
-ServersRequest = Literal[InBandRequest, "release"]
-
-
 class InBand(Section):
-    """What the ends of a service's connections may ask for inside their payload, see [in-band.md](in-band.md). An end
-    that chooses bytes of the payload can ask: by default no request is allowed, and nothing is looked at."""
+    """Requests inside the payload of a service's connections, see [in-band.md](in-band.md). Which ones are allowed say
+    `in_band_clients` and `in_band_servers`."""
 
-    clients: tuple[InBandRequest, ...] = Field(
-        (), description="what clients may ask for, and `ping`; empty: what clients send is not looked at"
-    )
-    servers: tuple[ServersRequest, ...] = Field((), description="the same for servers")
+    moved = MappingProxyType({key: f"`in_band_{key}` of [[service]]" for key in ("clients", "servers")})
+
     forward: Annotated[bool, ToEngine("in_band_forward")] = Field(
         False, description="requests are also passed on to the other end; `false`: only those that ask for it"
     )

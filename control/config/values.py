@@ -147,6 +147,13 @@ PortRange = Annotated[str, _readable_by(parse_ports)]
 PasswordText = Annotated[str, _readable_by(PasswordHash.parse)]
 
 
+def words(value: object) -> object:
+    """Of text the words between commas, `none`: no word; of anything else itself."""
+    if not isinstance(value, str):
+        return value
+    return [] if value.strip() in ("", "none") else [word.strip() for word in value.split(",")]
+
+
 def _address(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError('an address is text: "192.0.2.1" or "2001:db8::1"')

@@ -13,6 +13,8 @@ from control.config.values import ToEngine
 
 
 def _number(mark: ToEngine, kind: object, value: Any) -> int:
+    if isinstance(value, tuple):
+        return _verbs(value)
     words = get_args(kind) if get_origin(kind) is Literal else ()
     return words.index(value) if words else round(value * 1000 if mark.field.endswith("_ms") else value)
 
@@ -29,7 +31,7 @@ def _marked(*sections: Section) -> dict[str, Any]:
 
 
 def _verbs(requests: Sequence[str]) -> int:
-    """Bits of roost_service.in_band_clients; an end that may ask for anything may `ping`."""
+    """Bits of roost_class.in_band_clients; an end that may ask for anything may `ping`."""
     allowed = {Verb[request.upper().replace("-", "_")] for request in requests}
     return sum(1 << verb for verb in allowed | {Verb.PING}) if allowed else 0
 
@@ -64,7 +66,5 @@ def service_spec(service: Service, index: int, config: Config) -> ServiceSpec:
         unreachable=service.kind == "agents",
         fail_closed=config.router.fail == "closed",
         max_fails=service.max_fails,
-        in_band_clients=_verbs(service.in_band.clients),
-        in_band_servers=_verbs(service.in_band.servers),
         **values,
     )

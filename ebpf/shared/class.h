@@ -51,15 +51,17 @@ struct roost_class {        /* 64 bytes */
     __u16 probe_interval_s; /* an inactive client is probed so long after it was heard; 0 = never */
     __u16 probe_retry_s;
     __u8 probe_count;
-    __u8 no_keepalives;   /* in SLEEP none is answered: no slot is needed, unless the class is probed or interned */
-    __u8 always_active;   /* quiet_ms of ACTIVE and STANDBY are 0 */
-    __u8 priority;        /* enum roost_priority */
-    __u8 on_server_close; /* enum roost_on_server_close */
-    __u8 second_server;   /* enum roost_second_server: what becomes of one that wants a client which is linked */
-    __u16 service;        /* whose it is */
-    __u32 least_quiet_ms; /* an in-band request for a shorter interval (but never) is refused */
-    __u16 least_probe_s;  /* likewise */
-    __u16 awake_probe_s;  /* an awake connection's ends are probed so long after they were heard; 0 = never */
+    __u8 no_keepalives : 1;   /* in SLEEP none is answered: no slot is needed, unless the class is probed or interned */
+    __u8 always_active : 1;   /* quiet_ms of ACTIVE and STANDBY are 0 */
+    __u8 priority : 2;        /* enum roost_priority */
+    __u8 on_server_close : 2; /* enum roost_on_server_close */
+    __u8 second_server : 2;   /* enum roost_second_server: what becomes of one that wants a client which is linked */
+    __u16 in_band_clients;    /* bit 1 << verb: what clients may ask for in band; 0: their payload is not looked at */
+    __u16 in_band_servers;    /* the same for servers */
+    __u16 service;            /* whose it is */
+    __u32 least_quiet_ms;     /* an in-band request for a shorter interval (but never) is refused */
+    __u16 least_probe_s;      /* likewise */
+    __u16 awake_probe_s;      /* an awake connection's ends are probed so long after they were heard; 0 = never */
     struct roost_overrides own; /* of an interned class; a service's has zeros */
     __u16
         attach_silence_s; /* a client that was not heard for so long answers a probe before a server has it; 0 = it need not */

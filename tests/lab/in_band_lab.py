@@ -144,8 +144,8 @@ class Session:
 
 
 class InBandLab:
-    """services: name -> keys of [service.in_band]; each has a port of its own, on both families. Time moves
-    nothing. persistent: the names of those whose links to the server sleep, too. policies: name -> keys of
+    """services: name -> `clients` and `servers`, what they may ask for, and keys of [service.in_band]; each has a port
+    of its own, on both families. Time moves nothing. persistent: the names of those whose links to the server sleep, too. policies: name -> keys of
     [[service]]. attach: keys of [attach]."""
 
     def __init__(self, lab: Lab, services: Mapping[str, dict[str, Any]], persistent: Container[str] = (),
@@ -160,7 +160,9 @@ class InBandLab:
         for (name, in_band), part in zip(services.items(), parts, strict=True):
             for service in part["service"]:
                 service["name"] = f"{name}-{service['name']}"
-                service["in_band"] = in_band
+                who = {key: value for key, value in in_band.items() if key in ("clients", "servers")}
+                service |= {f"in_band_{key}": value for key, value in who.items()}
+                service["in_band"] = {key: value for key, value in in_band.items() if key not in who}
                 service["interface"] = "persistent" if name in persistent else "transient"
                 service.update(policies.get(name, {}))
         parts[0]["attach"] |= attach

@@ -9,6 +9,7 @@ import random
 import socket
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
@@ -38,6 +39,7 @@ from examples.in_band_frames import (
 )
 from tests.lab.engine_lab import receive
 from tests.lab.in_band_lab import EVERYTHING, OK, REFUSED, End, InBandLab, Session
+from tests.lab.test_policy_change import OBEYED_S
 from tests.reboot import age
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
@@ -223,6 +225,43 @@ def test_an_end_may_ask_for_what_its_policy_names_and_for_nothing_else(box: InBa
     session.exchange()
     assert session.server.ask(Done()) == OK
     session.server.expect_end()
+
+
+def rule(box: InBandLab, **keys: Any) -> None:
+    """The only rule there is; without keys there is none."""
+    body = {"who": "test", "why": "a test"}
+    if keys:
+        answer = box.daemon.http("PUT", "/v1/policy/rules/asking", json={**body, "rule": keys})
+    else:
+        answer = box.daemon.http("DELETE", "/v1/policy/rules/asking", json=body)
+    assert answer.status_code == 200, answer.text
+
+
+@BOTH
+def test_what_an_end_may_ask_for_is_said_by_rules_too(box: InBandLab, family: int) -> None:
+    """Of a connection that is there, in the midst of its stream."""
+    network = "0.0.0.0/0" if family == 4 else "::/0"
+    some, all_ = box.connect("off", family), box.connect("all", family)
+    said = encode(Frame(Ping(), answer=True))
+    some.client.sock.sendall(said)
+    some.server.expect(said)
+    rule(box, network=network, in_band_clients=["quiet", "status"], in_band_servers="none")
+    try:
+        time.sleep(OBEYED_S)
+        for session in (some, all_):
+            assert session.client.ask(Ping()) == OK
+            assert session.client.ask(Quiet(active_ms=7000)) == OK
+            assert session.client.ask(Done()) == REFUSED
+            assert session.shown()["in_band"] == {"active_quiet_ms": 7000}
+            session.server.sock.sendall(said)
+            assert receive(session.client.sock, len(said)) == said, "what servers send is not looked at"
+    finally:
+        rule(box)
+    time.sleep(OBEYED_S)
+    some.client.sock.sendall(said)
+    some.server.expect(said)
+    assert all_.client.ask(Quiet(active_ms=8000)) == OK
+    some.exchange()
 
 
 @BOTH

@@ -65,8 +65,8 @@ SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:
             "for clients of a [[service]] with servers: there is none",
         ),
         (
-            SERVICE + '[service.in_band]\nclients = ["release"]',
-            '`clients` in [service.in_band] of [[service]] "a": Input should be ',
+            SERVICE + 'in_band_clients = ["release"]',
+            '`in_band_clients` in [[service]] "a": Input should be ',
         ),
         (SERVICE + 'born = "often"', "`born` in [[service]] \"a\": Input should be 'never', 'storm' or 'always'"),
         (SERVICE + "born_rate = 0", '`born_rate` in [[service]] "a": Input should be greater than or equal to 1'),
@@ -275,7 +275,7 @@ def test_every_number_of_the_engine_can_be_configured() -> None:
 def test_every_interval_reaches_the_engine_in_its_unit() -> None:
     keys = ["active_quiet", "standby_quiet", "idle_quiet", "connect_timeout", "second_server_wait"]
     seconds = ["probe_interval", "probe_retry", "most_probe_interval"]
-    in_band = 'least_quiet = 1.25\nleast_probe_interval = 9\n[service.in_band]\nclients = ["quiet"]\nstay = true\n'
+    in_band = "least_quiet = 1.25\nleast_probe_interval = 9\n[service.in_band]\nstay = true\n"
     text = "\n".join([*(f"{key} = {n}.5" for n, key in enumerate(keys, 1)),
                       *(f"{key} = {n}" for n, key in enumerate(seconds, 1)), "probe_count = 7"])  # fmt: skip
     config = parse(SERVICE + text + "\n" + in_band)

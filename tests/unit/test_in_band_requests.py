@@ -148,7 +148,7 @@ def spec(in_band: str) -> ServiceSpec:
 def test_the_policy_names_what_each_end_may_ask_for() -> None:
     off = spec("")
     assert (off.in_band_clients, off.in_band_servers, off.in_band_forward, off.in_band_stay) == (0, 0, False, False)
-    some = spec('in_band = { clients = ["status", "always-active"], forward = true }')
+    some = spec('in_band_clients = ["status", "always-active"]\nin_band = { forward = true }')
     assert some.in_band_clients == 1 << Verb.STATUS | 1 << Verb.ALWAYS_ACTIVE | 1 << Verb.PING
     assert (some.in_band_servers, some.in_band_forward) == (0, True)
     assert spec("[service.in_band]\nstay = true").in_band_stay
@@ -158,10 +158,16 @@ def test_the_policy_names_what_each_end_may_ask_for() -> None:
     ("text", "words"),
     [
         (
-            'in_band = { client = ["done"] }',
-            'unknown key `client` in [service.in_band] of [[service]] "a"; did you mean `clients`?',
+            'in_band_client = ["done"]',
+            'unknown key `in_band_client` in [[service]] "a"; did you mean `in_band_clients`?',
         ),
-        ('in_band = { clients = ["dane"] }', '`clients` in [service.in_band] of [[service]] "a": Input should be '),
+        ('in_band_clients = ["dane"]', '`in_band_clients` in [[service]] "a": Input should be '),
+        ('in_band_clients = "status, dane"', '`in_band_clients` in [[service]] "a": Input should be '),
+        ("in_band_clients = 7", '`in_band_clients` in [[service]] "a": must be a list, in brackets: [7]'),
+        (
+            'in_band = { clients = ["done"] }',
+            'unknown key `clients` in [service.in_band] of [[service]] "a"; it is `in_band_clients` of [[service]]',
+        ),
         ("in_band = true", '`in_band` in [[service]] "a": must be a table: [service.in_band] (it is True)'),
     ],
 )
