@@ -434,29 +434,30 @@ void roost_states(roost_engine *e, const struct roost_key *keys, const uint64_t 
     roost_unlock(e);
 }
 
-typedef bool look_fn(struct roost_engine *, const struct roost_key *, struct roost_event *);
-
 /* At a transparent service of every address: its clients' servers are the near ends of those that sleep, and of the awake. Looks at
- * all of these. How many were found, at most max. */
+ * all of these where the client's host has a connection. How many were found, at most max. */
 static uint32_t find_at_servers(struct roost_engine *e, struct roost_key *key, const struct roost_service *s,
-                                look_fn *look, struct roost_event *events, uint32_t max) {
+                                struct roost_event *events, uint32_t max) {
     const struct roost_endpoints *ends = &e->table.endpoints;
     uint32_t found = 0;
+    if (e->hosts.hash.size && !roost_hosts_find(&e->hosts, key->client))
+        return 0;
     for (uint32_t i = 0; i < ends->slots && found < max; i++)
         if (ends->uses[i] && ends->entry[i].service == s->index && ends->entry[i].port == key->local_port) {
             memcpy(key->local, ends->entry[i].address, sizeof(key->local));
-            found += look(e, key, &events[found]);
+            found += find(e, key, &events[found]);
         }
-    for (const struct roost_conn *c = e->oldest; c && found < max && !found; c = c->newer)
+    for (const struct roost_conn *c = e->oldest; c && !found; c = c->newer)
         if (c->service == s->index && c->key.client_port == key->client_port &&
             !memcmp(c->key.client, key->client, sizeof(key->client)))
-            found += look(e, &c->key, &events[found]);
+            found += find(e, &c->key, &events[found]);
     return found;
 }
 
 /* At how many services one of the two finds the client of this key: the first max of them. */
 static uint32_t find_at_services(struct roost_engine *e, struct roost_key *key, const uint8_t *locals, uint32_t count,
-                                 look_fn *look, struct roost_event *events, uint32_t max) {
+                                 bool (*look)(struct roost_engine *, const struct roost_key *, struct roost_event *),
+                                 struct roost_event *events, uint32_t max) {
     bool v4 = roost_address_is_v4(key->client);
     uint32_t found = 0;
     for (int i = 0; i < e->listeners && found < max; i++) {
@@ -467,7 +468,8 @@ static uint32_t find_at_services(struct roost_engine *e, struct roost_key *key, 
             continue;
         key->local_port = htons(s->listen_port);
         if (every && s->transparent) {
-            found += find_at_servers(e, key, s, look, events + found, max - found);
+            if (look == find) /* a router's clients keep their slots */
+                found += find_at_servers(e, key, s, events + found, max - found);
             continue;
         }
         for (uint32_t j = 0; j < (every ? count : 1) && found < max; j++) {

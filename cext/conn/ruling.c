@@ -75,8 +75,7 @@ static struct roost_rule_key key_of(const struct roost_rule *rule) {
 
 /* A newborn has no group, and its service listens at one address, of which the rules are given for none. */
 static bool is_for_newborn(const struct roost_rule *rule) {
-    static const uint8_t any[16];
-    return !rule->group && !memcmp(rule->local, any, sizeof(any));
+    return !rule->group && roost_rule_is_of_any(rule);
 }
 
 /* Not at once: meanwhile a newborn gets its class by the rules from before, by these, or by a shorter network's. The round that

@@ -2,7 +2,6 @@
 #include "rules.h"
 
 #include <errno.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -101,11 +100,15 @@ static uint32_t make(struct making *m, const struct roost_rule *rule, uint32_t c
     return i;
 }
 
+bool roost_rule_is_of_any(const struct roost_rule *rule) {
+    static const uint8_t any[16];
+    return !memcmp(rule->local, any, sizeof(any));
+}
+
 /* The number of the local address of a rule, which is the last one that has a number or the next one. */
 static uint32_t number_local(struct roost_rules *rules, const struct roost_rule *rule) {
-    static const uint8_t any[16];
     const struct roost_rule_local *last = rules->locals ? &rules->local[rules->locals - 1] : NULL;
-    if (!memcmp(rule->local, any, sizeof(any)))
+    if (roost_rule_is_of_any(rule))
         return 0;
     if (!last || compare_local(last->service, last->address, rule->service, rule->local)) {
         struct roost_rule_local *next = &rules->local[rules->locals++];
@@ -179,6 +182,8 @@ static uint32_t find_local(const struct roost_rules *rules, uint16_t service, co
 
 uint32_t roost_rules_find(const struct roost_rules *rules, const struct roost_key *key, uint16_t service,
                           uint8_t group) {
+    if (!rules->sections)
+        return ROOST_NO_RULE;
     uint32_t local = find_local(rules, service, key->local);
     const struct roost_rule_section *in = section(rules, section_of(service, local, group));
     if (!in && group)

@@ -7,6 +7,7 @@
 #ifndef ROOST_CEXT_RULES_H
 #define ROOST_CEXT_RULES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "cext/base/types.h"
@@ -41,6 +42,7 @@ struct roost_rules { /* all zeros: there are none */
 
 /* By service, local address, group and network: struct roost_rule, for qsort and bsearch. */
 int roost_rules_compare(const void *one, const void *other);
+bool roost_rule_is_of_any(const struct roost_rule *rule); /* whatever address the client connects to */
 /* Puts them into that order. -EINVAL: a service or a network is none, or one is given twice. */
 int roost_rules_sort(struct roost_rule *rule, uint32_t count);
 /* Out of sorted ones; the values are their policies. 0 or -ENOMEM. */

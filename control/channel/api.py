@@ -25,6 +25,8 @@
                                                     10,000 rows at most
     .../policy                                      rules of the policy: policy.py
 
+Who asks for a change may say so in the header `Roost-Who`, percent-encoded; else the record of changes has "root".
+
 Errors are ``{"error": "a sentence"}`` with a status of the 4xx or 5xx kind. Who may open the socket may do everything:
 its file permissions are the access control.
 """
@@ -91,7 +93,7 @@ class TagEdit(BaseModel):
 
 def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     """The application; it holds no state of its own."""
-    app = FastAPI(title="Roost", docs_url=None, redoc_url=None, max_body_size=BODY_MAX)
+    app = FastAPI(title="Roost", docs_url=None, redoc_url=None, redirect_slashes=False, max_body_size=BODY_MAX)
 
     app.add_middleware(Audited, record=operations.record)
 

@@ -25,9 +25,12 @@ LOCAL: Final = "local"
 """Where the socket is."""
 
 WHO_LENGTH: Final = 255
+METHOD_LENGTH: Final = 15
 PATH_LENGTH: Final = 500
 BODY_LENGTH: Final = 1000
 ERROR_LENGTH: Final = 500
+
+BROKEN: Final = "it broke off; the daemon's log may say why"
 
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _TRIES: Final = frozenset({"/v1/policy/try"})
@@ -35,8 +38,8 @@ _TRIES: Final = frozenset({"/v1/policy/try"})
 
 
 class Audited:
-    """The application, and a row for each request that may change something: given away before it is answered.
-    record: never blocks."""
+    """The application, and a row for each request that may change something, before its answer has ended. record:
+    never blocks."""
 
     def __init__(self, app: ASGIApp, record: Callable[[Audit], None]) -> None:
         self._app = app
@@ -73,18 +76,17 @@ class Audited:
             noted = True
             who = unquote(Headers(scope=scope).get(WHO, "")) or NOBODY_SAID
             told = body.decode(errors="replace") + ("…" if cut else "")
-            row = Audit(
-                at, _plain(who, WHO_LENGTH), LOCAL, scope["method"], _plain(scope["path"], PATH_LENGTH),
-                _plain(told, BODY_LENGTH + 1), status, _plain(_error(answer), ERROR_LENGTH) if status >= 400 else "",
-            )  # fmt: skip
+            method, path = _plain(scope["method"], METHOD_LENGTH), _plain(scope["path"], PATH_LENGTH)
+            error = _plain(_error(answer), ERROR_LENGTH) if status >= 400 else ""
+            row = Audit(at, _plain(who, WHO_LENGTH), LOCAL, method, path, _plain(told, BODY_LENGTH + 1), status, error)
             self._record(row)
 
         try:
             await self._app(scope, hear, tell)
-        except Exception:
+        except BaseException:  # of a daemon that ends, too: what was asked for may still happen
             if not noted:
-                status = 500
-                note(b"")
+                status = status if status >= 400 else 500
+                note(json.dumps({"error": BROKEN}).encode())
             raise
 
 

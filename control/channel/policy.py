@@ -10,7 +10,8 @@ given (giving.py).
     PUT  /v1/policy/rules                           {"file": "[[rule]]...", "who": ..., ...}: the rules of a file are so
     POST /v1/policy/rollback                        {"version": 3, "who": ..., ...}: all are what they were then
     POST /v1/policy/try                             {"file": ...}: what it would change, and for how many
-    GET  /v1/policy/explain?client=&service=        what is in force for a client that would connect from an address
+    GET  /v1/policy/explain?client=&service=&server=
+                                                    what is in force for a client that would connect from an address
     GET  /v1/connections/{id}/policy                what is in force for a connection, and what gave it
     PUT  /v1/connections/{id}/policy                {"values": {"idle_quiet": "5m"}, "who": ..., "why": ...}: it has
                                                     these of its own; null: what its rules and its service say

@@ -11,6 +11,9 @@ import click
 from control.cli.client import Client, daemon_options, json_option, print_json
 from control.cli.table import local_time, show_table
 
+SHOWN = 60
+"""Characters of a body in the table; --json has what there is."""
+
 
 @click.command("audit")
 @click.option("-n", "--last", type=click.IntRange(0, 10_000), default=20, show_default=True, help="How many to show.")
@@ -19,7 +22,7 @@ from control.cli.table import local_time, show_table
 @daemon_options
 @json_option
 def command(last: int, who: str | None, refused: bool, daemon: Client, as_json: bool) -> None:
-    """The last changes that were asked for, by commands or the API: who, from where, what, and what came of it.
+    """The last changes that the daemon was asked for: who, from where, what, and what came of it.
 
     \b
     Examples:
@@ -35,5 +38,6 @@ def command(last: int, who: str | None, refused: bool, daemon: Client, as_json: 
 
 def _shown(row: dict[str, Any]) -> tuple[str, ...]:
     request = f"{row['method']} {quote(row['path'], safe='/:[]@,')}"
+    body = row["body"] if len(row["body"]) <= SHOWN else f"{row['body'][:SHOWN]}…"
     result = f"{row['status']} {row['error']}" if row["status"] >= 400 else "done"
-    return local_time(row["at_ms"], "milliseconds"), row["who"], row["origin"], request, row["body"], result
+    return local_time(row["at_ms"], "milliseconds"), row["who"], row["origin"], request, body, result

@@ -79,7 +79,7 @@ class Client:
 
     def _open(self, method: str, path: str, data: object = None, timeout: float = 60.0) -> http.client.HTTPResponse:
         connection = _UnixConnection(self._path, timeout)
-        headers = {} if method == "GET" else {"Roost-Who": quote(who())}
+        headers = {} if method == "GET" else {"Roost-Who": quote(who(), errors="replace")}
         body = None
         if data is not None:
             body, headers = json.dumps(data), {**headers, "Content-Type": "application/json"}

@@ -158,10 +158,13 @@ def _address(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError('an address is text: "192.0.2.1" or "2001:db8::1"')
     try:
-        address = ipaddress.ip_address(value)
-        return str(getattr(address, "ipv4_mapped", None) or address)
+        written = ipaddress.ip_address(value)
     except ValueError:
         raise ValueError(f'"{value}" is no address; write "192.0.2.1" or "2001:db8::1"') from None
+    address = getattr(written, "ipv4_mapped", None) or written
+    if address.is_unspecified or address.is_multicast or getattr(address, "scope_id", None):
+        raise ValueError(f'"{value}" is not the address of one host')
+    return str(address)
 
 
 Address = Annotated[str, BeforeValidator(_address)]

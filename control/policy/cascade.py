@@ -4,7 +4,7 @@
 A cascade, for each value by itself: what the connection has of its own, by command or set in band; else of the rules
 that match and give it, the most specific (one with `client`, then one with `tag`; then the longer network; then what
 Rule.precision compares); else the service's own key; else [policy]. The engine takes the longest network of an entry
-of the connection's group alone, so each entry has all values.
+of the connection's address and group alone, so each entry has all values.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from control.policy.rules import (
     NOBODY,
     OF_SERVERS,
     RULES_MAX,
+    SERVERS_MAX,
     VALUES,
     Place,
     Problem,
@@ -68,9 +69,14 @@ def compile_rules(
 ) -> Compiled:
     """services: by number. groups: sets of rules with `client` or `tag`, by their selectors, and the number of each.
     Raises TooManyError."""
-    for several, most, what in ((rules.rules, RULES_MAX, ""), (rules.by_name, BY_NAME_MAX, " with `client` or `tag`")):
+    servers = {rule.server for rule in rules.rules.values() if rule.server is not None}
+    for several, most, what in (
+        (rules.rules, RULES_MAX, "rules"),
+        (rules.by_name, BY_NAME_MAX, "rules with `client` or `tag`"),
+        (servers, SERVERS_MAX, "servers that rules name"),
+    ):
         if len(several) > most:
-            raise TooManyError(f"{len(several):,} rules{what}: {most:,} at most")
+            raise TooManyError(f"{len(several):,} {what}: {most:,} at most")
     made = Compiled()
     problems: dict[Problem, None] = {}
     for number, service in services.items():
@@ -95,11 +101,11 @@ def compile_rules(
             made.rules[index].update(rule for _, rule in given.values())
             network = place.address.to_bytes(16, "big")
             made.entries.append(RuleEntry(number, network, place.bits, index, group, local))
-        if len(made.entries) > ENTRIES_MAX:
-            raise TooManyError(
-                f"the rules' networks are more than {ENTRIES_MAX:,} over all services, which is what the engine has "
-                "room for: name the services that they are for, or join networks"
-            )
+            if len(made.entries) > ENTRIES_MAX:
+                raise TooManyError(
+                    f"the rules' networks are more than {ENTRIES_MAX:,} over all services and servers, which is what "
+                    "the engine has room for: name the services that they are for, or join networks"
+                )
     made.problems = list(problems)
     return made
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules: which clients each is for, the values that it gives them, and what is wrong with one, or several together.
 
-A rule's conditions are keys beside its values: another one is a field of Rule, and a line in `RuleSet.matching`, where
-rules are found from the least specific to the most specific.
+A rule's conditions are keys beside its values: another one is a field of Rule, in CONDITIONS, `is_of` or
+`is_for`, and `precision`.
 
 Which rules with `client` or `tag` are for a connection is known by its name, which the engine does not have: those
 rules are its *group*, a number there (control/clients/grouping.py).
@@ -26,6 +26,9 @@ from control.core.names import is_like, is_name, is_pattern, literals, may_both_
 RULES_MAX: Final = 10_000
 GROUPS_MAX: Final = 255
 """Sets of rules with `client` or `tag` that some client has, all of a set (struct roost_overrides, group)."""
+
+SERVERS_MAX: Final = 255
+"""Addresses that rules with `server` name: each has entries of its own, of all rules that are for it."""
 
 BY_NAME_MAX: Final = 255
 """Rules with `client` or `tag`: each is compared with each name, and with each other one."""
@@ -74,8 +77,8 @@ class Rule(Policy):
     service: str | None = Field(None, max_length=63, description="for clients of this service alone; none: of all")
     server: Address | None = Field(
         None,
-        description="for clients that connect to this address alone, which is their server's where the service is "
-        "transparent; none: to any",
+        description="for clients that connect to this address alone, where the service is transparent their server's; "
+        "none: to any",
     )
     order: int = Field(
         0,

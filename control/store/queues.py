@@ -31,7 +31,7 @@ from control.store.sleeping import number_of
 ID: Final = struct.Struct("=Q")
 
 APPENDED_BOUND: Final = 20_000
-"""Rows that wait to be appended to a table, some 700 bytes each."""
+"""Rows that wait to be appended to a table, some 700 bytes each, some kB where long requests were refused."""
 
 
 PIECE_ROWS: Final = 1000

@@ -145,8 +145,8 @@ class Session:
 
 class InBandLab:
     """services: name -> `clients` and `servers`, what they may ask for, and keys of [service.in_band]; each has a port
-    of its own, on both families. Time moves nothing. persistent: the names of those whose links to the server sleep, too. policies: name -> keys of
-    [[service]]. attach: keys of [attach]."""
+    of its own, on both families. Time moves nothing. persistent: the names of those whose links to the server sleep,
+    too. policies: name -> keys of [[service]]. attach: keys of [attach]."""
 
     def __init__(self, lab: Lab, services: Mapping[str, dict[str, Any]], persistent: Container[str] = (),
                  policies: Mapping[str, dict[str, Any]] = MappingProxyType({}),

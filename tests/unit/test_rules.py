@@ -114,6 +114,8 @@ def test_a_rule_gives_what_belongs_to_a_connection_and_the_rest_of_policy_is_the
         ({"network": "224.0.0.0/4", "active_quiet": 5}, "has multicast addresses, from which no client connects"),
         ({"server": "db.example", "active_quiet": 5}, '"db.example" is no address; write "192.0.2.1" or "2001:db8::1"'),
         ({"server": 10, "active_quiet": 5}, "`server` an address is text"),
+        *(({"server": odd, "active_quiet": 5}, f'"{odd}" is not the address of one host')
+          for odd in ("::", "0.0.0.0", "224.0.0.1", "fe80::1%eth0")),
         ({"order": "first", "active_quiet": 5}, "`order` must be a whole number (it is 'first')"),
         ({"name": "Upper", "active_quiet": 5}, "`name` String should match pattern"),
         ({"name": "x" * 64, "active_quiet": 5}, "`name` String should match pattern"),
@@ -503,3 +505,16 @@ def test_more_than_the_engine_has_room_for_is_refused(
     monkeypatch.setattr(cascade, bound, 100)
     with pytest.raises(TooManyError, match=said):
         compile_rules(many(count, values), SERVICES, CONFIGURED)
+
+
+def test_servers_that_rules_name_are_counted_and_the_entries_they_make_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cascade, "SERVERS_MAX", 20)
+    monkeypatch.setattr(cascade, "ENTRIES_MAX", 300)
+    of_servers = [rule(f"s{i}", server=f"10.0.0.{i + 1}", active_quiet=1) for i in range(21)]
+    with pytest.raises(TooManyError, match="21 servers that rules name: 20 at most"):
+        compile_rules(RuleSet(of_servers), SERVICES, CONFIGURED)
+    networks = [*many(20, 1).rules.values()]
+    with pytest.raises(TooManyError, match="more than 300 over all services and servers"):
+        compile_rules(RuleSet([*of_servers[:20], *networks]), SERVICES, CONFIGURED)
