@@ -12,6 +12,8 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+import pytest
+
 from appliance.lab.names import in_use
 from appliance.lab.processes import ROOT, python_environment
 from appliance.lab.standing import link_of, take_down
@@ -51,10 +53,18 @@ class StandingLab:
         script = re.sub(r"\broost lab (up|down)", rf"roost lab \1 --name {NAME}", script)
         script = re.sub(r"\broost-(wan\b|nat\b|box\b|lan\b|lab\b|\$)", rf"{NAME}-\1", script)
         script = script.replace("./roost ", f"{' '.join(ROOST)} ")  # without its set-up
-        done = subprocess.run(["bash", "-e", "-o", "pipefail", "-c", script], env=self.environment, timeout=60,
-                              cwd=ROOT, capture_output=True, text=True, check=False)  # fmt: skip
-        assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        try:
+            done = self._capture(["bash", "-e", "-o", "pipefail", "-c", script], 60)
+        except subprocess.TimeoutExpired as late:
+            asked = (("connections",), ("attaches",), ("events", "-n", "100"))
+            shown = [self._capture([*ROOST, *words], 10) for words in asked]
+            told = (late.stdout, late.stderr, *(one.stdout + one.stderr for one in shown))
+            pytest.fail("\n".join([f"{script}\nafter 60 s:", *((part or b"").decode() for part in told)]))
+        assert done.returncode == 0, f"{script}\n{done.stdout.decode()}{done.stderr.decode()}"
+        return done.stdout.decode()
+
+    def _capture(self, argv: list[str], timeout_s: float) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(argv, env=self.environment, timeout=timeout_s, cwd=ROOT, capture_output=True, check=False)
 
     def traces(self, holder: int | None = None) -> list[object]:
         """What is there of the lab: processes, names, the link, directories and pins."""
