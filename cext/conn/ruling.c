@@ -81,7 +81,7 @@ static bool is_for_newborn(const struct roost_rule *rule) {
 /* Not at once: meanwhile a newborn gets its class by the rules from before, by these, or by a shorter network's. The round that
  * follows finds it. How many networks there was no memory for. */
 static int tell_xdp(struct roost_engine *e, struct brought *b) {
-    int map = e->path.map_fd[ROOST_MAP_rules], untold = 0;
+    int map = e->path.map_fd[ROOST_MAP_rules], told = 0, untold = 0;
     for (uint32_t i = 0; i < e->rules.told_count; i++) {
         struct roost_rule_key key = key_of(&e->rules.told[i]);
         if (is_for_newborn(&e->rules.told[i]) &&
@@ -90,9 +90,12 @@ static int tell_xdp(struct roost_engine *e, struct brought *b) {
     }
     for (uint32_t i = 0; i < b->count; i++) {
         struct roost_rule_key key = key_of(&b->rule[i]);
-        untold +=
-            is_for_newborn(&b->rule[i]) && bpf_map_update_elem(map, &key, &b->class[b->rule[i].policy], BPF_ANY) != 0;
+        if (!is_for_newborn(&b->rule[i]))
+            continue;
+        told++;
+        untold += bpf_map_update_elem(map, &key, &b->class[b->rule[i].policy], BPF_ANY) != 0;
     }
+    e->path.births_gate->ruled = told > 0;
     free(e->rules.told);
     e->rules.told = b->rule;
     e->rules.told_count = b->count;

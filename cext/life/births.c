@@ -30,7 +30,7 @@ void roost_births_forget(struct roost_engine *e) {
     int map = e->path.map_fd[ROOST_MAP_BIRTHS];
     while (!bpf_map_get_next_key(map, NULL, &place) && !bpf_map_delete_elem(map, &place))
         ;
-    e->path.births_gate->services = 0;
+    e->path.births_gate->services = e->path.births_gate->ruled = 0;
 }
 
 /* What a client may send us in one segment: as much as the narrowest of its interfaces carries. */

@@ -37,7 +37,8 @@ struct roost_birth {
 struct roost_births_gate {
     __u64 secret[2];    /* of the SYN cookies */
     __u32 open_until_s; /* CLOCK_MONOTONIC seconds. No births without a daemon to wake them, or without room */
-    __u32 services;     /* how many there are in the map `births` */
+    __u16 services;     /* how many there are in the map `births` */
+    __u16 ruled;        /* the map `rules` has a class for some newborn: it need not be asked else */
 };
 
 #endif

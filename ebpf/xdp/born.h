@@ -301,8 +301,11 @@ static __always_inline void agree(struct roost_ka *ka, __u32 tsecr) {
 }
 
 /* Of a client that is born at this service. */
-static __always_inline __u16 class_of_newborn(const struct roost_birth *birth, const __u8 client[16]) {
+static __always_inline __u16 class_of_newborn(const struct roost_births_gate *gate, const struct roost_birth *birth,
+                                              const __u8 client[16]) {
     struct roost_rule_key key = {.bits = ROOST_RULE_BITS + 128, .service = birth->service};
+    if (!gate->ruled)
+        return birth->class;
     __builtin_memcpy(key.network, client, sizeof(key.network));
     const __u32 *class = bpf_map_lookup_elem(&rules, &key);
     return class ? (__u16) * class : birth->class;
@@ -339,7 +342,7 @@ static __noinline int end_handshake(struct xdp_md *ctx, const struct packet *p, 
     }
     notes->born.now_s = now_ms / 1000;
     ka->heard = ROOST_HEARD(notes->born.now_s, 0, 0);
-    ka->class = class_of_newborn(ward->birth, p->key.client);
+    ka->class = class_of_newborn(gate, ward->birth, p->key.client);
     ka->rest = ROOST_BORN(mss_of_class(cookie_class(cookie)), s->window);
     return late || s->payload || s->flags & ROOST_FIN ? 2 : 1;
 }

@@ -202,7 +202,7 @@ static __noinline int fast_birth(struct xdp_md *ctx, const struct roost_config *
     set_addresses4(&n->key, ip->saddr, ip->daddr);
     n->key.client_port = tcp->source;
     n->key.local_port = tcp->dest;
-    ka->class = class_of_newborn(birth, n->key.client);
+    ka->class = class_of_newborn(gate, birth, n->key.client);
     if (roost_may_have_socket(sockets, n->hash, n->now_s) && has_socket(ctx, &n->key, 0))
         return XDP_PASS;
     int there = insert4(cfg, n);
