@@ -78,7 +78,7 @@ static void give_maps(void) {
 /* Both services' clients may be born asleep, always or when there are more of them than `per_tick`. */
 static void open_gate(uint32_t per_tick) {
     gate = (struct roost_births_gate){
-        {0x6120736563726574, 0x6f66206f7572206f}, (uint32_t)(host.now_ns / 1000000000) + 2, 2};
+        {0x6120736563726574, 0x6f66206f7572206f}, (uint32_t)(host.now_ns / 1000000000) + 2, 2, 1};
     for (int i = 0; i < 2; i++) {
         struct roost_birth_place place = {.port = world.key[i].local_port};
         struct roost_birth birth = {.endpoint = world.endpoint[i], .mss = 1400, .class = 60, .rate = per_tick};

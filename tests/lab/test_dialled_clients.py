@@ -79,8 +79,9 @@ def test_a_dialled_client_sleeps_wakes_and_has_any_server(box: EngineLab, family
                     assert receive(client, 14) == b"are you there?"
                     client.sendall(b"yes")
                     assert receive(server, 3) == b"yes"
+                woke = (state, State.ACTIVE, Cause.SERVER_ATTACH)
+                box.wait(lambda woke=woke, turn=turn: box.transitions(pair).count(woke) > turn, "it was told")  # type: ignore[misc]
                 box.wait_state(pair, State.STANDBY)
-                assert (state, State.ACTIVE, Cause.SERVER_ATTACH) in box.transitions(pair), turn
             if state is not State.STANDBY:
                 box.to(pair, state)
             box.wake_and_answer(pair)  # by the service's server
