@@ -84,6 +84,11 @@ class Part(NamedTuple):
     last_at: int = 0
 
 
+def _is_kept(connection: Connection, part: Part) -> bool:
+    of = history_parts.c.first
+    return connection.scalar(sa.select(of).where(of == part.first)) is not None
+
+
 class Seen(NamedTuple):
     """What was committed at one moment. rows: those of one connection in the part that is being written, newest first;
     None: of all."""
@@ -261,7 +266,7 @@ class History:
                 found += (dict(zip(_NAMES, row, strict=True)) for row in rows)
             except (OperationalError, ProgrammingError):
                 connection.rollback()
-                if part in self._parts:
+                if _is_kept(connection, part):  # the database says it before `settle` does
                     raise
                 break  # it was removed meanwhile, and what is older
             begun = number is not None and found and found[-1]["from"] == State.NONE

@@ -256,6 +256,28 @@ def test_all_of_it_is_removed_when_all_is_too_old_and_numbers_go_on(
     assert [r["seq"] for r in store.recent_history()] == [11]
 
 
+def test_who_reads_between_the_removal_of_a_part_and_its_end_in_memory_finds_none(
+    make: Callable[..., Store], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    settle = module.History.settle
+
+    def read_first(history: module.History) -> bool:
+        try:
+            found.append([one["id"] for one in store.recent_history()])
+        except Exception as error:
+            found.append(error)
+        return settle(history)
+
+    store = make(keep_days=1)
+    store.add([row(n, n, at=time.time_ns() // 1_000_000 - 2 * DAY_MS) for n in range(1, 11)])
+    assert written(store)
+    monkeypatch.setattr(module.History, "settle", read_first)
+    prune_until(store, lambda: tables(database) == {"history_11"})
+    until(lambda: found and ([] in found or isinstance(found[-1], Exception)))
+    assert [one for one in found if isinstance(one, Exception)] == []
+
+
 def test_history_over_its_bytes_is_removed_and_it_is_said(
     make: Callable[..., Store], database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
