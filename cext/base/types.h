@@ -221,8 +221,8 @@ struct roost_service {
 /* Of the clients of a service in this network a policy is in force; a longer network of the service goes before. */
 struct roost_rule {
     uint8_t network[16]; /* IPv4-mapped for IPv4; what lies behind its bits is 0 */
-    uint8_t
-        local[16]; /* for those alone that connect to this address; all zeros: to one that has no rules of its own */
+    /* For those alone that connect to this address; all zeros: to one that has no rules of its own. */
+    uint8_t local[16];
     uint8_t bits;  /* of these 128 */
     uint8_t group; /* of the connections that it is for; 0: of those without one, and of groups without rules there */
     uint16_t service;
