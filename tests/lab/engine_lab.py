@@ -20,8 +20,8 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -512,3 +512,14 @@ def receive(sock: socket.socket, size: int) -> bytes:
             break
         data += part
     return bytes(data)
+
+
+@contextmanager
+def sending(sock: socket.socket, data: bytes) -> Iterator[None]:
+    """Send more than the buffers on the way are sure to hold: who reads is in the block."""
+    thread = threading.Thread(target=sock.sendall, args=(data,))
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()

@@ -21,7 +21,7 @@ from appliance.lab import Lab
 from appliance.lab.processes import python_environment
 from examples.in_band_frames import Frame, Recipient, Stay
 from tests.lab.agent_lab import TELEMETRY, WEB, AgentLab
-from tests.lab.engine_lab import receive
+from tests.lab.engine_lab import receive, sending
 from tests.lab.in_band_lab import End
 
 PAGE = b"thermostat: 21.5\n"
@@ -80,10 +80,8 @@ def test_figure_23_a_client_that_is_not_connected_is_dialled_and_is_a_connection
         assert peer == (box.lab.address("box", "wan0"), TELEMETRY), "from where it would find its service"
         client.settimeout(20)
         for source, sink, data in ((server, client, sent[500:]), (client, server, answer)):
-            pushing = threading.Thread(target=source.sendall, args=(data,))
-            pushing.start()
-            assert receive(sink, 2_000_000) == (sent if sink is client else answer)
-            pushing.join()
+            with sending(source, data):
+                assert receive(sink, 2_000_000) == (sent if sink is client else answer)
     with client:
         box.wait_for_state("telemetry", "IDLE")
         assert box.daemon.act(where, "sleep")["state"] == "SLEEP"

@@ -107,13 +107,19 @@ def test_figure_20_all_that_a_server_said_before_it_left_reaches_the_client(box:
     box.agent("--accepting", "camera=9101")
     box.wait_for_agent("camera")
     sent = os.urandom(2_000_000)
-    for _ in range(3):
+
+    def serve() -> None:
         with box.tunnel("camera.roost", early=sent[:1000]) as server:
             server.sendall(sent[1000:])
+
+    for _ in range(3):
+        serving = threading.Thread(target=serve)
+        serving.start()
         client, _ = listener.accept()
         with client:
             client.settimeout(20)
             assert receive(client, len(sent) + 1) == sent
+        serving.join()
         box.wait(lambda: len(box.connections("agents")) == 1, "the session is over")
     listener.close()
 

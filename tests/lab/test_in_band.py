@@ -37,7 +37,7 @@ from examples.in_band_frames import (
     encode,
     seal,
 )
-from tests.lab.engine_lab import receive
+from tests.lab.engine_lab import receive, sending
 from tests.lab.in_band_lab import EVERYTHING, OK, REFUSED, End, InBandLab, Session
 from tests.lab.test_policy_change import OBEYED_S
 from tests.reboot import age
@@ -422,11 +422,9 @@ def test_payload_around_requests_keeps_its_order(box: InBandLab, family: int, en
     session = box.connect("all", family)
     asking, other = end_of(session, end), other_of(session, end)
     sent = b"".join(b"%d," % i + encode(Frame(Ping(), i, answer=True)) for i in range(300)) + b"end"
-    sender = threading.Thread(target=asking.sock.sendall, args=(sent,))
-    sender.start()
-    other.expect(b"".join(b"%d," % i for i in range(300)) + b"end")
-    assert [asking.frame().number for _ in range(300)] == list(range(300))
-    sender.join()
+    with sending(asking.sock, sent):
+        other.expect(b"".join(b"%d," % i for i in range(300)) + b"end")
+        assert [asking.frame().number for _ in range(300)] == list(range(300))
 
 
 @BOTH

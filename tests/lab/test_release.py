@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ import pytest
 
 from appliance.lab import Lab
 from examples.in_band_frames import Frame, Recipient, Release, Sleep, encode
+from tests.lab.engine_lab import sending
 from tests.lab.in_band_lab import ATTACH_PORT, EVERYTHING, OK, REFUSED, End, InBandLab, Session
 
 SERVICES: Final = {
@@ -88,12 +88,10 @@ def test_all_that_was_said_before_is_through_and_nothing_of_it_is_the_next_clien
     down, up = os.urandom(3_000_000), os.urandom(3_000_000)
     with asking(box) as server:
         wants(server, first)
-        talking = threading.Thread(target=lambda: first.client.sock.sendall(up))
-        talking.start()
-        server.expect(up)
-        talking.join()
-        server.sock.sendall(down + encode(Frame(Release(), number=5, answer=True)))
-        first.client.expect(down)
+        with sending(first.client.sock, up):
+            server.expect(up)
+        with sending(server.sock, down + encode(Frame(Release(), number=5, answer=True))):
+            first.client.expect(down)
         answer = server.frame()
         assert (answer.body, answer.number) == (OK, 5)
         first.client.sock.sendall(b"a word behind it")

@@ -17,7 +17,7 @@ import pytest
 from appliance.lab import Lab, wait_until
 from appliance.wire import OnServerClose, Op, SecondServer
 from control.core.states import LEGAL, Cause, State
-from tests.lab.engine_lab import PORT, EngineLab, Pair, receive
+from tests.lab.engine_lab import PORT, EngineLab, Pair, receive, sending
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
 WAYS = pytest.mark.parametrize("way", ["door", "command"])
@@ -179,12 +179,10 @@ def test_it_does_not_take_over_what_the_first_has_not_read(box: EngineLab, way: 
     pair = box.connect()
     pair.server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
     data = os.urandom(8_000_000)
-    sender = threading.Thread(target=pair.client.sendall, args=(data,))
-    sender.start()
-    box.wait(lambda: moves_no_more(box, "bytes_from_clients"), "all buffers are full")
-    assert_refused(come(box, pair, way), way)
-    assert receive(pair.server, len(data)) == data
-    sender.join()
+    with sending(pair.client, data):
+        box.wait(lambda: moves_no_more(box, "bytes_from_clients"), "all buffers are full")
+        assert_refused(come(box, pair, way), way)
+        assert receive(pair.server, len(data)) == data
     box.exchange(pair)
 
 
@@ -199,12 +197,10 @@ def moves_no_more(box: EngineLab, counter: str) -> bool:
 def test_it_does_not_take_over_before_the_client_has_read_what_the_first_has_sent(box: EngineLab, way: str) -> None:
     pair = box.connect()
     answer = os.urandom(8_000_000)
-    sender = threading.Thread(target=pair.server.sendall, args=(answer,))
-    sender.start()
-    box.wait(lambda: moves_no_more(box, "bytes_to_clients"), "all buffers are full")
-    assert_refused(come(box, pair, way), way)
-    assert receive(pair.client, len(answer)) == answer
-    sender.join()
+    with sending(pair.server, answer):
+        box.wait(lambda: moves_no_more(box, "bytes_to_clients"), "all buffers are full")
+        assert_refused(come(box, pair, way), way)
+        assert receive(pair.client, len(answer)) == answer
     assert pair.server.recv(1) == b""
     pair.server.close()
     box.wait_state(pair, State.STANDBY)
