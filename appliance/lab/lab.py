@@ -234,6 +234,8 @@ class Lab:
                  "database": self.workspace / f"roost{suffix}.db",
                  "control_socket": self.workspace / f"roost{suffix}.sock",
                  **config.get("paths", {})}  # fmt: skip
+        if config.get("api"):
+            self.workspace.chmod(0o711)  # for its process, which is no root's
         path = self.workspace / f"roost{suffix}.toml"
         path.write_text(toml({
             **config,

@@ -258,11 +258,15 @@ int roost_class_give(struct roost_engine *e, const struct roost_command *command
     return 0;
 }
 
-void roost_class_change(struct roost_engine *e, const struct roost_service *service) {
-    if (roost_classes_change(&e->table.classes, service->index, &service->policy)) {
+void roost_class_round(struct roost_engine *e) {
+    if (e->started || e->table.used4 || e->table.used6) /* else nobody is there, and nobody is born before the start */
         e->sweep_all = roost_table_buckets(&e->table);
-        e->sweep_awake = 0;
-    }
+    e->sweep_awake = 0;
+}
+
+void roost_class_change(struct roost_engine *e, const struct roost_service *service) {
+    if (roost_classes_change(&e->table.classes, service->index, &service->policy))
+        roost_class_round(e);
 }
 
 /* The class of the connection with this key; without one, that of the service it would come in by, 0: none. */

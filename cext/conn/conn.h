@@ -169,6 +169,7 @@ void roost_conn_set_class(struct roost_engine *e, struct roost_conn *c, uint32_t
 int roost_class_restore(struct roost_engine *e, const struct roost_command *command);
 int roost_class_give(struct roost_engine *e, const struct roost_command *command);
 void roost_rules_close(struct roost_engine *e);
+void roost_class_round(struct roost_engine *e); /* the sweep looks at every connection that there is, due or not */
 /* A service's policy from now on, for every connection that there is. */
 void roost_class_change(struct roost_engine *e, const struct roost_service *service);
 

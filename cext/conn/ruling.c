@@ -113,8 +113,7 @@ static void wait_for_xdp(void) {
 static void begin_round(struct roost_engine *e) {
     roost_lock(e);
     e->rules.walking = true;
-    e->sweep_all = roost_table_buckets(&e->table);
-    e->sweep_awake = 0;
+    roost_class_round(e);
     roost_unlock(e);
 }
 

@@ -24,8 +24,9 @@
     GET  /v1/snapshots?limit=                       what was counted at the last moments, a minute apart;
                                                     10,000 rows at most
     .../policy                                      rules of the policy: policy.py
+    .../tokens                                      of those who ask by the network: tokens.py
 
-Who asks for a change may say so in the header `Roost-Who`, percent-encoded; else the record of changes has "root".
+Who asks may say so in headers: asker.py.
 
 Errors are ``{"error": "a sentence"}`` with a status of the 4xx or 5xx kind. Who may open the socket may do everything:
 its file permissions are the access control.
@@ -53,10 +54,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from appliance.wire import Event
-from control.channel.audit import WHO_LENGTH, Audited
+from control.channel.asker import WHO_LENGTH, Scoped
+from control.channel.audit import Audited
 from control.channel.operations import Operations
 from control.channel.policy import policy_routes
+from control.channel.tokens import token_routes
 from control.clients.view import Wanted
+from control.core.access import BODY_MAX
 from control.core.errors import OperationError
 from control.core.ports import TransitionsPort
 from control.core.states import State
@@ -68,10 +72,6 @@ EVENTS_BOUND: Final = 20_000
 """Transitions that wait for a slow reader of /v1/events; what comes then is dropped for that reader, and it is told."""
 
 HEARTBEAT_S: Final = 5.0
-
-BODY_MAX: Final = 8 << 20
-"""Bytes of a request: as many rules as there may be, in a file."""
-
 
 PAGE_ROWS: Final = 100
 PAGE_ROWS_MAX: Final = 10_000
@@ -95,6 +95,7 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     """The application; it holds no state of its own."""
     app = FastAPI(title="Roost", docs_url=None, redoc_url=None, redirect_slashes=False, max_body_size=BODY_MAX)
 
+    app.add_middleware(Scoped)
     app.add_middleware(Audited, record=operations.record)
 
     @app.exception_handler(OperationError)
@@ -117,6 +118,7 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
         return _error(503, f"store: {reason(error)}")
 
     app.include_router(policy_routes(operations.ruling, operations.giving))
+    app.include_router(token_routes(operations.tokens))
 
     @app.get("/v1/status")
     def status() -> Response:

@@ -92,6 +92,12 @@ def _export(status: Mapping[str, Any], _grown: Counts) -> Found:
         yield f"the export to {status['export']['directory']}", error
 
 
+def _api(status: Mapping[str, Any], _grown: Counts) -> Found:
+    api = status["api"]
+    if api["ended"] and api["pid"] is None:
+        yield "the API's process", f"it does not run, and has ended {api['ended']} times"
+
+
 def _awake(status: Mapping[str, Any], _grown: Counts) -> Found:
     awake, most = status["awake"], status["max_awake"]
     if under_pressure(awake, most):
@@ -112,6 +118,7 @@ LEVELS: Final = (
     Watch("waiting", _waiting, "bring it about, or change the configuration; all else goes on"),
     Watch("store", _store, "mend the database; until then everything else goes on"),
     Watch("export", _export, "mend it; the next one goes on where the last one stopped"),
+    Watch("api", _api, f"it is begun again and again; {SEE_LOG}"),
     Watch("servers", _servers, "see that they run and are reached from here: `roost doctor -c FILE`"),
     Watch("rules", _rules, "look at `roost policy list`, and mend the rule or the configuration"),
     Watch("full", _full, BIGGER),

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every change that the local API is asked for leaves a row in the store: who, from where, what, and what came of it.
-
-Who asks says so in the header `Roost-Who`, percent-encoded: whoever may open the socket is believed.
-"""
+"""Every change that is asked for leaves a row in the store: who, from where, what, and what came of it."""
 
 from __future__ import annotations
 
@@ -10,21 +7,14 @@ import json
 import time
 from collections.abc import Callable
 from typing import Final
-from urllib.parse import unquote
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from control.channel.asker import Asker, plain
+from control.core.access import FROM, WHO
 from control.store.appended import Audit
 
-WHO: Final = "Roost-Who"
-NOBODY_SAID: Final = "root"
-"""Who may open the socket."""
-
-LOCAL: Final = "local"
-"""Where the socket is."""
-
-WHO_LENGTH: Final = 255
 METHOD_LENGTH: Final = 15
 PATH_LENGTH: Final = 500
 BODY_LENGTH: Final = 1000
@@ -74,11 +64,12 @@ class Audited:
         def note(answer: bytes) -> None:
             nonlocal noted
             noted = True
-            who = unquote(Headers(scope=scope).get(WHO, "")) or NOBODY_SAID
+            headers = Headers(scope=scope)
+            asker = Asker.of(headers.get(WHO, ""), headers.get(FROM, ""))
             told = body.decode(errors="replace") + ("…" if cut else "")
-            method, path = _plain(scope["method"], METHOD_LENGTH), _plain(scope["path"], PATH_LENGTH)
-            error = _plain(_error(answer), ERROR_LENGTH) if status >= 400 else ""
-            row = Audit(at, _plain(who, WHO_LENGTH), LOCAL, method, path, _plain(told, BODY_LENGTH + 1), status, error)
+            method, path = plain(scope["method"], METHOD_LENGTH), plain(scope["path"], PATH_LENGTH)
+            error = plain(_error(answer), ERROR_LENGTH) if status >= 400 else ""
+            row = Audit(at, asker.who, asker.origin, method, path, plain(told, BODY_LENGTH + 1), status, error)
             self._record(row)
 
         try:
@@ -88,11 +79,6 @@ class Audited:
                 status = status if status >= 400 else 500
                 note(json.dumps({"error": BROKEN}).encode())
             raise
-
-
-def _plain(text: str, most: int) -> str:
-    """What every database takes, and every terminal."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text)[:most]
 
 
 def _error(answer: bytes) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from control.channel.status import Status
+from control.channel.tokens import Tokens
 from control.clients.explain import Explainer
 from control.clients.giving import Giving
 from control.clients.moving import Moving
@@ -29,6 +30,7 @@ class Operations:
     moving: Moving
     ruling: Ruling
     giving: Giving
+    tokens: Tokens
     agents: Callable[[], list[dict[str, Any]]]
     dialled: Callable[[], list[dict[str, Any]]]
     record: Callable[[Audit], None]

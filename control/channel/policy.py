@@ -16,6 +16,8 @@ given (giving.py).
     PUT  /v1/connections/{id}/policy                {"values": {"idle_quiet": "5m"}, "who": ..., "why": ...}: it has
                                                     these of its own; null: what its rules and its service say
 
+Who asks by the network is known by a token, whatever `who` says.
+
 `seen` is the version of GET /v1/policy that a change was made of: 409, when another has changed the rules since.
 Without it, or null, they are changed whatever they are.
 """
@@ -27,6 +29,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Body, Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from control.channel.asker import AskedBy
 from control.clients.giving import Giving
 from control.clients.ruling import Ruling
 
@@ -40,7 +43,7 @@ class Edit(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    who: str
+    who: str | None = None
     why: str = ""
     seen: Version | None = None
 
@@ -63,7 +66,7 @@ class OwnEdit(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     values: dict[str, Any]
-    who: str
+    who: str | None = None
     why: str = ""
 
 
@@ -94,20 +97,20 @@ def policy_routes(ruling: Ruling, giving: Giving) -> APIRouter:
         return ruling.show(name)
 
     @routes.put("/v1/policy/rules/{name}")
-    def change(name: str, edit: RuleEdit) -> dict[str, Any]:
-        return ruling.set(name, edit.rule, edit.who, edit.why, edit.seen)
+    def change(name: str, edit: RuleEdit, asker: AskedBy) -> dict[str, Any]:
+        return ruling.set(name, edit.rule, asker.named(edit.who), edit.why, edit.seen)
 
     @routes.delete("/v1/policy/rules/{name}")
-    def remove(name: str, edit: Edit) -> dict[str, Any]:
-        return ruling.remove(name, edit.who, edit.why, edit.seen)
+    def remove(name: str, edit: Edit, asker: AskedBy) -> dict[str, Any]:
+        return ruling.remove(name, asker.named(edit.who), edit.why, edit.seen)
 
     @routes.put("/v1/policy/rules")
-    def apply(edit: FileEdit) -> dict[str, Any]:
-        return ruling.apply(edit.file, edit.who, edit.why, edit.seen)
+    def apply(edit: FileEdit, asker: AskedBy) -> dict[str, Any]:
+        return ruling.apply(edit.file, asker.named(edit.who), edit.why, edit.seen)
 
     @routes.post("/v1/policy/rollback")
-    def rollback(edit: Rollback) -> dict[str, Any]:
-        return ruling.rollback(edit.version, edit.who, edit.why, edit.seen)
+    def rollback(edit: Rollback, asker: AskedBy) -> dict[str, Any]:
+        return ruling.rollback(edit.version, asker.named(edit.who), edit.why, edit.seen)
 
     @routes.post("/v1/policy/try")
     def attempt(file: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
@@ -118,7 +121,7 @@ def policy_routes(ruling: Ruling, giving: Giving) -> APIRouter:
         return ruling.explain(name)
 
     @routes.put("/v1/connections/{name}/policy")
-    async def give(name: str, edit: OwnEdit) -> dict[str, Any]:
-        return await giving.give(name, edit.values, edit.who, edit.why)
+    async def give(name: str, edit: OwnEdit, asker: AskedBy) -> dict[str, Any]:
+        return await giving.give(name, edit.values, asker.named(edit.who), edit.why)
 
     return routes

@@ -23,23 +23,18 @@ SAMPLE_S: Final = 10.0
 
 
 class Status:
-    """server_rows: the servers of a service, by its number. reached: what was counted of the other ways to clients.
-    policy: of its rules. pressure: of the monitor. export: of the last one. facts: what stays as it is while the daemon
-    runs."""
+    """server_rows: the servers of a service, by its number. parts: what other parts of the daemon say, by key. facts:
+    what stays as it is while the daemon runs."""
 
     def __init__(self, engine: EnginePort, store: Store, dispatcher: Dispatcher, services: Mapping[int, Service],
-                 server_rows: Callable[[int], list[dict[str, Any]]], reached: Callable[[], dict[str, int]],
-                 policy: Callable[[], dict[str, Any]], pressure: Callable[[], dict[str, Any]],
-                 export: Callable[[], dict[str, Any]], facts: Mapping[str, Any]) -> None:  # fmt: skip
+                 server_rows: Callable[[int], list[dict[str, Any]]],
+                 parts: Mapping[str, Callable[[], Mapping[str, Any]]], facts: Mapping[str, Any]) -> None:  # fmt: skip
         self._engine = engine
         self._store = store
         self._dispatcher = dispatcher
         self._services = services
         self._server_rows = server_rows
-        self._reached = reached
-        self._policy = policy
-        self._pressure = pressure
-        self._export = export
+        self._parts = parts
         self._facts = facts
         self._began = time.monotonic()
         self._samples: deque[dict[str, int]] = deque([counters(self._read())], round(WINDOW_S / SAMPLE_S))
@@ -93,10 +88,7 @@ class Status:
             },
             "control": {name: getattr(control, name) for name in control.__dataclass_fields__},
             "services": [self._service_row(index, service) for index, service in tuple(self._services.items())],
-            "policy": self._policy(),
-            "pressure": self._pressure(),
-            "export": self._export(),
-            "agents": self._reached(),
+            **{key: part() for key, part in self._parts.items()},
             "counters": stats,
         }
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the commands reach the daemon: HTTP on its unix socket, with nothing to import but the standard library."""
+"""How the commands reach the daemon: HTTP on its unix socket, or to the API by the network, with nothing to import but
+the standard library."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import socket
 import tomllib
 from collections.abc import Callable, Iterator
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 import click
 
@@ -20,18 +21,38 @@ from appliance.paths import control_socket
 
 
 def daemon_options(function: Callable[..., None]) -> Callable[..., None]:
-    """--config, --socket: where the daemon is. The command is given its Client, as `daemon`."""
+    """--config, --socket, --url: where the daemon is. The command is given its Client, as `daemon`."""
 
     @click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG",
                   help="The daemon's configuration, to find its socket (or set ROOST_CONFIG).")  # fmt: skip
     @click.option("--socket", "socket_path", metavar="PATH", help="The daemon's control socket.")
+    @click.option("--url", metavar="URL", envvar="ROOST_URL",
+                  help="Another machine's API, such as https://box:8443 (or set ROOST_URL).")  # fmt: skip
+    @click.option("--token-file", metavar="FILE", envvar="ROOST_TOKEN_FILE",
+                  help="With --url: where the token is (or set ROOST_TOKEN_FILE).")  # fmt: skip
+    @click.option("--ca", "ca_path", metavar="FILE", envvar="ROOST_CA",
+                  help="With --url: certificates to believe instead of the system's (or set ROOST_CA).")  # fmt: skip
     @functools.wraps(function)
-    def command(config_path: str | None, socket_path: str | None, **arguments: object) -> None:
+    def command(config_path: str | None, socket_path: str | None, url: str | None, token_file: str | None,
+                ca_path: str | None, **arguments: object) -> None:  # fmt: skip
+        if url and not socket_path:
+            function(daemon=Client(url, token=_read_token(token_file), ca_path=ca_path), **arguments)
+            return
         if config_path and not socket_path:
             socket_path = _socket_of(config_path)
         function(daemon=Client(socket_path or control_socket()), **arguments)
 
     return command
+
+
+def _read_token(path: str | None) -> str:
+    if path is None:
+        raise click.UsageError("--url needs a token: --token-file, or ROOST_TOKEN_FILE")
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read(1000).strip()
+    except (OSError, UnicodeError) as error:
+        raise click.UsageError(f"the token in {path} cannot be read: {error}") from None
 
 
 def _socket_of(config_path: str) -> str:
@@ -72,15 +93,41 @@ def who() -> str:
 
 
 class Client:
-    """One daemon. Every failure is a click.ClickException with a sentence."""
+    """One daemon, by its socket's path, or by the URL of its API. Every failure is a click.ClickException with a
+    sentence."""
 
-    def __init__(self, socket_path: str) -> None:
-        self._path = socket_path
+    def __init__(self, where: str, token: str = "", ca_path: str | None = None) -> None:
+        self._where = where
+        self._token = token
+        self._ca_path = ca_path
+
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        if not self._token:
+            return _UnixConnection(self._where, timeout)
+        try:
+            url = urlsplit(self._where)
+            kind, host, port = url.scheme, url.hostname, url.port
+        except ValueError:
+            kind = host = port = None
+        if kind == "http" and host:
+            return http.client.HTTPConnection(host, port, timeout=timeout)
+        if kind != "https" or not host:
+            raise click.UsageError(f'"{self._where}" is no URL of an API; write https://box:8443')
+        import ssl  # 10 ms
+
+        try:
+            context = ssl.create_default_context(cafile=self._ca_path)
+        except OSError as error:
+            raise click.UsageError(f"the certificates in {self._ca_path} cannot be read: {error}") from None
+        return http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
 
     def _open(self, method: str, path: str, data: object = None, timeout: float = 60.0) -> http.client.HTTPResponse:
-        connection = _UnixConnection(self._path, timeout)
-        headers = {} if method == "GET" else {"Roost-Who": quote(who(), errors="replace")}
-        body = None
+        connection = self._connection(timeout)
+        body, headers = None, {}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        elif method != "GET":
+            headers["Roost-Who"] = quote(who(), errors="replace")
         if data is not None:
             body, headers = json.dumps(data), {**headers, "Content-Type": "application/json"}
         try:
@@ -88,15 +135,15 @@ class Client:
             response = connection.getresponse()
         except (FileNotFoundError, ConnectionRefusedError):
             raise click.ClickException(
-                f"no daemon answers at {self._path}. Start it with `roost up -c FILE`, or say where it is with -c or "
-                "--socket."
+                f"no daemon answers at {self._where}. Start it with `roost up -c FILE`, or say where it is with -c or "
+                "--socket; on another machine, with --url."
             ) from None
         except PermissionError:
-            raise click.ClickException(f"{self._path}: permission denied. Run this as root.") from None
+            raise click.ClickException(f"{self._where}: permission denied. Run this as root.") from None
         except TimeoutError:
-            raise click.ClickException(f"the daemon at {self._path} does not answer in {timeout:.0f} s.") from None
+            raise click.ClickException(f"the daemon at {self._where} does not answer in {timeout:.0f} s.") from None
         except (OSError, http.client.HTTPException) as error:
-            raise click.ClickException(f"the daemon at {self._path} ended the connection: {error}") from None
+            raise click.ClickException(f"the daemon at {self._where} ended the connection: {error}") from None
         if response.status >= 400:
             raise click.ClickException(_reason(response))
         return response

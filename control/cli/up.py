@@ -3,22 +3,11 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 
 import click
 
-from control.cli.table import local_time
-
-
-class Formatter(logging.Formatter):
-    """Of the log: the time with its zone."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        return local_time(record.created * 1000, "milliseconds")
+from control.cli.logs import log_to_stderr
 
 
 @click.command("up")
@@ -40,12 +29,7 @@ def command(config_path: str, check: bool, take_over: bool, verbose: bool) -> No
     Example:
       sudo ./roost up -c roost.toml
     """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Formatter())
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    log_to_stderr(verbose)
     if check:
         from control.config import load
         from control.store.database import parse_url

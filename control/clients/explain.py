@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from appliance.wire import Obstacle
 from control.clients.locate import Located, Locator
+from control.clients.scope import SCOPE
 from control.config import Service
 from control.core.ports import EnginePort
 from control.core.states import AWAKE, State
@@ -149,7 +150,7 @@ class Explainer:
         awake = self._engine.stats().get("awake", 0)
         max_awake = int(self._facts.get("max_awake", 0))
         facts |= {"awake_now": awake, "max_awake": max_awake, "pressure": under_pressure(awake, max_awake)}
-        facts["attention"] = " ".join(self._attention())
+        facts["attention"] = " ".join(self._attention()) if SCOPE.get() is None else ""  # it is about all services
         return {key: value for key, value in facts.items() if value}
 
     def _policy(self, located: Located, service: Service | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from appliance.frontends.target import Address, Name, Target, parse_address
 from appliance.wire import Event, Key, pack_address
 from control.clients.local_addresses import LocalAddresses
 from control.clients.registry import Named, Registry
+from control.clients.scope import in_scope
 from control.config import Service, parse_endpoint
 from control.core.errors import OperationError
 from control.core.ports import EnginePort
@@ -146,9 +147,13 @@ class Locator:
             number = number or event.id or event.record.id or _sleeping_ids(self._store, [event]).get(key, 0)
             if event.candidate and not number and not self._store.status.error:
                 event = None  # a false positive of the filter
-        if event is None:
+        if event is None or not self._is_for_asker(event):
             raise OperationError(404, f'no connection "{name}"')
         return Located(number, State(event.to_state), event)
+
+    def _is_for_asker(self, event: Event) -> bool:
+        service = self._services.get(event.record.service)
+        return in_scope(service.name if service else None)
 
     def _asleep_numbered(self, number: int) -> Event | None:
         """The connection that a row of `sleeping` is about."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from control.clients.locate import Locator
 from control.clients.registry import Registry, canonical
+from control.clients.scope import SCOPE
 from control.core.errors import OperationError
 from control.core.names import NAME_LENGTH, is_name
 from control.store.database import StoreError
@@ -56,7 +57,7 @@ class Naming:
 
     def tag(self, name: str, add: Sequence[str], remove: Sequence[str]) -> dict[str, Any]:
         """Give a name tags, and take some away: labels that stay with the client however often it connects."""
-        wanted = _canonical(name, self._domain)
+        wanted = self._for_asker(name)
         added, removed = _tags(add), _tags(remove)
         if both := set(added) & set(removed):
             raise OperationError(422, f'the tag "{min(both)}" is to be given and taken away')
@@ -69,10 +70,18 @@ class Naming:
 
     def tags_of(self, name: str) -> dict[str, Any]:
         """The tags of a name."""
-        wanted = _canonical(name, self._domain)
+        wanted = self._for_asker(name)
         if self._names.find(wanted) is None:
             raise OperationError(404, f'no client has the name "{name}"')
         return {"name": wanted, "tags": self._names.tags_of([wanted]).get(wanted, [])}
+
+    def _for_asker(self, name: str) -> str:
+        """The form in which it is kept. Who may see some services alone must be able to see its client, which is
+        connected, then."""
+        wanted = _canonical(name, self._domain)
+        if SCOPE.get() is not None:
+            self._locator.locate(f"{wanted}.{self._domain}")
+        return wanted
 
     def tags(self, after: str, limit: int) -> list[dict[str, Any]]:
         """Tags in their order, those after one, and how many names have each."""

@@ -16,6 +16,7 @@ from appliance.wire import KA, REST, Ends, Event, Key, Sought, pack_address
 from control.clients.locate import Locator
 from control.clients.registry import Registry, RegistryError
 from control.clients.rules import Follows
+from control.clients.scope import service_to_list
 from control.config import Service
 from control.core.errors import OperationError
 from control.core.ports import EnginePort
@@ -153,10 +154,9 @@ class View:
 
     def _asked(self, wanted: Wanted) -> Found:
         service, network, bits = 0, bytes(16), 0
-        if wanted.service:
-            numbers = {self.service_name(number): number for number in self._services}
-            if (service := numbers.get(wanted.service, 0)) == 0:
-                raise OperationError(404, f'there is no service "{wanted.service}"; there are: {", ".join(numbers)}')
+        numbers = {self.service_name(number): number for number in self._services}
+        if name := service_to_list(wanted.service, numbers):
+            service = numbers[name]
         if wanted.network:
             try:
                 found = ipaddress.ip_network(wanted.network)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from control.config.config import Config
 from control.config.reading import ConfigError, hint, load, parse, problem
-from control.config.sections import Absent, Agent, Attach, Export, Policy, Pressure
+from control.config.sections import Absent, Agent, Api, Attach, Export, Policy, Pressure
 from control.config.service import Health, Service
 from control.config.values import parse_duration, parse_endpoint, parse_ports, parse_server
 
 __all__ = [
     "Absent",
     "Agent",
+    "Api",
     "Attach",
     "Config",
     "ConfigError",

@@ -14,6 +14,7 @@ from control.config.sections import (
     Absent,
     Agent,
     Agents,
+    Api,
     Attach,
     Export,
     History,
@@ -48,6 +49,7 @@ class Config(Section):
     absent: Absent = Field(default_factory=Absent)
     agents: Agents = Field(default_factory=Agents)
     agent: tuple[Agent, ...] = ()
+    api: Api = Field(default_factory=Api)
     history: History = Field(default_factory=History)
     export: Export = Field(default_factory=Export)
     service: tuple[Service, ...] = ()

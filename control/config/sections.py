@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, ClassVar, Literal, Self, get_args
@@ -19,6 +20,7 @@ from control.config.values import (
     PortRange,
     ToEngine,
     WholeSeconds,
+    parse_endpoint,
     words,
 )
 
@@ -449,6 +451,51 @@ class Pressure(Section):
         description="% of the awake connections, and of those in IDLE, that go down in a second; where connections "
         "are counted, as many as are too many",
     )
+
+
+class Api(Section):
+    """HTTP for operators and servers by the network ([api.md](api.md)), served by a process of its own: it has no
+    privileges, and no part of what moves packets is in it."""
+
+    listen: tuple[Endpoint, ...] = Field((), description="addresses and ports; empty: the process is not started")
+    user: str = Field(
+        "roost",
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}$",
+        description="the user that it runs as, a name or a number: it may read the database and open the daemon's "
+        "socket, by that user's group, and nothing else of the appliance's. Not root",
+    )
+    certificate: str = Field("", description="PEM file; with it TLS is spoken (1.2 or later)")
+    private_key: str = Field("", description="PEM file of the certificate's key; root's alone is best")
+    client_ca: str = Field(
+        "", description="PEM file; with it a client needs a certificate that one of these signed, beside its token"
+    )
+    plain: bool = Field(
+        False, description="without a certificate it listens on loopback alone, unless this is true: tokens can be read"
+    )
+    at_clients: bool = Field(
+        False,
+        description="whether an address of `listen` may be one of an interface that clients are heard on (`[network] "
+        "interfaces`)",
+    )
+    connections: int = Field(1000, ge=1, le=100_000, description="connections to it at once")
+    connections_each: int = Field(
+        50, ge=1, le=100_000, description="connections at once from one address, or from one /64 of IPv6"
+    )
+    requests: int = Field(50, ge=1, le=100_000, description="requests a second by one token, on average")
+
+    @model_validator(mode="after")
+    def _is_protected(self) -> Api:
+        if bool(self.certificate) != bool(self.private_key):
+            raise ValueError("[api] needs certificate and private_key, or neither")
+        if self.client_ca and not self.certificate:
+            raise ValueError("[api] client_ca needs a certificate of its own: certificate and private_key")
+        if self.user in ("root", "0"):
+            raise ValueError("[api] user must not be root")
+        for text in self.listen if not (self.certificate or self.plain) else ():
+            if not ipaddress.ip_address(parse_endpoint(text)[0]).is_loopback:
+                raise ValueError(f'[api] listens at {text}, where others may read tokens: it needs a certificate and '
+                                 "private_key, or plain = true")  # fmt: skip
+        return self
 
 
 class History(Section):

@@ -30,6 +30,7 @@ from appliance.wire import EngineOptions, EventType
 from control import config as configuration
 from control.channel.operations import Operations
 from control.channel.status import Status
+from control.channel.tokens import Tokens
 from control.clients.explain import Explainer
 from control.clients.giving import Giving
 from control.clients.grouping import Grouping
@@ -44,6 +45,7 @@ from control.clients.ruling import Ruling
 from control.clients.view import View
 from control.config import Config
 from control.core.states import State
+from control.daemon.api_process import ApiProcess
 from control.daemon.end import End, freeze_all
 from control.daemon.engine_rules import EngineRules
 from control.daemon.engine_setup import EngineSetup, engine_options
@@ -194,8 +196,10 @@ class Daemon:
         ruling = Ruling(rules, store, EngineRules(engine), engine, locator, services.configured)
         monitor = Monitor(engine, lambda: dispatcher.states, lambda: services.configured()[1].pressure)
         exports = Exports.of(self._path, lambda: services.configured()[1].export)
-        status = Status(engine, store, dispatcher, services.by_number, health.rows, reach.counts, ruling.status,
-                        monitor.status, exports.status, facts)  # fmt: skip
+        api = ApiProcess.of(self._path, lambda: services.configured()[1], (store.share, listeners.share_control))
+        parts = {"policy": ruling.status, "pressure": monitor.status, "export": exports.status, "api": api.status,
+                 "agents": reach.counts}  # fmt: skip
+        status = Status(engine, store, dispatcher, services.by_number, health.rows, parts, facts)
         operations = Operations(
             status=status,
             view=View(engine, store, names, services.by_number, locator, reach.attaches.waiting, rules.followers),
@@ -204,12 +208,14 @@ class Daemon:
             moving=Moving(engine, store, dispatcher, locator),
             ruling=ruling,
             giving=Giving(dispatcher, locator),
+            tokens=Tokens(store, lambda: [service.name for service in services.by_number.values()]),
             agents=reach.agents.clients,
             dialled=reach.dialled.all,
             record=store.append,
         )
-        serving = Serving(config, operations, dispatcher, reach, health, services, rules, (monitor, snapshots, exports),
-                          setup, listeners, waiting, hostnames, facts, self._end)  # fmt: skip
+        repeated = (monitor, snapshots, exports, api)
+        serving = Serving(config, operations, dispatcher, reach, health, services, rules, repeated, setup, listeners,
+                          waiting, hostnames, facts, self._end)  # fmt: skip
         dispatcher.handle(EventType.RELEASED, serving.released)
         try:
             asyncio.run(serving.run())

@@ -10,17 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
-import signal
-import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from control.config import Export
+from control.daemon import beside
 
 log = logging.getLogger("roost.export")
 
@@ -28,9 +25,7 @@ START_S: Final = 10.0
 """After the daemon's: clients that come back are more urgent."""
 
 LOOK_S: Final = 1.0
-KILLED_S: Final = 1.0
-_BESIDE: Final = ("setpriv", "--pdeathsig=KILL", "--", "nice", "-n", "10")
-"""The kernel ends it with the thread that started it, which is the daemon's first."""
+_GENTLY: Final = ("nice", "-n", "10")
 
 
 class Exports:
@@ -51,7 +46,7 @@ class Exports:
     def of(cls, config_path: str, wanted: Callable[[], Export]) -> Exports:
         """With `roost export` of this daemon's configuration."""
         path = str(Path(config_path).absolute())
-        return cls(wanted, (sys.executable, "-P", "-m", "control.cli.main", "export", "-c", path, "--json", "--"))
+        return cls(wanted, (*beside.roost("export"), "-c", path, "--json", "--"))
 
     def status(self) -> dict[str, Any]:
         """Of the last one that ended: when (wall clock, ms), how long it took, rows by table, and what kept it from
@@ -73,22 +68,15 @@ class Exports:
 
     async def _export(self, directory: str) -> None:
         began = time.monotonic()
-        creation = asyncio.ensure_future(
-            asyncio.create_subprocess_exec(*_BESIDE, *self._command, directory, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
-        )
         try:
-            process = await asyncio.shield(creation)
-        except asyncio.CancelledError:  # cancelled itself it would reap the process, which the loop does
-            with suppress(OSError):
-                await _end(await creation)
-            raise
+            process = await beside.begin(*_GENTLY, *self._command, directory, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
         except OSError as error:
-            self._note(began, {}, f"{_BESIDE[0]}: {error.strerror}", directory)
+            self._note(began, {}, f"{error.filename}: {error.strerror}", directory)
             return
         try:
             out, said = await process.communicate()
         finally:
-            await _end(process)
+            await beside.kill(process)
         try:
             tables = {table: one for table, one in json.loads(out).items() if table != "seconds"}
             rows = {table: int(one["rows"]) for table, one in tables.items()}
@@ -111,13 +99,3 @@ class Exports:
             log.info("export to %s: %s more", directory, told or "nothing")
         self._done = {"at_ms": time.time_ns() // 1_000_000, "seconds": round(time.monotonic() - began, 1), "rows": rows,
                       "error": error}  # fmt: skip
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:  # Process.kill() would reap it, too
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
-    # A disk that hangs holds it, and must not hold the daemon. wait_for() loses a cancellation that comes with the end.
-    with suppress(TimeoutError):
-        async with asyncio.timeout(KILLED_S):
-            await process.wait()

@@ -4,6 +4,7 @@ waits in a listen queue."""
 
 from __future__ import annotations
 
+import os
 import socket
 from errno import EADDRNOTAVAIL
 from pathlib import Path
@@ -54,6 +55,12 @@ class Listeners:
         except OSError as error:
             reason = error.strerror or error
             raise DaemonError(f"cannot listen on the control socket {config.control_socket}: {reason}") from None
+
+    def share_control(self, group: int) -> None:
+        """Let the members of this group open the local API's socket, too; 0: nobody. Raises OSError."""
+        if self._control_path is not None:
+            os.chown(self._control_path, -1, group)
+            self._control_path.chmod(0o660 if group else 0o600)
 
     def close(self) -> None:
         """Close those that are still here: what serves one may have closed it."""

@@ -89,24 +89,37 @@ def problem_of_directory(path: str) -> str:
     )
 
 
-def prepare(path: str) -> bool:
-    """Have the file, its owner's alone, since sequence numbers are in it; whether it is new. Raises StoreError."""
+def prepare(path: str, group: int = 0) -> bool:
+    """Have the file, its owner's alone, since sequence numbers are in it; whether it is new. group: whose members may
+    read it; 0: nobody. Raises StoreError."""
     if problem := problem_of_directory(path):
         raise StoreError(problem)
     directory = Path(path).parent
     try:
         directory.mkdir(mode=0o700, parents=directory == DEFAULT_DIRECTORY, exist_ok=True)
-        if directory == DEFAULT_DIRECTORY:  # another may be shared
-            directory.chmod(0o700)
+        new = False
         with contextlib.suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            return True
-        for suffix in SUFFIXES:
-            with contextlib.suppress(FileNotFoundError):
-                Path(path + suffix).chmod(0o600)
+            new = True
+        share(path, group)
+        return new
     except OSError as error:
         raise StoreError(f"cannot make the database {path}: {error.strerror}") from None
-    return False
+
+
+def share(path: str, group: int) -> None:
+    """Let the members of this group read it; 0: nobody. Raises OSError."""
+    if Path(path).parent == DEFAULT_DIRECTORY:  # another may be shared
+        _give(DEFAULT_DIRECTORY, 0o750 if group else 0o700, group)
+    for suffix in SUFFIXES:  # SQLite makes the others like the first
+        with contextlib.suppress(FileNotFoundError):
+            _give(Path(path + suffix), 0o640 if group else 0o600, group)
+
+
+def _give(path: Path, mode: int, group: int) -> None:
+    if os.geteuid() == 0:  # who is not root has no group to give
+        os.chown(path, -1, group)
+    path.chmod(mode)
 
 
 def is_damage(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from control.store import policies, schema, sleeping, tagging
+from control.store import policies, schema, sleeping, tagging, tokens
 from control.store.database import StoreError, chunks, open_engine, reason
 from control.store.schema import KEY, KEYED, successors
 from control.store.sleeping import LAST_NUMBER, Epochs, References, SleepingRow
@@ -178,6 +178,11 @@ class Reader:
         """policies.changes."""
         with self._reading() as connection:
             return policies.changes(connection, limit, rule)
+
+    def tokens(self) -> list[tokens.TokenRow]:
+        """tokens.read."""
+        with self._reading() as connection:
+            return tokens.read(connection)
 
     def groups(self) -> dict[frozenset[str], int]:
         """policies.read_groups."""

@@ -35,7 +35,7 @@ from control.core.names import NAME_LENGTH
 SCHEMA_VERSION: Final = 6
 """What `meta` says, for versions that know no revisions: they leave a database of a number that is not theirs alone."""
 
-REVISION: Final = "0014"
+REVISION: Final = "0015"
 """The last of migrations/versions: what these tables are."""
 
 KEY: Final = struct.Struct("!16s16sHH")
@@ -202,6 +202,21 @@ audit = Table(
     Column("error", String(500), nullable=False, comment="a sentence; empty: it was done"),
 )
 """Each change that was asked for."""
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(8), primary_key=True),
+    Column("name", String(NAME_LENGTH), nullable=False, comment="no two good ones have the same"),
+    Column("role", String(15), nullable=False),
+    Column("services", Text, comment="JSON: names of services; NULL: all"),
+    Column("digest", LargeBinary(32), nullable=False, comment="SHA-256 of its secret"),
+    Column("made_at", BigInteger, nullable=False, comment="wall clock, ms; so are the others"),
+    Column("made_by", String(255), nullable=False),
+    Column("expires_at", BigInteger, comment="NULL: never"),
+    Column("revoked_at", BigInteger, comment="NULL: it was not"),
+)
+"""By which it is known who asks by the API."""
 
 successors = Table(
     "successors",

@@ -28,7 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.wire import NO_ENDS
 from control.core.states import Cause, State
-from control.store import appended, file, policies, sleeping, starting, tagging
+from control.store import appended, file, policies, sleeping, starting, tagging, tokens
 from control.store.database import (
     StoreError,
     begin_writing,
@@ -98,6 +98,7 @@ class Store(Latest):
         take_over: bool = False,
     ) -> None:
         self._url = parse_url(url)
+        self._readers = 0
         owner = owner or Owner.here()
         super().__init__(self._url, History(keep_days, keep_bytes), Queues(history_bound), owner.boot_id)
         self._owner = owner
@@ -160,6 +161,12 @@ class Store(Latest):
                 self._note_failure(error)
             return self._status.error
 
+    def share(self, group: int) -> None:
+        """Let the members of this group read SQLite's file from now on; 0: nobody. Raises OSError."""
+        self._readers = group
+        if self._path:
+            file.share(self._path, group)
+
     def start(self) -> None:
         """Start the writer; once."""
         assert self._thread is None
@@ -201,7 +208,7 @@ class Store(Latest):
                 self._damage = None
             if file.is_another(self._path, self._opened):
                 self.close_readers()  # of what the path does not name any more
-            if file.prepare(self._path) and self._ownership.held:
+            if file.prepare(self._path, self._readers) and self._ownership.held:
                 log.error("store: %s is gone, and a new one was made: who slept by its rows cannot wake", self._path)
         with self._writer_engine.connect() as connection:
             with connection.begin():
@@ -353,6 +360,16 @@ class Store(Latest):
         """tagging.change."""
         with self._changing() as connection:
             return tagging.change(connection, name, add, remove)
+
+    def add_token(self, row: tokens.TokenRow) -> None:
+        """tokens.add."""
+        with self._changing() as connection:
+            tokens.add(connection, row)
+
+    def revoke_token(self, which: str) -> tokens.TokenRow:
+        """tokens.revoke."""
+        with self._changing() as connection:
+            return tokens.revoke(connection, which, time.time_ns() // 1_000_000)
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Connection]:

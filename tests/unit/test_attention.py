@@ -20,6 +20,7 @@ def status(**changes: Any) -> dict[str, Any]:
         "policy": {"version": 3, "rules": 2, "error": "", "problems": 0, "problem": ""},
         "pressure": {"reached": {}, "asked": {"awake": 0, "idle": 0}},
         "export": {"directory": "/srv/roost", "error": ""},
+        "api": {"listen": ["127.0.0.1:8443"], "pid": 17, "ended": 1},
         "awake": 10,
         "max_awake": 100,
         "store": {

@@ -15,11 +15,12 @@ import pyarrow.dataset as ds
 import pytest
 from click.testing import CliRunner
 
-from control.channel.api import BODY_MAX
-from control.channel.audit import BODY_LENGTH, BROKEN, ERROR_LENGTH, METHOD_LENGTH, PATH_LENGTH, WHO_LENGTH, Audited
+from control.channel.asker import WHO_LENGTH
+from control.channel.audit import BODY_LENGTH, BROKEN, ERROR_LENGTH, METHOD_LENGTH, PATH_LENGTH, Audited
 from control.channel.operations import Operations
 from control.cli import audit as command
 from control.cli.client import Client
+from control.core.access import BODY_MAX
 from control.core.states import State
 from control.export.export import Export
 from control.store import queues

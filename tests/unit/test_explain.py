@@ -137,8 +137,9 @@ def test_the_status_and_an_explanation_tell_what_happened_since_the_daemon_began
     dispatching.start()
     facts = {**told.facts, "database": "roost.db", "waiting": []}
     status = Status(
-        told.engine, told.rig.store, told.rig.dispatcher, told.services, lambda _: told.servers, dict,
-        lambda: {"error": "", "problems": 0}, lambda: {"reached": {}}, lambda: {"error": ""}, facts,
+        told.engine, told.rig.store, told.rig.dispatcher, told.services, lambda _: told.servers,
+        {"policy": lambda: {"error": "", "problems": 0}, "pressure": lambda: {"reached": {}},
+         "export": lambda: {"error": ""}, "api": lambda: {"listen": [], "pid": None, "ended": 0}}, facts,
     )  # fmt: skip
     assert status.read()["attention"] == []
     told.engine.counted = {"bad_checksum": 5}

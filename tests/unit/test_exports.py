@@ -20,7 +20,7 @@ import pytest
 from appliance.lab import wait_until
 from appliance.lab.processes import python_environment
 from control.config import ConfigError, Export, parse
-from control.daemon import exports
+from control.daemon import beside, exports
 from control.daemon.exports import Exports
 
 DONE = '{"seconds": 0.1, "history": {"rows": 7, "missed": 0}, "attaches": {"rows": 1, "missed": 2}}'
@@ -183,7 +183,7 @@ def test_a_cancellation_that_comes_with_the_end_of_one_is_obeyed(turns: int) -> 
     async def scene() -> None:
         process = await asyncio.create_subprocess_exec("true")
         await process.wait()
-        ending = asyncio.ensure_future(exports._end(process))
+        ending = asyncio.ensure_future(beside.kill(process))
         for _ in range(turns):
             await asyncio.sleep(0)
         cancelled = ending.cancel()
@@ -233,7 +233,7 @@ def test_one_that_is_at_work_is_ended_with_the_daemon(tmp_path: Path) -> None:
 def test_without_the_programs_that_it_is_started_by_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exports, "_BESIDE", ("roost-has-no-such-program",))
+    monkeypatch.setattr(beside, "_WITH_US", ("roost-has-no-such-program",))
 
     async def scene() -> None:
         async with running(Export(directory=str(tmp_path)), COUNT) as made:

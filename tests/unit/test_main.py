@@ -71,6 +71,7 @@ READ_ONLY = {
     "policy": ["list"],
     "name": ["4711", "camera"],
     "tag": ["camera"],
+    "token": ["list"],
     "agents": [],
     "attaches": [],
     "audit": [],
@@ -147,7 +148,7 @@ server = "127.0.0.1:81"
 
 
 def test_every_operator_command_is_asked_whether_it_needs_the_engine() -> None:
-    assert set(READ_ONLY) | {"doctor", "export"} | OF_THE_ENGINE == set(main.OPERATOR)
+    assert set(READ_ONLY) | {"api", "doctor", "export"} | OF_THE_ENGINE == set(main.OPERATOR)
 
 
 @pytest.mark.parametrize("name", list(READ_ONLY))

@@ -94,6 +94,7 @@ def test_whoever_slept_before_the_revision_that_numbers_rows_sleeps_after_it(dat
         schema.tags.drop(connection)
         schema.groups.drop(connection)
         schema.audit.drop(connection)
+        schema.tokens.drop(connection)
         connection.execute(sa.update(schema.revisions).values(version_num="0009"))
     assert prepare(engine) is False
     with engine.connect() as connection:

@@ -17,12 +17,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from appliance.engine import EngineError
 from appliance.wire import Command, Own, pack_address
-from control.channel import api
 from control.channel.operations import Operations
 from control.clients.giving import Giving
 from control.clients.rules import Rules
 from control.clients.ruling import Ruling
 from control.config import Config, Service, parse
+from control.core.access import BODY_MAX
 from control.core.ports import CommandsPort, Outcome
 from control.core.states import State
 from control.daemon.engine_rules import EngineRules
@@ -423,7 +423,7 @@ def test_a_connection_whose_service_is_gone_is_told_so(lite: Box) -> None:
 
 
 def test_a_body_that_is_too_long_is_refused(lite: Box) -> None:
-    long = b"x" * (api.BODY_MAX + 1)
+    long = b"x" * (BODY_MAX + 1)
 
     async def parts() -> AsyncIterator[bytes]:
         for part in (b'{"file": "', long, b'"}'):

@@ -757,6 +757,7 @@ def test_a_database_of_an_earlier_version_is_upgraded_in_place(
             "attaches",
             "snapshots",
             "audit",
+            "tokens",
             "tags",
             "groups",
             "history_parts",

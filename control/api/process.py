@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process: as root it takes what only root may, its addresses and its key, then it is an ordinary user's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import ipaddress
+import logging
+import os
+import pwd
+import signal
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Final
+
+import uvicorn
+
+from control.api.app import make_app
+from control.api.protocol import Bounded, Listener, bind
+from control.api.tokens import Tokens
+from control.api.upstream import Upstream
+from control.config import Api, Config, parse_endpoint
+from control.store.database import parse_url
+from control.store.reading import Reader
+
+log = logging.getLogger("roost.api")
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_GET_PDEATHSIG: Final = 2
+_PR_SET_NO_NEW_PRIVS: Final = 38
+
+
+class ApiError(Exception):
+    """It cannot begin; a sentence."""
+
+
+def user_of(text: str) -> tuple[int, int]:
+    """Its number and that of its group. Raises ApiError."""
+    try:
+        entry = pwd.getpwuid(int(text)) if text.isdecimal() else pwd.getpwnam(text)
+    except (KeyError, OverflowError):
+        raise ApiError(
+            f'there is no user "{text}": make it (useradd --system {text}), or name another one in [api] user'
+        ) from None
+    if entry.pw_uid == 0:
+        raise ApiError(f'[api] user "{text}" is root')
+    return entry.pw_uid, entry.pw_gid
+
+
+def at_clients(config: Config) -> str:
+    """Why it must not listen where the configuration says, since clients are heard there; empty: it may."""
+    from appliance.box import network
+
+    if config.api.at_clients or not config.api.listen:
+        return ""
+    clients = [name for name in config.network.interfaces if name != "lo"]
+    net = network.read(())
+    for text in config.api.listen:
+        address = parse_endpoint(text)[0]
+        if ipaddress.ip_address(address).is_unspecified:
+            heard = clients[0] if clients else None
+        else:
+            heard = owner if (owner := net.owner(address)) in clients else None
+        if heard is not None:
+            return (f"[api] listens at {text}, which clients on {heard} reach, too: name another address, or say that "
+                    "it may, at_clients = true")  # fmt: skip
+    return ""
+
+
+def become(user: tuple[int, int]) -> None:
+    """This user for good, without any other group or privilege; whoever is it already stays it. Raises ApiError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    ends_with, parent = ctypes.c_int(), os.getppid()
+    libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(ends_with))
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setresgid(user[1], user[1], user[1])
+        os.setresuid(user[0], user[0], user[0])
+    elif os.geteuid() != user[0]:
+        raise ApiError(f"run it as root, or as the user {user[0]} of [api] user")
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if ends_with.value:  # the kernel forgets it when the user changes
+        libc.prctl(_PR_SET_PDEATHSIG, ends_with.value)
+        if os.getppid() != parent:
+            raise ApiError("the daemon that started it has ended")
+
+
+def tls_of(api: Api) -> ssl.SSLContext | None:
+    """None: no TLS is spoken. Raises ApiError."""
+    if not api.certificate:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(api.certificate, api.private_key)
+        if api.client_ca:
+            context.load_verify_locations(api.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except OSError as error:  # ssl.SSLError is one
+        raise ApiError(f"[api] certificate, private_key or client_ca cannot be used: {error}") from None
+    return context
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The event loop has them."""
+        yield
+
+
+def run(config: Config) -> None:
+    """Serve until SIGTERM or SIGINT. Raises ApiError."""
+    api = config.api
+    if not api.listen:
+        raise ApiError("[api] listen is empty: say at which addresses and ports the API is to listen")
+    if problem := at_clients(config):
+        raise ApiError(problem)
+    user, tls = user_of(api.user), tls_of(api)
+    try:
+        listeners = bind([parse_endpoint(text) for text in api.listen])
+    except OSError as error:
+        raise ApiError(str(error.strerror)) from None
+    reader = Reader(parse_url(config.database_url))
+    become(user)
+    asyncio.run(_serve(config, listeners, tls, reader))
+
+
+async def _serve(config: Config, listeners: list[socket.socket], tls: ssl.SSLContext | None, reader: Reader) -> None:
+    api = config.api
+    async with Upstream(config.control_socket) as upstream:
+        app = make_app(Tokens(reader.tokens), upstream, api.requests)
+        settings = uvicorn.Config(
+            app, loop="asyncio", http=Bounded, ws="none", lifespan="off", log_config=None, access_log=False,
+            timeout_graceful_shutdown=1, server_header=False, proxy_headers=False,
+        )  # fmt: skip
+        server = _Server(settings)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, setattr, server, "should_exit", True)
+        serving = loop.create_task(server.serve(sockets=[]))
+        while not server.started:
+            await asyncio.sleep(0)
+        listener = Listener(server, tls, api.connections, api.connections_each)
+        listening = [loop.create_task(listener.run(one)) for one in listeners]
+        log.info("the API listens at %s%s", ", ".join(api.listen), "" if tls else ", without TLS")
+        try:
+            await asyncio.wait({serving, *listening}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in listening:
+                task.cancel()
+            server.should_exit = True
+            await serving
+            reader.close_readers()

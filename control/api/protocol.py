@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections to the API, and how many, how slow and how large they may be, before anything of a request is looked at.
+
+uvicorn bounds neither how long the head of a request takes nor its size, and asyncio not how many connections there are
+from where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from control.api.bounds import AtOnce, source_of
+
+log = logging.getLogger("roost.api")
+
+HEAD_S: Final = 10.0
+"""For the head of a request, and for the first one since the connection was made."""
+
+HEAD_BYTES: Final = 16 * 1024
+"""Of a request's line and headers, looked at whenever some have come."""
+
+HANDSHAKE_S: Final = 10.0
+SHUTDOWN_S: Final = 3.0
+SAY_S: Final = 10.0
+"""How often it is said that connections are refused, at most."""
+
+TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class Bounded(HttpToolsProtocol):
+    """A connection."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.lost = asyncio.get_running_loop().create_future()
+        self._head: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._end_of_head()
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > HEAD_BYTES:
+                self._refuse(TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._head is None:
+            self._expect_head()
+
+    def on_headers_complete(self) -> None:
+        self._end_of_head()
+        super().on_headers_complete()
+
+    def _expect_head(self) -> None:
+        self._head_bytes = 0
+        self._head = self.loop.call_later(HEAD_S, self._refuse, TOO_SLOW)
+
+    def _end_of_head(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _refuse(self, answer: bytes) -> None:
+        self._end_of_head()
+        if not self.transport.is_closing():
+            if self._head_bytes:
+                self.transport.write(answer)
+            self.transport.close()
+
+
+class Listener:
+    """Takes connections; each: from one source, see bounds.source_of. tls: None: none is spoken."""
+
+    def __init__(self, server: uvicorn.Server, tls: ssl.SSLContext | None, most: int, each: int) -> None:
+        self._server = server
+        self._tls = tls
+        self._all = AtOnce(most)
+        self._each = AtOnce(each)
+        self._tasks = set[asyncio.Task[None]]()
+        self._refused = 0
+        self._say_at = 0.0
+
+    async def run(self, listener: socket.socket) -> None:
+        """For ever."""
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listener)
+            except OSError as error:  # no descriptor is left, or memory
+                log.warning("no connection can be taken now: %s", error.strerror)
+                await asyncio.sleep(1)
+                continue
+            source = source_of(address[0])
+            if not self._all.begin(""):
+                self._refuse(connection, source, "there are as many connections as [api] connections allows")
+            elif not self._each.begin(source):
+                self._all.end("")
+                self._refuse(connection, source, "it has as many connections as [api] connections_each allows")
+            else:
+                task = loop.create_task(self._serve(connection))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                task.add_done_callback(lambda _, source=source: self._ended(source))  # type: ignore[misc]
+
+    def _ended(self, source: str) -> None:
+        self._all.end("")
+        self._each.end(source)
+
+    def _refuse(self, connection: socket.socket, source: str, why: str) -> None:
+        connection.close()
+        self._refused += 1
+        if time.monotonic() >= self._say_at:
+            self._say_at = time.monotonic() + SAY_S
+            log.warning("%d connections refused since this was last said; this one from %s: %s", self._refused, source,
+                        why)  # fmt: skip
+            self._refused = 0
+
+    async def _serve(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        limits = {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": SHUTDOWN_S} if self._tls else {}
+        try:
+            _, protocol = await loop.connect_accepted_socket(self._protocol, connection, ssl=self._tls, **limits)
+        except OSError as error:  # ssl.SSLError and TimeoutError are, too
+            log.debug("a handshake failed: %s", error)
+            connection.close()
+            return
+        await protocol.lost
+
+    def _protocol(self) -> Bounded:
+        return Bounded(config=self._server.config, server_state=self._server.server_state,
+                       app_state=self._server.lifespan.state)  # fmt: skip
+
+
+def bind(endpoints: Sequence[tuple[str, int]]) -> list[socket.socket]:
+    """Raises OSError with the address in its text."""
+    found: list[socket.socket] = []
+    for host, port in endpoints:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            found.append(socket.create_server((host, port), family=family, backlog=1024))
+        except OSError as error:
+            for one in found:
+                one.close()
+            raise OSError(error.errno, f"cannot listen at {host} port {port}: {error.strerror}") from None
+    return found

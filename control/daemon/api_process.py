@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The API's process (control/api/), begun with the daemon, again where it ends, and ended with it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pwd
+import time
+from asyncio.subprocess import DEVNULL
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from control.config import Api, Config
+from control.daemon import beside
+
+log = logging.getLogger("roost.daemon")
+
+LOOK_S: Final = 1.0
+PAUSES_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Before it is begun again; from the first on, once it has run for STEADY_S."""
+
+STEADY_S: Final = 60.0
+
+
+def group_of(api: Api) -> int:
+    """Whose members may open the socket and read the database: the group of the user that the API's process runs as.
+    0, root's, where there is no API, or no such user, which the process says itself."""
+    if not api.listen:
+        return 0
+    try:
+        return (pwd.getpwuid(int(api.user)) if api.user.isdecimal() else pwd.getpwnam(api.user)).pw_gid
+    except (KeyError, OverflowError):
+        return 0
+
+
+class ApiProcess:
+    """wanted: what the configuration says now. share: let the members of a group, no group where it is 0, have what the
+    process needs. command: the program, and its arguments."""
+
+    def __init__(self, wanted: Callable[[], Config], share: Sequence[Callable[[int], None]],
+                 command: Sequence[str]) -> None:  # fmt: skip
+        self._wanted = wanted
+        self._share = share
+        self._shared = 0
+        self._command = command
+        self._process: asyncio.subprocess.Process | None = None
+        self._failures = 0
+        self._ended = 0
+
+    @classmethod
+    def of(cls, config_path: str, wanted: Callable[[], Config],
+           share: Sequence[Callable[[int], None]]) -> ApiProcess:  # fmt: skip
+        """With `roost api` of this daemon's configuration."""
+        return cls(wanted, share, (*beside.roost("api"), "-c", str(Path(config_path).absolute())))
+
+    def status(self) -> dict[str, Any]:
+        """Where it listens, its pid, None: it does not run, and how often it has ended by itself."""
+        process = self._process
+        return {"listen": list(self._wanted().api.listen), "pid": process.pid if process else None,
+                "ended": self._ended}  # fmt: skip
+
+    async def run(self) -> None:
+        """Keep it running, for ever."""
+        while True:
+            config = self._wanted()
+            self._share_with(group_of(config.api))
+            if not config.api.listen:
+                await asyncio.sleep(LOOK_S)
+                continue
+            began = time.monotonic()
+            why = await self._once(config)
+            if not why:
+                continue
+            self._ended += 1
+            self._failures = 0 if time.monotonic() - began >= STEADY_S else self._failures + 1
+            pause = PAUSES_S[min(self._failures, len(PAUSES_S) - 1)]
+            log.error("the API's process %s; it is begun again in %g s", why, pause)
+            await asyncio.sleep(pause)
+
+    def _share_with(self, group: int) -> None:
+        if group == self._shared:
+            return
+        try:
+            for share in self._share:
+                share(group)
+            self._shared = group
+        except OSError as error:
+            log.error("the API's process cannot be given access: %s: %s", error.filename, error.strerror)
+
+    async def _once(self, config: Config) -> str:
+        """Begin it, and wait for its end: how it ended; "": another configuration is wanted."""
+        begun_for = _what_counts(config)
+        try:
+            process = self._process = await beside.begin(*self._command, stdin=DEVNULL, stdout=DEVNULL)
+        except OSError as error:
+            return f"could not be begun: {error.filename}: {error.strerror}"
+        try:
+            while process.returncode is None:
+                if _what_counts(self._wanted()) != begun_for:
+                    process.terminate()
+                    await self._wait(process, 5)
+                    return ""
+                await self._wait(process, LOOK_S)
+        finally:
+            self._process = None
+            await beside.kill(process)
+        return f"ended with status {process.returncode}"
+
+    @staticmethod
+    async def _wait(process: asyncio.subprocess.Process, most_s: float) -> None:
+        try:
+            async with asyncio.timeout(most_s):
+                await process.wait()
+        except TimeoutError:
+            pass
+
+
+def _what_counts(config: Config) -> tuple[object, ...]:
+    """With its files: certificates are renewed."""
+    api = config.api
+    files = [_changed_at(path) for path in (api.certificate, api.private_key, api.client_ca) if path]
+    return api, files, config.network.interfaces, config.paths, config.instance
+
+
+def _changed_at(path: str) -> int:
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return 0

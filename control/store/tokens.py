@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens of the API: what is kept of each is a hash. Everything is within a transaction or a reader's connection."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from control.store.database import StoreError
+from control.store.schema import tokens
+
+TOKENS_MAX: Final = 10_000
+"""That are good at once."""
+
+KEEP_MS: Final = 90 * 86_400_000
+"""For so long after its end, a token is still listed."""
+
+
+class TokenRow(NamedTuple):
+    """A row of `tokens`. Times: wall clock, ms; expires_at, revoked_at: None: never. services: None: all."""
+
+    id: str
+    name: str
+    role: str
+    services: tuple[str, ...] | None
+    digest: bytes
+    made_at: int
+    made_by: str
+    expires_at: int | None = None
+    revoked_at: int | None = None
+
+    def is_good(self, now: int) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+
+class TakenError(StoreError):
+    """A good token has this name."""
+
+
+class TooManyError(StoreError):
+    """TOKENS_MAX are good."""
+
+
+class NoSuchTokenError(StoreError):
+    """No good token has this name or id."""
+
+
+def _good(now: int) -> sa.ColumnElement[bool]:
+    later = sa.or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > now)
+    return sa.and_(tokens.c.revoked_at.is_(None), later)
+
+
+def add(connection: Connection, row: TokenRow) -> None:
+    """Raises TakenError, TooManyError. Those whose end is KEEP_MS ago are removed."""
+    now = row.made_at
+    if connection.scalar(sa.select(tokens.c.id).where(_good(now), tokens.c.name == row.name)) is not None:
+        raise TakenError(f'there is a token "{row.name}"; revoke it first, or choose another name')
+    if (connection.scalar(sa.select(sa.func.count()).where(_good(now))) or 0) >= TOKENS_MAX:
+        raise TooManyError(f"there are {TOKENS_MAX:,} tokens; revoke some first")
+    ended = sa.or_(tokens.c.revoked_at < now - KEEP_MS, tokens.c.expires_at < now - KEEP_MS)
+    connection.execute(sa.delete(tokens).where(ended))
+    services = json.dumps(row.services) if row.services is not None else None
+    connection.execute(sa.insert(tokens), row._replace(services=None)._asdict() | {"services": services})
+
+
+def revoke(connection: Connection, which: str, now: int) -> TokenRow:
+    """The token with this name or id is good no more; what it was. Raises NoSuchTokenError."""
+    named = sa.or_(tokens.c.name == which, tokens.c.id == which)
+    row = connection.execute(sa.select(tokens).where(_good(now), named).order_by(tokens.c.name != which)).first()
+    if row is None:
+        raise NoSuchTokenError(f'there is no token "{which}" that could be used')
+    connection.execute(sa.update(tokens).where(tokens.c.id == row.id).values(revoked_at=now))
+    return _row(row)
+
+
+def read(connection: Connection) -> list[TokenRow]:
+    """All, the oldest first."""
+    return [_row(row) for row in connection.execute(sa.select(tokens).order_by(tokens.c.made_at, tokens.c.id))]
+
+
+def _row(row: sa.Row[Any]) -> TokenRow:
+    services = tuple(json.loads(row.services)) if row.services is not None else None
+    return TokenRow(**{**row._mapping, "services": services, "digest": bytes(row.digest)})

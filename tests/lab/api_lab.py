@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon with the API at an address in the LAN, those who ask it there, and clients of two services.
+
+with ApiLab(lab) as box:
+    answer = box.ask("operator", "POST", f"/v1/connections/{box.client(4)}/sleep")
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from types import TracebackType
+from typing import Any, Final, Self
+
+from appliance.lab import Lab, endpoint, wait_until
+
+PORT: Final = 8000
+API_PORT: Final = 8443
+USER: Final = "nobody"
+
+
+class ApiLab:
+    """settings: of [api]. Time moves nothing. Services: lab4, lab6."""
+
+    def __init__(self, lab: Lab, **settings: Any) -> None:
+        self.lab = lab
+        self.host = lab.address("box", "lan0")
+        never = dict.fromkeys(("active_quiet", "standby_quiet", "idle_quiet", "probe_interval"), "never")
+        api = {"listen": [f"{self.host}:{API_PORT}"], "user": USER, "plain": True, "requests": 10_000, **settings}
+        self._config = {**lab.config(PORT, policy=never), "api": api}
+        self._stack = ExitStack()
+        self.tls: ssl.SSLContext | None = None
+        self.texts: dict[str, str] = {}
+        self.names: dict[str, str] = {}
+        """Of the last token of each role."""
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._servers = {}
+            for family, kind in ((4, socket.AF_INET), (6, socket.AF_INET6)):
+                with self.lab.enter("lan"):
+                    server = socket.create_server((self.lab.address("lan", "eth0", family), PORT), family=kind)
+                server.settimeout(10)
+                self._servers[family] = stack.enter_context(server)
+            self.daemon = self.lab.daemon(self._config)
+            stack.callback(self.daemon.close)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:  # fmt: skip
+        self._stack.close()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the API's process."""
+        pid: int | None = self.daemon.status()["api"]["pid"]
+        return pid
+
+    def token(self, role: str, *services: str) -> str:
+        """A new one; `texts` has it under the name of its role."""
+        wanted = {"name": f"{role}-{time.time_ns()}", "role": role, "services": services, "expires_s": 3600}
+        answer = self.daemon.http("POST", "/v1/tokens", json=wanted)
+        assert answer.status_code == 200, answer.text
+        self.texts[role], self.names[role] = answer.json()["token"], answer.json()["name"]
+        return self.texts[role]
+
+    def connected(self, source: str = "") -> socket.socket:
+        """To the API; without TLS."""
+        with self.lab.enter("lan"):
+            sock = socket.create_connection((self.host, API_PORT), 10, (source, 0) if source else None)
+        self._stack.callback(sock.close)
+        return sock
+
+    @contextmanager
+    def begun(self, who: str, method: str, path: str, body: Any = None) -> Iterator[HTTPResponse]:
+        """The head of an answer, whose connection is closed afterwards. who: a role, or a token; empty: without one."""
+        if who in ("viewer", "operator", "admin") and who not in self.texts:
+            self.token(who)
+        connection = HTTPConnection(self.host, API_PORT, timeout=15)
+        connection.sock = self.connected()
+        if self.tls is not None:
+            connection.sock = self.tls.wrap_socket(connection.sock, server_hostname="roost.test")
+        headers = {"Authorization": f"Bearer {self.texts.get(who, who)}"} if who else {}
+        with closing(connection):
+            connection.request(method, path, json.dumps(body) if body is not None else None,
+                               {**headers, "Content-Type": "application/json"})  # fmt: skip
+            with connection.getresponse() as answer:
+                yield answer
+
+    def ask(self, who: str, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """(status, JSON) of the answer; of NDJSON each line."""
+        with self.begun(who, method, path, body) as answer:
+            text = answer.read().decode()
+            if "ndjson" in (answer.headers["Content-Type"] or ""):
+                return answer.status, [json.loads(line) for line in text.splitlines()]
+            return answer.status, json.loads(text)
+
+    def wait_for_api(self) -> None:
+        def answers() -> bool:
+            try:
+                return self.ask("", "GET", "/v1/status")[0] == 401
+            except OSError:
+                return False
+
+        wait_until(answers, 20, "the API answers")
+
+    def client(self, family: int = 4) -> tuple[socket.socket, str]:
+        """A client that has spoken with its server, and its address and port."""
+        source, to = (self.lab.address(*where, family) for where in (("wan", "eth0"), ("box", "wan0")))
+        with self.lab.enter("wan"):
+            client = socket.create_connection((to, PORT), 5, (source, 0))
+        server = self._servers[family].accept()[0]
+        for one in (client, server):
+            one.settimeout(10)
+            self._stack.callback(one.close)
+        self.exchange(client, server)
+        return client, endpoint(*client.getsockname()[:2])
+
+    def woken(self, client: socket.socket, family: int = 4) -> None:
+        """The client speaks, and a server hears it and answers."""
+        client.sendall(b"hello")
+        with self._servers[family].accept()[0] as server:
+            server.settimeout(10)
+            assert server.recv(5) == b"hello"
+            server.sendall(b"there")
+            assert client.recv(5) == b"there"
+
+    @staticmethod
+    def exchange(client: socket.socket, server: socket.socket) -> None:
+        client.sendall(b"hello")
+        assert server.recv(5) == b"hello"
+        server.sendall(b"there")
+        assert client.recv(5) == b"there"

@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The API's process: who may ask for what, what is told to the daemon, and what is refused without asking it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import httpx
+import pytest
+from sqlalchemy.exc import OperationalError
+from starlette.routing import Route
+
+from control.api import app as application
+from control.api import tokens as kept
+from control.api.access import ACCESS, Access
+from control.api.app import make_app
+from control.api.bounds import AtOnce, Rates, source_of
+from control.api.tokens import Tokens
+from control.api.upstream import AwayError
+from control.channel.api import make_app as make_local_app
+from control.channel.operations import Operations
+from control.core.access import Role, new_token
+from control.store.tokens import TokenRow
+
+VIEWER, OPERATOR, ADMIN, SERVER = Role.VIEWER, Role.OPERATOR, Role.ADMIN, Role.SERVER
+
+
+class Daemon:
+    """Answers whatever it is asked, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.away = False
+        self.whole: Callable[[], bytes] = lambda: b"{}"
+
+    async def ask(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Any:
+        if self.away:
+            raise AwayError("no such file")
+        self.asked.append((method, target, headers, body))
+        return Answered(self.whole())
+
+
+class Answered:
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self.status = 200
+        self.headers = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+
+    async def whole(self) -> bytes:
+        return self._body
+
+    def close(self) -> None:
+        pass
+
+
+class Box:
+    def __init__(self, requests: float = 10_000) -> None:
+        self.daemon = Daemon()
+        self.rows: dict[str, TokenRow] = {}
+        self.texts: dict[str, str] = {}
+        self.problem: Exception | None = None
+        for role in Role:
+            self.add(role, role)
+        self.tokens = Tokens(self._read)
+        self.app = make_app(self.tokens, cast(Any, self.daemon), requests)
+
+    def _read(self) -> list[TokenRow]:
+        if self.problem is not None:
+            raise self.problem
+        return list(self.rows.values())
+
+    def add(self, name: str, role: Role, **more: Any) -> None:
+        text, (number, digest) = new_token()
+        services = ("alarms", "gas, & water") if role is SERVER else None
+        row = TokenRow(number, name, role, services, digest, 0, "root")
+        self.rows[name], self.texts[name] = row._replace(**more), text
+
+    async def ask(self, who: str, method: str, path: str, **request: Any) -> httpx.Response:
+        headers = {**request.pop("headers", {}), **({"Authorization": f"Bearer {self.texts[who]}"} if who else {})}
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False, client=("2001:db8:7::9", 999))
+        async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+            return await client.request(method, path, headers=headers, **request)
+
+    def asked(self, who: str, method: str, path: str, **request: Any) -> httpx.Response:
+        return asyncio.run(self.ask(who, method, path, **request))
+
+
+@pytest.fixture
+def box() -> Box:
+    return Box()
+
+
+def path_of(access: Access) -> str:
+    return re.sub(r"\{[a-z]+\}", "7", access.path)
+
+
+# -- roles ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_route_of_the_daemon_has_its_role_and_there_is_no_other() -> None:
+    parts = cast(dict[str, Any], dict.fromkeys(Operations.__dataclass_fields__))
+    local = make_local_app(Operations(**parts), cast(Any, None))
+
+    def routes(some: Any) -> Iterator[tuple[str, str]]:
+        for route in some:
+            if getattr(route, "original_router", None) is not None:  # what was included
+                yield from routes(route.original_router.routes)
+            elif route.path.startswith("/v1/"):
+                yield from ((method, route.path) for method in route.methods - {"HEAD"})
+
+    assert sorted(routes(local.routes)) == sorted((one.method, one.path) for one in ACCESS)
+    assert all(isinstance(route, Route) for route in Box().app.routes)
+
+
+@pytest.mark.parametrize("access", ACCESS, ids=lambda one: f"{one.method} {one.path}")
+def test_each_route_is_for_its_roles_alone(box: Box, access: Access) -> None:
+    may = {role for role in (VIEWER, OPERATOR, ADMIN) if role is ADMIN or access.least in (VIEWER, role)}
+    for role in Role:
+        answer = box.asked(role, access.method, path_of(access))
+        allowed = access.server if role is SERVER else role in may
+        assert answer.status_code == (200 if allowed else 403), f"{role}: {answer.text}"
+        assert bool(box.daemon.asked) == allowed
+        if not allowed:
+            assert answer.json() == {"error": f'the token "{role}" has the role "{role}", which may not do this'}
+        box.daemon.asked.clear()
+    assert box.asked("", access.method, path_of(access)).status_code == 401
+    assert box.daemon.asked == []
+
+
+def test_what_changes_something_is_for_no_viewer_and_what_is_secret_for_the_admin_alone() -> None:
+    for one in ACCESS:
+        changes = one.method != "GET"
+        assert one.allows(VIEWER) != (changes or one.path in ("/v1/audit", "/v1/tokens")), one
+        assert one.allows(ADMIN)
+        assert one.allows(OPERATOR) != one.path.startswith(("/v1/audit", "/v1/tokens"))
+    servers = {one.path for one in ACCESS if one.server}
+    assert servers == {"/v1/connections", "/v1/connections/{name}", "/v1/connections/{name}/explain",
+                       "/v1/connections/{name}/policy", "/v1/connections/{name}/{action}",
+                       "/v1/names/{name}/tags"}  # fmt: skip
+
+
+# -- what the daemon is told ------------------------------------------------------------------------------------------
+
+
+def test_the_daemon_is_told_who_asks_from_where_and_for_which_services_and_nothing_of_the_token(box: Box) -> None:
+    told = {
+        "Roost-Who": "mallory",
+        "Roost-From": "local",
+        "Roost-Services": "all",
+        "Cookie": "x",
+        "X-Forwarded-For": "y",
+    }
+    box.asked(SERVER, "GET", "/v1/connections?name=a%2Fb&limit=3", headers=told)
+    box.asked(OPERATOR, "PUT", "/v1/names/%61%3Fy%25/tags", json={"add": ["é"]}, headers=told)
+    first, second = box.daemon.asked
+    origin = "2001%3Adb8%3A7%3A%3A9"
+    of_server = {"Roost-Who": "server", "Roost-From": origin, "Roost-Services": "alarms,gas%2C%20%26%20water"}
+    of_operator = {"Roost-Who": "operator", "Roost-From": origin, "Content-Type": "application/json"}
+    assert first == ("GET", "/v1/connections?name=a%2Fb&limit=3", of_server, b"")
+    assert second == ("PUT", "/v1/names/a%3Fy%25/tags", of_operator, '{"add":["é"]}'.encode())
+
+
+def test_what_is_not_served_is_not_asked_of_the_daemon(box: Box) -> None:
+    paths = ("/", "/docs", "/openapi.json", "/v1", "//v1/status", "/v1/connections/7/",
+             "/V1/status", "/v1/names/%2e%2e/tags", "/v1/connections/%2E", "/v1/names/%2e%2e%2ftags/tags")  # fmt: skip
+    for path in paths:
+        answer = box.asked(ADMIN, "GET", path)
+        assert (answer.status_code, answer.json()["error"]) == (404, "nothing is served here; see docs/api.md"), path
+    answer = box.asked(ADMIN, "PATCH", "/v1/status")
+    assert (answer.status_code, answer.headers["Allow"]) == (405, "GET")
+    assert box.asked("", "OPTIONS", "/v1/status").status_code == 405, "no other origin is let in"
+    assert box.daemon.asked == []
+
+
+def test_while_the_daemon_is_away_that_is_said(box: Box) -> None:
+    box.daemon.away = True
+    answer = box.asked(VIEWER, "GET", "/v1/status")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+    assert answer.json() == {"error": "the daemon does not run, or is starting"}
+
+
+def test_an_error_of_its_own_is_an_answer_without_a_word_of_it(box: Box) -> None:
+    def broken() -> bytes:
+        raise RuntimeError("secret")
+
+    box.daemon.whole = broken
+    answer = box.asked(VIEWER, "GET", "/v1/status")
+    assert (answer.status_code, answer.json()) == (500, {"error": "an error of the API's own; its log has more"})
+
+
+# -- tokens -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_that_is_wrong_expired_or_revoked_is_refused(box: Box) -> None:
+    now = time.time_ns() // 1_000_000
+    box.add("old", ADMIN, expires_at=now - 1)
+    box.add("gone", ADMIN, revoked_at=now - 1)
+    box.add("other", ADMIN)
+    box.rows["other"] = box.rows["other"]._replace(digest=bytes(32))
+    box.texts |= {"none": new_token()[0], "half": box.texts[ADMIN][:-1], "words": "let me in", "empty": ""}
+    for who in ("old", "gone", "other", "none", "half", "words", "empty"):
+        answer = box.asked(who, "GET", "/v1/status")
+        assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer"), who
+        assert answer.headers["Connection"] == "close"
+        box.app = make_app(box.tokens, cast(Any, box.daemon), 100)  # as if time had gone by
+    for header in ("Basic x", f"Token {box.texts[ADMIN]}", "Bearer", "", "Bearer é"):
+        assert box.asked("", "GET", "/v1/status", headers={"Authorization": header.encode()}).status_code == 401
+    assert box.daemon.asked == []
+    assert (
+        box.asked("", "GET", "/v1/status", headers={"Authorization": f"bearer  {box.texts[ADMIN]} "}).status_code == 200
+    )
+
+
+def test_after_many_failures_of_one_address_it_must_wait_but_good_tokens_need_not(box: Box) -> None:
+    async def scene() -> None:
+        answers = [(await box.ask("", "GET", "/v1/status")).status_code for _ in range(15)]
+        assert answers == [401] * 10 + [429] * 5
+        answer = await box.ask("", "GET", "/v1/status")
+        assert 1 <= int(answer.headers["Retry-After"]) <= 6
+        assert (await box.ask(VIEWER, "GET", "/v1/status")).status_code == 200
+
+    asyncio.run(scene())
+
+
+def test_a_token_is_used_so_often_a_second_and_no_other_suffers() -> None:
+    box = Box(requests=5)
+
+    async def scene() -> None:
+        answers = [(await box.ask(VIEWER, "GET", "/v1/status")).status_code for _ in range(25)]
+        assert answers[:20] == [200] * 20
+        assert 429 in answers[20:]
+        assert (await box.ask(OPERATOR, "GET", "/v1/status")).status_code == 200
+
+    asyncio.run(scene())
+
+
+def test_a_token_has_so_many_requests_at_once(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "AT_ONCE", 2)
+    box.app = make_app(box.tokens, cast(Any, box.daemon), 100)
+    free = asyncio.Event()
+    ask = box.daemon.ask
+
+    async def slow(*arguments: Any) -> Any:
+        await free.wait()
+        return await ask(*arguments)
+
+    box.daemon.ask = slow  # type: ignore[method-assign, assignment]
+
+    async def scene() -> None:
+        two = [asyncio.ensure_future(box.ask(VIEWER, "GET", "/v1/status")) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        answer = await box.ask(VIEWER, "GET", "/v1/status")
+        assert (answer.status_code, answer.headers["Retry-After"]) == (429, "1")
+        free.set()
+        assert [one.status_code for one in await asyncio.gather(*two)] == [200, 200]
+        assert (await box.ask(VIEWER, "GET", "/v1/status")).status_code == 200
+
+    asyncio.run(scene())
+
+
+def test_a_body_is_so_large_and_so_slow_at_most(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "BODY_MAX", 1000)
+    monkeypatch.setattr(application, "BODY_S", 0.1)
+
+    async def chunks(size: int, pause_s: float = 0.0) -> Any:
+        for _ in range(size // 100):
+            await asyncio.sleep(pause_s)
+            yield b"x" * 100
+
+    path = "/v1/policy/rules"
+    for content, expected in ((b"x" * 1000, 200), (b"x" * 1001, 413), (chunks(1000), 200), (chunks(1100), 413),
+                              (chunks(1000, 0.05), 408)):  # fmt: skip
+        answer = box.asked(OPERATOR, "PUT", path, content=content)
+        assert answer.status_code == expected, answer.text
+        assert (answer.headers.get("Connection") == "close") == (expected != 200)
+    assert [len(one[3]) for one in box.daemon.asked] == [1000, 1000]
+
+
+def test_tokens_are_believed_for_a_while_when_the_database_cannot_be_read(
+    box: Box, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("control.api.tokens.time.monotonic", lambda: now)
+
+    async def scene() -> None:
+        nonlocal now
+        assert (await box.ask(VIEWER, "GET", "/v1/status")).status_code == 200
+        box.problem = OperationalError("", {}, Exception("the disk is gone"))
+        now += kept.KEPT_S - 1
+        assert (await box.ask(VIEWER, "GET", "/v1/status")).status_code == 200
+        now += 2
+        answer = await box.ask(VIEWER, "GET", "/v1/status")
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+        assert caplog.text.count("the disk is gone") == 1
+        box.problem = None
+        now += 0.2
+        assert (await box.ask(VIEWER, "GET", "/v1/status")).status_code == 200
+
+    asyncio.run(scene())
+
+
+def test_a_new_token_is_good_at_once_and_a_revoked_one_soon_bad(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("control.api.tokens.time.monotonic", lambda: now)
+
+    async def scene() -> None:
+        nonlocal now
+        assert (await box.ask(VIEWER, "GET", "/v1/status")).status_code == 200
+        now += kept.UNKNOWN_S
+        box.add("new", VIEWER)
+        assert (await box.ask("new", "GET", "/v1/status")).status_code == 200
+        box.rows["new"] = box.rows["new"]._replace(revoked_at=1)
+        now += 2 * kept.FRESH_S
+        assert (await box.ask("new", "GET", "/v1/status")).status_code == 401
+
+    asyncio.run(scene())
+
+
+# -- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_source_is_an_address_or_a_site() -> None:
+    assert source_of("192.0.2.7") == source_of("::ffff:192.0.2.7") == "192.0.2.7"
+    assert source_of("2001:db8:1:2:3::4") == source_of("2001:db8:1:2::") == "2001:db8:1:2::/64"
+    assert source_of("2001:db8:1:3::") != source_of("2001:db8:1:2::")
+
+
+def test_a_rate_is_kept_on_average_and_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    rates = Rates(2, 4, lambda: now)
+    for _ in range(4):
+        assert rates.wait_s("a") == 0
+        rates.take("a")
+    assert rates.wait_s("a") == 0.5
+    assert rates.wait_s("b") == 0
+    now = 0.5
+    assert rates.wait_s("a") == 0
+    rates.take("a")
+    now = 100.0
+    for _ in range(4):
+        assert rates.wait_s("a") == 0
+        rates.take("a")
+    assert rates.wait_s("a") > 0, "it does not save up"
+    monkeypatch.setattr("control.api.bounds.KEYS", 10)
+    for number in range(50):
+        rates.take(str(number))
+    assert len(rates._levels) == 10
+
+
+def test_how_many_there_are_at_once() -> None:
+    some = AtOnce(2)
+    assert [some.begin("a"), some.begin("a"), some.begin("a"), some.begin("b")] == [True, True, False, True]
+    some.end("a")
+    assert some.begin("a")
+    for key in ("a", "a", "b"):
+        some.end(key)
+    assert not some._count
