@@ -108,7 +108,7 @@ class Client:
             url = urlsplit(self._where)
             kind, host, port = url.scheme, url.hostname, url.port
         except ValueError:
-            kind = host = port = None
+            kind, host, port = "", None, None
         if kind == "http" and host:
             return http.client.HTTPConnection(host, port, timeout=timeout)
         if kind != "https" or not host:
