@@ -7,6 +7,9 @@ from typing import Final, NamedTuple
 
 from control.core.access import Role
 
+EVENTS: Final = "/v1/events"
+"""Answered by the API's process itself (stream.py)."""
+
 _RANKS: Final = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
 
 
@@ -34,6 +37,7 @@ ACCESS: Final = (
         GET /v1/connections/{name}/explain
         GET /v1/connections/{name}/policy
         GET /v1/names/{name}/tags
+        GET /v1/events
     """, server=True),
     *_of(Role.OPERATOR, """
         POST /v1/connections/{name}/{action}
@@ -45,7 +49,6 @@ ACCESS: Final = (
         GET /v1/tags
         GET /v1/agents
         GET /v1/dialled
-        GET /v1/events
         GET /v1/history
         GET /v1/attaches
         GET /v1/snapshots

@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import ExitStack, aclosing
 from typing import Final
 from urllib.parse import quote
 
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -23,11 +24,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from control.api.access import ACCESS, Access
+from control.api.access import ACCESS, EVENTS, Access
 from control.api.bounds import AtOnce, Rates, source_of
+from control.api.stream import Stream, read_query
 from control.api.tokens import Tokens, UnreadableError
-from control.api.upstream import Answer, AwayError, Upstream
+from control.api.upstream import AwayError, Upstream
 from control.core.access import BODY_MAX, FROM, SERVICES, WHO, Role, read_token
+from control.store.database import StoreError
 from control.store.tokens import TokenRow
 
 log = logging.getLogger("roost.api")
@@ -93,10 +96,17 @@ def _too_many(what: str, wait_s: float) -> HTTPException:
     return HTTPException(429, what, {"Retry-After": str(int(wait_s) + 1)})
 
 
-def make_app(tokens: Tokens, upstream: Upstream, requests: float) -> Starlette:
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(tokens: Tokens, upstream: Upstream, stream: Stream, requests: float) -> Starlette:
     """The application. requests: a second by one token."""
     gate = Gate(tokens, requests)
-    routes = [Route(one.path, _endpoint(one, gate, upstream), methods=[one.method]) for one in ACCESS]
+
+    def endpoint(access: Access) -> Endpoint:
+        return _events(access, gate, stream) if access.path == EVENTS else _endpoint(access, gate, upstream)
+
+    routes = [Route(one.path, endpoint(one), methods=[one.method]) for one in ACCESS]
     for route in routes:
         assert route.methods is not None
         route.methods.discard("HEAD")  # Starlette's; the daemon has none
@@ -124,7 +134,7 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
     return Response(json.dumps({"error": message}), status, told, "application/json")
 
 
-def _endpoint(access: Access, gate: Gate, upstream: Upstream) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(access: Access, gate: Gate, upstream: Upstream) -> Endpoint:
     async def answer(request: Request) -> Response:
         row = await gate.admit(request, access)
         if not gate.at_once.begin(row.id):
@@ -139,7 +149,25 @@ def _endpoint(access: Access, gate: Gate, upstream: Upstream) -> Callable[[Reque
                     return Response(await answered.whole(), answered.status, answered.headers)
             except AwayError:
                 raise HTTPException(503, AWAY, {"Retry-After": str(AWAY_S)}) from None
-            return Relayed(answered, ending.pop_all())
+            return Relayed(answered.status, answered.headers, answered.parts(), ending.pop_all())
+
+    return answer
+
+
+def _events(access: Access, gate: Gate, stream: Stream) -> Endpoint:
+    async def answer(request: Request) -> Response:
+        row = await gate.admit(request, access)
+        if not gate.at_once.begin(row.id):
+            raise _too_many(f'the token "{row.name}" has {AT_ONCE} requests that are not answered yet', 0)
+        with ExitStack() as ending:
+            ending.callback(gate.at_once.end, row.id)
+            try:
+                newest = await stream.last_row()
+            except (SQLAlchemyError, StoreError):
+                raise HTTPException(503, "the database cannot be read", {"Retry-After": "5"}) from None
+            after, wanted = read_query(request.query_params, request.headers.get("Last-Event-ID"), newest, row.services)
+            headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+            return Relayed(200, headers, stream.follow(after, newest, wanted), ending.pop_all())
 
     return answer
 
@@ -186,13 +214,14 @@ def _headers(request: Request, row: TokenRow) -> dict[str, str]:
 
 
 class Relayed(Response):
-    """The daemon's answer, as it comes. ending: what is done when it is over, however it ended."""
+    """An answer as it comes. ending: what is done when it is over, however it ended."""
 
-    def __init__(self, answer: Answer, ending: ExitStack) -> None:
-        super().__init__(status_code=answer.status, headers=answer.headers)
-        if "Content-Length" not in answer.headers:
+    def __init__(self, status: int, headers: Mapping[str, str], parts: AsyncGenerator[bytes],
+                 ending: ExitStack) -> None:  # fmt: skip
+        super().__init__(status_code=status, headers=dict(headers))
+        if "Content-Length" not in headers:
             del self.headers["Content-Length"]  # Starlette's, of no body at all
-        self._answer = answer
+        self._parts = parts
         self._ending = ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -211,9 +240,10 @@ class Relayed(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for part in self._answer.parts():
-            async with asyncio.timeout(SEND_S):
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+        async with aclosing(self._parts) as parts:
+            async for part in parts:
+                async with asyncio.timeout(SEND_S):
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -19,12 +19,13 @@ from typing import Final
 import uvicorn
 
 from control.api.app import make_app
+from control.api.database import Database
 from control.api.protocol import Bounded, Listener, bind
+from control.api.stream import Stream
 from control.api.tokens import Tokens
 from control.api.upstream import Upstream
 from control.config import Api, Config, parse_endpoint
 from control.store.database import parse_url
-from control.store.reading import Reader
 
 log = logging.getLogger("roost.api")
 
@@ -124,15 +125,17 @@ def run(config: Config) -> None:
         listeners = bind([parse_endpoint(text) for text in api.listen])
     except OSError as error:
         raise ApiError(str(error.strerror)) from None
-    reader = Reader(parse_url(config.database_url))
+    database = Database(parse_url(config.database_url))
     become(user)
-    asyncio.run(_serve(config, listeners, tls, reader))
+    asyncio.run(_serve(config, listeners, tls, database))
 
 
-async def _serve(config: Config, listeners: list[socket.socket], tls: ssl.SSLContext | None, reader: Reader) -> None:
+async def _serve(
+    config: Config, listeners: list[socket.socket], tls: ssl.SSLContext | None, database: Database
+) -> None:
     api = config.api
     async with Upstream(config.control_socket) as upstream:
-        app = make_app(Tokens(reader.tokens), upstream, api.requests)
+        app = make_app(Tokens(database.tokens), upstream, Stream(database), api.requests)
         settings = uvicorn.Config(
             app, loop="asyncio", http=Bounded, ws="none", lifespan="off", log_config=None, access_log=False,
             timeout_graceful_shutdown=1, server_header=False, proxy_headers=False,
@@ -154,4 +157,4 @@ async def _serve(config: Config, listeners: list[socket.socket], tls: ssl.SSLCon
                 task.cancel()
             server.should_exit = True
             await serving
-            reader.close_readers()
+            database.close_readers()

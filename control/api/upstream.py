@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from types import TracebackType
 from typing import Final, Self
 
@@ -36,7 +36,7 @@ class Answer:
         self.status = response.status
         self.headers = {name: response.headers[name] for name in _KEPT if name in response.headers}
 
-    async def parts(self) -> AsyncIterator[bytes]:
+    async def parts(self) -> AsyncGenerator[bytes]:
         """The body, without its end where that is missing: then it raises AwayError."""
         try:
             async for part in self._response.content.iter_any():

@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from errno import errorcode
 from typing import Any, Final, NamedTuple
 
 from appliance.frontends.handshake import refusal_for
@@ -17,10 +16,11 @@ from control.clients.locate import Locator
 from control.clients.registry import Registry, RegistryError
 from control.clients.rules import Follows
 from control.clients.scope import service_to_list
+from control.clients.transitions import error_text, transition
 from control.config import Service
 from control.core.errors import OperationError
 from control.core.ports import EnginePort
-from control.core.states import INACTIVE, Cause, State
+from control.core.states import INACTIVE, State
 from control.store import records
 from control.store.appended import Attach
 from control.store.sleeping import SleepingRow
@@ -316,7 +316,7 @@ class View:
             "client": row.client or None,
             "service": self.service_name(row.service) if row.service else None,
             "found": State(row.found).label if row.found else None,
-            "error": _error(row.error),
+            "error": error_text(row.error),
             "reason": refusal_for(row.error).reason if row.error else None,
             "answer_ms": row.answer_ms,
             "first_ms": row.first_ms,
@@ -352,24 +352,8 @@ class View:
         ]
 
     def transition_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A row of history as people and programs read it."""
-        return {
-            "at_ms": row["at"],
-            "id": row["id"],
-            "client": row["client"],
-            "service": self.service_name(row["service"]),
-            "from": _STATES[row["from"]],
-            "to": _STATES[row["to"]],
-            "cause": _CAUSES[row["cause"]],
-            "rx_bytes": row["rx_bytes"],
-            "tx_bytes": row["tx_bytes"],
-            "gap_ms": row["gap_ms"],
-            "server": row["server"],
-            "error": _error(row["error"]),
-            "probes": row["probes"],
-            "silence_s": row["silence_s"],
-            **({"successor": row["successor"]} if row.get("successor") else {}),
-        }
+        """control.clients.transitions.transition."""
+        return transition(row, self.service_name)
 
     def transition_event(self, event: Event) -> dict[str, Any]:
         """A transition as it happens, in the form of `transition_row`."""
@@ -378,14 +362,6 @@ class View:
         row |= {"rx_bytes": event.rx_bytes, "tx_bytes": event.tx_bytes, "gap_ms": event.gap_ms}
         row |= Ends.unpack(event.ends)._asdict()
         return self.transition_row(row)
-
-
-def _error(number: int | None) -> str | None:
-    return errorcode.get(number, str(number)) if number else None
-
-
-_STATES: Final = [state.label for state in State]
-_CAUSES: Final = [cause.label for cause in Cause]
 
 
 def _quiet_s(rest: bytes, slept_at_ms: int) -> float:

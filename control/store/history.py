@@ -24,6 +24,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from control.core.states import State
+from control.store.database import StoreError
 from control.store.schema import HISTORY_LAYOUT, history_part, history_parts
 from control.store.statements import insert_history
 
@@ -74,6 +75,59 @@ def _newest(connection: Connection, part: sa.Table, which: str, value: Any, most
     return found
 
 
+class RemovedError(StoreError):
+    """Rows behind a number are not kept any more; `first`: the number of the first one that is."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        super().__init__(f"the history begins with row {first:,}")
+
+
+def last_row(connection: Connection) -> int:
+    """The number of the last row that is committed; 0: there is none."""
+    newest = connection.execute(sa.select(history_parts).order_by(history_parts.c.first.desc()).limit(1)).first()
+    if newest is None:
+        return 0
+    part = history_part(newest.first, newest.layout)
+    last: int | None = connection.scalar(sa.select(sa.func.max(part.c.seq)))
+    return last if last is not None else int(newest.first) - 1
+
+
+def rows_after(connection: Connection, seq: int, most: int) -> list[Sequence[Any]]:
+    """Committed rows behind that one in their order, columns of the last layout; fewer than `most` where a part ends,
+    none where there are none. Raises RemovedError."""
+    of = history_parts.c
+    behind = sa.or_(of.last.is_(None), of.last > seq)
+    while True:
+        found = connection.execute(sa.select(history_parts).where(behind).order_by(of.first).limit(1)).first()
+        if found is None:
+            return []
+        if found.first > seq + 1:
+            raise RemovedError(found.first)
+        try:
+            return _behind(connection, history_part(found.first, found.layout), seq, most)
+        except (OperationalError, ProgrammingError):
+            connection.rollback()
+            if _is_kept(connection, found.first):
+                raise
+
+
+def _behind(connection: Connection, part: sa.Table, seq: int, most: int) -> list[Sequence[Any]]:
+    if connection.dialect.name == "postgresql":
+        text = f"{_all_columns(part)} WHERE seq > %s ORDER BY seq LIMIT %s"
+        return list(connection.exec_driver_sql(text, (seq, most)))
+    rows = f"{_all_columns(part)} WHERE seq > ? ORDER BY seq LIMIT ?"
+    text = f"SELECT json_group_array(json_array({_COLUMNS})) FROM ({rows})"  # see _newest
+    found: list[list[Any]] = json.loads(connection.exec_driver_sql(text, (seq, most)).scalar_one())
+    return list(found)
+
+
+def _is_kept(connection: Connection, first: int) -> bool:
+    """Whether the part that begins with this row has not been removed."""
+    of = history_parts.c.first
+    return connection.scalar(sa.select(of).where(of == first)) is not None
+
+
 class Part(NamedTuple):
     """first, last: numbers of rows; last is 0 while the part is written. Times: wall clock, ms."""
 
@@ -82,11 +136,6 @@ class Part(NamedTuple):
     first_at: int
     last: int = 0
     last_at: int = 0
-
-
-def _is_kept(connection: Connection, part: Part) -> bool:
-    of = history_parts.c.first
-    return connection.scalar(sa.select(of).where(of == part.first)) is not None
 
 
 class Seen(NamedTuple):
@@ -266,7 +315,7 @@ class History:
                 found += (dict(zip(_NAMES, row, strict=True)) for row in rows)
             except (OperationalError, ProgrammingError):
                 connection.rollback()
-                if _is_kept(connection, part):  # the database says it before `settle` does
+                if _is_kept(connection, part.first):  # the database says it before `settle` does
                     raise
                 break  # it was removed meanwhile, and what is older
             begun = number is not None and found and found[-1]["from"] == State.NONE

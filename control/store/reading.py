@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from control.store import policies, schema, sleeping, tagging, tokens
+from control.store import history, policies, schema, sleeping, tagging, tokens
 from control.store.database import StoreError, chunks, open_engine, reason
 from control.store.schema import KEY, KEYED, successors
 from control.store.sleeping import LAST_NUMBER, Epochs, References, SleepingRow
@@ -178,6 +178,22 @@ class Reader:
         """policies.changes."""
         with self._reading() as connection:
             return policies.changes(connection, limit, rule)
+
+    def service_names(self) -> dict[int, str]:
+        """By their numbers, of every service that ever was."""
+        with self._reading() as connection:
+            of = schema.services.c
+            return {row[0]: row[1] for row in connection.execute(sa.select(of.index, of.name))}
+
+    def last_row(self) -> int:
+        """history.last_row."""
+        with self._reading() as connection:
+            return history.last_row(connection)
+
+    def rows_after(self, seq: int, most: int) -> list[Sequence[Any]]:
+        """history.rows_after."""
+        with self._reading() as connection:
+            return history.rows_after(connection, seq, most)
 
     def tokens(self) -> list[tokens.TokenRow]:
         """tokens.read."""

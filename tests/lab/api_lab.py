@@ -11,10 +11,10 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, Self
 
 from appliance.lab import Lab, endpoint, wait_until
@@ -78,7 +78,8 @@ class ApiLab:
         return sock
 
     @contextmanager
-    def begun(self, who: str, method: str, path: str, body: Any = None) -> Iterator[HTTPResponse]:
+    def begun(self, who: str, method: str, path: str, body: Any = None,
+              headers: Mapping[str, str] = MappingProxyType({})) -> Iterator[HTTPResponse]:  # fmt: skip
         """The head of an answer, whose connection is closed afterwards. who: a role, or a token; empty: without one."""
         if who in ("viewer", "operator", "admin") and who not in self.texts:
             self.token(who)
@@ -86,10 +87,10 @@ class ApiLab:
         connection.sock = self.connected()
         if self.tls is not None:
             connection.sock = self.tls.wrap_socket(connection.sock, server_hostname="roost.test")
-        headers = {"Authorization": f"Bearer {self.texts.get(who, who)}"} if who else {}
+        token = {"Authorization": f"Bearer {self.texts.get(who, who)}"} if who else {}
         with closing(connection):
             connection.request(method, path, json.dumps(body) if body is not None else None,
-                               {**headers, "Content-Type": "application/json"})  # fmt: skip
+                               {**headers, **token, "Content-Type": "application/json"})  # fmt: skip
             with connection.getresponse() as answer:
                 yield answer
 

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens, as server-sent events: the rows of the history, by their numbers, as soon as they are committed.
+
+A row has one number, whatever is killed, so that who resumes behind one misses nothing and gets nothing twice. However
+many listen, the newest rows are read and encoded once: they are kept here, and who is further behind reads the history
+until it has caught up. Nobody waits for another: each takes its rows when it can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Collection, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Any, Final, NamedTuple, Protocol
+
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.datastructures import QueryParams
+from starlette.exceptions import HTTPException
+
+from appliance.frontends.target import parse_address
+from control.clients.transitions import transition
+from control.core.states import State
+from control.store.database import StoreError, reason
+from control.store.history import RemovedError
+from control.store.statements import HISTORY_COLUMNS
+
+log = logging.getLogger("roost.api")
+
+POLL_S: Final = 0.1
+"""How often the history is looked at while somebody listens; the daemon commits four times a second, or more often."""
+
+AT_ONCE: Final = 2000
+"""Rows that are read, or sent, in one piece."""
+
+KEPT: Final = 20_000
+"""The newest rows, that are kept encoded: some 15 MB."""
+
+HEARTBEAT_S: Final = 5.0
+
+
+class Source(Protocol):
+    """The database; each call may block, and raise SQLAlchemyError."""
+
+    def service_names(self) -> dict[int, str]: ...
+
+    def last_row(self) -> int: ...
+
+    def rows_after(self, seq: int, most: int) -> list[Sequence[Any]]: ...
+
+
+class Told(NamedTuple):
+    """A row. data: as it is sent."""
+
+    seq: int
+    service: str
+    client: str
+    to: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be told; what is empty does not matter. services: of any of these; None: of all. client: how its
+    ``address:port`` begins. to: names of states."""
+
+    services: frozenset[str] | None = None
+    client: str = ""
+    network: IPv4Network | IPv6Network | None = None
+    to: frozenset[str] = frozenset()
+
+    def fits(self, one: Told) -> bool:
+        return (
+            (self.services is None or one.service in self.services)
+            and one.client.startswith(self.client)
+            and (not self.to or one.to in self.to)
+            and (self.network is None or ip_address(parse_address(one.client).host) in self.network)
+        )
+
+
+class Stream:
+    """Within the event loop."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._names: dict[int, str] = {}
+        self._kept: list[Told] = []
+        self._last = 0
+        """The number of the last row that was read, of those that are kept."""
+
+        self._listeners = 0
+        self._more = asyncio.Event()
+        self._reading: asyncio.Task[None] | None = None
+        self._said = ""
+
+    async def last_row(self) -> int:
+        """The number of the last row that is committed. Raises SQLAlchemyError, StoreError."""
+        return await asyncio.to_thread(self._source.last_row)
+
+    async def follow(self, after: int, newest: int, wanted: Wanted) -> AsyncGenerator[bytes]:
+        """Server-sent events of the rows behind one, for ever; where there is none for a while, a comment, and up to
+        which number there is none. What is not kept any more is said in an event `removed`. newest: `last_row`."""
+        self._listeners += 1
+        if self._reading is None:
+            self._kept, self._last = [], newest
+            self._reading = asyncio.get_running_loop().create_task(self._read())
+        try:
+            yield b": transitions\n\n"
+            while True:
+                more = self._more
+                try:
+                    rows = self._after(after)
+                    if rows is None:
+                        rows = await self._encoded(after)
+                except RemovedError as error:
+                    data = json.dumps({"first": error.first, "count": error.first - 1 - after})
+                    after = error.first - 1
+                    yield f"id: {after}\nevent: removed\ndata: {data}\n\n".encode()
+                    continue
+                except (SQLAlchemyError, StoreError) as error:
+                    self._say(error)
+                    rows = []
+                if rows:
+                    after = rows[-1].seq
+                    if data_of_all := b"".join([one.data for one in rows if wanted.fits(one)]):
+                        yield data_of_all
+                    else:
+                        await asyncio.sleep(0)
+                    continue
+                try:
+                    async with asyncio.timeout(HEARTBEAT_S):  # wait_for() loses a cancellation that comes with it
+                        await more.wait()
+                except TimeoutError:
+                    yield f": still here\nid: {after}\n\n".encode()
+        finally:
+            self._listeners -= 1
+
+    def _after(self, after: int) -> list[Told] | None:
+        """Of those that are kept; None: what comes first is not among them."""
+        at = len(self._kept) - (self._last - after)
+        return self._kept[at : at + AT_ONCE] if 0 <= at <= len(self._kept) else None
+
+    async def _read(self) -> None:
+        """Have the newest rows, while somebody listens."""
+        try:
+            while self._listeners:
+                try:
+                    rows = await self._encoded(self._last)
+                except RemovedError as error:
+                    self._kept, self._last = [], error.first - 1
+                    continue
+                except (SQLAlchemyError, StoreError) as error:
+                    self._say(error)
+                    rows = []
+                if rows:
+                    self._said = ""
+                    self._kept += rows
+                    del self._kept[: max(len(self._kept) - KEPT, 0)]
+                    self._last = rows[-1].seq
+                    self._more.set()
+                    self._more = asyncio.Event()
+                if len(rows) < AT_ONCE:
+                    await asyncio.sleep(POLL_S)
+        finally:
+            self._reading = None
+
+    async def _encoded(self, after: int) -> list[Told]:
+        return await asyncio.to_thread(self._encode, after)
+
+    def _encode(self, after: int) -> list[Told]:
+        return [self._told(row) for row in self._source.rows_after(after, AT_ONCE)]
+
+    def _told(self, columns: Sequence[Any]) -> Told:
+        row = dict(zip(HISTORY_COLUMNS, columns, strict=True))
+        shown = transition(row, self._service_name)
+        data = f"id: {row['seq']}\nevent: transition\ndata: {json.dumps(shown)}\n\n".encode()
+        return Told(row["seq"], shown["service"], shown["client"], shown["to"], data)
+
+    def _service_name(self, number: int) -> str:
+        if number not in self._names:
+            self._names = self._source.service_names()
+        return self._names.get(number, f"#{number}")
+
+    def _say(self, error: Exception) -> None:
+        if self._said != (said := reason(error)):
+            self._said = said
+            log.error("the history cannot be read: %s", said)
+
+
+LAST_MAX: Final = 10_000
+_KEYS: Final = ("after", "last", "service", "client", "network", "to")
+
+
+def read_query(query: QueryParams, resumed: str | None, newest: int,
+               services: Collection[str] | None) -> tuple[int, Wanted]:  # fmt: skip
+    """Behind which row, and what is wanted. resumed: the number of the last event that was received (`Last-Event-ID`),
+    where it goes on. services: those whose events may be told; None: all. Raises HTTPException."""
+    if unknown := [key for key in query if key not in _KEYS]:
+        raise HTTPException(422, f"{unknown[0]}: there is no such key; there are: {', '.join(_KEYS)}")
+    if several := [key for key in ("after", "last", "client", "network") if len(query.getlist(key)) > 1]:
+        raise HTTPException(422, f"{several[0]}: once")
+    try:
+        network = ip_network(query["network"]) if "network" in query else None
+    except ValueError as error:
+        raise HTTPException(422, f"network: {error}") from None
+    to = frozenset(query.getlist("to"))
+    if wrong := sorted(to - {state.label for state in State if state}):
+        raise HTTPException(422, f'to: "{wrong[0]}" is no state')
+    allowed = frozenset(services) if services is not None else None
+    named = frozenset(query.getlist("service")) or None
+    if named is not None and allowed is not None and (others := sorted(named - allowed)):
+        raise HTTPException(404, f'service: there is no service "{others[0]}"')
+    wanted = Wanted(named or allowed, query.get("client", ""), network, to)
+    last = _number("last", query.get("last", "0"), LAST_MAX)
+    if resumed is None and "after" not in query:
+        return max(newest - last, 0), wanted
+    key = "after" if resumed is None else "Last-Event-ID"
+    return _number(key, resumed if resumed is not None else query["after"], newest), wanted
+
+
+def _number(key: str, text: str, most: int) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most:
+        return int(text)
+    raise HTTPException(422, f"{key}: a number from 0 to {most} is wanted")

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stream of what happens, in whole: who listens resumes whatever is killed, and has each transition once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from http.client import HTTPException
+from itertools import count
+from typing import Any
+
+import pytest
+
+from appliance.lab import Lab, wait_until
+from tests.lab.api_lab import ApiLab
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[ApiLab]:
+    with Lab(clients=10, nat=False) as lab, ApiLab(lab) as box:
+        box.wait_for_api()
+        box.token("viewer")
+        yield box
+
+
+class Listener:
+    """Listens in a thread, and resumes whenever it ends."""
+
+    def __init__(self, box: ApiLab, query: str = "", token: str = "viewer") -> None:
+        self._box = box
+        self._query = query
+        self._token = token
+        self.events: list[tuple[int, dict[str, Any]]] = []
+        self.resumed = -1
+        self._last = ""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        wait_until(lambda: self.resumed >= 0, 10, "it listens")
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            try:
+                headers = {"Last-Event-ID": self._last} if self._last else {}
+                with self._box.begun(self._token, "GET", f"/v1/events{self._query}", headers=headers) as answer:
+                    if answer.status == 200:
+                        self.resumed += 1
+                        self._take(answer)
+            except (OSError, HTTPException):
+                pass
+            time.sleep(0.05)
+
+    def _take(self, answer: Any) -> None:
+        number = 0
+        for raw in answer:
+            line = raw.decode().rstrip("\n")
+            if line.startswith("id: "):
+                number = int(line[4:])
+            elif line.startswith("data: "):
+                self.events.append((number, json.loads(line[6:])))
+            elif not line and number:
+                self._last = str(number)  # RFC: at the end of an event
+                if self._ended.is_set():
+                    return
+
+    def end(self) -> list[tuple[int, dict[str, Any]]]:
+        """What it has heard."""
+        self._ended.set()
+        self._thread.join(20)
+        return self.events
+
+
+def in_history(box: ApiLab, limit: int = 10_000) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = box.daemon.get("/v1/history", limit=limit)
+    return rows
+
+
+def test_nothing_is_lost_or_told_twice_across_ends_of_the_api_and_of_the_daemon(box: ApiLab) -> None:
+    sockets = [box.client() for _ in range(5)]
+    listener, numbers = Listener(box, "?last=10000"), count()
+    kills = {20: "api", 50: "api", 80: "daemon", 110: "api", 130: "daemon"}
+    for turn in range(160):
+        _, address = sockets[next(numbers) % 5]
+        action = ("idle", "wake")[turn // 5 % 2]
+        box.daemon.act(address, action)
+        if turn in kills:
+            ends = sum(before < turn for before in kills)
+            wait_until(lambda ends=ends: listener.resumed >= ends, 20, "it listens again")  # type: ignore[misc]
+        if (what := kills.get(turn)) == "api":
+            pid = box.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+        elif what == "daemon":
+            for _, one in sockets:
+                box.daemon.act(one, "idle")
+            box.daemon.kill()
+            box.daemon.start()
+            sockets = [
+                (sock, one) for sock, one in sockets if one in {row["client"] for row in box.daemon.connections()}
+            ]
+            assert len(sockets) == 5
+    wait_until(lambda: len(listener.events) >= len(in_history(box)), 20, "all is told")
+    heard = listener.end()
+    assert listener.resumed >= 5
+    assert [number for number, _ in heard] == list(range(heard[0][0], heard[0][0] + len(heard)))
+    assert heard[0][0] == 1
+    assert [row for _, row in heard] == [{k: v for k, v in row.items() if k != "successor"} for row in in_history(box)]
+
+
+def test_a_server_hears_of_its_clients_alone(box: ApiLab) -> None:
+    box.token("server", "lab4")
+    listener, everything = Listener(box, token="server"), Listener(box)
+    for family in (4, 6, 4, 6):
+        box.client(family)
+    wait_until(lambda: len(everything.events) >= 4, 10, "all is told")
+    wait_until(lambda: len(listener.events) >= 2, 10, "its own is told")
+    assert {row["service"] for _, row in listener.end()} == {"lab4"}
+    assert {row["service"] for _, row in everything.end()} == {"lab4", "lab6"}
+    assert box.ask("server", "GET", "/v1/events?service=lab6")[0] == 404
+
+
+def test_who_is_behind_reads_the_history_and_who_asks_for_nonsense_is_refused(box: ApiLab) -> None:
+    box.client()
+    wait_until(lambda: len(in_history(box)) > 0, 5, "there is some")
+    some = len(in_history(box))
+    listener = Listener(box, "?after=0&to=ACTIVE")
+    wait_until(lambda: len(listener.events) >= 1, 10, "it is told")
+    assert {row["to"] for _, row in listener.end()} == {"ACTIVE"}
+    status, refused = box.ask("viewer", "GET", f"/v1/events?after={some + 1_000_000}")
+    assert (status, refused["error"].startswith("after: a number from 0 to ")) == (422, True)
+    assert box.ask("viewer", "GET", "/v1/events?limit=1")[0] == 422
