@@ -9,6 +9,11 @@ Each request is made by one client of the API's process, over loopback without T
     page_ms_p99     pages of 100 of GET /v1/connections, those that follow each other: by network (a /16 of the clients'
                     addresses at random), by silence, and by service; `page_network_...` and so on, of each
 
+    stream_events_per_s, stream_10_events_per_s
+                    events that one listener of GET /v1/events has, and each of ten, while `STREAM_RATE` transitions a
+                    second are written; stream_lost: of those numbers that the one had, how many are missing or double
+    api_rss_mb      resident memory of the API's process afterwards
+
 `socket_...` are the same asked of the daemon itself, over its Unix socket. `written_per_s` are the transitions that
 were written in that time, by the daemon's own count: when it is less than RATE, the load was not what it should be.
 """
@@ -24,7 +29,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from ipaddress import ip_network
-from typing import Any, Final
+from itertools import pairwise
+from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
+from typing import Any, Final, cast
 from urllib.parse import urlencode
 
 from appliance.lab import Lab, endpoint
@@ -44,6 +52,11 @@ API_HOST: Final = "127.0.0.1"
 API_PORT: Final = 8443
 GET_MS: Final = Target(at_most=5.0)
 PAGE_MS: Final = Target(at_most=20.0)
+STREAM_RATE: Final = 60_000
+STREAM_BEGIN_S: Final = 1.5
+STREAM_S: Final = 4.0
+STREAM: Final = Target(at_least=50_000)
+STREAM_10: Final = Target(at_least=20_000)
 WRITTEN: Final = Target(at_least=0.95 * RATE)
 PROGRAM: Final = ("-m", "tests.bench.loaded_daemon")
 
@@ -67,11 +80,12 @@ class Asked(HTTPConnection):
 
     def __init__(self, connected: Callable[[], socket.socket], token: str = "") -> None:
         super().__init__("roost", timeout=60)
-        self._connected = connected
+        self.opened = connected
         self.token = {"Authorization": f"Bearer {token}"}
+        self.lines = "".join(f"{name}: {value}\r\n" for name, value in self.token.items())
 
     def connect(self) -> None:
-        self.sock = self._connected()
+        self.sock = self.opened()
 
 
 def asked_of(born: Nursery) -> tuple[Asked, Asked]:
@@ -106,9 +120,19 @@ def took_ms(asked: Asked, path: str, **query: Any) -> tuple[float, Any]:
     return took, json.loads(body)
 
 
+def load_of(born: Nursery) -> Path:
+    """Where the daemon reads its load."""
+    return born.daemon.config.with_name(born.daemon.config.name + ".load")
+
+
+def rss_mb(pid: int) -> float:
+    (line,) = (one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
 def gets(born: Nursery, asked: Asked, spoken: int) -> tuple[list[float], float]:
     """ms of each, and how many transitions a second were written meanwhile."""
-    load = born.daemon.config.with_name(born.daemon.config.name + ".load")
+    load = load_of(born)
     load.write_text(f"{RATE} {spoken}")
 
     def written() -> tuple[float, int]:
@@ -138,11 +162,42 @@ def pages(asked: Asked, query: dict[str, Any]) -> list[float]:
     return found
 
 
+def streamed(born: Nursery, api: Asked, listeners: int) -> tuple[float, int]:
+    """Events a second that each has, while they come at once; numbers that the first one missed, or had twice."""
+    socks = []
+    for _ in range(listeners):
+        sock = api.opened()
+        sock.sendall(f"GET /v1/events HTTP/1.1\r\nHost: x\r\n{api.lines}\r\n".encode())
+        sock.setblocking(False)
+        socks.append(sock)
+    counts, numbers, rest = dict.fromkeys(socks, 0), list[int](), b""
+    with DefaultSelector() as selector:
+        for sock in socks:
+            selector.register(sock, EVENT_READ)
+        until = time.monotonic() + STREAM_BEGIN_S
+        began, ends = until, until + STREAM_S
+        while (now := time.monotonic()) < ends:
+            for chosen, _ in selector.select(0.1):
+                sock = cast(socket.socket, chosen.fileobj)
+                data = sock.recv(1 << 20)
+                if now >= began:
+                    counts[sock] += data.count(b"event: t")
+                if sock is socks[0] and listeners == 1:
+                    *whole, rest = (rest + data).split(b"\n")
+                    numbers += (int(line[4:]) for line in whole if line.startswith(b"id: "))
+    for sock in socks:
+        sock.close()
+    wrong = sum(after != before + 1 for before, after in pairwise(numbers))
+    return sum(counts.values()) / STREAM_S / listeners, wrong
+
+
 def run(connections: int = 1_000_000, runs: int = 3) -> Report:
     """Ask the daemon of `connections` sleeping clients `runs` times."""
     report = Report("control", f"{connections:,} clients asleep; {GETS} connections and {3 * PAGES} pages asked for")
     spoken = min(SPOKEN, connections)
     got, rates, paged = dict[str, list[float]](), list[float](), dict[str, list[float]]()
+    told: dict[int, list[float]] = {1: [], 10: []}
+    lost, rss = 0, list[float]()
     with held(connections, max(64, math.ceil(connections / PORTS_USED))) as born:
         joined = born.connect(range(connections))
         born.speak(range(spoken), 100)
@@ -164,12 +219,26 @@ def run(connections: int = 1_000_000, runs: int = 3) -> Report:
                 rates.append(rate)
                 say(f"run {number}, {who or 'api_'}: pages p99 {paged[f'{who}page'][-1]:.1f} ms, connections p50 "
                     f"{percentile(took, 50):.1f}, p99 {got[f'{who}get'][-1]:.1f} ms, {rate:,.0f} rows/s")  # fmt: skip
+            load = load_of(born)
+            load.write_text(f"{STREAM_RATE} {spoken}")
+            for listeners, per_s in told.items():
+                rate, wrong = streamed(born, both[""], listeners)
+                per_s.append(rate)
+                lost += wrong
+            load.unlink()
+            rss.append(rss_mb(int(born.daemon.status()["api"]["pid"])))
+            say(f"run {number}: {told[1][-1]:,.0f} events a second to one listener, {told[10][-1]:,.0f} to each of "
+                f"ten; {rss[-1]:.0f} MB")  # fmt: skip
+        report.add_zero("stream_lost", lost, "events")
         report.add_zero("lost", born.gone(range(connections)), "clients")
         born.add_to(report)
         born.daemon.terminate()
     report.add("get_ms_p99", got["get"], "ms", GET_MS)
     report.add("socket_get_ms_p99", got["socket_get"], "ms")
     report.add("written_per_s", rates, "/s", WRITTEN)
+    report.add("stream_events_per_s", told[1], "/s", STREAM)
+    report.add("stream_10_events_per_s", told[10], "/s", STREAM_10)
+    report.add("api_rss_mb", rss, "MB")
     for name, values in paged.items():
         report.add(f"{name}_ms_p99", values, "ms", PAGE_MS)
     return report
