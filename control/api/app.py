@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import ExitStack, aclosing
-from typing import Final
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import ExitStack, aclosing, suppress
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -29,15 +31,15 @@ from control.api.bounds import AtOnce, Rates, source_of
 from control.api.stream import Stream, read_query
 from control.api.tokens import Tokens, UnreadableError
 from control.api.upstream import AwayError, Upstream
-from control.core.access import BODY_MAX, FROM, SERVICES, WHO, Role, read_token
+from control.core.access import BODY_MAX, FROM, SERVICES, WHO, Credential, Role, read_token
 from control.store.database import StoreError
 from control.store.tokens import TokenRow
 
 log = logging.getLogger("roost.api")
 
 BODY_S: Final = 30.0
-SEND_S: Final = 30.0
-"""A client that takes nothing of its answer for so long is left."""
+LOOK_S: Final = 1.0
+"""How often it is looked whether the token of an answer that goes on is good still."""
 
 SMALL: Final = 256 * 1024
 """Bytes of an answer that is read at once."""
@@ -66,17 +68,14 @@ class Gate:
         self._tokens = tokens
         self._requests = Rates(requests, max(requests * BURST_S, 1.0))
         self._failures = Rates(FAILURES_PER_S, FAILURES)
-        self.at_once = AtOnce(AT_ONCE)
+        self._at_once = AtOnce(AT_ONCE)
 
-    async def admit(self, request: Request, access: Access) -> TokenRow:
-        """Who asks. Raises HTTPException."""
+    async def admit(self, request: Request, access: Access, ending: ExitStack) -> Asking:
+        """Who asks; until the end one request more of its token goes on. Raises HTTPException."""
         scheme, _, text = request.headers.get("Authorization", "").partition(" ")
         credential = read_token(text.strip()) if scheme.lower() == "bearer" else None
-        try:
-            row = await self._tokens.find(credential) if credential else None
-        except UnreadableError:
-            raise HTTPException(503, "the database cannot be read, where tokens are", {"Retry-After": "5"}) from None
-        if row is None:
+        row = await self._row(credential) if credential else None
+        if row is None or credential is None:
             source = source_of(request.client.host if request.client else "::")
             if wait := self._failures.wait_s(source):
                 raise _too_many("too many requests without a good token came from this address", wait)
@@ -89,27 +88,51 @@ class Gate:
         if not access.allows(Role(row.role)):
             log.warning("%s, %s, refused to %s: %s %s", row.name, row.role, request.client, access.method, access.path)
             raise HTTPException(403, f'the token "{row.name}" has the role "{row.role}", which may not do this')
-        return row
+        if not self._at_once.begin(row.id):
+            raise _too_many(f'the token "{row.name}" has {AT_ONCE} requests that are not answered yet', 0)
+        ending.callback(self._at_once.end, row.id)
+        return Asking(row, credential)
+
+    async def _row(self, credential: Credential) -> TokenRow | None:
+        try:
+            return await self._tokens.find(credential)
+        except UnreadableError:
+            raise HTTPException(503, "the database cannot be read, where tokens are", {"Retry-After": "5"}) from None
+
+    async def until_bad(self, asking: Asking) -> None:
+        """Until the token is revoked, or expires."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            with suppress(UnreadableError):
+                if await self._tokens.find(asking.credential) is None:
+                    return
+
+
+class Asking(NamedTuple):
+    """Who asks."""
+
+    row: TokenRow
+    credential: Credential
 
 
 def _too_many(what: str, wait_s: float) -> HTTPException:
     return HTTPException(429, what, {"Retry-After": str(int(wait_s) + 1)})
 
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+Work = Callable[[Request, Access, TokenRow, ExitStack], Awaitable["Answered"]]
+"""Answers; what is to be done when the answer is over, however it ended, goes into the stack."""
 
 
 def make_app(tokens: Tokens, upstream: Upstream, stream: Stream, requests: float) -> Starlette:
     """The application. requests: a second by one token."""
     gate = Gate(tokens, requests)
-
-    def endpoint(access: Access) -> Endpoint:
-        return _events(access, gate, stream) if access.path == EVENTS else _endpoint(access, gate, upstream)
-
-    routes = [Route(one.path, endpoint(one), methods=[one.method]) for one in ACCESS]
-    for route in routes:
+    routes = []
+    for access in ACCESS:
+        work = partial(_events, stream) if access.path == EVENTS else partial(_relay, upstream)
+        route = Route(access.path, _endpoint(access, gate, work), methods=[access.method])
         assert route.methods is not None
         route.methods.discard("HEAD")  # Starlette's; the daemon has none
+        routes.append(route)
     app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, 500: _broken})
     app.router.redirect_slashes = False
     return app
@@ -117,10 +140,11 @@ def make_app(tokens: Tokens, upstream: Upstream, stream: Stream, requests: float
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    if error.status_code in (404, 405):  # Starlette's own: nothing was asked of the daemon
-        what = "here" if error.status_code == 404 else f"with the method {request.method}"
-        return _error(error.status_code, f"nothing is served {what}; see docs/api.md", error.headers)
-    return _error(error.status_code, error.detail, error.headers)
+    what = error.detail
+    if what == HTTPStatus(error.status_code).phrase:  # Starlette's own
+        how = f" with the method {request.method}" if error.status_code == 405 else " here"
+        what = f"nothing is served{how}; see docs/api.md"
+    return _error(error.status_code, what, error.headers)
 
 
 async def _broken(_request: Request, _error_of_ours: Exception) -> Response:
@@ -134,42 +158,46 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
     return Response(json.dumps({"error": message}), status, told, "application/json")
 
 
-def _endpoint(access: Access, gate: Gate, upstream: Upstream) -> Endpoint:
+def _endpoint(access: Access, gate: Gate, work: Work) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
-        row = await gate.admit(request, access)
-        if not gate.at_once.begin(row.id):
-            raise _too_many(f'the token "{row.name}" has {AT_ONCE} requests that are not answered yet', 0)
         with ExitStack() as ending:
-            ending.callback(gate.at_once.end, row.id)
-            body = await _body(request)
-            try:
-                answered = await upstream.ask(request.method, _target(request, access), _headers(request, row), body)
-                ending.callback(answered.close)
-                if int(answered.headers.get("Content-Length", SMALL + 1)) <= SMALL:
-                    return Response(await answered.whole(), answered.status, answered.headers)
-            except AwayError:
-                raise HTTPException(503, AWAY, {"Retry-After": str(AWAY_S)}) from None
-            return Relayed(answered.status, answered.headers, answered.parts(), ending.pop_all())
+            asking = await gate.admit(request, access, ending)
+            status, headers, body = await work(request, access, asking.row, ending)
+            if isinstance(body, bytes):
+                return Response(body, status, headers)
+            return Relayed(status, headers, body, gate.until_bad(asking), ending.pop_all())
 
     return answer
 
 
-def _events(access: Access, gate: Gate, stream: Stream) -> Endpoint:
-    async def answer(request: Request) -> Response:
-        row = await gate.admit(request, access)
-        if not gate.at_once.begin(row.id):
-            raise _too_many(f'the token "{row.name}" has {AT_ONCE} requests that are not answered yet', 0)
-        with ExitStack() as ending:
-            ending.callback(gate.at_once.end, row.id)
-            try:
-                newest = await stream.last_row()
-            except (SQLAlchemyError, StoreError):
-                raise HTTPException(503, "the database cannot be read", {"Retry-After": "5"}) from None
-            after, wanted = read_query(request.query_params, request.headers.get("Last-Event-ID"), newest, row.services)
-            headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
-            return Relayed(200, headers, stream.follow(after, newest, wanted), ending.pop_all())
+class Answered(NamedTuple):
+    """body: as it comes, where it is not there as a whole."""
 
-    return answer
+    status: int
+    headers: dict[str, str]
+    body: bytes | AsyncGenerator[bytes]
+
+
+async def _relay(upstream: Upstream, request: Request, access: Access, row: TokenRow, ending: ExitStack) -> Answered:
+    """What the daemon answers."""
+    body = await _body(request)
+    try:
+        answer = await upstream.ask(request.method, _target(request, access), _headers(request, row), body)
+        ending.callback(answer.close)
+        small = int(answer.headers.get("Content-Length", SMALL + 1)) <= SMALL
+        return Answered(answer.status, answer.headers, await answer.whole() if small else answer.parts())
+    except AwayError:
+        raise HTTPException(503, AWAY, {"Retry-After": str(AWAY_S)}) from None
+
+
+async def _events(stream: Stream, request: Request, _access: Access, row: TokenRow, _ending: ExitStack) -> Answered:
+    try:
+        newest = await stream.last_row()
+    except (SQLAlchemyError, StoreError):
+        raise HTTPException(503, "the database cannot be read", {"Retry-After": "5"}) from None
+    after, wanted = read_query(request.query_params, request.headers.get("Last-Event-ID"), newest, row.services)
+    headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+    return Answered(200, headers, stream.follow(after, newest, wanted))
 
 
 async def _body(request: Request) -> bytes:
@@ -214,36 +242,36 @@ def _headers(request: Request, row: TokenRow) -> dict[str, str]:
 
 
 class Relayed(Response):
-    """An answer as it comes. ending: what is done when it is over, however it ended."""
+    """An answer as it comes, to its end, or until whoever asked has left, or `over`, or the daemon ends. ending: what
+    is done then."""
 
     def __init__(self, status: int, headers: Mapping[str, str], parts: AsyncGenerator[bytes],
-                 ending: ExitStack) -> None:  # fmt: skip
+                 over: Coroutine[Any, Any, None], ending: ExitStack) -> None:  # fmt: skip
         super().__init__(status_code=status, headers=dict(headers))
         if "Content-Length" not in headers:
             del self.headers["Content-Length"]  # Starlette's, of no body at all
         self._parts = parts
+        self._over = over
         self._ending = ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
-        sending = asyncio.ensure_future(self._send(send))
-        leaving = asyncio.ensure_future(_has_left(receive))
         with self._ending:
+            tasks = [asyncio.ensure_future(one) for one in (self._send(send), _has_left(receive), self._over)]
             try:
-                await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-                if sending.done():
-                    sending.result()
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in (sending, leaving):
+                for task in tasks:
                     task.cancel()
-                await asyncio.wait({sending, leaving})
+                await asyncio.wait(tasks)
+            if not tasks[0].cancelled() and (error := tasks[0].exception()) is not None:
+                log.warning("%s: the answer to %s broke off: %s", scope["path"], scope["client"], error)
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with aclosing(self._parts) as parts:
             async for part in parts:
-                async with asyncio.timeout(SEND_S):
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
+                await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -148,7 +148,7 @@ async def _serve(
         while not server.started:
             await asyncio.sleep(0)
         listener = Listener(server, tls, api.connections, api.connections_each)
-        listening = [loop.create_task(listener.run(one)) for one in listeners]
+        listening = [loop.create_task(one) for one in (*map(listener.run, listeners), listener.look())]
         log.info("the API listens at %s%s", ", ".join(api.listen), "" if tls else ", without TLS")
         try:
             await asyncio.wait({serving, *listening}, return_when=asyncio.FIRST_COMPLETED)

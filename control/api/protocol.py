@@ -28,6 +28,12 @@ HEAD_S: Final = 10.0
 HEAD_BYTES: Final = 16 * 1024
 """Of a request's line and headers, looked at whenever some have come."""
 
+TAKE_S: Final = 30.0
+"""For taking what fills the buffer of a connection (64 KiB), down to a quarter."""
+
+CLOSE_S: Final = 10.0
+"""For taking what is left when a connection is to be closed, at least."""
+
 HANDSHAKE_S: Final = 10.0
 SHUTDOWN_S: Final = 3.0
 SAY_S: Final = 10.0
@@ -45,6 +51,8 @@ class Bounded(HttpToolsProtocol):
         self.lost = asyncio.get_running_loop().create_future()
         self._head: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        self._full: asyncio.TimerHandle | None = None
+        self._closing = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,8 +61,28 @@ class Bounded(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._end_of_head()
+        self._room()
         if not self.lost.done():
             self.lost.set_result(None)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._full = self.loop.call_later(TAKE_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._room()
+
+    def _room(self) -> None:
+        if self._full is not None:
+            self._full.cancel()
+            self._full = None
+
+    def look(self) -> None:
+        """From time to time: one that was to be closed at the last look, and is not yet, is taken away."""
+        if self._closing:
+            self.transport.abort()
+        self._closing = self.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -98,6 +126,7 @@ class Listener:
         self._all = AtOnce(most)
         self._each = AtOnce(each)
         self._tasks = set[asyncio.Task[None]]()
+        self._open = set[Bounded]()
         self._refused = 0
         self._say_at = 0.0
 
@@ -147,7 +176,18 @@ class Listener:
             log.debug("a handshake failed: %s", error)
             connection.close()
             return
-        await protocol.lost
+        self._open.add(protocol)
+        try:
+            await protocol.lost
+        finally:
+            self._open.discard(protocol)
+
+    async def look(self) -> None:
+        """At those that are to be closed, for ever."""
+        while True:
+            await asyncio.sleep(CLOSE_S)
+            for protocol in tuple(self._open):
+                protocol.look()
 
     def _protocol(self) -> Bounded:
         return Bounded(config=self._server.config, server_state=self._server.server_state,

@@ -120,7 +120,22 @@ def test_a_server_hears_of_its_clients_alone(box: ApiLab) -> None:
     wait_until(lambda: len(listener.events) >= 2, 10, "its own is told")
     assert {row["service"] for _, row in listener.end()} == {"lab4"}
     assert {row["service"] for _, row in everything.end()} == {"lab4", "lab6"}
-    assert box.ask("server", "GET", "/v1/events?service=lab6")[0] == 404
+    assert box.ask("server", "GET", "/v1/events?service=lab6") == (
+        404,
+        {"error": 'service: there is no service "lab6"'},
+    )
+
+
+def test_a_token_that_is_revoked_hears_no_more(box: ApiLab) -> None:
+    box.token("viewer")
+    with box.begun("viewer", "GET", "/v1/events") as answer:
+        assert answer.readline().startswith(b":")
+        assert box.daemon.http("DELETE", f"/v1/tokens/{box.names['viewer']}").status_code == 200
+        began = time.monotonic()
+        with pytest.raises(HTTPException):
+            answer.read()
+        assert time.monotonic() - began < 5
+    box.token("viewer")
 
 
 def test_who_is_behind_reads_the_history_and_who_asks_for_nonsense_is_refused(box: ApiLab) -> None:

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Connections to the API whose other end takes nothing, or says nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+import uvicorn
+
+from control.api import protocol
+from control.api.protocol import Bounded, Listener, bind
+
+Scene = Callable[[int], Awaitable[None]]
+
+
+async def endless(_scope: Any, receive: Any, send: Any) -> None:
+    """Sends until whoever asked has left."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(1000):
+        await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+
+
+async def long(_scope: Any, receive: Any, send: Any) -> None:
+    """Less than what makes the sender wait, and that was all."""
+    headers = [(b"content-length", b"60000"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"x" * 60_000})
+
+
+@asynccontextmanager
+async def served(app: Any) -> AsyncIterator[tuple[int, Listener]]:
+    """On loopback; its port."""
+    (listening,) = bind([("127.0.0.1", 0)])
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    config = uvicorn.Config(app, http=Bounded, ws="none", lifespan="off", log_config=None, access_log=False)
+    server = uvicorn.Server(config)
+    config.load()
+    server.lifespan = config.lifespan_class(config)
+    listener = Listener(server, None, 100, 100)
+    tasks = [asyncio.ensure_future(one) for one in (listener.run(listening), listener.look())]
+    try:
+        yield listening.getsockname()[1], listener
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        listening.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HEAD_S", "TAKE_S", "CLOSE_S"):
+        monkeypatch.setattr(protocol, name, 0.3)
+
+
+def asks(port: int) -> socket.socket:
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.connect(("127.0.0.1", port))
+    sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    return sock
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < ends
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("app", [endless, long])
+def test_who_takes_nothing_is_left_in_time(app: Any) -> None:
+    async def scene() -> None:
+        async with served(app) as (port, listener):
+            with asks(port):
+                await until(lambda: len(listener._open) == 1)
+                began = time.monotonic()
+                await until(lambda: not listener._open)
+                assert 0.2 < time.monotonic() - began < 5
+
+    asyncio.run(scene())
+
+
+def test_who_takes_it_slowly_gets_all() -> None:
+    async def scene() -> None:
+        async with served(long) as (port, listener):
+            with asks(port) as sock:
+                sock.setblocking(False)
+                got = 0
+                while part := await asyncio.get_running_loop().sock_recv(sock, 8192):
+                    got += len(part)
+                    await asyncio.sleep(0.01)
+                assert got > 60_000
+                await until(lambda: not listener._open)
+
+    asyncio.run(scene())
+
+
+def test_who_says_nothing_is_left_in_time() -> None:
+    async def scene() -> None:
+        async with served(long) as (port, listener):
+            for begin in (b"", b"GET", b"GET / HTTP/1.1\r\nHost:"):
+                with socket.create_connection(("127.0.0.1", port)) as sock:
+                    sock.sendall(begin)
+                    await until(lambda: len(listener._open) == 1)
+                    await until(lambda: not listener._open)
+                    said = sock.recv(1000)
+                    assert said.startswith(b"HTTP/1.1 408 ") == bool(begin)
+
+    asyncio.run(scene())
+
+
+def test_nothing_is_counted_any_more_when_all_have_left() -> None:
+    async def scene() -> None:
+        async with served(long) as (port, listener):
+            for _ in range(20):
+                with asks(port), suppress(ConnectionError):
+                    await asyncio.sleep(0.005)
+            await until(lambda: not listener._open and not listener._tasks)
+            assert (listener._all[""], listener._each["127.0.0.1"]) == (0, 0)
+
+    asyncio.run(scene())
