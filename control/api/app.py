@@ -50,6 +50,13 @@ BURST_S: Final = 4.0
 AT_ONCE: Final = 20
 """Requests of one token, among them answers that go on and on."""
 
+LONG: Final = 32
+LONG_EACH: Final = 4
+"""Long answers of the daemon's, in all and of one token: each has one of the connections to it."""
+
+SMALL_BODY: Final = 64 * 1024
+"""Bytes of a request's body that is no file of rules."""
+
 FAILURES_PER_S: Final = 0.2
 FAILURES: Final = 10.0
 """Of one source, that sent no good token: on average, and at once."""
@@ -57,7 +64,6 @@ FAILURES: Final = 10.0
 _QUERY: Final = "%!$&'()*+,;=:@/?-._~"
 """What stays as it is written: RFC 3986 3.4, and what is encoded already."""
 
-AWAY: Final = "the daemon does not run, or is starting"
 AWAY_S: Final = 2
 
 
@@ -74,10 +80,13 @@ class Gate:
         """Who asks; until the end one request more of its token goes on. Raises HTTPException."""
         scheme, _, text = request.headers.get("Authorization", "").partition(" ")
         credential = read_token(text.strip()) if scheme.lower() == "bearer" else None
-        row = await self._row(credential) if credential else None
+        if request.client is None:
+            raise HTTPException(400, "the connection is gone")
+        source = source_of(request.client.host)
+        wait = self._failures.wait_s(source)
+        row = await self._row(credential, not wait) if credential else None
         if row is None or credential is None:
-            source = source_of(request.client.host if request.client else "::")
-            if wait := self._failures.wait_s(source):
+            if wait:
                 raise _too_many("too many requests without a good token came from this address", wait)
             self._failures.take(source)
             what = "the token is not good (any more)" if credential else "a token is needed: Authorization: Bearer …"
@@ -86,16 +95,16 @@ class Gate:
             raise _too_many(f'the token "{row.name}" is used too often', wait)
         self._requests.take(row.id)
         if not access.allows(Role(row.role)):
-            log.warning("%s, %s, refused to %s: %s %s", row.name, row.role, request.client, access.method, access.path)
+            log.debug("%s, %s, refused to %s: %s %s", row.name, row.role, request.client, access.method, access.path)
             raise HTTPException(403, f'the token "{row.name}" has the role "{row.role}", which may not do this')
         if not self._at_once.begin(row.id):
             raise _too_many(f'the token "{row.name}" has {AT_ONCE} requests that are not answered yet', 0)
         ending.callback(self._at_once.end, row.id)
         return Asking(row, credential)
 
-    async def _row(self, credential: Credential) -> TokenRow | None:
+    async def _row(self, credential: Credential, may_be_new: bool) -> TokenRow | None:
         try:
-            return await self._tokens.find(credential)
+            return await self._tokens.find(credential, may_be_new)
         except UnreadableError:
             raise HTTPException(503, "the database cannot be read, where tokens are", {"Retry-After": "5"}) from None
 
@@ -126,9 +135,9 @@ Work = Callable[[Request, Access, TokenRow, ExitStack], Awaitable["Answered"]]
 def make_app(tokens: Tokens, upstream: Upstream, stream: Stream, requests: float) -> Starlette:
     """The application. requests: a second by one token."""
     gate = Gate(tokens, requests)
-    routes = []
+    relay, routes = partial(_relay, upstream, AtOnce(LONG), AtOnce(LONG_EACH)), []
     for access in ACCESS:
-        work = partial(_events, stream) if access.path == EVENTS else partial(_relay, upstream)
+        work = partial(_events, stream) if access.path == EVENTS else relay
         route = Route(access.path, _endpoint(access, gate, work), methods=[access.method])
         assert route.methods is not None
         route.methods.discard("HEAD")  # Starlette's; the daemon has none
@@ -178,16 +187,22 @@ class Answered(NamedTuple):
     body: bytes | AsyncGenerator[bytes]
 
 
-async def _relay(upstream: Upstream, request: Request, access: Access, row: TokenRow, ending: ExitStack) -> Answered:
-    """What the daemon answers."""
-    body = await _body(request)
+async def _relay(upstream: Upstream, long: AtOnce, long_each: AtOnce, request: Request, access: Access, row: TokenRow,
+                 ending: ExitStack) -> Answered:  # fmt: skip
+    """What the daemon answers. long: answers that go on, of all, and of a token."""
+    body = await _body(request, BODY_MAX if access.path.startswith("/v1/policy/") else SMALL_BODY)
     try:
         answer = await upstream.ask(request.method, _target(request, access), _headers(request, row), body)
         ending.callback(answer.close)
-        small = int(answer.headers.get("Content-Length", SMALL + 1)) <= SMALL
-        return Answered(answer.status, answer.headers, await answer.whole() if small else answer.parts())
-    except AwayError:
-        raise HTTPException(503, AWAY, {"Retry-After": str(AWAY_S)}) from None
+        if int(answer.headers.get("Content-Length", SMALL + 1)) <= SMALL:
+            return Answered(answer.status, answer.headers, await answer.whole())
+    except AwayError as error:
+        raise HTTPException(503, str(error), {"Retry-After": str(AWAY_S)}) from None
+    for most, key in ((long, ""), (long_each, row.id)):
+        if not most.begin(key):
+            raise _too_many("there are as many long answers at once as may be: lists take less in pages", 0)
+        ending.callback(most.end, key)
+    return Answered(answer.status, answer.headers, answer.parts())
 
 
 async def _events(stream: Stream, request: Request, _access: Access, row: TokenRow, _ending: ExitStack) -> Answered:
@@ -195,23 +210,28 @@ async def _events(stream: Stream, request: Request, _access: Access, row: TokenR
         newest = await stream.last_row()
     except (SQLAlchemyError, StoreError):
         raise HTTPException(503, "the database cannot be read", {"Retry-After": "5"}) from None
-    after, wanted = read_query(request.query_params, request.headers.get("Last-Event-ID"), newest, row.services)
+    after, wanted = read_query(
+        request.query_params,
+        request.headers.get("Last-Event-ID"),
+        newest,
+        row.services or (() if row.role == Role.SERVER else None),
+    )
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
     return Answered(200, headers, stream.follow(after, newest, wanted))
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, most: int) -> bytes:
     """Raises HTTPException."""
     told = request.headers.get("Content-Length", "0")
-    too_much = HTTPException(413, f"a request has {BODY_MAX:,} bytes at most")
-    if told.isdecimal() and int(told) > BODY_MAX:
+    too_much = HTTPException(413, f"this request has {most:,} bytes at most")
+    if told.isdecimal() and int(told) > most:
         raise too_much
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
             async for part in request.stream():
                 body += part
-                if len(body) > BODY_MAX:
+                if len(body) > most:
                     raise too_much
     except TimeoutError:
         raise HTTPException(408, f"the request did not come within {BODY_S:.0f} s") from None
@@ -232,10 +252,10 @@ def _target(request: Request, access: Access) -> str:
 
 
 def _headers(request: Request, row: TokenRow) -> dict[str, str]:
-    assert request.client is not None
+    assert request.client is not None  # Gate.admit has looked
     told = {WHO: quote(row.name), FROM: quote(request.client.host)}
-    if row.services is not None:
-        told[SERVICES] = ",".join(quote(name, safe="") for name in row.services)
+    if row.services is not None or row.role == Role.SERVER:
+        told[SERVICES] = ",".join(quote(name, safe="") for name in row.services or ())
     if "Content-Type" in request.headers:
         told["Content-Type"] = request.headers["Content-Type"]
     return told

@@ -6,8 +6,7 @@ from __future__ import annotations
 import ipaddress
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final
 
 KEYS: Final = 10_000
@@ -17,9 +16,6 @@ KEYS: Final = 10_000
 def source_of(address: str) -> str:
     """What counts as one source: an IPv4 address, or a /64 of IPv6, which is one site's."""
     ip = ipaddress.ip_address(address)
-    mapped = getattr(ip, "ipv4_mapped", None)
-    if mapped is not None:
-        return str(mapped)
     return str(ip) if ip.version == 4 else str(ipaddress.ip_network((ip.packed[:8] + bytes(8), 64)))
 
 
@@ -55,9 +51,6 @@ class AtOnce:
         self._most = most
         self._count = Counter[str]()
 
-    def __getitem__(self, key: str) -> int:
-        return self._count[key]
-
     def begin(self, key: str) -> bool:
         """One more; False: there are as many as there may be."""
         if self._count[key] >= self._most:
@@ -70,13 +63,3 @@ class AtOnce:
         self._count[key] -= 1
         if not self._count[key]:
             del self._count[key]
-
-    @contextmanager
-    def one(self, key: str) -> Iterator[bool]:
-        """One more while the block lasts; False: there are as many as there may be."""
-        begun = self.begin(key)
-        try:
-            yield begun
-        finally:
-            if begun:
-                self.end(key)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Final
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from control.api.app import make_app
 from control.api.database import Database
@@ -25,6 +26,7 @@ from control.api.stream import Stream
 from control.api.tokens import Tokens
 from control.api.upstream import Upstream
 from control.config import Api, Config, parse_endpoint
+from control.core.access import DATABASE, SOCKET
 from control.store.database import parse_url
 
 log = logging.getLogger("roost.api")
@@ -113,6 +115,17 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _settings(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app, loop="asyncio", http=Bounded, ws="none", lifespan="off", log_config=None, access_log=False,
+        timeout_graceful_shutdown=1, server_header=False, proxy_headers=False,
+    )  # fmt: skip
+
+
+async def _nothing(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    """Never served."""
+
+
 def run(config: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises ApiError."""
     api = config.api
@@ -125,7 +138,9 @@ def run(config: Config) -> None:
         listeners = bind([parse_endpoint(text) for text in api.listen])
     except OSError as error:
         raise ApiError(str(error.strerror)) from None
-    database = Database(parse_url(config.database_url))
+    database = Database(parse_url(os.environ.get(DATABASE) or config.database_url))
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of each bad request
+    _settings(_nothing).load()  # what it imports then may be where root alone may read
     become(user)
     asyncio.run(_serve(config, listeners, tls, database))
 
@@ -134,19 +149,15 @@ async def _serve(
     config: Config, listeners: list[socket.socket], tls: ssl.SSLContext | None, database: Database
 ) -> None:
     api = config.api
-    async with Upstream(config.control_socket) as upstream:
-        app = make_app(Tokens(database.tokens), upstream, Stream(database), api.requests)
-        settings = uvicorn.Config(
-            app, loop="asyncio", http=Bounded, ws="none", lifespan="off", log_config=None, access_log=False,
-            timeout_graceful_shutdown=1, server_header=False, proxy_headers=False,
-        )  # fmt: skip
-        server = _Server(settings)
+    async with Upstream(os.environ.get(SOCKET) or config.control_socket) as upstream:
+        app = make_app(Tokens(database.good_tokens), upstream, Stream(database), api.requests)
+        server = _Server(_settings(app))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, setattr, server, "should_exit", True)
         serving = loop.create_task(server.serve(sockets=[]))
-        while not server.started:
-            await asyncio.sleep(0)
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.001)
         listener = Listener(server, tls, api.connections, api.connections_each)
         listening = [loop.create_task(one) for one in (*map(listener.run, listeners), listener.look())]
         log.info("the API listens at %s%s", ", ".join(api.listen), "" if tls else ", without TLS")

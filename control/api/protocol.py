@@ -96,6 +96,12 @@ class Bounded(HttpToolsProtocol):
         if self._head is None:
             self._expect_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head is None:  # behind a body in chunks (RFC 9112 7.1.2): nothing bounds them
+            self._refuse(TOO_LARGE)
+        else:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._end_of_head()
         super().on_headers_complete()
@@ -135,6 +141,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         listener.setblocking(False)
         while True:
+            await asyncio.sleep(0)  # while some wait, nothing below lets others have their turn
             try:
                 connection, address = await loop.sock_accept(listener)
             except OSError as error:  # no descriptor is left, or memory

@@ -24,6 +24,9 @@ FRESH_S: Final = 1.0
 KEPT_S: Final = 300.0
 """So long they are believed while the database cannot be read."""
 
+READ_S: Final = 2.0
+"""So long is waited for them."""
+
 UNKNOWN_S: Final = 0.1
 """A token that is not among them may have been made since: they are read again, so long after the last time."""
 
@@ -42,10 +45,11 @@ class Tokens:
         self._reading: asyncio.Task[None] | None = None
         self._said = ""
 
-    async def find(self, credential: Credential) -> TokenRow | None:
-        """The good token that this is; None: there is none. Raises UnreadableError."""
+    async def find(self, credential: Credential, may_be_new: bool = True) -> TokenRow | None:
+        """The good token that this is; None: there is none. may_be_new: where it is not known, look whether it was made
+        just now. Raises UnreadableError."""
         now = time.monotonic()
-        if credential.id not in self._rows or now - self._read_at >= 2 * FRESH_S:
+        if (may_be_new and credential.id not in self._rows) or now - self._read_at >= 2 * FRESH_S:
             await self._read_since(now)
         elif now - self._read_at >= FRESH_S:
             self._begin()
@@ -61,7 +65,11 @@ class Tokens:
         while self._read_at < moment:
             await asyncio.sleep(self._began + UNKNOWN_S - time.monotonic())
             began_before = self._began
-            await asyncio.shield(self._begin())
+            try:
+                async with asyncio.timeout(READ_S):
+                    await asyncio.shield(self._begin())
+            except TimeoutError:  # the disk hangs, or PostgreSQL
+                return
             if self._said and self._began > began_before:
                 return
 

@@ -25,7 +25,16 @@ _ERRORS: Final = (aiohttp.ClientError, TimeoutError)
 
 
 class AwayError(Exception):
-    """The daemon cannot be asked, or has ended."""
+    """The daemon cannot be asked, or has ended: a sentence."""
+
+    def __init__(self, error: Exception) -> None:
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            what = f"the daemon has to do with {CONNECTIONS} requests, and none of them ended in time"
+        elif isinstance(error, TimeoutError):
+            what = "the daemon does not answer in time; what was asked for may still happen"
+        else:
+            what = "the daemon does not run, or is starting"
+        super().__init__(what)
 
 
 class Answer:
@@ -42,14 +51,14 @@ class Answer:
             async for part in self._response.content.iter_any():
                 yield part
         except _ERRORS as error:
-            raise AwayError(str(error)) from None
+            raise AwayError(error) from None
 
     async def whole(self) -> bytes:
         """The body. Raises AwayError."""
         try:
             return await self._response.read()
         except _ERRORS as error:
-            raise AwayError(str(error)) from None
+            raise AwayError(error) from None
 
     def close(self) -> None:
         """What has not come yet is not wanted."""
@@ -82,4 +91,4 @@ class Upstream:
             return Answer(await self._session.request(method, url, headers=headers, data=body or None,
                                                       allow_redirects=False))  # fmt: skip
         except _ERRORS as error:
-            raise AwayError(str(error)) from None
+            raise AwayError(error) from None

@@ -54,7 +54,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from appliance.wire import Event
-from control.channel.asker import WHO_LENGTH, Scoped
+from control.channel.asker import WHO_LENGTH, AskedBy, Scoped
 from control.channel.audit import Audited
 from control.channel.operations import Operations
 from control.channel.policy import policy_routes
@@ -76,6 +76,9 @@ HEARTBEAT_S: Final = 5.0
 PAGE_ROWS: Final = 100
 PAGE_ROWS_MAX: Final = 10_000
 """Connections in a page: where it is not said, and at most."""
+
+SECRET: Final = frozenset({"snd_nxt", "rcv_nxt", "ts_offset", "ts_recent"})
+"""Of a sleeping connection: not told by the network."""
 
 Seconds = Annotated[int, Query(ge=0, le=2**32 - 1)]
 StateName = Literal["ACTIVE", "STANDBY", "IDLE", "SLEEP"]
@@ -139,8 +142,11 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
         return StreamingResponse(_ndjson(_begun(chunks)), media_type="application/x-ndjson")
 
     @app.get("/v1/connections/{name}")
-    def show(name: str) -> Response:
-        return _json(operations.view.show(name))
+    def show(name: str, asker: AskedBy) -> Response:
+        shown = operations.view.show(name)
+        if asker.by_token and "keep_alive" in shown:  # who has these can forge segments
+            shown["keep_alive"] = {key: value for key, value in shown["keep_alive"].items() if key not in SECRET}
+        return _json(shown)
 
     @app.get("/v1/connections/{name}/explain")
     def explain(name: str) -> Response:

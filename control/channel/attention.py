@@ -94,7 +94,7 @@ def _export(status: Mapping[str, Any], _grown: Counts) -> Found:
 
 def _api(status: Mapping[str, Any], _grown: Counts) -> Found:
     api = status["api"]
-    if api["ended"] and api["pid"] is None:
+    if api["listen"] and api["ended"] and api["pid"] is None:
         yield "the API's process", f"it does not run, and has ended {api['ended']} times"
 
 

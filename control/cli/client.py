@@ -16,8 +16,10 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 import click
+from click.core import ParameterSource
 
 from appliance.paths import control_socket
+from control.core.access import read_token
 
 
 def daemon_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -35,7 +37,9 @@ def daemon_options(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def command(config_path: str | None, socket_path: str | None, url: str | None, token_file: str | None,
                 ca_path: str | None, **arguments: object) -> None:  # fmt: skip
-        if url and not socket_path:
+        given = click.get_current_context().get_parameter_source
+        local = socket_path or given("config_path") is ParameterSource.COMMANDLINE
+        if url and (given("url") is ParameterSource.COMMANDLINE or not local):
             function(daemon=Client(url, token=_read_token(token_file), ca_path=ca_path), **arguments)
             return
         if config_path and not socket_path:
@@ -50,9 +54,12 @@ def _read_token(path: str | None) -> str:
         raise click.UsageError("--url needs a token: --token-file, or ROOST_TOKEN_FILE")
     try:
         with open(path, encoding="ascii") as file:
-            return file.read(1000).strip()
+            token = file.read(1000).strip()
     except (OSError, UnicodeError) as error:
         raise click.UsageError(f"the token in {path} cannot be read: {error}") from None
+    if read_token(token) is None:
+        raise click.UsageError(f"{path} has no token: a line such as `roost token create` prints")
+    return token
 
 
 def _socket_of(config_path: str) -> str:

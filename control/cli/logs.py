@@ -24,5 +24,5 @@ def log_to_stderr(verbose: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Formatter())
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
-    for name in ("uvicorn", "alembic", "asyncio", "httpx", "httpcore"):
+    for name in ("uvicorn", "alembic", "asyncio"):
         logging.getLogger(name).setLevel(logging.WARNING)

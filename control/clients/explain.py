@@ -42,6 +42,9 @@ def _text(template: str, *names: str) -> Callable[[Facts], str]:
     return lambda facts: template.format(**facts) if all(facts.get(name) for name in wanted) else ""
 
 
+_OF_ALL: Final = frozenset({"attention", "awake_now", "max_awake", "pressure", "store_error"})
+"""Facts of the whole appliance, which are not for whoever may see some services alone."""
+
 SENTENCES: Final[Sequence[Callable[[Facts], str]]] = (
     # Not asleep: its policy.
     _text("It asked in band to stay awake (always-active).", "awake", "always_active"),
@@ -150,7 +153,9 @@ class Explainer:
         awake = self._engine.stats().get("awake", 0)
         max_awake = int(self._facts.get("max_awake", 0))
         facts |= {"awake_now": awake, "max_awake": max_awake, "pressure": under_pressure(awake, max_awake)}
-        facts["attention"] = " ".join(self._attention()) if SCOPE.get() is None else ""  # it is about all services
+        facts["attention"] = " ".join(self._attention())
+        if SCOPE.get() is not None:
+            facts = {key: value for key, value in facts.items() if key not in _OF_ALL}
         return {key: value for key, value in facts.items() if value}
 
     def _policy(self, located: Located, service: Service | None) -> dict[str, Any]:

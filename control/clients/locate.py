@@ -7,9 +7,11 @@ Where it is found depends on its state: awake and IDLE ones by the engine, the n
 from __future__ import annotations
 
 import ipaddress
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from errno import ELOOP, ENOENT, ENOTCONN
+from typing import Final
 
 from appliance.frontends.target import Address, Name, Target, parse_address
 from appliance.wire import Event, Key, pack_address
@@ -21,6 +23,8 @@ from control.core.errors import OperationError
 from control.core.ports import EnginePort
 from control.core.states import State
 from control.store.store import Store
+
+WALK_WAIT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class Locator:
         listens = [*attach_at, *(service.listen for service in services.values())]  # a reload does not change them
         self._listens = [(ipaddress.ip_address(where), port) for where, port in map(parse_endpoint, listens)]
         self.addresses = LocalAddresses()
+        self._walking = threading.Lock()
 
     # -- for servers --------------------------------------------------------------------------------------------------
 
@@ -130,7 +135,7 @@ class Locator:
             number = int(name)
             event = self._asleep_numbered(number)
             if event is None and number:
-                event = next((one for one in self._engine.list() if number in (one.id, one.record.id)), None)
+                event = self._awake_or_idle(number)
                 event = event or self._asleep_numbered(number)  # since it went to SLEEP meanwhile
         elif (local := self.local_name(Name(name.lower()))) is not None:
             if (named := self._names.find(local)) is not None:
@@ -150,6 +155,17 @@ class Locator:
         if event is None or not self._is_for_asker(event):
             raise OperationError(404, f'no connection "{name}"')
         return Located(number, State(event.to_state), event)
+
+    def _awake_or_idle(self, number: int) -> Event | None:
+        """By a look at each, which takes seconds where there are millions: one at a time."""
+        if not self._walking.acquire(timeout=WALK_WAIT_S):
+            raise OperationError(
+                429, "connections are being looked for by their numbers already; an address is found at once"
+            )
+        try:
+            return next((one for one in self._engine.list() if number in (one.id, one.record.id)), None)
+        finally:
+            self._walking.release()
 
     def _is_for_asker(self, event: Event) -> bool:
         service = self._services.get(event.record.service)

@@ -17,6 +17,7 @@ from typing import Any, Final
 from appliance.wire import ANY_LOCAL, Key, Own, RuleEntry, pack_address, unpack_address
 from control.clients.locate import Locator
 from control.clients.rules import Configured, Kept, Rules, State, content_of, is_rule, known
+from control.clients.scope import SCOPE
 from control.config import Service
 from control.core.errors import OperationError
 from control.core.names import NAME_LENGTH
@@ -245,7 +246,8 @@ class Ruling:
                 row |= {"rule": one.rule, "version": state.kept[one.rule].row.version}
                 source = f"{source} (version {row['version']})"
             rows.append({**row, "source": source})
-        return {"service": service.name, "version": state.version, "error": self._rules.error, "values": rows}
+        return {"service": service.name, "version": state.version,
+                "error": self._rules.error if SCOPE.get() is None else "", "values": rows}  # fmt: skip
 
 
 def read_file(text: str) -> dict[str, Rule | None]:

@@ -15,7 +15,7 @@ from appliance.wire import KA, REST, Ends, Event, Key, Sought, pack_address
 from control.clients.locate import Locator
 from control.clients.registry import Registry, RegistryError
 from control.clients.rules import Follows
-from control.clients.scope import service_to_list
+from control.clients.scope import SCOPE, service_to_list
 from control.clients.transitions import error_text, transition
 from control.config import Service
 from control.core.errors import OperationError
@@ -134,6 +134,10 @@ class View:
         `after` of the page that follows, None: there is none. after: FIRST for the first. A page may have fewer, even
         none, when those that are wanted are few. Of connections that move between two pages, some may be on both, or
         on none."""
+        if SCOPE.get() is not None:  # where a page ends is said by rows that may be of others
+            raise OperationError(
+                403, "after: pages are for whoever may see all services; without it the list comes whole"
+            )
         asked = self._asked(wanted)
         events: Sequence[Event]
         kind, _, rest = ("" if after == FIRST else after).rpartition(":")
@@ -164,6 +168,8 @@ class View:
                 raise OperationError(400, f"`network`: {error}") from None
             network = pack_address(str(found.network_address))
             bits = found.prefixlen + (96 if found.version == 4 else 0)
+        if wanted.rule and SCOPE.get() is not None:
+            raise OperationError(403, "rule: which rules there are is for whoever may see all services")
         states = () if wanted.state is None else (int(wanted.state),)
         quiet_s, silence_s = (min(seconds, 2**32 - 1) for seconds in (wanted.quiet_s, wanted.silence_s))
         classes, by_rule = self._followers(wanted.rule) if wanted.rule else EVERYBODY

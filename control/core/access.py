@@ -45,6 +45,11 @@ class Credential(NamedTuple):
     digest: bytes
 
 
+SOCKET: Final = "ROOST_API_SOCKET"
+DATABASE: Final = "ROOST_API_DATABASE"
+"""In the environment of the API's process: the daemon's."""
+
+
 def new_token() -> tuple[str, Credential]:
     """The text of a token that nobody has, and what is kept of it."""
     number = "".join(secrets.choice(_ID) for _ in range(ID_LENGTH))
@@ -56,11 +61,6 @@ def read_token(text: str) -> Credential | None:
     """None: it is no token."""
     found = _TOKEN.fullmatch(text)
     return Credential(found[1], _digest(found[2])) if found else None
-
-
-def is_token_id(text: str) -> bool:
-    """Whether it may be the id of a token."""
-    return re.fullmatch(rf"[{_ID}]{{{ID_LENGTH}}}", text) is not None
 
 
 def _digest(secret: str) -> bytes:

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import pwd
 import time
 from asyncio.subprocess import DEVNULL
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from control.config import Api, Config
+from control.core.access import DATABASE, SOCKET
 from control.daemon import beside
 
 log = logging.getLogger("roost.daemon")
@@ -37,11 +39,12 @@ def group_of(api: Api) -> int:
 
 class ApiProcess:
     """wanted: what the configuration says now. share: let the members of a group, no group where it is 0, have what the
-    process needs. command: the program, and its arguments."""
+    process needs. command: the program, and its arguments. environment: is added to the daemon's own."""
 
     def __init__(self, wanted: Callable[[], Config], share: Sequence[Callable[[int], None]],
-                 command: Sequence[str]) -> None:  # fmt: skip
+                 command: Sequence[str], environment: Mapping[str, str]) -> None:  # fmt: skip
         self._wanted = wanted
+        self._environment = environment
         self._share = share
         self._shared = 0
         self._command = command
@@ -50,10 +53,11 @@ class ApiProcess:
         self._ended = 0
 
     @classmethod
-    def of(cls, config_path: str, wanted: Callable[[], Config],
+    def of(cls, config_path: str, config: Config, wanted: Callable[[], Config],
            share: Sequence[Callable[[int], None]]) -> ApiProcess:  # fmt: skip
-        """With `roost api` of this daemon's configuration."""
-        return cls(wanted, share, (*beside.roost("api"), "-c", str(Path(config_path).absolute())))
+        """With `roost api` of this daemon's file, its socket and its database, whatever the file says by now."""
+        environment = {SOCKET: config.control_socket, DATABASE: config.database_url}
+        return cls(wanted, share, (*beside.roost("api"), "-c", str(Path(config_path).absolute())), environment)
 
     def status(self) -> dict[str, Any]:
         """Where it listens, its pid, None: it does not run, and how often it has ended by itself."""
@@ -65,7 +69,7 @@ class ApiProcess:
         """Keep it running, for ever."""
         while True:
             config = self._wanted()
-            self._share_with(group_of(config.api))
+            await asyncio.to_thread(self._share_with, config.api)
             if not config.api.listen:
                 await asyncio.sleep(LOOK_S)
                 continue
@@ -79,7 +83,8 @@ class ApiProcess:
             log.error("the API's process %s; it is begun again in %g s", why, pause)
             await asyncio.sleep(pause)
 
-    def _share_with(self, group: int) -> None:
+    def _share_with(self, api: Api) -> None:
+        group = group_of(api)
         if group == self._shared:
             return
         try:
@@ -91,14 +96,15 @@ class ApiProcess:
 
     async def _once(self, config: Config) -> str:
         """Begin it, and wait for its end: how it ended; "": another configuration is wanted."""
-        begun_for = _what_counts(config)
+        begun_for = await asyncio.to_thread(_what_counts, config)
         try:
-            process = self._process = await beside.begin(*self._command, stdin=DEVNULL, stdout=DEVNULL)
+            process = self._process = await beside.begin(*self._command, stdin=DEVNULL, stdout=DEVNULL,
+                                                         env={**os.environ, **self._environment})  # fmt: skip
         except OSError as error:
             return f"could not be begun: {error.filename}: {error.strerror}"
         try:
             while process.returncode is None:
-                if _what_counts(self._wanted()) != begun_for:
+                if await asyncio.to_thread(_what_counts, self._wanted()) != begun_for:
                     process.terminate()
                     await self._wait(process, 5)
                     return ""
@@ -121,7 +127,7 @@ def _what_counts(config: Config) -> tuple[object, ...]:
     """With its files: certificates are renewed."""
     api = config.api
     files = [_changed_at(path) for path in (api.certificate, api.private_key, api.client_ca) if path]
-    return api, files, config.network.interfaces, config.paths, config.instance
+    return api, files, config.network.interfaces
 
 
 def _changed_at(path: str) -> int:

@@ -196,7 +196,8 @@ class Daemon:
         ruling = Ruling(rules, store, EngineRules(engine), engine, locator, services.configured)
         monitor = Monitor(engine, lambda: dispatcher.states, lambda: services.configured()[1].pressure)
         exports = Exports.of(self._path, lambda: services.configured()[1].export)
-        api = ApiProcess.of(self._path, lambda: services.configured()[1], (store.share, listeners.share_control))
+        api = ApiProcess.of(self._path, config, lambda: services.configured()[1],
+                            (store.share, listeners.share_control))  # fmt: skip
         parts = {"policy": ruling.status, "pressure": monitor.status, "export": exports.status, "api": api.status,
                  "agents": reach.counts}  # fmt: skip
         status = Status(engine, store, dispatcher, services.by_number, health.rows, parts, facts)

@@ -29,8 +29,8 @@ def reloaded(old: Service, new: Service) -> Service:
 
 def needs_restart(old: Config, new: Config) -> list[str]:
     """The changed keys that wait for a restart: a running daemon takes over the policy, what it does under pressure,
-    exports, and the servers alone."""
-    sections = [key for key in Config.model_fields if key not in ("policy", "pressure", "export", "service")]
+    exports, the API, and the servers alone."""
+    sections = [key for key in Config.model_fields if key not in ("policy", "pressure", "export", "api", "service")]
     changed = [section for section in sections if getattr(old, section) != getattr(new, section)]
     before, after = ({service.name: service for service in config.service} for config in (old, new))
     told = {name: _not_taken(before.get(name), after.get(name)) for name in sorted(before | after)}

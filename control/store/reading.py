@@ -195,10 +195,10 @@ class Reader:
         with self._reading() as connection:
             return history.rows_after(connection, seq, most)
 
-    def tokens(self) -> list[tokens.TokenRow]:
+    def tokens(self, good_at: int | None = None) -> list[tokens.TokenRow]:
         """tokens.read."""
         with self._reading() as connection:
-            return tokens.read(connection)
+            return tokens.read(connection, good_at)
 
     def groups(self) -> dict[frozenset[str], int]:
         """policies.read_groups."""

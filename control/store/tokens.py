@@ -76,9 +76,10 @@ def revoke(connection: Connection, which: str, now: int) -> TokenRow:
     return _row(row)
 
 
-def read(connection: Connection) -> list[TokenRow]:
-    """All, the oldest first."""
-    return [_row(row) for row in connection.execute(sa.select(tokens).order_by(tokens.c.made_at, tokens.c.id))]
+def read(connection: Connection, good_at: int | None = None) -> list[TokenRow]:
+    """All, or those that are good then, the oldest first."""
+    query = sa.select(tokens).where(_good(good_at)) if good_at is not None else sa.select(tokens)
+    return [_row(row) for row in connection.execute(query.order_by(tokens.c.made_at, tokens.c.id))]
 
 
 def _row(row: sa.Row[Any]) -> TokenRow:

@@ -8,6 +8,7 @@ import signal
 import ssl
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,10 @@ def test_an_operator_steers_a_client_and_it_is_kept_who_did(box: ApiLab) -> None
     assert (status, done["client"], done["before"], done["state"]) == (200, address, "ACTIVE", "SLEEP")
     status, shown = box.ask("viewer", "GET", path_of(address))
     assert (status, shown["state"], shown["service"]) == (200, "SLEEP", "lab4")
+    local = box.daemon.get(path_of(address))["keep_alive"]
+    assert set(local) - set(shown["keep_alive"]) == {"snd_nxt", "rcv_nxt", "ts_offset", "ts_recent"}, (
+        "who has these forges"
+    )
     assert box.ask("viewer", "POST", path_of(address, "/wake"))[0] == 403
     box.woken(client)
     assert box.ask("operator", "PUT", path_of(address, "/policy"), {"values": {"idle_quiet": "5m"}})[0] == 200
@@ -67,7 +72,9 @@ def test_a_server_sees_and_steers_the_clients_of_its_service_alone(box: ApiLab) 
     assert {row["service"] for row in rows} == {"lab4"}
     assert own in {row["client"] for row in rows}
     assert box.ask("server", "GET", path_of(own))[0] == 200
-    assert box.ask("server", "GET", path_of(own, "/explain"))[0] == 200
+    status, explained = box.ask("server", "GET", path_of(own, "/explain"))
+    assert (status, {"awake_now", "max_awake", "attention"} & set(explained["facts"])) == (200, set())
+    assert "awake_now" in box.ask("viewer", "GET", path_of(own, "/explain"))[1]["facts"]
     assert box.ask("server", "POST", path_of(own, "/standby"))[0] == 200
     for method, rest in (("GET", ""), ("GET", "/explain"), ("GET", "/policy"), ("POST", "/close")):
         assert box.ask("server", method, path_of(other, rest)) == (404, {"error": f'no connection "{other}"'})
@@ -172,7 +179,11 @@ def test_what_is_changed_in_the_file_is_so_after_a_reload(box: ApiLab) -> None:
     assert 429 in [box.ask("viewer", "GET", "/v1/status")[0] for _ in range(10)]
     box.daemon.config.write_text(text.replace("[api]", "[api]\n#").replace(f'listen = ["{box.host}:', "#"))
     os.kill(box.daemon.pid, signal.SIGHUP)
-    wait_until(lambda: box.daemon.status()["api"] == {"listen": [], "pid": None, "ended": 0}, 10, "none is wanted")
+    wait_until(
+        lambda: box.daemon.status()["api"] | {"ended": 0} == {"listen": [], "pid": None, "ended": 0},
+        10,
+        "none is wanted",
+    )
     wait_until(lambda: stat.S_IMODE(box.daemon.control_socket.stat().st_mode) == 0o600, 5, "the socket is root's alone")
     box.daemon.config.write_text(text)
     os.kill(box.daemon.pid, signal.SIGHUP)
@@ -212,10 +223,13 @@ def test_the_commands_ask_it_from_another_machine(lab: Lab, tmp_path: Path, tls:
         assert '"state": "SLEEP"' in said("sleep", address, *asking, "--json")
         assert address in said("connections", *asking)
         assert "which may not do this" in said("token", "list", *asking)
-        (tmp_path / "token").write_text("roost_nothing")
-        assert "the token is not good" in said("status", *asking) or "a token is needed" in said("status", *asking)
         if tls:
             assert "certificate verify failed" in said("status", *asking[:4])
+        box.daemon.http("DELETE", f"/v1/tokens/{box.names['operator']}")
+        time.sleep(3)
+        assert "the token is not good" in said("status", *asking)
+        (tmp_path / "token").write_text("roost_nothing\n")
+        assert "has no token: a line such as" in said("status", *asking)
 
 
 # -- in a lab of its own ----------------------------------------------------------------------------------------------

@@ -142,6 +142,23 @@ def test_a_head_is_so_large_at_most(box: ApiLab) -> None:
     assert rss_mb(pid) - before < 20
 
 
+def test_what_comes_behind_a_body_in_chunks_is_not_kept(box: ApiLab) -> None:
+    pid = box.pid
+    assert pid is not None
+    before, sock, sent = rss_mb(pid), box.connected(), 0
+    token = box.texts["viewer"]
+    sock.sendall(f"PUT /v1/names/x/tags HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n".encode())
+    try:
+        sock.sendall(b"Transfer-Encoding: chunked\r\n\r\n0\r\n")
+        while sent < 32 << 20:
+            sent += sock.send(b"a: b\r\n" * 10_000)
+    except OSError:
+        pass
+    assert sent < 8 << 20, "what the kernel holds, at most"
+    wait_until(lambda: serves(box), 5, "it serves as before")
+    assert rss_mb(pid) - before < 30
+
+
 def test_one_source_has_so_many_connections_and_others_get_theirs(box: ApiLab) -> None:
     wait_until(lambda: serves(box), 20, "earlier ones are over")
     own = [box.connected() for _ in range(EACH)]
@@ -172,8 +189,8 @@ def test_all_together_have_so_many_connections(box: ApiLab) -> None:
             told.append(one.recv(100)[:12])
         except ConnectionError:
             told.append(b"")
-    assert told.count(b"HTTP/1.1 404") == 4
-    assert told.count(b"") == 4
+    assert 1 <= told.count(b"HTTP/1.1 404") <= 4
+    assert told.count(b"") == 8 - told.count(b"HTTP/1.1 404")
     for one in (*some, *others):
         one.close()
     wait_until(lambda: serves(box), 5, "there is room again")
@@ -190,9 +207,10 @@ def test_what_is_no_http_harms_nothing(box: ApiLab) -> None:
         for _ in range(chance.randint(1, 5)):
             one[chance.randrange(len(one))] = chance.randrange(256)
         damaged.append(bytes(one))
+    answered = 0
     for sent in (*ODD, *(chance.randbytes(200) for _ in range(100)), *damaged):
         sock = box.connected()
-        sock.settimeout(0.02)
+        sock.settimeout(0.1)
         try:
             sock.sendall(sent)
             said = sock.recv(65536)
@@ -200,6 +218,8 @@ def test_what_is_no_http_harms_nothing(box: ApiLab) -> None:
             said = b""
         sock.close()
         assert said == b"" or said.split()[1][:1] == b"4", (sent, said)
+        answered += bool(said)
+    assert answered > 100, "it looks at them"
     wait_until(lambda: serves(box), 20, "it serves as before")
     assert box.pid == pid
     assert rss_mb(pid) < 150
