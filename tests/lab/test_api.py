@@ -303,7 +303,8 @@ def begun_by_hand(lab: Lab, config: str, tmp_path: Path) -> str:
     ({"listen": ["{lan}:8443"], "certificate": "/nowhere", "private_key": "/nowhere"}, "cannot be used"),
     ({"listen": []}, "[api] listen is empty"),
 ])  # fmt: skip
-def test_it_says_why_it_does_not_begin(lab: Lab, tmp_path: Path, settings: dict[str, Any], why: str) -> None:
+def test_it_says_why_it_does_not_begin(nat_free_lab: Lab, tmp_path: Path, settings: dict[str, Any], why: str) -> None:
+    lab = nat_free_lab
     where = {"wan": lab.address("box", "wan0"), "lan": lab.address("box", "lan0")}
     api = {"user": "nobody", "plain": True, **settings}
     api["listen"] = [text.format(**where) for text in api["listen"]]

@@ -82,8 +82,8 @@ def in_history(box: ApiLab, limit: int = 10_000) -> list[dict[str, Any]]:
 def test_nothing_is_lost_or_told_twice_across_ends_of_the_api_and_of_the_daemon(box: ApiLab) -> None:
     sockets = [box.client() for _ in range(5)]
     listener, numbers = Listener(box, "?last=10000"), count()
-    kills = {20: "api", 50: "api", 80: "daemon", 110: "api", 130: "daemon"}
-    for turn in range(160):
+    kills = {20: "api", 40: "daemon", 60: "api", 80: "daemon"}
+    for turn in range(100):
         _, address = sockets[next(numbers) % 5]
         action = ("idle", "wake")[turn // 5 % 2]
         box.daemon.act(address, action)
@@ -105,7 +105,7 @@ def test_nothing_is_lost_or_told_twice_across_ends_of_the_api_and_of_the_daemon(
             assert len(sockets) == 5
     wait_until(lambda: len(listener.events) >= len(in_history(box)), 20, "all is told")
     heard = listener.end()
-    assert listener.resumed >= 5
+    assert listener.resumed >= 4
     assert [number for number, _ in heard] == list(range(heard[0][0], heard[0][0] + len(heard)))
     assert heard[0][0] == 1
     assert [row for _, row in heard] == [{k: v for k, v in row.items() if k != "successor"} for row in in_history(box)]

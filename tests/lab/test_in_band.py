@@ -610,6 +610,8 @@ def test_what_was_asked_for_outlives_the_daemon(box: InBandLab, state: str, end:
         with closing(sqlite3.connect(box.database)) as database, database:
             age(database)
     box.daemon.start()
+    addresses = {session.address for session in sessions}
+    wait_until(lambda: addresses <= {one["client"] for one in box.daemon.connections()}, 8, "they are put back")
     for session in sessions:
         session.wait_state(state)
         assert session.shown()["in_band"] == {"active_quiet_ms": 300_000, "always_active": 1}

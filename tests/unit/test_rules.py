@@ -89,7 +89,7 @@ def test_a_rule_gives_what_belongs_to_a_connection_and_the_rest_of_policy_is_the
     ("keys", "said"),
     [
         ({"activ_quiet": 5}, "unknown key `activ_quiet`; did you mean `active_quiet`?"),
-        ({"listen": "x", "active_quiet": 5}, "unknown key `listen`; it belongs in [attach] or [[service]]"),
+        ({"listen": "x", "active_quiet": 5}, "unknown key `listen`; it belongs in [attach] or [api] or [[service]]"),
         ({}, "it gives no value; there are active_quiet, standby_quiet,"),
         ({"network": "10.0.0.0/8"}, "it gives no value"),
         ({"active_quiet": "fast"}, '`active_quiet` "fast" is no duration; write "90s"'),

@@ -237,7 +237,7 @@ def test_a_disk_that_is_full_is_told_with_its_directory_and_what_to_do(
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorcode = code
 
-    def fails(path: str) -> bool:
+    def fails(path: str, _group: int = 0) -> bool:
         raise error
 
     monkeypatch.setattr(file, "prepare", fails)
