@@ -48,6 +48,7 @@ PAGES: Final = 100  # of each filter
 PAGE: Final = 100
 PORTS_USED: Final = 50_000  # of an address
 APART_S: Final = 0.005
+WARM_S: Final = 4.0
 API_HOST: Final = "127.0.0.1"
 API_PORT: Final = 8443
 GET_MS: Final = Target(at_most=5.0)
@@ -138,7 +139,7 @@ def gets(born: Nursery, asked: Asked, spoken: int) -> tuple[list[float], float]:
     def written() -> tuple[float, int]:
         return time.monotonic(), int(born.daemon.status()["store"]["written_history"])
 
-    time.sleep(4)  # until each has 100, and they are written as fast as they come
+    time.sleep(WARM_S)  # until each has 100, and they are written as fast as they come
     found, (began, before) = list[float](), written()
     for _ in range(GETS):
         client = random.randrange(spoken)

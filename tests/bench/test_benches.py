@@ -226,6 +226,9 @@ def test_persist_measures_both_databases(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_control_asks_a_daemon_that_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "GETS", 50)
     monkeypatch.setattr(control, "PAGES", 5)
+    monkeypatch.setattr(control, "SPOKEN", 200)
+    for name, seconds in (("WARM_S", 1.5), ("STREAM_BEGIN_S", 0.5), ("STREAM_S", 0.5)):
+        monkeypatch.setattr(control, name, seconds)
     report = control.run(connections=2000, runs=1)
     assert_sound(report)
     assert report.figures["written_per_s"].median > 10_000
