@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
@@ -37,6 +38,9 @@ AT_ONCE: Final = 2000
 
 KEPT: Final = 20_000
 """The newest rows, that are kept encoded: some 15 MB."""
+
+SHARED: Final = 10
+"""Pieces of the history that are kept for those who are as far behind as others."""
 
 HEARTBEAT_S: Final = 5.0
 
@@ -90,6 +94,9 @@ class Stream:
         self._last = 0
         """The number of the last row that was read, of those that are kept."""
 
+        self._shared: OrderedDict[int, asyncio.Task[list[Told]]] = OrderedDict()
+        """By the number of the row that they are behind."""
+
         self._listeners = 0
         self._more = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
@@ -113,7 +120,7 @@ class Stream:
                 try:
                     rows = self._after(after)
                     if rows is None:
-                        rows = await self._encoded(after)
+                        rows = await self._behind(after)
                 except RemovedError as error:
                     data = json.dumps({"first": error.first, "count": error.first - 1 - after})
                     after = error.first - 1
@@ -136,6 +143,8 @@ class Stream:
                     yield f": still here\nid: {after}\n\n".encode()
         finally:
             self._listeners -= 1
+            if not self._listeners:
+                self._shared.clear()
 
     def _after(self, after: int) -> list[Told] | None:
         """Of those that are kept; None: what comes first is not among them."""
@@ -147,7 +156,7 @@ class Stream:
         try:
             while self._listeners:
                 try:
-                    rows = await self._encoded(self._last)
+                    rows = await self._encoded(self._last, AT_ONCE)
                 except RemovedError as error:
                     self._kept, self._last = [], error.first - 1
                     continue
@@ -166,11 +175,26 @@ class Stream:
         finally:
             self._reading = None
 
-    async def _encoded(self, after: int) -> list[Told]:
-        return await asyncio.to_thread(self._encode, after)
+    async def _behind(self, after: int) -> list[Told]:
+        """Rows behind one, read once for all who want the same. After the first piece, all want the same ones."""
+        if (task := self._shared.get(after)) is None:
+            most = AT_ONCE - after % AT_ONCE
+            task = self._shared[after] = asyncio.get_running_loop().create_task(self._encoded(after, most))
+            task.add_done_callback(lambda done: self._keep(after, most, done))
+            if len(self._shared) > SHARED:
+                self._shared.popitem(last=False)
+        return await asyncio.shield(task)
 
-    def _encode(self, after: int) -> list[Told]:
-        return [self._told(row) for row in self._source.rows_after(after, AT_ONCE)]
+    def _keep(self, after: int, most: int, done: asyncio.Task[list[Told]]) -> None:
+        """What is whole, and will be the same."""
+        if (done.cancelled() or done.exception() or len(done.result()) < most) and self._shared.get(after) is done:
+            del self._shared[after]
+
+    async def _encoded(self, after: int, most: int) -> list[Told]:
+        return await asyncio.to_thread(self._encode, after, most)
+
+    def _encode(self, after: int, most: int) -> list[Told]:
+        return [self._told(row) for row in self._source.rows_after(after, most)]
 
     def _told(self, columns: Sequence[Any]) -> Told:
         row = dict(zip(HISTORY_COLUMNS, columns, strict=True))

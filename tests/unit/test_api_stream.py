@@ -137,6 +137,24 @@ def test_who_is_behind_catches_up_with_the_others(after: int) -> None:
     asyncio.run(scene())
 
 
+def test_those_who_are_equally_far_behind_read_the_history_together() -> None:
+    source = Source()
+    source.last = 1000
+    stream = Stream(source)
+
+    async def scene() -> None:
+        listeners = [Listener(stream, after, 1000) for after in (0, 3, 7, 0, 5, 11, 2, 1, 9, 4)]
+        await asyncio.gather(*(one.until(1000) for one in listeners))
+        for one in listeners:
+            assert one.numbers == list(range(one.numbers[0], 1001))
+            await one.close()
+        assert [one.numbers[0] for one in listeners] == [1, 4, 8, 1, 6, 12, 3, 2, 10, 5]
+        assert len(stream._shared) == 0
+
+    asyncio.run(scene())
+    assert source.asked < 300, "each of them by itself: 1000"
+
+
 def test_one_that_takes_nothing_for_long_loses_nothing_and_holds_nobody_up() -> None:
     source = Source()
     stream = Stream(source)
