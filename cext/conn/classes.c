@@ -259,7 +259,7 @@ int roost_class_give(struct roost_engine *e, const struct roost_command *command
 }
 
 void roost_class_round(struct roost_engine *e) {
-    if (e->started || e->table.used4 || e->table.used6) /* else nobody is there, and nobody is born before the start */
+    if (e->started || e->table.used4 || e->table.used6) /* else it is empty, without births before the start */
         e->sweep_all = roost_table_buckets(&e->table);
     e->sweep_awake = 0;
 }

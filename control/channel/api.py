@@ -144,7 +144,7 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     @app.get("/v1/connections/{name}")
     def show(name: str, asker: AskedBy) -> Response:
         shown = operations.view.show(name)
-        if asker.by_token and "keep_alive" in shown:  # who has these can forge segments
+        if asker.by_token and "keep_alive" in shown:  # they suffice to forge segments
             shown["keep_alive"] = {key: value for key, value in shown["keep_alive"].items() if key not in SECRET}
         return _json(shown)
 

@@ -84,16 +84,16 @@ def empty_lab(engines: Engines, nat_free_lab: Lab) -> Lab:
 
 @pytest.fixture
 def unhurried(nat_free_lab: Lab) -> Iterator[None]:
-    """The ends of connections wait 3 s and not 200 ms before they send again what was not acknowledged, and send no
-    tail loss probes: what is sent again was lost, and did not only wait for a processor. For connections made from here
-    on.
+    """The ends of connections wait 3 s and not 200 ms before they send again what was not acknowledged, send no tail
+    loss probes, and take nothing for lost because later segments came first, up to 127 of them: what is sent again was
+    lost, and did not only wait for a processor, or come in another order. For connections made from here on.
     """
-    _resend(nat_free_lab, tail_loss_probes=0, rto_min=["rto_min", "3s"])
+    _resend(nat_free_lab, tail_loss_probes=0, rto_min=["rto_min", "3s"], recovery=0, reordering=127)
     yield
-    _resend(nat_free_lab, tail_loss_probes=3, rto_min=[])
+    _resend(nat_free_lab, tail_loss_probes=3, rto_min=[], recovery=1, reordering=3)
 
 
-def _resend(lab: Lab, tail_loss_probes: int, rto_min: list[str]) -> None:
+def _resend(lab: Lab, tail_loss_probes: int, rto_min: list[str], recovery: int, reordering: int) -> None:
     """For all ways out of "wan" and "lan"; the appliance itself is no gateway of "lan", but on its link."""
     for family in (4, 6):
         box = lab.address("box", "lan0", family)
@@ -103,6 +103,8 @@ def _resend(lab: Lab, tail_loss_probes: int, rto_min: list[str]) -> None:
             ip(lab, end, f"-{family}", "route", "replace", *route)
     for end in ("wan", "lan"):
         lab.sysctl(end, "net.ipv4.tcp_early_retrans", tail_loss_probes)
+        lab.sysctl(end, "net.ipv4.tcp_recovery", recovery)
+        lab.sysctl(end, "net.ipv4.tcp_reordering", reordering)
 
 
 def pytest_configure(config: pytest.Config) -> None:
