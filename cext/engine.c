@@ -337,13 +337,13 @@ int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t
     return error;
 }
 
-int roost_submit_many(roost_engine *e, uint8_t op, uint8_t cause, const uint64_t *ids, const struct roost_key *keys,
-                      uint32_t count) {
+int roost_submit_many(roost_engine *e, uint8_t op, uint8_t cause, uint64_t token, const uint64_t *ids,
+                      const struct roost_key *keys, uint32_t count) {
     struct roost_command some[32];
     const uint32_t most = sizeof(some) / sizeof(some[0]);
     int error = 0;
     for (uint32_t i = 0; i < most; i++)
-        some[i] = (struct roost_command){.op = op, .cause = cause, .fd = -1};
+        some[i] = (struct roost_command){.op = op, .cause = cause, .fd = -1, .token = token};
     for (uint32_t from = 0, n; from < count && !error; from += n) {
         n = count - from < most ? count - from : most;
         for (uint32_t i = 0; i < n; i++) {

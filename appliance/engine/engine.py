@@ -242,15 +242,16 @@ class Engine:
             raise EngineError(f"the engine did not take {len(commands)} commands: {os.strerror(-result)}")
 
     def submit_many(
-        self, op: Op, cause: int, ids: Sequence[int] | None = None, keys: Sequence[bytes] | None = None
+        self, op: Op, cause: int, ids: Sequence[int] | None = None, keys: Sequence[bytes] | None = None, token: int = 0
     ) -> None:
-        """The same command for many connections, by number or by packed key, without an object for each."""
+        """The same command with the same token for many connections, by number or by packed key, without an object for
+        each."""
         if (ids is None) == (keys is None):
             raise ValueError("either numbers or keys")
         count = len(ids if ids is not None else keys or ())
         raw_ids = ffi.from_buffer("uint64_t[]", array("Q", ids)) if ids is not None else ffi.NULL
         raw_keys = ffi.from_buffer("struct roost_key[]", b"".join(keys)) if keys is not None else ffi.NULL
-        result = lib.roost_submit_many(self._raw, int(op), cause, raw_ids, raw_keys, count)
+        result = lib.roost_submit_many(self._raw, int(op), cause, token, raw_ids, raw_keys, count)
         if result < 0:
             raise EngineError(f"the engine did not take {count} commands: {os.strerror(-result)}")
 

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from appliance.wire import endpoint_text
+
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WANTED: Final = "the target is not client-address:client-port"
 
@@ -33,6 +35,11 @@ class Name:
 
 
 Target = Address | Name
+
+
+def target_text(target: Target) -> str:
+    """As it is asked for: host:port."""
+    return f"{target.text}:{target.port}" if isinstance(target, Name) else endpoint_text((target.host, target.port))
 
 
 def address(ip: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> Address:

@@ -18,6 +18,7 @@ from appliance.wire.messages import (
     OVERRIDES_BYTES,
     ROW,
     SERVED,
+    TOKEN_COUNTED,
     Command,
     Ends,
     Event,

@@ -34,6 +34,9 @@ GIVEN_GROUP: Final = 16
 
 OVERRIDES_BYTES: Final = OVERRIDES.size
 
+TOKEN_COUNTED: Final = 1 << 62
+"""ROOST_TOKEN_COUNTED, a bit of a command's token: outcomes with it are counted, and none of them waited for."""
+
 SERVED: Final = struct.Struct("=16sHHI")
 """struct roost_served behind its key: server, server_port, service, first_ms."""
 

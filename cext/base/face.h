@@ -75,9 +75,9 @@ int roost_dial_client(roost_engine *e, uint16_t service, const struct roost_serv
                       struct roost_key *key);
 int roost_start(roost_engine *e, struct roost_reason *why);
 int roost_submit(roost_engine *e, const struct roost_command *commands, uint32_t count);
-/* The same command for many connections, by number or by key: the other is NULL. */
-int roost_submit_many(roost_engine *e, uint8_t op, uint8_t cause, const uint64_t *ids, const struct roost_key *keys,
-                      uint32_t count);
+/* The same command with the same token for many connections, by number or by key: the other is NULL. */
+int roost_submit_many(roost_engine *e, uint8_t op, uint8_t cause, uint64_t token, const uint64_t *ids,
+                      const struct roost_key *keys, uint32_t count);
 /* Waits up to timeout_ms for an event, and then up to patience_ms for more, unless a caller waits for one of them: the
  * answer to a command with a token, a record that is needed, a refusal, pressure. */
 int roost_events(roost_engine *e, struct roost_event *events, uint32_t max, uint32_t timeout_ms, uint32_t patience_ms);

@@ -87,8 +87,11 @@ void roost_mailbox_destroy(struct roost_mailbox *m) {
     pthread_cond_destroy(&m->ready);
 }
 
-/* True if it may be gathered with others: it reports what has happened, or that a connection is quiet or due. */
+/* True if it may be gathered with others: it reports what has happened, or that a connection is quiet or due; or it is one
+ * of many outcomes that are counted. */
 static bool can_wait(const struct roost_event *event) {
+    if (event->token & ROOST_TOKEN_COUNTED)
+        return true;
     return (event->type == ROOST_EV_TRANSITION && !event->token) || event->type == ROOST_EV_QUIET ||
            event->type == ROOST_EV_SLEEP_DUE || event->type == ROOST_EV_OVERRIDES || event->type == ROOST_EV_ROWS ||
            event->type == ROOST_EV_SERVED;

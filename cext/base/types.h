@@ -244,6 +244,9 @@ struct roost_options {
     const char *name;      /* the manager's own, for in-band requests to it alone; NULL: none */
 };
 
+/* A bit of tokens whose outcomes are counted, and none of them waited for. */
+#define ROOST_TOKEN_COUNTED 0x4000000000000000
+
 struct roost_command {
     uint8_t op;
     uint8_t cause;

@@ -10,6 +10,9 @@ from control.core.access import Role
 EVENTS: Final = "/v1/events"
 """Answered by the API's process itself (stream.py)."""
 
+ATTACH: Final = "/v1/connections/{name}/attach"
+"""May become a byte stream here (upgrade.py)."""
+
 _RANKS: Final = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
 
 
@@ -38,11 +41,16 @@ ACCESS: Final = (
         GET /v1/connections/{name}/policy
         GET /v1/names/{name}/tags
         GET /v1/events
+        GET /v1/jobs
+        GET /v1/jobs/{number}
     """, server=True),
     *_of(Role.OPERATOR, """
+        POST /v1/connections/{name}/attach
         POST /v1/connections/{name}/{action}
         PUT /v1/connections/{name}/policy
         PUT /v1/names/{name}/tags
+        POST /v1/jobs
+        DELETE /v1/jobs/{number}
     """, server=True),
     *_of(Role.VIEWER, """
         GET /v1/status

@@ -26,10 +26,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from control.api.access import ACCESS, EVENTS, Access
+from control.api.access import ACCESS, ATTACH, EVENTS, Access
 from control.api.bounds import AtOnce, Rates, source_of
 from control.api.stream import Stream, read_query
 from control.api.tokens import Tokens, UnreadableError
+from control.api.upgrade import EXTENSION, SWITCHING, RefusedError, TakeOver, attached, relay
 from control.api.upstream import AwayError, Upstream
 from control.core.access import BODY_MAX, FROM, SERVICES, WHO, Credential, Role, read_token
 from control.store.database import StoreError
@@ -55,7 +56,11 @@ LONG_EACH: Final = 4
 """Long answers of the daemon's, in all and of one token: each has one of the connections to it."""
 
 SMALL_BODY: Final = 64 * 1024
-"""Bytes of a request's body that is no file of rules."""
+_LARGE_BODIES: Final = ("/v1/policy/", "/v1/jobs")
+"""Bytes of a request's body, but for where files of rules are sent, and lists of connections."""
+
+ATTACHED_EACH: Final = 1000
+"""Clients of one token, whose byte streams are here."""
 
 FAILURES_PER_S: Final = 0.2
 FAILURES: Final = 10.0
@@ -135,9 +140,13 @@ Work = Callable[[Request, Access, TokenRow, ExitStack], Awaitable["Answered"]]
 def make_app(tokens: Tokens, upstream: Upstream, stream: Stream, requests: float) -> Starlette:
     """The application. requests: a second by one token."""
     gate = Gate(tokens, requests)
-    relay, routes = partial(_relay, upstream, AtOnce(LONG), AtOnce(LONG_EACH)), []
+    relayed, routes = partial(_relay, upstream, AtOnce(LONG), AtOnce(LONG_EACH)), []
+    works: dict[str, Work] = {
+        EVENTS: partial(_events, stream),
+        ATTACH: partial(_attach, upstream, AtOnce(ATTACHED_EACH), relayed),
+    }
     for access in ACCESS:
-        work = partial(_events, stream) if access.path == EVENTS else relay
+        work = works.get(access.path, relayed)
         route = Route(access.path, _endpoint(access, gate, work), methods=[access.method])
         assert route.methods is not None
         route.methods.discard("HEAD")  # Starlette's; the daemon has none
@@ -174,9 +183,18 @@ def _endpoint(access: Access, gate: Gate, work: Work) -> Callable[[Request], Awa
             status, headers, body = await work(request, access, asking.row, ending)
             if isinstance(body, bytes):
                 return Response(body, status, headers)
+            if isinstance(body, Switch):
+                return Switched(body, partial(gate.until_bad, asking), ending.pop_all())
             return Relayed(status, headers, body, gate.until_bad(asking), ending.pop_all())
 
     return answer
+
+
+class Switch(NamedTuple):
+    """A connection is to become the byte stream to a client: by the daemon's ticket, and the way to the connection."""
+
+    ticket: Mapping[str, Any]
+    take_over: TakeOver
 
 
 class Answered(NamedTuple):
@@ -184,13 +202,13 @@ class Answered(NamedTuple):
 
     status: int
     headers: dict[str, str]
-    body: bytes | AsyncGenerator[bytes]
+    body: bytes | AsyncGenerator[bytes] | Switch
 
 
 async def _relay(upstream: Upstream, long: AtOnce, long_each: AtOnce, request: Request, access: Access, row: TokenRow,
                  ending: ExitStack) -> Answered:  # fmt: skip
     """What the daemon answers. long: answers that go on, of all, and of a token."""
-    body = await _body(request, BODY_MAX if access.path.startswith("/v1/policy/") else SMALL_BODY)
+    body = await _body(request, BODY_MAX if access.path.startswith(_LARGE_BODIES) else SMALL_BODY)
     try:
         answer = await upstream.ask(request.method, _target(request, access), _headers(request, row), body)
         ending.callback(answer.close)
@@ -203,6 +221,30 @@ async def _relay(upstream: Upstream, long: AtOnce, long_each: AtOnce, request: R
             raise _too_many("there are as many long answers at once as may be: lists take less in pages", 0)
         ending.callback(most.end, key)
     return Answered(answer.status, answer.headers, answer.parts())
+
+
+async def _attach(upstream: Upstream, each: AtOnce, otherwise: Work, request: Request, access: Access, row: TokenRow,
+                  ending: ExitStack) -> Answered:  # fmt: skip
+    """A client, where the request wants to become the byte stream to it. each: of a token, at once."""
+    take_over: TakeOver | None = request.scope.get("extensions", {}).get(EXTENSION)
+    if take_over is None:
+        return await otherwise(request, access, row, ending)
+    if await _body(request, 0):
+        raise HTTPException(400, "a request that is to become the byte stream to a client has no body")
+    headers = {**_headers(request, row), "Content-Type": "application/json"}
+    try:
+        answer = await upstream.ask("POST", _target(request, access), headers, b'{"ticket": true}')
+        ending.callback(answer.close)
+        offered = await answer.whole()
+    except AwayError as error:
+        raise HTTPException(503, str(error), {"Retry-After": str(AWAY_S)}) from None
+    if answer.status != 200:
+        return Answered(answer.status, answer.headers, offered)
+    ending.close()
+    if not each.begin(row.id):
+        raise _too_many(f'the token "{row.name}" has {ATTACHED_EACH} clients by the API at once', 0)
+    ending.callback(each.end, row.id)
+    return Answered(101, {}, Switch(json.loads(offered)["ticket"], take_over))
 
 
 async def _events(stream: Stream, request: Request, _access: Access, row: TokenRow, _ending: ExitStack) -> Answered:
@@ -293,6 +335,32 @@ class Relayed(Response):
             async for part in parts:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class Switched(Response):
+    """The byte stream to a client, until it ends, or `over` does; or an error. ending: what is done then."""
+
+    def __init__(self, switch: Switch, over: Callable[[], Coroutine[Any, Any, None]], ending: ExitStack) -> None:
+        super().__init__(status_code=101)
+        self._switch = switch
+        self._over = over
+        self._ending = ending
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As ASGI has it, but for the success, which is behind its back."""
+        with self._ending:
+            try:
+                async with attached(self._switch.ticket) as server, self._switch.take_over() as client:
+                    client[1].write(SWITCHING)
+                    tasks = [asyncio.ensure_future(one) for one in (relay(client, server), self._over())]
+                    try:
+                        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        for task in tasks:
+                            task.cancel()
+                        await asyncio.wait(tasks)
+            except RefusedError as error:
+                await _error(error.status, str(error))(scope, receive, send)
 
 
 async def _has_left(receive: Receive) -> None:

@@ -12,13 +12,16 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from control.api.bounds import AtOnce, source_of
+from control.api.upgrade import EXTENSION, PART, PROTOCOL, Ends
 
 log = logging.getLogger("roost.api")
 
@@ -53,6 +56,7 @@ class Bounded(HttpToolsProtocol):
         self._head_bytes = 0
         self._full: asyncio.TimerHandle | None = None
         self._closing = False
+        self._early = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -85,7 +89,16 @@ class Bounded(HttpToolsProtocol):
         self._closing = self.transport.is_closing()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._early = data[upgrade.args[0] :]
+            self.flow.pause_reading()  # what comes now is no HTTP; without an upgrade the connection ends
+            self.cycle.keep_alive = False
+        except httptools.HttpParserError:
+            self.send_400_response("This is no HTTP request.")
+            return
         if self._head is not None:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:
@@ -104,7 +117,30 @@ class Bounded(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._end_of_head()
+        if self._get_upgrade() == PROTOCOL:
+            extensions = {EXTENSION: self.take_over}
+            self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
         super().on_headers_complete()
+
+    @asynccontextmanager
+    async def take_over(self) -> AsyncIterator[Ends]:
+        """The connection, without HTTP from now on, within a `with`."""
+        reader = asyncio.StreamReader(PART)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        self.transport.set_protocol(protocol)
+        protocol.connection_made(self.transport)
+        reader.feed_data(self._early)
+        self.flow.resume_reading()
+        writer = asyncio.StreamWriter(self.transport, protocol, reader, self.loop)
+        try:
+            yield reader, writer
+            writer.close()
+            with suppress(OSError):
+                async with asyncio.timeout(CLOSE_S):  # TimeoutError is an OSError
+                    await writer.wait_closed()
+        finally:
+            self.transport.abort()
+            self.connection_lost(None)
 
     def _expect_head(self) -> None:
         self._head_bytes = 0

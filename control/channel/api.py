@@ -9,6 +9,8 @@
     GET  /v1/connections/{id}                       id: number, client-address:port, or name.domain
     GET  /v1/connections/{id}/explain               why it is not asleep, or does not wake
     POST /v1/connections/{id}/{action}              standby idle sleep wake close
+    POST /v1/connections/{id}/attach                where to connect to reach it; {"ticket": true}: with one
+                                                    (control/reach/tickets.py)
     PUT  /v1/connections/{id}/name                  {"name": "thermostat-17"}: servers reach it by that name from now on
     DELETE /v1/connections/{id}/name                its name is forgotten
     GET  /v1/agents                                 the clients that agents speak for
@@ -24,6 +26,7 @@
     GET  /v1/snapshots?limit=                       what was counted at the last moments, a minute apart;
                                                     10,000 rows at most
     .../policy                                      rules of the policy: policy.py
+    .../jobs                                        an action for many connections: jobs.py
     .../tokens                                      of those who ask by the network: tokens.py
 
 Who asks may say so in headers: asker.py.
@@ -56,6 +59,7 @@ from starlette.exceptions import HTTPException
 from appliance.wire import Event
 from control.channel.asker import WHO_LENGTH, AskedBy, Scoped
 from control.channel.audit import Audited
+from control.channel.jobs import job_routes
 from control.channel.operations import Operations
 from control.channel.policy import policy_routes
 from control.channel.tokens import token_routes
@@ -122,6 +126,7 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
 
     app.include_router(policy_routes(operations.ruling, operations.giving))
     app.include_router(token_routes(operations.tokens))
+    app.include_router(job_routes(operations.jobs))
 
     @app.get("/v1/status")
     def status() -> Response:
@@ -151,6 +156,10 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     @app.get("/v1/connections/{name}/explain")
     def explain(name: str) -> Response:
         return _json(operations.explainer.explain(name))
+
+    @app.post("/v1/connections/{name}/attach")
+    async def attach(name: str, ticket: Annotated[bool, Body(embed=True)] = False) -> Response:
+        return _json(await operations.offer(name, ticket))
 
     @app.post("/v1/connections/{name}/{action}")
     async def act(name: str, action: Action) -> Response:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from control.channel.status import Status
 from control.channel.tokens import Tokens
 from control.clients.explain import Explainer
 from control.clients.giving import Giving
+from control.clients.jobs import Jobs
 from control.clients.moving import Moving
 from control.clients.naming import Naming
 from control.clients.ruling import Ruling
@@ -20,7 +21,8 @@ from control.store.appended import Audit
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """agents: the clients that agents speak for. dialled: the clients that were dialled in vain. record: takes a row
+    """agents: the clients that agents speak for. dialled: the clients that were dialled in vain. offer: where
+    to connect to reach a client, and whether with a ticket. record: takes a row
     for each change that is asked for."""
 
     status: Status
@@ -30,7 +32,9 @@ class Operations:
     moving: Moving
     ruling: Ruling
     giving: Giving
+    jobs: Jobs
     tokens: Tokens
     agents: Callable[[], list[dict[str, Any]]]
     dialled: Callable[[], list[dict[str, Any]]]
+    offer: Callable[[str, bool], Awaitable[dict[str, Any]]]
     record: Callable[[Audit], None]

@@ -24,6 +24,7 @@ OPERATOR = {
     "sleep": "Move a connection's record to the database.",
     "wake": "Put a connection back into the kernel.",
     "close": "Close a connection, whatever its state.",
+    "job": "The same for many connections: by a filter, or named in a file.",
     "policy": "Rules: which clients have which values of the policy.",
     "name": "Give a client a name by which servers reach it.",
     "tag": "Give a name tags, by which its client is found.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from errno import ELOOP, ENOENT, ENOTCONN
 from typing import Final
@@ -49,6 +49,10 @@ def _sleeping_ids(store: Store, events: Iterable[Event]) -> dict[bytes, int]:
     return store.sleeping_ids(sought)
 
 
+def _is_number(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) <= 20  # int() refuses thousands of digits
+
+
 class Locator:
     """services: by number, as the daemon keeps them. domain: of names. attach_at: where servers ask for clients.
     `wanted` is for servers, `locate` is for the operator and may block for as long as engine and database
@@ -87,7 +91,10 @@ class Locator:
 
     def _reachable(self, events: Sequence[Event]) -> list[Event]:
         """They; but a server must not speak to an agent, which obeys what it is told on its control connection."""
-        reachable = [event for event in events if not self._is_of_an_agent(event)]
+        own = [event for event in events if self._is_for_asker(event)]
+        if not own:
+            raise OSError(ENOENT, "no such connection")
+        reachable = [event for event in own if not self._is_of_an_agent(event)]
         if not reachable:
             raise OSError(ELOOP, "the target is an agent's connection to the appliance itself")
         return reachable
@@ -129,13 +136,17 @@ class Locator:
 
     def locate(self, name: str) -> Located:
         """The connection with this number, ``client-address:port``, or name with its domain."""
+        return self._locate(name, None)
+
+    def _locate(self, name: str, awake_or_idle: Mapping[int, Event] | None) -> Located:
+        """awake_or_idle: where it was looked for already, by number."""
         event: Event | None = None
         number = 0
-        if name.isascii() and name.isdigit():
+        if _is_number(name):
             number = int(name)
             event = self._asleep_numbered(number)
-            if event is None and number:
-                event = self._awake_or_idle(number)
+            if event is None:
+                event = (self._awake_or_idle({number}) if awake_or_idle is None else awake_or_idle).get(number)
                 event = event or self._asleep_numbered(number)  # since it went to SLEEP meanwhile
         elif (local := self.local_name(Name(name.lower()))) is not None:
             if (named := self._names.find(local)) is not None:
@@ -156,16 +167,34 @@ class Locator:
             raise OperationError(404, f'no connection "{name}"')
         return Located(number, State(event.to_state), event)
 
-    def _awake_or_idle(self, number: int) -> Event | None:
+    def locate_many(self, names: Sequence[str]) -> Iterator[tuple[str, Located | OperationError]]:
+        """`locate`, of each; those that are awake or in IDLE are looked for by their numbers once, for all."""
+        numbers = {int(name) for name in names if _is_number(name)}
+        awake_or_idle = self._awake_or_idle({one for one in numbers if self._asleep_numbered(one) is None})
+        for name in names:
+            try:
+                yield name, self._locate(name, awake_or_idle)
+            except OperationError as error:
+                yield name, error
+
+    def _awake_or_idle(self, numbers: Collection[int]) -> dict[int, Event]:
         """By a look at each, which takes seconds where there are millions: one at a time."""
+        wanted, found = set(numbers) - {0}, dict[int, Event]()
+        if not wanted:
+            return found
         if not self._walking.acquire(timeout=WALK_WAIT_S):
             raise OperationError(
                 429, "connections are being looked for by their numbers already; an address is found at once"
             )
         try:
-            return next((one for one in self._engine.list() if number in (one.id, one.record.id)), None)
+            for event in self._engine.list():
+                if (number := event.id or event.record.id) in wanted:
+                    found[number] = event
+                    if len(found) == len(wanted):
+                        break
         finally:
             self._walking.release()
+        return found
 
     def _is_for_asker(self, event: Event) -> bool:
         service = self._services.get(event.record.service)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from errno import EIO, ETIMEDOUT
+from errno import EAGAIN, EALREADY, EBUSY, ECANCELED, EINVAL, EIO, EMFILE, ENOENT, ENOSPC, ETIMEDOUT
 from typing import Any, Final
 
 from appliance.wire import Command, Op
@@ -74,4 +74,22 @@ def _refused(action: str, before: str, error: int) -> OperationError:
         return OperationError(504, f"{action}: no answer in {COMMAND_TIMEOUT_S:.0f} s; the connection was {before}")
     if error == EIO:
         return OperationError(503, f"{action}: the connection's row could not be read; it stays as it is, {before}")
-    return OperationError(409, f"{action}: refused while {before}: {os.strerror(error)}")
+    return OperationError(409, f"{action}: refused while {before}: {refusal_text(error)}")
+
+
+_REFUSALS: Final = {
+    EAGAIN: "it was busy, or had changed meanwhile",
+    EALREADY: "it was on its way already",
+    EBUSY: "a server waits for it",
+    ECANCELED: "another command came",
+    EINVAL: "this leads nowhere from its state",
+    EIO: "its row could not be read",
+    EMFILE: "no descriptor was free: too many are awake (max_awake)",
+    ENOENT: "it had ended, or has no row",
+    ENOSPC: "there is no room for it in the table",
+}
+
+
+def refusal_text(error: int) -> str:
+    """Why the engine did not carry a command out, by its errno."""
+    return _REFUSALS.get(error) or os.strerror(error)

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -113,21 +114,20 @@ class View:
 
     def connections(self, wanted: Wanted = EVERYTHING, limit: int | None = None) -> Iterator[list[dict[str, Any]]]:
         """Chunks of those that are wanted. One that is there from the first to the last is shown once."""
-        asked = self._asked(wanted)
-        left = limit if limit is not None else -1
-        chunk: list[Event] = []
-        for event in self._with_names(wanted) if wanted.name or wanted.tag else self._all(wanted, asked.sought):
-            if left == 0:
-                break
-            if not wanted.fits(event, asked):
-                continue
-            chunk.append(event)
-            left -= 1
-            if len(chunk) == CHUNK:
-                yield self._rows(chunk, wanted)
-                chunk = []
-        if chunk:
+        found = itertools.islice(self.found(wanted), limit)
+        while chunk := list(itertools.islice(found, CHUNK)):
             yield self._rows(chunk, wanted)
+
+    def found(self, wanted: Wanted, states: Collection[State] = (), born: bool = True) -> Iterator[Event]:
+        """Those that are wanted, and of them those in these states, () of any. born: those that were born asleep and
+        have not spoken, too, which have no record."""
+        asked = self._asked(wanted)
+        in_states = {wanted.state or state for state in states or State if wanted.state in (None, state)}
+        if not in_states:
+            return iter(())
+        sought = replace(asked.sought, states=tuple(map(int, in_states)), born=born)
+        found = self._with_names(wanted) if wanted.name or wanted.tag else self._all(sought)
+        return (event for event in found if event.to_state in in_states and wanted.fits(event, asked))
 
     def page(self, wanted: Wanted, after: str, limit: int) -> dict[str, Any]:
         """`connections`, no more than `limit` unless the engine has that many awake in one place, and `next`: the
@@ -149,7 +149,7 @@ class View:
             else:
                 at = int(rest or 0)
                 events, position = self._engine.page(replace(asked.sought, after=min(max(at, 0), POSITION_MAX)), limit)
-                without = self._has_without_slot(wanted.state)
+                without = self._has_without_slot(asked.sought.states)
                 after_that = str(position) if position else "row:" if without else None
         except ValueError:
             raise OperationError(400, f'after="{after[:100]}" is not what a page ended with') from None
@@ -183,15 +183,15 @@ class View:
 
         return Found(Sought(True, states, service, network, bits, quiet_s, silence_s, classes=classes), follows)
 
-    def _all(self, wanted: Wanted, sought: Sought) -> Iterator[Event]:
+    def _all(self, sought: Sought) -> Iterator[Event]:
         yield from self._engine.list(sought)
-        after: str | None = "row:" if self._has_without_slot(wanted.state) else None
+        after: str | None = "row:" if self._has_without_slot(sought.states) else None
         while after is not None:
             events, after = self._page_without_slot(bytes.fromhex(after.removeprefix("row:")), PAGE)
             yield from events
 
-    def _has_without_slot(self, state: State | None) -> bool:
-        if state not in (None, State.SLEEP) or self._store.status.error:
+    def _has_without_slot(self, states: Collection[int]) -> bool:
+        if (states and State.SLEEP not in states) or self._store.status.error:
             return False
         return bool(self._engine.stats().get("filter_members"))
 

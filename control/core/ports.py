@@ -7,9 +7,10 @@ appliance.engine.Engine and control.dispatch.Dispatcher have these methods; the 
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from appliance.wire import (
@@ -18,6 +19,7 @@ from appliance.wire import (
     Event,
     Key,
     Obstacles,
+    Op,
     Own,
     Record,
     RuleEntry,
@@ -39,6 +41,9 @@ class EnginePort(Protocol):
     """The engine, as far as it deals with connections."""
 
     def submit(self, commands: Sequence[Command]) -> None: ...
+    def submit_many(
+        self, op: Op, cause: int, ids: Sequence[int] | None = None, keys: Sequence[bytes] | None = None, token: int = 0
+    ) -> None: ...
     def batch(self, max_events: int = 4096, timeout_ms: int = 200, patience_ms: int = 0) -> list[Event]: ...
     def wake(self) -> None: ...
     def list(self, sought: Sought = ...) -> Iterator[Event]: ...
@@ -104,6 +109,33 @@ class Outcome:
     id: int = 0
 
 
+@dataclass(slots=True)
+class Outcomes:
+    """How commands with the same token ended. asked: how many were given. done: the connection is in one of `states`.
+    closed: it came to CLOSED in place of that. refused: by errno."""
+
+    token: int
+    states: frozenset[int]
+    asked: int = 0
+    done: int = 0
+    closed: int = 0
+    refused: Counter[int] = field(default_factory=Counter)
+
+    def add(self, outcome: Outcome, state: int | None) -> None:
+        """state: that a transition reached; one on the way to another does not count."""
+        if outcome.error:
+            self.refused[outcome.error] += 1
+        elif state is None or state in self.states:
+            self.done += 1
+        elif state == State.CLOSED:
+            self.closed += 1
+
+    @property
+    def settled(self) -> int:
+        """How many have ended."""
+        return self.done + self.closed + self.refused.total()
+
+
 class CommandsPort(Protocol):
     """Commands with an answer. Either future is done when the connection reaches one of `states` (SLEEP), or the
     command is refused, or after timeout_s (ETIMEDOUT)."""
@@ -112,6 +144,15 @@ class CommandsPort(Protocol):
         self, command: Command, states: Iterable[State], timeout_s: float, first: Sequence[Command] = ()
     ) -> Future[Outcome]: ...
     def sleep(self, record: Record, timeout_s: float) -> Future[Outcome]: ...
+
+
+class ManyPort(Protocol):
+    """The same command for many connections. `count` begins to count outcomes, until `uncount`."""
+
+    def count(self, states: Iterable[State]) -> Outcomes: ...
+    def uncount(self, outcomes: Outcomes) -> None: ...
+    def command_many(self, op: Op, keys: Sequence[bytes], outcomes: Outcomes) -> None: ...
+    def sleep_many(self, records: Sequence[Record], outcomes: Outcomes) -> None: ...
 
 
 Listener = Callable[[Iterable[Event]], None]
@@ -124,5 +165,5 @@ class TransitionsPort(Protocol):
     def listen(self, listener: Listener) -> Callable[[], None]: ...
 
 
-class DispatcherPort(CommandsPort, TransitionsPort, Protocol):
-    """Both."""
+class DispatcherPort(CommandsPort, ManyPort, TransitionsPort, Protocol):
+    """All of it."""

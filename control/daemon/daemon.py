@@ -36,6 +36,7 @@ from control.clients.giving import Giving
 from control.clients.grouping import Grouping
 from control.clients.in_band_requests import InBandRequests
 from control.clients.in_band_settings import InBandSettings
+from control.clients.jobs import Jobs
 from control.clients.locate import Locator
 from control.clients.moving import Moving
 from control.clients.naming import Naming
@@ -201,17 +202,22 @@ class Daemon:
         parts = {"policy": ruling.status, "pressure": monitor.status, "export": exports.status, "api": api.status,
                  "agents": reach.counts}  # fmt: skip
         status = Status(engine, store, dispatcher, services.by_number, health.rows, parts, facts)
+        view = View(engine, store, names, services.by_number, locator, reach.attaches.waiting, rules.followers)
+        jobs = Jobs(engine, store, dispatcher, locator, view)
+        _thread("jobs", jobs.run)
         operations = Operations(
             status=status,
-            view=View(engine, store, names, services.by_number, locator, reach.attaches.waiting, rules.followers),
+            view=view,
             explainer=Explainer(engine, store, services.by_number, locator, health.rows, status.attention, facts),
             naming=Naming(store, names, locator, config.attach.domain, grouping.look),
             moving=Moving(engine, store, dispatcher, locator),
             ruling=ruling,
             giving=Giving(dispatcher, locator),
+            jobs=jobs,
             tokens=Tokens(store, lambda: [service.name for service in services.by_number.values()]),
             agents=reach.agents.clients,
             dialled=reach.dialled.all,
+            offer=reach.tickets.offer,
             record=store.append,
         )
         repeated = (monitor, snapshots, exports, api)
@@ -221,6 +227,7 @@ class Daemon:
         try:
             asyncio.run(serving.run())
         finally:
+            jobs.stop()
             if not self._end.reason:
                 freeze_all(engine, dispatcher, self._end)
             engine.stop_listening()  # a client that comes while the store writes is not taken in to be reset

@@ -72,7 +72,9 @@ class Serving:
 
     def released(self, event: Event) -> None:
         """An event of type RELEASED."""
-        if self._frontend is not None:
+        if self._reach.tickets.is_of(event.count):
+            self._reach.tickets.take_back(event.count)
+        elif self._frontend is not None:
             self._frontend.take_back(event.count)
         else:
             os.close(event.count)
@@ -89,7 +91,8 @@ class Serving:
         self._watch()
         frontend = self._frontend = make_frontend(self._reach.attaching, self._config.attach)
         self._reach.begin()
-        self._facts["attach"] = [list(frontend.serve(one)) for one in self._listeners.attach]
+        listening = self._facts["attach"] = self._reach.tickets.listening
+        listening += (list(frontend.serve(one)) for one in self._listeners.attach)
         self._facts["attach_protocols"] = list(self._config.attach.protocols)
         self._facts["attach_counts"] = frontend.counts
         for address in self._listeners.away:

@@ -27,8 +27,8 @@ from concurrent.futures import Future
 from errno import EIO
 from typing import Final
 
-from appliance.wire import ROW, Command, Event, EventType, Record
-from control.core.ports import BATCH, EnginePort, Listener, Outcome
+from appliance.wire import ROW, Command, Event, EventType, Op, Record
+from control.core.ports import BATCH, EnginePort, Listener, Outcome, Outcomes
 from control.core.states import AWAKE, Cause, State, transition_text
 from control.dispatch.capacity import Capacity
 from control.dispatch.recall import LOOK_UP_AGAIN_MS, Recall
@@ -250,6 +250,23 @@ class Dispatcher:
     def sleep(self, record: Record, timeout_s: float) -> Future[Outcome]:
         """Put an IDLE connection to sleep by command: its row is written first."""
         return self.sleepers.sleep(record, timeout_s)
+
+    def count(self, states: Iterable[State]) -> Outcomes:
+        """Count how commands end that have the token of this, in one of `states` or otherwise."""
+        return self._waiters.count(states)
+
+    def uncount(self, outcomes: Outcomes) -> None:
+        """Count no more."""
+        self._waiters.uncount(outcomes)
+        self.sleepers.expire({outcomes.token})
+
+    def command_many(self, op: Op, keys: Sequence[bytes], outcomes: Outcomes) -> None:
+        """Submit the same command for the connections with these packed keys."""
+        self._engine.submit_many(op, Cause.COMMAND, keys=keys, token=outcomes.token)
+
+    def sleep_many(self, records: Sequence[Record], outcomes: Outcomes) -> None:
+        """Put IDLE connections to sleep: their rows are written first."""
+        self.sleepers.sleep_many(records, outcomes)
 
     # -- listeners ----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from errno import EAGAIN
 from typing import Final
 
 from appliance.wire import Command, Event, Op, Record
-from control.core.ports import BATCH, EnginePort, Outcome
+from control.core.ports import BATCH, EnginePort, Outcome, Outcomes
 from control.core.states import Cause, State
 from control.dispatch.turn import Counters, Turn, history_row
 from control.dispatch.waiters import Waiters
@@ -70,6 +70,15 @@ class Sleepers:
         self._tokens[packed] = token
         self._store.add(upserts=[(packed, row)])
         return future
+
+    def sleep_many(self, records: Sequence[Record], outcomes: Outcomes) -> None:
+        """`sleep`, of many. Who is not IDLE any more, or was born asleep and has no record yet, counts as refused."""
+        packed = ((record.key_raw, self._packed(record)) for record in records if record.id)
+        rows = [(key, row) for key, row in packed if row is not None]
+        for _ in range(len(records) - len(rows)):
+            self._waiters.resolve(outcomes.token, Outcome(EAGAIN), None)
+        self._tokens.update(dict.fromkeys((key for key, _ in rows), outcomes.token))
+        self._store.add(upserts=rows)
 
     def _packed(self, record: Record) -> bytes | None:
         """For its row, the server's leg of a pair included: after a reboot the table knows neither. None: it is not

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
-from appliance.frontends.target import Name, Target
+from appliance.frontends.target import Target, target_text
 from appliance.wire import Event, Key, endpoint_text
 from control.core.states import State
 from control.reach.attach_request import AttachRequest
@@ -58,7 +58,7 @@ class Attaches:
                 at=at,
                 way=way,
                 server=_peer(request.sock),
-                target=_text(target),
+                target=target_text(target),
                 step=request.step,
                 id=request.id,
                 client=Key.unpack(request.key).client_text if request.key else "",
@@ -128,10 +128,6 @@ def _by_door(event: Event) -> Attach:
 def _client_of(event: Event) -> str:
     address, _, port, _ = KEY.unpack(event.record.key_raw)
     return address_text(address, port)
-
-
-def _text(target: Target) -> str:
-    return f"{target.text}:{target.port}" if isinstance(target, Name) else endpoint_text((target.host, target.port))
 
 
 def _peer(sock: socket.socket) -> str:

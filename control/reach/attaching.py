@@ -10,6 +10,7 @@ from typing import Final
 from appliance.frontends.target import Target
 from appliance.wire import SecondServer
 from control.clients.locate import Locator
+from control.clients.scope import SCOPE
 from control.core.ports import EnginePort
 from control.reach.absent import Absent
 from control.reach.attach_request import AttachRequest
@@ -44,7 +45,7 @@ class Attaching:
         try:
             candidates = await self._locator.wanted(target)
         except OSError as why:
-            return await self._absent.reach(target, why.errno or EIO, request)
+            return await self._without(target, why.errno or EIO, request)
         for wanted in candidates:
             policy = self._engine.find_class(wanted.record.key_raw)
             request.service = wanted.service
@@ -54,4 +55,8 @@ class Attaching:
             error = await self._linker.link(wanted.record.key, request)
             if error != ENOENT or not wanted.candidate:  # else it was a false positive of the filter
                 return error
-        return await self._absent.reach(target, ENOENT, request)
+        return await self._without(target, ENOENT, request)
+
+    async def _without(self, target: Target, error: int, request: AttachRequest) -> int:
+        """There is no connection. Whose a client is that has none cannot be told."""
+        return await self._absent.reach(target, error, request) if SCOPE.get() is None else error

@@ -24,6 +24,7 @@ from control.reach.dialled import Dialled
 from control.reach.dialling import Dialler
 from control.reach.linker import Linker
 from control.reach.telling import Telling
+from control.reach.tickets import Tickets
 from control.store.store import Store
 
 log = logging.getLogger("roost.reach")
@@ -72,6 +73,7 @@ class Reach:
         absent = Absent(policy, locator, names, self.arrivals, self.linker, self.agents, self._dialler)
         self.attaches = Attaches(store)
         self.attaching = Attaching(locator, engine, self.linker, absent, self.attaches)
+        self.tickets = Tickets(self.attaching, locator, config.attach)
 
     def begin(self) -> None:
         """Begin, in the running event loop."""
@@ -87,6 +89,7 @@ class Reach:
 
     async def close(self) -> None:
         """End what goes through the daemon."""
+        await self.tickets.close()
         await self.links.close()
         if self._dialler is not None:
             await self._dialler.close()

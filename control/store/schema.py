@@ -162,7 +162,9 @@ attaches = Table(
     metadata,
     Column("seq", _ROW_NUMBER, primary_key=True, autoincrement=False, comment="from 1 on, without a gap"),
     Column("at", BigInteger, nullable=False, index=True, comment="when the server asked: wall clock, ms"),
-    Column("way", String(7), nullable=False, comment="by which it asked: connect, socks5 or address (by a router)"),
+    Column(
+        "way", String(7), nullable=False, comment="by which it asked: connect, socks5, api or address (by a router)"
+    ),
     Column("server", String(47), nullable=False, comment="address:port"),
     Column("target", String(262), nullable=False, comment="what it asked for: address:port, or a name and a port"),
     Column("step", String(5), nullable=False, comment="of [absent], by which the client came: agent, dial, wait"),

@@ -187,6 +187,12 @@ class FakeEngine:
     def start(self) -> None:
         self.started = True
 
+    def submit_many(
+        self, op: Op, cause: int, ids: Sequence[int] | None = None, keys: Sequence[bytes] | None = None, token: int = 0
+    ) -> None:
+        assert ids is None, "the product names them by their keys"
+        self.submit([Command(op=op, cause=cause, key=key, token=token) for key in keys or ()])
+
     def submit(self, commands: Sequence[Command]) -> None:
         if self.submit_refused is not None:
             raise self.submit_refused

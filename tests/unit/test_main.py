@@ -78,6 +78,7 @@ READ_ONLY = {
     "snapshots": [],
     "dialled": [],
     "events": [],
+    "job": ["list"],
 }
 """The operator's commands that ask the daemon, and arguments for them."""
 

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request that becomes the byte stream to a client: POST /v1/connections/ID/attach with `Upgrade: roost`.
+
+The daemon gives a ticket (control/reach/tickets.py), with which this process connects to it like any server; from then
+on it moves bytes between the two connections, some 64 KiB of each way at most waiting here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Final
+
+PROTOCOL: Final = b"roost"
+"""Of the header field Upgrade (RFC 9110 7.8)."""
+
+EXTENSION: Final = "roost.upgrade"
+"""Of an ASGI scope: Bounded.take_over, where the request asks for PROTOCOL."""
+
+SWITCHING: Final = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: roost\r\n\r\n"
+PART: Final = 64 * 1024
+CONNECT_S: Final = 5.0
+KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+"""An end that has gone without a word is noticed in two minutes."""
+
+Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+TakeOver = Callable[[], AbstractAsyncContextManager[Ends]]
+
+
+class RefusedError(Exception):
+    """There is no way to the client: a status, and a sentence."""
+
+    def __init__(self, status: int, why: str) -> None:
+        self.status = status
+        super().__init__(why)
+
+
+@asynccontextmanager
+async def attached(ticket: Mapping[str, Any]) -> AsyncIterator[Ends]:
+    """The connection to a client that the daemon's ticket is for, within a `with`. The client may take a while to wake,
+    which the daemon bounds. Raises RefusedError."""
+    host, _, port = ticket["address"].rpartition(":")
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            reader, writer = await asyncio.open_connection(host, int(port), limit=PART)
+    except (OSError, TimeoutError):
+        raise RefusedError(503, "the daemon takes no attach now") from None
+    try:
+        writer.write(f"CONNECT {ticket['authority']} HTTP/1.1\r\nHost: {ticket['authority']}\r\n\r\n".encode())
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            if (status := int(head.split(b" ", 2)[1])) != 200:
+                why = (await reader.read(1000)).decode(errors="replace").strip()
+                raise RefusedError(status, why)
+        except (OSError, EOFError, ValueError, IndexError):
+            raise RefusedError(503, "the daemon ended the attach") from None
+        yield reader, writer
+    finally:
+        writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
+
+
+async def relay(client: Ends, server: Ends) -> None:
+    """Bytes both ways, until both ends have ended, or one is gone. What one has said to its end the other is told."""
+    pairs = ((client[0], server[1]), (server[0], client[1]))
+    for _, writer in pairs:
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    ways = [asyncio.create_task(_copy(*pair)) for pair in pairs]
+    both = all(writer.can_write_eof() for _, writer in pairs)  # else TLS is spoken, which ends both ways at once
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_EXCEPTION if both else asyncio.FIRST_COMPLETED)
+    finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.wait(ways)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(PART):
+        writer.write(data)
+        await writer.drain()
+    if writer.can_write_eof():
+        writer.write_eof()

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attach by the API: who may be told of a client gets a ticket, which is good once, at a listener on loopback.
+
+API's process, or a command             daemon
+  | POST /v1/connections/ID/attach ------>|  who may see the client is known there
+  |<- ticket -----------------------------|
+  | CONNECT TICKET:1 (loopback, TCP) ---->|  the front end of all attaches; the name is the ticket
+  |<- 200, then bytes, both ways ---------|
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from contextvars import Context, copy_context
+from dataclasses import asdict, dataclass
+from errno import ENOENT
+from typing import Any, Final
+
+from appliance.frontends.frontend import Attacher, Frontend, Settings, bind
+from appliance.frontends.target import Address, Name, Target, host_target, parse_authority, target_text
+from appliance.wire import endpoint_text, unpack_address
+from control.clients.locate import Located, Locator
+from control.clients.scope import SCOPE
+from control.config import Attach
+from control.core.errors import OperationError
+
+GOOD_S: Final = 10.0
+"""How long a ticket may be used."""
+
+MOST: Final = 1024
+"""Tickets that are not used yet."""
+
+WAY: Final = "api"
+"""What the record of attaches has in place of a protocol."""
+
+_HOST: Final = "127.0.0.1"
+_PORT: Final = 1  # CONNECT needs one
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """address: where it is good, and port. authority: what is to be asked for there."""
+
+    address: str
+    authority: str
+    good_s: float
+
+
+class Tickets:
+    """All of it runs in one event loop. attacher: links whoever has a ticket. listening: where attach listens, for
+    servers without one, (address, port); as whoever listens fills it in."""
+
+    def __init__(self, attacher: Attacher, locator: Locator, attach: Attach) -> None:
+        self._attacher = attacher
+        self._locator = locator
+        self._attach = attach
+        self.listening: list[list[Any]] = []
+        self._tickets: dict[str, tuple[Target, Context]] = {}
+        self._frontend = Frontend(self, Settings(attach.timeout, ("connect",), released_s=attach.released_for))
+        self._at: tuple[str, int] | None = None
+
+    async def offer(self, name: str, ticket: bool) -> dict[str, Any]:
+        """Where to connect to reach a client: its number, ``client-address:port``, or name with its domain, also of one
+        that is not connected. ticket: one is wanted, too. Raises OperationError."""
+        located: Located | None = None
+        try:
+            located = await asyncio.to_thread(self._locator.locate, name)
+        except OperationError as error:
+            if error.status != 404 or SCOPE.get() is not None or (target := _target(name)) is None:
+                raise
+        else:
+            key = located.key
+            by_address = Address(unpack_address(key.client), key.client_port)
+            target = _target(name) or by_address
+        offered: dict[str, Any] = {
+            "id": located.id or None if located else None,
+            "client": located.key.client_text if located else None,
+            "state": located.state.label if located else None,
+            "target": target_text(target),
+            "at": [endpoint_text((host, port)) for host, port in self.listening],
+            "protocols": list(self._attach.protocols),
+            "credentials": self._attach.auth != "none",
+            "ticket": asdict(self._issue(target)) if ticket else None,
+        }
+        return offered
+
+    def _issue(self, target: Target) -> Ticket:
+        if len(self._tickets) >= MOST:
+            raise OperationError(429, f"{MOST} attaches were asked for that have not begun yet")
+        if self._at is None:
+            try:
+                self._at = self._frontend.serve(bind(_HOST, 0))
+            except OSError as error:
+                raise OperationError(503, f"no attach can be taken by the API now: {error.strerror}") from None
+        ticket = secrets.token_hex(16) + ".t"  # no name ends in digits alone
+        self._tickets[ticket] = target, copy_context()
+        asyncio.get_running_loop().call_later(GOOD_S, self._tickets.pop, ticket, None)
+        return Ticket(f"{_HOST}:{self._at[1]}", f"{ticket}:{_PORT}", GOOD_S)
+
+    def is_of(self, fd: int) -> bool:
+        """Whether the socket of a server came by a ticket."""
+        with socket.socket(fileno=socket.dup(fd)) as server:
+            try:
+                at: tuple[str, int] = server.getsockname()[:2]
+                return at == self._at
+            except OSError:
+                return False
+
+    def take_back(self, fd: int) -> None:
+        """The socket of a server that came by a ticket and has released its client. It needs another ticket."""
+        self._frontend.take_back(fd)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """As of Frontend."""
+        return self._frontend.counts
+
+    async def close(self) -> None:
+        """Take no more."""
+        await self._frontend.close()
+
+    async def attach(self, target: Target, sock: socket.socket, preamble: bytes, early: bytes, timeout_s: float,
+                     protocol: str) -> int:  # fmt: skip
+        """frontend.Attacher. target: the ticket."""
+        found = self._tickets.pop(target.text, None) if isinstance(target, Name) else None
+        if found is None:
+            return ENOENT
+        wanted, context = found
+        work = self._attacher.attach(wanted, sock, preamble, early, timeout_s, WAY)
+        return await asyncio.get_running_loop().create_task(work, context=context)
+
+
+def _target(name: str) -> Target | None:
+    """None: it is the number of a connection."""
+    try:
+        return parse_authority(name)
+    except ValueError:
+        pass
+    try:
+        return host_target(name, _PORT)
+    except ValueError:
+        return None

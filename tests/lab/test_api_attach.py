@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attach by the API: where to connect, and a request that becomes the byte stream to a client."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from appliance.lab import Lab, wait_until
+from tests.certificates import make_certificate
+from tests.lab.api_lab import ApiLab
+from tests.lab.engine_lab import receive
+
+
+@pytest.fixture(scope="module")
+def box(nat_free_lab: Lab) -> Iterator[ApiLab]:
+    with ApiLab(nat_free_lab) as box:
+        box.wait_for_api()
+        yield box
+
+
+class Upgraded:
+    """A request for a client, and what is answered. behind: bytes that come with it."""
+
+    def __init__(self, box: ApiLab, who: str, name: str, behind: bytes = b"", fields: str = "",
+                 tls: ssl.SSLContext | None = None) -> None:  # fmt: skip
+        if who not in box.texts:
+            box.token(who)
+        sock = box.connected()
+        self.sock = tls.wrap_socket(sock, server_hostname="roost.test") if tls else sock
+        self.sock.settimeout(15)
+        head = (f"POST /v1/connections/{name}/attach HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: roost\r\n"
+                f"Authorization: Bearer {box.texts[who]}\r\n{fields}\r\n")  # fmt: skip
+        self.sock.sendall(head.encode() + behind)
+        self.head = b""
+        while b"\r\n\r\n" not in self.head and (data := self.sock.recv(1)):
+            self.head += data
+
+    @property
+    def status(self) -> int:
+        return int(self.head.split(b" ")[1])
+
+    def rest(self) -> bytes:
+        """To the end."""
+        return b"".join(iter(lambda: self.sock.recv(4096), b""))
+
+
+def asleep(box: ApiLab, action: str = "sleep") -> tuple[socket.socket, str]:
+    client, address = box.client()
+    assert box.daemon.act(address, action)["state"] == action.upper()
+    return client, address
+
+
+@pytest.mark.parametrize("action", ["sleep", "idle", "standby"])
+def test_a_request_becomes_the_byte_stream_to_a_client(box: ApiLab, action: str) -> None:
+    client, address = asleep(box, action)
+    server = Upgraded(box, "operator", address, b"early")
+    assert (server.status, b"upgrade: roost" in server.head.lower()) == (101, True)
+    server.sock.sendall(b" and late")
+    assert receive(client, 14) == b"early and late"
+    client.sendall(b"answer")
+    assert receive(server.sock, 6) == b"answer"
+    assert box.daemon.get(f"/v1/connections/{address}")["state"] == "ACTIVE"
+    told = [row for row in box.daemon.get("/v1/attaches") if row["client"] == address]
+    assert [(row["way"], row["target"], row["error"]) for row in told] == [("api", address, None)]
+    big = os.urandom(1_000_000)
+    server.sock.sendall(big)
+    assert receive(client, len(big)) == big
+    server.sock.close()
+    wait_until(lambda: box.daemon.get(f"/v1/connections/{address}")["state"] == "STANDBY", 5, "the link ends")
+    box.woken(client)
+
+
+def test_who_takes_nothing_is_waited_for_and_loses_nothing(box: ApiLab) -> None:
+    client, address = asleep(box)
+    server = Upgraded(box, "operator", address)
+    big = os.urandom(3_000_000)
+    client.setblocking(False)
+    sent = 0
+    while sent < len(big):
+        try:
+            sent += client.send(big[sent : sent + 65536])
+        except BlockingIOError:
+            if sent > 500_000:  # all buffers on the way are full
+                break
+    client.settimeout(10)
+    got = bytearray()
+    while len(got) < sent:
+        got += server.sock.recv(65536)
+    assert bytes(got) == big[:sent]
+    client.sendall(b"more")
+    assert receive(server.sock, 4) == b"more"
+
+
+def test_an_end_is_told_and_the_other_way_goes_on(box: ApiLab) -> None:
+    client, address = asleep(box)
+    server = Upgraded(box, "operator", address)
+    client.sendall(b"bye")
+    client.shutdown(socket.SHUT_WR)
+    assert receive(server.sock, 3) == b"bye"
+    assert server.sock.recv(1) == b""
+    server.sock.sendall(b"good night")
+    assert receive(client, 10) == b"good night"
+    server.sock.close()
+    assert client.recv(1) == b""
+
+
+def test_only_clients_of_its_services_are_a_servers(box: ApiLab) -> None:
+    (client, own), (_, other) = asleep(box), box.client(6)
+    box.token("server", "lab4")
+    assert Upgraded(box, "server", own, b"mine").status == 101
+    assert receive(client, 4) == b"mine"
+    assert box.ask("operator", "PUT", f"/v1/connections/{other}/name", {"name": "theirs"})[0] == 200
+    for name in (other, "theirs.roost", "nobody.roost", str(box.daemon.get(f"/v1/connections/{other}")["id"])):
+        assert Upgraded(box, "server", name).status == 404
+        assert box.ask("server", "POST", f"/v1/connections/{name}/attach", {})[0] == 404
+    assert box.daemon.get(f"/v1/connections/{other}")["state"] == "ACTIVE"
+    assert Upgraded(box, "viewer", own).status == 403
+    assert box.ask("viewer", "POST", f"/v1/connections/{own}/attach", {})[0] == 403
+
+
+def test_what_cannot_be_had_is_said(box: ApiLab) -> None:
+    absent = Upgraded(box, "operator", "nobody.roost")
+    assert (absent.status, b"no such client connection" in absent.rest()) == (404, True)
+    _, address = box.client()
+    assert box.ask("operator", "PUT", f"/v1/connections/{address}/name", {"name": "gone"})[0] == 200
+    box.daemon.act(address, "close")
+    left = Upgraded(box, "operator", "gone.roost")
+    assert (left.status, b"the client of this name is not connected" in left.rest()) == (502, True)
+    assert Upgraded(box, "operator", "4711").status == 404
+    _, other = asleep(box)
+    body = Upgraded(box, "operator", other, b"{}", "Content-Length: 2\r\n")
+    assert body.status in (400, 413)
+    assert box.daemon.get(f"/v1/connections/{other}")["state"] == "SLEEP"
+
+
+def test_it_says_where_to_connect(box: ApiLab) -> None:
+    client, address = asleep(box)
+    number = box.daemon.get(f"/v1/connections/{address}")["id"]
+    status, offered = box.ask("operator", "POST", f"/v1/connections/{number}/attach", {})
+    assert (status, offered["id"], offered["client"], offered["state"]) == (200, number, address, "SLEEP")
+    assert (offered["target"], offered["protocols"], offered["credentials"]) == (address, ["connect", "socks5"], False)
+    host, _, port = offered["at"][0].rpartition(":")
+    with box.lab.enter("lan"):
+        server = socket.create_connection((host, int(port)), 5)
+    with server:
+        server.sendall(f"CONNECT {offered['target']} HTTP/1.1\r\nHost: x\r\n\r\nhello".encode())
+        assert receive(client, 5) == b"hello"
+
+
+def test_a_ticket_is_good_once_and_for_its_client_alone(box: ApiLab) -> None:
+    client, address = asleep(box)
+    ticket = box.daemon.http("POST", f"/v1/connections/{address}/attach", json={"ticket": True}).json()["ticket"]
+    host, _, port = ticket["address"].rpartition(":")
+
+    def ask(authority: str) -> socket.socket:
+        with box.lab.enter("box"):
+            server = socket.create_connection((host, int(port)), 5)
+        server.settimeout(10)
+        server.sendall(f"CONNECT {authority} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        return server
+
+    for wrong in (address, "0" * 32 + ".t:1", "lab4.roost:1"):
+        with ask(wrong) as server:
+            assert b" 404 " in server.recv(100)
+    with ask(ticket["authority"]) as server:
+        assert receive(server, 12) == b"HTTP/1.1 200"
+        client.sendall(b"here")
+        assert receive(server, 27 + 4).endswith(b"here")
+        with ask(ticket["authority"]) as again:
+            assert b" 404 " in again.recv(100)
+
+
+def test_a_revoked_token_has_no_client_any_more(box: ApiLab) -> None:
+    client, address = asleep(box)
+    box.token("operator")
+    server = Upgraded(box, "operator", address)
+    client.sendall(b"here")
+    assert receive(server.sock, 4) == b"here"
+    assert box.daemon.http("DELETE", f"/v1/tokens/{box.names['operator']}").status_code == 200
+    assert server.sock.recv(1) == b""
+    box.token("operator")
+    box.woken(client)
+
+
+def test_the_api_is_killed_and_the_client_goes_on(box: ApiLab) -> None:
+    client, address = asleep(box)
+    server = Upgraded(box, "operator", address)
+    client.sendall(b"here")
+    assert receive(server.sock, 4) == b"here"
+    pid = box.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert server.sock.recv(1) == b""
+    wait_until(lambda: box.daemon.get(f"/v1/connections/{address}")["state"] == "STANDBY", 5, "the link ends")
+    box.woken(client)
+    box.wait_for_api()
+
+
+def test_by_tls(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    with Lab(clients=10, nat=False) as lab:
+        with ApiLab(lab, certificate=str(certificate), private_key=str(key)) as box:
+            tls = box.tls = ssl.create_default_context(cafile=str(certificate))
+            box.wait_for_api()
+            client, address = asleep(box)
+            server = Upgraded(box, "operator", address, b"early", tls=tls)
+            assert server.status == 101
+            assert receive(client, 5) == b"early"
+            big = os.urandom(500_000)
+            client.sendall(big)
+            assert receive(server.sock, len(big)) == big
+            client.sendall(b"bye")
+            client.shutdown(socket.SHUT_WR)
+            assert receive(server.sock, 3) == b"bye"
+            assert server.sock.recv(1) == b""
