@@ -13,6 +13,9 @@ EVENTS: Final = "/v1/events"
 ATTACH: Final = "/v1/connections/{name}/attach"
 """May become a byte stream here (upgrade.py)."""
 
+METRICS: Final = "/metrics"
+"""Likewise, of the daemon's status (metrics.py)."""
+
 _RANKS: Final = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
 
 
@@ -53,6 +56,7 @@ ACCESS: Final = (
         DELETE /v1/jobs/{number}
     """, server=True),
     *_of(Role.VIEWER, """
+        GET /metrics
         GET /v1/status
         GET /v1/tags
         GET /v1/agents

@@ -26,8 +26,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from control.api.access import ACCESS, ATTACH, EVENTS, Access
+from control.api.access import ACCESS, ATTACH, EVENTS, METRICS, Access
 from control.api.bounds import AtOnce, Rates, source_of
+from control.api.metrics import Counted, Metrics
 from control.api.stream import Stream, read_query
 from control.api.tokens import Tokens, UnreadableError
 from control.api.upgrade import EXTENSION, SWITCHING, RefusedError, TakeOver, attached, relay
@@ -141,17 +142,20 @@ def make_app(tokens: Tokens, upstream: Upstream, stream: Stream, requests: float
     """The application. requests: a second by one token."""
     gate = Gate(tokens, requests)
     relayed, routes = partial(_relay, upstream, AtOnce(LONG), AtOnce(LONG_EACH)), []
-    works: dict[str, Work] = {
+    metrics = Metrics(stream.counts)
+    own: dict[str, Work] = {
         EVENTS: partial(_events, stream),
+        METRICS: partial(_metrics, metrics, upstream),
         ATTACH: partial(_attach, upstream, AtOnce(ATTACHED_EACH), relayed),
     }
     for access in ACCESS:
-        work = works.get(access.path, relayed)
+        work = own.get(access.path, relayed)
         route = Route(access.path, _endpoint(access, gate, work), methods=[access.method])
         assert route.methods is not None
         route.methods.discard("HEAD")  # Starlette's; the daemon has none
         routes.append(route)
     app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, 500: _broken})
+    app.add_middleware(Counted, metrics=metrics)
     app.router.redirect_slashes = False
     return app
 
@@ -260,6 +264,22 @@ async def _events(stream: Stream, request: Request, _access: Access, row: TokenR
     )
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
     return Answered(200, headers, stream.follow(after, newest, wanted))
+
+
+async def _metrics(metrics: Metrics, upstream: Upstream, request: Request, _access: Access, row: TokenRow,
+                   _ending: ExitStack) -> Answered:  # fmt: skip
+    async def read() -> bytes | None:
+        try:
+            answer = await upstream.ask("GET", "/v1/status", _headers(request, row), b"")
+            try:
+                return await answer.whole() if answer.status == HTTPStatus.OK else None
+            finally:
+                answer.close()
+        except AwayError:
+            return None
+
+    kind, page = await metrics.page(request.headers.get("Accept", ""), read)
+    return Answered(200, {"Content-Type": kind}, page)
 
 
 async def _body(request: Request, most: int) -> bytes:

@@ -97,10 +97,14 @@ class Stream:
         self._shared: OrderedDict[int, asyncio.Task[list[Told]]] = OrderedDict()
         """By the number of the row that they are behind."""
 
-        self._listeners = 0
+        self._listeners = self._told_rows = 0
         self._more = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
         self._said = ""
+
+    def counts(self) -> dict[str, int]:
+        """How many listen, and how many rows they were told in all."""
+        return {"subscribers": self._listeners, "rows": self._told_rows}
 
     async def last_row(self) -> int:
         """The number of the last row that is committed. Raises SQLAlchemyError, StoreError."""
@@ -131,8 +135,9 @@ class Stream:
                     rows = []
                 if rows:
                     after = rows[-1].seq
-                    if data_of_all := b"".join([one.data for one in rows if wanted.fits(one)]):
-                        yield data_of_all
+                    if fitting := [one.data for one in rows if wanted.fits(one)]:
+                        self._told_rows += len(fitting)
+                        yield b"".join(fitting)
                     else:
                         await asyncio.sleep(0)
                     continue

@@ -25,9 +25,11 @@ Found = Iterator[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """find: of the status and the increase of its counters, what is to be told, nothing when all is well."""
+    """find: of the status and the increase of its counters, what is to be told, nothing when all is well. about: what
+    it means, of whichever object."""
 
     name: str
+    about: str
     find: Callable[[Mapping[str, Any], Counts], Found]
     do: str
 
@@ -114,17 +116,24 @@ LOOK_AT_OFFLOADS: Final = (
 )
 
 LEVELS: Final = (
-    Watch("unheard", _unheard, "name the interfaces that clients' packets arrive on"),
-    Watch("waiting", _waiting, "bring it about, or change the configuration; all else goes on"),
-    Watch("store", _store, "mend the database; until then everything else goes on"),
-    Watch("export", _export, "mend it; the next one goes on where the last one stopped"),
-    Watch("api", _api, f"it is begun again and again; {SEE_LOG}"),
-    Watch("servers", _servers, "see that they run and are reached from here: `roost doctor -c FILE`"),
-    Watch("rules", _rules, "look at `roost policy list`, and mend the rule or the configuration"),
-    Watch("full", _full, BIGGER),
-    Watch("awake", _awake, DESCRIPTORS),
-    Watch("pressure", _pressure, "give the daemon more of it, or shorten active_quiet, standby_quiet and idle_quiet"),
-)
+    Watch("unheard", "no interface of clients is heard", _unheard,
+          "name the interfaces that clients' packets arrive on"),
+    Watch("waiting", "something that the configuration names is not there yet", _waiting,
+          "bring it about, or change the configuration; all else goes on"),
+    Watch("store", "the database cannot be used; nothing goes to SLEEP, and what sleeps cannot wake", _store,
+          "mend the database; until then everything else goes on"),
+    Watch("export", "the history could not be exported", _export,
+          "mend it; the next one goes on where the last one stopped"),
+    Watch("api", "the API's process has ended and does not run", _api, f"it is begun again and again; {SEE_LOG}"),
+    Watch("servers", "servers of a service are down", _servers,
+          "see that they run and are reached from here: `roost doctor -c FILE`"),
+    Watch("rules", "a rule of the policy has no effect, or the rules cannot be read", _rules,
+          "look at `roost policy list`, and mend the rule or the configuration"),
+    Watch("full", "a table is nearly full", _full, BIGGER),
+    Watch("awake", "nearly as many connections are awake as may be", _awake, DESCRIPTORS),
+    Watch("pressure", "something runs short: quiet connections go down a step, until it is over", _pressure,
+          "give the daemon more of it, or shorten active_quiet, standby_quiet and idle_quiet"),
+)  # fmt: skip
 
 RISING: Final = (
     # counter, object, what happened, what to do
@@ -168,7 +177,14 @@ RISING: Final = (
      f"please report it; {SEE_LOG}"),
 )  # fmt: skip
 
-WATCHED: Final = (*LEVELS, *(Watch(counter, _rising(counter, thing, what), do) for counter, thing, what, do in RISING))
+WATCHED: Final = (
+    *LEVELS,
+    *(
+        Watch(counter, f"{thing.format(interfaces='an interface')}: {what.replace('{count:,}', 'some')}",
+              _rising(counter, thing, what), do)
+        for counter, thing, what, do in RISING
+    ),
+)  # fmt: skip
 """In the order in which one would mend them."""
 
 

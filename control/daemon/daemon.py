@@ -199,8 +199,16 @@ class Daemon:
         exports = Exports.of(self._path, lambda: services.configured()[1].export)
         api = ApiProcess.of(self._path, config, lambda: services.configured()[1],
                             (store.share, listeners.share_control))  # fmt: skip
-        parts = {"policy": ruling.status, "pressure": monitor.status, "export": exports.status, "api": api.status,
-                 "agents": reach.counts}  # fmt: skip
+        view = View(engine, store, names, services.by_number, locator, reach.attaches.waiting, rules.followers)
+        parts: dict[str, Callable[[], dict[str, Any]]] = {
+            "policy": ruling.status,
+            "pressure": monitor.status,
+            "export": exports.status,
+            "api": api.status,
+            "agents": reach.counts,
+            "attaches": reach.attaches.status,
+            "classes": partial(snapshots.status, view.service_name),
+        }
         status = Status(engine, store, dispatcher, services.by_number, health.rows, parts, facts)
         view = View(engine, store, names, services.by_number, locator, reach.attaches.waiting, rules.followers)
         jobs = Jobs(engine, store, dispatcher, locator, view)

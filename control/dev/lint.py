@@ -129,6 +129,7 @@ def reformat(root: Path) -> None:
     subprocess.run([*python, "check", "--fix-only", "--quiet", *PYTHON_TREES], cwd=root, check=True)
     subprocess.run([*python, "format", "--quiet", *PYTHON_TREES], cwd=root, check=True)
     subprocess.run([sys.executable, "-m", "control.dev.c_layers", "--write"], cwd=root, check=True)
+    subprocess.run([sys.executable, "-m", "control.dev.monitoring"], cwd=root, check=True)
     subprocess.run(["clang-format", "-i", *c_sources(root, ".c", ".h")], cwd=root, check=True)
 
 

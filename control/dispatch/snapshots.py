@@ -9,15 +9,15 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
 
 from appliance.box import shortage
 from appliance.box.memory import resident_bytes
 from appliance.wire import SILENCES_S, Census, Silences, Tally
 from control.core.ports import CountsPort
-from control.core.states import Cause, State
+from control.core.states import AWAKE, INACTIVE, Cause, State
 from control.store.appended import Snapshot
 
 log = logging.getLogger("roost.dispatch")
@@ -44,6 +44,8 @@ class Snapshots:
         self._gauges = engine.gauges()
         self._before = engine.stats()  # counters of BPF are pinned, and go on where a run before left them
         self._silences: dict[int, Silences] = {}
+        self._since: dict[Whose, Counter[str]] = defaultdict(Counter)
+        self._status: tuple[int | None, Sequence[tuple[Whose, dict[str, int], dict[str, int]]]] = None, ()
         self._until = time.monotonic()
 
     async def run(self) -> None:
@@ -64,6 +66,24 @@ class Snapshots:
                 log.exception("what there is and what happened could not be counted; the next snapshot has it")
             return time.monotonic() - began
 
+    def status(self, service_name: Callable[[int], str]) -> dict[str, Any]:
+        """Of each service and rules, as of the last snapshot: how many connections are in each state, of those in SLEEP
+        the ones with a slot; and what has happened since the daemon began, by the names that snapshots have for it."""
+        at, classes = self._status
+        return {
+            "at_ms": at,
+            "rows": [
+                {
+                    "service": service_name(service),
+                    "rules": rules,
+                    "connections": there,
+                    "transitions": {name: count for name, count in since.items() if " " in name},
+                    **{name: since.get(name, 0) for name in ("probes", "rx_bytes", "tx_bytes")},
+                }
+                for (service, rules), there, since in classes
+            ],
+        }
+
     def _take(self, now: float) -> None:
         at = time.time_ns() // 1_000_000
         memory = {"maps_bytes": self._engine.memory(), "rss_bytes": resident_bytes()} | self._shares()
@@ -73,6 +93,7 @@ class Snapshots:
         counted[0, ""].update(memory | self._stats())
         for tally in self._engine.tallies():
             counted[self._whose(tally.service, tally.number)].update(_of_tally(tally))
+        self._note(at, counted, census)
         for number, found in census.items():
             counted[self._whose(found.service, number)].update(_of_census(found))
         for number, silences in self._engine.silences().items():
@@ -82,6 +103,24 @@ class Snapshots:
         for (service, rules), counts in sorted(counted.items()):
             told = {name: count for name, count in counts.items() if count}
             self._append(Snapshot(at, span_ms, service, rules, json.dumps(told)))
+
+    def _note(self, at: int, happened: Mapping[Whose, Counter[str]], census: Mapping[int, Census]) -> None:
+        """For `status`. What there is no connection of and no rule for is forgotten: rules come and go for years."""
+        there: dict[Whose, Counter[str]] = defaultdict(Counter)
+        for number, found in census.items():
+            there[self._whose(found.service, number)].update(_of_census(found))
+        for whose, counts in happened.items():
+            if whose[0]:
+                self._since[whose].update(counts)
+        now = {"", *self._rules.values()}
+        for gone in [whose for whose in self._since if whose not in there and whose[1] not in now]:
+            del self._since[gone]
+        rows: list[tuple[Whose, dict[str, int], dict[str, int]]] = []
+        for whose in sorted(self._since.keys() | there.keys()):
+            counts = there[whose]
+            states = {state.label: counts[state.label] for state in sorted(AWAKE | INACTIVE)}
+            rows.append((whose, states | {"IDLE": states["IDLE"] + counts["born"]}, dict(self._since.get(whose, {}))))
+        self._status = at, rows
 
     def _whose(self, service: int, number: int) -> Whose:
         return service, self._rules.get(number, "")

@@ -11,9 +11,13 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, Protocol
+from errno import errorcode
+from itertools import accumulate
+from typing import Any, Final, Protocol
 
 from appliance.frontends.target import Target, target_text
 from appliance.wire import Event, Key, endpoint_text
@@ -28,6 +32,27 @@ WAITING: Final = 65_536
 EARLY: Final = 1024
 """What the engine told before its command was known to be answered; of commands that are no server's, it stays until so
 many others have come."""
+
+
+BOUNDS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+"""Up to how many seconds an answer took, in each place of its histogram."""
+
+
+class Took:
+    """How long it took, as a histogram."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self._sum_ms = 0
+
+    def count(self, took_ms: int) -> None:
+        self._counts[bisect_left(BOUNDS_S, took_ms / 1000)] += 1
+        self._sum_ms += took_ms
+
+    def status(self) -> dict[str, Any]:
+        """buckets: how many took so many seconds at most."""
+        bounds = (*map(str, BOUNDS_S), "+Inf")
+        return {"buckets": dict(zip(bounds, accumulate(self._counts), strict=True)), "sum_s": self._sum_ms / 1000}
 
 
 class Rows(Protocol):
@@ -45,6 +70,9 @@ class Attaches:
         self._lock = threading.Lock()
         self._waiting: dict[int, Attach] = {}
         self._early: dict[int, Event] = {}
+        self._counting = threading.Lock()
+        self._took: dict[str, Took] = defaultdict(Took)
+        self._failed = Counter[str]()
 
     @contextmanager
     def asked(self, way: str, target: Target, request: AttachRequest) -> Iterator[None]:
@@ -70,22 +98,30 @@ class Attaches:
             )
             self._answered(row, request.token)
 
+    def _write(self, row: Attach) -> None:
+        self._store.append(row)
+        with self._counting:
+            if row.error:
+                self._failed[errorcode.get(row.error, str(row.error))] += 1
+            else:
+                self._took[State(row.found).label].count(row.answer_ms)
+
     def _answered(self, row: Attach, token: int) -> None:
         if row.error or not token:
-            self._store.append(row)
+            self._write(row)
             return
         with self._lock:
             if event := self._early.pop(token, None):
-                self._store.append(_completed(row, event))
+                self._write(_completed(row, event))
                 return
             self._waiting[token] = row
             if len(self._waiting) > WAITING:
-                self._store.append(self._waiting.pop(next(iter(self._waiting))))
+                self._write(self._waiting.pop(next(iter(self._waiting))))
 
     def served(self, event: Event) -> None:
         """An event of type SERVED."""
         if not event.token:
-            self._store.append(_by_door(event))
+            self._write(_by_door(event))
             return
         with self._lock:
             row = self._waiting.pop(event.token, None)
@@ -94,18 +130,24 @@ class Attaches:
                 if len(self._early) > EARLY:
                     del self._early[next(iter(self._early))]
             else:
-                self._store.append(_completed(row, event))
+                self._write(_completed(row, event))
 
     def waiting(self) -> list[Attach]:
         """Servers that are linked to clients which have said nothing since, in the order in which they were linked."""
         with self._lock:
             return list(self._waiting.values())
 
+    def status(self) -> dict[str, Any]:
+        """Since the start, of the rows that were written: how long servers waited for their answer, by the state in
+        which their client was found, and how many were refused, by the error's name."""
+        with self._counting:
+            return {"took": {found: took.status() for found, took in self._took.items()}, "failed": dict(self._failed)}
+
     def close(self) -> None:
         """What waits for a first byte is written without: the daemon ends."""
         with self._lock:
             for row in self._waiting.values():
-                self._store.append(row)
+                self._write(row)
             self._waiting.clear()
 
 
