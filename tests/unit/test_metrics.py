@@ -248,6 +248,7 @@ def test_each_condition_has_an_alert() -> None:
     named = {re.sub(r'.*"(\w+)".*', r"\1", one.series) for one in ALERTS if one.series.startswith("roost_attention")}
     assert named == {watch.name for watch in WATCHED} - {"api"}, "who would tell that the API's process is down?"
     assert "up" in {one.series for one in ALERTS}
+    assert not [one for one in ALERTS if "{" in one.summary], "it is of no one object"
 
 
 def promtool(*words: str, text: str | None = None) -> None:
