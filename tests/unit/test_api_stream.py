@@ -109,8 +109,10 @@ def test_whoever_listens_gets_each_row_once_and_the_newest_are_read_once_for_all
             await asyncio.sleep(0.002)
         await asyncio.gather(*tasks)
         assert all(one.numbers[:295] == list(range(6, 301)) for one in listeners)
+        assert stream.counts() == {"subscribers": 20, "rows": sum(len(one.numbers) for one in listeners)}
         for one in listeners:
             await one.close()
+        assert stream.counts()["subscribers"] == 0
 
     asyncio.run(scene())
     assert source.asked < 1000, "not by each of them"
