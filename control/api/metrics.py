@@ -29,7 +29,7 @@ Status = Mapping[str, Any]
 
 
 class Row(NamedTuple):
-    """A family, in whole or in part. where: keys of the status, with a dot between two; `{label}` in one stands for
+    """A family. where: keys of the status, with a dot between two; `{label}` in one stands for
     any key, or what matches it (`{label:a|b}`), and is that label's value; `[label=key]` goes through a list, whose
     members have the label's value under that key. What is null there, or not there, has no sample. scale: of what the
     status has, in the family's unit. says: of a word, the one that is 1; any other is 0."""
