@@ -86,3 +86,6 @@ ACCESS: Final = (
         DELETE /v1/tokens/{which}
     """),
 )  # fmt: skip
+
+CONTROL: Final = Access("GET", "/v1/control", Role.VIEWER, server=True)
+"""Likewise, a WebSocket (control.py): each of its requests is for whom ACCESS says."""

@@ -21,13 +21,15 @@ from urllib.parse import quote
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from control.api.access import ACCESS, ATTACH, EVENTS, METRICS, Access
+from control.api.access import ACCESS, ATTACH, CONTROL, EVENTS, METRICS, Access
 from control.api.bounds import AtOnce, Rates, source_of
+from control.api.control import Control
 from control.api.metrics import Counted, Metrics
 from control.api.stream import Stream, read_query
 from control.api.tokens import Tokens, UnreadableError
@@ -82,7 +84,7 @@ class Gate:
         self._failures = Rates(FAILURES_PER_S, FAILURES)
         self._at_once = AtOnce(AT_ONCE)
 
-    async def admit(self, request: Request, access: Access, ending: ExitStack) -> Asking:
+    async def admit(self, request: HTTPConnection, access: Access, ending: ExitStack) -> Asking:
         """Who asks; until the end one request more of its token goes on. Raises HTTPException."""
         scheme, _, text = request.headers.get("Authorization", "").partition(" ")
         credential = read_token(text.strip()) if scheme.lower() == "bearer" else None
@@ -141,7 +143,7 @@ Work = Callable[[Request, Access, TokenRow, ExitStack], Awaitable["Answered"]]
 def make_app(tokens: Tokens, upstream: Upstream, stream: Stream, requests: float) -> Starlette:
     """The application. requests: a second by one token."""
     gate = Gate(tokens, requests)
-    relayed, routes = partial(_relay, upstream, AtOnce(LONG), AtOnce(LONG_EACH)), []
+    relayed, routes = partial(_relay, upstream, AtOnce(LONG), AtOnce(LONG_EACH)), list[BaseRoute]()
     metrics = Metrics(stream.counts)
     own: dict[str, Work] = {
         EVENTS: partial(_events, stream),
@@ -154,6 +156,7 @@ def make_app(tokens: Tokens, upstream: Upstream, stream: Stream, requests: float
         assert route.methods is not None
         route.methods.discard("HEAD")  # Starlette's; the daemon has none
         routes.append(route)
+    routes.append(WebSocketRoute(CONTROL.path, _control(gate, lambda: app)))
     app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, 500: _broken})
     app.add_middleware(Counted, metrics=metrics)
     app.router.redirect_slashes = False
@@ -282,6 +285,35 @@ async def _metrics(metrics: Metrics, upstream: Upstream, request: Request, _acce
     return Answered(200, {"Content-Type": kind}, page)
 
 
+def _control(gate: Gate, app: Callable[[], Starlette]) -> Callable[[WebSocket], Awaitable[None]]:
+    """The control connection. app: what answers its requests."""
+
+    async def serve(socket: WebSocket) -> None:
+        try:
+            with ExitStack() as ending:
+                asking = await gate.admit(socket, CONTROL, ending)
+        except HTTPException as error:
+            await socket.send_denial_response(_error(error.status_code, error.detail, error.headers))
+            return
+        await socket.accept()
+        await _until_any(Control(app(), socket).run(), gate.until_bad(asking))
+        with suppress(RuntimeError, WebSocketDisconnect):  # it has ended
+            await socket.close(1008, "the token is not good any more")
+
+    return serve
+
+
+async def _until_any(*work: Coroutine[Any, Any, None]) -> None:
+    """Until one has ended; then none goes on."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
 async def _body(request: Request, most: int) -> bytes:
     """Raises HTTPException."""
     told = request.headers.get("Content-Length", "0")
@@ -372,13 +404,7 @@ class Switched(Response):
             try:
                 async with attached(self._switch.ticket) as server, self._switch.take_over() as client:
                     client[1].write(SWITCHING)
-                    tasks = [asyncio.ensure_future(one) for one in (relay(client, server), self._over())]
-                    try:
-                        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                    finally:
-                        for task in tasks:
-                            task.cancel()
-                        await asyncio.wait(tasks)
+                    await _until_any(relay(client, server), self._over())
             except RefusedError as error:
                 await _error(error.status, str(error))(scope, receive, send)
 

@@ -20,8 +20,9 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from control.api.app import make_app
+from control.api.control import MESSAGE_BYTES
 from control.api.database import Database
-from control.api.protocol import Bounded, Listener, bind
+from control.api.protocol import Bounded, Listener, Socket, bind
 from control.api.stream import Stream
 from control.api.tokens import Tokens
 from control.api.upstream import Upstream
@@ -117,8 +118,9 @@ class _Server(uvicorn.Server):
 
 def _settings(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
-        app, loop="asyncio", http=Bounded, ws="none", lifespan="off", log_config=None, access_log=False,
-        timeout_graceful_shutdown=1, server_header=False, proxy_headers=False,
+        app, loop="asyncio", http=Bounded, ws=Socket, lifespan="off", log_config=None, access_log=False,
+        timeout_graceful_shutdown=1, server_header=False, proxy_headers=False, ws_max_size=MESSAGE_BYTES,
+        ws_ping_interval=None, ws_per_message_deflate=False,
     )  # fmt: skip
 
 

@@ -14,11 +14,13 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from control.api.bounds import AtOnce, source_of
 from control.api.upgrade import EXTENSION, PART, PROTOCOL, Ends
@@ -37,6 +39,9 @@ TAKE_S: Final = 30.0
 CLOSE_S: Final = 10.0
 """For taking what is left when a connection is to be closed, at least."""
 
+KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+"""An end that has gone without a word is noticed in two minutes. While a connection sleeps the appliance answers."""
+
 HANDSHAKE_S: Final = 10.0
 SHUTDOWN_S: Final = 3.0
 SAY_S: Final = 10.0
@@ -46,7 +51,40 @@ TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection:
 TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
-class Bounded(HttpToolsProtocol):
+class _Taking:
+    """A protocol whose peer must take what fills the buffer, or is left."""
+
+    transport: asyncio.Transport
+    _full: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()  # type: ignore[misc]
+        self._full = asyncio.get_running_loop().call_later(TAKE_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()  # type: ignore[misc]
+        self._room()
+
+    def _room(self) -> None:
+        if self._full is not None:
+            self._full.cancel()
+            self._full = None
+
+
+class Socket(_Taking, WebSocketsSansIOProtocol):
+    """A connection that has become a WebSocket. was: what it was before."""
+
+    def __init__(self, was: Bounded, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self._was = was
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._room()
+        self._was.connection_lost(exc)
+
+
+class Bounded(_Taking, HttpToolsProtocol):
     """A connection."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
@@ -54,7 +92,6 @@ class Bounded(HttpToolsProtocol):
         self.lost = asyncio.get_running_loop().create_future()
         self._head: asyncio.TimerHandle | None = None
         self._head_bytes = 0
-        self._full: asyncio.TimerHandle | None = None
         self._closing = False
         self._early = b""
 
@@ -69,19 +106,6 @@ class Bounded(HttpToolsProtocol):
         if not self.lost.done():
             self.lost.set_result(None)
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._full = self.loop.call_later(TAKE_S, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._room()
-
-    def _room(self) -> None:
-        if self._full is not None:
-            self._full.cancel()
-            self._full = None
-
     def look(self) -> None:
         """From time to time: one that was to be closed at the last look, and is not yet, is taken away."""
         if self._closing:
@@ -93,6 +117,10 @@ class Bounded(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
+            if self._should_upgrade():
+                self.ws_protocol_class = partial(Socket, self)  # type: ignore[assignment]
+                self.handle_websocket_upgrade()
+                return
             self._early = data[upgrade.args[0] :]
             self.flow.pause_reading()  # what comes now is no HTTP; without an upgrade the connection ends
             self.cycle.keep_alive = False
@@ -212,6 +240,9 @@ class Listener:
     async def _serve(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
         limits = {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": SHUTDOWN_S} if self._tls else {}
         try:
             _, protocol = await loop.connect_accepted_socket(self._protocol, connection, ssl=self._tls, **limits)

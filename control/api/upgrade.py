@@ -8,7 +8,6 @@ on it moves bytes between the two connections, some 64 KiB of each way at most w
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
@@ -22,9 +21,6 @@ EXTENSION: Final = "roost.upgrade"
 SWITCHING: Final = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: roost\r\n\r\n"
 PART: Final = 64 * 1024
 CONNECT_S: Final = 5.0
-KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
-"""An end that has gone without a word is noticed in two minutes."""
-
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 TakeOver = Callable[[], AbstractAsyncContextManager[Ends]]
 
@@ -64,11 +60,6 @@ async def attached(ticket: Mapping[str, Any]) -> AsyncIterator[Ends]:
 async def relay(client: Ends, server: Ends) -> None:
     """Bytes both ways, until both ends have ended, or one is gone. What one has said to its end the other is told."""
     pairs = ((client[0], server[1]), (server[0], client[1]))
-    for _, writer in pairs:
-        sock = writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in KEEPALIVE:
-            sock.setsockopt(socket.IPPROTO_TCP, option, value)
     ways = [asyncio.create_task(_copy(*pair)) for pair in pairs]
     both = all(writer.can_write_eof() for _, writer in pairs)  # else TLS is spoken, which ends both ways at once
     try:

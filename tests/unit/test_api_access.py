@@ -12,7 +12,7 @@ from typing import Any, cast
 import httpx
 import pytest
 from sqlalchemy.exc import OperationalError
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 
 from control.api import app as application
 from control.api import tokens as kept
@@ -117,7 +117,7 @@ def test_every_route_of_the_daemon_has_its_role_and_there_is_no_other() -> None:
                 yield from ((method, route.path) for method in route.methods - {"HEAD"})
 
     assert sorted(routes(local.routes)) == sorted((one.method, one.path) for one in ACCESS if one.path != METRICS)
-    assert all(isinstance(route, Route) for route in Box().app.routes)
+    assert all(isinstance(route, Route | WebSocketRoute) for route in Box().app.routes)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control connection: requests of the API, and what happens, over one WebSocket at /v1/control (RFC 6455).
+
+    {"id": 1, "method": "POST", "path": "/v1/connections/4711/wake"}        as by HTTP; a body goes in "body"
+    {"id": 1, "status": 200, "body": {…}}
+    {"id": 2, "method": "GET", "path": "/v1/events?service=alarms"}         goes on until {"id": 2, "method": "CANCEL"}
+    {"id": 2, "status": 200, "body": null}
+    {"id": 2, "event": "transition", "seq": 815, "data": {…}}
+
+Each message is a request like any other, by the token of the handshake. Nothing is said while nothing happens, so that
+a server's control connection may sleep like every other connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final
+from urllib.parse import unquote
+
+from starlette.types import ASGIApp, Message, Scope
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+AT_ONCE: Final = 20
+"""Requests of one connection that are not answered, or go on; more wait to be read."""
+
+MESSAGE_BYTES: Final = 64 * 1024
+"""Of a request."""
+
+ANSWER_BYTES: Final = 1 << 20
+"""Of an answer; a longer one is to be had by HTTP, or in pages."""
+
+_METHODS: Final = frozenset({"GET", "POST", "PUT", "DELETE", "CANCEL"})
+_KEYS: Final = frozenset({"id", "method", "path", "body"})
+
+
+class WrongError(ValueError):
+    """A message that is no request: a sentence."""
+
+
+class Control:
+    """One connection. app: what answers by HTTP."""
+
+    def __init__(self, app: ASGIApp, socket: WebSocket) -> None:
+        self._app = app
+        self._socket = socket
+        self._tasks: dict[int | str, asyncio.Task[None]] = {}
+        self._room = asyncio.Semaphore(AT_ONCE)
+
+    async def run(self) -> None:
+        """Until it ends."""
+        try:
+            while True:
+                await self._room.acquire()
+                message = await self._socket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                try:
+                    self._begin(message.get("text"))
+                except WrongError as error:
+                    self._room.release()
+                    await self._say({"id": None, "status": 400, "body": {"error": str(error)}})
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _begin(self, text: str | None) -> None:
+        number, method, path, body = _read(text)
+        if method == "CANCEL":
+            if number in self._tasks:
+                self._tasks[number].cancel()
+            self._room.release()
+            return
+        if number in self._tasks:
+            raise WrongError(f"id: {json.dumps(number)} is of a request that is not answered yet")
+        task = self._tasks[number] = asyncio.create_task(self._answer(number, method, path, body))
+        task.add_done_callback(lambda _: self._ended(number))
+
+    def _ended(self, number: int | str) -> None:
+        del self._tasks[number]
+        self._room.release()
+
+    async def _answer(self, number: int | str, method: str, path: str, body: Any) -> None:
+        """Ask the application, and say what it answers as it comes."""
+        answer = _Answer(number, self._say)
+        asked, gone = asyncio.Event(), asyncio.Event()
+
+        async def receive() -> Message:
+            if not asked.is_set():
+                asked.set()
+                data = b"" if body is None else json.dumps(body).encode()
+                return {"type": "http.request", "body": data, "more_body": False}
+            await gone.wait()  # never: who has left cancels the task
+            return {"type": "http.disconnect"}
+
+        with suppress(WebSocketDisconnect):
+            await self._app(self._scope(method, path), receive, answer.send)
+
+    def _scope(self, method: str, path: str) -> Scope:
+        raw, _, query = path.partition("?")
+        own = self._socket.scope
+        headers = [pair for pair in own["headers"] if pair[0] == b"authorization"]
+        return {
+            **{key: own[key] for key in ("asgi", "client", "server", "root_path", "state")},
+            "type": "http", "http_version": "1.1", "scheme": "http", "method": method, "path": unquote(raw),
+            "raw_path": raw.encode(), "query_string": query.encode(),
+            "headers": [*headers, (b"content-type", b"application/json")],
+        }  # fmt: skip
+
+    async def _say(self, message: dict[str, Any]) -> None:
+        await self._socket.send_text(json.dumps(message))
+
+
+class _Answer:
+    """What the application answers, to a message or several."""
+
+    def __init__(self, number: int | str, say: Callable[[dict[str, Any]], Awaitable[None]]) -> None:
+        self._number = number
+        self._say = say
+        self._status = 0
+        self._kind = ""
+        self._body = bytearray()
+
+    async def send(self, message: Message) -> None:
+        """As ASGI has it."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            self._kind = next((value.decode() for name, value in message["headers"] if name == b"content-type"), "")
+            if self._kind.startswith("text/event-stream"):
+                await self._tell(None)
+            return
+        self._body += message.get("body", b"")
+        if self._kind.startswith("text/event-stream"):
+            await self._events()
+        elif len(self._body) > ANSWER_BYTES:
+            self._status = 413
+            await self._tell({"error": "the answer is too long here: take it in pages, or by HTTP"})
+            raise WebSocketDisconnect
+        elif not message.get("more_body"):
+            await self._tell(_decoded(self._kind, bytes(self._body)))
+
+    async def _tell(self, body: Any) -> None:
+        await self._say({"id": self._number, "status": self._status, "body": body})
+
+    async def _events(self) -> None:
+        *whole, rest = bytes(self._body).split(b"\n\n")
+        self._body = bytearray(rest)
+        for block in whole:
+            lines = dict(line.split(b": ", 1) for line in block.split(b"\n") if not line.startswith(b":"))
+            if b"data" in lines:
+                await self._say({"id": self._number, "event": lines[b"event"].decode(), "seq": int(lines[b"id"]),
+                                 "data": json.loads(lines[b"data"])})  # fmt: skip
+
+
+def _decoded(kind: str, body: bytes) -> Any:
+    if kind.startswith("application/x-ndjson"):
+        return [json.loads(line) for line in body.splitlines()]
+    return json.loads(body) if kind.startswith("application/json") else body.decode(errors="replace")
+
+
+def _read(text: str | None) -> tuple[int | str, str, str, Any]:
+    """id, method, path, body. Raises WrongError."""
+    try:
+        message = json.loads(text or "")
+    except (ValueError, RecursionError):
+        raise WrongError("a message is an object of JSON, as text") from None
+    if not isinstance(message, dict):
+        raise WrongError("a message is an object of JSON")
+    if unknown := message.keys() - _KEYS:
+        raise WrongError(f"{min(unknown)}: there is no such key; there are: id, method, path, body")
+    number, method, path = message.get("id"), message.get("method"), message.get("path", "/")
+    if not isinstance(number, int | str) or isinstance(number, bool) or len(str(number)) > 100:
+        raise WrongError("id: a number or a text, which the answer will have")
+    if method not in _METHODS:
+        raise WrongError(f"method: one of {', '.join(sorted(_METHODS))}")
+    if not isinstance(path, str) or not path.startswith("/") or not path.isascii() or not path.isprintable():
+        raise WrongError("path: a path with its query, in ASCII, as by HTTP")
+    return number, method, path, message.get("body")
