@@ -35,7 +35,7 @@ from control.api.stream import Stream, read_query
 from control.api.tokens import Tokens, UnreadableError
 from control.api.upgrade import EXTENSION, SWITCHING, RefusedError, TakeOver, attached, relay
 from control.api.upstream import AwayError, Upstream
-from control.core.access import BODY_MAX, FROM, SERVICES, WHO, Credential, Role, read_token
+from control.core.access import BODY_MAX, FROM, REFUSED, SERVICES, WHO, Credential, Role, read_token
 from control.store.database import StoreError
 from control.store.tokens import TokenRow
 
@@ -72,7 +72,18 @@ FAILURES: Final = 10.0
 _QUERY: Final = "%!$&'()*+,;=:@/?-._~"
 """What stays as it is written: RFC 3986 3.4, and what is encoded already."""
 
+NO_TOKEN: Final = "(no token)"
+"""Who asked, in the record; no token has such a name."""
+
 AWAY_S: Final = 2
+
+
+class ForbiddenError(HTTPException):
+    """The role of a token does not do."""
+
+    def __init__(self, row: TokenRow) -> None:
+        super().__init__(403, f'the token "{row.name}" has the role "{row.role}", which may not do this')
+        self.who = row.name
 
 
 class Gate:
@@ -103,8 +114,7 @@ class Gate:
             raise _too_many(f'the token "{row.name}" is used too often', wait)
         self._requests.take(row.id)
         if not access.allows(Role(row.role)):
-            log.debug("%s, %s, refused to %s: %s %s", row.name, row.role, request.client, access.method, access.path)
-            raise HTTPException(403, f'the token "{row.name}" has the role "{row.role}", which may not do this')
+            raise ForbiddenError(row)
         if not self._at_once.begin(row.id):
             raise _too_many(f'the token "{row.name}" has {AT_ONCE} requests that are not answered yet', 0)
         ending.callback(self._at_once.end, row.id)
@@ -152,7 +162,7 @@ def make_app(tokens: Tokens, upstream: Upstream, stream: Stream, requests: float
     }
     for access in ACCESS:
         work = own.get(access.path, relayed)
-        route = Route(access.path, _endpoint(access, gate, work), methods=[access.method])
+        route = Route(access.path, _endpoint(access, gate, partial(_record, upstream), work), methods=[access.method])
         assert route.methods is not None
         route.methods.discard("HEAD")  # Starlette's; the daemon has none
         routes.append(route)
@@ -183,10 +193,34 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
     return Response(json.dumps({"error": message}), status, told, "application/json")
 
 
-def _endpoint(access: Access, gate: Gate, work: Work) -> Callable[[Request], Awaitable[Response]]:
+Record = Callable[[Request, Access, HTTPException], Awaitable[None]]
+
+
+async def _record(upstream: Upstream, request: Request, access: Access, refusal: HTTPException) -> None:
+    """A change that was refused is in the record of changes, too; not that a token is used too often, which may be any
+    number of times."""
+    if access.method == "GET" or refusal.status_code not in (401, 403) or request.client is None:
+        return
+    who = refusal.who if isinstance(refusal, ForbiddenError) else NO_TOKEN
+    told = f"{refusal.status_code} {quote(refusal.detail)}"
+    headers = {WHO: quote(who), FROM: quote(request.client.host), REFUSED: told}
+    try:
+        answer = await upstream.ask(request.method, _target(request, access), headers, b"")
+    except AwayError as error:
+        log.warning("%s, refused to %s of %s: %s is not in the record: %s", access.path, who, request.client.host,
+                    refusal.detail, error)  # fmt: skip
+    else:
+        answer.close()
+
+
+def _endpoint(access: Access, gate: Gate, record: Record, work: Work) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         with ExitStack() as ending:
-            asking = await gate.admit(request, access, ending)
+            try:
+                asking = await gate.admit(request, access, ending)
+            except HTTPException as refusal:
+                await record(request, access, refusal)
+                raise
             status, headers, body = await work(request, access, asking.row, ending)
             if isinstance(body, bytes):
                 return Response(body, status, headers)

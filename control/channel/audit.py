@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every change that is asked for leaves a row in the store: who, from where, what, and what came of it."""
+"""Every change that is asked for leaves a row in the store: who, from where, what, and what came of it; also where the
+API's process has refused it."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ import json
 import time
 from collections.abc import Callable
 from typing import Final
+from urllib.parse import unquote
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from control.channel.asker import Asker, plain
-from control.core.access import FROM, WHO
+from control.core.access import FROM, REFUSED, WHO
 from control.store.appended import Audit
 
 METHOD_LENGTH: Final = 15
@@ -72,13 +75,21 @@ class Audited:
             row = Audit(at, asker.who, asker.origin, method, path, plain(told, BODY_LENGTH + 1), status, error)
             self._record(row)
 
+        refused = Headers(scope=scope).get(REFUSED)
         try:
-            await self._app(scope, hear, tell)
+            await (_refused(refused) if refused else self._app)(scope, hear, tell)
         except BaseException:  # of a daemon that ends, too: what was asked for may still happen
             if not noted:
                 status = status if status >= 400 else 500
                 note(json.dumps({"error": BROKEN}).encode())
             raise
+
+
+def _refused(told: str) -> ASGIApp:
+    """What answers as somebody else has answered already."""
+    status, _, sentence = told.partition(" ")
+    known = status if status in ("401", "403") else "403"
+    return Response(json.dumps({"error": unquote(sentence)}), int(known), media_type="application/json")
 
 
 def _error(answer: bytes) -> str:

@@ -18,6 +18,10 @@ FROM: Final = "Roost-From"
 SERVICES: Final = "Roost-Services"
 """Names of services, percent-encoded, between commas; without it: all."""
 
+REFUSED: Final = "Roost-Refused"
+"""The request was refused before it came: a status, a space, and the sentence that was said, percent-encoded. It is for
+the record of changes alone."""
+
 BODY_MAX: Final = 8 << 20
 """Bytes of a request: as many rules as there may be, in a file."""
 

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any, cast
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -24,7 +25,7 @@ from control.api.tokens import Tokens
 from control.api.upstream import AwayError
 from control.channel.api import make_app as make_local_app
 from control.channel.operations import Operations
-from control.core.access import Role, new_token
+from control.core.access import FROM, REFUSED, WHO, Role, new_token
 from control.store.tokens import TokenRow
 
 VIEWER, OPERATOR, ADMIN, SERVER = Role.VIEWER, Role.OPERATOR, Role.ADMIN, Role.SERVER
@@ -35,13 +36,15 @@ class Daemon:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, dict[str, str], bytes]] = []
+        self.refused: list[tuple[str, str, dict[str, str], bytes]] = []
         self.away = False
         self.whole: Callable[[], bytes] = lambda: b"{}"
 
     async def ask(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Any:
         if self.away:
             raise AwayError(OSError("no such file"))
-        self.asked.append((method, target, headers, body))
+        where = self.refused if REFUSED in headers else self.asked
+        where.append((method, target, headers, body))
         return Answered(self.whole())
 
 
@@ -150,6 +153,28 @@ def test_what_changes_something_is_for_no_viewer_and_what_is_secret_for_the_admi
                        "/v1/connections/{name}/policy", "/v1/connections/{name}/{action}",
                        "/v1/names/{name}/tags", "/v1/events", "/v1/connections/{name}/attach", "/v1/jobs",
                        "/v1/jobs/{number}"}  # fmt: skip
+
+
+def test_a_change_that_is_refused_is_in_the_record_and_no_flood_of_them(box: Box) -> None:
+    path = "/v1/connections/192.0.2.7%3A40123/close"
+    assert box.asked(VIEWER, "POST", path, content=b"secret").status_code == 403
+    assert box.asked("", "DELETE", "/v1/tokens/ann").status_code == 401
+    assert [box.asked(VIEWER, "GET", "/v1/audit").status_code, box.asked("", "GET", "/v1/status").status_code] == [
+        403,
+        401,
+    ]
+    origin, role = {FROM: "2001%3Adb8%3A7%3A%3A9"}, 'the token "viewer" has the role "viewer", which may not do this'
+    missing = "a token is needed: Authorization: Bearer …"
+    assert box.daemon.refused == [
+        ("POST", path, {**origin, WHO: "viewer", REFUSED: f"403 {quote(role)}"}, b""),
+        ("DELETE", "/v1/tokens/ann", {**origin, WHO: "%28no%20token%29", REFUSED: f"401 {quote(missing)}"}, b""),
+    ]
+    assert box.daemon.asked == []
+    for _ in range(50):
+        box.asked("", "DELETE", "/v1/tokens/ann")
+    assert len(box.daemon.refused) < 15
+    box.daemon.away = True
+    assert box.asked(VIEWER, "POST", path).status_code == 403
 
 
 # -- what the daemon is told ------------------------------------------------------------------------------------------

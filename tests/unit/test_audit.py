@@ -193,3 +193,18 @@ def test_the_command_shows_them(sqlite: Sqlite, monkeypatch: pytest.MonkeyPatch)
     assert "DELETE /v1/names/a%20b" in shown[2]
     assert "400 a client's name is" in shown[2]
     rig.close()
+
+
+def test_what_the_network_s_api_has_refused_is_recorded_and_not_carried_out(box: Box) -> None:
+    told = {"Roost-Who": "ann", "Roost-From": "192.0.2.9"}
+    for status, path in ((403, "/v1/connections/1/close"), (401, "/v1/tokens/ann")):
+        box.ask("POST", path, status, headers={**told, "Roost-Refused": f"{status} not%20you"})
+    box.ask("POST", "/v1/connections/1/close", 403, headers={**told, "Roost-Refused": "200"})
+    assert box.rig.engine.commands == []
+    written(box.rig.store)
+    rows = [(row["who"], row["origin"], row["path"], row["status"], row["error"]) for row in box.rows(refused=True)]
+    assert rows == [
+        ("ann", "192.0.2.9", "/v1/connections/1/close", 403, "not you"),
+        ("ann", "192.0.2.9", "/v1/tokens/ann", 401, "not you"),
+        ("ann", "192.0.2.9", "/v1/connections/1/close", 403, None),
+    ]
