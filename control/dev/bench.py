@@ -107,8 +107,9 @@ _bench("policy", "How long until every sleeping client obeys a rule, and a chang
        _number("--spoken", 1000, "Of them that are in SLEEP; the others are born asleep."))  # fmt: skip
 _bench("pressure", "What goes down when something runs short, and what those that wake meanwhile notice.",
        _number("--connections", 20_000, "In IDLE.", 1000))  # fmt: skip
-_bench("control", "How long the control socket takes, beside the writing of history and with very many connections.",
-       _number("--connections", 1_000_000, least=1000), _number("--runs", 3))  # fmt: skip
+_bench("control", "How long the API takes, beside the writing of history and with very many connections.",
+       _number("--connections", 1_000_000, least=1000), _number("--runs", 3),
+       click.Option(["--kill"], is_flag=True, help="Stop and kill the API at full load, too."))  # fmt: skip
 _bench("persist", "What the database takes: transitions, sleepers and wakes a second.",
        _number("--rows", 1_000_000, "Of history.", 1000), _number("--sleepers", 1_000_000, least=1000),
        _number("--runs", 3))  # fmt: skip

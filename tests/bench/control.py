@@ -12,7 +12,18 @@ Each request is made by one client of the API's process, over loopback without T
     stream_events_per_s, stream_10_events_per_s
                     events that one listener of GET /v1/events has, and each of ten, while `STREAM_RATE` transitions a
                     second are written; stream_lost: of those numbers that the one had, how many are missing or double
+    bulk_wake_per_s, bulk_sleep_per_s
+                    a job that wakes `BULK` clients in SLEEP, named one by one, and one that puts them to sleep again,
+                    at `BULK_RATE`: how many were done, over the time that the job took
+    attach_ms_p99   a request for a client in SLEEP, from its connection's first SYN to 101, one after the other
     api_rss_mb      resident memory of the API's process afterwards
+    relay_p99_ratio, wake_p99_ratio
+                    p99 of what other clients notice (beside.py) during all of this, over the same of quiet moments
+                    before each run
+
+With `kill`, the API is stopped (SIGSTOP) and then killed (SIGKILL) while transitions are written and told, and
+connections are asked for: `killed_relay_p99_ratio`, `killed_wake_p99_ratio`, and `killed_late`, how many wakes took
+longer than one and a half times the quiet p99, without as many as do so in quiet moments.
 
 `socket_...` are the same asked of the daemon itself, over its Unix socket. `written_per_s` are the transitions that
 were written in that time, by the daemon's own count: when it is less than RATE, the load was not what it should be.
@@ -22,12 +33,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.client import HTTPConnection
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from http.client import HTTPConnection, HTTPException
 from ipaddress import ip_network
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +50,8 @@ from selectors import EVENT_READ, DefaultSelector
 from typing import Any, Final, cast
 from urllib.parse import urlencode
 
-from appliance.lab import Lab, endpoint
+from appliance.lab import Lab, endpoint, wait_until
+from tests.bench.beside import WAKERS, Beside, Noticed, beside, services
 from tests.bench.direct import say
 from tests.bench.figures import Report, Target, percentile
 from tests.bench.simulated import FEW, PORT, Nursery, config
@@ -56,6 +72,16 @@ PAGE_MS: Final = Target(at_most=20.0)
 STREAM_RATE: Final = 60_000
 STREAM_BEGIN_S: Final = 1.5
 STREAM_S: Final = 4.0
+BULK: Final = 8000
+BULK_RATE: Final = 20_000
+BULK_WAKE: Final = Target(at_least=10_000)
+ATTACHES: Final = 200
+ATTACH_MS: Final = Target(at_most=10.0)
+QUIET_S: Final = 4.0
+KILLS: Final = 3
+KILL_S: Final = 3.0
+RELAY_RATIO: Final = Target(at_most=1.3)
+WAKE_RATIO: Final = Target(at_most=1.5)
 STREAM: Final = Target(at_least=50_000)
 STREAM_10: Final = Target(at_least=20_000)
 WRITTEN: Final = Target(at_least=0.95 * RATE)
@@ -68,7 +94,9 @@ def held(connections: int, addresses: int) -> Iterator[Nursery]:
     policy = {"probe_interval": "never"}
     with Lab(clients=FEW, nat=False) as lab:
         simulator = lab.simulator(connections, PORT, addresses=addresses)
-        settings = config(lab, [simulator.box_interface], connections, policy, SPOKEN * 2)
+        interfaces = [simulator.box_interface, "wan0"]
+        settings = config(lab, interfaces, connections + WAKERS, policy, (SPOKEN + BULK + WAKERS) * 2)
+        settings["service"] += services(lab)
         api = {"listen": [f"{API_HOST}:{API_PORT}"], "user": "nobody", "requests": 100_000}
         daemon = lab.daemon({**settings, "api": api}, start=False)
         daemon.start(program=PROGRAM)
@@ -103,7 +131,7 @@ def asked_of(born: Nursery) -> tuple[Asked, Asked]:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
 
-    wanted = {"name": "bench", "role": "viewer", "expires_s": 86_400}
+    wanted = {"name": "bench", "role": "operator", "expires_s": 86_400}
     made = born.daemon.http("POST", "/v1/tokens", json=wanted).json()
     return Asked(api, made["token"]), Asked(daemon)
 
@@ -124,6 +152,44 @@ def took_ms(asked: Asked, path: str, **query: Any) -> tuple[float, Any]:
 def load_of(born: Nursery) -> Path:
     """Where the daemon reads its load."""
     return born.daemon.config.with_name(born.daemon.config.name + ".load")
+
+
+def job(asked: Asked, body: dict[str, Any]) -> dict[str, Any]:
+    """At its end."""
+    asked.close()
+    asked.request("POST", "/v1/jobs", json.dumps(body), {**asked.token, "Content-Type": "application/json"})
+    begun = json.loads(asked.getresponse().read())
+    while True:
+        _, shown = took_ms(asked, f"/v1/jobs/{begun['number']}")
+        if shown["ended_at_ms"] is not None:
+            return cast(dict[str, Any], shown)
+        time.sleep(0.05)
+
+
+def bulk(born: Nursery, asked: Asked, clients: range, action: str) -> float:
+    """How many a second were done."""
+    names = [endpoint(born.simulator.address_of(client), born.simulator.port_of(client)) for client in clients]
+    done = job(asked, {"action": action, "connections": names, "rate": BULK_RATE})
+    if done["done"] < len(names):
+        born.failures[f"not done by a job, {done}"] = len(names) - done["done"]
+    return float(done["done"] / (done["ended_at_ms"] - done["began_at_ms"]) * 1000)
+
+
+def attaches(born: Nursery, asked: Asked, clients: range) -> list[float]:
+    """ms of each."""
+    found = []
+    for client in clients:
+        where = endpoint(born.simulator.address_of(client), born.simulator.port_of(client))
+        time.sleep(APART_S)
+        began = time.perf_counter()
+        with asked.opened() as sock:
+            sock.sendall(f"POST /v1/connections/{where}/attach HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n"
+                         f"Upgrade: roost\r\n{asked.lines}\r\n".encode())  # fmt: skip
+            answer = sock.recv(1000)
+            found.append((time.perf_counter() - began) * 1000)
+            if b" 101 " not in answer:
+                raise RuntimeError(f"{where}: {answer!r}")
+    return found
 
 
 def rss_mb(pid: int) -> float:
@@ -192,45 +258,122 @@ def streamed(born: Nursery, api: Asked, listeners: int) -> tuple[float, int]:
     return sum(counts.values()) / STREAM_S / listeners, wrong
 
 
-def run(connections: int = 1_000_000, runs: int = 3) -> Report:
-    """Ask the daemon of `connections` sleeping clients `runs` times."""
+def killed(born: Nursery, api: Asked, others: Beside, quiet: Noticed, report: Report) -> None:
+    """The API at full load is stopped, and then killed, KILLS times."""
+    noticed, load, over = Noticed(), load_of(born), threading.Event()
+    where = endpoint(born.simulator.address_of(0), born.simulator.port_of(0))
+
+    def ask() -> None:
+        asked = Asked(api.opened, api.token["Authorization"].partition(" ")[2])
+        while not over.is_set():
+            try:
+                asked.request("GET", f"/v1/connections/{where}", headers=asked.token)
+                asked.getresponse().read()
+            except (OSError, HTTPException):
+                asked.close()
+                time.sleep(APART_S)
+
+    def listen() -> None:
+        while not over.is_set():
+            with suppress(OSError), api.opened() as sock:
+                sock.settimeout(1)
+                sock.sendall(f"GET /v1/events HTTP/1.1\r\nHost: x\r\n{api.lines}\r\n".encode())
+                while not over.is_set() and sock.recv(1 << 20):
+                    pass
+
+    threads = [threading.Thread(target=work) for work in (ask, listen)]
+    load.write_text(f"{STREAM_RATE} {SPOKEN}")
+    for thread in threads:
+        thread.start()
+    with others.noticing(noticed):
+        for _ in range(KILLS):
+            pid = int(born.daemon.status()["api"]["pid"])
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                time.sleep(KILL_S)
+                os.kill(pid, number)
+            wait_until(partial(begun_again, born, pid), 20, "it begins again")
+    over.set()
+    load.unlink()
+    for thread in threads:
+        thread.join()
+    limit = 1.5 * percentile(quiet.wake, 99)
+    late, usual = (sum(ms > limit for ms in wakes) for wakes in (noticed.wake, quiet.wake))
+    report.add("killed_relay_p99_ratio", percentile(noticed.relay, 99) / percentile(quiet.relay, 99), "", RELAY_RATIO)
+    report.add("killed_wake_p99_ratio", percentile(noticed.wake, 99) / percentile(quiet.wake, 99), "", WAKE_RATIO)
+    report.add("killed_late", late - usual * len(noticed.wake) / len(quiet.wake), "wakes")
+    report.add_zero("killed_not_answered", noticed.failed, "clients")
+
+
+def ratios(busy: Noticed, quiet: Noticed) -> str:
+    """For people."""
+    both = {"relay": (busy.relay, quiet.relay), "wake": (busy.wake, quiet.wake)}
+    return ", ".join(f"{what} p99 {percentile(now, 99):.2f} ms, quiet {percentile(calm, 99):.2f}"
+                     for what, (now, calm) in both.items())  # fmt: skip
+
+
+def begun_again(born: Nursery, pid: int) -> bool:
+    """Whether the API has another process than this one."""
+    return born.daemon.status()["api"]["pid"] not in (None, pid)
+
+
+def run(connections: int = 1_000_000, runs: int = 3, kill: bool = False) -> Report:
+    """Ask the daemon of `connections` sleeping clients `runs` times, and then kill its API, if so wanted."""
     report = Report("control", f"{connections:,} clients asleep; {GETS} connections and {3 * PAGES} pages asked for")
     spoken = min(SPOKEN, connections)
+    many = range(spoken, min(spoken + BULK, connections))
     got, rates, paged = dict[str, list[float]](), list[float](), dict[str, list[float]]()
     told: dict[int, list[float]] = {1: [], 10: []}
-    lost, rss = 0, list[float]()
-    with held(connections, max(64, math.ceil(connections / PORTS_USED))) as born:
+    jobs: dict[str, list[float]] = {"wake": [], "sleep": []}
+    lost, rss, attached = 0, list[float](), list[float]()
+    quiet, busy = Noticed(), Noticed()
+    with held(connections, max(64, math.ceil(connections / PORTS_USED))) as born, ExitStack() as stack:
         joined = born.connect(range(connections))
         born.speak(range(spoken), 100)
         born.none_awake()
         say(f"{joined.done:,} clients are asleep after {joined.elapsed_s:.0f} s")
+        others = stack.enter_context(beside(born))
         both = dict(zip(("", "socket_"), asked_of(born), strict=True))
+        for action in jobs:  # so that they have a row each
+            bulk(born, both[""], many, action)
         for number in range(1, runs + 1):
+            with others.noticing(quiet):
+                time.sleep(QUIET_S)
             network = ip_network(f"{born.simulator.address_of(random.randrange(connections))}/16", strict=False)
             queries = {"network": str(network), "silence": "1", "service": "lab4"}
-            for who, asked in both.items():
-                asked.close()  # else it would be closed for being idle
-                each = {name: pages(asked, {name: value}) for name, value in queries.items()}
-                for name, took in each.items():
-                    paged.setdefault(f"{who}page_{name}", []).append(percentile(took, 99))
-                all_pages = [one for took in each.values() for one in took]
-                paged.setdefault(f"{who}page", []).append(percentile(all_pages, 99))
-                took, rate = gets(born, asked, spoken)
-                got.setdefault(f"{who}get", []).append(percentile(took, 99))
-                rates.append(rate)
-                say(f"run {number}, {who or 'api_'}: pages p99 {paged[f'{who}page'][-1]:.1f} ms, connections p50 "
-                    f"{percentile(took, 50):.1f}, p99 {got[f'{who}get'][-1]:.1f} ms, {rate:,.0f} rows/s")  # fmt: skip
-            load = load_of(born)
-            load.write_text(f"{STREAM_RATE} {spoken}")
-            for listeners, per_s in told.items():
-                rate, wrong = streamed(born, both[""], listeners)
-                per_s.append(rate)
-                lost += wrong
-            load.unlink()
+            with others.noticing(busy):
+                for who, asked in both.items():
+                    asked.close()  # else it would be closed for being idle
+                    each = {name: pages(asked, {name: value}) for name, value in queries.items()}
+                    for name, took in each.items():
+                        paged.setdefault(f"{who}page_{name}", []).append(percentile(took, 99))
+                    all_pages = [one for took in each.values() for one in took]
+                    paged.setdefault(f"{who}page", []).append(percentile(all_pages, 99))
+                    took, rate = gets(born, asked, spoken)
+                    got.setdefault(f"{who}get", []).append(percentile(took, 99))
+                    rates.append(rate)
+                    say(f"run {number}, {who or 'api_'}: pages p99 {paged[f'{who}page'][-1]:.1f} ms, connections "
+                        f"p50 {percentile(took, 50):.1f}, p99 {got[f'{who}get'][-1]:.1f} ms, "
+                        f"{rate:,.0f} rows/s")  # fmt: skip
+                attached.append(percentile(attaches(born, both[""], many[:ATTACHES]), 99))
+                bulk(born, both[""], many[:ATTACHES], "sleep")
+                for action, per_s in jobs.items():
+                    per_s.append(bulk(born, both[""], many, action))
+                load = load_of(born)
+                load.write_text(f"{STREAM_RATE} {spoken}")
+                for listeners, per_s in told.items():
+                    rate, wrong = streamed(born, both[""], listeners)
+                    per_s.append(rate)
+                    lost += wrong
+                load.unlink()
             rss.append(rss_mb(int(born.daemon.status()["api"]["pid"])))
             say(f"run {number}: {told[1][-1]:,.0f} events a second to one listener, {told[10][-1]:,.0f} to each of "
-                f"ten; {rss[-1]:.0f} MB")  # fmt: skip
+                f"ten; {rss[-1]:.0f} MB; jobs: {jobs['wake'][-1]:,.0f} woken, {jobs['sleep'][-1]:,.0f} put to sleep a "
+                f"second; attach {attached[-1]:.1f} ms; {ratios(busy, quiet)}")  # fmt: skip
+        if kill:
+            killed(born, both[""], others, quiet, report)
+        stack.close()
         report.add_zero("stream_lost", lost, "events")
+        report.add_zero("not_answered", quiet.failed + busy.failed, "clients")
         report.add_zero("lost", born.gone(range(connections)), "clients")
         born.add_to(report)
         born.daemon.terminate()
@@ -239,6 +382,11 @@ def run(connections: int = 1_000_000, runs: int = 3) -> Report:
     report.add("written_per_s", rates, "/s", WRITTEN)
     report.add("stream_events_per_s", told[1], "/s", STREAM)
     report.add("stream_10_events_per_s", told[10], "/s", STREAM_10)
+    report.add("bulk_wake_per_s", jobs["wake"], "/s", BULK_WAKE)
+    report.add("bulk_sleep_per_s", jobs["sleep"], "/s")
+    report.add("attach_ms_p99", attached, "ms", ATTACH_MS)
+    report.add("relay_p99_ratio", percentile(busy.relay, 99) / percentile(quiet.relay, 99), "", RELAY_RATIO)
+    report.add("wake_p99_ratio", percentile(busy.wake, 99) / percentile(quiet.wake, 99), "", WAKE_RATIO)
     report.add("api_rss_mb", rss, "MB")
     for name, values in paged.items():
         report.add(f"{name}_ms_p99", values, "ms", PAGE_MS)

@@ -56,7 +56,16 @@ CONTRACT = {
     "restart": {"seconds", "lost"},
     "growth": {"bytes_ratio", "ns_ratio"},
     "persist": {f"{kind}{name}" for kind in ("", "postgresql_") for name in persist.UNITS},
-    "control": {"get_ms_p99", "page_ms_p99", "written_per_s", "lost"},
+    "control": {
+        "get_ms_p99",
+        "page_ms_p99",
+        "written_per_s",
+        "bulk_wake_per_s",
+        "attach_ms_p99",
+        "relay_p99_ratio",
+        "wake_p99_ratio",
+        "lost",
+    },
     "keepalive": {"vs_reflector", "vs_kernel", "core_ns", "reflector_core_ns", "kernel_core_ns"},
 }
 
@@ -227,9 +236,17 @@ def test_control_asks_a_daemon_that_writes(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(control, "GETS", 50)
     monkeypatch.setattr(control, "PAGES", 5)
     monkeypatch.setattr(control, "SPOKEN", 200)
-    for name, seconds in (("WARM_S", 1.5), ("STREAM_BEGIN_S", 0.5), ("STREAM_S", 0.5)):
+    for name, few in (("BULK", 200), ("ATTACHES", 10), ("KILLS", 1)):
+        monkeypatch.setattr(control, name, few)
+    for name, seconds in (
+        ("WARM_S", 1.5),
+        ("STREAM_BEGIN_S", 0.5),
+        ("STREAM_S", 0.5),
+        ("QUIET_S", 0.5),
+        ("KILL_S", 0.3),
+    ):
         monkeypatch.setattr(control, name, seconds)
-    report = control.run(connections=2000, runs=1)
+    report = control.run(connections=2000, runs=1, kill=True)
     assert_sound(report)
     assert report.figures["written_per_s"].median > 10_000
 
