@@ -60,9 +60,12 @@ def command(config_path: str | None, as_json: bool, missing_only: bool) -> None:
 def examine_deployment(path: str) -> list[Outcome]:
     """What the appliance needs of this machine, and what this configuration does."""
     from appliance.box import deployment
+    from control.api.doctor import examine as examine_api
     from control.config import load
 
-    return [*(one for one in examine() if one.need is not Need.LAB), *deployment.examine(plan_of(load(path)))]
+    config = load(path)
+    own = (one for one in examine() if one.need is not Need.LAB)
+    return [*own, *deployment.examine(plan_of(config)), *examine_api(config)]
 
 
 def plan_of(config: "Config") -> "Plan":
