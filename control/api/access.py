@@ -38,6 +38,7 @@ ACCESS: Final = (
         GET /v1/connections/{name}/policy
         GET /v1/names/{name}/tags
         GET /v1/events
+        GET /v1/openapi.json
     """, server=True),
     *_of(Role.OPERATOR, """
         POST /v1/connections/{name}/{action}

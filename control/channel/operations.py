@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from control.store.appended import Audit
 @dataclass(frozen=True, slots=True)
 class Operations:
     """agents: the clients that agents speak for. dialled: the clients that were dialled in vain. record: takes a row
-    for each change that is asked for."""
+    for each change that is asked for. document: of the API (OpenAPI), JSON; raises OperationError."""
 
     status: Status
     view: View
@@ -34,3 +34,4 @@ class Operations:
     agents: Callable[[], list[dict[str, Any]]]
     dialled: Callable[[], list[dict[str, Any]]]
     record: Callable[[Audit], None]
+    document: Callable[[], Awaitable[bytes]]

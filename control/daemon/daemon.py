@@ -46,6 +46,7 @@ from control.clients.view import View
 from control.config import Config
 from control.core.states import State
 from control.daemon.api_process import ApiProcess
+from control.daemon.document import Document
 from control.daemon.end import End, freeze_all
 from control.daemon.engine_rules import EngineRules
 from control.daemon.engine_setup import EngineSetup, engine_options
@@ -213,6 +214,7 @@ class Daemon:
             agents=reach.agents.clients,
             dialled=reach.dialled.all,
             record=store.append,
+            document=Document().read,
         )
         repeated = (monitor, snapshots, exports, api)
         serving = Serving(config, operations, dispatcher, reach, health, services, rules, repeated, setup, listeners,

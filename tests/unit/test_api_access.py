@@ -146,7 +146,7 @@ def test_what_changes_something_is_for_no_viewer_and_what_is_secret_for_the_admi
     servers = {one.path for one in ACCESS if one.server}
     assert servers == {"/v1/connections", "/v1/connections/{name}", "/v1/connections/{name}/explain",
                        "/v1/connections/{name}/policy", "/v1/connections/{name}/{action}",
-                       "/v1/names/{name}/tags", "/v1/events"}  # fmt: skip
+                       "/v1/names/{name}/tags", "/v1/events", "/v1/openapi.json"}  # fmt: skip
 
 
 # -- what the daemon is told ------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from control.channel.api import PAGE_ROWS
 from control.channel.operations import Operations
+from control.channel.parameters import PAGE_ROWS
 from control.core.states import State
 from tests.databases import Database, Sqlite
 from tests.unit.asked import asked, pages_of_connections, transport

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the daemon stands."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from control.channel.models.common import Count, Moment, answer
+
+Counts = dict[str, Count]
+
+
+@answer
+class States(TypedDict):
+    """Connections in each state."""
+
+    ACTIVE: Count
+    STANDBY: Count
+    IDLE: Count
+    SLEEP: Count
+
+
+@answer
+class Memory(TypedDict):
+    """Of the box that Roost takes."""
+
+    maps_bytes: Count
+    """of BPF maps"""
+    daemon_rss_bytes: Count
+    """of the daemon's process"""
+    maps_bytes_per_inactive: Annotated[float, Field(ge=0)] | None
+    """for each connection in IDLE or SLEEP; null: there is none"""
+
+
+@answer
+class Store(TypedDict):
+    """The database, and what waits to be written."""
+
+    state: str
+    """ok, or what is wrong"""
+    pending_sleep: Count
+    pending_history: Count
+    dropped_history: Count
+    dropped_attaches: Count
+    dropped_snapshots: Count
+    dropped_audit: Count
+    written_history: Count
+    kept_history: Count
+    rescued: Count
+    """how often its file was gone under the daemon"""
+    last_commit_ms: Annotated[float, Field(ge=0)]
+    """ms that it took"""
+
+
+@answer
+class Server(TypedDict):
+    """A server of a service."""
+
+    server: str
+    """its address and port"""
+    state: Literal["up", "down", "leaving"]
+    """leaving: it is not configured any more, and has links"""
+    reason: str
+    """why it is down; empty: it is not, or it is not known"""
+    links: Count
+    """that it has"""
+    ready: Count
+    """connections to it that wait for a client"""
+    linked: Count
+    """links that were made since the start"""
+    failed: Count
+    """links that were not made since the start"""
+
+
+@answer
+class Service(TypedDict):
+    """A service that is configured."""
+
+    name: str
+    index: Count
+    """its number"""
+    listen: str
+    """its address and port"""
+    server: str
+    """those to which its clients are linked, or its kind where there are none"""
+    transparent: bool
+    interface: str
+    """transient or persistent"""
+    balance: str
+    check: str
+    servers: list[Server]
+
+
+@answer
+class PolicyStatus(TypedDict):
+    """Of the rules."""
+
+    version: Count
+    rules: Count
+    """how many there are"""
+    error: str
+    """why they are not in force; empty: they are"""
+    problems: Count
+    problem: str
+    """the first one; empty: there is none"""
+
+
+@answer
+class Asked(TypedDict):
+    """Connections that were to go down under pressure since the daemon began."""
+
+    awake: Count
+    idle: Count
+
+
+@answer
+class Pressure(TypedDict):
+    """Of [pressure]."""
+
+    reached: dict[str, Annotated[float, Field(ge=0)]]
+    """% of each threshold that is reached, by its key"""
+    asked: Asked
+
+
+@answer
+class Export(TypedDict):
+    """The last export."""
+
+    directory: str
+    """empty: none is configured"""
+    at_ms: Moment | None
+    """null: there was none"""
+    seconds: Annotated[float, Field(ge=0)] | None
+    """s that it took; null: there was none"""
+    rows: Counts
+    """by table"""
+    error: str
+    """what kept it from being made; empty: nothing"""
+
+
+@answer
+class Api(TypedDict):
+    """The API's process."""
+
+    listen: list[str]
+    """addresses and ports"""
+    pid: Count | None
+    """null: it does not run"""
+    ended: Count
+    """how often it ended by itself"""
+
+
+@answer
+class Attention(TypedDict):
+    """What an operator should look at."""
+
+    name: str
+    """of what is looked for"""
+    object: str
+    what: str
+    """happened to it"""
+    do: str
+
+
+@answer
+class Status(TypedDict):
+    """How the daemon stands."""
+
+    instance: str
+    version: str
+    pid: Count
+    max_awake: Count
+    """connections that may be awake"""
+    interfaces: dict[str, str]
+    """those on which clients are heard, and how: native or generic XDP"""
+    waiting: list[str]
+    """what it waits for"""
+    pin_dir: str
+    database: str
+    """its URL, without a password"""
+    attach: list[tuple[str, int]]
+    """addresses and ports for servers"""
+    attach_protocols: list[str]
+    attach_counts: Counts
+    """servers, by what became of them"""
+    uptime_s: Annotated[float, Field(ge=0)]
+    connections: States
+    awake: Count
+    """connections that are"""
+    memory: Memory
+    store: Store
+    control: Counts
+    """what the control plane counted since the start, by name"""
+    services: list[Service]
+    policy: PolicyStatus
+    pressure: Pressure
+    export: Export
+    api: Api
+    agents: Counts
+    """what agents said and were asked since the start"""
+    counters: dict[str, int]
+    """what the engine and XDP counted since the start, and how full tables are, by name"""
+    attention: list[Attention]
+    """empty: all is well"""
