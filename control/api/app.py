@@ -128,6 +128,8 @@ def _too_many(what: str, wait_s: float) -> HTTPException:
     return HTTPException(429, what, {"Retry-After": str(int(wait_s) + 1)})
 
 
+Endpoint = Callable[[Request], Awaitable[Response]]
+
 Work = Callable[[Request, Access, TokenRow, ExitStack], Awaitable["Answered"]]
 """Answers; what is to be done when the answer is over, however it ended, goes into the stack."""
 
@@ -135,16 +137,27 @@ Work = Callable[[Request, Access, TokenRow, ExitStack], Awaitable["Answered"]]
 def make_app(tokens: Tokens, upstream: Upstream, stream: Stream, requests: float) -> Starlette:
     """The application. requests: a second by one token."""
     gate = Gate(tokens, requests)
-    relay, routes = partial(_relay, upstream, AtOnce(LONG), AtOnce(LONG_EACH)), []
+    relay = partial(_relay, upstream, AtOnce(LONG), AtOnce(LONG_EACH))
+    of_path: dict[str, dict[str, Endpoint]] = {}
     for access in ACCESS:
         work = partial(_events, stream) if access.path == EVENTS else relay
-        route = Route(access.path, _endpoint(access, gate, work), methods=[access.method])
-        assert route.methods is not None
-        route.methods.discard("HEAD")  # Starlette's; the daemon has none
-        routes.append(route)
+        of_path.setdefault(access.path, {})[access.method] = _endpoint(access, gate, work)
+    routes = [_route(path, endpoints) for path, endpoints in of_path.items()]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, 500: _broken})
     app.router.redirect_slashes = False
     return app
+
+
+def _route(path: str, endpoints: Mapping[str, Endpoint]) -> Route:
+    """One for all methods of a path: what it says with 405, `Allow`, is of all of them."""
+
+    async def answer(request: Request) -> Response:
+        return await endpoints[request.method](request)
+
+    route = Route(path, answer, methods=list(endpoints))
+    assert route.methods is not None
+    route.methods.discard("HEAD")  # Starlette's; the daemon has none
+    return route
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -167,7 +180,7 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
     return Response(json.dumps({"error": message}), status, told, "application/json")
 
 
-def _endpoint(access: Access, gate: Gate, work: Work) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(access: Access, gate: Gate, work: Work) -> Endpoint:
     async def answer(request: Request) -> Response:
         with ExitStack() as ending:
             asking = await gate.admit(request, access, ending)

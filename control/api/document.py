@@ -4,7 +4,7 @@ their parameters and bodies, and what they answer (control/channel/answers.py)."
 
 from __future__ import annotations
 
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
@@ -15,7 +15,7 @@ from appliance import __version__
 from control.api.access import ACCESS, Access
 from control.api.access import EVENTS as EVENTS_PATH
 from control.api.stream import LAST_MAX
-from control.channel.answers import ALWAYS, ANSWERS, JSON, MEANINGS, Answer
+from control.channel.answers import ALWAYS, ANSWERS, EVENTS, JSON, MEANINGS, Answer
 from control.channel.api import make_app
 from control.channel.models.common import Error
 from control.channel.operations import Operations
@@ -77,7 +77,7 @@ def document() -> dict[str, Any]:
     found = get_openapi(title="Roost", version=__version__, description=ABOUT,
                         routes=make_app(Operations(**parts), cast(Any, None)).routes)  # fmt: skip
     models = {(one.name, kind): model for one in ANSWERS.values() for kind, model in one.kinds.items()}
-    adapters = [(key, "serialization", TypeAdapter(model)) for key, model in {**models, ("", ""): Error}.items()]
+    adapters = [(key, _mode(key[1]), TypeAdapter(model)) for key, model in {**models, ("", JSON): Error}.items()]
     schemas, shared = TypeAdapter.json_schemas(cast(Any, adapters), ref_template=_REF,
                                                schema_generator=_WithoutDefaults)  # fmt: skip
     components = found.setdefault("components", {}).setdefault("schemas", {})
@@ -90,7 +90,7 @@ def document() -> dict[str, Any]:
     for access in ACCESS:
         answer = ANSWERS[access.method, access.path]
         operation = was.get(access.path, {}).get(access.method.lower(), {})
-        kinds = {kind: {"schema": _plain(schemas[(answer.name, kind), "serialization"])} for kind in answer.kinds}
+        kinds = {kind: {"schema": _plain(schemas[(answer.name, kind), _mode(kind)])} for kind in answer.kinds}
         of_path = found["paths"].setdefault(access.path, {})
         of_path[access.method.lower()] = _operation(access, answer, operation, kinds)
     found["components"] |= {
@@ -100,6 +100,11 @@ def document() -> dict[str, Any]:
     found["security"] = [{"token": []}]
     found["tags"] = [{"name": name} for name in dict.fromkeys(one.group for one in ANSWERS.values())]
     return found
+
+
+def _mode(kind: str) -> Literal["validation", "serialization"]:
+    """validation: JSON within a text is a text."""
+    return "validation" if kind == EVENTS else "serialization"
 
 
 def _operation(access: Access, answer: Answer, found: dict[str, Any], kinds: dict[str, Any]) -> dict[str, Any]:

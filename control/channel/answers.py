@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from control.channel.models.connections import Connection, ConnectionInFull, Explanation, Moved, Page
-from control.channel.models.history import Attach, Change, Snapshot, Transition
+from control.channel.models.history import Attach, Change, Event, Snapshot, Transition
 from control.channel.models.names import AgentClient, Dialled, Forgotten, Named, TagCount, Tags
 from control.channel.models.rules import (
     AddressPolicy,
@@ -50,7 +50,8 @@ ALWAYS: Final = (400, 401, 403, 408, 413, 422, 429, 431, 503)
 
 
 class Answer(NamedTuple):
-    """Of a route. name: of the operation. kinds: the model of each media type. more: errors besides ALWAYS."""
+    """Of a route. name: of the operation. kinds: the model of each media type, of lines and events all of them as one
+    list (OpenAPI 3.2, 4.14.3). more: errors besides ALWAYS."""
 
     group: str
     name: str
@@ -63,17 +64,27 @@ def _json(group: str, name: str, summary: str, model: Any, *more: int) -> Answer
     return Answer(group, name, summary, {JSON: model}, more)
 
 
+MOVES: Final = {
+    "standby": "Close its link to the server, and keep its socket",
+    "idle": "Take it out of the kernel",
+    "sleep": "Move its record to the database",
+    "wake": "Put it back into the kernel",
+    "close": "Close it, whatever its state",
+}
+
 ANSWERS: Final = {
     ("GET", "/v1/status"): _json("status", "status", "How the daemon stands", Status),
     ("GET", "/v1/connections"): Answer(
         "connections", "connections", "Connections, an object a line; with `after` a page of them",
-        {LINES: Connection, JSON: Page}, (404,)),
+        {LINES: list[Connection], JSON: Page}, (404,)),
     ("GET", "/v1/connections/{name}"):
         _json("connections", "connection", "All about one connection", ConnectionInFull, 404),
     ("GET", "/v1/connections/{name}/explain"):
         _json("connections", "explain", "Why it is not asleep, or does not wake", Explanation, 404),
-    ("POST", "/v1/connections/{name}/{action}"):
-        _json("connections", "move", "Put it into another state, or close it", Moved, 404, 409, 504),
+    **{
+        ("POST", f"/v1/connections/{{name}}/{action}"): _json("connections", action, summary, Moved, 404, 409, 504)
+        for action, summary in MOVES.items()
+    },
     ("PUT", "/v1/connections/{connection}/name"): _json("names", "name", "Give its client a name", Named, 404, 409),
     ("DELETE", "/v1/connections/{connection}/name"):
         _json("names", "unname", "Forget its client's name", Forgotten, 404),
@@ -86,7 +97,7 @@ ANSWERS: Final = {
     ("GET", "/v1/dialled"):
         _json("status", "dialled", "The clients that were dialled in vain, or are to stay", list[Dialled]),
     ("GET", "/v1/events"):
-        Answer("history", "events", "Transitions, as they are committed", {EVENTS: Transition}, (404,)),
+        Answer("history", "events", "Transitions, as they are committed", {EVENTS: list[Event]}, (404,)),
     ("GET", "/v1/history"): _json("history", "history", "The last transitions, oldest first", list[Transition]),
     ("GET", "/v1/attaches"):
         _json("history", "attaches", "The last servers that asked for a client, oldest first", list[Attach]),

@@ -42,7 +42,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,7 +85,7 @@ class NewName(BaseModel):
 
     model_config = BODY
 
-    name: str = Field(description="without the domain", examples=["thermostat-17"])
+    name: str = Field(description="without the domain", examples=["thermostat-17"], json_schema_extra=par.NAME)
 
 
 class TagEdit(BaseModel):
@@ -93,8 +93,8 @@ class TagEdit(BaseModel):
 
     model_config = BODY
 
-    add: list[str] = Field([], description="tags that it is to have")
-    remove: list[str] = Field([], description="tags that it is to have no more")
+    add: list[par.Tag] = Field([], description="tags that it is to have")
+    remove: list[par.Tag] = Field([], description="tags that it is to have no more")
 
 
 def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
@@ -159,9 +159,14 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     def explain(name: par.ConnectionId) -> Response:
         return _json(operations.explainer.explain(name))
 
-    @app.post("/v1/connections/{name}/{action}")
-    async def act(name: par.ConnectionId, action: par.Action) -> Response:
-        return _json(await operations.moving.act(name, action))
+    def moving(action: str) -> Callable[[str], Awaitable[Response]]:
+        async def act(name: par.ConnectionId) -> Response:
+            return _json(await operations.moving.act(name, action))
+
+        return act
+
+    for action in par.ACTIONS:
+        app.post(f"/v1/connections/{{name}}/{action}")(moving(action))
 
     @app.put("/v1/connections/{connection}/name")
     def give_name(connection: par.ConnectionId, wanted: NewName) -> Response:

@@ -6,12 +6,23 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal
 
 from fastapi import Path, Query
+from pydantic import Field
+from pydantic.config import JsonDict
 
 from control.channel.asker import WHO_LENGTH
+from control.core.names import NAME_LENGTH
 
 PAGE_ROWS: Final = 100
 PAGE_ROWS_MAX: Final = 10_000
 """Connections in a page: where it is not said, and at most."""
+
+NAME: Final[JsonDict] = {"pattern": rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_LENGTH - 1}}}$"}
+"""Of clients' names and of tags: what refuses others says it in a sentence (control/clients/naming.py)."""
+
+Tag = Annotated[str, Field(json_schema_extra=NAME)]
+
+ACTIONS: Final = ("standby", "idle", "sleep", "wake", "close")
+"""What a connection may be told to do: the last part of a path."""
 
 # -- in the path ------------------------------------------------------------------------------------------------------
 
@@ -21,13 +32,12 @@ ConnectionId = Annotated[
          examples=["4711", "192.0.2.7:40123", "thermostat-17.roost"]),
 ]  # fmt: skip
 ClientName = Annotated[
-    str, Path(description="a client's name, without the domain; case does not matter", examples=["thermostat-17"])
-]
+    str,
+    Path(description="a client's name, without the domain; case does not matter", examples=["thermostat-17"],
+         json_schema_extra=NAME),
+]  # fmt: skip
 RuleName = Annotated[str, Path(description="a rule's name", examples=["meters"])]
 TokenName = Annotated[str, Path(description="a token's name, or its id", examples=["ann"])]
-Action = Annotated[
-    Literal["standby", "idle", "sleep", "wake", "close"], Path(description="what it is to do; close: whatever it is")
-]
 
 # -- in the query, of lists of connections ----------------------------------------------------------------------------
 

@@ -33,15 +33,15 @@ from pydantic_core import CoreSchema
 
 from control.channel import parameters as par
 from control.channel.asker import AskedBy
-from control.channel.strict import BODY, StrictRoute
+from control.channel.strict import BODY, WHOLE, StrictRoute
 from control.clients.giving import ONES_OWN, Giving
-from control.clients.ruling import Ruling
+from control.clients.ruling import WHY_LENGTH, Ruling
 from control.policy.rules import Rule
 
 _LAST: Final = 2**53 - 1
 """What every reader of JSON has exactly (RFC 8259 6)."""
 
-Version = Annotated[int, Field(ge=0, le=_LAST)]
+Version = Annotated[int, Field(ge=0, le=_LAST), WHOLE]
 
 
 class _Keys:
@@ -54,7 +54,7 @@ class _Keys:
 
 
 _Who = Annotated[str | None, Field(description="who asks; by the network the token's name counts")]
-_Why = Annotated[str, Field(description="a line of text")]
+_Why = Annotated[str, Field(description="a line of text", json_schema_extra={"maxLength": WHY_LENGTH})]
 _File = Annotated[
     str,
     Field(description="rules as [[rule]] of TOML, or as JSON",

@@ -10,12 +10,20 @@ from typing import Any, Final
 from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, ConfigDict
 
 from control.core.errors import OperationError
 
 BODY: Final = ConfigDict(extra="forbid", strict=True)
 """Of the model of a request's body: no other keys, and no number for which a text would have to be read."""
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WHOLE: Final = BeforeValidator(_whole)
+"""Of an int in a body: JSON has one kind of number, and 3.0 is 3 (RFC 8259 6)."""
 
 
 class StrictRoute(APIRoute):

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from control.channel import parameters as par
 from control.channel.asker import AskedBy
-from control.channel.strict import BODY, StrictRoute
+from control.channel.strict import BODY, WHOLE, StrictRoute
 from control.core.access import Role, new_token
 from control.core.errors import OperationError
 from control.core.names import NAME_LENGTH
@@ -38,7 +38,9 @@ class NewToken(BaseModel):
     name: str = Field(pattern=rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_LENGTH - 1}}}$", examples=["ann"])
     role: Role = Field(strict=False)
     services: list[str] = Field([], max_length=SERVICES_MAX, description="of a server: whose connections it is for")
-    expires_s: int | None = Field(ge=1, le=EXPIRES_MAX_S, description="s that it is good for; null: for ever")
+    expires_s: Annotated[int, Field(ge=1, le=EXPIRES_MAX_S), WHOLE] | None = Field(
+        description="s that it is good for; null: for ever"
+    )
 
 
 class Tokens:

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NotRequired
+from typing import Annotated, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import Field, Json
 from typing_extensions import TypedDict
 
 from control.channel.models.common import AnyState, Client, Count, Moment, Number, StateName, answer
@@ -43,12 +43,23 @@ class Transition(_From):
 
 @answer
 class Removed(TypedDict):
-    """Rows of the history that are not kept any more; the data of the event `removed`."""
+    """Rows of the history that are not kept any more."""
 
     first: Count
     """the number of the first row that is there"""
     count: Count
     """rows that were not told"""
+
+
+@answer
+class Event(TypedDict):
+    """One of the server-sent events. Where there is nothing to tell, a comment comes every 5 s, with an `id`."""
+
+    id: str
+    """the number of the row, or the last of those that were removed"""
+    event: Literal["transition", "removed"]
+    data: Json[Transition | Removed]
+    """JSON, by the kind of the event"""
 
 
 @answer
