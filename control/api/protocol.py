@@ -8,11 +8,13 @@ from where.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 import ssl
 import time
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any, Final
 
 import uvicorn
@@ -39,8 +41,19 @@ SHUTDOWN_S: Final = 3.0
 SAY_S: Final = 10.0
 """How often it is said that connections are refused, at most."""
 
-TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+def _refusal(status: HTTPStatus, why: str) -> bytes:
+    """A whole answer, of the form that all refusals have."""
+    body = json.dumps({"error": why})
+    head = (f"HTTP/1.1 {status} {status.phrase}", "connection: close", "content-type: application/json",
+            f"content-length: {len(body)}", "", "")  # fmt: skip
+    return "\r\n".join(head).encode() + body.encode()
+
+
+TOO_LARGE: Final = _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                            f"the head of a request has {HEAD_BYTES:,} bytes at most")  # fmt: skip
+TOO_SLOW: Final = _refusal(HTTPStatus.REQUEST_TIMEOUT, f"the head of the request did not come within {HEAD_S:.0f} s")
+NO_HTTP: Final = _refusal(HTTPStatus.BAD_REQUEST, "this is no HTTP")
 
 
 class Bounded(HttpToolsProtocol):
@@ -84,6 +97,10 @@ class Bounded(HttpToolsProtocol):
             self.transport.abort()
         self._closing = self.transport.is_closing()
 
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn's own is plain text."""
+        self._refuse(NO_HTTP)
+
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._head is not None:
@@ -108,18 +125,20 @@ class Bounded(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         self._head_bytes = 0
-        self._head = self.loop.call_later(HEAD_S, self._refuse, TOO_SLOW)
+        self._head = self.loop.call_later(HEAD_S, self._too_slow)
 
     def _end_of_head(self) -> None:
         if self._head is not None:
             self._head.cancel()
             self._head = None
 
+    def _too_slow(self) -> None:
+        self._refuse(TOO_SLOW if self._head_bytes else b"")
+
     def _refuse(self, answer: bytes) -> None:
         self._end_of_head()
         if not self.transport.is_closing():
-            if self._head_bytes:
-                self.transport.write(answer)
+            self.transport.write(answer)
             self.transport.close()
 
 

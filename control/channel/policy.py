@@ -106,7 +106,9 @@ class OwnEdit(BaseModel):
 
     model_config = BODY
 
-    values: Annotated[dict[str, Any], WithJsonSchema(_OWN)] = Field(examples=[{"idle_quiet": "5m"}])
+    values: Annotated[dict[str, Any], WithJsonSchema(_OWN)] = Field(
+        description="by the key of [policy]", examples=[{"idle_quiet": "5m"}]
+    )
     who: _Who = None
     why: _Why = ""
 

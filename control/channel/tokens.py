@@ -35,7 +35,9 @@ class NewToken(BaseModel):
 
     model_config = BODY
 
-    name: str = Field(pattern=rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_LENGTH - 1}}}$", examples=["ann"])
+    name: str = Field(
+        pattern=rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_LENGTH - 1}}}$", description="of whom it is", examples=["ann"]
+    )
     role: Role = Field(strict=False)
     services: list[str] = Field([], max_length=SERVICES_MAX, description="of a server: whose connections it is for")
     expires_s: Annotated[int, Field(ge=1, le=EXPIRES_MAX_S), WHOLE] | None = Field(

@@ -9,9 +9,10 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 answer: Final = with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))
-"""Of each model: it has these keys and no others; the text below a key is its description."""
+"""Of each model: it has these keys and no others. The text below a key is its description; models that are made of this
+one do not inherit it, but what Field(description=...) says."""
 
-StateName = Literal["ACTIVE", "STANDBY", "IDLE", "SLEEP"]
+StateName = Annotated[Literal["ACTIVE", "STANDBY", "IDLE", "SLEEP"], Field(description="of the connection")]
 AnyState = Literal["NONE", "ACTIVE", "STANDBY", "IDLE", "SLEEP", "CLOSED"]
 """NONE: where a connection comes from. CLOSED: where it goes."""
 

@@ -18,18 +18,17 @@ Milliseconds = Annotated[int, Field(ge=0, description="ms; 0: never")]
 class Connection(TypedDict):
     """A connection in a list."""
 
-    id: Number | None
-    """null: it is in SLEEP, and the database cannot be read"""
-    name: str | None
-    """of its client, without the domain; null: it has none"""
-    tags: list[str]
-    """of its name, in their order"""
+    id: Annotated[Number | None, Field(description="null: it is in SLEEP, and the database cannot be read")]
+    name: Annotated[str | None, Field(description="of its client, without the domain; null: it has none")]
+    tags: Annotated[list[str], Field(description="of its name, in their order")]
     state: StateName
     client: Client
     local: Annotated[str, Field(description="the address and port that the client connected to")]
     service: Annotated[str, Field(description="the name of its service; #7: of one that is not configured any more")]
-    quiet_s: Annotated[float, Field(ge=0)] | None
-    """s since the last byte of payload in either direction; null: it is in SLEEP, and the database cannot be read"""
+    quiet_s: Annotated[
+        Annotated[float, Field(ge=0)] | None,
+        Field(description="s since the last byte of payload; null: it is in SLEEP, and the database cannot be read"),
+    ]
 
 
 @answer
@@ -132,8 +131,11 @@ class Facts(TypedDict):
     service: str
     """its name"""
     awake: NotRequired[bool]
+    """it is in ACTIVE or STANDBY"""
     idle: NotRequired[bool]
+    """it is in IDLE"""
     asleep: NotRequired[bool]
+    """it is in SLEEP"""
     unconfigured: NotRequired[bool]
     """its service is not configured any more"""
     unheard: NotRequired[bool]

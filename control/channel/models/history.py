@@ -58,6 +58,7 @@ class Event(TypedDict):
     id: str
     """the number of the row, or the last of those that were removed"""
     event: Literal["transition", "removed"]
+    """removed: rows are not kept any more"""
     data: Json[Transition | Removed]
     """JSON, by the kind of the event"""
 
@@ -118,7 +119,9 @@ class Change(TypedDict):
     origin: str
     """the address that it came from; local: the daemon's socket"""
     method: str
+    """of the request"""
     path: str
+    """of the request, its first 500 characters"""
     body: str
     """its first 1,000 bytes"""
     status: Annotated[int, Field(ge=100, le=599)]

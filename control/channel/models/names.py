@@ -45,7 +45,9 @@ class TagCount(TypedDict):
     """A tag, and how many have it."""
 
     tag: str
+    """as it is kept: in lower case"""
     names: Count
+    """that have it"""
 
 
 @answer
@@ -70,6 +72,7 @@ class Dialled(TypedDict):
     """A client that was dialled in vain, or is to stay connected."""
 
     client: str
+    """its name, or its address"""
     failures: Count
     """in a row"""
     stay: Literal["no", "due", "told"]

@@ -12,6 +12,7 @@ from control.channel.models.common import Client, Count, Moment, Number, StateNa
 from control.policy.rules import Rule
 
 Version = Annotated[int, Field(ge=0, description="of the rules; each change makes one")]
+Name = Annotated[str, Field(description="of the rule")]
 Error = Annotated[str, Field(description="why rules are not in force as they should be; empty: they are")]
 
 
@@ -21,8 +22,8 @@ class Made(TypedDict):
 
     version: Version
     at_ms: Moment
-    who: str
-    why: str
+    who: Annotated[str, Field(description="a token's name, or what was said by the daemon's socket")]
+    why: Annotated[str, Field(description="a line of text; empty: it was not said")]
 
 
 @answer
@@ -39,17 +40,15 @@ class Rules(TypedDict):
 
     version: Version
     error: Error
-    rule: list[Rule]
-    """durations in s; without those that this version cannot read"""
-    about: dict[str, About]
-    """of each rule, by its name"""
+    rule: Annotated[list[Rule], Field(description="durations in s; without those that this version cannot read")]
+    about: Annotated[dict[str, About], Field(description="of each rule, by its name")]
 
 
 @answer
 class RuleChange(Made):
     """A rule was changed."""
 
-    name: str
+    name: Name
     rule: dict[str, Any] | None
     """its keys since then, as whichever version wrote them; null: it was removed"""
 
@@ -66,7 +65,7 @@ class RuleInFull(Rules):
 class Both(TypedDict):
     """A rule before and after."""
 
-    name: str
+    name: Name
     before: Rule | None
     """null: there was none, or this version cannot read it"""
     rule: Rule | None
@@ -79,14 +78,16 @@ class Changed(TypedDict):
 
     version: Version
     changed: list[Both]
+    """the rules that are others now"""
 
 
 @answer
 class Tried(TypedDict):
     """A rule of a file."""
 
-    name: str
+    name: Name
     change: Literal["same", "changed", "new"]
+    """what it would be beside the rules that are in force"""
     names: NotRequired[Count]
     """of a rule for clients by their names, how many there are that it is for"""
 
@@ -117,6 +118,7 @@ class Outcome(TypedDict):
 
     version: Version
     rules: list[Tried]
+    """those of the file"""
     connections: Count
     """those that would have values of rules"""
     changed: Count
@@ -124,6 +126,7 @@ class Outcome(TypedDict):
     lose: Count
     """of these who would be left with those of their service"""
     policies: list[Planned]
+    """the sets of values that some would get"""
 
 
 @answer

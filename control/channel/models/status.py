@@ -18,9 +18,13 @@ class States(TypedDict):
     """Connections in each state."""
 
     ACTIVE: Count
+    """a socket, linked to a server"""
     STANDBY: Count
+    """a socket without a link"""
     IDLE: Count
+    """no socket; the record is in memory"""
     SLEEP: Count
+    """no socket; the record is in the database"""
 
 
 @answer
@@ -42,13 +46,21 @@ class Store(TypedDict):
     state: str
     """ok, or what is wrong"""
     pending_sleep: Count
+    """connections that wait for it on their way to SLEEP"""
     pending_history: Count
+    """transitions that wait to be written"""
     dropped_history: Count
+    """transitions that were not written, since the start"""
     dropped_attaches: Count
+    """likewise of attaches"""
     dropped_snapshots: Count
+    """likewise of snapshots"""
     dropped_audit: Count
+    """likewise of changes that were asked for"""
     written_history: Count
+    """transitions that were written since the start"""
     kept_history: Count
+    """transitions that there are"""
     rescued: Count
     """how often its file was gone under the daemon"""
     last_commit_ms: Annotated[float, Field(ge=0)]
@@ -80,6 +92,7 @@ class Service(TypedDict):
     """A service that is configured."""
 
     name: str
+    """that the configuration gives it"""
     index: Count
     """its number"""
     listen: str
@@ -87,11 +100,15 @@ class Service(TypedDict):
     server: str
     """those to which its clients are linked, or its kind where there are none"""
     transparent: bool
+    """whether servers see the client's address"""
     interface: str
     """transient or persistent"""
     balance: str
+    """how a server is chosen"""
     check: str
+    """how servers are looked after"""
     servers: list[Server]
+    """in the order of the configuration"""
 
 
 @answer
@@ -99,11 +116,13 @@ class PolicyStatus(TypedDict):
     """Of the rules."""
 
     version: Count
+    """each change makes one"""
     rules: Count
     """how many there are"""
     error: str
     """why they are not in force; empty: they are"""
     problems: Count
+    """how many rules do not give all that they say"""
     problem: str
     """the first one; empty: there is none"""
 
@@ -113,7 +132,9 @@ class Asked(TypedDict):
     """Connections that were to go down under pressure since the daemon began."""
 
     awake: Count
+    """of those in ACTIVE and STANDBY"""
     idle: Count
+    """of those in IDLE"""
 
 
 @answer
@@ -160,9 +181,11 @@ class Attention(TypedDict):
     name: str
     """of what is looked for"""
     object: str
+    """what it happened to"""
     what: str
-    """happened to it"""
+    """what happened"""
     do: str
+    """what mends it"""
 
 
 @answer
@@ -170,8 +193,11 @@ class Status(TypedDict):
     """How the daemon stands."""
 
     instance: str
+    """the name of this daemon among those of the machine"""
     version: str
+    """of Roost"""
     pid: Count
+    """of the daemon"""
     max_awake: Count
     """connections that may be awake"""
     interfaces: dict[str, str]
@@ -179,14 +205,17 @@ class Status(TypedDict):
     waiting: list[str]
     """what it waits for"""
     pin_dir: str
+    """where BPF maps are pinned"""
     database: str
     """its URL, without a password"""
     attach: list[tuple[str, int]]
     """addresses and ports for servers"""
     attach_protocols: list[str]
+    """by which servers may ask"""
     attach_counts: Counts
     """servers, by what became of them"""
     uptime_s: Annotated[float, Field(ge=0)]
+    """s since the daemon began"""
     connections: States
     awake: Count
     """connections that are"""
@@ -195,6 +224,7 @@ class Status(TypedDict):
     control: Counts
     """what the control plane counted since the start, by name"""
     services: list[Service]
+    """those that are configured"""
     policy: PolicyStatus
     pressure: Pressure
     export: Export

@@ -3,31 +3,30 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from control.channel.models.common import Moment, answer
+
+Id = Annotated[str, Field(description="8 characters, which its text has, too")]
+Name = Annotated[str, Field(description="that it was given")]
 
 
 @answer
 class Token(TypedDict):
     """A token, without its secret."""
 
-    id: str
-    """8 characters, which its text has, too"""
-    name: str
-    role: Literal["viewer", "operator", "admin", "server"]
-    services: list[str] | None
-    """whose connections it is for; null: those of all"""
-    good: bool
-    """whether it may be used"""
+    id: Id
+    name: Name
+    role: Annotated[Literal["viewer", "operator", "admin", "server"], Field(description="what it may do")]
+    services: Annotated[list[str] | None, Field(description="whose connections it is for; null: those of all")]
+    good: Annotated[bool, Field(description="whether it may be used")]
     made_at_ms: Moment
-    made_by: str
-    expires_at_ms: Moment | None
-    """null: it does not"""
-    revoked_at_ms: Moment | None
-    """null: it was not"""
+    made_by: Annotated[str, Field(description="who asked for it")]
+    expires_at_ms: Annotated[Moment | None, Field(description="null: it does not")]
+    revoked_at_ms: Annotated[Moment | None, Field(description="null: it was not")]
 
 
 @answer
@@ -42,5 +41,5 @@ class MadeToken(Token):
 class Revoked(TypedDict):
     """A token that is good no more."""
 
-    id: str
-    name: str
+    id: Id
+    name: Name
