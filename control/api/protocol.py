@@ -121,7 +121,10 @@ class Bounded(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._end_of_head()
-        super().on_headers_complete()
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
+            self._refuse(TOO_LARGE)  # it came in one piece
+        else:
+            super().on_headers_complete()
 
     def _expect_head(self) -> None:
         self._head_bytes = 0

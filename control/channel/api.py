@@ -124,6 +124,11 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     async def _no_store(_request: Request, error: SQLAlchemyError) -> Response:
         return _error(503, f"store: {reason(error)}")
 
+    @app.exception_handler(Exception)
+    async def _broken(_request: Request, _error_of_ours: Exception) -> Response:
+        """It is logged, too."""
+        return _error(500, "an error of the daemon's own; its log has more")
+
     app.include_router(policy_routes(operations.ruling, operations.giving))
     app.include_router(token_routes(operations.tokens))
 

@@ -26,6 +26,9 @@ from control.store.store import Store
 
 WALK_WAIT_S: Final = 5.0
 
+DIGITS: Final = 20
+"""Of the largest number. Python reads some thousand at most, and fails then."""
+
 
 @dataclass(frozen=True, slots=True)
 class Located:
@@ -132,7 +135,7 @@ class Locator:
         event: Event | None = None
         number = 0
         if name.isascii() and name.isdigit():
-            number = int(name)
+            number = int(name) if len(name) <= DIGITS else 0
             event = self._asleep_numbered(number)
             if event is None and number:
                 event = self._awake_or_idle(number)

@@ -130,6 +130,8 @@ def told(port: int, said: bytes) -> tuple[int, dict[str, str]]:
 
 @pytest.mark.parametrize(("said", "status"), [
     (b"GET / HTTP/1.1\r\nX: " + b"x" * 17_000, 431),
+    (b"GET / HTTP/1.1\r\nX: " + b"x" * 17_000 + b"\r\n\r\n", 431),
+    (b"PUT /" + b"x" * 17_000 + b" HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", 431),
     (b"GET /", 408),
     (b"\x16\x03\x01\x02\x00", 400),
     (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),

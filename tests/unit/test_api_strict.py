@@ -44,13 +44,13 @@ class Local:
     def __init__(self) -> None:
         self.rows: list[Audit] = []
         parts = cast(dict[str, Any], dict.fromkeys(Operations.__dataclass_fields__))
-        self._transport = transport(Operations(**parts), self.rows.append)
+        self.transport = transport(Operations(**parts), self.rows.append)
 
     def refuses(self, access: Access, query: str = "", **request: Any) -> str:
         """The sentence; 422, and it is kept that this was refused."""
         path = re.sub(r"\{[a-z]+\}", "7", access.path)
         self.rows.clear()
-        answer: httpx.Response = asked(self._transport, access.method, path + query, **request)
+        answer: httpx.Response = asked(self.transport, access.method, path + query, **request)
         assert answer.status_code == 422, answer.text
         error: str = answer.json()["error"]
         kept = [(row.status, row.error) for row in self.rows]
@@ -87,6 +87,11 @@ def test_a_body_that_a_route_does_not_have_is_refused_with_its_field_named(local
     assert "body.nonsense: Extra inputs are not permitted" in local.refuses(access, json={"nonsense": 1})
     assert local.refuses(access, content=b"{", headers={"Content-Type": "application/json"}).startswith("body: ")
     assert local.refuses(access, content=b"a=1", headers={"Content-Type": "text/plain"}).startswith("body: ")
+
+
+def test_what_fails_says_so_as_all_else_does(local: Local) -> None:
+    answer = asked(local.transport, "GET", "/v1/status")
+    assert (answer.status_code, list(answer.json())) == (500, ["error"])
 
 
 def test_allow_names_every_method_of_a_path() -> None:
