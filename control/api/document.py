@@ -137,10 +137,10 @@ def _plain(schema: Any) -> Any:
 def _parameter(found: dict[str, Any]) -> dict[str, Any]:
     """One that is not there is none: nothing in a query is null."""
     schema = _plain(found["schema"])
-    description = schema.pop("description", None)
+    schema.pop("description")  # which the parameter has, too
     either = schema.pop("anyOf", ())
     schema |= next((one for one in either if one != {"type": "null"}), {})
-    return {**found, **({"description": description} if description else {}), "schema": schema}
+    return {**found, "schema": schema}
 
 
 def _refusal(status: int) -> dict[str, Any]:

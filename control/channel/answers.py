@@ -85,7 +85,7 @@ ANSWERS: Final = {
         ("POST", f"/v1/connections/{{name}}/{action}"): _json("connections", action, summary, Moved, 404, 409, 504)
         for action, summary in MOVES.items()
     },
-    ("PUT", "/v1/connections/{connection}/name"): _json("names", "name", "Give its client a name", Named, 404, 409),
+    ("PUT", "/v1/connections/{connection}/name"): _json("names", "name", "Give its client a name", Named, 404),
     ("DELETE", "/v1/connections/{connection}/name"):
         _json("names", "unname", "Forget its client's name", Forgotten, 404),
     ("DELETE", "/v1/names/{name}"):
@@ -109,7 +109,7 @@ ANSWERS: Final = {
     ("GET", "/v1/policy/explain"):
         _json("rules", "explain-address", "What is in force for a client that would connect", AddressPolicy, 404),
     ("GET", "/v1/policy/rules/{name}"): _json("rules", "rule", "One rule, and its last changes", RuleInFull, 404),
-    ("PUT", "/v1/policy/rules/{name}"): _json("rules", "set-rule", "Let a rule be this", Changed, 409),
+    ("PUT", "/v1/policy/rules/{name}"): _json("rules", "set-rule", "Let a rule be this", Changed, 404, 409),
     ("DELETE", "/v1/policy/rules/{name}"):
         _json("rules", "remove-rule", "Let there be no such rule", Changed, 404, 409),
     ("PUT", "/v1/policy/rules"): _json("rules", "set-rules", "Let the rules of a file be so", Changed, 409),

@@ -15,8 +15,12 @@ import pytest
 from click.testing import CliRunner
 
 from control.api.access import ACCESS
-from control.channel.answers import ALWAYS, ANSWERS, MEANINGS
+from control.api.stream import _KEYS
+from control.channel.answers import ANSWERS, MEANINGS
 from control.cli.api import command
+
+OF_ALL = (400, 401, 403, 408, 413, 422, 429, 431, 503)
+"""Errors that control/api/ may answer with before it is known what is asked for, and 422 of control/channel/strict.py."""
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +43,18 @@ def test_every_route_says_what_it_answers_which_errors_and_who_may(document: dic
         operation = found[access.method, access.path]
         assert (operation["x-role"], operation["x-server"]) == (access.least, access.server)
         statuses = {int(status) for status in operation["responses"]}
-        assert {200, *ALWAYS} <= statuses <= {200, *MEANINGS}
+        assert {200, *OF_ALL} <= statuses <= {200, *MEANINGS}
         in_path = {one["name"] for one in operation["parameters"] if one["in"] == "path"}
         assert in_path == set(re.findall(r"\{([a-z]+)\}", access.path)), access.path
+        assert not in_path or 404 in statuses, "at least of a name that is `..`"
+
+
+def test_what_may_be_asked_of_events_is_what_is_read(document: dict[str, Any]) -> None:
+    parameters = document["paths"]["/v1/events"]["get"]["parameters"]
+    assert [one["name"] for one in parameters if one["in"] == "query"] == list(_KEYS)
+    several = [one["name"] for one in parameters if one["schema"]["type"] == "array"]
+    assert several == ["service", "to"], "as read_query has it"
+    assert [one["name"] for one in parameters if one["in"] == "header"] == ["Last-Event-ID"]
 
 
 def test_every_field_and_parameter_is_explained_and_every_model_closed(document: dict[str, Any]) -> None:
