@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
@@ -18,9 +19,12 @@ from control.api.access import ACCESS
 from control.api.stream import _KEYS
 from control.channel.answers import ANSWERS, MEANINGS
 from control.cli.api import command
+from control.core.errors import OperationError
+from control.daemon import beside
+from control.daemon.document import Document
 
 OF_ALL = (400, 401, 403, 408, 413, 422, 429, 431, 503)
-"""Errors that control/api/ may answer with before it is known what is asked for, and 422 of control/channel/strict.py."""
+"""Errors that control/api/ may answer with whatever is asked for, and 422 of control/channel/strict.py."""
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +90,18 @@ def test_nothing_of_it_is_imported_where_requests_are_answered() -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "control.channel.api" in found
     assert not [name for name in found if name.startswith(("control.channel.models", "control.channel.answers"))]
+
+
+def test_it_is_made_once_and_tried_again_where_it_could_not_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        made = Document()
+        monkeypatch.setattr(beside, "roost", lambda _: ("false",))
+        with pytest.raises(OperationError, match="could not be made: its process ended with status 1") as refused:
+            await made.read()
+        assert refused.value.status == 503
+        monkeypatch.setattr(beside, "roost", lambda _: ("sh", "-c", 'echo "$0" $$'))
+        first, second = await asyncio.gather(made.read(), made.read())
+        assert first == second
+        assert first.startswith(b"--openapi ")
+
+    asyncio.run(scene())
