@@ -46,10 +46,15 @@ ACCESS: Final = (
         GET /v1/events
         GET /v1/jobs
         GET /v1/jobs/{number}
+        GET /v1/openapi.json
     """, server=True),
     *_of(Role.OPERATOR, """
         POST /v1/connections/{name}/attach
-        POST /v1/connections/{name}/{action}
+        POST /v1/connections/{name}/standby
+        POST /v1/connections/{name}/idle
+        POST /v1/connections/{name}/sleep
+        POST /v1/connections/{name}/wake
+        POST /v1/connections/{name}/close
         PUT /v1/connections/{name}/policy
         PUT /v1/names/{name}/tags
         POST /v1/jobs

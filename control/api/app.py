@@ -146,6 +146,8 @@ def _too_many(what: str, wait_s: float) -> HTTPException:
     return HTTPException(429, what, {"Retry-After": str(int(wait_s) + 1)})
 
 
+Endpoint = Callable[[Request], Awaitable[Response]]
+
 Work = Callable[[Request, Access, TokenRow, ExitStack], Awaitable["Answered"]]
 """Answers; what is to be done when the answer is over, however it ended, goes into the stack."""
 
@@ -153,24 +155,35 @@ Work = Callable[[Request, Access, TokenRow, ExitStack], Awaitable["Answered"]]
 def make_app(tokens: Tokens, upstream: Upstream, stream: Stream, requests: float) -> Starlette:
     """The application. requests: a second by one token."""
     gate = Gate(tokens, requests)
-    relayed, routes = partial(_relay, upstream, AtOnce(LONG), AtOnce(LONG_EACH)), list[BaseRoute]()
+    relayed = partial(_relay, upstream, AtOnce(LONG), AtOnce(LONG_EACH))
     metrics = Metrics(stream.counts)
     own: dict[str, Work] = {
         EVENTS: partial(_events, stream),
         METRICS: partial(_metrics, metrics, upstream),
         ATTACH: partial(_attach, upstream, AtOnce(ATTACHED_EACH), relayed),
     }
+    of_path: dict[str, dict[str, Endpoint]] = {}
     for access in ACCESS:
-        work = own.get(access.path, relayed)
-        route = Route(access.path, _endpoint(access, gate, partial(_record, upstream), work), methods=[access.method])
-        assert route.methods is not None
-        route.methods.discard("HEAD")  # Starlette's; the daemon has none
-        routes.append(route)
+        endpoint = _endpoint(access, gate, partial(_record, upstream), own.get(access.path, relayed))
+        of_path.setdefault(access.path, {})[access.method] = endpoint
+    routes: list[BaseRoute] = [_route(path, endpoints) for path, endpoints in of_path.items()]
     routes.append(WebSocketRoute(CONTROL.path, _control(gate, lambda: app)))
     app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, 500: _broken})
     app.add_middleware(Counted, metrics=metrics)
     app.router.redirect_slashes = False
     return app
+
+
+def _route(path: str, endpoints: Mapping[str, Endpoint]) -> Route:
+    """One for all methods of a path: what it says with 405, `Allow`, is of all of them."""
+
+    async def answer(request: Request) -> Response:
+        return await endpoints[request.method](request)
+
+    route = Route(path, answer, methods=list(endpoints))
+    assert route.methods is not None
+    route.methods.discard("HEAD")  # Starlette's; the daemon has none
+    return route
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -213,7 +226,7 @@ async def _record(upstream: Upstream, request: Request, access: Access, refusal:
         answer.close()
 
 
-def _endpoint(access: Access, gate: Gate, record: Record, work: Work) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(access: Access, gate: Gate, record: Record, work: Work) -> Endpoint:
     async def answer(request: Request) -> Response:
         with ExitStack() as ending:
             try:
@@ -305,6 +318,9 @@ async def _events(stream: Stream, request: Request, _access: Access, row: TokenR
 
 async def _metrics(metrics: Metrics, upstream: Upstream, request: Request, _access: Access, row: TokenRow,
                    _ending: ExitStack) -> Answered:  # fmt: skip
+    for key in request.query_params:
+        raise HTTPException(422, f"{key}: there is no such parameter; there are: none")
+
     async def read() -> bytes | None:
         try:
             answer = await upstream.ask("GET", "/v1/status", _headers(request, row), b"")

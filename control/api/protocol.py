@@ -8,6 +8,7 @@ from where.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 import ssl
@@ -15,6 +16,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Final
 
 import httptools
@@ -47,8 +49,19 @@ SHUTDOWN_S: Final = 3.0
 SAY_S: Final = 10.0
 """How often it is said that connections are refused, at most."""
 
-TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-TOO_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+def _refusal(status: HTTPStatus, why: str) -> bytes:
+    """A whole answer, of the form that all refusals have."""
+    body = json.dumps({"error": why})
+    head = (f"HTTP/1.1 {status} {status.phrase}", "connection: close", "content-type: application/json",
+            f"content-length: {len(body)}", "", "")  # fmt: skip
+    return "\r\n".join(head).encode() + body.encode()
+
+
+TOO_LARGE: Final = _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                            f"the head of a request has {HEAD_BYTES:,} bytes at most")  # fmt: skip
+TOO_SLOW: Final = _refusal(HTTPStatus.REQUEST_TIMEOUT, f"the head of the request did not come within {HEAD_S:.0f} s")
+NO_HTTP: Final = _refusal(HTTPStatus.BAD_REQUEST, "this is no HTTP")
 
 
 class _Taking:
@@ -125,7 +138,7 @@ class Bounded(_Taking, HttpToolsProtocol):
             self.flow.pause_reading()  # what comes now is no HTTP; without an upgrade the connection ends
             self.cycle.keep_alive = False
         except httptools.HttpParserError:
-            self.send_400_response("This is no HTTP request.")
+            self._refuse(NO_HTTP)
             return
         if self._head is not None:
             self._head_bytes += len(data)
@@ -145,6 +158,9 @@ class Bounded(_Taking, HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._end_of_head()
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
+            self._refuse(TOO_LARGE)  # it came in one piece
+            return
         if self._get_upgrade() == PROTOCOL:
             extensions = {EXTENSION: self.take_over}
             self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
@@ -172,18 +188,20 @@ class Bounded(_Taking, HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         self._head_bytes = 0
-        self._head = self.loop.call_later(HEAD_S, self._refuse, TOO_SLOW)
+        self._head = self.loop.call_later(HEAD_S, self._too_slow)
 
     def _end_of_head(self) -> None:
         if self._head is not None:
             self._head.cancel()
             self._head = None
 
+    def _too_slow(self) -> None:
+        self._refuse(TOO_SLOW if self._head_bytes else b"")
+
     def _refuse(self, answer: bytes) -> None:
         self._end_of_head()
         if not self.transport.is_closing():
-            if self._head_bytes:
-                self.transport.write(answer)
+            self.transport.write(answer)
             self.transport.close()
 
 

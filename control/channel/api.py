@@ -23,6 +23,7 @@
     GET  /v1/history?limit=                         the last transitions
     GET  /v1/attaches?limit=&failed=                the last servers that asked for a client
     GET  /v1/audit?limit=&who=&refused=             the last changes that were asked for (audit.py)
+    GET  /v1/openapi.json                           what all of these take and answer (control/api/document.py)
     GET  /v1/snapshots?limit=                       what was counted at the last moments, a minute apart;
                                                     10,000 rows at most
     .../policy                                      rules of the policy: policy.py
@@ -31,8 +32,8 @@
 
 Who asks may say so in headers: asker.py.
 
-Errors are ``{"error": "a sentence"}`` with a status of the 4xx or 5xx kind. Who may open the socket may do everything:
-its file permissions are the access control.
+What a route does not know is refused (strict.py). Errors are ``{"error": "a sentence"}`` with a status of the 4xx or
+5xx kind. Who may open the socket may do everything: its file permissions are the access control.
 """
 
 from __future__ import annotations
@@ -44,24 +45,26 @@ import json
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
 import uvicorn
-from fastapi import Body, FastAPI, Query, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
 from appliance.wire import Event
-from control.channel.asker import WHO_LENGTH, AskedBy, Scoped
+from control.channel import parameters as par
+from control.channel.asker import AskedBy, Scoped
 from control.channel.audit import Audited
 from control.channel.jobs import job_routes
 from control.channel.operations import Operations
 from control.channel.policy import policy_routes
+from control.channel.strict import BODY, StrictRoute
 from control.channel.tokens import token_routes
 from control.clients.view import Wanted
 from control.core.access import BODY_MAX
@@ -77,30 +80,39 @@ EVENTS_BOUND: Final = 20_000
 
 HEARTBEAT_S: Final = 5.0
 
-PAGE_ROWS: Final = 100
-PAGE_ROWS_MAX: Final = 10_000
-"""Connections in a page: where it is not said, and at most."""
-
 SECRET: Final = frozenset({"snd_nxt", "rcv_nxt", "ts_offset", "ts_recent"})
 """Of a sleeping connection: not told by the network."""
 
-Seconds = Annotated[int, Query(ge=0, le=2**32 - 1)]
-StateName = Literal["ACTIVE", "STANDBY", "IDLE", "SLEEP"]
-Action = Literal["standby", "idle", "sleep", "wake", "close"]
+
+class NewName(BaseModel):
+    """Of a connection."""
+
+    model_config = BODY
+
+    name: str = Field(description="without the domain", examples=["thermostat-17"], json_schema_extra=par.NAME)
+
+
+class NewAttach(BaseModel):
+    """A way to a client."""
+
+    model_config = BODY
+
+    ticket: bool = Field(False, description="with one, for a program on the appliance's machine")
 
 
 class TagEdit(BaseModel):
     """Of a name."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = BODY
 
-    add: tuple[str, ...] = ()
-    remove: tuple[str, ...] = ()
+    add: list[par.Tag] = Field([], description="tags that it is to have")
+    remove: list[par.Tag] = Field([], description="tags that it is to have no more")
 
 
 def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     """The application; it holds no state of its own."""
-    app = FastAPI(title="Roost", docs_url=None, redoc_url=None, redirect_slashes=False, max_body_size=BODY_MAX)
+    app = FastAPI(openapi_url=None, redirect_slashes=False, max_body_size=BODY_MAX)
+    app.router.route_class = StrictRoute
 
     app.add_middleware(Scoped)
     app.add_middleware(Audited, record=operations.record)
@@ -124,6 +136,11 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     async def _no_store(_request: Request, error: SQLAlchemyError) -> Response:
         return _error(503, f"store: {reason(error)}")
 
+    @app.exception_handler(Exception)
+    async def _broken(_request: Request, _error_of_ours: Exception) -> Response:
+        """It is logged, too."""
+        return _error(500, "an error of the daemon's own; its log has more")
+
     app.include_router(policy_routes(operations.ruling, operations.giving))
     app.include_router(token_routes(operations.tokens))
     app.include_router(job_routes(operations.jobs))
@@ -132,61 +149,69 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
     def status() -> Response:
         return _json(operations.status.read())
 
+    @app.get("/v1/openapi.json")
+    async def document() -> Response:
+        return Response(await operations.document(), media_type="application/json")
+
     @app.get("/v1/connections")
     def connections(
-        state: StateName | None = None, client: str = "", network: str = "", service: str = "", name: str = "",
-        tag: str = "", quiet: Seconds = 0, silence: Seconds = 0, rule: str = "",
-        limit: Annotated[int | None, Query(ge=0)] = None,
-        after: Annotated[str | None, Query(max_length=200)] = None,
+        state: par.StateName = None, client: par.OfClient = "", network: par.OfNetwork = "",
+        service: par.OfService = "", name: par.OfName = "", tag: par.OfTag = "", quiet: par.Quiet = 0,
+        silence: par.Silence = 0, rule: par.OfRule = "", limit: par.Most = None, after: par.Page = None,
     ) -> Response:  # fmt: skip
         in_state = State[state] if state else None
         wanted = Wanted(in_state, client, network, service, name.lower(), tag.lower(), quiet, silence, rule)
         if after is not None:
-            return _json(operations.view.page(wanted, after, min(limit or PAGE_ROWS, PAGE_ROWS_MAX)))
+            return _json(operations.view.page(wanted, after, min(limit or par.PAGE_ROWS, par.PAGE_ROWS_MAX)))
         chunks = operations.view.connections(wanted, limit)
         return StreamingResponse(_ndjson(_begun(chunks)), media_type="application/x-ndjson")
 
     @app.get("/v1/connections/{name}")
-    def show(name: str, asker: AskedBy) -> Response:
+    def show(name: par.ConnectionId, asker: AskedBy) -> Response:
         shown = operations.view.show(name)
         if asker.by_token and "keep_alive" in shown:  # they suffice to forge segments
             shown["keep_alive"] = {key: value for key, value in shown["keep_alive"].items() if key not in SECRET}
         return _json(shown)
 
     @app.get("/v1/connections/{name}/explain")
-    def explain(name: str) -> Response:
+    def explain(name: par.ConnectionId) -> Response:
         return _json(operations.explainer.explain(name))
 
     @app.post("/v1/connections/{name}/attach")
-    async def attach(name: str, ticket: Annotated[bool, Body(embed=True)] = False) -> Response:
-        return _json(await operations.offer(name, ticket))
+    async def attach(name: par.ConnectionId, wanted: NewAttach | None = None) -> Response:
+        return _json(await operations.offer(name, wanted is not None and wanted.ticket))
 
-    @app.post("/v1/connections/{name}/{action}")
-    async def act(name: str, action: Action) -> Response:
-        return _json(await operations.moving.act(name, action))
+    def moving(action: str) -> Callable[[str], Awaitable[Response]]:
+        async def act(name: par.ConnectionId) -> Response:
+            return _json(await operations.moving.act(name, action))
+
+        return act
+
+    for action in par.ACTIONS:
+        app.post(f"/v1/connections/{{name}}/{action}")(moving(action))
 
     @app.put("/v1/connections/{connection}/name")
-    def give_name(connection: str, name: Annotated[str, Body(embed=True)]) -> Response:
-        return _json(operations.naming.give(connection, name))
+    def give_name(connection: par.ConnectionId, wanted: NewName) -> Response:
+        return _json(operations.naming.give(connection, wanted.name))
 
     @app.delete("/v1/connections/{connection}/name")
-    def take_name(connection: str) -> Response:
+    def take_name(connection: par.ConnectionId) -> Response:
         return _json(operations.naming.take(connection))
 
     @app.delete("/v1/names/{name}")
-    def forget_name(name: str) -> Response:
+    def forget_name(name: par.ClientName) -> Response:
         return _json(operations.naming.forget(name))
 
     @app.get("/v1/names/{name}/tags")
-    def tags_of(name: str) -> Response:
+    def tags_of(name: par.ClientName) -> Response:
         return _json(operations.naming.tags_of(name))
 
     @app.put("/v1/names/{name}/tags")
-    def tag(name: str, edit: TagEdit) -> Response:
+    def tag(name: par.ClientName, edit: TagEdit) -> Response:
         return _json(operations.naming.tag(name, edit.add, edit.remove))
 
     @app.get("/v1/tags")
-    def tags(after: str = "", limit: Annotated[int, Query(ge=0, le=PAGE_ROWS_MAX)] = 1000) -> Response:
+    def tags(after: par.AfterTag = "", limit: par.Tags = 1000) -> Response:
         return _json(operations.naming.tags(after, limit))
 
     @app.get("/v1/agents")
@@ -198,26 +223,23 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
         return _json(operations.dialled())
 
     @app.get("/v1/history")
-    def recent(limit: Annotated[int, Query(ge=0, le=100_000)] = 100) -> Response:
+    def recent(limit: par.Last100000 = 100) -> Response:
         return _json(operations.view.recent(limit))
 
     @app.get("/v1/attaches")
-    def attaches(limit: Annotated[int, Query(ge=0, le=10_000)] = 100, failed: bool = False) -> Response:
+    def attaches(limit: par.Last10000 = 100, failed: par.Refused = False) -> Response:
         return _json(operations.view.attaches(limit, failed))
 
     @app.get("/v1/audit")
-    def audit(
-        limit: Annotated[int, Query(ge=0, le=10_000)] = 100, who: Annotated[str, Query(max_length=WHO_LENGTH)] = "",
-        refused: bool = False,
-    ) -> Response:  # fmt: skip
+    def audit(limit: par.Last10000 = 100, who: par.Who = "", refused: par.Refused = False) -> Response:
         return _json(operations.view.audit(limit, who, refused))
 
     @app.get("/v1/snapshots")
-    def snapshots(limit: Annotated[int, Query(ge=0, le=1440)] = 60) -> Response:
+    def snapshots(limit: par.Moments = 60) -> Response:
         return _json(operations.view.snapshots(limit))
 
     @app.get("/v1/events")
-    async def events(last: Annotated[int, Query(ge=0, le=10_000)] = 0) -> StreamingResponse:
+    async def events(last: par.Last10000 = 0) -> StreamingResponse:
         past = await asyncio.to_thread(operations.view.recent, last) if last else []
         return StreamingResponse(_live(operations, source, past), media_type="text/event-stream")
 

@@ -50,7 +50,10 @@ class Asker(NamedTuple):
         return said
 
 
-def _asker(who: Annotated[str, Header(alias=WHO)] = "", origin: Annotated[str, Header(alias=FROM)] = "") -> Asker:
+def _asker(
+    who: Annotated[str, Header(alias=WHO, include_in_schema=False)] = "",
+    origin: Annotated[str, Header(alias=FROM, include_in_schema=False)] = "",
+) -> Asker:
     return Asker.of(who, origin)
 
 

@@ -15,33 +15,34 @@ from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Path
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from control.channel.asker import AskedBy
+from control.channel.strict import BODY, WHOLE, StrictRoute
 from control.clients.jobs import LISTED_MAX, RATE, RATE_MAX, Jobs
 from control.clients.view import Wanted
 from control.core.states import State
 
-_MODEL = ConfigDict(extra="forbid")
-_Seconds = Annotated[int, Field(ge=0, le=2**32 - 1)]
+_NUMBER_MAX = 2**63 - 1
+_Seconds = Annotated[int, WHOLE, Field(ge=0, le=2**32 - 1)]
 _Text = Annotated[str, Field(max_length=300)]
-_Number = Annotated[int, Path(ge=0, le=2**63 - 1)]
+_Number = Annotated[int, Path(ge=0, le=_NUMBER_MAX, description="a job's number")]
 
 
 class Filter(BaseModel):
-    """As in GET /v1/connections."""
+    """As the parameters of GET /v1/connections."""
 
-    model_config = _MODEL
+    model_config = BODY
 
-    state: Literal["ACTIVE", "STANDBY", "IDLE", "SLEEP"] | None = None
-    client: _Text = ""
-    network: _Text = ""
-    service: _Text = ""
-    name: _Text = ""
-    tag: _Text = ""
-    quiet: _Seconds = 0
-    silence: _Seconds = 0
-    rule: _Text = ""
+    state: Literal["ACTIVE", "STANDBY", "IDLE", "SLEEP"] | None = Field(None, description="those in this state")
+    client: _Text = Field("", description="those whose client's address:port begins so")
+    network: _Text = Field("", description="those whose client is in this network", examples=["10.0.0.0/8"])
+    service: _Text = Field("", description="those of this service")
+    name: _Text = Field("", description="those whose name is like this: `*` is any text, `?` one character")
+    tag: _Text = Field("", description="those whose name has this tag")
+    quiet: _Seconds = Field(0, description="s without payload, at least")
+    silence: _Seconds = Field(0, description="s since the client was heard, at least: of those in IDLE and SLEEP alone")
+    rule: _Text = Field("", description="those to whom the rule of this name gives a value")
 
     def wanted(self) -> Wanted:
         """What it is for View."""
@@ -51,17 +52,18 @@ class Filter(BaseModel):
 
 
 class NewJob(BaseModel):
-    """What is asked for. rate: connections a second."""
+    """What is asked for."""
 
-    model_config = _MODEL
+    model_config = BODY
 
-    action: Literal["standby", "idle", "sleep", "wake", "close"]
-    filter: Filter | None = None
-    everything: bool = False
-    connections: list[_Text | Annotated[int, Field(ge=1, le=2**63 - 1)]] | None = Field(
-        None, min_length=1, max_length=LISTED_MAX
-    )
-    rate: int = Field(RATE, ge=1, le=RATE_MAX)
+    action: Literal["standby", "idle", "sleep", "wake", "close"] = Field(description="what is done to each")
+    filter: Filter | None = Field(None, description="for which connections; one that leaves none out does not do")
+    everything: bool = Field(False, description="for all of them")
+    connections: list[_Text | Annotated[int, WHOLE, Field(ge=1, le=_NUMBER_MAX)]] | None = Field(
+        None, min_length=1, max_length=LISTED_MAX, examples=[[4711, "192.0.2.7:40123"]],
+        description="for these: numbers, client-address:port, names with the domain",
+    )  # fmt: skip
+    rate: Annotated[int, WHOLE] = Field(RATE, ge=1, le=RATE_MAX, description="connections a second")
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -74,7 +76,7 @@ class NewJob(BaseModel):
 
 def job_routes(jobs: Jobs) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=StrictRoute)
 
     @routes.post("/v1/jobs")
     def begin(job: NewJob, asker: AskedBy) -> JSONResponse:

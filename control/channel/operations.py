@@ -21,9 +21,9 @@ from control.store.appended import Audit
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """agents: the clients that agents speak for. dialled: the clients that were dialled in vain. offer: where
-    to connect to reach a client, and whether with a ticket. record: takes a row
-    for each change that is asked for."""
+    """agents: the clients that agents speak for. dialled: the clients that were dialled in vain. offer: where to
+    connect to reach a client, and whether with a ticket. record: takes a row for each change that is asked for.
+    document: of the API (OpenAPI), JSON; raises OperationError."""
 
     status: Status
     view: View
@@ -38,3 +38,4 @@ class Operations:
     dialled: Callable[[], list[dict[str, Any]]]
     offer: Callable[[str, bool], Awaitable[dict[str, Any]]]
     record: Callable[[Audit], None]
+    document: Callable[[], Awaitable[bytes]]

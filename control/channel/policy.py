@@ -26,82 +26,125 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Body, Query
-from pydantic import BaseModel, ConfigDict, Field
+from fastapi import APIRouter
+from pydantic import BaseModel, Field, GetJsonSchemaHandler, WithJsonSchema
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
+from control.channel import parameters as par
 from control.channel.asker import AskedBy
-from control.clients.giving import Giving
-from control.clients.ruling import Ruling
+from control.channel.strict import BODY, WHOLE, StrictRoute
+from control.clients.giving import ONES_OWN, Giving
+from control.clients.ruling import WHY_LENGTH, Ruling
+from control.policy.rules import Rule
 
-_LAST: Final = 2**63 - 1
+_LAST: Final = 2**53 - 1
+"""What every reader of JSON has exactly (RFC 8259 6)."""
 
-Version = Annotated[int, Field(ge=0, le=_LAST)]
+Version = Annotated[int, Field(ge=0, le=_LAST), WHOLE]
+
+
+class _Keys:
+    """The JSON schema of a rule, of what is read by control.policy.rules.read_rule. `name` is in the path, too."""
+
+    @staticmethod
+    def __get_pydantic_json_schema__(_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        found = handler.resolve_ref_schema(handler(Rule.__pydantic_core_schema__))
+        return {**found, "required": []}
+
+
+_Who = Annotated[str | None, Field(description="who asks; by the network the token's name counts")]
+_Why = Annotated[str, Field(description="a line of text", json_schema_extra={"maxLength": WHY_LENGTH})]
+_File = Annotated[
+    str,
+    Field(description="rules as [[rule]] of TOML, or as JSON",
+          examples=['[[rule]]\nname = "meters"\nnetwork = "192.0.2.0/24"\nidle_quiet = "5m"']),
+]  # fmt: skip
+_OWN: Final[JsonSchemaValue] = {
+    "type": "object",
+    "additionalProperties": False,
+    "minProperties": 1,
+    "properties": {
+        key: {"type": ["number", "string", "null"], "description": "s, or a text such as 5m; null: what its rules say"}
+        for key in ONES_OWN
+    },
+}
 
 
 class Edit(BaseModel):
     """Of each change."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = BODY
 
-    who: str | None = None
-    why: str = ""
-    seen: Version | None = None
+    who: _Who = None
+    why: _Why = ""
+    seen: Version | None = Field(None, description="the version that the change was made of; null: any")
 
 
 class RuleEdit(Edit):
     """Of one rule."""
 
-    rule: dict[str, Any]
+    rule: Annotated[dict[str, Any], _Keys] = Field(examples=[{"network": "192.0.2.0/24", "idle_quiet": "5m"}])
 
 
 class FileEdit(Edit):
     """Of those in a file."""
 
-    file: str
+    file: _File
+
+
+class RulesTrial(BaseModel):
+    """Of a file of rules."""
+
+    model_config = BODY
+
+    file: _File
 
 
 class OwnEdit(BaseModel):
     """Of one connection's own values."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = BODY
 
-    values: dict[str, Any]
-    who: str | None = None
-    why: str = ""
+    values: Annotated[dict[str, Any], WithJsonSchema(_OWN)] = Field(
+        description="by the key of [policy]", examples=[{"idle_quiet": "5m"}]
+    )
+    who: _Who = None
+    why: _Why = ""
 
 
 class Rollback(Edit):
     """Of all."""
 
-    version: Version
+    version: Version = Field(description="back to which")
 
 
 def policy_routes(ruling: Ruling, giving: Giving) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=StrictRoute)
 
     @routes.get("/v1/policy")
     def policy() -> dict[str, Any]:
         return ruling.all()
 
     @routes.get("/v1/policy/history")
-    def history(limit: Annotated[int, Query(ge=0, le=100_000)] = 100, rule: str | None = None) -> list[dict[str, Any]]:
+    def history(limit: par.Last100000 = 100, rule: par.OfOneRule = None) -> list[dict[str, Any]]:
         return ruling.history(limit, rule)
 
     @routes.get("/v1/policy/explain")
-    def explain(client: str, service: str, server: str = "") -> dict[str, Any]:
+    def explain(client: par.Address, service: par.ToService, server: par.ToServer = "") -> dict[str, Any]:
         return ruling.explain_address(client, service, server)
 
     @routes.get("/v1/policy/rules/{name}")
-    def show(name: str) -> dict[str, Any]:
+    def show(name: par.RuleName) -> dict[str, Any]:
         return ruling.show(name)
 
     @routes.put("/v1/policy/rules/{name}")
-    def change(name: str, edit: RuleEdit, asker: AskedBy) -> dict[str, Any]:
+    def change(name: par.RuleName, edit: RuleEdit, asker: AskedBy) -> dict[str, Any]:
         return ruling.set(name, edit.rule, asker.named(edit.who), edit.why, edit.seen)
 
     @routes.delete("/v1/policy/rules/{name}")
-    def remove(name: str, edit: Edit, asker: AskedBy) -> dict[str, Any]:
+    def remove(name: par.RuleName, edit: Edit, asker: AskedBy) -> dict[str, Any]:
         return ruling.remove(name, asker.named(edit.who), edit.why, edit.seen)
 
     @routes.put("/v1/policy/rules")
@@ -113,15 +156,15 @@ def policy_routes(ruling: Ruling, giving: Giving) -> APIRouter:
         return ruling.rollback(edit.version, asker.named(edit.who), edit.why, edit.seen)
 
     @routes.post("/v1/policy/try")
-    def attempt(file: Annotated[str, Body(embed=True)]) -> dict[str, Any]:
-        return ruling.attempt(file)
+    def attempt(trial: RulesTrial) -> dict[str, Any]:
+        return ruling.attempt(trial.file)
 
     @routes.get("/v1/connections/{name}/policy")
-    def explain_connection(name: str) -> dict[str, Any]:
+    def explain_connection(name: par.ConnectionId) -> dict[str, Any]:
         return ruling.explain(name)
 
     @routes.put("/v1/connections/{name}/policy")
-    async def give(name: str, edit: OwnEdit, asker: AskedBy) -> dict[str, Any]:
+    async def give(name: par.ConnectionId, edit: OwnEdit, asker: AskedBy) -> dict[str, Any]:
         return await giving.give(name, edit.values, asker.named(edit.who), edit.why)
 
     return routes

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from control.channel import parameters as par
 from control.channel.asker import AskedBy
+from control.channel.strict import BODY, WHOLE, StrictRoute
 from control.core.access import Role, new_token
 from control.core.errors import OperationError
 from control.core.names import NAME_LENGTH
@@ -31,12 +33,16 @@ EXPIRES_MAX_S: Final = 100 * 366 * 86_400
 class NewToken(BaseModel):
     """What is asked for."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = BODY
 
-    name: str = Field(pattern=rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_LENGTH - 1}}}$")
-    role: Role
-    services: tuple[str, ...] = Field((), max_length=SERVICES_MAX)
-    expires_s: int | None = Field(ge=1, le=EXPIRES_MAX_S)
+    name: str = Field(
+        pattern=rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_LENGTH - 1}}}$", description="of whom it is", examples=["ann"]
+    )
+    role: Role = Field(strict=False)
+    services: list[str] = Field([], max_length=SERVICES_MAX, description="of a server: whose connections it is for")
+    expires_s: Annotated[int, Field(ge=1, le=EXPIRES_MAX_S), WHOLE] | None = Field(
+        description="s that it is good for; null: for ever"
+    )
 
 
 class Tokens:
@@ -100,7 +106,7 @@ def _shown(row: TokenRow, now: int) -> dict[str, Any]:
 
 def token_routes(tokens: Tokens) -> APIRouter:
     """The routes."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=StrictRoute)
 
     @routes.get("/v1/tokens")
     def all_tokens() -> list[dict[str, Any]]:
@@ -111,7 +117,7 @@ def token_routes(tokens: Tokens) -> APIRouter:
         return tokens.make(wanted, asker.who)
 
     @routes.delete("/v1/tokens/{which}")
-    def revoke(which: str) -> dict[str, Any]:
+    def revoke(which: par.TokenName) -> dict[str, Any]:
         return tokens.revoke(which)
 
     return routes

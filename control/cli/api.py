@@ -3,22 +3,33 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
 from control.cli.logs import log_to_stderr
 
 
 @click.command("api")
-@click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG", required=True,
+@click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG",
               help="The daemon's configuration (docs/configuration.md, [api]), or set ROOST_CONFIG.")  # fmt: skip
+@click.option("--openapi", is_flag=True, help="Print what the API serves (OpenAPI 3.1, JSON), and end.")
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
-def command(config_path: str, verbose: bool) -> None:
+def command(config_path: str | None, openapi: bool, verbose: bool) -> None:
     """Serve HTTP for operators and servers, in the foreground. `roost up` does it by itself where [api] listen says so.
 
     \b
-    Example:
+    Examples:
       sudo ./roost api -c roost.toml
+      ./roost api --openapi >openapi.json
     """
+    if openapi:
+        from control.api.document import document
+
+        click.echo(json.dumps(document(), indent=1))
+        return
+    if config_path is None:
+        raise click.UsageError("-c FILE is missing, the daemon's configuration")
     log_to_stderr(verbose)
     from control.api.process import run
     from control.config import load

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from appliance.wire import OVERRIDES, Command, Op
 from control.clients.locate import Locator
+from control.clients.ruling import check_words
 from control.core.errors import OperationError
 from control.core.ports import CommandsPort
 from control.core.states import Cause
@@ -44,6 +45,7 @@ class Giving:
 
     async def give(self, name: str, values: Mapping[str, Any], who: str, why: str) -> dict[str, Any]:
         """Let a connection have these values, by key; None: what its rules and its service say."""
+        check_words(who, why)
         bits, own, read = read_own(values)
         located = await asyncio.to_thread(self._locator.locate, name)
         command = Command(op=Op.GIVE, cause=Cause.COMMAND, id=located.id, key=located.key, count=bits, overrides=own)

@@ -26,6 +26,9 @@ from control.store.store import Store
 
 WALK_WAIT_S: Final = 5.0
 
+DIGITS: Final = 20
+"""Of the largest number. Python reads some thousand at most, and fails then."""
+
 
 @dataclass(frozen=True, slots=True)
 class Located:
@@ -49,8 +52,9 @@ def _sleeping_ids(store: Store, events: Iterable[Event]) -> dict[bytes, int]:
     return store.sleeping_ids(sought)
 
 
-def _is_number(name: str) -> bool:
-    return name.isascii() and name.isdigit() and len(name) <= 20  # int() refuses thousands of digits
+def _number(name: str) -> int | None:
+    """None: it is no number; 0: none that a connection can have."""
+    return (int(name) if len(name) <= DIGITS else 0) if name.isascii() and name.isdigit() else None
 
 
 class Locator:
@@ -142,8 +146,8 @@ class Locator:
         """awake_or_idle: where it was looked for already, by number."""
         event: Event | None = None
         number = 0
-        if _is_number(name):
-            number = int(name)
+        if (numbered := _number(name)) is not None:
+            number = numbered
             event = self._asleep_numbered(number)
             if event is None:
                 event = (self._awake_or_idle({number}) if awake_or_idle is None else awake_or_idle).get(number)
@@ -169,7 +173,7 @@ class Locator:
 
     def locate_many(self, names: Sequence[str]) -> Iterator[tuple[str, Located | OperationError]]:
         """`locate`, of each; those that are awake or in IDLE are looked for by their numbers once, for all."""
-        numbers = {int(name) for name in names if _is_number(name)}
+        numbers = {number for name in names if (number := _number(name))}
         awake_or_idle = self._awake_or_idle({one for one in numbers if self._asleep_numbered(one) is None})
         for name in names:
             try:

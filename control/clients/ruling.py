@@ -134,9 +134,7 @@ class Ruling:
 
     def _changed(self, wanted: Callable[[State], Mapping[str, Rule | None]], who: str, why: str,
                  seen: int | None) -> dict[str, Any]:  # fmt: skip
-        for what, text, least, most in (("who", who, 1, WHO_LENGTH), ("why", why, 0, WHY_LENGTH)):
-            if not least <= len(text) <= most or not text.isprintable():
-                raise OperationError(422, f"`{what}` is a line of text, {least} to {most} characters")
+        check_words(who, why)
         before, after = self._rules.change(wanted, who, why, seen)
         names = [name for name in sorted(before.kept | after.kept) if before.kept.get(name) != after.kept.get(name)]
         return {
@@ -248,6 +246,13 @@ class Ruling:
             rows.append({**row, "source": source})
         return {"service": service.name, "version": state.version,
                 "error": self._rules.error if SCOPE.get() is None else "", "values": rows}  # fmt: skip
+
+
+def check_words(who: str, why: str) -> None:
+    """Who asks for a change, and why. Raises OperationError."""
+    for what, text, least, most in (("who", who, 1, WHO_LENGTH), ("why", why, 0, WHY_LENGTH)):
+        if not least <= len(text) <= most or not text.isprintable():
+            raise OperationError(422, f"`{what}` is a line of text, {least} to {most} characters")
 
 
 def read_file(text: str) -> dict[str, Rule | None]:

@@ -142,6 +142,8 @@ class View:
         events: Sequence[Event]
         kind, _, rest = ("" if after == FIRST else after).rpartition(":")
         try:
+            if kind not in ("", "row"):
+                raise ValueError
             if wanted.name or wanted.tag:
                 events, after_that = self._page_of_names(wanted, rest, limit)
             elif kind == "row":

@@ -63,8 +63,8 @@ def whole_seconds(value: object) -> float:
     return seconds
 
 
-Duration = Annotated[float, BeforeValidator(parse_duration)]
-WholeSeconds = Annotated[float, BeforeValidator(whole_seconds)]
+Duration = Annotated[float, BeforeValidator(parse_duration, json_schema_input_type=float | str)]
+WholeSeconds = Annotated[float, BeforeValidator(whole_seconds, json_schema_input_type=float | str)]
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:

@@ -47,6 +47,7 @@ from control.clients.view import View
 from control.config import Config
 from control.core.states import State
 from control.daemon.api_process import ApiProcess
+from control.daemon.document import Document
 from control.daemon.end import End, freeze_all
 from control.daemon.engine_rules import EngineRules
 from control.daemon.engine_setup import EngineSetup, engine_options
@@ -227,6 +228,7 @@ class Daemon:
             dialled=reach.dialled.all,
             offer=reach.tickets.offer,
             record=store.append,
+            document=Document().read,
         )
         repeated = (monitor, snapshots, exports, api)
         serving = Serving(config, operations, dispatcher, reach, health, services, rules, repeated, setup, listeners,

@@ -38,6 +38,8 @@ class ApiLab:
         self.texts: dict[str, str] = {}
         self.names: dict[str, str] = {}
         """Of the last token of each role."""
+        self.addresses: list[str] = []
+        """Of clients, as a test leaves them here."""
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:

@@ -25,6 +25,7 @@ from control.api.tokens import Tokens
 from control.api.upstream import AwayError
 from control.channel.api import make_app as make_local_app
 from control.channel.operations import Operations
+from control.channel.parameters import ACTIONS
 from control.core.access import FROM, REFUSED, WHO, Role, new_token
 from control.store.tokens import TokenRow
 
@@ -150,9 +151,9 @@ def test_what_changes_something_is_for_no_viewer_and_what_is_secret_for_the_admi
         assert one.allows(OPERATOR) != one.path.startswith(("/v1/audit", "/v1/tokens"))
     servers = {one.path for one in ACCESS if one.server}
     assert servers == {"/v1/connections", "/v1/connections/{name}", "/v1/connections/{name}/explain",
-                       "/v1/connections/{name}/policy", "/v1/connections/{name}/{action}",
+                       "/v1/connections/{name}/policy", *(f"/v1/connections/{{name}}/{action}" for action in ACTIONS),
                        "/v1/names/{name}/tags", "/v1/events", "/v1/connections/{name}/attach", "/v1/jobs",
-                       "/v1/jobs/{number}"}  # fmt: skip
+                       "/v1/jobs/{number}", "/v1/openapi.json"}  # fmt: skip
 
 
 def test_a_change_that_is_refused_is_in_the_record_and_no_flood_of_them(box: Box) -> None:

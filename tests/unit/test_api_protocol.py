@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from http.client import HTTPResponse
 from typing import Any
 
 import pytest
@@ -112,6 +114,33 @@ def test_who_says_nothing_is_left_in_time() -> None:
                     await until(lambda: not listener._open)
                     said = sock.recv(1000)
                     assert said.startswith(b"HTTP/1.1 408 ") == bool(begin)
+
+    asyncio.run(scene())
+
+
+def told(port: int, said: bytes) -> tuple[int, dict[str, str]]:
+    """Status and JSON of the answer."""
+    with socket.create_connection(("127.0.0.1", port), 10) as sock:
+        sock.sendall(said)
+        answer = HTTPResponse(sock)
+        answer.begin()
+        assert answer.headers["Content-Type"] == "application/json"
+        return answer.status, json.loads(answer.read())
+
+
+@pytest.mark.parametrize(("said", "status"), [
+    (b"GET / HTTP/1.1\r\nX: " + b"x" * 17_000, 431),
+    (b"GET / HTTP/1.1\r\nX: " + b"x" * 17_000 + b"\r\n\r\n", 431),
+    (b"PUT /" + b"x" * 17_000 + b" HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", 431),
+    (b"GET /", 408),
+    (b"\x16\x03\x01\x02\x00", 400),
+    (b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", 400),
+])  # fmt: skip
+def test_what_is_refused_before_it_is_a_request_is_refused_as_all_else_is(said: bytes, status: int) -> None:
+    async def scene() -> None:
+        async with served(long) as (port, _listener):
+            found, body = await asyncio.to_thread(told, port, said)
+            assert (found, list(body)) == (status, ["error"])
 
     asyncio.run(scene())
 

@@ -120,7 +120,18 @@ def test_what_the_engine_refuses_is_said(box: Box, error: int, status: int, said
     assert f"{box.client} keeps the values that it has" in str(refused.value)
 
 
-def test_a_connection_that_is_not_there_is_given_nothing(box: Box) -> None:
+@pytest.mark.parametrize("name", ["198.51.100.9:1", "9", "9" * 5000])
+def test_a_connection_that_is_not_there_is_given_nothing(box: Box, name: str) -> None:
     with pytest.raises(OperationError, match="no connection"):
-        box.give("198.51.100.9:1", idle_quiet="1h")
+        box.give(name, idle_quiet="1h")
     assert box.commands == []
+
+
+@pytest.mark.parametrize(
+    ("who", "why", "said"),
+    [("", "", "`who`"), ("a\nb", "", "`who`"), ("a", "x" * 1001, "`why`"), ("a", "\x1b", "`why`")],
+)
+def test_who_and_why_are_lines_of_text_since_the_log_has_them(box: Box, who: str, why: str, said: str) -> None:
+    with pytest.raises(OperationError, match=f"{said} is a line of text") as refused:
+        asyncio.run(box.giving.give(box.client, {"idle_quiet": 1}, who, why))
+    assert (refused.value.status, box.commands) == (422, [])

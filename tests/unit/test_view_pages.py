@@ -10,8 +10,8 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from control.channel.api import PAGE_ROWS
 from control.channel.operations import Operations
+from control.channel.parameters import PAGE_ROWS
 from control.core.states import State
 from tests.databases import Database, Sqlite
 from tests.unit.asked import asked, pages_of_connections, transport
@@ -110,6 +110,7 @@ def test_those_without_a_slot_are_on_the_last_pages(box: Box) -> None:
         ({"state": "AWAKE"}, 422, "state"),
         ({"after": "row:xyz"}, 400, 'after="row:xyz" is not what a page ended with'),
         ({"after": "nothing"}, 400, "is not what a page ended with"),
+        ({"after": "first:3"}, 400, "is not what a page ended with"),
         ({"after": "1" * 300}, 422, "after"),
     ],
 )

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What no route has is refused by each, and the sentence names it: parameters, fields, bodies, numbers as texts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from control.api.access import ACCESS, EVENTS, METRICS, Access
+from control.api.document import document
+from control.channel.operations import Operations
+from control.store.appended import Audit
+from tests.unit.asked import asked, transport
+from tests.unit.test_api_access import Box
+
+FOUND = document()["paths"]
+ROUTES = [pytest.param(one, id=f"{one.method} {one.path}") for one in ACCESS if one.path not in (EVENTS, METRICS)]
+
+BODIES: dict[str, tuple[Any, str]] = {
+    "name": ({"name": 7}, "body.name: Input should be a valid string"),
+    "attach": ({"ticket": "yes"}, "body.ticket: Input should be a valid boolean"),
+    "start-job": ({"action": "wake", "rate": "9"}, "body.rate: Input should be a valid integer"),
+    "tag": ({"add": "red"}, "body.add: Input should be a valid list"),
+    "give": ({"values": [], "why": ""}, "body.values: Input should be a valid dictionary"),
+    "set-rule": ({"rule": {}, "seen": "7"}, "body.seen: Input should be a valid integer"),
+    "remove-rule": ({"seen": 7.5}, "body.seen: Input should be a valid integer"),
+    "set-rules": ({"file": None}, "body.file: Input should be a valid string"),
+    "rollback": ({"version": True}, "body.version: Input should be a valid integer"),
+    "try-rules": ({"file": {}}, "body.file: Input should be a valid string"),
+    "make-token": ({"name": "ann", "role": "viewer", "expires_s": "60"}, "body.expires_s: Input should be a valid int"),
+}
+"""By the name of the operation, one that has a wrong type, and how the sentence about it begins."""
+
+
+async def chunks() -> AsyncIterator[bytes]:
+    yield b"{}"
+
+
+class Local:
+    """The daemon's API, of which no operation may be reached."""
+
+    def __init__(self) -> None:
+        self.rows: list[Audit] = []
+        parts = cast(dict[str, Any], dict.fromkeys(Operations.__dataclass_fields__))
+        self.transport = transport(Operations(**parts), self.rows.append)
+
+    def refuses(self, access: Access, query: str = "", **request: Any) -> str:
+        """The sentence; 422, and it is kept that this was refused."""
+        path = re.sub(r"\{[a-z]+\}", "7", access.path)
+        self.rows.clear()
+        answer: httpx.Response = asked(self.transport, access.method, path + query, **request)
+        assert answer.status_code == 422, answer.text
+        error: str = answer.json()["error"]
+        kept = [(row.status, row.error) for row in self.rows]
+        assert kept == ([] if access.method == "GET" or access.path == "/v1/policy/try" else [(422, error)])
+        return error
+
+
+@pytest.fixture(scope="module")
+def local() -> Local:
+    return Local()
+
+
+@pytest.mark.parametrize("access", ROUTES)
+def test_a_parameter_that_a_route_does_not_have_is_refused_and_so_is_one_that_comes_twice(
+    local: Local, access: Access
+) -> None:
+    assert local.refuses(access, "?nonsense=1").startswith("nonsense: there is no such parameter; there are: ")
+    operation = FOUND[access.path][access.method.lower()]
+    for one in operation["parameters"]:
+        if one["in"] == "query":
+            key = one["name"]
+            assert local.refuses(access, f"?{key}=1&{key}=1") == f"{key}: once"
+
+
+@pytest.mark.parametrize("access", ROUTES)
+def test_a_body_that_a_route_does_not_have_is_refused_with_its_field_named(local: Local, access: Access) -> None:
+    operation = FOUND[access.path][access.method.lower()]
+    if "requestBody" not in operation:
+        assert local.refuses(access, json={}) == "body: this request has none"
+        assert local.refuses(access, content=chunks()) == "body: this request has none"
+        return
+    body, why = BODIES[operation["operationId"]]
+    assert local.refuses(access, json=body).startswith(why)
+    assert "body.nonsense: Extra inputs are not permitted" in local.refuses(access, json={"nonsense": 1})
+    assert local.refuses(access, content=b"{", headers={"Content-Type": "application/json"}).startswith("body: ")
+    assert local.refuses(access, content=b"a=1", headers={"Content-Type": "text/plain"}).startswith("body: ")
+
+
+def test_what_fails_says_so_as_all_else_does(local: Local) -> None:
+    answer = asked(local.transport, "GET", "/v1/status")
+    assert (answer.status_code, list(answer.json())) == (500, ["error"])
+
+
+def test_allow_names_every_method_of_a_path() -> None:
+    box = Box()
+    for path, of_path in FOUND.items():
+        answer = box.asked("admin", "PATCH", re.sub(r"\{[a-z]+\}", "7", path))
+        assert answer.status_code == 405
+        assert set(answer.headers["Allow"].split(", ")) == {method.upper() for method in of_path}, path
+    assert box.daemon.asked == []
