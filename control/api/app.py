@@ -33,7 +33,7 @@ from control.api.control import Control
 from control.api.metrics import Counted, Metrics
 from control.api.stream import Stream, read_query
 from control.api.tokens import Tokens, UnreadableError
-from control.api.upgrade import EXTENSION, SWITCHING, RefusedError, TakeOver, attached, relay
+from control.api.upgrade import EXTENSION, SWITCHING, RefusedError, Upgrading, attached, relay
 from control.api.upstream import AwayError, Upstream
 from control.core.access import BODY_MAX, FROM, REFUSED, SERVICES, WHO, Credential, Role, read_token
 from control.store.database import StoreError
@@ -71,6 +71,10 @@ FAILURES: Final = 10.0
 
 _QUERY: Final = "%!$&'()*+,;=:@/?-._~"
 """What stays as it is written: RFC 3986 3.4, and what is encoded already."""
+
+RECORDED_AT_ONCE: Final = 8
+RECORD_S: Final = 10.0
+"""Refusals that the daemon is being told of, and for how long it is tried."""
 
 NO_TOKEN: Final = "(no token)"
 """Who asked, in the record; no token has such a name."""
@@ -156,7 +160,7 @@ def make_app(tokens: Tokens, upstream: Upstream, stream: Stream, requests: float
     """The application. requests: a second by one token."""
     gate = Gate(tokens, requests)
     relayed = partial(_relay, upstream, AtOnce(LONG), AtOnce(LONG_EACH))
-    metrics = Metrics(stream.counts)
+    metrics, record = Metrics(stream.counts), Record(upstream)
     own: dict[str, Work] = {
         EVENTS: partial(_events, stream),
         METRICS: partial(_metrics, metrics, upstream),
@@ -164,7 +168,7 @@ def make_app(tokens: Tokens, upstream: Upstream, stream: Stream, requests: float
     }
     of_path: dict[str, dict[str, Endpoint]] = {}
     for access in ACCESS:
-        endpoint = _endpoint(access, gate, partial(_record, upstream), own.get(access.path, relayed))
+        endpoint = _endpoint(access, gate, record, own.get(access.path, relayed))
         of_path.setdefault(access.path, {})[access.method] = endpoint
     routes: list[BaseRoute] = [_route(path, endpoints) for path, endpoints in of_path.items()]
     routes.append(WebSocketRoute(CONTROL.path, _control(gate, lambda: app)))
@@ -206,24 +210,38 @@ def _error(status: int, message: str, headers: Mapping[str, str] | None = None) 
     return Response(json.dumps({"error": message}), status, told, "application/json")
 
 
-Record = Callable[[Request, Access, HTTPException], Awaitable[None]]
-
-
-async def _record(upstream: Upstream, request: Request, access: Access, refusal: HTTPException) -> None:
-    """A change that was refused is in the record of changes, too; not that a token is used too often, which may be any
+class Record:
+    """Changes that were refused are in the record of changes, too; not that a token is used too often, which may be any
     number of times."""
-    if access.method == "GET" or refusal.status_code not in (401, 403) or request.client is None:
-        return
-    who = refusal.who if isinstance(refusal, ForbiddenError) else NO_TOKEN
-    told = f"{refusal.status_code} {quote(refusal.detail)}"
-    headers = {WHO: quote(who), FROM: quote(request.client.host), REFUSED: told}
-    try:
-        answer = await upstream.ask(request.method, _target(request, access), headers, b"")
-    except AwayError as error:
-        log.warning("%s, refused to %s of %s: %s is not in the record: %s", access.path, who, request.client.host,
-                    refusal.detail, error)  # fmt: skip
-    else:
-        answer.close()
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self._rates = Rates(FAILURES_PER_S, FAILURES)
+        self._tasks = set[asyncio.Task[None]]()
+
+    def note(self, request: Request, access: Access, refusal: HTTPException) -> None:
+        """In the background: whoever was refused waits for nothing."""
+        if access.method == "GET" or refusal.status_code not in (401, 403) or request.client is None:
+            return
+        who = refusal.who if isinstance(refusal, ForbiddenError) else NO_TOKEN
+        source = f"{who} {source_of(request.client.host)}"
+        if self._rates.wait_s(source) or len(self._tasks) >= RECORDED_AT_ONCE:
+            log.warning("%s, refused to %s of %s, is not in the record: too many are", access.path, who, source)
+            return
+        self._rates.take(source)
+        told = f"{refusal.status_code} {quote(refusal.detail)}"
+        headers = {WHO: quote(who), FROM: quote(request.client.host), REFUSED: told}
+        path = quote(request.url.path, safe="/%")
+        task = asyncio.ensure_future(self._tell(request.method, path, headers))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, method: str, path: str, headers: Mapping[str, str]) -> None:
+        try:
+            async with asyncio.timeout(RECORD_S):
+                (await self._upstream.ask(method, path, headers, b"")).close()
+        except (AwayError, TimeoutError) as error:
+            log.warning("%s %s, which was refused, is not in the record: %s", method, path, error)
 
 
 def _endpoint(access: Access, gate: Gate, record: Record, work: Work) -> Endpoint:
@@ -232,7 +250,7 @@ def _endpoint(access: Access, gate: Gate, record: Record, work: Work) -> Endpoin
             try:
                 asking = await gate.admit(request, access, ending)
             except HTTPException as refusal:
-                await record(request, access, refusal)
+                record.note(request, access, refusal)
                 raise
             status, headers, body = await work(request, access, asking.row, ending)
             if isinstance(body, bytes):
@@ -245,10 +263,11 @@ def _endpoint(access: Access, gate: Gate, record: Record, work: Work) -> Endpoin
 
 
 class Switch(NamedTuple):
-    """A connection is to become the byte stream to a client: by the daemon's ticket, and the way to the connection."""
+    """A connection is to become the byte stream to a client, by the daemon's ticket. ending: what is done afterwards."""
 
     ticket: Mapping[str, Any]
-    take_over: TakeOver
+    connection: Upgrading
+    ending: ExitStack
 
 
 class Answered(NamedTuple):
@@ -280,25 +299,22 @@ async def _relay(upstream: Upstream, long: AtOnce, long_each: AtOnce, request: R
 async def _attach(upstream: Upstream, each: AtOnce, otherwise: Work, request: Request, access: Access, row: TokenRow,
                   ending: ExitStack) -> Answered:  # fmt: skip
     """A client, where the request wants to become the byte stream to it. each: of a token, at once."""
-    take_over: TakeOver | None = request.scope.get("extensions", {}).get(EXTENSION)
-    if take_over is None:
+    connection: Upgrading | None = request.scope.get("extensions", {}).get(EXTENSION)
+    if connection is None:
         return await otherwise(request, access, row, ending)
-    if await _body(request, 0):
-        raise HTTPException(400, "a request that is to become the byte stream to a client has no body")
-    headers = {**_headers(request, row), "Content-Type": "application/json"}
     try:
-        answer = await upstream.ask("POST", _target(request, access), headers, b'{"ticket": true}')
+        answer = await upstream.ask("POST", f"{_target(request, access)}/ticket", _headers(request, row), b"")
         ending.callback(answer.close)
         offered = await answer.whole()
     except AwayError as error:
         raise HTTPException(503, str(error), {"Retry-After": str(AWAY_S)}) from None
     if answer.status != 200:
         return Answered(answer.status, answer.headers, offered)
-    ending.close()
     if not each.begin(row.id):
         raise _too_many(f'the token "{row.name}" has {ATTACHED_EACH} clients by the API at once', 0)
-    ending.callback(each.end, row.id)
-    return Answered(101, {}, Switch(json.loads(offered)["ticket"], take_over))
+    attached_ending = ExitStack()
+    attached_ending.callback(each.end, row.id)
+    return Answered(101, {}, Switch(json.loads(offered)["ticket"], connection, attached_ending))
 
 
 async def _events(stream: Stream, request: Request, _access: Access, row: TokenRow, _ending: ExitStack) -> Answered:
@@ -346,14 +362,21 @@ def _control(gate: Gate, app: Callable[[], Starlette]) -> Callable[[WebSocket], 
             await socket.send_denial_response(_error(error.status_code, error.detail, error.headers))
             return
         await socket.accept()
-        await _until_any(Control(app(), socket).run(), gate.until_bad(asking))
+        serving = asyncio.ensure_future(Control(app(), socket).run())
+        await _until_any(serving, gate.until_bad(asking))
+        reason = (1008, "the token is not good any more")
+        if not serving.cancelled():
+            if (failed := serving.exception()) is None:
+                return  # it has ended, or was closed
+            log.error("the control connection of %s failed", asking.row.name, exc_info=failed)
+            reason = (1011, "an error of the API's own; its log has more")
         with suppress(RuntimeError, WebSocketDisconnect):  # it has ended
-            await socket.close(1008, "the token is not good any more")
+            await socket.close(*reason)
 
     return serve
 
 
-async def _until_any(*work: Coroutine[Any, Any, None]) -> None:
+async def _until_any(*work: Awaitable[None]) -> None:
     """Until one has ended; then none goes on."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
@@ -440,23 +463,39 @@ class Relayed(Response):
 
 
 class Switched(Response):
-    """The byte stream to a client, until it ends, or `over` does; or an error. ending: what is done then."""
+    """The byte stream to a client, until it ends, or `over` does; or an error. ending: what is done when it has begun."""
 
     def __init__(self, switch: Switch, over: Callable[[], Coroutine[Any, Any, None]], ending: ExitStack) -> None:
         super().__init__(status_code=101)
         self._switch = switch
         self._over = over
         self._ending = ending
+        self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it, but for the success, which is behind its back."""
-        with self._ending:
+        connection = self._switch.connection
+        stream = asyncio.ensure_future(self._stream())
+        with self._ending, self._switch.ending:
             try:
-                async with attached(self._switch.ticket) as server, self._switch.take_over() as client:
-                    client[1].write(SWITCHING)
-                    await _until_any(relay(client, server), self._over())
-            except RefusedError as error:
-                await _error(error.status, str(error))(scope, receive, send)
+                await asyncio.wait({stream, connection.lost}, return_when=asyncio.FIRST_COMPLETED)
+                if self._begun:  # it has the connection, and ends with it
+                    await asyncio.wait({stream})
+            finally:
+                if stream.cancel():
+                    await asyncio.wait({stream})
+            failed = None if stream.cancelled() else stream.exception()
+            if isinstance(failed, RefusedError):
+                await _error(failed.status, str(failed))(scope, receive, send)
+            elif failed is not None and not isinstance(failed, OSError):
+                raise failed
+
+    async def _stream(self) -> None:
+        async with attached(self._switch.ticket) as server, self._switch.connection.take_over() as client:
+            self._begun = True
+            self._ending.close()
+            client[1].write(SWITCHING)
+            await _until_any(relay(client, server), self._over())
 
 
 async def _has_left(receive: Receive) -> None:

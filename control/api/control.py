@@ -24,7 +24,10 @@ from starlette.types import ASGIApp, Message, Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 AT_ONCE: Final = 20
-"""Requests of one connection that are not answered, or go on; more wait to be read."""
+"""Requests of one connection that are not answered, or go on."""
+
+WRONG_MAX: Final = 20
+"""Messages of one connection that are no requests; then it is closed."""
 
 MESSAGE_BYTES: Final = 64 * 1024
 """Of a request."""
@@ -40,6 +43,10 @@ class WrongError(ValueError):
     """A message that is no request: a sentence."""
 
 
+class TooLongError(Exception):
+    """An answer that has been refused for its length."""
+
+
 class Control:
     """One connection. app: what answers by HTTP."""
 
@@ -47,57 +54,63 @@ class Control:
         self._app = app
         self._socket = socket
         self._tasks: dict[int | str, asyncio.Task[None]] = {}
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._wrong = 0
 
     async def run(self) -> None:
         """Until it ends."""
         try:
-            while True:
-                await self._room.acquire()
-                message = await self._socket.receive()
-                if message["type"] == "websocket.disconnect":
-                    return
+            while (message := await self._socket.receive())["type"] != "websocket.disconnect":
                 try:
-                    self._begin(message.get("text"))
+                    refused = self._begin(message.get("text"))
                 except WrongError as error:
-                    self._room.release()
-                    await self._say({"id": None, "status": 400, "body": {"error": str(error)}})
+                    self._wrong += 1
+                    refused = {"id": None, "status": 400, "body": {"error": str(error)}}
+                if refused is not None:
+                    await self._say(refused)
+                if self._wrong > WRONG_MAX:
+                    await self._socket.close(1008, "too many messages that are no requests")
+                    return
+                await asyncio.sleep(0)  # else who sends without end keeps all others from their turn
+        except WebSocketDisconnect:
+            pass
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def _begin(self, text: str | None) -> None:
+    def _begin(self, text: str | None) -> dict[str, Any] | None:
+        """The answer, where it is refused here."""
         number, method, path, body = _read(text)
         if method == "CANCEL":
             if number in self._tasks:
                 self._tasks[number].cancel()
-            self._room.release()
-            return
+            return None
         if number in self._tasks:
             raise WrongError(f"id: {json.dumps(number)} is of a request that is not answered yet")
+        if len(self._tasks) >= AT_ONCE:
+            why = f"{AT_ONCE} requests of this connection are not answered yet, or go on"
+            return {"id": number, "status": 429, "body": {"error": why}}
         task = self._tasks[number] = asyncio.create_task(self._answer(number, method, path, body))
-        task.add_done_callback(lambda _: self._ended(number))
-
-    def _ended(self, number: int | str) -> None:
-        del self._tasks[number]
-        self._room.release()
+        task.add_done_callback(lambda _: self._tasks.pop(number))
+        return None
 
     async def _answer(self, number: int | str, method: str, path: str, body: Any) -> None:
         """Ask the application, and say what it answers as it comes."""
         answer = _Answer(number, self._say)
-        asked, gone = asyncio.Event(), asyncio.Event()
+        asked, never = asyncio.Event(), asyncio.Event()
 
         async def receive() -> Message:
             if not asked.is_set():
                 asked.set()
                 data = b"" if body is None else json.dumps(body).encode()
                 return {"type": "http.request", "body": data, "more_body": False}
-            await gone.wait()  # never: who has left cancels the task
+            await never.wait()  # who has left cancels the task
             return {"type": "http.disconnect"}
 
-        with suppress(WebSocketDisconnect):
+        with suppress(WebSocketDisconnect, TooLongError):
             await self._app(self._scope(method, path), receive, answer.send)
+            if not answer.whole:
+                await self._say({"id": number, "status": 503, "body": {"error": "the answer broke off; ask again"}})
 
     def _scope(self, method: str, path: str) -> Scope:
         raw, _, query = path.partition("?")
@@ -123,6 +136,7 @@ class _Answer:
         self._status = 0
         self._kind = ""
         self._body = bytearray()
+        self.whole = False
 
     async def send(self, message: Message) -> None:
         """As ASGI has it."""
@@ -133,12 +147,13 @@ class _Answer:
                 await self._tell(None)
             return
         self._body += message.get("body", b"")
+        self.whole = not message.get("more_body")
         if self._kind.startswith("text/event-stream"):
             await self._events()
         elif len(self._body) > ANSWER_BYTES:
             self._status = 413
             await self._tell({"error": "the answer is too long here: take it in pages, or by HTTP"})
-            raise WebSocketDisconnect
+            raise TooLongError
         elif not message.get("more_body"):
             await self._tell(_decoded(self._kind, bytes(self._body)))
 
@@ -174,7 +189,7 @@ def _read(text: str | None) -> tuple[int | str, str, str, Any]:
     number, method, path = message.get("id"), message.get("method"), message.get("path", "/")
     if not isinstance(number, int | str) or isinstance(number, bool) or len(str(number)) > 100:
         raise WrongError("id: a number or a text, which the answer will have")
-    if method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         raise WrongError(f"method: one of {', '.join(sorted(_METHODS))}")
     if not isinstance(path, str) or not path.startswith("/") or not path.isascii() or not path.isprintable():
         raise WrongError("path: a path with its query, in ASCII, as by HTTP")

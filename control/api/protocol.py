@@ -23,6 +23,7 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from control.api.bounds import AtOnce, source_of
 from control.api.upgrade import EXTENSION, PART, PROTOCOL, Ends
@@ -38,8 +39,13 @@ HEAD_BYTES: Final = 16 * 1024
 TAKE_S: Final = 30.0
 """For taking what fills the buffer of a connection (64 KiB), down to a quarter."""
 
+FRAMES: Final = 64
+"""Of a message of a WebSocket; they may be empty."""
+
 CLOSE_S: Final = 10.0
 """For taking what is left when a connection is to be closed, at least."""
+
+_BODY: Final = (b"content-length", b"transfer-encoding")
 
 KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 """An end that has gone without a word is noticed in two minutes. While a connection sleeps the appliance answers."""
@@ -61,6 +67,8 @@ def _refusal(status: HTTPStatus, why: str) -> bytes:
 TOO_LARGE: Final = _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
                             f"the head of a request has {HEAD_BYTES:,} bytes at most")  # fmt: skip
 TOO_SLOW: Final = _refusal(HTTPStatus.REQUEST_TIMEOUT, f"the head of the request did not come within {HEAD_S:.0f} s")
+NO_UPGRADE: Final = _refusal(HTTPStatus.BAD_REQUEST,
+                             "a request for an upgrade has no body, and waits for the answers before it")  # fmt: skip
 NO_HTTP: Final = _refusal(HTTPStatus.BAD_REQUEST, "this is no HTTP")
 
 
@@ -91,6 +99,21 @@ class Socket(_Taking, WebSocketsSansIOProtocol):
         super().__init__(*arguments, **more)
         self._was = was
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.transport.pause_reading()  # of what is answered at once: pings
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.read_paused:
+            self.transport.resume_reading()
+
+    def handle_cont(self, event: Frame) -> None:
+        if len(self.frames) < FRAMES:
+            super().handle_cont(event)
+        else:
+            self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._room()
@@ -106,7 +129,9 @@ class Bounded(_Taking, HttpToolsProtocol):
         self._head: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._closing = False
-        self._early = b""
+        self._upgrades = False
+        self._early = bytearray()
+        self._early_end = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -127,16 +152,21 @@ class Bounded(_Taking, HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
+        if self._upgrades:
+            self._behind(data)
+            return
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
+            if self.transport.is_closing():  # it was refused
+                return
             if self._should_upgrade():
                 self.ws_protocol_class = partial(Socket, self)  # type: ignore[assignment]
                 self.handle_websocket_upgrade()
                 return
-            self._early = data[upgrade.args[0] :]
-            self.flow.pause_reading()  # what comes now is no HTTP; without an upgrade the connection ends
+            self._upgrades = True
             self.cycle.keep_alive = False
+            self._behind(data[upgrade.args[0] :])
         except httptools.HttpParserError:
             self._refuse(NO_HTTP)
             return
@@ -144,6 +174,17 @@ class Bounded(_Taking, HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES:
                 self._refuse(TOO_LARGE)
+
+    def _behind(self, data: bytes) -> None:
+        """What comes behind a request that wants an upgrade is no HTTP."""
+        self._early += data
+        if len(self._early) > PART:
+            self.transport.pause_reading()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Who wants an upgrade may have said all; the answer is still wanted."""
+        self._early_end = self._upgrades
+        return self._upgrades
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -161,20 +202,32 @@ class Bounded(_Taking, HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES:
             self._refuse(TOO_LARGE)  # it came in one piece
             return
-        if self._get_upgrade() == PROTOCOL:
-            extensions = {EXTENSION: self.take_over}
-            self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
+        if self.parser.should_upgrade():
+            if any(name in _BODY and value != b"0" for name, value in self.headers) or self._is_busy():
+                self._refuse(NO_UPGRADE)
+                return
+            if self._get_upgrade() == PROTOCOL:
+                extensions = {EXTENSION: self}
+                self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
         super().on_headers_complete()
+
+    def _is_busy(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     @asynccontextmanager
     async def take_over(self) -> AsyncIterator[Ends]:
-        """The connection, without HTTP from now on, within a `with`."""
+        """The connection, without HTTP from now on, within a `with`. Raises ConnectionError: it is lost."""
+        if self.transport.is_closing():
+            raise ConnectionAbortedError
         reader = asyncio.StreamReader(PART)
         protocol = asyncio.StreamReaderProtocol(reader)
         self.transport.set_protocol(protocol)
         protocol.connection_made(self.transport)
-        reader.feed_data(self._early)
-        self.flow.resume_reading()
+        reader.feed_data(bytes(self._early))
+        if self._early_end:
+            reader.feed_eof()
+        else:
+            self.transport.resume_reading()
         writer = asyncio.StreamWriter(self.transport, protocol, reader, self.loop)
         try:
             yield reader, writer

@@ -8,21 +8,29 @@ on it moves bytes between the two connections, some 64 KiB of each way at most w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Final
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any, Final, Protocol
 
 PROTOCOL: Final = b"roost"
 """Of the header field Upgrade (RFC 9110 7.8)."""
 
 EXTENSION: Final = "roost.upgrade"
-"""Of an ASGI scope: Bounded.take_over, where the request asks for PROTOCOL."""
+"""Of an ASGI scope: the connection, where the request asks for PROTOCOL."""
 
 SWITCHING: Final = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: roost\r\n\r\n"
 PART: Final = 64 * 1024
 CONNECT_S: Final = 5.0
+CLOSE_S: Final = 10.0
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-TakeOver = Callable[[], AbstractAsyncContextManager[Ends]]
+
+
+class Upgrading(Protocol):
+    """A connection whose request wants an upgrade (protocol.py). lost: is done when it is."""
+
+    lost: asyncio.Future[None]
+
+    def take_over(self) -> AbstractAsyncContextManager[Ends]: ...
 
 
 class RefusedError(Exception):
@@ -53,8 +61,12 @@ async def attached(ticket: Mapping[str, Any]) -> AsyncIterator[Ends]:
         except (OSError, EOFError, ValueError, IndexError):
             raise RefusedError(503, "the daemon ended the attach") from None
         yield reader, writer
+        writer.close()
+        with suppress(OSError):
+            async with asyncio.timeout(CLOSE_S):  # TimeoutError is an OSError
+                await writer.wait_closed()
     finally:
-        writer.transport.abort() if writer.transport.get_write_buffer_size() else writer.close()
+        writer.transport.abort()
 
 
 async def relay(client: Ends, server: Ends) -> None:

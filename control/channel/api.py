@@ -9,8 +9,8 @@
     GET  /v1/connections/{id}                       id: number, client-address:port, or name.domain
     GET  /v1/connections/{id}/explain               why it is not asleep, or does not wake
     POST /v1/connections/{id}/{action}              standby idle sleep wake close
-    POST /v1/connections/{id}/attach                where to connect to reach it; {"ticket": true}: with one
-                                                    (control/reach/tickets.py)
+    POST /v1/connections/{id}/attach                where to connect to reach it
+    POST /v1/connections/{id}/attach/ticket         one for this machine (control/reach/tickets.py); not by the network
     PUT  /v1/connections/{id}/name                  {"name": "thermostat-17"}: servers reach it by that name from now on
     DELETE /v1/connections/{id}/name                its name is forgotten
     GET  /v1/agents                                 the clients that agents speak for
@@ -92,14 +92,6 @@ class NewName(BaseModel):
     name: str = Field(description="without the domain", examples=["thermostat-17"], json_schema_extra=par.NAME)
 
 
-class NewAttach(BaseModel):
-    """A way to a client."""
-
-    model_config = BODY
-
-    ticket: bool = Field(False, description="with one, for a program on the appliance's machine")
-
-
 class TagEdit(BaseModel):
     """Of a name."""
 
@@ -178,8 +170,12 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
         return _json(operations.explainer.explain(name))
 
     @app.post("/v1/connections/{name}/attach")
-    async def attach(name: par.ConnectionId, wanted: NewAttach | None = None) -> Response:
-        return _json(await operations.offer(name, wanted is not None and wanted.ticket))
+    async def attach(name: par.ConnectionId) -> Response:
+        return _json(await operations.offer(name))
+
+    @app.post("/v1/connections/{name}/attach/ticket")
+    async def ticket(name: par.ConnectionId, asker: AskedBy) -> Response:
+        return _json(await operations.ticket(name, asker.who))
 
     def moving(action: str) -> Callable[[str], Awaitable[Response]]:
         async def act(name: par.ConnectionId) -> Response:

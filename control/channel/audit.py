@@ -40,7 +40,9 @@ class Audited:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
-        if scope["type"] != "http" or scope["method"] in _READS or scope["path"] in _TRIES:
+        refused = Headers(scope=scope).get(REFUSED) if scope["type"] == "http" else None
+        looks = scope["type"] != "http" or scope["method"] in _READS or scope["path"] in _TRIES
+        if looks and not refused:
             await self._app(scope, receive, send)
             return
         at, body, cut = time.time_ns() // 1_000_000, bytearray(), False
@@ -75,7 +77,6 @@ class Audited:
             row = Audit(at, asker.who, asker.origin, method, path, plain(told, BODY_LENGTH + 1), status, error)
             self._record(row)
 
-        refused = Headers(scope=scope).get(REFUSED)
         try:
             await (_refused(refused) if refused else self._app)(scope, hear, tell)
         except BaseException:  # of a daemon that ends, too: what was asked for may still happen

@@ -22,8 +22,8 @@ from control.store.appended import Audit
 @dataclass(frozen=True, slots=True)
 class Operations:
     """agents: the clients that agents speak for. dialled: the clients that were dialled in vain. offer: where to
-    connect to reach a client, and whether with a ticket. record: takes a row for each change that is asked for.
-    document: of the API (OpenAPI), JSON; raises OperationError."""
+    connect to reach a client. ticket: for a client, and who asks. record: takes a row for each change that is asked
+    for. document: of the API (OpenAPI), JSON; raises OperationError."""
 
     status: Status
     view: View
@@ -36,6 +36,7 @@ class Operations:
     tokens: Tokens
     agents: Callable[[], list[dict[str, Any]]]
     dialled: Callable[[], list[dict[str, Any]]]
-    offer: Callable[[str, bool], Awaitable[dict[str, Any]]]
+    offer: Callable[[str], Awaitable[dict[str, Any]]]
+    ticket: Callable[[str, str], Awaitable[dict[str, Any]]]
     record: Callable[[Audit], None]
     document: Callable[[], Awaitable[bytes]]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs: what Moving does to one connection, done to all that are wanted, so many a second.
 
-A thread carries out one after the other. What a job comes upon is worked off in parts, and how each connection fares is
-counted. Jobs end with the daemon, and go on in no other.
+Several threads carry them out, of one who asks one after the other. What a job comes upon is worked off in parts, and
+how each connection fares is counted. Jobs end with the daemon, and go on in no other.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import itertools
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -41,8 +41,12 @@ RATE_MAX: Final = 100_000
 LISTED_MAX: Final = 10_000
 """Connections that a job may name one by one."""
 
-JOBS_MAX: Final = 16
-"""Jobs that have not ended."""
+WORKERS: Final = 4
+"""Jobs at a time."""
+
+JOBS_MAX: Final = 64
+JOBS_EACH: Final = 8
+"""Jobs that have not ended, of all and of one who asks."""
 
 KEPT: Final = 100
 """Jobs that have ended."""
@@ -156,7 +160,7 @@ class Job:
 
 
 class Jobs:
-    """`run` belongs to a thread of its own; everything else may be called from any, and raises OperationError."""
+    """`run` belongs to WORKERS threads; everything else may be called from any, and raises OperationError."""
 
     def __init__(self, engine: EnginePort, store: Store, commands: ManyPort, locator: Locator, view: View) -> None:
         self._engine = engine
@@ -166,7 +170,7 @@ class Jobs:
         self._store = store
         self._jobs: dict[int, Job] = {}
         self._numbers = itertools.count(1)
-        self._waiting: deque[tuple[Job, Any]] = deque()
+        self._waiting: list[tuple[Job, Context]] = []
         self._changed = threading.Condition()
         self._stopping = False
 
@@ -178,8 +182,9 @@ class Jobs:
         if not names:
             self._view.found(wanted)  # what is wrong with it is said now
         with self._changed:
-            if sum(not job.ended for job in self._jobs.values()) >= JOBS_MAX:
-                raise OperationError(429, f"{JOBS_MAX} jobs have not ended yet, and there may be no more")
+            open_jobs = [job for job in self._jobs.values() if not job.ended]
+            if len(open_jobs) >= JOBS_MAX or sum(job.who == who for job in open_jobs) >= JOBS_EACH:
+                raise OperationError(429, f"{JOBS_EACH} jobs of yours have not ended yet, or {JOBS_MAX} of all")
             for number in [number for number, job in self._jobs.items() if job.ended][: -KEPT or None]:
                 del self._jobs[number]
             now = time.time_ns() // 1_000_000
@@ -204,6 +209,7 @@ class Jobs:
         with self._changed:
             job.cancelled.set()
             if job.stage is Stage.WAITING:
+                self._waiting = [one for one in self._waiting if one[0] is not job]
                 self._end(job, Stage.CANCELLED)
         return job.shown()
 
@@ -220,13 +226,11 @@ class Jobs:
         """Carry out one after the other, until `stop`."""
         while True:
             with self._changed:
-                while not self._waiting and not self._stopping:
+                while not self._stopping and (taken := self._next()) is None:
                     self._changed.wait()
-                if self._stopping:
+                if self._stopping or taken is None:
                     return
-                job, context = self._waiting.popleft()
-                if job.ended:
-                    continue
+                job, context = taken
                 job.stage, job.began_at_ms = Stage.RUNNING, time.time_ns() // 1_000_000
             stage = Stage.FAILED
             try:
@@ -241,6 +245,15 @@ class Jobs:
                 job.error = f"an error of the daemon's own ({type(error).__name__}); its log has more"
             with self._changed:
                 self._end(job, stage)
+                self._changed.notify_all()
+
+    def _next(self) -> tuple[Job, Context] | None:
+        """The first one that waits for no other of the same who asks; it waits no more."""
+        busy = {job.who for job in self._jobs.values() if job.stage is Stage.RUNNING}
+        for place, (job, _) in enumerate(self._waiting):
+            if job.who not in busy:
+                return self._waiting.pop(place)
+        return None
 
     def stop(self) -> None:
         """Let `run` return."""
@@ -248,11 +261,11 @@ class Jobs:
             self._stopping = True
             for job in self._jobs.values():
                 job.cancelled.set()
-            self._changed.notify()
+            self._changed.notify_all()
 
     @staticmethod
     def _end(job: Job, stage: Stage) -> None:
-        job.stage, job.ended_at_ms = stage, time.time_ns() // 1_000_000
+        job.stage, job.ended_at_ms, job.names = stage, time.time_ns() // 1_000_000, ()
         shown = job.shown()
         counts = ", ".join(
             f"{shown[key]:,} {key}" for key in ("found", "done", "unchanged", "closed", "unanswered", "missing")
@@ -269,10 +282,12 @@ class Jobs:
             job.outcomes.append(outcomes)
             try:
                 if keys is None:
-                    events = self._view.found(job.wanted, step.sources, born=step.op is not None)
+                    born, over = step.op is not None, job.cancelled.is_set
+                    taken = self._work_off(job, step, outcomes, self._view.found(job.wanted, step.sources, born, over))
+                    if job.wanted.state in step.sources:  # the next step finds them in another state
+                        keys = taken
                 else:
-                    events = self._now(keys, step.sources)
-                self._work_off(job, step, outcomes, events)
+                    self._work_off(job, step, outcomes, self._now(keys, step.sources))
                 self._settle(job, outcomes, 1)
             finally:
                 self._commands.uncount(outcomes)
@@ -282,6 +297,8 @@ class Jobs:
         targets = ACTIONS[job.action][-1].targets
         keys = dict[bytes, None]()
         for name, located in self._locator.locate_many(job.names):
+            if job.cancelled.is_set():
+                break
             if isinstance(located, OperationError):
                 job.missed += 1
                 if len(job.missing) < TOLD:
@@ -297,18 +314,24 @@ class Jobs:
         found = (self._engine.find(Key.unpack(key)) for key in keys)
         return (event for event in found if event is not None and event.to_state in states)
 
-    def _work_off(self, job: Job, step: _Step, outcomes: Outcomes, events: Iterator[Event]) -> None:
+    def _work_off(self, job: Job, step: _Step, outcomes: Outcomes, events: Iterator[Event]) -> list[bytes]:
+        """The keys of those that were told to go, where another step may follow."""
         most = max(1, min(PART_MAX, int(job.rate * PART_S)))
-        due_s = time.monotonic()
-        while not job.cancelled.is_set() and (part := list(itertools.islice(events, most))):
+        due_s, keys = time.monotonic(), list[bytes]()
+        while not job.cancelled.is_set() and (found := list(itertools.islice(events, most))):
+            part = found if job.names else list(self._view.still(job.wanted, found, step.sources))
+            outcomes.asked += len(part)
+            told = [event.record.key_raw for event in part]
             if step.op is None:
                 self._commands.sleep_many([event.record for event in part], outcomes)
             else:
-                self._commands.command_many(step.op, [event.record.key_raw for event in part], outcomes)
-            outcomes.asked += len(part)
+                self._commands.command_many(step.op, told, outcomes)
+            if step is not ACTIONS[job.action][-1]:
+                keys += told
             due_s = max(due_s, time.monotonic() - PART_S) + len(part) / job.rate
             self._settle(job, outcomes, UNSETTLED_MAX)
             job.cancelled.wait(max(due_s - time.monotonic(), 0))
+        return keys
 
     def _settle(self, job: Job, outcomes: Outcomes, fewer_than: int) -> None:
         """Wait until fewer are unsettled, or nothing has been heard of any for PATIENCE_S."""

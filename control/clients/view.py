@@ -7,7 +7,7 @@ import ipaddress
 import itertools
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -118,16 +118,26 @@ class View:
         while chunk := list(itertools.islice(found, CHUNK)):
             yield self._rows(chunk, wanted)
 
-    def found(self, wanted: Wanted, states: Collection[State] = (), born: bool = True) -> Iterator[Event]:
+    def found(self, wanted: Wanted, states: Collection[State] = (), born: bool = True,
+              over: Callable[[], bool] = lambda: False) -> Iterator[Event]:  # fmt: skip
         """Those that are wanted, and of them those in these states, () of any. born: those that were born asleep and
-        have not spoken, too, which have no record."""
+        have not spoken, too, which have no record. over: when no more are wanted. Where a list is taken slowly, what is
+        found at last may have changed: see `still`."""
         asked = self._asked(wanted)
         in_states = {wanted.state or state for state in states or State if wanted.state in (None, state)}
         if not in_states:
             return iter(())
         sought = replace(asked.sought, states=tuple(map(int, in_states)), born=born)
         found = self._with_names(wanted) if wanted.name or wanted.tag else self._all(sought)
+        found = itertools.takewhile(lambda _: not over(), found)
         return (event for event in found if event.to_state in in_states and wanted.fits(event, asked))
+
+    def still(self, wanted: Wanted, events: Iterable[Event], states: Collection[State]) -> Iterator[Event]:
+        """As they are now, those of them that are wanted still, and in one of these states."""
+        asked = self._asked(wanted)
+        found = (self._engine.find(event.record.key) for event in events)
+        return (event for event in found
+                if event is not None and event.to_state in states and wanted.fits(event, asked))  # fmt: skip
 
     def page(self, wanted: Wanted, after: str, limit: int) -> dict[str, Any]:
         """`connections`, no more than `limit` unless the engine has that many awake in one place, and `next`: the

@@ -36,7 +36,7 @@ from control.clients.giving import Giving
 from control.clients.grouping import Grouping
 from control.clients.in_band_requests import InBandRequests
 from control.clients.in_band_settings import InBandSettings
-from control.clients.jobs import Jobs
+from control.clients.jobs import WORKERS, Jobs
 from control.clients.locate import Locator
 from control.clients.moving import Moving
 from control.clients.naming import Naming
@@ -211,9 +211,8 @@ class Daemon:
             "classes": partial(snapshots.status, view.service_name),
         }
         status = Status(engine, store, dispatcher, services.by_number, health.rows, parts, facts)
-        view = View(engine, store, names, services.by_number, locator, reach.attaches.waiting, rules.followers)
         jobs = Jobs(engine, store, dispatcher, locator, view)
-        _thread("jobs", jobs.run)
+        working = [_thread("jobs", jobs.run) for _ in range(WORKERS)]
         operations = Operations(
             status=status,
             view=view,
@@ -227,6 +226,7 @@ class Daemon:
             agents=reach.agents.clients,
             dialled=reach.dialled.all,
             offer=reach.tickets.offer,
+            ticket=reach.tickets.issue,
             record=store.append,
             document=Document().read,
         )
@@ -238,6 +238,8 @@ class Daemon:
             asyncio.run(serving.run())
         finally:
             jobs.stop()
+            for thread in working:
+                thread.join(2)
             if not self._end.reason:
                 freeze_all(engine, dispatcher, self._end)
             engine.stop_listening()  # a client that comes while the store writes is not taken in to be reset

@@ -33,17 +33,18 @@ class Attaching:
         self._attaches = attaches
 
     async def attach(self, target: Target, sock: socket.socket, preamble: bytes, early: bytes, timeout_s: float,
-                     protocol: str) -> int:  # fmt: skip
-        """Link a server's socket to a client, waking it; 0 or an errno. The socket stays the caller's."""
+                     protocol: str, key: bytes = b"") -> int:  # fmt: skip
+        """Link a server's socket to a client, waking it; 0 or an errno. The socket stays the caller's. key: of the one
+        connection that is meant, packed, where it is known."""
         request = AttachRequest(sock, preamble, early, timeout_s)
         with self._attaches.asked(protocol, target, request):
-            request.error = await self._attach(target, request)
+            request.error = await self._attach(target, request, key)
         return request.error
 
-    async def _attach(self, target: Target, request: AttachRequest) -> int:
+    async def _attach(self, target: Target, request: AttachRequest, key: bytes) -> int:
         timeout_s = request.timeout_s
         try:
-            candidates = await self._locator.wanted(target)
+            candidates = [one for one in await self._locator.wanted(target) if key in (b"", one.record.key_raw)]
         except OSError as why:
             return await self._without(target, why.errno or EIO, request)
         for wanted in candidates:

@@ -14,23 +14,24 @@ import asyncio
 import secrets
 import socket
 from contextvars import Context, copy_context
-from dataclasses import asdict, dataclass
 from errno import ENOENT
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from appliance.frontends.frontend import Attacher, Frontend, Settings, bind
+from appliance.frontends.frontend import Frontend, Settings, bind
 from appliance.frontends.target import Address, Name, Target, host_target, parse_authority, target_text
 from appliance.wire import endpoint_text, unpack_address
 from control.clients.locate import Located, Locator
 from control.clients.scope import SCOPE
 from control.config import Attach
 from control.core.errors import OperationError
+from control.reach.attaching import Attaching
 
 GOOD_S: Final = 10.0
 """How long a ticket may be used."""
 
 MOST: Final = 1024
-"""Tickets that are not used yet."""
+MOST_EACH: Final = 64
+"""Tickets that are not used yet, of all and of one who asks."""
 
 WAY: Final = "api"
 """What the record of attaches has in place of a protocol."""
@@ -39,42 +40,33 @@ _HOST: Final = "127.0.0.1"
 _PORT: Final = 1  # CONNECT needs one
 
 
-@dataclass(frozen=True, slots=True)
-class Ticket:
-    """address: where it is good, and port. authority: what is to be asked for there."""
+class _Issued(NamedTuple):
+    """key: of the connection that it is for, packed; empty: of whichever the target means then. who: has asked."""
 
-    address: str
-    authority: str
-    good_s: float
+    target: Target
+    key: bytes
+    who: str
+    context: Context
 
 
 class Tickets:
-    """All of it runs in one event loop. attacher: links whoever has a ticket. listening: where attach listens, for
-    servers without one, (address, port); as whoever listens fills it in."""
+    """Within the event loop, but for what says otherwise. attaching: links whoever has a ticket. listening: where
+    attach listens, for servers without one, (address, port); as whoever listens fills it in."""
 
-    def __init__(self, attacher: Attacher, locator: Locator, attach: Attach) -> None:
-        self._attacher = attacher
+    def __init__(self, attaching: Attaching, locator: Locator, attach: Attach) -> None:
+        self._attaching = attaching
         self._locator = locator
         self._attach = attach
         self.listening: list[list[Any]] = []
-        self._tickets: dict[str, tuple[Target, Context]] = {}
+        self._tickets: dict[str, _Issued] = {}
         self._frontend = Frontend(self, Settings(attach.timeout, ("connect",), released_s=attach.released_for))
         self._at: tuple[str, int] | None = None
 
-    async def offer(self, name: str, ticket: bool) -> dict[str, Any]:
+    async def offer(self, name: str) -> dict[str, Any]:
         """Where to connect to reach a client: its number, ``client-address:port``, or name with its domain, also of one
-        that is not connected. ticket: one is wanted, too. Raises OperationError."""
-        located: Located | None = None
-        try:
-            located = await asyncio.to_thread(self._locator.locate, name)
-        except OperationError as error:
-            if error.status != 404 or SCOPE.get() is not None or (target := _target(name)) is None:
-                raise
-        else:
-            key = located.key
-            by_address = Address(unpack_address(key.client), key.client_port)
-            target = _target(name) or by_address
-        offered: dict[str, Any] = {
+        that is not connected. Raises OperationError."""
+        located, target = await self._find(name)
+        return {
             "id": located.id or None if located else None,
             "client": located.key.client_text if located else None,
             "state": located.state.label if located else None,
@@ -82,34 +74,47 @@ class Tickets:
             "at": [endpoint_text((host, port)) for host, port in self.listening],
             "protocols": list(self._attach.protocols),
             "credentials": self._attach.auth != "none",
-            "ticket": asdict(self._issue(target)) if ticket else None,
         }
-        return offered
 
-    def _issue(self, target: Target) -> Ticket:
-        if len(self._tickets) >= MOST:
-            raise OperationError(429, f"{MOST} attaches were asked for that have not begun yet")
+    async def issue(self, name: str, who: str) -> dict[str, Any]:
+        """A ticket for a client, named as for `offer`, within the scope of whoever asks. Raises OperationError."""
+        located, target = await self._find(name)
+        if sum(one.who == who for one in self._tickets.values()) >= MOST_EACH or len(self._tickets) >= MOST:
+            raise OperationError(429, "too many attaches were asked for that have not begun yet")
         if self._at is None:
             try:
                 self._at = self._frontend.serve(bind(_HOST, 0))
             except OSError as error:
                 raise OperationError(503, f"no attach can be taken by the API now: {error.strerror}") from None
         ticket = secrets.token_hex(16) + ".t"  # no name ends in digits alone
-        self._tickets[ticket] = target, copy_context()
+        key = located.event.record.key_raw if located and isinstance(target, Address) else b""
+        self._tickets[ticket] = _Issued(target, key, who, copy_context())
         asyncio.get_running_loop().call_later(GOOD_S, self._tickets.pop, ticket, None)
-        return Ticket(f"{_HOST}:{self._at[1]}", f"{ticket}:{_PORT}", GOOD_S)
+        return {"address": f"{_HOST}:{self._at[1]}", "authority": f"{ticket}:{_PORT}", "good_s": GOOD_S}
+
+    async def _find(self, name: str) -> tuple[Located | None, Target]:
+        try:
+            located = await asyncio.to_thread(self._locator.locate, name)
+        except OperationError as error:
+            if error.status != 404 or SCOPE.get() is not None or (target := _target(name)) is None:
+                raise
+            return None, target
+        return located, _target(name) or Address(unpack_address(located.key.client), located.key.client_port)
 
     def is_of(self, fd: int) -> bool:
-        """Whether the socket of a server came by a ticket."""
-        with socket.socket(fileno=socket.dup(fd)) as server:
-            try:
-                at: tuple[str, int] = server.getsockname()[:2]
-                return at == self._at
-            except OSError:
-                return False
+        """Whether the socket of a server came by a ticket. From any thread."""
+        server = socket.socket(fileno=fd)
+        try:
+            at: tuple[str, int] = server.getsockname()[:2]
+            return at == self._at
+        except OSError:
+            return False
+        finally:
+            server.detach()
 
     def take_back(self, fd: int) -> None:
-        """The socket of a server that came by a ticket and has released its client. It needs another ticket."""
+        """The socket of a server that came by a ticket and has released its client. It needs another one. From any
+        thread."""
         self._frontend.take_back(fd)
 
     @property
@@ -127,9 +132,8 @@ class Tickets:
         found = self._tickets.pop(target.text, None) if isinstance(target, Name) else None
         if found is None:
             return ENOENT
-        wanted, context = found
-        work = self._attacher.attach(wanted, sock, preamble, early, timeout_s, WAY)
-        return await asyncio.get_running_loop().create_task(work, context=context)
+        work = self._attaching.attach(found.target, sock, preamble, early, timeout_s, WAY, found.key)
+        return await asyncio.get_running_loop().create_task(work, context=found.context)
 
 
 def _target(name: str) -> Target | None:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,10 +27,11 @@ def box(nat_free_lab: Lab) -> Iterator[ApiLab]:
 
 
 class Upgraded:
-    """A request for a client, and what is answered. behind: bytes that come with it."""
+    """A request for a client, and what is answered. behind: bytes that come with it; later: a moment after it. end: then
+    no more comes."""
 
     def __init__(self, box: ApiLab, who: str, name: str, behind: bytes = b"", fields: str = "",
-                 tls: ssl.SSLContext | None = None) -> None:  # fmt: skip
+                 tls: ssl.SSLContext | None = None, later: bytes = b"", end: bool = False) -> None:  # fmt: skip
         if who not in box.texts:
             box.token(who)
         sock = box.connected()
@@ -37,7 +39,13 @@ class Upgraded:
         self.sock.settimeout(15)
         head = (f"POST /v1/connections/{name}/attach HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: roost\r\n"
                 f"Authorization: Bearer {box.texts[who]}\r\n{fields}\r\n")  # fmt: skip
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock.sendall(head.encode() + behind)
+        if later:
+            time.sleep(0.001)
+            self.sock.sendall(later)
+        if end:
+            self.sock.shutdown(socket.SHUT_WR)
         self.head = b""
         while b"\r\n\r\n" not in self.head and (data := self.sock.recv(1)):
             self.head += data
@@ -119,10 +127,39 @@ def test_only_clients_of_its_services_are_a_servers(box: ApiLab) -> None:
     assert box.ask("operator", "PUT", f"/v1/connections/{other}/name", {"name": "theirs"})[0] == 200
     for name in (other, "theirs.roost", "nobody.roost", str(box.daemon.get(f"/v1/connections/{other}")["id"])):
         assert Upgraded(box, "server", name).status == 404
-        assert box.ask("server", "POST", f"/v1/connections/{name}/attach", {})[0] == 404
+        assert box.ask("server", "POST", f"/v1/connections/{name}/attach")[0] == 404
     assert box.daemon.get(f"/v1/connections/{other}")["state"] == "ACTIVE"
     assert Upgraded(box, "viewer", own).status == 403
-    assert box.ask("viewer", "POST", f"/v1/connections/{own}/attach", {})[0] == 403
+    assert box.ask("viewer", "POST", f"/v1/connections/{own}/attach")[0] == 403
+    assert box.ask("operator", "POST", f"/v1/connections/{own}/attach/ticket")[0] == 404
+
+
+@pytest.mark.parametrize("later", [b"late", b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n", os.urandom(100_000)])
+def test_what_comes_before_the_answer_is_the_clients_and_no_request(box: ApiLab, later: bytes) -> None:
+    client, address = asleep(box)
+    server = Upgraded(box, "operator", address, b"early ", later=later, end=True)
+    assert server.status == 101
+    assert receive(client, 6 + len(later)) == b"early " + later
+    client.sendall(b"there")
+    client.close()
+    assert server.rest() == b"there"
+
+
+@pytest.mark.parametrize("how", ["reset", "close"])
+def test_who_leaves_before_the_answer_has_no_client(box: ApiLab, how: str) -> None:
+    client, address = asleep(box)
+    for _ in range(5):
+        sock = box.connected()
+        sock.sendall(f"POST /v1/connections/{address}/attach HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n"
+                     f"Upgrade: roost\r\nAuthorization: Bearer {box.texts['operator']}\r\n\r\n".encode())  # fmt: skip
+        time.sleep(0.001)
+        if how == "reset":
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        sock.close()
+    wait_until(lambda: box.daemon.get(f"/v1/connections/{address}")["state"] != "ACTIVE", 5, "nobody has it")
+    server = Upgraded(box, "operator", address, b"mine")
+    assert server.status == 101
+    assert receive(client, 4) == b"mine"
 
 
 def test_what_cannot_be_had_is_said(box: ApiLab) -> None:
@@ -136,14 +173,14 @@ def test_what_cannot_be_had_is_said(box: ApiLab) -> None:
     assert Upgraded(box, "operator", "4711").status == 404
     _, other = asleep(box)
     body = Upgraded(box, "operator", other, b"{}", "Content-Length: 2\r\n")
-    assert body.status in (400, 413)
+    assert (body.status, b"has no body" in body.rest()) == (400, True)
     assert box.daemon.get(f"/v1/connections/{other}")["state"] == "SLEEP"
 
 
 def test_it_says_where_to_connect(box: ApiLab) -> None:
     client, address = asleep(box)
     number = box.daemon.get(f"/v1/connections/{address}")["id"]
-    status, offered = box.ask("operator", "POST", f"/v1/connections/{number}/attach", {})
+    status, offered = box.ask("operator", "POST", f"/v1/connections/{number}/attach")
     assert (status, offered["id"], offered["client"], offered["state"]) == (200, number, address, "SLEEP")
     assert (offered["target"], offered["protocols"], offered["credentials"]) == (address, ["connect", "socks5"], False)
     host, _, port = offered["at"][0].rpartition(":")
@@ -156,7 +193,7 @@ def test_it_says_where_to_connect(box: ApiLab) -> None:
 
 def test_a_ticket_is_good_once_and_for_its_client_alone(box: ApiLab) -> None:
     client, address = asleep(box)
-    ticket = box.daemon.http("POST", f"/v1/connections/{address}/attach", json={"ticket": True}).json()["ticket"]
+    ticket = box.daemon.http("POST", f"/v1/connections/{address}/attach/ticket").json()
     host, _, port = ticket["address"].rpartition(":")
 
     def ask(authority: str) -> socket.socket:

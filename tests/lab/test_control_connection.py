@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import Any
@@ -85,10 +86,12 @@ def test_a_server_steers_its_clients_and_hears_what_becomes_of_them(box: ApiLab,
     assert server.ask("POST", f"/v1/connections/{own}/wake")[1]["state"] == "STANDBY"
     assert server.event(own, "STANDBY")["seq"] > told["seq"]
     server.socket.send(json.dumps({"id": events, "method": "CANCEL"}))
+    assert server.ask("GET", "/v1/events") == (200, None)
     assert server.ask("POST", f"/v1/connections/{own}/idle")[0] == 200
-    wait_until(lambda: box.daemon.get("/v1/history", limit=1)[-1]["to"] == "IDLE", 5, "it is written")
+    assert server.event(own, "IDLE")["id"] == server.number - 1
+    time.sleep(0.3)
     server.ask("GET", "/v1/connections")
-    assert not [one for one in server.told if one["data"]["client"] in (own, other)]
+    assert not [one for one in server.told if one["id"] == events or one["data"]["client"] == other]
     changes = [row for row in box.ask("admin", "GET", "/v1/audit?limit=20")[1] if row["who"] == box.names["server"]]
     assert [row["path"].rpartition("/")[2] for row in changes] == ["sleep", "policy", "policy", "wake", "wake", "idle"]
 
@@ -102,6 +105,7 @@ def test_a_server_steers_its_clients_and_hears_what_becomes_of_them(box: ApiLab,
         ('{"method": "GET"}', "id:"),
         ('{"id": true, "method": "GET"}', "id:"),
         ('{"id": 1, "method": "get"}', "method:"),
+        ('{"id": 1, "method": ["GET"]}', "method:"),
         ('{"id": 1, "method": "GET", "path": "v1"}', "path:"),
         ('{"id": 1, "method": "GET", "path": "/v1/\\u00e9"}', "path:"),
         ('{"id": 1, "method": "GET", "path": "/v1/\\r\\nX: y"}', "path:"),
@@ -125,11 +129,43 @@ def test_what_is_too_much_is_refused(box: ApiLab, server: Controller) -> None:
     for number in range(3):  # of one id, and of more streams than one may have
         server.socket.send(json.dumps({"id": "same", "method": "GET", "path": "/v1/events"}))
         assert server.heard()["status"] == (400 if number else 200)
+    for number in range(1, 20):
+        assert server.ask("GET", f"/v1/events?client={number}")[0] == 200
+    assert server.ask("GET", "/v1/connections")[0] == 429
+    server.socket.send(json.dumps({"id": "same", "method": "CANCEL"}))
+    wait_until(lambda: server.ask("GET", "/v1/connections?limit=1")[0] == 200, 5, "there is room again")
     server.socket.send("x" * 65_537)
     with pytest.raises(ConnectionClosed) as closed:
         server.heard()
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009
+
+
+def test_who_leaves_with_all_that_may_go_on_leaves_nothing_behind(box: ApiLab) -> None:
+    box.token("server", "lab4")
+    for _ in range(3):
+        with closing(Controller(box.connected(), box.texts["server"])) as server:
+            answers = [server.ask("GET", f"/v1/events?client={number}")[0] for number in range(20)]
+            assert answers == [200] * 20
+    wait_until(lambda: box.ask("server", "GET", "/v1/connections?limit=1")[0] == 200, 5, "its token is free")
+
+
+def test_who_sends_no_requests_is_left(box: ApiLab, server: Controller) -> None:
+    with pytest.raises(ConnectionClosed) as closed:
+        for _ in range(100):
+            server.socket.send("1")
+            server.heard()
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1008
+
+
+def test_a_handshake_with_a_body_is_refused(box: ApiLab) -> None:
+    with box.connected() as sock:
+        sock.settimeout(5)
+        sock.sendall(b"GET /v1/control HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+                     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n"
+                     b"Content-Length: 10\r\n\r\n")  # fmt: skip
+        assert sock.recv(1000).startswith(b"HTTP/1.1 400 ")
 
 
 def test_it_begins_with_a_good_token_and_ends_with_it(box: ApiLab) -> None:

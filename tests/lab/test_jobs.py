@@ -84,6 +84,49 @@ def test_named_ones_and_what_is_not_there(box: ApiLab) -> None:
     assert states(box, [asleep, idle]) == {"STANDBY"}
 
 
+def test_what_has_changed_by_the_time_it_comes_to_it_is_left_alone(box: ApiLab) -> None:
+    clients = [box.client() for _ in range(6)]
+    for _, address in clients:
+        box.ask("operator", "POST", f"/v1/connections/{address}/idle")
+    slow = {"action": "sleep", "filter": {"network": "0.0.0.0/0", "state": "IDLE"}, "rate": 2}
+    job = box.ask("operator", "POST", "/v1/jobs", slow)
+    wait_until(lambda: "SLEEP" in states(box, [address for _, address in clients]), 5, "the first one sleeps")
+    for client, address in clients:  # by other records than the list has
+        if states(box, [address]) == {"IDLE"}:
+            box.woken(client)
+            assert box.daemon.act(address, "sleep")["state"] == "SLEEP"
+    closing = box.ask("operator", "POST", "/v1/jobs", {**slow, "action": "close"})
+    assert ended(box, job)["state"] == "done"
+    assert figures(ended(box, closing))[:2] == ("done", 0)
+    for client, _ in clients:
+        box.woken(client)
+
+
+def test_those_of_a_state_go_all_the_way(box: ApiLab) -> None:
+    assert (
+        ended(box, box.ask("operator", "POST", "/v1/jobs", {"action": "close", "everything": True}))["state"] == "done"
+    )
+    awake, asleep = box.client()[1], box.client()[1]
+    box.daemon.act(asleep, "idle")
+    job = ended(box, box.ask("operator", "POST", "/v1/jobs", {"action": "sleep", "filter": {"state": "ACTIVE"}}))
+    assert figures(job) == ("done", 1, 1, 0, {}, 0)
+    assert (states(box, [awake]), states(box, [asleep])) == ({"SLEEP"}, {"IDLE"})
+
+
+def test_nobodys_jobs_wait_for_anothers_and_there_are_not_too_many(box: ApiLab) -> None:
+    address = box.client()[1]
+    box.token("server", "lab4")
+    slow = {"action": "standby", "connections": [f"192.0.2.1:{port}" for port in range(1, 9000)]}
+    numbers = []
+    while (begun := box.ask("server", "POST", "/v1/jobs", {**slow, "rate": 1}))[0] == 202:
+        numbers.append(begun[1]["number"])
+    assert (begun[0], len(numbers)) == (429, 8)
+    job = ended(box, box.ask("operator", "POST", "/v1/jobs", {"action": "idle", "connections": [address]}))
+    assert job["done"] == 1
+    for number in reversed(numbers):
+        assert box.ask("server", "DELETE", f"/v1/jobs/{number}")[0] == 200
+
+
 def test_what_is_cancelled_goes_no_further_and_those_behind_it_begin(box: ApiLab) -> None:
     addresses = [box.client()[1] for _ in range(4)]
     for address in addresses:

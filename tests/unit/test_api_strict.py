@@ -22,7 +22,6 @@ ROUTES = [pytest.param(one, id=f"{one.method} {one.path}") for one in ACCESS if 
 
 BODIES: dict[str, tuple[Any, str]] = {
     "name": ({"name": 7}, "body.name: Input should be a valid string"),
-    "attach": ({"ticket": "yes"}, "body.ticket: Input should be a valid boolean"),
     "start-job": ({"action": "wake", "rate": "9"}, "body.rate: Input should be a valid integer"),
     "tag": ({"add": "red"}, "body.add: Input should be a valid list"),
     "give": ({"values": [], "why": ""}, "body.values: Input should be a valid dictionary"),

@@ -197,7 +197,7 @@ def test_the_command_shows_them(sqlite: Sqlite, monkeypatch: pytest.MonkeyPatch)
 
 def test_what_the_network_s_api_has_refused_is_recorded_and_not_carried_out(box: Box) -> None:
     told = {"Roost-Who": "ann", "Roost-From": "192.0.2.9"}
-    for status, path in ((403, "/v1/connections/1/close"), (401, "/v1/tokens/ann")):
+    for status, path in ((403, "/v1/connections/1/close"), (401, "/v1/tokens/ann"), (403, "/v1/policy/try")):
         box.ask("POST", path, status, headers={**told, "Roost-Refused": f"{status} not%20you"})
     box.ask("POST", "/v1/connections/1/close", 403, headers={**told, "Roost-Refused": "200"})
     assert box.rig.engine.commands == []
@@ -206,5 +206,6 @@ def test_what_the_network_s_api_has_refused_is_recorded_and_not_carried_out(box:
     assert rows == [
         ("ann", "192.0.2.9", "/v1/connections/1/close", 403, "not you"),
         ("ann", "192.0.2.9", "/v1/tokens/ann", 401, "not you"),
+        ("ann", "192.0.2.9", "/v1/policy/try", 403, "not you"),
         ("ann", "192.0.2.9", "/v1/connections/1/close", 403, None),
     ]

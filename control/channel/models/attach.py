@@ -12,18 +12,6 @@ from control.channel.models.common import Client, Number, StateName, answer
 
 
 @answer
-class Ticket(TypedDict):
-    """Good once, for a program on the appliance's machine."""
-
-    address: str
-    """where it is good, and port"""
-    authority: str
-    """what is to be asked for there, by CONNECT"""
-    good_s: Annotated[float, Field(ge=0)]
-    """for so many s"""
-
-
-@answer
 class Offer(TypedDict):
     """Where servers connect to reach a client."""
 
@@ -38,4 +26,3 @@ class Offer(TypedDict):
     """by any of which"""
     credentials: bool
     """whether a user and password are needed"""
-    ticket: Annotated[Ticket | None, Field(description="null: none was asked for")]
