@@ -92,7 +92,9 @@ def settings(box: ApiLab, token: str) -> str:
             f'include-operation-id = "{name}"',
             "checks.positive_data_acceptance.enabled = false",
         ]
+    refused = '"400", "404", "405", "409", "413", "422"'
     told += ["[checks.positive_data_acceptance]", 'expected-statuses = ["2xx", "400", "404", "409"]']
+    told += ["[checks.negative_data_rejection]", f"expected-statuses = [{refused}]"]
     return "\n".join(told)
 
 
