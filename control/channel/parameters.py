@@ -6,11 +6,22 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal
 
 from fastapi import Path, Query
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
 
 from control.channel.asker import WHO_LENGTH
 from control.core.names import NAME_LENGTH
+
+
+def _digits(value: object) -> object:
+    if isinstance(value, str) and not (value.isascii() and value.removeprefix("-").isdigit()):
+        raise PydanticCustomError("int_parsing", "Input should be a whole number, in digits")
+    return value
+
+
+DIGITS: Final = BeforeValidator(_digits)
+"""Of an int in a query: Python would take 1_0 and +1, too."""
 
 PAGE_ROWS: Final = 100
 PAGE_ROWS_MAX: Final = 10_000
@@ -50,14 +61,16 @@ OfName = Annotated[
 ]
 OfTag = Annotated[str, Query(description="those whose name has this tag", examples=["red"])]
 OfRule = Annotated[str, Query(description="those to whom the rule of this name gives a value", examples=["meters"])]
-Quiet = Annotated[int, Query(ge=0, le=2**32 - 1, description="s without payload, at least")]
+Quiet = Annotated[int, Query(ge=0, le=2**32 - 1, description="s without payload, at least"), DIGITS]
 Silence = Annotated[
     int,
     Query(ge=0, le=2**32 - 1, description="s since the client was heard, at least: of those in IDLE and SLEEP alone"),
+    DIGITS,
 ]
 Most = Annotated[
     int | None,
     Query(ge=0, description=f"how many, at most; of a page {PAGE_ROWS} where it is not said, and {PAGE_ROWS_MAX:,}"),
+    DIGITS,
 ]
 Page = Annotated[
     str | None,
@@ -72,13 +85,13 @@ def last(most: int) -> object:
     return Query(ge=0, le=most, description="how many, at most: the last ones")
 
 
-Last10000 = Annotated[int, last(10_000)]
-Last100000 = Annotated[int, last(100_000)]
-Moments = Annotated[int, Query(ge=0, le=1440, description="of how many moments, at most: the last ones")]
+Last10000 = Annotated[int, last(10_000), DIGITS]
+Last100000 = Annotated[int, last(100_000), DIGITS]
+Moments = Annotated[int, Query(ge=0, le=1440, description="of how many moments, at most: the last ones"), DIGITS]
 Refused = Annotated[bool, Query(description="true: only what was refused or failed")]
 Who = Annotated[str, Query(max_length=WHO_LENGTH, description="only what this one asked for", examples=["ann"])]
 AfterTag = Annotated[str, Query(description="those that come after this one", examples=["red"])]
-Tags = Annotated[int, Query(ge=0, le=PAGE_ROWS_MAX, description="how many, at most")]
+Tags = Annotated[int, Query(ge=0, le=PAGE_ROWS_MAX, description="how many, at most"), DIGITS]
 OfOneRule = Annotated[str | None, Query(description="of this rule alone", examples=["meters"])]
 
 # -- of a client that would connect -----------------------------------------------------------------------------------

@@ -74,6 +74,8 @@ def test_a_parameter_that_a_route_does_not_have_is_refused_and_so_is_one_that_co
         if one["in"] == "query":
             key = one["name"]
             assert local.refuses(access, f"?{key}=1&{key}=1") == f"{key}: once"
+            for text in ("1_0", "%2B1", "%201", "1.0", "", "x") if one["schema"].get("type") == "integer" else ():
+                assert f"query.{key}: Input should be a whole number" in local.refuses(access, f"?{key}={text}"), text
 
 
 @pytest.mark.parametrize("access", ROUTES)
