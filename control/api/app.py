@@ -314,7 +314,7 @@ async def _attach(upstream: Upstream, each: AtOnce, otherwise: Work, request: Re
         raise _too_many(f'the token "{row.name}" has {ATTACHED_EACH} clients by the API at once', 0)
     attached_ending = ExitStack()
     attached_ending.callback(each.end, row.id)
-    return Answered(101, {}, Switch(json.loads(offered)["ticket"], connection, attached_ending))
+    return Answered(101, {}, Switch(json.loads(offered), connection, attached_ending))
 
 
 async def _events(stream: Stream, request: Request, _access: Access, row: TokenRow, _ending: ExitStack) -> Answered:
@@ -463,7 +463,7 @@ class Relayed(Response):
 
 
 class Switched(Response):
-    """The byte stream to a client, until it ends, or `over` does; or an error. ending: what is done when it has begun."""
+    """The byte stream to a client, until it ends, or `over` does; or an error. ending: of what goes before it."""
 
     def __init__(self, switch: Switch, over: Callable[[], Coroutine[Any, Any, None]], ending: ExitStack) -> None:
         super().__init__(status_code=101)

@@ -12,10 +12,11 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -283,11 +284,13 @@ class Jobs:
             try:
                 if keys is None:
                     born, over = step.op is not None, job.cancelled.is_set
-                    taken = self._work_off(job, step, outcomes, self._view.found(job.wanted, step.sources, born, over))
+                    events = self._view.found(job.wanted, step.sources, born, over)
+                    now = partial(self._view.still, job.wanted, states=step.sources)
+                    told = self._work_off(job, step, outcomes, events, now)
                     if job.wanted.state in step.sources:  # the next step finds them in another state
-                        keys = taken
+                        keys = told
                 else:
-                    self._work_off(job, step, outcomes, self._now(keys, step.sources))
+                    self._work_off(job, step, outcomes, self._now(keys, step.sources), iter)
                 self._settle(job, outcomes, 1)
             finally:
                 self._commands.uncount(outcomes)
@@ -314,12 +317,14 @@ class Jobs:
         found = (self._engine.find(Key.unpack(key)) for key in keys)
         return (event for event in found if event is not None and event.to_state in states)
 
-    def _work_off(self, job: Job, step: _Step, outcomes: Outcomes, events: Iterator[Event]) -> list[bytes]:
-        """The keys of those that were told to go, where another step may follow."""
+    def _work_off(self, job: Job, step: _Step, outcomes: Outcomes, events: Iterator[Event],
+                  now: Callable[[Sequence[Event]], Iterator[Event]]) -> list[bytes]:  # fmt: skip
+        """The keys of those that were told to go, where another step follows. now: what a part of them is when it comes
+        to it, for what is listed may be some thousand ahead."""
         most = max(1, min(PART_MAX, int(job.rate * PART_S)))
         due_s, keys = time.monotonic(), list[bytes]()
         while not job.cancelled.is_set() and (found := list(itertools.islice(events, most))):
-            part = found if job.names else list(self._view.still(job.wanted, found, step.sources))
+            part = list(now(found))
             outcomes.asked += len(part)
             told = [event.record.key_raw for event in part]
             if step.op is None:

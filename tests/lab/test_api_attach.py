@@ -27,8 +27,8 @@ def box(nat_free_lab: Lab) -> Iterator[ApiLab]:
 
 
 class Upgraded:
-    """A request for a client, and what is answered. behind: bytes that come with it; later: a moment after it. end: then
-    no more comes."""
+    """A request for a client, and what is answered. behind: bytes that come with it; later: a moment after it. end:
+    then no more comes."""
 
     def __init__(self, box: ApiLab, who: str, name: str, behind: bytes = b"", fields: str = "",
                  tls: ssl.SSLContext | None = None, later: bytes = b"", end: bool = False) -> None:  # fmt: skip
@@ -137,12 +137,20 @@ def test_only_clients_of_its_services_are_a_servers(box: ApiLab) -> None:
 @pytest.mark.parametrize("later", [b"late", b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n", os.urandom(100_000)])
 def test_what_comes_before_the_answer_is_the_clients_and_no_request(box: ApiLab, later: bytes) -> None:
     client, address = asleep(box)
-    server = Upgraded(box, "operator", address, b"early ", later=later, end=True)
+    server = Upgraded(box, "operator", address, b"early ", later=later)
     assert server.status == 101
     assert receive(client, 6 + len(later)) == b"early " + later
     client.sendall(b"there")
     client.close()
     assert server.rest() == b"there"
+
+
+def test_who_has_said_all_before_the_answer_is_heard_and_leaves(box: ApiLab) -> None:
+    client, address = asleep(box)
+    assert Upgraded(box, "operator", address, b"early ", later=b"late", end=True).status == 101
+    assert receive(client, 10) == b"early late"
+    wait_until(lambda: box.daemon.get(f"/v1/connections/{address}")["state"] == "STANDBY", 5, "the link ends")
+    box.woken(client)
 
 
 @pytest.mark.parametrize("how", ["reset", "close"])

@@ -17,7 +17,7 @@ from starlette.routing import Route, WebSocketRoute
 
 from control.api import app as application
 from control.api import tokens as kept
-from control.api.access import ACCESS, EVENTS, METRICS, Access
+from control.api.access import ACCESS, ATTACH, EVENTS, METRICS, Access
 from control.api.app import make_app
 from control.api.bounds import AtOnce, Rates, source_of
 from control.api.stream import Stream
@@ -120,7 +120,9 @@ def test_every_route_of_the_daemon_has_its_role_and_there_is_no_other() -> None:
             elif route.path.startswith("/v1/"):
                 yield from ((method, route.path) for method in route.methods - {"HEAD"})
 
-    assert sorted(routes(local.routes)) == sorted((one.method, one.path) for one in ACCESS if one.path != METRICS)
+    assert sorted(routes(local.routes)) == sorted(
+        [*((one.method, one.path) for one in ACCESS if one.path != METRICS), ("POST", f"{ATTACH}/ticket")]
+    ), "tickets are for this machine"
     assert all(isinstance(route, Route | WebSocketRoute) for route in Box().app.routes)
 
 
