@@ -34,6 +34,7 @@ from control.api.tokens import Tokens, UnreadableError
 from control.api.upgrade import EXTENSION, SWITCHING, RefusedError, TakeOver, attached, relay
 from control.api.upstream import AwayError, Upstream
 from control.core.access import BODY_MAX, FROM, SERVICES, WHO, Credential, Role, read_token
+from control.core.logs import about
 from control.store.database import StoreError
 from control.store.tokens import TokenRow
 
@@ -101,7 +102,8 @@ class Gate:
             raise _too_many(f'the token "{row.name}" is used too often', wait)
         self._requests.take(row.id)
         if not access.allows(Role(row.role)):
-            log.debug("%s, %s, refused to %s: %s %s", row.name, row.role, request.client, access.method, access.path)
+            log.debug("%s, %s, refused to %s: %s %s", row.name, row.role, request.client, access.method, access.path,
+                      extra=about(token=row.name))  # fmt: skip
             raise HTTPException(403, f'the token "{row.name}" has the role "{row.role}", which may not do this')
         if not self._at_once.begin(row.id):
             raise _too_many(f'the token "{row.name}" has {AT_ONCE} requests that are not answered yet', 0)

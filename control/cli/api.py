@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from control.cli.logs import log_to_stderr
+from control.core.access import LOG
 
 
 @click.command("api")
@@ -19,8 +22,9 @@ def command(config_path: str, verbose: bool) -> None:
     Example:
       sudo ./roost api -c roost.toml
     """
-    log_to_stderr(verbose)
     from control.api.process import run
     from control.config import load
 
-    run(load(config_path))
+    config = load(config_path).with_log(verbose, os.environ.get(LOG, ""))
+    log_to_stderr(config.log)
+    run(config)
