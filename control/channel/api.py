@@ -6,6 +6,7 @@
                                                     one JSON object a line (NDJSON), streamed
     GET  /v1/connections?after=first&limit=&...     a page of them, {"connections": [...], "next": the `after` of the
                                                     page that follows, or null}
+    GET  /v1/connections?key=CLIENT,NEAR&key=...    those of these 4-tuples, 200 at most
     GET  /v1/connections/{id}                       id: number, client-address:port, or name.domain
     GET  /v1/connections/{id}/explain               why it is not asleep, or does not wake
     POST /v1/connections/{id}/{action}              standby idle sleep wake close
@@ -44,7 +45,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -56,7 +57,7 @@ from pydantic import BaseModel, ConfigDict
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
-from appliance.wire import Event
+from appliance.wire import Event, Key
 from control.channel.asker import WHO_LENGTH, AskedBy, Scoped
 from control.channel.audit import Audited
 from control.channel.jobs import job_routes
@@ -64,6 +65,7 @@ from control.channel.operations import Operations
 from control.channel.policy import policy_routes
 from control.channel.tokens import token_routes
 from control.clients.view import Wanted
+from control.config import parse_endpoint
 from control.core.access import BODY_MAX
 from control.core.errors import OperationError
 from control.core.ports import TransitionsPort
@@ -80,6 +82,8 @@ HEARTBEAT_S: Final = 5.0
 PAGE_ROWS: Final = 100
 PAGE_ROWS_MAX: Final = 10_000
 """Connections in a page: where it is not said, and at most."""
+
+KEYS_MAX: Final = 200
 
 SECRET: Final = frozenset({"snd_nxt", "rcv_nxt", "ts_offset", "ts_recent"})
 """Of a sleeping connection: not told by the network."""
@@ -138,7 +142,12 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
         tag: str = "", quiet: Seconds = 0, silence: Seconds = 0, rule: str = "",
         limit: Annotated[int | None, Query(ge=0)] = None,
         after: Annotated[str | None, Query(max_length=200)] = None,
+        key: Annotated[Sequence[str], Query(max_length=KEYS_MAX)] = (),
     ) -> Response:  # fmt: skip
+        if key:
+            return StreamingResponse(
+                _ndjson(operations.view.at(list(map(_key, key)))), media_type="application/x-ndjson"
+            )
         in_state = State[state] if state else None
         wanted = Wanted(in_state, client, network, service, name.lower(), tag.lower(), quiet, silence, rule)
         if after is not None:
@@ -222,6 +231,14 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
         return StreamingResponse(_live(operations, source, past), media_type="text/event-stream")
 
     return app
+
+
+def _key(text: str) -> Key:
+    client, _, local = text.partition(",")
+    try:
+        return Key.of(*parse_endpoint(client), *parse_endpoint(local))
+    except ValueError:
+        raise OperationError(400, f'key="{text[:200]}" is no client-address:port,near-address:port') from None
 
 
 def _json(data: Any) -> Response:

@@ -127,11 +127,16 @@ class ApiLab:
         self.exchange(client, server)
         return client, endpoint(*client.getsockname()[:2])
 
+    def accepted(self, family: int = 4) -> socket.socket:
+        """The next link, at the server."""
+        server = self._servers[family].accept()[0]
+        server.settimeout(10)
+        return server
+
     def woken(self, client: socket.socket, family: int = 4) -> None:
         """The client speaks, and a server hears it and answers."""
         client.sendall(b"hello")
-        with self._servers[family].accept()[0] as server:
-            server.settimeout(10)
+        with self.accepted(family) as server:
             assert server.recv(5) == b"hello"
             server.sendall(b"there")
             assert client.recv(5) == b"there"
