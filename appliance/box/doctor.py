@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from appliance import paths
-from appliance.box import kernel_probe, mounts
+from appliance.box import kernel_probe, mounts, tracepoints
 
 MINIMUM_KERNEL = (5, 18)
 """BPF_PROG_RUN in live-frame mode and bpf_xdp_load_bytes arrived with Linux 5.18; Debian 12 has 6.1."""
@@ -111,6 +111,8 @@ def check_kernel() -> Iterator[Outcome]:
     absent = None if BTF.exists() else f"no {BTF}"
     use = "Without it bpftool shows tables as raw bytes. CONFIG_DEBUG_INFO_BTF"
     yield outcome("kernel", "BTF", Need.ADVISED, absent, use, "present")
+    absent, fix = tracepoints.problem() or (None, "")
+    yield outcome("kernel", "tracepoints by bcc, for roost trace", Need.ADVISED, absent, fix, "present")
 
 
 NAMESPACE_CHECKS = (

@@ -6,6 +6,7 @@
                                                     one JSON object a line (NDJSON), streamed
     GET  /v1/connections?after=first&limit=&...     a page of them, {"connections": [...], "next": the `after` of the
                                                     page that follows, or null}
+    GET  /v1/connections?key=CLIENT,NEAR&key=...    those of these 4-tuples, 200 at most
     GET  /v1/connections/{id}                       id: number, client-address:port, or name.domain
     GET  /v1/connections/{id}/explain               why it is not asleep, or does not wake
     POST /v1/connections/{id}/{action}              standby idle sleep wake close
@@ -57,7 +58,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 
-from appliance.wire import Event
+from appliance.wire import Event, Key
 from control.channel import parameters as par
 from control.channel.asker import AskedBy, Scoped
 from control.channel.audit import Audited
@@ -67,6 +68,7 @@ from control.channel.policy import policy_routes
 from control.channel.strict import BODY, StrictRoute
 from control.channel.tokens import token_routes
 from control.clients.view import Wanted
+from control.config import parse_endpoint
 from control.core.access import BODY_MAX
 from control.core.errors import OperationError
 from control.core.ports import TransitionsPort
@@ -79,6 +81,8 @@ EVENTS_BOUND: Final = 20_000
 """Transitions that wait for a slow reader of /v1/events; what comes then is dropped for that reader, and it is told."""
 
 HEARTBEAT_S: Final = 5.0
+
+KEYS_MAX: Final = 200
 
 SECRET: Final = frozenset({"snd_nxt", "rcv_nxt", "ts_offset", "ts_recent"})
 """Of a sleeping connection: not told by the network."""
@@ -150,7 +154,10 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
         state: par.StateName = None, client: par.OfClient = "", network: par.OfNetwork = "",
         service: par.OfService = "", name: par.OfName = "", tag: par.OfTag = "", quiet: par.Quiet = 0,
         silence: par.Silence = 0, rule: par.OfRule = "", limit: par.Most = None, after: par.Page = None,
+        keys: par.OfKeys = "",
     ) -> Response:  # fmt: skip
+        if keys:
+            return StreamingResponse(_ndjson(operations.view.at(_keys(keys))), media_type="application/x-ndjson")
         in_state = State[state] if state else None
         wanted = Wanted(in_state, client, network, service, name.lower(), tag.lower(), quiet, silence, rule)
         if after is not None:
@@ -240,6 +247,16 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
         return StreamingResponse(_live(operations, source, past), media_type="text/event-stream")
 
     return app
+
+
+def _keys(text: str) -> list[Key]:
+    told = [one.partition(",") for one in text.split(";")]
+    if len(told) > KEYS_MAX:
+        raise OperationError(422, f"keys: {KEYS_MAX} at most")
+    try:
+        return [Key.of(*parse_endpoint(client), *parse_endpoint(near)) for client, _, near in told]
+    except ValueError:
+        raise OperationError(400, "keys: each is client-address:port,near-address:port, with a ; between two") from None
 
 
 def _json(data: Any) -> Response:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+import os
 
 import click
 
 from control.cli.logs import log_to_stderr
+from control.core.access import LOG
 
 
 @click.command("api")
@@ -30,8 +32,9 @@ def command(config_path: str | None, openapi: bool, verbose: bool) -> None:
         return
     if config_path is None:
         raise click.UsageError("-c FILE is missing, the daemon's configuration")
-    log_to_stderr(verbose)
     from control.api.process import run
     from control.config import load
 
-    run(load(config_path))
+    config = load(config_path).with_log(verbose, os.environ.get(LOG, ""))
+    log_to_stderr(config.log)
+    run(config)

@@ -185,7 +185,7 @@ class Client:
 
 def _with_query(path: str, query: dict[str, object]) -> str:
     given = {key: value for key, value in query.items() if value not in (None, "")}
-    return f"{path}?{urlencode(given)}" if given else path
+    return f"{path}?{urlencode(given, doseq=True)}" if given else path
 
 
 def _reason(response: http.client.HTTPResponse) -> str:

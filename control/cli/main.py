@@ -31,6 +31,7 @@ OPERATOR = {
     "agents": "The clients that agents speak for.",
     "dialled": "The clients that were dialled in vain.",
     "events": "The transitions, as they happened and as they happen.",
+    "trace": "What the kernel does with clients' sockets: retransmissions, resets, states.",
     "attaches": "The servers that asked for a client, and what became of it.",
     "snapshots": "How many connections there were, and what happened, each minute.",
     "token": "Tokens of the API: who may ask it, and for what.",

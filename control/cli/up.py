@@ -29,13 +29,14 @@ def command(config_path: str, check: bool, take_over: bool, verbose: bool) -> No
     Example:
       sudo ./roost up -c roost.toml
     """
-    log_to_stderr(verbose)
+    from control.config import load
+
+    config = load(config_path).with_log(verbose)
+    log_to_stderr(config.log)
     if check:
-        from control.config import load
         from control.store.database import parse_url
         from control.store.reading import Reader
 
-        config = load(config_path)
         if config.problem:
             raise click.ClickException(f"{config_path}: {config.problem}")
         Reader(parse_url(config.database_url)).close_readers()  # whether there is a driver for it
@@ -43,4 +44,4 @@ def command(config_path: str, check: bool, take_over: bool, verbose: bool) -> No
         return
     from control.daemon.daemon import run
 
-    sys.exit(run(config_path, take_over))
+    sys.exit(run(config_path, config, take_over))

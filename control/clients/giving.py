@@ -16,6 +16,7 @@ from appliance.wire import OVERRIDES, Command, Op
 from control.clients.locate import Locator
 from control.clients.ruling import check_words
 from control.core.errors import OperationError
+from control.core.logs import about
 from control.core.ports import CommandsPort
 from control.core.states import Cause
 from control.policy.rules import VALUES, RuleError, read_rule
@@ -55,7 +56,8 @@ class Giving:
             status, said = _ERRORS.get(outcome.error, (409, os.strerror(outcome.error)))
             raise OperationError(status, f"{client} keeps the values that it has: {said}")
         told = ", ".join(f"{key} {'of its policy' if one is None else f'{one:g} s'}" for key, one in read.items())
-        log.info("%s: by command of %s: %s%s", client, who, told, f" ({why})" if why else "")
+        log.info("%s: by command of %s: %s%s", client, who, told, f" ({why})" if why else "",
+                 extra=about(connection=located.id, client=located.key, who=who))  # fmt: skip
         return {"id": located.id, "client": client, "state": located.state.label, "values": read}
 
 

@@ -23,6 +23,7 @@ from control.clients.living import living
 from control.clients.registry import Registry
 from control.clients.rules import Rules
 from control.core.errors import OperationError
+from control.core.logs import about
 from control.core.ports import EnginePort
 from control.core.states import Cause
 from control.policy.rules import NOBODY
@@ -229,9 +230,11 @@ class Grouping:
             elif len(self._told) < TODO_MAX:
                 self._told[one] = wanted, times
         if in_vain:
+            client = Key.unpack(in_vain[0][0])
             log.error("policy: %s and %d other connections do not get the values of rules by name or tag: the engine "
                       "has no room for them, or their rows cannot be read",
-                      Key.unpack(in_vain[0][0]).client_text, len(in_vain) - 1)  # fmt: skip
+                      client.client_text, len(in_vain) - 1,
+                      extra=about(connection=in_vain[0][1], client=client))  # fmt: skip
         self._submit(others)
         return sets
 

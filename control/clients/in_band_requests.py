@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 
 from appliance.wire import Command, Event, Op, Verb
 from control.clients.registry import Gift, Registry, RegistryError, canonical
+from control.core.logs import about
 from control.core.ports import BATCH, EnginePort
 
 log = logging.getLogger("roost.in_band")
@@ -67,7 +68,8 @@ class InBandRequests:
             try:
                 gifts.append(Gift({canonical(event.name, self._domain): 0}, event.record.key_raw, event.id))
             except ValueError as error:
-                log.info("in band: %s asks for a name that is none: %s", event.record.key.client_text, error)
+                log.info("in band: %s asks for a name that is none: %s", event.record.key.client_text, error,
+                         extra=about(connection=event.id, client=event.record.key))  # fmt: skip
                 errors[i] = EINVAL
         try:
             if gifts:

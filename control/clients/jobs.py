@@ -28,6 +28,7 @@ from control.clients.moving import refusal_text
 from control.clients.scope import SCOPE
 from control.clients.view import View, Wanted
 from control.core.errors import OperationError
+from control.core.logs import about
 from control.core.ports import EnginePort, ManyPort, Outcomes
 from control.core.states import AWAKE, INACTIVE, State
 from control.store.database import reason
@@ -242,7 +243,7 @@ class Jobs:
             except SQLAlchemyError as error:
                 job.error = f"store: {reason(error)}"
             except Exception as error:
-                log.exception("job %d ended", job.number)
+                log.exception("job %d ended", job.number, extra=about(job=job.number))
                 job.error = f"an error of the daemon's own ({type(error).__name__}); its log has more"
             with self._changed:
                 self._end(job, stage)
@@ -272,7 +273,7 @@ class Jobs:
             f"{shown[key]:,} {key}" for key in ("found", "done", "unchanged", "closed", "unanswered", "missing")
         )
         log.info("job %d, %s, of %s: %s; %s; refused: %s", job.number, job.action, job.who, job.error or stage, counts,
-                 shown["refused"] or "none")  # fmt: skip
+                 shown["refused"] or "none", extra=about(job=job.number, who=job.who))  # fmt: skip
 
     def _carry_out(self, job: Job) -> None:
         keys = self._keys_of(job) if job.names else None

@@ -28,9 +28,10 @@ from typing import Final, Literal, NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from appliance.wire import Command, Op
+from appliance.wire import Command, Key, Op
 from control.clients.living import living, numbers_at
 from control.core.errors import OperationError
+from control.core.logs import about
 from control.core.names import NAME_LENGTH, STARS_MAX, is_name, is_pattern
 from control.core.ports import EnginePort
 from control.core.states import Cause
@@ -148,7 +149,8 @@ class Registry:
             alive = compress(older.items(), living(self._engine, self._store, list(older)))
             commands = []
             for (key, number), (name, by) in alive:
-                log.info("%s: connected again, by connection %d: connection %d is closed", name, by, number)
+                log.info("%s: connected again, by connection %d: this one is closed", name, by,
+                         extra=about(connection=number, client=Key.unpack(key), name=name))  # fmt: skip
                 changes["successors", number] = SUCCESSOR.pack(by, since)
                 commands.append(Command(op=Op.CLOSE, cause=Cause.CLIENT_CONNECT, key=key, id=number))
             for hear in self._losing:

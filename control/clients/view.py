@@ -16,7 +16,7 @@ from appliance.wire import KA, REST, Ends, Event, Key, Sought, pack_address
 from control.clients.locate import Locator
 from control.clients.registry import Registry, RegistryError
 from control.clients.rules import Follows
-from control.clients.scope import SCOPE, service_to_list
+from control.clients.scope import SCOPE, in_scope, service_to_list
 from control.clients.transitions import error_text, transition
 from control.config import Service
 from control.core.errors import OperationError
@@ -117,6 +117,12 @@ class View:
         found = itertools.islice(self.found(wanted), limit)
         while chunk := list(itertools.islice(found, CHUNK)):
             yield self._rows(chunk, wanted)
+
+    def at(self, keys: Sequence[Key]) -> Iterator[list[dict[str, Any]]]:
+        """Those of these 4-tuples, in one chunk; but those that sleep without a slot."""
+        found = [self._engine.find(key) for key in keys]
+        events = [event for event in found if event is not None and not event.candidate]
+        yield self._rows([one for one in events if in_scope(self.service_name(one.record.service))], EVERYTHING)
 
     def found(self, wanted: Wanted, states: Collection[State] = (), born: bool = True,
               over: Callable[[], bool] = lambda: False) -> Iterator[Event]:  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from control.config.config import Config
 from control.config.reading import ConfigError, hint, load, parse, problem
-from control.config.sections import Absent, Agent, Api, Attach, Export, Policy, Pressure
+from control.config.sections import Absent, Agent, Api, Attach, Export, Log, Policy, Pressure
 from control.config.service import Health, Service
 from control.config.values import parse_duration, parse_endpoint, parse_ports, parse_server
 
@@ -22,6 +22,7 @@ __all__ = [
     "ConfigError",
     "Export",
     "Health",
+    "Log",
     "Policy",
     "Pressure",
     "Service",

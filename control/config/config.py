@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from pydantic import Field, model_validator
 
@@ -18,6 +18,7 @@ from control.config.sections import (
     Attach,
     Export,
     History,
+    Log,
     Network,
     Paths,
     Policy,
@@ -52,6 +53,7 @@ class Config(Section):
     api: Api = Field(default_factory=Api)
     history: History = Field(default_factory=History)
     export: Export = Field(default_factory=Export)
+    log: Log = Field(default_factory=Log)
     service: tuple[Service, ...] = ()
 
     @model_validator(mode="after")
@@ -139,6 +141,11 @@ class Config(Section):
             why = f'dial_service = "{name}" is none' if name else "there is none"
             raise ValueError(f'[absent] steps has "dial", for clients of a [[service]] with servers: {why}')
         return self
+
+    def with_log(self, verbose: bool, inherited: str = "") -> Self:
+        """The same, but for its log. verbose: level debug. inherited: the section as JSON; empty: none."""
+        log = Log.model_validate_json(inherited) if inherited else self.log
+        return self.model_copy(update={"log": log.model_copy(update={"level": "debug"}) if verbose else log})
 
     @property
     def dial_services(self) -> dict[int, str]:

@@ -530,3 +530,15 @@ class Export(Section):
         if value and not value.startswith("/"):
             raise ValueError(f'"{value[:100]}" is no absolute path')
         return value
+
+
+class Log(Section):
+    """What the daemon and the API's process say on standard error. Neither payload nor a token is in it."""
+
+    format: Literal["console", "json"] = Field(
+        "console",
+        description="`console`: for people; `json`: one object a line, see [below](#the-log)",
+    )
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="what is said at all, from this level up; `-v` is `debug`"
+    )

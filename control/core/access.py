@@ -51,7 +51,8 @@ class Credential(NamedTuple):
 
 SOCKET: Final = "ROOST_API_SOCKET"
 DATABASE: Final = "ROOST_API_DATABASE"
-"""In the environment of the API's process: the daemon's."""
+LOG: Final = "ROOST_API_LOG"
+"""In the environment of the API's process: the daemon's; LOG is its [log] as JSON."""
 
 
 def new_token() -> tuple[str, Credential]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from control.config import Api, Config
-from control.core.access import DATABASE, SOCKET
+from control.core.access import DATABASE, LOG, SOCKET
 from control.daemon import beside
 
 log = logging.getLogger("roost.daemon")
@@ -55,8 +55,9 @@ class ApiProcess:
     @classmethod
     def of(cls, config_path: str, config: Config, wanted: Callable[[], Config],
            share: Sequence[Callable[[int], None]]) -> ApiProcess:  # fmt: skip
-        """With `roost api` of this daemon's file, its socket and its database, whatever the file says by now."""
-        environment = {SOCKET: config.control_socket, DATABASE: config.database_url}
+        """With `roost api` of this daemon's file, its socket, database and log, whatever the file says by now."""
+        environment = {SOCKET: config.control_socket, DATABASE: config.database_url,
+                       LOG: config.log.model_dump_json()}  # fmt: skip
         return cls(wanted, share, (*beside.roost("api"), "-c", str(Path(config_path).absolute())), environment)
 
     def status(self) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from appliance import __version__
 from appliance.box.router import RouterError, close_routes
 from appliance.engine import Engine
 from appliance.wire import EngineOptions, EventType
-from control import config as configuration
 from control.channel.operations import Operations
 from control.channel.status import Status
 from control.channel.tokens import Tokens
@@ -302,10 +301,10 @@ def _tls(config: Config) -> ssl.SSLContext | None:
         raise DaemonError(f"[agents] {files}: {error.strerror or error}") from None
 
 
-def run(path: str, take_over: bool = False) -> int:
-    """Load the configuration at `path` and run its daemon in the foreground; returns the exit status. take_over: the
-    database of a daemon that is dead is this one's from now on."""
+def run(path: str, config: Config, take_over: bool = False) -> int:
+    """Run the daemon of the configuration that was read at `path` in the foreground; returns the exit status.
+    take_over: the database of a daemon that is dead is this one's from now on."""
     # What is there by now stays to the end. Were the collector of cycles to walk it again and again, reading the rows
     # of sleeping connections would take twice as long.
     gc.freeze()
-    return Daemon(path, configuration.load(path), take_over=take_over).run()
+    return Daemon(path, config, take_over=take_over).run()

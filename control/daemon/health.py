@@ -23,6 +23,7 @@ from appliance.box.checks import CheckFailed, check, failure
 from appliance.wire import Event, ServerAddress, ServerStatus, endpoint_text, unpack_address
 from control.config import Health as Settings
 from control.config import Service, parse_endpoint
+from control.core.logs import about
 from control.core.ports import ServersPort
 
 log = logging.getLogger("roost.health")
@@ -65,6 +66,11 @@ class _Watched:
     reason: str = ""
     task: asyncio.Task[None] | None = None
     trial: asyncio.TimerHandle | None = None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Of a line of the log."""
+        return about(service=self.name, server=endpoint_text(self.server))
 
     @property
     def text(self) -> str:
@@ -157,7 +163,7 @@ class Health:
             except CheckFailed as failed:
                 why = str(failed)
             except OSError as error:
-                log.warning("%s is not checked: %s", watched.text, error.strerror)
+                log.warning("%s is not checked: %s", watched.text, error.strerror, extra=watched.about)
                 await asyncio.sleep(settings.interval)
                 continue
             if watched.tally.heard(not why):
@@ -171,16 +177,17 @@ class Health:
         watched.tally.turn(False)
         watched.reason = why
         self._engine.mark_server(watched.service, watched.server, False)
-        log.warning("%s is down: %s", watched.text, why)
+        log.warning("%s is down: %s", watched.text, why, extra=watched.about)
         others = [one for one in self._watched.values() if one.service == watched.service]
         if not any(one.tally.up for one in others):
-            log.error('service "%s" has no server that is up: its clients wait', watched.name)
+            log.error('service "%s" has no server that is up: its clients wait', watched.name,
+                      extra=about(service=watched.name))  # fmt: skip
 
     def _up(self, watched: _Watched) -> None:
         watched.tally.turn(True)
         watched.reason = ""
         self._engine.mark_server(watched.service, watched.server, True)
-        log.info("%s is up again", watched.text)
+        log.info("%s is up again", watched.text, extra=watched.about)
 
     def rows(self, service: int) -> list[dict[str, Any]]:
         """The servers of a service as people and programs see them. From any thread."""

@@ -14,6 +14,7 @@ from control.clients.grouping import Grouping
 from control.clients.in_band_settings import InBandSettings
 from control.clients.registry import RegistryError
 from control.clients.rules import Rules
+from control.core.logs import about
 from control.core.ports import BATCH
 from control.core.states import Cause, State
 from control.daemon.end import End
@@ -124,6 +125,8 @@ class Reconciler:
                 latest[row.key] = row.id
                 yield row
                 continue
-            log.warning("%s: not put back: it has connected again", Key.unpack(row.key).client_text)
+            key = Key.unpack(row.key)
+            log.warning("%s: not put back: it has connected again", key.client_text,
+                        extra=about(connection=row.id, client=key))  # fmt: skip
             closed = history_row(row.id, row.key, row.service, State.SLEEP, State.CLOSED)
             self._store.add([closed], deletes=[(row.key, row.id)])

@@ -11,6 +11,7 @@ from appliance.engine import EngineError
 from appliance.wire import ServiceSpec
 from control import config as configuration
 from control.config import Config, ConfigError, Service
+from control.core.logs import about
 from control.daemon.waiting import NotYetError
 from control.policy.reload import needs_restart, reloaded
 from control.policy.services import service_spec
@@ -63,7 +64,7 @@ class Services:
             engine.update(*self.spec(number))
         except (EngineError, NotYetError) as error:
             self.by_number[number] = before
-            log.error('service "%s": %s', before.name, error)
+            log.error('service "%s": %s', before.name, error, extra=about(service=before.name))
             return False
         return True
 

@@ -28,6 +28,7 @@ from errno import EIO
 from typing import Final
 
 from appliance.wire import ROW, Command, Event, EventType, Op, Record
+from control.core.logs import about
 from control.core.ports import BATCH, EnginePort, Listener, Outcome, Outcomes
 from control.core.states import AWAKE, Cause, State, transition_text
 from control.dispatch.capacity import Capacity
@@ -232,9 +233,8 @@ class Dispatcher:
     def _illegal(self, event: Event) -> None:
         self.counters.illegal += 1
         what = transition_text(event.from_state, event.to_state, event.cause)
-        log.error(
-            "connection %d: illegal transition %s: refused by the engine, which ends the connection", event.id, what
-        )
+        log.error("illegal transition %s: refused by the engine, which ends the connection", what,
+                  extra=about(connection=event.id, client=event.record.key))  # fmt: skip
 
     # -- commands with an answer --------------------------------------------------------------------------------------
 
@@ -279,7 +279,7 @@ class Dispatcher:
         try:
             self._handlers[event.type](event)
         except Exception:
-            log.exception("connection %d: event %d was not handled", event.id, event.type)
+            log.exception("event %d was not handled", event.type, extra=about(connection=event.id))
 
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` with each batch of transitions, in the dispatcher's thread; returns how to end it."""

@@ -16,6 +16,7 @@ from errno import EAGAIN, EIO, ENOENT
 from typing import Final
 
 from appliance.wire import Command, Event, Op
+from control.core.logs import about
 from control.core.ports import EnginePort
 from control.dispatch.turn import Counters
 from control.store import records
@@ -77,8 +78,9 @@ class Recall:
             else:
                 self._counters.lost_records += 1
                 command.error = EIO if why else ENOENT
-                client = event.record.key.client_text
-                log.error("%s cannot wake: %s", client, why or "the store has no record of it")
+                client = event.record.key
+                log.error("%s cannot wake: %s", client.client_text, why or "the store has no record of it",
+                          extra=about(connection=event.id, client=client))  # fmt: skip
             commands.append(command)
         if commands:
             self._engine.submit(commands)

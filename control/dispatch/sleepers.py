@@ -16,6 +16,7 @@ from errno import EAGAIN
 from typing import Final
 
 from appliance.wire import Command, Event, Op, Record
+from control.core.logs import about
 from control.core.ports import BATCH, EnginePort, Outcome, Outcomes
 from control.core.states import Cause, State
 from control.dispatch.turn import Counters, Turn, history_row
@@ -146,6 +147,7 @@ class Sleepers:
         elif event.op == Op.INSERT:
             # After a reboot: the client has connected again from the same port, so the old connection is gone; or the
             # table is full, and its keep-alives are not answered.
-            log.warning("%s: not put back: %s", event.record.key.client_text, os.strerror(event.error))
+            log.warning("%s: not put back: %s", event.record.key.client_text, os.strerror(event.error),
+                        extra=about(connection=event.id, client=event.record.key))  # fmt: skip
             turn.rows.append(history_row(event.id, key, event.record.service, State.SLEEP, State.CLOSED))
             turn.deletes.append((key, event.id))

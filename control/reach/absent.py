@@ -16,6 +16,7 @@ from appliance.wire import Key, pack_address
 from control.clients.locate import Locator
 from control.clients.registry import Registry, RegistryError
 from control.config import Absent as Policy
+from control.core.logs import about
 from control.reach.agents import Agents
 from control.reach.arrivals import Arrivals, What
 from control.reach.attach_request import AttachRequest
@@ -87,7 +88,7 @@ class Absent:
             if named is None or not named.connected:
                 await asyncio.to_thread(self._names.give, name, key, number)
         except (OSError, RegistryError) as why:
-            log.warning("%s: %s", name, why)
+            log.warning("%s: %s", name, why, extra=about(connection=number, client=Key.unpack(key), name=name))
 
     async def _whereabouts(self, target: Target) -> tuple[str, Address | None]:
         """How the client is called, and where it is, or was when it was last heard of."""

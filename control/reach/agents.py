@@ -34,6 +34,7 @@ from weakref import WeakValueDictionary
 from appliance.agent.roost_agent import VERSION, ProtocolError
 from appliance.wire import Command, Event, Key, Op
 from control.clients.registry import Gift, Named, Registry, RegistryError
+from control.core.logs import about
 from control.core.ports import CommandsPort, EnginePort
 from control.core.states import INACTIVE, Cause, State
 from control.reach.agent_channel import AgentChannel
@@ -111,7 +112,9 @@ class Agents:
 
     def _reject(self, link: Link, why: str) -> None:
         self.counts["rejected"] += 1
-        log.info("%s is turned away: %s", link.key.client_text, why)
+        log.info(
+            "%s is turned away: %s", link.key.client_text, why, extra=about(connection=link.number, client=link.key)
+        )
         self._links.reject(link)
 
     async def _introduce(self, link: Link) -> None:
@@ -151,7 +154,8 @@ class Agents:
         await asyncio.to_thread(self._registry.give_all, [Gift(services, link.packed, link.number)])
         await self._committed()
         self.counts["hellos"] += 1
-        log.info("agent %s at %s speaks for %s", agent.name, link.key.client_text, ", ".join(services))
+        log.info("agent %s at %s speaks for %s", agent.name, link.key.client_text, ", ".join(services),
+                 extra=about(connection=link.number, client=link.key, agent=agent.name))  # fmt: skip
         stay = self._dialled.due(services)
         await channel.write({"welcome": VERSION, "stay": stay})
         self._dialled.told(stay)
@@ -179,7 +183,7 @@ class Agents:
                 if message is None:
                     return
                 if "nonce" in message:
-                    self._answer(key, message)
+                    self._answer(channel.link, message)
                 elif message.get("roost-agent") == VERSION:
                     await self._hello(channel, message)
         except TimeoutError:
@@ -198,10 +202,11 @@ class Agents:
     def _asked(self, key: bytes) -> bool:
         return any(ask.key == key and not ask.answer.done() for ask in self._asks.values())
 
-    def _answer(self, key: bytes, message: Mapping[str, Any]) -> None:
+    def _answer(self, link: Link, message: Mapping[str, Any]) -> None:
         ask = self._asks.get(message["nonce"]) if isinstance(message["nonce"], str) else None
-        if ask is not None and ask.key == key and not ask.answer.done() and "error" in message:
-            log.info("an agent cannot reach its client: %.200s", message["error"])
+        if ask is not None and ask.key == link.packed and not ask.answer.done() and "error" in message:
+            log.info("an agent cannot reach its client: %.200r", message["error"],
+                     extra=about(connection=link.number, client=link.key))  # fmt: skip
             ask.answer.set_result(ECONNREFUSED)
 
     # -- an agent that is spoken to -----------------------------------------------------------------------------------
@@ -306,7 +311,8 @@ class Agents:
         if outcome.error or outcome.state != State.ACTIVE:
             ours.close()
             if outcome.error != EBUSY:
-                log.debug("the agent at %s cannot be asked: errno %d", key.client_text, outcome.error)
+                log.debug("the agent at %s cannot be asked: errno %d", key.client_text, outcome.error,
+                          extra=about(connection=number, client=key))  # fmt: skip
             return False
         link = Link(ours, key, number, 0)
         channel = AgentChannel(link, tls)
@@ -346,7 +352,7 @@ class Agents:
             try:
                 await asyncio.to_thread(self._name, name, key.pack(), event.id)
             except RegistryError as why:
-                log.warning("%s: %s", name, why)
+                log.warning("%s: %s", name, why, extra=about(connection=event.id, client=key, name=name))
         return 0
 
     def _name(self, name: str, key: bytes, number: int) -> None:

@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from appliance.wire import Command, Event, Key, Op
+from control.core.logs import about
 from control.core.ports import EnginePort
 from control.core.states import Cause
 from control.reach.arrivals import Arrivals
@@ -169,7 +170,7 @@ class DaemonLinks:
             elif self.serve_agent is not None:
                 await self.serve_agent(link)
         except Exception:
-            log.exception("a link failed")
+            log.exception("a link failed", extra=about(connection=link.number, client=link.key))
         finally:
             if not link.taken:
                 self._forget(link)

@@ -24,6 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from appliance.frontends.target import parse_address
 from appliance.wire import Key
 from control.clients.registry import Registry
+from control.core.logs import about
 from control.store.database import reason
 from control.store.schema import DIALLED, Keyed
 from control.store.store import Store
@@ -76,7 +77,8 @@ class Dialled:
             failures, stay, _ = self._row(client)
             if not stay and 0 < self._stay_after <= failures + 1:
                 stay = Stay.DUE
-                log.info("%s was dialled in vain %d times: it will be told to stay connected", client, failures + 1)
+                log.info("%s was dialled in vain %d times: it will be told to stay connected", client, failures + 1,
+                         extra=about(client=client))  # fmt: skip
             self._put(client, failures + 1, stay)
 
     def succeeded(self, client: str) -> None:

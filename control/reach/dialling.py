@@ -35,6 +35,7 @@ from typing import Final, NamedTuple
 from appliance.frontends.target import Address
 from appliance.wire import Command, Event, Key, Op, unpack_address
 from control.config import Absent
+from control.core.logs import about
 from control.core.ports import CommandsPort, EnginePort
 from control.core.states import Cause, State
 from control.reach.dialled import Dialled
@@ -108,7 +109,7 @@ class Dialler:
             return (await asyncio.shield(task))._replace(linked=None)
         if len(self._under_way) >= self._policy.dial_limit:
             log.warning("%s is not dialled: %d clients are being dialled already ([absent] dial_limit)",
-                        client, len(self._under_way))  # fmt: skip
+                        client, len(self._under_way), extra=about(client=client))  # fmt: skip
             return Dialling(EMFILE)
         task = self._under_way[where] = asyncio.ensure_future(self._dial(client, where, server, link))
         task.add_done_callback(lambda _: self._under_way.pop(where))
@@ -125,7 +126,8 @@ class Dialler:
             sock.setblocking(False)
             error = await self._connected(sock, where)
         if error:
-            log.info("%s cannot be dialled at %s port %d: %s", client, where.host, where.port, os.strerror(error))
+            log.info("%s cannot be dialled at %s port %d: %s", client, where.host, where.port, os.strerror(error),
+                     extra=about(client=client))  # fmt: skip
             if error not in OURS:
                 self._dialled.failed(client)
             return Dialling(error)
@@ -177,7 +179,7 @@ class Dialler:
             if self.may(where):
                 error = (await self.dial(where.host, where, event.served.server)).error
         except Exception:  # the server that waits is told, whatever the defect
-            log.exception("%s was not dialled", key.client_text)
+            log.exception("%s was not dialled", key.client_text, extra=about(client=key))
             error = EIO
         if error:
             self._engine.submit([Command(Op.ADOPT, key=key, error=error)])

@@ -18,6 +18,7 @@ from typing import Final
 from appliance.wire import Command, Event, Key, Op
 from control.clients.registry import Registry, RegistryError
 from control.config import Service
+from control.core.logs import about
 from control.core.ports import BATCH, DispatcherPort, EnginePort, Outcome
 from control.core.states import AWAKE, State
 from control.reach.dialled import Dialled
@@ -86,15 +87,16 @@ class Telling:
                 self._under_way.update(clients)
             if clients:
                 told = self._dispatcher.command(Command(op=Op.TELL, id=number, key=awake[number]), [], TELL_S)
-                told.add_done_callback(partial(self._told, clients))
+                told.add_done_callback(partial(self._told, clients, number))
 
-    def _told(self, clients: list[str], future: Future[Outcome]) -> None:
+    def _told(self, clients: list[str], number: int, future: Future[Outcome]) -> None:
         error = future.result().error
         names = ", ".join(clients)
         if error:
-            log.info("%s cannot be told to stay connected now: %s", names, os.strerror(error))
+            log.info("%s cannot be told to stay connected now: %s", names, os.strerror(error),
+                     extra=about(connection=number))  # fmt: skip
         else:
             self._dialled.told(clients)
-            log.info("%s was told to stay connected", names)
+            log.info("%s was told to stay connected", names, extra=about(connection=number))
         with self._lock:
             self._under_way.difference_update(clients)

@@ -32,7 +32,10 @@ class ApiLab:
         self.host = lab.address("box", "lan0")
         never = dict.fromkeys(("active_quiet", "standby_quiet", "idle_quiet", "probe_interval"), "never")
         api = {"listen": [f"{self.host}:{API_PORT}"], "user": USER, "plain": True, "requests": 10_000, **settings}
-        self._config = {**lab.config(PORT, policy=never), "api": api}
+        self.config = {**lab.config(PORT, policy=never), "api": api}
+        self.options: tuple[str, ...] = ()
+        """Of `roost up`."""
+
         self._stack = ExitStack()
         self.tls: ssl.SSLContext | None = None
         self.texts: dict[str, str] = {}
@@ -49,8 +52,9 @@ class ApiLab:
                     server = socket.create_server((self.lab.address("lan", "eth0", family), PORT), family=kind)
                 server.settimeout(10)
                 self._servers[family] = stack.enter_context(server)
-            self.daemon = self.lab.daemon(self._config)
+            self.daemon = self.lab.daemon(self.config, start=False)
             stack.callback(self.daemon.close)
+            self.daemon.start(program=("-m", "control.cli.main", "up", *self.options))
             self._stack = stack.pop_all()
         return self
 
@@ -125,11 +129,16 @@ class ApiLab:
         self.exchange(client, server)
         return client, endpoint(*client.getsockname()[:2])
 
+    def accepted(self, family: int = 4) -> socket.socket:
+        """The next link, at the server."""
+        server = self._servers[family].accept()[0]
+        server.settimeout(10)
+        return server
+
     def woken(self, client: socket.socket, family: int = 4) -> None:
         """The client speaks, and a server hears it and answers."""
         client.sendall(b"hello")
-        with self._servers[family].accept()[0] as server:
-            server.settimeout(10)
+        with self.accepted(family) as server:
             assert server.recv(5) == b"hello"
             server.sendall(b"there")
             assert client.recv(5) == b"there"

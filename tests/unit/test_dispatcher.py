@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from appliance.wire import ENDS, KA, NO_ENDS, REST, ROW, Command, Event, EventType, Key, Op, Record, pack_address
+from control.core.logs import ABOUT
 from control.core.ports import BATCH, Outcome
 from control.core.states import Cause, State
 from control.dispatch import capacity, recall, turn
@@ -324,7 +325,8 @@ def test_a_transition_that_the_engine_refused_is_counted_and_named_and_not_writt
     rig.dispatcher.turn([refused, rows(CAME_AND_WENT[0])])
     until(lambda: rig.history() == [(1, "NONE", "ACTIVE", "client-connect")])
     assert (rig.dispatcher.counters.transitions, rig.dispatcher.counters.illegal) == (1, 1)
-    assert "connection 1: illegal transition SLEEP -> IDLE by quiet: refused by the engine" in caplog.text
+    assert "illegal transition SLEEP -> IDLE by quiet: refused by the engine" in caplog.text
+    assert [vars(line)[ABOUT]["connection"] for line in caplog.records if "illegal" in line.message] == [1]
 
 
 def rows(*kinds: tuple[int, State, State, Cause]) -> Event:

@@ -149,7 +149,7 @@ server = "127.0.0.1:81"
 
 
 def test_every_operator_command_is_asked_whether_it_needs_the_engine() -> None:
-    assert set(READ_ONLY) | {"api", "doctor", "export"} | OF_THE_ENGINE == set(main.OPERATOR)
+    assert set(READ_ONLY) | {"api", "doctor", "export", "trace"} | OF_THE_ENGINE == set(main.OPERATOR)
 
 
 @pytest.mark.parametrize("name", list(READ_ONLY))

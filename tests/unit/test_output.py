@@ -103,7 +103,7 @@ def test_the_doctor_is_whole_in_a_pipe(answers: dict[str, Any], capsys: pytest.C
 
 def test_the_log_has_a_zone() -> None:
     record = logging.LogRecord("roost.daemon", logging.INFO, "", 0, "ready", (), None)
-    assert re.fullmatch(ZONED + r" INFO    roost\.daemon: ready", logs.Formatter().format(record))
+    assert re.fullmatch(ZONED + r" INFO    roost\.daemon: ready", logs.Console().format(record))
 
 
 def test_a_configuration_that_up_refuses_is_refused_by_check(tmp_path: Path) -> None:

@@ -119,3 +119,17 @@ def test_what_cannot_be_asked_for_is_told(lite: Box, query: dict[str, Any], stat
     assert (answer.status_code, said in answer.json()["error"]) == (status, True), answer.text
     if "after" not in query:
         assert lite.ask(**query, after="first").status_code == status
+
+
+def test_connections_are_found_by_their_4_tuples(lite: Box) -> None:
+    def ends(number: int) -> str:
+        return f"{key(number).client_text},{key(number).local_text}"
+
+    lite.rig.registry.give("camera-1", key(7).pack(), 7)
+    lite.rig.registry.commit()
+    assert lite.listed(keys=";".join(map(ends, (7, 9, CLIENTS + 1)))) == [7, 9]
+    assert lite.ask(keys=ends(7)).json()["name"] == "camera-1"
+    near = f"{key(7).client_text},{key(7).client_text}"
+    assert lite.listed(keys=near) == [], "another service, the same client"
+    for wrong in (";", ends(7).partition(",")[0], "camera-1,camera-2"):
+        assert lite.ask(keys=wrong).status_code == 400
