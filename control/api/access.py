@@ -10,6 +10,9 @@ from control.core.access import Role
 EVENTS: Final = "/v1/events"
 """Answered by the API's process itself (stream.py)."""
 
+ME: Final = "/v1/me"
+"""Likewise, of the token; the daemon has no such route."""
+
 _RANKS: Final = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
 
 
@@ -38,6 +41,7 @@ ACCESS: Final = (
         GET /v1/connections/{name}/policy
         GET /v1/names/{name}/tags
         GET /v1/events
+        GET /v1/me
     """, server=True),
     *_of(Role.OPERATOR, """
         POST /v1/connections/{name}/{action}
