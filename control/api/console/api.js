@@ -38,12 +38,13 @@ export const session = {
 };
 
 async function send(method, path, { token = session.token, body, headers = {}, signal } = {}) {
+  const all = { Authorization: `Bearer ${token}`, ...headers };
+  if (body !== undefined) all["Content-Type"] = "application/json";
   let answer;
   try {
     answer = await fetch(path, {
-      method, signal, cache: "no-store", credentials: "omit", redirect: "error",
-      headers: { Authorization: `Bearer ${token}`, ...(body !== undefined && { "Content-Type": "application/json" }), ...headers },
-      body: body === undefined ? undefined : JSON.stringify(body),
+      method, signal, headers: all, body: body === undefined ? undefined : JSON.stringify(body),
+      cache: "no-store", credentials: "omit", redirect: "error",
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;

@@ -31,18 +31,19 @@ export function curves(title, times, series, write, note) {
     return svg("g", { class: `c-${one.colour}` }, area ?? [], svg("path", { class: "curve", d: `M${points}` }));
   });
   const cursor = svg("line", { class: "cursor", y1: 0, y2: 100, visibility: "hidden" });
-  const drawing = svg("svg", { viewBox: "0 0 1000 100", preserveAspectRatio: "none", "aria-hidden": "true" }, paths, cursor);
-  const say = (at) => `${time(times[at])}: ${shown.map((one) => `${shown.length > 1 ? `${one.name} ` : ""}${write(one.values[at] || 0)}`).join(", ")}`;
+  const box = { viewBox: "0 0 1000 100", preserveAspectRatio: "none", "aria-hidden": "true" };
+  const drawing = svg("svg", box, paths, cursor);
+  const told = (one, at) => `${shown.length > 1 ? `${one.name} ` : ""}${write(one.values[at] || 0)}`;
   drawing.addEventListener("pointermove", (event) => {
-    const box = drawing.getBoundingClientRect();
-    const moment = first + (event.clientX - box.left) / box.width * length;
+    const { left, width } = drawing.getBoundingClientRect();
+    const moment = first + (event.clientX - left) / width * length;
     let at = times.findIndex((one) => one >= moment);
     if (at < 0) at = times.length - 1;
     if (at > 0 && moment - times[at - 1] < times[at] - moment) at -= 1;
     cursor.setAttribute("x1", x(at));
     cursor.setAttribute("x2", x(at));
     cursor.setAttribute("visibility", "visible");
-    output.textContent = say(at);
+    output.textContent = `${time(times[at])}: ${shown.map((one) => told(one, at)).join(", ")}`;
   });
   drawing.addEventListener("pointerleave", () => {
     cursor.setAttribute("visibility", "hidden");
@@ -53,15 +54,19 @@ export function curves(title, times, series, write, note) {
   const figures = h("details", {}, h("summary", {}, "As a table"));
   figures.addEventListener("toggle", () => { // made when somebody wants it
     if (figures.open && figures.children.length === 1) {
-      figures.append(table(title, [{ name: "at", time: true, header: true }, ...shown.map((one) => ({ name: one.name, number: true }))],
-        taken.map((at) => [time(times[at]), ...shown.map((one) => write(one.values[at] || 0))])));
+      const heads = ["*at:time", ...shown.map((one) => `${one.name}:number`)].join(" | ");
+      const lines = taken.map((at) => [time(times[at]), ...shown.map((one) => write(one.values[at] || 0))]);
+      figures.append(table(title, heads, lines, { spoken: true }));
     }
   });
-  return h("figure", { class: "panel" }, caption,
-    shown.length > 1 ? h("ul", { class: "legend" }, shown.map((one) => h("li", { class: `c-${one.colour}` }, one.name))) : null,
+  const legend = shown.map((one) => h("li", { class: `c-${one.colour}` }, one.name));
+  return h("figure", { class: "panel" }, caption, shown.length > 1 ? h("ul", { class: "legend" }, legend) : null,
     h("div", { class: "plot" }, drawing, h("span", { class: "most", "aria-hidden": "true" }, write(most))),
-    h("div", { class: "axis", "aria-hidden": "true" }, h("span", {}, time(first)), h("span", {}, time(times.at(-1)))), figures);
+    axis(time(first), time(times.at(-1))), figures);
 }
+
+const axis = (first, last) =>
+  h("div", { class: "axis", "aria-hidden": "true" }, h("span", {}, first), h("span", {}, last));
 
 /** Which state a connection was in. rows: transitions, oldest first; state: now. */
 export function strip(rows, state, now) {
@@ -69,11 +74,11 @@ export function strip(rows, state, now) {
   const first = rows[0].at_ms, length = Math.max(now - first, 1);
   const parts = rows.map((row, at) => {
     const from = row.at_ms - first, until = (rows[at + 1]?.at_ms ?? now) - first;
-    return svg("rect", { class: `c-${row.to}`, x: from / length * 1000, width: Math.max((until - from) / length * 1000, 1.5), height: 10 },
+    const width = Math.max((until - from) / length * 1000, 1.5);
+    return svg("rect", { class: `c-${row.to}`, x: from / length * 1000, width, height: 10 },
       svg("title", {}, `${row.to} from ${time(row.at_ms)}`));
   });
-  return h("div", { class: "strip" },
-    svg("svg", { viewBox: "0 0 1000 10", preserveAspectRatio: "none", role: "img",
-      "aria-label": `States since ${time(first)}; now ${state}. The table has each change.` }, parts),
-    h("div", { class: "axis", "aria-hidden": "true" }, h("span", {}, time(first)), h("span", {}, "now")));
+  const said = `States since ${time(first)}; now ${state}. The table has each change.`;
+  const box = { viewBox: "0 0 1000 10", preserveAspectRatio: "none", role: "img", "aria-label": said };
+  return h("div", { class: "strip" }, svg("svg", box, parts), axis(time(first), "now"));
 }

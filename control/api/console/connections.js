@@ -2,7 +2,7 @@
 // A table to search and act on. One page of it is in the document, whatever number there is.
 
 import { api, ApiError, connectionPath, session, target } from "./api.js";
-import { check, confirmed, field, h, number, select, span, state, table } from "./dom.js";
+import { check, clientLink, confirmed, field, h, number, select, span, state, table } from "./dom.js";
 
 const ROWS = 100;
 const LOOKS = 20; // pages that are asked for at a time where few fit what is sought
@@ -16,7 +16,14 @@ export const ACTIONS = [
   ["close", "Close", "its end"],
 ];
 
-const QUIET = [["", "any time"], [60, "1 minute"], [600, "10 minutes"], [3600, "1 hour"], [21600, "6 hours"], [86400, "1 day"], [604800, "1 week"]];
+const STATES = [["", "any"], ...["ACTIVE", "STANDBY", "IDLE", "SLEEP"].map((one) => [one, one])];
+const QUIET = [["", "any time"], [60, "1 minute"], [600, "10 minutes"], [3600, "1 hour"], [21600, "6 hours"],
+  [86400, "1 day"], [604800, "1 week"]];
+const PAST = {
+  wake: "woken", standby: "put into STANDBY", idle: "put into IDLE", sleep: "put to SLEEP", close: "closed",
+};
+export const CLOSING = "The client sees the end of the connection, and has to connect again.";
+const FILTERS = ["state", "service", "tag", "quiet", "rule"];
 
 /** What somebody typed, as keys of GET /v1/connections, and in words. An address is looked for as a network, which
  * needs no look at each connection. */
@@ -41,130 +48,54 @@ export function understood(text) {
   return [{ name: pattern }, `names like ${pattern}`];
 }
 
-export const reference = (row) => `#/connections/${encodeURIComponent(row.client)}${row.id ? `?id=${row.id}` : ""}`;
-
 export async function connections(look) {
-  const { main, query, signal, doing, title, say, fail } = look;
-  const text = query.get("find") ?? "";
+  const { main, query, signal, title } = look;
+  const value = (name) => query.get(name) ?? "";
+  const text = value("find");
   if (/^\d+$/.test(text)) { // a connection's number
     location.replace(`#/connections/${text}`);
     return;
   }
   const [sought, words] = understood(text);
   title(text ? `Connections: ${text}` : "Connections");
-  const services = session.isServer ? session.me.services : (await api.get("/v1/status", {}, signal)).services.map((one) => one.name);
-  const oneService = session.isServer && services.length > 1;
-  const value = (name) => query.get(name) ?? "";
-  const form = h("form", { class: "row panel" },
-    field("Name, address or number", h("input", { type: "search", name: "find", value: text, autocomplete: "off", spellcheck: "false" }), { class: "grow" }),
-    field("State", select("state", [["", "any"], ...["ACTIVE", "STANDBY", "IDLE", "SLEEP"].map((one) => [one, one])], value("state"))),
-    field("Service", select("service", [...(oneService ? [] : [["", "any"]]), ...services.map((one) => [one, one])], value("service"))),
-    field("Tag", h("input", { name: "tag", value: value("tag"), size: 10, autocomplete: "off", list: "tags" })),
-    field("Quiet for at least", select("quiet", QUIET, value("quiet"))),
-    session.isServer ? null : field("Rule", h("input", { name: "rule", value: value("rule"), size: 10, autocomplete: "off" })),
-    h("datalist", { id: "tags" }),
-    h("button", { class: "main" }, "Search"));
-  form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    const wanted = target("#/connections", Object.fromEntries(new FormData(form)));
-    if (location.hash === wanted) dispatchEvent(new Event("hashchange"));
-    else location.hash = wanted;
-  });
-  const results = h("div", { class: "panel" }, h("p", { class: "hint" }, "Looking …"));
-  main.append(form, results);
-  if (!session.isServer) {
-    api.get("/v1/tags", { limit: 200 }, signal).then((tags) =>
-      form.querySelector("#tags").append(...tags.map((one) => h("option", { value: one.tag }))), () => {});
-  }
+  const services = session.isServer ? session.me.services
+    : (await api.get("/v1/status", {}, signal)).services.map((one) => one.name);
+  const ofOne = session.isServer && services.length > 1; // lists are of one of them
+  const results = h("section", { class: "panel", "aria-label": "Results" }, h("p", { class: "small" }, "Looking …"));
+  const choices = services.map((one) => [one, one]);
+  main.append(searchForm(value, ofOne ? choices : [["", "any"], ...choices], signal), results);
 
-  const keys = { ...sought, ...Object.fromEntries(["state", "service", "tag", "quiet", "rule"].map((name) => [name, value(name)])) };
-  if (oneService) keys.service ||= services[0];
+  const keys = { ...sought, ...Object.fromEntries(FILTERS.map((name) => [name, value(name)])) };
+  if (ofOne) keys.service ||= services[0];
   const found = session.isServer
-    ? { rows: (await api.lines("/v1/connections", { ...keys, limit: ROWS }, signal)), next: null }
+    ? { rows: await api.lines("/v1/connections", { ...keys, limit: ROWS }, signal), next: null }
     : await pages(keys, value("after") || "first", signal);
-  draw();
-
-  function draw() {
-    const { rows, next } = found;
-    const twins = new Set(rows.map((row) => row.client).filter((one, at, all) => all.indexOf(one) !== at));
-    const idOf = (row) => (twins.has(row.client) && row.id ? row.id : row.client);
-    const boxes = rows.map((row) => h("input", { type: "checkbox", "aria-label": `select ${row.name ?? row.client}` }));
-    const chosen = () => rows.filter((_, at) => boxes[at].checked);
-    const may = session.may("operator") || session.isServer;
-    const all = h("input", { type: "checkbox" });
-    all.addEventListener("change", () => { for (const box of boxes) box.checked = all.checked; count(); });
-    const counted = h("span", { role: "status", class: "small" }, "none selected");
-    const acts = ACTIONS.map(([action, label, what]) => h("button", {
-      type: "button", class: action === "close" ? "danger" : null, title: `Let the selected ones become ${what}`, disabled: true,
-      onclick: doing(() => actOn(chosen(), action, label)) }, label));
-    function count() {
-      const some = chosen().length;
-      counted.textContent = some ? `${some} selected` : "none selected";
-      for (const act of acts) act.disabled = !some;
-    }
-    for (const box of boxes) box.addEventListener("change", count);
-    const columns = [...(may ? [{ label: "select" }] : []), { name: "client", header: true }, { name: "state" }, { name: "address" }, { name: "service" },
-      { name: "quiet", number: true }, { name: "tags" }, ...(may ? [{ label: "act" }] : [])];
-    const lines = rows.map((row, at) => {
-      const awake = row.state === "ACTIVE" || row.state === "STANDBY";
-      const [action, label] = awake ? ["sleep", "Sleep"] : ["wake", "Wake"];
-      const act = h("button", { type: "button", class: "slim", "aria-label": `${label} ${row.name ?? row.client}`,
-        onclick: doing(() => actOn([row], action, label)) }, label);
-      return [...(may ? [boxes[at]] : []), h("a", { href: reference(row) }, row.name ?? (row.id ? `#${row.id}` : row.client)), state(row.state),
-        h("span", { class: "mono" }, row.client), row.service, span(row.quiet_s), row.tags.map((tag) => h("a", { class: "tag", href: target("#/connections", { tag }) }, tag)),
-        ...(may ? [act] : [])];
-    });
-    const onward = next === null ? null : h("a", { class: "button", href: target("#/connections", { ...Object.fromEntries(query), after: next }) },
-      found.gaveUp ? "Look further" : "Next page");
-    const begin = value("after") ? h("a", { class: "button", href: target("#/connections", { ...Object.fromEntries(query), after: "" }) }, "First page") : null;
-    const what = [words, value("tag") && `tag ${value("tag")}`, value("rule") && `values by rule ${value("rule")}`].filter(Boolean).join(", ");
-    const more = next !== null ? " on this page; there may be more" : session.isServer && rows.length === ROWS ? ", the first ones: narrow the search for others" : "";
-    const none = found.gaveUp ? "None among those looked at so far." : "There is none.";
-    results.replaceChildren(
-      h("p", { class: "small", role: "status" }, rows.length ? `${number(rows.length)} connections${what ? `: ${what}` : ""}${more}.` : `${what ? `For ${what}: ` : ""}${none}`),
-      may && rows.length ? h("div", { class: "row" }, check("all on this page", all), acts, counted) : "",
-      rows.length ? table("Connections", columns, lines) : "",
-      h("p", { class: "row" }, begin, onward));
-
-    async function actOn(wanted, action, label) {
-      const several = wanted.length > 1 ? `${wanted.length} connections` : wanted[0].name ?? wanted[0].client;
-      if (action === "close" && !await confirmed(`Close ${several}?`, "Their clients see the end of the connection, and have to connect again.", "Close")) return;
-      const refused = [];
-      let done = 0;
-      const left = [...wanted];
-      const worker = async () => {
-        for (let row = left.shift(); row && !signal.aborted; row = left.shift()) {
-          try {
-            const told = await act(idOf(row), action);
-            row.state = told.state ?? row.state;
-            done += 1;
-          } catch (error) {
-            if (!(error instanceof ApiError) || !session.me) throw error;
-            refused.push(error.message);
-          }
-        }
-      };
-      await Promise.all(Array.from({ length: AT_ONCE }, worker));
-      if (action === "close" && !refused.length) found.rows = rows.filter((row) => !wanted.includes(row));
-      draw();
-      const [why] = refused;
-      const past = { wake: "woken", standby: "put into STANDBY", idle: "put into IDLE", sleep: "put to SLEEP", close: "closed" }[action];
-      if (done) say(wanted.length === 1 ? `${several}: ${past}.` : `${done} ${past}.`);
-      if (refused.length) fail(new ApiError(409, `${refused.length} of ${wanted.length} not (${label}): ${why}`));
-    }
-  }
+  const told = [words, value("tag") && `tag ${value("tag")}`, value("rule") && `values by rule ${value("rule")}`];
+  draw(look, results, found, told.filter(Boolean).join(", "));
 }
 
-/** Moves one, after a wait where that is asked for. */
-export async function act(id, action) {
-  for (let attempt = 0; ; attempt += 1) {
-    try {
-      return await api.send("POST", connectionPath(id, `/${action}`));
-    } catch (error) {
-      if (error.status !== 429 || attempt === 3) throw error;
-      await new Promise((resolve) => { setTimeout(resolve, (error.retryS || 1) * 1000); });
-    }
+function searchForm(value, services, signal) {
+  const text = (name, more) =>
+    h("input", { name, value: value(name), autocomplete: "off", spellcheck: "false", ...more });
+  const tags = h("datalist", { id: "tags" });
+  const search = (event) => {
+    event.preventDefault();
+    const wanted = target("#/connections", Object.fromEntries(new FormData(event.currentTarget)));
+    if (location.hash === wanted) dispatchEvent(new Event("hashchange"));
+    else location.hash = wanted;
+  };
+  if (!session.isServer) {
+    api.get("/v1/tags", { limit: 200 }, signal).then((all) =>
+      tags.append(...all.map(({ tag }) => h("option", { value: tag }))), () => {});
   }
+  return h("form", { class: "row panel", onsubmit: search },
+    field("Part of a name, address, network or number", text("find", { type: "search" }), { class: "grow" }),
+    field("State", select("state", STATES, value("state"))),
+    field("Service", select("service", services, value("service"))),
+    field("Tag", text("tag", { size: 10, list: "tags" })),
+    field("Quiet for at least", select("quiet", QUIET, value("quiet"))),
+    session.isServer ? null : field("Values by rule", text("rule", { size: 10 })),
+    tags, h("button", { class: "main" }, "Search"));
 }
 
 /** A page of those that fit, of as many pages of the API as that takes. */
@@ -177,4 +108,100 @@ async function pages(keys, after, signal) {
     next = page.next;
   }
   return { rows, next, gaveUp: next !== null && rows.length < ROWS };
+}
+
+function draw({ query, signal, doing, say, fail }, results, { rows, next, gaveUp }, words) {
+  const may = session.may("operator") || session.isServer;
+  const twice = new Set(rows.map((row) => row.client).filter((one, at, all) => all.indexOf(one) !== at));
+  const lines = rows.map((row) => {
+    const name = row.name ?? row.client;
+    const box = h("input", { type: "checkbox", "aria-label": `select ${name}`, onchange: count });
+    const button = h("button", { type: "button", class: "slim",
+      onclick: doing(() => actOn([line], likely(row))) });
+    // By its number it takes a look at each, where there are millions.
+    const id = twice.has(row.client) && row.id ? row.id : row.client;
+    const line = { row, name, id, box, button, state: h("span") };
+    refresh(line);
+    return line;
+  });
+
+  function refresh({ row, name, button, state: shown }) {
+    shown.replaceChildren(state(row.state));
+    const [, label] = ACTIONS.find(([action]) => action === likely(row));
+    button.textContent = label;
+    button.ariaLabel = `${label} ${name}`;
+    button.disabled = row.state === "CLOSED";
+  }
+
+  const chosen = () => lines.filter((line) => line.box.checked);
+  const all = h("input", { type: "checkbox", onchange: () => {
+    for (const line of lines) line.box.checked = all.checked;
+    count();
+  } });
+  const counted = h("span", { role: "status", class: "small" }, "none selected");
+  const acts = ACTIONS.map(([action, label, means]) => h("button", {
+    type: "button", class: action === "close" ? "danger" : null, disabled: true, title: `The selected ones: ${means}`,
+    onclick: doing(() => actOn(chosen(), action)) }, label));
+  function count() {
+    const some = chosen().length;
+    counted.textContent = some ? `${some} selected` : "none selected";
+    for (const act of acts) act.disabled = !some;
+  }
+
+  const cells = lines.map(({ row, box, button, state: shown }) => [
+    ...(may ? [box] : []), clientLink(row, row.name ?? (row.id ? `number ${row.id}` : row.client)), shown,
+    h("span", { class: "mono" }, row.client), row.service, span(row.quiet_s),
+    row.tags.map((tag) => h("a", { class: "tag", href: target("#/connections", { tag }) }, tag)),
+    ...(may ? [button] : [])]);
+  const heads = "*client | state | address | service | quiet:number | tags";
+  const page = (after, label) =>
+    h("a", { class: "button", href: target("#/connections", { ...Object.fromEntries(query), after }) }, label);
+  const more = next !== null ? " on this page" : session.isServer && rows.length === ROWS ? ", the first ones" : "";
+  const none = gaveUp ? "None among those looked at so far." : "There is none.";
+  results.replaceChildren(...[
+    h("p", { class: "small", role: "status" }, rows.length ? `${number(rows.length)} connections${more}` : none,
+      words && ` (${words})`),
+    may && rows.length && h("div", { class: "row" }, check("all on this page", all), acts, counted),
+    rows.length && table("Connections", may ? `(select) | ${heads} | (act)` : heads, cells, { spoken: true }),
+    (query.get("after") || next !== null) && h("p", { class: "row last" },
+      query.get("after") && page("", "First page"), next !== null && page(next, gaveUp ? "Look further" : "Next page")),
+  ].filter(Boolean));
+
+  async function actOn(wanted, action) {
+    const what = wanted.length > 1 ? `${wanted.length} connections` : wanted[0].name;
+    if (action === "close" && !await confirmed(`Close ${what}?`, CLOSING, "Close")) return;
+    const refused = [], left = [...wanted];
+    const worker = async () => {
+      for (let line = left.shift(); line && !signal.aborted; line = left.shift()) {
+        try {
+          line.row.state = (await act(line.id, action)).state;
+          refresh(line);
+        } catch (error) {
+          if (!(error instanceof ApiError) || !session.me) throw error;
+          refused.push(error.message);
+        }
+      }
+    };
+    await Promise.all(Array.from({ length: AT_ONCE }, worker));
+    const done = wanted.length - refused.length;
+    if (done) say(wanted.length === 1 ? `${what}: ${PAST[action]}.` : `${done} connections: ${PAST[action]}.`);
+    if (refused.length) {
+      fail(new ApiError(409, `${refused.length} of ${wanted.length} were not ${PAST[action]}: ${refused[0]}`));
+    }
+  }
+}
+
+/** What one would want of it. */
+const likely = (row) => (row.state === "ACTIVE" || row.state === "STANDBY" ? "sleep" : "wake");
+
+/** Moves one, after a wait where that is asked for. */
+export async function act(id, action) {
+  for (let attempt = 0; ; attempt += 1) {
+    try {
+      return await api.send("POST", connectionPath(id, `/${action}`));
+    } catch (error) {
+      if (error.status !== 429 || attempt === 3) throw error;
+      await new Promise((resolve) => { setTimeout(resolve, (error.retryS || 1) * 1000); });
+    }
+  }
 }

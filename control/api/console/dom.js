@@ -20,23 +20,51 @@ export const h = (tag, attributes = {}, ...children) => filled(document.createEl
 export const svg = (tag, attributes = {}, ...children) =>
   filled(document.createElementNS(SVG, tag), attributes, children);
 
+/** Names and values. */
+export const pairs = (all) => h("dl", {}, all.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+
 /** A part of a page with its heading. */
 export const panel = (title, ...children) => h("section", { class: "panel" }, h("h2", {}, title), children);
 
-/** columns: {name, number: right-aligned, time, wrap, label: what is read instead of an empty name}. rows: cells; the
- * first one is the row's header. */
-export function table(caption, columns, rows) {
-  const kind = (column) => ["number", "time"].find((one) => column[one]) ?? (column.wrap ? "break" : null);
-  const head = columns.map((column) =>
-    h("th", { scope: "col", class: column.number ? "number" : null },
-      column.name || h("span", { class: "unseen" }, column.label)));
-  const body = rows.map((cells) => {
-    const header = columns.findIndex((column) => column.header);
-    return h("tr", {}, cells.map((cell, at) =>
-      h(at === header ? "th" : "td", { class: kind(columns[at]), scope: at === header ? "row" : null }, cell ?? "")));
+/** heads: the names of the columns, `a | *b | c:number | (d)`; *: it is the row's header; a kind: number, time, break;
+ * in brackets: read aloud alone. rows: lists of cells. spoken: the caption is read aloud alone. */
+export function table(caption, heads, rows, { spoken = false } = {}) {
+  const columns = heads.split(" | ").map((text) => {
+    const [, star, open, name, kind] = /^(\*?)(\(?)(.*?)\)?(?::(number|time|break))?$/.exec(text);
+    return { header: star !== "", unseen: open !== "", name, kind };
   });
+  const head = columns.map(({ name, kind, unseen }) =>
+    h("th", { scope: "col", class: kind }, unseen ? h("span", { class: "unseen" }, name) : name));
+  const body = rows.map((cells) => h("tr", {}, columns.map(({ header, kind }, at) =>
+    h(header ? "th" : "td", { class: kind, scope: header ? "row" : null }, cells[at] || ""))));
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
-    h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
+    h("table", {}, h("caption", { class: spoken ? "unseen" : null }, caption),
+      h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
+}
+
+/** Lets a place have these children. Elements that are there already stay, with their focus and what is selected in
+ * them, and become alike: so none may have a listener. */
+export function update(place, ...children) {
+  const fresh = place.cloneNode(false);
+  filled(fresh, {}, children);
+  merge(place, fresh);
+}
+
+function merge(old, fresh) {
+  const wanted = [...fresh.childNodes];
+  wanted.forEach((child, at) => {
+    const there = old.childNodes[at];
+    if (!there) old.append(child);
+    else if (there.nodeName !== child.nodeName) there.replaceWith(child);
+    else if (child.nodeType === Node.TEXT_NODE) {
+      if (there.data !== child.data) there.data = child.data;
+    } else {
+      for (const { name } of [...there.attributes]) if (!child.hasAttribute(name)) there.removeAttribute(name);
+      for (const { name, value } of child.attributes) there.setAttribute(name, value);
+      merge(there, child);
+    }
+  });
+  while (old.childNodes.length > wanted.length) old.lastChild.remove();
 }
 
 let labels = 0;
@@ -55,16 +83,27 @@ export function check(label, control) {
 }
 
 /** options: [value, text]. */
-export const select = (name, options, value) =>
-  h("select", { name }, options.map(([one, text]) => h("option", { value: one, selected: String(one) === String(value) }, text)));
+export const select = (name, options, value) => h("select", { name }, options.map(([one, text]) =>
+  h("option", { value: one, selected: String(one) === String(value) }, text)));
 
-export const state = (name) => h("span", { class: `state ${name}` }, name);
+export const state = (name) => (name === "NONE" ? "new" : h("span", { class: `state ${name}` }, name));
+
+/** A row's connection. By the client's address and port, which are found at once among millions, and the number, by
+ * which it is known whether another has them since. */
+export const clientLink = (row, text = row.client) =>
+  h("a", { href: `#/connections/${encodeURIComponent(row.client)}${row.id ? `?id=${row.id}` : ""}` }, text);
+
+/** Of a change of state: which server it had, by which error it ended, how long the client had been silent. */
+export const ended = (row) => [row.server, row.error, row.probes && `${row.probes} probes without an answer`,
+  row.silence_s && `silent for ${span(row.silence_s)}`].filter(Boolean).join(", ");
 
 /** Asks before something that cannot be taken back; whether it is wanted. */
 export function confirmed(question, detail, verb) {
   return new Promise((resolve) => {
     const end = (answer) => () => { dialog.close(); resolve(answer); };
-    const dialog = h("dialog", { "aria-labelledby": "question", oncancel: () => resolve(false), onclose: () => dialog.remove() },
+    const gone = () => dialog.remove();
+    const no = () => resolve(false);
+    const dialog = h("dialog", { "aria-labelledby": "question", oncancel: no, onclose: gone },
       h("h2", { id: "question" }, question), h("p", {}, detail),
       h("div", { class: "row" },
         h("button", { type: "button", autofocus: true, onclick: end(false) }, "Cancel"),
@@ -74,7 +113,7 @@ export function confirmed(question, detail, verb) {
   });
 }
 
-// -- values ------------------------------------------------------------------------------------------------------------
+// -- values -----------------------------------------------------------------------------------------------------------
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 export const number = (value) => (value == null ? "" : whole.format(value));

@@ -29,7 +29,9 @@ let leaving = new AbortController();
 const allowed = (page) => page.least === "any" || session.may(page.least);
 
 function said(place, text) {
-  const dismiss = h("button", { type: "button", class: "slim", "aria-label": "Dismiss", onclick: () => place.replaceChildren() }, "×");
+  if (text && place.querySelector("span")?.textContent === text) return; // it is not to be read aloud again
+  const close = () => place.replaceChildren();
+  const dismiss = h("button", { type: "button", class: "slim", "aria-label": "Dismiss", onclick: close }, "×");
   place.replaceChildren(...(text ? [h("p", {}, h("span", {}, text), dismiss)] : []));
 }
 
@@ -54,21 +56,33 @@ function context(here) {
   leaving = new AbortController();
   const { signal } = leaving;
   const every = (seconds, work) => {
-    const timer = setInterval(() => { if (!document.hidden) work().catch(fail); }, seconds * 1000);
+    let failed = false;
+    const again = async () => {
+      if (document.hidden) return;
+      try {
+        await work();
+        if (failed) said(find("problem"), "");
+        failed = false;
+      } catch (error) {
+        failed = true;
+        fail(error);
+      }
+    };
+    const timer = setInterval(again, seconds * 1000);
     signal.addEventListener("abort", () => clearInterval(timer));
   };
-  /** A listener for what is pressed: the control rests until it is done. */
+  /** A listener for what is pressed: once more does nothing until it is done. */
   const doing = (work) => async (event) => {
     event.preventDefault();
-    const control = event.submitter ?? (event.type === "click" ? event.currentTarget : null);
-    if (control?.disabled) return;
-    if (control) control.disabled = true;
+    const control = event.submitter ?? event.currentTarget;
+    if (control.ariaBusy) return;
+    control.ariaBusy = "true"; // disabled, it would lose the focus
     try {
       await work(event);
     } catch (error) {
       fail(error);
     } finally {
-      if (control) control.disabled = false;
+      control.ariaBusy = null;
     }
   };
   const title = (text) => { document.title = `${text} – Roost`; };
@@ -81,6 +95,10 @@ async function show() {
   if (!session.me) return;
   const here = place();
   const page = PAGES.find((one) => one.path === here.first);
+  if (session.isServer && here.first === "") {
+    location.replace("#/connections"); // there is no overview of a service's
+    return;
+  }
   const whole = here.first + here.rest;
   const moved = whole !== shown;
   shown = whole;
@@ -97,7 +115,9 @@ async function show() {
   main.replaceChildren(title);
   try {
     if (page && allowed(page)) await (here.rest && page.one ? page.one : page.show)(look);
-    else if (page) main.append(h("p", { class: "lead" }, `This page is for the role ${page.least}; yours is ${session.me.role}.`));
+    else if (page) {
+      main.append(h("p", { class: "lead" }, `It is for the role ${page.least}; yours is ${session.me.role}.`));
+    }
     if (moved) {
       title.focus({ preventScroll: true });
       scrollTo(0, 0);
@@ -112,9 +132,9 @@ function pages() {
     h("li", {}, h("a", { href: `#/${page.path}`, "data-path": page.path }, page.title))));
   const { name, role, services, expires_at_ms: expires } = session.me;
   const until = expires === null ? "it does not expire" : `good until ${new Date(expires).toLocaleString()}`;
-  find("who").replaceChildren(h("span", { title: `${until}${services ? `; services: ${services.join(", ")}` : ""}` }, `${name} (${role})`));
+  const of = services ? `; services: ${services.join(", ")}` : "";
+  find("who").replaceChildren(h("span", { title: `${name}, ${role}: ${until}${of}` }, `${role} ${name}`));
   find("top").hidden = false;
-  find("find").hidden = false;
 }
 
 function login(why = "") {
@@ -124,7 +144,8 @@ function login(why = "") {
   document.title = "Log in – Roost";
   said(find("notice"), "");
   said(find("problem"), why);
-  const input = h("input", { type: "password", id: "token", autocomplete: "off", spellcheck: "false", required: true, "aria-describedby": "about-token" });
+  const input = h("input", { type: "password", id: "token", autocomplete: "off", required: true,
+    "aria-describedby": "about-token" });
   const submit = async (event) => {
     event.preventDefault();
     try {
@@ -140,7 +161,7 @@ function login(why = "") {
     h("div", { class: "field" }, h("label", { for: "token" }, "Token"), input),
     h("p", { class: "hint", id: "about-token" },
       "It stays in this browser tab alone until you log out or close the tab, and is sent to this appliance only. ",
-      "An operator makes one with ", h("code", {}, "roost token create NAME --role viewer"), "."),
+      "Whoever runs it makes one with ", h("code", {}, "roost token create NAME --role viewer"), "."),
     h("button", { class: "main" }, "Log in")));
   input.focus();
 }
@@ -148,8 +169,7 @@ function login(why = "") {
 function begin() {
   said(find("problem"), "");
   pages();
-  if (session.isServer && !place().first) location.hash = "#/connections";
-  else show();
+  show();
 }
 
 session.onend = login;
@@ -159,6 +179,9 @@ find("find").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = find("find-text").value.trim();
   if (text) location.hash = `#/connections?${new URLSearchParams({ find: text })}`;
+});
+document.addEventListener("click", (event) => { // a link to where one is shows it anew
+  if (event.target.closest?.("a")?.getAttribute("href") === location.hash && location.hash) show();
 });
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
