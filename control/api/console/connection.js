@@ -69,9 +69,14 @@ const buttons = ({ heading, refresh, doing, say }, id) => ACTIONS.map(([action, 
     const name = heading.textContent;
     if (action === "close" && !await confirmed(`Close ${name}?`, CLOSING, "Close")) return;
     const { before, state: after } = await act(id, action);
-    say(before === after ? `It is in ${after}, as it was.` : `It was in ${before}, and is in ${after}.`);
-    if (action === "close") location.hash = "#/connections";
-    else await refresh();
+    const told = () => say(before === after ? `It is in ${after}, as it was.` : `It was in ${before}, and is in ${after}.`);
+    if (action === "close") {
+      addEventListener("hashchange", told, { once: true }); // there, for nothing is left here
+      location.hash = "#/connections";
+    } else {
+      told();
+      await refresh();
+    }
   };
   const kind = action === "close" ? "danger" : null;
   return h("button", { type: "button", class: kind, title: means, onclick: doing(work) }, label);

@@ -152,7 +152,7 @@ function login(why = "") {
       await session.begin(input.value.trim());
       begin();
     } catch (error) {
-      fail(error);
+      said(find("problem"), error.message);
       input.select();
     }
   };
