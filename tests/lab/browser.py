@@ -7,7 +7,7 @@ Texts are those that a user reads: a control is found by its name for assistive 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -52,12 +52,16 @@ class Browser:
         """What a script in the page returns."""
         return self.driver.execute_script(script, *arguments)
 
-    def log_in(self, token: str) -> None:
-        """As whoever has it; whoever was logged in leaves."""
+    def log_out(self) -> None:
+        """Whoever is logged in leaves."""
         self.go("")
         self.wait(lambda: self.all("#token") or self.all("#pages a"), "the console")
         if not self.all("#token"):
             self.press("Log out")
+
+    def log_in(self, token: str) -> None:
+        """As whoever has it."""
+        self.log_out()
         self.write("Token", token + "\n")
         self.wait(lambda: self.all("#pages a"), "the pages")
 
@@ -67,10 +71,11 @@ class Browser:
         return self.driver.find_elements(By.CSS_SELECTOR, css)
 
     def text(self, css: str = "main") -> str:
-        """What is to be read there; empty: nothing is, or it is being drawn."""
-        with suppress(StaleElementReferenceException):
-            return "\n".join(one.text for one in self.all(css))
-        return ""
+        """What is to be read there, its words with one space between them."""
+        words: str = self.run(
+            "return [...document.querySelectorAll(arguments[0])].map((one) => one.innerText).join()", css
+        )
+        return " ".join(words.split())
 
     def wait(self, condition: Callable[[], Any], what: str) -> Any:
         """The first true value of a condition."""
@@ -149,16 +154,17 @@ class Browser:
 
 
 @contextmanager
-def browser(lab: Lab, space: str, origin: str, host: tuple[str, str], profile: Path) -> Iterator[Browser]:
-    """host: a name that the browser knows, and its address."""
+def browser(lab: Lab, space: str, origin: str, hosts: Mapping[str, str], profile: Path) -> Iterator[Browser]:
+    """hosts: the addresses of the names that there are. What Chromium asks of others by itself would make the first
+    page wait for want of an answer, 16 s."""
+    known = [f"MAP {name} {address}" for name, address in hosts.items()]
     lab.run_tree(space, [DRIVER, f"--port={DRIVER_PORT}"], env={"HOME": str(profile), "PATH": "/usr/bin:/bin"})
     options = ChromeOptions()
     options.accept_insecure_certs = True
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars",
-                     "--no-proxy-server", "--disable-background-networking", "--disable-component-update",
                      "--window-size=1280,900", f"--user-data-dir={profile}",
-                     f"--host-resolver-rules=MAP {host[0]} {host[1]}"):  # fmt: skip
+                     f"--host-resolver-rules={','.join([*known, 'MAP * ~NOTFOUND'])}"):  # fmt: skip
         options.add_argument(argument)
 
     def listens() -> bool:

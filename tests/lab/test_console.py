@@ -20,14 +20,14 @@ from selenium.webdriver.common.keys import Keys
 
 from appliance.lab import Lab, wait_until
 from tests.certificates import make_certificate
-from tests.lab.api_lab import API_PORT, PORT, ApiLab
+from tests.lab.api_lab import API_PORT, ApiLab
 from tests.lab.browser import Browser, browser
 
 HOST = "roost.test"
 ORIGIN = f"https://{HOST}:{API_PORT}"
 MARKUP = '<img src=x onerror="document.title=1">'
 PAGES = ("", "connections", "policy", "attaches", "events", "audit", "tokens")
-OTHER_PORT = 8088
+OTHER, OTHER_PORT = "other.test", 8088
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,8 @@ def box(nat_free_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def opened(box: ApiLab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser(box.lab, "lan", ORIGIN, (HOST, box.host), tmp_path_factory.mktemp("browser")) as page:
+    hosts = {HOST: box.host, OTHER: box.lab.address("lan", "eth0")}
+    with browser(box.lab, "lan", ORIGIN, hosts, tmp_path_factory.mktemp("browser")) as page:
         yield page
 
 
@@ -76,6 +77,11 @@ def rows(page: Browser, css: str = "main") -> list[str]:
     lines: list[str] = page.run("return [...document.querySelectorAll(arguments[0])].map((row) => row.innerText)",
                                 f"{css} tbody tr")  # fmt: skip
     return lines
+
+
+def shown(page: Browser, where: str) -> None:
+    """Wait until the page is that one, by its heading, and has come."""
+    page.wait(lambda: page.run("return location.hash") == f"#/{where}" and page.all("h1 + *"), where)
 
 
 # -- who --------------------------------------------------------------------------------------------------------------
@@ -119,8 +125,7 @@ def test_a_viewer_looks_and_nothing_else(page: Browser, box: ApiLab) -> None:
     assert page.text("#pages").split() == ["Overview", "Connections", "Policy", "Attaches", "Events"]
     for where in (*PAGES, f"connections/{address}"):
         page.go(f"#/{where}")
-        page.wait(lambda where=where: f"#/{where}" == page.run("return location.hash") and page.all("main > :nth-child(2)"),
-                  where)  # fmt: skip
+        shown(page, where)
         page.reads("role admin" if where in ("audit", "tokens") else "")
         names = {one.accessible_name for one in page.all("main button")}
         assert names <= {"Search", "Explain", "Follow", "Pause", ""}, where
@@ -148,16 +153,16 @@ def test_a_server_has_the_connections_of_its_service(page: Browser, box: ApiLab)
 
 def test_the_overview_says_how_it_stands(page: Browser, box: ApiLab) -> None:
     _, address = box.client()
-    box.ask("operator", "POST", f"/v1/connections/{address}/sleep")
+    box.ask("operator", "POST", f"/v1/connections/{address}/idle")
     status = box.daemon.status()
     page.log_in(box.texts["viewer"])
     page.go("#/")
-    page.reads("Nothing needs attention.", f"SLEEP\n{status['connections']['SLEEP']:,}", "× 3.6 kB", "lab4", "lab6",
+    page.reads("Nothing needs attention.", f"IDLE {status['connections']['IDLE']:,}", "× 3.6 kB", "lab4", "lab6",
                "sent down a step", "the client was in")  # fmt: skip
     box.ask("operator", "POST", f"/v1/connections/{address}/wake")
     page.press("Overview")  # otherwise 5 s later
-    page.reads(f"SLEEP\n{status['connections']['SLEEP'] - 1:,}")
-    page.press("SLEEP", "h2")
+    page.reads(f"IDLE {status['connections']['IDLE'] - 1:,}")
+    page.press("IDLE", "h2")
     page.reads("Part of a name")
     assert page.driver.title == "Connections – Roost"
 
@@ -269,7 +274,9 @@ def test_rules_are_tried_put_in_force_and_taken_back(page: Browser, box: ApiLab)
     assert page.all("main img") == []
     name = text.split('"')[1]
     wait_until(lambda: _value(box, address, "idle_quiet") == 600, 5, "it obeys")
-    assert box.ask("operator", "PUT", f"/v1/policy/rules/{name}", {"rule": {"idle_quiet": "1h"}, "why": "mine"})[0] == 200
+    assert (
+        box.ask("operator", "PUT", f"/v1/policy/rules/{name}", {"rule": {"idle_quiet": "1h"}, "why": "mine"})[0] == 200
+    )
     page.write("Rules", text.replace("10m", "20m"))
     page.press("Put in force")
     page.reads("the rules are not those of version 1, which you saw: version 2 is by", css="#problem")
@@ -306,7 +313,7 @@ def _value(box: ApiLab, address: str, key: str) -> Any:
 
 def test_attaches_that_failed_say_why(page: Browser, box: ApiLab) -> None:
     _, address = named(box, "camera-3")
-    box.ask("operator", "POST", f"/v1/connections/{address}/sleep")
+    box.ask("operator", "POST", f"/v1/connections/{address}/idle")
     for target, begins in (("camera-3.roost:22", b"HTTP/1.1 200"), ("nobody.roost:22", b"HTTP/1.1 404")):
         with socket.create_connection((box.host, 3128), 5) as server:
             server.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -329,7 +336,6 @@ def test_events_come_as_they_happen_whatever_is_killed(page: Browser, box: ApiLa
     assert before is not None
     os.kill(before, signal.SIGKILL)
     box.daemon.act(address, "sleep")
-
 
     def told() -> list[list[str]]:
         return [line.split("\t")[2:5] for line in rows(page) if address in line]
@@ -377,7 +383,7 @@ def test_another_site_can_do_nothing_with_it(page: Browser, box: ApiLab, tmp_pat
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer((box.lab.address("lan", "eth0"), OTHER_PORT), handler) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
-        page.go(f"http://{other.server_address[0]!s}:{OTHER_PORT}/index.html")
+        page.go(f"http://{OTHER}:{OTHER_PORT}/index.html")
         ask = """const [url, token, done] = arguments;
             const headers = {Authorization: `Bearer ${token}`};
             const frame = document.createElement("iframe");
@@ -408,18 +414,16 @@ def test_the_main_ways_need_no_mouse(page: Browser, box: ApiLab) -> None:
             page.keys(Keys.TAB)
         raise AssertionError(f"the key Tab does not lead to {name}")
 
-    page.go("")
     page.log_in(box.texts["operator"])
+    page.go("#/")
+    page.reads("Nothing needs attention")
     page.driver.refresh()
     page.reads("Nothing needs attention")
     page.run("document.activeElement.blur()")
-    page.keys(Keys.TAB)
     tab_to("Skip to the content")
     page.keys(Keys.ENTER)
     assert page.driver.switch_to.active_element.tag_name == "main"
     page.run("document.activeElement.blur()")
-    page.driver.refresh()
-    page.reads("Nothing needs attention")
     tab_to("Find a client by name, address or number")
     page.keys("boiler", Keys.ENTER)
     page.reads("1 connections")
@@ -427,17 +431,17 @@ def test_the_main_ways_need_no_mouse(page: Browser, box: ApiLab) -> None:
     page.keys(Keys.ENTER)
     page.reads("Timeline")
     page.wait(lambda: page.driver.switch_to.active_element.text == "boiler-9", "the heading is read first")
-    tab_to("Sleep")
+    tab_to("Idle")
     page.keys(Keys.SPACE)
-    page.reads("It was in ACTIVE, and is in SLEEP.", css="#notice")
-    assert page.focused() == "Sleep"
+    page.reads("It was in ACTIVE, and is in IDLE.", css="#notice")
+    assert page.focused() == "Idle"
     tab_to("Close")
     page.keys(Keys.ENTER)
     page.wait(lambda: page.focused() == "Cancel", "the question")
     page.keys(Keys.ESCAPE)
     page.wait(lambda: not page.all("dialog"), "no question")
     assert page.focused() == "Close"
-    assert state_of(box, address) == "SLEEP"
+    assert state_of(box, address) == "IDLE"
 
 
 FAULTS = """
@@ -447,7 +451,9 @@ const all = (css) => [...document.querySelectorAll(css)].filter(seen);
 for (const one of all("input, select, textarea")) {
   if (!one.labels?.length && !one.ariaLabel) faults.push(`no label: ${one.outerHTML}`);
 }
-for (const one of all("a, button")) if (!(one.textContent.trim() || one.ariaLabel)) faults.push(`no name: ${one.outerHTML}`);
+for (const one of all("a, button")) {
+  if (!(one.textContent.trim() || one.ariaLabel)) faults.push(`no name: ${one.outerHTML}`);
+}
 for (const one of all("table")) {
   if (!one.caption?.textContent) faults.push(`no caption: ${one.outerHTML.slice(0, 99)}`);
   for (const head of one.querySelectorAll("th")) if (!head.scope) faults.push(`no scope: ${head.outerHTML}`);
@@ -455,7 +461,7 @@ for (const one of all("table")) {
 if (document.querySelectorAll("h1").length !== 1) faults.push("not one h1");
 if (document.documentElement.lang !== "en" || !document.querySelector("main")) faults.push("no language, or no main");
 const levels = all("h1, h2, h3").map((one) => Number(one.tagName[1]));
-levels.forEach((level, at) => { if (level > (levels[at - 1] ?? 0) + 1) faults.push(`a heading skips a level: ${levels}`); });
+if (levels.some((level, at) => level > (levels[at - 1] ?? 0) + 1)) faults.push(`a heading skips a level: ${levels}`);
 
 const channels = (text) => text.match(/[\\d.]+/g).map(Number);
 const light = (colour) => channels(colour).slice(0, 3).map((one) => one / 255)
@@ -478,26 +484,24 @@ for (const one of all("body *")) {
   if (ratio < 4.5) faults.push(`contrast ${ratio.toFixed(2)}: ${one.outerHTML.slice(0, 99)}`);
 }
 if (texts < 5) faults.push(`only ${texts} texts`);
-if (document.documentElement.scrollWidth > innerWidth) faults.push(`${document.documentElement.scrollWidth} pixels wide`);
+const wide = document.documentElement.scrollWidth;
+if (wide > innerWidth) faults.push(`${wide} pixels wide`);
 return faults;
 """
 
 
 def test_all_is_named_legible_and_fits_in_either_scheme(page: Browser, box: ApiLab) -> None:
     _, address = named(box, "heron-1", "pond")
-    box.ask("operator", "POST", f"/v1/connections/{address}/sleep")
+    box.ask("operator", "POST", f"/v1/connections/{address}/idle")
     found: dict[str, list[str]] = {}
     try:
-        page.go("")
-        if page.all("#pages a"):
-            page.press("Log out")
+        page.log_out()
         page.reads("Log in with a token")
         found["log-in"] = page.run(FAULTS)
         page.log_in(box.texts["admin"])
         for where in (*PAGES, f"connections/{address}", "connections?find=heron"):
             page.go(f"#/{where}")
-            page.wait(lambda where=where: page.run("return location.hash") == f"#/{where}", where)
-            page.wait(lambda: page.all("main .panel *"), where)
+            shown(page, where)
             time.sleep(0.1)
             for scheme, width in (("light", 400), ("dark", 0)):
                 page.colours(scheme)

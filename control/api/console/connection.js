@@ -10,7 +10,7 @@ import {
 
 const OWN = ["idle_quiet", "active_quiet", "standby_quiet", "probe_interval"];
 const ROWS = 200; // of its past, the newest
-const EVERY_S = 5;
+const EVERY_S = 2;
 
 export async function connection(look) {
   const { main, heading, rest: id, query, signal, every, title, fail } = look;

@@ -141,6 +141,7 @@ function login(why = "") {
   leaving.abort();
   shown = "";
   find("top").hidden = true;
+  for (const id of ["pages", "who"]) find(id).replaceChildren();
   document.title = "Log in – Roost";
   said(find("notice"), "");
   said(find("problem"), why);
