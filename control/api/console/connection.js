@@ -24,7 +24,7 @@ export async function connection(look) {
   main.append(head, acts,
     h("div", { class: "grid" }, panel("Why it is where it is", why), panel("What is known", facts)),
     panel("Timeline", past),
-    h("div", { class: "grid" }, panel("Values of the policy, and what gave them", values), forms));
+    h("div", { class: "grid loose" }, panel("Values of the policy, and what gave them", values), forms));
 
   const refresh = async () => {
     const [one, explained, given] = await Promise.all(

@@ -4,8 +4,8 @@
 import { listen, target } from "./api.js";
 import { bytes, clientLink, ended, field, h, number, panel, select, span, state, table, time } from "./dom.js";
 
-const KEPT = 300;
-const DRAW_MS = 300;
+const KEPT = 150;
+const DRAW_MS = 500;
 const STATES = ["ACTIVE", "STANDBY", "IDLE", "SLEEP", "CLOSED"];
 const HEADS = ["*at:time", "client", "from", "to", "cause", "service", "from client:number", "to client:number",
   "quiet before:number", "more:break"].join(" | ");

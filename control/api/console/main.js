@@ -83,6 +83,7 @@ function context(here) {
       fail(error);
     } finally {
       control.ariaBusy = null;
+      if (document.activeElement === document.body) main.focus({ preventScroll: true }); // what had it is gone
     }
   };
   const title = (text) => { document.title = `${text} – Roost`; };

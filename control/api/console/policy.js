@@ -9,7 +9,8 @@ const CONDITIONS = [...WHOSE, "order"];
 const PAST = 100;
 const SHOWN = 500; // rules in the table
 const ABOUT = "One rule or several, each a [[rule]] in TOML; or JSON. Rules that are not named here stay as they are. "
-  + `Conditions: ${CONDITIONS.join(", ")}. All other keys are values, and Explain lists them.`;
+  + `Conditions: ${CONDITIONS.join(", ")}. Values: active_quiet, standby_quiet, idle_quiet, probe_interval, priority, and `
+  + "all others that Explain lists.";
 
 /** A rule as TOML, as docs/policy.md writes it. JSON's strings and lists are TOML's, too. */
 function toml(rule) {
@@ -46,7 +47,7 @@ export async function policy(look) {
     outcome.replaceChildren(...preview(await api.send("POST", "/v1/policy/try", { file: text.value })));
   };
   const put = () => change("PUT", "/v1/policy/rules", { file: text.value });
-  main.append(rules, h("div", { class: "grid" },
+  main.append(rules, h("div", { class: "grid loose" },
     panel(operator ? "Editor" : "As text",
       h("p", { class: "small", id: "about-rules" }, ABOUT), field("Rules", text),
       operator
