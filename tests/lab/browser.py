@@ -60,7 +60,9 @@ class Browser:
             self.press("Log out")
 
     def log_in(self, token: str) -> None:
-        """As whoever has it."""
+        """As whoever has it, unless that one is logged in."""
+        if self.all("#pages a") and self.run("return Object.values(sessionStorage)") == [token]:
+            return
         self.log_out()
         self.write("Token", token + "\n")
         self.wait(lambda: self.all("#pages a"), "the pages")
@@ -107,11 +109,14 @@ class Browser:
     # -- acting -------------------------------------------------------------------------------------------------------
 
     def press(self, name: str, within: str = "body") -> None:
-        """Click on it."""
+        """Click on it, in the middle of the window: at its edge, a message may lie above it."""
         for _ in range(5):
             with suppress(StaleElementReferenceException):
-                self.control(name, within).click()
+                control = self.control(name, within)
+                self.run("arguments[0].scrollIntoView({block: 'center'})", control)
+                control.click()
                 return
+        raise TimeoutError(f'the control "{name}" is made anew again and again')
 
     def write(self, name: str, text: str, within: str = "body") -> None:
         """In place of what the field has."""

@@ -30,6 +30,32 @@ PAGES = ("", "connections", "policy", "attaches", "events", "audit", "tokens")
 OTHER, OTHER_PORT = "other.test", 8088
 
 
+TYPED = {
+    "": {},
+    "cellar": {"name": "*cellar*"},
+    "meter-?": {"name": "meter-?"},
+    "10.64.3.7": {"network": "10.64.3.7/32"},
+    "10.64": {"network": "10.64.0.0/16"},
+    "10.64.": {"network": "10.64.0.0/16"},
+    "10.64.0.0/10": {"network": "10.64.0.0/10"},
+    "10.64.3.7:40001": {"network": "10.64.3.7", "client": "10.64.3.7:40001"},
+    "2001:db8": {"network": "2001:db8::/32"},
+    "2001:db8::7": {"network": "2001:db8::7"},
+    "2001:db8::/32": {"network": "2001:db8::/32"},
+    "[2001:db8::7]:40001": {"network": "2001:db8::7", "client": "[2001:db8::7]:40001"},
+    "fd:00": {"network": "fd:00::/32"},
+    "face": {"name": "*face*"},
+}
+VALUES: dict[tuple[str, Any], str] = {
+    ("idle_quiet", 0): "never",
+    ("idle_quiet", 600): "10m",
+    ("probe_interval", 93784.5): "1d2h3m4.5s",
+    ("probe_retry", 0.25): "0.25s",
+    ("probe_count", 4): "4",
+    ("priority", "low"): "low",
+}
+
+
 @pytest.fixture(scope="module")
 def box(nat_free_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLab]:
     folder = tmp_path_factory.mktemp("tls")
@@ -58,9 +84,9 @@ def page(opened: Browser, box: ApiLab) -> Iterator[Browser]:
         assert opened.complaints() == []
 
 
-def named(box: ApiLab, name: str, *tags: str) -> tuple[socket.socket, str]:
+def named(box: ApiLab, name: str, *tags: str, family: int = 4) -> tuple[socket.socket, str]:
     """A client of this name, and its address and port."""
-    client, address = box.client()
+    client, address = box.client(family)
     assert box.ask("operator", "PUT", f"/v1/connections/{address}/name", {"name": name})[0] == 200
     if tags:
         assert box.ask("operator", "PUT", f"/v1/names/{name}/tags", {"add": tags})[0] == 200
@@ -120,7 +146,7 @@ def test_a_token_that_is_revoked_leads_back_to_the_log_in_with_the_reason(page: 
 
 
 def test_a_viewer_looks_and_nothing_else(page: Browser, box: ApiLab) -> None:
-    _, address = named(box, "lamp-1")
+    _, address = named(box, "lamp-1", family=6)
     page.log_in(box.texts["viewer"])
     assert page.text("#pages").split() == ["Overview", "Connections", "Policy", "Attaches", "Events"]
     for where in (*PAGES, f"connections/{address}"):
@@ -196,6 +222,21 @@ def test_connections_are_found_and_moved(page: Browser, box: ApiLab) -> None:
     page.write("Part of a name, address, network or number", "a b")
     page.press("Search")
     page.reads("is a client's name without the domain", css="#problem")
+
+
+def test_what_is_typed_is_understood_and_values_are_written_as_they_may_be_typed(page: Browser, box: ApiLab) -> None:
+    page.log_in(box.texts["viewer"])
+    told = page.driver.execute_async_script("""
+        const [texts, values, done] = arguments;
+        Promise.all([import("/console/connections.js"), import("/console/dom.js")]).then(([search, dom]) => done([
+            texts.map((text) => search.understood(text)[0]),
+            values.map(([key, value]) => dom.policyValue(key, value)),
+            [0, 9.87, 59.6, 61, 3600, 90061].map(dom.span), [0, 999, 61_234_567, 3.1e9].map(dom.bytes)]));
+    """, list(TYPED), [list(one) for one in VALUES])  # fmt: skip
+    assert told[0] == list(TYPED.values())
+    assert dict(zip(VALUES, told[1], strict=True)) == VALUES
+    assert told[2] == ["0s", "9.9s", "1m", "1m 1s", "1h", "1d 1h"]
+    assert told[3] == ["0 B", "999 B", "61.2 MB", "3.1 GB"]
 
 
 def test_a_page_of_many_has_a_hundred_rows_and_each_is_on_one(page: Browser, box: ApiLab) -> None:

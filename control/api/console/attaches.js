@@ -4,14 +4,14 @@
 import { api } from "./api.js";
 import { check, clientLink, field, h, number, panel, select, state, table, time, update } from "./dom.js";
 
-const HEADS = ["*asked at:time", "server", "by", "for:break", "client", "found in", "answer:break", "after ms:number",
+const HEADS = ["*asked at:time", "server", "by", "for", "client", "found in", "answer", "after ms:number",
   "first byte ms:number"].join(" | ");
 
 export async function attaches({ main, query, signal, every, title, fail }) {
   title("Attaches");
   const failed = h("input", { type: "checkbox", name: "failed", checked: query.has("failed") });
   const limit = select("limit", [[100, "100"], [500, "500"], [1000, "1,000"]], 100);
-  const rows = h("div");
+  const rows = h("div", { class: "stack" });
   const load = async () => {
     update(rows, list(await api.get("/v1/attaches", { limit: limit.value, failed: failed.checked }, signal)));
   };

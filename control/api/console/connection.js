@@ -69,7 +69,8 @@ const buttons = ({ heading, refresh, doing, say }, id) => ACTIONS.map(([action, 
     const name = heading.textContent;
     if (action === "close" && !await confirmed(`Close ${name}?`, CLOSING, "Close")) return;
     const { before, state: after } = await act(id, action);
-    const told = () => say(before === after ? `It is in ${after}, as it was.` : `It was in ${before}, and is in ${after}.`);
+    const same = before === after;
+    const told = () => say(same ? `It is in ${after}, as it was.` : `It was in ${before}, and is in ${after}.`);
     if (action === "close") {
       addEventListener("hashchange", told, { once: true }); // there, for nothing is left here
       location.hash = "#/connections";

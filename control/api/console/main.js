@@ -46,7 +46,8 @@ const say = (text) => { said(find("problem"), ""); said(find("notice"), text); }
 /** Where the page is: #/connections/7?find=x. */
 function place() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
-  const [first, ...rest] = path.split("/").map(decodeURIComponent);
+  const text = /%(?![0-9a-f]{2})/i.test(path) ? path : decodeURIComponent(path);
+  const [first, ...rest] = text.split("/");
   return { first, rest: rest.join("/"), query: new URLSearchParams(query) };
 }
 

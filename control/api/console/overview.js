@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the appliance stands: states, wake-ups, memory, pressure, and what to look at.
 
-import { api } from "./api.js";
+import { api, target } from "./api.js";
 import { curves } from "./charts.js";
 import { bytes, field, h, number, pairs, panel, select, span, table, update } from "./dom.js";
 
@@ -25,12 +25,13 @@ const LATEST = 1000;
 
 export async function overview({ main, signal, every, title, fail }) {
   title("Overview");
-  const now = h("div", { class: "stack" }), charts = h("div", { class: "stack" }), waking = h("div");
+  const now = h("div", { class: "stack" }), charts = h("div", { class: "stack" });
+  const waking = h("div"), services = h("div");
   const minutes = select("minutes", PERIODS, 60);
   const service = select("service", [["", "all services"]], "");
   const bar = h("div", { class: "between panel" }, h("h2", {}, "Over time"),
     h("div", { class: "row" }, field("Period", minutes), field("Service", service)));
-  main.append(now, waking, bar, charts);
+  main.append(now, bar, charts, waking, services);
 
   let rows = [];
   const draw = () => charts.replaceChildren(...drawn(rows, service.value));
@@ -44,6 +45,7 @@ export async function overview({ main, signal, every, title, fail }) {
       service.append(...status.services.map(({ name }) => h("option", { value: name }, name)));
     }
     update(now, standing(status));
+    update(services, servers(status.services));
   };
   const latency = async () => update(waking, latencies(await api.get("/v1/attaches", { limit: LATEST }, signal)));
   minutes.addEventListener("change", () => past().catch(fail));
@@ -82,19 +84,19 @@ function standing(status) {
         pairs([["state", h("span", { class: store.state === "ok" ? "good" : "bad" }, store.state)],
           ["waiting", `${number(store.pending_sleep)} to sleep, ${number(store.pending_history)} rows of history`],
           ["last commit", `${store.last_commit_ms.toFixed(1)} ms`]]))),
-    panel("Services", table("Services and their servers",
-      "*service | listens at | server | state | links:number | failed:number",
-      status.services.flatMap((one) => (one.servers.length ? one.servers : [{}]).map((row) => server(one, row))),
-      { spoken: true })),
   ];
 }
 
-const server = (service, row) => [
-  h("a", { href: `#/connections?service=${encodeURIComponent(service.name)}` }, service.name),
-  service.listen, row.server ?? service.server,
-  h("span", { class: row.state === "down" ? "bad" : null }, row.state ?? "", row.reason ? `: ${row.reason}` : ""),
-  number(row.links), number(row.failed),
-];
+function servers(services) {
+  const line = (service, row) => [
+    h("a", { href: target("#/connections", { service: service.name }) }, service.name),
+    service.listen, row.server ?? service.server,
+    h("span", { class: row.state === "down" ? "bad" : null }, row.state ?? "", row.reason ? `: ${row.reason}` : ""),
+    number(row.links), number(row.failed)];
+  const lines = services.flatMap((one) => (one.servers.length ? one.servers : [{}]).map((row) => line(one, row)));
+  return panel("Services", table("Services and their servers",
+    "*service | listens at | server | state | links:number | failed:number", lines, { spoken: true }));
+}
 
 function watch(attention) {
   if (!attention.length) return h("section", { class: "panel good" }, "Nothing needs attention.");

@@ -9,8 +9,8 @@ const CONDITIONS = [...WHOSE, "order"];
 const PAST = 100;
 const SHOWN = 500; // rules in the table
 const ABOUT = "One rule or several, each a [[rule]] in TOML; or JSON. Rules that are not named here stay as they are. "
-  + `Conditions: ${CONDITIONS.join(", ")}. Values: active_quiet, standby_quiet, idle_quiet, probe_interval, priority, and `
-  + "all others that Explain lists.";
+  + `Conditions: ${CONDITIONS.join(", ")}. Values: active_quiet, standby_quiet, idle_quiet, probe_interval, priority, `
+  + "and all others that Explain lists.";
 
 /** A rule as TOML, as docs/policy.md writes it. JSON's strings and lists are TOML's, too. */
 function toml(rule) {
@@ -124,7 +124,7 @@ export async function policy(look) {
     });
     const some = names.length > SHOWN ? `; ${SHOWN} of ${number(names.length)} rules` : "";
     const caption = `Version ${now.version}${some}`;
-    const heads = "*rule | for:break | gives | version:number | by | why:break | (who has its values)";
+    const heads = "*rule | for | gives | version:number | by | why:break | (who has its values)";
     const add = () => { edit(draft()); text.focus(); };
     return panel("Rules in force", now.error && h("p", { class: "bad" }, now.error),
       names.length
