@@ -89,7 +89,7 @@ class Browser:
             return bool(found)
 
         try:
-            wait_until(holds, WAIT_S, what)
+            wait_until(holds, WAIT_S, what, 0.02)
         except TimeoutError as error:
             raise TimeoutError(f"{error}; there is:\n{self.text('body')}") from None
         return found[0]

@@ -193,6 +193,54 @@ def test_the_overview_says_how_it_stands(page: Browser, box: ApiLab) -> None:
     assert page.driver.title == "Connections – Roost"
 
 
+def test_charts_have_their_figures_as_tables(page: Browser, box: ApiLab) -> None:
+    def moment(minute: int, times: int) -> list[dict[str, Any]]:
+        counts = {"ACTIVE": 3, "IDLE": 10, "born": 5, "SLEEP": 1000, "spoke after 64": 9,
+                  "SLEEP ACTIVE client-data": 8, "IDLE STANDBY server-attach": 2, "ACTIVE STANDBY client-data": 50,
+                  "IDLE SLEEP pressure": 6}  # fmt: skip
+        whole = {"maps_bytes": 2_000_000, "rss_bytes": 1_000_000, "memory_permille": 255}
+        return [
+            {"at_ms": minute * 60_000, "span_ms": 120_000, "service": service, "rules": None,
+             "counts": {name: count * times for name, count in some.items()}}
+            for service, some in (("lab4", counts), ("lab6", counts), (None, whole))
+        ]  # fmt: skip
+
+    page.log_in(box.texts["viewer"])
+    page.run("""const [rows, real] = [arguments[0], window.fetch];
+        window.fetch = (path, more) =>
+            (path.startsWith("/v1/snapshots") ? Promise.resolve(Response.json(rows)) : real(path, more));
+        location.hash = "#/policy";""", moment(1, 1) + moment(3, 2))  # fmt: skip
+    page.reads("Rules in force")
+    page.go("#/")
+    page.reads("Wake-ups a minute")
+
+    def figures() -> dict[str, list[list[str]]]:
+        for summary in page.all("figure summary"):
+            summary.click()
+        page.wait(lambda: len(page.all("figure tbody")) == len(page.all("figure")), "the figures")
+        found: dict[str, list[list[str]]] = page.run("""return Object.fromEntries(
+            [...document.querySelectorAll("figure")].map((one) => [one.querySelector("h2").innerText,
+                [...one.querySelectorAll("tr")].map((row) =>
+                    [...row.cells].slice(1).map((cell) => cell.innerText))]));""")
+        return found
+
+    assert figures() == {
+        "ACTIVE": [["ACTIVE"], ["12"], ["6"]],
+        "STANDBY": [["STANDBY"], ["0"], ["0"]],
+        "IDLE": [["IDLE"], ["60"], ["30"]],
+        "SLEEP": [["SLEEP"], ["4,000"], ["2,000"]],
+        "Wake-ups a minute": [["the client spoke", "a server asked"], ["16", "4"], ["8", "2"]],
+        "Sent down by pressure, a minute": [["connections"], ["12"], ["6"]],
+        "Memory": [["Roost, all of it", "as kernel sockets"], ["6.0 MB", "14.6 MB"], ["3.0 MB", "7.3 MB"]],
+        "Pressure": [["memory", "descriptors", "stalls for memory", "stalls for the processor"],
+                     ["51 %", "0 %", "0 %", "0 %"], ["25.5 %", "0 %", "0 %", "0 %"]],
+    }  # fmt: skip
+    page.choose("Service", "lab6")
+    page.wait(lambda: len(page.all("figure")) == 6, "those of a service")
+    assert figures()["IDLE"] == [["IDLE"], ["30"], ["15"]]
+    page.driver.refresh()
+
+
 def test_connections_are_found_and_moved(page: Browser, box: ApiLab) -> None:
     clients = [named(box, f"meter-{number}-cellar", "winter") for number in range(3)]
     page.log_in(box.texts["operator"])

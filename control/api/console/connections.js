@@ -67,9 +67,15 @@ export async function connections(look) {
 
   const keys = { ...sought, ...Object.fromEntries(FILTERS.map((name) => [name, value(name)])) };
   if (ofOne) keys.service ||= services[0];
-  const found = session.isServer
-    ? { rows: await api.lines("/v1/connections", { ...keys, limit: ROWS }, signal), next: null }
-    : await pages(keys, value("after") || "first", signal);
+  let found;
+  try {
+    found = session.isServer
+      ? { rows: await api.lines("/v1/connections", { ...keys, limit: ROWS }, signal), next: null }
+      : await pages(keys, value("after") || "first", signal);
+  } catch (error) {
+    results.remove();
+    throw error;
+  }
   const told = [words, value("tag") && `tag ${value("tag")}`, value("rule") && `values by rule ${value("rule")}`];
   draw(look, results, found, told.filter(Boolean).join(", "));
 }

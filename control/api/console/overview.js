@@ -105,8 +105,8 @@ function watch(attention) {
       h("li", {}, h("strong", {}, one.object), `: ${one.what}. `, `What to do: ${one.do}.`))));
 }
 
-/** By moment: its time, the minutes before it, and the sums of what was counted: of a service or of all, and of the
- * appliance. */
+/** By moment: its time, the minutes before it, and the sums of what was counted: of a service or of all, of the
+ * appliance, and of transitions: their states, cause and number. */
 function moments(rows, service) {
   const found = new Map();
   for (const row of rows) {
@@ -116,23 +116,25 @@ function moments(rows, service) {
     if (row.service !== null && service && row.service !== service) continue;
     for (const [name, count] of Object.entries(row.counts)) into[name] = (into[name] ?? 0) + count;
   }
+  for (const moment of found.values()) {
+    moment.moves = Object.entries(moment.of).map(([name, count]) => [...name.split(" "), count])
+      .filter(([from, , , count]) => from in STATES && count !== undefined);
+  }
   return [...found.values()];
 }
 
 function drawn(rows, service) {
   const all = moments(rows, service), times = all.map((one) => one.at);
   /** Those whose states and cause are wanted, a minute. */
-  const rate = (wanted) => all.map(({ of, minutes }) => Object.entries(of).reduce((sum, [name, count]) => {
-    const [from, to, cause] = name.split(" ");
-    return ASLEEP.concat(AWAKE).includes(from) && wanted(from, to, cause) ? sum + count : sum;
-  }, 0) / Math.max(minutes, 1 / 60));
+  const rate = (wanted) => all.map(({ moves, minutes }) => moves.reduce((sum, [from, to, cause, count]) =>
+    (wanted(from, to, cause) ? sum + count : sum), 0) / Math.max(minutes, 1 / 60));
   const inState = ({ of }, name) => (of[name] ?? 0) + (name === "IDLE" ? of.born ?? 0 : 0);
   const states = Object.keys(STATES).map((name) =>
     curves(name, times, [{ name, colour: name, values: all.map((one) => inState(one, name)) }], number));
   const wakes = Object.entries(WOKEN).map(([wanted, name], at) => ({ name, colour: at + 1,
     values: rate((from, to, cause) => cause === wanted && ASLEEP.includes(from) && AWAKE.includes(to)) }));
   const down = { name: "connections", colour: 2, values: rate((_from, _to, cause) => cause === "pressure") };
-  const parts = [h("div", { class: "grid four" }, states), h("div", { class: "grid" },
+  const parts = [h("div", { class: "grid four loose" }, states), h("div", { class: "grid loose" },
     curves("Wake-ups a minute", times, wakes.filter((one) => one.values.some(Boolean)), number),
     curves("Sent down by pressure, a minute", times, [down], number))];
   if (service) return parts; // all else is of the whole appliance
@@ -144,7 +146,7 @@ function drawn(rows, service) {
     ({ name, colour: at + 1, values: all.map(({ whole }) => (whole[`${key}_permille`] ?? 0) / 10) }));
   const percent = (value) => `${Math.round(value * 10) / 10} %`;
   const whole = [curves("Memory", times, memory, bytes), curves("Pressure", times, short, percent)];
-  return [...parts, h("div", { class: "grid" }, whole)];
+  return [...parts, h("div", { class: "grid loose" }, whole)];
 }
 
 /** The value below which a share of them are. */
