@@ -7,6 +7,7 @@ Texts are those that a user reads: a control is found by its name for assistive 
 from __future__ import annotations
 
 import socket
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -163,7 +164,8 @@ def browser(lab: Lab, space: str, origin: str, hosts: Mapping[str, str], profile
     """hosts: the addresses of the names that there are. What Chromium asks of others by itself would make the first
     page wait for want of an answer, 16 s."""
     known = [f"MAP {name} {address}" for name, address in hosts.items()]
-    lab.run_tree(space, [DRIVER, f"--port={DRIVER_PORT}"], env={"HOME": str(profile), "PATH": "/usr/bin:/bin"})
+    own = {"HOME": str(profile), "TMPDIR": str(profile), "PATH": "/usr/bin:/bin"}
+    lab.run_tree(space, [DRIVER, f"--port={DRIVER_PORT}"], env=own, stdout=subprocess.DEVNULL)
     options = ChromeOptions()
     options.accept_insecure_certs = True
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})

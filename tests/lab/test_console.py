@@ -287,20 +287,24 @@ def test_what_is_typed_is_understood_and_values_are_written_as_they_may_be_typed
     assert told[3] == ["0 B", "999 B", "61.2 MB", "3.1 GB"]
 
 
-def test_a_page_of_many_has_a_hundred_rows_and_each_is_on_one(page: Browser, box: ApiLab) -> None:
+def test_a_page_of_many_has_some_hundred_rows_and_each_is_on_one(page: Browser, box: ApiLab) -> None:
+    def addresses() -> list[str]:
+        found: list[str] = page.run("return [...document.querySelectorAll('tbody .mono')].map((one) => one.innerText)")
+        return found
+
     page.log_in(box.texts["viewer"])
     with box.crowd(120) as several:
         page.go("#/connections?service=lab4")
-        page.reads("100 connections on this page")
-        first = rows(page)
-        assert len(first) == 100
+        page.reads("connections on this page")
+        first = addresses()
+        assert 100 <= len(first) < 110, "where the engine has several in one place, the API gives all of them"
         page.press("Next page")
-        page.wait(lambda: rows(page) and rows(page)[0] not in first, "the next page")
-        told = [line.split("\t")[2] for line in first + rows(page)]
+        page.control("First page")
+        told = first + addresses()
         assert set(several) <= set(told)
         assert len(told) == len(set(told))
         page.press("First page")
-        page.wait(lambda: len(rows(page)) == 100, "the first page")
+        page.wait(lambda: addresses()[:50] == first[:50], "the first page")
 
 
 def test_one_connection_is_explained_moved_named_and_given_values(page: Browser, box: ApiLab) -> None:
