@@ -16,6 +16,9 @@ ATTACH: Final = "/v1/connections/{name}/attach"
 METRICS: Final = "/metrics"
 """Likewise, of the daemon's status (metrics.py)."""
 
+ME: Final = "/v1/me"
+"""Likewise, of the token; the daemon has no such route."""
+
 _RANKS: Final = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
 
 
@@ -47,6 +50,7 @@ ACCESS: Final = (
         GET /v1/jobs
         GET /v1/jobs/{number}
         GET /v1/openapi.json
+        GET /v1/me
     """, server=True),
     *_of(Role.OPERATOR, """
         POST /v1/connections/{name}/attach

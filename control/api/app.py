@@ -3,7 +3,8 @@
 
     Authorization: Bearer roost_…
 
-A token is never in a cookie, so that a browser page of another origin cannot ask for anything.
+A token is never in a cookie, so that a browser page of another origin cannot ask for anything. The console's files
+(static.py) are for everybody, so many a second for each source.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from control.api.access import ACCESS, ATTACH, CONTROL, EVENTS, METRICS, Access
+from control.api.access import ACCESS, ATTACH, CONTROL, EVENTS, ME, METRICS, Access
 from control.api.bounds import AtOnce, Rates, source_of
 from control.api.control import Control
 from control.api.metrics import Counted, Metrics
+from control.api.static import HEADERS, PREFIX, File
 from control.api.stream import Stream, read_query
 from control.api.tokens import Tokens, UnreadableError
 from control.api.upgrade import EXTENSION, SWITCHING, RefusedError, Upgrading, attached, relay
@@ -68,6 +70,10 @@ ATTACHED_EACH: Final = 1000
 FAILURES_PER_S: Final = 0.2
 FAILURES: Final = 10.0
 """Of one source, that sent no good token: on average, and at once."""
+
+FILES_PER_S: Final = 20.0
+FILES: Final = 200.0
+"""Of the console's files to one source, on average, and at once: the page has fewer than 20."""
 
 _QUERY: Final = "%!$&'()*+,;=:@/?-._~"
 """What stays as it is written: RFC 3986 3.4, and what is encoded already."""
@@ -156,13 +162,15 @@ Work = Callable[[Request, Access, TokenRow, ExitStack], Awaitable["Answered"]]
 """Answers; what is to be done when the answer is over, however it ended, goes into the stack."""
 
 
-def make_app(tokens: Tokens, upstream: Upstream, stream: Stream, requests: float) -> Starlette:
-    """The application. requests: a second by one token."""
+def make_app(tokens: Tokens, upstream: Upstream, stream: Stream, requests: float,
+             files: Mapping[str, File]) -> Starlette:  # fmt: skip
+    """The application. requests: a second by one token. files: of the console, by path."""
     gate = Gate(tokens, requests)
     relayed = partial(_relay, upstream, AtOnce(LONG), AtOnce(LONG_EACH))
     metrics, record = Metrics(stream.counts), Record(upstream)
     own: dict[str, Work] = {
         EVENTS: partial(_events, stream),
+        ME: _me,
         METRICS: partial(_metrics, metrics, upstream),
         ATTACH: partial(_attach, upstream, AtOnce(ATTACHED_EACH), relayed),
     }
@@ -172,6 +180,10 @@ def make_app(tokens: Tokens, upstream: Upstream, stream: Stream, requests: float
         of_path.setdefault(access.path, {})[access.method] = endpoint
     routes: list[BaseRoute] = [_route(path, endpoints) for path, endpoints in of_path.items()]
     routes.append(WebSocketRoute(CONTROL.path, _control(gate, lambda: app)))
+    rates = Rates(FILES_PER_S, FILES)
+    routes += [_route(path, {"GET": partial(_file, rates, file)}) for path, file in files.items()]
+    home = File(b"", {**HEADERS, "Location": PREFIX})
+    routes += [_route(path, {"GET": partial(_file, rates, home)}) for path in ("/", PREFIX.rstrip("/"))]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _refused, 500: _broken})
     app.add_middleware(Counted, metrics=metrics)
     app.router.redirect_slashes = False
@@ -385,6 +397,27 @@ async def _until_any(*work: Awaitable[None]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+
+async def _me(_request: Request, _access: Access, row: TokenRow, _ending: ExitStack) -> Answered:
+    services = list(row.services) if row.services is not None else None
+    told = {"name": row.name, "role": row.role, "services": services, "expires_at_ms": row.expires_at}
+    return Answered(200, {"Content-Type": "application/json"}, json.dumps(told).encode())
+
+
+async def _file(rates: Rates, file: File, request: Request) -> Response:
+    """One of the console's, or where it is. Raises HTTPException."""
+    if request.client is None:
+        raise HTTPException(400, "the connection is gone")
+    source = source_of(request.client.host)
+    if wait := rates.wait_s(source):
+        raise _too_many("the console's files were asked for too often from this address", wait)
+    rates.take(source)
+    if "Location" in file.headers:
+        return Response(file.body, 307, file.headers)
+    if file.headers["ETag"] in request.headers.get("If-None-Match", ""):
+        return Response(None, 304, file.headers)
+    return Response(file.body, 200, file.headers)
 
 
 async def _body(request: Request, most: int) -> bytes:

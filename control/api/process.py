@@ -13,7 +13,7 @@ import pwd
 import signal
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import uvicorn
@@ -23,6 +23,7 @@ from control.api.app import make_app
 from control.api.control import MESSAGE_BYTES
 from control.api.database import Database
 from control.api.protocol import Bounded, Listener, Socket, bind
+from control.api.static import File, read_files
 from control.api.stream import Stream
 from control.api.tokens import Tokens
 from control.api.upstream import Upstream
@@ -143,16 +144,16 @@ def run(config: Config) -> None:
     database = Database(parse_url(os.environ.get(DATABASE) or config.database_url))
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of each bad request
     _settings(_nothing).load()  # what it imports then may be where root alone may read
+    files = read_files()  # they, too
     become(user)
-    asyncio.run(_serve(config, listeners, tls, database))
+    asyncio.run(_serve(config, listeners, tls, database, files))
 
 
-async def _serve(
-    config: Config, listeners: list[socket.socket], tls: ssl.SSLContext | None, database: Database
-) -> None:
+async def _serve(config: Config, listeners: list[socket.socket], tls: ssl.SSLContext | None, database: Database,
+                 files: Mapping[str, File]) -> None:  # fmt: skip
     api = config.api
     async with Upstream(os.environ.get(SOCKET) or config.control_socket) as upstream:
-        app = make_app(Tokens(database.good_tokens), upstream, Stream(database), api.requests)
+        app = make_app(Tokens(database.good_tokens), upstream, Stream(database), api.requests, files)
         server = _Server(_settings(app))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

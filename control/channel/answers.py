@@ -24,7 +24,7 @@ from control.channel.models.rules import (
     Rules,
 )
 from control.channel.models.status import Status
-from control.channel.models.tokens import MadeToken, Revoked, Token
+from control.channel.models.tokens import MadeToken, Me, Revoked, Token
 
 JSON: Final = "application/json"
 LINES: Final = "application/x-ndjson"
@@ -133,6 +133,7 @@ ANSWERS: Final = {
         Answer("jobs", "start-job", "Begin one: the same for many connections", {JSON: Job}, (404,), 202),
     ("GET", "/v1/jobs/{number}"): _json("jobs", "job", "How far one is", Job, 404),
     ("DELETE", "/v1/jobs/{number}"): _json("jobs", "cancel-job", "Let nothing more of one begin", Job, 404),
+    ("GET", "/v1/me"): _json("tokens", "me", "Whose the token is", Me),
     ("GET", "/metrics"):
         Answer("status", "metrics", "What Prometheus is told",
                {"text/plain": str, "application/openmetrics-text": str}),

@@ -135,6 +135,19 @@ class ApiLab:
         server.settimeout(10)
         return server
 
+    @contextmanager
+    def crowd(self, count: int) -> Iterator[list[str]]:
+        """So many clients of lab4 that say nothing, by address and port."""
+        source, to = self.lab.address("wan", "eth0"), (self.lab.address("box", "wan0"), PORT)
+        with ExitStack() as stack:
+            found = []
+            for _ in range(count):
+                with self.lab.enter("wan"):
+                    client = stack.enter_context(socket.create_connection(to, 5, (source, 0)))
+                stack.enter_context(self._servers[4].accept()[0])
+                found.append(endpoint(*client.getsockname()[:2]))
+            yield found
+
     def woken(self, client: socket.socket, family: int = 4) -> None:
         """The client speaks, and a server hears it and answers."""
         client.sendall(b"hello")

@@ -32,9 +32,11 @@ ODD = (
     b"POST /v1/tokens HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\nhello\r\n",
     b"GET /%zz%00%ff HTTP/1.1\r\nHost: x\r\n\r\n",
     b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"GET / HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\r\n\r\n",
-    b"GET / HTTP/1.1\r\n Host: x\r\n\tfolded: y\r\n\r\n",
-    b"GET / HTTP/1.1\nHost: x\n\n",
+    b"GET /nothing HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\r\n\r\n",
+    b"GET /nothing HTTP/1.1\r\n Host: x\r\n\tfolded: y\r\n\r\n",
+    b"GET /nothing HTTP/1.1\nHost: x\n\n",
+    b"GET /console/../../app.py HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"GET /console/..%2f..%2fapp.py HTTP/1.1\r\nHost: x\r\n\r\n",
     b"CONNECT 10.3.0.2:8000 HTTP/1.1\r\nHost: x\r\n\r\n",
     b"GET /v1/events HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x\r\n\r\n",
 )
@@ -163,11 +165,11 @@ def test_one_source_has_so_many_connections_and_others_get_theirs(box: ApiLab) -
     wait_until(lambda: serves(box), 20, "earlier ones are over")
     own = [box.connected() for _ in range(EACH)]
     sock = box.connected()
-    sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    sock.sendall(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
     assert all_of(sock) == b"", "it is closed before anything is read"
     with box.lab.enter("box"):
         other = socket.create_connection((box.host, API_PORT), 5)
-    other.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    other.sendall(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
     assert other.recv(100).startswith(b"HTTP/1.1 404")
     other.close()
     assert "connections_each" in box.daemon.log_tail()
@@ -185,7 +187,7 @@ def test_all_together_have_so_many_connections(box: ApiLab) -> None:
     for one in others:
         try:
             one.settimeout(2)
-            one.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            one.sendall(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
             told.append(one.recv(100)[:12])
         except ConnectionError:
             told.append(b"")
@@ -194,6 +196,23 @@ def test_all_together_have_so_many_connections(box: ApiLab) -> None:
     for one in (*some, *others):
         one.close()
     wait_until(lambda: serves(box), 5, "there is room again")
+
+
+def test_one_source_gets_files_of_the_console_so_often_and_others_get_theirs(box: ApiLab) -> None:
+    def asked() -> int:
+        with box.begun("", "GET", "/console/icon.svg") as answer:
+            answer.read()
+            return answer.status
+
+    told = [asked()]
+    while told[-1] == 200 and len(told) < 1000:
+        told.append(asked())
+    assert told[-1] == 429
+    assert len(told) > 200
+    with box.lab.enter("box"), socket.create_connection((box.host, API_PORT), 5) as other:
+        other.sendall(b"GET /console/icon.svg HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert other.recv(100).startswith(b"HTTP/1.1 200")
+    assert serves(box), "who has a token does not suffer"
 
 
 def test_what_is_no_http_harms_nothing(box: ApiLab) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -16,10 +17,12 @@ from sqlalchemy.exc import OperationalError
 from starlette.routing import Route, WebSocketRoute
 
 from control.api import app as application
+from control.api import static
 from control.api import tokens as kept
-from control.api.access import ACCESS, ATTACH, EVENTS, METRICS, Access
+from control.api.access import ACCESS, ATTACH, EVENTS, ME, METRICS, Access
 from control.api.app import make_app
 from control.api.bounds import AtOnce, Rates, source_of
+from control.api.static import HEADERS, PREFIX, read_files
 from control.api.stream import Stream
 from control.api.tokens import Tokens
 from control.api.upstream import AwayError
@@ -29,6 +32,8 @@ from control.channel.parameters import ACTIONS
 from control.core.access import FROM, REFUSED, WHO, Role, new_token
 from control.store.tokens import TokenRow
 
+FILES = read_files()
+CONSOLE = Path(static.__file__).with_name("console")
 VIEWER, OPERATOR, ADMIN, SERVER = Role.VIEWER, Role.OPERATOR, Role.ADMIN, Role.SERVER
 
 
@@ -74,7 +79,7 @@ class Box:
         self.app = self.made(requests)
 
     def made(self, requests: float = 100) -> Any:
-        return make_app(self.tokens, cast(Any, self.daemon), Stream(cast(Any, None)), requests)
+        return make_app(self.tokens, cast(Any, self.daemon), Stream(cast(Any, None)), requests, FILES)
 
     def _read(self) -> list[TokenRow]:
         if self.problem is not None:
@@ -121,14 +126,14 @@ def test_every_route_of_the_daemon_has_its_role_and_there_is_no_other() -> None:
                 yield from ((method, route.path) for method in route.methods - {"HEAD"})
 
     assert sorted(routes(local.routes)) == sorted(
-        [*((one.method, one.path) for one in ACCESS if one.path != METRICS), ("POST", f"{ATTACH}/ticket")]
+        [*((one.method, one.path) for one in ACCESS if one.path not in (ME, METRICS)), ("POST", f"{ATTACH}/ticket")]
     ), "tickets are for this machine"
     assert all(isinstance(route, Route | WebSocketRoute) for route in Box().app.routes)
 
 
 @pytest.mark.parametrize(
     "access",
-    [one for one in ACCESS if one.path not in (EVENTS, METRICS)],
+    [one for one in ACCESS if one.path not in (EVENTS, ME, METRICS)],
     ids=lambda one: f"{one.method} {one.path}",
 )
 def test_each_route_is_for_its_roles_alone(box: Box, access: Access) -> None:
@@ -155,7 +160,7 @@ def test_what_changes_something_is_for_no_viewer_and_what_is_secret_for_the_admi
     assert servers == {"/v1/connections", "/v1/connections/{name}", "/v1/connections/{name}/explain",
                        "/v1/connections/{name}/policy", *(f"/v1/connections/{{name}}/{action}" for action in ACTIONS),
                        "/v1/names/{name}/tags", "/v1/events", "/v1/connections/{name}/attach", "/v1/jobs",
-                       "/v1/jobs/{number}", "/v1/openapi.json"}  # fmt: skip
+                       "/v1/jobs/{number}", "/v1/openapi.json", "/v1/me"}  # fmt: skip
 
 
 def test_a_change_that_is_refused_is_in_the_record_and_no_flood_of_them(box: Box) -> None:
@@ -181,6 +186,17 @@ def test_a_change_that_is_refused_is_in_the_record_and_no_flood_of_them(box: Box
     assert box.asked(VIEWER, "POST", path).status_code == 403
 
 
+def test_whoever_has_a_token_is_told_whose_it_is_and_nothing_of_it(box: Box) -> None:
+    box.add("ann", OPERATOR, expires_at=2**42)
+    told = box.asked("ann", "GET", ME)
+    assert told.json() == {"name": "ann", "role": "operator", "services": None, "expires_at_ms": 2**42}
+    services = ["alarms", "gas, & water"]
+    told = box.asked(SERVER, "GET", ME)
+    assert told.json() == {"name": "server", "role": "server", "services": services, "expires_at_ms": None}
+    assert box.asked("", "GET", ME).status_code == 401
+    assert box.daemon.asked == []
+
+
 # -- what the daemon is told ------------------------------------------------------------------------------------------
 
 
@@ -203,7 +219,7 @@ def test_the_daemon_is_told_who_asks_from_where_and_for_which_services_and_nothi
 
 
 def test_what_is_not_served_is_not_asked_of_the_daemon(box: Box) -> None:
-    paths = ("/", "/docs", "/openapi.json", "/v1", "//v1/status", "/v1/connections/7/",
+    paths = ("/docs", "/openapi.json", "/v1", "//v1/status", "/v1/connections/7/",
              "/V1/status", "/v1/names/%2e%2e/tags", "/v1/connections/%2E", "/v1/names/%2e%2e%2ftags/tags")  # fmt: skip
     for path in paths:
         answer = box.asked(ADMIN, "GET", path)
@@ -228,6 +244,56 @@ def test_an_error_of_its_own_is_an_answer_without_a_word_of_it(box: Box) -> None
     box.daemon.whole = broken
     answer = box.asked(VIEWER, "GET", "/v1/status")
     assert (answer.status_code, answer.json()) == (500, {"error": "an error of the API's own; its log has more"})
+
+
+# -- the console ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_a_file_of_the_console_is_served_without_a_token_and_may_do_nothing_but_ask_here(box: Box, path: str) -> None:
+    name = path.removeprefix(PREFIX) or "index.html"
+    body = (CONSOLE / name).read_bytes()
+    answer = box.asked("", "GET", path)
+    assert (answer.status_code, answer.content, answer.headers["Content-Length"]) == (200, body, str(len(body)))
+    assert {key: answer.headers[key] for key in HEADERS} == HEADERS
+    assert answer.headers["Content-Type"].startswith(
+        {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}[name.split(".")[1]]
+    )
+    again = box.asked("", "GET", path, headers={"If-None-Match": f'"other", W/{answer.headers["ETag"]}'})
+    assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", answer.headers["ETag"])
+    assert box.asked("", "GET", path, headers={"If-None-Match": '"other"'}).status_code == 200
+    assert box.asked("", "POST", path).status_code == 405
+    assert box.daemon.asked == []
+
+
+def test_every_file_of_the_console_is_served_and_no_other(box: Box) -> None:
+    assert {PREFIX + path.name for path in CONSOLE.iterdir()} - {f"{PREFIX}index.html"} == set(FILES) - {PREFIX}
+    for path in ("/console/index.html", "/console/%2e%2e/app.py", "/console//style.css",
+                 "/console/..%2fapp.py", "/console/style.css/", "/consoles/"):  # fmt: skip
+        assert box.asked("", "GET", path).status_code == 404, path
+    for path in ("/", "/console"):
+        answer = box.asked("", "GET", path)
+        assert (answer.status_code, answer.headers["Location"]) == (307, PREFIX)
+
+
+def test_the_console_has_nothing_from_elsewhere_and_makes_no_markup_of_text() -> None:
+    for file in FILES.values():
+        text = file.body.decode()
+        assert set(re.findall(r"https?://[^\s\"'<>]*", text)) <= {"http://www.w3.org/2000/svg"}
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|localStorage", text)
+
+
+def test_files_of_the_console_are_for_one_source_so_often(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "FILES", 3.0)
+    box.app = box.made()
+
+    async def scene() -> None:
+        answers = [(await box.ask("", "GET", path)).status_code for path in (*list(FILES)[:2], "/", PREFIX)]
+        assert answers == [200, 200, 307, 429]
+        assert (await box.ask("", "GET", PREFIX)).headers["Retry-After"] == "1"
+        assert (await box.ask(VIEWER, "GET", "/v1/status")).status_code == 200
+
+    asyncio.run(scene())
 
 
 # -- tokens -----------------------------------------------------------------------------------------------------------

@@ -43,3 +43,13 @@ class Revoked(TypedDict):
 
     id: Id
     name: Name
+
+
+@answer
+class Me(TypedDict):
+    """Whose the token is that the request has."""
+
+    name: Name
+    role: Annotated[Literal["viewer", "operator", "admin", "server"], Field(description="what it may do")]
+    services: Annotated[list[str] | None, Field(description="whose connections it is for; null: those of all")]
+    expires_at_ms: Annotated[Moment | None, Field(description="null: it does not")]
