@@ -64,8 +64,8 @@ OfRule = Annotated[str, Query(description="those to whom the rule of this name g
 OfKeys = Annotated[
     str,
     Query(max_length=20_000, examples=["192.0.2.7:40123,198.51.100.1:7000"],
-          description="those of these 4-tuples alone, whatever else is asked for: of each the client's address and port, "
-          "a comma, and the one that it connected to; `;` between two; 200 at most. Not those without a slot"),
+          description="those of these 4-tuples alone, whatever else is asked for: of each the client's address and "
+          "port, a comma, and the one that it connected to; `;` between two; 200 at most. Not those without a slot"),
 ]  # fmt: skip
 Quiet = Annotated[int, Query(ge=0, le=2**32 - 1, description="s without payload, at least"), DIGITS]
 Silence = Annotated[

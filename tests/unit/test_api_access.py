@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 from starlette.routing import Route, WebSocketRoute
 
 from control.api import app as application
-from control.api import static
+from control.api import gate, relay, static
 from control.api import tokens as kept
 from control.api.access import ACCESS, ATTACH, EVENTS, ME, METRICS, Access
 from control.api.app import make_app
@@ -342,7 +342,7 @@ def test_a_token_is_used_so_often_a_second_and_no_other_suffers() -> None:
 
 
 def test_a_token_has_so_many_requests_at_once(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "AT_ONCE", 2)
+    monkeypatch.setattr(gate, "AT_ONCE", 2)
     box.app = box.made()
     free = asyncio.Event()
     ask = box.daemon.ask
@@ -402,9 +402,9 @@ def test_long_answers_have_a_bound_of_their_own(box: Box, monkeypatch: pytest.Mo
 
 
 def test_a_body_is_so_large_and_so_slow_at_most(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "SMALL_BODY", 500)
-    monkeypatch.setattr(application, "BODY_MAX", 1000)
-    monkeypatch.setattr(application, "BODY_S", 1.0)
+    monkeypatch.setattr(relay, "SMALL_BODY", 500)
+    monkeypatch.setattr(relay, "BODY_MAX", 1000)
+    monkeypatch.setattr(relay, "BODY_S", 1.0)
 
     async def chunks(size: int, pause_s: float = 0.0) -> Any:
         for _ in range(size // 100):
