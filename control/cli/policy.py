@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 import click
 
-from control.cli.client import Client, connection_path, daemon_options, json_option, print_json, who
+from control.cli.client import Client, connection_path, daemon_options, json_option, print_json
 from control.cli.table import local_time, show_table
+from control.client.calls import login
 
 _WHOSE = ("client", "tag", "network", "service", "server")
 _CONDITIONS = (*_WHOSE, "order")
@@ -41,7 +42,7 @@ def _change_options(function: Callable[..., None]) -> Callable[..., None]:
 
 def _edit(why: str, seen: int | None) -> dict[str, Any]:
     """Who changes rules, why, and of what."""
-    return {"who": who(), "why": why, "seen": seen}
+    return {"who": login(), "why": why, "seen": seen}
 
 
 def _rule_path(name: str) -> str:
@@ -231,7 +232,7 @@ def take(client: str, keys: tuple[str, ...], why: str, daemon: Client, as_json: 
 
 
 def _give(client: str, values: Mapping[str, str | None], why: str, daemon: Client, as_json: bool) -> None:
-    edit = {"who": who(), "why": why, "values": values}
+    edit = {"who": login(), "why": why, "values": values}
     told = daemon.send("PUT", f"{connection_path(client)}/policy", edit)
     if as_json:
         print_json(told)

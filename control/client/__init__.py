@@ -9,13 +9,27 @@ Of its own wheel it is roost.client (docs/client.md), in the appliance control.c
 that it is the same in both.
 """
 
-from .aio import AsyncClient, AsyncEvents, AsyncStream
-from .calls import Call
-from .client import Client, Events, Stream
-from .errors import AwayError, RoostError
-from .events import Event
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .aio import AsyncClient, AsyncEvents, AsyncStream
+    from .calls import Call
+    from .client import Client, Events, Stream
+    from .errors import AwayError, RoostError
+    from .events import Event
 
 __all__ = [
     "AsyncClient", "AsyncEvents", "AsyncStream", "AwayError", "Call", "Client", "Event", "Events", "RoostError",
     "Stream",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    """What is used is imported: httpx takes 100 ms, and what it needs in an event loop as long again."""
+    from importlib import import_module
+
+    if name in __all__:
+        for file in ("errors", "calls", "events", "client", "aio"):
+            if hasattr(module := import_module(f".{file}", __name__), name):
+                return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,7 @@ import httpx
 
 from . import events, http
 from .answers import Connection, Job
-from .calls import ENDED, Awaited, Call, Filter
+from .calls import ENDED, Awaited, Call, Filter, login, path_of
 from .client import PART
 from .errors import RoostError
 
@@ -31,7 +31,7 @@ class AsyncClient(Awaited):
                  retries: int = http.RETRIES, transport: httpx.AsyncBaseTransport | None = None) -> None:  # fmt: skip
         self._where = http.Where(url, token, socket, ca, certificate, timeout)
         self._retries = retries
-        self.who = who or http.login()
+        self.who = who or login()
         made = transport or httpx.AsyncHTTPTransport(**self._where.transport())
         direct = {} if url or transport else {http.LOOPBACK: httpx.AsyncHTTPTransport(verify=False)}
         self._http = httpx.AsyncClient(transport=made, mounts=direct, base_url=self._where.base_url(), trust_env=False)
@@ -74,9 +74,13 @@ class AsyncClient(Awaited):
                 await anyio.sleep(http.retry_s(call, error, attempt, self._retries))
             attempt += 1
 
-    async def connections(self, limit: int | None = None, **wanted: Unpack[Filter]) -> AsyncIterator[Connection]:
+    def connections(self, limit: int | None = None, **wanted: Unpack[Filter]) -> AsyncIterator[Connection]:
         """Connections, as they come."""
-        async with self._begun(http.lines_call(limit, wanted)) as response:
+        return self.lines(Call("GET", path_of("connections"), {**wanted, "limit": limit}))
+
+    async def lines(self, call: Call[Any]) -> AsyncIterator[Any]:
+        """What is answered in lines of JSON, of whatever call, as it comes."""
+        async with self._begun(call) as response:
             async for line in response.aiter_lines():
                 yield json.loads(line)
 

@@ -5,13 +5,16 @@ the class that has the method (client.py, aio.py)."""
 from __future__ import annotations
 
 import functools
+import getpass
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 from urllib.parse import quote
 
-from . import answers as an
+if TYPE_CHECKING:
+    from . import answers as an
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -326,6 +329,14 @@ class Awaited(Calls, ABC):
     @abstractmethod
     async def ask(self, call: Call[T]) -> T:
         """What is answered. Raises RoostError."""
+
+
+def login() -> str:
+    """Who asks, where it is not said."""
+    try:
+        return os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 def _move(connection: str | int, action: an.Action) -> Call[an.Moved]:

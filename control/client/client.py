@@ -17,7 +17,7 @@ import httpx
 
 from . import events, http
 from .answers import Connection, Job
-from .calls import ENDED, Call, Filter, Waiting
+from .calls import ENDED, Call, Filter, Waiting, login, path_of
 from .errors import RoostError
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Client(Waiting):
                  retries: int = http.RETRIES, transport: httpx.BaseTransport | None = None) -> None:  # fmt: skip
         self._where = http.Where(url, token, socket, ca, certificate, timeout)
         self._retries = retries
-        self.who = who or http.login()
+        self.who = who or login()
         made = transport or httpx.HTTPTransport(**self._where.transport())
         direct = {} if url or transport else {http.LOOPBACK: httpx.HTTPTransport(verify=False)}
         self._http = httpx.Client(transport=made, mounts=direct, base_url=self._where.base_url(), trust_env=False)
@@ -88,7 +88,11 @@ class Client(Waiting):
 
     def connections(self, limit: int | None = None, **wanted: Unpack[Filter]) -> Iterator[Connection]:
         """Connections, as they come."""
-        with self._begun(http.lines_call(limit, wanted)) as response:
+        return self.lines(Call("GET", path_of("connections"), {**wanted, "limit": limit}))
+
+    def lines(self, call: Call[Any]) -> Iterator[Any]:
+        """What is answered in lines of JSON, of whatever call, as it comes."""
+        with self._begun(call) as response:
             for line in response.iter_lines():
                 yield json.loads(line)
 

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import os
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -88,14 +86,6 @@ class Where:
         return {
             "method": call.method, "url": call.path, "params": query or None, "content": content, "headers": headers,
         }  # fmt: skip
-
-
-def login() -> str:
-    """Who asks, where it is not said."""
-    try:
-        return os.environ.get("SUDO_USER") or getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid {os.getuid()}"
 
 
 UPGRADE: Final = {"Connection": "Upgrade", "Upgrade": "roost"}
@@ -184,8 +174,3 @@ def retry_s(call: Call[Any], error: RoostError, attempt: int, retries: int) -> f
     if call.method != "GET" or slow or attempt >= retries or not may_pass(error):
         raise error
     return wait_s(error, attempt)
-
-
-def lines_call(limit: int | None, wanted: Mapping[str, object]) -> Call[Any]:
-    """Connections, one a line."""
-    return Call("GET", path_of("connections"), {**wanted, "limit": limit})

@@ -19,8 +19,8 @@ import httpx
 import pytest
 
 import appliance
-from control.client import AsyncClient, AwayError, Client, RoostError, http
-from control.client.calls import Calls
+from control.client import AsyncClient, AwayError, Client, RoostError
+from control.client.calls import Calls, login
 from tests.mutants import ROOT
 
 Answer = httpx.Response | Exception
@@ -94,7 +94,7 @@ def test_a_call_is_one_request_with_the_token(asking: Any) -> None:
     assert asking(api)("set_policy", "a/b [%2F]?é", {"idle_quiet": None}) == {"id": 7}
     (_, change) = api.asked
     assert change.url.raw_path == b"/roost/v1/connections/a%2Fb%20%5B%252F%5D%3F%C3%A9/policy"
-    assert json.loads(change.content) == {"values": {"idle_quiet": None}, "who": http.login(), "why": ""}
+    assert json.loads(change.content) == {"values": {"idle_quiet": None}, "who": login(), "why": ""}
     assert {one.headers["Authorization"] for one in api.asked} == {"Bearer roost_x"}
     assert "Roost-Who" not in change.headers
 
