@@ -40,18 +40,26 @@ def daemon_options(function: Callable[..., None]) -> Callable[..., None]:
     @click.option("--ca", "ca_path", metavar="FILE", envvar="ROOST_CA",
                   help="With --url: certificates to believe instead of the system's (or set ROOST_CA).")  # fmt: skip
     @functools.wraps(function)
-    def command(config_path: str | None, socket_path: str | None, url: str | None, token_file: str | None,
-                ca_path: str | None, **arguments: object) -> None:  # fmt: skip
-        given = click.get_current_context().get_parameter_source
-        local = socket_path or given("config_path") is ParameterSource.COMMANDLINE
-        if url and (given("url") is ParameterSource.COMMANDLINE or not local):
-            function(daemon=Client(url, token=_read_token(token_file), ca_path=ca_path), **arguments)
-            return
-        if config_path and not socket_path:
-            socket_path = _socket_of(config_path)
-        function(daemon=Client(socket_path or control_socket()), **arguments)
+    def command(**arguments: object) -> None:
+        daemon = daemon_of(click.get_current_context())
+        function(daemon=daemon, **{key: one for key, one in arguments.items() if key not in _WHERE})
 
     return command
+
+
+_WHERE: Final = ("config_path", "socket_path", "url", "token_file", "ca_path")
+
+
+def daemon_of(context: click.Context, timeout: float = 60.0) -> Client:
+    """Of a command with `daemon_options`. timeout: s for each step of an answer."""
+    config_path, socket_path, url, token_file, ca_path = map(context.params.get, _WHERE)
+    given = context.get_parameter_source
+    local = socket_path or given("config_path") is ParameterSource.COMMANDLINE
+    if url and (given("url") is ParameterSource.COMMANDLINE or not local):
+        return Client(url, _read_token(token_file), ca_path, timeout)
+    if config_path and not socket_path:
+        socket_path = _socket_of(config_path)
+    return Client(socket_path or control_socket(), timeout=timeout)
 
 
 def _read_token(path: str | None) -> str:
@@ -105,19 +113,18 @@ class Client:
     """One daemon, by its socket's path, or by the URL of its API. Every failure is a click.ClickException with a
     sentence."""
 
-    def __init__(self, where: str, token: str = "", ca_path: str | None = None) -> None:
+    def __init__(self, where: str, token: str = "", ca_path: str | None = None, timeout: float = 60.0) -> None:
         self._where = where
         self._token = token
         self._ca_path = ca_path
+        self._timeout = timeout
 
     @functools.cached_property
     def _client(self) -> RoostClient:
-        make = _library().Client
+        where = {"url": self._where, "token": self._token, "ca": self._ca_path}
         try:
-            made: RoostClient = (
-                make(self._where, token=self._token, ca=self._ca_path, retries=0)
-                if self._token
-                else make(socket=self._where, retries=0)
+            made: RoostClient = _library().Client(
+                **(where if self._token else {"socket": self._where}), timeout=self._timeout, retries=0
             )
         except ValueError as error:
             raise click.UsageError(str(error)) from None

@@ -8,17 +8,19 @@ import socket as sockets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 import anyio
 import httpcore
 import httpx
 
 from . import events, http
-from .answers import Connection, Job
 from .calls import ENDED, Awaited, Call, Filter, login, path_of
 from .client import PART
 from .errors import RoostError
+
+if TYPE_CHECKING:
+    from .answers import Connection, Job
 
 T = TypeVar("T")
 

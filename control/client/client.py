@@ -10,15 +10,17 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack
 
 import httpcore
 import httpx
 
 from . import events, http
-from .answers import Connection, Job
 from .calls import ENDED, Call, Filter, Waiting, login, path_of
 from .errors import RoostError
+
+if TYPE_CHECKING:
+    from .answers import Connection, Job
 
 T = TypeVar("T")
 
@@ -177,6 +179,10 @@ class Stream:
     def sendall(self, data: bytes) -> None:
         """To the client."""
         self._socket.sendall(data)
+
+    def send(self, data: bytes) -> int:
+        """So much of it as goes now; the number of bytes."""
+        return self._socket.send(data)
 
     def recv(self, most: int = PART) -> bytes:
         """What the client has said, when there is some; empty: it has ended."""

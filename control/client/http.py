@@ -8,14 +8,16 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import httpx
 
-from .answers import Ticket
 from .calls import Call, path_of
 from .errors import AwayError, RoostError
+
+if TYPE_CHECKING:
+    from .answers import Ticket
 
 SOCKET: Final = "/run/roost/main.sock"
 """Of the daemon on this machine whose instance has no other name."""

@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from typing import Any, NotRequired, get_args, get_origin, get_type_hints, is_ty
 import pytest
 
 from appliance.lab import Lab, wait_until
+from appliance.lab.processes import python_environment
 from control.client import AsyncClient, AwayError, Client, Event, Events, RoostError, Stream, answers
 from tests.certificates import make_certificate
 from tests.lab.api_lab import API_PORT, ApiLab
@@ -224,6 +227,50 @@ def test_attach_in_an_event_loop(box: ApiLab) -> None:
         client, address = asleep(box)
         with box.lab.enter(space):
             asyncio.run(attach(make(), client, address))
+
+
+def spoken(box: ApiLab, space: str, *words: str, said: bytes = b"") -> subprocess.Popen[bytes]:
+    """`roost attach`, told something, whose stdin goes on."""
+    with box.lab.enter(space):
+        argv, pipe = [sys.executable, "-m", "control.cli.main", "attach", *words], subprocess.PIPE
+        process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, env=python_environment())
+    assert process.stdin is not None
+    process.stdin.write(said)
+    process.stdin.flush()
+    return process
+
+
+def test_the_command_is_stdin_and_stdout_to_a_client(box: ApiLab, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(box.token("operator"))
+    by_url = ("--url", url_of(box), "--token-file", str(tmp_path / "token"))
+    by_socket = ("--socket", str(box.daemon.control_socket))
+    big = bytes(range(256)) * 2000
+    for space, where in (("lan", by_url), ("box", by_socket)):
+        client, address = asleep(box)
+        command = spoken(box, space, address, *where, "--wait", "0.3", said=b"status\n")
+        assert receive(client, 7) == b"status\n"
+        echo = threading.Thread(target=client.sendall, args=(big,))
+        echo.start()
+        out, err = command.communicate(big[::-1], 20)  # neither way waits for the other
+        assert (command.returncode, err) == (0, b"")
+        assert out == big
+        echo.join()
+        assert receive(client, len(big)) == big[::-1]
+        wait_until(partial(is_standby, box, address), 5, "it is let go")
+    refused = spoken(box, "lan", "nobody.roost", *by_url)
+    _, err = refused.communicate(timeout=20)
+    assert (refused.returncode, b"Error: no such client connection" in err) == (1, True)
+    client, address = asleep(box)
+    command = spoken(box, "lan", address, *by_url, said=b"status\n")
+    assert receive(client, 7) == b"status\n"
+    command.send_signal(signal.SIGINT)
+    assert (command.wait(10), command.communicate()) == (130, (b"", b""))
+    client, address = asleep(box)
+    command = spoken(box, "lan", address, *by_url, said=b"status\n")
+    assert receive(client, 7) == b"status\n"
+    client.sendall(b"bye")
+    client.close()
+    assert (command.wait(10), command.communicate()) == (0, (b"bye", b""))
 
 
 def test_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_help_imports_no_command_and_no_heavy_library() -> None:
         "import sys; from control.cli import main\n"
         "try: main.cli.main(['--help'])\n"
         "except SystemExit: pass\n"
-        "heavy = {'rich', 'sqlalchemy', 'fastapi', 'pydantic', 'pyroute2', 'cffi'} & set(sys.modules)\n"
+        "heavy = {'rich', 'sqlalchemy', 'fastapi', 'pydantic', 'pyroute2', 'cffi', 'httpx'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -149,7 +149,7 @@ server = "127.0.0.1:81"
 
 
 def test_every_operator_command_is_asked_whether_it_needs_the_engine() -> None:
-    assert set(READ_ONLY) | {"api", "doctor", "export"} | OF_THE_ENGINE == set(main.OPERATOR)
+    assert set(READ_ONLY) | {"api", "attach", "completion", "doctor", "export"} | OF_THE_ENGINE == set(main.OPERATOR)
 
 
 @pytest.mark.parametrize("name", list(READ_ONLY))
@@ -187,6 +187,7 @@ def test_doctor_and_a_check_of_the_configuration_load_no_engine(config: Path) ->
 @pytest.mark.parametrize(
     "code",
     [
+        "from control.cli import attach, completing, completion",
         "from control.config.reference import with_keys; with_keys(open('docs/configuration.md').read())",
         "from control.store.reading import Reader",
         "from control.store.store import Store",
