@@ -21,6 +21,7 @@ import pytest
 import appliance
 from control.client import AsyncClient, AwayError, Client, RoostError
 from control.client.calls import Calls, login
+from control.core.access import new_token
 from tests.mutants import ROOT
 
 Answer = httpx.Response | Exception
@@ -305,6 +306,36 @@ def test_an_answer_that_does_not_switch_is_an_error() -> None:
     with answering(answer) as url, Client(url, token="x") as roost:
         with pytest.raises(RoostError, match="or not switched"):
             roost.attach("a.roost")
+
+
+def test_the_command_reads_what_a_client_says_that_does_not_read_yet(tmp_path: Path) -> None:
+    """Both wait for ever else: each for the other to take what it says."""
+    (tmp_path / "token").write_text(new_token()[0])
+    big, got = bytes(range(256)) * 70_000, bytearray()  # more than buffers take
+    with socket.socket() as listener:
+        for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            listener.setsockopt(socket.SOL_SOCKET, buffer, 1 << 18)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.settimeout(20)
+
+        def serve() -> None:
+            with listener.accept()[0] as sock:
+                sock.settimeout(20)
+                assert sock.recv(4096).startswith(b"POST /v1/connections/a.roost/attach HTTP/1.1")
+                sock.sendall(SWITCHING + big)
+                while data := sock.recv(65536):
+                    got.extend(data)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        argv = [sys.executable, "-m", "control.cli.main", "attach", "a.roost", "--wait", "0.5", "--url", url]
+        argv += ["--token-file", str(tmp_path / "token")]
+        done = subprocess.run(argv, cwd=ROOT, input=big, capture_output=True, timeout=20, check=False)
+        thread.join(20)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.stdout == big, bytes(got) == big) == (True, True)
 
 
 # -- the wheel --------------------------------------------------------------------------------------------------------
