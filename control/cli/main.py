@@ -17,6 +17,7 @@ from appliance import __version__
 OPERATOR = {
     "up": "Run the appliance.",
     "status": "How many connections are in which state, and what the packets met.",
+    "top": "The same each second, what happens, and who talks most.",
     "connections": "List connections.",
     "show": "Everything known about one connection.",
     "explain": "Why a connection is not asleep, or does not wake.",

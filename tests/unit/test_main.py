@@ -153,7 +153,8 @@ server = "127.0.0.1:81"
 
 
 def test_every_operator_command_is_asked_whether_it_needs_the_engine() -> None:
-    assert set(READ_ONLY) | {"api", "attach", "completion", "doctor", "export"} | OF_THE_ENGINE == set(main.OPERATOR)
+    others = {"api", "attach", "completion", "doctor", "export", "top"}
+    assert set(READ_ONLY) | others | OF_THE_ENGINE == set(main.OPERATOR)
 
 
 @pytest.mark.parametrize("name", list(READ_ONLY))
@@ -191,7 +192,7 @@ def test_doctor_and_a_check_of_the_configuration_load_no_engine(config: Path) ->
 @pytest.mark.parametrize(
     "code",
     [
-        "from control.cli import attach, completing, completion",
+        "from control.cli import attach, completing, completion, top",
         "from control.config.reference import with_keys; with_keys(open('docs/configuration.md').read())",
         "from control.store.reading import Reader",
         "from control.store.store import Store",
