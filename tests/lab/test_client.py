@@ -5,26 +5,30 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import ssl
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
 
+import control.client
 from appliance.lab import Lab, wait_until
 from appliance.lab.processes import python_environment
 from control.client import AsyncClient, AwayError, Client, Event, Events, RoostError, Stream, answers
 from tests.certificates import make_certificate
 from tests.lab.api_lab import API_PORT, ApiLab
 from tests.lab.engine_lab import receive
+from tests.mutants import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -268,6 +272,49 @@ def test_the_command_is_stdin_and_stdout_to_a_client(box: ApiLab, tmp_path: Path
     client.sendall(b"bye")
     client.close()
     assert (command.wait(10), command.communicate()) == (0, (b"bye", b""))
+
+
+class EnoughError(Exception):
+    """Of what goes on for ever."""
+
+
+def test_what_the_guide_shows_works(box: ApiLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, address = asleep(box)
+    assert box.daemon.http("PUT", f"/v1/connections/{address}/name", json={"name": "thermostat-17"}).is_success
+    _, closed = box.client()
+    box.daemon.act(closed, "close")
+    (tmp_path / "ann.token").write_text(box.token("operator") + "\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "roost", types.ModuleType("roost"))
+    monkeypatch.setitem(sys.modules, "roost.client", control.client)
+    printed: list[tuple[Any, ...]] = []
+
+    def print_(*words: Any) -> None:
+        printed.append(words)
+        if words[1:2] == (closed,):
+            raise EnoughError
+
+    def answer() -> None:
+        for _ in range(2):
+            assert receive(client, 7) == b"status\n"
+            client.sendall(b"warm")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    names: dict[str, Any] = {"print": print_}
+    text = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
+    for written, real in (("https://box.example:8443", url_of(box)), ("events(to", "events(last=1000, to")):
+        assert written in text
+        text = text.replace(written, real)
+    with box.lab.enter("lan"):
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            with suppress(EnoughError):
+                exec(block, names)
+    thread.join(10)
+    assert [words for words in printed if words[0] == b"warm"] == [(b"warm",)] * 2
+    assert (1,) in printed, "the job has put it to sleep"
+    assert [words[1] for words in printed if isinstance(words[0], str) and words[0].isdecimal()][-1] == closed
+    assert [str(words[1]) for words in printed if words[0] == 404] == ['no connection "nobody.roost"']
 
 
 def test_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
