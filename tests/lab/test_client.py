@@ -49,9 +49,9 @@ def client_of(box: ApiLab, role: str = "admin") -> Iterator[Client]:
         yield client
 
 
-def asleep(box: ApiLab) -> tuple[socket.socket, str]:
+def down(box: ApiLab, action: str = "sleep") -> tuple[socket.socket, str]:
     client, address = box.client()
-    assert box.daemon.act(address, "sleep")["state"] == "SLEEP"
+    assert box.daemon.act(address, action)["state"] == action.upper()
     return client, address
 
 
@@ -77,7 +77,7 @@ def fits(answer: Any, kind: Any, where: str = "") -> None:
 
 
 def test_every_call_is_answered_as_its_type_says(box: ApiLab) -> None:
-    _, address = asleep(box)
+    _, address = down(box)
     with client_of(box) as roost:
         fits(roost.set_name(address, "Hall-1"), answers.Named)
         fits(roost.tag("hall-1", add=["winter"]), answers.Tags)
@@ -162,7 +162,7 @@ def test_attach_by_the_network_and_by_the_socket(box: ApiLab) -> None:
         ("box", lambda: Client(socket=str(box.daemon.control_socket))),
     )
     for space, make in ways:
-        client, address = asleep(box)
+        client, address = down(box)
         with box.lab.enter(space), make() as roost:
             with roost.attach(address) as stream:
                 client.sendall(b"first")
@@ -228,7 +228,7 @@ def test_attach_in_an_event_loop(box: ApiLab) -> None:
         ("box", lambda: AsyncClient(socket=str(box.daemon.control_socket))),
     )
     for space, make in ways:
-        client, address = asleep(box)
+        client, address = down(box, "standby")
         with box.lab.enter(space):
             asyncio.run(attach(make(), client, address))
 
@@ -250,7 +250,7 @@ def test_the_command_is_stdin_and_stdout_to_a_client(box: ApiLab, tmp_path: Path
     by_socket = ("--socket", str(box.daemon.control_socket))
     big = bytes(range(256)) * 2000
     for space, where in (("lan", by_url), ("box", by_socket)):
-        client, address = asleep(box)
+        client, address = down(box, "standby")
         command = spoken(box, space, address, *where, "--wait", "0.3", said=b"status\n")
         assert receive(client, 7) == b"status\n"
         client.sendall(big)
@@ -261,12 +261,12 @@ def test_the_command_is_stdin_and_stdout_to_a_client(box: ApiLab, tmp_path: Path
     refused = spoken(box, "lan", "nobody.roost", *by_url)
     _, err = refused.communicate(timeout=20)
     assert (refused.returncode, b"Error: no such client connection" in err) == (1, True)
-    client, address = asleep(box)
+    client, address = down(box, "standby")
     command = spoken(box, "lan", address, *by_url, said=b"status\n")
     assert receive(client, 7) == b"status\n"
     command.send_signal(signal.SIGINT)
     assert (command.wait(10), command.communicate()) == (130, (b"", b""))
-    client, address = asleep(box)
+    client, address = down(box, "standby")
     command = spoken(box, "lan", address, *by_url, said=b"status\n")
     assert receive(client, 7) == b"status\n"
     client.sendall(b"bye")
@@ -279,7 +279,7 @@ class EnoughError(Exception):
 
 
 def test_what_the_guide_shows_works(box: ApiLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, address = asleep(box)
+    client, address = down(box)
     assert box.daemon.http("PUT", f"/v1/connections/{address}/name", json={"name": "thermostat-17"}).is_success
     _, closed = box.client()
     box.daemon.act(closed, "close")
@@ -328,7 +328,7 @@ def test_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(socket, "getaddrinfo", lambda host, *more, **other: found(
                 box.host if host in ("roost.test", b"roost.test") else host, *more, **other))  # fmt: skip
             url, token, pair = f"https://roost.test:{API_PORT}", box.token("operator"), (certificate, key)
-            client, address = asleep(box)
+            client, address = down(box)
             with lab.enter("lan"):
                 with Client(url, token=token) as roost, pytest.raises(AwayError, match="certificate verify failed"):
                     roost.jobs()
@@ -340,7 +340,7 @@ def test_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                         assert all_of(stream, len(big)) == big
                         stream.sendall(b"status")
                         assert receive(client, 6) == b"status"
-                client, address = asleep(box)
+                client, address = down(box)
 
                 async def attach() -> None:
                     async with AsyncClient(url, token=token, ca=certificate, certificate=pair) as roost:
