@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the commands reach the daemon: HTTP on its unix socket, or to the API by the network, with nothing to import but
-the standard library."""
+"""How the commands reach the daemon, on its unix socket or by the network: roost.client (control/client/), whose errors
+are a command's."""
 
 from __future__ import annotations
 
 import functools
-import getpass
-import http.client
 import json
 import os
-import socket
+import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlencode
 
 import click
 from click.core import ParameterSource
 
 from appliance.paths import control_socket
+from control.client.calls import Call
 from control.core.access import read_token
+
+if TYPE_CHECKING:
+    from control.client import Client as RoostClient
+    from control.client import Event, Stream
 
 
 def daemon_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -35,18 +40,26 @@ def daemon_options(function: Callable[..., None]) -> Callable[..., None]:
     @click.option("--ca", "ca_path", metavar="FILE", envvar="ROOST_CA",
                   help="With --url: certificates to believe instead of the system's (or set ROOST_CA).")  # fmt: skip
     @functools.wraps(function)
-    def command(config_path: str | None, socket_path: str | None, url: str | None, token_file: str | None,
-                ca_path: str | None, **arguments: object) -> None:  # fmt: skip
-        given = click.get_current_context().get_parameter_source
-        local = socket_path or given("config_path") is ParameterSource.COMMANDLINE
-        if url and (given("url") is ParameterSource.COMMANDLINE or not local):
-            function(daemon=Client(url, token=_read_token(token_file), ca_path=ca_path), **arguments)
-            return
-        if config_path and not socket_path:
-            socket_path = _socket_of(config_path)
-        function(daemon=Client(socket_path or control_socket()), **arguments)
+    def command(**arguments: object) -> None:
+        daemon = daemon_of(click.get_current_context())
+        function(daemon=daemon, **{key: one for key, one in arguments.items() if key not in _WHERE})
 
     return command
+
+
+_WHERE: Final = ("config_path", "socket_path", "url", "token_file", "ca_path")
+
+
+def daemon_of(context: click.Context, timeout: float = 60.0) -> Client:
+    """Of a command with `daemon_options`. timeout: s for each step of an answer."""
+    config_path, socket_path, url, token_file, ca_path = map(context.params.get, _WHERE)
+    given = context.get_parameter_source
+    local = socket_path or given("config_path") is ParameterSource.COMMANDLINE
+    if url and (given("url") is ParameterSource.COMMANDLINE or not local):
+        return Client(url, _read_token(token_file), ca_path, timeout)
+    if config_path and not socket_path:
+        socket_path = _socket_of(config_path)
+    return Client(socket_path or control_socket(), timeout=timeout)
 
 
 def _read_token(path: str | None) -> str:
@@ -80,80 +93,63 @@ def _socket_of(config_path: str) -> str:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+_UNUSED: Final = ("httpx._main", "anyio", "trio", "h2")
+"""What httpx and httpcore import where it is there, and commands make no use of: 100 ms of a processor."""
 
 
-def who() -> str:
-    """Who asks, for the record."""
+def _library() -> ModuleType:
+    """control.client, once something is asked: it takes 80 ms of a processor to import."""
+    absent = [name for name in _UNUSED if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: it is not there
     try:
-        return os.environ.get("SUDO_USER") or getpass.getuser()
-    except (KeyError, OSError):
-        return f"uid {os.getuid()}"
+        import control.client.client
+    finally:
+        for name in absent:
+            del sys.modules[name]
+    return control.client.client
 
 
 class Client:
     """One daemon, by its socket's path, or by the URL of its API. Every failure is a click.ClickException with a
     sentence."""
 
-    def __init__(self, where: str, token: str = "", ca_path: str | None = None) -> None:
+    def __init__(self, where: str, token: str = "", ca_path: str | None = None, timeout: float = 60.0) -> None:
         self._where = where
         self._token = token
         self._ca_path = ca_path
+        self._timeout = timeout
 
-    def _connection(self, timeout: float) -> http.client.HTTPConnection:
-        if not self._token:
-            return _UnixConnection(self._where, timeout)
+    @functools.cached_property
+    def _client(self) -> RoostClient:
+        where = {"url": self._where, "token": self._token, "ca": self._ca_path}
         try:
-            url = urlsplit(self._where)
-            kind, host, port = url.scheme, url.hostname, url.port
-        except ValueError:
-            kind, host, port = "", None, None
-        if kind == "http" and host:
-            return http.client.HTTPConnection(host, port, timeout=timeout)
-        if kind != "https" or not host:
-            raise click.UsageError(f'"{self._where}" is no URL of an API; write https://box:8443')
-        import ssl  # 10 ms
-
-        try:
-            context = ssl.create_default_context(cafile=self._ca_path)
+            made: RoostClient = _library().Client(
+                **(where if self._token else {"socket": self._where}), timeout=self._timeout, retries=0
+            )
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
         except OSError as error:
             raise click.UsageError(f"the certificates in {self._ca_path} cannot be read: {error}") from None
-        return http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
+        return made
 
-    def _open(self, method: str, path: str, data: object = None, timeout: float = 60.0) -> http.client.HTTPResponse:
-        connection = self._connection(timeout)
-        body, headers = None, {}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
-        elif method != "GET":
-            headers["Roost-Who"] = quote(who(), errors="replace")
-        if data is not None:
-            body, headers = json.dumps(data), {**headers, "Content-Type": "application/json"}
+    @contextmanager
+    def _asking(self) -> Iterator[RoostClient]:
+        """Errors are said."""
+        from control.client.errors import AwayError, RoostError
+
         try:
-            connection.request(method, path, body, headers)
-            response = connection.getresponse()
-        except (FileNotFoundError, ConnectionRefusedError):
-            raise click.ClickException(
-                f"no daemon answers at {self._where}. Start it with `roost up -c FILE`, or say where it is with -c or "
-                "--socket; on another machine, with --url."
-            ) from None
-        except PermissionError:
-            raise click.ClickException(f"{self._where}: permission denied. Run this as root.") from None
-        except TimeoutError:
-            raise click.ClickException(f"the daemon at {self._where} does not answer in {timeout:.0f} s.") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise click.ClickException(f"the daemon at {self._where} ended the connection: {error}") from None
-        if response.status >= 400:
-            raise click.ClickException(_reason(response))
-        return response
+            yield self._client
+        except AwayError as error:
+            if isinstance(error.cause, FileNotFoundError | ConnectionRefusedError):
+                raise click.ClickException(
+                    f"no daemon answers at {self._where}. Start it with `roost up -c FILE`, or say where it is with -c "
+                    "or --socket; on another machine, with --url."
+                ) from None
+            if isinstance(error.cause, PermissionError):
+                raise click.ClickException(f"{self._where}: permission denied. Run this as root.") from None
+            raise click.ClickException(f"{error}.") from None
+        except RoostError as error:
+            raise click.ClickException(str(error)) from None
 
     def get(self, path: str, **query: object) -> Any:
         """The JSON at `path`; query values that are None or "" are left out."""
@@ -161,42 +157,28 @@ class Client:
 
     def send(self, method: str, path: str, data: object = None) -> Any:
         """The JSON that `path` answers with to this method, and to `data` as JSON when it is given."""
-        with self._open(method, path, data) as response:
-            return json.load(response)
+        with self._asking() as client:
+            return client.ask(Call(method, path, body=data))
 
     def lines(self, path: str, **query: object) -> Iterator[dict[str, Any]]:
         """The objects of an NDJSON answer, as they come."""
-        with self._open("GET", _with_query(path, query)) as response:
-            for line in response:
-                yield json.loads(line)
+        with self._asking() as client:
+            yield from client.lines(Call("GET", _with_query(path, query)))
 
-    def events(self, path: str, **query: object) -> Iterator[tuple[str, dict[str, Any]]]:
-        """(kind, data) of server-sent events, until the daemon ends."""
-        kind = "message"
-        # The daemon says something every 5 s; three times that without a word and it hangs.
-        with self._open("GET", _with_query(path, query), timeout=20.0) as response:
-            for raw in response:
-                line = raw.decode().rstrip("\n")
-                if line.startswith("event: "):
-                    kind = line[7:]
-                elif line.startswith("data: "):
-                    yield kind, json.loads(line[6:])
+    def events(self, last: int | None = None) -> Iterator[Event]:
+        """What happens, for ever; those that happened last first."""
+        with self._asking() as client:
+            yield from client.events(last=last)
+
+    def attach(self, name: str) -> Stream:
+        """The bytes to and from a client."""
+        with self._asking() as client:
+            return client.attach(name)
 
 
 def _with_query(path: str, query: dict[str, object]) -> str:
     given = {key: value for key, value in query.items() if value not in (None, "")}
     return f"{path}?{urlencode(given, doseq=True)}" if given else path
-
-
-def _reason(response: http.client.HTTPResponse) -> str:
-    body = response.read()
-    try:
-        data = json.loads(body)
-    except ValueError:
-        return f"the daemon answered {response.status} {response.reason}"
-    if isinstance(data, dict) and isinstance(data.get("error"), str):
-        return str(data["error"])
-    return f"the daemon answered {response.status}: {body.decode(errors='replace')[:300]}"
 
 
 def connection_path(name: str) -> str:

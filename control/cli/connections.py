@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from control.cli import completing
 from control.cli.client import Client, daemon_options, json_option, print_json
 from control.cli.table import show_table
 
@@ -23,7 +24,8 @@ _WANTED = (
     click.option("--service", metavar="NAME", default="", help="Only those that came in by this service."),
     click.option("--name", metavar="PATTERN", default="",
                  help="Only clients with such names, without the domain: `*` is any text, `?` a character."),
-    click.option("--tag", metavar="TAG", default="", help="Only clients whose name has this tag (roost tag)."),
+    click.option("--tag", metavar="TAG", shell_complete=completing.tags, default="",
+                 help="Only clients whose name has this tag (roost tag)."),
     click.option("--quiet", type=click.IntRange(0), metavar="SECONDS",
                  help="Only those without payload for so long at least."),
     click.option("--silence", type=click.IntRange(0), metavar="SECONDS",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -30,18 +30,16 @@ def command(follow: bool, last: int, daemon: Client, as_json: bool) -> None:
             _print(row, as_json)
         return
     try:
-        for kind, row in daemon.events("/v1/events", last=last or None):
-            if kind == "dropped":
-                click.echo(
-                    f"{row['count']:,} transitions were left out: they came faster than they were read", err=True
-                )
+        for event in daemon.events(last or None):
+            if event.kind == "transition":
+                _print(event.data, as_json)
             else:
-                _print(row, as_json)
+                click.echo(f"{event.data['count']:,} transitions were left out: {_LOST[event.kind]}", err=True)
     except KeyboardInterrupt:
         return
-    except TimeoutError:
-        raise click.ClickException("the daemon fell silent") from None
-    raise click.ClickException("the daemon ended")
+
+
+_LOST: Final = {"dropped": "they came faster than they were read", "removed": "they are not kept any more"}
 
 
 def _print(row: dict[str, Any], as_json: bool) -> None:

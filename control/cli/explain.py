@@ -7,11 +7,12 @@ import textwrap
 
 import click
 
+from control.cli import completing
 from control.cli.client import Client, connection_path, daemon_options, json_option, print_json
 
 
 @click.command("explain")
-@click.argument("connection", metavar="ID")
+@click.argument("connection", metavar="ID", shell_complete=completing.connections)
 @daemon_options
 @json_option
 def command(connection: str, daemon: Client, as_json: bool) -> None:

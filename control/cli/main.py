@@ -10,12 +10,14 @@ import os
 import sys
 
 import click
+from click.shell_completion import CompletionItem
 
 from appliance import __version__
 
 OPERATOR = {
     "up": "Run the appliance.",
     "status": "How many connections are in which state, and what the packets met.",
+    "top": "The same each second, what happens, and who talks most.",
     "connections": "List connections.",
     "show": "Everything known about one connection.",
     "explain": "Why a connection is not asleep, or does not wake.",
@@ -24,6 +26,7 @@ OPERATOR = {
     "sleep": "Move a connection's record to the database.",
     "wake": "Put a connection back into the kernel.",
     "close": "Close a connection, whatever its state.",
+    "attach": "Speak with a client: stdin and stdout, as netcat.",
     "job": "The same for many connections: by a filter, or named in a file.",
     "policy": "Rules: which clients have which values of the policy.",
     "name": "Give a client a name by which servers reach it.",
@@ -39,6 +42,7 @@ OPERATOR = {
     "api": "Serve HTTP by the network, for operators and servers.",
     "export": "Transitions, attaches, snapshots and changes as Parquet.",
     "unpin": "Let every sleeping connection go and detach from the interfaces.",
+    "completion": "Let a shell complete what is typed: commands, options, connections.",
     "doctor": "What this machine must offer, present or missing, with the fix.",
 }
 DEVELOPER = {
@@ -97,6 +101,13 @@ class LazyGroup(click.Group):
         name = cmd_name if cmd_name in SHARED else "command"
         command: click.Command = getattr(importlib.import_module(module_of(cmd_name)), name)
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """As click's, but that it imports no command."""
+        found = [
+            CompletionItem(one, help=COMMANDS[one]) for one in self.list_commands(ctx) if one.startswith(incomplete)
+        ]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

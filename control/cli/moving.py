@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import click
 
+from control.cli import completing
 from control.cli.client import Client, connection_path, daemon_options, json_option, print_json
 
 
@@ -12,7 +13,7 @@ def _command(action: str, help_text: str) -> click.Command:
     """Says what became of it."""
 
     @click.command(action, help=f"{help_text}\n\n\b\nExample:\n  roost {action} 4711\n  roost {action} 192.0.2.7:40123")
-    @click.argument("connection", metavar="ID")
+    @click.argument("connection", metavar="ID", shell_complete=completing.connections)
     @daemon_options
     @json_option
     def command(connection: str, daemon: Client, as_json: bool) -> None:

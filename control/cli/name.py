@@ -7,11 +7,12 @@ from urllib.parse import quote
 
 import click
 
+from control.cli import completing
 from control.cli.client import Client, connection_path, daemon_options, json_option, print_json
 
 
 @click.command("name")
-@click.argument("words", nargs=-1, required=True, metavar="[ID] NAME")
+@click.argument("words", nargs=-1, required=True, metavar="[ID] NAME", shell_complete=completing.connections)
 @click.option("--remove", is_flag=True, help="Forget NAME, whether or not its client is connected.")
 @daemon_options
 @json_option

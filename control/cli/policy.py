@@ -10,8 +10,10 @@ from urllib.parse import quote
 
 import click
 
-from control.cli.client import Client, connection_path, daemon_options, json_option, print_json, who
+from control.cli import completing
+from control.cli.client import Client, connection_path, daemon_options, json_option, print_json
 from control.cli.table import local_time, show_table
+from control.client.calls import login
 
 _WHOSE = ("client", "tag", "network", "service", "server")
 _CONDITIONS = (*_WHOSE, "order")
@@ -41,7 +43,7 @@ def _change_options(function: Callable[..., None]) -> Callable[..., None]:
 
 def _edit(why: str, seen: int | None) -> dict[str, Any]:
     """Who changes rules, why, and of what."""
-    return {"who": who(), "why": why, "seen": seen}
+    return {"who": login(), "why": why, "seen": seen}
 
 
 def _rule_path(name: str) -> str:
@@ -161,7 +163,7 @@ def _content(rule: Mapping[str, Any] | None) -> str:
 
 
 @command.command("explain")
-@click.argument("client", metavar="CLIENT")
+@click.argument("client", metavar="CLIENT", shell_complete=completing.connections)
 @click.option("--service", metavar="NAME", help="CLIENT is an address, of a client that would connect to this service.")
 @click.option("--server", metavar="ADDRESS", default="", help="... and mean this one of its servers.")
 @daemon_options
@@ -196,7 +198,7 @@ def explain(client: str, service: str | None, server: str, daemon: Client, as_js
 
 
 @command.command("give")
-@click.argument("client", metavar="CLIENT")
+@click.argument("client", metavar="CLIENT", shell_complete=completing.connections)
 @click.argument("words", nargs=-1, required=True, metavar="key=value...")
 @click.option("--why", default="", metavar="TEXT", help="The reason, for the log.")
 @daemon_options
@@ -214,7 +216,7 @@ def give(client: str, words: tuple[str, ...], why: str, daemon: Client, as_json:
 
 
 @command.command("take")
-@click.argument("client", metavar="CLIENT")
+@click.argument("client", metavar="CLIENT", shell_complete=completing.connections)
 @click.argument("keys", nargs=-1, required=True, metavar="KEY...")
 @click.option("--why", default="", metavar="TEXT", help="The reason, for the log.")
 @daemon_options
@@ -231,7 +233,7 @@ def take(client: str, keys: tuple[str, ...], why: str, daemon: Client, as_json: 
 
 
 def _give(client: str, values: Mapping[str, str | None], why: str, daemon: Client, as_json: bool) -> None:
-    edit = {"who": who(), "why": why, "values": values}
+    edit = {"who": login(), "why": why, "values": values}
     told = daemon.send("PUT", f"{connection_path(client)}/policy", edit)
     if as_json:
         print_json(told)
@@ -253,7 +255,8 @@ def _give(client: str, values: Mapping[str, str | None], why: str, daemon: Clien
     metavar="PATTERN",
     help="For those with such a name: `*` is any text, `?` one character. Not given: all.",
 )
-@click.option("--tag", metavar="TAG", help="For those whose name has it. Not given: all.")  # fmt: skip
+@click.option("--tag", metavar="TAG", shell_complete=completing.tags,
+              help="For those whose name has it. Not given: all.")  # fmt: skip
 @click.option("--network", metavar="NETWORK", help="For clients in it: 192.0.2.0/24, 2001:db8::/32. Not given: all.")
 @click.option("--service", metavar="NAME", help="For clients of it. Not given: of all services.")
 @click.option(

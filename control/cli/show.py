@@ -6,12 +6,13 @@ from __future__ import annotations
 import click
 from rich.table import Table
 
+from control.cli import completing
 from control.cli.client import Client, connection_path, daemon_options, json_option, print_json
 from control.cli.table import console, ends_text, local_time
 
 
 @click.command("show")
-@click.argument("connection", metavar="ID")
+@click.argument("connection", metavar="ID", shell_complete=completing.connections)
 @daemon_options
 @json_option
 def command(connection: str, daemon: Client, as_json: bool) -> None:

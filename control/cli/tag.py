@@ -7,13 +7,14 @@ from urllib.parse import quote
 
 import click
 
+from control.cli import completing
 from control.cli.client import Client, daemon_options, json_option, print_json
 from control.cli.table import show_table
 
 
 @click.command("tag")
-@click.argument("name", required=False)
-@click.argument("tags", nargs=-1, metavar="[TAG]...")
+@click.argument("name", required=False, shell_complete=completing.names)
+@click.argument("tags", nargs=-1, metavar="[TAG]...", shell_complete=completing.tags)
 @click.option("--remove", is_flag=True, help="Take these tags away.")
 @click.option("--after", metavar="TAG", default="", help="Of all: those behind this one.")
 @click.option(

@@ -69,10 +69,11 @@ def list_them(daemon: Client, as_json: bool) -> None:
 @command.command("revoke")
 @click.argument("which", metavar="NAME-OR-ID")
 @daemon_options
-def revoke(which: str, daemon: Client) -> None:
+@json_option
+def revoke(which: str, daemon: Client, as_json: bool) -> None:
     """Let a token be good no more, within two seconds."""
     gone = daemon.send("DELETE", f"/v1/tokens/{quote(which, safe='')}")
-    click.echo(f"{gone['name']} ({gone['id']}) is good no more")
+    print_json(gone) if as_json else click.echo(f"{gone['name']} ({gone['id']}) is good no more")
 
 
 def _shown(row: dict[str, Any]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from control.cli.client import print_json
 from control.cli.logs import log_to_stderr
 
 
@@ -20,7 +21,8 @@ from control.cli.logs import log_to_stderr
     help="Take over a database whose owner, another instance or machine, does not run and will not come back.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
-def command(config_path: str, check: bool, take_over: bool, verbose: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="With --check: say it as JSON.")
+def command(config_path: str, check: bool, take_over: bool, verbose: bool, as_json: bool) -> None:
     """Run the appliance in the foreground; it logs to stderr.
 
     SIGTERM or ^C: what can be frozen is left asleep, and the next start finds it. SIGHUP: take over a changed policy.
@@ -40,7 +42,9 @@ def command(config_path: str, check: bool, take_over: bool, verbose: bool) -> No
         if config.problem:
             raise click.ClickException(f"{config_path}: {config.problem}")
         Reader(parse_url(config.database_url)).close_readers()  # whether there is a driver for it
-        click.echo(f"{config_path}: good; {len(config.service)} services")
+        services = len(config.service)
+        told = {"config": config_path, "good": True, "services": services}
+        print_json(told) if as_json else click.echo(f"{config_path}: good; {services} services")
         return
     from control.daemon.daemon import run
 

@@ -100,6 +100,13 @@ def tree(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
+def test_while_a_shell_completes_nothing_is_set_up(tree: Checkout) -> None:
+    done = tree.run("sta", _ROOST_COMPLETE="bash_complete")
+    assert (done.returncode, done.stdout, done.stderr, tree.calls()) == (0, "", "", [])
+    tree.run("status")
+    assert tree.run(_ROOST_COMPLETE="bash_complete").stdout == f"ran <> in {tree.base} with {tree.root}\n"
+
+
 def test_the_first_start_builds_everything_and_then_runs_the_command(tree: Checkout) -> None:
     done = tree.run("status", "--json")
     assert done.returncode == 0, done.stderr

@@ -1,13 +1,17 @@
 """The `roost` command itself: what it imports, lists and says when something goes wrong."""
 
+import json
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -51,7 +55,7 @@ def test_help_imports_no_command_and_no_heavy_library() -> None:
         "import sys; from control.cli import main\n"
         "try: main.cli.main(['--help'])\n"
         "except SystemExit: pass\n"
-        "heavy = {'rich', 'sqlalchemy', 'fastapi', 'pydantic', 'pyroute2', 'cffi'} & set(sys.modules)\n"
+        "heavy = {'rich', 'sqlalchemy', 'fastapi', 'pydantic', 'pyroute2', 'cffi', 'httpx'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -149,7 +153,8 @@ server = "127.0.0.1:81"
 
 
 def test_every_operator_command_is_asked_whether_it_needs_the_engine() -> None:
-    assert set(READ_ONLY) | {"api", "doctor", "export", "trace"} | OF_THE_ENGINE == set(main.OPERATOR)
+    others = {"api", "attach", "completion", "doctor", "export", "top", "trace"}
+    assert set(READ_ONLY) | others | OF_THE_ENGINE == set(main.OPERATOR)
 
 
 @pytest.mark.parametrize("name", list(READ_ONLY))
@@ -187,6 +192,7 @@ def test_doctor_and_a_check_of_the_configuration_load_no_engine(config: Path) ->
 @pytest.mark.parametrize(
     "code",
     [
+        "from control.cli import attach, completing, completion, top",
         "from control.config.reference import with_keys; with_keys(open('docs/configuration.md').read())",
         "from control.store.reading import Reader",
         "from control.store.store import Store",
@@ -197,6 +203,98 @@ def test_doctor_and_a_check_of_the_configuration_load_no_engine(config: Path) ->
 )
 def test_what_reads_alone_loads_no_engine(code: str) -> None:
     run_without_the_engine(code)
+
+
+WITHOUT_JSON = {
+    "api": "it serves, and logs",
+    "attach": "what it prints is the client's",
+    "completion": "what it prints is a shell's",
+}
+"""Commands that have no --json, and why."""
+
+
+def leaves(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    """A command, or those of a group."""
+    if not isinstance(command, click.Group):
+        yield name, command
+        return
+    for inner, one in command.commands.items():
+        yield from leaves(f"{name} {inner}", one)
+
+
+def test_every_operators_command_prints_json_when_it_is_told_to() -> None:
+    context = click.Context(main.cli)
+    without = set()
+    for name in main.OPERATOR:
+        found = main.cli.get_command(context, name)
+        assert found is not None
+        options = {leaf: [opt for one in command.params for opt in one.opts] for leaf, command in leaves(name, found)}
+        without |= {leaf for leaf, opts in options.items() if "--json" not in opts}
+    assert without == set(WITHOUT_JSON)
+
+
+def completed(config: str, *words: str) -> list[str]:
+    """What a shell would offer for the last word."""
+    environment = {**os.environ, "_ROOST_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(("roost", *words)),
+                   "COMP_CWORD": str(len(words)), "ROOST_CONFIG": config}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "control.cli.main"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+def test_a_shell_completes_commands_options_and_what_the_daemon_knows(tmp_path: Path) -> None:
+    asked, waited, over = [], list[bool](), threading.Event()
+
+    class Some(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            rows = [{"name": "hall-1", "client": "192.0.2.7:40123"}]
+            answer = [{"tag": "winter"}, {"tag": "basement"}] if "tags" in self.path else {"connections": rows}
+            if "slow" in self.path:
+                waited.append(over.wait(10))
+            with suppress(BrokenPipeError):
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(json.dumps(answer).encode())
+
+        def address_string(self) -> str:
+            return "the test"
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing."""
+
+    path = tmp_path / "roost.toml"
+    path.write_text(f'[paths]\ncontrol_socket = "{tmp_path}/socket"\n')
+    config = str(path)
+    with ThreadingUnixStreamServer(f"{tmp_path}/socket", Some) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            assert completed(config, "con") == ["connections"]
+            assert completed(config, "policy", "ro") == ["rollback"]
+            assert completed(config, "connections", "--tag", "w") == ["winter"]
+            assert completed(config, "wake", "ha") == ["hall-1.roost"]
+            assert completed(config, "wake", "192") == ["192.0.2.7:40123"]
+            assert asked[-1] == "/v1/connections?after=first&limit=50&client=192"
+            assert completed(config, "wake", "slow") == []
+            assert waited == [], "the daemon is not waited for"
+        finally:
+            over.set()
+            server.shutdown()
+    assert completed(config, "wake", "ha") == []
+    assert completed("/nowhere", "job", "start", "sleep", "--ev") == ["--everything"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_what_a_shell_reads_is_printed(shell: str) -> None:
+    done = CliRunner().invoke(main.cli, ["completion", shell])
+    assert (done.exit_code, f"_ROOST_COMPLETE={shell}_complete" in done.output) == (0, True)
 
 
 def test_a_mistyped_command_is_told_with_the_one_that_is_meant() -> None:

@@ -148,7 +148,7 @@ class Told(Client):
 
 
 def test_the_command_prints_the_token_alone_to_its_output(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("control.cli.client.Client", lambda _path: Told(box))
+    monkeypatch.setattr("control.cli.client.Client", lambda _path, timeout: Told(box))
 
     def run(*arguments: str) -> Any:
         result = CliRunner().invoke(command.command, [*arguments, "--socket", "x"], catch_exceptions=False)
