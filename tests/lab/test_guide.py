@@ -26,7 +26,7 @@ from appliance.lab.processes import python_environment
 from tests.mutants import ROOT
 
 SHORTER: Final = {
-    'active_quiet = "10s"': 'active_quiet = "3s"',
+    'active_quiet = "10s"': 'active_quiet = "2s"',
     'standby_quiet = "20s"': 'standby_quiet = "200ms"',
     'idle_quiet = "5m"': 'idle_quiet = "500ms"',
     'probe_interval = "20m"': 'probe_interval = "3s"\nattach_silence = "1s"',
@@ -58,6 +58,7 @@ class Sensor:
         self._lab = lab
         with lab.enter("wan"):
             self.sock = socket.create_connection((lab.address("box", "wan0"), 7000), 5)
+        self.sock.settimeout(None)
         self.sock.sendall(b"hello\n")
         threading.Thread(target=self._answer, daemon=True).start()
 
