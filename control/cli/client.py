@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import click
 from click.core import ParameterSource
 
 from appliance.paths import control_socket
-from control.client.calls import Call
+from control.client.calls import Call, path_of
 from control.core.access import read_token
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def _with_query(path: str, query: dict[str, object]) -> str:
 
 def connection_path(name: str) -> str:
     """The API's path of one connection."""
-    return f"/v1/connections/{quote(name, safe='')}"
+    return path_of("connections", name)
 
 
 def print_json(data: object) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket as sockets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
@@ -10,7 +11,6 @@ from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-import anyio
 import httpcore
 import httpx
 
@@ -73,7 +73,7 @@ class AsyncClient(Awaited):
                     answer: T = http.data_of(response)
                     return answer
             except RoostError as error:
-                await anyio.sleep(http.retry_s(call, error, attempt, self._retries))
+                await asyncio.sleep(http.retry_s(call, error, attempt, self._retries))
             attempt += 1
 
     def connections(self, limit: int | None = None, **wanted: Unpack[Filter]) -> AsyncIterator[Connection]:
@@ -95,7 +95,7 @@ class AsyncClient(Awaited):
     async def wait_for_job(self, number: int, every_s: float = 0.3) -> Job:
         """A job, when it has ended."""
         while (job := await self.job(number))["state"] not in ENDED:
-            await anyio.sleep(every_s)
+            await asyncio.sleep(every_s)
         return job
 
     @asynccontextmanager
@@ -139,7 +139,7 @@ class AsyncEvents:
                             yield event
                 raise self._reading.ended()
             except RoostError as error:
-                await anyio.sleep(self._reading.wait_s(error))
+                await asyncio.sleep(self._reading.wait_s(error))
 
 
 class AsyncStream:

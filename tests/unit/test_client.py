@@ -37,7 +37,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         waited.append(seconds)
 
     monkeypatch.setattr("control.client.client.time.sleep", waited.append)
-    monkeypatch.setattr("control.client.aio.anyio.sleep", sleep)
+    monkeypatch.setattr("control.client.aio.asyncio.sleep", sleep)
     return waited
 
 
