@@ -16,6 +16,7 @@ from control.api.answers import too_many
 from control.api.bounds import AtOnce, Rates, source_of
 from control.api.tokens import Tokens, UnreadableError
 from control.core.access import Credential, Role, read_token
+from control.core.logs import about
 from control.store.tokens import TokenRow
 
 log = logging.getLogger("roost.api")
@@ -71,6 +72,8 @@ class Gate:
             raise too_many(f'the token "{row.name}" is used too often', wait)
         self._requests.take(row.id)
         if not access.allows(Role(row.role)):
+            log.debug("%s, %s, refused to %s: %s %s", row.name, row.role, request.client, access.method, access.path,
+                      extra=about(token=row.name))  # fmt: skip
             raise ForbiddenError(row)
         if not self._at_once.begin(row.id):
             raise too_many(f'the token "{row.name}" has {AT_ONCE} requests that are not answered yet', 0)

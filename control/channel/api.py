@@ -82,8 +82,6 @@ EVENTS_BOUND: Final = 20_000
 
 HEARTBEAT_S: Final = 5.0
 
-KEYS_MAX: Final = 200
-
 SECRET: Final = frozenset({"snd_nxt", "rcv_nxt", "ts_offset", "ts_recent"})
 """Of a sleeping connection: not told by the network."""
 
@@ -251,8 +249,8 @@ def make_app(operations: Operations, source: TransitionsPort) -> FastAPI:
 
 def _keys(text: str) -> list[Key]:
     told = [one.partition(",") for one in text.split(";")]
-    if len(told) > KEYS_MAX:
-        raise OperationError(422, f"keys: {KEYS_MAX} at most")
+    if len(told) > par.KEYS_MAX:
+        raise OperationError(422, f"keys: {par.KEYS_MAX} at most")
     try:
         return [Key.of(*parse_endpoint(client), *parse_endpoint(near)) for client, _, near in told]
     except ValueError:

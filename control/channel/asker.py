@@ -69,10 +69,9 @@ class Scoped:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
         said = Headers(scope=scope).get(SERVICES) if scope["type"] == "http" else None
-        if said is None:
-            await self._app(scope, receive, send)
-            return
-        token = SCOPE.set(frozenset(map(unquote, said.split(","))))
+        # Also where it is for all: what reads of a connection was resumed within an earlier request goes on in that
+        # one's context.
+        token = SCOPE.set(frozenset(map(unquote, said.split(","))) if said is not None else None)
         try:
             await self._app(scope, receive, send)
         finally:

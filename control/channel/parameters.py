@@ -50,6 +50,9 @@ ClientName = Annotated[
 RuleName = Annotated[str, Path(description="a rule's name", examples=["meters"])]
 TokenName = Annotated[str, Path(description="a token's name, or its id", examples=["ann"])]
 
+KEYS_MAX: Final = 100
+"""4-tuples in a query."""
+
 # -- in the query, of lists of connections ----------------------------------------------------------------------------
 
 StateName = Annotated[Literal["ACTIVE", "STANDBY", "IDLE", "SLEEP"] | None, Query(description="those in this state")]
@@ -63,9 +66,9 @@ OfTag = Annotated[str, Query(description="those whose name has this tag", exampl
 OfRule = Annotated[str, Query(description="those to whom the rule of this name gives a value", examples=["meters"])]
 OfKeys = Annotated[
     str,
-    Query(max_length=20_000, examples=["192.0.2.7:40123,198.51.100.1:7000"],
+    Query(max_length=KEYS_MAX * 96, pattern=r"^[0-9A-Fa-f.:\[\],;]*$", examples=["192.0.2.7:40123,198.51.100.1:7000"],
           description="those of these 4-tuples alone, whatever else is asked for: of each the client's address and "
-          "port, a comma, and the one that it connected to; `;` between two; 200 at most. Not those without a slot"),
+          f"port, a comma, and the one that it connected to; `;` between two; {KEYS_MAX} at most, each with a slot"),
 ]  # fmt: skip
 Quiet = Annotated[int, Query(ge=0, le=2**32 - 1, description="s without payload, at least"), DIGITS]
 Silence = Annotated[

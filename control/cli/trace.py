@@ -28,7 +28,7 @@ PATIENCE_S: Final = 0.5
 FRESH_S: Final = 10.0
 """Then it is asked again: a client may have got a name."""
 
-PAGE: Final = 200
+PAGE: Final = 100
 """4-tuples of a request."""
 
 KNOWN_MAX: Final = 1_000_000

@@ -445,6 +445,39 @@ class Attention(TypedDict):
     do: str
 
 
+class Took(TypedDict):
+    """How long servers waited: how many for so many s at most, and all of them."""
+
+    buckets: dict[str, int]
+    sum_s: float
+
+
+class Attaches(TypedDict):
+    """Servers that asked for a client, by the state it was found in, and by the error's name."""
+
+    took: dict[str, Took]
+    failed: dict[str, int]
+
+
+class Class(TypedDict):
+    """Connections of a service that have the same rules."""
+
+    service: str
+    rules: str
+    connections: States
+    transitions: dict[str, int]
+    probes: int
+    rx_bytes: int
+    tx_bytes: int
+
+
+class Classes(TypedDict):
+    """As of the last snapshot."""
+
+    at_ms: int | None
+    rows: list[Class]
+
+
 class Status(TypedDict):
     """How the daemon stands."""
 
@@ -470,6 +503,8 @@ class Status(TypedDict):
     pressure: Pressure
     export: Export
     api: Api
+    classes: Classes
+    attaches: Attaches
     agents: dict[str, int]
     counters: dict[str, int]
     attention: list[Attention]
@@ -500,6 +535,15 @@ class Revoked(TypedDict):
 
     id: str
     name: str
+
+
+class Me(TypedDict):
+    """Whose a token is."""
+
+    name: str
+    role: str
+    services: list[str] | None
+    expires_at_ms: int | None
 
 
 class Ticket(TypedDict):

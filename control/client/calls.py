@@ -151,6 +151,11 @@ class Calls:
         """What lets one through to a client, on the daemon's machine alone; not by the network."""
         return Call("POST", path_of("connections", connection, "attach", "ticket"))
 
+    @Asks
+    def me(self) -> Call[an.Me]:
+        """Whose the token is; by the network alone."""
+        return Call("GET", path_of("me"))
+
     # -- names --------------------------------------------------------------------------------------------------------
 
     @Asks

@@ -150,8 +150,10 @@ def test_what_happens_is_told_as_the_document_says(box: ApiLab, document: dict[s
     (media_type,) = content
     with box.begun("admin", "GET", "/v1/events?last=10000&to=SLEEP&to=ACTIVE&network=0.0.0.0/0") as answer:
         assert answer.headers["Content-Type"].partition(";")[0] == media_type
-        lines = [answer.readline().decode().rstrip("\n") for _ in range(2 + 3 * 4)]
-    fields = [line.partition(": ") for line in lines[2:]]  # behind a comment; then three events of three lines
+        lines = [answer.readline().decode().rstrip("\n") for _ in range(3 + 3 * 4)]
+    fields = [
+        line.partition(": ") for line in lines[3:]
+    ]  # behind a comment and its number; then three events of three lines
     found: list[Any] = [{key: value for key, _, value in fields[at : at + 3]} for at in (0, 4, 8)]
     assert is_valid(found, content[media_type]["schema"])
     item = document["components"]["schemas"]["Event"]["properties"]["data"]["contentSchema"]

@@ -390,9 +390,8 @@ def test_no_event_is_lost_or_doubled_across_ends_of_the_api_and_of_the_daemon(bo
     for turn in range(12):
         box.daemon.act(address, ("idle", "wake")[turn % 2])
         if turn == 6:
-            for one in box.daemon.connections():
-                if one["state"] != "SLEEP":
-                    box.daemon.act(one["client"], "idle")
+            with Client(socket=str(box.daemon.control_socket)) as roost:
+                roost.wait_for_job(roost.start_job("idle", everything=True)["number"])
             box.daemon.kill()
             box.daemon.start()
     box.daemon.act(address, "close")

@@ -58,7 +58,7 @@ def listed(answer: httpx.Response) -> list[int]:
 
 def test_lists_and_pages_have_the_connections_of_its_services(box: Box) -> None:
     assert listed(box.ask("GET", "/v1/connections")) == [1, 2, 3, 4]
-    ends = {"key": [f"{key(number).client_text},{key(number).local_text}" for number in range(1, 5)]}
+    ends = {"keys": ";".join(f"{key(number).client_text},{key(number).local_text}" for number in range(1, 5))}
     assert listed(box.ask("GET", "/v1/connections", ALARMS, params=ends)) == [1, 3]
     assert listed(box.ask("GET", "/v1/connections", ALARMS)) == [1, 3]
     assert listed(box.ask("GET", "/v1/connections", GAS)) == [2, 4]

@@ -117,9 +117,9 @@ class Daemon:
         self.rows = {f"{row['client']},{row['local']}": row for row in rows}
         self.asked: list[list[str]] = []
 
-    def lines(self, _path: str, key: list[str]) -> Iterator[Row]:
-        self.asked.append(key)
-        return (self.rows[one] for one in key if one in self.rows)
+    def lines(self, _path: str, keys: str) -> Iterator[Row]:
+        self.asked.append(keys.split(";"))
+        return (self.rows[one] for one in keys.split(";") if one in self.rows)
 
 
 class Box:

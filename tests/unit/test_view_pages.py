@@ -132,4 +132,4 @@ def test_connections_are_found_by_their_4_tuples(lite: Box) -> None:
     near = f"{key(7).client_text},{key(7).client_text}"
     assert lite.listed(keys=near) == [], "another service, the same client"
     for wrong in (";", ends(7).partition(",")[0], "camera-1,camera-2"):
-        assert lite.ask(keys=wrong).status_code == 400
+        assert lite.ask(keys=wrong).status_code in (400, 422)
