@@ -142,8 +142,8 @@ class Locator:
         """The connection with this number, ``client-address:port``, or name with its domain."""
         return self._locate(name, None)
 
-    def _locate(self, name: str, awake_or_idle: Mapping[int, Event] | None) -> Located:
-        """awake_or_idle: where it was looked for already, by number."""
+    def _locate(self, name: str, awake_or_idle: Mapping[int, Event] | None, numbers_wanted: bool = True) -> Located:
+        """awake_or_idle: where it was looked for already, by number. numbers_wanted: else it may be 0."""
         event: Event | None = None
         number = 0
         if (numbered := _number(name)) is not None:
@@ -164,7 +164,9 @@ class Locator:
             event = self._asleep_among(self._find(client.host, client.port))
         key = event.record.key_raw if event is not None else b""
         if event is not None:
-            number = number or event.id or event.record.id or _sleeping_ids(self._store, [event]).get(key, 0)
+            number = number or event.id or event.record.id
+            if not number and (numbers_wanted or event.candidate):
+                number = _sleeping_ids(self._store, [event]).get(key, 0)
             if event.candidate and not number and not self._store.status.error:
                 event = None  # a false positive of the filter
         if event is None or not self._is_for_asker(event):
@@ -172,12 +174,13 @@ class Locator:
         return Located(number, State(event.to_state), event)
 
     def locate_many(self, names: Sequence[str]) -> Iterator[tuple[str, Located | OperationError]]:
-        """`locate`, of each; those that are awake or in IDLE are looked for by their numbers once, for all."""
+        """`locate`, of each; those that are awake or in IDLE are looked for by their numbers once, for all. What is not
+        named by its number may have 0 for it."""
         numbers = {number for name in names if (number := _number(name))}
         awake_or_idle = self._awake_or_idle({one for one in numbers if self._asleep_numbered(one) is None})
         for name in names:
             try:
-                yield name, self._locate(name, awake_or_idle)
+                yield name, self._locate(name, awake_or_idle, numbers_wanted=False)
             except OperationError as error:
                 yield name, error
 
