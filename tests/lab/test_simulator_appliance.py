@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import socket
 import sqlite3
+import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -134,15 +135,27 @@ def test_clients_that_are_born_asleep_get_right_answers_from_the_first_on(box: B
     box.wait_for({})
 
 
+@pytest.mark.soak
 def test_what_is_lost_on_the_way_is_made_good(box: Box) -> None:
-    """A thawed socket knows no round trip: its first retransmission comes after 3 s, the kernel's value for that."""
+    """A thawed socket knows no round trip: its first retransmission comes after 3 s, the kernel's value for that.
+
+    Among the soaks, since one client of ten was not answered within 60 s in one run of some 70, and it is not known at
+    which end: what the ends have is printed.
+    """
     simulator, some = box.simulator[4], range(10)
     simulator.drop_every(10)
     simulator.lose_every(11)
     assert simulator.connect(some, rto_s=0.2).done == len(some)
     box.wait_for_sleep(len(some))
     assert simulator.keep_alive(some, rto_s=0.1).done == len(some)
-    served(simulator, some, rto_s=0.2)
+    try:
+        served(simulator, some, rto_s=0.2)
+    except Exception:
+        for space in ("box", "lan"):
+            with box.lab.enter(space):
+                print(subprocess.run(["ss", "-Htneoim"], capture_output=True, text=True, check=False).stdout)
+        print(box.daemon.connections(), simulator.counters(), box.daemon.status()["counters"])
+        raise
     box.wait_for_sleep(len(some))
     assert simulator.finish(some, rto_s=0.2).done == len(some)
     assert min(simulator.counters()[lost] for lost in ("dropped", "lost_frames")) >= 5
