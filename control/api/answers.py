@@ -54,7 +54,7 @@ class Answered(NamedTuple):
 
 
 async def until_any(*work: Awaitable[None]) -> None:
-    """Until one has ended; then none goes on."""
+    """Until one has ended; then none goes on. How a task among them ended, it can be asked."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -80,14 +80,9 @@ class Relayed(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """As ASGI has it."""
         with self._ending:
-            tasks = [asyncio.ensure_future(one) for one in (self._send(send), _has_left(receive), self._over)]
-            try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
-            if not tasks[0].cancelled() and (error := tasks[0].exception()) is not None:
+            sending = asyncio.ensure_future(self._send(send))
+            await until_any(sending, _has_left(receive), self._over)
+            if not sending.cancelled() and (error := sending.exception()) is not None:
                 log.warning("%s: the answer to %s broke off: %s", scope["path"], scope["client"], error)
 
     async def _send(self, send: Send) -> None:

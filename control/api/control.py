@@ -104,7 +104,7 @@ class Control:
                 asked.set()
                 data = b"" if body is None else json.dumps(body).encode()
                 return {"type": "http.request", "body": data, "more_body": False}
-            await never.wait()  # who has left cancels the task
+            await never.wait()  # the end of the connection cancels the task
             return {"type": "http.disconnect"}
 
         with suppress(WebSocketDisconnect, TooLongError):

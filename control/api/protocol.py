@@ -14,7 +14,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
@@ -26,7 +26,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 
 from control.api.bounds import AtOnce, source_of
-from control.api.upgrade import EXTENSION, PART, PROTOCOL, Ends
+from control.api.upgrade import EXTENSION, PART, PROTOCOL, Ends, flushed
 
 log = logging.getLogger("roost.api")
 
@@ -231,10 +231,7 @@ class Bounded(_Taking, HttpToolsProtocol):
         writer = asyncio.StreamWriter(self.transport, protocol, reader, self.loop)
         try:
             yield reader, writer
-            writer.close()
-            with suppress(OSError):
-                async with asyncio.timeout(CLOSE_S):  # TimeoutError is an OSError
-                    await writer.wait_closed()
+            await flushed(writer)
         finally:
             self.transport.abort()
             self.connection_lost(None)

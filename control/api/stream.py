@@ -118,7 +118,7 @@ class Stream:
             self._kept, self._last = [], newest
             self._reading = asyncio.get_running_loop().create_task(self._read())
         try:
-            yield f": transitions\nid: {after}\n\n".encode()  # who has none of them yet can resume, too
+            yield f": transitions\nid: {after}\n\n".encode()  # the number: to resume one without an event yet
             while True:
                 more = self._more
                 try:

@@ -61,12 +61,17 @@ async def attached(ticket: Mapping[str, Any]) -> AsyncIterator[Ends]:
         except (OSError, EOFError, ValueError, IndexError):
             raise RefusedError(503, "the daemon ended the attach") from None
         yield reader, writer
-        writer.close()
-        with suppress(OSError):
-            async with asyncio.timeout(CLOSE_S):  # TimeoutError is an OSError
-                await writer.wait_closed()
+        await flushed(writer)
     finally:
         writer.transport.abort()
+
+
+async def flushed(writer: asyncio.StreamWriter) -> None:
+    """Close it; what is in its buffer goes out first, within CLOSE_S."""
+    writer.close()
+    with suppress(OSError):  # TimeoutError is one
+        async with asyncio.timeout(CLOSE_S):
+            await writer.wait_closed()
 
 
 async def relay(client: Ends, server: Ends) -> None:

@@ -87,5 +87,5 @@ def _write(data: bytes) -> None:
     try:
         while data:
             data = data[os.write(sys.stdout.fileno(), data) :]
-    except BrokenPipeError:  # whoever read it has gone
+    except BrokenPipeError:  # the reader of stdout is closed
         raise click.exceptions.Exit(1) from None

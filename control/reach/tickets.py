@@ -117,11 +117,6 @@ class Tickets:
         thread."""
         self._frontend.take_back(fd)
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """As of Frontend."""
-        return self._frontend.counts
-
     async def close(self) -> None:
         """Take no more."""
         await self._frontend.close()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from enum import IntEnum, IntFlag
 
@@ -24,6 +25,7 @@ from appliance.wire import (
     ROW,
     ROW_BITS,
     SERVERS_MAX,
+    TOKEN_COUNTED,
     WAITING_MAX,
     Balance,
     Born,
@@ -66,6 +68,8 @@ def test_constants_are_those_of_the_headers() -> None:
     assert (SERVERS_MAX, PLACES, WAITING_MAX) == (lib.ROOST_SERVERS_MAX, lib.ROOST_PLACES, lib.ROOST_WAITING_MAX)
     assert (PROBE_RETRY_S, PROBE_COUNT) == (lib.ROOST_PROBE_RETRY_S, lib.ROOST_PROBE_COUNT)
     assert PROBE_COUNT_MAX == lib.ROOST_PROBE_COUNT_MAX
+    (counted,) = re.findall(r"#define ROOST_TOKEN_COUNTED (\w+)", (ROOT / "cext/base/types.h").read_text())
+    assert int(counted, 16) == TOKEN_COUNTED  # 64 bits, which no enum of C has
     assert (CANDIDATE, PAIRED) == (lib.ROOST_CANDIDATE, lib.ROOST_F_PAIRED)
     assert (HEARD_SHIFT, HEARD_WRAP_S) == (lib.ROOST_HEARD_SHIFT, lib.ROOST_HEARD_WRAP_S)
     header = (ROOT / "ebpf/shared/record.h").read_text(encoding="utf-8")
