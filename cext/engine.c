@@ -19,20 +19,22 @@
 #include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/eventfd.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "cext/base/address.h"
+#include "cext/base/priority.h"
 #include "cext/life/next.h"
 #include "loop.h"
 #include "cext/socket/repair.h"
 
 #define SWEEP_PAUSE_US 60 /* between two parts of a slice: tasks on this processor run meanwhile */
 #define EVENTS_A_TURN 512
-#define ENGINE_NICE (-10)
-#define AHEAD 16 /* keys whose memory is asked for before the first of them is looked for */
+#define AHEAD 16         /* keys whose memory is asked for before the first of them is looked for */
+#define GIVES_WAY_NS 200000
+#define USED_WINDOW_MS 10
+#define USED_LIGHT_NS 200000 /* of each ms */
 #define RUSH_WINDOW_MS 8
 #define RUSH_A_MS 2     /* clients that connect */
 #define RUSH_AT_ONCE 16 /* clients here at a time, on average, of those that come and go */
@@ -190,35 +192,44 @@ static int wait_in_rush(struct roost_engine *e, struct epoll_event *events, uint
     return count;
 }
 
-/* With one processor, waiting runnable would keep it from the tasks that are waited for. */
-static bool has_several_processors(void) {
-    cpu_set_t allowed;
-    return sched_getaffinity(0, sizeof(allowed), &allowed) || CPU_COUNT(&allowed) > 1; /* fails with very many */
+/* Real time as long as this thread uses little of its processor. Then it costs the others next to nothing, and a client
+ * that wakes waits for none of them. When there is much to do, the tasks that make the work and those that wait for it are
+ * to run, too, and steps that gather meanwhile are done together. */
+static void choose_class(struct roost_engine *e) {
+    uint64_t passed_ms = e->now_ms - e->used_ms, used_ns;
+    if (passed_ms < USED_WINDOW_MS)
+        return;
+    used_ns = roost_clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    bool light = used_ns - e->used_ns < passed_ms * USED_LIGHT_NS;
+    if (light != e->light)
+        roost_run_first(light);
+    e->light = light;
+    e->used_ms = e->now_ms;
+    e->used_ns = used_ns;
 }
 
 static void *engine_thread(void *context) {
     struct roost_engine *e = context;
     struct epoll_event events[EVENTS_A_TURN];
-    /* In front of what else runs on the box, the control plane included: a client that wakes waits for this thread. As
-     * good as nothing without the privilege, so its failure is none. */
-    setpriority(PRIO_PROCESS, (id_t)gettid(), ENGINE_NICE);
+    const bool several = roost_has_several_processors();
+    roost_run_first(false);
     prctl(PR_SET_TIMERSLACK, 1UL); /* ns: else 50 us are added to each pause */
-    const bool several = has_several_processors();
     uint64_t began_ns = 0;
-    pthread_mutex_lock(&e->lock);
+    pthread_mutex_lock(&e->lock.mutex);
     while (!e->stopping) {
         uint32_t wait_us = timeout_us(e);
         const struct timespec wait = {.tv_sec = wait_us / 1000000, .tv_nsec = wait_us % 1000000 * 1000};
+        if (several)
+            choose_class(e);
         bool pause = rush(e) && wait_us && several;
-        pthread_mutex_unlock(&e->lock);
-        while (__atomic_load_n(&e->lock_waiters, __ATOMIC_SEQ_CST)) /* a mutex alone would let us win every time */
-            sched_yield();
+        pthread_mutex_unlock(&e->lock.mutex);
+        roost_fair_give_way(&e->lock, GIVES_WAY_NS);
         int count = pause ? wait_in_rush(e, events, began_ns, &pause) : 0;
         if (count == 0)
             count = epoll_pwait2(e->epoll_fd, events, EVENTS_A_TURN, &wait, NULL);
         int error = errno;
         began_ns = roost_monotonic_ns();
-        pthread_mutex_lock(&e->lock);
+        pthread_mutex_lock(&e->lock.mutex);
         e->stat[ROOST_E_RUSH_PAUSES] += pause;
         if (count < 0 && error != EINTR) {
             struct roost_event event = {.type = ROOST_EV_FATAL, .error = error};
@@ -228,7 +239,7 @@ static void *engine_thread(void *context) {
         }
         turn(e, events, count > 0 ? count : 0);
     }
-    pthread_mutex_unlock(&e->lock);
+    pthread_mutex_unlock(&e->lock.mutex);
     return NULL;
 }
 
@@ -243,7 +254,7 @@ roost_engine *roost_open(const struct roost_options *options, struct roost_reaso
     }
     struct roost_sizes sizes = {options->ipv4_slots, options->ipv6_slots, options->idle_slots, options->ring_bytes,
                                 options->filter_slots};
-    pthread_mutex_init(&e->lock, NULL);
+    pthread_mutex_init(&e->lock.mutex, NULL);
     roost_mailbox_init(&e->box);
     e->resume = roost_command_resume;
     e->ready_tail = &e->ready;
@@ -309,7 +320,7 @@ int roost_start(roost_engine *e, struct roost_reason *why) {
         roost_births_turn(e); /* births from now on */
         sigfillset(&all);     /* signals are Python's */
         pthread_sigmask(SIG_SETMASK, &all, &old);
-        error = roost_workers_start(&e->workers, e->worker_threads, ENGINE_NICE);
+        error = roost_workers_start(&e->workers, e->worker_threads);
         if (!error)
             error = -pthread_create(&e->thread, NULL, engine_thread, e);
         if (!error)
@@ -382,7 +393,6 @@ uint64_t roost_slots_in_sleep(roost_engine *e) {
     return count;
 }
 
-/* The connection with this key, as it stands; false: there is none. */
 static bool find(struct roost_engine *e, const struct roost_key *key, struct roost_event *event) {
     struct roost_holder h = roost_whose(e, key);
     if (h.by != ROOST_BY_CONN && h.by != ROOST_BY_SLOT)
@@ -592,6 +602,6 @@ void roost_close(roost_engine *e) {
     roost_hash_free(&e->by_key);
     free(e->rebuilt);
     free(e->link_ports_reserved);
-    pthread_mutex_destroy(&e->lock);
+    pthread_mutex_destroy(&e->lock.mutex);
     free(e);
 }

@@ -12,11 +12,15 @@ static inline uint64_t roost_clock_ms(clockid_t clock) {
     return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
+static inline uint64_t roost_clock_ns(clockid_t clock) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
 /* For what is measured in less than a millisecond. */
 static inline uint64_t roost_monotonic_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+    return roost_clock_ns(CLOCK_MONOTONIC);
 }
 
 /* The clock behind TCP timestamps and every *_ms and *_s field of the record. */

@@ -99,8 +99,10 @@ uint64_t roost_list_at(const roost_listing *l);
 void roost_list_end(roost_engine *e, roost_listing *l); /* roost_close ends those that are left */
 /* How many slots are in SLEEP, of clients. Takes as long as a look at every slot: for when nothing moves. */
 uint64_t roost_slots_in_sleep(roost_engine *e);
-/* 1 found, 0 not. count of the event: 1 when it may be asleep without a slot; that, its row alone can tell. */
-int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event);
+/* The connections of these keys as they stand: how many it filled, one behind the other, and for each key whether it is
+ * among them. count of an event: 1 when it may be asleep without a slot; that, its row alone can tell. */
+uint32_t roost_find(roost_engine *e, const struct roost_key *keys, uint32_t count, struct roost_event *events,
+                    uint8_t *found);
 /* The states of many at once, of whose rows these are the keys and numbers, a byte each: 0 there is none, or another one
  * has this key; ROOST_CANDIDATE added where its row alone can tell. */
 void roost_states(roost_engine *e, const struct roost_key *keys, const uint64_t *ids, uint32_t count, uint8_t *states);

@@ -3,8 +3,8 @@
 #include "workers.h"
 
 #include <string.h>
-#include <sys/resource.h>
-#include <unistd.h>
+
+#include "priority.h"
 
 /* Takes slices until none is left. The lock is held, except while a slice is worked on. */
 static void take_slices(struct roost_workers *w) {
@@ -21,7 +21,7 @@ static void take_slices(struct roost_workers *w) {
 
 static void *worker_thread(void *context) {
     struct roost_workers *w = context;
-    setpriority(PRIO_PROCESS, (id_t)gettid(), w->nice); /* as the engine thread, which waits for it */
+    roost_run_first(false); /* as the engine thread, which waits for it */
     pthread_mutex_lock(&w->lock);
     while (!w->stop) {
         if (w->next < w->count) {
@@ -36,13 +36,12 @@ static void *worker_thread(void *context) {
     return NULL;
 }
 
-int roost_workers_start(struct roost_workers *w, uint32_t threads, int nice) {
+int roost_workers_start(struct roost_workers *w, uint32_t threads) {
     int error = 0;
     memset(w, 0, sizeof(*w));
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->work, NULL);
     pthread_cond_init(&w->done, NULL);
-    w->nice = nice;
     while (!error && w->threads < threads && w->threads < ROOST_WORKERS_MAX) {
         error = -pthread_create(&w->thread[w->threads], NULL, worker_thread, w);
         if (!error)

@@ -21,7 +21,6 @@ struct roost_workers {
     pthread_cond_t work, done;
     pthread_t thread[ROOST_WORKERS_MAX];
     uint32_t threads;
-    int nice;
     bool stop;
     /* The batch that is out; all of it guarded by lock. */
     roost_slice_fn *slice;
@@ -32,7 +31,7 @@ struct roost_workers {
 
 /* Starts so many threads (at most ROOST_WORKERS_MAX) in this thread's network namespace. 0 or -errno; on error those that
  * were started are there, and roost_workers_stop is due all the same. */
-int roost_workers_start(struct roost_workers *w, uint32_t threads, int nice);
+int roost_workers_start(struct roost_workers *w, uint32_t threads);
 void roost_workers_stop(struct roost_workers *w);
 
 /* Does a batch of count items in slices of at most each, and returns when it is done. One caller at a time. */

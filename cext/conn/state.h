@@ -22,6 +22,7 @@
 #include "cext/table/hosts.h"
 #include "cext/table/rules.h"
 #include "cext/base/clock.h"
+#include "cext/base/fair_lock.h"
 #include "ebpf/shared/silence.h"
 #include "cext/base/hash.h"
 #include "cext/base/mailbox.h"
@@ -289,8 +290,7 @@ struct roost_descent {
 
 struct roost_engine {
     pthread_t thread;
-    pthread_mutex_t lock;
-    int lock_waiters;
+    struct roost_fair_lock lock;
     bool started, stopping;
     int epoll_fd, wake_fd;
     struct roost_mailbox box;
@@ -335,6 +335,8 @@ struct roost_engine {
     uint64_t rush_ms, rush_accepted; /* of the last look at how many clients connect */
     uint64_t rush_stayed_ms;         /* by connections that ended since then, in all */
     bool rush;
+    uint64_t used_ms, used_ns; /* processor time of the engine thread at the last look */
+    bool light;                /* it used little before that */
     struct roost_conn *unacked, **unacked_tail;
     struct roost_conn *asked; /* clients that are to answer a probe */
     uint64_t answer_ms;       /* the next look for an answer */
@@ -365,15 +367,13 @@ struct roost_engine {
     uint8_t scratch[ROOST_SCRATCH];
 };
 
-/* The lock is fair to others than the engine thread. */
+/* Of others than the engine thread. */
 static inline void roost_lock(struct roost_engine *e) {
-    __atomic_add_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
-    pthread_mutex_lock(&e->lock);
-    __atomic_sub_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
+    roost_fair_lock(&e->lock);
 }
 
 static inline void roost_unlock(struct roost_engine *e) {
-    pthread_mutex_unlock(&e->lock);
+    roost_fair_unlock(&e->lock);
 }
 
 /* A descriptor other than a leg's, for reading. 0 or -errno. */

@@ -323,11 +323,63 @@ static void count_slice(void *context, uint32_t slice, uint32_t from, uint32_t t
 
 int roost_testing_workers(uint32_t threads, uint32_t batches, uint32_t count, uint32_t each, uint32_t *done) {
     struct roost_workers workers;
-    int e = roost_workers_start(&workers, threads, 0);
+    int e = roost_workers_start(&workers, threads);
     for (uint32_t i = 0; i < batches && !e; i++)
         roost_workers_run(&workers, count_slice, done, count, each);
     roost_workers_stop(&workers);
     return e;
+}
+
+#define TURN_NS 20000
+
+struct fair {
+    struct roost_fair_lock lock;
+    uint64_t gives_way_ns;
+    uint32_t turns;
+    bool over;
+};
+
+static void *take_turns(void *context) {
+    struct fair *f = context;
+    while (!__atomic_load_n(&f->over, __ATOMIC_RELAXED)) {
+        pthread_mutex_lock(&f->lock.mutex);
+        __atomic_add_fetch(&f->turns, 1, __ATOMIC_RELAXED);
+        for (uint64_t until_ns = roost_monotonic_ns() + TURN_NS; roost_monotonic_ns() < until_ns;)
+            ;
+        pthread_mutex_unlock(&f->lock.mutex);
+        roost_fair_give_way(&f->lock, f->gives_way_ns);
+    }
+    return NULL;
+}
+
+int roost_testing_fair_lock(uint32_t times, uint64_t gives_way_ns) {
+    struct fair f = {.gives_way_ns = gives_way_ns};
+    pthread_t thread;
+    uint32_t most = 0;
+    pthread_mutex_init(&f.lock.mutex, NULL);
+    int e = -pthread_create(&thread, NULL, take_turns, &f);
+    while (!e && !__atomic_load_n(&f.turns, __ATOMIC_RELAXED))
+        sched_yield();
+    for (uint32_t i = 0; i < times && !e; i++) {
+        uint32_t before = __atomic_load_n(&f.turns, __ATOMIC_RELAXED);
+        roost_fair_lock(&f.lock);
+        uint32_t waited = __atomic_load_n(&f.turns, __ATOMIC_RELAXED) - before;
+        roost_fair_unlock(&f.lock);
+        most = waited > most ? waited : most;
+    }
+    if (!e) {
+        __atomic_store_n(&f.over, true, __ATOMIC_RELAXED);
+        pthread_join(thread, NULL);
+    }
+    pthread_mutex_destroy(&f.lock.mutex);
+    return e ? e : (int)most;
+}
+
+uint64_t roost_testing_gives_way(uint64_t ns) {
+    struct roost_fair_lock lock = {.waiters = 1};
+    const uint64_t began_ns = roost_monotonic_ns();
+    roost_fair_give_way(&lock, ns);
+    return roost_monotonic_ns() - began_ns;
 }
 
 int roost_testing_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest) {

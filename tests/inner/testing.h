@@ -83,6 +83,12 @@ uint32_t roost_testing_spares_trim(struct roost_spares_handle *h, uint32_t most)
 
 /* Lets so many threads do so many batches of count items, and adds to done[item] for each. 0 or -errno. */
 int roost_testing_workers(uint32_t threads, uint32_t batches, uint32_t count, uint32_t each, uint32_t *done);
+
+/* A thread that takes a fair lock again and again, and gives way for so long in between, while this one takes it `times`
+ * times: between how many of its turns, at most, this one had to wait. 0 or more, or -errno. */
+int roost_testing_fair_lock(uint32_t times, uint64_t gives_way_ns);
+/* How long it gives way, ns, to one that waits and never comes. */
+uint64_t roost_testing_gives_way(uint64_t ns);
 int roost_testing_rebuild(const struct roost_key *key, const struct roost_ka *ka, const struct roost_rest *rest);
 
 /* header: 108 bytes; returns how many of them are used. */

@@ -35,7 +35,7 @@ roost_engine *roost_testing_engine(uint32_t slots4, uint32_t slots6, uint32_t re
         return NULL;
     struct roost_engine *e = &s->engine;
     struct roost_datapath *d = &e->path;
-    pthread_mutex_init(&e->lock, NULL);
+    pthread_mutex_init(&e->lock.mutex, NULL);
     roost_mailbox_init(&e->box);
     for (int i = 0; i < ROOST_PINNED_MAPS; i++)
         d->map_fd[i] = -1;
@@ -66,7 +66,7 @@ void roost_testing_engine_free(roost_engine *e) {
     roost_rules_close(e);
     roost_tallies_free(e);
     roost_mailbox_destroy(&e->box);
-    pthread_mutex_destroy(&e->lock);
+    pthread_mutex_destroy(&e->lock.mutex);
     while (e->oldest)
         roost_conn_forget(e, e->oldest);
     roost_conns_free_dead(e);
@@ -260,9 +260,9 @@ void roost_testing_set_own(roost_engine *e, struct roost_ka *slot, const struct 
 }
 
 void roost_testing_hold_up(roost_engine *e, uint32_t us) {
-    __atomic_add_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
+    roost_lock(e);
     usleep(us);
-    __atomic_sub_fetch(&e->lock_waiters, 1, __ATOMIC_SEQ_CST);
+    roost_unlock(e);
 }
 
 int roost_testing_rush(roost_engine *e) {

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine thread runs in front of all others while it uses little of its processor, beside them when it is busy."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from appliance.lab import wait_until
+from tests.lab.engine_lab import EngineLab, Pair
+
+pytestmark = pytest.mark.own_engine("its thread chooses how it is scheduled by what it has done before")
+several = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+NICE = -10
+SENT = 1 << 20
+
+
+def thread_of_engine() -> int:
+    (task,) = (int(task.name) for task in Path("/proc/self/task").iterdir()
+               if (task / "comm").read_text() == "roost-engine\n")  # fmt: skip
+    return task
+
+
+def is_real_time() -> bool:
+    return os.sched_getscheduler(thread_of_engine()) & ~os.SCHED_RESET_ON_FORK == os.SCHED_FIFO
+
+
+class Traffic:
+    """As fast as the appliance takes it, from a client to its server, until the end."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._threads = [threading.Thread(target=self._send), threading.Thread(target=self._receive)]
+
+    def __enter__(self) -> None:
+        self._over = False
+        for thread in self._threads:
+            thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        for thread in self._threads:
+            thread.join()
+
+    def _send(self) -> None:
+        while not self._over:
+            self._pair.client.sendall(bytes(SENT))
+        self._pair.client.sendall(b"!")
+
+    def _receive(self) -> None:
+        while not self._pair.server.recv(SENT).endswith(b"!"):
+            pass
+
+
+@several
+def test_it_runs_in_real_time_unless_it_is_busy(box: EngineLab) -> None:
+    pair = box.connect()
+    wait_until(is_real_time, 5, "it has little to do")
+    with Traffic(pair):
+        wait_until(lambda: not is_real_time(), 10, "it has much to do")
+        assert os.getpriority(os.PRIO_PROCESS, thread_of_engine()) == NICE
+    wait_until(is_real_time, 5, "it has little to do again")
+
+
+def test_with_one_processor_it_leaves_it_to_others(box: EngineLab) -> None:
+    """Real time would keep the control plane from it for as long as clients come and go."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        box.stop()
+        box.start()
+    finally:
+        os.sched_setaffinity(0, before)
+    box.connect()
+    assert not is_real_time()
+    assert os.getpriority(os.PRIO_PROCESS, thread_of_engine()) == NICE
