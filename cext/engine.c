@@ -32,6 +32,7 @@
 #define SWEEP_PAUSE_US 60 /* between two parts of a slice: tasks on this processor run meanwhile */
 #define EVENTS_A_TURN 512
 #define AHEAD 16         /* keys whose memory is asked for before the first of them is looked for */
+#define FOUND_AT_ONCE 64 /* while the lock is held once */
 #define GIVES_WAY_NS 200000
 #define USED_WINDOW_MS 10
 #define USED_LIGHT_NS 200000 /* of each ms */
@@ -408,11 +409,18 @@ static bool find_candidate(struct roost_engine *e, const struct roost_key *key, 
     return candidate;
 }
 
-int roost_find(roost_engine *e, const struct roost_key *key, struct roost_event *event) {
-    roost_lock(e);
-    bool found = find(e, key, event) || find_candidate(e, key, event);
-    roost_unlock(e);
-    return found;
+uint32_t roost_find(roost_engine *e, const struct roost_key *keys, uint32_t count, struct roost_event *events,
+                    uint8_t *found) {
+    uint32_t filled = 0;
+    for (uint32_t from = 0; from < count; from += FOUND_AT_ONCE) {
+        roost_lock(e);
+        for (uint32_t i = from; i < count && i < from + FOUND_AT_ONCE; i++) {
+            found[i] = find(e, &keys[i], &events[filled]) || find_candidate(e, &keys[i], &events[filled]);
+            filled += found[i];
+        }
+        roost_unlock(e);
+    }
+    return filled;
 }
 
 /* As far as it can be told. */

@@ -375,9 +375,14 @@ class Engine:
 
     def find(self, key: Key) -> Event | None:
         """The connection of a 4-tuple, or None; to_state is its state."""
-        raw = ffi.new("struct roost_event *")
-        found = lib.roost_find(self._raw, ffi.from_buffer("struct roost_key[1]", key.pack()), raw)
-        return events_of(raw, 1)[0] if found else None
+        return self.find_many([key.pack()])[0]
+
+    def find_many(self, keys: Sequence[bytes]) -> Sequence[Event | None]:
+        """`find`, of each of these packed keys."""
+        raw, found = ffi.new("struct roost_event[]", len(keys)), ffi.new("uint8_t[]", len(keys))
+        of = ffi.from_buffer("struct roost_key[]", b"".join(keys))
+        events = iter(events_of(raw, lib.roost_find(self._raw, of, len(keys), raw, found)))
+        return [next(events) if is_there else None for is_there in found]
 
     def states(self, keys: bytes, numbers: array[int]) -> bytes:
         """The states of the connections with these packed keys, one after the other, and numbers, a byte each: 0 where

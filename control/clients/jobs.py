@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from appliance.wire import Event, Key, Op
+from appliance.wire import Event, Op
 from control.clients.locate import Locator
 from control.clients.moving import refusal_text
 from control.clients.scope import SCOPE
@@ -53,8 +53,8 @@ JOBS_EACH: Final = 8
 KEPT: Final = 100
 """Jobs that have ended."""
 
-PART_S: Final = 0.005
-PART_MAX: Final = 256
+PART_S: Final = 0.002
+PART_MAX: Final = 64
 """What is worked off at once: as many as go within so long, but no more than that. Clients that wake wait for it."""
 
 UNSETTLED_MAX: Final = 4096
@@ -313,10 +313,11 @@ class Jobs:
                 keys[located.event.record.key_raw] = None
         return list(keys)
 
-    def _now(self, keys: Iterable[bytes], states: frozenset[State]) -> Iterator[Event]:
-        """The connections with these keys that are in one of these states now."""
-        found = (self._engine.find(Key.unpack(key)) for key in keys)
-        return (event for event in found if event is not None and event.to_state in states)
+    def _now(self, keys: Sequence[bytes], states: frozenset[State]) -> Iterator[Event]:
+        """The connections with these keys that are in one of these states when it comes to them."""
+        for at in range(0, len(keys), PART_MAX):
+            found = self._engine.find_many(keys[at : at + PART_MAX])
+            yield from (event for event in found if event is not None and event.to_state in states)
 
     def _work_off(self, job: Job, step: _Step, outcomes: Outcomes, events: Iterator[Event],
                   now: Callable[[Sequence[Event]], Iterator[Event]]) -> list[bytes]:  # fmt: skip

@@ -21,7 +21,7 @@ def living(engine: EnginePort, store: Store, owners: Sequence[tuple[bytes, int]]
 def numbers_at(engine: EnginePort, store: Store, owners: Mapping[bytes, int]) -> dict[bytes, int | None]:
     """The number of the connection that has each key; 0 or None: there is none. owners: the number that it may have, by
     key; 0: it is not known. Raises SQLAlchemyError."""
-    events = {key: engine.find(Key.unpack(key)) for key in owners}
+    events = dict(zip(owners, engine.find_many([*owners]), strict=True))
     numbers = {key: _number(event) for key, event in events.items()}
     if asleep := {key: e.reference or owners[key] for key, e in events.items() if e is not None and not numbers[key]}:
         # A row is written before its connection sleeps and removed after: one without it has woken since.

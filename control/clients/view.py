@@ -120,7 +120,7 @@ class View:
 
     def at(self, keys: Sequence[Key]) -> Iterator[list[dict[str, Any]]]:
         """Those of these 4-tuples, in one chunk; but those that sleep without a slot."""
-        found = [self._engine.find(key) for key in keys]
+        found = self._engine.find_many([key.pack() for key in keys])
         events = [event for event in found if event is not None and not event.candidate]
         yield self._rows([one for one in events if in_scope(self.service_name(one.record.service))], EVERYTHING)
 
@@ -141,7 +141,7 @@ class View:
     def still(self, wanted: Wanted, events: Iterable[Event], states: Collection[State]) -> Iterator[Event]:
         """As they are now, those of them that are wanted still, and in one of these states."""
         asked = self._asked(wanted)
-        found = (self._engine.find(event.record.key) for event in events)
+        found = self._engine.find_many([event.record.key_raw for event in events])
         return (event for event in found
                 if event is not None and event.to_state in states and wanted.fits(event, asked))  # fmt: skip
 
@@ -216,8 +216,12 @@ class View:
     def _page_without_slot(self, after: bytes, limit: int) -> tuple[list[Event], str | None]:
         """The connections in SLEEP of which nothing is in memory, in the form in which the engine lists the others."""
         rows = self._store.rows_by_key(after, limit)
-        found = ((row, self._engine.find(Key.unpack(row.key))) for row in rows)
-        events = [event._replace(id=row.id) for row, event in found if event is not None and event.candidate]
+        found = self._engine.find_many([row.key for row in rows])
+        events = [
+            event._replace(id=row.id)
+            for row, event in zip(rows, found, strict=True)
+            if event is not None and event.candidate
+        ]
         return events, f"row:{rows[-1].key.hex()}" if rows else None
 
     def _with_names(self, wanted: Wanted) -> Iterator[Event]:
@@ -228,8 +232,9 @@ class View:
 
     def _page_of_names(self, wanted: Wanted, after: str, limit: int) -> tuple[list[Event], str | None]:
         names = self._names.like(wanted.name or "*", wanted.tag, after, limit)
-        found = ((named, self._engine.find(Key.unpack(named.key))) for named in names.values())
-        events = [event._replace(id=named.id) for named, event in found if event is not None and named.connected]
+        found = self._engine.find_many([named.key for named in names.values()])
+        events = [event._replace(id=named.id) for named, event in zip(names.values(), found, strict=True)
+                  if event is not None and named.connected]  # fmt: skip
         return events, max(names) if names else None
 
     def _rows(self, events: list[Event], wanted: Wanted) -> list[dict[str, Any]]:

@@ -276,6 +276,9 @@ class FakeEngine:
             return event(EventType.TRANSITION, key, from_state=State.SLEEP, to_state=State.SLEEP, count=1)
         return self._as_event(c) if c else None
 
+    def find_many(self, keys: Sequence[bytes]) -> Sequence[Event | None]:
+        return [self.find(Key.unpack(key)) for key in keys]
+
     def states(self, keys: bytes, numbers: array[int]) -> bytes:
         found = [self._numbered(Key.unpack(keys[36 * at : 36 * at + 36]), number) for at, number in enumerate(numbers)]
         return bytes(e.to_state | (CANDIDATE if e.candidate else 0) if e is not None else 0 for e in found)
