@@ -95,6 +95,9 @@ class Daemon:
 
     def run(self) -> int:
         """Start, serve until told to end, end."""
+        # What is there by now stays to the end. Were the collector of cycles to walk it again and again, reading the
+        # rows of sleeping connections would take twice as long.
+        gc.freeze()
         config = self._config
         if config.problem:
             raise DaemonError(f"{self._path}: {config.problem}")
@@ -304,7 +307,4 @@ def _tls(config: Config) -> ssl.SSLContext | None:
 def run(path: str, config: Config, take_over: bool = False) -> int:
     """Run the daemon of the configuration that was read at `path` in the foreground; returns the exit status.
     take_over: the database of a daemon that is dead is this one's from now on."""
-    # What is there by now stays to the end. Were the collector of cycles to walk it again and again, reading the rows
-    # of sleeping connections would take twice as long.
-    gc.freeze()
     return Daemon(path, config, take_over=take_over).run()

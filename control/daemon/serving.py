@@ -8,6 +8,7 @@ SIGHUP            read the configuration again, take over the policy and the ser
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -98,6 +99,7 @@ class Serving:
         for address in self._listeners.away:
             self._waiting.attempt(f"attach at {endpoint_text(address)}", partial(self._serve_late, frontend, address))
         server = make_server(make_app(self._operations, self._transitions))
+        gc.freeze()  # as before: what was made since then is there to the end, too
         assert self._listeners.control is not None, "it is bound before anything moves"
         api = loop.create_task(server.serve(sockets=[self._listeners.control]))
         log.info("ready: %s", ", ".join(map(told, self._services.by_number.values())))

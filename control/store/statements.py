@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
 
@@ -43,8 +44,7 @@ def insert_rows(
 ) -> None:
     """By the driver itself: SQLAlchemy's handling of parameters takes 6 us a row, as much as all the rest of it. With
     SQLite many rows a statement: a third less again."""
-    compiled = sa.insert(table).inline().compile(dialect=connection.dialect, column_keys=columns)
-    head, _, row = str(compiled).partition(" VALUES ")
+    head, row = _insert_text(table, tuple(columns), connection.dialect)
     if connection.dialect.name == "postgresql":
         _copy(connection, f"{head.replace('INSERT INTO', 'COPY', 1)} FROM STDIN", rows)
         return
@@ -55,6 +55,14 @@ def insert_rows(
             connection.exec_driver_sql(many, tuple(chain.from_iterable(rows[at : at + STATEMENT_ROWS])))
     if rest := list(rows[whole:]):
         connection.exec_driver_sql(f"{head} VALUES {row}", rest)
+
+
+@lru_cache(maxsize=16)
+def _insert_text(table: sa.Table, columns: tuple[str, ...], dialect: sa.Dialect) -> tuple[str, str]:
+    """INSERT INTO with the columns' names, and the values of a row in brackets. SQLAlchemy takes 0.4 ms for it."""
+    compiled = sa.insert(table).inline().compile(dialect=dialect, column_keys=columns)
+    head, _, row = str(compiled).partition(" VALUES ")
+    return head, row
 
 
 def _copy(connection: Connection, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
