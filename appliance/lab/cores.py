@@ -63,9 +63,13 @@ def running_on(cpu: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def before_all_others(threads: Sequence[int]) -> None:
-    """Give NAPI threads the place that they have as softirqs: no other thread keeps them from their processor. Not for
-    loads that never end, which the kernel would then stop now and then (sched(7), the limit for real-time threads)."""
+def before_all_others(threads: Sequence[int] = (0,)) -> None:
+    """No other thread keeps these from their processor (0: the calling one, and what it starts from then on).
+
+    NAPI threads have the place then that they have as softirqs, and the ends of a connection whose answers are timed
+    are as quick as on machines of their own, which they stand for. Not for loads that never end, which the kernel would
+    then stop now and then (sched(7), the limit for real-time threads).
+    """
     for thread in threads:
         os.sched_setscheduler(thread, os.SCHED_FIFO, os.sched_param(1))
 

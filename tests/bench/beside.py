@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients notice meanwhile: one that is awake speaks all the time, and clients that sleep wake one by one."""
+"""What clients notice meanwhile: one that is awake speaks all the time, and clients that sleep wake one by one.
+
+Both ends run before all others on their processor, as they would on machines of their own: else what is timed is, for
+the larger part, how long these programs of the lab wait for a processor.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from appliance.lab import Lab, wait_until
+from appliance.lab.cores import before_all_others
 from appliance.lab.groups import SwarmGroup
 from tests.bench.policy import Questions, asking
 from tests.bench.simulated import PORT, Nursery
@@ -25,7 +30,7 @@ QUIET: Final = {"active_quiet": "200ms", "standby_quiet": "500ms"}
 
 def services(lab: Lab) -> list[dict[str, Any]]:
     """Of the clients that wake; their server is begun, too."""
-    lab.server(WAKE_PORT)
+    before_all_others([lab.server(WAKE_PORT).process.pid])
     others: list[dict[str, Any]] = lab.config(WAKE_PORT, service={"born": "always", **QUIET})["service"]
     return [{**service, "name": f"wake-{service['name']}"} for service in others]
 
@@ -73,6 +78,7 @@ def beside(born: Nursery) -> Iterator[Beside]:
     """They sleep, but for the one. The daemon has `services`, and hears wan0."""
     swarm = born.lab.swarm()
     swarm.connect(WAKERS, (born.lab.address("box", "wan0"), WAKE_PORT))
+    before_all_others([peer.process.pid for peer in swarm.peers])
     wait_until(lambda: not born.daemon.status()["awake"], 30, "they sleep")
     with asking(born) as questions:
         yield Beside(questions, swarm)

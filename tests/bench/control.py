@@ -19,7 +19,7 @@ Each request is made by one client of the API's process, over loopback without T
     api_rss_mb      resident memory of the API's process afterwards
     relay_p99_ratio, wake_p99_ratio
                     p99 of what other clients notice (beside.py) during all of this, over the same of quiet moments
-                    before each run
+                    before each run; `quiet_relay_ms_p99`, `pages_relay_ms_p99` and so on, of each part of it
 
 With `kill`, the API is stopped (SIGSTOP) and then killed (SIGKILL) while transitions are written and told, and
 connections are asked for: `killed_relay_p99_ratio`, `killed_wake_p99_ratio`, and `killed_late`, how many wakes took
@@ -44,7 +44,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from http.client import HTTPConnection, HTTPException
 from ipaddress import ip_network
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any, Final, cast
@@ -304,13 +304,6 @@ def killed(born: Nursery, api: Asked, others: Beside, quiet: Noticed, report: Re
     report.add_zero("killed_not_answered", noticed.failed, "clients")
 
 
-def ratios(busy: Noticed, quiet: Noticed) -> str:
-    """For people."""
-    both = {"relay": (busy.relay, quiet.relay), "wake": (busy.wake, quiet.wake)}
-    return ", ".join(f"{what} p99 {percentile(now, 99):.2f} ms, quiet {percentile(calm, 99):.2f}"
-                     for what, (now, calm) in both.items())  # fmt: skip
-
-
 def begun_again(born: Nursery, pid: int) -> bool:
     """Whether the API has another process than this one."""
     return born.daemon.status()["api"]["pid"] not in (None, pid)
@@ -325,7 +318,8 @@ def run(connections: int = 1_000_000, runs: int = 3, kill: bool = False) -> Repo
     told: dict[int, list[float]] = {1: [], 10: []}
     jobs: dict[str, list[float]] = {"wake": [], "sleep": []}
     lost, rss, attached = 0, list[float](), list[float]()
-    quiet, busy = Noticed(), Noticed()
+    parts: dict[str, Noticed] = {part: Noticed() for part in ("quiet", "pages", "gets", "attaches", "jobs", "stream")}
+    quiet = parts["quiet"]
     with held(connections, max(64, math.ceil(connections / PORTS_USED))) as born, ExitStack() as stack:
         joined = born.connect(range(connections))
         born.speak(range(spoken), 100)
@@ -340,24 +334,28 @@ def run(connections: int = 1_000_000, runs: int = 3, kill: bool = False) -> Repo
                 time.sleep(QUIET_S)
             network = ip_network(f"{born.simulator.address_of(random.randrange(connections))}/16", strict=False)
             queries = {"network": str(network), "silence": "1", "service": "lab4"}
-            with others.noticing(busy):
-                for who, asked in both.items():
-                    asked.close()  # else it would be closed for being idle
+            for who, asked in both.items():
+                asked.close()  # else it would be closed for being idle
+                with others.noticing(parts["pages"]):
                     each = {name: pages(asked, {name: value}) for name, value in queries.items()}
-                    for name, took in each.items():
-                        paged.setdefault(f"{who}page_{name}", []).append(percentile(took, 99))
-                    all_pages = [one for took in each.values() for one in took]
-                    paged.setdefault(f"{who}page", []).append(percentile(all_pages, 99))
+                for name, took in each.items():
+                    paged.setdefault(f"{who}page_{name}", []).append(percentile(took, 99))
+                all_pages = [one for took in each.values() for one in took]
+                paged.setdefault(f"{who}page", []).append(percentile(all_pages, 99))
+                with others.noticing(parts["gets"]):
                     took, rate = gets(born, asked, spoken)
-                    got.setdefault(f"{who}get", []).append(percentile(took, 99))
-                    rates.append(rate)
-                    say(f"run {number}, {who or 'api_'}: pages p99 {paged[f'{who}page'][-1]:.1f} ms, connections "
-                        f"p50 {percentile(took, 50):.1f}, p99 {got[f'{who}get'][-1]:.1f} ms, "
-                        f"{rate:,.0f} rows/s")  # fmt: skip
+                got.setdefault(f"{who}get", []).append(percentile(took, 99))
+                rates.append(rate)
+                say(f"run {number}, {who or 'api_'}: pages p99 {paged[f'{who}page'][-1]:.1f} ms, connections "
+                    f"p50 {percentile(took, 50):.1f}, p99 {got[f'{who}get'][-1]:.1f} ms, "
+                    f"{rate:,.0f} rows/s")  # fmt: skip
+            with others.noticing(parts["attaches"]):
                 attached.append(percentile(attaches(born, both[""], many[:ATTACHES]), 99))
-                bulk(born, both[""], many[:ATTACHES], "sleep")
+            bulk(born, both[""], many[:ATTACHES], "sleep")
+            with others.noticing(parts["jobs"]):
                 for action, per_s in jobs.items():
                     per_s.append(bulk(born, both[""], many, action))
+            with others.noticing(parts["stream"]):
                 load = load_of(born)
                 load.write_text(f"{STREAM_RATE} {spoken}")
                 for listeners, per_s in told.items():
@@ -368,12 +366,12 @@ def run(connections: int = 1_000_000, runs: int = 3, kill: bool = False) -> Repo
             rss.append(rss_mb(int(born.daemon.status()["api"]["pid"])))
             say(f"run {number}: {told[1][-1]:,.0f} events a second to one listener, {told[10][-1]:,.0f} to each of "
                 f"ten; {rss[-1]:.0f} MB; jobs: {jobs['wake'][-1]:,.0f} woken, {jobs['sleep'][-1]:,.0f} put to sleep a "
-                f"second; attach {attached[-1]:.1f} ms; {ratios(busy, quiet)}")  # fmt: skip
+                f"second; attach {attached[-1]:.1f} ms")  # fmt: skip
         if kill:
             killed(born, both[""], others, quiet, report)
         stack.close()
         report.add_zero("stream_lost", lost, "events")
-        report.add_zero("not_answered", quiet.failed + busy.failed, "clients")
+        report.add_zero("not_answered", sum(part.failed for part in parts.values()), "clients")
         report.add_zero("lost", born.gone(range(connections)), "clients")
         born.add_to(report)
         born.daemon.terminate()
@@ -385,8 +383,12 @@ def run(connections: int = 1_000_000, runs: int = 3, kill: bool = False) -> Repo
     report.add("bulk_wake_per_s", jobs["wake"], "/s", BULK_WAKE)
     report.add("bulk_sleep_per_s", jobs["sleep"], "/s")
     report.add("attach_ms_p99", attached, "ms", ATTACH_MS)
-    report.add("relay_p99_ratio", percentile(busy.relay, 99) / percentile(quiet.relay, 99), "", RELAY_RATIO)
-    report.add("wake_p99_ratio", percentile(busy.wake, 99) / percentile(quiet.wake, 99), "", WAKE_RATIO)
+    for what, target in (("relay", RELAY_RATIO), ("wake", WAKE_RATIO)):
+        took_by_part = {part: getattr(noticed, what) for part, noticed in parts.items()}
+        for part, ms in took_by_part.items():
+            report.add(f"{part}_{what}_ms_p99", percentile(ms, 99), "ms")
+        calm = percentile(took_by_part.pop("quiet"), 99)
+        report.add(f"{what}_p99_ratio", percentile([*chain(*took_by_part.values())], 99) / calm, "", target)
     report.add("api_rss_mb", rss, "MB")
     for name, values in paged.items():
         report.add(f"{name}_ms_p99", values, "ms", PAGE_MS)

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from appliance.lab import endpoint
+from appliance.lab.cores import before_all_others
 from tests.bench.direct import say
 from tests.bench.figures import Report, Target, percentile
 from tests.bench.simulated import PORT, Nursery, nursery
@@ -94,7 +95,7 @@ class Table:
 
 class Questions:
     """One after the other, each answered by an echo server through the engine; from a process of its own, since this
-    one reads tables meanwhile."""
+    one reads tables meanwhile, and before all others."""
 
     def __init__(self, sock: socket.socket) -> None:
         fork = multiprocessing.get_context("fork")
@@ -117,6 +118,7 @@ class Questions:
 
 
 def _ask(sock: socket.socket, pipe: Any) -> None:
+    before_all_others()
     took = []
     while True:
         began = time.perf_counter()

@@ -14,17 +14,19 @@ from types import TracebackType
 from typing import Final, Self
 
 from appliance.lab import Namespace
+from appliance.lab.cores import before_all_others
 
 _CHUNK: Final = 1 << 16
 
 
 @contextmanager
 def echo_process(space: Namespace, address: str, port: int) -> Iterator[None]:
-    """For a bench that times its answers, and has work of its own meanwhile."""
+    """For a bench that times its answers, and has work of its own meanwhile; before all others."""
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe()
 
     def serve() -> None:
+        before_all_others()
         with Echo(space, address, port):
             theirs.send(True)
             theirs.recv()
