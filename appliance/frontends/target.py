@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from appliance.wire import endpoint_text
+from appliance.wire import endpoint_text, packed_ipv4
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WANTED: Final = "the target is not client-address:client-port"
@@ -54,6 +54,8 @@ def host_target(host: str, port: int) -> Target:
     """The target out of a host, which is an address or a name, and a port.
 
     Raises ValueError when it can be neither."""
+    if packed_ipv4(host):
+        return Address(host, port)
     try:
         return address(ipaddress.ip_address(host), port)
     except ValueError:

@@ -6,7 +6,7 @@ Code that reads a record, a row of the store or the configuration needs these al
 
 from __future__ import annotations
 
-from appliance.wire.addresses import ServerAddress, endpoint_text, pack_address, unpack_address
+from appliance.wire.addresses import ServerAddress, endpoint_text, pack_address, packed_ipv4, unpack_address
 from appliance.wire.counts import SILENCES_S, Census, Silences, Tally
 from appliance.wire.messages import (
     CANDIDATE,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ipaddress
-from socket import AF_INET, inet_ntop
+from socket import AF_INET, inet_ntop, inet_pton
 from typing import Final
 
 _MAPPED: Final = b"\0" * 10 + b"\xff\xff"
@@ -16,10 +16,20 @@ ServerAddress = tuple[str, int]
 
 def pack_address(text: str) -> bytes:
     """16 bytes of an IP address, IPv4-mapped for IPv4. ValueError when it is none."""
+    if packed := packed_ipv4(text):
+        return _MAPPED + packed
     address = ipaddress.ip_address(text)
     if isinstance(address, ipaddress.IPv4Address):
         return _MAPPED + address.packed
     return address.packed
+
+
+def packed_ipv4(text: str) -> bytes | None:
+    """4 bytes, of the one text that an address has; None: it is no IPv4 address. ipaddress takes 5 us more."""
+    try:
+        return inet_pton(AF_INET, text)
+    except (OSError, ValueError):  # of text that is not ASCII, or has a NUL
+        return None
 
 
 def unpack_address(packed: bytes) -> str:
