@@ -47,7 +47,7 @@ def wanted_clients(settings: Settings, agent: Agent, clients: object) -> dict[st
         if not any(fnmatchcase(name, pattern.lower()) for pattern in agent.clients):
             raise ProtocolError(f'the agent {agent.name} may not speak for "{name}"')
         service = about.get("service") if isinstance(about, dict) else None
-        if service is not None and service not in settings.services:
+        if service is not None and (not isinstance(service, str) or service not in settings.services):
             raise ProtocolError(f'there is no service "{service}"')
         wanted[name] = settings.services[service] if service is not None else 0
     return wanted

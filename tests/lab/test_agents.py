@@ -303,6 +303,7 @@ GARBAGE = {
     "clients that are none": hello(clients=["camera"]),
     "a name that is none": hello(clients={"-": {}}),
     "a service that is none": hello(clients={"camera": {"service": "agents"}}),
+    "a service that is no text": hello(clients={"camera": {"service": ["telemetry"]}}),
     "too many clients": hello(clients={f"camera{n}": {} for n in range(65)}),
     "a nonce of nobody": encode({"roost-agent": 1, "nonce": "x" * 22}),
     "a nonce that is no text": encode({"roost-agent": 1, "nonce": []}),

@@ -114,11 +114,11 @@ def test_those_of_a_state_go_all_the_way(box: ApiLab) -> None:
 
 
 def test_nobodys_jobs_wait_for_anothers_and_there_are_not_too_many(box: ApiLab) -> None:
-    address = box.client()[1]
+    address, *others = (box.client()[1] for _ in range(31))
     box.token("server", "lab4")
-    slow = {"action": "standby", "connections": [f"192.0.2.1:{port}" for port in range(1, 9000)]}
+    slow = {"action": "standby", "connections": others, "rate": 1}
     numbers = []
-    while (begun := box.ask("server", "POST", "/v1/jobs", {**slow, "rate": 1}))[0] == 202:
+    while (begun := box.ask("server", "POST", "/v1/jobs", slow))[0] == 202:
         numbers.append(begun[1]["number"])
     assert (begun[0], len(numbers)) == (429, 8)
     job = ended(box, box.ask("operator", "POST", "/v1/jobs", {"action": "idle", "connections": [address]}))

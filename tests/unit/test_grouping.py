@@ -34,6 +34,8 @@ class Names:
         self.grouping = Grouping(rig.engine, rig.store, rig.registry, self.box.rules)
         rig.registry.listen_to_connections(self.grouping.losing, self.grouping.look)
         self.box.rules.listen(self.grouping.look_at_all)
+        self.waits, self._is_wanted = False, self.grouping._is_wanted
+        self.grouping._is_wanted = self.is_wanted  # type: ignore[method-assign]
         self.thread = threading.Thread(target=self.grouping.run)
         self.thread.start()
 
@@ -70,12 +72,20 @@ class Names:
 
         wait_until(lambda: quiets() == everyone, 10, f"{everyone}, and not {quiets()}")
 
+    def is_wanted(self) -> bool:
+        """As the thread asks: it has looked at all that it took when there is nothing more."""
+        wanted = self._is_wanted()
+        self.waits = not wanted
+        return wanted
+
     def looked(self) -> None:
         """All that was to be looked at was, and is in force."""
-        self.grouping.look([])  # it is at work until it waits again
-        wait_until(
-            lambda: not (self.grouping._all or self.grouping._todo or self.grouping._told), 20, "it is looked at"
-        )
+
+        def is_done() -> bool:
+            with self.grouping._work:
+                return self.waits and not (self.grouping._all or self.grouping._todo or self.grouping._told)
+
+        wait_until(is_done, 20, "it is looked at")
 
 
 @pytest.fixture
