@@ -18,10 +18,7 @@ def pack_address(text: str) -> bytes:
     """16 bytes of an IP address, IPv4-mapped for IPv4. ValueError when it is none."""
     if packed := packed_ipv4(text):
         return _MAPPED + packed
-    address = ipaddress.ip_address(text)
-    if isinstance(address, ipaddress.IPv4Address):
-        return _MAPPED + address.packed
-    return address.packed
+    return ipaddress.ip_address(text).packed
 
 
 def packed_ipv4(text: str) -> bytes | None:

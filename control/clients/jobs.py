@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -35,6 +35,9 @@ from control.store.database import reason
 from control.store.store import Store
 
 log = logging.getLogger("roost.clients")
+
+_Listed = TypeVar("_Listed", Event, bytes)
+"""What a job is to act upon: as it was listed, or its key alone."""
 
 RATE: Final = 1000
 RATE_MAX: Final = 100_000
@@ -286,12 +289,13 @@ class Jobs:
                 if keys is None:
                     born, over = step.op is not None, job.cancelled.is_set
                     events = self._view.found(job.wanted, step.sources, born, over)
-                    now = partial(self._view.still, job.wanted, states=step.sources)
-                    told = self._work_off(job, step, outcomes, events, now)
+                    still = partial(self._view.still, job.wanted, states=step.sources)
+                    told = self._work_off(job, step, outcomes, events, still)
                     if job.wanted.state in step.sources:  # the next step finds them in another state
                         keys = told
                 else:
-                    self._work_off(job, step, outcomes, self._now(keys, step.sources), iter)
+                    now = partial(self._now, states=step.sources)
+                    self._work_off(job, step, outcomes, iter(keys), now)
                 self._settle(job, outcomes, 1)
             finally:
                 self._commands.uncount(outcomes)
@@ -314,19 +318,18 @@ class Jobs:
         return list(keys)
 
     def _now(self, keys: Sequence[bytes], states: frozenset[State]) -> Iterator[Event]:
-        """The connections with these keys that are in one of these states when it comes to them."""
-        for at in range(0, len(keys), PART_MAX):
-            found = self._engine.find_many(keys[at : at + PART_MAX])
-            yield from (event for event in found if event is not None and event.to_state in states)
+        """The connections with these keys that are in one of these states now."""
+        found = self._engine.find_many(keys)
+        return (event for event in found if event is not None and event.to_state in states)
 
-    def _work_off(self, job: Job, step: _Step, outcomes: Outcomes, events: Iterator[Event],
-                  now: Callable[[Sequence[Event]], Iterator[Event]]) -> list[bytes]:  # fmt: skip
-        """The keys of those that were told to go, where another step follows. now: what a part of them is when it comes
-        to it, for what is listed may be some thousand ahead."""
+    def _work_off(self, job: Job, step: _Step, outcomes: Outcomes, listed: Iterator[_Listed],
+                  now: Callable[[Sequence[_Listed]], Iterator[Event]]) -> list[bytes]:  # fmt: skip
+        """The keys of those that were told to go, where another step follows. now: what a part of what is listed is
+        when it comes to it: the list may be some thousand, or some minutes, ahead."""
         most = max(1, min(PART_MAX, int(job.rate * PART_S)))
         due_s, keys = time.monotonic(), list[bytes]()
-        while not job.cancelled.is_set() and (found := list(itertools.islice(events, most))):
-            part = list(now(found))
+        while not job.cancelled.is_set() and (some := list(itertools.islice(listed, most))):
+            part = list(now(some))
             outcomes.asked += len(part)
             told = [event.record.key_raw for event in part]
             if step.op is None:

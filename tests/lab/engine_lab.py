@@ -474,6 +474,13 @@ class EngineLab:
         return server
 
 
+def thread_of_engine() -> int:
+    """Its number; of the one engine of this process."""
+    (task,) = (int(task.name) for task in Path("/proc/self/task").iterdir()
+               if (task / "comm").read_text() == "roost-engine\n")  # fmt: skip
+    return task
+
+
 def engine_peer(engine: Engine, record: Record) -> Record | None:
     """The server's leg of a pair, which a row has, too."""
     return engine.find_peer(record.key_raw) if record.paired else None

@@ -84,12 +84,14 @@ def test_named_ones_and_what_is_not_there(box: ApiLab) -> None:
     assert states(box, [asleep, idle]) == {"STANDBY"}
 
 
-def test_what_has_changed_by_the_time_it_comes_to_it_is_left_alone(box: ApiLab) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_what_has_changed_by_the_time_it_comes_to_it_is_left_alone(box: ApiLab, named: bool) -> None:
     clients = [box.client() for _ in range(6)]
     for _, address in clients:
         box.ask("operator", "POST", f"/v1/connections/{address}/idle")
     slow = {"action": "sleep", "filter": {"network": "0.0.0.0/0", "state": "IDLE"}, "rate": 2}
-    job = box.ask("operator", "POST", "/v1/jobs", slow)
+    one_by_one = {"action": "sleep", "connections": [address for _, address in clients], "rate": 2}
+    job = box.ask("operator", "POST", "/v1/jobs", one_by_one if named else slow)
     wait_until(lambda: "SLEEP" in states(box, [address for _, address in clients]), 5, "the first one sleeps")
     for client, address in clients:  # by other records than the list has
         if states(box, [address]) == {"IDLE"}:

@@ -64,6 +64,18 @@ def in_pages(box: EngineLab, sought: Sought, limit: int) -> list[list[bytes]]:
     raise AssertionError("there is no last page")
 
 
+def test_many_are_found_in_the_order_in_which_they_are_asked_for(box: EngineLab) -> None:
+    pairs = [box.connect(family) for family in (4, 6)]
+    box.to(pairs[1], State.IDLE)
+    strange = replace(pairs[0].key, client_port=1).pack()
+    asked = [pairs[0].key.pack(), strange, pairs[1].key.pack()] * 100  # more than the lock is held for at once
+    found = box.engine.find_many(asked)
+    assert [event and (event.record.key_raw, event.to_state) for event in found] == [
+        (asked[0], State.ACTIVE), None, (asked[2], State.IDLE)] * 100  # fmt: skip
+    assert list(box.engine.find_many([strange])) == [None]
+    assert list(box.engine.find_many([])) == []
+
+
 def test_what_is_sought_is_listed_and_nothing_else(box: EngineLab) -> None:
     def connected(state: State, family: int) -> Pair:
         pair = box.connect(family)

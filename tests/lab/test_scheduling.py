@@ -5,23 +5,16 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 
 import pytest
 
 from appliance.lab import wait_until
-from tests.lab.engine_lab import EngineLab, Pair
+from tests.lab.engine_lab import EngineLab, Pair, thread_of_engine
 
 pytestmark = pytest.mark.own_engine("its thread chooses how it is scheduled by what it has done before")
 several = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
 NICE = -10
 SENT = 1 << 20
-
-
-def thread_of_engine() -> int:
-    (task,) = (int(task.name) for task in Path("/proc/self/task").iterdir()
-               if (task / "comm").read_text() == "roost-engine\n")  # fmt: skip
-    return task
 
 
 def is_real_time() -> bool:

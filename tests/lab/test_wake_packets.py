@@ -7,13 +7,12 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from appliance.lab import wait_until
 from control.core.states import State
-from tests.lab.engine_lab import EngineLab, Pair, receive, tcp_info
+from tests.lab.engine_lab import EngineLab, Pair, receive, tcp_info, thread_of_engine
 
 pytestmark = pytest.mark.own_engine("what an engine has learnt of its clients decides what it sends, and when")
 KERNEL_ACKNOWLEDGES_S = 0.04
@@ -60,18 +59,15 @@ def test_who_wakes_and_is_not_answered_is_acknowledged_before_the_kernel_would(b
 def engine_waits() -> Iterator[None]:
     """Until the calling thread is through: both are on one processor, and this one goes first."""
     allowed = os.sched_getaffinity(0)
-    threads = [int(task.name) for task in Path("/proc/self/task").iterdir()
-               if (task / "comm").read_text() == "roost-engine\n"]  # fmt: skip
-    assert threads
-    one = {min(allowed)}
+    threads = (0, thread_of_engine())
     try:
-        for thread in (0, *threads):
-            os.sched_setaffinity(thread, one)
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        for thread in threads:
+            os.sched_setaffinity(thread, {min(allowed)})
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))  # the engine's own is 1, while it has little to do
         yield
     finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-        for thread in (0, *threads):
+        for thread in threads:
             os.sched_setaffinity(thread, allowed)
 
 

@@ -13,14 +13,10 @@ def test_who_waits_has_it_before_its_owner_takes_it_again_and_again() -> None:
     waits there may be one."""
     turns = [lib.roost_testing_fair_lock(20, 10 * S) for _ in range(50)]
     assert min(turns) >= 0
-    assert sorted(turns)[len(turns) // 2] <= 2, turns
+    assert sorted(turns)[45] <= 2, turns
 
 
 def test_it_gives_way_no_longer_than_it_is_told() -> None:
     took = [lib.roost_testing_gives_way(5_000_000) for _ in range(10)]
     assert min(took) >= 5_000_000
     assert min(took) < S
-
-
-def test_it_does_not_wait_where_nobody_wants_it() -> None:
-    assert min(lib.roost_testing_gives_way(0) for _ in range(10)) < S
