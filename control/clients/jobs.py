@@ -36,8 +36,11 @@ from control.store.store import Store
 
 log = logging.getLogger("roost.clients")
 
-_Listed = TypeVar("_Listed", Event, bytes)
-"""What a job is to act upon: as it was listed, or its key alone."""
+_Known = tuple[bytes, int]
+"""A connection's key, and its number, 0 where it has none yet: a later connection may have the same key."""
+
+_Listed = TypeVar("_Listed", Event, _Known)
+"""What a job is to act upon: as it was listed, or was looked up by its name."""
 
 RATE: Final = 1000
 RATE_MAX: Final = 100_000
@@ -279,31 +282,31 @@ class Jobs:
                  shown["refused"] or "none", extra=about(job=job.number, who=job.who))  # fmt: skip
 
     def _carry_out(self, job: Job) -> None:
-        keys = self._keys_of(job) if job.names else None
+        known = self._known_of(job) if job.names else None
         for step in ACTIONS[job.action]:
             if step.op is None and not self._store.sleep_allowed:
                 raise OperationError(503, f"nothing can SLEEP now: store: {self._store.status.text}")
             outcomes = self._commands.count(step.targets)
             job.outcomes.append(outcomes)
             try:
-                if keys is None:
+                if known is None:
                     born, over = step.op is not None, job.cancelled.is_set
                     events = self._view.found(job.wanted, step.sources, born, over)
                     still = partial(self._view.still, job.wanted, states=step.sources)
                     told = self._work_off(job, step, outcomes, events, still)
                     if job.wanted.state in step.sources:  # the next step finds them in another state
-                        keys = told
+                        known = told
                 else:
                     now = partial(self._now, states=step.sources)
-                    self._work_off(job, step, outcomes, iter(keys), now)
+                    self._work_off(job, step, outcomes, iter(known), now)
                 self._settle(job, outcomes, 1)
             finally:
                 self._commands.uncount(outcomes)
 
-    def _keys_of(self, job: Job) -> Sequence[bytes]:
-        """Of the connections that it names, but for those that are there already."""
+    def _known_of(self, job: Job) -> Sequence[_Known]:
+        """The connections that it names, but for those that are there already."""
         targets = ACTIONS[job.action][-1].targets
-        keys = dict[bytes, None]()
+        known = dict[bytes, int]()
         for name, located in self._locator.locate_many(job.names):
             if job.cancelled.is_set():
                 break
@@ -314,34 +317,35 @@ class Jobs:
             elif located.state in targets:
                 job.unchanged += 1
             else:
-                keys[located.event.record.key_raw] = None
-        return list(keys)
+                known[located.event.record.key_raw] = located.id
+        return list(known.items())
 
-    def _now(self, keys: Sequence[bytes], states: frozenset[State]) -> Iterator[Event]:
-        """The connections with these keys that are in one of these states now."""
-        found = self._engine.find_many(keys)
-        return (event for event in found if event is not None and event.to_state in states)
+    def _now(self, known: Sequence[_Known], states: frozenset[State]) -> Iterator[Event]:
+        """These connections as they are now, those that are in one of these states."""
+        found = self._engine.find_many([key for key, _ in known])
+        return (event for event, (_, number) in zip(found, known, strict=True)
+                if event is not None and event.to_state in states
+                and (not number or _number(event) in (0, number)))  # fmt: skip
 
     def _work_off(self, job: Job, step: _Step, outcomes: Outcomes, listed: Iterator[_Listed],
-                  now: Callable[[Sequence[_Listed]], Iterator[Event]]) -> list[bytes]:  # fmt: skip
-        """The keys of those that were told to go, where another step follows. now: what a part of what is listed is
+                  now: Callable[[Sequence[_Listed]], Iterator[Event]]) -> list[_Known]:  # fmt: skip
+        """Those that were told to go, where another step follows. now: what a part of what is listed is
         when it comes to it: the list may be some thousand, or some minutes, ahead."""
         most = max(1, min(PART_MAX, int(job.rate * PART_S)))
-        due_s, keys = time.monotonic(), list[bytes]()
+        due_s, known = time.monotonic(), list[_Known]()
         while not job.cancelled.is_set() and (some := list(itertools.islice(listed, most))):
             part = list(now(some))
             outcomes.asked += len(part)
-            told = [event.record.key_raw for event in part]
             if step.op is None:
                 self._commands.sleep_many([event.record for event in part], outcomes)
             else:
-                self._commands.command_many(step.op, told, outcomes)
+                self._commands.command_many(step.op, [event.record.key_raw for event in part], outcomes)
             if step is not ACTIONS[job.action][-1]:
-                keys += told
+                known += ((event.record.key_raw, _number(event)) for event in part)
             due_s = max(due_s, time.monotonic() - PART_S) + len(part) / job.rate
             self._settle(job, outcomes, UNSETTLED_MAX)
             job.cancelled.wait(max(due_s - time.monotonic(), 0))
-        return keys
+        return known
 
     def _settle(self, job: Job, outcomes: Outcomes, fewer_than: int) -> None:
         """Wait until fewer are unsettled, or nothing has been heard of any for PATIENCE_S."""
@@ -358,3 +362,8 @@ class Jobs:
 def _is_for_asker(job: Job) -> bool:
     scope = SCOPE.get()
     return scope is None or (job.scope is not None and job.scope <= scope)
+
+
+def _number(event: Event) -> int:
+    """0: it has none yet."""
+    return event.id or event.record.id

@@ -117,11 +117,11 @@ class ApiLab:
 
         wait_until(answers, 20, "the API answers")
 
-    def client(self, family: int = 4) -> tuple[socket.socket, str]:
-        """A client that has spoken with its server, and its address and port."""
+    def client(self, family: int = 4, port: int = 0) -> tuple[socket.socket, str]:
+        """A client that has spoken with its server, and its address and port. port: its own, 0: any."""
         source, to = (self.lab.address(*where, family) for where in (("wan", "eth0"), ("box", "wan0")))
         with self.lab.enter("wan"):
-            client = socket.create_connection((to, PORT), 5, (source, 0))
+            client = socket.create_connection((to, PORT), 5, (source, port))
         server = self._servers[family].accept()[0]
         for one in (client, server):
             one.settimeout(10)

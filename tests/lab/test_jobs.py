@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -102,6 +103,20 @@ def test_what_has_changed_by_the_time_it_comes_to_it_is_left_alone(box: ApiLab, 
     assert figures(ended(box, closing))[:2] == ("done", 0)
     for client, _ in clients:
         box.woken(client)
+
+
+def test_who_has_the_port_of_one_that_was_named_is_left_alone(box: ApiLab) -> None:
+    *others, (named, address) = [box.client() for _ in range(4)]
+    port = named.getsockname()[1]
+    slow = {"action": "close", "connections": [*(other for _, other in others), address], "rate": 1}
+    job = box.ask("operator", "POST", "/v1/jobs", slow)
+    named.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    named.close()
+    wait_until(lambda: not states(box, [address]), 2, "it is gone")
+    later, _ = box.client(port=port)
+    assert figures(ended(box, job)) == ("done", 3, 3, 0, {}, 0)
+    later.sendall(b"still")
+    assert states(box, [address]) == {"ACTIVE"}
 
 
 def test_those_of_a_state_go_all_the_way(box: ApiLab) -> None:
