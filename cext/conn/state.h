@@ -342,6 +342,7 @@ struct roost_engine {
     uint64_t answer_ms;       /* the next look for an answer */
     struct roost_conn *ready, **ready_tail;
     struct roost_conn *gathering, *in_grace, *graced; /* freeze batches */
+    uint32_t freezes, wakes;                          /* in these queues, and in the one of `waking` */
     struct roost_conn *dead;
     struct roost_conn *waking, **waking_tail; /* their records are at hand */
     int frame_budget;

@@ -24,7 +24,7 @@
 #include "cext/socket/repair.h"
 
 #define WITHOUT_MEMBARRIER_US 50000 /* what is on its way to TCP has arrived long before */
-#define SNAPSHOTS_A_TURN 128        /* about a millisecond: others wait to be woken */
+#define SNAPSHOTS_A_TURN 128        /* of a crowd: about a millisecond, for which others wait to be woken */
 #define SPARES_TRIM_MS 50
 #define SLICE 16 /* sockets for one worker at a time */
 _Static_assert(SLICE <= ROOST_SURVEY_SLICE && 2 * SNAPSHOTS_A_TURN <= SLICE * ROOST_SURVEY_SLICES, "fits a survey");
@@ -179,6 +179,7 @@ static int begin(struct roost_engine *e, struct roost_conn *c, enum roost_cause 
     e->gathering = c;
     c->in_batch = true;
     c->queued++;
+    e->freezes++;
     roost_wheel_cancel(&e->wheel, &c->timer);
     return 0;
 }
@@ -257,11 +258,13 @@ static bool fit(struct roost_engine *e, struct roost_conn *c) {
 }
 
 static void gather(struct roost_engine *e, struct batch *b) {
-    for (int i = 0; i < SNAPSHOTS_A_TURN && e->graced; i++) {
+    const uint32_t most = roost_share_of(e->freezes, SLICE, SNAPSHOTS_A_TURN);
+    for (uint32_t i = 0; i < most && e->graced; i++) {
         struct roost_conn *c = e->graced;
         e->graced = c->next_frozen;
         c->in_batch = false;
         c->queued--;
+        e->freezes--;
         if (!fit(e, c))
             continue;
         b->first_leg[b->conns] = b->legs;

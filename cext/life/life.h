@@ -18,6 +18,15 @@
 #include "cext/conn/conn.h"
 #include "cext/inband/inband_relay.h"
 
+#define ROOST_TURNS 8
+
+/* How many of those that wait to be frozen, or thawed, one turn takes: so few that what arrives meanwhile hardly waits, and
+ * of a crowd so many that the workers have their share, as each of it waits for the others anyway. */
+static inline uint32_t roost_share_of(uint32_t waiting, uint32_t least, uint32_t most) {
+    uint32_t share = waiting / ROOST_TURNS;
+    return share < least ? least : share > most ? most : share;
+}
+
 /* links.c: the server's side */
 struct roost_pool *roost_pool_of(struct roost_engine *e, uint16_t service); /* NULL: it is not configured any more */
 void roost_link_start(struct roost_engine *e, struct roost_conn *c, enum roost_cause cause);

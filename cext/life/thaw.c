@@ -24,10 +24,8 @@
 #include "cext/socket/repair.h"
 #include "cext/socket/segment.h"
 
-#define THAWS_A_BATCH 128
+#define THAWS_A_TURN 128
 #define SLICE 8 /* sockets for one worker at a time */
-
-#define BATCHES_A_TURN 2
 
 void roost_wake_queue(struct roost_engine *e, struct roost_conn *c) {
     if (c->waking)
@@ -37,6 +35,7 @@ void roost_wake_queue(struct roost_engine *e, struct roost_conn *c) {
     c->next_waking = NULL;
     *e->waking_tail = c;
     e->waking_tail = &c->next_waking;
+    e->wakes++;
 }
 
 /* The other leg of a pair wakes with it. Without it (a predecessor was killed at a bad moment) the session is lost, and
@@ -130,9 +129,9 @@ struct rebuilding {
 /* Of one turn: connections, and the legs of each one after the other. */
 struct thaws {
     struct roost_engine *engine;
-    struct roost_conn *conn[THAWS_A_BATCH];
-    uint32_t first_leg[THAWS_A_BATCH]; /* the client's; a pair's server's is next to it */
-    struct rebuilding leg[2 * THAWS_A_BATCH];
+    struct roost_conn *conn[THAWS_A_TURN];
+    uint32_t first_leg[THAWS_A_TURN]; /* the client's; a pair's server's is next to it */
+    struct rebuilding leg[2 * THAWS_A_TURN];
     uint32_t conns, legs;
 };
 
@@ -257,13 +256,15 @@ static void stay_asleep(struct roost_engine *e, struct roost_conn *c, int error)
 
 /* Those that are to be rebuilt in one go. */
 static void gather(struct roost_engine *e, struct thaws *b) {
-    while (e->waking && b->conns < THAWS_A_BATCH) {
+    const uint32_t most = roost_share_of(e->wakes, SLICE, THAWS_A_TURN);
+    while (e->waking && b->conns < most) {
         struct roost_conn *c = e->waking;
         e->waking = c->next_waking;
         if (!e->waking)
             e->waking_tail = &e->waking;
         c->waking = false;
         c->queued--;
+        e->wakes--;
         if (!c->slot) /* it was cancelled, or sleeps on */
             continue;
         if (c->phase == ROOST_MARKED) {
@@ -312,8 +313,8 @@ static int rebuild(struct roost_engine *e, struct thaws *b, struct roost_conn **
 }
 
 void roost_thaw_turn(struct roost_engine *e) {
-    struct roost_conn *batch[THAWS_A_BATCH];
-    for (int turn = 0; e->waking && turn < BATCHES_A_TURN; turn++) {
+    struct roost_conn *batch[THAWS_A_TURN];
+    if (e->waking) {
         struct thaws b;
         b.engine = e;
         b.conns = b.legs = 0;
