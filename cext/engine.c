@@ -197,16 +197,18 @@ static int wait_in_rush(struct roost_engine *e, struct epoll_event *events, uint
  * that wakes waits for none of them. When there is much to do, the tasks that make the work and those that wait for it are
  * to run, too, and steps that gather meanwhile are done together. */
 static void choose_class(struct roost_engine *e) {
-    uint64_t passed_ms = e->now_ms - e->used_ms, used_ns;
-    if (passed_ms < USED_WINDOW_MS)
-        return;
-    used_ns = roost_clock_ns(CLOCK_THREAD_CPUTIME_ID);
-    bool light = used_ns - e->used_ns < passed_ms * USED_LIGHT_NS;
+    uint64_t passed_ms = e->now_ms - e->used_ms;
+    bool light = e->light;
+    if (passed_ms >= USED_WINDOW_MS) {
+        uint64_t used_ns = roost_clock_ns(CLOCK_THREAD_CPUTIME_ID);
+        light = used_ns - e->used_ns < passed_ms * USED_LIGHT_NS;
+        e->used_ms = e->now_ms;
+        e->used_ns = used_ns;
+    }
+    light &= !e->rush; /* whose pauses yield: in real time, to nobody */
     if (light != e->light)
         roost_run_first(light);
     e->light = light;
-    e->used_ms = e->now_ms;
-    e->used_ns = used_ns;
 }
 
 static void *engine_thread(void *context) {
@@ -220,9 +222,9 @@ static void *engine_thread(void *context) {
     while (!e->stopping) {
         uint32_t wait_us = timeout_us(e);
         const struct timespec wait = {.tv_sec = wait_us / 1000000, .tv_nsec = wait_us % 1000000 * 1000};
+        bool pause = rush(e) && wait_us && several;
         if (several)
             choose_class(e);
-        bool pause = rush(e) && wait_us && several;
         pthread_mutex_unlock(&e->lock.mutex);
         roost_fair_give_way(&e->lock, GIVES_WAY_NS);
         int count = pause ? wait_in_rush(e, events, began_ns, &pause) : 0;

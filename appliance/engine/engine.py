@@ -380,7 +380,10 @@ class Engine:
     def find_many(self, keys: Sequence[bytes]) -> Sequence[Event | None]:
         """`find`, of each of these packed keys."""
         raw, found = ffi.new("struct roost_event[]", len(keys)), ffi.new("uint8_t[]", len(keys))
-        of = ffi.from_buffer("struct roost_key[]", b"".join(keys))
+        joined = b"".join(keys)
+        if len(joined) != len(keys) * KEY.size:
+            raise ValueError(f"{len(keys)} keys have {len(joined)} bytes")
+        of = ffi.from_buffer("struct roost_key[]", joined)
         events = iter(events_of(raw, lib.roost_find(self._raw, of, len(keys), raw, found)))
         return [next(events) if is_there else None for is_there in found]
 
