@@ -16,6 +16,7 @@ import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -179,7 +180,17 @@ def check_limits() -> Iterator[Outcome]:
         problem = None if most >= LAB_CONNTRACK else f"{most:,}"
         fix = f"sysctl -w net.netfilter.nf_conntrack_max={LAB_CONNTRACK}"
         yield outcome("limits", f"{LAB_CONNTRACK:,} tracked connections", Need.LAB, problem, fix, f"{most:,}")
+    fix = "CAP_SYS_NICE, and in a unit no RestrictRealtime=: a client that wakes waits for other tasks otherwise."
+    yield outcome("limits", "real time for the engine thread", Need.ADVISED, no_real_time(), fix, "allowed")
     yield from check_sysctls(Path("/proc/sys"))
+
+
+def no_real_time() -> str | None:
+    """Why no thread of ours may run in real time; None: it may."""
+    with ThreadPoolExecutor(1) as thread:
+        tried = thread.submit(os.sched_setscheduler, 0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+        error = tried.exception()
+    return f"refused: {error.strerror}" if isinstance(error, OSError) else None
 
 
 def check_sysctls(proc_sys: Path) -> Iterator[Outcome]:

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from appliance.box.doctor import no_real_time
 from appliance.lab import wait_until
 from tests.lab.engine_lab import EngineLab, Pair, thread_of_engine
 
@@ -49,6 +50,7 @@ class Traffic:
 
 
 @several
+@pytest.mark.skipif(no_real_time() is not None, reason="real time is refused here")
 def test_it_runs_in_real_time_unless_it_is_busy(box: EngineLab) -> None:
     pair = box.connect()
     wait_until(is_real_time, 5, "it has little to do")

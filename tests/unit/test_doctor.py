@@ -1,5 +1,6 @@
 """roost doctor: what it concludes from what it finds."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -86,6 +87,18 @@ def test_a_package_that_is_not_installed_is_not_counted() -> None:
 def test_capabilities_are_read_from_the_effective_set() -> None:
     assert doctor.field("CapPrm:\tffff\nCapEff:\t0000000000003000\n", "CapEff") == "0000000000003000"
     assert doctor.field("Name:\tx\n", "CapEff") == "0"
+
+
+def test_real_time_is_tried_without_staying_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.sched_getscheduler(0)
+    assert doctor.no_real_time() in (None, "refused: Operation not permitted")
+    assert os.sched_getscheduler(0) == before
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    assert doctor.no_real_time() == "refused: Operation not permitted"
 
 
 def test_ecn_is_advised_against_because_a_woken_socket_forgets_it(tmp_path: Path) -> None:
