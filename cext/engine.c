@@ -196,7 +196,7 @@ static int wait_in_rush(struct roost_engine *e, struct epoll_event *events, uint
 /* Real time as long as this thread uses little of its processor. Then it costs the others next to nothing, and a client
  * that wakes waits for none of them. When there is much to do, the tasks that make the work and those that wait for it are
  * to run, too, and steps that gather meanwhile are done together. */
-static void choose_class(struct roost_engine *e) {
+static void choose_scheduling(struct roost_engine *e) {
     uint64_t passed_ms = e->now_ms - e->used_ms;
     bool light = e->light;
     if (passed_ms >= USED_WINDOW_MS) {
@@ -205,7 +205,7 @@ static void choose_class(struct roost_engine *e) {
         e->used_ms = e->now_ms;
         e->used_ns = used_ns;
     }
-    light &= !e->rush; /* whose pauses yield: in real time, to nobody */
+    light &= !e->rush; /* sched_yield() in its pauses would not let an ordinary thread run */
     if (light != e->light)
         roost_run_first(light);
     e->light = light;
@@ -224,7 +224,7 @@ static void *engine_thread(void *context) {
         const struct timespec wait = {.tv_sec = wait_us / 1000000, .tv_nsec = wait_us % 1000000 * 1000};
         bool pause = rush(e) && wait_us && several;
         if (several)
-            choose_class(e);
+            choose_scheduling(e);
         pthread_mutex_unlock(&e->lock.mutex);
         roost_fair_give_way(&e->lock, GIVES_WAY_NS);
         int count = pause ? wait_in_rush(e, events, began_ns, &pause) : 0;

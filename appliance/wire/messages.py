@@ -218,6 +218,11 @@ class Event(NamedTuple):
         return self.record.service
 
     @property
+    def number(self) -> int:
+        """Of a connection; 0: the engine does not know it, since it sleeps, or was born asleep."""
+        return self.id or self.record.id
+
+    @property
     def reference(self) -> int:
         """Of a connection: what is known of its number (Record.reference)."""
         return self.id or self.record.reference

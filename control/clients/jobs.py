@@ -37,7 +37,7 @@ from control.store.store import Store
 log = logging.getLogger("roost.clients")
 
 _Known = tuple[bytes, int]
-"""A connection's key, and its number, 0 where it has none yet: a later connection may have the same key."""
+"""A connection's key, and its number as far as it is known, or 0: a later connection may have the same key."""
 
 _Listed = TypeVar("_Listed", Event, _Known)
 """What a job is to act upon: as it was listed, or was looked up by its name."""
@@ -325,12 +325,12 @@ class Jobs:
         found = self._engine.find_many([key for key, _ in known])
         return (event for event, (_, number) in zip(found, known, strict=True)
                 if event is not None and event.to_state in states
-                and (not number or _number(event) in (0, number)))  # fmt: skip
+                and (not number or event.number in (0, number)))  # fmt: skip
 
     def _work_off(self, job: Job, step: _Step, outcomes: Outcomes, listed: Iterator[_Listed],
                   now: Callable[[Sequence[_Listed]], Iterator[Event]]) -> list[_Known]:  # fmt: skip
-        """Those that were told to go, where another step follows. now: what a part of what is listed is
-        when it comes to it: the list may be some thousand, or some minutes, ahead."""
+        """Those that were told to go, where another step follows. now: what a part of the list is when it comes to it:
+        the list may be some thousand, or some minutes, ahead."""
         most = max(1, min(PART_MAX, int(job.rate * PART_S)))
         due_s, known = time.monotonic(), list[_Known]()
         while not job.cancelled.is_set() and (some := list(itertools.islice(listed, most))):
@@ -341,7 +341,7 @@ class Jobs:
             else:
                 self._commands.command_many(step.op, [event.record.key_raw for event in part], outcomes)
             if step is not ACTIONS[job.action][-1]:
-                known += ((event.record.key_raw, _number(event)) for event in part)
+                known += ((event.record.key_raw, event.number) for event in part)
             due_s = max(due_s, time.monotonic() - PART_S) + len(part) / job.rate
             self._settle(job, outcomes, UNSETTLED_MAX)
             job.cancelled.wait(max(due_s - time.monotonic(), 0))
@@ -362,8 +362,3 @@ class Jobs:
 def _is_for_asker(job: Job) -> bool:
     scope = SCOPE.get()
     return scope is None or (job.scope is not None and job.scope <= scope)
-
-
-def _number(event: Event) -> int:
-    """0: it has none yet."""
-    return event.id or event.record.id

@@ -35,4 +35,4 @@ def numbers_at(engine: EnginePort, store: Store, owners: Mapping[bytes, int]) ->
 
 def _number(event: Event | None) -> int | None:
     """0: the engine does not know it, of one that sleeps or may sleep. None: there is no such connection."""
-    return None if event is None else event.id or event.record.id
+    return None if event is None else event.number

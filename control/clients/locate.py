@@ -120,7 +120,7 @@ class Locator:
     def _event_of(self, named: Named) -> Event | None:
         """The connection of a name, if it lives."""
         event = self._engine.find(Key.unpack(named.key)) if named.connected else None
-        return event if event is not None and (event.id or event.record.id) in (0, named.id) else None
+        return event if event is not None and event.number in (0, named.id) else None
 
     def _is_own(self, target: Address) -> bool:
         """Whether the address is one that this appliance listens on."""
@@ -164,7 +164,7 @@ class Locator:
             event = self._asleep_among(self._find(client.host, client.port))
         key = event.record.key_raw if event is not None else b""
         if event is not None:
-            number = number or event.id or event.record.id
+            number = number or event.number
             if not number and (numbers_wanted or event.candidate):
                 number = _sleeping_ids(self._store, [event]).get(key, 0)
             if event.candidate and not number and not self._store.status.error:
@@ -195,7 +195,7 @@ class Locator:
             )
         try:
             for event in self._engine.list():
-                if (number := event.id or event.record.id) in wanted:
+                if (number := event.number) in wanted:
                     found[number] = event
                     if len(found) == len(wanted):
                         break

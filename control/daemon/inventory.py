@@ -66,7 +66,7 @@ def take_inventory(engine: EnginePort, store: Store, boot: str, tables: int = 0)
     for event in engine.list(Sought(states=(*AWAKE, State.IDLE))):
         found.states[event.to_state] += 1
         if event.to_state == State.IDLE:
-            found.idle_ids.append(event.id or event.record.id)
+            found.idle_ids.append(event.number)
     with_slot = engine.slots_in_sleep()
     found.states[State.SLEEP] = with_slot
     if store.status.error:
