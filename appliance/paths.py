@@ -1,5 +1,6 @@
 """Where the parts of Roost lie: in a checkout beside each other, in an installed wheel inside the package."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 BPFFS = Path("/sys/fs/bpf")
@@ -22,6 +23,13 @@ def bpf_sources() -> list[Path]:
     """The BPF programs' sources; empty when there is no checkout."""
     root = checkout()
     return sorted((root / "ebpf").rglob("*.bpf.c")) if root else []
+
+
+def engine_library() -> Path:
+    """The compiled engine, which has SQLite's extension (cext/rows/), too. It is not loaded by this."""
+    spec = find_spec("cext._engine")
+    assert spec is not None and spec.origin is not None  # nothing of Roost runs without it
+    return Path(spec.origin)
 
 
 def package_list() -> Path | None:

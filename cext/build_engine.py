@@ -53,6 +53,7 @@ SOURCES: Final = {
     "conn": "acks candidates classes connection events find legs listing notes ports ruling servers steering "
     "tallies waiting",
     "inband": "inband inband_relay inband_requests",
+    "rows": "history",
     "life": "ask attach births doors freeze growth held insert links listeners next pressure recall received relay "
     "sweep thaw",
     "": "commands engine stats",

@@ -26,7 +26,7 @@ from control.clients.transitions import transition
 from control.core.states import State
 from control.store.database import StoreError, reason
 from control.store.history import RemovedError
-from control.store.statements import HISTORY_COLUMNS
+from control.store.history_rows import HISTORY_COLUMNS
 
 log = logging.getLogger("roost.api")
 

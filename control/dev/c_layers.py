@@ -35,6 +35,7 @@ STACKS: Final[dict[str, tuple[dict[str, str], ...]]] = {
     "cext": (
         _SHARED,
         {"cext/base": "clock, addresses, hash table, timers, threads, mailbox, pins; the types that Python shares"},
+        {"cext/rows": "packed rows of the history as SQLite reads them: its extension"},
         {"cext/table": "the inactive table: slots, endpoints, rest slots; the filter; hosts"},
         {"cext/socket": "socket <-> record, packets as bytes, spare sockets"},
         {"cext/path": "BPF programs and maps: loading, attaching, frames, probes"},

@@ -13,9 +13,13 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import ArgumentError
 
+from appliance.paths import engine_library
 from control.store.schema import meta
 
 T = TypeVar("T")
+
+TAKES_PACKED: Final = "takes_packed"
+"""In the `info` of an SQLite connection that has the functions of cext/rows/."""
 
 READ_CHUNK: Final = 500
 """Keys in one SELECT."""
@@ -130,8 +134,13 @@ def _open_sqlite(url: sa.URL, timeout_s: float, writer: bool) -> Engine:
     engine = sa.create_engine(url, connect_args={"timeout": timeout_s, "check_same_thread": False}, **arguments)
 
     @sa.event.listens_for(engine, "connect")
-    def _on_connect(connection: Any, _record: Any) -> None:
+    def _on_connect(connection: Any, record: Any) -> None:
         connection.execute("PRAGMA journal_mode=WAL" if writer else "PRAGMA query_only=ON")
+        if writer and hasattr(connection, "enable_load_extension"):  # a Python may be built without it
+            connection.enable_load_extension(True)
+            connection.execute("SELECT load_extension(?, 'sqlite3_roost_init')", (str(engine_library()),))
+            connection.enable_load_extension(False)
+            record.info[TAKES_PACKED] = True
         # KiB. The default, 2 MB of pages for each connection, is half of what a hundred thousand clients cost the
         # daemon, and the kernel caches the file anyway.
         connection.execute("PRAGMA cache_size=-512")

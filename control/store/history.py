@@ -25,8 +25,8 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from control.core.states import State
 from control.store.database import StoreError
-from control.store.schema import HISTORY_LAYOUT, history_part, history_parts
-from control.store.statements import insert_history
+from control.store.history_rows import insert_history, numbers_of
+from control.store.schema import HISTORY, HISTORY_LAYOUT, history_part, history_parts
 
 log = logging.getLogger("roost.store")
 
@@ -44,6 +44,7 @@ SHOWN_PARTS: Final = 400
 """The newest ones, which the view `history` has: SQLite takes 500 terms in one statement."""
 
 _ID: Final = struct.Struct("=Q")
+_AT: Final = struct.Struct("=8xQ")  # of schema.HISTORY
 _TYPES: Final = {column.name: column.type.compile() for column in history_part(0).columns}
 _NAMES: Final = tuple(_TYPES)
 _COLUMNS: Final = ", ".join(f'"{name}"' for name in _NAMES)
@@ -215,16 +216,16 @@ class History:
         """Rows of the part that is being written."""
         return self._draft_next - self._draft[-1].first
 
-    def write(self, connection: Connection, values: Sequence[tuple[Any, ...]]) -> None:
-        """Rows of history_rows.history_values."""
-        while values:
-            self._have_room(connection, values[0][1])
-            room = PART_ROWS - self._written
-            some, values = values[:room], values[room:]
-            part = self._draft[-1]
-            insert_history(connection, part.table, self._draft_next, some)
-            self._draft_ids += array("Q", (row[0] for row in some)).tobytes()
-            self._draft_next += len(some)
+    def write(self, connection: Connection, packed: bytes) -> None:
+        """Rows of history_rows.with_numbers."""
+        while packed:
+            self._have_room(connection, _AT.unpack_from(packed)[0])
+            room = (PART_ROWS - self._written) * HISTORY.size
+            some, packed = packed[:room], packed[room:]
+            insert_history(connection, self._draft[-1].table, self._draft_next, some)
+            numbers = numbers_of(some)
+            self._draft_ids += numbers.tobytes()
+            self._draft_next += len(numbers)
 
     def _have_room(self, connection: Connection, at: int) -> None:
         if self._written >= PART_ROWS or (self._written and at - self._draft[-1].first_at >= self._part_ms):

@@ -18,11 +18,10 @@ import sqlalchemy as sa
 from control.core.states import State
 from control.store import appended, sleeping
 from control.store.history import History, Seen
-from control.store.history_rows import history_values
+from control.store.history_rows import HISTORY_COLUMNS, history_values, with_numbers
 from control.store.queues import ID, Batch, Pieces, Queues, unsettled
 from control.store.reading import Reader
 from control.store.schema import KEY, SUCCESSOR, Keyed
-from control.store.statements import HISTORY_COLUMNS
 
 log = logging.getLogger("roost.store")
 
@@ -163,9 +162,9 @@ class Latest(Reader):
             seen, rows, changed = self._snapshot(number, limit)
         waiting = rows.newest(number, limit)
         with self._reading() as connection:
-            values = history_values(connection, self._epochs, b"".join(row for _, row in waiting))
+            packed = with_numbers(connection, self._epochs, b"".join(row for _, row in waiting))
             found = [dict(zip(HISTORY_COLUMNS, (seen.next_row + place, *value), strict=True))
-                     for (place, _), value in zip(waiting, values, strict=True)]  # fmt: skip
+                     for (place, _), value in zip(waiting, history_values(packed), strict=True)]  # fmt: skip
             found += self._history.rows(connection, seen, number, limit - len(found))
         closed = [row["id"] for row in found if row["to"] == State.CLOSED]
         by = self.successors_of(closed) if closed else {}

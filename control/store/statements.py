@@ -13,11 +13,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control.store.database import upsert
-from control.store.schema import KEYED, Keyed, history_part, tags
+from control.store.schema import KEYED, Keyed, tags
 
 STATEMENT_ROWS: Final = 50
 """Rows in one INSERT: fifteen parameters each at most, and 999 are what any SQLite takes."""
-HISTORY_COLUMNS: Final = [column.name for column in history_part(0).columns]
 
 
 def write_keyed(connection: Connection, changed: Mapping[Keyed, bytes | None]) -> None:
@@ -32,11 +31,6 @@ def write_keyed(connection: Connection, changed: Mapping[Keyed, bytes | None]) -
         kept = [(key, *form.unpack(packed)) for key, packed in rows.items() if packed is not None]
         if kept:
             connection.execute(upsert(connection, table), [dict(zip(columns, row, strict=True)) for row in kept])
-
-
-def insert_history(connection: Connection, part: sa.Table, first: int, values: Sequence[tuple[Any, ...]]) -> None:
-    """Rows of history_values, numbered from `first` on."""
-    insert_rows(connection, part, HISTORY_COLUMNS, [(first + index, *row) for index, row in enumerate(values)])
 
 
 def insert_rows(

@@ -39,7 +39,7 @@ from control.store.database import (
     set_meta,
 )
 from control.store.history import History
-from control.store.history_rows import history_values
+from control.store.history_rows import numbers_of, with_numbers
 from control.store.latest import Latest
 from control.store.migrate import prepare_tables
 from control.store.owner import LEASE_S, FencedError, LeaseRunsError, OwnedError, Owner, Ownership
@@ -77,7 +77,6 @@ PRUNE_ROWS: Final = 5000
 ID_GAP: Final = 100_000
 """Left between the numbers of two runs of the daemon: a killed one may have given numbers that were never written."""
 
-WRITTEN_BYTES: Final = 500 * HISTORY.size
 CLOSED_ROWS: Final = 10_000
 """Of a page of sleepers that are let go."""
 
@@ -549,10 +548,9 @@ class Store(Latest):
         return slept
 
     def _write_history(self, connection: Connection, packed: bytes) -> None:
-        for at in range(0, len(packed), WRITTEN_BYTES):  # taken apart, a row is ten times as large
-            values = history_values(connection, self._epochs, packed[at : at + WRITTEN_BYTES])
-            self._max_id = max(self._max_id, max(row[0] for row in values))
-            self._history.write(connection, values)
+        packed = with_numbers(connection, self._epochs, packed)
+        self._max_id = max(self._max_id, max(numbers_of(packed), default=0))
+        self._history.write(connection, packed)
 
     def _prune(self) -> None:
         """Remove history past its days or bytes, a part a transaction: waiting SLEEP rows must get in between."""

@@ -5,26 +5,28 @@ from __future__ import annotations
 
 import random
 import re
+import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from errno import ECONNRESET
+from functools import partial
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from appliance.wire import ENDS, NO_ENDS, pack_address
 from control.core.states import Cause, State
 from control.export.rows import SOURCES, chunks_after
 from control.store import history as module
-from control.store import statements
+from control.store import history_rows
 from control.store import store as store_module
-from control.store.database import parse_url
+from control.store.database import TAKES_PACKED, parse_url
 from control.store.history import History
 from control.store.history_rows import history_values
-from control.store.schema import HISTORY
+from control.store.schema import HISTORY, KEY, MAPPED
 from control.store.store import Store
 from tests.databases import Database, Sqlite, written
 from tests.unit.fake_engine import key
@@ -38,6 +40,16 @@ PART = 50
 def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PART_ROWS", PART)
     monkeypatch.setattr(module, "LOADED_ROWS", PART // 2)
+
+
+@pytest.fixture
+def writer(sqlite: Sqlite) -> Iterator[sa.Connection]:
+    """Of a store, as it writes."""
+    made = Store(sqlite.url, lambda slept: None)
+    assert made.open() == ""
+    with made._writer_engine.connect() as connection:
+        yield connection
+    made.close()
 
 
 def parts(database: Database) -> list[int]:
@@ -183,10 +195,10 @@ def test_a_transaction_that_fails_while_a_part_ends_leaves_each_row_once(
 ) -> None:
     store = make(batch=3 * PART)
     monkeypatch.setattr(store_module, "BACKOFF_S", (0.01,))
-    fail, insert = [2, 3], statements.insert_history
+    fail, insert = [2, 3], history_rows.insert_history
 
-    def sometimes(connection: sa.Connection, part: sa.Table, first: int, values: Any) -> None:
-        insert(connection, part, first, values)
+    def sometimes(connection: sa.Connection, part: sa.Table, first: int, packed: bytes) -> None:
+        insert(connection, part, first, packed)
         if fail and first > 1:
             fail.pop()
             raise database.Error("broken off")
@@ -205,9 +217,7 @@ def test_what_was_not_committed_is_forgotten(
 ) -> None:
     store = make()
     with store._writer_engine.connect() as connection:  # which ends without a commit
-        store._history.write(
-            connection, history_values(connection, store._epochs, b"".join(row(n, n) for n in range(1, PART + 5)))
-        )
+        store._history.write(connection, b"".join(row(n, n) for n in range(1, PART + 5)))
         connection.rollback()
     store.add([row(7, 7)])
     assert written(store)
@@ -400,3 +410,68 @@ def test_numbers_in_memory_are_found_at_their_places_alone(ids: list[int], limit
     for number in {*ids, 2}:
         wanted = [10 + place for place, one in enumerate(ids) if one == number][::-1][:limit]
         assert history.see(number, limit).rows == wanted
+
+
+ADDRESSES = st.one_of(
+    st.binary(min_size=16, max_size=16),
+    st.binary(min_size=4, max_size=4).map(lambda ipv4: MAPPED + ipv4),
+    st.binary(min_size=4, max_size=4).map(lambda low: bytes(12) + low),
+    st.lists(st.sampled_from([b"\0\0", b"\0\1", b"\xab\xcd"]), min_size=8, max_size=8).map(b"".join),
+)
+PORTS = st.integers(0, 2**16 - 1)
+BYTES = st.integers(0, 2**8 - 1)
+COUNTS = st.integers(0, 2**63 - 1)
+ROWS = st.builds(
+    lambda number, at, client, client_port, service, states, counts, server, server_port, ends: HISTORY.pack(
+        number, at, KEY.pack(client, bytes(16), client_port, 443), service, *states, *counts,
+        ENDS.pack(server, server_port, *ends),
+    ),
+    COUNTS, COUNTS, ADDRESSES, PORTS, PORTS, st.tuples(BYTES, BYTES, BYTES), st.tuples(COUNTS, COUNTS, COUNTS),
+    ADDRESSES, PORTS, st.tuples(BYTES, BYTES, st.integers(0, 2**32 - 1)),
+)  # fmt: skip
+
+
+@given(st.lists(ROWS, max_size=20))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_sqlite_takes_packed_rows_apart_as_python_does(writer: sa.Connection, rows: list[bytes]) -> None:
+    assert writer.info[TAKES_PACKED]
+    found = writer.exec_driver_sql("SELECT rowid, * FROM roost_history(?)", (b"".join(rows),))
+    assert [tuple(row) for row in found] == [
+        (index, *values) for index, values in enumerate(history_values(b"".join(rows)))
+    ]
+
+
+@pytest.mark.parametrize("argument", [bytes(HISTORY.size - 1), bytes(HISTORY.size + 1), "x" * HISTORY.size, 7, None])
+def test_what_is_no_packed_rows_is_refused(writer: sa.Connection, argument: Any) -> None:
+    with pytest.raises(sa.exc.OperationalError, match=f"are no rows of {HISTORY.size}"):
+        writer.exec_driver_sql("SELECT * FROM roost_history(?)", (argument,))
+
+
+def test_without_an_argument_there_are_no_rows_to_take_apart(writer: sa.Connection) -> None:
+    with pytest.raises(sa.exc.OperationalError, match="no query solution"):
+        writer.exec_driver_sql("SELECT * FROM roost_history")
+
+
+def test_rows_are_taken_apart_once_for_each_argument_of_a_join(writer: sa.Connection) -> None:
+    one, two = (b"".join(row(n, n) for n in range(count)) for count in (1, 2))
+    text = "SELECT given, count(*) FROM (SELECT ? AS given UNION ALL SELECT ?), roost_history(given) GROUP BY 1"
+    found = [(len(packed) // HISTORY.size, count) for packed, count in writer.exec_driver_sql(text, (one, two))]
+    assert sorted(found) == [(1, 1), (2, 2)]
+
+
+def test_a_python_that_loads_no_extensions_writes_the_same(sqlite: Sqlite, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plain(sqlite3.Connection):
+        @property
+        def enable_load_extension(self) -> None:  # type: ignore[override]
+            raise AttributeError
+
+    monkeypatch.setattr("sqlite3.dbapi2.connect", partial(sqlite3.connect, factory=Plain))
+    store = Store(sqlite.url, lambda slept: None)
+    assert store.open() == ""
+    store.start()
+    store.add([row(n, n) for n in range(1, 2 * PART)])
+    assert written(store)
+    with store._writer_engine.connect() as connection:
+        assert TAKES_PACKED not in connection.info
+    assert [r["id"] for r in store.recent_history(1000)] == list(range(1, 2 * PART))
+    store.close()
