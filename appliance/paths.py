@@ -28,7 +28,8 @@ def bpf_sources() -> list[Path]:
 def engine_library() -> Path:
     """The compiled engine, which has SQLite's extension (cext/rows/), too. It is not loaded by this."""
     spec = find_spec("cext._engine")
-    assert spec is not None and spec.origin is not None  # nothing of Roost runs without it
+    if spec is None or spec.origin is None:
+        raise ImportError("the engine is not built: sudo ./roost doctor builds it")
     return Path(spec.origin)
 
 

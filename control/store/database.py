@@ -60,6 +60,9 @@ def upsert(connection: Connection, table: sa.Table) -> sa.Insert:
     return post.on_conflict_do_update(index_elements=primary, set_={c: post.excluded[c] for c in changed})
 
 
+_SET_META: Final = sa.update(meta).where(meta.c.key == sa.bindparam("of")).values(value=sa.bindparam("number"))
+
+
 def get_meta(connection: Connection, key: str) -> int | None:
     """A number that the store keeps about itself; None: it has none yet."""
     return connection.scalar(sa.select(meta.c.value).where(meta.c.key == key))
@@ -67,13 +70,13 @@ def get_meta(connection: Connection, key: str) -> int | None:
 
 def set_meta(connection: Connection, key: str, value: int) -> None:
     """What `get_meta` says from now on."""
-    if not connection.execute(sa.update(meta).where(meta.c.key == key).values(value=value)).rowcount:
+    if not connection.execute(_SET_META, {"of": key, "number": value}).rowcount:
         connection.execute(sa.insert(meta).values(key=key, value=value))
 
 
-def now_ms(connection: Connection) -> sa.ColumnElement[int]:
-    """The database's clock: ms since 1970."""
-    if connection.dialect.name == "sqlite":
+def now_ms(database: str) -> sa.ColumnElement[int]:
+    """The database's clock: ms since 1970. database: the name of its dialect."""
+    if database == "sqlite":
         return sa.cast((sa.func.julianday("now") - 2440587.5) * 86_400_000, sa.BigInteger)
     return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1000, sa.BigInteger)
 

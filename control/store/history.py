@@ -25,8 +25,8 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from control.core.states import State
 from control.store.database import StoreError
-from control.store.history_rows import insert_history, numbers_of
-from control.store.schema import HISTORY, HISTORY_LAYOUT, history_part, history_parts
+from control.store.history_rows import insert_history
+from control.store.schema import HISTORY, HISTORY_LAYOUT, history_part, history_parts, references_of
 
 log = logging.getLogger("roost.store")
 
@@ -223,9 +223,8 @@ class History:
             room = (PART_ROWS - self._written) * HISTORY.size
             some, packed = packed[:room], packed[room:]
             insert_history(connection, self._draft[-1].table, self._draft_next, some)
-            numbers = numbers_of(some)
-            self._draft_ids += numbers.tobytes()
-            self._draft_next += len(numbers)
+            self._draft_ids += references_of(some).tobytes()
+            self._draft_next += len(some) // HISTORY.size
 
     def _have_room(self, connection: Connection, at: int) -> None:
         if self._written >= PART_ROWS or (self._written and at - self._draft[-1].first_at >= self._part_ms):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import struct
-from array import array
 from functools import lru_cache
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from sqlalchemy.engine import Connection
 from appliance.wire import LOW_BITS
 from control.store import sleeping
 from control.store.database import TAKES_PACKED
-from control.store.schema import HISTORY, KEY, MAPPED, address_text, history_part
+from control.store.schema import HISTORY, KEY, MAPPED, address_text, history_part, references_of
 from control.store.statements import insert_rows
 
 HISTORY_COLUMNS: Final = [column.name for column in history_part(0).columns]
@@ -30,15 +29,10 @@ _SERVER: Final = struct.Struct("=16sH")
 _NO_SERVER: Final = bytes(_SERVER.size)
 
 
-def numbers_of(packed: bytes) -> array[int]:
-    """What each row begins with."""
-    return array("Q", memoryview(packed).cast("Q")[:: HISTORY.size // _ID.size].tobytes())
-
-
 def with_numbers(connection: Connection, epochs: sleeping.Epochs, packed: bytes) -> bytes:
     """The same rows with the numbers of connections in place of references: of a SLEEP connection that the engine
     closes without reading its record it knows no more. 0: there is no row of it."""
-    references = numbers_of(packed)
+    references = references_of(packed)
     odd = {
         index: packed[index * HISTORY.size + _KEY_AT :][: KEY.size]
         for index, reference in enumerate(references)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -128,7 +129,7 @@ class Ownership:
 
     def claim(self, connection: Connection) -> None:
         """Own the database. Raises OwnedError, FencedError, LeaseRunsError."""
-        row = connection.execute(sa.select(owner, now_ms(connection).label("now"))).first()
+        row = self._found(connection)
         if row is not None and self._epoch:
             if row.epoch > self._epoch:
                 raise FencedError(_fenced(row))
@@ -139,7 +140,7 @@ class Ownership:
             self._judge(row)
             self._before = {column.name: row._mapping[column.name] for column in owner.columns}
         epoch = max(self._epoch, row.epoch if row is not None else 0) + 1
-        now = now_ms(connection)
+        now = now_ms(connection.dialect.name)
         connection.execute(sa.delete(owner))
         connection.execute(
             sa.insert(owner).values(**asdict(self._me), one=1, epoch=epoch, since=now, lease_until=now + _LEASE_MS)
@@ -166,14 +167,17 @@ class Ownership:
 
     def refuse_another(self, connection: Connection) -> None:
         """Raises OwnedError when this other database, which lies in the place of ours, is another daemon's."""
-        if (row := connection.execute(sa.select(owner, now_ms(connection).label("now"))).first()) is not None:
+        if (row := self._found(connection)) is not None:
             self._judge(row)
+
+    @staticmethod
+    def _found(connection: Connection) -> Row[Any] | None:
+        """Whose the database is, and the database's clock as `now`."""
+        return connection.execute(sa.select(owner, now_ms(connection.dialect.name).label("now"))).first()
 
     def renew(self, connection: Connection) -> None:
         """Fence this transaction: nobody else owns the database before it ends. Raises FencedError."""
-        until = now_ms(connection) + _LEASE_MS
-        mine = sa.update(owner).where(owner.c.one == 1, owner.c.epoch == self._epoch)
-        if connection.execute(mine.values(lease_until=until)).rowcount != 1:
+        if connection.execute(_renewing(connection.dialect.name), {"mine": self._epoch}).rowcount != 1:
             raise FencedError(_fenced(connection.execute(sa.select(owner)).first()))
         self._renewed = time.monotonic()
 
@@ -185,6 +189,13 @@ class Ownership:
     def release(self, connection: Connection) -> None:
         """The daemon ends: its lease need not be waited for."""
         connection.execute(sa.update(owner).where(owner.c.one == 1, owner.c.epoch == self._epoch).values(lease_until=0))
+
+
+@lru_cache
+def _renewing(database: str) -> sa.Update:
+    """Made once: SQLAlchemy takes a millisecond to make it, and each transaction has it."""
+    mine = sa.update(owner).where(owner.c.one == 1, owner.c.epoch == sa.bindparam("mine"))
+    return mine.values(lease_until=now_ms(database) + _LEASE_MS)
 
 
 def _fenced(row: Row[Any] | None) -> str:

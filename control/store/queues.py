@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from appliance.wire import LOW_BITS
 from control.store.appended import Row
-from control.store.schema import HISTORY, Keyed
+from control.store.schema import HISTORY, Keyed, references_of
 from control.store.sleeping import number_of
 
 ID: Final = struct.Struct("=Q")
@@ -47,7 +47,7 @@ class Piece(NamedTuple):
 
     @classmethod
     def of(cls, rows: bytes) -> Piece:
-        numbers = array("Q", memoryview(rows).cast("Q")[:: _ROW // ID.size])
+        numbers = references_of(rows)
         return cls(rows, numbers, 0 in numbers or max(numbers, default=0) >= LOW_BITS)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import struct
+from array import array
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -49,6 +50,12 @@ HISTORY: Final = struct.Struct("=QQ36sHBBB7xQQQ24s")
 tx, gap, ends (struct roost_ends). Packed, since a burst of 100,000 of them must cost 14 MB and not the 50 MB of tuples;
 laid out as a C compiler does it, since most of them come from the engine as they are (struct roost_row of
 cext/base/types.h)."""
+
+
+def references_of(packed: bytes) -> array[int]:
+    """What rows of HISTORY begin with, one after the other."""
+    return array("Q", memoryview(packed).cast("Q")[:: HISTORY.size // 8].tobytes())
+
 
 NAMED: Final = struct.Struct("=36sQQ")
 """What a name stands for: key, id, since (wall clock, ms). Packed, since the collector of cycles walks no bytes."""

@@ -39,12 +39,12 @@ from control.store.database import (
     set_meta,
 )
 from control.store.history import History
-from control.store.history_rows import numbers_of, with_numbers
+from control.store.history_rows import with_numbers
 from control.store.latest import Latest
 from control.store.migrate import prepare_tables
 from control.store.owner import LEASE_S, FencedError, LeaseRunsError, OwnedError, Owner, Ownership
 from control.store.queues import APPENDED_BOUND, Batch, Queues
-from control.store.schema import HISTORY, Keyed, successors
+from control.store.schema import HISTORY, Keyed, references_of, successors
 from control.store.statements import write_keyed
 
 log = logging.getLogger("roost.store")
@@ -524,7 +524,10 @@ class Store(Latest):
         with self._writing("FULL" if slept or batch.keyed else "NORMAL") as connection:
             if self._run_number is None:  # the database was away when it began
                 self._begin_run(connection)
-            self._write_history(connection, batch.rows.packed())
+            packed = batch.rows.packed()
+            if batch.rows.any_unnumbered():
+                packed = with_numbers(connection, self._epochs, packed)
+            self._write_history(connection, packed)
             if batch.stale:
                 sleeping.forget_stale(connection, batch.stale)
             sleeping.forget(connection, self._epochs, gone)
@@ -548,8 +551,7 @@ class Store(Latest):
         return slept
 
     def _write_history(self, connection: Connection, packed: bytes) -> None:
-        packed = with_numbers(connection, self._epochs, packed)
-        self._max_id = max(self._max_id, max(numbers_of(packed), default=0))
+        self._max_id = max(self._max_id, max(references_of(packed), default=0))
         self._history.write(connection, packed)
 
     def _prune(self) -> None:

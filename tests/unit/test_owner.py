@@ -102,7 +102,7 @@ class Rig:
         # A daemon that died has not released it.
         engine = open_engine(parse_url(self.database.url), 1.0, True)
         with engine.begin() as connection:
-            now = now_ms(connection)
+            now = now_ms(connection.dialect.name)
             connection.execute(sa.update(schema.owner).values(lease_until=now + 15_000))
         engine.dispose()
 
