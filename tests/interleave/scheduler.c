@@ -150,7 +150,7 @@ void share(const void *memory, size_t size, void (*describe)(const void *, char 
     highest = (const uint8_t *)memory + size > highest ? (const uint8_t *)memory + size : highest;
 }
 
-static long word_of(const void *address) {
+static inline long word_of(const void *address) {
     const uint8_t *at = address;
     if (at < lowest || at >= highest)
         return -1;
@@ -192,10 +192,7 @@ static void end_early_load(struct thread *t) {
     t->early_at = NULL;
 }
 
-static void note_store(struct thread *t) {
-    end_early_load(t);
-    if (!t->writing)
-        return;
+static __attribute__((noinline)) void keep_store(struct thread *t) {
     uint8_t *at = t->writing;
     unsigned size = t->writing_size;
     t->writing = NULL;
@@ -215,6 +212,14 @@ static void note_store(struct thread *t) {
     if (t->stores == PENDING_MAX)
         fail("too many stores without a barrier");
     t->pending[t->stores++] = (struct pending){at, size, load_bytes(at, size), t->writing_before};
+}
+
+/* Nearly all accesses find nothing to be noted. */
+static inline void note_store(struct thread *t) {
+    if (t->early_at)
+        end_early_load(t);
+    if (t->writing)
+        keep_store(t);
 }
 
 static int variants(const struct thread *t) {
@@ -394,15 +399,8 @@ static void flush_stores(void) {
     threads[current].stores = 0;
 }
 
-/* early: it is a load that may happen before others. */
-static void touch(const void *address, size_t size, bool write, bool early, const void *pc) {
-    if (current < 0)
-        return;
-    struct thread *t = &threads[current];
-    long word = word_of(address);
-    note_store(t);
-    if (word < 0)
-        return;
+static __attribute__((noinline)) void touch_word(long word, const void *address, size_t size, bool write, bool early,
+                                                 const void *pc) {
     bool shared = false; /* it is a race, as far as is known */
     for (long last = word + (long)((((uintptr_t)address & 3) + size - 1) / 4); word <= last; word++) {
         uint8_t me = (uint8_t)(1 << current), touched = touched_by[word], written = written_by[word];
@@ -421,7 +419,17 @@ static void touch(const void *address, size_t size, bool write, bool early, cons
         record(NULL, address, write, pc);
 }
 
-static void visit(const void *address, size_t size, bool write, const void *pc) {
+/* early: it is a load that may happen before others. */
+static inline void touch(const void *address, size_t size, bool write, bool early, const void *pc) {
+    if (current < 0)
+        return;
+    long word = word_of(address);
+    note_store(&threads[current]);
+    if (word >= 0)
+        touch_word(word, address, size, write, early, pc);
+}
+
+static inline void visit(const void *address, size_t size, bool write, const void *pc) {
     touch(address, size, write, !write, pc);
 }
 
