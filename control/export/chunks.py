@@ -65,7 +65,8 @@ class Outcome:
     last: int
 
 
-_CHUNK: Final = TypeAdapter(Chunk)
+CHUNK: Final = TypeAdapter(Chunk)
+"""What its list in `_chunks` is."""
 
 
 class Chunks:
@@ -88,7 +89,7 @@ class Chunks:
         self._chunks = []
         for path in sorted(self._listed.glob("*.json")):
             try:
-                self._chunks.append(_CHUNK.validate_json(path.read_bytes(), strict=True))
+                self._chunks.append(CHUNK.validate_json(path.read_bytes(), strict=True))
             except ValidationError:
                 raise ExportError(f"{path} is not as an export writes it") from None
 

@@ -26,8 +26,9 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from control.export.chunks import Chunks, Outcome
+from control.export.columns import VERSION
 from control.export.files import ExportError, read_json, write_json, write_table
-from control.export.rows import SOURCES, VERSION, WHOLE, Names, Times
+from control.export.rows import SOURCES, WHOLE, Names, Times
 from control.store.database import StoreError, open_engine, parse_url, reason
 from control.store.schema import REVISION, revisions
 

@@ -19,6 +19,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from control.core.states import Cause, State
+from control.export.columns import ATTACHES, AUDIT, HISTORY, RULES, RUNS, SNAPSHOTS
 from control.store.schema import (
     attaches,
     audit,
@@ -29,98 +30,6 @@ from control.store.schema import (
     runs,
     services,
     snapshots,
-)
-
-VERSION: Final = 2
-"""Of all columns."""
-
-HISTORY: Final = pa.schema(
-    [
-        ("seq", pa.int64()),
-        ("id", pa.int64()),
-        ("at", pa.timestamp("ms", tz="UTC")),
-        ("address", pa.string()),
-        ("port", pa.int32()),
-        ("service", pa.string()),
-        ("from", pa.string()),
-        ("to", pa.string()),
-        ("cause", pa.string()),
-        ("rx_bytes", pa.int64()),
-        ("tx_bytes", pa.int64()),
-        ("gap_ms", pa.int64()),
-        ("server", pa.string()),
-        ("error", pa.string()),
-        ("probes", pa.int32()),
-        ("silence_s", pa.int64()),
-    ]
-)
-
-ATTACHES: Final = pa.schema(
-    [
-        ("seq", pa.int64()),
-        ("at", pa.timestamp("ms", tz="UTC")),
-        ("way", pa.string()),
-        ("server", pa.string()),
-        ("target", pa.string()),
-        ("step", pa.string()),
-        ("id", pa.int64()),
-        ("address", pa.string()),
-        ("port", pa.int32()),
-        ("service", pa.string()),
-        ("found", pa.string()),
-        ("error", pa.string()),
-        ("answer_ms", pa.int64()),
-        ("first_ms", pa.int64()),
-    ]
-)
-
-SNAPSHOTS: Final = pa.schema(
-    [
-        ("seq", pa.int64()),
-        ("at", pa.timestamp("ms", tz="UTC")),
-        ("span_ms", pa.int64()),
-        ("service", pa.string()),
-        ("rules", pa.string()),
-        ("counts", pa.map_(pa.string(), pa.int64())),
-    ]
-)
-
-AUDIT: Final = pa.schema(
-    [
-        ("seq", pa.int64()),
-        ("at", pa.timestamp("ms", tz="UTC")),
-        ("who", pa.string()),
-        ("origin", pa.string()),
-        ("method", pa.string()),
-        ("path", pa.string()),
-        ("body", pa.string()),
-        ("status", pa.int32()),
-        ("error", pa.string()),
-    ]
-)
-
-RUNS: Final = pa.schema(
-    [
-        ("run", pa.int64()),
-        ("instance", pa.string()),
-        ("host", pa.string()),
-        ("version", pa.string()),
-        ("started", pa.timestamp("ms", tz="UTC")),
-        ("first", pa.int64()),
-        ("ended", pa.timestamp("ms", tz="UTC")),
-        ("dropped", pa.int64()),
-    ]
-)
-
-RULES: Final = pa.schema(
-    [
-        ("version", pa.int64()),
-        ("rule", pa.string()),
-        ("at", pa.timestamp("ms", tz="UTC")),
-        ("who", pa.string()),
-        ("why", pa.string()),
-        ("content", pa.string()),
-    ]
 )
 
 WHOLE: Final = ((runs, RUNS), (rules, RULES))

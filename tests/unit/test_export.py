@@ -29,10 +29,10 @@ from control.cli.export import command
 from control.core.states import Cause, State
 from control.export import files
 from control.export import rows as export_rows
+from control.export.columns import ATTACHES
+from control.export.columns import HISTORY as COLUMNS
 from control.export.export import Export
 from control.export.files import ExportError
-from control.export.rows import ATTACHES
-from control.export.rows import HISTORY as COLUMNS
 from control.store import history
 from control.store.appended import Attach
 from control.store.schema import HISTORY
