@@ -41,6 +41,7 @@ OPERATOR = {
     "audit": "The changes that were asked for: who, what, and what came of it.",
     "api": "Serve HTTP by the network, for operators and servers.",
     "export": "Transitions, attaches, snapshots and changes as Parquet.",
+    "report": "What an export says of a fleet: how long connections stay in which state.",
     "unpin": "Let every sleeping connection go and detach from the interfaces.",
     "completion": "Let a shell complete what is typed: commands, options, connections.",
     "doctor": "What this machine must offer, present or missing, with the fix.",

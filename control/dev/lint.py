@@ -40,8 +40,7 @@ def c_sources(root: Path, *suffixes: str) -> list[str]:
 def tools(root: Path) -> list[Tool]:
     """Every tool with its arguments."""
     python = sys.executable
-    trees = [tree for tree in PYTHON_TREES if tree != "spark" or any((root / tree).rglob("*.py"))]
-    typed = [tree for tree in trees if tree not in ("ebpf", "setup.py")]
+    typed = [tree for tree in PYTHON_TREES if tree not in ("ebpf", "setup.py")]
     formatted = c_sources(root, ".c", ".h")
     compiled = c_sources(root, ".c")
     programs = [name for name in compiled if name.endswith(".bpf.c") or name.startswith(HOSTED)]
@@ -66,8 +65,8 @@ def tools(root: Path) -> list[Tool]:
     # SEC() and the map macros of libbpf are attributes and anonymous types that a C parser has no use for.
     bpf_macros = ("-DSEC(x)=", "-D__always_inline=inline", "-D__uint(n,v)=int(*n)[v]", "-D__type(n,v)=v*n")
     return [
-        Tool("ruff check", (python, "-m", "ruff", "check", "--quiet", *trees), None),
-        Tool("ruff format", (python, "-m", "ruff", "format", "--check", "--quiet", "--diff", *trees), None),
+        Tool("ruff check", (python, "-m", "ruff", "check", "--quiet", *PYTHON_TREES), None),
+        Tool("ruff format", (python, "-m", "ruff", "format", "--check", "--quiet", "--diff", *PYTHON_TREES), None),
         Tool("mypy --strict", (python, "-m", "mypy", "--strict", "--no-error-summary", *typed), None),
         Tool("import-linter", (str(Path(python).with_name("lint-imports")), "--no-cache", "--no-logo"), None),
         Tool("clang-format", ("clang-format", "--dry-run", "-Werror", *formatted), "clang-format"),

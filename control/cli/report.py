@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`roost report`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from control.cli.client import json_option
+from control.cli.export import Time
+
+
+@click.command("report")
+@click.argument("data", metavar="DIR")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("report"), show_default=True,
+              help="Where the tables are written.")  # fmt: skip
+@click.option("--from", "since_ms", type=Time(), help="Only transitions from this time on.")
+@click.option("--to", "until_ms", type=Time(), help="Only transitions before this time.")
+@click.option("--master", default="local[*]", show_default=True, help="Where Spark runs, as spark-submit takes it.")
+@click.option("--memory", default="8g", show_default=True, help="Of Spark's driver; with local[*] all that it has.")
+@click.option("--scratch", type=click.Path(path_type=Path, file_okay=False, exists=True),
+              help="Where Spark puts what does not fit into memory; else the temporary directory.")  # fmt: skip
+@json_option
+def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, master: str, memory: str,
+            scratch: Path | None, as_json: bool) -> None:  # fmt: skip
+    """How long connections stay in which state, what ends their stays, and how many there are hour by hour: tables,
+    made of an export.
+
+    DIR is what `roost export` wrote, a path or a URL of a file system that Hadoop knows. Needs Java and
+    `pip install 'roost[reports]'`.
+
+    \b
+    Examples:
+      roost report /srv/roost
+      roost report /srv/roost --from 2026-11-01 --to 2026-12-01 --out november
+    """
+    from spark.session import SparkError, start
+
+    began = time.monotonic()
+    try:
+        session = start(master, memory, str(scratch) if scratch else None)
+    except SparkError as error:
+        raise click.ClickException(str(error)) from None
+    from spark.reading import Export, NoExportError
+    from spark.report import NAME, Report
+
+    def say(what: str) -> None:
+        click.echo(f"{time.monotonic() - began:6.1f} s  {what}", err=True)
+
+    try:
+        outcome = Report(session, Export(session, data), out, since_ms, until_ms, say).run()
+    except NoExportError as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(f"{error.filename or out}: {error.strerror}") from None
+    finally:
+        session.stop()
+    for kind, count in sorted(outcome.aside.counts.items()):
+        click.echo(f"set aside, {kind}: {count:,}; the first: {outcome.aside.told[kind][0]}", err=True)
+    if as_json:
+        click.echo((out / NAME).read_text(), nl=False)
+        return
+    if not outcome.tables:
+        click.echo("there are no transitions of these times", err=True)
+    for name in outcome.tables:
+        click.echo(f"{out / name}.csv")

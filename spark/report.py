@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report: an export is read, its stays are made once, and each job makes tables of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StringType
+
+from spark import stays
+from spark.jobs import dwell
+from spark.reading import Aside, Export
+
+NAME: Final = "report.json"
+"""What the report is about, and what was set aside."""
+
+LAST_MS: Final = 2**53
+FORMULA: Final = r"^([=+\-@\t\r])"
+"""How a cell begins that a spreadsheet would compute."""
+
+
+@dataclass
+class Outcome:
+    """first_ms, until_ms: of the rows that the report is about; None: there are none. rows: how many."""
+
+    rows: int
+    first_ms: int | None
+    until_ms: int | None
+    aside: Aside
+    tables: list[str] = field(default_factory=list)
+
+
+class Report:
+    """since_ms, until_ms: of the rows that are of interest; out: a directory, which need not be there. told: what is
+    being done, a sentence each time."""
+
+    def __init__(self, spark: SparkSession, export: Export, out: Path, since_ms: int | None, until_ms: int | None,
+                 told: Callable[[str], None]) -> None:  # fmt: skip
+        self._spark = spark
+        self._export = export
+        self._out = out
+        self._since_ms = since_ms if since_ms is not None else 0
+        self._until_ms = until_ms if until_ms is not None else LAST_MS
+        self._told = told
+
+    def run(self) -> Outcome:
+        """Raises OSError."""
+        self._told("reading the export")
+        history = self._export.table("history")
+        at = F.unix_millis("at")
+        history = history.where(at.isNull() | ((at >= self._since_ms) & (at < self._until_ms)))
+        now_ms = round(datetime.now(UTC).timestamp() * 1000)
+        known = F.when(at <= now_ms + stays.DAY_MS, at)  # what is later was written by a clock that was wrong
+        rows, first_ms, last_ms = history.select(F.count("*"), F.min(known), F.max(known)).collect()[0]
+        outcome = Outcome(rows, first_ms, None, self._export.aside)
+        if rows and last_ms is not None:
+            outcome.until_ms = last_ms + 1
+            self._jobs(history, outcome, first_ms, last_ms + 1)
+        self._out.mkdir(parents=True, exist_ok=True)
+        (self._out / NAME).write_text(json.dumps(_told(outcome), indent=2) + "\n")
+        return outcome
+
+    def _jobs(self, history: DataFrame, outcome: Outcome, first_ms: int, until_ms: int) -> None:
+        self._told(f"{outcome.rows:,} transitions: finding how long each connection stayed in each state")
+        with tempfile.TemporaryDirectory(prefix="roost-report-", dir=self._scratch()) as scratch:
+            path = f"file://{scratch}/stays"
+            stays.of(history, self._runs(until_ms), until_ms).write.parquet(path)
+            everything = self._spark.read.parquet(path)
+            for why, rows in stays.aside(everything).collect():
+                outcome.aside.add(why, f"{rows:,} rows of the history: {why}", rows)
+            good = stays.good(everything)
+            self._told("counting how long they stay")
+            for name, by in (("service", ["service"]), ("network", ["service", "network"])):
+                counted = dwell.durations(dwell.with_network(good), by).cache()
+                self._write(outcome, f"dwell_by_{name}", dwell.dwell(counted, by).orderBy(*by, "state"))
+                counted.unpersist()
+            self._told("counting what ends their stays")
+            self._write(
+                outcome,
+                "transitions",
+                dwell.transitions(good, ["service"]).orderBy("service", "state", F.desc("count")),
+            )
+            self._told("counting them hour by hour")
+            hours = dwell.hourly(good, ["service"], first_ms, until_ms)
+            self._write(outcome, "hours", hours.orderBy("service", "state", "hour"))
+
+    def _scratch(self) -> str:
+        """Where Spark spills, too."""
+        found = self._spark.conf.get("spark.local.dir", None) or tempfile.gettempdir()
+        return found.partition(",")[0]
+
+    def _runs(self, until_ms: int) -> list[stays.Run]:
+        """Of the daemon; one that was killed was heard of last before the next one began."""
+        found = self._export.table("runs").orderBy("run").selectExpr(
+            "first", "unix_millis(started) AS started", "unix_millis(ended) AS ended"
+        ).collect()  # fmt: skip
+        after = [*(row["started"] for row in found), until_ms][1:]
+        return [stays.Run(row["first"], row["ended"] if row["ended"] is not None else until)
+                for row, until in zip(found, after, strict=True)]  # fmt: skip
+
+    def _write(self, outcome: Outcome, name: str, table: DataFrame) -> None:
+        """As Parquet and as CSV, a file each."""
+        frame = table.coalesce(1).cache()
+        for form, kept in (("parquet", frame), ("csv", as_text(frame))):
+            directory = self._out / f".{name}.{form}"
+            writer = kept.write.mode("overwrite")
+            writer.csv(f"file://{directory.absolute()}", header=True) if form == "csv" else writer.parquet(
+                f"file://{directory.absolute()}"
+            )
+            (part,) = directory.glob(f"part-*.{form}") if form == "csv" else directory.glob("part-*.parquet")
+            part.replace(self._out / f"{name}.{form}")
+            shutil.rmtree(directory)
+        frame.unpersist()
+        outcome.tables.append(name)
+
+
+def as_text(table: DataFrame) -> DataFrame:
+    """A text that a spreadsheet would take for a formula begins with an apostrophe, which it takes for none."""
+    texts = [one.name for one in table.schema if isinstance(one.dataType, StringType)]
+    return table.withColumns({name: F.regexp_replace(name, FORMULA, "'$1") for name in texts})
+
+
+def _time(ms: int | None) -> str | None:
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def _told(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "from": _time(outcome.first_ms),
+        "to": _time(outcome.until_ms),
+        "rows": outcome.rows,
+        "set_aside": dict(outcome.aside.counts),
+        "reasons": outcome.aside.told,
+        "tables": outcome.tables,
+    }

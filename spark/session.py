@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spark as the reports need it: where it runs, with how much memory, and what to install where there is none."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA: Final = 17
+"""The oldest that Spark 4 runs on."""
+
+MEMORY: Final = "8g"
+LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+_VERSION: Final = re.compile(r'version "(\d+)')
+
+
+class SparkError(Exception):
+    """There is no Spark to work with; a sentence, and what to do."""
+
+
+def java() -> str:
+    """The program. Raises SparkError."""
+    home = os.environ.get("JAVA_HOME")
+    found = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    install = f"a report needs Java {JAVA} or later: apt-get install openjdk-{JAVA}-jre-headless"
+    if found is None:
+        raise SparkError(install)
+    try:
+        told = subprocess.run([found, "-version"], capture_output=True, text=True, check=True, timeout=30).stderr
+    except (OSError, subprocess.SubprocessError) as error:
+        where = f" (JAVA_HOME is {home})" if home else ""
+        raise SparkError(f"{found} does not run: {error}{where}; {install}") from None
+    version = _VERSION.search(told)
+    if version is None or int(version[1]) < JAVA:
+        first = told.splitlines()[0] if told else "nothing"
+        raise SparkError(f"{found} says {first}; {install}")
+    return found
+
+
+def start(master: str = "local[*]", memory: str = MEMORY, directory: str | None = None) -> SparkSession:
+    """A session. master: as spark-submit takes it; memory: of the driver, which is all of it with `local`; directory:
+    where Spark puts what does not fit. Raises SparkError."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise SparkError(f"a report needs pyspark ({error}): pip install 'roost[reports]'") from None
+    java()
+    builder = SparkSession.builder.appName("roost report").master(master)
+    settings = {
+        "spark.driver.memory": memory,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.adaptive.enabled": "true",
+        "spark.sql.ansi.enabled": "true",  # what does not fit fails, and is not another number
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
+        **({"spark.local.dir": directory} if directory else {}),
+    }
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long each connection stayed in each state: a row of the history and the next one of its connection, joined.
+
+The history is sorted by connection once, for all jobs. What cannot be is set aside with its reason, and told by kind:
+
+    impossible    a transition that no connection can make (control/core/states.py), or a text that is no state or cause
+    no time       without a time, or later than the report's end by more than a day: a clock was wrong
+    doubled       a row that is there twice
+
+A stay has an end that happened, or is *censored*: all that is known is that it lasted so long. `end` says which:
+
+    seen          the next row of the connection says when and why it ended
+    open          there is no next row: it lasted to the end of the record, or further
+    restart       the next row is of a later run of the daemon, which found what had become of the connection while
+                  there was none: censored at the end of the run in which it was seen
+    lost          the next row begins in another state than this one led to: rows between were dropped, or are set
+                  aside: how long it lasted is not known at all
+    clock         the next row is of an earlier time: the clock was set back; likewise not known
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import ByteType
+
+from control.core.states import LEGAL, Cause, State
+
+STATES: Final = [state.label for state in State]
+CAUSES: Final = [cause.label for cause in Cause]
+
+DAY_MS: Final = 86_400_000
+
+_LEGAL: Final = [source << 8 | target << 4 | cause for source, target, cause in sorted(LEGAL)]
+
+SEEN, OPEN, RESTART, LOST, CLOCK = "seen", "open", "restart", "lost", "clock"
+
+
+class Run(NamedTuple):
+    """Of the daemon. first: the number of its first row of history; last_ms: when it was heard of last."""
+
+    first: int
+    last_ms: int
+
+
+def _number(column: str, texts: Sequence[str]) -> Column:
+    """Its place among the texts; -1: it is none of them."""
+    return (F.coalesce(F.array_position(F.lit(list(texts)), F.col(column)), F.lit(0)) - 1).cast(ByteType())
+
+
+def fault_of(until_ms: int) -> Column:
+    """Why a row of `numbered` is set aside; null: it is not."""
+    step = (
+        F.shiftleft(F.col("from").cast("int"), 8)
+        .bitwiseOR(F.shiftleft(F.col("to").cast("int"), 4))
+        .bitwiseOR(F.col("cause").cast("int"))
+    )
+    at = F.col("at")
+    return F.when(~step.isin(_LEGAL), "impossible").when(at.isNull() | (at > until_ms + DAY_MS) | (at < 0), "no time")
+
+
+def numbered(history: DataFrame) -> DataFrame:
+    """Rows of the history with numbers for texts: they are to be sorted. Times: ms since 1970."""
+    return history.select(
+        "id", "seq", F.unix_millis("at").alias("at"), "address", "service",
+        _number("from", STATES).alias("from"), _number("to", STATES).alias("to"),
+        _number("cause", CAUSES).alias("cause"),
+        "rx_bytes", "tx_bytes", "gap_ms", "server", "error", "probes", "silence_s",
+    )  # fmt: skip
+
+
+def _run_of(runs: Sequence[Run], seq: Column) -> Column:
+    """How many runs had begun by then."""
+    return F.size(F.filter(F.lit([run.first for run in runs]), lambda first: first <= seq)) if runs else F.lit(0)
+
+
+_AFTER: Final = ("rx_bytes", "tx_bytes", "gap_ms", "server", "error", "probes", "silence_s")
+"""What a row says of the stay that it ends."""
+
+
+def of(history: DataFrame, runs: Sequence[Run], until_ms: int) -> DataFrame:
+    """The stays in all states but CLOSED, a row for each:
+
+        id, address, service    of the connection
+        seq, state, cause       of the row by which it began; cause: by which it came
+        began, ended            ms since 1970; ended: as far as is known, null where `end` is lost or clock
+        end                     see above
+        next, by                the state that followed, and the cause; null unless it was seen
+        rx_bytes, ..., silence_s    of the row by which it ended, likewise
+        why                     null; else the row is set aside, for this reason, and is no stay
+
+    runs: in order. until_ms: the end of the record."""
+    by_connection = Window.partitionBy("id").orderBy("seq")
+    double = F.lag("seq").over(by_connection) == F.col("seq")
+    rows = numbered(history).withColumn("why", F.coalesce(fault_of(until_ms), F.when(double, "doubled")))
+    said = F.when(F.col("why").isNull(), F.struct("seq", "at", "from", "to", "cause", *_AFTER))
+    after = F.expr("lead(said, 1) IGNORE NULLS OVER (PARTITION BY id ORDER BY seq)")
+    joined = rows.withColumn("said", said).withColumn("after", after).drop("said")
+    run, next_run = _run_of(runs, F.col("seq")), _run_of(runs, F.col("after.seq"))
+    end = (
+        F.when(F.col("after").isNull(), OPEN)
+        .when(F.col("after.from") != F.col("to"), LOST)
+        .when(F.col("after.at") < F.col("at"), CLOCK)
+        .when((run != next_run) & (F.col("after.cause") == int(Cause.RESTORE)), RESTART)
+        .otherwise(SEEN)
+    )
+    last_ms = F.element_at(F.lit([run.last_ms for run in runs]), F.greatest(run, F.lit(1))) if runs else F.lit(until_ms)
+    ended = (
+        F.when(F.col("end") == SEEN, F.col("after.at"))
+        .when(F.col("end") == OPEN, F.greatest(F.lit(until_ms), F.col("at")))
+        .when(F.col("end") == RESTART, F.greatest(last_ms, F.col("at")))
+    )
+    seen = F.col("end") == SEEN
+    kept = joined.where(F.col("why").isNotNull() | (F.col("to") != int(State.CLOSED)))
+    return kept.withColumn("end", F.when(F.col("why").isNull(), end)).select(
+        "id", "address", "service", "seq", F.col("to").alias("state"), "cause", F.col("at").alias("began"),
+        ended.alias("ended"), "end",
+        F.when(seen, F.col("after.to")).alias("next"), F.when(seen, F.col("after.cause")).alias("by"),
+        *(F.when(seen, F.col(f"after.{name}")).alias(name) for name in _AFTER),
+        "why",
+    )  # fmt: skip
+
+
+def good(stays: DataFrame) -> DataFrame:
+    """Those of `of` that are stays."""
+    return stays.where(F.col("why").isNull()).drop("why")
+
+
+def aside(stays: DataFrame) -> DataFrame:
+    """How many rows were set aside: why, rows."""
+    return stays.where(F.col("why").isNotNull()).groupBy("why").agg(F.count("*").alias("rows"))
