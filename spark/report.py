@@ -90,7 +90,8 @@ class Report:
                 dwell.transitions(good, ["service"]).orderBy("service", "state", F.desc("count")),
             )
             self._told("counting them hour by hour")
-            hours = dwell.hourly(good, ["service"], first_ms, until_ms)
+            there = good.unionByName(stays.unfinished(everything, first_ms), allowMissingColumns=True)
+            hours = dwell.hourly(there, ["service"], first_ms, until_ms)
             self._write(outcome, "hours", hours.orderBy("service", "state", "hour"))
 
     def _scratch(self) -> str:

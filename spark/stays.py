@@ -90,15 +90,18 @@ def of(history: DataFrame, runs: Sequence[Run], until_ms: int) -> DataFrame:
         end                     see above
         next, by                the state that followed, and the cause; null unless it was seen
         rx_bytes, ..., silence_s    of the row by which it ended, likewise
+        before                  of the first row of a connection, the state that it came from, unless it is new; else null
         why                     null; else the row is set aside, for this reason, and is no stay
 
-    runs: in order. until_ms: the end of the record."""
+    Beside them the first rows of connections that are CLOSED by it. runs: in order. until_ms: the end of the record."""
     by_connection = Window.partitionBy("id").orderBy("seq")
     double = F.lag("seq").over(by_connection) == F.col("seq")
     rows = numbered(history).withColumn("why", F.coalesce(fault_of(until_ms), F.when(double, "doubled")))
     said = F.when(F.col("why").isNull(), F.struct("seq", "at", "from", "to", "cause", *_AFTER))
     after = F.expr("lead(said, 1) IGNORE NULLS OVER (PARTITION BY id ORDER BY seq)")
-    joined = rows.withColumn("said", said).withColumn("after", after).drop("said")
+    first = F.expr("lag(said, 1) IGNORE NULLS OVER (PARTITION BY id ORDER BY seq)").isNull()
+    before = F.when(first & F.col("why").isNull() & (F.col("from") != int(State.NONE)), F.col("from"))
+    joined = rows.withColumn("said", said).withColumns({"after": after, "before": before}).drop("said")
     run, next_run = _run_of(runs, F.col("seq")), _run_of(runs, F.col("after.seq"))
     end = (
         F.when(F.col("after").isNull(), OPEN)
@@ -114,19 +117,29 @@ def of(history: DataFrame, runs: Sequence[Run], until_ms: int) -> DataFrame:
         .when(F.col("end") == RESTART, F.greatest(last_ms, F.col("at")))
     )
     seen = F.col("end") == SEEN
-    kept = joined.where(F.col("why").isNotNull() | (F.col("to") != int(State.CLOSED)))
+    kept = joined.where((F.col("to") != int(State.CLOSED)) | F.col("why").isNotNull() | F.col("before").isNotNull())
     return kept.withColumn("end", F.when(F.col("why").isNull(), end)).select(
         "id", "address", "service", "seq", F.col("to").alias("state"), "cause", F.col("at").alias("began"),
         ended.alias("ended"), "end",
         F.when(seen, F.col("after.to")).alias("next"), F.when(seen, F.col("after.cause")).alias("by"),
         *(F.when(seen, F.col(f"after.{name}")).alias(name) for name in _AFTER),
-        "why",
+        "before", "why",
     )  # fmt: skip
 
 
 def good(stays: DataFrame) -> DataFrame:
     """Those of `of` that are stays."""
-    return stays.where(F.col("why").isNull()).drop("why")
+    return stays.where(F.col("why").isNull() & (F.col("state") != int(State.CLOSED))).drop("why", "before")
+
+
+def unfinished(stays: DataFrame, first_ms: int) -> DataFrame:
+    """The stays that lasted when the record began, first_ms, and ended since: as `good`, begun before. How long they
+    lasted is not known, only who was there."""
+    known = stays.where(F.col("before").isNotNull())
+    return known.select(
+        "id", "address", "service", F.col("before").alias("state"), F.lit(first_ms - 1).alias("began"),
+        F.col("began").alias("ended"), F.lit(SEEN).alias("end"),
+    )  # fmt: skip
 
 
 def aside(stays: DataFrame) -> DataFrame:

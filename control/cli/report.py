@@ -18,12 +18,11 @@ from control.cli.export import Time
               help="Where the tables are written.")  # fmt: skip
 @click.option("--from", "since_ms", type=Time(), help="Only transitions from this time on.")
 @click.option("--to", "until_ms", type=Time(), help="Only transitions before this time.")
-@click.option("--master", default="local[*]", show_default=True, help="Where Spark runs, as spark-submit takes it.")
-@click.option("--memory", default="8g", show_default=True, help="Of Spark's driver; with local[*] all that it has.")
+@click.option("--memory", default="8g", show_default=True, help="Of Java's heap.")
 @click.option("--scratch", type=click.Path(path_type=Path, file_okay=False, exists=True),
               help="Where Spark puts what does not fit into memory; else the temporary directory.")  # fmt: skip
 @json_option
-def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, master: str, memory: str,
+def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, memory: str,
             scratch: Path | None, as_json: bool) -> None:  # fmt: skip
     """How long connections stay in which state, what ends their stays, and how many there are hour by hour: tables,
     made of an export.
@@ -40,7 +39,7 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, ma
 
     began = time.monotonic()
     try:
-        session = start(master, memory, str(scratch) if scratch else None)
+        session = start(memory=memory, directory=str(scratch) if scratch else None)
     except SparkError as error:
         raise click.ClickException(str(error)) from None
     from spark.reading import Export, NoExportError

@@ -113,6 +113,7 @@ _bench("control", "How long the API takes, beside the writing of history and wit
 _bench("persist", "What the database takes: transitions, sleepers and wakes a second.",
        _number("--rows", 1_000_000, "Of history.", 1000), _number("--sleepers", 1_000_000, least=1000),
        _number("--runs", 3))  # fmt: skip
+_bench("report", "How long a report takes, beside DuckDB.", _number("--rows", 100_000_000, "Transitions.", 10_000))
 _bench("growth", "What memory and time a connection takes, from 10,000 connections on.",
        _number("--connections", 10_000_000, least=1000), _number("--rounds", 5, "Of keep-alives, each size."),
        _number("--answers", 1_000_000, "In a round, at the least."))  # fmt: skip

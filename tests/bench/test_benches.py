@@ -25,6 +25,7 @@ from tests.bench import (
     pressure,
     probe,
     relay,
+    report,
     restart,
     storm,
     wake,
@@ -66,6 +67,7 @@ CONTRACT = {
         "wake_p99_ratio",
         "lost",
     },
+    "report": {"minutes", "rows_per_s", "rows_per_s_vs_tenth", "duckdb_ratio", "peak_heap_gb", "wrong"},
     "keepalive": {"vs_reflector", "vs_kernel", "core_ns", "reflector_core_ns", "kernel_core_ns"},
 }
 
@@ -225,6 +227,13 @@ def test_restart_loses_none_and_measures_both_ends_of_a_daemon() -> None:
     assert_sound(report)
     assert report.figures["seconds"].runs == 2
     assert report.figures["seconds"].min > 0.1, "a daemon does not start faster"
+
+
+def test_a_report_is_measured_beside_duckdb_and_has_its_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "TURNS", report.LIFE)
+    monkeypatch.setattr(report, "SPAN_MS", 6 * report.HOUR_MS)
+    monkeypatch.setattr(report, "MEMORY", "1g")
+    assert_sound(report.run(rows=100_000))
 
 
 def test_persist_measures_both_databases(monkeypatch: pytest.MonkeyPatch) -> None:

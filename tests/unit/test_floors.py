@@ -40,7 +40,7 @@ PLANTED = {
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("floors")
-    for part in ("control", "appliance", "cext"):
+    for part in ("spark", "control", "appliance", "cext"):
         shutil.copytree(ROOT / part, made / part, ignore=shutil.ignore_patterns("*.so", "*.o", "__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", made)
     return made

@@ -39,8 +39,15 @@ S, C = State, Cause
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    # Most of these tests have a few rows, and compiling what is to be done with them took most of their time.
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto")
     made = session.start("local[2]", "1g", str(tmp_path_factory.mktemp("spark")))
-    made.conf.set("spark.sql.shuffle.partitions", "2")
+    monkeypatch.undo()
+    made.conf.set("spark.sql.shuffle.partitions", "1")
+    made.conf.set("spark.sql.adaptive.enabled", "false")
+    made.conf.set("spark.sql.codegen.wholeStage", "false")
+    made.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     yield made
     made.stop()
 
@@ -116,6 +123,19 @@ def test_stays_without_an_end_are_censored_and_say_why(spark: SparkSession, tmp_
         (4, 4, "restart", ms(60), None),
         (5, 5, "restart", ms(60), None),
     ]
+
+
+def test_who_was_there_when_the_record_began_is_in_its_hours(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [
+        step(1, 1, 1800, S.SLEEP, S.CLOSED, C.CLIENT_CLOSE),
+        step(2, 2, 3600 + 1800, S.SLEEP, S.ACTIVE, C.CLIENT_DATA),
+        step(3, 3, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT),
+    ]
+    found = stays.of(history(spark, tmp_path, rows), [], ms(7200))
+    assert told(stays.good(found), "id", "state") == [(2, S.ACTIVE), (3, S.ACTIVE)]
+    there = stays.good(found).unionByName(stays.unfinished(found, BEGIN_MS), allowMissingColumns=True)
+    hours = dwell.hourly(there, [], BEGIN_MS, ms(7200)).where("state = 'SLEEP'")
+    assert told(hours.orderBy("hour"), "connections", "began") == [(0.5, 0), (1.5, 0)]
 
 
 def test_rows_that_cannot_be_are_set_aside(spark: SparkSession, tmp_path: Path) -> None:
@@ -247,6 +267,8 @@ def million(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tu
     """The stays of a million rows; DuckDB's; the end of the record."""
     from spark.columns import struct_of
 
+    spark.conf.set("spark.sql.codegen.wholeStage", "true")
+    spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK")
     path, until = tmp_path_factory.mktemp("million") / "history.parquet", BEGIN_MS + 15 * HOUR_MS + 1234
     database = duckdb.connect()
     database.execute("SET TimeZone = 'UTC'")
