@@ -90,7 +90,7 @@ def of(history: DataFrame, runs: Sequence[Run], until_ms: int) -> DataFrame:
         end                     see above
         next, by                the state that followed, and the cause; null unless it was seen
         rx_bytes, ..., silence_s    of the row by which it ended, likewise
-        before                  of the first row of a connection, the state that it came from, unless it is new; else null
+        before                  of the first row of a connection that is not new, the state that it came from; else null
         why                     null; else the row is set aside, for this reason, and is no stay
 
     Beside them the first rows of connections that are CLOSED by it. runs: in order. until_ms: the end of the record."""

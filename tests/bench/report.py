@@ -47,7 +47,8 @@ VS_TENTH: Final = Target(at_least=0.8)
 
 _TURN: Final = """
 SELECT {first} + row_number() OVER (ORDER BY at_ms, id) - 1 AS seq, id, at_ms,
-       '10.' || (i % 997) % 200 || '.' || i // 256 % 256 || '.' || i % 256 AS address, (1024 + i % 60000)::INTEGER AS port,
+       '10.' || (i % 997) % 200 || '.' || i // 256 % 256 || '.' || i % 256 AS address,
+       (1024 + i % 60000)::INTEGER AS port,
        CASE WHEN i % 10 < 7 THEN 'meter' ELSE 'alarm' END AS service, '{source}' AS "from", '{target}' AS "to",
        '{cause}' AS cause, hash(i) % 1000 AS rx_bytes, hash(i, 1) % 1000 AS tx_bytes, hash(i, 2) % 100000 AS gap_ms,
        NULL AS server, NULL AS error, NULL AS probes, hash(i, 3) % 3000 AS silence_s
@@ -61,7 +62,8 @@ _CYCLE: Final = [("ACTIVE", "STANDBY", "quiet"), ("STANDBY", "IDLE", "quiet"), (
 
 _STAYS: Final = """
 CREATE TABLE stays AS
-SELECT service, address, "to" AS state, epoch_ms("at") AS began, coalesce(epoch_ms(lead("at") OVER one), {until}) AS ended,
+SELECT service, address, "to" AS state, epoch_ms("at") AS began,
+       coalesce(epoch_ms(lead("at") OVER one), {until}) AS ended,
        lead("to") OVER one AS next, lead(cause) OVER one AS "by", lead("at") OVER one IS NOT NULL AS seen
 FROM '{files}' WINDOW one AS (PARTITION BY id ORDER BY seq)
 """
@@ -92,12 +94,14 @@ def make(root: Path, rows: int) -> int:
     for turn in range(TURNS):
         source, target, cause = _step(turn % LIFE)
         first = 1 + turn * clients
-        found = database.execute(_TURN.format(
+        found: Any = database.sql(_TURN.format(
             first=first, source=source, target=target, cause=cause, life=turn // LIFE, clients=clients, turn=turn,
             begin=BEGIN_MS + turn * length, length=length,
         )).to_arrow_table()  # fmt: skip
         at = found["at_ms"]
-        table = pa.table([(at if field.name == "at" else found[field.name]).cast(field.type) for field in HISTORY], HISTORY)
+        table = pa.table(
+            [(at if field.name == "at" else found[field.name]).cast(field.type) for field in HISTORY], HISTORY
+        )
         hours, files = pc.divide(at, HOUR_MS), list[File]()
         name = f"{first:018d}-{first + clients - 1:018d}"
         for hour in sorted(pc.unique(hours).to_pylist()):
@@ -132,7 +136,9 @@ def by_spark(data: Path, out: Path, scratch: Path) -> tuple[float, float]:
 def by_duckdb(data: Path, scratch: Path, until_ms: int) -> tuple[float, list[tuple[Any, ...]]]:
     """Seconds; (service, state, stays, of them censored)."""
     database = duckdb.connect(str(scratch / "duckdb"))
-    database.execute(f"SET threads = {os.cpu_count()}; SET memory_limit = '8GB'; SET temp_directory = '{scratch}/spilt'")
+    database.execute(
+        f"SET threads = {os.cpu_count()}; SET memory_limit = '8GB'; SET temp_directory = '{scratch}/spilt'"
+    )
     began = time.monotonic()
     database.execute(_STAYS.format(files=f"{data}/history/*/*/*.parquet", until=until_ms))
     sums = database.execute(_SUMS).fetchall()
@@ -158,7 +164,7 @@ def run(rows: int = 100_000_000) -> Report:
             table = pq.read_table(root / "out" / "dwell_by_service.parquet").to_pylist()
             told = sorted((one["service"], one["state"], one["stays"], one["censored"]) for one in table)
             newest = max(
-                pq.read_table(path, columns=["at"])["at"].cast(pa.int64()).to_numpy().max()
+                pc.max(pq.read_table(path, columns=["at"])["at"].cast(pa.int64())).as_py()
                 for path in sorted((root / "data" / "history").glob("*/*/*.parquet"))[-4:]
             )
             duckdb_s, sums = by_duckdb(root / "data", scratch, int(newest) + 1)
