@@ -141,6 +141,8 @@ static int filter(sqlite3_vtab_cursor *cursor, int plan, const char *name, int c
     if (!c->packed)
         return SQLITE_NOMEM;
     c->rows = sqlite3_value_blob(c->packed);
+    if (bytes && !c->rows)
+        return SQLITE_NOMEM;
     c->count = bytes / (int)sizeof(struct roost_row);
     c->at = 0;
     return SQLITE_OK;

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
@@ -15,6 +19,8 @@ from sqlalchemy.exc import ArgumentError
 
 from appliance.paths import engine_library
 from control.store.schema import meta
+
+log = logging.getLogger("roost.store")
 
 T = TypeVar("T")
 
@@ -93,6 +99,13 @@ def reason(error: Exception) -> str:
     return " ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__
 
 
+@lru_cache
+def extension() -> str:
+    """A path of the engine's library as it was when this was first asked: it may be replaced while the daemon runs, by
+    one whose rows are laid out otherwise."""
+    return f"/proc/self/fd/{os.open(engine_library(), os.O_RDONLY)}"
+
+
 def parse_url(text: str) -> sa.URL:
     """An SQLAlchemy URL with the driver that roost uses. Raises StoreError when it names another, or is none."""
     try:
@@ -141,9 +154,13 @@ def _open_sqlite(url: sa.URL, timeout_s: float, writer: bool) -> Engine:
         connection.execute("PRAGMA journal_mode=WAL" if writer else "PRAGMA query_only=ON")
         if writer and hasattr(connection, "enable_load_extension"):  # a Python may be built without it
             connection.enable_load_extension(True)
-            connection.execute("SELECT load_extension(?, 'sqlite3_roost_init')", (str(engine_library()),))
-            connection.enable_load_extension(False)
-            record.info[TAKES_PACKED] = True
+            try:
+                connection.execute("SELECT load_extension(?, 'sqlite3_roost_init')", (extension(),))
+                record.info[TAKES_PACKED] = True
+            except (sqlite3.Error, ImportError, OSError) as error:
+                log.warning("store: %s: history is written more slowly, by Python", error)
+            finally:
+                connection.enable_load_extension(False)
         # KiB. The default, 2 MB of pages for each connection, is half of what a hundred thousand clients cost the
         # daemon, and the kernel caches the file anyway.
         connection.execute("PRAGMA cache_size=-512")

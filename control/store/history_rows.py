@@ -32,18 +32,21 @@ _NO_SERVER: Final = bytes(_SERVER.size)
 def with_numbers(connection: Connection, epochs: sleeping.Epochs, packed: bytes) -> bytes:
     """The same rows with the numbers of connections in place of references: of a SLEEP connection that the engine
     closes without reading its record it knows no more. 0: there is no row of it."""
-    references = references_of(packed)
-    odd = {
-        index: packed[index * HISTORY.size + _KEY_AT :][: KEY.size]
-        for index, reference in enumerate(references)
-        if not 0 < reference < LOW_BITS
-    }
-    if not odd:
-        return packed
-    ids = sleeping.ids(connection, epochs, {key: references[index] for index, key in odd.items()})
     rows = bytearray(packed)
-    for index, key in odd.items():
-        _ID.pack_into(rows, index * HISTORY.size, ids.get(key, 0))
+    odd = [(at * HISTORY.size, one) for at, one in enumerate(references_of(packed)) if not 0 < one < LOW_BITS]
+    while odd:  # of connections that had a 4-tuple one after the other, one at a time
+        sought, others = dict[bytes, int](), list[tuple[int, int]]()
+        found = list[tuple[int, bytes]]()
+        for at, reference in odd:
+            key = packed[at + _KEY_AT :][: KEY.size]
+            if sought.setdefault(key, reference) == reference:
+                found.append((at, key))
+            else:
+                others.append((at, reference))
+        ids = sleeping.ids(connection, epochs, sought)
+        for at, key in found:
+            _ID.pack_into(rows, at, ids.get(key, 0))
+        odd = others
     return bytes(rows)
 
 

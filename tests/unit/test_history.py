@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from errno import ECONNRESET
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,16 +18,18 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from appliance.wire import ENDS, NO_ENDS, pack_address
+from appliance.paths import engine_library
+from appliance.wire import ENDS, LOW_BITS, NO_ENDS, pack_address
 from control.core.states import Cause, State
 from control.export.rows import SOURCES, chunks_after
+from control.store import database as database_module
 from control.store import history as module
-from control.store import history_rows
+from control.store import history_rows, sleeping
 from control.store import store as store_module
 from control.store.database import TAKES_PACKED, parse_url
 from control.store.history import History
 from control.store.history_rows import history_values
-from control.store.schema import HISTORY, KEY, MAPPED
+from control.store.schema import HISTORY, KEY, MAPPED, references_of
 from control.store.store import Store
 from tests.databases import Database, Sqlite, written
 from tests.unit.fake_engine import key
@@ -475,3 +478,57 @@ def test_a_python_that_loads_no_extensions_writes_the_same(sqlite: Sqlite, monke
         assert TAKES_PACKED not in connection.info
     assert [r["id"] for r in store.recent_history(1000)] == list(range(1, 2 * PART))
     store.close()
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the engine's library lies: a copy, which is still to be made."""
+    path = tmp_path / "engine.so"
+    monkeypatch.setattr(database_module, "engine_library", lambda: path)
+    database_module.extension.cache_clear()
+    yield path
+    database_module.extension.cache_clear()
+
+
+def test_a_library_that_cannot_be_loaded_keeps_nothing_from_being_written(
+    sqlite: Sqlite, library: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    library.write_text("no library")
+    store = Store(sqlite.url, lambda slept: None)
+    assert store.open() == ""
+    store.start()
+    store.add([row(n, n) for n in range(1, 2 * PART)])
+    assert written(store)
+    with store._writer_engine.connect() as connection:
+        assert TAKES_PACKED not in connection.info
+        with pytest.raises(sa.exc.DatabaseError, match="not authorized"):
+            connection.exec_driver_sql("SELECT load_extension('x')")
+    assert [r["id"] for r in store.recent_history(1000)] == list(range(1, 2 * PART))
+    assert [said for said in caplog.messages if "history is written more slowly" in said]
+    store.close()
+
+
+def test_a_library_that_is_replaced_while_the_daemon_runs_stays_the_one_that_it_began_with(
+    sqlite: Sqlite, library: Path
+) -> None:
+    library.write_bytes(engine_library().read_bytes())
+    store = Store(sqlite.url, lambda slept: None)
+    assert store.open() == ""
+    library.unlink()
+    library.write_text("of another version")
+    store._writer_engine.dispose()  # as after an error: the next connection is a new one
+    with store._writer_engine.connect() as connection:
+        assert connection.info[TAKES_PACKED]
+    store.close()
+
+
+def test_connections_of_one_4_tuple_keep_their_numbers(make: Callable[..., Store]) -> None:
+    """The first has ended, and its row is there still, when the next one falls asleep."""
+    store = make()
+    with store._writer_engine.begin() as connection:
+        for number in (5, 6):
+            raw, packed = sleeper(1, number)
+            sleeping.put(connection, store._epochs, [(raw, number, 1, packed)], 0, 1)
+        rows = b"".join(row(1, LOW_BITS | number) for number in (5, 6, 5))
+        numbered = history_rows.with_numbers(connection, store._epochs, rows)
+    assert list(references_of(numbered)) == [5, 6, 5]
