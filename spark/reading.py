@@ -19,18 +19,24 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pydantic import ValidationError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
-from control.export.chunks import CHUNK, File
-from control.export.columns import ATTACHES, HISTORY, RULES, RUNS, SNAPSHOTS, VERSION
+from control.export.chunk import CHUNK, File
+from control.export.columns import HISTORY, RUNS, VERSION
 from spark.columns import struct_of
+from spark.session import reason
 
-CHUNKED: Final[dict[str, pa.Schema]] = {"history": HISTORY, "attaches": ATTACHES, "snapshots": SNAPSHOTS}
-WHOLE: Final[dict[str, pa.Schema]] = {"runs": RUNS, "rules": RULES}
+CHUNKED: Final[dict[str, pa.Schema]] = {"history": HISTORY}
+WHOLE: Final[dict[str, pa.Schema]] = {"runs": RUNS}
 READ_VERSIONS: Final = (1, VERSION)
 """Columns that the first one lacks are null."""
+
+PATTERN: Final = frozenset("[]{}*?\\")
 
 TOLD: Final = 20
 """Of each kind that is set aside, so many are told one by one."""
@@ -59,6 +65,8 @@ class Export:
     """root: a path or a URL of Hadoop's. Raises NoExportError."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
+        if used := sorted(set(root) & PATTERN):
+            raise NoExportError(f"{root}: Hadoop takes {' '.join(used)} for a pattern; give the directory another name")
         self._spark = spark
         self._root = root.rstrip("/")
         self.aside = Aside()
@@ -68,8 +76,8 @@ class Export:
             top = self._path(self._root)
             self._files = top.getFileSystem(spark._jsc.hadoopConfiguration())
             there = self._files.exists(top)
-        except Exception as error:  # whatever Java raises
-            raise NoExportError(f"{root} cannot be read: {_java_text(error)}") from None
+        except Py4JJavaError as error:
+            raise NoExportError(f"{root} cannot be read: {reason(error)}") from None
         if not there:
             raise NoExportError(f"{root}: there is no such directory")
         if not self._files.exists(self._path(f"{self._root}/_export.json")):
@@ -82,6 +90,8 @@ class Export:
             version = json.loads(self._text(f"{self._root}/_export.json"))["version"]
         except (ValueError, RecursionError, TypeError, KeyError):
             version = None
+        except Py4JJavaError as error:
+            raise NoExportError(f"{self._root}/_export.json cannot be read: {reason(error)}") from None
         if version in READ_VERSIONS:
             return True
         self.aside.add("version", f"the export has version {version} of the columns; this roost reads "
@@ -94,22 +104,22 @@ class Export:
         struct = struct_of(schema)
         paths: Sequence[str] = ()
         if self.readable:
-            paths = self._good_files(name) if name in CHUNKED else self._whole(name)
+            paths = self._good_files(name) if name in CHUNKED else self._whole(name, struct)
         if not paths:
             return self._spark.createDataFrame([], struct)
         return self._spark.read.schema(struct).parquet(*paths).select(*struct.names)
 
     # -- files --------------------------------------------------------------------------------------------------------
 
-    def _whole(self, name: str) -> list[str]:
+    def _whole(self, name: str, struct: StructType) -> list[str]:
         path = f"{self._root}/{name}/{name}.parquet"
         if not self._files.exists(self._path(path)):
             self.aside.add("missing", f"{name}/{name}.parquet is not there")
             return []
         try:
-            self._spark.read.parquet(path)
-        except Exception as error:
-            self.aside.add("unreadable", f"{name}/{name}.parquet: {_java_text(error)}")
+            self._spark.read.schema(struct).parquet(path).write.format("noop").mode("overwrite").save()
+        except (PySparkException, Py4JJavaError) as error:
+            self.aside.add("unreadable", f"{name}/{name}.parquet: {reason(error)}")
             return []
         return [path]
 
@@ -125,6 +135,8 @@ class Export:
                 yield from CHUNK.validate_json(self._text(path.toString()), strict=True).files
             except ValidationError:
                 self.aside.add("unreadable", f"{name}/_chunks/{path.getName()} is not as an export writes it")
+            except Py4JJavaError as error:
+                self.aside.add("unreadable", f"{name}/_chunks/{path.getName()}: {reason(error)}")
 
     def _text(self, path: str) -> str:
         stream = self._files.open(self._path(path))
@@ -144,17 +156,12 @@ class Export:
         if not known:
             return []
         content = self._spark.read.format("binaryFile").load([f"{self._top}/{path}" for path in known])
-        digests = content.select("path", F.sha2("content", 256).alias("sha256")).toLocalIterator()
-        found = {row["path"].partition(f"/{name}/")[2]: row["sha256"] for row in digests}
+        digests = content.select("path", F.sha2("content", 256).alias("sha256")).collect()
+        found = {row["path"].removeprefix(f"{self._top}/"): row["sha256"] for row in digests}
         for path in known:
             file = listed[path]
-            if found.get(path.removeprefix(f"{name}/")) == file.sha256:
+            if found.get(path) == file.sha256:
                 good.append(f"{self._top}/{path}")
             else:
                 self.aside.add("changed", f"{path} was changed since it was written: {file.rows:,} rows", file.rows)
         return good
-
-
-def _java_text(error: Exception) -> str:
-    told = getattr(error, "java_exception", None)
-    return str(told.getMessage() if told is not None else error).splitlines()[0]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +23,9 @@ from spark.reading import Aside, Export
 NAME: Final = "report.json"
 """What the report is about, and what was set aside."""
 
+TABLES: Final = ("dwell_by_service", "dwell_by_network", "transitions", "hours")
+FORMS: Final = ("parquet", "csv")
+
 LAST_MS: Final = 2**53
 FORMULA: Final = r"^([=+\-@\t\r])"
 """How a cell begins that a spreadsheet would compute."""
@@ -30,12 +33,15 @@ FORMULA: Final = r"^([=+\-@\t\r])"
 
 @dataclass
 class Outcome:
-    """first_ms, until_ms: of the rows that the report is about; None: there are none. rows: how many."""
+    """first_ms, until_ms: of the rows that the report is about; None: there are none. rows: how many. unknown: stays
+    that lasted for nobody knows how long, by `end` (stays.py). dropped: transitions that daemons had no room for."""
 
     rows: int
     first_ms: int | None
     until_ms: int | None
     aside: Aside
+    unknown: dict[str, int] = field(default_factory=dict)
+    dropped: int = 0
     tables: list[str] = field(default_factory=list)
 
 
@@ -54,35 +60,41 @@ class Report:
 
     def run(self) -> Outcome:
         """Raises OSError."""
+        self._out.mkdir(parents=True, exist_ok=True)
+        for name in (NAME, *(f"{table}.{form}" for table in TABLES for form in FORMS)):
+            (self._out / name).unlink(missing_ok=True)
         self._told("reading the export")
         history = self._export.table("history")
         at = F.unix_millis("at")
-        history = history.where(at.isNull() | ((at >= self._since_ms) & (at < self._until_ms)))
-        now_ms = round(datetime.now(UTC).timestamp() * 1000)
-        known = F.when(at <= now_ms + stays.DAY_MS, at)  # what is later was written by a clock that was wrong
+        is_time = stays.is_time(at, round(datetime.now(UTC).timestamp() * 1000) + stays.DAY_MS)
+        history = history.where(~is_time | ((at >= self._since_ms) & (at < self._until_ms)))
+        known = F.when(is_time, at)
         rows, first_ms, last_ms = history.select(F.count("*"), F.min(known), F.max(known)).collect()[0]
         outcome = Outcome(rows, first_ms, None, self._export.aside)
         if rows and last_ms is not None:
             outcome.until_ms = last_ms + 1
-            self._jobs(history, outcome, first_ms, last_ms + 1)
-        self._out.mkdir(parents=True, exist_ok=True)
+            runs = self._runs(history.select("seq", known.alias("at")), outcome)
+            self._jobs(history, runs, outcome, first_ms, last_ms + 1)
         (self._out / NAME).write_text(json.dumps(_told(outcome), indent=2) + "\n")
         return outcome
 
-    def _jobs(self, history: DataFrame, outcome: Outcome, first_ms: int, until_ms: int) -> None:
+    def _jobs(self, history: DataFrame, runs: Sequence[stays.Run], outcome: Outcome, first_ms: int,
+              until_ms: int) -> None:  # fmt: skip
         self._told(f"{outcome.rows:,} transitions: finding how long each connection stayed in each state")
         with tempfile.TemporaryDirectory(prefix="roost-report-", dir=self._scratch()) as scratch:
             path = f"file://{scratch}/stays"
-            stays.of(history, self._runs(until_ms), until_ms).write.parquet(path)
+            stays.of(history, runs, until_ms).write.parquet(path)
             everything = self._spark.read.parquet(path)
             for why, rows in stays.aside(everything).collect():
                 outcome.aside.add(why, f"{rows:,} rows of the history: {why}", rows)
             good = stays.good(everything)
+            outcome.unknown = {row["end"]: row["stays"] for row in stays.unknown(good).collect()}
             self._told("counting how long they stay")
-            for name, by in (("service", ["service"]), ("network", ["service", "network"])):
-                counted = dwell.durations(dwell.with_network(good), by).cache()
-                self._write(outcome, f"dwell_by_{name}", dwell.dwell(counted, by).orderBy(*by, "state"))
-                counted.unpersist()
+            by = ["service", "network"]
+            counted = dwell.durations(dwell.with_network(good), by).cache()
+            self._write(outcome, "dwell_by_service", dwell.dwell(counted, by[:1]).orderBy(*by[:1], "state"))
+            self._write(outcome, "dwell_by_network", dwell.dwell(counted, by).orderBy(*by, "state"))
+            counted.unpersist()
             self._told("counting what ends their stays")
             self._write(
                 outcome,
@@ -99,25 +111,27 @@ class Report:
         found = self._spark.conf.get("spark.local.dir", None) or tempfile.gettempdir()
         return found.partition(",")[0]
 
-    def _runs(self, until_ms: int) -> list[stays.Run]:
-        """Of the daemon; one that was killed was heard of last before the next one began."""
+    def _runs(self, rows: DataFrame, outcome: Outcome) -> list[stays.Run]:
+        """Of the daemon; one that was killed was heard of last when it wrote its last row. rows: seq, at."""
         found = self._export.table("runs").orderBy("run").selectExpr(
-            "first", "unix_millis(started) AS started", "unix_millis(ended) AS ended"
+            "first", "unix_millis(started) AS started", "unix_millis(ended) AS ended", "dropped"
         ).collect()  # fmt: skip
-        after = [*(row["started"] for row in found), until_ms][1:]
-        return [stays.Run(row["first"], row["ended"] if row["ended"] is not None else until)
-                for row, until in zip(found, after, strict=True)]  # fmt: skip
+        if not found:
+            return []
+        outcome.dropped = sum(row["dropped"] for row in found)
+        number = stays.run_of([row["first"] for row in found], F.col("seq"))
+        last = {row[0]: row[1] for row in rows.groupBy(number).agg(F.max("at")).collect()}
+        ends = ((row["ended"], last.get(at), row["started"]) for at, row in enumerate(found, 1))
+        return [stays.Run(row["first"], next(ms for ms in times if ms is not None))
+                for row, times in zip(found, ends, strict=True)]  # fmt: skip
 
     def _write(self, outcome: Outcome, name: str, table: DataFrame) -> None:
         """As Parquet and as CSV, a file each."""
         frame = table.coalesce(1).cache()
-        for form, kept in (("parquet", frame), ("csv", as_text(frame))):
+        for form, kept in zip(FORMS, (frame, as_text(frame)), strict=True):
             directory = self._out / f".{name}.{form}"
-            writer = kept.write.mode("overwrite")
-            writer.csv(f"file://{directory.absolute()}", header=True) if form == "csv" else writer.parquet(
-                f"file://{directory.absolute()}"
-            )
-            (part,) = directory.glob(f"part-*.{form}") if form == "csv" else directory.glob("part-*.parquet")
+            kept.write.mode("overwrite").options(header=True).format(form).save(f"file://{directory.absolute()}")
+            (part,) = directory.glob(f"part-*.{form}")
             part.replace(self._out / f"{name}.{form}")
             shutil.rmtree(directory)
         frame.unpersist()
@@ -139,6 +153,8 @@ def _told(outcome: Outcome) -> dict[str, Any]:
         "from": _time(outcome.first_ms),
         "to": _time(outcome.until_ms),
         "rows": outcome.rows,
+        "unknown": outcome.unknown,
+        "dropped": outcome.dropped,
         "set_aside": dict(outcome.aside.counts),
         "reasons": outcome.aside.told,
         "tables": outcome.tables,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 JAVA: Final = 17
 """The oldest that Spark 4 runs on."""
 
-MEMORY: Final = "8g"
+MOST_MB: Final = 8192
+SHARE: Final = 0.6
+"""Of the machine's memory, at most, where nobody says how much."""
+
+_MEMORY: Final = re.compile(r"\d+[mg]", re.IGNORECASE)
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 _VERSION: Final = re.compile(r'version "(\d+)')
 
@@ -44,17 +49,34 @@ def java() -> str:
     return found
 
 
-def start(master: str = "local[*]", memory: str = MEMORY, directory: str | None = None) -> SparkSession:
-    """A session. master: as spark-submit takes it; memory: of the driver, which is all of it with `local`; directory:
-    where Spark puts what does not fit. Raises SparkError."""
+def default_memory() -> str:
+    machine_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    return f"{min(MOST_MB, int(machine_mb * SHARE))}m"
+
+
+def reason(error: Exception) -> str:
+    """What Java or Spark says is wrong, on one line."""
+    told = getattr(error, "java_exception", None)
+    lines = str(told.getMessage() or told.toString() if told is not None else error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def start(master: str = "local[*]", memory: str | None = None, directory: str | None = None) -> SparkSession:
+    """A session in this process's Java. master: local, with how many threads; memory: of its heap; directory: where
+    Spark puts what does not fit. Raises SparkError."""
+    if memory is not None and not _MEMORY.fullmatch(memory):
+        raise SparkError(f"{memory} is no amount of memory; write 8g, or 700m")
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise SparkError(f"a report needs pyspark ({error}): pip install 'roost[reports]'") from None
     java()
+    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)  # it says all that is raised, as JSON
     builder = SparkSession.builder.appName("roost report").master(master)
     settings = {
-        "spark.driver.memory": memory,
+        "spark.driver.memory": memory or default_memory(),
+        "spark.driver.bindAddress": "127.0.0.1",  # it listens for executors that there are none of
+        "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",

@@ -4,15 +4,16 @@
 The history is sorted by connection once, for all jobs. What cannot be is set aside with its reason, and told by kind:
 
     impossible    a transition that no connection can make (control/core/states.py), or a text that is no state or cause
-    no time       without a time, or later than the report's end by more than a day: a clock was wrong
+    no time       without a time, or before 2020, or more than a day later than the report's end: a clock was wrong
+    no connection without a connection's number: it was not known any more
     doubled       a row that is there twice
 
 A stay has an end that happened, or is *censored*: all that is known is that it lasted so long. `end` says which:
 
     seen          the next row of the connection says when and why it ended
     open          there is no next row: it lasted to the end of the record, or further
-    restart       the next row is of a later run of the daemon, which found what had become of the connection while
-                  there was none: censored at the end of the run in which it was seen
+    restart       the next row was written by a daemon that began, and found what had become of the connection while
+                  there was none: censored at the end of the run before. A stay that begins so is of an unknown age
     lost          the next row begins in another state than this one led to: rows between were dropped, or are set
                   aside: how long it lasted is not known at all
     clock         the next row is of an earlier time: the clock was set back; likewise not known
@@ -33,6 +34,8 @@ STATES: Final = [state.label for state in State]
 CAUSES: Final = [cause.label for cause in Cause]
 
 DAY_MS: Final = 86_400_000
+EARLIEST_MS: Final = 1_577_836_800_000
+"""2020: a clock that says less was not set."""
 
 _LEGAL: Final = [source << 8 | target << 4 | cause for source, target, cause in sorted(LEGAL)]
 
@@ -44,6 +47,11 @@ class Run(NamedTuple):
 
     first: int
     last_ms: int
+
+
+def is_time(at: Column, latest_ms: int) -> Column:
+    """Whether a clock that was set can have said so; false for none."""
+    return F.coalesce((at >= EARLIEST_MS) & (at <= latest_ms), F.lit(False))
 
 
 def _number(column: str, texts: Sequence[str]) -> Column:
@@ -58,8 +66,11 @@ def fault_of(until_ms: int) -> Column:
         .bitwiseOR(F.shiftleft(F.col("to").cast("int"), 4))
         .bitwiseOR(F.col("cause").cast("int"))
     )
-    at = F.col("at")
-    return F.when(~step.isin(_LEGAL), "impossible").when(at.isNull() | (at > until_ms + DAY_MS) | (at < 0), "no time")
+    return (
+        F.when(~step.isin(_LEGAL), "impossible")
+        .when(~is_time(F.col("at"), until_ms + DAY_MS), "no time")
+        .when(F.col("id") == 0, "no connection")
+    )
 
 
 def numbered(history: DataFrame) -> DataFrame:
@@ -68,17 +79,12 @@ def numbered(history: DataFrame) -> DataFrame:
         "id", "seq", F.unix_millis("at").alias("at"), "address", "service",
         _number("from", STATES).alias("from"), _number("to", STATES).alias("to"),
         _number("cause", CAUSES).alias("cause"),
-        "rx_bytes", "tx_bytes", "gap_ms", "server", "error", "probes", "silence_s",
     )  # fmt: skip
 
 
-def _run_of(runs: Sequence[Run], seq: Column) -> Column:
-    """How many runs had begun by then."""
-    return F.size(F.filter(F.lit([run.first for run in runs]), lambda first: first <= seq)) if runs else F.lit(0)
-
-
-_AFTER: Final = ("rx_bytes", "tx_bytes", "gap_ms", "server", "error", "probes", "silence_s")
-"""What a row says of the stay that it ends."""
+def run_of(firsts: Sequence[int], seq: Column) -> Column:
+    """How many runs had begun by then. firsts: the numbers of their first rows."""
+    return F.size(F.filter(F.lit(list(firsts)), lambda first: first <= seq)) if firsts else F.lit(0)
 
 
 def of(history: DataFrame, runs: Sequence[Run], until_ms: int) -> DataFrame:
@@ -86,10 +92,10 @@ def of(history: DataFrame, runs: Sequence[Run], until_ms: int) -> DataFrame:
 
         id, address, service    of the connection
         seq, state, cause       of the row by which it began; cause: by which it came
-        began, ended            ms since 1970; ended: as far as is known, null where `end` is lost or clock
+        began, ended            ms since 1970; ended: as far as is known; null: `end` is lost or clock, or restart and
+                                the run before is not known
         end                     see above
         next, by                the state that followed, and the cause; null unless it was seen
-        rx_bytes, ..., silence_s    of the row by which it ended, likewise
         before                  of the first row of a connection that is not new, the state that it came from; else null
         why                     null; else the row is set aside, for this reason, and is no stay
 
@@ -97,32 +103,34 @@ def of(history: DataFrame, runs: Sequence[Run], until_ms: int) -> DataFrame:
     by_connection = Window.partitionBy("id").orderBy("seq")
     double = F.lag("seq").over(by_connection) == F.col("seq")
     rows = numbered(history).withColumn("why", F.coalesce(fault_of(until_ms), F.when(double, "doubled")))
-    said = F.when(F.col("why").isNull(), F.struct("seq", "at", "from", "to", "cause", *_AFTER))
+    said = F.when(F.col("why").isNull(), F.struct("seq", "at", "from", "to", "cause"))
     after = F.expr("lead(said, 1) IGNORE NULLS OVER (PARTITION BY id ORDER BY seq)")
     first = F.expr("lag(said, 1) IGNORE NULLS OVER (PARTITION BY id ORDER BY seq)").isNull()
     before = F.when(first & F.col("why").isNull() & (F.col("from") != int(State.NONE)), F.col("from"))
     joined = rows.withColumn("said", said).withColumns({"after": after, "before": before}).drop("said")
-    run, next_run = _run_of(runs, F.col("seq")), _run_of(runs, F.col("after.seq"))
+    follows = F.col("after.from") == F.col("to")
+    found = (F.col("after.cause") == int(Cause.RESTORE)) & (follows | (F.col("after.from") == int(State.NONE)))
     end = (
         F.when(F.col("after").isNull(), OPEN)
-        .when(F.col("after.from") != F.col("to"), LOST)
         .when(F.col("after.at") < F.col("at"), CLOCK)
-        .when((run != next_run) & (F.col("after.cause") == int(Cause.RESTORE)), RESTART)
+        .when(found, RESTART)
+        .when(~follows, LOST)
         .otherwise(SEEN)
     )
-    last_ms = F.element_at(F.lit([run.last_ms for run in runs]), F.greatest(run, F.lit(1))) if runs else F.lit(until_ms)
-    ended = (
-        F.when(F.col("end") == SEEN, F.col("after.at"))
-        .when(F.col("end") == OPEN, F.greatest(F.lit(until_ms), F.col("at")))
-        .when(F.col("end") == RESTART, F.greatest(last_ms, F.col("at")))
+    ended = F.when(F.col("end") == SEEN, F.col("after.at")).when(
+        F.col("end") == OPEN, F.greatest(F.lit(until_ms), F.col("at"))
     )
+    if runs:
+        before_it = run_of([run.first for run in runs], F.col("after.seq")) - 1
+        last_ms = F.element_at(F.lit([run.last_ms for run in runs]), F.greatest(before_it, F.lit(1)))
+        restarted = (F.col("end") == RESTART) & (before_it > 0)
+        ended = ended.when(restarted, F.greatest(F.least(last_ms, F.col("after.at")), F.col("at")))
     seen = F.col("end") == SEEN
     kept = joined.where((F.col("to") != int(State.CLOSED)) | F.col("why").isNotNull() | F.col("before").isNotNull())
     return kept.withColumn("end", F.when(F.col("why").isNull(), end)).select(
         "id", "address", "service", "seq", F.col("to").alias("state"), "cause", F.col("at").alias("began"),
         ended.alias("ended"), "end",
         F.when(seen, F.col("after.to")).alias("next"), F.when(seen, F.col("after.cause")).alias("by"),
-        *(F.when(seen, F.col(f"after.{name}")).alias(name) for name in _AFTER),
         "before", "why",
     )  # fmt: skip
 
@@ -140,6 +148,11 @@ def unfinished(stays: DataFrame, first_ms: int) -> DataFrame:
         "id", "address", "service", F.col("before").alias("state"), F.lit(first_ms - 1).alias("began"),
         F.col("began").alias("ended"), F.lit(SEEN).alias("end"),
     )  # fmt: skip
+
+
+def unknown(stays: DataFrame) -> DataFrame:
+    """How many of `good` lasted for nobody knows how long: end, stays."""
+    return stays.where(F.col("ended").isNull()).groupBy("end").agg(F.count("*").alias("stays"))
 
 
 def aside(stays: DataFrame) -> DataFrame:

@@ -18,11 +18,11 @@ from control.cli.export import Time
               help="Where the tables are written.")  # fmt: skip
 @click.option("--from", "since_ms", type=Time(), help="Only transitions from this time on.")
 @click.option("--to", "until_ms", type=Time(), help="Only transitions before this time.")
-@click.option("--memory", default="8g", show_default=True, help="Of Java's heap.")
+@click.option("--memory", help="Of Java's heap; else 8g, or of less than 14 GB three fifths.")
 @click.option("--scratch", type=click.Path(path_type=Path, file_okay=False, exists=True),
               help="Where Spark puts what does not fit into memory; else the temporary directory.")  # fmt: skip
 @json_option
-def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, memory: str,
+def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, memory: str | None,
             scratch: Path | None, as_json: bool) -> None:  # fmt: skip
     """How long connections stay in which state, what ends their stays, and how many there are hour by hour: tables,
     made of an export.
@@ -35,13 +35,16 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
       roost report /srv/roost
       roost report /srv/roost --from 2026-11-01 --to 2026-12-01 --out november
     """
-    from spark.session import SparkError, start
+    from spark.session import SparkError, reason, start
 
     began = time.monotonic()
     try:
         session = start(memory=memory, directory=str(scratch) if scratch else None)
     except SparkError as error:
         raise click.ClickException(str(error)) from None
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
     from spark.reading import Export, NoExportError
     from spark.report import NAME, Report
 
@@ -54,6 +57,8 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
         raise click.ClickException(str(error)) from None
     except OSError as error:
         raise click.ClickException(f"{error.filename or out}: {error.strerror}") from None
+    except (PySparkException, Py4JError) as error:
+        raise click.ClickException(f"Spark cannot go on: {reason(error)}") from None
     finally:
         session.stop()
     for kind, count in sorted(outcome.aside.counts.items()):

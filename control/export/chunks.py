@@ -20,40 +20,16 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from sqlalchemy.engine import Connection
 
 from control.export import files
+from control.export.chunk import CHUNK, Chunk, File
 from control.export.files import ExportError, write_json
 from control.export.rows import Names, Source, Times, chunks_after, row_at
 
 HOUR_MS: Final = 3_600_000
 _HOURS: Final = "date=*/hour=*/*"
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """Of a chunk; path: below the directory."""
-
-    path: str
-    rows: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Rows first..last of the table, as far as they are of the times that are exported. last_row: (seq, mark, at) of
-    the last one that there was, to know the database by."""
-
-    first: int
-    last: int
-    rows: int
-    last_row: tuple[int, int, int]
-    files: list[File]
-
-    @property
-    def name(self) -> str:
-        return f"{self.first:018d}-{self.last:018d}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +39,6 @@ class Outcome:
     rows: int
     missed: int
     last: int
-
-
-CHUNK: Final = TypeAdapter(Chunk)
-"""What its list in `_chunks` is."""
 
 
 class Chunks:

@@ -2,8 +2,10 @@
 """How long connections stay in each state, what ends their stays, and how many are in each state hour by hour.
 
 A stay whose end was not seen is censored: it lasted so long at least. Leaving it out, or taking it as ended, would make
-long stays short; the estimator of Kaplan and Meier (1958) does neither. Durations are counted in classes, an eighth of
-an octave each, so that nothing is sorted: a quantile is exact to 9 %.
+long stays short; the estimator of Kaplan and Meier (1958) does neither. So is one that a planned stop of the daemon
+ended. Of one that the daemon found when it began the age is not known, and it is left out. Durations are counted in
+classes, an eighth of an octave each, so that nothing is sorted: who is censored in a class counts as watched through
+half of it (the life table's rule), and a quantile is the end of its class, up to 9 % too long.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from spark.stays import CAUSES, CLOCK, LOST, SEEN, STATES
+from control.core.states import Cause
+from spark.stays import CAUSES, SEEN, STATES
 
 QUANTILES: Final = (0.5, 0.9, 0.99)
 PER_OCTAVE: Final = 8
@@ -52,19 +55,20 @@ def durations(stays: DataFrame, by: Sequence[str]) -> DataFrame:
     seen, censored         how many ended after so long, and how many were watched for so long and had not ended
     ms                     how long they were watched, all together"""
     ms = F.col("ended") - F.col("began")
+    seen = (F.col("end") == SEEN) & (F.col("by") != int(Cause.SHUTDOWN))
     return (
-        stays.where(~F.col("end").isin(LOST, CLOCK))
+        stays.where(F.col("ended").isNotNull() & (F.col("cause") != int(Cause.RESTORE)))
         .groupBy(*by, "state", class_of(ms).alias("class"))
         .agg(
-            F.count_if(F.col("end") == SEEN).alias("seen"),
-            F.count_if(F.col("end") != SEEN).alias("censored"),
+            F.count_if(seen).alias("seen"),
+            F.count_if(~F.coalesce(seen, F.lit(False))).alias("censored"),
             F.sum(ms).alias("ms"),
         )
     )
 
 
 def dwell(counted: DataFrame, by: Sequence[str]) -> DataFrame:
-    """Of `durations`, for each of `by` and each state:
+    """Of `durations` by these or by more, for each of `by` and each state:
 
     stays, censored      how many, and how many of them are censored
     total_s              watched, all together
@@ -72,10 +76,11 @@ def dwell(counted: DataFrame, by: Sequence[str]) -> DataFrame:
                          end was seen
     p50_s, p90_s, p99_s  after so long, this share of stays has ended; null: fewer than that were seen to end"""
     of = [*by, "state"]
+    sums = (F.sum(name).alias(name) for name in ("seen", "censored", "ms"))
+    counted = counted.groupBy(*of, "class").agg(*sums)
     from_here = Window.partitionBy(*of).orderBy("class").rowsBetween(Window.currentRow, Window.unboundedFollowing)
     so_far = Window.partitionBy(*of).orderBy("class").rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    # Who is censored in a class was watched through it: censoring comes last among equals.
-    at_risk = F.sum(F.col("seen") + F.col("censored")).over(from_here)
+    at_risk = F.sum(F.col("seen") + F.col("censored")).over(from_here) - F.col("censored") / 2
     stay_on = 1 - F.col("seen") / at_risk
     # A product by its logarithm; of 0, where all that are left have ended, there is none.
     log = F.sum(F.when(stay_on > 0, F.log(stay_on)).otherwise(F.lit(-1e9))).over(so_far)
@@ -99,7 +104,7 @@ def dwell(counted: DataFrame, by: Sequence[str]) -> DataFrame:
 def transitions(stays: DataFrame, by: Sequence[str]) -> DataFrame:
     """What ended stays whose end was seen, for each of `by`, the state, the state that followed and the cause:
 
-    count, share    how many; of the stays in that state
+    count, share    how many; of the stays in that state whose end was seen
     mean_s          how long they had lasted"""
     ms = F.col("ended") - F.col("began")
     counted = stays.where(F.col("end") == SEEN).groupBy(*by, "state", "next", "by").agg(
@@ -119,7 +124,8 @@ def hourly(stays: DataFrame, by: Sequence[str], first_ms: int, until_ms: int) ->
 
     Without a row for each hour of each stay: what a stay adds to an hour follows from how many have begun and ended
     before, and from the minutes of those that begin or end in it."""
-    known = stays.where(~F.col("end").isin(LOST, CLOCK))
+    known = stays.where(F.col("ended").isNotNull())
+    new = F.coalesce(F.col("cause") != int(Cause.RESTORE), F.lit(False))
 
     def steps(column: str, sign: int) -> DataFrame:
         at = F.greatest(F.least(F.col(column), F.lit(until_ms)), F.lit(first_ms))
@@ -127,7 +133,7 @@ def hourly(stays: DataFrame, by: Sequence[str], first_ms: int, until_ms: int) ->
         left = (hour + 1) * HOUR_MS - at
         return known.select(
             *by, "state", hour.alias("hour"), F.lit(sign).alias("step"), (left * sign).alias("ms"),
-            F.when(F.lit(sign > 0) & (F.col(column) >= first_ms), 1).otherwise(0).alias("began"),
+            F.when(F.lit(sign > 0) & new & (F.col(column) >= first_ms), 1).otherwise(0).alias("began"),
         )  # fmt: skip
 
     of = [*by, "state"]

@@ -28,7 +28,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from control.export.chunks import HOUR_MS, Chunk, File
+from control.export.chunk import Chunk, File
+from control.export.chunks import HOUR_MS
 from control.export.columns import HISTORY, RULES, RUNS, VERSION
 from control.export.files import digest_of, write_json, write_table
 from spark import session

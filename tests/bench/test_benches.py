@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from appliance.lab import Lab
 from control.dev.bench import command
+from spark import session
 from tests.bench import (
     attach,
     chaos,
@@ -31,6 +32,7 @@ from tests.bench import (
     wake,
 )
 from tests.bench.figures import Report
+from tests.quick import quick
 
 CONTRACT = {
     "chaos": {"lost_bytes", "duplicated_bytes", "reordered", "unexpected_resets", "pairs"},
@@ -233,6 +235,7 @@ def test_a_report_is_measured_beside_duckdb_and_has_its_sums(monkeypatch: pytest
     monkeypatch.setattr(report, "TURNS", report.LIFE)
     monkeypatch.setattr(report, "SPAN_MS", 6 * 3_600_000)
     monkeypatch.setattr(report, "MEMORY", "1g")
+    monkeypatch.setattr(session, "start", quick)
     assert_sound(report.run(rows=100_000))
 
 

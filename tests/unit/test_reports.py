@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +21,17 @@ from click.testing import CliRunner
 
 from control.cli.report import command
 from control.core.states import Cause, State
-from control.export.columns import HISTORY
+from control.export.chunk import Chunk, File
+from control.export.columns import HISTORY, RUNS, VERSION
 from control.export.export import Export
+from control.export.files import digest_of, write_json
 from control.store.store import Store
 from spark import reading, session, stays
 from spark.jobs import dwell
 from spark.report import Outcome, Report, as_text
 from tests.databases import Sqlite, written
+from tests.mutants import ROOT
+from tests.quick import quick
 from tests.unit.test_store import row
 
 if TYPE_CHECKING:
@@ -39,15 +46,7 @@ S, C = State, Cause
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    # Most of these tests have a few rows, and compiling what is to be done with them took most of their time.
-    monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto")
-    made = session.start("local[2]", "1g", str(tmp_path_factory.mktemp("spark")))
-    monkeypatch.undo()
-    made.conf.set("spark.sql.shuffle.partitions", "1")
-    made.conf.set("spark.sql.adaptive.enabled", "false")
-    made.conf.set("spark.sql.codegen.wholeStage", "false")
-    made.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+    made = quick(master="local[2]", memory="1g", directory=str(tmp_path_factory.mktemp("spark")))
     yield made
     made.stop()
 
@@ -93,12 +92,12 @@ def ms(at_s: float) -> int:
 def test_a_life_is_its_stays(spark: SparkSession, tmp_path: Path) -> None:
     found = stays.of(history(spark, tmp_path, LIFE), [], UNTIL_MS)
     assert stays.aside(found).count() == 0
-    columns = ("seq", "state", "cause", "began", "ended", "end", "next", "by", "rx_bytes", "silence_s", "error")
+    columns = ("seq", "state", "cause", "began", "ended", "end", "next", "by")
     assert told(stays.good(found), *columns) == [
-        (1, S.ACTIVE, C.CLIENT_CONNECT, ms(0), ms(10), "seen", S.STANDBY, C.QUIET, 1, None, None),
-        (2, S.STANDBY, C.QUIET, ms(10), ms(30), "seen", S.IDLE, C.QUIET, 1, None, None),
-        (3, S.IDLE, C.QUIET, ms(30), ms(90), "seen", S.ACTIVE, C.CLIENT_DATA, 100, 60, None),
-        (4, S.ACTIVE, C.CLIENT_DATA, ms(90), ms(95), "seen", S.CLOSED, C.CLIENT_CLOSE, 1, None, "ECONNRESET"),
+        (1, S.ACTIVE, C.CLIENT_CONNECT, ms(0), ms(10), "seen", S.STANDBY, C.QUIET),
+        (2, S.STANDBY, C.QUIET, ms(10), ms(30), "seen", S.IDLE, C.QUIET),
+        (3, S.IDLE, C.QUIET, ms(30), ms(90), "seen", S.ACTIVE, C.CLIENT_DATA),
+        (4, S.ACTIVE, C.CLIENT_DATA, ms(90), ms(95), "seen", S.CLOSED, C.CLIENT_CLOSE),
     ]  # fmt: skip
 
 
@@ -125,6 +124,61 @@ def test_stays_without_an_end_are_censored_and_say_why(spark: SparkSession, tmp_
     ]
 
 
+def test_a_sleeper_that_a_reboot_put_back_slept_before_it_and_its_age_is_not_known_since(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = [
+        step(1, 7, 0, S.NONE, S.IDLE, C.CLIENT_CONNECT),
+        step(2, 7, 10, S.IDLE, S.SLEEP, C.QUIET),
+        step(3, 7, 5000, S.NONE, S.SLEEP, C.RESTORE),
+        step(4, 7, 6000, S.SLEEP, S.ACTIVE, C.CLIENT_DATA),
+    ]
+    runs = [stays.Run(1, ms(4000)), stays.Run(3, ms(10_000))]
+    found = stays.good(stays.of(history(spark, tmp_path, rows), runs, ms(7000)))
+    assert told(found, "seq", "end", "ended") == [
+        (1, "seen", ms(10)), (2, "restart", ms(4000)), (3, "seen", ms(6000)), (4, "open", ms(7000)),
+    ]  # fmt: skip
+    asleep = found.where(f"state = {int(S.SLEEP)}")
+    (one,) = dwell.dwell(dwell.durations(asleep, []), []).collect()
+    assert (one["stays"], one["censored"], one["total_s"]) == (1, 1, 3990.0), "what began by restore has an unknown age"
+    hours = dwell.hourly(asleep, [], BEGIN_MS, ms(7000))
+    assert told(hours, "began") == [(0,), (1,)], "nobody fell asleep by the reboot"
+
+
+def test_a_stay_over_several_runs_is_watched_to_the_end_of_the_last_of_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = [
+        step(1, 7, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT),
+        step(2, 8, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT),
+        step(9, 7, 900, S.ACTIVE, S.CLOSED, C.RESTORE),
+        step(10, 8, 30, S.ACTIVE, S.CLOSED, C.RESTORE),  # by a clock that was set back to before the last run's end
+    ]
+    runs = [stays.Run(1, ms(100)), stays.Run(3, ms(200)), stays.Run(5, ms(800)), stays.Run(9, ms(1000))]
+    found = stays.good(stays.of(history(spark, tmp_path, rows), runs, UNTIL_MS))
+    assert told(found, "id", "end", "ended") == [(7, "restart", ms(800)), (8, "restart", ms(30))]
+
+
+def test_without_the_runs_nobody_knows_when_a_stay_ended_that_a_restart_found(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = [step(1, 7, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT), step(2, 7, 900, S.ACTIVE, S.CLOSED, C.RESTORE)]
+    for runs in ([], [stays.Run(2, ms(1000))]):
+        found = stays.good(stays.of(history(spark, tmp_path, rows), runs, UNTIL_MS))
+        assert told(found, "end", "ended") == [("restart", None)]
+        assert dwell.durations(found, []).count() == 0
+
+
+def test_a_stay_that_a_planned_stop_ends_is_censored_and_counted_among_transitions(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = [step(1, 7, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT), step(2, 7, 60, S.ACTIVE, S.IDLE, C.SHUTDOWN)]
+    found = stays.good(stays.of(history(spark, tmp_path, rows), [], ms(60)))
+    (one,) = dwell.dwell(dwell.durations(found.where("seq = 1"), []), []).collect()
+    assert (one["stays"], one["censored"], one["total_s"], one["mean_s"]) == (1, 1, 60.0, None)
+    assert told(dwell.transitions(found, []), "cause", "count") == [("shutdown", 1)]
+
+
 def test_who_was_there_when_the_record_began_is_in_its_hours(spark: SparkSession, tmp_path: Path) -> None:
     rows = [
         step(1, 1, 1800, S.SLEEP, S.CLOSED, C.CLIENT_CLOSE),
@@ -148,12 +202,17 @@ def test_rows_that_cannot_be_are_set_aside(spark: SparkSession, tmp_path: Path) 
         step(6, 1, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT) | {"at": None},
         step(7, 1, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT),
         step(7, 1, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT),
+        step(8, 0, 0, S.SLEEP, S.CLOSED, C.CLIENT_CLOSE),  # of a connection that had no row any more
+        step(9, 1, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT) | {"at": 60_000},  # a minute after 1970 began
     ]
     found = stays.of(history(spark, tmp_path, wrong), [], UNTIL_MS)
     assert told(found.where("why IS NOT NULL"), "seq", "why") == [
         *((seq, "impossible") for seq in (1, 2, 3, 4)), (5, "no time"), (6, "no time"), (7, "doubled"),
+        (8, "no connection"), (9, "no time"),
     ]  # fmt: skip
-    assert told(stays.aside(found), "why", "rows") == [("doubled", 1), ("impossible", 4), ("no time", 2)]
+    assert told(stays.aside(found), "why", "rows") == [
+        ("doubled", 1), ("impossible", 4), ("no connection", 1), ("no time", 3),
+    ]  # fmt: skip
     assert told(stays.good(found), "seq", "end") == [(7, "open")]
 
 
@@ -182,6 +241,21 @@ def test_quantiles_are_those_of_kaplan_and_meier(spark: SparkSession, tmp_path: 
     assert one["mean_s"] == pytest.approx(50)
     assert one["p50_s"] == pytest.approx(20, rel=0.1)
     assert one["p90_s"] == one["p99_s"] == pytest.approx(80, rel=0.1)
+
+
+def test_who_is_censored_in_a_class_was_watched_through_half_of_it(spark: SparkSession, tmp_path: Path) -> None:
+    """Four of ten ended after some 100 s, and six were watched for some 100 s: of those who were watched for so long,
+    seven on average, more than half have ended."""
+    rows, seq = [], 0
+    for number in range(1, 11):
+        seq += 2
+        rows.append(step(seq, number, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT))
+        if number <= 4:
+            rows.append(step(seq + 1, number, 100, S.ACTIVE, S.CLOSED, C.CLIENT_CLOSE))
+    found = stays.good(stays.of(history(spark, tmp_path, rows), [], ms(100)))
+    (one,) = dwell.dwell(dwell.durations(found, []), []).collect()
+    assert one["p50_s"] == pytest.approx(100, rel=0.1)
+    assert one["p90_s"] is None
 
 
 def test_of_stays_that_never_end_there_is_no_mean(spark: SparkSession, tmp_path: Path) -> None:
@@ -365,8 +439,22 @@ def test_an_export_is_read_whole(spark: SparkSession, exported: Path) -> None:
     assert found.columns == HISTORY.names
     assert [one["seq"] for one in found.orderBy("seq").collect()] == list(range(1, 301))
     assert [one["run"] for one in export.table("runs").collect()] == [1]
-    assert export.table("attaches").count() == 0
     assert export.aside.counts == {}
+
+
+@pytest.mark.parametrize("name", ["history", "a b", "ü=1%20"])
+def test_an_export_may_lie_anywhere(spark: SparkSession, exported: Path, tmp_path: Path, name: str) -> None:
+    place = tmp_path / name / "history" / "out"
+    place.parent.mkdir(parents=True)
+    exported.rename(place)
+    export = reading.Export(spark, str(place))
+    assert (export.table("history").count(), export.aside.counts) == (300, {})
+
+
+@pytest.mark.parametrize("name", ["a[1]", "a*", "a?", "{a,b}", "a\\b"])
+def test_a_directory_that_hadoop_takes_for_a_pattern_is_refused(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    with pytest.raises(reading.NoExportError, match="pattern"):
+        reading.Export(spark, str(tmp_path / name))
 
 
 def test_what_is_missing_unlisted_or_changed_is_set_aside_and_told(spark: SparkSession, exported: Path) -> None:
@@ -403,10 +491,23 @@ def test_an_export_of_an_unknown_version_is_set_aside(spark: SparkSession, expor
 
 def test_runs_that_cannot_be_read_are_set_aside(spark: SparkSession, exported: Path) -> None:
     (exported / "runs" / "runs.parquet").write_bytes(b"PAR1 half")
-    (exported / "rules" / "rules.parquet").unlink()
     export = reading.Export(spark, str(exported))
-    assert export.table("runs").count() == export.table("rules").count() == 0
-    assert export.aside.counts == {"unreadable": 1, "missing": 1}
+    assert export.table("runs").count() == 0
+    assert export.aside.counts == {"unreadable": 1}
+    (exported / "runs" / "runs.parquet").unlink()
+    export = reading.Export(spark, str(exported))
+    assert export.table("runs").count() == 0
+    assert export.aside.counts == {"missing": 1}
+
+
+def test_runs_with_a_damaged_page_are_set_aside(spark: SparkSession, exported: Path) -> None:
+    path = exported / "runs" / "runs.parquet"
+    content = bytearray(path.read_bytes())
+    content[4:60] = bytes(56)
+    path.write_bytes(content)
+    export = reading.Export(spark, str(exported))
+    assert export.table("runs").count() == 0
+    assert export.aside.counts == {"unreadable": 1}
 
 
 def test_where_there_is_no_export_one_sentence_says_so(spark: SparkSession, tmp_path: Path) -> None:
@@ -419,6 +520,20 @@ def test_where_there_is_no_export_one_sentence_says_so(spark: SparkSession, tmp_
 
 
 # -- a report ----------------------------------------------------------------------------------------------------------
+
+
+def fake_export(root: Path, rows: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> Path:
+    """An export of these rows, in one file."""
+    path = root / "history" / "date=2026-11-18" / "hour=00" / "1-9.parquet"
+    for directory in (path.parent, root / "history" / "_chunks", root / "runs"):
+        directory.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=HISTORY), path)
+    pq.write_table(pa.Table.from_pylist(list(runs), schema=RUNS), root / "runs" / "runs.parquet")
+    listed = [File(str(path.relative_to(root)), len(rows), digest_of(path))]
+    chunk = Chunk(1, len(rows), len(rows), (len(rows), 1, 1), listed)
+    write_json(root / "history" / "_chunks" / "1-9.json", asdict(chunk))
+    write_json(root / "_export.json", {"version": VERSION})
+    return root
 
 
 def report(
@@ -444,7 +559,56 @@ def test_a_report_has_its_tables_and_says_what_it_is_about(spark: SparkSession, 
         with (tmp_path / "report" / f"{name}.csv").open(newline="") as file:
             assert len(list(csv.DictReader(file))) == rows
     assert not list((tmp_path / "report").glob(".*")), "nothing of Spark's is left"
-    report(spark, exported, tmp_path / "report")  # again, into the same directory
+    report(spark, exported, tmp_path / "report", UNTIL_MS)  # again, into the same directory
+    assert [path.name for path in (tmp_path / "report").iterdir()] == ["report.json"], "tables of other times are gone"
+
+
+def test_a_report_says_what_is_not_known(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [
+        step(1, 1, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT),
+        step(2, 1, 50, S.IDLE, S.SLEEP, C.QUIET),  # rows between were dropped
+        step(3, 2, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT),
+        step(4, 2, -5, S.ACTIVE, S.STANDBY, C.QUIET),
+        step(5, 3, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT) | {"at": 60_000},
+        step(6, 4, 60, S.NONE, S.ACTIVE, C.CLIENT_CONNECT),
+        step(7, 4, 7200, S.ACTIVE, S.CLOSED, C.RESTORE),
+    ]
+    runs = [
+        {
+            "run": 1,
+            "instance": "main",
+            "host": "h",
+            "version": "1",
+            "started": ms(-10),
+            "first": 1,
+            "ended": None,
+            "dropped": 3,
+        },
+        {
+            "run": 2,
+            "instance": "main",
+            "host": "h",
+            "version": "1",
+            "started": ms(7200),
+            "first": 7,
+            "ended": None,
+            "dropped": 0,
+        },
+    ]
+    made = fake_export(tmp_path / "export", rows, runs)
+    report(spark, made, tmp_path / "report")
+    found = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert (found["unknown"], found["dropped"], found["set_aside"]) == ({"clock": 1, "lost": 1}, 3, {"no time": 1})
+    assert found["from"].startswith(f"{datetime.fromtimestamp(ms(-5) / 1000, UTC):%Y-%m-%dT%H:%M:%S}")
+    (active,) = [one for one in pq.read_table(tmp_path / "report" / "dwell_by_service.parquet").to_pylist()
+                 if one["state"] == "ACTIVE"]  # fmt: skip
+    assert (active["stays"], active["censored"], active["total_s"]) == (1, 1, 0.0), "killed when it last wrote a row"
+
+
+def test_a_report_is_made_without_the_runs(spark: SparkSession, exported: Path, tmp_path: Path) -> None:
+    (exported / "runs" / "runs.parquet").unlink()
+    outcome = report(spark, exported, tmp_path / "report")
+    assert (outcome.rows, outcome.aside.counts, len(outcome.tables)) == (300, {"missing": 1}, 4)
 
 
 def test_a_report_of_times_without_a_row_says_so(spark: SparkSession, exported: Path, tmp_path: Path) -> None:
@@ -467,6 +631,35 @@ def test_a_formula_stays_text_in_csv(spark: SparkSession) -> None:
         None,
         "<b>",
     ]
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    (["--memory", "8x"], "8x is no amount of memory"),
+    (["--out", "/proc/report"], "/proc/report: No such file or directory"),
+])  # fmt: skip
+def test_what_cannot_be_is_said_in_a_sentence_before_anything_long(
+    exported: Path, options: list[str], says: str
+) -> None:
+    done = subprocess.run([sys.executable, "-m", "control.cli.main", "report", str(exported), *options],
+                          capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)  # fmt: skip
+    assert done.returncode != 0
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "finding how long" not in done.stderr
+
+
+def test_what_spark_says_is_one_line(
+    spark: SparkSession, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, for instance."""
+    monkeypatch.setattr(session, "start", lambda **_: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    broken = "seq < raise_error('no space left\\nat org.apache')"
+    monkeypatch.setattr(stays, "good", lambda frame: frame.where(broken))
+    result = CliRunner().invoke(command, [str(exported), "--out", str(tmp_path / "report")])
+    assert (result.exit_code, result.exception.__class__) == (1, SystemExit)
+    assert "no space left" in result.output
+    assert "at org.apache" not in result.output
 
 
 # -- where there is no Spark -------------------------------------------------------------------------------------------
