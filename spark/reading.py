@@ -27,12 +27,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from control.export.chunk import CHUNK, File
-from control.export.columns import HISTORY, RUNS, VERSION
+from control.export.columns import ATTACHES, AUDIT, HISTORY, RULES, RUNS, SNAPSHOTS, VERSION
 from spark.columns import struct_of
 from spark.session import reason
 
-CHUNKED: Final[dict[str, pa.Schema]] = {"history": HISTORY}
-WHOLE: Final[dict[str, pa.Schema]] = {"runs": RUNS}
+CHUNKED: Final[dict[str, pa.Schema]] = {
+    "history": HISTORY, "attaches": ATTACHES, "snapshots": SNAPSHOTS, "audit": AUDIT,
+}  # fmt: skip
+WHOLE: Final[dict[str, pa.Schema]] = {"runs": RUNS, "rules": RULES}
 READ_VERSIONS: Final = (1, VERSION)
 """Columns that the first one lacks are null."""
 

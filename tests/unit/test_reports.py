@@ -7,7 +7,7 @@ import csv
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +31,6 @@ from spark.jobs import dwell
 from spark.report import Outcome, Report, as_text
 from tests.databases import Sqlite, written
 from tests.mutants import ROOT
-from tests.quick import quick
 from tests.unit.test_store import row
 
 if TYPE_CHECKING:
@@ -42,13 +41,6 @@ BEGIN_MS = 1_795_000_000_000 // HOUR_MS * HOUR_MS
 UNTIL_MS = BEGIN_MS + 10 * HOUR_MS
 
 S, C = State, Cause
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    made = quick(master="local[2]", memory="1g", directory=str(tmp_path_factory.mktemp("spark")))
-    yield made
-    made.stop()
 
 
 def step(
