@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report: an export is read, its stays are made once, and each job makes tables of them."""
+"""A report: an export is read, its stays are made once, and each job makes tables of them, or of the snapshots."""
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,19 +14,34 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 
-from spark import stays
-from spark.jobs import dwell
+from spark import recommending, stays
+from spark.estimating import Gaps
+from spark.jobs import dwell, timeouts
 from spark.reading import Aside, Export
+from spark.recommending import Cell, Network
 
 NAME: Final = "report.json"
 """What the report is about, and what was set aside."""
 
-TABLES: Final = ("dwell_by_service", "dwell_by_network", "transitions", "hours")
+TABLES: Final = ("dwell_by_service", "dwell_by_network", "transitions", "hours", "lost_by_network", "timeouts",
+                 "loss_by_silence", "probes_by_day", "expected")  # fmt: skip
 FORMS: Final = ("parquet", "csv")
+
+RECOMMENDATIONS: Final = "recommendations.json"
+EXPERIMENTS: Final = "experiments.json"
+"""Files of rules (spark/recommending.py)."""
+
+LOSS: Final = 0.01
+"""Of the connections that a probe is sent to, so many may be lost beside those that are lost anyway."""
+
+PLACES: Final = 200
+"""Networks of a service, at most, that an experiment may choose from."""
 
 LAST_MS: Final = 2**53
 FORMULA: Final = r"^([=+\-@\t\r])"
@@ -57,11 +74,12 @@ class Report:
         self._since_ms = since_ms if since_ms is not None else 0
         self._until_ms = until_ms if until_ms is not None else LAST_MS
         self._told = told
+        self._places: list[Network] = []
 
     def run(self) -> Outcome:
         """Raises OSError."""
         self._out.mkdir(parents=True, exist_ok=True)
-        for name in (NAME, *(f"{table}.{form}" for table in TABLES for form in FORMS)):
+        for name in (NAME, RECOMMENDATIONS, EXPERIMENTS, *(f"{table}.{form}" for table in TABLES for form in FORMS)):
             (self._out / name).unlink(missing_ok=True)
         self._told("reading the export")
         history = self._export.table("history")
@@ -75,6 +93,7 @@ class Report:
             outcome.until_ms = last_ms + 1
             runs = self._runs(history.select("seq", known.alias("at")), outcome)
             self._jobs(history, runs, outcome, first_ms, last_ms + 1)
+        self._timeouts(outcome)
         (self._out / NAME).write_text(json.dumps(_told(outcome), indent=2) + "\n")
         return outcome
 
@@ -92,6 +111,8 @@ class Report:
             self._told("counting how long they stay")
             by = ["service", "network"]
             counted = dwell.durations(dwell.with_network(good), by).cache()
+            self._write(outcome, "lost_by_network", timeouts.lost_by_network(dwell.with_network(good)))
+            self._places = [Network(*row) for row in timeouts.places(good, PLACES).collect()]
             self._write(outcome, "dwell_by_service", dwell.dwell(counted, by[:1]).orderBy(*by[:1], "state"))
             self._write(outcome, "dwell_by_network", dwell.dwell(counted, by).orderBy(*by, "state"))
             counted.unpersist()
@@ -105,6 +126,43 @@ class Report:
             there = good.unionByName(stays.unfinished(everything, first_ms), allowMissingColumns=True)
             hours = dwell.hourly(there, ["service"], first_ms, until_ms)
             self._write(outcome, "hours", hours.orderBy("service", "state", "hour"))
+
+    def _timeouts(self, outcome: Outcome) -> None:
+        """By the snapshots."""
+        self._told("estimating how long the networks bear silence")
+        at = F.unix_millis("at")
+        snapshots = self._export.table("snapshots").where((at >= self._since_ms) & (at < self._until_ms))
+        snapshots = snapshots.dropDuplicates(["seq"]).cache()
+        days = timeouts.by_day(snapshots)
+        watched = days.groupBy(*timeouts.CELL).agg(F.sum("days"), F.sum("probes")).collect()
+        seen = {(service, rules): (days, probes) for service, rules, days, probes in watched}
+        rows: dict[tuple[str, str | None], list[tuple[int, int, int]]] = {}
+        for service, rules, *row in timeouts.silences(snapshots).collect():
+            rows.setdefault((service, rules), []).append((row[0], row[1], row[2]))
+        cells = [Cell(*of, Gaps.of(gaps), *seen[of]) for of, gaps in rows.items()]
+        if len(cells) > recommending.CELLS_MAX:
+            cells.sort(key=lambda cell: cell.gaps.probes.sum())
+            left = len(cells) - recommending.CELLS_MAX
+            sentence = f"the time-outs of {left:,} services and rules, those with the fewest probes, are not estimated"
+            outcome.aside.add("too many", sentence, left)
+        found = [recommending.judged(cell, LOSS) for cell in cells[-recommending.CELLS_MAX :]]
+        found.sort(key=lambda one: (one.cell.service, one.cell.rules or ""))
+        if not found:
+            return
+        self._write(outcome, "probes_by_day", days.orderBy(*timeouts.CELL, "day"))
+        self._write_rows(outcome, "timeouts", [one.row() for one in found])
+        self._write_rows(outcome, "loss_by_silence", [row for one in found for row in one.losses()])
+        changes = [row.asDict() for row in self._export.table("rules").collect()]
+        if expected := recommending.outcomes(changes, (row.asDict() for row in days.collect())):
+            self._write_rows(outcome, "expected", expected)
+        version, rules = recommending.rules_of(changes)
+        about = f"{_time(outcome.first_ms) or '-'} to {_time(outcome.until_ms) or '-'}"
+        for name, content in (
+            (RECOMMENDATIONS, recommending.recommendations(found, rules, version, about)),
+            (EXPERIMENTS, recommending.experiments(found, rules, self._places, version, about)),
+        ):
+            (self._out / name).write_text(json.dumps(content, indent=2) + "\n")
+        snapshots.unpersist()
 
     def _scratch(self) -> str:
         """Where Spark spills, too."""
@@ -125,6 +183,15 @@ class Report:
         return [stays.Run(row["first"], next(ms for ms in times if ms is not None))
                 for row, times in zip(found, ends, strict=True)]  # fmt: skip
 
+    def _write_rows(self, outcome: Outcome, name: str, rows: list[dict[str, Any]]) -> None:
+        table = pa.Table.from_pylist(rows)
+        pq.write_table(table, self._out / f"{name}.parquet")
+        with (self._out / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, table.column_names)
+            writer.writeheader()
+            writer.writerows({key: plain(value) for key, value in row.items()} for row in rows)
+        outcome.tables.append(name)
+
     def _write(self, outcome: Outcome, name: str, table: DataFrame) -> None:
         """As Parquet and as CSV, a file each."""
         frame = table.coalesce(1).cache()
@@ -142,6 +209,11 @@ def as_text(table: DataFrame) -> DataFrame:
     """A text that a spreadsheet would take for a formula begins with an apostrophe, which it takes for none."""
     texts = [one.name for one in table.schema if isinstance(one.dataType, StringType)]
     return table.withColumns({name: F.regexp_replace(name, FORMULA, "'$1") for name in texts})
+
+
+def plain(value: object) -> object:
+    """As `as_text`."""
+    return f"'{value}" if isinstance(value, str) and re.match(FORMULA, value) else value
 
 
 def _time(ms: int | None) -> str | None:

@@ -36,7 +36,7 @@ PAST: Final = 20
 NETWORKS: Final = 5
 """Networks that are named of those which share their values."""
 
-_NOT_TAKEN: Final = ("version", "about", "error", "history")
+_NOT_TAKEN: Final = ("version", "about", "error", "history", "report")
 
 
 class Ruling:

@@ -98,3 +98,9 @@ RULES: Final = pa.schema(
         ("content", pa.string()),
     ]
 )
+
+
+def silence_end_s(begin_s: int) -> int:
+    """Up to where a class of silences reaches that begins there: of `answered after` and `lost after` in a snapshot's
+    counts, eight in an octave from 16 s on."""
+    return begin_s + (1 << begin_s.bit_length() - 4 if begin_s >= 16 else 2)

@@ -544,7 +544,11 @@ def test_a_report_has_its_tables_and_says_what_it_is_about(spark: SparkSession, 
         told_of["to"]
         == f"{datetime.fromtimestamp((BEGIN_MS + 300 * HOUR_MS // 60) / 1000, UTC):%Y-%m-%dT%H:%M:%S}.001+00:00"
     )
-    assert outcome.tables == told_of["tables"] == ["dwell_by_service", "dwell_by_network", "transitions", "hours"]
+    assert (
+        outcome.tables
+        == told_of["tables"]
+        == ["lost_by_network", "dwell_by_service", "dwell_by_network", "transitions", "hours"]
+    )
     for name in outcome.tables:
         rows = pq.read_table(tmp_path / "report" / f"{name}.parquet").num_rows
         assert rows > 0 or name == "transitions"
