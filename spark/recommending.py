@@ -139,7 +139,7 @@ def recommendations(found: Sequence[Found], rules: Mapping[str, Mapping[str, Any
             rule = {key: value for key, value in rules.get(name, {}).items() if key != "most_probe_interval"}
             conditions = {} if name in rules else {"service": one.cell.service}
             made[name] = {"name": name, **conditions, **rule, "probe_interval": f"{one.recommended_s}s"}
-            told[name] = _about(one)
+            told[name] = {**_about(one), "new": name not in rules}
     return {"report": about, "version": version, "rule": list(made.values()), "about": told}
 
 
@@ -213,7 +213,7 @@ def experiments(found: Sequence[Found], rules: Mapping[str, Mapping[str, Any]], 
             shortest, longest = one.interval_s / TRY_UP_TO, one.interval_s
         name = _new_name("try", _label(one.cell).replace(", ", "-"))
         network = next((each for each in networks if _is_of(each, one.cell, rules)), None)
-        told[name] = {"why": why(one), "clients": network.clients if network else None}
+        told[name] = {"why": why(one), "clients": network.clients if network else None, "new": name not in rules}
         if network is None:
             told[name]["by_hand"] = "choose a network with a few of these clients"
             continue

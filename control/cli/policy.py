@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import click
 
-from control.cli import completing
+from control.cli import completing, recommend
 from control.cli.client import Client, connection_path, daemon_options, json_option, print_json
 from control.cli.table import local_time, show_table
 from control.client.calls import login
@@ -388,3 +388,6 @@ def _tried(row: Mapping[str, Any]) -> Sequence[str]:
     networks = " ".join([*row["networks"], *more])
     counts = (f"{row['connections']:,}", f"{row['changed']:,}")
     return row["service"], networks, *counts, _values(row["values"]), " ".join(row["rules"])
+
+
+command.add_command(recommend.command)

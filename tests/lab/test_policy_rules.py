@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
+from datetime import date, datetime
 from ipaddress import ip_address, ip_network
 from typing import Any, Final
 
@@ -20,10 +21,12 @@ import pytest
 
 from appliance.lab import Lab, endpoint, wait_until
 from appliance.lab.processes import python_environment
+from spark.recommending import Cell, judged, outcomes, recommendations
 from tests.bench.policy import Table
 from tests.bench.simulated import PORT, Nursery, nursery
 from tests.lab.echo import Echo
 from tests.lab.test_policy_change import FOREVER, OBEYED_S, Box, in_time, within
+from tests.unit.test_estimating import drawn
 
 INSIDE: Final = "10.64.1.1"
 OUTSIDE: Final = "10.65.1.1"
@@ -268,6 +271,43 @@ def test_a_rule_for_a_network_is_obeyed_there_alone_and_outlives_the_daemon(nat_
         tried = json.loads(policy(box, "try", str(file), "--json"))
         assert (tried["connections"], tried["changed"]) == (3, 3)
         assert box.state(again) == "IDLE"
+
+
+def test_what_a_report_recommends_is_shown_applied_and_taken_back(nat_free_lab: Lab) -> None:
+    with ExitStack() as stack:
+        box = Box(stack, nat_free_lab, FOREVER | {"probe_interval": "never"})
+        box.in_state("IDLE")
+        policy(box, "set", "carrier", "--service", "plain", "probe_interval=1m")
+        found = [judged(Cell("plain", "carrier", drawn(3, 20_000, 600), 2.0, 20_000), 0.01)]
+        made = recommendations(found, {"carrier": {"service": "plain", "probe_interval": 60.0}}, 1, "november")
+        file = box.daemon.config.with_name("recommendations.json")
+        file.write_text(json.dumps(made))
+
+        shown = policy(box, "recommend", str(file))
+        assert "silent connections are lost after" in shown
+        assert "1 connections would have other values than before" in shown
+        assert box.daemon.get("/v1/policy")["version"] == 1
+        applied = json.loads(policy(box, "recommend", str(file), "--apply", "--json"))["applied"]
+        assert applied["version"] == 2
+        (change,) = [one for one in json.loads(policy(box, "history", "--json")) if one["version"] == 2]
+        assert change["rule"]["probe_interval"] == found[0].recommended_s
+        assert change["why"].startswith("report of november: carrier expects ")
+        days = [{"rules": "carrier", "day": date(2030, 1, 1), "days": 1, "probes": 5, "lost": 1}]
+        row = {"version": 2, "rule": "carrier", "at": datetime(2026, 11, 10), "why": change["why"]}
+        assert outcomes([row], days)[0]["probes_a_day_expected"] == round(found[0].probes_then)
+
+        with pytest.raises(AssertionError, match=r"carrier was changed since the export, by .* in version 2"):
+            policy(box, "recommend", str(file), "--apply")
+        policy(box, "remove", "carrier")
+        with pytest.raises(AssertionError, match="carrier was removed since the export"):
+            policy(box, "recommend", str(file), "--apply")
+        wrong = {"[]": "is not what", "{": "is not what", json.dumps(made | {"version": "1"}): "version"}
+        for text, sentence in wrong.items():
+            file.write_text(text)
+            with pytest.raises(AssertionError, match=sentence):
+                policy(box, "recommend", str(file))
+        file.write_text(json.dumps({"report": "november", "version": 0, "rule": [], "about": {}}))
+        assert "there is no rule to change" in policy(box, "recommend", str(file), "--apply")
 
 
 def echo(born: Nursery) -> AbstractContextManager[Echo]:

@@ -604,7 +604,7 @@ def test_a_report_says_what_is_not_known(spark: SparkSession, tmp_path: Path) ->
 def test_a_report_is_made_without_the_runs(spark: SparkSession, exported: Path, tmp_path: Path) -> None:
     (exported / "runs" / "runs.parquet").unlink()
     outcome = report(spark, exported, tmp_path / "report")
-    assert (outcome.rows, outcome.aside.counts, len(outcome.tables)) == (300, {"missing": 1}, 4)
+    assert (outcome.rows, outcome.aside.counts, len(outcome.tables)) == (300, {"missing": 1}, 5)
 
 
 def test_a_report_of_times_without_a_row_says_so(spark: SparkSession, exported: Path, tmp_path: Path) -> None:
