@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
+
 from spark.estimating import BETWEEN, FOUND, LONGER, SHORTER, Gaps, Verdict, isotonic, verdict
 
 CELLS_MAX: Final = 1000
@@ -34,13 +36,56 @@ PROBE_BYTES: Final = 104
 
 _STEPS: Final = ((10, 1), (120, 5), (600, 30), (3600, 60), (1 << 62, 600))
 
-TIMEOUTS: Final = (
-    "service", "rules", "answered", "lost", "shortest_s", "longest_s", "known", "timeout_s", "timeout_low_s",
-    "timeout_high_s", "share", "lost_by_timeout_a_day", "lost_anyway_a_day", "bearable_s", "bearable_low_s",
-    "bearable_high_s", "kaplan_meier_s", "interval_s", "recommended_s", "probes_a_day", "probes_a_day_then",
-    "bytes_saved_a_day",
-)  # fmt: skip
-LOSSES: Final = ("service", "rules", "from_s", "to_s", "answered", "lost", "share_lost")
+_SECONDS, _COUNT, _TEXT = pa.float64(), pa.int64(), pa.string()
+TIMEOUTS: Final = pa.schema(
+    [
+        ("service", _TEXT),
+        ("rules", _TEXT),
+        ("answered", _COUNT),
+        ("lost", _COUNT),
+        ("shortest_s", _SECONDS),
+        ("longest_s", _SECONDS),
+        ("known", _TEXT),
+        ("timeout_s", _SECONDS),
+        ("timeout_low_s", _SECONDS),
+        ("timeout_high_s", _SECONDS),
+        ("share", pa.float64()),
+        ("lost_by_timeout_a_day", pa.float64()),
+        ("lost_anyway_a_day", pa.float64()),
+        ("bearable_s", _SECONDS),
+        ("bearable_low_s", _SECONDS),
+        ("bearable_high_s", _SECONDS),
+        ("kaplan_meier_s", _SECONDS),
+        ("interval_s", _SECONDS),
+        ("recommended_s", _COUNT),
+        ("probes_a_day", pa.float64()),
+        ("probes_a_day_then", pa.float64()),
+        ("bytes_saved_a_day", pa.float64()),
+    ]
+)
+LOSSES: Final = pa.schema(
+    [
+        ("service", _TEXT),
+        ("rules", _TEXT),
+        ("from_s", _COUNT),
+        ("to_s", _COUNT),
+        ("answered", _COUNT),
+        ("lost", _COUNT),
+        ("share_lost", pa.float64()),
+    ]
+)
+EXPECTED: Final = pa.schema(
+    [
+        ("rule", _TEXT),
+        ("version", _COUNT),
+        ("at", pa.timestamp("ms", tz="UTC")),
+        *(
+            (f"{what}_a_day_{when}", pa.float64())
+            for what in ("probes", "lost")
+            for when in ("before", "expected", "after")
+        ),
+    ]
+)
 
 
 class Cell(NamedTuple):
@@ -82,7 +127,7 @@ class Found(NamedTuple):
             *found.bearable, found.kaplan_meier, self.interval_s, self.recommended_s, self.probes_a_day,
             self.probes_then, saved,
         )  # fmt: skip
-        return dict(zip(TIMEOUTS, values, strict=True))
+        return dict(zip(TIMEOUTS.names, values, strict=True))
 
     def losses(self) -> Iterable[dict[str, Any]]:
         """Of LOSSES."""
@@ -90,7 +135,7 @@ class Found(NamedTuple):
         shares = isotonic(gaps.lost, gaps.probes)
         for low, high, answered, lost, share in zip(*(one.tolist() for one in (*gaps, shares)), strict=True):
             values = (self.cell.service, self.cell.rules, int(low), int(high), int(answered), int(lost), share)
-            yield dict(zip(LOSSES, values, strict=True))
+            yield dict(zip(LOSSES.names, values, strict=True))
 
 
 def judged(cell: Cell, chance: float) -> Found:
@@ -192,7 +237,7 @@ def why(one: Found) -> str:
 
 
 class Network(NamedTuple):
-    """Where clients of a service connect from; clients: how many of its connections, share: of them."""
+    """Where clients of a service connect from; clients: how many of its connections began there, share: of them."""
 
     service: str
     network: str
@@ -263,9 +308,6 @@ def rules_of(rows: Iterable[Mapping[str, Any]]) -> tuple[int, dict[str, dict[str
 _EXPECTED: Final = re.compile(r"(\S+) expects ([0-9]+) probes and ([0-9]+) lost a day")
 """Why a rule was changed by a report, as `roost policy recommend --apply` says it."""
 
-EXPECTED: Final = ("rule", "version", "at", "probes_a_day_before", "probes_a_day_expected", "probes_a_day_after",
-                   "lost_a_day_before", "lost_a_day_expected", "lost_a_day_after")  # fmt: skip
-
 
 def outcomes(changes: Iterable[Mapping[str, Any]], days: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of EXPECTED, for each rule that a report recommended and somebody applied. changes: rows of the export's rules;
@@ -284,7 +326,7 @@ def outcomes(changes: Iterable[Mapping[str, Any]], days: Iterable[Mapping[str, A
                              for earlier in (True, False))  # fmt: skip
             values = (rule, change["version"], change["at"], _a_day(before, "probes"), float(probes),
                       _a_day(after, "probes"), _a_day(before, "lost"), float(lost), _a_day(after, "lost"))  # fmt: skip
-            rows.append(dict(zip(EXPECTED, values, strict=True)))
+            rows.append(dict(zip(EXPECTED.names, values, strict=True)))
     return rows
 
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,9 +14,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType
 
 from spark import recommending, stays
 from spark.estimating import Gaps
@@ -44,7 +42,7 @@ PLACES: Final = 200
 """Networks of a service, at most, that an experiment may choose from."""
 
 LAST_MS: Final = 2**53
-FORMULA: Final = r"^([=+\-@\t\r])"
+FORMULA: Final = re.compile(r"[=+\-@\t\r]")
 """How a cell begins that a spreadsheet would compute."""
 
 
@@ -100,32 +98,32 @@ class Report:
     def _jobs(self, history: DataFrame, runs: Sequence[stays.Run], outcome: Outcome, first_ms: int,
               until_ms: int) -> None:  # fmt: skip
         self._told(f"{outcome.rows:,} transitions: finding how long each connection stayed in each state")
-        with tempfile.TemporaryDirectory(prefix="roost-report-", dir=self._scratch()) as scratch:
-            path = f"file://{scratch}/stays"
-            stays.of(history, runs, until_ms).write.parquet(path)
-            everything = self._spark.read.parquet(path)
-            for why, rows in stays.aside(everything).collect():
-                outcome.aside.add(why, f"{rows:,} rows of the history: {why}", rows)
-            good = stays.good(everything)
-            outcome.unknown = {row["end"]: row["stays"] for row in stays.unknown(good).collect()}
-            self._told("counting how long they stay")
-            by = ["service", "network"]
-            counted = dwell.durations(dwell.with_network(good), by).cache()
-            self._write(outcome, "lost_by_network", timeouts.lost_by_network(dwell.with_network(good)))
-            self._places = [Network(*row) for row in timeouts.places(good, PLACES).collect()]
-            self._write(outcome, "dwell_by_service", dwell.dwell(counted, by[:1]).orderBy(*by[:1], "state"))
-            self._write(outcome, "dwell_by_network", dwell.dwell(counted, by).orderBy(*by, "state"))
-            counted.unpersist()
-            self._told("counting what ends their stays")
-            self._write(
-                outcome,
-                "transitions",
-                dwell.transitions(good, ["service"]).orderBy("service", "state", F.desc("count")),
-            )
-            self._told("counting them hour by hour")
-            there = good.unionByName(stays.unfinished(everything, first_ms), allowMissingColumns=True)
-            hours = dwell.hourly(there, ["service"], first_ms, until_ms)
-            self._write(outcome, "hours", hours.orderBy("service", "state", "hour"))
+        everything = stays.of(history, runs, until_ms).persist(StorageLevel.DISK_ONLY)  # for all jobs
+        for why, rows in stays.aside(everything).collect():
+            outcome.aside.add(why, f"{rows:,} rows of the history: {why}", rows)
+        good = stays.good(everything)
+        outcome.unknown = {row["end"]: row["stays"] for row in stays.unknown(good).collect()}
+        self._told("counting how long they stay")
+        by = ["service", "network"]
+        counted = dwell.durations(dwell.with_network(good), by).cache()
+        places = timeouts.by_place(good).cache()
+        self._write(outcome, "lost_by_network", timeouts.lost_by_network(places))
+        self._places = [Network(*row) for row in timeouts.candidates(places, PLACES).collect()]
+        places.unpersist()
+        self._write(outcome, "dwell_by_service", dwell.dwell(counted, by[:1]).orderBy(*by[:1], "state"))
+        self._write(outcome, "dwell_by_network", dwell.dwell(counted, by).orderBy(*by, "state"))
+        counted.unpersist()
+        self._told("counting what ends their stays")
+        self._write(
+            outcome,
+            "transitions",
+            dwell.transitions(good, ["service"]).orderBy("service", "state", F.desc("count")),
+        )
+        self._told("counting them hour by hour")
+        there = good.unionByName(stays.unfinished(everything, first_ms), allowMissingColumns=True)
+        hours = dwell.hourly(there, ["service"], first_ms, until_ms)
+        self._write(outcome, "hours", hours.orderBy("service", "state", "hour"))
+        everything.unpersist()
 
     def _timeouts(self, outcome: Outcome) -> None:
         """By the snapshots."""
@@ -150,11 +148,13 @@ class Report:
         if not found:
             return
         self._write(outcome, "probes_by_day", days.orderBy(*timeouts.CELL, "day"))
-        self._write_rows(outcome, "timeouts", [one.row() for one in found])
-        self._write_rows(outcome, "loss_by_silence", [row for one in found for row in one.losses()])
+        self._write_rows(outcome, "timeouts", [one.row() for one in found], recommending.TIMEOUTS)
+        self._write_rows(
+            outcome, "loss_by_silence", [row for one in found for row in one.losses()], recommending.LOSSES
+        )
         changes = [row.asDict() for row in self._export.table("rules").collect()]
         if expected := recommending.outcomes(changes, (row.asDict() for row in days.collect())):
-            self._write_rows(outcome, "expected", expected)
+            self._write_rows(outcome, "expected", expected, recommending.EXPECTED)
         version, rules = recommending.rules_of(changes)
         about = f"{_time(outcome.first_ms) or '-'} to {_time(outcome.until_ms) or '-'}"
         for name, content in (
@@ -163,11 +163,6 @@ class Report:
         ):
             (self._out / name).write_text(json.dumps(content, indent=2) + "\n")
         snapshots.unpersist()
-
-    def _scratch(self) -> str:
-        """Where Spark spills, too."""
-        found = self._spark.conf.get("spark.local.dir", None) or tempfile.gettempdir()
-        return found.partition(",")[0]
 
     def _runs(self, rows: DataFrame, outcome: Outcome) -> list[stays.Run]:
         """Of the daemon; one that was killed was heard of last when it wrote its last row. rows: seq, at."""
@@ -183,37 +178,28 @@ class Report:
         return [stays.Run(row["first"], next(ms for ms in times if ms is not None))
                 for row, times in zip(found, ends, strict=True)]  # fmt: skip
 
-    def _write_rows(self, outcome: Outcome, name: str, rows: list[dict[str, Any]]) -> None:
-        table = pa.Table.from_pylist(rows)
+    def _write(self, outcome: Outcome, name: str, frame: DataFrame) -> None:
+        """As Parquet and as CSV. Tables grow with services, networks and hours, and not with connections."""
+        self._write_table(outcome, name, frame.toArrow())
+
+    def _write_rows(self, outcome: Outcome, name: str, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
+        self._write_table(outcome, name, pa.Table.from_pylist(rows, schema=schema))
+
+    def _write_table(self, outcome: Outcome, name: str, table: pa.Table) -> None:
         pq.write_table(table, self._out / f"{name}.parquet")
         with (self._out / f"{name}.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, table.column_names)
-            writer.writeheader()
-            writer.writerows({key: plain(value) for key, value in row.items()} for row in rows)
+            writer = csv.writer(file)
+            writer.writerow(table.column_names)
+            for batch in table.to_batches(10_000):
+                writer.writerows([plain(value) for value in row.values()] for row in batch.to_pylist())
         outcome.tables.append(name)
-
-    def _write(self, outcome: Outcome, name: str, table: DataFrame) -> None:
-        """As Parquet and as CSV, a file each."""
-        frame = table.coalesce(1).cache()
-        for form, kept in zip(FORMS, (frame, as_text(frame)), strict=True):
-            directory = self._out / f".{name}.{form}"
-            kept.write.mode("overwrite").options(header=True).format(form).save(f"file://{directory.absolute()}")
-            (part,) = directory.glob(f"part-*.{form}")
-            part.replace(self._out / f"{name}.{form}")
-            shutil.rmtree(directory)
-        frame.unpersist()
-        outcome.tables.append(name)
-
-
-def as_text(table: DataFrame) -> DataFrame:
-    """A text that a spreadsheet would take for a formula begins with an apostrophe, which it takes for none."""
-    texts = [one.name for one in table.schema if isinstance(one.dataType, StringType)]
-    return table.withColumns({name: F.regexp_replace(name, FORMULA, "'$1") for name in texts})
 
 
 def plain(value: object) -> object:
-    """As `as_text`."""
-    return f"'{value}" if isinstance(value, str) and re.match(FORMULA, value) else value
+    """For CSV. A text that a spreadsheet would take for a formula begins with an apostrophe, which keeps it a text."""
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
 def _time(ms: int | None) -> str | None:

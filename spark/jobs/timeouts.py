@@ -53,26 +53,35 @@ def by_day(snapshots: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-def places(stays: DataFrame, most: int) -> DataFrame:
-    """service, network (/24, /48), clients (connections that were there), share: of each service the `most` networks
-    whose share of its connections is the nearest to WANTED_SHARE, the nearest first."""
-    counted = with_network(stays, 24, 48).groupBy("service", "network").agg(F.countDistinct("id").alias("clients"))
-    share = F.col("clients") / F.sum("clients").over(Window.partitionBy("service"))
-    near = F.abs(F.log(F.col("share") / WANTED_SHARE))
-    place = F.row_number().over(Window.partitionBy("service").orderBy(near, "network"))
-    found = counted.where("network IS NOT NULL AND service IS NOT NULL").withColumn("share", share)
-    return found.withColumn("place", place).where(F.col("place") <= most).orderBy("service", "place").drop("place")
-
-
-def lost_by_network(stays: DataFrame) -> DataFrame:
-    """service, network (dwell.with_network), lost (connections that a probe found gone), hours (in IDLE and SLEEP, of
-    all), lost_per_1000_h. The largest first."""
-    asleep = stays.where(F.col("state").isin(int(State.IDLE), int(State.SLEEP)) & F.col("ended").isNotNull())
-    lost = (F.col("next") == int(State.CLOSED)) & (F.col("by") == int(Cause.PROBE_TIMEOUT))
-    found = asleep.groupBy("service", "network").agg(
+def by_place(stays: DataFrame) -> DataFrame:
+    """service, network (/24, /48), lost (connections that a probe found gone), hours (in IDLE and SLEEP, of all),
+    connections (that began)."""
+    asleep = F.col("state").isin(int(State.IDLE), int(State.SLEEP)) & F.col("ended").isNotNull()
+    lost = asleep & (F.col("next") == int(State.CLOSED)) & (F.col("by") == int(Cause.PROBE_TIMEOUT))
+    return with_network(stays, 24, 48).groupBy("service", "network").agg(
         F.count_if(F.coalesce(lost, F.lit(False))).alias("lost"),
-        (F.sum(F.col("ended") - F.col("began")) / 3_600_000).alias("hours"),
-    )
+        (F.sum(F.when(asleep, F.col("ended") - F.col("began")).otherwise(0)) / 3_600_000).alias("hours"),
+        F.count_if(F.col("cause") == int(Cause.CLIENT_CONNECT)).alias("connections"),
+    )  # fmt: skip
+
+
+def lost_by_network(places: DataFrame) -> DataFrame:
+    """Of `by_place`: service, network (/16, /48), lost, hours, lost_per_1000_h. The most first."""
+    wide = with_network(places.withColumn("address", F.substring_index("network", "/", 1)))
+    found = wide.groupBy("service", "network").agg(F.sum("lost").alias("lost"), F.sum("hours").alias("hours"))
     return found.withColumn("lost_per_1000_h", F.try_divide(1000 * F.col("lost"), F.col("hours"))).orderBy(
         F.desc("lost"), "service", "network"
     )
+
+
+def candidates(places: DataFrame, most: int) -> DataFrame:
+    """Of `by_place`: service, network, connections, share of the service's: of each service the `most` networks whose
+    share is the nearest to WANTED_SHARE, the nearest first."""
+    share = F.col("connections") / F.sum("connections").over(Window.partitionBy("service"))
+    place = F.row_number().over(
+        Window.partitionBy("service").orderBy(F.abs(F.log(F.col("share") / WANTED_SHARE)), "network")
+    )
+    found = places.where("network IS NOT NULL AND service IS NOT NULL AND connections > 0").withColumn("share", share)
+    return found.withColumn("place", place).where(F.col("place") <= most).orderBy("service", "place").select(
+        "service", "network", "connections", "share"
+    )  # fmt: skip
