@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 JAVA: Final = 17
 """The oldest that Spark 4 runs on."""
 
+LOOPBACK: Final = "127.0.0.1"
 MOST_MB: Final = 8192
 SHARE: Final = 0.6
 """Of the machine's memory, at most, where nobody says how much."""
@@ -62,8 +63,8 @@ def reason(error: Exception) -> str:
 
 
 def start(master: str = "local[*]", memory: str | None = None, directory: str | None = None) -> SparkSession:
-    """A session in this process's Java. master: local, with how many threads; memory: of its heap; directory: where
-    Spark puts what does not fit. Raises SparkError."""
+    """A session in this process's Java. master: a cluster, or local with how many threads; memory: of its heap, and of
+    each executor's; directory: where Spark puts what does not fit. Raises SparkError."""
     if memory is not None and not _MEMORY.fullmatch(memory):
         raise SparkError(f"{memory} is no amount of memory; write 8g, or 700m")
     try:
@@ -75,8 +76,7 @@ def start(master: str = "local[*]", memory: str | None = None, directory: str | 
     builder = SparkSession.builder.appName("roost report").master(master)
     settings = {
         "spark.driver.memory": memory or default_memory(),
-        "spark.driver.bindAddress": "127.0.0.1",  # it listens for executors that there are none of
-        "spark.driver.host": "127.0.0.1",
+        "spark.executor.memory": memory or default_memory(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
@@ -84,7 +84,15 @@ def start(master: str = "local[*]", memory: str | None = None, directory: str | 
         "spark.sql.ansi.enabled": "true",  # what does not fit fails, and is not another number
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
         **({"spark.local.dir": directory} if directory else {}),
+        # Else it listens for executors that there are none of.
+        **({"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK} if master.startswith("local") else {}),
     }
     for key, value in settings.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        return builder.getOrCreate()
+    except (Py4JError, PySparkException) as error:
+        raise SparkError(f"Spark does not start at {master}: {reason(error)}") from None

@@ -19,11 +19,13 @@ from control.cli.export import Time
 @click.option("--from", "since_ms", type=Time(), help="Only transitions from this time on.")
 @click.option("--to", "until_ms", type=Time(), help="Only transitions before this time.")
 @click.option("--memory", help="Of Java's heap; else 8g, or of less than 14 GB three fifths.")
+@click.option("--master", default="local[*]", show_default=True,
+              help="Where Spark works: here, or in a cluster, as spark://HOST:7077, which reads DIR, too.")  # fmt: skip
 @click.option("--scratch", type=click.Path(path_type=Path, file_okay=False, exists=True),
               help="Where Spark puts what does not fit into memory; else the temporary directory.")  # fmt: skip
 @json_option
 def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, memory: str | None,
-            scratch: Path | None, as_json: bool) -> None:  # fmt: skip
+            master: str, scratch: Path | None, as_json: bool) -> None:  # fmt: skip
     """How long connections stay in which state, what ends their stays, and how many there are hour by hour: tables,
     made of an export.
 
@@ -39,7 +41,7 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
 
     began = time.monotonic()
     try:
-        session = start(memory=memory, directory=str(scratch) if scratch else None)
+        session = start(master, memory, directory=str(scratch) if scratch else None)
     except SparkError as error:
         raise click.ClickException(str(error)) from None
     from py4j.protocol import Py4JError
