@@ -42,11 +42,12 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def write(directory: Path, tables: Mapping[str, Rows], told: Mapping[str, Any] = TOLD) -> Path:
-    """These tables, and report.json."""
+    """These tables, with times as Spark writes them, and report.json."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "report.json").write_text(json.dumps(told))
     for name, rows in tables.items():
-        pq.write_table(pa.Table.from_pylist(list(rows), SCHEMAS.get(name)), directory / f"{name}.parquet")
+        pq.write_table(pa.Table.from_pylist(list(rows), SCHEMAS.get(name)), directory / f"{name}.parquet",
+                       use_deprecated_int96_timestamps=True)  # fmt: skip
     return directory
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from html import escape
+from itertools import pairwise
 from typing import Any, Final
 
 import matplotlib
@@ -44,6 +45,8 @@ _TICKS: Final = {
     0.001: "1 ms", 0.01: "10 ms", 0.1: "0.1 s", 1: "1 s", 10: "10 s", 60: "1 min", 600: "10 min", 3600: "1 h",
     36_000: "10 h", 86_400: "1 d", 864_000: "10 d", 8_640_000: "100 d", 86_400_000: "1,000 d",
 }  # fmt: skip
+_MORE_TICKS: Final = sorted({*_TICKS, *(tick * more for tick, after in pairwise(_TICKS) for more in (2, 5)
+                                        if tick * more < after)})  # fmt: skip
 _MONTHS: Final = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 STEPS_H: Final = (1, 2, 3, 6, 12, 24, 48, 96, 168, 336, 672, 1344, 2688, 5376, 10_752)
 HOUR: Final = timedelta(hours=1)
@@ -106,12 +109,18 @@ def durations(plot: Axes, low: float, high: float) -> None:
     """The level axis is in seconds, on a logarithmic scale, and reaches over these."""
     low, high = max(low, 0.001) / 1.6, max(high, 0.002) * 1.6
     inside = [tick for tick in _TICKS if low <= tick <= high]
+    if len(inside) < 3:
+        inside = [tick for tick in _MORE_TICKS if low <= tick <= high]
     step = -(-len(inside) // 5)
     plot.set_xscale("log")
     plot.set_xlim(low, high)
-    plot.set_xticks(inside[::step], labels=[_TICKS[tick] for tick in inside[::step]])
+    plot.set_xticks(inside[::step], labels=[_tick(tick) for tick in inside[::step]])
     plot.set_xticks([], minor=True)
     plot.grid(axis="x")
+
+
+def _tick(seconds: float) -> str:
+    return _TICKS.get(seconds) or text.duration(seconds)
 
 
 def stacked(plot: Axes, edges: Sequence[float], layers: Sequence[tuple[str, Sequence[float]]]) -> None:

@@ -19,7 +19,7 @@ from spark.page.sections import about, dwell, other
 NAME: Final = "report.html"
 SECTIONS: Final[tuple[ModuleType, ...]] = (dwell,)
 """Each has TABLES, their names, and section(tables), which is asked if one of them is there."""
-MOST_ROWS: Final = 300_000
+MOST_ROWS: Final = 1_000_000
 """Of a table; of one that has more, the first ones are read."""
 
 
@@ -44,7 +44,8 @@ def write(directory: Path) -> Path:
 
 
 def _rows(path: Path, problems: list[str]) -> list[Row]:
-    with pq.ParquetFile(path) as file:
+    # Spark writes times as INT96, UTC.
+    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
         if file.metadata.num_rows > MOST_ROWS:
             problems.append(f"Of {text.clean(path.name)}, this page knows the first {MOST_ROWS:,} rows of "
                             f"{file.metadata.num_rows:,}.")  # fmt: skip
@@ -57,7 +58,7 @@ def _rows(path: Path, problems: list[str]) -> list[Row]:
 
 
 def _sections(told: dict[str, Any], tables: Tables, problems: list[str]) -> Iterator[Section]:
-    yield about.about(told)
+    yield about.about(told, problems)
     known: set[str] = set()
     for module in SECTIONS:
         known.update(module.TABLES)

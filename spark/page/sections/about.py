@@ -38,14 +38,14 @@ def period(told: Mapping[str, Any]) -> str:
     return f"{text.moment(told['from'])} to {text.moment(told['to'])} UTC"
 
 
-def about(told: Mapping[str, Any]) -> Section:
-    """The first section."""
+def about(told: Mapping[str, Any], problems: Sequence[str]) -> Section:
+    """The first section. problems: sentences of who read the tables."""
     rows: int = told.get("rows", 0)
     if not rows:
         said = "The export has no transition in the times of this report, so that there is nothing to tell."
     else:
         said = f"This report is made of {text.plural(rows, 'transition')} between states: {period(told)}."
-    return Section("about", "What this report is about", [said, _left_out(told)])
+    return Section("about", "What this report is about", [said, _left_out(told), *problems])
 
 
 def _left_out(told: Mapping[str, Any]) -> str:
@@ -67,7 +67,7 @@ def _sum(told: Mapping[str, Any], key: str) -> int:
 
 
 def set_aside(told: Mapping[str, Any], problems: Sequence[str]) -> Section:
-    """The last section. problems: sentences of who read the tables."""
+    """The last section. problems: likewise."""
     counts = {**told.get("set_aside", {}), **told.get("unknown", {})}
     rows = [{"kind": kind, "count": count, "meaning": {**KINDS, **UNKNOWN}.get(kind, "")}
             for kind, count in counts.items()]  # fmt: skip

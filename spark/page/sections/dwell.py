@@ -21,7 +21,7 @@ NEXT: Final = (*STATES, State.CLOSED.label)
 
 TOLD, DRAWN = 3, 6
 """Services that findings are of; that plots are of."""
-BINS: Final = 240
+BINS: Final = 170
 """Of the level axis: of more hours, several are one."""
 OTHERS: Final = "other services"
 WAKES: Final = {
@@ -179,7 +179,8 @@ def _ends(ended: Services) -> Iterator[str]:
             if row["next"] == State.CLOSED.label:
                 ends[ENDS.get(row["cause"], f"ended by {text.clean(row['cause'])}")] += row["count"]
     if total := ends.total():
-        parts = [f"{text.percent(count / total)} were {how}" for how, count in ends.most_common(4)]
+        parts = [f"{'all' if count == total else text.percent(count / total)} were {how}"
+                 for how, count in ends.most_common(4)]  # fmt: skip
         yield f"Of {text.rough(total)} connections that ended, {text.listed(parts)}."
 
 
