@@ -192,8 +192,7 @@ def test_findings_say_in_words_what_the_tables_have(made: Made) -> None:
         There were 23 connections on average, and 30 in the hour with most of them, from 2026-11-02 04:00 UTC on.
 
         Of 1.23 million stays of connections of service meter, half last at most 4 s in ACTIVE and 40 s in IDLE; 9 of
-        10 last at most 27 s in ACTIVE. Of 1,000 wake-ups of service meter, 9 of 10 are by the client and 10 % by a
-        server.
+        10 last at most 27 s in ACTIVE. Of 1,000 wake-ups, 9 of 10 are by the client and 10 % by a server.
 
         Of 100 connections that ended, 75 % were closed by the client and 25 % were given up, since the client no
         longer answered.
@@ -221,6 +220,7 @@ def test_a_matrix_has_the_share_of_each_transition_and_its_most_frequent_cause()
     (matrix,) = dwell.section({"transitions": steps}).matrices
     assert (matrix.title, matrix.rows) == ("service meter", ["IDLE"])
     assert matrix.columns == ("ACTIVE", "STANDBY", "IDLE", "SLEEP", "CLOSED")
+    assert dwell.section({"transitions": steps}).findings[0].startswith("Of 7 wake-ups of service meter, 86")
     assert matrix.cells == [[(0.7, "70\u00a0%\nclient-data"), None, None, None, (0.3, "30\u00a0%\nclient-close")]]
 
 

@@ -142,7 +142,8 @@ def _busiest(there: Services) -> Iterator[str]:
 def _each_service(dwell: Services, ended: Services) -> Iterator[str]:
     """Of the services with most stays: how long these last, and what wakes connections."""
     for service in list(dwell or ended)[:TOLD]:
-        said = [*_lengths(service, _in_order(dwell.get(service, ()))), *_wakes(service, ended.get(service, ()))]
+        said = list(_lengths(service, _in_order(dwell.get(service, ()))))
+        said += _wakes("" if said else f" of {_of(service)}", ended.get(service, ()))
         if said:
             yield " ".join(said)
 
@@ -158,8 +159,8 @@ def _lengths(service: str | None, rows: Sequence[Row]) -> Iterator[str]:
         yield f"Of {text.rough(stays)} stays of connections of {_of(service)}, {'; '.join(parts)}."
 
 
-def _wakes(service: str | None, rows: Sequence[Row]) -> Iterator[str]:
-    """What wakes connections without a socket."""
+def _wakes(whose: str, rows: Sequence[Row]) -> Iterator[str]:
+    """What wakes connections without a socket. whose: ' of service meter', or nothing where that was said."""
     woken: Counter[str] = Counter()
     for row in rows:
         if row["state"] in ASLEEP and row["next"] in AWAKE:
@@ -167,7 +168,7 @@ def _wakes(service: str | None, rows: Sequence[Row]) -> Iterator[str]:
     if total := woken.total():
         (first, count), *rest = woken.most_common()
         more = [f"{text.percent(other / total)} {who}" for who, other in rest]
-        yield (f"Of {text.rough(total)} wake-ups of {_of(service)}, "
+        yield (f"Of {text.rough(total)} wake-ups{whose}, "
                f"{text.listed([f'{text.of_ten(count / total)} are {first}', *more])}.")  # fmt: skip
 
 
