@@ -9,14 +9,58 @@ what was given.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from tests.bench.svg import Bar, Group, Panel, Point, bars, number, panels
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-OURS, OTHERS, BARE = "#1f6fb2", "#d08a2e", "#8a8a8a"
+from spark.page.figure import PALETTE, drawing
+
+OURS, OTHERS, BARE = PALETTE["blue"], PALETTE["orange"], PALETTE["grey"]
+WIDTH: Final = 760
+"""Pixels."""
 Figures = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One thing that was measured."""
+
+    name: str
+    value: float
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Bars that are compared with one another, and with no others."""
+
+    title: str
+    unit: str
+    bars: Sequence[Bar]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A median with its spread."""
+
+    x: float
+    low: float
+    middle: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A line over a logarithmic axis, with its own scale from 0 on."""
+
+    title: str
+    unit: str
+    points: Sequence[Point]
+    colour: str
 
 
 class PlotError(Exception):
@@ -101,19 +145,74 @@ def table(found: Mapping[str, Figures]) -> str:
     return "\n".join(lines)
 
 
+def number(value: float) -> str:
+    """For people: three digits that mean something."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            return f"{value / (1e3 if unit == 'k' else limit):.3g}{unit}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _figure(title: str, height: int) -> Figure:
+    figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72, layout=ConstrainedLayoutEngine(w_pad=0.2, h_pad=0.12))
+    figure.suptitle(title, x=0.01, ha="left", size=15, weight="bold")
+    return figure
+
+
+def panels(title: str, below: str, each: Sequence[Panel]) -> Figure:
+    """One above the other; below: what the level axis is."""
+    figure = _figure(title, 40 + 210 * len(each))
+    for (axes,), panel in zip(figure.subplots(len(each), 1, squeeze=False), each, strict=True):
+        xs, middles = [point.x for point in panel.points], [point.middle for point in panel.points]
+        spread = ([point.middle - point.low for point in panel.points],
+                  [point.high - point.middle for point in panel.points])  # fmt: skip
+        axes.set_title(f"{panel.title}, {panel.unit}", loc="left", weight="bold")
+        axes.set_xscale("log")
+        axes.errorbar(xs, middles, spread, color=panel.colour, marker="o", linewidth=2, elinewidth=1.5)
+        for point in panel.points:
+            axes.annotate(number(point.middle), (point.x, point.high), (0, 7), textcoords="offset points", ha="center")
+        axes.set_xticks(xs, labels=[number(x) for x in xs])
+        axes.set_xticks([], minor=True)
+        axes.set_ylim(0, max(point.high for point in panel.points) * 1.2)
+        axes.yaxis.set_major_formatter(lambda value, _: number(value))
+        axes.grid(axis="y")
+        axes.set_xlabel(below)
+    return figure
+
+
+def bars(title: str, groups: Sequence[Group]) -> Figure:
+    """Each group on a scale of its own, from 0 on."""
+    sizes = [len(group.bars) + 1 for group in groups]
+    figure = _figure(title, 50 + 24 * sum(sizes))
+    plots = figure.subplots(len(groups), 1, squeeze=False, height_ratios=sizes)
+    for (axes,), group in zip(plots, groups, strict=True):
+        values = [bar.value for bar in group.bars]
+        axes.set_title(group.title, loc="left", weight="bold")
+        drawn = axes.barh([bar.name for bar in group.bars], values, color=[bar.colour for bar in group.bars])
+        axes.bar_label(drawn, [f"{number(value)} {group.unit}" for value in values], padding=6)
+        axes.set_xlim(0, (max(values) or 1) * 1.2)
+        axes.invert_yaxis()
+        axes.xaxis.set_visible(False)
+        axes.spines[:].set_visible(False)
+    return figure
+
+
 def draw(files: Iterable[Path], directory: Path) -> list[Path]:
     """Draw what the files have; the pictures."""
     found = results(files)
-    pictures = {}
-    if "growth" in found:
-        pictures["growth.svg"] = panels("Cost of a sleeping connection", "connections", growth_panels(found["growth"]))
-    if groups := peer_groups(found):
-        pictures["peers.svg"] = bars("Roost and others, on one machine in one run", groups)
-    if not pictures:
+    groups = peer_groups(found)
+    if not groups and "growth" not in found:
         raise PlotError(
             f"nothing to draw of {', '.join(found) or 'no bench'}: give growth, hold, storm, keepalive, relay"
         )
     directory.mkdir(parents=True, exist_ok=True)
-    for name, picture in pictures.items():
-        (directory / name).write_text(str(picture))
-    return [directory / name for name in pictures]
+    drawn = {}
+    with drawing():
+        if "growth" in found:
+            each = growth_panels(found["growth"])
+            drawn["growth.svg"] = panels("Cost of a sleeping connection", "connections", each)
+        if groups:
+            drawn["peers.svg"] = bars("Roost and others, on one machine in one run", groups)
+        for name, figure in drawn.items():
+            figure.savefig(directory / name, facecolor=PALETTE["paper"], metadata={"Date": None})
+    return [directory / name for name in drawn]

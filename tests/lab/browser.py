@@ -31,6 +31,51 @@ const [css, name] = arguments;
 const text = (one) => one.ariaLabel ?? one.labels?.[0]?.textContent ?? one.textContent.trim();
 return [...document.querySelectorAll(css)].find((one) => text(one) === name && one.checkVisibility());
 """
+FAULTS: Final = """
+const faults = [];
+const seen = (one) => one.checkVisibility() && one.getClientRects().length > 0;
+const all = (css) => [...document.querySelectorAll(css)].filter(seen);
+for (const one of all("input, select, textarea")) {
+  if (!one.labels?.length && !one.ariaLabel) faults.push(`no label: ${one.outerHTML}`);
+}
+for (const one of all("a, button")) {
+  if (!(one.textContent.trim() || one.ariaLabel)) faults.push(`no name: ${one.outerHTML}`);
+}
+for (const one of all("table")) {
+  if (!one.caption?.textContent) faults.push(`no caption: ${one.outerHTML.slice(0, 99)}`);
+  for (const head of one.querySelectorAll("th")) if (!head.scope) faults.push(`no scope: ${head.outerHTML}`);
+}
+if (document.querySelectorAll("h1").length !== 1) faults.push("not one h1");
+if (document.documentElement.lang !== "en" || !document.querySelector("main")) faults.push("no language, or no main");
+const levels = all("h1, h2, h3").map((one) => Number(one.tagName[1]));
+if (levels.some((level, at) => level > (levels[at - 1] ?? 0) + 1)) faults.push(`a heading skips a level: ${levels}`);
+
+const channels = (text) => text.match(/[\\d.]+/g).map(Number);
+const light = (colour) => channels(colour).slice(0, 3).map((one) => one / 255)
+  .map((one) => (one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4))
+  .reduce((sum, one, at) => sum + one * [0.2126, 0.7152, 0.0722][at], 0);
+function behind(one) {
+  for (let at = one; at; at = at.parentElement) {
+    const colour = getComputedStyle(at).backgroundColor;
+    if ((channels(colour)[3] ?? 1) === 1) return colour;
+  }
+  return "rgb(255, 255, 255)";
+}
+let texts = 0;
+for (const one of all("body *")) {
+  const own = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+  if (!(own || one.matches("input, select, textarea")) || one.closest("svg")) continue;
+  texts += 1;
+  const [a, b] = [getComputedStyle(one).color, behind(one)].map(light).sort((x, y) => y - x);
+  const ratio = (a + 0.05) / (b + 0.05);
+  if (ratio < 4.5) faults.push(`contrast ${ratio.toFixed(2)}: ${one.outerHTML.slice(0, 99)}`);
+}
+if (texts < 5) faults.push(`only ${texts} texts`);
+const wide = document.documentElement.scrollWidth;
+if (wide > innerWidth) faults.push(`${wide} pixels wide`);
+return faults;
+"""
+"""What is wrong with any page: a script that returns sentences."""
 REFUSED: Final = "Failed to load resource: the server responded with a status of 4"
 """What Chromium says of any answer that is an error: the pages say it, too, and better."""
 
@@ -139,8 +184,17 @@ class Browser:
 
     def colours(self, scheme: str) -> None:
         """light, dark."""
+        self.medium("", scheme)
+
+    def medium(self, medium: str, scheme: str) -> None:
+        """print, with the colours that the user prefers; "": a screen."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self._devtools("Emulation.setEmulatedMedia", features=features)
+        self._devtools("Emulation.setEmulatedMedia", media=medium, features=features)
+
+    def printed(self) -> str:
+        """The page as PDF, in base64."""
+        made: str = self._devtools("Page.printToPDF", preferCSSPageSize=True)["data"]
+        return made
 
     def width(self, pixels: int) -> None:
         """Of the window; 0: as it was."""
@@ -150,8 +204,8 @@ class Browser:
         else:
             self._devtools("Emulation.clearDeviceMetricsOverride")
 
-    def _devtools(self, command: str, **parameters: Any) -> None:
-        self.driver.execute("executeCdpCommand", {"cmd": command, "params": parameters})
+    def _devtools(self, command: str, **parameters: Any) -> Any:
+        return self.driver.execute("executeCdpCommand", {"cmd": command, "params": parameters})["value"]
 
     def complaints(self) -> list[str]:
         """Errors in the browser's console since this was asked last, but for answers that are errors."""

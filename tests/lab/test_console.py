@@ -21,7 +21,7 @@ from selenium.webdriver.common.keys import Keys
 from appliance.lab import Lab, wait_until
 from tests.certificates import make_certificate
 from tests.lab.api_lab import API_PORT, ApiLab
-from tests.lab.browser import Browser, browser
+from tests.lab.browser import FAULTS, Browser, browser
 
 HOST = "roost.test"
 ORIGIN = f"https://{HOST}:{API_PORT}"
@@ -535,52 +535,6 @@ def test_the_main_ways_need_no_mouse(page: Browser, box: ApiLab) -> None:
     page.wait(lambda: not page.all("dialog"), "no question")
     assert page.focused() == "Close"
     assert state_of(box, address) == "IDLE"
-
-
-FAULTS = """
-const faults = [];
-const seen = (one) => one.checkVisibility() && one.getClientRects().length > 0;
-const all = (css) => [...document.querySelectorAll(css)].filter(seen);
-for (const one of all("input, select, textarea")) {
-  if (!one.labels?.length && !one.ariaLabel) faults.push(`no label: ${one.outerHTML}`);
-}
-for (const one of all("a, button")) {
-  if (!(one.textContent.trim() || one.ariaLabel)) faults.push(`no name: ${one.outerHTML}`);
-}
-for (const one of all("table")) {
-  if (!one.caption?.textContent) faults.push(`no caption: ${one.outerHTML.slice(0, 99)}`);
-  for (const head of one.querySelectorAll("th")) if (!head.scope) faults.push(`no scope: ${head.outerHTML}`);
-}
-if (document.querySelectorAll("h1").length !== 1) faults.push("not one h1");
-if (document.documentElement.lang !== "en" || !document.querySelector("main")) faults.push("no language, or no main");
-const levels = all("h1, h2, h3").map((one) => Number(one.tagName[1]));
-if (levels.some((level, at) => level > (levels[at - 1] ?? 0) + 1)) faults.push(`a heading skips a level: ${levels}`);
-
-const channels = (text) => text.match(/[\\d.]+/g).map(Number);
-const light = (colour) => channels(colour).slice(0, 3).map((one) => one / 255)
-  .map((one) => (one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4))
-  .reduce((sum, one, at) => sum + one * [0.2126, 0.7152, 0.0722][at], 0);
-function behind(one) {
-  for (let at = one; at; at = at.parentElement) {
-    const colour = getComputedStyle(at).backgroundColor;
-    if ((channels(colour)[3] ?? 1) === 1) return colour;
-  }
-  return "rgb(255, 255, 255)";
-}
-let texts = 0;
-for (const one of all("body *")) {
-  const own = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-  if (!(own || one.matches("input, select, textarea")) || one.closest("svg")) continue;
-  texts += 1;
-  const [a, b] = [getComputedStyle(one).color, behind(one)].map(light).sort((x, y) => y - x);
-  const ratio = (a + 0.05) / (b + 0.05);
-  if (ratio < 4.5) faults.push(`contrast ${ratio.toFixed(2)}: ${one.outerHTML.slice(0, 99)}`);
-}
-if (texts < 5) faults.push(`only ${texts} texts`);
-const wide = document.documentElement.scrollWidth;
-if (wide > innerWidth) faults.push(`${wide} pixels wide`);
-return faults;
-"""
 
 
 def test_all_is_named_legible_and_fits_in_either_scheme(page: Browser, box: ApiLab) -> None:

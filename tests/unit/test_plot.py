@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +13,6 @@ from click.testing import CliRunner
 from control.dev.bench import command
 from tests.bench import plot, relay, storm
 from tests.bench.figures import Report
-from tests.bench.svg import number
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -50,21 +50,28 @@ def test_growth_is_drawn_by_number_of_connections_and_the_total_is_not(tmp_path:
 
 
 def test_a_line_rises_where_figures_do(tmp_path: Path) -> None:
-    (picture,) = plot.draw([growth(tmp_path)], tmp_path)
-    lines = [line.get("points", "") for line in ElementTree.parse(picture).iter(f"{SVG}polyline")
-             if line.get("stroke-width") == "2"]  # fmt: skip
-    (left, right) = (tuple(map(float, point.split(","))) for point in lines[1].split())
-    assert left[0] < right[0]
-    assert left[1] > right[1], "y grows downwards"
+    figures = plot.results([growth(tmp_path)])["growth"]
+    time: Any = plot.panels("", "", plot.growth_panels(figures)).axes[1]
+    assert time.lines[0].get_xydata().tolist() == [[10_000, 410], [100_000, 430]]
+    assert time.get_xscale() == "log"
+    assert time.get_ylim()[0] == 0
+    (spread,) = time.collections
+    assert [segment[:, 1].tolist() for segment in spread.get_segments()] == [[400, 500], [420, 450]]
 
 
 def test_bars_of_a_group_are_as_long_as_their_values(tmp_path: Path) -> None:
     file = written(tmp_path, "storm", {"handshakes_per_core_s": [600_000.0], "haproxy_per_core_s": [50_000.0]})
     (picture,) = plot.draw([file], tmp_path)
     assert picture.name == "peers.svg"
-    bars = [float(bar.get("width", "0")) for bar in ElementTree.parse(picture).iter(f"{SVG}rect") if bar.get("x")]
-    assert bars[0] / bars[1] == pytest.approx(12, rel=0.01)
     assert {"600k /s", "50k /s", "HAProxy"} <= set(words(picture))
+    bars: Any = plot.bars("", plot.peer_groups(plot.results([file]))).axes[0]
+    assert [bar.get_width() for bar in bars.patches] == [600_000, 50_000]
+    assert bars.get_xlim()[0] == 0
+
+
+def test_a_picture_is_the_same_each_time(tmp_path: Path) -> None:
+    (first,), (second,) = (plot.draw([growth(tmp_path)], tmp_path / name) for name in ("a", "b"))
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_every_figure_that_is_drawn_is_one_that_its_bench_reports() -> None:
@@ -104,4 +111,4 @@ def test_the_table_has_every_figure_with_its_spread(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("value", "text"), [(0, "0"), (47.25, "47.2"), (999, "999"), (1234, "1,234"), (50_000, "50k"),
                                              (1_270_000, "1.27M")])  # fmt: skip
 def test_numbers_are_short(value: float, text: str) -> None:
-    assert number(value) == text
+    assert plot.number(value) == text
