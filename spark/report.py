@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 from spark import recommending, stays
 from spark.estimating import Gaps
 from spark.jobs import dwell, timeouts
+from spark.page import page
 from spark.reading import Aside, Export
 from spark.recommending import Cell, Network
 
@@ -58,6 +59,12 @@ class Outcome:
     unknown: dict[str, int] = field(default_factory=dict)
     dropped: int = 0
     tables: list[str] = field(default_factory=list)
+    rules: list[str] = field(default_factory=list)
+    """Files of rules (spark/recommending.py)."""
+
+    @property
+    def files(self) -> list[str]:
+        return [*self.rules, *(f"{name}.csv" for name in self.tables)]
 
 
 class Report:
@@ -77,7 +84,13 @@ class Report:
     def run(self) -> Outcome:
         """Raises OSError."""
         self._out.mkdir(parents=True, exist_ok=True)
-        for name in (NAME, RECOMMENDATIONS, EXPERIMENTS, *(f"{table}.{form}" for table in TABLES for form in FORMS)):
+        for name in (
+            NAME,
+            page.NAME,
+            RECOMMENDATIONS,
+            EXPERIMENTS,
+            *(f"{table}.{form}" for table in TABLES for form in FORMS),
+        ):
             (self._out / name).unlink(missing_ok=True)
         self._told("reading the export")
         history = self._export.table("history")
@@ -93,6 +106,8 @@ class Report:
             self._jobs(history, runs, outcome, first_ms, last_ms + 1)
         self._timeouts(outcome)
         (self._out / NAME).write_text(json.dumps(_told(outcome), indent=2) + "\n")
+        self._told("drawing")
+        page.write(self._out)
         return outcome
 
     def _jobs(self, history: DataFrame, runs: Sequence[stays.Run], outcome: Outcome, first_ms: int,
@@ -162,6 +177,7 @@ class Report:
             (EXPERIMENTS, recommending.experiments(found, rules, self._places, version, about)),
         ):
             (self._out / name).write_text(json.dumps(content, indent=2) + "\n")
+            outcome.rules.append(name)
         snapshots.unpersist()
 
     def _runs(self, rows: DataFrame, outcome: Outcome) -> list[stays.Run]:

@@ -15,7 +15,7 @@ from control.cli.export import Time
 @click.command("report")
 @click.argument("data", metavar="DIR")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("report"), show_default=True,
-              help="Where the tables are written.")  # fmt: skip
+              help="Where it is written.")  # fmt: skip
 @click.option("--from", "since_ms", type=Time(), help="Only transitions from this time on.")
 @click.option("--to", "until_ms", type=Time(), help="Only transitions before this time.")
 @click.option("--memory", help="Of Java's heap; else 8g, or of less than 14 GB three fifths.")
@@ -26,8 +26,8 @@ from control.cli.export import Time
 @json_option
 def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, memory: str | None,
             master: str, scratch: Path | None, as_json: bool) -> None:  # fmt: skip
-    """How long connections stay in which state, what ends their stays, and how many there are hour by hour: tables,
-    made of an export.
+    """How connections behave: for how long they stay in which state, when and how networks lose them, which rules
+    follow: a page, tables and recommendations, made of an export.
 
     DIR is what `roost export` wrote, a path or a URL of a file system that Hadoop knows. Needs Java and
     `pip install 'roost[reports]'`.
@@ -47,6 +47,7 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
+    from spark.page.page import NAME as PAGE
     from spark.reading import Export, NoExportError
     from spark.report import NAME, Report
 
@@ -70,5 +71,6 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
         return
     if not outcome.tables:
         click.echo("there are no transitions of these times", err=True)
-    for name in outcome.tables:
-        click.echo(f"{out / name}.csv")
+    click.echo(out / PAGE)
+    for name in outcome.files:
+        click.echo(out / name)
