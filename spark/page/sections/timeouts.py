@@ -28,16 +28,16 @@ of loss by silence is their non-parametric maximum likelihood (isotonic regressi
 ratio of Banerjee and Wellner. A time-out is a step in it, beside what is lost at any age, such as clients that were
 switched off: both by maximum likelihood, the time-out's interval by its profile.
 
-Taking a lost probe's silence for the moment of the loss, as the estimator of Kaplan and Meier would, is biased: where it
-would put one loss in a hundred stands in the table, for comparison.
+Taking a lost probe's silence for the moment of the loss, as the estimator of Kaplan and Meier would, is biased: where
+it would put one loss in a hundred stands in the table, for comparison.
 
 What a client says by itself is no observation, since its own packet may open again what the network had closed. The two
 directions cannot be told apart: each segment of TCP that arrives is acknowledged, so what refreshes a path from outside
 refreshes it from inside, too.
 
-A recommended interval is the longest that is clear of the time-out's interval and was borne. Where only one interval was
-ever used, nothing longer can be known to be safe: experiments.json proposes a few clients whose intervals are chosen at
-random, which the rules can run.
+A recommended interval is the longest that is clear of the time-out's interval and was borne. Where only one interval
+was ever used, nothing longer can be known to be safe: experiments.json proposes a few clients whose intervals are
+chosen at random, which the rules can run.
 """)
 CAVEATS: Final = text.paragraphs("""
 Networks are told apart by rules: clients of a rule that stand behind several networks have one estimate, of the
