@@ -93,11 +93,13 @@ def good(snapshots: DataFrame, until_ms: int) -> DataFrame:
 
     hour, span      hours since 1970; for how long it stands, ms
     whole, service  whether it is the appliance's; null: not whole, and not known any more
-    weight          a row that is there n times counts for 1/n each time: rows with their maps are not to be sorted"""
+    weight          a row that is there n times counts for 1/n each time: rows with their maps are not to be sorted
+
+    The numbers of doubled rows are broadcast: 16 bytes each."""
     at = F.unix_millis("at")
     known = snapshots.where(is_time(at, until_ms + DAY_MS))
     # Of a service that is not known any more the row lacks what the daemon says of itself.
-    whole = F.col("service").isNull() & F.coalesce(F.map_contains_key("counts", F.lit(_OWN)), F.lit(False))
+    whole = F.col("service").isNull() & F.map_contains_key("counts", F.lit(_OWN))
     return known.join(F.broadcast(_doubled(known)), "seq", "left").select(
         "seq", at.alias("at"), F.floor(at / HOUR_MS).cast("long").alias("hour"),
         F.greatest(F.coalesce("span_ms", F.lit(0)), F.lit(1)).cast("double").alias("span"),
@@ -116,13 +118,10 @@ def aside(snapshots: DataFrame, until_ms: int) -> DataFrame:
     # One of a minute: a window over half a million rows a year.
     taken = known.groupBy("at").agg(F.min("seq").alias("seq"))
     back = taken.select((F.lag("at").over(Window.orderBy("seq")) > F.col("at")).alias("back"))
-    counted = [
-        ("no time", snapshots.agg(F.count_if(~is_known).alias("rows"))),
-        ("doubled", _doubled(known).agg(F.coalesce(F.sum(F.col("copies") - 1), F.lit(0)).alias("rows"))),
-        ("clock", back.agg(F.count_if("back").alias("rows"))),
-    ]
-    tables = [table.select(F.lit(why).alias("why"), "rows") for why, table in counted]
-    return tables[0].unionByName(tables[1]).unionByName(tables[2]).where("rows > 0")
+    no_time = snapshots.where(~is_known).select(F.lit("no time").alias("why"), F.lit(1).cast("long").alias("rows"))
+    doubled = _doubled(known).select(F.lit("doubled").alias("why"), (F.col("copies") - 1).alias("rows"))
+    clock = back.where("back").select(F.lit("clock").alias("why"), F.lit(1).cast("long").alias("rows"))
+    return no_time.unionByName(doubled).unionByName(clock).groupBy("why").agg(F.sum("rows").alias("rows"))
 
 
 def hourly(snapshots: DataFrame, until_ms: int) -> DataFrame:
@@ -141,7 +140,8 @@ def hourly(snapshots: DataFrame, until_ms: int) -> DataFrame:
         memory_permille, descriptors_permille, table_ipv4, table_ipv6, idle_records   at most
         ipv4_slots, ipv6_slots, idle_slots, filter_slots                         as of the hour's last snapshot
 
-    What happened is not scaled to a full hour. until_ms: the end of the record."""
+    What happened is not scaled to a full hour. An hour of which nothing is told is missing. until_ms: the end of the
+    record."""
     rows = good(snapshots, until_ms)
     kinds = {name: _labels(steps) for name, steps in _KINDS.items()} | {name: [name] for name in _SUMMED}
     own = (*_OF_APPLIANCE, *_MOST, *_LAST)
@@ -174,16 +174,15 @@ def hourly(snapshots: DataFrame, until_ms: int) -> DataFrame:
         *(F.max(F.when(whole & (name == one), F.col("last"))).alias(one) for one in _LAST),
     ]
     seen = rows.groupBy("hour", "at").agg(F.max("span").alias("span")).groupBy("hour").agg(F.sum("span").alias("seen"))
-    services = counted.where(~whole).groupBy("hour", "service").agg(*sums).join(seen, "hour")
-    appliance = seen.join(counted.groupBy("hour").agg(*sums, *of_appliance), "hour", "left")
-    both = services.unionByName(appliance.withColumn("service", F.lit(APPLIANCE)), allowMissingColumns=True)
-    averages = {column: F.coalesce(F.col(column), F.lit(0.0)) / F.col("seen") for column in _THERE}
-    both = both.withColumns(averages)
+    # Each is of the appliance, and those of a service of that, too.
+    one_of = F.when(whole, F.array(F.lit(APPLIANCE))).otherwise(F.array("service", F.lit(APPLIANCE)))
+    summed = counted.withColumn("service", F.explode(one_of)).groupBy("hour", "service").agg(*sums, *of_appliance)
+    both = summed.join(seen, "hour").withColumns({column: F.col(column) / F.col("seen") for column in _THERE})
     connections = sum((F.col(column) for column in _THERE), F.coalesce("filter_members", F.lit(0.0)))
     return both.select(
         F.timestamp_millis(F.col("hour") * HOUR_MS).alias("hour"), "service",
         (F.col("seen") / 60_000).alias("minutes"), connections.alias("connections"), *_THERE,
-        *(F.round(F.coalesce(column, F.lit(0.0))).try_cast("long").alias(column) for column in happened),
+        *(F.round(column).try_cast("long").alias(column) for column in happened),
         *_OF_APPLIANCE, *(F.col(column).try_cast("long").alias(column) for column in (*_MOST, *_LAST)),
     )  # fmt: skip
 
