@@ -38,7 +38,7 @@ MINUTES: Final = 30
 SERVICES: Final = 50
 """Those with most connections have a forecast each; the others one together."""
 HOURS: Final = 2 * 365 * 24
-"""The forecast looks at the last of them. Times SERVICES it is all that the driver is given, some 70 MB."""
+"""The forecast looks at the last of them. Times SERVICES it is all that the driver is given, some 130 MB."""
 
 _THERE: Final = {state.label.lower(): state.label for state in sorted(AWAKE | INACTIVE)} | {"born": "born"}
 """Columns, and their names in `counts`."""
@@ -220,9 +220,11 @@ def tell(spark: SparkSession, hours: DataFrame, weeks: int = 4, most: int = SERV
                 share of held-out hours that were within the interval, as it was known before them
     full        limit; used_percent: in the last hour that is known; end, end_percent, end_high_percent: at the end of
                 the forecast, and below which it is at 95 %; full_at: when it reaches 100 %; earliest, latest: by the
-                interval at 95 %; each null: not within the forecast; says: why there is none
+                interval at 95 %; each null: not within the forecast; says: that, or why there is none. Tables are
+                held against the places that they have now: one that may grow is full later
 
-    All that `largest` gives comes to the driver: 70 MB at most."""
+    `hours` are read three times: they are to be written, or cached, before. All that `largest` gives comes to the
+    driver: 130 MB at most."""
     table = largest(hours, most).toArrow()
     return Told(*(spark.createDataFrame(one) for one in _told(table, weeks * WEEK)))
 
@@ -246,6 +248,8 @@ FULL: Final = pa.schema(
      ("end_percent", pa.float64()), ("end_high_percent", pa.float64()), ("full_at", pa.timestamp("ms", "UTC")),
      ("earliest", pa.timestamp("ms", "UTC")), ("latest", pa.timestamp("ms", "UTC")), ("says", pa.string())]
 )  # fmt: skip
+
+_NOT_FULL: Final = {True: "not within the forecast", False: "not within the forecast, but within its interval"}
 
 _Series = dict[str, forecasts_of.Floats]
 
@@ -363,7 +367,7 @@ def _full_rows(series: _Series, made: Mapping[str, Forecast], begins: int) -> It
             "end_percent": 100 * float(one.value[-1]) / most,
             "end_high_percent": 100 * float(one.high[0.95][-1]) / most,
             **{side: None if at is None else (begins + at) * HOUR_MS for side, at in reached.items()},
-            "says": "not within the forecast" if reached["full_at"] is None else None,
+            "says": _NOT_FULL[reached["earliest"] is None] if reached["full_at"] is None else None,
         }  # fmt: skip
 
 
