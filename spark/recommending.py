@@ -24,7 +24,7 @@ MARGIN: Final = 0.95
 """Of the lower end of a time-out's interval: a probe that is lost on its way is sent again before it."""
 
 WORTH: Final = 1.25
-"""An interval is changed to one that is longer or shorter by this factor at least."""
+"""An interval by which nobody is lost is changed to one that is longer or shorter by this factor at least."""
 
 TRY_UP_TO: Final = 8
 """An experiment's longest interval is so many times that of now: three octaves."""
@@ -144,7 +144,8 @@ def judged(cell: Cell, chance: float) -> Found:
     probes = cell.gaps.probes
     interval = float(((cell.gaps.low + cell.gaps.high) / 2 @ probes) / probes.sum())
     wanted = _wanted(found)
-    if wanted is None or interval / WORTH < wanted < interval * WORTH:
+    loses = found.known in (FOUND, BETWEEN)  # whatever the average is
+    if wanted is None or (not loses and interval / WORTH < wanted < interval * WORTH):
         return Found(cell, found, interval, None)
     return Found(cell, found, interval, wanted)
 
@@ -262,10 +263,10 @@ def experiments(found: Sequence[Found], rules: Mapping[str, Mapping[str, Any]], 
         if network is None:
             told[name]["by_hand"] = "choose a network with a few of these clients"
             continue
-        made.append({
-            "name": name, "service": one.cell.service, "network": network.network,
-            "probe_interval": f"{max(_round(shortest), SHORTEST_S)}s", "most_probe_interval": f"{_round(longest)}s",
-        })  # fmt: skip
+        # Rules that give the same values are counted together: no two of these do.
+        values = {"probe_interval": f"{max(_round(shortest), SHORTEST_S)}s",
+                  "most_probe_interval": f"{_round(longest) + len(made)}s"}  # fmt: skip
+        made.append({"name": name, "service": one.cell.service, "network": network.network, **values})
     return {"report": about, "version": version, "rule": made, "about": told}
 
 

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from spark import recommending, stays
 from spark.estimating import Gaps
-from spark.jobs import dwell, timeouts
+from spark.jobs import capacity, dwell, timeouts
 from spark.page import page
 from spark.reading import Aside, Export
 from spark.recommending import Cell, Network
@@ -29,7 +29,8 @@ NAME: Final = "report.json"
 """What the report is about, and what was set aside."""
 
 TABLES: Final = ("dwell_by_service", "dwell_by_network", "transitions", "hours", "lost_by_network", "timeouts",
-                 "loss_by_silence", "probes_by_day", "expected")  # fmt: skip
+                 "loss_by_silence", "probes_by_day", "expected", "capacity", "forecast", "forecast_quality",
+                 "full")  # fmt: skip
 FORMS: Final = ("parquet", "csv")
 
 RECOMMENDATIONS: Final = "recommendations.json"
@@ -79,6 +80,7 @@ class Report:
         self._since_ms = since_ms if since_ms is not None else 0
         self._until_ms = until_ms if until_ms is not None else LAST_MS
         self._told = told
+        self._now_ms = round(datetime.now(UTC).timestamp() * 1000)
         self._places: list[Network] = []
 
     def run(self) -> Outcome:
@@ -95,7 +97,7 @@ class Report:
         self._told("reading the export")
         history = self._export.table("history")
         at = F.unix_millis("at")
-        is_time = stays.is_time(at, round(datetime.now(UTC).timestamp() * 1000) + stays.DAY_MS)
+        is_time = stays.is_time(at, self._now_ms + stays.DAY_MS)
         history = history.where(~is_time | ((at >= self._since_ms) & (at < self._until_ms)))
         known = F.when(is_time, at)
         rows, first_ms, last_ms = history.select(F.count("*"), F.min(known), F.max(known)).collect()[0]
@@ -104,7 +106,11 @@ class Report:
             outcome.until_ms = last_ms + 1
             runs = self._runs(history.select("seq", known.alias("at")), outcome)
             self._jobs(history, runs, outcome, first_ms, last_ms + 1)
-        self._timeouts(outcome)
+        at = F.unix_millis("at")
+        snapshots = self._export.table("snapshots").where((at >= self._since_ms) & (at < self._until_ms)).cache()
+        self._timeouts(snapshots.dropDuplicates(["seq"]), outcome)
+        self._capacity(snapshots, outcome)
+        snapshots.unpersist()
         (self._out / NAME).write_text(json.dumps(_told(outcome), indent=2) + "\n")
         self._told("drawing")
         page.write(self._out)
@@ -140,12 +146,8 @@ class Report:
         self._write(outcome, "hours", hours.orderBy("service", "state", "hour"))
         everything.unpersist()
 
-    def _timeouts(self, outcome: Outcome) -> None:
-        """By the snapshots."""
+    def _timeouts(self, snapshots: DataFrame, outcome: Outcome) -> None:
         self._told("estimating how long the networks bear silence")
-        at = F.unix_millis("at")
-        snapshots = self._export.table("snapshots").where((at >= self._since_ms) & (at < self._until_ms))
-        snapshots = snapshots.dropDuplicates(["seq"]).cache()
         days = timeouts.by_day(snapshots)
         watched = days.groupBy(*timeouts.CELL).agg(F.sum("days"), F.sum("probes")).collect()
         seen = {(service, rules): (days, probes) for service, rules, days, probes in watched}
@@ -178,7 +180,18 @@ class Report:
         ):
             (self._out / name).write_text(json.dumps(content, indent=2) + "\n")
             outcome.rules.append(name)
-        snapshots.unpersist()
+
+    def _capacity(self, snapshots: DataFrame, outcome: Outcome) -> None:
+        self._told("forecasting what there will be")
+        for why, rows in capacity.aside(snapshots, self._now_ms).collect():
+            outcome.aside.add(f"snapshot, {why}", f"{rows:,} snapshots: {why}", rows)
+        hours = capacity.hourly(snapshots, self._now_ms).cache()
+        self._write(outcome, "capacity", hours.orderBy("service", "hour"))
+        told = capacity.tell(hours)
+        hours.unpersist()
+        for name, table in (("forecast", told.forecast), ("forecast_quality", told.quality), ("full", told.full)):
+            if table.num_rows:
+                self._write_table(outcome, name, table)
 
     def _runs(self, rows: DataFrame, outcome: Outcome) -> list[stays.Run]:
         """Of the daemon; one that was killed was heard of last when it wrote its last row. rows: seq, at."""

@@ -76,7 +76,6 @@ def start(master: str = "local[*]", memory: str | None = None, directory: str | 
     builder = SparkSession.builder.appName("roost report").master(master)
     settings = {
         "spark.driver.memory": memory or default_memory(),
-        "spark.executor.memory": memory or default_memory(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
@@ -84,6 +83,7 @@ def start(master: str = "local[*]", memory: str | None = None, directory: str | 
         "spark.sql.ansi.enabled": "true",  # what does not fit fails, and is not another number
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
         **({"spark.local.dir": directory} if directory else {}),
+        **({"spark.executor.memory": memory} if memory else {}),
         # Else it listens for executors that there are none of.
         **({"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK} if master.startswith("local") else {}),
     }

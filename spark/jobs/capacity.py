@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from control.core.states import AWAKE, INACTIVE, LEGAL, Cause, State
@@ -78,9 +78,9 @@ LIMITS: Final[Mapping[str, tuple[str, str | float]]] = {
 class Told(NamedTuple):
     """See `tell`."""
 
-    forecast: DataFrame
-    quality: DataFrame
-    full: DataFrame
+    forecast: pa.Table
+    quality: pa.Table
+    full: pa.Table
 
 
 def _labels(steps: frozenset[tuple[int, int, int]]) -> list[str]:
@@ -209,7 +209,7 @@ def largest(hours: DataFrame, most: int = SERVICES) -> DataFrame:
     )
 
 
-def tell(spark: SparkSession, hours: DataFrame, weeks: int = 4, most: int = SERVICES) -> Told:
+def tell(hours: DataFrame, weeks: int = 4, most: int = SERVICES) -> Told:
     """Of `hourly`, three tables:
 
     forecast    service, quantity, model, hour; value; low80, high80, low95, high95: an hour's value lies between, as
@@ -226,7 +226,7 @@ def tell(spark: SparkSession, hours: DataFrame, weeks: int = 4, most: int = SERV
     `hours` are read three times: they are to be written, or cached, before. All that `largest` gives comes to the
     driver: 130 MB at most."""
     table = largest(hours, most).toArrow()
-    return Told(*(spark.createDataFrame(one) for one in _told(table, weeks * WEEK)))
+    return Told(*_told(table, weeks * WEEK))
 
 
 # -- on the driver -----------------------------------------------------------------------------------------------------

@@ -92,8 +92,14 @@ def test_what_no_one_rule_gives_is_left_to_people() -> None:
 
 
 def test_an_interval_that_is_nearly_right_is_left() -> None:
-    gaps = Gaps.of([(480, 100_000, 0), (640, 10, 300)])
-    assert judged(cell(gaps), 0.01).recommended_s is None
+    assert judged(cell(Gaps.of([(480, 100_000, 0), (512, 100, 0)])), 0.01).recommended_s is None
+
+
+def test_who_is_lost_by_some_of_the_intervals_is_to_have_another_one_whatever_their_average_is() -> None:
+    found = judged(cell(drawn(3, 5000, 600, shortest=300, longest=1200)), 0.01)
+    assert found.interval_s == pytest.approx(650, rel=0.05)
+    assert found.recommended_s is not None
+    assert 500 <= found.recommended_s <= 570
 
 
 def test_an_interval_that_was_tried_and_borne_is_recommended_and_none_beyond() -> None:

@@ -40,8 +40,8 @@ was ever used, nothing longer can be known to be safe: experiments.json proposes
 chosen at random, which the rules can run.
 """)
 CAVEATS: Final = text.paragraphs("""
-Networks are told apart by rules: clients of a rule that stand behind several networks have one estimate, of the
-time-out that ends most of them. What is bearable then still follows the shortest one.
+Networks are told apart by rules that give different values: clients of a rule that stand behind several networks
+have one estimate, of the time-out that ends most of them. What is bearable then still follows the shortest one.
 
 Bytes saved are those of a probe and its answer, 104 together.
 """)
