@@ -33,8 +33,6 @@ from control.core.states import Cause, State
 from spark.stays import DAY_MS, SEEN
 
 PER_OCTAVE: Final = 16
-LEAST_AT_RISK: Final = 30
-"""Beyond the age that fewer silences reached, nothing is estimated."""
 LEAST_GAPS: Final = 200
 """In the days held out, for a recommendation."""
 LEAST_GAIN: Final = 0.05
@@ -248,7 +246,7 @@ class Curve:
         return values[at] + share * (values[at + 1] - values[at])
 
 
-def curve_of(counted: Counted, truncated_s: float, least_at_risk: float = LEAST_AT_RISK) -> Curve:
+def curve_of(counted: Counted, truncated_s: float) -> Curve:
     """Who enters in a class is at risk in all of it, who is censored in half of it."""
     first = class_number(truncated_s)
     at_risk = gaps = 0
@@ -263,12 +261,9 @@ def curve_of(counted: Counted, truncated_s: float, least_at_risk: float = LEAST_
     for number in range(first, max(counted, default=-1) + 1):
         row = counted.get(number, none)
         there = at_risk + row["entered"] - row["moved"]
-        if there < least_at_risk and len(curve.at_risk) and max(curve.at_risk) >= least_at_risk:
-            break
         ended = row["woke"] + row["closed"]
         exposed = max(there - row["censored"] / 2, ended)
-        known = there >= least_at_risk and exposed > 0  # before that, they have not come yet
-        ends, wakes = (ended / exposed, row["woke"] / exposed) if known else (0.0, 0.0)
+        ends, wakes = (ended / exposed, row["woke"] / exposed) if exposed > 0 else (0.0, 0.0)
         share = curve.silent[-1]
         end_s = class_begin_s(number + 1)
         curve.silent_s.append(curve.silent_s[-1] + share * (1 - ends / 2) * (end_s - curve.edges[-1]))
@@ -363,14 +358,7 @@ class Plan:
     distribution: list[dict[str, Any]]
 
 
-def plan(
-    rows: Sequence[Mapping[str, Any]],
-    force: Mapping[str, Any],
-    days: float,
-    costs: Costs,
-    least_at_risk: float = LEAST_AT_RISK,
-    least_gaps: int = LEAST_GAPS,
-) -> Plan:
+def plan(rows: Sequence[Mapping[str, Any]], force: Mapping[str, Any], days: float, costs: Costs) -> Plan:
     """rows: of `counts`, and force: of `in_force`, for one service; days: how long the record is."""
     linked_ms = force["linked_ms"]
     least_ms = linked_ms if linked_ms is not None else force["least_ms"]
@@ -381,7 +369,7 @@ def plan(
             _sums(row for row in rows if row["part"] in numbers and (row["linked"] or not only))
             for only in (True, False)
         )
-        return Part(*(curve_of(counted, truncated_s, least_at_risk) for counted in (linked, everyone)))
+        return Part(*(curve_of(counted, truncated_s) for counted in (linked, everyone)))
 
     train, held, both = part(0), part(1), part(0, 1)
     steps = [one for one in costs.steps(bool(force["persistent"])) if one.name != STEPS[0] or linked_ms is not None]
@@ -393,8 +381,8 @@ def plan(
     held_best = thresholds(steps, [held.of(step) for step in steps], sorted({truncated_s, *held.everyone.edges[1:]}))
     held_now, held_optimum = held.cost(steps, now), held.cost(steps, best)
     reason = None
-    if held.everyone.gaps < least_gaps:
-        reason = f"fewer than {least_gaps} silences in the days held out"
+    if held.everyone.gaps < LEAST_GAPS:
+        reason = f"fewer than {LEAST_GAPS} silences in the days held out"
     elif not held_now or held_optimum is None or held_optimum > (1 - LEAST_GAIN) * held_now:
         reason = f"the cost of the days held out falls by less than {LEAST_GAIN:.0%}"
     totals = {kind: sum(row[kind] for row in rows) for kind in KINDS}
