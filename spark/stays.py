@@ -78,7 +78,7 @@ def numbered(history: DataFrame) -> DataFrame:
     return history.select(
         "id", "seq", F.unix_millis("at").alias("at"), "address", "service",
         _number("from", STATES).alias("from"), _number("to", STATES).alias("to"),
-        _number("cause", CAUSES).alias("cause"),
+        _number("cause", CAUSES).alias("cause"), "gap_ms",
     )  # fmt: skip
 
 
@@ -96,6 +96,8 @@ def of(history: DataFrame, runs: Sequence[Run], until_ms: int) -> DataFrame:
                                 the run before is not known
         end                     see above
         next, by                the state that followed, and the cause; null unless it was seen
+        from, quiet_ms          the state before; since the last payload byte, when it began
+        fell                    the cause by which the connection left ACTIVE last; null: that is not in the record
         before                  of the first row of a connection that is not new, the state that it came from; else null
         why                     null; else the row is set aside, for this reason, and is no stay
 
@@ -107,7 +109,9 @@ def of(history: DataFrame, runs: Sequence[Run], until_ms: int) -> DataFrame:
     after = F.expr("lead(said, 1) IGNORE NULLS OVER (PARTITION BY id ORDER BY seq)")
     first = F.expr("lag(said, 1) IGNORE NULLS OVER (PARTITION BY id ORDER BY seq)").isNull()
     before = F.when(first & F.col("why").isNull() & (F.col("from") != int(State.NONE)), F.col("from"))
-    joined = rows.withColumn("said", said).withColumns({"after": after, "before": before}).drop("said")
+    left_active = F.when(F.col("why").isNull() & (F.col("from") == int(State.ACTIVE)), F.col("cause"))
+    fell = F.last(left_active, ignorenulls=True).over(by_connection.rowsBetween(Window.unboundedPreceding, 0))
+    joined = rows.withColumn("said", said).withColumns({"after": after, "before": before, "fell": fell}).drop("said")
     follows = F.col("after.from") == F.col("to")
     found = (F.col("after.cause") == int(Cause.RESTORE)) & (follows | (F.col("after.from") == int(State.NONE)))
     end = (
@@ -131,7 +135,7 @@ def of(history: DataFrame, runs: Sequence[Run], until_ms: int) -> DataFrame:
         "id", "address", "service", "seq", F.col("to").alias("state"), "cause", F.col("at").alias("began"),
         ended.alias("ended"), "end",
         F.when(seen, F.col("after.to")).alias("next"), F.when(seen, F.col("after.cause")).alias("by"),
-        "before", "why",
+        "from", F.col("gap_ms").alias("quiet_ms"), "fell", "before", "why",
     )  # fmt: skip
 
 
