@@ -38,7 +38,7 @@ STEP_RATIO: Final = 25.0
 thousand places, and what clients do together (a power cut) is no chance: by chi-square, one degree of freedom, once
 in a million."""
 
-LEAST_SHARE: Final = 0.05
+LEAST_SHARE: Final = 0.005
 """Of the connections, at least so many are lost at the time-out: fewer are not told apart from what happens at any
 age."""
 

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from spark import recommending, stays
 from spark.estimating import Gaps
-from spark.jobs import capacity, dwell, timeouts
+from spark.jobs import attaches, capacity, dwell, quiet, timeouts
 from spark.page import page
 from spark.reading import Aside, Export
 from spark.recommending import Cell, Network
@@ -28,9 +28,11 @@ from spark.recommending import Cell, Network
 NAME: Final = "report.json"
 """What the report is about, and what was set aside."""
 
-TABLES: Final = ("dwell_by_service", "dwell_by_network", "transitions", "hours", "lost_by_network", "timeouts",
-                 "loss_by_silence", "probes_by_day", "expected", "capacity", "forecast", "forecast_quality",
-                 "full")  # fmt: skip
+TABLES: Final = (
+    "dwell_by_service", "dwell_by_network", "transitions", "hours", "lost_by_network", *quiet.SCHEMAS, "timeouts",
+    "loss_by_silence", "probes_by_day", "expected", "attaches", "attaches_by_network", "attaches_by_hour",
+    "attach_refusals", "capacity", "forecast", "forecast_quality", "full",
+)  # fmt: skip
 FORMS: Final = ("parquet", "csv")
 
 RECOMMENDATIONS: Final = "recommendations.json"
@@ -107,6 +109,8 @@ class Report:
             runs = self._runs(history.select("seq", known.alias("at")), outcome)
             self._jobs(history, runs, outcome, first_ms, last_ms + 1)
         at = F.unix_millis("at")
+        self._attaches(self._export.table("attaches").where((at >= self._since_ms) & (at < self._until_ms)), history,
+                       outcome)  # fmt: skip
         snapshots = self._export.table("snapshots").where((at >= self._since_ms) & (at < self._until_ms)).cache()
         self._timeouts(snapshots.dropDuplicates(["seq"]), outcome)
         self._capacity(snapshots, outcome)
@@ -144,7 +148,25 @@ class Report:
         there = good.unionByName(stays.unfinished(everything, first_ms), allowMissingColumns=True)
         hours = dwell.hourly(there, ["service"], first_ms, until_ms)
         self._write(outcome, "hours", hours.orderBy("service", "state", "hour"))
+        self._told("weighing memory against wake-ups")
+        for name, table in quiet.tables(good, first_ms, until_ms).items():
+            self._write(outcome, name, table)
         everything.unpersist()
+
+    def _attaches(self, asked: DataFrame, history: DataFrame, outcome: Outcome) -> None:
+        self._told("counting how servers were served")
+        checked = attaches.checked(asked, self._now_ms).cache()
+        for why, rows in attaches.aside(checked).collect():
+            outcome.aside.add(f"attach, {why}", f"{rows:,} attaches: {why}", rows)
+        rows = attaches.with_hour(attaches.with_gone(checked, history)).cache()
+        if not rows.isEmpty():
+            for name, by in (("attaches", ["service", "way", "found"]), ("attaches_by_network", ["service", "network"]),
+                             ("attaches_by_hour", ["service", "hour"])):  # fmt: skip
+                self._write(outcome, name, attaches.served(rows, by).orderBy(*by))
+            refused = attaches.refusals(rows).orderBy(F.desc("count"), "service", "way", "step", "error")
+            self._write(outcome, "attach_refusals", refused)
+        rows.unpersist()
+        checked.unpersist()
 
     def _timeouts(self, snapshots: DataFrame, outcome: Outcome) -> None:
         self._told("estimating how long the networks bear silence")
@@ -186,6 +208,8 @@ class Report:
         for why, rows in capacity.aside(snapshots, self._now_ms).collect():
             outcome.aside.add(f"snapshot, {why}", f"{rows:,} snapshots: {why}", rows)
         hours = capacity.hourly(snapshots, self._now_ms).cache()
+        if hours.isEmpty():
+            return
         self._write(outcome, "capacity", hours.orderBy("service", "hour"))
         told = capacity.tell(hours)
         hours.unpersist()

@@ -41,7 +41,7 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
 
     began = time.monotonic()
     try:
-        session = start(master, memory, directory=str(scratch) if scratch else None)
+        session = start(master=master, memory=memory, directory=str(scratch) if scratch else None)
     except SparkError as error:
         raise click.ClickException(str(error)) from None
     from py4j.protocol import Py4JError

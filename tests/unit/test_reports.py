@@ -547,7 +547,16 @@ def test_a_report_has_its_tables_and_says_what_it_is_about(spark: SparkSession, 
     assert (
         outcome.tables
         == told_of["tables"]
-        == ["lost_by_network", "dwell_by_service", "dwell_by_network", "transitions", "hours"]
+        == [
+            "lost_by_network",
+            "dwell_by_service",
+            "dwell_by_network",
+            "transitions",
+            "hours",
+            "quiet_intervals",
+            "quiet_costs",
+            "gap_distribution",
+        ]
     )
     for name in outcome.tables:
         rows = pq.read_table(tmp_path / "report" / f"{name}.parquet").num_rows
@@ -556,7 +565,7 @@ def test_a_report_has_its_tables_and_says_what_it_is_about(spark: SparkSession, 
             assert len(list(csv.DictReader(file))) == rows
     assert not list((tmp_path / "report").glob(".*")), "nothing of Spark's is left"
     report(spark, exported, tmp_path / "report", UNTIL_MS)  # again, into the same directory
-    assert [path.name for path in (tmp_path / "report").iterdir()] == ["report.json"], "tables of other times are gone"
+    assert [path.name for path in (tmp_path / "report").iterdir()] == ["report.html", "report.json"], "tables of other times are gone"
 
 
 def test_a_report_says_what_is_not_known(spark: SparkSession, tmp_path: Path) -> None:
@@ -604,7 +613,7 @@ def test_a_report_says_what_is_not_known(spark: SparkSession, tmp_path: Path) ->
 def test_a_report_is_made_without_the_runs(spark: SparkSession, exported: Path, tmp_path: Path) -> None:
     (exported / "runs" / "runs.parquet").unlink()
     outcome = report(spark, exported, tmp_path / "report")
-    assert (outcome.rows, outcome.aside.counts, len(outcome.tables)) == (300, {"missing": 1}, 5)
+    assert (outcome.rows, outcome.aside.counts, len(outcome.tables)) == (300, {"missing": 1}, 8)
 
 
 def test_a_report_of_times_without_a_row_says_so(spark: SparkSession, exported: Path, tmp_path: Path) -> None:
