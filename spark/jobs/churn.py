@@ -12,9 +12,10 @@ clients, so what counts is not how many connections began:
     reconnects    of an hour: the lesser of how many began (that the client made) and ended in it. Clients that come in
                   the morning, or leave in the evening, do not reconnect
     held          connections that the address had at the same time, on average: each of them may be another client
-    usual         of the service's addresses, their medians, each address with the weight of the time that it held
-                  connections (else many addresses that were used once would say what is usual): reconnects for each connection held (one at least), in the
-                  record and in an address's worst hour (one at least); and how long a connection lasts
+    usual         of the service's addresses the medians, each address with the weight of the time that it held
+                  connections (else many addresses that were used once would say what is usual): reconnects for each
+                  connection held (one at least), in the record and in an address's worst hour (one at least); and how
+                  long a connection lasts
 
 An address that holds L connections, each of which lasts W as is usual, begins L/W of them (Little). It is granted
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flapping clients and networks, fleets that fail together, and silent deaths; by hand, and where the truth is known."""
+"""Flapping clients and networks, fleets that fail together, silent deaths: by hand, and where the truth is known."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_fleets_that_fail_together_are_found_with_the_likely_cause(made: Made) -
             rows.life(None, 60 * minute + random_.random() * 60, address="10.1.0.1")
     for number in range(300):  # a server ends, in two minutes, and it has a few ends besides
         rows.life(None, 60 * 600 + number / 3, C.SERVER_CLOSE, address=f"10.2.{number}.1")
-    for number in range(100):
+    for _ in range(100):
         rows.life(None, 60 * 600 + 30, C.CLIENT_CLOSE, error="ECONNRESET", address="10.2.0.1")
         rows.life(None, None, address="10.2.0.1")
     for minute in range(60, 120):  # a path, for an hour, and again after five
