@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from spark import recommending, stays
 from spark.estimating import Gaps
-from spark.jobs import attaches, capacity, dwell, quiet, timeouts
+from spark.jobs import attaches, capacity, churn, dwell, quiet, timeouts
 from spark.page import page
 from spark.reading import Aside, Export
 from spark.recommending import Cell, Network
@@ -31,9 +31,13 @@ NAME: Final = "report.json"
 TABLES: Final = (
     "dwell_by_service", "dwell_by_network", "transitions", "hours", "lost_by_network", *quiet.SCHEMAS, "timeouts",
     "loss_by_silence", "probes_by_day", "expected", "attaches", "attaches_by_network", "attaches_by_hour",
-    "attach_refusals", "capacity", "forecast", "forecast_quality", "full",
+    "attach_refusals", "flapping_clients", "flapping_networks", "failures", "silent_deaths", "capacity", "forecast",
+    "forecast_quality", "full",
 )  # fmt: skip
 FORMS: Final = ("parquet", "csv")
+
+CHURN: Final = {"clients": churn.CLIENTS, "networks": churn.NETWORKS}
+"""Of what flaps."""
 
 RECOMMENDATIONS: Final = "recommendations.json"
 EXPERIMENTS: Final = "experiments.json"
@@ -148,10 +152,28 @@ class Report:
         there = good.unionByName(stays.unfinished(everything, first_ms), allowMissingColumns=True)
         hours = dwell.hourly(there, ["service"], first_ms, until_ms)
         self._write(outcome, "hours", hours.orderBy("service", "state", "hour"))
+        self._churn(history, everything, outcome, first_ms, until_ms)
         self._told("weighing memory against wake-ups")
         for name, table in quiet.tables(good, first_ms, until_ms).items():
             self._write(outcome, name, table)
         everything.unpersist()
+
+    def _churn(self, history: DataFrame, everything: DataFrame, outcome: Outcome, first_ms: int,
+               until_ms: int) -> None:  # fmt: skip
+        self._told("looking for what flaps, and what failed together")
+        times = first_ms, until_ms
+        found = churn.events(history, everything, *times).persist(StorageLevel.DISK_ONLY)
+        hours = {name: churn.hours(found, by, *times).cache() for name, by in CHURN.items()}
+        totals = {name: churn.totals(hours[name], by, *times).cache() for name, by in CHURN.items()}
+        usually = churn.usual(totals["clients"], *times).cache()
+        for name, by in CHURN.items():
+            flapping = churn.flapping(found, totals[name], usually, by, *times)
+            self._write(outcome, f"flapping_{name}", flapping.orderBy(F.desc("score"), *by))
+        by = CHURN["networks"]
+        self._write(outcome, "failures", churn.failures(found, hours["networks"], by, *times).orderBy("began", *by))
+        self._write(outcome, "silent_deaths", churn.silent_deaths(found, by).orderBy(F.desc("ended"), *by))
+        for frame in (found, *hours.values(), *totals.values(), usually):
+            frame.unpersist()
 
     def _attaches(self, asked: DataFrame, history: DataFrame, outcome: Outcome) -> None:
         self._told("counting how servers were served")

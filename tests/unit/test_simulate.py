@@ -30,6 +30,8 @@ from spark.stays import CAUSES, STATES
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.soak  # a minute of both processors
+
 FLEET: Final = Fleet(
     clients=600, days=1, seed=57, networks=6, skew=3, timeout_s=(150, 900), off_per_day=0.1, outages=1, outage_s=1800,
     flapping=1, flap_s=1800, drop_s=300, doubled=0.001, chunk_rows=5000,
