@@ -134,33 +134,41 @@ def counts(stays: DataFrame, split_ms: int) -> DataFrame:
     starts     silences that began to be seen; entered: these, and those that came from another state of the silence
     moved      went on to another state; woke, closed: the silence ended; censored: no more is known"""
     known = silences(stays).where(F.col("ended").isNotNull())
+    number = {kind: F.lit(at) for at, kind in enumerate(KINDS)}
     closed = F.col("next") == int(State.CLOSED)
     kind = (
-        F.when(F.col("end") != SEEN, "censored")
-        .when(F.col("by").isin(*map(int, WAKING)), "woke")
-        .when(closed & (F.col("by") != int(Cause.SHUTDOWN)), "closed")
-        .when(closed | (F.col("next") == int(State.ACTIVE)), "censored")
-        .otherwise("moved")
+        F.when(F.col("end") != SEEN, number["censored"])
+        .when(F.col("by").isin(*map(int, WAKING)), number["woke"])
+        .when(closed & (F.col("by") != int(Cause.SHUTDOWN)), number["closed"])
+        .when(closed | (F.col("next") == int(State.ACTIVE)), number["censored"])
+        .otherwise(number["moved"])
     )
-    first = F.when(F.col("from") == int(State.ACTIVE), "starts").otherwise("entered")
+    first = F.when(F.col("from") == int(State.ACTIVE), number["starts"]).otherwise(number["entered"])
     in_train, in_held = F.col("began") < split_ms, F.col("ended") >= split_ms
-    both = in_train & in_held
 
     def event(when: Column, part: int, at: Column, kind: Column) -> Column:
+        """class << 4 | part << 3 | kind"""
         age = F.col("quiet_ms") + at - F.col("began")
-        return F.when(when, F.struct(F.lit(part).alias("part"), class_of(age).alias("class"), kind.alias("kind")))
+        return F.when(when, F.shiftleft(class_of(age), 4) + (part << 3) + kind)
 
-    events = F.array(
-        event(in_train, 0, F.col("began"), first),
-        event(in_train, 0, F.least("ended", F.lit(split_ms)), F.when(in_held, "censored").otherwise(kind)),
-        event(in_held, 1, F.greatest("began", F.lit(split_ms)), F.when(both, "entered").otherwise(first)),
-        event(in_held, 1, F.col("ended"), kind),
-    )
-    told = known.select("service", "linked", F.explode(F.array_compact(events)).alias("event"))
-    is_kind = {name: F.col("event.kind") == name for name in KINDS}
-    is_kind["entered"] |= is_kind["starts"]
-    return told.groupBy("service", "linked", "event.part", "event.class").agg(
-        *(F.count_if(condition).alias(name) for name, condition in is_kind.items())
+    events = {
+        "train_in": event(in_train, 0, F.col("began"), first),
+        "train_out": event(
+            in_train, 0, F.least("ended", F.lit(split_ms)), F.when(in_held, number["censored"]).otherwise(kind)
+        ),
+        "held_in": event(
+            in_held, 1, F.greatest("began", F.lit(split_ms)), F.when(in_train, number["entered"]).otherwise(first)
+        ),
+        "held_out": event(in_held, 1, F.col("ended"), kind),
+    }
+    # Stays with the same events are counted before these become rows: most begin at one of a few ages.
+    same = known.groupBy("service", "linked", *(one.alias(name) for name, one in events.items())).count()
+    each = same.select("service", "linked", "count", F.explode(F.array_compact(F.array(*events))).alias("event"))
+    counted = {name: F.col("event").bitwiseAND(7) == at for at, name in enumerate(KINDS)}
+    counted["entered"] |= counted["starts"]
+    part = F.shiftright("event", 3).bitwiseAND(1).alias("part")
+    return each.groupBy("service", "linked", part, F.shiftright("event", 4).alias("class")).agg(
+        *(F.sum(F.when(when, F.col("count")).otherwise(0)).alias(name) for name, when in counted.items())
     )
 
 
@@ -173,27 +181,34 @@ def in_force(stays: DataFrame, split_ms: int) -> DataFrame:
                                               had at most: the greater one of the two parts
     persistent                                whether most of those that left ACTIVE by `quiet` left out STANDBY"""
     quiet, left = F.col("cause") == int(Cause.QUIET), F.col("from") == int(State.ACTIVE)
-    late = F.col("began") >= split_ms
+    # Counted by whole seconds first, as `whole` has them: percentiles of all rows would cost more than all else here.
+    age = F.when(F.col("quiet_ms") >= 10_000, F.col("quiet_ms") - F.col("quiet_ms") % 1000).otherwise(F.col("quiet_ms"))
+    counted = silences(stays).where(quiet | left).groupBy(
+        "service", "from", "state", quiet.alias("quiet"), (F.col("began") >= split_ms).alias("late"), age.alias("age")
+    ).count()  # fmt: skip
     whens = {
-        STEPS[0]: quiet & left,
-        STEPS[1]: quiet & (F.col("from") == int(State.STANDBY)),
-        STEPS[2]: quiet & (F.col("from") == int(State.IDLE)),
+        name: F.col("quiet") & (F.col("from") == int(state))
+        for name, state in zip(STEPS, (State.ACTIVE, State.STANDBY, State.IDLE), strict=True)
     }
 
-    def age(when: Column, share: float) -> Column:
-        return F.percentile_approx(F.when(when, F.col("quiet_ms")), share)
+    def percentile(when: Column, share: float) -> Column:
+        return F.percentile(F.when(when, F.col("age")), share, F.col("count"))
 
-    medians = [F.coalesce(age(when & late, 0.5), age(when, 0.5)).alias(name) for name, when in whens.items()]
-    steps = [F.count_if(when).alias(f"{name}_steps") for name, when in whens.items()]
-    least = {
-        name: F.greatest(*(age(when & part, EARLIEST_SHARE) for part in (late, ~late))).alias(name)
+    def how_many(when: Column) -> Column:
+        return F.coalesce(F.sum(F.when(when, F.col("count"))), F.lit(0))
+
+    late = F.col("late")
+    medians = [
+        F.coalesce(percentile(when & late, 0.5), percentile(when, 0.5)).alias(name) for name, when in whens.items()
+    ]
+    steps = [how_many(when).alias(f"{name}_steps") for name, when in whens.items()]
+    least = [
+        F.greatest(*(percentile(when & part, EARLIEST_SHARE) for part in (late, ~late))).alias(name)
         for name, when in (("linked_ms", whens[STEPS[0]]), ("least_ms", left))
-    }
-    skips = F.count_if(whens[STEPS[0]] & (F.col("state") == int(State.IDLE)))
-    return (
-        silences(stays)
-        .groupBy("service")
-        .agg(*medians, *steps, *least.values(), (skips * 2 > F.count_if(whens[STEPS[0]])).alias("persistent"))
+    ]
+    skips = how_many(whens[STEPS[0]] & (F.col("state") == int(State.IDLE)))
+    return counted.groupBy("service").agg(
+        *medians, *steps, *least, (skips * 2 > how_many(whens[STEPS[0]])).alias("persistent")
     )
 
 
@@ -377,6 +392,7 @@ def plan(rows: Sequence[Mapping[str, Any]], force: Mapping[str, Any], days: floa
     candidates = sorted({truncated_s, *(float(math.ceil(at)) if at >= 10 else at for at in train.everyone.edges[1:])})
     best = thresholds(steps, [train.of(step) for step in steps], candidates)
     now = [math.inf if force[step.name] is None else whole(force[step.name] / 1000) for step in steps]
+    never = [math.isinf(before) and after >= end_s for before, after in zip(now, best, strict=True)]
     ski = ski_rental(steps)
     held_best = thresholds(steps, [held.of(step) for step in steps], sorted({truncated_s, *held.everyone.edges[1:]}))
     held_now, held_optimum = held.cost(steps, now), held.cost(steps, best)
@@ -394,7 +410,7 @@ def plan(rows: Sequence[Mapping[str, Any]], force: Mapping[str, Any], days: floa
             "steps": force[f"{step.name}_steps"],
             "in_force_s": None if math.isinf(now[at]) else now[at],
             "optimum_s": best[at],
-            "recommended_s": None if reason or (math.isinf(now[at]) and best[at] >= end_s) else best[at],
+            "recommended_s": None if reason or best[at] == now[at] or never[at] else best[at],
             "bound": "lower" if best[at] <= truncated_s else "upper" if best[at] >= end_s else None,
             "ski_rental_s": None if math.isinf(ski[at]) else ski[at],
             **{
@@ -473,10 +489,10 @@ SCHEMAS: Final = {
 def tables(stays: DataFrame, first_ms: int, until_ms: int, costs: Costs | None = None) -> dict[str, DataFrame]:
     """By name, of spark.stays.good; first_ms, until_ms: of the record. Costs are byte-seconds of a gap.
 
-        quiet_intervals    for each service and interval: how often it let a connection go down, the median age at
-                           which, the cheapest on the days before those held out, whether to recommend it, `bound`:
-                           whether it is the shortest (lower) or the longest (upper) that can be judged; ski rental's;
-                           and what it costs: byte-seconds a day of the memory that the step saves, and wakes a day
+        quiet_intervals    for each service and interval: how often it let a connection go down, and the median age at
+                           which; the cheapest on the days before those held out (optimum), and the same once more where
+                           it is recommended; `bound`: it is the shortest (lower) or the longest (upper) that can be
+                           judged; ski rental's; a day's byte-seconds of the memory that the step saves, and wakes
         quiet_costs        for each service: silences, how they ended, what can be judged, and a gap's cost with the
                            intervals as they are, the cheapest ones of the days before, ski rental's, the best fixed
                            ones of the days held out themselves, and with hindsight for each gap (offline)
