@@ -6,57 +6,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from control.cli.client import Client, daemon_options, json_option, print_json
 from control.client.calls import login
 
-WHY_LENGTH: Final = 1000
-
-
-class About(BaseModel):
-    """Of a rule: why, and what is expected; a day. by_hand: what people are to do, since no one rule can."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    why: str
-    new: bool = False
-    by_hand: str | None = None
-    interval_s: int | None = None
-    recommended_s: int | None = None
-    probes_a_day: int | None = None
-    probes_a_day_then: int | None = None
-    bytes_saved_a_day: int | None = None
-    lost_a_day: float | None = None
-    lost_a_day_then: int | None = None
-
-
-class Recommended(BaseModel):
-    """As `roost report` writes it. version: of the rules that it is about; report: which one it is."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    report: Annotated[str, Field(max_length=200)]
-    version: int
-    rule: list[dict[str, Any]]
-    about: dict[str, About]
-
-    def why(self) -> str:
-        """For the history of rules, by which the next report compares what was expected with what came."""
-        text = f"report of {self.report}"
-        for name in (str(rule.get("name")) for rule in self.rule):
-            about = self.about.get(name)
-            if about is None or about.probes_a_day_then is None:
-                continue
-            more = f"{';' if ' expects ' in text else ':'} {name} expects {about.probes_a_day_then} probes and "
-            more += f"{about.lost_a_day_then or 0} lost a day"
-            if len(text) + len(more) > WHY_LENGTH:
-                break
-            text += more
-        return text
+if TYPE_CHECKING:
+    from control.cli.recommended import About, Recommended
 
 
 @click.command("recommend")
@@ -106,6 +64,10 @@ def command(path: Path, does_apply: bool, daemon: Client, as_json: bool) -> None
 
 
 def _read(path: Path) -> Recommended:
+    from pydantic import ValidationError
+
+    from control.cli.recommended import Recommended
+
     try:
         return Recommended.model_validate_json(path.read_bytes())
     except OSError as error:
