@@ -114,7 +114,7 @@ def test_a_report_recommends_by_its_snapshots(spark: SparkSession, tmp_path: Pat
     write_json(data / "_export.json", {"version": VERSION, "since_ms": None, "until_ms": None})
 
     outcome = Report(spark, Export(spark, str(data)), out, None, None, lambda _: None).run()
-    assert outcome.tables == ["probes_by_day", "timeouts", "loss_by_silence", "capacity"]
+    assert outcome.tables == ["probes_by_day", "timeouts", "loss_by_silence"]
     found = pq.read_table(out / "timeouts.parquet").to_pylist()
     assert [(one["service"], one["rules"], one["known"]) for one in found] == [("meter", "=carrier", "found")]
     assert (out / "timeouts.csv").read_text().splitlines()[1].startswith("meter,'=carrier,")
