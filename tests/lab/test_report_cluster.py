@@ -24,7 +24,7 @@ from tests.bench.report import make
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
 
-ROWS = 300_000
+ROWS = 20_000
 CLASS = Path(pyspark.__file__).with_name("bin") / "spark-class"
 
 
@@ -48,7 +48,10 @@ class Cluster:
     def _start(self, name: str, *argv: str) -> subprocess.Popen[bytes]:
         log = self._stack.enter_context((self._directory / f"{name}.log").open("wb"))
         env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": str(self._directory)}
-        process = subprocess.Popen([CLASS, *argv], stdout=log, stderr=log, env=env, start_new_session=True)
+        ends_with_us = ["setpriv", "--pdeathsig", "KILL"]
+        process = subprocess.Popen(
+            [*ends_with_us, CLASS, *argv], stdout=log, stderr=log, env=env, start_new_session=True
+        )
         self._stack.callback(self.kill, process)
         return process
 
