@@ -39,8 +39,8 @@ thousand places, and what clients do together (a power cut) is no chance: by chi
 in a million."""
 
 LEAST_SHARE: Final = 0.005
-"""Of the connections, at least so many are lost at the time-out: fewer are not told apart from what happens at any
-age."""
+"""Of the probes after longer silences, at least so many are lost by the time-out. A connection that was lost is
+probed no more, so it is less than the share of the connections that have it."""
 
 LEAST_PROBES: Final = 30
 """Answered ones, for the longest silence that was tried."""

@@ -68,9 +68,10 @@ def start(master: str = "local[*]", memory: str | None = None, directory: str | 
     if memory is not None and not _MEMORY.fullmatch(memory):
         raise SparkError(f"{memory} is no amount of memory; write 8g, or 700m")
     try:
+        import matplotlib  # noqa: F401 it is wanted at the end
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise SparkError(f"a report needs pyspark ({error}): pip install 'roost[reports]'") from None
+        raise SparkError(f"a report needs pyspark and matplotlib ({error}): pip install 'roost[reports]'") from None
     java()
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)  # it says all that is raised, as JSON
     builder = SparkSession.builder.appName("roost report").master(master)

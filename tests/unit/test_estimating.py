@@ -163,6 +163,6 @@ def test_kaplan_and_meier_are_biased_and_the_estimate_is_not() -> None:
     assert exact == pytest.approx(0.5, abs=0.05)
     at_risk = np.cumsum(made.probes[::-1])[::-1]
     by_kaplan_meier = 1 - np.cumprod(1 - made.lost / at_risk)[-1]
-    assert by_kaplan_meier > 0.9  # nobody outlives the longest silence, it says
+    assert by_kaplan_meier > 0.9  # all are lost by the longest silence, it says
     assert kaplan_meier(made, 0.5) == 2304
     assert kaplan_meier(gaps((60, 100, 0)), 0.5) is None

@@ -74,7 +74,7 @@ def test_an_hour_has_what_there_was_on_average_and_what_happened_in_all(spark: S
               span_ms=20 * MINUTE),
         taken(6, 30, "web", {"SLEEP": 21, "IDLE CLOSED probe-timeout": 6, "NONE SLEEP restore": 8, "probes": 6},
               span_ms=20 * MINUTE),
-        # The hour from 1:00 on has no snapshot. In the one from 2:00 on there is nobody.
+        # The hour from 1:00 on has no snapshot. In the one from 2:00 on there is no connection.
         taken(7, 150, None, OWN),
         taken(8, 150, None, {"ACTIVE": 2, "tx_bytes": 3}),  # of a service that is not known any more
         # The clock is set back by half an hour.

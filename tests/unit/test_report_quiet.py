@@ -94,7 +94,7 @@ def test_each_silence_enters_and_leaves_at_its_age_whatever_ends_it(spark: Spark
         # A rebuilt one could not be linked, and waits: it has woken once.
         born(6), *down(6, 0, [60, 120, 200]), Row(6, 250, S.SLEEP, S.IDLE, C.CLIENT_DATA, 250),
         Row(6, 260, S.IDLE, S.ACTIVE, C.CLIENT_DATA, 260),
-        # An operator wakes it: nobody knows how long it would have been silent.
+        # An operator wakes it: censored, since how long it would have been silent is unknown.
         born(7), *down(7, 0, [60, 120]), Row(7, 130, S.IDLE, S.STANDBY, C.COMMAND, 130),
         Row(7, 140, S.STANDBY, S.IDLE, C.COMMAND, 140), Row(7, 150, S.IDLE, S.ACTIVE, C.COMMAND, 150),
     ]  # fmt: skip

@@ -669,3 +669,10 @@ def test_without_java_one_sentence_says_what_to_install(
     result = CliRunner().invoke(command, ["somewhere"])
     assert result.exit_code == 1
     assert says in result.output
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "pyspark.sql"])
+def test_what_is_not_installed_is_said_before_anything_is_read(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(session.SparkError, match=r"needs pyspark and matplotlib .*roost\[reports\]"):
+        session.start()
