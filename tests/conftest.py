@@ -51,7 +51,9 @@ BEGUN_FIRST = (  # of all files: those that take longest, 60 to 240 s each on a 
     "tests/lab/test_simulator_appliance.py",
     "tests/lab/test_capture.py",
 )
-BACKGROUND = (  # files that compute for 60 to 120 s, and ask no clock
+WHOLE = ("tests/unit/spark",)  # one Java for all of them
+BACKGROUND = (  # what computes for 60 to 200 s, and asks no clock
+    "tests/unit/spark",
     "tests/unit/test_interleavings.py",
     "tests/unit/test_interleavings_planted.py",
     "tests/unit/test_interleavings_reordered.py",
@@ -128,22 +130,24 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config) -> Distribution:
     # Who is not root could not take it back, and runs no test that is to run alone.
     background = BACKGROUND if os.geteuid() == 0 else ()
-    return Distribution(config.option.numprocesses, config.stash[TOGETHER], BEGUN_FIRST, background, set_yielding)
+    return Distribution(
+        config.option.numprocesses, config.stash[TOGETHER], BEGUN_FIRST, background, set_yielding, WHOLE
+    )
 
 
 def set_yielding(node: WorkerController, yields: bool) -> None:
     policy = os.SCHED_IDLE if yields else os.SCHED_OTHER
-    for process in family(node.gateway._io.popen.pid):
+    for task in family(node.gateway._io.popen.pid):
         with suppress(ProcessLookupError):
-            os.sched_setscheduler(process, policy, os.sched_param(0))
+            os.sched_setscheduler(task, policy, os.sched_param(0))
 
 
 def family(process: int) -> Iterator[int]:
-    """A process and all that it began. A child that begins once its parent was named is its parent's to tell: if that
-    was changed, so was the child."""
-    yield process
+    """The threads of a process and of all that it began. What begins once the one that begins it was named inherits
+    from that: if that was changed, so was the new one."""
     with suppress(FileNotFoundError, ProcessLookupError):
         for task in Path(f"/proc/{process}/task").iterdir():
+            yield int(task.name)
             for child in (task / "children").read_text().split():
                 yield from family(int(child))
 

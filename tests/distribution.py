@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How pytest-xdist's workers share the tests (`pytest -n`): whole files side by side, then the tests marked `alone`.
+A directory whose files share what takes long to start counts as one file.
 
 Those that run alone wait more than they compute. What computes only is done meanwhile, where no other task wants the
 processor (SCHED_IDLE, sched(7)), and with a share like any other's once none is left that runs alone.
@@ -25,6 +26,7 @@ class Distribution:
 
     `first`: files, as ids begin, that are not to be the last ones to begin, since the whole run would wait for them.
     `background`: files that may run while others run alone; `yielding(node, True)` is called as a worker begins to.
+    `whole`: directories that count as one file each; `first` and `background` name them so.
     `together`: a file that says, once the tests are collected, how many of them may run beside others; the rest follow.
     """
 
@@ -35,12 +37,14 @@ class Distribution:
         first: Sequence[str] = (),
         background: Sequence[str] = (),
         yielding: Callable[[WorkerController, bool], None] = lambda node, does: None,
+        whole: Sequence[str] = (),
     ) -> None:
         self._workers = workers
         self._count = together
         self._first = first
         self._background = background
         self._yielding = yielding
+        self._whole = tuple(f"{directory}/" for directory in whole)
         self._together = 0
         self._ids: list[str] = []
         self._collected: dict[WorkerController, list[str]] = {}
@@ -113,10 +117,15 @@ class Distribution:
     def _sorted(self) -> deque[deque[int]]:
         files: dict[tuple[bool, str], deque[int]] = {}
         for number, name in enumerate(self._ids):
-            files.setdefault((number >= self._together, name.partition("::")[0]), deque()).append(number)
+            files.setdefault((number >= self._together, self._file_of(name)), deque()).append(number)
         first = {name: place for place, name in enumerate(self._first)}
         order = sorted(files, key=lambda file: (file[0], file[1] in self._background, first.get(file[1], len(first))))
         return deque(files[file] for file in order)
+
+    def _file_of(self, name: str) -> str:
+        """A test's file, or the directory that counts as one."""
+        file = name.partition("::")[0]
+        return next((directory[:-1] for directory in self._whole if file.startswith(directory)), file)
 
     def _feed(self, node: WorkerController) -> None:
         """Tell a worker what comes next, or that nothing does."""
@@ -144,7 +153,7 @@ class Distribution:
     def _background_of(self, node: WorkerController) -> list[bool]:
         """Of each test that a worker has been given, whether it may run in the background."""
         given = [*self._told[node], *self._begun[node]]
-        return [self._ids[test].partition("::")[0] in self._background for test in given]
+        return [self._file_of(self._ids[test]) in self._background for test in given]
 
     def _is_behind(self, node: WorkerController) -> bool:
         given = self._background_of(node)

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from control.store.store import Store
 from tests.databases import Cluster, Database, Postgres, Sqlite
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @pytest.fixture(scope="session")
@@ -58,16 +55,3 @@ def make(database: Database) -> Iterator[Callable[..., Store]]:
     yield factory
     for store in made:
         store.close()
-
-
-@pytest.fixture(scope="session")
-def _spark_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("spark")
-
-
-@pytest.fixture(scope="module")
-def spark(_spark_directory: Path) -> SparkSession:
-    """One Java for each process of the tests."""
-    from tests.quick import quick
-
-    return quick(master="local[2]", memory="1g", directory=str(_spark_directory))

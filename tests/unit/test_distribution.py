@@ -50,14 +50,16 @@ class Run:
         alone: int,
         first: Sequence[str] = (),
         background: Sequence[str] = (),
+        whole: Sequence[str] = (),
+        names: str | Sequence[str] = "abcdefgh",
     ) -> None:
-        together = [f"{'abcdefgh'[number]}.py::t{test}" for number, size in enumerate(sizes) for test in range(size)]
+        together = [f"{names[number]}.py::t{test}" for number, size in enumerate(sizes) for test in range(size)]
         self.ids = together + [f"a.py::alone{number}" for number in range(alone)]
         self.together = len(together)
         (tmp_path / "together").write_text(str(len(together)))
         self.background = background
         self.yielding: set[str] = set()
-        self.plan = Distribution(workers, tmp_path / "together", first, background, self.set_yielding)
+        self.plan = Distribution(workers, tmp_path / "together", first, background, self.set_yielding, whole)
         self.workers = [Worker(f"gw{number}") for number in range(workers)]
         self.ran: list[tuple[str, str]] = []
         for worker in self.workers:
@@ -124,6 +126,13 @@ def test_each_test_runs_once_files_stay_together_and_those_that_run_alone_come_l
 def test_files_that_take_long_begin_first(tmp_path: Path) -> None:
     run = Run(tmp_path, 2, [3, 3, 3, 3], 1, first=["d.py", "c.py"])
     assert [run.ids[worker.told[0]] for worker in run.workers] == ["d.py::t0", "c.py::t0"]
+
+
+def test_the_files_of_a_directory_that_counts_as_one_have_one_worker_and_its_place(tmp_path: Path) -> None:
+    run = Run(tmp_path, 3, [2, 2, 2, 2], 0, first=["x"], whole=["x"], names=["a", "x/b", "x/y/c", "xx"])
+    assert [run.ids[number] for number in run.workers[0].told] == ["x/b.py::t0", "x/b.py::t1", "x/y/c.py::t0"]
+    run.finish(random.Random(1))
+    assert len({worker for worker, test in run.ran if test.startswith("x/")}) == 1
 
 
 def test_a_worker_is_told_little_ahead_so_that_a_run_can_be_stopped(tmp_path: Path) -> None:

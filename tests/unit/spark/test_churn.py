@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from control.core.states import Cause, State
 from spark import stays
 from spark.jobs import churn
-from tests.unit.test_reports import BEGIN_MS, HOUR_MS, history, ms, step, told
+from tests.unit.spark.given import BEGIN_MS, HOUR_MS, history, ms, step, told
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,7 +16,7 @@ from control.core.states import Cause, State
 from control.export.columns import ATTACHES, HISTORY
 from spark.columns import struct_of
 from spark.jobs import attaches
-from tests.unit.test_reports import BEGIN_MS, HOUR_MS, UNTIL_MS, history, ms, step, told
+from tests.unit.spark.given import BEGIN_MS, HOUR_MS, UNTIL_MS, history, ms, step, told
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
