@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark import recommending, stays
@@ -24,6 +23,7 @@ from spark.jobs import attaches, capacity, churn, dwell, quiet, timeouts
 from spark.page import page
 from spark.reading import Aside, Export
 from spark.recommending import Cell, Network
+from spark.stage import Stage
 
 NAME: Final = "report.json"
 """What the report is about, and what was set aside."""
@@ -78,11 +78,11 @@ class Report:
     """since_ms, until_ms: of the rows that are of interest; out: a directory, which need not be there. told: what is
     being done, a sentence each time."""
 
-    def __init__(self, spark: SparkSession, export: Export, out: Path, since_ms: int | None, until_ms: int | None,
+    def __init__(self, export: Export, out: Path, stage: Stage, since_ms: int | None, until_ms: int | None,
                  told: Callable[[str], None]) -> None:  # fmt: skip
-        self._spark = spark
         self._export = export
         self._out = out
+        self._stage = stage
         self._since_ms = since_ms if since_ms is not None else 0
         self._until_ms = until_ms if until_ms is not None else LAST_MS
         self._told = told
@@ -115,10 +115,10 @@ class Report:
         at = F.unix_millis("at")
         self._attaches(self._export.table("attaches").where((at >= self._since_ms) & (at < self._until_ms)), history,
                        outcome)  # fmt: skip
-        snapshots = self._export.table("snapshots").where((at >= self._since_ms) & (at < self._until_ms)).cache()
+        snapshots = self._export.table("snapshots").where((at >= self._since_ms) & (at < self._until_ms))
+        snapshots = self._stage.keep(snapshots, "snapshots")
         self._timeouts(snapshots.dropDuplicates(["seq"]), outcome)
         self._capacity(snapshots, outcome)
-        snapshots.unpersist()
         (self._out / NAME).write_text(json.dumps(_told(outcome), indent=2) + "\n")
         self._told("drawing")
         page.write(self._out)
@@ -127,21 +127,19 @@ class Report:
     def _jobs(self, history: DataFrame, runs: Sequence[stays.Run], outcome: Outcome, first_ms: int,
               until_ms: int) -> None:  # fmt: skip
         self._told(f"{outcome.rows:,} transitions: finding how long each connection stayed in each state")
-        everything = stays.of(history, runs, until_ms).persist(StorageLevel.DISK_ONLY)  # for all jobs
+        everything = self._stage.keep(stays.of(history, runs, until_ms), "stays")
         for why, rows in stays.aside(everything).collect():
             outcome.aside.add(why, f"{rows:,} rows of the history: {why}", rows)
         good = stays.good(everything)
         outcome.unknown = {row["end"]: row["stays"] for row in stays.unknown(good).collect()}
         self._told("counting how long they stay")
         by = ["service", "network"]
-        counted = dwell.durations(dwell.with_network(good), by).cache()
-        places = timeouts.by_place(good).cache()
+        counted = self._stage.keep(dwell.durations(dwell.with_network(good), by), "durations")
+        places = self._stage.keep(timeouts.by_place(good), "places")
         self._write(outcome, "lost_by_network", timeouts.lost_by_network(places))
         self._places = [Network(*row) for row in timeouts.candidates(places, PLACES).collect()]
-        places.unpersist()
         self._write(outcome, "dwell_by_service", dwell.dwell(counted, by[:1]).orderBy(*by[:1], "state"))
         self._write(outcome, "dwell_by_network", dwell.dwell(counted, by).orderBy(*by, "state"))
-        counted.unpersist()
         self._told("counting what ends their stays")
         self._write(
             outcome,
@@ -156,39 +154,35 @@ class Report:
         self._told("weighing memory against wake-ups")
         for name, table in quiet.tables(good, first_ms, until_ms).items():
             self._write(outcome, name, table)
-        everything.unpersist()
 
     def _churn(self, history: DataFrame, everything: DataFrame, outcome: Outcome, first_ms: int,
                until_ms: int) -> None:  # fmt: skip
         self._told("looking for what flaps, and what failed together")
         times = first_ms, until_ms
-        found = churn.events(history, everything, *times).persist(StorageLevel.DISK_ONLY)
-        hours = {name: churn.hours(found, by, *times).cache() for name, by in CHURN.items()}
-        totals = {name: churn.totals(hours[name], by, *times).cache() for name, by in CHURN.items()}
-        usually = churn.usual(totals["clients"], *times).cache()
+        found = self._stage.keep(churn.events(history, everything, *times), "events")
+        keep = self._stage.keep
+        hours = {name: keep(churn.hours(found, by, *times), f"hours_of_{name}") for name, by in CHURN.items()}
+        totals = {name: keep(churn.totals(hours[name], by, *times), f"totals_of_{name}") for name, by in CHURN.items()}
+        usually = keep(churn.usual(totals["clients"], *times), "usual")
         for name, by in CHURN.items():
             flapping = churn.flapping(found, totals[name], usually, by, *times)
             self._write(outcome, f"flapping_{name}", flapping.orderBy(F.desc("score"), *by))
         by = CHURN["networks"]
         self._write(outcome, "failures", churn.failures(found, hours["networks"], by, *times).orderBy("began", *by))
         self._write(outcome, "silent_deaths", churn.silent_deaths(found, by).orderBy(F.desc("ended"), *by))
-        for frame in (found, *hours.values(), *totals.values(), usually):
-            frame.unpersist()
 
     def _attaches(self, asked: DataFrame, history: DataFrame, outcome: Outcome) -> None:
         self._told("counting how servers were served")
-        checked = attaches.checked(asked, self._now_ms).cache()
+        checked = self._stage.keep(attaches.checked(asked, self._now_ms), "attaches")
         for why, rows in attaches.aside(checked).collect():
             outcome.aside.add(f"attach, {why}", f"{rows:,} attaches: {why}", rows)
-        rows = attaches.with_hour(attaches.with_gone(checked, history)).cache()
+        rows = self._stage.keep(attaches.with_hour(attaches.with_gone(checked, history)), "attaches_with_gone")
         if not rows.isEmpty():
             for name, by in (("attaches", ["service", "way", "found"]), ("attaches_by_network", ["service", "network"]),
                              ("attaches_by_hour", ["service", "hour"])):  # fmt: skip
                 self._write(outcome, name, attaches.served(rows, by).orderBy(*by))
             refused = attaches.refusals(rows).orderBy(F.desc("count"), "service", "way", "step", "error")
             self._write(outcome, "attach_refusals", refused)
-        rows.unpersist()
-        checked.unpersist()
 
     def _timeouts(self, snapshots: DataFrame, outcome: Outcome) -> None:
         self._told("estimating how long the networks bear silence")
@@ -229,12 +223,11 @@ class Report:
         self._told("forecasting what there will be")
         for why, rows in capacity.aside(snapshots, self._now_ms).collect():
             outcome.aside.add(f"snapshot, {why}", f"{rows:,} snapshots: {why}", rows)
-        hours = capacity.hourly(snapshots, self._now_ms).cache()
+        hours = self._stage.keep(capacity.hourly(snapshots, self._now_ms), "hours")
         if hours.isEmpty():
             return
         self._write(outcome, "capacity", hours.orderBy("service", "hour"))
         told = capacity.tell(hours)
-        hours.unpersist()
         for name, table in (("forecast", told.forecast), ("forecast_quality", told.quality), ("full", told.full)):
             if table.num_rows:
                 self._write_table(outcome, name, table)

@@ -82,6 +82,7 @@ def start(master: str = "local[*]", memory: str | None = None, directory: str | 
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.adaptive.enabled": "true",
         "spark.sql.ansi.enabled": "true",  # what does not fit fails, and is not another number
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "16",  # else a task looks for each file
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
         **({"spark.local.dir": directory} if directory else {}),
         **({"spark.executor.memory": memory} if memory else {}),

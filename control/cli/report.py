@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from pathlib import Path
 
@@ -21,11 +22,11 @@ from control.cli.export import Time
 @click.option("--memory", help="Of Java's heap; else 8g, or of less than 14 GB three fifths.")
 @click.option("--master", default="local[*]", show_default=True,
               help="Where Spark works: here, or in a cluster, as spark://HOST:7077, which reads DIR, too.")  # fmt: skip
-@click.option("--scratch", type=click.Path(path_type=Path, file_okay=False, exists=True),
-              help="Where Spark puts what does not fit into memory; else the temporary directory.")  # fmt: skip
+@click.option("--scratch", metavar="DIR",
+              help="Where rows are kept meanwhile, else in TMPDIR. All nodes of a cluster must see it.")  # fmt: skip
 @json_option
 def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, memory: str | None,
-            master: str, scratch: Path | None, as_json: bool) -> None:  # fmt: skip
+            master: str, scratch: str | None, as_json: bool) -> None:  # fmt: skip
     """How connections behave: for how long they stay in which state, when and how networks lose them, which rules
     follow: a page, tables and recommendations, made of an export.
 
@@ -40,8 +41,13 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
     from spark.session import SparkError, reason, start
 
     began = time.monotonic()
+    is_local = master.startswith("local")
+    if scratch is None and not is_local:
+        raise click.UsageError("a cluster needs --scratch, a directory or URL that all of its nodes see")
+    if scratch is not None and is_local and not Path(scratch).is_dir():
+        raise click.BadParameter(f"{scratch}: there is no such directory", param_hint="--scratch")
     try:
-        session = start(master=master, memory=memory, directory=str(scratch) if scratch else None)
+        session = start(master=master, memory=memory, directory=scratch if is_local else None)
     except SparkError as error:
         raise click.ClickException(str(error)) from None
     from py4j.protocol import Py4JError
@@ -50,12 +56,15 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
     from spark.page.page import NAME as PAGE
     from spark.reading import Export, NoExportError
     from spark.report import NAME, Report
+    from spark.stage import Stage
 
     def say(what: str) -> None:
         click.echo(f"{time.monotonic() - began:6.1f} s  {what}", err=True)
 
     try:
-        outcome = Report(session, Export(session, data), out, since_ms, until_ms, say).run()
+        export = Export(session, data)
+        with Stage(session, scratch or tempfile.gettempdir()) as stage:
+            outcome = Report(export, out, stage, since_ms, until_ms, say).run()
     except NoExportError as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:

@@ -35,6 +35,7 @@ from control.export.files import digest_of, write_json, write_table
 from spark import session
 from spark.reading import Export
 from spark.report import Report as Made
+from spark.stage import Stage
 from tests.bench.direct import say
 from tests.bench.figures import Report, Target
 
@@ -125,7 +126,8 @@ def by_spark(data: Path, out: Path, scratch: Path) -> tuple[float, float]:
     spark = session.start(memory=MEMORY, directory=str(scratch))
     try:
         began = time.monotonic()
-        Made(spark, Export(spark, str(data)), out, None, None, lambda _: None).run()
+        with Stage(spark, str(scratch)) as stage:
+            Made(Export(spark, str(data)), out, stage, None, None, lambda _: None).run()
         took = time.monotonic() - began
         pools: Any = spark._jvm.java.lang.management.ManagementFactory.getMemoryPoolMXBeans()  # type: ignore[union-attr]
         heap = [pool for pool in pools if pool.getType().name() == "HEAP"]

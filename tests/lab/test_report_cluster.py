@@ -81,7 +81,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def report(data: Path, out: Path, master: str) -> subprocess.Popen[str]:
     argv = [sys.executable, "-m", "control.cli.main", "report", str(data), "--out", str(out), "--master", master,
-            "--memory", "700m"]  # fmt: skip
+            "--scratch", str(out.parent), "--memory", "700m"]  # fmt: skip
     env = {**python_environment(), "SPARK_LOCAL_IP": "127.0.0.1"}
     return subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=env)
 

@@ -24,6 +24,7 @@ from control.export.columns import HISTORY, RUNS, VERSION
 from control.export.files import digest_of, write_json
 from spark import reading, session, stays
 from spark.report import Outcome, Report, plain
+from spark.stage import Stage
 from tests.mutants import ROOT
 from tests.unit.spark.given import BEGIN_MS, HOUR_MS, UNTIL_MS, C, S, files, ms, step
 
@@ -50,7 +51,8 @@ def fake_export(root: Path, rows: Sequence[dict[str, Any]], runs: Sequence[dict[
 def report(
     spark: SparkSession, data: Path, out: Path, since_ms: int | None = None, until_ms: int | None = None
 ) -> Outcome:
-    return Report(spark, reading.Export(spark, str(data)), out, since_ms, until_ms, lambda _: None).run()
+    with Stage(spark, str(out.parent)) as stage:
+        return Report(reading.Export(spark, str(data)), out, stage, since_ms, until_ms, lambda _: None).run()
 
 
 def test_a_report_has_its_tables_and_says_what_it_is_about(spark: SparkSession, exported: Path, tmp_path: Path) -> None:
@@ -138,6 +140,8 @@ def test_a_formula_stays_text_in_csv() -> None:
 @pytest.mark.parametrize(("options", "says"), [
     (["--memory", "8x"], "8x is no amount of memory"),
     (["--out", "/proc/report"], "/proc/report: No such file or directory"),
+    (["--scratch", "/nowhere"], "/nowhere: there is no such directory"),
+    (["--master", "spark://127.0.0.1:9"], "a cluster needs --scratch"),
 ])  # fmt: skip
 def test_what_cannot_be_is_said_in_a_sentence_before_anything_long(
     exported: Path, options: list[str], says: str
@@ -150,6 +154,17 @@ def test_what_cannot_be_is_said_in_a_sentence_before_anything_long(
     assert "finding how long" not in done.stderr
 
 
+def test_what_is_kept_meanwhile_is_as_it_was_and_gone_afterwards(spark: SparkSession, tmp_path: Path) -> None:
+    columns = "id byte, name string, counts map<string,long>"
+    frame = spark.createDataFrame([(1, None, {"a": 2}), (2, "x", None)], columns)
+    with Stage(spark, str(tmp_path)) as stage:
+        kept = stage.keep(frame, "some")
+        assert kept.schema == frame.schema
+        assert sorted(kept.collect()) == sorted(frame.collect())
+        assert list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_spark_says_is_one_line(
     spark: SparkSession, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,8 +173,10 @@ def test_what_spark_says_is_one_line(
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     broken = "seq < raise_error('no space left\\nat org.apache')"
     monkeypatch.setattr(stays, "good", lambda frame: frame.where(broken))
-    result = CliRunner().invoke(command, [str(exported), "--out", str(tmp_path / "report")])
+    argv = [str(exported), "--out", str(tmp_path / "report"), "--scratch", str(tmp_path)]
+    result = CliRunner().invoke(command, argv)
     assert (result.exit_code, result.exception.__class__) == (1, SystemExit)
+    assert not list(tmp_path.glob("roost-report-*"))
     assert "no space left" in result.output
     assert "at org.apache" not in result.output
 

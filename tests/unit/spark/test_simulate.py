@@ -25,6 +25,7 @@ from spark.report import Report
 from spark.simulate import cycles
 from spark.simulate.fleet import HOUR_MS, Fleet, plan
 from spark.simulate.writing import TRUTH, simulate
+from spark.stage import Stage
 from spark.stays import CAUSES, STATES
 
 if TYPE_CHECKING:
@@ -171,7 +172,8 @@ def test_restarts_end_runs_and_find_those_that_were_awake(made: Made) -> None:
 
 def test_a_report_finds_the_truth(made: Made, spark: SparkSession, tmp_path: Path) -> None:
     export = Export(spark, str(made.directory))
-    outcome = Report(spark, export, tmp_path, None, None, lambda _: None).run()
+    with Stage(spark, str(tmp_path)) as stage:
+        outcome = Report(export, tmp_path, stage, None, None, lambda _: None).run()
     assert dict(outcome.aside.counts) == {"doubled": made.truth["doubled"]}
     assert (outcome.rows, outcome.dropped) == (len(made.history), made.truth["dropped"])
     assert outcome.unknown.keys() <= {stays.LOST, stays.CLOCK, stays.RESTART}

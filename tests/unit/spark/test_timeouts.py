@@ -20,6 +20,7 @@ from control.export.files import digest_of, write_json, write_table
 from spark.jobs import timeouts
 from spark.reading import Export
 from spark.report import Report
+from spark.stage import Stage
 from tests.unit.test_estimating import drawn
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ def test_a_report_recommends_by_its_snapshots(spark: SparkSession, tmp_path: Pat
     write_table(data / "runs" / "runs.parquet", RUNS.empty_table())
     write_json(data / "_export.json", {"version": VERSION, "since_ms": None, "until_ms": None})
 
-    outcome = Report(spark, Export(spark, str(data)), out, None, None, lambda _: None).run()
+    with Stage(spark, str(tmp_path)) as stage:
+        outcome = Report(Export(spark, str(data)), out, stage, None, None, lambda _: None).run()
     assert outcome.tables == ["probes_by_day", "timeouts", "loss_by_silence"]
     found = pq.read_table(out / "timeouts.parquet").to_pylist()
     assert [(one["service"], one["rules"], one["known"]) for one in found] == [("meter", "=carrier", "found")]
