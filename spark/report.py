@@ -159,6 +159,8 @@ class Report:
                until_ms: int) -> None:  # fmt: skip
         self._told("looking for what flaps, and what failed together")
         times = first_ms, until_ms
+        if outcome.aside.counts["doubled"]:
+            history = history.dropDuplicates(["id", "seq"])
         found = self._stage.keep(churn.events(history, everything, *times), "events")
         keep = self._stage.keep
         hours = {name: keep(churn.hours(found, by, *times), f"hours_of_{name}") for name, by in CHURN.items()}

@@ -22,7 +22,10 @@ MOST_MB: Final = 8192
 SHARE: Final = 0.6
 """Of the machine's memory, at most, where nobody says how much."""
 
-_MEMORY: Final = re.compile(r"\d+[mg]", re.IGNORECASE)
+LEAST_MB: Final = 512
+"""Spark does not start with less than 450."""
+
+_MEMORY: Final = re.compile(r"(\d{1,6})([mg])", re.IGNORECASE)
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 _VERSION: Final = re.compile(r'version "(\d+)')
 
@@ -51,8 +54,23 @@ def java() -> str:
 
 
 def default_memory() -> str:
-    machine_mb = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
-    return f"{min(MOST_MB, int(machine_mb * SHARE))}m"
+    return f"{min(MOST_MB, int(machine_mb() * SHARE))}m"
+
+
+def machine_mb() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def check_memory(memory: str, is_local: bool) -> None:
+    """Raises SparkError."""
+    found = _MEMORY.fullmatch(memory)
+    if found is None:
+        raise SparkError(f"{memory} is no amount of memory; write 8g, or 700m")
+    wanted_mb = int(found[1]) * (1024 if found[2] in "gG" else 1)
+    if wanted_mb < LEAST_MB:
+        raise SparkError(f"{memory} is too little memory; Spark needs {LEAST_MB}m at least")
+    if is_local and wanted_mb > machine_mb():
+        raise SparkError(f"{memory} is more memory than this machine has, {machine_mb()}m")
 
 
 def reason(error: Exception) -> str:
@@ -65,8 +83,9 @@ def reason(error: Exception) -> str:
 def start(master: str = "local[*]", memory: str | None = None, directory: str | None = None) -> SparkSession:
     """A session in this process's Java. master: a cluster, or local with how many threads; memory: of its heap, and of
     each executor's; directory: where Spark puts what does not fit. Raises SparkError."""
-    if memory is not None and not _MEMORY.fullmatch(memory):
-        raise SparkError(f"{memory} is no amount of memory; write 8g, or 700m")
+    is_local = master.startswith("local")
+    if memory is not None:
+        check_memory(memory, is_local)
     try:
         import matplotlib  # noqa: F401 it is wanted at the end
         from pyspark.sql import SparkSession
@@ -87,7 +106,7 @@ def start(master: str = "local[*]", memory: str | None = None, directory: str | 
         **({"spark.local.dir": directory} if directory else {}),
         **({"spark.executor.memory": memory} if memory else {}),
         # Else it listens for executors that there are none of.
-        **({"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK} if master.startswith("local") else {}),
+        **({"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK} if is_local else {}),
     }
     for key, value in settings.items():
         builder = builder.config(key, value)

@@ -109,8 +109,7 @@ def events(history: DataFrame, stays: DataFrame, first_ms: int, until_ms: int) -
         cause, error    as in the history; null: it was there when the record began
         silence_s       of an end
 
-    One that made no transition in the record is not known of. Rows of the history that are there twice count twice: of
-    one in which spark.stays finds some, give it without them."""
+    One that made no transition in the record is not known of. Rows of the history that are there twice count twice."""
     ends = F.col("to") == State.CLOSED.label
     begins = (F.col("from") == State.NONE.label) & (F.col("cause") != Cause.RESTORE.label)
     at = F.unix_millis("at")

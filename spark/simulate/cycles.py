@@ -34,12 +34,11 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DoubleType, LongType, StructType
 
 from control.core.states import Cause, State
 from spark.simulate.fleet import DAY_S, HABITS, HOUR_MS, Event, Fleet, Plan
-
-ANSWERED, LOST, SPOKE = 0, 1, 2
-LONGEST_S: Final = (1 << 18) - 1
+from spark.simulate.probing import LONGEST_S, SPOKE, probed
 
 ARRIVE_S: Final = 7200
 """Within which all clients come at the beginning."""
@@ -264,60 +263,12 @@ def state_at(t: Column) -> Column:
 
 
 def _probed(fleet: Fleet, found: DataFrame) -> DataFrame:
-    """And packs, cum (s from b to when the client was heard last), lost (the silence, s, whose probe was not answered,
-    by which it was given up; negative: it was not), heard."""
-    probe, most = F.col("probe"), F.col("most")
-    ratio = F.log(most / probe)
-    apart = most > probe
-    end = F.least(F.coalesce("keepalive", most), most)
-    some = F.greatest(end, probe)
-    mean = F.when(apart & (some > probe), (some - probe) / ratio + some * F.log(most / some) / ratio).otherwise(end)
-    expected = F.col("length") / mean
-    count = F.ceil(expected + 4 * F.sqrt(expected) + 4).cast("int")
-    numbers = F.when(F.col("length") > F.least(probe, end), F.sequence(F.lit(1), count)).otherwise(
-        F.array().cast("array<int>")
-    )
-
-    def silence(j: Column) -> Column:
-        """s; negative: the client's own keep-alive ends it."""
-        drawn = F.when(apart, probe * F.exp(ratio * uniform(fleet.seed, "silence", F.col("client"), F.col("k"), j)))
-        length = F.coalesce(drawn, probe)
-        return F.when(F.col("keepalive") < length, -F.col("keepalive")).otherwise(length)
-
-    found = found.withColumn("silences", F.transform(numbers, silence))
-    gave_up = fleet.retry_s * fleet.retries
-    nothing = F.struct(
-        F.lit(0.0).alias("cum"), F.lit(-1.0).alias("lost"), F.lit(0.0).alias("heard"),
-        F.array().cast("array<bigint>").alias("packs"),
-    )  # fmt: skip
-
-    def merged(so_far: Column, x: Column) -> Column:
-        cum, length = so_far["cum"], F.abs(x)
-        t = cum + length
-        off = t >= F.col("off")
-        beyond = F.coalesce(F.col("behind") & (x >= F.col("timeout")), F.lit(False))
-        finished = (t >= F.col("length")) | (off & (x < 0))
-        lost = off | beyond
-        in_vain = t + gave_up >= F.col("length")
-        at = F.col("b") + t * 1000
-
-        def struct(cum: Column, lost: Column, packs: Column) -> Column:
-            heard = F.when(cum <= fleet.quiet_s[2], cum).otherwise(so_far["heard"])
-            return F.struct(cum.alias("cum"), lost.alias("lost"), heard.alias("heard"), packs.alias("packs"))
-
-        def packed(kind: int) -> Column:
-            return F.concat(so_far["packs"], F.array(pack(at, kind, length)))
-
-        return (
-            F.when(so_far["lost"] != -1.0, so_far)
-            .when(finished | (lost & in_vain), struct(cum, F.lit(-2.0), so_far["packs"]))
-            .when(x < 0, struct(t, F.lit(-1.0), packed(SPOKE)))
-            .when(lost, struct(cum, x, packed(LOST)))
-            .otherwise(struct(t, F.lit(-1.0), packed(ANSWERED)))
-        )
-
-    found = found.withColumn("sum", F.aggregate("silences", nothing, merged))
-    return found.select("*", "sum.cum", "sum.lost", "sum.heard", "sum.packs").drop("sum", "silences")
+    """And what probing.probed adds."""
+    found = found.drop("outages")
+    schema = StructType(found.schema.fields.copy())
+    for name in ("cum", "lost", "heard"):
+        schema.add(name, DoubleType())
+    return found.mapInArrow(probed(fleet), schema.add("packs", ArrayType(LongType())))
 
 
 def _ended(fleet: Fleet, found: DataFrame) -> DataFrame:

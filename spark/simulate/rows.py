@@ -11,8 +11,9 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from control.core.states import Cause, State
-from spark.simulate.cycles import AFTER_RESTART_S, ANSWERED, LOST, SPOKE, normal, pushed, state_at, uniform
+from spark.simulate.cycles import AFTER_RESTART_S, normal, pushed, state_at, uniform
 from spark.simulate.fleet import HOUR_MS, Fleet, Plan
+from spark.simulate.probing import ANSWERED, LOST, SPOKE
 from spark.stays import CAUSES, STATES
 
 CELL_STATES: Final = (State.ACTIVE, State.STANDBY, State.IDLE, State.SLEEP)
@@ -224,14 +225,16 @@ def moves(fleet: Fleet, plan: Plan, rows: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-def snapshots(spark: SparkSession, fleet: Fleet, plan: Plan, moved: DataFrame, silent: DataFrame) -> DataFrame:
-    """With seq. moved: of `moves`, silent: of `silences`."""
+def _hours(spark: SparkSession, fleet: Fleet, plan: Plan) -> DataFrame:
+    """network, hour: all of them."""
+    first, last = fleet.begin_ms // HOUR_MS, fleet.until_ms // HOUR_MS - 1
+    hours = F.explode(F.sequence(F.lit(first).cast("long"), F.lit(last).cast("long"))).alias("hour")
+    return spark.range(len(plan.networks)).select(F.col("id").cast("int").alias("network")).select("network", hours)
+
+
+def states(spark: SparkSession, fleet: Fleet, plan: Plan, moved: DataFrame) -> DataFrame:
+    """network, hour, name (of a state), count: of connections, on average. moved: of `moves`."""
     of = ("network", "hour")
-    name = F.concat_ws(" ", *(F.element_at(F.lit(list(texts)), F.col(column).cast("int") + 1)
-                              for column, texts in (("from", STATES), ("to", STATES), ("cause", CAUSES))))  # fmt: skip
-    kinds = moved.groupBy(*of, name.alias("name")).agg(F.sum("count").alias("count"))
-    payload = moved.groupBy(*of).agg(F.sum("rx_bytes").alias("rx_bytes"), F.sum("tx_bytes").alias("tx_bytes"))
-    payload = payload.unpivot([*of], ["rx_bytes", "tx_bytes"], "name", "count")
 
     def label(column: str) -> Column:
         named = F.when(F.col("born"), "born").otherwise(F.element_at(F.lit(STATES), F.col(column).cast("int") + 1))
@@ -241,10 +244,7 @@ def snapshots(spark: SparkSession, fleet: Fleet, plan: Plan, moved: DataFrame, s
         return moved.select(*of, label(column).alias("name"), (sign * F.col("count")).alias("step"),
                             (sign * F.col("left_ms")).alias("ms")).where(F.col("name").isNotNull())  # fmt: skip
 
-    first, last = fleet.begin_ms // HOUR_MS, fleet.until_ms // HOUR_MS - 1
-    hours = F.explode(F.sequence(F.lit(first).cast("long"), F.lit(last).cast("long"))).alias("hour")
-    numbers = spark.range(len(plan.networks)).select(F.col("id").cast("int").alias("network"))
-    none = numbers.select("network", hours).select(
+    none = _hours(spark, fleet, plan).select(
         *of, F.explode(F.lit([*BYTES])).alias("name"), F.lit(0).cast("long").alias("step"),
         F.lit(0).cast("long").alias("ms"),
     )  # fmt: skip
@@ -252,12 +252,23 @@ def snapshots(spark: SparkSession, fleet: Fleet, plan: Plan, moved: DataFrame, s
     changed = changed.groupBy(*of, "name").agg(F.sum("step").alias("step"), F.sum("ms").alias("ms"))
     earlier = Window.partitionBy("network", "name").orderBy("hour").rowsBetween(Window.unboundedPreceding, -1)
     there = F.coalesce(F.sum("step").over(earlier), F.lit(0)) + F.col("ms") / HOUR_MS
-    states = changed.select(*of, "name", F.round(there).cast("long").alias("count")).cache()
+    return changed.select(*of, "name", F.round(there).cast("long").alias("count"))
+
+
+def snapshots(spark: SparkSession, fleet: Fleet, plan: Plan, moved: DataFrame, states: DataFrame,
+              silent: DataFrame) -> DataFrame:  # fmt: skip
+    """With seq. moved: of `moves`, states: of `states`, silent: of `silences`."""
+    of = ("network", "hour")
+    name = F.concat_ws(" ", *(F.element_at(F.lit(list(texts)), F.col(column).cast("int") + 1)
+                              for column, texts in (("from", STATES), ("to", STATES), ("cause", CAUSES))))  # fmt: skip
+    kinds = moved.groupBy(*of, name.alias("name")).agg(F.sum("count").alias("count"))
+    payload = moved.groupBy(*of).agg(F.sum("rx_bytes").alias("rx_bytes"), F.sum("tx_bytes").alias("tx_bytes"))
+    payload = payload.unpivot([*of], ["rx_bytes", "tx_bytes"], "name", "count")
     entries = kinds.unionByName(payload).unionByName(states).unionByName(silent).where(F.col("count") > 0)
     maps = entries.groupBy(*of).agg(
         F.map_from_entries(F.collect_list(F.struct("name", "count"))).alias("counts")
     )  # fmt: skip
-    cells = numbers.select("network", hours).join(maps, [*of], "left").select(
+    cells = _hours(spark, fleet, plan).join(maps, [*of], "left").select(
         "hour", F.col("network").alias("place"), service(plan).alias("service"),
         F.element_at(F.lit([one.rule for one in plan.networks]), F.col("network") + 1).alias("rules"),
         F.coalesce("counts", F.create_map().cast("map<string, bigint>")).alias("counts"),
@@ -278,6 +289,6 @@ def snapshots(spark: SparkSession, fleet: Fleet, plan: Plan, moved: DataFrame, s
     )  # fmt: skip
     t = (F.col("hour") + 1) * HOUR_MS - 1
     return cells.unionByName(appliance).withColumn("t", t).withColumns({
-        "seq": (F.col("hour") - first) * (len(plan.networks) + 1) + F.col("place") + 1,
+        "seq": (F.col("hour") - fleet.begin_ms // HOUR_MS) * (len(plan.networks) + 1) + F.col("place") + 1,
         "at": F.timestamp_millis(told(plan, fleet, F.col("t"))), "span_ms": F.lit(HOUR_MS).cast("long"),
     })  # fmt: skip

@@ -23,9 +23,9 @@ from spark.columns import struct_of
 from spark.simulate import cycles, rows
 from spark.simulate.cycles import uniform
 from spark.simulate.fleet import HOUR_MS, Fleet, Plan, plan
+from spark.stage import Stage
 
 TRUTH: Final = "truth.json"
-_CYCLES: Final = "_cycles"
 _FORM: Final = "spark.sql.parquet.outputTimestampType"
 
 
@@ -55,29 +55,27 @@ def simulate(spark: SparkSession, directory: Path, fleet: Fleet,
     chances, form = plan(fleet), spark.conf.get(_FORM, None)
     spark.conf.set(_FORM, "TIMESTAMP_MILLIS")
     try:
-        return _write(spark, directory, fleet, chances, told)
+        with Stage(spark, f"file://{directory.absolute()}") as stage:
+            return _write(spark, stage, directory, fleet, chances, told)
     finally:
-        shutil.rmtree(directory / _CYCLES, ignore_errors=True)
         if form is not None:
             spark.conf.set(_FORM, form)
 
 
-def _write(spark: SparkSession, directory: Path, fleet: Fleet, chances: Plan,
+def _write(spark: SparkSession, stage: Stage, directory: Path, fleet: Fleet, chances: Plan,
            told: Callable[[str], None]) -> dict[str, Any]:  # fmt: skip
     told("what clients do")
-    url = f"file://{(directory / _CYCLES).absolute()}"
-    cycles.made(spark, fleet, chances).write.parquet(url)
-    made = spark.read.parquet(url)
+    made = stage.keep(cycles.made(spark, fleet, chances), "cycles")
     told("snapshots")
     transitions = rows.transitions(fleet, chances, made)
-    moved = rows.moves(fleet, chances, transitions).cache()
+    moved = stage.keep(rows.moves(fleet, chances, transitions), "moves")
     counted = moved.groupBy("hour", "run").agg(
         *(F.sum(F.when(F.col("dropped") == one, F.col("count")).otherwise(0)) for one in (False, True))
     )
     counts = sorted(Count(*row) for row in counted.collect())
-    snapshots = rows.snapshots(spark, fleet, chances, moved, rows.silences(made, fleet))
-    _table(directory, "snapshots", SNAPSHOTS, snapshots.withColumn("chunk", F.lit(0)))
-    spark.catalog.clearCache()
+    states = stage.keep(rows.states(spark, fleet, chances, moved), "states")
+    snapshots = rows.snapshots(spark, fleet, chances, moved, states, rows.silences(made, fleet))
+    _table(directory, "snapshots", SNAPSHOTS, snapshots.withColumn("chunk", F.lit(0)).repartition(1))
     told("attaches")
     attaches = rows.attaches(fleet, chances, made)
     by_hour = attaches.groupBy(F.floor(F.col("t") / HOUR_MS)).count().collect()

@@ -2,14 +2,16 @@
 """How long a report takes, and DuckDB for the same sums, one after the other.
 
 Method. An export of `rows` transitions over thirty days, made for the bench: connections that live for `LIFE`
-transitions each, in services and networks of different sizes. `roost report` in this process, with `MEMORY` and as many
-threads as there are processors; then DuckDB, with as many and as much, on the same files: stays by a window, durations,
-what ended them, and steps by hour. A tenth of the rows before that, in the same way.
+transitions each, in services and networks of different sizes, an attach for each hundredth, and snapshots by minute.
+`roost report` in this process, with `MEMORY` and as many threads as there are processors; then DuckDB, with as many and
+as much, on the same files: stays by a window, durations, what ended them, and steps by hour. A tenth of the rows before
+that, in the same way.
 
     minutes                  the whole report, from reading the export to its tables
     rows_per_s, rows_per_s_vs_tenth
     duckdb_ratio             the report's time over DuckDB's, which does not read the files for their SHA-256
     peak_heap_gb             of Java: the sum of the peaks of its pools
+    peak_disk_gb             of what is kept meanwhile: stays, and what Spark sorts
     wrong                    of the sums that both have, how many differ
 """
 
@@ -17,7 +19,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +34,7 @@ import pyarrow.parquet as pq
 
 from control.export.chunk import Chunk, File
 from control.export.chunks import HOUR_MS
-from control.export.columns import HISTORY, RULES, RUNS, VERSION
+from control.export.columns import ATTACHES, HISTORY, RULES, RUNS, SNAPSHOTS, VERSION
 from control.export.files import digest_of, write_json, write_table
 from spark import session
 from spark.reading import Export
@@ -57,7 +61,26 @@ SELECT {first} + row_number() OVER (ORDER BY at_ms, id) - 1 AS seq, id, at_ms,
 FROM (
     SELECT i, 1 + i + {life} * {clients} AS id, {begin} + (hash(i, {turn}) % {length})::BIGINT AS at_ms
     FROM range({clients}) AS clients(i)
-)
+) ORDER BY seq
+"""
+_ATTACHES: Final = """
+SELECT row_number() OVER (ORDER BY at_ms, n) AS seq, at_ms, 'connect' AS way, '192.0.2.1:7000' AS server,
+       '10.0.0.1:40000' AS target, NULL AS step, 1 + hash(n, 1) % {ids} AS id,
+       '10.' || hash(n, 2) % 200 || '.0.1' AS address, 40000 AS port,
+       CASE WHEN n % 10 < 7 THEN 'meter' ELSE 'alarm' END AS service,
+       CASE WHEN n % 3 = 0 THEN 'IDLE' ELSE 'SLEEP' END AS found, CASE WHEN n % 50 = 0 THEN 'EBUSY' END AS error,
+       hash(n, 3) % 40 AS answer_ms, CASE WHEN n % 50 > 1 THEN hash(n, 4) % 900 + 40 END AS first_ms
+FROM (SELECT n, {begin} + (hash(n) % {length})::BIGINT AS at_ms FROM range({count}) AS made(n)) ORDER BY seq
+"""
+_SNAPSHOTS: Final = """
+SELECT 1 + n AS seq, {begin} + 60000 * (n // 3 + 1) - 1 AS at_ms, 60000 AS span_ms, NULL AS rules,
+       [NULL, 'meter', 'alarm'][n % 3 + 1] AS service,
+       CASE WHEN n % 3 = 0 THEN MAP {{'rss_bytes': 60000000 + hash(n) % 1000000, 'memory_permille': 100}}
+            ELSE MAP {{'ACTIVE': {clients} // 20, 'IDLE': {clients} // 10, 'SLEEP': {clients} // 5 + hash(n) % 100,
+                       'probes': {clients} // 20, 'answered after 128': {clients} // 40,
+                       'answered after 512': {clients} // 80, 'lost after 512': 1 + hash(n) % 9,
+                       'SLEEP ACTIVE client-data': {clients} // 100}} END AS counts
+FROM range(3 * {count}) AS made(n) ORDER BY seq
 """
 _CYCLE: Final = [("ACTIVE", "STANDBY", "quiet"), ("STANDBY", "IDLE", "quiet"), ("IDLE", "SLEEP", "quiet"),
                  ("SLEEP", "ACTIVE", "client-data")]  # fmt: skip
@@ -89,50 +112,78 @@ def _step(turn: int) -> tuple[str, str, str]:
     return (source, "CLOSED", "client-close") if turn == LIFE - 1 else (source, target, cause)
 
 
+def _chunk(root: Path, name: str, schema: pa.Schema, found: pa.Table) -> None:
+    """Rows of a table as one chunk, in files of an hour each. found: its columns in order of seq, and at_ms."""
+    at = found["at_ms"]
+    table = pa.table([(at if field.name == "at" else found[field.name]).cast(field.type) for field in schema], schema)
+    first, last = (table["seq"][place].as_py() for place in (0, -1))
+    hours, files = pc.divide(at, HOUR_MS), list[File]()
+    chunk = Chunk(first, last, table.num_rows, (first, 0, 0), files)
+    for hour in sorted(pc.unique(hours).to_pylist()):
+        begins = datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC)
+        path = root / name / f"date={begins:%Y-%m-%d}" / f"hour={begins:%H}" / f"{chunk.name}.parquet"
+        some = table.filter(pc.equal(hours, hour))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(some, path, compression="zstd")  # write_table() would wait for the disk 800 times
+        files.append(File(str(path.relative_to(root)), some.num_rows, digest_of(path)))
+    write_json(root / name / "_chunks" / f"{chunk.name}.json", asdict(chunk))
+
+
 def make(root: Path, rows: int) -> int:
-    """An export of about so many transitions; how many it has."""
+    """An export of about so many transitions, a hundredth of attaches, and snapshots; how many transitions it has."""
     clients, length = max(rows // TURNS, 1), SPAN_MS // TURNS
     database = duckdb.connect()
     for turn in range(TURNS):
         source, target, cause = _step(turn % LIFE)
         first = 1 + turn * clients
-        found: Any = database.sql(_TURN.format(
+        _chunk(root, "history", HISTORY, database.sql(_TURN.format(
             first=first, source=source, target=target, cause=cause, life=turn // LIFE, clients=clients, turn=turn,
             begin=BEGIN_MS + turn * length, length=length,
-        )).to_arrow_table()  # fmt: skip
-        at = found["at_ms"]
-        table = pa.table(
-            [(at if field.name == "at" else found[field.name]).cast(field.type) for field in HISTORY], HISTORY
-        )
-        hours, files = pc.divide(at, HOUR_MS), list[File]()
-        name = f"{first:018d}-{first + clients - 1:018d}"
-        for hour in sorted(pc.unique(hours).to_pylist()):
-            begins = datetime.fromtimestamp(hour * HOUR_MS / 1000, UTC)
-            path = root / "history" / f"date={begins:%Y-%m-%d}" / f"hour={begins:%H}" / f"{name}.parquet"
-            some = table.filter(pc.equal(hours, hour)).sort_by("seq")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(some, path, compression="zstd")  # write_table() would wait for the disk 800 times
-            files.append(File(str(path.relative_to(root)), some.num_rows, digest_of(path)))
-        chunk = Chunk(first, first + clients - 1, clients, (first, 0, 0), files)
-        write_json(root / "history" / "_chunks" / f"{name}.json", asdict(chunk))
+        )).to_arrow_table())  # fmt: skip
+    _chunk(root, "attaches", ATTACHES, database.sql(_ATTACHES.format(
+        count=TURNS * clients // 100, begin=BEGIN_MS, length=SPAN_MS, ids=clients * -(-TURNS // LIFE),
+    )).to_arrow_table())  # fmt: skip
+    _chunk(root, "snapshots", SNAPSHOTS, database.sql(_SNAPSHOTS.format(
+        count=SPAN_MS // 60_000, begin=BEGIN_MS, clients=clients,
+    )).to_arrow_table())  # fmt: skip
     for whole, schema in (("runs", RUNS), ("rules", RULES)):
         write_table(root / whole / f"{whole}.parquet", schema.empty_table())
     write_json(root / "_export.json", {"version": VERSION, "since_ms": None, "until_ms": None})
     return TURNS * clients
 
 
-def by_spark(data: Path, out: Path, scratch: Path) -> tuple[float, float]:
-    """Seconds, without the start of Java, and GB of its heap."""
+def _size(root: Path) -> int:
+    """Bytes of its files; some go meanwhile."""
+    found = 0
+    for directory, _, names in os.walk(root):
+        for name in names:
+            with suppress(FileNotFoundError):
+                found += Path(directory, name).stat().st_size
+    return found
+
+
+def by_spark(data: Path, out: Path, scratch: Path) -> tuple[float, float, float]:
+    """Seconds, without the start of Java; GB of its heap; GB of the disk."""
     spark = session.start(memory=MEMORY, directory=str(scratch))
+    sizes, ended = [0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(1):
+            sizes.append(_size(scratch))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     try:
         began = time.monotonic()
         with Stage(spark, str(scratch)) as stage:
-            Made(Export(spark, str(data)), out, stage, None, None, lambda _: None).run()
+            Made(Export(spark, str(data)), out, stage, None, None, say).run()
         took = time.monotonic() - began
         pools: Any = spark._jvm.java.lang.management.ManagementFactory.getMemoryPoolMXBeans()  # type: ignore[union-attr]
         heap = [pool for pool in pools if pool.getType().name() == "HEAP"]
-        return took, sum(pool.getPeakUsage().getUsed() for pool in heap) / 2**30
+        return took, sum(pool.getPeakUsage().getUsed() for pool in heap) / 2**30, max(sizes) / 1e9
     finally:
+        ended.set()
+        watcher.join()
         spark.stop()
 
 
@@ -153,7 +204,7 @@ def by_duckdb(data: Path, scratch: Path, until_ms: int) -> tuple[float, list[tup
 def run(rows: int = 100_000_000) -> Report:
     """Report on `rows` transitions, and on a tenth of them."""
     report = Report("report", f"{rows:,} transitions, and a tenth of them before; {MEMORY} of heap")
-    seconds, heap, wrong, speeds = 0.0, 0.0, 0, list[float]()
+    seconds, heap, disk, wrong, speeds = 0.0, 0.0, 0.0, 0, list[float]()
     for wanted in (rows // 10, rows):
         with tempfile.TemporaryDirectory(prefix="roost-bench-") as name:
             root = Path(name)
@@ -161,9 +212,12 @@ def run(rows: int = 100_000_000) -> Report:
             scratch.mkdir()
             count = make(root / "data", wanted)
             say(f"{count:,} transitions are made")
-            seconds, heap = by_spark(root / "data", root / "out", scratch)
+            seconds, heap, disk = by_spark(root / "data", root / "out", scratch)
             speeds.append(count / seconds)
-            say(f"the report took {seconds:,.0f} s, {speeds[-1]:,.0f} transitions a second, {heap:.1f} GB")
+            say(
+                f"the report took {seconds:,.0f} s, {speeds[-1]:,.0f} transitions a second, {heap:.1f} GB of heap, "
+                f"{disk:.1f} GB of disk"
+            )
             table = pq.read_table(root / "out" / "dwell_by_service.parquet").to_pylist()
             told = sorted((one["service"], one["state"], one["stays"], one["censored"]) for one in table)
             newest = max(
@@ -179,4 +233,5 @@ def run(rows: int = 100_000_000) -> Report:
     report.add("rows_per_s_vs_tenth", speeds[1] / speeds[0], "", VS_TENTH)
     report.add("duckdb_ratio", seconds / duckdb_s, "")
     report.add("peak_heap_gb", heap, "GB")
+    report.add("peak_disk_gb", disk, "GB")
     return report

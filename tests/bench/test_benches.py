@@ -29,6 +29,7 @@ from tests.bench import (
     report,
     restart,
     storm,
+    truth,
     wake,
 )
 from tests.bench.figures import Report
@@ -69,7 +70,8 @@ CONTRACT = {
         "wake_p99_ratio",
         "lost",
     },
-    "report": {"minutes", "rows_per_s", "rows_per_s_vs_tenth", "duckdb_ratio", "peak_heap_gb", "wrong"},
+    "report": {"minutes", "rows_per_s", "rows_per_s_vs_tenth", "duckdb_ratio", "peak_heap_gb", "peak_disk_gb", "wrong"},
+    "truth": {"rows", "simulated_per_s", "timeouts", "claimed_falsely", "fleets_missed", "false_alarms"},
     "keepalive": {"vs_reflector", "vs_kernel", "core_ns", "reflector_core_ns", "kernel_core_ns"},
 }
 
@@ -237,6 +239,13 @@ def test_a_report_is_measured_beside_duckdb_and_has_its_sums(monkeypatch: pytest
     monkeypatch.setattr(report, "MEMORY", "1g")
     monkeypatch.setattr(session, "start", quick)
     assert_sound(report.run(rows=100_000))
+
+
+@pytest.mark.soak
+def test_truth_is_found_in_a_small_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(truth, "MEMORY", "1g")
+    monkeypatch.setattr(truth, "DAYS", 2)
+    assert_sound(truth.run(rows=60_000))
 
 
 def test_persist_measures_both_databases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,8 @@ def test_a_report_says_what_is_not_known(spark: SparkSession, tmp_path: Path) ->
         step(5, 3, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT) | {"at": 60_000},
         step(6, 4, 60, S.NONE, S.ACTIVE, C.CLIENT_CONNECT),
         step(7, 4, 7200, S.ACTIVE, S.CLOSED, C.RESTORE),
+        step(8, 5, 60, S.SLEEP, S.CLOSED, C.PROBE_TIMEOUT, silence_s=60),
+        step(8, 5, 60, S.SLEEP, S.CLOSED, C.PROBE_TIMEOUT, silence_s=60),
     ]
     runs = [
         {
@@ -119,7 +121,11 @@ def test_a_report_says_what_is_not_known(spark: SparkSession, tmp_path: Path) ->
     made = fake_export(tmp_path / "export", rows, runs)
     report(spark, made, tmp_path / "report")
     found = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert (found["unknown"], found["dropped"], found["set_aside"]) == ({"clock": 1, "lost": 1}, 3, {"no time": 1})
+    assert (found["unknown"], found["dropped"], found["set_aside"]) == (
+        {"clock": 1, "lost": 1}, 3, {"no time": 1, "doubled": 1},
+    )  # fmt: skip
+    (died,) = pq.read_table(tmp_path / "report" / "silent_deaths.parquet").to_pylist()
+    assert (died["ended"], died["known"]) == (1, 1), "what is there twice happened once"
     assert found["from"].startswith(f"{datetime.fromtimestamp(ms(-5) / 1000, UTC):%Y-%m-%dT%H:%M:%S}")
     (active,) = [one for one in pq.read_table(tmp_path / "report" / "dwell_by_service.parquet").to_pylist()
                  if one["state"] == "ACTIVE"]  # fmt: skip
@@ -132,13 +138,23 @@ def test_a_report_of_times_without_a_row_says_so(spark: SparkSession, exported: 
     assert json.loads((tmp_path / "report" / "report.json").read_text())["rows"] == 0
 
 
+@pytest.mark.parametrize(("memory", "says"), [
+    ("8x", "8x is no amount of memory"), ("-1g", "no amount"), ("511m", "Spark needs 512m at least"),
+    ("0g", "at least"), ("999999g", "more memory than this machine has"), ("9" * 99 + "g", "no amount"),
+])  # fmt: skip
+def test_too_little_and_too_much_memory_is_refused(memory: str, says: str) -> None:
+    with pytest.raises(session.SparkError, match=says):
+        session.start(memory=memory)
+    if "machine" in says:
+        session.check_memory(memory, is_local=False)
+
+
 def test_a_formula_stays_text_in_csv() -> None:
     texts = ["=1+1", "+1", "-1", "@x", "\tx", "a=1", "", None, "<b>", -1]
     assert [plain(text) for text in texts] == ["'=1+1", "'+1", "'-1", "'@x", "'\tx", "a=1", "", None, "<b>", -1]
 
 
 @pytest.mark.parametrize(("options", "says"), [
-    (["--memory", "8x"], "8x is no amount of memory"),
     (["--out", "/proc/report"], "/proc/report: No such file or directory"),
     (["--scratch", "/nowhere"], "/nowhere: there is no such directory"),
     (["--master", "spark://127.0.0.1:9"], "a cluster needs --scratch"),
