@@ -93,7 +93,7 @@ Counted = Mapping[int, Mapping[str, int]]
 
 
 def class_number(age_s: float) -> int:
-    """As class_of."""
+    """As spark.jobs.dwell.class_of."""
     return 0 if age_s < 0.001 else math.floor(math.log2(age_s * 1000) * PER_OCTAVE + 1e-9) + 1
 
 

@@ -29,9 +29,9 @@ def name_of(column: str, texts: Sequence[str]) -> Column:
     return F.element_at(F.lit(list(texts)), F.col(column).cast("int") + 1)
 
 
-def class_of(ms: Column) -> Column:
+def class_of(ms: Column, per_octave: int = PER_OCTAVE) -> Column:
     """Of a duration; 0: less than a millisecond."""
-    return F.when(ms < 1, 0).otherwise(F.floor(F.log2(ms.cast("double")) * PER_OCTAVE).cast("int") + 1)
+    return F.when(ms < 1, 0).otherwise(F.floor(F.log2(ms.cast("double")) * per_octave).cast("int") + 1)
 
 
 def class_end_s(number: Column) -> Column:

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from control.core.states import Cause, State
 from spark.intervals import KINDS, PER_OCTAVE, STEPS, Costs, plan
+from spark.jobs.dwell import class_of
 from spark.stays import DAY_MS, SEEN
 
 HELD_OUT: Final = 0.3
@@ -26,11 +27,6 @@ def split_of(first_ms: int, until_ms: int) -> int:
     """When the days that are held out begin: at midnight, UTC, where the record has four days or more."""
     at = first_ms + (until_ms - first_ms) * (1 - HELD_OUT)
     return round(at / DAY_MS) * DAY_MS if until_ms - first_ms >= 4 * DAY_MS else round(at)
-
-
-def class_of(ms: Column) -> Column:
-    """Of the age of a silence; 0: less than a millisecond."""
-    return F.when(ms < 1, 0).otherwise(F.floor(F.log2(ms.cast("double")) * PER_OCTAVE).cast("int") + 1)
 
 
 def silences(stays: DataFrame) -> DataFrame:
@@ -50,7 +46,7 @@ def counts(stays: DataFrame, split_ms: int) -> DataFrame:
 
     linked     whether the silence began with a server's link, which active_quiet ended
     part       0: before split_ms, 1: since then; what lasted over it is cut
-    class      age of the silence, see class_of
+    class      age of the silence, see spark.jobs.dwell.class_of
     starts     silences that began to be seen; entered: these, and those that came from another state of the silence
     moved      went on to another state; woke, closed: the silence ended; censored: no more is known"""
     known = silences(stays).where(F.col("ended").isNotNull())
@@ -69,7 +65,7 @@ def counts(stays: DataFrame, split_ms: int) -> DataFrame:
     def event(when: Column, part: int, at: Column, kind: Column) -> Column:
         """class << 4 | part << 3 | kind"""
         age = F.col("quiet_ms") + at - F.col("began")
-        return F.when(when, F.shiftleft(class_of(age), 4) + (part << 3) + kind)
+        return F.when(when, F.shiftleft(class_of(age, PER_OCTAVE), 4) + (part << 3) + kind)
 
     events = {
         "train_in": event(in_train, 0, F.col("began"), first),
