@@ -341,7 +341,7 @@ def test_numbers_of_the_method_are_those_of_the_jobs() -> None:
         return " ".join(module.METHOD)
 
     job = constants("quiet")
-    assert f"last {float(job['HELD_OUT']):.0%}".replace("%", " %") in method(quiet)
+    assert f"first {1 - float(job['HELD_OUT']):.0%}".replace("%", " %") in method(quiet)
     assert f"{job['LEAST_GAPS']} silences" in method(quiet)
     assert f"falls by {float(job['LEAST_GAIN']):.0%}".replace("%", " %") in method(quiet)
     assert f"{12 * 2**30 / 1e6:,.0f} bytes" in method(quiet)

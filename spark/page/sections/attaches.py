@@ -37,22 +37,22 @@ error, or it had come by another connection. Not counted are an end by FIN, sinc
 client was heard again, and one that came more than 1,000 s after the answer.
 """)
 CAVEATS: Final = text.paragraphs("""
-A client that was not found is of no known service and network, so that shares of those that were linked say most by
-way. A share of refusals is of all servers that asked by that way.
+A client that was not found is of no known service and network, so that the shares of a service or of a network leave
+out servers that were refused for that. A share of refusals is of all servers that asked by that way.
 
 What is told of an hour is of the servers that asked in it.
 """)
 _COUNTS: Final = (
-    Column("requests", "asked", Kind.COUNT), Column("linked", "linked", Kind.COUNT),
-    Column("linked_share", "linked", Kind.SHARE), Column("refused", "refused", Kind.COUNT),
-    Column("no_first_byte", "no first byte", Kind.COUNT), Column("gone", "client gone", Kind.COUNT),
+    Column("requests", "asked", Kind.COUNT), Column("refused", "refused", Kind.COUNT),
+    Column("linked_share", "linked", Kind.SHARE), Column("no_first_byte", "no first byte", Kind.COUNT),
+    Column("gone", "client gone", Kind.COUNT),
     *(Column(f"{what}_p{share}_ms", said, Kind.MILLISECONDS, f"p{share}")
-      for what, said in (("answer", "answered"), ("first", "first byte")) for share in (50, 90, 99)),
+      for what, said in (("answer", "answer"), ("first", "first byte")) for share in (50, 99)),
 )  # fmt: skip
 _SERVICE: Final = Column("service", "service")
 _TABLES: Final = {
     "attaches": ("Servers that asked for a client", (
-        _SERVICE, Column("way", "way"), Column("found", "client found in"), *_COUNTS,
+        _SERVICE, Column("way", "way"), Column("found", "found in"), *_COUNTS,
     )),
     "attach_refusals": ("Why servers were refused", (
         _SERVICE, Column("way", "way"), Column("step", "step"), Column("error", "error"),
@@ -61,9 +61,9 @@ _TABLES: Final = {
     "attaches_by_network": ("By client network", (_SERVICE, Column("network", "network"), *_COUNTS)),
 }  # fmt: skip
 _BY: Final = {"attaches": "requests", "attach_refusals": "count", "attaches_by_network": "requests"}
-_NOTES: Final = dict.fromkeys(_TABLES, "–: no client was found, or it is not known.") | {
-    "attaches": "–: no client was found, or it is not known. p50: half took so long at most; p90, p99: 90 %, 99 %.",
-}  # fmt: skip
+_UNKNOWN: Final = "–: no client was found, or it is not known."
+_TIMES: Final = f"{_UNKNOWN} p50: half took so long at most; p99: 99{text.GAP}%."
+_NOTES: Final = {"attaches": _TIMES, "attach_refusals": _UNKNOWN, "attaches_by_network": _TIMES}
 
 
 def section(tables: Tables) -> Section:

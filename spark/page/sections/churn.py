@@ -43,8 +43,8 @@ nobody knew, for as long as its client had been silent.
 A client is a service and an address, behind which many may be. It reconnects as often as connections both begin and end
 there in an hour, the lesser of the two. It is granted three times what is usual among the service's addresses for as
 many connections as it holds, or for as short as connections last. It flaps where it makes six reconnects in an hour for
-each connection held at least, and more than is granted by so much that at most 0.01 of all addresses of the service
-would come out so by chance (Bonferroni). A network is tested likewise.
+each connection held at least, and so many more than are granted that of all addresses of the service 0.01 at most are
+to be expected to come out so by chance (Bonferroni). A network is tested likewise.
 """)
 CAVEATS: Final = text.paragraphs("""
 Not found are: one client that flaps among thousands behind one address; a client that connects more often than others
@@ -53,6 +53,8 @@ hold connections for half of the time of all.
 
 Causes are likely ones: of most of the connections that ended, not of all. How many addresses failed is known to some
 5 %.
+
+How long nobody knew is counted up to six days, and without the time in which no daemon probed.
 
 Connections that made no transition in the times of this report are not counted as connected.
 """)
@@ -142,7 +144,7 @@ def _incident(some: Sequence[Row]) -> str:
     services = [text.of_service(name) for name in by_service(some)]
     whose = services[0] if len(services) == 1 else text.plural(len(services), "service")
     networks = {row["network"] for row in some}
-    where = text.named("network", *networks) if len(networks) == 1 else text.plural(len(networks), "network")
+    where = text.named("network", first["network"]) if len(networks) == 1 else text.plural(len(networks), "network")
     share = known(first, "connected_share") if len(some) == 1 else None
     of = "" if share is None else f", {text.percent(share)} of those connected,"
     cause = LIKELY.get(first["likely_cause"], ("", f"likely cause {Kind.TEXT.show(first['likely_cause'])}"))[1]

@@ -46,9 +46,9 @@ A silence ends by waking or by the connection's end. These are competing risks (
 is closed asleep is never woken. A silence whose end was not seen is censored; one is seen from the moment its
 connection leaves ACTIVE, not from its last byte, so that it is truncated on the left.
 
-Intervals are chosen on the first 70 % of the record and judged on the last 30 %, which are held out. They are
-recommended where these have 200 silences at least, and the cost there falls by 5 % at least. Hindsight is what no
-interval can be better than: each silence goes at once to the state that is the cheapest for it.
+Intervals are chosen on the first 70 % of the record (in whole days, of four days or more) and judged on the rest,
+which is held out. They are recommended where this has 200 silences at least, and the cost there falls by 5 % at least.
+Hindsight is what no interval can be better than: each silence goes at once to the state that is the cheapest for it.
 """)
 CAVEATS: Final = text.paragraphs("""
 What is shorter than the intervals in force is not seen, so that nothing shorter can be judged. Costs, memory and
@@ -61,8 +61,7 @@ processor's are upper bounds.
 What a client waits for a wake-up, 0.08 ms from IDLE, and what a server pays for a new link are in none of the costs.
 """)
 _HELD_OUT: Final = {
-    "optimum": "with the cheapest of before", "ski_rental": "with ski rental's", "best": "with the best ones there",
-    "offline": "with hindsight",
+    "optimum": "cheapest", "ski_rental": "ski rental", "best": "best there", "offline": "hindsight",
 }  # fmt: skip
 _WHICH: Final = (("now", "now"), ("optimum", "cheapest"))
 _SERVICE: Final = Column("service", "service", Kind.SERVICE)
@@ -77,15 +76,15 @@ _TABLES: Final = {
     )),
     "quiet_costs": ("What a silence costs in the days held out", (
         _SERVICE, Column("gaps", "silences", Kind.COUNT), Column("woke", "woke", Kind.COUNT),
-        Column("closed", "closed", Kind.COUNT), Column("censored", "censored", Kind.COUNT),
-        Column("truncated_s", "judged from", Kind.DURATION), Column("seen_s", "to", Kind.DURATION),
-        Column("held_out_gaps", "held out", Kind.COUNT),
+        Column("truncated_s", "judged from", Kind.DURATION), Column("held_out_gaps", "held out", Kind.COUNT),
         Column("cost_held_out_now", "cost now", Kind.NUMBER, "bytes × s"),
-        *(Column(f"share_{which}", said, Kind.SHARE, "% of that now") for which, said in _HELD_OUT.items()),
-        Column("reason", "why nothing is recommended"),
+        *(Column(f"share_{which}", said, Kind.SHARE, "% of now") for which, said in _HELD_OUT.items()),
+        Column("reason", "not recommended, since"),
     )),
 }  # fmt: skip
 _NOTES: Final = {
+    "quiet_costs": "A silence's cost with the intervals in force; beside it with those that were the cheapest on the "
+    "days before, with ski rental's, with the best ones of the days held out themselves, and with hindsight.",
     "quiet_intervals": "Memory is the average, and wake-ups are of a day. lower, upper: the cheapest is the shortest "
     "or the longest that can be judged.",
 }
