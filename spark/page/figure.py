@@ -48,7 +48,7 @@ _TICKS: Final = {
 _MORE_TICKS: Final = sorted({*_TICKS, *(tick * more for tick, after in pairwise(_TICKS) for more in (2, 5)
                                         if tick * more < after)})  # fmt: skip
 _POWERS: Final = [10.0**power for power in range(13)]
-_MORE_POWERS: Final = [power * more for power in _POWERS for more in (1, 2, 5)]
+_MORE_POWERS: Final = [power * more for power in _POWERS for more in (1, 1.5, 2, 3, 5, 7)]
 _MONTHS: Final = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 STEPS_H: Final = (1, 2, 3, 6, 12, 24, 48, 96, 168, 336, 672, 1344, 2688, 5376, 10_752)
 HOUR: Final = timedelta(hours=1)

@@ -118,9 +118,9 @@ def _gone(rows: Sequence[Row], networks: Sequence[Row]) -> Iterator[str]:
         worst = largest(networks, "gone")[:1] if gone else []
         where = [f"; most in {text.named('network', row['network'])} of {_whose(row['service'])}: {text.rough(most)}"
                  for row in worst if (most := known(row, "gone"))]  # fmt: skip
+        more = f" The clients of {text.rough(silent)} more said nothing, and are not known to have been gone."
         yield (f"{text.rough(gone) if gone else 'None'} were told yes though the client was gone{share}"
-               f"{''.join(where)}. The clients of {text.rough(silent)} more said nothing, and are not known to "
-               "have been gone.")  # fmt: skip
+               f"{''.join(where)}.{more if silent > 0 else ''}")  # fmt: skip
 
 
 def _ways(rows: Sequence[Row]) -> Iterator[str]:

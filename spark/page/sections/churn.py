@@ -15,7 +15,7 @@ TABLES: Final = ("failures", "silent_deaths", "flapping_clients", "flapping_netw
 
 TOLD, DRAWN = 3, 6
 """Of each kind, what findings are of; services that plots are of."""
-POINTS: Final = 400
+POINTS: Final = 200
 """Of a plot: the largest failures."""
 MOST: Final = 1000
 """Of the flapping ones, the job keeps as many."""
@@ -207,21 +207,21 @@ def _flapping(rows: Sequence[Row], what: str, key: str) -> Iterator[str]:
 
 
 def _plot(rows: Sequence[Row]) -> Plot:
-    """A dot for each failure, of the services with most connections that ended so."""
+    """A dot for each failure, of the services with most connections that ended so. A few need no plot."""
     timed = [row for row in rows if row["began"] is not None and known(row, "ended")]
-    of = by_service(timed)
+    of = {name: some for name, some in by_service(timed).items() if len(some) > TOLD}
     names = sorted(of, key=lambda name: -total(of[name], "ended"))[:DRAWN]
-    panels = []
-    if timed:
-        hours = [figure.hour(row["began"]) for row in timed]
-        span = min(hours), max(hours) + 1
-        panels = [_panel(f"failures-{at}", name, of[name], span) for at, name in enumerate(names)]
-    causes = {row["likely_cause"] for row in timed}
+    drawn = [row for name in names for row in of[name]]
+    hours = [figure.hour(row["began"]) for row in drawn]
+    span = (min(hours), max(hours) + 1) if hours else (0, 1)
+    panels = [_panel(f"failures-{at}", name, of[name], span) for at, name in enumerate(names)]
+    causes = {row["likely_cause"] for row in drawn}
     legend = [(colour, means) for cause, (colour, means) in LIKELY.items() if cause in causes]
     return Plot(
         "Connections that ended together",
         "Each dot is a failure of one network: when it began, in UTC, and how many connections ended, on a logarithmic "
-        f"scale of each service's own. Of more than {POINTS} the largest are drawn.",
+        f"scale of each service's own. Services with {TOLD + 1} failures or more are shown; of more than {POINTS} "
+        "failures the largest.",
         panels,
         legend,
     )
@@ -233,10 +233,10 @@ def _panel(identity: str, name: str | None, rows: Sequence[Row], span: tuple[int
     some = largest(rows, "ended")[:POINTS]
     figure.hours(plot, *span)
     figure.magnitudes(plot, some[-1]["ended"], some[0]["ended"])
-    for row in some:
-        colour = LIKELY.get(row["likely_cause"], ("ink", ""))[0]
-        at = figure.hour(row["began"]) + row["began"].minute / 60
-        plot.plot([at], [row["ended"]], "o", color=figure.PALETTE[colour], markersize=8, clip_on=False,
+    for colour in (*(colour for colour, _ in LIKELY.values()), "ink"):
+        of = [row for row in some if LIKELY.get(row["likely_cause"], ("ink", ""))[0] == colour]
+        times = [figure.hour(row["began"]) + row["began"].minute / 60 for row in of]
+        plot.plot(times, [row["ended"] for row in of], "o", color=figure.PALETTE[colour], markersize=8, clip_on=False,
                   markeredgecolor=figure.PALETTE["paper"], markeredgewidth=0.8)  # fmt: skip
     title = text.of_service(name)
     most = some[0]
