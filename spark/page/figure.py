@@ -10,12 +10,12 @@ from __future__ import annotations
 import io
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from html import escape
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -47,6 +47,8 @@ _TICKS: Final = {
 }  # fmt: skip
 _MORE_TICKS: Final = sorted({*_TICKS, *(tick * more for tick, after in pairwise(_TICKS) for more in (2, 5)
                                         if tick * more < after)})  # fmt: skip
+_POWERS: Final = [10.0**power for power in range(13)]
+_MORE_POWERS: Final = [power * more for power in _POWERS for more in (1, 1.5, 2, 3, 5, 7)]
 _MONTHS: Final = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 STEPS_H: Final = (1, 2, 3, 6, 12, 24, 48, 96, 168, 336, 672, 1344, 2688, 5376, 10_752)
 HOUR: Final = timedelta(hours=1)
@@ -95,9 +97,20 @@ def hours(plot: Axes, first: int, until: int) -> None:
                     labels=[_hour(tick) for tick in ticks if first <= tick <= until])  # fmt: skip
 
 
+def hour(at: datetime) -> int:
+    """Its number since 1970; without a zone it is UTC."""
+    return ((at if at.tzinfo else at.replace(tzinfo=UTC)) - EPOCH) // HOUR
+
+
 def step_h(first: int, until: int, most: float) -> int:
     """Hours, so that there are at most so many steps between the two."""
     return next((one for one in STEPS_H if (until - first) / one <= most), STEPS_H[-1])
+
+
+def edges(first: int, until: int, most: int) -> tuple[list[int], int]:
+    """Hours since 1970 between which values are drawn as one, at most so many, and how many hours these are."""
+    width = step_h(first, until, most)
+    return [first, *range((first // width + 1) * width, until, width), until], width
 
 
 def _hour(number: int) -> str:
@@ -105,18 +118,28 @@ def _hour(number: int) -> str:
     return f"{at.day} {_MONTHS[at.month - 1]}" if at.hour == 0 else f"{at:%H:%M}"
 
 
-def durations(plot: Axes, low: float, high: float) -> None:
-    """The level axis is in seconds, on a logarithmic scale, and reaches over these."""
-    low, high = max(low, 0.001) / 1.6, max(high, 0.002) * 1.6
-    inside = [tick for tick in _TICKS if low <= tick <= high]
+def durations(plot: Axes, low: float, high: float, side: Literal["x", "y"] = "x") -> None:
+    """This axis is in seconds, on a logarithmic scale, and reaches over these."""
+    _logarithmic(plot, side, max(low, 0.001) / 1.6, max(high, 0.002) * 1.6, [*_TICKS], _MORE_TICKS, _tick)
+
+
+def magnitudes(plot: Axes, low: float, high: float) -> None:
+    """The upright axis counts on a logarithmic scale, and reaches over these."""
+    _logarithmic(plot, "y", max(low, 1) / 1.6, max(high, 1) * 1.6, _POWERS, _MORE_POWERS, text.short)
+
+
+def _logarithmic(plot: Axes, side: Literal["x", "y"], low: float, high: float, ticks: Sequence[float],
+                 more: Sequence[float], label: Callable[[float], str]) -> None:  # fmt: skip
+    """more: for where there are too few of the ticks."""
+    inside = [tick for tick in ticks if low <= tick <= high]
     if len(inside) < 3:
-        inside = [tick for tick in _MORE_TICKS if low <= tick <= high]
-    step = -(-len(inside) // 5)
-    plot.set_xscale("log")
-    plot.set_xlim(low, high)
-    plot.set_xticks(inside[::step], labels=[_tick(tick) for tick in inside[::step]])
-    plot.set_xticks([], minor=True)
-    plot.grid(axis="x")
+        inside = [tick for tick in more if low <= tick <= high]
+    step = -(-len(inside) // 5) or 1
+    plot.set(**{f"{side}scale": "log", f"{side}lim": (low, high)})
+    axis = plot.xaxis if side == "x" else plot.yaxis
+    axis.set_ticks(inside[::step], labels=[label(tick) for tick in inside[::step]])
+    axis.set_ticks([], minor=True)
+    plot.grid(axis=side)
 
 
 def _tick(seconds: float) -> str:

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, Final
 
 from spark.page import text
@@ -24,6 +27,7 @@ class Kind(Enum):
     COUNT = "   "
     NUMBER = "    "
     DURATION = "time"
+    MILLISECONDS = "time "
     SHARE = "%"
     BYTES = "bytes"
     TIME = "UTC"
@@ -53,6 +57,7 @@ _SHOWN: Final[dict[Kind, Callable[[Any], str]]] = {
     Kind.COUNT: lambda value: f"{value:,d}",
     Kind.NUMBER: lambda value: text.number(float(value)),
     Kind.DURATION: lambda value: text.duration(float(value)),
+    Kind.MILLISECONDS: lambda value: text.duration(float(value) / 1000),
     Kind.SHARE: lambda value: text.percent(float(value)),
     Kind.BYTES: lambda value: text.size(float(value)),
     Kind.TIME: text.moment,
@@ -132,6 +137,42 @@ class Section:
     caveats: Sequence[str] = ()
 
 
+def known(row: Row, key: str) -> float | None:
+    """A number of a row; None: there is none, or it is not finite."""
+    value = row.get(key)
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def total(rows: Iterable[Row], key: str) -> float:
+    """Of the numbers that are known."""
+    return sum(known(row, key) or 0 for row in rows)
+
+
 def largest(rows: Iterable[Row], key: str) -> list[Row]:
     """The same, by the size of this column; None and NaN last."""
-    return sorted(rows, key=lambda row: -row[key] if row[key] is not None and row[key] == row[key] else float("inf"))
+    return sorted(rows, key=lambda row: math.inf if (value := known(row, key)) is None else -value)
+
+
+def by_service(rows: Iterable[Row]) -> dict[str | None, list[Row]]:
+    """The rows of each."""
+    found: defaultdict[str | None, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row["service"]].append(row)
+    return dict(found)
+
+
+def shown(
+    tables: Tables,
+    given: Mapping[str, tuple[str, Sequence[Column]]],
+    by: Mapping[str, str] = MappingProxyType({}),
+    notes: Mapping[str, str] = MappingProxyType({}),
+) -> list[Table]:
+    """Of the tables that have rows. given: title and columns of each; by: the column that one is sorted by."""
+    found = []
+    for name, (title, columns) in given.items():
+        if rows := tables.get(name):
+            key = by.get(name)
+            order = next((f"by {column.title}" for column in columns if column.key == key), "")
+            found.append(Table(title, f"{name}.csv", columns, largest(rows, key) if key else rows, order,
+                               note=notes.get(name, "")))  # fmt: skip
+    return found

@@ -43,6 +43,16 @@ def service(name: str | None) -> str:
     return "(not known any more)" if name is None else clean(name) or "(no name)"
 
 
+def of_service(name: str | None) -> str:
+    """In a sentence: service meter."""
+    return "services that are not known any more" if name is None else f"service {service(name)}"
+
+
+def named(what: str, name: object) -> str:
+    """In a sentence: network 10.1.0.0/16."""
+    return f"an unknown {what}" if name is None else f"{what} {clean(name)}"
+
+
 def number(value: float) -> str:
     """Three digits that mean something, all of them before the point: 1,234; 12.3; 0.123."""
     if not math.isfinite(value):

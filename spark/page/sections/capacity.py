@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from typing import Final
 
 from spark.page import figure, text
-from spark.page.section import Column, Kind, Panel, Plot, Row, Section, Table, Tables
+from spark.page.section import Column, Kind, Panel, Plot, Row, Section, Tables, shown
 
 TABLES: Final = ("capacity", "forecast", "forecast_quality", "full")
 
@@ -61,11 +60,9 @@ def section(tables: Tables) -> Section:
         panels,
         [("blue", "there were"), ("vermillion", "forecast"), ("orange", "its 95 % interval")],
     )
-    shown = [Table(title, f"{name}.csv", columns, tables[name]) for name, (title, columns) in _TABLES.items()
-             if tables.get(name)]  # fmt: skip
     nothing = ["There are too few snapshots to say how many connections there will be."]
     return Section("capacity", "How many there are and will be", findings or nothing, [plot] if panels else [],
-                   tables=shown, method=METHOD, caveats=CAVEATS)  # fmt: skip
+                   tables=shown(tables, _TABLES), method=METHOD, caveats=CAVEATS)  # fmt: skip
 
 
 def _by_service(rows: Sequence[Row]) -> dict[_Key, list[Row]]:
@@ -110,10 +107,10 @@ def _quality(rows: Sequence[Row]) -> Iterator[str]:
 def _panel(identity: str, name: _Key, rows: Sequence[Row], coming: Sequence[Row]) -> Panel:
     plot = figure.axes()
     some, later = rows[:: -(-len(rows) // POINTS)], coming[:: -(-len(coming) // POINTS) or 1]
-    hours = [_hour(row["hour"]) for row in some]
+    hours = [figure.hour(row["hour"]) for row in some]
     plot.plot(hours, [row[_QUANTITY] for row in some], color=figure.PALETTE["blue"], linewidth=1.6)
     if later:
-        ahead = [_hour(row["hour"]) for row in later]
+        ahead = [figure.hour(row["hour"]) for row in later]
         plot.fill_between(ahead, [max(row["low95"], 0) for row in later], [row["high95"] for row in later],
                           facecolor=figure.PALETTE["orange"], edgecolor="none")  # fmt: skip
         plot.plot(ahead, [row["value"] for row in later], color=figure.PALETTE["vermillion"], linewidth=1.6)
@@ -125,7 +122,3 @@ def _panel(identity: str, name: _Key, rows: Sequence[Row], coming: Sequence[Row]
     if coming:
         said += f" Expected at the end of the forecast: {text.rough(coming[-1]['value'])}."
     return Panel(title, figure.svg(plot, identity, f"Connections of {title}", said), said)
-
-
-def _hour(at: datetime) -> int:
-    return round((at - figure.EPOCH) / figure.HOUR)

@@ -6,12 +6,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from control.core.states import State
 from spark.page import figure, text
-from spark.page.section import Column, Kind, Matrix, Panel, Plot, Row, Section, Table, Tables, largest
+from spark.page.section import Column, Kind, Matrix, Panel, Plot, Row, Section, Table, Tables, by_service, largest
 
 TABLES: Final = ("dwell_by_service", "dwell_by_network", "transitions", "hours")
 
@@ -97,16 +97,10 @@ def section(tables: Tables) -> Section:
 
 def _by_service(rows: Sequence[Row], size: str) -> Services:
     """The largest service first."""
-    groups: defaultdict[str | None, list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[row["service"]].append(row)
+    groups = by_service(rows)
     sums = {service: sum(row[size] or 0 for row in some) for service, some in groups.items()}
     names = sorted(groups, key=lambda service: (-sums[service], service is None, service or ""))
     return {service: groups[service] for service in names}
-
-
-def _of(service: str | None) -> str:
-    return "services that are not known any more" if service is None else f"service {text.service(service)}"
 
 
 # -- findings ----------------------------------------------------------------------------------------------------------
@@ -143,7 +137,7 @@ def _each_service(dwell: Services, ended: Services) -> Iterator[str]:
     """Of the services with most stays: how long these last, and what wakes connections."""
     for service in list(dwell or ended)[:TOLD]:
         said = list(_lengths(service, _in_order(dwell.get(service, ()))))
-        said += _wakes("" if said else f" of {_of(service)}", ended.get(service, ()))
+        said += _wakes("" if said else f" of {text.of_service(service)}", ended.get(service, ()))
         if said:
             yield " ".join(said)
 
@@ -156,7 +150,7 @@ def _lengths(service: str | None, rows: Sequence[Row]) -> Iterator[str]:
         if known:
             parts.append(f"{share} last at most {text.listed(known)}")
     if parts:
-        yield f"Of {text.rough(stays)} stays of connections of {_of(service)}, {'; '.join(parts)}."
+        yield f"Of {text.rough(stays)} stays of connections of {text.of_service(service)}, {'; '.join(parts)}."
 
 
 def _wakes(whose: str, rows: Sequence[Row]) -> Iterator[str]:
@@ -197,16 +191,14 @@ def _hours(there: Services) -> Plot:
     """Connections by state, stacked, over the hours; of more than DRAWN services the last panel has the rest."""
     names = list(there)
     alone = names if len(names) <= DRAWN else names[: DRAWN - 1]
-    groups = [(_of(name), there[name]) for name in alone]
+    groups = [(text.of_service(name), there[name]) for name in alone]
     if rest := [row for name in names[len(alone) :] for row in there[name]]:
         groups.append((f"{len(names) - len(alone):,} {OTHERS}, summed", rest))
-    numbers = [_hour(row) for rows in there.values() for row in rows]
+    numbers = [figure.hour(row["hour"]) for rows in there.values() for row in rows]
     panels: list[Panel] = []
     width = 1
     if numbers:
-        first, until = min(numbers), max(numbers) + 1
-        width = figure.step_h(first, until, BINS)
-        edges = [first, *range((first // width + 1) * width, until, width), until]
+        edges, width = figure.edges(min(numbers), max(numbers) + 1, BINS)
         panels = [_hours_panel(f"hours-{at}", title, rows, edges) for at, (title, rows) in enumerate(groups)]
     caption = ("Connections in each state, each hour's average; times are UTC, and each service has a scale of its own."
                + (f" {width} hours are drawn as one." if width > 1 else ""))  # fmt: skip
@@ -218,7 +210,7 @@ def _hours_panel(identity: str, title: str, rows: Sequence[Row], edges: Sequence
     layers = {state: [0.0] * (len(edges) - 1) for state in STATES}
     for row in rows:
         if row["state"] in layers:
-            at = bisect_right(edges, _hour(row)) - 1
+            at = bisect_right(edges, figure.hour(row["hour"])) - 1
             layers[row["state"]][at] += row["connections"] / (edges[at + 1] - edges[at])
     order = STATES[::-1]  # those that are most are below
     plot = figure.axes()
@@ -231,16 +223,11 @@ def _hours_panel(identity: str, title: str, rows: Sequence[Row], edges: Sequence
     return Panel(title, figure.svg(plot, identity, f"Connections by state of {title}", description), description)
 
 
-def _hour(row: Row) -> int:
-    at: datetime = row["hour"]
-    return ((at if at.tzinfo else at.replace(tzinfo=UTC)) - figure.EPOCH) // figure.HOUR
-
-
 def _stays(dwell: Services) -> Plot:
     """How long stays last: each state's quantiles, on one scale for all services."""
     names = list(dwell)[:DRAWN]
     known = [row[key] for name in names for row in dwell[name] for key, _ in _QUANTILES if row[key] is not None]
-    panels = [_stays_panel(f"stays-{at}", _of(name), _in_order(dwell[name]), min(known), max(known))
+    panels = [_stays_panel(f"stays-{at}", text.of_service(name), _in_order(dwell[name]), min(known), max(known))
               for at, name in enumerate(names)] if known else []  # fmt: skip
     left_out = len(dwell) - len(names)
     some = f" The {len(names)} services with most stays are shown, of {len(dwell):,}." if left_out else ""
@@ -299,7 +286,7 @@ def _matrix(service: str | None, rows: Sequence[Row]) -> Matrix:
                 share = causes.total() / total
                 line.append((share, f"{text.percent(share)}\n{text.clean(causes.most_common(1)[0][0])}"))
         cells.append(line)
-    return Matrix(_of(service), "from ↓ to →", states, NEXT,
+    return Matrix(text.of_service(service), "from ↓ to →", states, NEXT,
                   cells)  # fmt: skip
 
 
@@ -362,5 +349,5 @@ def _censored(dwell: Services) -> Iterator[str]:
         for row in _in_order(dwell[service]):
             if row["stays"] and row["censored"] / row["stays"] >= 0.2:
                 share = text.percent(row["censored"] / row["stays"])
-                yield (f"Of the stays in {text.clean(row['state'])} of {_of(service)}, {share} had not ended when they "
-                       "were last watched: what is said of the longest ones rests on few.")  # fmt: skip
+                yield (f"Of the stays in {text.clean(row['state'])} of {text.of_service(service)}, {share} had not "
+                       "ended when they were last watched: what is said of the longest ones rests on few.")  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from spark.page import figure, text
-from spark.page.section import Column, Kind, Panel, Plot, Row, Section, Table, Tables, largest
+from spark.page.section import Column, Kind, Panel, Plot, Row, Section, Tables, largest, shown
 
 TABLES: Final = ("timeouts", "loss_by_silence", "expected", "lost_by_network", "probes_by_day")
 
@@ -81,11 +81,7 @@ def section(tables: Tables) -> Section:
         "How long the networks bear silence",
         findings or ["No probe was counted: there are no snapshots of these times, or no client was probed."],
         [plot] if plot.panels else [],
-        tables=[
-            Table(title, f"{name}.csv", columns, rows if name == "timeouts" else tables[name])
-            for name, (title, columns) in _TABLES.items()
-            if tables.get(name)
-        ],
+        tables=shown(tables, _TABLES, {"timeouts": "probes_a_day"}),
         method=METHOD,
         caveats=CAVEATS,
     )
