@@ -329,9 +329,9 @@ def test_one_stay_of_one_hour_is_drawn(made: Made) -> None:
 
 
 def test_all_that_is_set_aside_is_explained() -> None:
-    read, stays = ((ROOT / "spark" / name).read_text() for name in ("reading.py", "stays.py"))
-    assert set(re.findall(r'aside\.add\(\s*"([\w ]+)"', read)) <= set(about.KINDS)
-    assert [kind for kind in (*about.KINDS, *about.UNKNOWN) if f'"{kind}"' not in read + stays] == []
+    read, stays, made = ((ROOT / "spark" / name).read_text() for name in ("reading.py", "stays.py", "report.py"))
+    assert set(re.findall(r'aside\.add\(\s*"([\w ]+)"', read + made)) <= set(about.KINDS)
+    assert [kind for kind in (*about.KINDS, *about.UNKNOWN) if f'"{kind}"' not in read + stays + made] == []
 
 
 # -- values ------------------------------------------------------------------------------------------------------------

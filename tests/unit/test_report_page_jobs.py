@@ -334,8 +334,8 @@ def test_tables_of_the_jobs_have_the_columns_that_are_shown() -> None:
 
 
 def test_numbers_of_the_method_are_those_of_the_jobs() -> None:
-    def constants(job: str) -> dict[str, str]:
-        source = (ROOT / "spark" / "jobs" / f"{job}.py").read_text()
+    def constants(module: str) -> dict[str, str]:
+        source = (ROOT / "spark" / f"{module}.py").read_text()
         return {
             name: value.replace("_", "") for name, value in re.findall(r"^(\w+): Final = ([\d_.e]+)$", source, re.M)
         }
@@ -343,12 +343,12 @@ def test_numbers_of_the_method_are_those_of_the_jobs() -> None:
     def method(module: Any) -> str:
         return " ".join(module.METHOD)
 
-    job = constants("quiet")
+    job = constants("jobs/quiet") | constants("intervals")
     assert f"first {1 - float(job['HELD_OUT']):.0%}".replace("%", " %") in method(quiet)
     assert f"{job['LEAST_GAPS']} silences" in method(quiet)
     assert f"falls by {float(job['LEAST_GAIN']):.0%}".replace("%", " %") in method(quiet)
     assert f"{12 * 2**30 / 1e6:,.0f} bytes" in method(quiet)
-    job = constants("churn")
+    job = constants("jobs/churn")
     assert int(job["TOP"]) == churn.MOST
     assert f"fails with {job['LEAST_ENDS']} ends" in method(churn)
     assert (job["TIMES_ENDS"], job["TIMES_USUAL"], job["LEAST"]) == ("2", "3", "6"), (
@@ -356,4 +356,4 @@ def test_numbers_of_the_method_are_those_of_the_jobs() -> None:
     )
     assert job["ALARMS"] == "0.01"
     assert method(churn).count(job["ALARMS"]) == 2
-    assert f"more than {int(constants('attaches')['GONE_MS']) // 1000:,} s" in method(attaches)
+    assert f"more than {int(constants('jobs/attaches')['GONE_MS']) // 1000:,} s" in method(attaches)

@@ -15,10 +15,11 @@ KINDS: Final = {
     "changed": "files that were changed since they were exported, or are there in part",
     "unreadable": "lists or tables that are not as an export writes them",
     "version": "exports of a version that this Roost does not read",
-    "impossible": "rows that tell of a transition that no connection can make",
+    "impossible": "rows that tell of what cannot be, a transition that no connection can make for instance",
     "no time": "rows without a time, or of a clock that was not set",
     "no connection": "rows without a connection's number",
     "doubled": "rows that are there twice",
+    "too many": "services and rules, those with the fewest probes, whose time-outs are not estimated",
 }
 UNKNOWN: Final = {
     "lost": "stays whose end is not in the record: rows between were dropped, or set aside",
@@ -69,7 +70,7 @@ def _sum(told: Mapping[str, Any], key: str) -> int:
 def set_aside(told: Mapping[str, Any], problems: Sequence[str]) -> Section:
     """The last section. problems: likewise."""
     counts = {**told.get("set_aside", {}), **told.get("unknown", {})}
-    rows = [{"kind": kind, "count": count, "meaning": {**KINDS, **UNKNOWN}.get(kind, "")}
+    rows = [{"kind": kind, "count": count, "meaning": {**KINDS, **UNKNOWN}.get(kind.rpartition(", ")[2], "")}
             for kind, count in counts.items()]  # fmt: skip
     if told.get("dropped"):
         rows.append({"kind": "dropped", "count": told["dropped"], "meaning": DROPPED})
