@@ -115,7 +115,8 @@ _bench("persist", "What the database takes: transitions, sleepers and wakes a se
        _number("--runs", 3))  # fmt: skip
 _bench("report", "How long a report takes, beside DuckDB.", _number("--rows", 100_000_000, "Transitions.", 10_000))
 _bench("truth", "What a report finds of a simulated fleet whose truth is known.",
-       _number("--rows", 20_000_000, "Transitions, about.", 10_000))  # fmt: skip
+       _number("--rows", 20_000_000, "Transitions, about.", 10_000),
+       _number("--seed", 1, "Of the fleet.", 0))  # fmt: skip
 _bench("growth", "What memory and time a connection takes, from 10,000 connections on.",
        _number("--connections", 10_000_000, least=1000), _number("--rounds", 5, "Of keep-alives, each size."),
        _number("--answers", 1_000_000, "In a round, at the least."))  # fmt: skip

@@ -40,7 +40,6 @@ A_DAY: Final = 50
 """Transitions of a client."""
 NEAR: Final = 1000
 MEMORY: Final = "8g"
-SEED: Final = 15
 
 Rows = list[dict[str, Any]]
 
@@ -82,10 +81,10 @@ def _flapping(truth: dict[str, Any], clients: Rows, networks: Rows) -> tuple[int
     return missed, sum(not row["address"].startswith(tuple(ours)) for row in clients)
 
 
-def run(rows: int = 20_000_000) -> Report:
+def run(rows: int = 20_000_000, seed: int = 1) -> Report:
     """Of about so many transitions."""
-    fleet = Fleet(clients=max(rows // (A_DAY * DAYS), Fleet.networks), days=DAYS, seed=SEED)
-    report = Report("truth", f"{fleet.clients:,} clients, {DAYS} days, seed {SEED}")
+    fleet = Fleet(clients=max(rows // (A_DAY * DAYS), Fleet.networks), days=DAYS, seed=seed)
+    report = Report("truth", f"{fleet.clients:,} clients, {DAYS} days, seed {seed}")
     with tempfile.TemporaryDirectory(prefix="roost-bench-") as name:
         root = Path(name)
         spark = session.start(memory=MEMORY, directory=name)

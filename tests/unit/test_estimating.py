@@ -43,10 +43,14 @@ def drawn(
     rate: float = 1e-7,
     shortest: float = 60,
     longest: float = 3600,
+    speaks_s: float = math.inf,
 ) -> Gaps:
-    """Probes after silences as an experiment chooses them."""
+    """Probes after silences as an experiment chooses them; speaks_s: after which a client says something, on average,
+    and is not probed."""
     random = np.random.default_rng(seed)
     silent = np.exp(random.uniform(math.log(shortest), math.log(longest), count))
+    silent = silent[random.random(count) < np.exp(-silent / speaks_s)]
+    count = len(silent)
     lost = (random.random(count) < -np.expm1(-rate * silent)) | ((silent >= timeout) & (random.random(count) < share))
     place = np.searchsorted(BOUNDS, silent, side="right") - 1
     of = [np.bincount(place[which], minlength=len(BOUNDS)).tolist() for which in (~lost, lost)]
@@ -106,6 +110,16 @@ def test_a_time_out_is_found_with_an_interval_that_holds_as_often_as_it_says() -
             held[share] += (low or math.inf) <= timeout <= (high or 0)
     assert min(near.values()) >= 57  # of 60: 95 %
     assert min(held.values()) >= 53  # 95 % are expected; fewer than 53 have a chance of 0.7 %
+
+
+def test_of_very_many_probes_the_interval_does_not_know_more_than_the_classes_of_silences() -> None:
+    """Clients speak, so that there are fewer silences at the end of a class than at its begin."""
+    random, held = np.random.default_rng(12), 0
+    for seed in range(20):
+        timeout = math.exp(random.uniform(math.log(150), math.log(2500)))
+        low, high = verdict(drawn(seed, 2_000_000, timeout, speaks_s=600), 0.01).timeout[1:]
+        held += (low or math.inf) <= timeout <= (high or 0)
+    assert held >= 18
 
 
 def test_what_is_lost_at_any_age_is_no_time_out() -> None:

@@ -26,7 +26,7 @@ METHOD: Final = text.paragraphs("""
 A probe after a silence finds the path alive or lost, and never tells when it was lost: current status data. The chance
 of loss by silence is their non-parametric maximum likelihood (isotonic regression), with intervals by the likelihood
 ratio of Banerjee and Wellner. A time-out is a step in it, beside what is lost at any age, such as clients that were
-switched off: both by maximum likelihood, the time-out's interval by its profile.
+switched off: both by maximum likelihood, the time-out's interval by its profile and a twentieth of a class of silences.
 
 Taking a lost probe's silence for the moment of the loss, as the estimator of Kaplan and Meier would, is biased: where
 it would put one loss in a hundred stands in the table, for comparison.
