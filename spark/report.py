@@ -107,6 +107,7 @@ class Report:
         history = history.where(~is_time | ((at >= self._since_ms) & (at < self._until_ms)))
         known = F.when(is_time, at)
         rows, first_ms, last_ms = history.select(F.count("*"), F.min(known), F.max(known)).collect()[0]
+        self._stage.check(rows)
         outcome = Outcome(rows, first_ms, None, self._export.aside)
         if rows and last_ms is not None:
             outcome.until_ms = last_ms + 1

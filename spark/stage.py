@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
+
+ROW_BYTES: Final = 100
+"""Of the disk, for each transition, with what Spark sorts: `roost bench report` has 63 (peak_disk_gb)."""
 
 
 class Stage:
@@ -15,6 +21,7 @@ class Stage:
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self._spark = spark
+        self._root = root
         self._path = f"{root.rstrip('/')}/roost-report-{uuid4().hex}"
 
     def __enter__(self) -> Stage:
@@ -26,6 +33,16 @@ class Stage:
         path = self._spark._jvm.org.apache.hadoop.fs.Path(self._path)  # type: ignore[union-attr]
         files: Any = path.getFileSystem(self._spark._jsc.hadoopConfiguration())
         files.delete(path, True)
+
+    def check(self, transitions: int) -> None:
+        """Whether there is room for a report of so many, where that can be seen. Raises OSError."""
+        needed = transitions * ROW_BYTES
+        if Path(self._root).is_dir() and (free := shutil.disk_usage(self._root).free) < needed:
+            said = (
+                f"a report of {transitions:,} transitions takes {needed / 1e9:,.1f} GB meanwhile, and "
+                f"{free / 1e9:,.1f} GB are free; give --scratch another directory, or less by --from and --to"
+            )
+            raise OSError(errno.ENOSPC, said, self._root)
 
     def keep(self, frame: DataFrame, name: str) -> DataFrame:
         """The same rows. name: of nothing else that is kept."""

@@ -22,7 +22,7 @@ from control.cli.report import command
 from control.export.chunk import Chunk, File
 from control.export.columns import HISTORY, RUNS, VERSION
 from control.export.files import digest_of, write_json
-from spark import reading, session, stays
+from spark import reading, session, stage, stays
 from spark.report import Outcome, Report, plain
 from spark.stage import Stage
 from tests.mutants import ROOT
@@ -179,6 +179,20 @@ def test_what_is_kept_meanwhile_is_as_it_was_and_gone_afterwards(spark: SparkSes
         assert sorted(kept.collect()) == sorted(frame.collect())
         assert list(tmp_path.iterdir())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_long(
+    spark: SparkSession, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "start", lambda **_: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    monkeypatch.setattr(stage, "ROW_BYTES", 2**60)
+    result = CliRunner().invoke(command, [str(exported), "--out", str(tmp_path / "report"), "--scratch", str(tmp_path)])
+    assert result.exit_code == 1
+    assert f"{tmp_path}: a report of 300 transitions takes" in result.output
+    assert "finding how long" not in result.output
+    with Stage(spark, f"file://{tmp_path}") as of_a_url:
+        of_a_url.check(300)
 
 
 def test_what_spark_says_is_one_line(
