@@ -117,8 +117,8 @@ def test_a_cluster_makes_the_same_tables_and_a_killed_worker_changes_nothing(tmp
     told = []
     for line in process.stderr:
         told.append(line)
-        if "counting how long they stay" in line and not killed.is_set():  # it has stays to lose
-            time.sleep(0.5)
+        if "finding how long" in line and not killed.is_set():  # it has rows to lose that are sorted
+            time.sleep(2)
             cluster.kill(cluster.workers[0])
             killed.set()
     assert (process.wait(), killed.is_set()) == (0, True), told

@@ -49,8 +49,9 @@ def drawn(
     and is not probed."""
     random = np.random.default_rng(seed)
     silent = np.exp(random.uniform(math.log(shortest), math.log(longest), count))
-    silent = silent[random.random(count) < np.exp(-silent / speaks_s)]
-    count = len(silent)
+    if math.isfinite(speaks_s):
+        silent = silent[random.random(count) < np.exp(-silent / speaks_s)]
+        count = len(silent)
     lost = (random.random(count) < -np.expm1(-rate * silent)) | ((silent >= timeout) & (random.random(count) < share))
     place = np.searchsorted(BOUNDS, silent, side="right") - 1
     of = [np.bincount(place[which], minlength=len(BOUNDS)).tolist() for which in (~lost, lost)]
