@@ -169,10 +169,12 @@ def step(gaps: Gaps) -> Step:
     for _ in range(ZOOMS):
         near = np.flatnonzero(levels >= levels.max() - 2 * PROFILE_DROP)
         first, last = places[max(near[0] - 1, 0)], places[min(near[-1] + 1, len(places) - 1)]
-        places = np.geomspace(max(first, 1.0), last, PLACES)
-        levels, rates, shares = _fitted(gaps, places)
+        closer = np.geomspace(max(first, 1.0), last, PLACES)
+        begin = np.interp(closer, places, rates), np.interp(closer, places, shares)
+        places = closer
+        levels, rates, shares = _fitted(gaps, places, begin)
     best = int(np.argmax(levels))
-    equal = np.flatnonzero(levels >= levels[best] - 1e-6)
+    equal = np.flatnonzero(levels >= levels[best] - 1e-3)
     inside = np.flatnonzero(levels >= levels[best] - PROFILE_DROP)
     low = _moved(gaps, float(places[max(inside[0] - 1, 0)]), -UNEVEN)
     high = _moved(gaps, float(places[min(inside[-1] + 1, PLACES - 1)]), UNEVEN)
@@ -195,15 +197,17 @@ def _beyond(gaps: Gaps, timeouts: Floats) -> Floats:
     return found
 
 
-def _fitted(gaps: Gaps, timeouts: Floats) -> tuple[Floats, Floats, Floats]:
-    """Log-likelihood, rate and share for each of these time-outs, by expectation and maximisation."""
+def _fitted(gaps: Gaps, timeouts: Floats, begin: tuple[Floats, Floats] | None = None) -> tuple[Floats, Floats, Floats]:
+    """Log-likelihood, rate and share for each of these time-outs, by expectation and maximisation. begin: rates and
+    shares to begin with."""
     middle, total = ((gaps.low + gaps.high) / 2)[None, :], gaps.probes[None, :]
     lost, answered = gaps.lost[None, :], gaps.answered[None, :]
     beyond = _beyond(gaps, timeouts)
-    share = np.full((len(timeouts), 1), 0.5)
-    rate = np.full(
-        (len(timeouts), 1), max(gaps.lost.sum(), 0.5) / max(float(np.sum(gaps.probes * middle[0])), _TINY) / 2
-    )
+    silent = float(np.sum(gaps.probes * middle[0]))
+    if begin is None:
+        likely = max(gaps.lost.sum(), 0.5) / max(silent, _TINY) / 2
+        begin = np.full(len(timeouts), likely), np.full(len(timeouts), 0.5)
+    rate, share = (one[:, None] for one in begin)
     for _ in range(ROUNDS):
         gone, ended = -np.expm1(-rate * middle), share * beyond
         chance = np.maximum(1 - (1 - gone) * (1 - ended), _TINY)
@@ -218,9 +222,10 @@ def _fitted(gaps: Gaps, timeouts: Floats) -> tuple[Floats, Floats, Floats]:
         )
         watched = ((total - by_age) * middle + by_age * when).sum(axis=1, keepdims=True)
         new_rate = by_age.sum(axis=1, keepdims=True) / np.maximum(watched, _TINY)
-        moved = max(float(np.max(np.abs(new_share - share))), float(np.max(np.abs(new_rate - rate) / (rate + _TINY))))
+        # By the rate, as losses; it may be none, which it would come ever nearer to.
+        moved = max(float(np.max(np.abs(new_share - share))), float(np.max(np.abs(new_rate - rate))) * silent)
         share, rate = new_share, new_rate
-        if moved < 1e-6:
+        if moved < 1e-5:
             break
     chance = np.clip(1 - np.exp(-rate * middle) * (1 - share * beyond), _TINY, 1 - _TINY)
     levels = (lost * np.log(chance) + answered * np.log1p(-chance)).sum(axis=1)

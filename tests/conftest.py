@@ -51,7 +51,7 @@ BEGUN_FIRST = (  # of all files: those that take longest, 60 to 240 s each on a 
     "tests/lab/test_simulator_appliance.py",
     "tests/lab/test_capture.py",
 )
-WHOLE = ("tests/unit/spark",)  # one Java for all of them
+WHOLE = ("tests/unit/spark", "tests/bench/test_report.py")  # one Java for all of them
 BACKGROUND = (  # what computes for 60 to 200 s, and asks no clock
     "tests/unit/spark",
     "tests/unit/test_interleavings.py",

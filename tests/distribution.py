@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How pytest-xdist's workers share the tests (`pytest -n`): whole files side by side, then the tests marked `alone`.
-A directory whose files share what takes long to start counts as one file.
+Files and directories that share what takes long to start count as one file.
 
 Those that run alone wait more than they compute. What computes only is done meanwhile, where no other task wants the
 processor (SCHED_IDLE, sched(7)), and with a share like any other's once none is left that runs alone.
@@ -26,7 +26,7 @@ class Distribution:
 
     `first`: files, as ids begin, that are not to be the last ones to begin, since the whole run would wait for them.
     `background`: files that may run while others run alone; `yielding(node, True)` is called as a worker begins to.
-    `whole`: directories that count as one file each; `first` and `background` name them so.
+    `whole`: files and directories that count as one file; `first` and `background` name them by the first of them.
     `together`: a file that says, once the tests are collected, how many of them may run beside others; the rest follow.
     """
 
@@ -44,7 +44,7 @@ class Distribution:
         self._first = first
         self._background = background
         self._yielding = yielding
-        self._whole = tuple(f"{directory}/" for directory in whole)
+        self._whole = tuple(whole)
         self._together = 0
         self._ids: list[str] = []
         self._collected: dict[WorkerController, list[str]] = {}
@@ -123,9 +123,8 @@ class Distribution:
         return deque(files[file] for file in order)
 
     def _file_of(self, name: str) -> str:
-        """A test's file, or the directory that counts as one."""
         file = name.partition("::")[0]
-        return next((directory[:-1] for directory in self._whole if file.startswith(directory)), file)
+        return self._whole[0] if any(f"{file}/".startswith(f"{one}/") for one in self._whole) else file
 
     def _feed(self, node: WorkerController) -> None:
         """Tell a worker what comes next, or that nothing does."""

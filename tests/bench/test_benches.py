@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 from appliance.lab import Lab
 from control.dev.bench import command
-from spark import session
 from tests.bench import (
     attach,
     chaos,
@@ -26,14 +25,11 @@ from tests.bench import (
     pressure,
     probe,
     relay,
-    report,
     restart,
     storm,
-    truth,
     wake,
 )
 from tests.bench.figures import Report
-from tests.quick import quick
 
 CONTRACT = {
     "chaos": {"lost_bytes", "duplicated_bytes", "reordered", "unexpected_resets", "pairs"},
@@ -231,21 +227,6 @@ def test_restart_loses_none_and_measures_both_ends_of_a_daemon() -> None:
     assert_sound(report)
     assert report.figures["seconds"].runs == 2
     assert report.figures["seconds"].min > 0.1, "a daemon does not start faster"
-
-
-def test_a_report_is_measured_beside_duckdb_and_has_its_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "TURNS", report.LIFE)
-    monkeypatch.setattr(report, "SPAN_MS", 6 * 3_600_000)
-    monkeypatch.setattr(report, "MEMORY", "1g")
-    monkeypatch.setattr(session, "start", quick)
-    assert_sound(report.run(rows=100_000))
-
-
-@pytest.mark.soak
-def test_truth_is_found_in_a_small_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(truth, "MEMORY", "1g")
-    monkeypatch.setattr(truth, "DAYS", 2)
-    assert_sound(truth.run(rows=60_000))
 
 
 def test_persist_measures_both_databases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,11 +128,12 @@ def test_files_that_take_long_begin_first(tmp_path: Path) -> None:
     assert [run.ids[worker.told[0]] for worker in run.workers] == ["d.py::t0", "c.py::t0"]
 
 
-def test_the_files_of_a_directory_that_counts_as_one_have_one_worker_and_its_place(tmp_path: Path) -> None:
-    run = Run(tmp_path, 3, [2, 2, 2, 2], 0, first=["x"], whole=["x"], names=["a", "x/b", "x/y/c", "xx"])
-    assert [run.ids[number] for number in run.workers[0].told] == ["x/b.py::t0", "x/b.py::t1", "x/y/c.py::t0"]
+def test_files_that_count_as_one_have_one_worker_and_its_place(tmp_path: Path) -> None:
+    names = ["a", "x/b", "x/y/c", "xx", "z"]
+    run = Run(tmp_path, 3, [2, 1, 1, 2, 1], 0, first=["x"], whole=["x", "z.py"], names=names)
+    assert [run.ids[number] for number in run.workers[0].told] == ["x/b.py::t0", "x/y/c.py::t0", "z.py::t0"]
     run.finish(random.Random(1))
-    assert len({worker for worker, test in run.ran if test.startswith("x/")}) == 1
+    assert len({worker for worker, test in run.ran if test.startswith(("x/", "z."))}) == 1
 
 
 def test_a_worker_is_told_little_ahead_so_that_a_run_can_be_stopped(tmp_path: Path) -> None:
