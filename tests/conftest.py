@@ -31,6 +31,7 @@ TESTS = Path(__file__).parent
 LAYERS = ("unit", "lab", "security", "bench")
 PRIVILEGED = frozenset({"lab", "security", "bench"})
 BEGUN_FIRST = (  # of all files: those that take longest, 60 to 240 s each on a quiet machine
+    "tests/unit/spark",
     "tests/security/test_sanitized.py",
     "tests/bench/test_benches.py",
     "tests/lab/test_persistent.py",
@@ -52,8 +53,7 @@ BEGUN_FIRST = (  # of all files: those that take longest, 60 to 240 s each on a 
     "tests/lab/test_capture.py",
 )
 WHOLE = ("tests/unit/spark", "tests/bench/test_report.py")  # one Java for all of them
-BACKGROUND = (  # what computes for 60 to 200 s, and asks no clock
-    "tests/unit/spark",
+BACKGROUND = (  # files that compute for 60 to 120 s, and ask no clock
     "tests/unit/test_interleavings.py",
     "tests/unit/test_interleavings_planted.py",
     "tests/unit/test_interleavings_reordered.py",
