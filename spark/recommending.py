@@ -145,7 +145,8 @@ def judged(cell: Cell, chance: float) -> Found:
     interval = float(((cell.gaps.low + cell.gaps.high) / 2 @ probes) / probes.sum())
     wanted = _wanted(found)
     loses = found.known in (FOUND, BETWEEN)  # whatever the average is
-    if wanted is None or (not loses and interval / WORTH < wanted < interval * WORTH):
+    borne = found.bearable.value is not None and found.bearable.value >= interval
+    if wanted is None or (not loses and wanted < interval * WORTH and (borne or wanted > interval / WORTH)):
         return Found(cell, found, interval, None)
     return Found(cell, found, interval, wanted)
 

@@ -130,6 +130,12 @@ def test_one_interval_alone_is_to_be_tried_and_not_changed() -> None:
     assert recommendations(found, rules, 7, "november")["rule"] == []
 
 
+@pytest.mark.parametrize("low", [64, 120, 144, 576, 1536])
+def test_an_interval_that_all_bear_is_not_shortened(low: int) -> None:
+    """A class of silences begins up to a sixth before their average."""
+    assert judged(cell(Gaps.of([(low, 100_000, 20)])), 0.01).recommended_s is None
+
+
 def test_where_all_is_lost_shorter_intervals_are_to_be_tried() -> None:
     found = [judged(cell(Gaps.of([(576, 3, 5000)])), 0.01)]
     assert (found[0].verdict.known, found[0].recommended_s) == (SHORTER, None)

@@ -74,8 +74,9 @@ _TABLES: Final = {
 def section(tables: Tables) -> Section:
     """Of the tables that are there."""
     rows = largest(tables.get("timeouts", ()), "probes_a_day")
-    findings = [*(_finding(row) for row in rows[:TOLD]), *_savings(rows), *_came(tables.get("expected", ()))]
-    plot = _losses(rows, tables.get("loss_by_silence", ()))
+    worst = largest(rows, "lost_by_timeout_a_day")
+    findings = [*_savings(rows), *(_finding(row) for row in worst[:TOLD]), *_came(tables.get("expected", ()))]
+    plot = _losses(worst, tables.get("loss_by_silence", ()))
     return Section(
         "timeouts",
         "How long the networks bear silence",
@@ -133,11 +134,9 @@ def _losses(rows: Sequence[Row], losses: Sequence[Row]) -> Plot:
     of: defaultdict[tuple[str | None, str | None], list[Row]] = defaultdict(list)
     for loss in losses:
         of[loss["service"], loss["rules"]].append(loss)
-    panels = []
-    for number, row in enumerate(rows[:DRAWN]):
-        some = sorted(of.get((row["service"], row["rules"]), ()), key=lambda one: one["from_s"])
-        if len(some) > 1:
-            panels.append(_panel(number, row, some))
+    several = [(row, some) for row in rows if len(some := of.get((row["service"], row["rules"]), ())) > 1][:DRAWN]
+    panels = [_panel(number, row, sorted(some, key=lambda one: one["from_s"]))
+              for number, (row, some) in enumerate(several)]  # fmt: skip
     return Plot(
         "The chance that a probe finds the connection lost",
         "By how long the client had been silent, on a logarithmic scale. Dots are the shares in each class; the "
