@@ -30,6 +30,8 @@ class Stage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:  # what is at work would write on
+            self._spark.sparkContext.cancelAllJobs()
         path = self._spark._jvm.org.apache.hadoop.fs.Path(self._path)  # type: ignore[union-attr]
         files: Any = path.getFileSystem(self._spark._jsc.hadoopConfiguration())
         files.delete(path, True)

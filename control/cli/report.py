@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -50,6 +53,15 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
         session = start(master=master, memory=memory, directory=scratch if is_local else None)
     except SparkError as error:
         raise click.ClickException(str(error)) from None
+    interrupted = threading.Event()
+
+    def interrupt(_signal: int, _frame: object) -> None:
+        """Spark's own asks Java amid what is asked of it already, and py4j logs a traceback and makes another error."""
+        interrupted.set()
+        logging.disable()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -70,8 +82,11 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
     except OSError as error:
         raise click.ClickException(f"{error.filename or out}: {error.strerror}") from None
     except (PySparkException, Py4JError) as error:
+        if interrupted.is_set():
+            raise click.Abort from None
         raise click.ClickException(f"Spark cannot go on: {reason(error)}") from None
     finally:
+        session.sparkContext.setLogLevel("OFF")  # what is at work fails now, which is no news
         session.stop()
     for kind, count in sorted(outcome.aside.counts.items()):
         click.echo(f"set aside, {kind}: {count:,}; the first: {outcome.aside.told[kind][0]}", err=True)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from control.core.states import Cause, State
-from control.export.columns import HISTORY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,12 +35,18 @@ def step(
     return given | others
 
 
-def history(spark: SparkSession, tmp_path: Path, rows: Sequence[dict[str, Any]]) -> DataFrame:
+def table(spark: SparkSession, tmp_path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> DataFrame:
+    """A table of an export, of these rows."""
     from spark.columns import struct_of
+    from spark.reading import CHUNKED
 
-    path = tmp_path / "history.parquet"
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=HISTORY), path)
-    return spark.read.schema(struct_of(HISTORY)).parquet(str(path))
+    path = tmp_path / f"{name}.parquet"
+    pq.write_table(pa.Table.from_pylist(list(rows), schema=CHUNKED[name]), path)
+    return spark.read.schema(struct_of(CHUNKED[name])).parquet(str(path))
+
+
+def history(spark: SparkSession, tmp_path: Path, rows: Sequence[dict[str, Any]]) -> DataFrame:
+    return table(spark, tmp_path, "history", rows)
 
 
 def told(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:

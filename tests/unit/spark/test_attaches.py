@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from control.core.states import Cause, State
 from control.export.columns import ATTACHES, HISTORY
 from spark.columns import struct_of
 from spark.jobs import attaches
-from tests.unit.spark.given import BEGIN_MS, HOUR_MS, UNTIL_MS, history, ms, step, told
+from tests.unit.spark.given import BEGIN_MS, HOUR_MS, UNTIL_MS, history, ms, step, table, told
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,9 +38,7 @@ NOT_FOUND: dict[str, Any] = {
 
 
 def frame(spark: SparkSession, tmp_path: Path, rows: Sequence[dict[str, Any]]) -> DataFrame:
-    path = tmp_path / "attaches.parquet"
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=ATTACHES), path)
-    return spark.read.schema(struct_of(ATTACHES)).parquet(str(path))
+    return table(spark, tmp_path, "attaches", rows)
 
 
 def test_servers_are_counted_by_what_they_were_told(spark: SparkSession, tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from control.export.columns import SNAPSHOTS
 from spark.jobs import capacity
 from spark.jobs.capacity import APPLIANCE, OTHERS
+from tests.unit.spark.given import table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,11 +41,7 @@ def taken(
 
 
 def frame(spark: SparkSession, tmp_path: Path, rows: Sequence[Mapping[str, Any]]) -> DataFrame:
-    from spark.columns import struct_of
-
-    path = tmp_path / "snapshots.parquet"
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=SNAPSHOTS), path)
-    return spark.read.schema(struct_of(SNAPSHOTS)).parquet(str(path))
+    return table(spark, tmp_path, "snapshots", rows)
 
 
 def hours(snapshots: DataFrame) -> dict[tuple[int, str | None], dict[str, Any]]:

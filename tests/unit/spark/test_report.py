@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -193,6 +195,24 @@ def test_a_disk_that_is_too_small_is_told_before_anything_long(
     assert "finding how long" not in result.output
     with Stage(spark, f"file://{tmp_path}") as of_a_url:
         of_a_url.check(300)
+
+
+@pytest.mark.soak  # a Java of its own
+def test_a_report_that_is_interrupted_says_so_in_a_word_and_leaves_nothing(exported: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    argv = [sys.executable, "-m", "control.cli.main", "report", str(exported), "--out", str(tmp_path / "report"),
+            "--scratch", str(scratch), "--memory", "1g"]  # fmt: skip
+    process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "finding how long" in line:
+            time.sleep(1)  # while Java is at work, and Python waits for it
+            process.send_signal(signal.SIGINT)
+            break
+    assert process.stderr.read().strip() == "Aborted!"
+    assert process.wait(60) == 1
+    assert list(scratch.iterdir()) == []
 
 
 def test_what_spark_says_is_one_line(

@@ -21,6 +21,7 @@ from spark.jobs import timeouts
 from spark.reading import Export
 from spark.report import Report
 from spark.stage import Stage
+from tests.unit.spark.given import table
 from tests.unit.test_estimating import drawn
 
 if TYPE_CHECKING:
@@ -38,11 +39,7 @@ def row(seq: int, service: str | None, rules: str | None, counts: dict[str, int]
 
 
 def snapshots(spark: SparkSession, tmp_path: Path, rows: Sequence[dict[str, Any]]) -> DataFrame:
-    from spark.columns import struct_of
-
-    path = tmp_path / "snapshots.parquet"
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=SNAPSHOTS), path)
-    return spark.read.schema(struct_of(SNAPSHOTS)).parquet(str(path))
+    return table(spark, tmp_path, "snapshots", rows)
 
 
 def test_probes_are_counted_by_silence_service_and_rules(spark: SparkSession, tmp_path: Path) -> None:
