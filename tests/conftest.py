@@ -145,11 +145,12 @@ def set_yielding(node: WorkerController, yields: bool) -> None:
 def family(process: int) -> Iterator[int]:
     """The threads of a process and of all that it began. What begins once the one that begins it was named inherits
     from that: if that was changed, so was the new one."""
-    with suppress(FileNotFoundError, ProcessLookupError):
+    with suppress(FileNotFoundError):
         for task in Path(f"/proc/{process}/task").iterdir():
             yield int(task.name)
-            for child in (task / "children").read_text().split():
-                yield from family(int(child))
+            with suppress(FileNotFoundError, ProcessLookupError):
+                for child in (task / "children").read_text().split():
+                    yield from family(int(child))
 
 
 def pytest_testnodedown(node: WorkerController, error: object) -> None:

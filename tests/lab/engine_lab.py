@@ -15,13 +15,14 @@ key.
 from __future__ import annotations
 
 import errno
+import os
 import select
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -476,9 +477,17 @@ class EngineLab:
 
 def thread_of_engine() -> int:
     """Its number; of the one engine of this process."""
-    (task,) = (int(task.name) for task in Path("/proc/self/task").iterdir()
-               if (task / "comm").read_text() == "roost-engine\n")  # fmt: skip
-    return task
+    (thread,) = (thread for thread, stat in threads_of(os.getpid()).items() if "(roost-engine)" in stat)
+    return thread
+
+
+def threads_of(process: int) -> dict[int, str]:
+    """What proc_pid_stat(5) says of each thread; of those that end meanwhile nothing."""
+    stats = {}
+    for task in Path(f"/proc/{process}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            stats[int(task.name)] = (task / "stat").read_text()
+    return stats
 
 
 def engine_peer(engine: Engine, record: Record) -> Record | None:

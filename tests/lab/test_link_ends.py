@@ -10,14 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
 
 from appliance.lab import DaemonHandle, Lab, wait_until
 from appliance.wire import Op
 from control.core.states import Cause, State
-from tests.lab.engine_lab import EngineLab, receive, reset, tcp_info
+from tests.lab.engine_lab import EngineLab, receive, reset, tcp_info, threads_of
 from tests.lab.test_relay import send_and_close
 
 BOTH = pytest.mark.parametrize("family", [4, 6])
@@ -29,8 +28,7 @@ def stopped(daemon: DaemonHandle) -> Iterator[None]:
     """Whatever the kernel receives meanwhile, the engine finds in one turn of its loop."""
     os.kill(daemon.pid, signal.SIGSTOP)
     try:
-        threads = Path(f"/proc/{daemon.pid}/task")
-        wait_until(lambda: all(b") T " in (one / "stat").read_bytes() for one in threads.iterdir()), 10, "all stopped")
+        wait_until(lambda: all(") T " in stat for stat in threads_of(daemon.pid).values()), 10, "all stopped")
         yield
     finally:
         os.kill(daemon.pid, signal.SIGCONT)
