@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many of the product's lines the tests run: a line for Python and one for C before pytest's own closing line.
 
-Python's are counted by coverage.py while unit tests run that are about Python, in this process: a daemon of the lab is
-not, and a test that calls C is slowed down for nothing. C's are counted by the sanitized engine
-(tests/security/test_sanitized.py), which reports them as the property `lines` of its test.
+Python's are counted by SlipCover while there are unit tests, in this process: a daemon of the lab is another one. It
+takes its counting out of what has run; coverage.py, which traces all of it, made unit tests take half as long again.
+C's are counted by the sanitized engine (tests/security/test_sanitized.py), which reports them as the property `lines`
+of its test.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Generator, Mapping
+import os
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import coverage
 import pytest
+from slipcover.importer import FileMatcher, ImportManager
+from slipcover.slipcover import Slipcover
 
 from tests.mutants import ROOT
 
-TREES: Final = tuple(str(ROOT / tree) for tree in ("appliance", "control"))
+TREES: Final = [str(ROOT / tree) for tree in ("appliance", "control")]
 
 Lines = dict[str, dict[bool, int]]
 """Of each folder, how many lines have run (True), and how many have not."""
@@ -28,42 +31,29 @@ class LineCounter:
     """A plugin for pytest. Made before the product is imported, since an import runs lines, too."""
 
     def __init__(self) -> None:
-        self._coverage = coverage.Coverage(data_file=None, config_file=False, source=TREES)
-        self._coverage.set_option("run:disable_warnings", ["no-data-collected"])  # by a test of the tests
-        self._counted = 0
-        self._coverage.start()
+        self._counter = Slipcover()
+        ImportManager(self._counter, FileMatcher(TREES)).__enter__()  # for as long as there is this process
+        self._run = defaultdict[str, set[int]](set)
+        self._counts = False
 
-    def pytest_collection_finish(self) -> None:
-        self._coverage.stop()
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        module = item.getparent(pytest.Module)
-        if item.path.parent.name != "unit" or hasattr(module and module.obj, "lib"):
-            return (yield)
-        self._counted += 1
-        self._coverage.start()
-        try:
-            return (yield)
-        finally:
-            self._coverage.stop()
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self._counts = any(item.path.parent.name == "unit" for item in session.items)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self._add({name: lines["executed_lines"] for name, lines in self._files().items()})
         told: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
         if told is not None:  # a worker of pytest-xdist
-            told["lines"] = self._coverage.get_data().dumps() if self._counted else b""
+            told["lines"] = {name: sorted(lines) for name, lines in self._run.items()} if self._counts else {}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """A worker has ended; one that crashed has told nothing."""
         if told := getattr(node, "workeroutput", {}).get("lines"):
-            data = coverage.CoverageData(no_disk=True)
-            data.loads(told)
-            self._coverage.get_data().update(data)
-            self._counted += 1
+            self._counts = True
+            self._add(told)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self._counted:
+        if self._counts:
             terminalreporter.write_line(said("Python, by unit tests", self._python()))
         for reports in terminalreporter.stats.values():
             for report in reports:
@@ -71,12 +61,21 @@ class LineCounter:
                     if name == "lines" and report.when == "call":
                         terminalreporter.write_line(said("C, by the sanitized engine", value))
 
+    def _add(self, run: Mapping[str, list[int]]) -> None:
+        for name, lines in run.items():
+            self._run[name].update(lines)
+
+    def _files(self) -> dict[str, dict[str, list[int]]]:
+        files: dict[str, dict[str, list[int]]] = self._counter.get_coverage()["files"]
+        return {os.path.relpath(name, ROOT): lines for name, lines in files.items()}
+
     def _python(self) -> Lines:
+        self._counter.source = TREES  # those that nobody imported, too
         files = {}
-        for tree in TREES:
-            for path in Path(tree).rglob("*.py"):
-                _, statements, _, missing, _ = self._coverage.analysis2(str(path))
-                files[str(path.relative_to(ROOT))] = {True: len(statements) - len(missing), False: len(missing)}
+        for name, lines in self._files().items():
+            every = {*lines["executed_lines"], *lines["missing_lines"]}
+            run = every & self._run[name]
+            files[name] = {True: len(run), False: len(every - run)}
         return by_folder(files)
 
 

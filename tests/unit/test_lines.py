@@ -7,8 +7,6 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from tests.lines import by_folder, said
 from tests.mutants import ROOT
 
@@ -24,17 +22,19 @@ def test_lines_are_added_up_by_folder() -> None:
     assert said("C", folders) == "coverage  C: 57 % of 14 lines; cext 75, cext/base 50"
 
 
-@pytest.mark.parametrize(
-    ("file", "counted"),
-    [("test_config.py", True), ("test_wheel.py", False)],
-    ids=["a test of Python", "a test of C"],
-)
-def test_lines_of_python_are_counted_where_a_test_is_about_python(file: str, counted: bool) -> None:
-    argv = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/unit/{file}"]
+def counted(*arguments: str) -> tuple[int, int] | None:
+    """Per cent of the lines of control/config and of control/dev."""
+    argv = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    found = re.search(
-        r"^coverage  Python, by unit tests: .* control/config (\d+), .*control/dev (\d+)", done.stdout, re.M
-    )
-    assert bool(found) == counted
-    assert not found or int(found[1]) > 80 > 5 > int(found[2])
+    wanted = r"^coverage  Python, by unit tests: .* control/config (\d+), .*control/dev (\d+)"
+    line = re.search(wanted, done.stdout, re.M)
+    return (int(line[1]), int(line[2])) if line else None
+
+
+def test_lines_of_python_are_counted_where_there_are_unit_tests() -> None:
+    found = counted("tests/unit/test_config.py")
+    assert found
+    assert found[0] > 80 > 5 > found[1]
+    assert counted("-n", "2", "tests/unit/test_config.py", "tests/unit/test_judge.py") == found, "by workers, too"
+    assert counted("tests/lab/test_programs.py") is None
