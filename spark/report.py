@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from pyspark.sql import functions as F
 
 from spark import recommending, stays
 from spark.estimating import Gaps
-from spark.jobs import attaches, capacity, churn, dwell, quiet, timeouts
+from spark.jobs import attaches, capacity, churn, dwell, limits, quiet, timeouts
 from spark.page import page
 from spark.reading import Aside, Export
 from spark.recommending import Cell, Network
@@ -31,8 +32,8 @@ NAME: Final = "report.json"
 TABLES: Final = (
     "dwell_by_service", "dwell_by_network", "transitions", "hours", "lost_by_network", *quiet.SCHEMAS, "timeouts",
     "loss_by_silence", "probes_by_day", "expected", "attaches", "attaches_by_network", "attaches_by_hour",
-    "attach_refusals", "flapping_clients", "flapping_networks", "failures", "silent_deaths", "capacity", "forecast",
-    "forecast_quality", "full",
+    "attach_refusals", "flapping_clients", "flapping_networks", "failures", "silent_deaths", "sources", "limits",
+    "limits_tried", "capacity", "forecast", "forecast_quality", "full",
 )  # fmt: skip
 FORMS: Final = ("parquet", "csv")
 
@@ -109,15 +110,13 @@ class Report:
         rows, first_ms, last_ms = history.select(F.count("*"), F.min(known), F.max(known)).collect()[0]
         self._stage.check(rows)
         outcome = Outcome(rows, first_ms, None, self._export.aside)
+        asked = self._asked(outcome)
         if rows and last_ms is not None:
             outcome.until_ms = last_ms + 1
             runs = self._runs(history.select("seq", known.alias("at")), outcome)
-            self._jobs(history, runs, outcome, first_ms, last_ms + 1)
-        at = F.unix_millis("at")
-        self._attaches(self._export.table("attaches").where((at >= self._since_ms) & (at < self._until_ms)), history,
-                       outcome)  # fmt: skip
-        snapshots = self._export.table("snapshots").where((at >= self._since_ms) & (at < self._until_ms))
-        snapshots = self._stage.keep(snapshots, "snapshots")
+            self._jobs(history, asked, runs, outcome, first_ms, last_ms + 1)
+        self._attaches(asked, history, outcome)
+        snapshots = self._stage.keep(self._within("snapshots"), "snapshots")
         self._timeouts(snapshots.dropDuplicates(["seq"]), outcome)
         self._capacity(snapshots, outcome)
         (self._out / NAME).write_text(json.dumps(_told(outcome), indent=2) + "\n")
@@ -125,8 +124,14 @@ class Report:
         page.write(self._out)
         return outcome
 
-    def _jobs(self, history: DataFrame, runs: Sequence[stays.Run], outcome: Outcome, first_ms: int,
+    def _within(self, name: str) -> DataFrame:
+        """A table's rows that are of interest."""
+        at = F.unix_millis("at")
+        return self._export.table(name).where((at >= self._since_ms) & (at < self._until_ms))
+
+    def _jobs(self, history: DataFrame, asked: DataFrame, runs: Sequence[stays.Run], outcome: Outcome, first_ms: int,
               until_ms: int) -> None:  # fmt: skip
+        """asked: by servers, see `_asked`."""
         self._told(f"{outcome.rows:,} transitions: finding how long each connection stayed in each state")
         everything = self._stage.keep(stays.of(history, runs, until_ms), "stays")
         for why, rows in stays.aside(everything).collect():
@@ -151,13 +156,15 @@ class Report:
         there = good.unionByName(stays.unfinished(everything, first_ms), allowMissingColumns=True)
         hours = dwell.hourly(there, ["service"], first_ms, until_ms)
         self._write(outcome, "hours", hours.orderBy("service", "state", "hour"))
-        self._churn(history, everything, outcome, first_ms, until_ms)
+        events, flapping = self._churn(history, everything, outcome, first_ms, until_ms)
+        self._limits(good, events, asked, flapping, outcome)
         self._told("weighing memory against wake-ups")
         for name, table in quiet.tables(good, first_ms, until_ms).items():
             self._write(outcome, name, table)
 
     def _churn(self, history: DataFrame, everything: DataFrame, outcome: Outcome, first_ms: int,
-               until_ms: int) -> None:  # fmt: skip
+               until_ms: int) -> tuple[DataFrame, DataFrame]:  # fmt: skip
+        """When connections began and ended, and which clients flap."""
         self._told("looking for what flaps, and what failed together")
         times = first_ms, until_ms
         if outcome.aside.counts["doubled"]:
@@ -167,19 +174,45 @@ class Report:
         hours = {name: keep(churn.hours(found, by, *times), f"hours_of_{name}") for name, by in CHURN.items()}
         totals = {name: keep(churn.totals(hours[name], by, *times), f"totals_of_{name}") for name, by in CHURN.items()}
         usually = keep(churn.usual(totals["clients"], *times), "usual")
+        flapping = {
+            name: keep(churn.flapping(found, totals[name], usually, by, *times), f"flapping_{name}")
+            for name, by in CHURN.items()
+        }
         for name, by in CHURN.items():
-            flapping = churn.flapping(found, totals[name], usually, by, *times)
-            self._write(outcome, f"flapping_{name}", flapping.orderBy(F.desc("score"), *by))
+            self._write(outcome, f"flapping_{name}", flapping[name].orderBy(F.desc("score"), *by))
         by = CHURN["networks"]
         self._write(outcome, "failures", churn.failures(found, hours["networks"], by, *times).orderBy("began", *by))
         self._write(outcome, "silent_deaths", churn.silent_deaths(found, by).orderBy(F.desc("ended"), *by))
+        return found, flapping["clients"]
+
+    def _limits(self, good: DataFrame, events: DataFrame, asked: DataFrame, flapping: DataFrame,
+                outcome: Outcome) -> None:  # fmt: skip
+        self._told("trying limits by source")
+        used = self._stage.keep(limits.uses(good, events, asked), "uses")
+        named, judged, tried = list[DataFrame](), list[dict[str, Any]](), list[dict[str, Any]]()
+        for prefix in limits.PREFIXES:
+            sources = self._stage.keep(limits.of_sources(used, flapping, prefix), f"uses_of_{prefix}")
+            peaks = self._stage.keep(limits.most(sources), f"peaks_of_{prefix}")
+            named.append(limits.named(peaks, prefix))
+            levels, seconds = (
+                [row.asDict() for row in frame.collect()] for frame in (limits.levels(peaks), limits.seconds(sources))
+            )
+            for table, rows in zip((judged, tried), limits.judged(prefix, levels, seconds), strict=True):
+                table += rows
+        self._write(outcome, "sources", reduce(DataFrame.unionByName, named))
+        self._write_rows(outcome, "limits", judged, limits.LIMITS)
+        self._write_rows(outcome, "limits_tried", tried, limits.TRIED)
+
+    def _asked(self, outcome: Outcome) -> DataFrame:
+        """By servers, for clients, without what is set aside."""
+        checked = self._stage.keep(attaches.checked(self._within("attaches"), self._now_ms), "attaches")
+        for why, rows in attaches.aside(checked).collect():
+            outcome.aside.add(f"attach, {why}", f"{rows:,} attaches: {why}", rows)
+        return checked
 
     def _attaches(self, asked: DataFrame, history: DataFrame, outcome: Outcome) -> None:
         self._told("counting how servers were served")
-        checked = self._stage.keep(attaches.checked(asked, self._now_ms), "attaches")
-        for why, rows in attaches.aside(checked).collect():
-            outcome.aside.add(f"attach, {why}", f"{rows:,} attaches: {why}", rows)
-        rows = self._stage.keep(attaches.with_hour(attaches.with_gone(checked, history)), "attaches_with_gone")
+        rows = self._stage.keep(attaches.with_hour(attaches.with_gone(asked, history)), "attaches_with_gone")
         if not rows.isEmpty():
             for name, by in (("attaches", ["service", "way", "found"]), ("attaches_by_network", ["service", "network"]),
                              ("attaches_by_hour", ["service", "hour"])):  # fmt: skip

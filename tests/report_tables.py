@@ -70,6 +70,20 @@ SCHEMAS: Final = {
         SERVICE, NETWORK, ("ended", pa.int64()), ("of_ends", pa.float64()),
         *((name, pa.int64()) for name in ("by_probes", "by_timeout", "known", "p50_s", "p90_s", "p99_s", "most_s")),
     ]),
+    "sources": pa.schema([
+        SERVICE, *((name, pa.string()) for name in ("prefix", "source", "what")), ("most", pa.int64()),
+        ("asked", pa.int64()), ("flapping", pa.bool_()),
+    ]),
+    "limits": pa.schema([
+        SERVICE, ("prefix", pa.string()), ("what", pa.string()),
+        *((name, pa.int64()) for name in ("sources", "p50", "p99", "most")), ("most_of", pa.string()),
+        *((name, pa.int64()) for name in ("asked", "limit", "flapping", "flapping_over", "asked_by_flapping",
+                                          "refused_of_flapping")),
+    ]),
+    "limits_tried": pa.schema([
+        SERVICE, ("prefix", pa.string()), ("what", pa.string()),
+        *((name, pa.int64()) for name in ("limit", "over", "flapping_over", "refused", "refused_of_flapping")),
+    ]),
     "attaches": pa.schema([SERVICE, ("way", pa.string()), ("found", pa.string()), *_SERVED]),
     "attaches_by_network": pa.schema([SERVICE, NETWORK, *_SERVED]),
     "attaches_by_hour": pa.schema([SERVICE, ("hour", TIME), *_SERVED]),
@@ -198,6 +212,14 @@ def deaths(service: str | None, network: str, ended: int, p50_s: int | None, p99
             "p99_s": p99_s, "most_s": p99_s}  # fmt: skip
 
 
+def limit(service: str | None, prefix: str, what: str, most: int, refused: int | None, **more: Any) -> dict[str, Any]:
+    """A row of limits."""
+    return {"service": service, "prefix": prefix, "what": what, "sources": 900, "p50": 1, "p99": max(most // 2, 1),
+            "most": most, "most_of": f"100.64.9.7{'/32' if prefix == 'address' else '.0/24'}", "asked": 100_000,
+            "limit": None if refused is None else 2 * most, "flapping": 3, "flapping_over": refused and 2,
+            "asked_by_flapping": 20_000, "refused_of_flapping": refused} | more  # fmt: skip
+
+
 def served(service: str | None, linked: int, refused: int, answer_ms: int | None = 2, **more: Any) -> dict[str, Any]:
     """A row of attaches and the like, which have `way` and `found`, `network`, or `hour`."""
     times = [answer_ms, answer_ms and answer_ms * 4, answer_ms and answer_ms * 20]
@@ -215,11 +237,12 @@ def refusal(service: str | None, way: str, error: str, count: int, step: str | N
 
 
 def of_jobs(services: Sequence[str | None], days: int = 7) -> dict[str, list[dict[str, Any]]]:
-    """Tables of the jobs quiet, churn and attaches, of these services, the first of which has most connections."""
+    """Tables of quiet, churn, limits and attaches, of these services, the first of which has most connections."""
     found: dict[str, list[dict[str, Any]]] = {
         name: [] for name in (
             "quiet_intervals", "quiet_costs", "gap_distribution", "flapping_clients", "flapping_networks", "failures",
-            "silent_deaths", "attaches", "attaches_by_network", "attaches_by_hour", "attach_refusals",
+            "silent_deaths", "sources", "limits", "limits_tried", "attaches", "attaches_by_network",
+            "attaches_by_hour", "attach_refusals",
         )
     }  # fmt: skip
     causes = ("server", "network", "client reset", "client close", "client came anew", "appliance", "operator")
@@ -249,6 +272,16 @@ def of_jobs(services: Sequence[str | None], days: int = 7) -> dict[str, list[dic
         ]  # fmt: skip
         found["silent_deaths"] += [deaths(service, network, many // 40 // (number + 1), 300 * (number + 1), 7200)
                                    for number, network in enumerate(networks)]  # fmt: skip
+        for prefix in ("address", "network"):
+            for what in ("connections", "connects", "births", "wakes", "attaches"):
+                found["limits"].append(limit(service, prefix, what, 100 + at, 9000 * (at % 2)))
+                found["sources"].append({"service": service, "prefix": prefix, "source": "100.64.9.7/32", "what": what,
+                                         "most": 100 + at, "asked": 100_000, "flapping": bool(at % 2)})  # fmt: skip
+                found["limits_tried"] += [
+                    {"service": service, "prefix": prefix, "what": what, "limit": value, "over": 200 // value,
+                     "flapping_over": 3, "refused": 5000 // value, "refused_of_flapping": 20_000 // value}
+                    for value in (1, 2, 5, 10, 20, 50)
+                ]  # fmt: skip
         found["attaches"] += [served(service, many // (number + 1), 0, 2 * (number + 1), way="connect", found=state)
                               for number, state in enumerate(("STANDBY", "IDLE", "SLEEP"))]  # fmt: skip
         found["attaches_by_network"] += [served(service, many // (number + 2), many // 100, network=network)

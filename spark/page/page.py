@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 
 from spark.page import figure, html, text
 from spark.page.section import Row, Section, Tables
-from spark.page.sections import about, attaches, capacity, churn, dwell, other, quiet, timeouts
+from spark.page.sections import about, attaches, capacity, churn, dwell, limits, other, quiet, timeouts
 
 NAME: Final = "report.html"
-SECTIONS: Final[tuple[ModuleType, ...]] = (timeouts, quiet, churn, attaches, dwell, capacity)
+SECTIONS: Final[tuple[ModuleType, ...]] = (timeouts, quiet, churn, limits, attaches, dwell, capacity)
 """Each has TABLES, their names, and section(tables), which is asked if one of them is there."""
 MOST_ROWS: Final = 1_000_000
 """Of a table; of one that has more, the first ones are read."""

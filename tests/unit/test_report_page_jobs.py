@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report's page says of intervals, of churn and of attaches (spark/page/sections/{quiet,churn,attaches}.py)."""
+"""What a report's page says of intervals, churn, limits and attaches (spark/page/sections)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pytest
 from spark.page import figure, text
 from spark.page.html import page
 from spark.page.page import SECTIONS
-from spark.page.sections import attaches, churn, quiet
+from spark.page.sections import attaches, churn, limits, quiet
 from tests import report_tables as given
 from tests.report_tables import MARKUP, Rows
 from tests.unit.test_report_page import ROOT, Read
 
-MODULES = (quiet, churn, attaches)
+MODULES = (quiet, churn, limits, attaches)
 NAMES = [(module, name) for module in MODULES for name in module.TABLES]
 TEXTS = (
     "interval",
@@ -34,6 +34,10 @@ TEXTS = (
     "step",
     "error",
     "service",
+    "prefix",
+    "what",
+    "most_of",
+    "source",
 )
 
 
@@ -195,6 +199,31 @@ def test_those_that_flap_are_told_the_surest_first_with_their_likely_cause() -> 
     assert len(told(churn, {"flapping_networks": many}).of("td")) == 40 * 10
 
 
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def test_limits_that_stop_those_that_flap_are_told_and_where_none_does() -> None:
+    rows = [
+        given.limit("meter", "address", "connections", 80, 0),
+        given.limit("meter", "address", "connects", 10, 12_000),
+        given.limit("meter", "network", "connections", 300, 0),
+        given.limit("lamp", "address", "wakes", 4, 0),
+        given.limit(None, "address", "births", 4, None),
+        given.limit("tap", "address", "births", 4, 0, flapping=0),
+    ]
+    assert said(limits, {"limits": rows}) == text.paragraphs("""
+        Of service meter a limit of 20 new connections in a second for each address would have refused 12,000 of 20,000
+        that flapping ones asked for, and nothing of others.
+
+        Those that flap need not more than others do: no limit that all others bear would have refused one, of service
+        lamp and services that are not known any more.
+
+        The most that one address held at once were 80 connections, of service meter: 100.64.9.7/32.
+
+        The most that one network held at once were 300 connections, of service meter: 100.64.9.7.0/24.
+    """)
+
+
 # -- attaches ----------------------------------------------------------------------------------------------------------
 
 
@@ -315,7 +344,7 @@ def test_what_is_drawn_and_told_of_many_is_bounded_and_takes_seconds() -> None:
     with patch.object(figure, "svg", wraps=figure.svg) as drawn:
         reads = [told(module, {name: tables[name] for name in module.TABLES}) for module in MODULES]
     assert time.process_time() - begun < 5
-    assert [read.names["svg"] for read in reads] == [quiet.DRAWN, churn.DRAWN, 2 * attaches.DRAWN]
+    assert [read.names["svg"] for read in reads] == [quiet.DRAWN, churn.DRAWN, 0, 2 * attaches.DRAWN]
     assert drawn.call_count == sum(read.names["svg"] for read in reads), "none is drawn in vain"
     assert all(len(read.of("li")) < 30 for read in reads)
     assert all(read.names["tr"] <= 41 * read.names["table"] for read in reads)

@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import duckdb
-import pytest
-
 from control.core.states import Cause, State
-from control.export.columns import ATTACHES, HISTORY
-from spark.columns import struct_of
 from spark.jobs import attaches
 from tests.unit.spark.given import BEGIN_MS, HOUR_MS, UNTIL_MS, history, ms, step, table, told
 
@@ -140,51 +135,3 @@ def test_of_no_attaches_the_tables_are_empty(spark: SparkSession, tmp_path: Path
     assert attaches.served(found, ["service"]).unionByName(
         attaches.refusals(found), allowMissingColumns=True
     ).collect() == []  # fmt: skip
-
-
-def test_a_hundred_thousand_are_served_as_by_duckdb(spark: SparkSession, tmp_path: Path) -> None:
-    path, closed = tmp_path / "attaches.parquet", tmp_path / "closed.parquet"
-    database = duckdb.connect()
-    database.execute("SET TimeZone = 'UTC'")
-    database.execute(f"""
-        CREATE TABLE asked AS
-        SELECT n AS seq, make_timestamp(({BEGIN_MS} + hash(n) % 36000000)::BIGINT * 1000) AT TIME ZONE 'UTC' AS "at",
-               CASE n % 2 WHEN 0 THEN 'connect' ELSE 'address' END AS way, NULL::VARCHAR AS server,
-               'a' AS target, NULL::VARCHAR AS step, n % 5000 AS id, '10.' || n % 9 || '.0.1' AS address,
-               1::INTEGER AS port, CASE n % 3 WHEN 0 THEN 'web' WHEN 1 THEN 'line' END AS service,
-               CASE n % 4 WHEN 0 THEN 'IDLE' ELSE 'SLEEP' END AS found,
-               CASE WHEN n % 10 = 0 THEN 'ETIMEDOUT' END AS error, (hash(n + 1) % 1000)::BIGINT AS answer_ms,
-               CASE WHEN n % 10 > 3 THEN (hash(n + 2) % 100000)::BIGINT END AS first_ms
-        FROM range(100000) AS made(n)
-    """)
-    database.execute(f"COPY asked TO '{path}' (FORMAT PARQUET)")
-    database.execute(f"""
-        CREATE TABLE closed AS
-        SELECT n AS seq, n AS id, make_timestamp(({BEGIN_MS} + hash(n + 3) % 36000000)::BIGINT * 1000) AT TIME ZONE
-               'UTC' AS "at", '10.0.0.1' AS address, 1::INTEGER AS port, 'web' AS service, 'ACTIVE' AS "from",
-               'CLOSED' AS "to", 'client-close' AS cause, 0::BIGINT AS rx_bytes, 0::BIGINT AS tx_bytes,
-               0::BIGINT AS gap_ms, NULL::VARCHAR AS server, CASE n % 2 WHEN 0 THEN 'ECONNRESET' END AS error,
-               NULL::INTEGER AS probes, NULL::BIGINT AS silence_s
-        FROM range(5000) AS made(n)
-    """)
-    database.execute(f"COPY closed TO '{closed}' (FORMAT PARQUET)")
-    wanted = database.execute(f"""
-        SELECT asked.service, way, found, count(*), count(*) FILTER (asked.error IS NULL),
-               count(*) FILTER (asked.error IS NULL AND first_ms IS NULL),
-               count(*) FILTER (asked.error IS NULL AND first_ms IS NULL AND closed.error IS NOT NULL
-                   AND epoch_ms(closed.at) BETWEEN epoch_ms(asked.at)
-                   AND epoch_ms(asked.at) + answer_ms + {attaches.GONE_MS}),
-               quantile_disc(answer_ms, 0.9) FILTER (asked.error IS NULL),
-               quantile_disc(first_ms, 0.5) FILTER (asked.error IS NULL)
-        FROM asked LEFT JOIN closed USING (id) GROUP BY ALL
-    """).fetchall()
-    read = spark.read.schema(struct_of(ATTACHES)).parquet(str(path))
-    ends = spark.read.schema(struct_of(HISTORY)).parquet(str(closed))
-    found = attaches.served(attaches.with_gone(attaches.checked(read, UNTIL_MS), ends), ["service", "way", "found"])
-    columns = ("service", "way", "found", "requests", "linked", "no_first_byte", "gone")
-    for one, other in zip(
-        told(found, *columns, "answer_p90_ms", "first_p50_ms"), sorted(wanted, key=repr), strict=True
-    ):
-        assert one[:7] == other[:7]
-        assert one[7:] == pytest.approx(other[7:], rel=0.02)
-    assert sum(other[6] for other in wanted) > 100

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -133,57 +132,6 @@ def test_of_one_snapshot_there_is_no_forecast_and_it_says_so(spark: SparkSession
     (full,) = told.full.to_pylist()
     assert (full["limit"], full["used_percent"], full["full_at"]) == ("descriptors", 0.7, None)
     assert full["says"].startswith("no forecast")
-
-
-ROWS = 100_000
-MADE = f"""
-COPY (
-    SELECT n + 1 AS seq, make_timestamp(({BEGIN_MS} + minute * {MINUTE} + 1) * 1000) AT TIME ZONE 'UTC' AS "at",
-           (30000 + hash(minute) % 60000)::BIGINT AS span_ms,
-           CASE WHEN what > 0 THEN 'service ' || what END AS service, NULL::VARCHAR AS rules,
-           CASE WHEN what > 0 THEN MAP {{{{
-               'ACTIVE': (hash(n) % 1000)::BIGINT, 'SLEEP': (hash(n + 1) % 5000)::BIGINT,
-               'SLEEP ACTIVE client-data': (hash(n + 2) % 50)::BIGINT, 'SLEEP ACTIVE server-data': 1::BIGINT,
-               'SLEEP CLOSED client-close': (n % 2)::BIGINT, 'probes': (n % 7)::BIGINT
-           }}}} ELSE MAP {{{{
-               'rss_bytes': (hash(n) % 100000 + 1)::BIGINT, 'memory_permille': (n % 1000)::BIGINT
-           }}}} END AS counts
-    FROM (SELECT n, n // 5 AS minute, n % 5 AS what FROM range({ROWS}) AS made(n))
-    WHERE minute % 1000 > 200
-) TO '{{path}}' (FORMAT PARQUET)
-"""
-WANTED = """
-WITH good AS (SELECT *, epoch_ms("at") // 3600000 AS hour FROM '{path}'),
-     seen AS (SELECT hour, sum(span_ms)::DOUBLE AS span FROM good WHERE service IS NULL GROUP BY hour),
-     each AS (SELECT hour, service, sum(counts['ACTIVE'] * span_ms) AS active, sum(counts['SLEEP'] * span_ms) AS sleep,
-                     sum(counts['SLEEP ACTIVE client-data'] + counts['SLEEP ACTIVE server-data']) AS wakes,
-                     sum(counts['SLEEP ACTIVE server-data']) AS by_server,
-                     sum(counts['SLEEP CLOSED client-close']) AS ends, sum(counts['probes']) AS probes
-              FROM good WHERE service IS NOT NULL GROUP BY GROUPING SETS ((hour, service), (hour)))
-SELECT hour, coalesce(service, '(appliance)'), span / 60000, active / span, sleep / span, wakes, by_server, ends, probes
-FROM each JOIN seen USING (hour) ORDER BY ALL
-"""
-
-
-def test_hours_of_many_snapshots_are_those_of_duckdb(spark: SparkSession, tmp_path: Path) -> None:
-    from spark.columns import struct_of
-
-    path = tmp_path / "snapshots.parquet"
-    database = duckdb.connect()
-    database.execute("SET TimeZone = 'UTC'")
-    database.execute(MADE.format(path=path))
-    wanted = database.execute(WANTED.format(path=path)).fetchall()
-    assert len(wanted) > 1000
-    snapshots = spark.read.schema(struct_of(SNAPSHOTS)).parquet(str(path))
-    found = capacity.hourly(snapshots, BEGIN_MS + 10_000 * HOUR_MS).selectExpr(
-        f"unix_millis(hour) DIV {HOUR_MS}", "service", "minutes", "active", "sleep", "wakes", "wakes_by_server", "ends",
-        "probes",
-    )  # fmt: skip
-    rows = sorted(map(tuple, found.collect()))
-    assert len(rows) == len(wanted)
-    for one, other in zip(rows, wanted, strict=True):
-        assert one[:2] == other[:2]
-        assert one[2:] == pytest.approx([float(value) for value in other[2:]])
 
 
 # -- the forecast ------------------------------------------------------------------------------------------------------

@@ -70,8 +70,8 @@ def test_a_report_has_its_tables_and_says_what_it_is_about(spark: SparkSession, 
         == f"{datetime.fromtimestamp((BEGIN_MS + 300 * HOUR_MS // 60) / 1000, UTC):%Y-%m-%dT%H:%M:%S}.001+00:00"
     )
     some = {"lost_by_network", "dwell_by_service", "dwell_by_network", "hours", "quiet_intervals", "quiet_costs",
-            "gap_distribution"}  # fmt: skip
-    none = {"transitions", "flapping_clients", "flapping_networks", "failures", "silent_deaths"}
+            "gap_distribution", "sources", "limits"}  # fmt: skip
+    none = {"transitions", "flapping_clients", "flapping_networks", "failures", "silent_deaths", "limits_tried"}
     assert outcome.tables == told_of["tables"]
     assert set(outcome.tables) == some | none
     for name in outcome.tables:

@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long connections stay in their states, and what ends it; by hand, and by DuckDB."""
+"""How long connections stay in their states, and what ends it; by hand."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import duckdb
 import pytest
 
-from control.export.columns import HISTORY
 from spark import stays
 from spark.jobs import dwell
 from tests.unit.spark.given import BEGIN_MS, HOUR_MS, UNTIL_MS, C, S, history, ms, step, told
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 LIFE = [
     step(1, 7, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT),
@@ -236,113 +234,3 @@ def test_a_client_is_of_its_network(spark: SparkSession, address: str | None, ne
     frame = spark.createDataFrame([(address,)], "address STRING")
     (one,) = dwell.with_network(frame).collect()
     assert one["network"] == network
-
-
-# -- against DuckDB ----------------------------------------------------------------------------------------------------
-
-ROWS = 1_000_000
-MADE = f"""
-COPY (
-    SELECT seq, id, make_timestamp(({BEGIN_MS} + at_ms) * 1000) AT TIME ZONE 'UTC' AS "at",
-           '10.' || id % 200 || '.1.' || id % 256 AS address, 40000::INTEGER AS port,
-           CASE id % 3 WHEN 0 THEN 'web' WHEN 1 THEN 'line' END AS service,
-           CASE turn % 4 WHEN 0 THEN CASE turn WHEN 0 THEN 'NONE' ELSE 'IDLE' END WHEN 1 THEN 'ACTIVE'
-                         WHEN 2 THEN 'STANDBY' ELSE 'IDLE' END AS "from",
-           CASE turn % 4 WHEN 0 THEN 'ACTIVE' WHEN 1 THEN 'STANDBY' WHEN 2 THEN 'IDLE'
-                         ELSE CASE id % 5 WHEN 0 THEN 'CLOSED' ELSE 'SLEEP' END END AS "to",
-           CASE turn % 4 WHEN 0 THEN CASE turn WHEN 0 THEN 'client-connect' ELSE 'client-data' END WHEN 3 THEN
-                         CASE id % 5 WHEN 0 THEN 'client-close' ELSE 'quiet' END ELSE 'quiet' END AS cause,
-           1::BIGINT AS rx_bytes, 1::BIGINT AS tx_bytes, 1::BIGINT AS gap_ms, NULL::VARCHAR AS server,
-           NULL::VARCHAR AS error,
-           NULL::INTEGER AS probes, NULL::BIGINT AS silence_s
-    FROM (
-        SELECT row_number() OVER (ORDER BY made_ms, id, turn) AS seq, *, made_ms::BIGINT AS at_ms
-        FROM (
-            SELECT 1 + n // 4 AS id, n % 4 AS turn,
-                   hash(n // 4) % 30000000 + sum(hash(n) % 3000000) OVER (PARTITION BY n // 4 ORDER BY n) AS made_ms
-            FROM range({ROWS}) AS made(n)
-        )
-    )
-) TO '{{path}}' (FORMAT PARQUET)
-"""
-STAYS = """
-CREATE TABLE stays AS
-SELECT service, "to" AS state, epoch_ms("at") AS began, coalesce(epoch_ms(lead("at") OVER one), {until}) AS ended,
-       lead("to") OVER one AS next, lead(cause) OVER one AS "by", lead("at") OVER one IS NOT NULL AS seen, id
-FROM '{path}' WINDOW one AS (PARTITION BY id ORDER BY seq)
-"""
-
-
-@pytest.fixture(scope="module")
-def million(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[DataFrame, Any, int]:
-    """The stays of a million rows; DuckDB's; the end of the record."""
-    from spark.columns import struct_of
-
-    spark.conf.set("spark.sql.codegen.wholeStage", "true")
-    spark.conf.set("spark.sql.codegen.factoryMode", "FALLBACK")
-    path, until = tmp_path_factory.mktemp("million") / "history.parquet", BEGIN_MS + 15 * HOUR_MS + 1234
-    database = duckdb.connect()
-    database.execute("SET TimeZone = 'UTC'")
-    database.execute(MADE.format(path=path))
-    database.execute(STAYS.format(path=path, until=until))
-    database.execute("DELETE FROM stays WHERE state = 'CLOSED'")
-    found = stays.of(spark.read.schema(struct_of(HISTORY)).parquet(str(path)), [], until)
-    kept = found.cache()
-    assert stays.aside(kept).count() == 0
-    return stays.good(kept), database, until
-
-
-def test_a_million_stays_last_as_long_as_by_duckdb(million: tuple[DataFrame, Any, int]) -> None:
-    found, database, _ = million
-    counted = dwell.durations(found, ["service"]).cache()
-    sums = (
-        dwell.dwell(counted, ["service"]).select("service", "state", "stays", "censored", "total_s", "mean_s").collect()
-    )
-    wanted = database.execute("""
-        SELECT service, state, count(*), count(*) FILTER (NOT seen), sum(ended - began) / 1000,
-               sum(ended - began) / 1000 / nullif(count(*) FILTER (seen), 0)
-        FROM stays GROUP BY ALL
-    """).fetchall()
-    assert len(wanted) == 12
-    for one, other in zip(sorted(map(tuple, sums), key=repr), sorted(wanted, key=repr), strict=True):
-        assert one[:4] == other[:4]
-        assert one[4:] == pytest.approx(other[4:], nan_ok=True) if other[5] is not None else one[5] is None
-    quantiles = {(one["service"], one["state"]): one["p50_s"] for one in dwell.dwell(counted, ["service"]).collect()}
-    exact = database.execute("""
-        SELECT service, state, quantile_disc(ended - began, 0.5) / 1000 FROM stays GROUP BY ALL HAVING bool_and(seen)
-    """).fetchall()
-    assert exact
-    for service, state, median in exact:
-        assert quantiles[service, state] == pytest.approx(median, rel=0.1), (service, state)
-
-
-def test_a_million_transitions_are_those_that_duckdb_counts(million: tuple[DataFrame, Any, int]) -> None:
-    found, database, _ = million
-    wanted = database.execute("""
-        SELECT service, state, next, "by", count(*) FROM stays WHERE seen GROUP BY ALL
-    """).fetchall()
-    assert told(dwell.transitions(found, ["service"]), "service", "state", "next", "cause", "count") == sorted(
-        wanted, key=repr
-    )
-
-
-def test_hours_of_a_million_stays_are_those_of_duckdb(million: tuple[DataFrame, Any, int]) -> None:
-    found, database, until = million
-    first = BEGIN_MS + 1_000_000
-    wanted = database.execute(f"""
-        SELECT service, hour, state, sum(greatest(least(ended, last) - greatest(began, first), 0) / (last - first)),
-               count(*) FILTER (began >= first AND began < last)
-        FROM stays, (
-            SELECT hour, greatest(hour, {first}) AS first, least(hour + {HOUR_MS}, {until}) AS last
-            FROM range({BEGIN_MS}, {until}, {HOUR_MS}) AS hours(hour)
-        )
-        GROUP BY service, hour, state
-    """).fetchall()
-    hours = dwell.hourly(found, ["service"], first, until).selectExpr(
-        "service", "unix_millis(hour) AS hour", "state", "connections", "began"
-    )
-    assert len(wanted) > 100
-    for one, other in zip(sorted(map(tuple, hours.collect()), key=repr), sorted(wanted, key=repr), strict=True):
-        assert one[:3] == other[:3]
-        assert one[3] == pytest.approx(other[3], abs=1e-6)
-        assert one[4] == other[4]
