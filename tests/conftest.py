@@ -7,7 +7,7 @@
 
 Cheap layers run first, so that a broken unit is seen before the minutes of the lab. `soak` marks what takes minutes by
 itself; it runs only with --soak (`roost test --all`). Files run side by side in several workers (distribution.py), the
-longest first; tests marked `alone` run after all others, one by one. Those that only compute run behind the others.
+longest first; tests marked `alone` run after all others, one by one, and beside them those that only compute.
 """
 
 import os
@@ -24,7 +24,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.workermanage import WorkerController
 
-from control.dev.test import BEHIND
 from tests.distribution import Distribution
 from tests.lines import LineCounter
 
@@ -32,6 +31,7 @@ TESTS = Path(__file__).parent
 LAYERS = ("unit", "lab", "security", "bench")
 PRIVILEGED = frozenset({"lab", "security", "bench"})
 BEGUN_FIRST = (  # of all files: those that take longest, 60 to 240 s each on a quiet machine
+    "tests/unit/spark",
     "tests/security/test_sanitized.py",
     "tests/bench/test_benches.py",
     "tests/lab/test_persistent.py",
@@ -53,8 +53,7 @@ BEGUN_FIRST = (  # of all files: those that take longest, 60 to 240 s each on a 
     "tests/lab/test_capture.py",
 )
 WHOLE = ("tests/unit/spark", "tests/bench/test_report.py")  # one Java for all of them
-BACKGROUND = (  # files that compute for 60 to 300 s, and ask no clock
-    "tests/unit/spark",
+BACKGROUND = (  # files that compute for 60 to 120 s, and ask no clock
     "tests/unit/test_interleavings.py",
     "tests/unit/test_interleavings_planted.py",
     "tests/unit/test_interleavings_reordered.py",
@@ -131,10 +130,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config) -> Distribution:
     # Who is not root could not take it back, and runs no test that is to run alone.
     background = BACKGROUND if os.geteuid() == 0 else ()
-    workers = config.option.numprocesses
-    behind = BEHIND if workers > 2 * BEHIND else 0
     return Distribution(
-        workers, config.stash[TOGETHER], BEGUN_FIRST, background, set_yielding, WHOLE, behind, "tests/unit/"
+        config.option.numprocesses, config.stash[TOGETHER], BEGUN_FIRST, background, set_yielding, WHOLE
     )
 
 

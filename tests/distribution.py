@@ -2,10 +2,8 @@
 """How pytest-xdist's workers share the tests (`pytest -n`): whole files side by side, then the tests marked `alone`.
 Files and directories that share what takes long to start count as one file.
 
-Labs wait more than they compute, and so do those that run alone. What computes only is done meanwhile, where no other
-task wants the processor (SCHED_IDLE, sched(7)), by workers of its own, and with a share like any other's once nothing
-else is left. These workers begin when the unit tests have begun: until then no processor is idle, and a test that got
-none would exceed its time.
+Those that run alone wait more than they compute. What computes only is done meanwhile, where no other task wants the
+processor (SCHED_IDLE, sched(7)), and with a share like any other's once none is left that runs alone.
 
 A worker holds a test back until it knows the one after it, since that decides which fixtures end in between. So each is
 told two tests beyond the one that it runs, and no more: with -x the others stop as soon.
@@ -27,10 +25,7 @@ class Distribution:
     """pytest-xdist's scheduler; its methods are called by xdist.dsession, as xdist.scheduler.protocol says.
 
     `first`: files, as ids begin, that are not to be the last ones to begin, since the whole run would wait for them.
-    `background`: files that may run while others run alone, in their order. As a worker begins to run them beside
-    others, `yielding(node, True)` is called, and `yielding(node, False)` as it does no longer.
-    `behind`: how many workers, the last ones, run nothing but these, `after` no file waits whose id begins so. None do
-    unless other files follow.
+    `background`: files that may run while others run alone; `yielding(node, True)` is called as a worker begins to.
     `whole`: files and directories that count as one file; `first` and `background` name them by the first of them.
     `together`: a file that says, once the tests are collected, how many of them may run beside others; the rest follow.
     """
@@ -43,8 +38,6 @@ class Distribution:
         background: Sequence[str] = (),
         yielding: Callable[[WorkerController, bool], None] = lambda node, does: None,
         whole: Sequence[str] = (),
-        behind: int = 0,
-        after: str = "",
     ) -> None:
         self._workers = workers
         self._count = together
@@ -52,17 +45,10 @@ class Distribution:
         self._background = background
         self._yielding = yielding
         self._whole = tuple(whole)
-        self._behind_count = behind
-        self._after = after
         self._together = 0
         self._ids: list[str] = []
         self._collected: dict[WorkerController, list[str]] = {}
         self._files: deque[deque[int]] = deque()  # numbers in _ids; those of tests that run alone come last
-        self._aside: deque[deque[int]] = deque()  # of the background, where no worker has begun it
-        self._yields: set[int] = set()  # tests of the background
-        self._last: deque[int] | None = None  # the file that the background waits for
-        self._awaited: set[int] = set()  # other tests that have not been run
-        self._reserved: set[WorkerController] = set()  # they run the background alone
         self._begun: dict[WorkerController, deque[int]] = {}  # what is left of the file that a worker is at
         self._told: dict[WorkerController, list[int]] = {}  # not reported yet
         self._behind: set[WorkerController] = set()  # those that yield
@@ -77,16 +63,12 @@ class Distribution:
 
     @property
     def has_pending(self) -> bool:
-        return self._waiting or any(self._told.values())
+        return bool(self._files) or any(self._begun.values()) or any(self._told.values())
 
     @property
     def tests_finished(self) -> bool:
-        return self.collection_is_completed and not self._waiting and all(len(told) < 2 for told in self._told.values())
-
-    @property
-    def _waiting(self) -> bool:
-        """Whether there are tests that no worker has been told."""
-        return bool(self._files or self._aside) or any(self._begun.values())
+        waiting = bool(self._files) or any(self._begun.values())
+        return self.collection_is_completed and not waiting and all(len(told) < 2 for told in self._told.values())
 
     def add_node(self, node: WorkerController) -> None:
         self._told[node] = []
@@ -100,7 +82,7 @@ class Distribution:
         if not self._ids:
             self._ids = next(iter(self._collected.values()))
             self._together = int(self._count.read_text())
-            self._sort()
+            self._files = self._sorted()
         for node in self.nodes:
             if self._collected.get(node) not in (None, self._ids):
                 raise RuntimeError(f"{node.gateway.id} collected other tests than the first worker")
@@ -109,7 +91,6 @@ class Distribution:
 
     def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
         self._told[node].remove(item_index)
-        self._awaited.discard(item_index)
         for one in (node, *self.nodes):
             self._feed(one)
         self._set_priorities()
@@ -119,12 +100,9 @@ class Distribution:
         told, begun = self._told.pop(node), self._begun.pop(node)
         self._collected.pop(node, None)
         crashed = told.pop(0) if told else None
-        if crashed is not None:
-            self._awaited.discard(crashed)
-        if left := deque([*told, *begun]):
-            (self._aside if self._yields.issuperset(left) else self._files).appendleft(left)
+        if told or begun:
+            self._files.appendleft(deque([*told, *begun]))
         self._behind.discard(node)
-        self._reserved.discard(node)
         for other in self.nodes:
             self._feed(other)
         self._set_priorities()
@@ -136,23 +114,13 @@ class Distribution:
     def remove_pending_tests_from_node(self, node: WorkerController, indices: Sequence[int]) -> NoReturn:
         raise NotImplementedError("no test is taken back from a worker")
 
-    def _sort(self) -> None:
+    def _sorted(self) -> deque[deque[int]]:
         files: dict[tuple[bool, str], deque[int]] = {}
         for number, name in enumerate(self._ids):
             files.setdefault((number >= self._together, self._file_of(name)), deque()).append(number)
         first = {name: place for place, name in enumerate(self._first)}
-        order = sorted(files, key=lambda file: (file[0], first.get(file[1], len(first))))
-        aside = sorted((key for key in files if key[1] in self._background and not key[0]),
-                       key=lambda key: self._background.index(key[1]))  # fmt: skip
-        self._aside.extend(files[key] for key in aside)
-        self._yields.update(*self._aside)
-        self._files.extend(files[key] for key in order if key not in aside)
-        self._awaited.update(*self._files)
-        for file in self._files:
-            if self._after and file[0] < self._together and self._ids[file[0]].startswith(self._after):
-                self._last = file
-        if self._aside and self._files and self._files[-1] is not self._last:
-            self._reserved.update(self.nodes[len(self.nodes) - self._behind_count :])
+        order = sorted(files, key=lambda file: (file[0], file[1] in self._background, first.get(file[1], len(first))))
+        return deque(files[file] for file in order)
 
     def _file_of(self, name: str) -> str:
         file = name.partition("::")[0]
@@ -163,46 +131,37 @@ class Distribution:
         if node.shutting_down or node not in self._collected:
             return
         told, begun = self._told[node], self._begun[node]
-        while len(told) < (_AHEAD if begun else 2):
-            if not begun and (file := self._next(node)):
-                begun.extend(file)
+        while len(told) < (_AHEAD if begun else 2) and (begun or self._files):
             if not begun:
-                break
+                if self._files[0][0] >= self._together and not self._may_be_alone(node):
+                    return
+                begun.extend(self._files.popleft())
             told.append(begun.popleft())
             node.send_runtest_some(told[-1:])
-        if not begun and not self._aside and (node in self._reserved or not self._files):
+        if not begun and not self._files:
             node.shutdown()
-
-    def _next(self, node: WorkerController) -> deque[int] | None:
-        """The file that a worker begins; None: none yet, or none any more."""
-        files = self._files
-        if node in self._reserved or not files or files[0][0] >= self._together:
-            if self._aside and self._last is None:
-                return self._aside.popleft()
-            if node in self._reserved or not files or not self._may_be_alone(node):
-                return None
-        if files[0] is self._last:
-            self._last = None
-        return files.popleft()
 
     def _may_be_alone(self, node: WorkerController) -> bool:
         """The tests that run alone are the last worker's; the others end first, or are in the background. Until then
         it waits."""
         others = [other for other in self.nodes if other is not node]
-        if any(not other.shutting_down and not self._is_behind(other, some=True) for other in others):
+        if any(not other.shutting_down and not any(self._background_of(other)) for other in others):
             node.shutdown()
         return all(self._is_behind(other) for other in others)
 
-    def _is_behind(self, node: WorkerController, some: bool = False) -> bool:
-        """Whether all tests, or some, that a worker has been given are of the background; one that runs nothing else
-        may have none."""
-        if node in self._reserved and not node.shutting_down:
-            return True
-        given = [test in self._yields for test in (*self._told[node], *self._begun[node])]
-        return any(given) if some else bool(given) and all(given)
+    def _background_of(self, node: WorkerController) -> list[bool]:
+        """Of each test that a worker has been given, whether it may run in the background."""
+        given = [*self._told[node], *self._begun[node]]
+        return [self._file_of(self._ids[test]) in self._background for test in given]
+
+    def _is_behind(self, node: WorkerController) -> bool:
+        given = self._background_of(node)
+        return bool(given) and all(given)
 
     def _set_priorities(self) -> None:
-        behind = {node for node in self.nodes if self._awaited and self._is_behind(node)}
+        given = [test for tests in (*self._told.values(), *self._begun.values(), *self._files) for test in tests]
+        awaited = any(test >= self._together for test in given)
+        behind = {node for node in self.nodes if awaited and self._is_behind(node)}
         for node in behind ^ self._behind:
             self._yielding(node, node in behind)
         self._behind = behind

@@ -13,8 +13,6 @@ from control.dev.lint import lint, require_checkout
 
 # Of the time that the tests take, a processor is busy for less than half: they wait for timers, and for each other.
 WORKERS_A_PROCESSOR = 3
-BEHIND = 2
-"""Workers more of a whole run, for tests that only compute, while the others wait (tests/distribution.py)."""
 
 
 def files_of(paths: Sequence[str], root: Path) -> int:
@@ -75,8 +73,7 @@ def command(
     here = [os.path.relpath(path, root) if os.path.exists(path.partition("::")[0]) else path for path in paths]  # noqa: PTH110
     files = files_of(here, root)
     if workers is None:
-        many = WORKERS_A_PROCESSOR * len(os.sched_getaffinity(0)) + (0 if here else BEHIND)
-        workers = min(files, many) if files > 1 else 0
+        workers = min(files, WORKERS_A_PROCESSOR * len(os.sched_getaffinity(0))) if files > 1 else 0
     environment = {**os.environ, "PYTHONPATH": str(root)}
     # Workers, daemons and peers import the same files some thousand times: they are to be compiled once.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

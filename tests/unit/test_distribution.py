@@ -52,8 +52,6 @@ class Run:
         background: Sequence[str] = (),
         whole: Sequence[str] = (),
         names: str | Sequence[str] = "abcdefgh",
-        behind: int = 0,
-        after: str = "",
     ) -> None:
         together = [f"{names[number]}.py::t{test}" for number, size in enumerate(sizes) for test in range(size)]
         self.ids = together + [f"a.py::alone{number}" for number in range(alone)]
@@ -61,9 +59,7 @@ class Run:
         (tmp_path / "together").write_text(str(len(together)))
         self.background = background
         self.yielding: set[str] = set()
-        self.plan = Distribution(
-            workers, tmp_path / "together", first, background, self.set_yielding, whole, behind, after
-        )
+        self.plan = Distribution(workers, tmp_path / "together", first, background, self.set_yielding, whole)
         self.workers = [Worker(f"gw{number}") for number in range(workers)]
         self.ran: list[tuple[str, str]] = []
         for worker in self.workers:
@@ -161,40 +157,9 @@ def test_what_only_computes_yields_to_those_that_run_alone_and_to_nobody_once_th
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_workers_of_the_background_run_nothing_else_and_begin_when_others_only_wait(tmp_path: Path, seed: int) -> None:
+def test_of_a_worker_that_dies_one_test_is_lost_and_others_run_the_rest(tmp_path: Path, seed: int) -> None:
     luck = random.Random(seed)
-    run = Run(tmp_path, 4, [3, 4, 5, 6, 3, 4], 4, first=["c.py"], background=["e.py", "b.py"], behind=2, after="a.py",
-              names=["a", "b", "c", "d", "e", "f"])  # fmt: skip
-    reserved = run.workers[2:]
-    begun = [run.ids[worker.told[0]].partition("::")[0] for worker in run.workers if worker.told]
-    assert begun == ["c.py", "a.py", "e.py", "b.py"], "a.py has begun, and none waits that begins so"
-    assert run.yielding == {worker.name for worker in reserved}
-    assert sorted(run.finish(luck)) == sorted(run.ids)
-    assert all(test.startswith(("b.", "e.")) for worker, test in run.ran if worker in {one.name for one in reserved})
-    assert not run.yielding
-
-
-def test_workers_of_the_background_wait_for_files_that_compute(tmp_path: Path) -> None:
-    run = Run(tmp_path, 3, [3, 4, 2], 1, background=["b.py"], behind=1, after="u", names=["x", "b", "u"])
-    assert [len(worker.told) for worker in run.workers] == [3, 2, 3]
-    run = Run(tmp_path, 2, [3, 4, 2, 1], 0, first=["x.py"], background=["b.py"], behind=1, after="u",
-              names=["x", "b", "u", "y"])  # fmt: skip
-    assert [len(worker.told) for worker in run.workers] == [3, 0]
-    run.finish(random.Random(1))
-    assert [test for worker, test in run.ran if worker == "gw1"][:1] == ["b.py::t0"]
-
-
-def test_no_worker_is_for_the_background_alone_where_nothing_else_follows(tmp_path: Path) -> None:
-    run = Run(tmp_path, 2, [3, 4, 2], 0, background=["b.py"], behind=1, after="u", names=["u1", "b", "u2"])
-    assert [run.ids[worker.told[0]] for worker in run.workers] == ["u1.py::t0", "u2.py::t0"]
-    run.finish(random.Random(1))
-
-
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("behind", [0, 1])
-def test_of_a_worker_that_dies_one_test_is_lost_and_others_run_the_rest(tmp_path: Path, seed: int, behind: int) -> None:
-    luck = random.Random(seed)
-    run = Run(tmp_path, luck.randrange(1 + behind, 4), [5, 1, 7, 2], 3, background=["c.py"], behind=behind, after="a")
+    run = Run(tmp_path, luck.randrange(1, 4), [5, 1, 7, 2], 3, background=["c.py"])
     for _ in range(luck.randrange(30)):
         run.step(luck.choice(run.workers))
         if not run.workers:

@@ -33,8 +33,7 @@ def counted(*arguments: str) -> tuple[int, int] | None:
 
 
 def test_lines_of_python_are_counted_where_there_are_unit_tests() -> None:
-    found = counted("tests/unit/test_config.py")
-    assert found
+    found = counted("-n", "1", "tests/unit/test_config.py")
+    assert found, "a worker has told its lines"
     assert found[0] > 80 > 5 > found[1]
-    assert counted("-n", "2", "tests/unit/test_config.py", "tests/unit/test_judge.py") == found, "by workers, too"
     assert counted("tests/lab/test_programs.py") is None
