@@ -188,10 +188,11 @@ class Report:
     def _limits(self, good: DataFrame, events: DataFrame, asked: DataFrame, flapping: DataFrame,
                 outcome: Outcome) -> None:  # fmt: skip
         self._told("trying limits by source")
-        used = self._stage.keep(limits.uses(good, events, asked), "uses")
+        used = {"address": self._stage.keep(limits.uses(good, events, asked), "uses_of_addresses")}
+        used["network"] = self._stage.keep(limits.of_networks(used["address"]), "uses_of_networks")
         named, judged, tried = list[DataFrame](), list[dict[str, Any]](), list[dict[str, Any]]()
         for prefix in limits.PREFIXES:
-            sources = self._stage.keep(limits.of_sources(used, flapping, prefix), f"uses_of_{prefix}")
+            sources = self._stage.keep(limits.of_sources(used[prefix], flapping, prefix), f"sources_of_{prefix}")
             peaks = self._stage.keep(limits.most(sources), f"peaks_of_{prefix}")
             named.append(limits.named(peaks, prefix))
             levels, seconds = (

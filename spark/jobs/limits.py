@@ -56,10 +56,10 @@ TRIED: Final = pa.schema([
 
 
 def uses(stays: DataFrame, events: DataFrame, attached: DataFrame) -> DataFrame:
-    """Of each address in each second, but those of nothing. stays: spark.stays.good; events: spark.jobs.churn.events;
-    attached: spark.jobs.attaches.checked.
+    """Of each address (PREFIXES) in each second in which it used something. stays: spark.stays.good; events:
+    spark.jobs.churn.events; attached: spark.jobs.attaches.checked.
 
-        service, address, second    since 1970; of ATTACHES the server's
+        service, source, second     since 1970; of ATTACHES the server's
         what, n, asked              of WHAT; of CONNECTIONS how many more there are at its end, of all others how many
                                     were asked for; those that a limit could have refused"""
     second = F.floor(F.col("at") / 1000).alias("second")
@@ -84,28 +84,34 @@ def uses(stays: DataFrame, events: DataFrame, attached: DataFrame) -> DataFrame:
         .unionByName(used(WAKES, wakes))
         .unionByName(used(ATTACHES, of_servers))
     )
-    return each.where(F.col("address").isNotNull()).groupBy("service", "address", "what", "second").agg(
+    return _counted(_sourced(each.where(F.col("address").isNotNull()), "address"))
+
+
+def of_networks(used: DataFrame) -> DataFrame:
+    """The same of networks."""
+    return _counted(_sourced(used.withColumnRenamed("source", "address"), "network"))
+
+
+def _sourced(rows: DataFrame, prefix: str) -> DataFrame:
+    return with_network(rows, *PREFIXES[prefix]).withColumnRenamed("network", "source")
+
+
+def _counted(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("service", "source", "what", "second").agg(
         F.sum("n").alias("n"), F.sum("asked").alias("asked")
     )  # fmt: skip
 
 
 def of_sources(used: DataFrame, flapping: DataFrame, prefix: str) -> DataFrame:
-    """`uses` by sources: service, source, what, second; n: of CONNECTIONS how many there are; asked; flapping: whether
-    an address does that is of the source. flapping: of addresses, spark.jobs.churn.flapping."""
-
-    def sourced(of: DataFrame) -> DataFrame:
-        return with_network(of, *PREFIXES[prefix]).withColumnRenamed("network", "source")
-
-    counted = sourced(used).groupBy("service", "source", "what", "second").agg(
-        F.sum("n").alias("n"), F.sum("asked").alias("asked")
-    )  # fmt: skip
-    named = sourced(flapping).select(F.col("service").alias("of"), F.col("source").alias("who")).distinct()
+    """`uses` or `of_networks`, of that prefix: service, source, what, second; n: of CONNECTIONS how many there are;
+    asked; flapping: whether an address does that is of it. flapping: of addresses, spark.jobs.churn.flapping."""
+    named = _sourced(flapping, prefix).select(F.col("service").alias("of"), F.col("source").alias("who")).distinct()
     same = F.col("service").eqNullSafe(F.col("of")) & (F.col("source") == F.col("who"))
-    counted = counted.join(F.broadcast(named), same, "left").withColumn("flapping", F.col("who").isNotNull())
+    flagged = used.join(F.broadcast(named), same, "left").withColumn("flapping", F.col("who").isNotNull())
     is_level = F.col("what") == CONNECTIONS
     so_far = Window.partitionBy("service", "source").orderBy("second")
-    levels = counted.where(is_level).withColumn("n", F.sum("n").over(so_far))
-    return counted.where(~is_level).unionByName(levels).drop("of", "who")
+    levels = flagged.where(is_level).withColumn("n", F.sum("n").over(so_far))
+    return flagged.where(~is_level).unionByName(levels).drop("of", "who")
 
 
 def most(sources: DataFrame) -> DataFrame:

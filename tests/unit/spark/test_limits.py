@@ -79,7 +79,7 @@ def test_addresses_are_sources(used: DataFrame, flapping: DataFrame) -> None:
 
 
 def test_networks_are_sources_that_flap_if_an_address_does(used: DataFrame, flapping: DataFrame) -> None:
-    found = limits.of_sources(used, flapping, "network")
+    found = limits.of_sources(limits.of_networks(used), flapping, "network")
     assert [row for row in by_second(found) if row[0] != "10.9.9.0/24"] == [
         ("10.1.1.0/24", "births", 0, 1, 1, True),
         ("10.1.1.0/24", "connections", 0, 3, 3, True),
@@ -93,7 +93,7 @@ def test_networks_are_sources_that_flap_if_an_address_does(used: DataFrame, flap
 
 
 def test_what_was_used_the_most_is_told(used: DataFrame, flapping: DataFrame) -> None:
-    peaks = limits.most(limits.of_sources(used, flapping, "network"))
+    peaks = limits.most(limits.of_sources(limits.of_networks(used), flapping, "network"))
     named = told(limits.named(peaks, "network"), "prefix", "source", "what", "most", "asked", "flapping")
     assert named[:5] == [
         ("network", "10.1.1.0/24", "births", 1, 1, True),

@@ -453,7 +453,9 @@ def test_what_sources_used_is_the_same(million: Million, events: DataFrame, pref
     spark = million.stays.sparkSession
     none = attaches.checked(spark.createDataFrame([], struct_of(ATTACHES)), UNTIL_MS)
     flapping = spark.createDataFrame([("web", "10.207.7.0"), (None, "10.207.7.1")], "service string, address string")
-    sources = limits.of_sources(limits.uses(stays.good(million.stays), events, none), flapping, prefix)
+    used = limits.uses(stays.good(million.stays), events, none)
+    used = used if prefix == "address" else limits.of_networks(used)
+    sources = limits.of_sources(used, flapping, prefix)
     million.database.execute(f"""
         CREATE OR REPLACE TABLE used AS
         WITH steps AS (
