@@ -5,6 +5,7 @@ a report that finds the time-outs, its recommendation applied, and nobody lost a
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ from appliance.lab.topology import client_address, nft, public_address
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
+CLIENTS, SECONDS = map(int, os.environ.get("ROOST_LOOP", "1200 100").split())
+"""How many there are, and for how long probes are sent at random, and then as is recommended."""
 PORT: Final = 8000
 TIMEOUTS_S: Final = {"nat0": 20, "nat1": 36, "nat2": None}
 """By the rule for its one public address; None: it forgets nothing."""
@@ -125,7 +128,7 @@ def drive(directory: Path, clients: int, seconds: float) -> Outcome:
 
 
 def test_time_outs_are_found_and_the_recommendation_ends_the_losses(tmp_path: Path) -> None:
-    outcome = drive(tmp_path, 1200, 100)
+    outcome = drive(tmp_path, CLIENTS, SECONDS)
     print(json.dumps(outcome.found, indent=1), outcome.before, outcome.after)
     for name, seconds in TIMEOUTS_S.items():
         row = outcome.found[name]
