@@ -70,7 +70,7 @@ class LineCounter:
         return {os.path.relpath(name, ROOT): lines for name, lines in files.items()}
 
     def _python(self) -> Lines:
-        self._counter.source = TREES  # those that nobody imported, too
+        self._counter.source = TREES  # those that were not imported, too
         files = {}
         for name, lines in self._files().items():
             every = {*lines["executed_lines"], *lines["missing_lines"]}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each source used of what can be limited, and whom limits would have refused.
 
-A source is an address or a network of a service: PREFIXES, which limits by source have by default. What is limited:
+A source is an address or a network (PREFIXES) of a service. What can be limited:
 
     connections    at once, at the end of a second
     connects       that clients make in a second
