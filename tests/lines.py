@@ -54,7 +54,7 @@ class LineCounter:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._counts:
-            terminalreporter.write_line(said("Python, by unit tests", self._python()))
+            terminalreporter.write_line(said("Python, in the tests' processes", self._python()))
         for reports in terminalreporter.stats.values():
             for report in reports:
                 for name, value in getattr(report, "user_properties", ()):

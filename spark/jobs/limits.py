@@ -143,7 +143,8 @@ def seconds(sources: DataFrame) -> DataFrame:
 
 
 def levels(peaks: DataFrame) -> DataFrame:
-    """How many sources there are with the same greatest use: service, what, most, flapping, sources; one of them."""
+    """How many sources there are with the same greatest use, to two digits: service, what, most, flapping, sources,
+    asked; exact, one: the greatest of them and whose it is."""
     return peaks.where("most > 0").groupBy("service", "what", _shortened(F.col("most")).alias("most"), "flapping").agg(
         F.count("*").alias("sources"), F.max("most").alias("exact"), F.max_by("source", "most").alias("one"),
         F.sum("asked").alias("asked"),
@@ -179,7 +180,7 @@ class _Cell:
         rows = sorted((row for of in self.levels.values() for row in of), key=lambda row: row["most"])
         rank = math.ceil(share * sum(row["sources"] for row in rows))
         until = accumulate(row["sources"] for row in rows)
-        return int(next(row["most"] for row, count in zip(rows, until, strict=True) if count >= rank))
+        return int(next(row["exact"] for row, count in zip(rows, until, strict=True) if count >= rank))
 
 
 def preferred(least: int) -> int:

@@ -27,7 +27,7 @@ def counted(*arguments: str) -> tuple[int, int] | None:
     argv = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    wanted = r"^coverage  Python, by unit tests: .* control/config (\d+), .*control/dev (\d+)"
+    wanted = r"^coverage  Python, in the tests' processes: .* control/config (\d+), .*control/dev (\d+)"
     line = re.search(wanted, done.stdout, re.M)
     return (int(line[1]), int(line[2])) if line else None
 

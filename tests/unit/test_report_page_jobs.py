@@ -215,8 +215,8 @@ def test_limits_that_stop_those_that_flap_are_told_and_where_none_does() -> None
         Of service meter a limit of 20 new connections in a second for each address would have refused 12,000 of 20,000
         that flapping ones asked for, and nothing of others.
 
-        Those that flap need not more than others do: no limit that all others bear would have refused one, of service
-        lamp and services that are not known any more.
+        Of service lamp and services that are not known any more, those that flap used no more at a time than others do:
+        no limit that all others bear would have refused them anything.
 
         The most that one address held at once were 80 connections, of service meter: 100.64.9.7/32.
 

@@ -91,8 +91,8 @@ def _not_stopped(rows: Sequence[Row]) -> Iterator[str]:
     ]  # fmt: skip
     if services:
         more = f" and {len(services) - TOLD:,} more" if len(services) > TOLD else ""
-        yield (f"Those that flap need not more than others do: no limit that all others bear would have refused one, "
-               f"of {text.listed(services[:TOLD])}{more}.")  # fmt: skip
+        yield (f"Of {text.listed(services[:TOLD])}{more}, those that flap used no more at a time than others do: no "
+               "limit that all others bear would have refused them anything.")  # fmt: skip
 
 
 def _most(rows: Sequence[Row]) -> Iterator[str]:

@@ -134,6 +134,12 @@ def test_the_limit_is_twice_what_the_others_needed_and_refuses_those_that_flap()
     assert set(tried[0]) == set(limits.TRIED.names)
 
 
+def test_half_of_the_sources_use_no_more_than_all_do() -> None:
+    """Classes are of two digits; what is told is what somebody used."""
+    (limit,), _ = limits.judged("address", [level(6700, 3, False) | {"exact": 6667}], [])
+    assert (limit["p50"], limit["p99"], limit["most"]) == (6667, 6667, 6667)
+
+
 def test_where_all_flap_no_limit_is_named() -> None:
     (limit,), tried = limits.judged("address", [level(3, 2, True)], [seconds(3, 2, True)])
     assert (limit["limit"], limit["flapping_over"], limit["refused_of_flapping"]) == (None, None, None)
