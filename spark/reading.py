@@ -27,14 +27,16 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from control.export.chunk import CHUNK, File
-from control.export.columns import ATTACHES, AUDIT, HISTORY, RULES, RUNS, SNAPSHOTS, VERSION
+from control.export.columns import ATTACHES, AUDIT, HISTORY, RULES, RUNS, SNAPSHOTS, TAGS, VERSION
 from spark.columns import struct_of
 from spark.session import reason
 
 CHUNKED: Final[dict[str, pa.Schema]] = {
     "history": HISTORY, "attaches": ATTACHES, "snapshots": SNAPSHOTS, "audit": AUDIT,
 }  # fmt: skip
-WHOLE: Final[dict[str, pa.Schema]] = {"runs": RUNS, "rules": RULES}
+WHOLE: Final[dict[str, pa.Schema]] = {"runs": RUNS, "rules": RULES, "tags": TAGS}
+LATER: Final = frozenset({"tags"})
+"""Tables that an export of an earlier roost does not have."""
 READ_VERSIONS: Final = (1, VERSION)
 """Columns that the first one lacks are null."""
 
@@ -116,7 +118,8 @@ class Export:
     def _whole(self, name: str, struct: StructType) -> list[str]:
         path = f"{self._root}/{name}/{name}.parquet"
         if not self._files.exists(self._path(path)):
-            self.aside.add("missing", f"{name}/{name}.parquet is not there")
+            if name not in LATER:
+                self.aside.add("missing", f"{name}/{name}.parquet is not there")
             return []
         try:
             self._spark.read.schema(struct).parquet(path).write.format("noop").mode("overwrite").save()

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from spark import recommending, stays
 from spark.estimating import Gaps
-from spark.jobs import attaches, capacity, churn, dwell, limits, quiet, timeouts
+from spark.jobs import attaches, capacity, churn, classes, dwell, limits, networks, quiet, timeouts
 from spark.page import page
 from spark.reading import Aside, Export
 from spark.recommending import Cell, Network
@@ -30,10 +30,11 @@ NAME: Final = "report.json"
 """What the report is about, and what was set aside."""
 
 TABLES: Final = (
-    "dwell_by_service", "dwell_by_network", "transitions", "hours", "lost_by_network", *quiet.SCHEMAS, "timeouts",
-    "loss_by_silence", "probes_by_day", "expected", "attaches", "attaches_by_network", "attaches_by_hour",
-    "attach_refusals", "flapping_clients", "flapping_networks", "failures", "silent_deaths", "sources", "limits",
-    "limits_tried", "capacity", "forecast", "forecast_quality", "full",
+    "dwell_by_service", "dwell_by_network", "dwell_by_tag", "dwell_by_rules", "transitions", "transitions_by_tag",
+    "transitions_by_rules", "hours", "lost_by_network", *quiet.SCHEMAS, "timeouts", "loss_by_silence", "probes_by_day",
+    "expected", "attaches", "attaches_by_network", "attaches_by_hour", "attach_refusals", "flapping_clients",
+    "flapping_networks", "failures", "silent_deaths", "sources", "limits", "limits_tried", "capacity", "forecast",
+    "forecast_quality", "full",
 )  # fmt: skip
 FORMS: Final = ("parquet", "csv")
 
@@ -117,7 +118,9 @@ class Report:
             self._jobs(history, asked, runs, outcome, first_ms, last_ms + 1)
         self._attaches(asked, history, outcome)
         snapshots = self._stage.keep(self._within("snapshots"), "snapshots")
-        self._timeouts(snapshots.dropDuplicates(["seq"]), outcome)
+        once = snapshots.dropDuplicates(["seq"])
+        self._classes(once, outcome)
+        self._timeouts(once, outcome)
         self._capacity(snapshots, outcome)
         (self._out / NAME).write_text(json.dumps(_told(outcome), indent=2) + "\n")
         self._told("drawing")
@@ -141,17 +144,14 @@ class Report:
         self._told("counting how long they stay")
         by = ["service", "network"]
         counted = self._stage.keep(dwell.durations(dwell.with_network(good), by), "durations")
-        places = self._stage.keep(timeouts.by_place(good), "places")
-        self._write(outcome, "lost_by_network", timeouts.lost_by_network(places))
-        self._places = [Network(*row) for row in timeouts.candidates(places, PLACES).collect()]
+        places = self._stage.keep(networks.by_place(good), "places")
+        self._write(outcome, "lost_by_network", networks.lost_by_network(places))
+        self._places = [Network(*row) for row in networks.candidates(places, PLACES).collect()]
         self._write(outcome, "dwell_by_service", dwell.dwell(counted, by[:1]).orderBy(*by[:1], "state"))
         self._write(outcome, "dwell_by_network", dwell.dwell(counted, by).orderBy(*by, "state"))
         self._told("counting what ends their stays")
-        self._write(
-            outcome,
-            "transitions",
-            dwell.transitions(good, ["service"]).orderBy("service", "state", F.desc("count")),
-        )
+        self._write(outcome, "transitions", _most_first(dwell.transitions(good, ["service"]), "service"))
+        self._tags(good, outcome)
         self._told("counting them hour by hour")
         there = good.unionByName(stays.unfinished(everything, first_ms), allowMissingColumns=True)
         hours = dwell.hourly(there, ["service"], first_ms, until_ms)
@@ -161,6 +161,24 @@ class Report:
         self._told("weighing memory against wake-ups")
         for name, table in quiet.tables(good, first_ms, until_ms).items():
             self._write(outcome, name, table)
+
+    def _tags(self, good: DataFrame, outcome: Outcome) -> None:
+        tags = self._export.table("tags").select("id", "tag").distinct()
+        if tags.isEmpty():
+            return
+        self._told("counting both by tag")
+        tagged = self._stage.keep(good.join(tags, "id"), "tagged")
+        lengths = dwell.dwell(dwell.durations(tagged, ["tag"]), ["tag"])
+        self._write(outcome, "dwell_by_tag", lengths.orderBy("tag", "state"))
+        self._write(outcome, "transitions_by_tag", _most_first(dwell.transitions(tagged, ["tag"]), "tag"))
+
+    def _classes(self, snapshots: DataFrame, outcome: Outcome) -> None:
+        self._told("counting both by rules")
+        counts = self._stage.keep(classes.counted(snapshots), "classes")
+        if not counts.isEmpty():
+            self._write(outcome, "dwell_by_rules", classes.dwell(counts).orderBy(*timeouts.CELL, "state"))
+            steps = _most_first(classes.transitions(counts), *timeouts.CELL)
+            self._write(outcome, "transitions_by_rules", steps)
 
     def _churn(self, history: DataFrame, everything: DataFrame, outcome: Outcome, first_ms: int,
                until_ms: int) -> tuple[DataFrame, DataFrame]:  # fmt: skip
@@ -305,6 +323,11 @@ def plain(value: object) -> object:
     if isinstance(value, datetime):
         return value.isoformat()
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
+
+
+def _most_first(steps: DataFrame, *by: str) -> DataFrame:
+    """Transitions: of each state the most frequent ones first."""
+    return steps.orderBy(*by, "state", F.desc("count"), "next", "cause")
 
 
 def _time(ms: int | None) -> str | None:

@@ -35,9 +35,19 @@ _SERVED: Final = (
     *((name, pa.int64()) for name in ("no_first_byte", "gone")),
     *((f"{what}_p{share}_ms", pa.int64()) for what in ("answer", "first") for share in (50, 90, 99)),
 )
+_RULES: Final = ("rules", pa.string())
+_STEP: Final = (("next", pa.string()), ("cause", pa.string()), ("count", pa.int64()))
 SCHEMAS: Final = {
     "dwell_by_service": pa.schema([SERVICE, STATE, *_LENGTHS]),
     "dwell_by_network": pa.schema([SERVICE, NETWORK, STATE, *_LENGTHS]),
+    "dwell_by_tag": pa.schema([("tag", pa.string()), STATE, *_LENGTHS]),
+    "dwell_by_rules": pa.schema([SERVICE, _RULES, STATE, ("total_s", pa.float64()), ("ended", pa.int64()),
+                                 ("mean_s", pa.float64())]),
+    "transitions_by_tag": pa.schema([("tag", pa.string()), STATE, *_STEP, ("mean_s", pa.float64()),
+                                     ("share", pa.float64())]),
+    "transitions_by_rules": pa.schema([SERVICE, _RULES, STATE, *_STEP, ("share", pa.float64())]),
+    "lost_by_network": pa.schema([SERVICE, NETWORK, ("lost", pa.int64()), *((name, pa.float64()) for name in (
+        "hours", "lost_per_1000_h", "times_others"))]),
     "transitions": pa.schema([SERVICE, STATE, ("next", pa.string()), ("cause", pa.string()), ("count", pa.int64()),
                               ("mean_s", pa.float64()), ("share", pa.float64())]),
     "hours": pa.schema([SERVICE, ("hour", TIME), STATE, ("connections", pa.float64()),
@@ -158,7 +168,23 @@ def a_week(services: Sequence[str | None], days: int = 7) -> dict[str, list[dict
                                  ("SLEEP", 0.9 - 0.25 * day)):  # fmt: skip
                 hours.append({"service": service, "state": state, "hour": BEGIN + timedelta(hours=hour),
                               "connections": many * share, "began": round(many * share)})  # fmt: skip
-    return {"dwell_by_service": dwell, "dwell_by_network": networks, "transitions": steps, "hours": hours}
+    of_rules = [{"service": row["service"], "rules": "a, b", "state": row["state"], "total_s": row["total_s"],
+                 "ended": row["stays"] - row["censored"], "mean_s": row["mean_s"]} for row in dwell]  # fmt: skip
+    rates = (("100.64.0.0/10", 40, 9000.0, 0.1), ("198.51.100.0/24", 90, 100.0, 202.5))
+    lost = [{"service": service, "network": network, "lost": count, "hours": hours,
+             "lost_per_1000_h": 1000 * count / hours, "times_others": times}
+            for service in services for network, count, hours, times in rates]  # fmt: skip
+    return {
+        "dwell_by_service": dwell, "dwell_by_network": networks, "transitions": steps, "hours": hours,
+        "dwell_by_tag": [_without(row, "service") | {"tag": "north"} for row in dwell], "dwell_by_rules": of_rules,
+        "transitions_by_tag": [_without(row, "service") | {"tag": "north"} for row in steps],
+        "transitions_by_rules": [_without(row, "mean_s") | {"rules": None} for row in steps],
+        "lost_by_network": lost,
+    }  # fmt: skip
+
+
+def _without(row: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != name}
 
 
 def interval(service: str | None, name: str, in_force_s: float | None, recommended_s: float | None,

@@ -99,6 +99,8 @@ RULES: Final = pa.schema(
     ]
 )
 
+TAGS: Final = pa.schema([("tag", pa.string()), ("name", pa.string()), ("id", pa.int64())])
+
 
 def silence_end_s(begin_s: int) -> int:
     """Up to where a class of silences reaches that begins there: of `answered after` and `lost after` in a snapshot's

@@ -4,6 +4,7 @@
     history/, attaches/, snapshots/, audit/   in chunks (chunks.py)
     runs/runs.parquet                 the daemon's starts and ends: all of them, each time
     rules/rules.parquet               changes of the policy's rules, likewise
+    tags/tags.parquet                 connections of clients that have tags, likewise
     _export.json                      the version of the columns, and which times are exported
 
 Columns: rows.py; docs/export.md describes them.
@@ -13,12 +14,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import sqlalchemy as sa
@@ -27,8 +28,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control.export.chunks import Chunks, Outcome
 from control.export.columns import VERSION
-from control.export.files import ExportError, read_json, write_json, write_table
-from control.export.rows import SOURCES, WHOLE, Names, Times
+from control.export.files import ExportError, read_json, write_json, write_parts
+from control.export.rows import BATCH_ROWS, SOURCES, WHOLE, Names, Times
 from control.store.database import StoreError, open_engine, parse_url, reason
 from control.store.schema import REVISION, revisions
 
@@ -111,15 +112,11 @@ class Export:
         done = {}
         for name, chunks in self._tables.items():
             done[name] = chunks.add(connection, names, times, partial(told, name))
-        for table, schema in WHOLE:
-            self._write_whole(connection, table, schema)
+        for name, schema, query in WHOLE:
+            rows = connection.execute(query, execution_options={"yield_per": BATCH_ROWS})
+            parts = (_table(part, schema) for part in rows.partitions())
+            write_parts(self._directory / name / f"{name}.parquet", schema, parts)
         return done
-
-    def _write_whole(self, connection: Connection, table: sa.Table, schema: pa.Schema) -> None:
-        found = [tuple(row) for row in connection.execute(sa.select(table).order_by(*table.primary_key))]
-        columns = zip(*found, strict=True) if found else ((),) * len(schema)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-        write_table(self._directory / table.name / f"{table.name}.parquet", pa.table(arrays, schema=schema))
 
     # -- checking -----------------------------------------------------------------------------------------------------
 
@@ -132,6 +129,12 @@ class Export:
             chunks.load()
             wrong += chunks.problems()
         return wrong
+
+
+def _table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.table(arrays, schema=schema)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,16 @@ def write_json(path: Path, content: object) -> None:
 
 def write_table(path: Path, table: pa.Table) -> str:
     """All of it, or nothing, as Parquet; the SHA-256 of the file."""
+    return write_parts(path, table.schema, [table])
+
+
+def write_parts(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> str:
+    """All of them, one after the other, or nothing, as Parquet; the SHA-256 of the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+    with pq.ParquetWriter(temporary, schema, compression="zstd", write_page_checksum=True) as file:
+        for part in parts:
+            file.write_table(part)
     digest = digest_of(temporary)
     settle(temporary, path)
     return digest

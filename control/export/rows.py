@@ -19,7 +19,8 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from control.core.states import Cause, State
-from control.export.columns import ATTACHES, AUDIT, HISTORY, RULES, RUNS, SNAPSHOTS
+from control.export.columns import ATTACHES, AUDIT, HISTORY, RULES, RUNS, SNAPSHOTS, TAGS
+from control.store import tagging
 from control.store.schema import (
     attaches,
     audit,
@@ -32,8 +33,12 @@ from control.store.schema import (
     snapshots,
 )
 
-WHOLE: Final = ((runs, RUNS), (rules, RULES))
-"""Tables that each export writes anew, as they are."""
+WHOLE: Final = (
+    ("runs", RUNS, sa.select(runs).order_by(runs.c.run)),
+    ("rules", RULES, sa.select(rules).order_by(rules.c.version, rules.c.rule)),
+    ("tags", TAGS, tagging.connections()),
+)
+"""Tables that each export writes anew, as they are: name, columns and rows."""
 
 CHUNK_ROWS: Final = 1_000_000
 BATCH_ROWS: Final = 20_000

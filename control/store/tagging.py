@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from control.store.database import StoreError, chunks
-from control.store.schema import names, tags
+from control.store.schema import names, successors, tags
 
 OF_A_NAME: Final = 32
 """At most."""
@@ -48,6 +48,17 @@ def of(connection: Connection, several: Sequence[str]) -> dict[str, list[str]]:
         for name, tag in connection.execute(query):
             found.setdefault(name, []).append(tag)
     return found
+
+
+def connections() -> sa.Select[tuple[str, str, int]]:
+    """(tag, name, id) of each name that has tags: the connection that it stands for, and those before it by which its
+    client had connected, as far back as `successors` tells."""
+    tagged = sa.select(names.c.name, names.c.id).where(names.c.name.in_(sa.select(tags.c.name)))
+    of_name = tagged.cte("of_name", recursive=True)
+    before = sa.select(of_name.c.name, successors.c.id).where(successors.c.successor == of_name.c.id)
+    of_name = of_name.union(before)  # not union_all: it ends where numbers would go in a circle
+    found = sa.select(tags.c.tag, of_name.c.name, of_name.c.id).where(of_name.c.name == tags.c.name)
+    return found.order_by(tags.c.tag, of_name.c.name, of_name.c.id)
 
 
 def counts(connection: Connection, after: str, limit: int) -> list[tuple[str, int]]:

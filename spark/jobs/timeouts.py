@@ -11,20 +11,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-
-from control.core.states import Cause, State
-from spark.jobs.dwell import with_network
 
 CELL: Final = ("service", "rules")
 
 QUIET: Final = ("IDLE", "SLEEP", "born")
 LOST: Final = ("IDLE CLOSED probe-timeout", "SLEEP CLOSED probe-timeout")
 """Names in a snapshot's counts."""
-
-WANTED_SHARE: Final = 0.02
-"""Of a service's connections: for an experiment."""
 
 _AFTER: Final = r"^(answered|lost) after (\d{1,9})$"
 
@@ -50,38 +44,4 @@ def by_day(snapshots: DataFrame) -> DataFrame:
         F.sum(F.coalesce(counts["probes"], F.lit(0))).alias("probes"),
         F.sum(lost).alias("lost"),
         F.avg(quiet).alias("connections"),
-    )  # fmt: skip
-
-
-def by_place(stays: DataFrame) -> DataFrame:
-    """service, network (/24, /48), lost (connections that a probe found gone), hours (in IDLE and SLEEP, of all),
-    connections (that began)."""
-    asleep = F.col("state").isin(int(State.IDLE), int(State.SLEEP)) & F.col("ended").isNotNull()
-    lost = asleep & (F.col("next") == int(State.CLOSED)) & (F.col("by") == int(Cause.PROBE_TIMEOUT))
-    return with_network(stays, 24, 48).groupBy("service", "network").agg(
-        F.count_if(F.coalesce(lost, F.lit(False))).alias("lost"),
-        (F.sum(F.when(asleep, F.col("ended") - F.col("began")).otherwise(0)) / 3_600_000).alias("hours"),
-        F.count_if(F.col("cause") == int(Cause.CLIENT_CONNECT)).alias("connections"),
-    )  # fmt: skip
-
-
-def lost_by_network(places: DataFrame) -> DataFrame:
-    """Of `by_place`: service, network (/16, /48), lost, hours, lost_per_1000_h. The most first."""
-    wide = with_network(places.withColumn("address", F.substring_index("network", "/", 1)))
-    found = wide.groupBy("service", "network").agg(F.sum("lost").alias("lost"), F.sum("hours").alias("hours"))
-    return found.withColumn("lost_per_1000_h", F.try_divide(1000 * F.col("lost"), F.col("hours"))).orderBy(
-        F.desc("lost"), "service", "network"
-    )
-
-
-def candidates(places: DataFrame, most: int) -> DataFrame:
-    """Of `by_place`: service, network, connections, share of the service's: of each service the `most` networks whose
-    share is the nearest to WANTED_SHARE, the nearest first."""
-    share = F.col("connections") / F.sum("connections").over(Window.partitionBy("service"))
-    place = F.row_number().over(
-        Window.partitionBy("service").orderBy(F.abs(F.log(F.col("share") / WANTED_SHARE)), "network")
-    )
-    found = places.where("network IS NOT NULL AND service IS NOT NULL AND connections > 0").withColumn("share", share)
-    return found.withColumn("place", place).where(F.col("place") <= most).orderBy("service", "place").select(
-        "service", "network", "connections", "share"
     )  # fmt: skip

@@ -67,7 +67,18 @@ CONTRACT = {
         "lost",
     },
     "report": {"minutes", "rows_per_s", "rows_per_s_vs_tenth", "duckdb_ratio", "peak_heap_gb", "peak_disk_gb", "wrong"},
-    "truth": {"rows", "simulated_per_s", "timeouts", "claimed_falsely", "fleets_missed", "false_alarms"},
+    "truth": {
+        "rows",
+        "simulated_per_s",
+        "timeouts",
+        "claimed_falsely",
+        "fleets",
+        "fleets_missed",
+        "false_alarms",
+        "outages",
+        "outages_missed",
+        "failures_false",
+    },
     "keepalive": {"vs_reflector", "vs_kernel", "core_ns", "reflector_core_ns", "kernel_core_ns"},
 }
 

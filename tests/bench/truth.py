@@ -11,8 +11,13 @@ tables beside the truth.
     intervals_hold     the share of them whose stated interval of 95 % has the time-out in it
     claimed_falsely    networks for which a time-out is claimed that no probe can have met
     quiet_over_best    by how much the intervals that were found cost more than the best fixed ones of the days held out
+    fleets             networks that flapped for a time
     fleets_missed      flapping networks that are not named, nor most of their clients that flapped
     false_alarms       the share of the other clients that are named, of all
+    outages            networks whose connections were all reset at a time, where they were 40 and more in each /16
+    outages_missed     of these, those that are not told
+    failures_false     networks that are said to have failed, though neither they had an outage nor the daemon an end,
+                       and no fleet in them flapped
     forecast_better    the share of forecasts that were better, on held-out weeks, than the week before
 """
 
@@ -27,6 +32,7 @@ import pyarrow.parquet as pq
 
 from spark import session
 from spark.estimating import BETWEEN, FOUND
+from spark.jobs.churn import LEAST_ENDS
 from spark.reading import Export
 from spark.report import Report as Made
 from spark.simulate.fleet import Fleet
@@ -36,9 +42,12 @@ from tests.bench.direct import say
 from tests.bench.figures import Report, Target
 
 DAYS: Final = 56
+OUTAGES, FLAPPING = 20, 8
 A_DAY: Final = 50
 """Transitions of a client."""
 NEAR: Final = 1000
+MARGIN_MS: Final = 120_000
+"""Around what happened: the appliance's clock was set back by a minute."""
 MEMORY: Final = "8g"
 
 Rows = list[dict[str, Any]]
@@ -81,9 +90,33 @@ def _flapping(truth: dict[str, Any], clients: Rows, networks: Rows) -> tuple[int
     return missed, sum(not row["address"].startswith(tuple(ours)) for row in clients)
 
 
+def _failures(truth: dict[str, Any], told: Rows) -> tuple[int, int, int]:
+    """Outages of networks with connections enough in each of their /16; how many of these are not told; and failures
+    that are told though there was nothing."""
+    blocks = {network["number"]: 1 << 16 - network["bits"] for network in truth["networks"]}
+    first = {network["number"]: network["block"] for network in truth["networks"]}
+
+    def is_of(row: dict[str, Any], event: dict[str, Any], until_ms: int) -> bool:
+        octets = [int(octet) for octet in row["network"].split(".")[:2]]
+        at, block = row["began"].timestamp() * 1000, (octets[0] - 10) * 256 + octets[1]
+        there: bool = event["network"] < 0 or 0 <= block - first[event["network"]] < blocks[event["network"]]
+        return there and bool(event["begin_ms"] - MARGIN_MS <= at <= until_ms + MARGIN_MS)
+
+    clients = {network["number"]: network["clients"] / blocks[network["number"]] for network in truth["networks"]}
+    outages = [one for one in truth["outages"] if clients[one["network"]] >= 2 * LEAST_ENDS]
+    missed = sum(not any(is_of(row, one, one["begin_ms"]) for row in told) for one in outages)
+    causes = [(one, one["end_ms"]) for name in ("outages", "flapping", "restarts") for one in truth[name]]
+    false = [row for row in told if not any(is_of(row, *cause) for cause in causes)]
+    for row in false:
+        say(f"nothing failed, but it is told: {row}")
+    return len(outages), missed, len(false)
+
+
 def run(rows: int = 20_000_000, seed: int = 1) -> Report:
     """Of about so many transitions."""
-    fleet = Fleet(clients=max(rows // (A_DAY * DAYS), Fleet.networks), days=DAYS, seed=seed)
+    fleet = Fleet(
+        clients=max(rows // (A_DAY * DAYS), Fleet.networks), days=DAYS, seed=seed, outages=OUTAGES, flapping=FLAPPING
+    )
     report = Report("truth", f"{fleet.clients:,} clients, {DAYS} days, seed {seed}")
     with tempfile.TemporaryDirectory(prefix="roost-bench-") as name:
         root = Path(name)
@@ -104,6 +137,7 @@ def run(rows: int = 20_000_000, seed: int = 1) -> Report:
 
         known, right, held, falsely = _timeouts(truth, table("timeouts"), table("loss_by_silence"))
         missed, false = _flapping(truth, table("flapping_clients"), table("flapping_networks"))
+        outages, outages_missed, failures_false = _failures(truth, table("failures"))
         over = [row["cost_held_out_optimum"] / row["cost_held_out_best"] - 1 for row in table("quiet_costs")]
         better = [row["mae"] < row["mae_naive"] for row in table("forecast_quality") if row["mae"] is not None]
     report.add("rows", truth["rows"], "")
@@ -115,8 +149,12 @@ def run(rows: int = 20_000_000, seed: int = 1) -> Report:
     report.add_zero("claimed_falsely", falsely, "networks")
     if over:
         report.add("quiet_over_best", max(over), "", Target(at_most=0.05))
+    report.add("fleets", len(truth["flapping"]), "")
     report.add_zero("fleets_missed", missed, "fleets")
     report.add("false_alarms", false / fleet.clients, "", Target(at_most=0.01))
+    report.add("outages", outages, "")
+    report.add_zero("outages_missed", outages_missed, "outages")
+    report.add_zero("failures_false", failures_false, "failures")
     if better:
         report.add("forecast_better", sum(better) / len(better), "", Target(at_least=0.9))
     return report

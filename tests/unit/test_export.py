@@ -35,10 +35,11 @@ from control.export.export import Export
 from control.export.files import ExportError
 from control.store import history
 from control.store.appended import Attach
-from control.store.schema import HISTORY
+from control.store.schema import HISTORY, NAMED, SUCCESSOR
 from control.store.store import Store
 from tests.databases import Database, Sqlite, written
 from tests.mutants import ROOT
+from tests.unit.fake_engine import key
 from tests.unit.test_history import prune_until
 from tests.unit.test_store import row
 
@@ -115,6 +116,26 @@ def test_what_is_exported_is_what_the_history_has(store: Store, database: Databa
     assert Export(tmp_path / "out").check() == []
     (run,) = pq.read_table(tmp_path / "out" / "runs" / "runs.parquet").to_pylist()
     assert (run["run"], run["instance"], run["first"], run["ended"], run["dropped"]) == (1, "main", 1, None, 0)
+
+
+def test_clients_with_tags_have_a_row_for_each_of_their_connections(
+    store: Store, database: Database, tmp_path: Path
+) -> None:
+    named = {("names", name): NAMED.pack(key(number).pack(), number, 7)
+             for name, number in (("pump", 50), ("lamp", 3), ("line", 61))}  # fmt: skip
+    followed = {7: 20, 20: 50, 8: 50, 9: 10, 60: 61, 61: 60}  # the last two in a circle
+    store.add([], keyed=named | {("successors", old): SUCCESSOR.pack(new, 9) for old, new in followed.items()})
+    assert written(store)
+    for name, tags in (("pump", ["north", "old"]), ("line", ["north"])):
+        store.change_tags(name, tags, [])
+    Export(tmp_path / "out").add(database.url, None, None, quiet)
+    path = tmp_path / "out" / "tags" / "tags.parquet"
+    of_tags = [("north", "line", 60), ("north", "line", 61), *(("north", "pump", one) for one in (7, 8, 20, 50)),
+               *(("old", "pump", one) for one in (7, 8, 20, 50))]  # fmt: skip
+    assert [tuple(row.values()) for row in pq.read_table(path).to_pylist()] == of_tags
+    store.change_tags("pump", [], ["north", "old"])
+    Export(tmp_path / "out").add(database.url, None, None, quiet)
+    assert [tuple(row.values()) for row in pq.read_table(path).to_pylist()] == of_tags[:2]
 
 
 def test_the_next_export_adds_what_is_new(store: Store, database: Database, tmp_path: Path) -> None:

@@ -55,6 +55,22 @@ def test_each_kind_of_knowledge_is_told_in_its_words_and_drawn() -> None:
     assert read.names["script"] == read.names["i"] == 0
 
 
+def test_networks_that_lose_more_than_others_are_told() -> None:
+    def lost(network: str, count: int, times: float | None) -> dict[str, object]:
+        return {"service": "meter", "network": network, "lost": count, "hours": 100.0, "lost_per_1000_h": count * 10.0,
+                "times_others": times}  # fmt: skip
+
+    read = told({"timeouts": [], "lost_by_network": [
+        lost("10.1.0.0/16", 20, 2.5), lost(MARKUP, 30, 40.0), lost("10.2.0.0/16", 19, 99.0),
+        lost("10.3.0.0/16", 900, 1.9), lost("10.4.0.0/16", 900, None),
+    ]})  # fmt: skip
+    findings = [one for one in read.of("p", "li") if "a rule for this network" in one]
+    assert [one.split(",")[0] for one in findings] == [
+        f"Of clients of service meter in {MARKUP}", "Of clients of service meter in 10.1.0.0/16",
+    ]  # fmt: skip
+    assert "2.5 times as many were lost in an hour asleep as of its others" in findings[1]
+
+
 def test_without_probes_it_says_so() -> None:
     assert "No probe was counted" in " ".join(told({"timeouts": []}).of("p", "li"))
     assert "No probe was counted" in " ".join(told({"lost_by_network": []}).of("p", "li"))

@@ -13,7 +13,10 @@ from control.core.states import State
 from spark.page import figure, text
 from spark.page.section import Column, Kind, Matrix, Panel, Plot, Row, Section, Table, Tables, by_service, largest
 
-TABLES: Final = ("dwell_by_service", "dwell_by_network", "transitions", "hours")
+TABLES: Final = (
+    "dwell_by_service", "dwell_by_network", "dwell_by_tag", "dwell_by_rules", "transitions", "transitions_by_tag",
+    "transitions_by_rules", "hours",
+)  # fmt: skip
 
 STATES: Final = tuple(state.label for state in (State.ACTIVE, State.STANDBY, State.IDLE, State.SLEEP))
 AWAKE, ASLEEP = STATES[:2], STATES[2:]
@@ -53,12 +56,18 @@ Kaplan and Meier, for which a censored stay counts as long as it was watched, an
 
 The mean is the time watched over the stays whose end was seen: what a stay lasts, were its end as likely at any age.
 Durations are counted in eighths of an octave; a quantile is the upper end of its class, up to 9 % too long.
+
+By rules, the mean is the time that all connections were in a state together, over those that left it (Little's law), as
+the snapshots counted both: a transition does not say which rules its connection had.
 """)
 CAVEATS: Final = text.paragraphs("""
 A connection that made no transition in the times of this report is in none of these figures: those that sleep all the
 time are missing, and shares of sleep are higher than what stands here.
 
 A stay that a daemon found when it began is of unknown age, and left out of the lengths.
+
+By rules, the time in SLEEP is without that of connections that sleep in the filter alone, which are counted for the
+whole appliance only. By tag, a client has the tags that its name had when the export was made.
 """)
 _QUANTILES: Final = (("p50_s", "half"), ("p90_s", "90 %"), ("p99_s", "99 %"))
 _MARKERS: Final = (("o", 7, "ink"), ("|", 12, "ink"), ("o", 7, "paper"))
@@ -71,6 +80,11 @@ _DURATIONS: Final = [
     Column("mean_s", "mean", Kind.DURATION),
     *(Column(key, f"{share} last up to", Kind.DURATION) for key, share in _QUANTILES),
 ]
+_OF_RULES: Final = (_SERVICE, Column("rules", "rules"))
+_STEP: Final = (
+    Column("state", "from"), Column("next", "to"), Column("cause", "cause"), Column("count", "transitions", Kind.COUNT),
+    Column("share", "share of the state's", Kind.SHARE),
+)  # fmt: skip
 
 Services = Mapping[str | None, Sequence[Row]]
 
@@ -306,13 +320,31 @@ def _network_table(rows: Sequence[Row]) -> Table:
                  "by stays", note=_NOT_SEEN)  # fmt: skip
 
 
+def _tag_table(rows: Sequence[Row]) -> Table:
+    columns = [Column("tag", "tag"), Column("state", "state"), *_DURATIONS]
+    return Table("Lengths of stays by tag", "dwell_by_tag.csv", columns, largest(rows, "stays"), "by stays",
+                 note=f"A connection counts for each tag of its client. {_NOT_SEEN}")  # fmt: skip
+
+
+def _rules_table(rows: Sequence[Row]) -> Table:
+    columns = [*_OF_RULES, Column("state", "state"), Column("ended", "stays that ended", Kind.COUNT), *_DURATIONS[2:4]]
+    return Table("Lengths of stays by rules", "dwell_by_rules.csv", columns, largest(rows, "total_s"),
+                 "by the time watched", note=_COUNTED)  # fmt: skip
+
+
 def _transition_table(rows: Sequence[Row]) -> Table:
-    columns = [
-        _SERVICE, Column("state", "from"), Column("next", "to"), Column("cause", "cause"),
-        Column("count", "transitions", Kind.COUNT), Column("share", "share of the state's", Kind.SHARE),
-        Column("mean_s", "mean stay before", Kind.DURATION),
-    ]  # fmt: skip
+    columns = [_SERVICE, *_STEP, Column("mean_s", "mean stay before", Kind.DURATION)]
     return Table("What ends stays", "transitions.csv", columns, largest(rows, "count"), "by count")
+
+
+def _tag_transition_table(rows: Sequence[Row]) -> Table:
+    columns = [Column("tag", "tag"), *_STEP, Column("mean_s", "mean stay before", Kind.DURATION)]
+    return Table("What ends stays, by tag", "transitions_by_tag.csv", columns, largest(rows, "count"), "by count")
+
+
+def _rules_transition_table(rows: Sequence[Row]) -> Table:
+    return Table("What ends stays, by rules", "transitions_by_rules.csv", [*_OF_RULES, *_STEP],
+                 largest(rows, "count"), "by count", note=_COUNTED)  # fmt: skip
 
 
 def _hour_table(rows: Sequence[Row]) -> Table:
@@ -331,11 +363,16 @@ def _hour_table(rows: Sequence[Row]) -> Table:
                  note="The file has each hour.")  # fmt: skip
 
 
+_COUNTED: Final = "Counted by the appliance minute by minute, in its snapshots."
 _NOT_SEEN: Final = "–: fewer than that share of the stays were seen to end."
 _tables: Final = {
     "dwell_by_service": _service_table,
     "dwell_by_network": _network_table,
+    "dwell_by_tag": _tag_table,
+    "dwell_by_rules": _rules_table,
     "transitions": _transition_table,
+    "transitions_by_tag": _tag_transition_table,
+    "transitions_by_rules": _rules_transition_table,
     "hours": _hour_table,
 }
 

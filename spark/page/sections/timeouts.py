@@ -8,10 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from spark.page import figure, text
-from spark.page.section import Column, Kind, Panel, Plot, Row, Section, Tables, largest, shown
+from spark.page.section import Column, Kind, Panel, Plot, Row, Section, Tables, known, largest, shown
 
 TABLES: Final = ("timeouts", "loss_by_silence", "expected", "lost_by_network", "probes_by_day")
 
+TIMES_OTHERS, LEAST_LOST = 2, 20
+"""A finding is a network that lost so many, and so many times as often as others."""
 TOLD, DRAWN = 5, 6
 """Services with rules that findings are of; that plots are of."""
 
@@ -43,6 +45,10 @@ CAVEATS: Final = text.paragraphs("""
 Networks are told apart by rules that give different values: clients of a rule that stand behind several networks
 have one estimate, of the time-out that ends most of them. What is bearable then still follows the shortest one.
 
+What is lost by network is told for networks that are as large as it allows: one is cut in halves, and these again,
+where their rates differ by more than chance would have it. Connections that were lost together, in a power cut, make
+a rate differ, too.
+
 Bytes saved are those of a probe and its answer, 104 together.
 """)
 _WHOSE: Final = (Column("service", "service", Kind.SERVICE), Column("rules", "rules"))
@@ -67,6 +73,7 @@ _TABLES: Final = {
     "lost_by_network": ("Connections that did not answer, by network", (
         Column("service", "service", Kind.SERVICE), Column("network", "network"), Column("lost", "lost", Kind.COUNT),
         Column("hours", "asleep", Kind.NUMBER, "h"), Column("lost_per_1000_h", "lost", Kind.NUMBER, "in 1,000 h"),
+        Column("times_others", "times others", Kind.NUMBER),
     )),
 }  # fmt: skip
 
@@ -75,7 +82,12 @@ def section(tables: Tables) -> Section:
     """Of the tables that are there."""
     rows = largest(tables.get("timeouts", ()), "probes_a_day")
     worst = largest(rows, "lost_by_timeout_a_day")
-    findings = [*_savings(rows), *(_finding(row) for row in worst[:TOLD]), *_came(tables.get("expected", ()))]
+    findings = [
+        *_savings(rows),
+        *(_finding(row) for row in worst[:TOLD]),
+        *_apart(tables.get("lost_by_network", ())),
+        *_came(tables.get("expected", ())),
+    ]
     plot = _losses(worst, tables.get("loss_by_silence", ()))
     return Section(
         "timeouts",
@@ -118,6 +130,15 @@ def _savings(rows: Sequence[Row]) -> Iterator[str]:
     what = "saves" if saved >= 0 else "costs"
     yield (f"Following all recommendations {what} {text.rough(abs(saved))} probes, radio wake-ups of clients, and "
            f"{size} a day, and keeps {text.rough(lost)} connections a day from being lost.")  # fmt: skip
+
+
+def _apart(rows: Sequence[Row]) -> Iterator[str]:
+    """Networks that lose more than others, and might have a time-out of their own."""
+    apart = [row for row in rows if row["lost"] >= LEAST_LOST and (known(row, "times_others") or 0) >= TIMES_OTHERS]
+    for row in largest(apart, "times_others")[:TOLD]:
+        yield (f"Of clients of {text.of_service(row['service'])} in {text.clean(row['network'])}, "
+               f"{text.number(row['times_others'])} times as many were lost in an hour asleep as of its others: a rule "
+               "for this network would have its time-out estimated apart from theirs.")  # fmt: skip
 
 
 def _came(rows: Sequence[Row]) -> Iterator[str]:

@@ -18,7 +18,7 @@ import pytest
 from control.export.columns import ATTACHES, HISTORY, SNAPSHOTS
 from spark import intervals, stays
 from spark.columns import struct_of
-from spark.jobs import attaches, capacity, churn, dwell, limits, quiet
+from spark.jobs import attaches, capacity, churn, classes, dwell, limits, quiet
 from tests.unit.spark.given import BEGIN_MS, HOUR_MS, told
 
 if TYPE_CHECKING:
@@ -549,7 +549,8 @@ SNAPSHOTS_MADE = f"""
 COPY (
     SELECT n + 1 AS seq, make_timestamp(({BEGIN_MS} + minute * 60000 + 1) * 1000) AT TIME ZONE 'UTC' AS "at",
            (30000 + hash(minute) % 60000)::BIGINT AS span_ms,
-           CASE WHEN what > 0 THEN 'service ' || what END AS service, NULL::VARCHAR AS rules,
+           CASE WHEN what > 0 THEN 'service ' || what END AS service,
+           CASE n % 3 WHEN 1 THEN 'a' WHEN 2 THEN 'b, c' END AS rules,
            CASE WHEN what > 0 THEN MAP {{{{
                'ACTIVE': (hash(n) % 1000)::BIGINT, 'SLEEP': (hash(n + 1) % 5000)::BIGINT,
                'SLEEP ACTIVE client-data': (hash(n + 2) % 50)::BIGINT, 'SLEEP ACTIVE server-data': 1::BIGINT,
@@ -574,14 +575,44 @@ FROM each JOIN seen USING (hour) ORDER BY ALL
 """
 
 
-def test_hours_of_snapshots_are_the_same(compiled: SparkSession, tmp_path: Path) -> None:
-    path = tmp_path / "snapshots.parquet"
+@pytest.fixture(scope="module")
+def minutes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("minutes") / "snapshots.parquet"
     database = duckdb.connect()
     database.execute("SET TimeZone = 'UTC'")
     database.execute(SNAPSHOTS_MADE.format(path=path))
-    wanted = database.execute(HOURS_WANTED.format(path=path)).fetchall()
+    return path
+
+
+def test_stays_by_rules_are_the_same(compiled: SparkSession, minutes: Path) -> None:
+    counts = classes.counted(compiled.read.schema(struct_of(SNAPSHOTS)).parquet(str(minutes)))
+    wanted = duckdb.execute(f"""
+        SELECT service, rules, 'ACTIVE', sum(counts['ACTIVE'] * span_ms) / 1000, 0, NULL FROM '{minutes}'
+        WHERE service IS NOT NULL GROUP BY ALL
+        UNION ALL
+        SELECT service, rules, 'SLEEP', sum(counts['SLEEP'] * span_ms) / 1000 AS total,
+               sum(counts['SLEEP ACTIVE client-data'] + counts['SLEEP ACTIVE server-data'] +
+                   counts['SLEEP CLOSED client-close']) AS ended, total / ended
+        FROM '{minutes}' WHERE service IS NOT NULL GROUP BY ALL
+    """).fetchall()
+    found = told(classes.dwell(counts), "service", "rules", "state", "total_s", "ended", "mean_s")
+    assert len(found) == 4 * 3 * 2
+    for one, other in zip(found, sorted(wanted, key=repr), strict=True):
+        assert one[:3] == other[:3]
+        assert one[3:] == pytest.approx(other[3:])
+    ways = ("SLEEP ACTIVE client-data", "SLEEP ACTIVE server-data", "SLEEP CLOSED client-close")
+    each = " UNION ALL ".join(
+        f"SELECT service, rules, '{way}', sum(counts['{way}'])::BIGINT FROM '{minutes}' WHERE service IS NOT NULL "
+        "GROUP BY ALL" for way in ways
+    )  # fmt: skip
+    steps = classes.transitions(counts).selectExpr("service", "rules", "concat_ws(' ', state, next, cause)", "count")
+    assert sorted(map(tuple, steps.collect()), key=repr) == sorted(duckdb.execute(each).fetchall(), key=repr)
+
+
+def test_hours_of_snapshots_are_the_same(compiled: SparkSession, minutes: Path) -> None:
+    wanted = duckdb.execute(HOURS_WANTED.format(path=minutes)).fetchall()
     assert len(wanted) > 1000
-    snapshots = compiled.read.schema(struct_of(SNAPSHOTS)).parquet(str(path))
+    snapshots = compiled.read.schema(struct_of(SNAPSHOTS)).parquet(str(minutes))
     found = capacity.hourly(snapshots, BEGIN_MS + 10_000 * HOUR_MS).selectExpr(
         f"unix_millis(hour) DIV {HOUR_MS}", "service", "minutes", "active", "sleep", "wakes", "wakes_by_server", "ends",
         "probes",

@@ -22,8 +22,8 @@ from click.testing import CliRunner
 
 from control.cli.report import command
 from control.export.chunk import Chunk, File
-from control.export.columns import HISTORY, RUNS, VERSION
-from control.export.files import digest_of, write_json
+from control.export.columns import HISTORY, RUNS, TAGS, VERSION
+from control.export.files import digest_of, write_json, write_table
 from spark import reading, session, stage, stays
 from spark.report import Outcome, Report, plain
 from spark.stage import Stage
@@ -132,6 +132,27 @@ def test_a_report_says_what_is_not_known(spark: SparkSession, tmp_path: Path) ->
     (active,) = [one for one in pq.read_table(tmp_path / "report" / "dwell_by_service.parquet").to_pylist()
                  if one["state"] == "ACTIVE"]  # fmt: skip
     assert (active["stays"], active["censored"], active["total_s"]) == (1, 1, 0.0), "killed when it last wrote a row"
+
+
+def test_stays_are_counted_by_tag(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [
+        step(1, 1, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT), step(2, 1, 10, S.ACTIVE, S.STANDBY, C.QUIET),
+        step(3, 2, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT), step(4, 2, 30, S.ACTIVE, S.CLOSED, C.CLIENT_CLOSE),
+        step(5, 3, 0, S.NONE, S.ACTIVE, C.CLIENT_CONNECT), step(6, 3, 90, S.ACTIVE, S.STANDBY, C.QUIET),
+    ]  # fmt: skip
+    made = fake_export(tmp_path / "export", rows, [])
+    tags = [("a", "pump", 1), ("a", "pump", 2), ("a", "pump", 2), ("b", "pump", 2), ("b", "line", 77)]
+    table = pa.Table.from_pylist([dict(zip(TAGS.names, tag, strict=True)) for tag in tags], schema=TAGS)
+    write_table(made / "tags" / "tags.parquet", table)
+    report(spark, made, tmp_path / "report")
+    found = pq.read_table(tmp_path / "report" / "dwell_by_tag.parquet").to_pylist()
+    assert [(row["tag"], row["state"], row["stays"], row["censored"], row["total_s"]) for row in found] == [
+        ("a", "ACTIVE", 2, 0, 40.0), ("a", "STANDBY", 1, 1, 80.001), ("b", "ACTIVE", 1, 0, 30.0),
+    ]  # fmt: skip
+    found = pq.read_table(tmp_path / "report" / "transitions_by_tag.parquet").to_pylist()
+    assert [(row["tag"], row["next"], row["count"], row["share"]) for row in found] == [
+        ("a", "CLOSED", 1, 0.5), ("a", "STANDBY", 1, 0.5), ("b", "CLOSED", 1, 1.0),
+    ]  # fmt: skip
 
 
 def test_a_report_of_times_without_a_row_says_so(spark: SparkSession, exported: Path, tmp_path: Path) -> None:

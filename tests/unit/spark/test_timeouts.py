@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from control.core.states import Cause, State
 from control.export.chunk import Chunk, File
 from control.export.columns import RULES, RUNS, SNAPSHOTS, VERSION
 from control.export.files import digest_of, write_json, write_table
@@ -61,31 +60,6 @@ def test_probes_are_counted_by_silence_service_and_rules(spark: SparkSession, tm
     assert (one["days"], one["probes"], one["lost"]) == (0.25, 1, 3)
     assert days["meter", None, date(2026, 11, 10)]["lost"] == 4
     assert timeouts.silences(made.where("false")).collect() == []
-
-
-def test_losses_and_places_are_by_network(spark: SparkSession) -> None:
-    hour = 3_600_000
-    sleep, idle, active, closed = (int(one) for one in (State.SLEEP, State.IDLE, State.ACTIVE, State.CLOSED))
-    died, data, began = (int(one) for one in (Cause.PROBE_TIMEOUT, Cause.CLIENT_DATA, Cause.CLIENT_CONNECT))
-    rows = [
-        (1, "10.1.1.7", "meter", sleep, began, 0, hour, closed, died),
-        (2, "10.1.1.8", "meter", idle, began, 0, 3 * hour, active, data),
-        (3, "10.1.2.8", "meter", active, began, 0, 9 * hour, closed, died),  # awake
-        (4, "10.9.2.8", "meter", sleep, began, 0, hour, None, None),
-        (5, "10.9.3.8", "meter", sleep, data, 0, None, None, None),
-        (6, "2001:db8::1", None, sleep, began, 0, hour, closed, died),
-    ]
-    stays = spark.createDataFrame(
-        rows, "id LONG, address STRING, service STRING, state INT, cause INT, began LONG, ended LONG, next INT, by INT"
-    )
-    fine = timeouts.by_place(stays)
-    lost = [tuple(one) for one in timeouts.lost_by_network(fine).collect()]
-    assert lost == [
-        (None, "2001:db8::/48", 1, 1.0, 1000.0), ("meter", "10.1.0.0/16", 1, 4.0, 250.0),
-        ("meter", "10.9.0.0/16", 0, 1.0, 0.0),
-    ]  # fmt: skip
-    places = [tuple(one) for one in timeouts.candidates(fine, 2).collect()]
-    assert places == [("meter", "10.1.2.0/24", 1, 0.25), ("meter", "10.9.2.0/24", 1, 0.25)]
 
 
 def test_a_report_recommends_by_its_snapshots(spark: SparkSession, tmp_path: Path) -> None:
