@@ -27,6 +27,10 @@ OPTIONS: Final = {
     "max_wal_size": "64MB",
     "autovacuum": "off",
 }
+RULES: Final = """local all careful scram-sha-256
+local all all trust
+host all all 127.0.0.1/32 scram-sha-256
+"""
 SMALL: Final = "256k"  # of the disk that can be filled up
 
 # The server lives until this shell's standard input ends: with the tests, however those end. At every line it is
@@ -151,13 +155,15 @@ class Sqlite:
 
 class Cluster:
     """A PostgreSQL server that trusts everybody who reaches its Unix socket but the role `careful`, whose password is
-    `right`. It ends with the process that made it, and leaves nothing."""
+    `right`. By TCP, for which the options give it an address and a port, it asks everybody for a password. It ends with
+    the process that made it, and leaves nothing."""
 
     def __init__(self, options: Mapping[str, str] = OPTIONS) -> None:
         found = [path.parent for path in PROGRAMS.glob("*/bin/postgres")]
         assert found, "PostgreSQL's server is not installed: apt-get install postgresql"
         self.programs = max(found, key=lambda path: float(path.parent.name))
         self.directory = Path(tempfile.mkdtemp(prefix="roost-postgres-"))
+        self.port = options.get("port", "")
         space, become = list[str](), list[str]()
         if os.geteuid() == 0:  # which the server refuses to be
             shutil.chown(self.directory, "postgres", "postgres")
@@ -172,7 +178,7 @@ class Cluster:
             cwd=self.directory, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert made.returncode == 0, made.stderr
-        (self.directory / "data" / "pg_hba.conf").write_text("local all careful scram-sha-256\nlocal all all trust\n")
+        (self.directory / "data" / "pg_hba.conf").write_text(RULES)
         with (self.directory / "data" / "postgresql.conf").open("a") as file:
             there = {**options, "unix_socket_directories": str(self.directory)}
             file.writelines(f"{name} = '{value}'\n" for name, value in there.items())
@@ -205,13 +211,14 @@ class Cluster:
 
     def url(self, database: str = "postgres", user: str = "roost", password: str = "") -> str:
         login = f"{user}:{password}" if password else user
-        return f"postgresql://{login}@/{database}?host={self.directory}"
+        return f"postgresql://{login}@/{database}?host={self.directory}" + (f"&port={self.port}" if self.port else "")
 
     def execute(self, statement: str) -> list[Any]:
         """One statement outside of a transaction; its rows."""
         import psycopg
 
-        with psycopg.connect(host=str(self.directory), user="roost", dbname="postgres", autocommit=True) as connection:
+        with psycopg.connect(host=str(self.directory), port=self.port or None, user="roost", dbname="postgres",
+                             autocommit=True) as connection:  # fmt: skip
             found = connection.execute(statement)
             return found.fetchall() if found.description else []
 
