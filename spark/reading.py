@@ -16,7 +16,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -47,7 +47,7 @@ TOLD: Final = 20
 
 
 class NoExportError(Exception):
-    """There is no export to read; a sentence."""
+    """There is no export to read, or no database; a sentence."""
 
 
 @dataclass
@@ -65,8 +65,21 @@ class Aside:
             some.append(what)
 
 
+class Record(Protocol):
+    """What a report is made of. once: its rows are read once and kept, since it takes long, and some may be gone the
+    next time."""
+
+    aside: Aside
+    once: bool
+
+    def table(self, name: str) -> DataFrame:
+        """Its rows: the columns of control/export/columns.py."""
+
+
 class Export:
     """root: a path or a URL of Hadoop's. Raises NoExportError."""
+
+    once = False
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         if used := sorted(set(root) & PATTERN):

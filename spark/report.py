@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report: an export is read, its stays are made once, and each job makes tables of them, or of the snapshots."""
+"""A report: the record is read, its stays are made once, and each job makes tables of them, or of the snapshots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spark import recommending, stays
 from spark.estimating import Gaps
 from spark.jobs import attaches, capacity, churn, classes, dwell, limits, networks, quiet, timeouts
 from spark.page import page
-from spark.reading import Aside, Export
+from spark.reading import Aside, Record
 from spark.recommending import Cell, Network
 from spark.stage import Stage
 
@@ -80,7 +80,7 @@ class Report:
     """since_ms, until_ms: of the rows that are of interest; out: a directory, which need not be there. told: what is
     being done, a sentence each time."""
 
-    def __init__(self, export: Export, out: Path, stage: Stage, since_ms: int | None, until_ms: int | None,
+    def __init__(self, export: Record, out: Path, stage: Stage, since_ms: int | None, until_ms: int | None,
                  told: Callable[[str], None]) -> None:  # fmt: skip
         self._export = export
         self._out = out
@@ -102,7 +102,7 @@ class Report:
             *(f"{table}.{form}" for table in TABLES for form in FORMS),
         ):
             (self._out / name).unlink(missing_ok=True)
-        self._told("reading the export")
+        self._told("reading the record")
         history = self._export.table("history")
         at = F.unix_millis("at")
         is_time = stays.is_time(at, self._now_ms + stays.DAY_MS)
@@ -110,6 +110,8 @@ class Report:
         known = F.when(is_time, at)
         rows, first_ms, last_ms = history.select(F.count("*"), F.min(known), F.max(known)).collect()[0]
         self._stage.check(rows)
+        if self._export.once:
+            history = self._stage.keep(history, "history")
         outcome = Outcome(rows, first_ms, None, self._export.aside)
         asked = self._asked(outcome)
         if rows and last_ms is not None:

@@ -22,6 +22,9 @@ MOST_MB: Final = 8192
 SHARE: Final = 0.6
 """Of the machine's memory, at most, where nobody says how much."""
 
+DRIVER: Final = Path("/usr/share/java/postgresql.jar")
+"""By which Java reaches PostgreSQL, where Debian puts it."""
+
 LEAST_MB: Final = 512
 """Spark does not start with less than 450."""
 
@@ -80,12 +83,17 @@ def reason(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def start(master: str = "local[*]", memory: str | None = None, directory: str | None = None) -> SparkSession:
+def start(master: str = "local[*]", memory: str | None = None, directory: str | None = None,
+          reads_database: bool = False) -> SparkSession:  # fmt: skip
     """A session in this process's Java. master: a cluster, or local with how many threads; memory: of its heap, and of
-    each executor's; directory: where Spark puts what does not fit. Raises SparkError."""
+    each executor's; directory: where Spark puts what does not fit; reads_database: executors get PostgreSQL's driver.
+    Raises SparkError."""
     is_local = master.startswith("local")
     if memory is not None:
         check_memory(memory, is_local)
+    if reads_database and not DRIVER.exists():
+        raise SparkError("a report of a database needs PostgreSQL's driver for Java: apt-get install "
+                         "libpostgresql-jdbc-java")  # fmt: skip
     try:
         import matplotlib  # noqa: F401 it is wanted at the end
         from pyspark.sql import SparkSession
@@ -105,6 +113,7 @@ def start(master: str = "local[*]", memory: str | None = None, directory: str | 
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
         **({"spark.local.dir": directory} if directory else {}),
         **({"spark.executor.memory": memory} if memory else {}),
+        **({"spark.jars": str(DRIVER)} if reads_database else {}),
         # Else it listens for executors that there are none of.
         **({"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK} if is_local else {}),
     }

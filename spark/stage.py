@@ -13,7 +13,8 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 
 ROW_BYTES: Final = 100
-"""Of the disk, for each transition, with what Spark sorts: `roost bench report` has 73 (peak_disk_gb)."""
+"""Of the disk, for each transition, with what Spark sorts: `roost bench report` has 73 (peak_disk_gb). Of a database,
+21 more for the history."""
 
 
 class Stage:

@@ -22,10 +22,10 @@ _START = session.start
 
 
 def quick(**options: Any) -> SparkSession:
-    """session.start."""
+    """session.start. It can read databases: whether Java has the driver is decided when it begins."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto")
-        made = _START(**options)
+        made = _START(**options | {"reads_database": True})
     for key, value in _SETTINGS.items():
         made.conf.set(key, value)
     return made

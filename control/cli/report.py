@@ -4,16 +4,21 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Final
 
 import click
 
 from control.cli.client import json_option
 from control.cli.export import Time
+
+_DATABASE: Final = re.compile(r"(postgres|sqlite)[a-z]*(\+[a-z0-9_]+)?:")
+"""How the URL of a database begins."""
 
 
 @click.command("report")
@@ -31,15 +36,17 @@ from control.cli.export import Time
 def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, memory: str | None,
             master: str, scratch: str | None, as_json: bool) -> None:  # fmt: skip
     """How connections behave: for how long they stay in which state, when and how networks lose them, which rules
-    follow: a page, tables and recommendations, made of an export.
+    follow: a page, tables and recommendations, made of an export or a database.
 
-    DIR is what `roost export` wrote, a path or a URL of a file system that Hadoop knows. Needs Java and
-    `pip install 'roost[reports]'`.
+    DIR is what `roost export` wrote, a path or a URL of a file system that Hadoop knows; or the appliance's database
+    itself, where that is PostgreSQL. Needs Java, `pip install 'roost[reports]'`, and for a database Debian's
+    libpostgresql-jdbc-java.
 
     \b
     Examples:
       roost report /srv/roost
       roost report /srv/roost --from 2026-11-01 --to 2026-12-01 --out november
+      roost report postgresql://user:secret@db:5432/roost
     """
     from spark.session import SparkError, reason, start
 
@@ -49,8 +56,10 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
         raise click.UsageError("a cluster needs --scratch, a directory or URL that all of its nodes see")
     if scratch is not None and is_local and not Path(scratch).is_dir():
         raise click.BadParameter(f"{scratch}: there is no such directory", param_hint="--scratch")
+    is_database = _DATABASE.match(data) is not None
     try:
-        session = start(master=master, memory=memory, directory=scratch if is_local else None)
+        session = start(master=master, memory=memory, directory=scratch if is_local else None,
+                        reads_database=data.startswith("postgresql"))  # fmt: skip
     except SparkError as error:
         raise click.ClickException(str(error)) from None
     interrupted = threading.Event()
@@ -65,6 +74,7 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
+    from spark.database import REMOVED, Database, removed
     from spark.page.page import NAME as PAGE
     from spark.reading import Export, NoExportError
     from spark.report import NAME, Report
@@ -74,7 +84,7 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
         click.echo(f"{time.monotonic() - began:6.1f} s  {what}", err=True)
 
     try:
-        export = Export(session, data)
+        export = Database(session, data) if is_database else Export(session, data)
         with Stage(session, scratch or tempfile.gettempdir()) as stage:
             outcome = Report(export, out, stage, since_ms, until_ms, say).run()
     except NoExportError as error:
@@ -84,6 +94,8 @@ def command(data: str, out: Path, since_ms: int | None, until_ms: int | None, me
     except (PySparkException, Py4JError) as error:
         if interrupted.is_set():
             raise click.Abort from None
+        if is_database and removed(data, error):
+            raise click.ClickException(REMOVED) from None
         raise click.ClickException(f"Spark cannot go on: {reason(error)}") from None
     finally:
         session.sparkContext.setLogLevel("OFF")  # what is at work fails now, which is no news

@@ -67,7 +67,7 @@ class Export:
                 chunks.load()
             self._sweep()
             try:
-                with _reading(url) as connection:
+                with reading(url) as connection:
                     return self._add(connection, Times(since_ms, until_ms), told)
             except SQLAlchemyError as error:
                 whose = parse_url(url).render_as_string(hide_password=True)
@@ -138,7 +138,8 @@ def _table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
 
 
 @contextmanager
-def _reading(url: str) -> Iterator[Connection]:
+def reading(url: str) -> Iterator[Connection]:
+    """Raises StoreError when the database is of another revision, SQLAlchemyError when it cannot be read."""
     engine = open_engine(parse_url(url), timeout_s=LOCK_S, writer=False)
     try:
         with engine.connect() as connection:
