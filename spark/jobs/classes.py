@@ -35,7 +35,7 @@ def counted(snapshots: DataFrame) -> DataFrame:
         F.explode("counts").alias("name", "count"),
     )  # fmt: skip
     return entries.where(F.col("name").isin(_THERE + _LEFT) & (F.col("count") > 0)).groupBy(*CELL, "name").agg(
-        F.sum("count").alias("count"), F.sum(F.col("count") * F.col("span_ms")).alias("ms")
+        F.sum("count").alias("count"), F.sum(F.col("count").cast("double") * F.col("span_ms")).alias("ms")
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ tables beside the truth.
     fleets             networks that flapped for a time
     fleets_missed      flapping networks that are not named, nor most of their clients that flapped
     false_alarms       the share of the other clients that are named, of all
-    outages            networks whose connections were all reset at a time, where they were 40 and more in each /16
+    outages            times at which a network's connections were all reset, where 80 and more of a /16 ended
     outages_missed     of these, those that are not told
     failures_false     networks that are said to have failed, though neither they had an outage nor the daemon an end,
                        and no fleet in them flapped
@@ -25,9 +25,11 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
+import duckdb
 import pyarrow.parquet as pq
 
 from spark import session
@@ -46,6 +48,8 @@ OUTAGES, FLAPPING = 20, 8
 A_DAY: Final = 50
 """Transitions of a client."""
 NEAR: Final = 1000
+ENDED: Final = 4 * LEAST_ENDS
+"""Within the four minutes in which an outage's resets are recorded: a minute of them has LEAST_ENDS."""
 MARGIN_MS: Final = 120_000
 """Around what happened: the appliance's clock was set back by a minute."""
 MEMORY: Final = "8g"
@@ -90,26 +94,43 @@ def _flapping(truth: dict[str, Any], clients: Rows, networks: Rows) -> tuple[int
     return missed, sum(not row["address"].startswith(tuple(ours)) for row in clients)
 
 
-def _failures(truth: dict[str, Any], told: Rows) -> tuple[int, int, int]:
-    """Outages of networks with connections enough in each of their /16; how many of these are not told; and failures
-    that are told though there was nothing."""
-    blocks = {network["number"]: 1 << 16 - network["bits"] for network in truth["networks"]}
+def _failures(truth: dict[str, Any], told: Rows, history: str) -> tuple[int, int, int]:
+    """Outages of networks by which ENDED connections of a /16 ended and more; how many of these are not told; and
+    failures that are told though there was nothing. history: its files."""
     first = {network["number"]: network["block"] for network in truth["networks"]}
+    last = {network["number"]: network["block"] + (1 << 16 - network["bits"]) - 1 for network in truth["networks"]}
 
     def is_of(row: dict[str, Any], event: dict[str, Any], until_ms: int) -> bool:
-        octets = [int(octet) for octet in row["network"].split(".")[:2]]
-        at, block = row["began"].timestamp() * 1000, (octets[0] - 10) * 256 + octets[1]
-        there: bool = event["network"] < 0 or 0 <= block - first[event["network"]] < blocks[event["network"]]
+        at, network = row["began"].timestamp() * 1000, event["network"]
+        there: bool = network < 0 or first[network] <= _block(row["network"]) <= last[network]
         return there and bool(event["begin_ms"] - MARGIN_MS <= at <= until_ms + MARGIN_MS)
 
-    clients = {network["number"]: network["clients"] / blocks[network["number"]] for network in truth["networks"]}
-    outages = [one for one in truth["outages"] if clients[one["network"]] >= 2 * LEAST_ENDS]
+    def ended(event: dict[str, Any]) -> int:
+        """Of the /16 with most of them."""
+        found = duckdb.execute(
+            """SELECT address, count(*) FROM read_parquet(?) WHERE "to" = 'CLOSED' AND epoch_ms("at") BETWEEN ? AND ?
+               GROUP BY address""",
+            [history, event["begin_ms"] - MARGIN_MS // 2, event["begin_ms"] + MARGIN_MS],
+        ).fetchall()
+        blocks = Counter[int]()
+        for address, count in found:
+            blocks[_block(address)] += count
+        return max((count for block, count in blocks.items()
+                    if first[event["network"]] <= block <= last[event["network"]]), default=0)  # fmt: skip
+
+    outages = [one for one in truth["outages"] if ended(one) >= ENDED]
     missed = sum(not any(is_of(row, one, one["begin_ms"]) for row in told) for one in outages)
     causes = [(one, one["end_ms"]) for name in ("outages", "flapping", "restarts") for one in truth[name]]
     false = [row for row in told if not any(is_of(row, *cause) for cause in causes)]
     for row in false:
         say(f"nothing failed, but it is told: {row}")
     return len(outages), missed, len(false)
+
+
+def _block(address: str) -> int:
+    """Its /16, as the simulator numbers them."""
+    octets = address.split(".")
+    return (int(octets[0]) - 10) * 256 + int(octets[1])
 
 
 def run(rows: int = 20_000_000, seed: int = 1) -> Report:
@@ -137,7 +158,9 @@ def run(rows: int = 20_000_000, seed: int = 1) -> Report:
 
         known, right, held, falsely = _timeouts(truth, table("timeouts"), table("loss_by_silence"))
         missed, false = _flapping(truth, table("flapping_clients"), table("flapping_networks"))
-        outages, outages_missed, failures_false = _failures(truth, table("failures"))
+        outages, outages_missed, failures_false = _failures(
+            truth, table("failures"), str(root / "data" / "history" / "*" / "*" / "*.parquet")
+        )
         over = [row["cost_held_out_optimum"] / row["cost_held_out_best"] - 1 for row in table("quiet_costs")]
         better = [row["mae"] < row["mae_naive"] for row in table("forecast_quality") if row["mae"] is not None]
     report.add("rows", truth["rows"], "")
