@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -101,6 +102,8 @@ def start(master: str = "local[*]", memory: str | None = None, directory: str | 
         raise SparkError(f"a report needs pyspark and matplotlib ({error}): pip install 'roost[reports]'") from None
     java()
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)  # it says all that is raised, as JSON
+    if is_local:  # else it is what the PATH calls python3
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("roost report").master(master)
     settings = {
         "spark.driver.memory": memory or default_memory(),

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -279,3 +279,11 @@ def test_what_is_not_installed_is_said_before_anything_is_read(package: str, mon
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(session.SparkError, match=r"needs pyspark and matplotlib .*roost\[reports\]"):
         session.start()
+
+
+def test_python_of_sparks_workers_is_this_one(spark: SparkSession) -> None:
+    def executable(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pylist([{"path": sys.executable}])
+
+    assert {row["path"] for row in spark.range(1).mapInArrow(executable, "path string").collect()} == {sys.executable}
