@@ -24,6 +24,8 @@ NEXT: Final = (*STATES, State.CLOSED.label)
 
 TOLD, DRAWN = 3, 6
 """Services that findings are of; that plots are of."""
+SOME: Final = 20
+"""Rows of a table by tag or by rules that are shown."""
 BINS: Final = 170
 """Of the level axis: of more hours, several are one."""
 OTHERS: Final = "other services"
@@ -323,13 +325,13 @@ def _network_table(rows: Sequence[Row]) -> Table:
 def _tag_table(rows: Sequence[Row]) -> Table:
     columns = [Column("tag", "tag"), Column("state", "state"), *_DURATIONS]
     return Table("Lengths of stays by tag", "dwell_by_tag.csv", columns, largest(rows, "stays"), "by stays",
-                 note=f"A connection counts for each tag of its client. {_NOT_SEEN}")  # fmt: skip
+                 shown=SOME, note=f"A connection counts for each tag of its client. {_NOT_SEEN}")  # fmt: skip
 
 
 def _rules_table(rows: Sequence[Row]) -> Table:
     columns = [*_OF_RULES, Column("state", "state"), Column("ended", "stays that ended", Kind.COUNT), *_DURATIONS[2:4]]
     return Table("Lengths of stays by rules", "dwell_by_rules.csv", columns, largest(rows, "total_s"),
-                 "by the time watched", note=_COUNTED)  # fmt: skip
+                 "by the time watched", SOME, _COUNTED)  # fmt: skip
 
 
 def _transition_table(rows: Sequence[Row]) -> Table:
@@ -339,12 +341,12 @@ def _transition_table(rows: Sequence[Row]) -> Table:
 
 def _tag_transition_table(rows: Sequence[Row]) -> Table:
     columns = [Column("tag", "tag"), *_STEP, Column("mean_s", "mean stay before", Kind.DURATION)]
-    return Table("What ends stays, by tag", "transitions_by_tag.csv", columns, largest(rows, "count"), "by count")
+    return Table("What ends stays, by tag", "transitions_by_tag.csv", columns, largest(rows, "count"), "by count", SOME)
 
 
 def _rules_transition_table(rows: Sequence[Row]) -> Table:
     return Table("What ends stays, by rules", "transitions_by_rules.csv", [*_OF_RULES, *_STEP],
-                 largest(rows, "count"), "by count", note=_COUNTED)  # fmt: skip
+                 largest(rows, "count"), "by count", SOME, _COUNTED)  # fmt: skip
 
 
 def _hour_table(rows: Sequence[Row]) -> Table:
