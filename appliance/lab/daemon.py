@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -55,14 +56,16 @@ class DaemonHandle:
     def running(self) -> bool:
         return self._process is not None and self._process.running
 
-    def start(self, timeout_s: float = 30.0, program: Sequence[str] = ("-m", "control.cli.main", "up")) -> None:
-        """Start it, and wait until its control socket answers. program: what Python runs with `-c CONFIG`."""
+    def start(self, timeout_s: float = 30.0, program: Sequence[str] = ("-m", "control.cli.main", "up"),
+              under: Sequence[str] = (), environment: Mapping[str, str] = MappingProxyType({})) -> None:  # fmt: skip
+        """Start it, and wait until its control socket answers. program: what Python runs with `-c CONFIG`. under: a
+        program that runs it, with its arguments. environment: is added to its own."""
         if self.running:
             raise DaemonError("the daemon is running already")
         with self.log.open("ab") as log:
-            self._process = self._start([sys.executable, *program, "-c", str(self.config)],
+            self._process = self._start([*under, sys.executable, *program, "-c", str(self.config)],
                                         stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                        env=python_environment())  # fmt: skip
+                                        env=python_environment(environment))  # fmt: skip
         deadline = time.monotonic() + timeout_s
         while True:
             if not self._process.running:

@@ -20,9 +20,10 @@ from control.cli.logs import log_to_stderr
     is_flag=True,
     help="Take over a database whose owner, another instance or machine, does not run and will not come back.",
 )
+@click.option("--api-apart", is_flag=True, help="`roost api` is a service of its own, and not begun by this one.")
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
 @click.option("--json", "as_json", is_flag=True, help="With --check: say it as JSON.")
-def command(config_path: str, check: bool, take_over: bool, verbose: bool, as_json: bool) -> None:
+def command(config_path: str, check: bool, take_over: bool, api_apart: bool, verbose: bool, as_json: bool) -> None:
     """Run the appliance in the foreground; it logs to stderr.
 
     SIGTERM or ^C: what can be frozen is left asleep, and the next start finds it. SIGHUP: take over a changed policy.
@@ -48,4 +49,4 @@ def command(config_path: str, check: bool, take_over: bool, verbose: bool, as_js
         return
     from control.daemon.daemon import run
 
-    sys.exit(run(config_path, config, take_over))
+    sys.exit(run(config_path, config, take_over, api_apart))

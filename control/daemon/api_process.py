@@ -39,29 +39,31 @@ def group_of(api: Api) -> int:
 
 class ApiProcess:
     """wanted: what the configuration says now. share: let the members of a group, no group where it is 0, have what the
-    process needs. command: the program, and its arguments. environment: is added to the daemon's own."""
+    process needs. command: the program, and its arguments. environment: is added to the daemon's own. apart: another
+    one begins it."""
 
-    def __init__(self, wanted: Callable[[], Config], share: Sequence[Callable[[int], None]],
-                 command: Sequence[str], environment: Mapping[str, str]) -> None:  # fmt: skip
+    def __init__(self, wanted: Callable[[], Config], share: Sequence[Callable[[int], None]], command: Sequence[str],
+                 environment: Mapping[str, str], apart: bool = False) -> None:  # fmt: skip
         self._wanted = wanted
         self._environment = environment
         self._share = share
         self._shared = 0
         self._command = command
         self._process: asyncio.subprocess.Process | None = None
+        self._apart = apart
         self._failures = 0
         self._ended = 0
 
     @classmethod
     def of(cls, config_path: str, config: Config, wanted: Callable[[], Config],
-           share: Sequence[Callable[[int], None]]) -> ApiProcess:  # fmt: skip
+           share: Sequence[Callable[[int], None]], apart: bool) -> ApiProcess:  # fmt: skip
         """With `roost api` of this daemon's file, its socket, database and log, whatever the file says by now."""
         environment = {SOCKET: config.control_socket, DATABASE: config.database_url,
                        LOG: config.log.model_dump_json()}  # fmt: skip
-        return cls(wanted, share, (*beside.roost("api"), "-c", str(Path(config_path).absolute())), environment)
+        return cls(wanted, share, (*beside.roost("api"), "-c", str(Path(config_path).absolute())), environment, apart)
 
     def status(self) -> dict[str, Any]:
-        """Where it listens, its pid, None: it does not run, and how often it has ended by itself."""
+        """Where it listens, its pid, None: it does not run, or is apart, and how often it has ended by itself."""
         process = self._process
         return {"listen": list(self._wanted().api.listen), "pid": process.pid if process else None,
                 "ended": self._ended}  # fmt: skip
@@ -71,7 +73,7 @@ class ApiProcess:
         while True:
             config = self._wanted()
             await asyncio.to_thread(self._share_with, config.api)
-            if not config.api.listen:
+            if self._apart or not config.api.listen:
                 await asyncio.sleep(LOOK_S)
                 continue
             began = time.monotonic()

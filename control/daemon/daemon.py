@@ -59,6 +59,7 @@ from control.daemon.lasting import check_places
 from control.daemon.limits import descriptor_share
 from control.daemon.listeners import Listeners
 from control.daemon.lock import InstanceLock
+from control.daemon.manager import Manager
 from control.daemon.reconcile import Reconciler
 from control.daemon.services import Services
 from control.daemon.serving import Serving
@@ -82,8 +83,9 @@ class Daemon:
     """One instance. `run` returns the exit status: 0 asleep in good order, 1 with a reason in the log."""
 
     def __init__(self, path: str, config: Config, engine_type: Callable[[EngineOptions], Engine] = Engine,
-                 take_over: bool = False) -> None:  # fmt: skip
+                 take_over: bool = False, api_apart: bool = False) -> None:  # fmt: skip
         self._path = path
+        self._api_apart = api_apart
         self._take_over = take_over
         self._config = config
         self._engine_type = engine_type
@@ -201,7 +203,7 @@ class Daemon:
         monitor = Monitor(engine, lambda: dispatcher.states, lambda: services.configured()[1].pressure)
         exports = Exports.of(self._path, lambda: services.configured()[1].export)
         api = ApiProcess.of(self._path, config, lambda: services.configured()[1],
-                            (store.share, listeners.share_control))  # fmt: skip
+                            (store.share, listeners.share_control), self._api_apart)  # fmt: skip
         view = View(engine, store, names, services.by_number, locator, reach.attaches.waiting, rules.followers)
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "policy": ruling.status,
@@ -234,7 +236,7 @@ class Daemon:
         )
         repeated = (monitor, snapshots, exports, api)
         serving = Serving(config, operations, dispatcher, reach, health, services, rules, repeated, setup, listeners,
-                          waiting, hostnames, facts, self._end)  # fmt: skip
+                          waiting, hostnames, facts, self._end, Manager(engine.stats))  # fmt: skip
         dispatcher.handle(EventType.RELEASED, serving.released)
         try:
             asyncio.run(serving.run())
@@ -304,7 +306,7 @@ def _tls(config: Config) -> ssl.SSLContext | None:
         raise DaemonError(f"[agents] {files}: {error.strerror or error}") from None
 
 
-def run(path: str, config: Config, take_over: bool = False) -> int:
+def run(path: str, config: Config, take_over: bool = False, api_apart: bool = False) -> int:
     """Run the daemon of the configuration that was read at `path` in the foreground; returns the exit status.
-    take_over: the database of a daemon that is dead is this one's from now on."""
-    return Daemon(path, config, take_over=take_over).run()
+    take_over: the database of a daemon that is dead is this one's from now on. api_apart: `roost api` is not begun."""
+    return Daemon(path, config, take_over=take_over, api_apart=api_apart).run()

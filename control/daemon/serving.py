@@ -29,6 +29,7 @@ from control.daemon.end import End
 from control.daemon.health import Health
 from control.daemon.hostnames import Hostnames
 from control.daemon.listeners import Listeners, bind_attach
+from control.daemon.manager import Manager
 from control.daemon.services import Services, UpdatesPort
 from control.daemon.waiting import Waiting
 from control.reach.attaching import Attaching
@@ -52,8 +53,8 @@ class Serving:
 
     def __init__(self, config: Config, operations: Operations, transitions: TransitionsPort, reach: Reach,
                  health: Health, services: Services, rules: Rules, repeated: Iterable[Repeated], engine: UpdatesPort,
-                 listeners: Listeners, waiting: Waiting, hostnames: Hostnames, facts: dict[str, Any],
-                 end: End) -> None:  # fmt: skip
+                 listeners: Listeners, waiting: Waiting, hostnames: Hostnames, facts: dict[str, Any], end: End,
+                 manager: Manager) -> None:  # fmt: skip
         self._config = config
         self._operations = operations
         self._transitions = transitions
@@ -69,6 +70,7 @@ class Serving:
         self._hostnames = hostnames
         self._facts = facts
         self._end = end
+        self._manager = manager
         self._frontend: Frontend | None = None
 
     def released(self, event: Event) -> None:
@@ -103,7 +105,9 @@ class Serving:
         assert self._listeners.control is not None, "it is bound before anything moves"
         api = loop.create_task(server.serve(sockets=[self._listeners.control]))
         log.info("ready: %s", ", ".join(map(told, self._services.by_number.values())))
+        self._tell_ready()
         again = (
+            self._manager.run(),
             self._operations.status.watch(),
             self._waiting.run(self._arrived),
             self._hostnames.run(self._config.network.resolve_interval, self._readdress),
@@ -141,7 +145,12 @@ class Serving:
         if self._services.readdress(self._engine):
             self._watch()
 
+    def _tell_ready(self) -> None:
+        services = len(self._services.by_number)
+        self._manager.ready(f"serves {services} {'service' if services == 1 else 'services'}; roost status tells more")
+
     def _on_terminate(self, number: int) -> None:
+        self._manager.stopping()
         log.info("%s: freezing what can be frozen; once more ends at once", signal.Signals(number).name)
         self._end.come()
         for again in (signal.SIGTERM, signal.SIGINT):
@@ -149,12 +158,14 @@ class Serving:
             signal.signal(again, signal.SIG_DFL)
 
     def _reload(self) -> None:
+        self._manager.reloading()
         if self._services.reload(self._engine):
             self._watch()
             self._hostnames.hurry()
             self._applying = asyncio.get_running_loop().create_task(asyncio.to_thread(self._rules.apply))
             self._applying.add_done_callback(_tell_of_defect)
             log.info("SIGHUP: policy taken over from %s", self._services.path)
+        self._tell_ready()
 
 
 async def _give_back_memory() -> None:

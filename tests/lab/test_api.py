@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import ssl
 import stat
@@ -17,7 +18,7 @@ import pytest
 from appliance.lab import Lab, wait_until
 from appliance.lab.processes import python_environment
 from tests.certificates import make_certificate
-from tests.lab.api_lab import API_PORT, ApiLab
+from tests.lab.api_lab import API_PORT, USER, ApiLab
 
 
 @pytest.fixture(scope="module")
@@ -315,6 +316,21 @@ def test_where_clients_are_heard_it_listens_if_it_is_told_twice(lab: Lab) -> Non
     with ApiLab(lab, listen=[f"0.0.0.0:{API_PORT}"], at_clients=True) as box:
         box.wait_for_api()
         assert box.ask("viewer", "GET", "/v1/status")[0] == 200
+
+
+def test_where_it_is_apart_another_one_begins_it(lab: Lab) -> None:
+    box = ApiLab(lab)
+    box.options = ("--api-apart",)
+    with box:
+        group = pwd.getpwnam(USER).pw_gid
+        wait_until(lambda: box.daemon.control_socket.stat().st_gid == group, 10, "it has access")
+        program = [sys.executable, "-m", "control.cli.main", "api", "-c", str(box.daemon.config)]
+        process = lab.run("box", program, env=python_environment())
+        box.wait_for_api()
+        assert box.ask("viewer", "GET", "/v1/status")[0] == 200
+        assert box.pid is None
+        assert box.daemon.status()["attention"] == []
+        assert process.terminate() == 0
 
 
 def test_a_daemon_whose_api_cannot_begin_goes_on_and_says_so(lab: Lab) -> None:

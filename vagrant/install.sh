@@ -1,0 +1,89 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# install.sh [--root DIR]: install this checkout as the machine's Roost. What is there already is replaced, but for
+# /etc/roost/roost.toml; it may run again at any time.
+#
+#   /usr/bin/roost              the command
+#   /usr/lib/roost              Python packages, with the engine and the BPF programs
+#   /usr/lib/systemd/system     roost.service, roost-api.service
+#   /etc/roost/roost.toml       a configuration to be filled in
+#   the user roost              whom the API's process runs as
+#
+# --root: into a directory, as a package's files, with nothing done to this machine but its build packages.
+set -eu
+
+here=$(readlink -f -- "$0")
+checkout=${here%/vagrant/install.sh}
+root=
+[ "${1:-}" != --root ] || root=${2:?--root needs a directory}
+
+say() { printf 'install: %s\n' "$*" >&2; }
+
+die() {
+    say "$@"
+    exit 1
+}
+
+[ "$(id -u)" -eq 0 ] || die "run it as root: sudo $0 $*"
+command -v apt-get >/dev/null || die "this installs on Debian 12 and 13"
+
+# --- what it is made with, and runs by --------------------------------------------------------------------------------
+
+wanted=$(awk '$1 !~ /^#/ && ($2 == "build" || $2 == "run") { print $1 }' "$checkout/vagrant/packages.txt")
+missing=
+for package in $wanted; do
+    dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"
+done
+if [ -n "$missing" ]; then
+    say "installing$missing"
+    apt-get -o DPkg::Lock::Timeout=300 -qq update
+    # shellcheck disable=SC2086
+    DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -qq -y --no-install-recommends install $missing
+fi
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+
+say "building"
+/usr/bin/python3 -m venv "$work/venv"
+pip() { PIP_ROOT_USER_ACTION=ignore "$work/venv/bin/python" -m pip "$@" -q --disable-pip-version-check --no-input; }
+pip install -c "$checkout/requirements.lock" setuptools cffi
+mkdir "$work/source"
+(cd "$checkout" && tar -c --exclude=./.git --exclude=./.venv --exclude=./build --exclude='*.so' .) | tar -x -C "$work/source"
+(cd "$work/source" && pip wheel --no-deps --no-build-isolation -w "$work/wheel" .)
+
+say "installing the Python packages"
+library=$root/usr/lib/roost
+new=$library.new
+rm -rf "$new"
+mkdir -p "${library%/*}"
+wheel=$(echo "$work"/wheel/roost-*.whl)
+pip install --no-compile -c "$checkout/requirements.lock" --target "$new" "${wheel}[postgresql]"
+rm -rf "${new:?}/bin"
+/usr/bin/python3 -m compileall -q -j 0 -s "$new" -p /usr/lib/roost "$new" || :
+rm -rf "$library"
+mv "$new" "$library"
+
+cat >"$work/roost" <<'END'
+#!/bin/sh
+PYTHONPATH=/usr/lib/roost exec /usr/bin/python3 -P -m control.cli.main "$@"
+END
+install -D -m 755 "$work/roost" "$root/usr/bin/roost"
+for unit in roost roost-api; do
+    install -D -m 644 "$checkout/vagrant/systemd/$unit.service" "$root/usr/lib/systemd/system/$unit.service"
+done
+install -D -m 644 "$checkout/vagrant/sysusers.conf" "$root/usr/lib/sysusers.d/roost.conf"
+[ -e "$root/etc/roost/roost.toml" ] || install -D -m 640 "$checkout/vagrant/roost.toml" "$root/etc/roost/roost.toml"
+[ -z "$root" ] || exit 0
+
+# --- this machine -----------------------------------------------------------------------------------------------------
+
+getent passwd roost >/dev/null || useradd --system --home-dir /nonexistent --shell /usr/sbin/nologin roost
+chgrp roost /etc/roost/roost.toml # roost-api.service reads it, too
+[ ! -d /run/systemd/system ] || systemctl daemon-reload
+say "installed $(/usr/bin/roost --version). Say in /etc/roost/roost.toml what it is to serve, then:"
+say "  roost up --check -c /etc/roost/roost.toml && systemctl enable --now roost"
