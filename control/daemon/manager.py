@@ -2,8 +2,8 @@
 """The service manager, as systemd is one (sd_notify(3)): it is told when the daemon serves and ends, and that it lives.
 
 The daemon lives while its event loop goes round and the engine gives its lock away, which a turn of the engine thread
-holds. Where neither is so for WATCHDOG_USEC, the manager kills it and begins the next one: sleepers do not notice, and
-who is awake learns that its connection is gone.
+holds. Where one of them fails for WATCHDOG_USEC, the manager kills it and begins the next one: connections that are
+asleep stay, and those that are awake end.
 """
 
 from __future__ import annotations
