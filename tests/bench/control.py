@@ -118,7 +118,7 @@ class Asked(HTTPConnection):
 
 
 def asked_of(born: Nursery) -> tuple[Asked, Asked]:
-    """The API, and the daemon."""
+    """The API, once it listens, and the daemon."""
 
     def daemon() -> socket.socket:
         sock = socket.socket(socket.AF_UNIX)
@@ -131,6 +131,13 @@ def asked_of(born: Nursery) -> tuple[Asked, Asked]:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock
 
+    def listens() -> bool:
+        with suppress(ConnectionRefusedError):
+            api().close()
+            return True
+        return False
+
+    wait_until(listens, 30, "the API's process listens")
     wanted = {"name": "bench", "role": "operator", "expires_s": 86_400}
     made = born.daemon.http("POST", "/v1/tokens", json=wanted).json()
     return Asked(api, made["token"]), Asked(daemon)
