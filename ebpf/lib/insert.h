@@ -123,7 +123,7 @@ ROOST_FILL(6)
         struct roost_place place = roost_place_of(n->hash, buckets_of(&cfg->v##family, old));                          \
         struct roost_bucket##family *a = bpf_map_lookup_elem(table, &place.bucket[0]);                                 \
         struct roost_bucket##family *b = bpf_map_lookup_elem(table, &place.bucket[1]);                                 \
-        struct spot spot;                                                                                              \
+        struct spot spot = {};                                                                                         \
         if (!a || !b || !try_lock_place(&place, &a->head.lock, &b->head.lock))                                         \
             return -1;                                                                                                 \
         int there = spot_in##family(old, &place, &n->key, &spot);                                                      \
@@ -151,7 +151,7 @@ static __always_inline __u32 choice(const struct roost_place *place, __u64 free,
         struct roost_place place = roost_place_of(n->hash, buckets_of(&cfg->v##family, current));                      \
         struct roost_bucket##family *a = bpf_map_lookup_elem(table, &place.bucket[0]);                                 \
         struct roost_bucket##family *b = bpf_map_lookup_elem(table, &place.bucket[1]);                                 \
-        struct spot spot;                                                                                              \
+        struct spot spot = {};                                                                                         \
         int there = -1;                                                                                                \
         if (!a || !b || !try_lock_place(&place, &a->head.lock, &b->head.lock))                                         \
             return -1;                                                                                                 \

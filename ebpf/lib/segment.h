@@ -32,7 +32,10 @@ struct option_walk {
 /* One TCP option (RFC 9293 3.1) in search of the timestamps; a callback of bpf_loop: 1 ends the walk. */
 static long next_option(__u32 i, struct option_walk *walk) {
     __u32 at = walk->at;
-    if (at + 10 > walk->header || at > 50)
+    if (at + 10 > walk->header)
+        return 1;
+    KEEP(at);
+    if (at > 50)
         return 1;
     const __u8 *option = &walk->buffer[at];
     if (option[0] == 0)

@@ -57,14 +57,13 @@ static __always_inline int parse_icmp_error(struct __sk_buff *skb, struct arriva
     if (!(p->v6 ? parse_ip6(skb, p, &a->header) : parse_ip4(skb, p, &a->header)) || p->protocol != IPPROTO_TCP ||
         p->fragment == FRAGMENT_LATER)
         return 0;
-    const __be16 *ports = ctx_bytes(skb, p->l4, &a->header, 2 * sizeof(*ports));
-    if (!ports)
+    if (bpf_skb_load_bytes(skb, p->l4, a->header.words, sizeof(a->header.words)))
         return 0;
     __builtin_memcpy(client, p->key.local, 16);
     __builtin_memcpy(p->key.local, p->key.client, 16);
     __builtin_memcpy(p->key.client, client, 16);
-    p->key.client_port = ports[1];
-    p->key.local_port = ports[0];
+    p->key.client_port = a->header.words[1];
+    p->key.local_port = a->header.words[0];
     p->fragment = FRAGMENT_NONE; /* what it says of the other way's fragments is of no use here */
     return 1;
 }

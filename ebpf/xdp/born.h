@@ -172,7 +172,10 @@ struct offer {
 static long next_offer(__u32 i, struct offer **walk) {
     struct offer *o = *walk;
     __u32 at = o->at;
-    if (at >= o->header || at > OFFER_LAST)
+    if (at >= o->header)
+        return 1;
+    KEEP(at);
+    if (at > OFFER_LAST)
         return 1;
     const __u8 *option = &o->buffer[at];
     if (option[0] == 0)
