@@ -25,8 +25,8 @@ from pathlib import Path
 from appliance import paths
 from appliance.box import kernel_probe, mounts, tracepoints
 
-MINIMUM_KERNEL = (5, 18)
-"""BPF_PROG_RUN in live-frame mode and bpf_xdp_load_bytes arrived with Linux 5.18; Debian 12 has 6.1."""
+MINIMUM_KERNEL = (6, 1)
+"""Debian 12's, the oldest whose verifier is known to admit the BPF programs (`roost bench boot`)."""
 
 BTF = Path("/sys/kernel/btf/vmlinux")
 MINIMUM_DESCRIPTORS = 1024
@@ -82,8 +82,8 @@ def check_kernel() -> Iterator[Outcome]:
     """Version and features; each feature is tried, not looked up."""
     newer = "Boot a newer kernel: Debian 12's 6.1 has all of it (apt-get install linux-image-amd64)."
     release = platform.release()
-    old = None if kernel_release(release) >= MINIMUM_KERNEL else f"Linux {release} is older than 5.18"
-    yield outcome("kernel", "Linux 5.18 or newer", Need.REQUIRED, old, newer, release)
+    old = None if kernel_release(release) >= MINIMUM_KERNEL else f"Linux {release} is older than 6.1"
+    yield outcome("kernel", "Linux 6.1 or newer", Need.REQUIRED, old, newer, release)
     processor = platform.machine()
     unknown = None if processor in kernel_probe.SYSCALLS else processor
     only = f"Roost is built for {' and '.join(kernel_probe.SYSCALLS)} only."

@@ -20,6 +20,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pyroute2 import IPRoute
@@ -142,6 +143,47 @@ def _pass_program(spaces: dict[str, Namespace], ends: Iterable[tuple[str, str]])
                 ip.link("set", index=ip.link_lookup(ifname=ifname)[0], xdp_fd=program)
     finally:
         os.close(program)  # the interfaces hold it
+
+
+@dataclass(frozen=True, slots=True)
+class TakenEnd:
+    """What the appliance's interface of this name had; it is a bridge's port now, beside the device `tap`."""
+
+    name: str
+    tap: str
+    mac: str
+    addresses: list[str]  # with their prefix length
+    routes: list[tuple[str, str]]  # destination, gateway
+
+
+def take_ends(box: Namespace) -> list[TakenEnd]:
+    """Whatever opens the tap devices is the appliance from now on, if it takes over what the interfaces had."""
+    taken = []
+    with box.entered(), IPRoute() as ip:
+        for ifname in (ifname for link in _LINKS for node, ifname in link if node == "box"):
+            index = ip.link_lookup(ifname=ifname)[0]
+            taken.append(TakenEnd(
+                ifname,
+                f"tap-{ifname}",
+                ip.link("get", index=index)[0].get("address"),
+                [f"{address.get('address')}/{address['prefixlen']}" for address in ip.get_addr(index=index)
+                 if address["scope"] == 0],
+                [(f"{route.get('dst')}/{route['dst_len']}", route.get("gateway"))
+                 for family in _FAMILY.values() for route in ip.get_routes(family=family, oif=index)
+                 if route.get("gateway")],
+            ))  # fmt: skip
+            ip.flush_addr(index=index)
+            ip.link("set", index=index, address=f"02:00:00:00:00:{len(taken):02x}")
+            ip.link("add", ifname=f"br-{ifname}", kind="bridge")
+            bridge = ip.link_lookup(ifname=f"br-{ifname}")[0]
+            tap = ["ip", "tuntap", "add", "dev", taken[-1].tap, "mode", "tap", "multi_queue", "vnet_hdr"]
+            subprocess.run(tap, check=True)
+            ports = [index, ip.link_lookup(ifname=taken[-1].tap)[0]]
+            for port in ports:
+                ip.link("set", index=port, master=bridge)
+            for each in (*ports, bridge):
+                ip.link("set", index=each, state="up")
+    return taken
 
 
 def pass_frames_unmerged(spaces: dict[str, Namespace]) -> None:

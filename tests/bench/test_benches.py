@@ -54,6 +54,7 @@ CONTRACT = {
     | {"connections_quietest_share", "connections_overshoot", "idle_overshoot", "wake_p99_ratio", "lost"},
     "flood": {"lost", "woken", "relay_p99_ratio"},
     "restart": {"seconds", "lost"},
+    "boot": {"boot_s", "start_s", "reboot_s", "cut_s", "native_xdp", "lost_connections", "resets", "not_woken"},
     "growth": {"bytes_ratio", "ns_ratio"},
     "persist": {f"{kind}{name}" for kind in ("", "postgresql_") for name in persist.UNITS},
     "control": {

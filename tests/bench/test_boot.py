@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bench of a booted machine, with few clients: some five minutes where qemu emulates the processor."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.bench import boot
+from tests.bench.test_benches import assert_sound
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+
+
+def test_a_booted_machine_loses_none_in_a_reboot_and_none_that_slept_in_a_power_cut() -> None:
+    assert_sound(boot.run(connections=50))
