@@ -22,10 +22,11 @@ _START = session.start
 
 
 def quick(**options: Any) -> SparkSession:
-    """session.start. It can read databases: whether Java has the driver is decided when it begins."""
+    """session.start. What is decided when Java begins is the same for all that want one: it can read databases, and has
+    no directory of the first one's, which is removed before the others come."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto")
-        made = _START(**options | {"reads_database": True})
+        made = _START(**options | {"reads_database": True, "directory": None})
     for key, value in _SETTINGS.items():
         made.conf.set(key, value)
     return made

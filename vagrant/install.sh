@@ -6,7 +6,7 @@
 #
 #   /usr/bin/roost              the command
 #   /usr/lib/roost              Python packages, with the engine and the BPF programs
-#   /usr/lib/systemd/system     roost.service, roost-api.service
+#   /usr/lib/systemd/system     roost.service, roost-api.service, roost-quarantine.service
 #   /etc/roost/roost.toml       a configuration to be filled in
 #   the user roost              whom the API's process runs as
 #
@@ -73,7 +73,7 @@ cat >"$work/roost" <<'END'
 PYTHONPATH=/usr/lib/roost exec /usr/bin/python3 -P -m control.cli.main "$@"
 END
 install -D -m 755 "$work/roost" "$root/usr/bin/roost"
-for unit in roost roost-api; do
+for unit in roost roost-api roost-quarantine; do
     install -D -m 644 "$checkout/vagrant/systemd/$unit.service" "$root/usr/lib/systemd/system/$unit.service"
 done
 install -D -m 644 "$checkout/vagrant/sysusers.conf" "$root/usr/lib/sysusers.d/roost.conf"

@@ -21,9 +21,16 @@ from control.cli.logs import log_to_stderr
     help="Take over a database whose owner, another instance or machine, does not run and will not come back.",
 )
 @click.option("--api-apart", is_flag=True, help="`roost api` is a service of its own, and not begun by this one.")
+@click.option(
+    "--quarantine",
+    is_flag=True,
+    help="Before there is a network: until a daemon has all sleeping connections in its table, this machine answers "
+    "none of them by a reset. Nothing else is done, and nothing where a daemon runs.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
 @click.option("--json", "as_json", is_flag=True, help="With --check: say it as JSON.")
-def command(config_path: str, check: bool, take_over: bool, api_apart: bool, verbose: bool, as_json: bool) -> None:
+def command(config_path: str, check: bool, take_over: bool, api_apart: bool, quarantine: bool, verbose: bool,
+            as_json: bool) -> None:  # fmt: skip
     """Run the appliance in the foreground; it logs to stderr.
 
     SIGTERM or ^C: what can be frozen is left asleep, and the next start finds it. SIGHUP: take over a changed policy.
@@ -47,6 +54,10 @@ def command(config_path: str, check: bool, take_over: bool, api_apart: bool, ver
         told = {"config": config_path, "good": True, "services": services}
         print_json(told) if as_json else click.echo(f"{config_path}: good; {services} services")
         return
+    if quarantine:
+        from control.daemon.quarantine import begin_alone
+
+        sys.exit(begin_alone(config))
     from control.daemon.daemon import run
 
     sys.exit(run(config_path, config, take_over, api_apart))

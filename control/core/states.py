@@ -33,6 +33,7 @@ connection truly is. The cause is that of the wake-up which failed; the next one
 Three causes belong to the life of the daemon, not of the connection:
 
 ``shutdown``  the daemon ends. What can be frozen goes down to IDLE; what cannot (bytes in flight) is CLOSED.
+              Where the whole machine goes down, what is in IDLE then goes to SLEEP.
 ``restore``   the daemon begins, and finds the world other than the history says. After a reboot a row of the store is
               put back into the (new, empty) table: NONE -> SLEEP, or, with its server's leg, NONE -> IDLE. A connection
               that was awake when the predecessor was killed is gone: ACTIVE or STANDBY -> CLOSED. A slot without its
@@ -148,6 +149,7 @@ TRANSITIONS: Final[Mapping[tuple[State, Cause], frozenset[State]]] = MappingProx
         (_S.IDLE, _C.COMMAND): frozenset({_S.ACTIVE, _S.STANDBY, _S.SLEEP, _S.CLOSED}),
         (_S.IDLE, _C.PROBE_TIMEOUT): frozenset({_S.CLOSED}),
         (_S.IDLE, _C.RESTORE): frozenset({_S.SLEEP, _S.CLOSED}),
+        (_S.IDLE, _C.SHUTDOWN): frozenset({_S.SLEEP}),  # of the machine
         # SLEEP: a row of the store. IDLE: it was read back, but no socket could be made of it.
         (_S.SLEEP, _C.CLIENT_CONNECT): frozenset({_S.IDLE, _S.CLOSED}),
         (_S.SLEEP, _C.CLIENT_DATA): frozenset({_S.ACTIVE, _S.STANDBY, _S.IDLE}),

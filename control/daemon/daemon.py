@@ -45,9 +45,10 @@ from control.clients.ruling import Ruling
 from control.clients.view import View
 from control.config import Config
 from control.core.states import State
+from control.daemon import quarantine
 from control.daemon.api_process import ApiProcess
 from control.daemon.document import Document
-from control.daemon.end import End, freeze_all
+from control.daemon.end import End, freeze_all, write_all
 from control.daemon.engine_rules import EngineRules
 from control.daemon.engine_setup import EngineSetup, engine_options
 from control.daemon.error import DaemonError
@@ -157,6 +158,8 @@ class Daemon:
         self._tables = tables_of(config.pin_dir)
         waiting.before_each(partial(self._look_at_pins, waiting))
         found = take_inventory(engine, store, boot_id(), self._tables)
+        if found.other_boot:
+            quarantine.begin(config)
         dispatcher.states = list(found.states)
         for port in found.ports:
             engine.reserve_link_port(port)
@@ -184,7 +187,8 @@ class Daemon:
         store.start()
         engine.start()
         self._undo.pop_all()
-        reconciler = Reconciler(engine, store, dispatcher, rules, settings, grouping, reach, self._end, found, span)
+        reconciler = Reconciler(engine, store, dispatcher, rules, settings, grouping, reach, self._end, found, span,
+                                partial(quarantine.end, config.instance))  # fmt: skip
         dispatching = _thread("dispatch", dispatcher.run)
         _thread("in-band", requests.run)
         grouping_thread = _thread("groups", grouping.run)
@@ -235,8 +239,9 @@ class Daemon:
             document=Document().read,
         )
         repeated = (monitor, snapshots, exports, api)
+        manager = Manager(engine.stats)
         serving = Serving(config, operations, dispatcher, reach, health, services, rules, repeated, setup, listeners,
-                          waiting, hostnames, facts, self._end, Manager(engine.stats))  # fmt: skip
+                          waiting, hostnames, facts, self._end, manager)  # fmt: skip
         dispatcher.handle(EventType.RELEASED, serving.released)
         try:
             asyncio.run(serving.run())
@@ -246,6 +251,8 @@ class Daemon:
                 thread.join(2)
             if not self._end.reason:
                 freeze_all(engine, dispatcher, self._end)
+                if manager.machine_stops():
+                    write_all(engine, self._end)
             engine.stop_listening()  # a client that comes while the store writes is not taken in to be reset
             engine.stop()
             dispatcher.stop()

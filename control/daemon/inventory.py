@@ -41,6 +41,8 @@ class Inventory:
     """Rows of this boot whose connection is gone; forgotten, and CLOSED in the history."""
     other_boot: int = 0
     """Rows from before a reboot, or of tables that are gone: to be put back into the table."""
+    unseen: bool = False
+    """The store could not be read."""
     ports: set[int] = field(default_factory=set)
     """Ours, of the servers' legs among them: no new link may take one meanwhile."""
 
@@ -71,6 +73,7 @@ def take_inventory(engine: EnginePort, store: Store, boot: str, tables: int = 0)
     found.states[State.SLEEP] = with_slot
     if store.status.error:
         log.warning("the store cannot be read: what sleeps is adopted unseen")
+        found.unseen = True
         found.states[State.SLEEP] += engine.stats().get("filter_members", 0)
         return found
     if tables and (others := store.adopt_tables(tables)):

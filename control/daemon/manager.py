@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 import socket
+import subprocess
 import time
 from collections.abc import Callable, MutableMapping
 from typing import Final
@@ -20,6 +21,8 @@ log = logging.getLogger("roost.daemon")
 
 A_PERIOD: Final = 3
 """So many signs of life within the time after which there is none."""
+
+ANSWER_S: Final = 10.0
 
 
 class Manager:
@@ -44,6 +47,18 @@ class Manager:
     def stopping(self) -> None:
         """It ends in good order."""
         self._tell("STOPPING=1", "STATUS=freezing what can be frozen")
+
+    def machine_stops(self) -> bool:
+        """Whether the whole machine goes down, and not this service alone."""
+        if not self._path:
+            return False
+        try:
+            told = subprocess.run(["systemctl", "is-system-running"], capture_output=True, text=True, check=False,
+                                  timeout=ANSWER_S)  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            log.warning("whether the machine goes down is not known: %s", error)
+            return False
+        return told.stdout.strip() == "stopping"
 
     async def run(self) -> None:
         """Give signs of life, for ever, or until the end where nobody waits for any."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from appliance.engine import Engine
@@ -38,11 +38,11 @@ PUT_BACK_S: Final = 5.0
 
 class Reconciler:
     """`run` is for a thread of its own; it ends the daemon when it fails. span: (first, last) row number of the
-    predecessor's history, last 0: none."""
+    predecessor's history, last 0: none. filled: called when every row is in the table."""
 
     def __init__(self, engine: Engine, store: Store, dispatcher: Dispatcher, rules: Rules, settings: InBandSettings,
-                 grouping: Grouping, reach: Reach, end: End, found: Inventory,
-                 span: tuple[int, int]) -> None:  # fmt: skip
+                 grouping: Grouping, reach: Reach, end: End, found: Inventory, span: tuple[int, int],
+                 filled: Callable[[], None]) -> None:  # fmt: skip
         self._engine = engine
         self._store = store
         self._dispatcher = dispatcher
@@ -53,6 +53,7 @@ class Reconciler:
         self._end = end
         self._found = found
         self._span = span
+        self._filled = filled
 
     def run(self) -> None:
         """All of it."""
@@ -63,6 +64,10 @@ class Reconciler:
                 log.warning("history: added %d transitions that the last daemon could not write", missing)
             if self._found.other_boot:
                 log.info("put back %d sleeping connections", self._put_back())
+            if self._found.unseen:
+                log.error("the store could not be read: the quarantine of a reboot, if there is one, does not end")
+            elif not self._end.has_come:
+                self._filled()
             self._engine.unreserve_link_ports()
             # Each of them reads what the store has about connections that live, once.
             reading = self._rules.load, self._settings.load, self._reach.dialled.load, self._forget_strays

@@ -30,9 +30,11 @@ log = logging.getLogger("roost.dispatch")
 GENERATION: Final = 1 << 63
 """Bit of the tokens of ROOST_OP_SLEEP: the rest of it is the generation of the row that was committed."""
 
-NOT_AWAITED: Final[Mapping[int, int]] = {Cause.COMMAND: 0, Cause.PRESSURE: -1}
+NOT_AWAITED: Final[Mapping[int, int]] = {Cause.COMMAND: 0, Cause.PRESSURE: -1, Cause.SHUTDOWN: -2}
 """In place of a token, by cause: it goes to sleep for another reason than that it is quiet, and the outcome is not
 waited for."""
+
+CAUSES: Final = {token: Cause(cause) for cause, token in NOT_AWAITED.items()}
 
 
 class Sleepers:
@@ -113,7 +115,7 @@ class Sleepers:
                 continue
             token, cause = GENERATION | generation, Cause.QUIET
             if self._tokens and (asked := self._tokens.pop(packed, None)) is not None:
-                cause = Cause.PRESSURE if asked == NOT_AWAITED[Cause.PRESSURE] else Cause.COMMAND
+                cause = CAUSES.get(asked, Cause.COMMAND)
                 self._waiters.rename(asked, token)
             record = records.unpack(packed, blob)
             commands.append(Command(op=Op.SLEEP, cause=cause, id=number, key=packed, record=record, token=token))

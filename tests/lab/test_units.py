@@ -33,7 +33,7 @@ def confined(unit: str) -> list[str]:
     return ["setpriv", "--no-new-privs", "--inh-caps=-all", f"--bounding-set=-all{some}", "--"]
 
 
-@pytest.mark.parametrize(("unit", "most"), [("roost", 3.0), ("roost-api", 1.5)])
+@pytest.mark.parametrize(("unit", "most"), [("roost", 3.0), ("roost-api", 1.5), ("roost-quarantine", 3.0)])
 def test_units_are_exposed_no_more_than_they_may_be(unit: str, most: float) -> None:
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(UNITS / f"{unit}.service")]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -42,7 +42,7 @@ def test_units_are_exposed_no_more_than_they_may_be(unit: str, most: float) -> N
     assert float(found[1]) <= most, told.stdout
 
 
-@pytest.mark.parametrize("unit", ["roost", "roost-api"])
+@pytest.mark.parametrize("unit", ["roost", "roost-api", "roost-quarantine"])
 def test_units_have_nothing_that_systemd_does_not_know(unit: str, tmp_path: Path) -> None:
     text = (UNITS / f"{unit}.service").read_text().replace("/usr/bin/roost", "/bin/true")
     (tmp_path / f"{unit}.service").write_text(text)

@@ -218,7 +218,7 @@ def test_of_two_rows_with_the_same_key_the_later_connection_is_put_back(rig: Rig
     rig.start()
     engine, nobody = cast(Any, rig.engine), cast(Any, None)
     reconciler = Reconciler(
-        engine, rig.store, rig.dispatcher, nobody, nobody, nobody, nobody, End(), Inventory(), (0, 0)
+        engine, rig.store, rig.dispatcher, nobody, nobody, nobody, nobody, End(), Inventory(), (0, 0), nobody
     )
     assert reconciler._put_back() == 1
     until(lambda: [row.id for row in rig.store.sleeping_rows()] == [14, 12])

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine reboots: none of its clients hears an RST meanwhile, and what was IDLE has a row by then."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.lab import DaemonHandle, Lab, wait_until
+
+CLIENTS, PORT = 20, 8000
+QUIET = {"active_quiet": "300ms", "standby_quiet": "300ms", "idle_quiet": "300ms"}
+PROBE_S = 1  # of the clients' kernels
+SILENT_S = 3 * PROBE_S
+
+
+def tables(lab: Lab) -> str:
+    return lab.nft("box", "list tables")
+
+
+def quarantined(lab: Lab, daemon: DaemonHandle) -> int:
+    """The exit status of the command that its unit runs."""
+    command = [sys.executable, "-m", "control.cli.main", "up", "--quarantine", "-c", str(daemon.config)]
+    return lab.run("box", command).wait(20)
+
+
+def asleep(daemon: DaemonHandle) -> Callable[[], bool]:
+    return lambda: daemon.status()["connections"]["SLEEP"] == CLIENTS
+
+
+@pytest.mark.parametrize(
+    ("service", "router"),
+    [({}, None), ({"interface": "persistent"}, None), ({"interface": "persistent"}, {})],
+    ids=["transient", "persistent", "router"],
+)
+def test_a_reboot_resets_none(service: dict[str, Any], router: dict[str, Any] | None) -> None:
+    with Lab(clients=CLIENTS) as lab:
+        lab.server(PORT)
+        daemon = lab.daemon(lab.config(PORT, policy=QUIET, service=service, router=router))
+        clients = lab.swarm()
+        at = lab.address("lan", "eth0") if router is not None else lab.address("box", "wan0")
+        options = {"keepidle_s": PROBE_S, "keepintvl_s": PROBE_S, "keepcnt": 100}
+        assert clients.connect(CLIENTS, (at, PORT), **options).connected == CLIENTS
+        wait_until(asleep(daemon), 20, "all sleep")
+        daemon.terminate()
+        assert quarantined(lab, daemon) == 0
+        daemon.unpin()  # as a reboot does it
+        time.sleep(SILENT_S)
+        assert clients.hearing(SILENT_S * 1000 - 500).silent == CLIENTS, "nothing answers them"
+        assert (clients.stats().open, clients.stats().dead) == (CLIENTS, {})
+        daemon.start()
+        wait_until(lambda: "quarantine" not in tables(lab), 20, "all are in the table")
+        assert clients.say(CLIENTS).answered == CLIENTS
+
+
+@pytest.mark.parametrize(("told", "kept"), [("stopping", CLIENTS), ("running", 0)])
+def test_the_end_of_the_machine_writes_what_is_idle(tmp_path: Path, told: str, kept: int) -> None:
+    """`systemctl is-system-running` says whether it is that, or the end of the service alone."""
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(f"#!/bin/sh\necho {told}\n")
+    systemctl.chmod(0o755)
+    with Lab(clients=CLIENTS) as lab, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        lab.server(PORT)
+        daemon = lab.daemon(lab.config(PORT, policy={**QUIET, "idle_quiet": "1h"}), start=False)
+        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        daemon.start(environment=environment)
+        clients = lab.swarm()
+        assert clients.connect(CLIENTS, (lab.address("box", "wan0"), PORT)).connected == CLIENTS
+        wait_until(lambda: daemon.status()["connections"]["IDLE"] == CLIENTS, 20, "all are idle")
+        daemon.terminate()
+        assert quarantined(lab, daemon) == 0
+        daemon.unpin()
+        daemon.start()
+        wait_until(lambda: "quarantine" not in tables(lab), 20, "all are in the table")
+        assert daemon.status()["connections"]["SLEEP"] == kept
+        assert clients.say(CLIENTS).answered == kept
+
+
+def test_where_a_daemon_runs_none_begins() -> None:
+    with Lab(clients=1) as lab:
+        daemon = lab.daemon(lab.config(PORT))
+        assert quarantined(lab, daemon) == 0
+        assert "quarantine" not in tables(lab)
+
+
+def test_new_clients_come_while_it_lasts() -> None:
+    with Lab(clients=CLIENTS) as lab:
+        lab.server(PORT)
+        daemon = lab.daemon(lab.config(PORT), start=False)
+        assert quarantined(lab, daemon) == 0
+        kept = lab.nft("box", "list ruleset")
+        daemon.start()
+        wait_until(lambda: "quarantine" not in tables(lab), 20, "it ends")
+        lab.nft("box", kept)
+        clients = lab.swarm()
+        assert clients.connect(CLIENTS, (lab.address("box", "wan0"), PORT)).connected == CLIENTS
+        assert clients.say(CLIENTS).answered == CLIENTS
+        assert "quarantine" in tables(lab)
+
+
+def test_it_lasts_where_rows_cannot_be_read() -> None:
+    with Lab(clients=1) as lab:
+        daemon = lab.daemon(lab.config(PORT), start=False)
+        (lab.workspace / "roost.db").write_bytes(b"no database" * 1000)
+        assert quarantined(lab, daemon) == 0
+        daemon.start()
+        wait_until(lambda: "does not end" in daemon.log.read_text(), 20, "it says so")
+        assert "quarantine" in tables(lab)
