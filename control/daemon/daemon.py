@@ -252,7 +252,7 @@ class Daemon:
             if not self._end.reason:
                 freeze_all(engine, dispatcher, self._end)
                 if manager.machine_stops():
-                    write_all(engine, self._end)
+                    write_all(engine, store, dispatcher, self._end)
             engine.stop_listening()  # a client that comes while the store writes is not taken in to be reset
             engine.stop()
             dispatcher.stop()

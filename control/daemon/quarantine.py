@@ -3,11 +3,14 @@
 
 The kernel knows nothing of them, and would answer whatever their clients and servers send by a reset. An nftables
 table of this machine's own drops, for the ports of the configuration, the resets that a kernel sends without a socket:
-they have no ACK, or the sequence number 0 (RFC 9293 3.10.7.1); those of a socket have both, and go out. What is new
-connects meanwhile as ever. Of transparent services nothing is routed: their server would answer by a reset, too.
+they have no ACK, or the sequence number 0 (RFC 9293 3.10.7.1). Those of a socket mostly have both, and go out; what
+is sent to one that was closed is answered as if there were none, and that is dropped, too. New clients connect
+meanwhile as ever. Where servers see the clients' addresses nothing of their ports is routed: the other end would
+answer by a reset of its own.
 
 It begins before there is a network, by `roost up --quarantine` (vagrant/systemd/roost-quarantine.service), or at the
-latest when a daemon finds rows from before the reboot; it ends when all rows are in the table.
+latest when a daemon finds rows from before the reboot; it ends when all rows are in the table, and where no daemon
+comes by itself, after MOST_S.
 """
 
 from __future__ import annotations
@@ -16,14 +19,18 @@ import logging
 import os
 import shutil
 import subprocess
+from collections.abc import Iterable
 from typing import Final
 
 from control.config import Config
-from control.config.values import parse_endpoint, parse_server
+from control.config.values import is_name, parse_endpoint, parse_server
 from control.daemon.error import DaemonError
 from control.daemon.lock import InstanceLock
 
 log = logging.getLogger("roost.daemon")
+
+MOST_S: Final = 3600
+"""Ten million rows take half of it."""
 
 PATH: Final = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 NFT_S: Final = 30.0
@@ -37,29 +44,52 @@ def table_of(instance: str) -> str:
 
 def rules(config: Config) -> str:
     """For `nft -f`; whatever was there of this instance is replaced."""
-    table = table_of(config.instance)
-    told = [f"add table {table}", f"delete table {table}", f"add table {table}"]
-    ports = {"sport": set[int](), "dport": set[int]()}
-    routed: list[str] = []
+    ours = {port for _, port in map(parse_endpoint, config.attach.listen)}
+    theirs, routed = set[int](), dict[str, None]()
+    lan = ", ".join(f'"{name}"' for name in config.router.lan)
     for service in config.service:
-        host, port = parse_endpoint(service.listen)
-        ports["sport"].add(port)
-        ports["dport"].update(port for _, port in map(parse_server, service.every_server))
+        listen, servers = parse_endpoint(service.listen), list(map(parse_server, service.every_server))
+        ours.add(listen[1])
+        theirs.update(port for _, port in servers)
         if service.transparent:
-            ports["dport"].add(port)
-            lan = "{ " + ", ".join(f'"{name}"' for name in config.router.lan) + " }"
-            family = "ip6" if ":" in host else "ip"
-            for interface, address, side in (("oifname", "daddr", "dport"), ("iifname", "saddr", "sport")):
-                whose = "" if host in EVERYWHERE else f"{family} {address} {host} "
-                routed.append(f"{interface} {lan} {whose}tcp {side} {port}")
-    told.append(f"add chain {table} output {{ type filter hook output priority filter; }}")
-    for side, each in ports.items():
-        if each:
-            one_of = f"tcp {side} {{ {', '.join(map(str, sorted(each)))} }}"
-            told += (f"add rule {table} output {one_of} {reset} counter drop" for reset in WITHOUT_A_SOCKET)
-    told.append(f"add chain {table} forward {{ type filter hook forward priority filter; }}")
-    told += (f"add rule {table} forward {one} counter drop" for one in routed)
-    return "\n".join(told) + "\n"
+            theirs.add(listen[1])
+            servers.append(listen)
+        if service.transparent or service.source == "client":
+            routed.update((rule, None) for host, port in servers for rule in _routed(host, port, lan))
+    table = table_of(config.instance)
+    return "\n".join([
+        f"add table {table}",
+        f"delete table {table}",
+        f"add table {table}",
+        *_set(table, "ours", ours),
+        *_set(table, "theirs", theirs),
+        f"add chain {table} output {{ type filter hook output priority filter; }}",
+        *(f"add rule {table} output tcp {side} {reset} counter drop"
+          for side in ("sport @ours", "dport @theirs") for reset in WITHOUT_A_SOCKET),
+        f"add chain {table} forward {{ type filter hook forward priority filter; }}",
+        *(f"add rule {table} forward {rule} counter drop" for rule in routed),
+        "",
+    ])  # fmt: skip
+
+
+def _set(table: str, name: str, ports: Iterable[int]) -> list[str]:
+    """Of ports, which are in it for MOST_S."""
+    elements = ", ".join(f"{port} timeout {MOST_S}s" for port in sorted(ports))
+    made = f"add set {table} {name} {{ type inet_service; flags timeout; }}"
+    return [made, f"add element {table} {name} {{ {elements} }}"] if elements else [made]
+
+
+def _routed(host: str, port: int, lan: str) -> Iterable[str]:
+    """To a server, and from it. A server by name: whatever its address."""
+    family, of_family = ("ip6", "ipv6") if ":" in host else ("ip", "ipv4")
+    for interface, address, side in (("oifname", "daddr", "dport"), ("iifname", "saddr", "sport")):
+        if is_name(host):
+            whose = ""
+        elif host in EVERYWHERE:
+            whose = f"meta nfproto {of_family} "
+        else:
+            whose = f"{family} {address} {host} "
+        yield f"{interface} {{ {lan} }} {whose}tcp {side} {port} tcp {side} @theirs"
 
 
 def begin(config: Config) -> None:
@@ -103,6 +133,10 @@ def _nft(script: str) -> None:
     nft = _program()
     if nft is None:
         raise DaemonError("quarantine: nft is not installed: apt-get install nftables")
-    done = subprocess.run([nft, "-f", "-"], input=script, text=True, capture_output=True, check=False, timeout=NFT_S)
+    try:
+        done = subprocess.run([nft, "-f", "-"], input=script, text=True, capture_output=True, check=False,
+                              timeout=NFT_S)  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DaemonError(f"quarantine: {error}") from None
     if done.returncode:
         raise DaemonError(f"quarantine: nft: {done.stderr.strip()}")

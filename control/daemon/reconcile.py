@@ -22,6 +22,7 @@ from control.daemon.inventory import Inventory, catch_up, record_of
 from control.dispatch.dispatcher import Dispatcher
 from control.dispatch.turn import history_row
 from control.reach.reach import Reach
+from control.store.database import StoreError
 from control.store.owner import boot_id
 from control.store.sleeping import LAST_NUMBER, SleepingRow
 from control.store.starting import wall_offset_ms
@@ -62,11 +63,9 @@ class Reconciler:
             first, last = self._span
             if last and (missing := catch_up(self._store, self._found, first, last)):
                 log.warning("history: added %d transitions that the last daemon could not write", missing)
-            if self._found.other_boot:
+            if self._found.other_boot or self._later():
                 log.info("put back %d sleeping connections", self._put_back())
-            if self._found.unseen:
-                log.error("the store could not be read: the quarantine of a reboot, if there is one, does not end")
-            elif not self._end.has_come:
+            if not self._end.has_come:
                 self._filled()
             self._engine.unreserve_link_ports()
             # Each of them reads what the store has about connections that live, once.
@@ -77,6 +76,15 @@ class Reconciler:
         except Exception as error:
             log.exception("reconciling with the store failed")
             self._end.fail(f"reconciling with the store: {error}")
+
+    def _later(self) -> bool:
+        """Whether rows that could not be read at start are from before a reboot; once they can be read."""
+        while self._found.unseen and not self._end.has_come:
+            try:
+                return self._store.has_rows_of_another_boot(boot_id())
+            except StoreError:
+                time.sleep(READ_AGAIN_S)
+        return False
 
     def _forget_strays(self) -> bool:
         try:

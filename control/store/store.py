@@ -336,8 +336,8 @@ class Store(Latest):
         return first
 
     def has_rows_of_another_boot(self, boot: str) -> bool:
-        """starting.has_rows_of_another_boot. For before `start`."""
-        with self._writing() as connection:
+        """starting.has_rows_of_another_boot. Raises StoreError."""
+        with self._changing() as connection:
             return starting.has_rows_of_another_boot(connection, boot)
 
     def adopt_tables(self, tables: int) -> int:

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import os
 import socket
+import sqlite3
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from appliance.lab import DaemonHandle, Lab, wait_until
+from control.daemon.end import STILL_S
+from tests.reboot import age
 
 CLIENTS, PORT = 20, 8000
 QUIET = {"active_quiet": "300ms", "standby_quiet": "300ms", "idle_quiet": "300ms"}
@@ -60,8 +64,11 @@ def test_a_reboot_resets_none(service: dict[str, Any], router: dict[str, Any] | 
         assert clients.say(CLIENTS).answered == CLIENTS
 
 
-@pytest.mark.parametrize(("told", "kept"), [("stopping", CLIENTS), ("running", 0)])
-def test_the_end_of_the_machine_writes_what_is_idle(tmp_path: Path, told: str, kept: int) -> None:
+@pytest.mark.parametrize(
+    ("told", "interface", "kept"),
+    [("stopping", "transient", CLIENTS), ("stopping", "persistent", CLIENTS), ("running", "transient", 0)],
+)
+def test_the_end_of_the_machine_writes_what_is_idle(tmp_path: Path, told: str, interface: str, kept: int) -> None:
     """`systemctl is-system-running` says whether it is that, or the end of the service alone."""
     systemctl = tmp_path / "systemctl"
     systemctl.write_text(f"#!/bin/sh\necho {told}\n")
@@ -69,18 +76,20 @@ def test_the_end_of_the_machine_writes_what_is_idle(tmp_path: Path, told: str, k
     with Lab(clients=CLIENTS) as lab, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         lab.server(PORT)
-        daemon = lab.daemon(lab.config(PORT, policy={**QUIET, "idle_quiet": "1h"}), start=False)
+        config = lab.config(PORT, policy={**QUIET, "idle_quiet": "1h"}, service={"interface": interface})
+        daemon = lab.daemon(config, start=False)
         environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
         daemon.start(environment=environment)
         clients = lab.swarm()
         assert clients.connect(CLIENTS, (lab.address("box", "wan0"), PORT)).connected == CLIENTS
         wait_until(lambda: daemon.status()["connections"]["IDLE"] == CLIENTS, 20, "all are idle")
+        began = time.monotonic()
         daemon.terminate()
+        assert time.monotonic() - began < STILL_S, "all rows are written, and no other is waited for"
         assert quarantined(lab, daemon) == 0
         daemon.unpin()
         daemon.start()
         wait_until(lambda: "quarantine" not in tables(lab), 20, "all are in the table")
-        assert daemon.status()["connections"]["SLEEP"] == kept
         assert clients.say(CLIENTS).answered == kept
 
 
@@ -106,11 +115,27 @@ def test_new_clients_come_while_it_lasts() -> None:
         assert "quarantine" in tables(lab)
 
 
-def test_it_lasts_where_rows_cannot_be_read() -> None:
-    with Lab(clients=1) as lab:
-        daemon = lab.daemon(lab.config(PORT), start=False)
-        (lab.workspace / "roost.db").write_bytes(b"no database" * 1000)
+def test_it_lasts_until_rows_can_be_read() -> None:
+    with Lab(clients=CLIENTS) as lab:
+        lab.server(PORT)
+        daemon = lab.daemon(lab.config(PORT, policy=QUIET))
+        clients = lab.swarm()
+        options = {"keepidle_s": PROBE_S, "keepintvl_s": PROBE_S, "keepcnt": 100}
+        assert clients.connect(CLIENTS, (lab.address("box", "wan0"), PORT), **options).connected == CLIENTS
+        wait_until(asleep(daemon), 20, "all sleep")
+        daemon.terminate()
         assert quarantined(lab, daemon) == 0
+        daemon.unpin()
+        database = lab.workspace / "roost.db"
+        with closing(sqlite3.connect(database)) as rows, rows:
+            age(rows)
+        away = database.rename(lab.workspace / "away.db")
+        database.mkdir()  # it can be neither read nor made
         daemon.start()
-        wait_until(lambda: "does not end" in daemon.log.read_text(), 20, "it says so")
+        time.sleep(SILENT_S)
         assert "quarantine" in tables(lab)
+        assert (clients.stats().open, clients.stats().dead) == (CLIENTS, {})
+        database.rmdir()
+        away.rename(database)
+        wait_until(lambda: "quarantine" not in tables(lab), 40, "all are in the table")
+        assert clients.say(CLIENTS).answered == CLIENTS
