@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# rootfs.sh DIR: make a root file system of this machine's release of Debian, with this checkout installed, in a directory
-# that is not there yet. What boots it has /vmlinuz, /initrd.img, systemd-networkd and sshd, for which it brings keys.
+# rootfs.sh DIR: make a root file system of this machine's release of Debian, with this checkout's package installed, in a
+# directory that is not there yet. What boots it has /vmlinuz, /initrd.img, systemd-networkd and sshd, for which it brings keys.
 set -eu
 
 here=$(readlink -f -- "$0")
@@ -27,10 +27,9 @@ mirror=${mirror%/}
 run=$(awk '$1 !~ /^#/ && $2 == "run" { printf "%s,", $1 }' "$checkout/vagrant/packages.txt")
 trap '[ $? -eq 0 ] || rm -rf "$root"' EXIT
 trap 'exit 1' HUP INT TERM
-debootstrap --variant=minbase "--include=${run}linux-image-cloud-$(dpkg --print-architecture),initramfs-tools,systemd-sysv,udev,dbus,kmod,python3,libbpf1,libsqlite3-0,openssh-server" \
+debootstrap --variant=minbase "--include=${run}linux-image-cloud-$(dpkg --print-architecture),initramfs-tools,systemd-sysv,udev,dbus,kmod,python3,libbpf1,libelf1,libsqlite3-0,openssh-server" \
     "$release" "$root" "$mirror"
 rm -f "$root"/var/cache/apt/archives/*.deb
-"$checkout/vagrant/install.sh" --root "$root"
-chroot "$root" systemd-sysusers
-chroot "$root" chgrp roost /etc/roost/roost.toml
+package=$("$checkout/vagrant/package.sh" "$root/root")
+chroot "$root" dpkg -i "/root/${package##*/}" # which stays there
 chroot "$root" systemctl -q enable systemd-networkd ssh

@@ -17,7 +17,16 @@ from appliance.paths import checkout
 
 PYTHON_TREES = ("appliance", "control", "cext", "spark", "tests", "examples", "ebpf", "setup.py")
 C_TREES = ("ebpf", "cext", "appliance", "tests")
-SHELL_SCRIPTS = ("roost", ".ci/run", "vagrant/install.sh", "vagrant/rootfs.sh")
+SHELL_SCRIPTS = (
+    "roost",
+    ".ci/run",
+    "vagrant/install.sh",
+    "vagrant/rootfs.sh",
+    "vagrant/package.sh",
+    "vagrant/debian/postinst",
+    "vagrant/debian/prerm",
+    "vagrant/debian/postrm",
+)
 GENERATED = frozenset({"cext/_engine.c", "appliance/lab/simulator/_simulator.c", "tests/inner/_inner.c"})
 HOSTED = ("tests/fuzz/", "tests/interleave/")  # programs of ebpf/ compiled for the host
 

@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """A really booted machine as the appliance: Debian with Roost as systemd's service; rebooted, and without power.
 
-Method. vagrant/rootfs.sh makes a root file system of this checkout (`--root`: one that it made before), which is booted
-under qemu in the place of the lab's appliance (appliance.lab.machine), and `systemctl enable --now roost` is all that
-is done in it. `connections` real clients connect through the lab's NAT; each kernel sends a keep-alive probe every
-PROBE_S seconds from then on, whatever happens, until it has missed PROBES of them. They fall asleep; all are asked
-to speak, and fall asleep again. Then the machine is
+Method. vagrant/rootfs.sh makes a root file system with this checkout's package (`--root`: one that it made before),
+which is booted under qemu in the place of the lab's appliance (appliance.lab.machine), and `systemctl enable --now
+roost` is all that is done in it. `connections` real clients connect through the lab's NAT, as many of a service whose
+clients go on to SLEEP as of one whose clients stay in IDLE; each kernel sends a keep-alive probe every PROBE_S seconds
+from then on, whatever happens, until it has missed PROBES of them. All are asked to speak once. Then Roost is
 
-    rebooted    in order, by `systemctl reboot`
+    upgraded    by the same package once more
+    rebooted    with its machine, in order, by `systemctl reboot`
     cut         off its power, and booted again
 
-and after each, all clients speak. `lost_connections` are those that have no connection any more, or no answer;
-`resets` are those that were told so by RST. `..._s` is from the order or the cut until the service is active again.
+and each time when all are asleep again; after each, all clients speak. `lost_connections` are those that have no
+connection any more, or no answer; `resets` are those that were told so by RST; of a power cut only those in SLEEP
+count, and `cut_lost_idle` are those that were in IDLE, which have no row. `..._s` is from the order or the cut until
+the service is active again.
 
     boot_s      from power on until ssh lets in
     start_s     `systemctl enable --now roost`, until it serves
+    left_behind what `dpkg --purge roost` leaves in the end: files, pins, nftables, routing rules, programs, the user
     native_xdp  whether the machine's kernel runs Roost in the driver (virtio_net): 1, or 0 for generic XDP
 """
 
@@ -29,13 +33,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from appliance.lab import Lab, SwarmGroup, wait_until
+from appliance.lab import Lab, SwarmGroup, endpoint, wait_until
 from appliance.lab.machine import Machine, missing
 from tests.bench.direct import say
 from tests.bench.figures import Report
 from tests.mutants import ROOT
 
 PORT: Final = 8000
+IDLE_PORT: Final = 8001
 PROBE_S: Final = 5
 PROBES: Final = 100
 POLICY: Final = {"active_quiet": "2s", "standby_quiet": "2s", "idle_quiet": "2s"}
@@ -43,6 +48,16 @@ ASLEEP_S: Final = 120.0
 SERVING_S: Final = 120.0
 AFTERWARDS_S: Final = 2.5 * PROBE_S  # so long the clients' probes are answered before they speak
 ANSWER_S: Final = 60.0
+LEFT: Final = """
+    find /etc /run /sys/fs/bpf /usr /var/lib -path '*roost*'
+    nft list tables | grep roost
+    ip rule | grep 5200
+    ip link show wan0 | grep -o 'prog/xdp.*'
+    tc filter show dev wan0 ingress
+    tc filter show dev wan0 egress
+    getent passwd roost
+    true
+"""
 NATIVE: Final = 1  # XDP_ATTACHED_DRV
 
 
@@ -67,34 +82,50 @@ def states(machine: Machine) -> dict[str, int]:
     return {name: int(number) for name, number in told["connections"].items()}
 
 
-def all_asleep(machine: Machine, connections: int) -> None:
-    wait_until(lambda: states(machine).get("SLEEP") == connections, ASLEEP_S, "all clients sleep", 2.0)
+def all_asleep(machine: Machine, each: int) -> None:
+    """So many in IDLE, or in SLEEP since they slept through a reboot, and so many in SLEEP."""
+
+    def are_asleep() -> bool:
+        found = states(machine)
+        return found["SLEEP"] >= each and found["IDLE"] + found["SLEEP"] == 2 * each
+
+    wait_until(are_asleep, ASLEEP_S, "all clients sleep", 2.0)
 
 
 def serving(machine: Machine) -> bool:
     return machine.run("systemctl", "show", "-P", "ActiveState", "roost").strip() == "active"
 
 
-def afterwards(machine: Machine, clients: SwarmGroup, connections: int, report: Report) -> tuple[int, int]:
-    """All speak; how many are lost, and of these, how many by an RST."""
-    wait_until(lambda: serving(machine), SERVING_S, "the service is active", 0.5)
-    time.sleep(AFTERWARDS_S)
+def afterwards(clients: SwarmGroup, report: Report, counts: bool = True) -> tuple[int, int]:
+    """All of these speak; how many are lost, and of these, how many by an RST."""
     dead = clients.stats().dead
-    said = clients.say(connections, timeout_s=ANSWER_S)
-    dead = clients.stats().dead
-    for why, number in (said.failed + dead).items():
+    alive = clients.stats().open
+    said = clients.say(alive, timeout_s=ANSWER_S)
+    for why, number in (said.failed + dead).items() if counts else ():
         report.problems.append(f"{number} clients: {why}")
-    return connections - said.answered, dead["ECONNRESET"]
+    return sum(dead.values()) + alive - said.answered, dead["ECONNRESET"] + said.failed["ECONNRESET"]
+
+
+def upgrade(machine: Machine) -> None:
+    machine.run("dpkg -i /root/roost_*.deb")
+
+
+def cut(machine: Machine) -> None:
+    machine.cut_power()
+    machine.power_on()
 
 
 def run(connections: int = 200, root: str | None = None) -> Report:
-    """Boot, serve, reboot, lose power."""
+    """Boot, serve, upgrade, reboot, lose power, and go away."""
     report = Report("boot", f"{connections:,} clients, kept alive every {PROBE_S} s")
     if absent := missing():
         raise RuntimeError(f"missing on this machine: {', '.join(absent)}")
     with root_file_system(root, report) as tree, Lab(clients=connections) as lab:
         lab.server(PORT)
-        machine = Machine(lab, tree, lab.config(PORT, policy=POLICY))
+        config = lab.config(PORT, policy=POLICY)
+        listen, server = endpoint(lab.address("box", "wan0"), IDLE_PORT), endpoint(lab.address("lan", "eth0"), PORT)
+        config["service"].append({"name": "idle", "listen": listen, "server": server, "idle_quiet": "1h"})
+        machine = Machine(lab, tree, config)
         report.add("boot_s", machine.power_on(), "s")
         say(f"booted: {machine.run('uname', '-r').strip()}, after {report.figures['boot_s'].median:.0f} s")
         began = time.monotonic()
@@ -103,32 +134,39 @@ def run(connections: int = 200, root: str | None = None) -> Report:
         link = json.loads(machine.run("ip", "-j", "link", "show", "wan0"))[0]
         report.add("native_xdp", int(link.get("xdp", {}).get("mode") == NATIVE), "")
         say(f"serves after {report.figures['start_s'].median:.1f} s; XDP: {link.get('xdp')}")
-        clients = lab.swarm()
-        joined = clients.connect(connections, (lab.address("box", "wan0"), PORT),
-                                 keepidle_s=PROBE_S, keepintvl_s=PROBE_S, keepcnt=PROBES)  # fmt: skip
-        if joined.connected != connections:
-            raise RuntimeError(f"connected: {joined}")
-        all_asleep(machine, connections)
-        said = clients.say(connections, timeout_s=ANSWER_S)
-        report.add_zero("not_woken", connections - said.answered, "clients")
+        each = connections // 2
+        sleepers, idlers = groups = lab.swarm(), lab.swarm()
+        for clients, port in ((sleepers, PORT), (idlers, IDLE_PORT)):
+            joined = clients.connect(each, (lab.address("box", "wan0"), port),
+                                     keepidle_s=PROBE_S, keepintvl_s=PROBE_S, keepcnt=PROBES)  # fmt: skip
+            if joined.connected != each:
+                raise RuntimeError(f"connected: {joined}")
+        all_asleep(machine, each)
+        report.add_zero("not_woken", 2 * each - sum(one.say(each, timeout_s=ANSWER_S).answered for one in groups),
+                        "clients")  # fmt: skip
         lost, resets = list[int](), list[int]()
-        for how in ("reboot", "cut"):
-            all_asleep(machine, connections - sum(lost))
+        for how, act in (("upgrade", upgrade), ("reboot", Machine.reboot), ("cut", cut)):
+            all_asleep(machine, each)
             began = time.monotonic()
-            if how == "reboot":
-                machine.reboot()
-            else:
-                machine.cut_power()
-                machine.power_on()
+            act(machine)
             wait_until(lambda: serving(machine), SERVING_S, "the service is active", 0.5)
-            report.add(f"{how}_s", time.monotonic() - began, "s")
-            gone, reset = afterwards(machine, clients, connections - sum(lost), report)
-            lost.append(gone)
-            resets.append(reset - sum(resets))
-            took = report.figures[f"{how}_s"].median
-            say(f"{how}: serves again after {took:.0f} s, {gone} lost, {resets[-1]} by RST")
+            took = time.monotonic() - began
+            report.add(f"{how}_s", took, "s")
+            time.sleep(AFTERWARDS_S)
+            of_each = [afterwards(one, report, counts=how != "cut" or one is sleepers) for one in groups]
+            if how == "cut":
+                report.add("cut_lost_idle", of_each.pop()[0], "clients")
+            lost.append(sum(gone for gone, _ in of_each))
+            resets.append(sum(reset for _, reset in of_each))
+            say(f"{how}: serves again after {took:.0f} s, {lost[-1]} lost, {resets[-1]} by RST")
+            if lost[-1]:
+                break
+        machine.run("dpkg", "--purge", "roost")
+        left = machine.run(LEFT).splitlines()
+        report.problems += [f"left behind: {line}" for line in left]
+        report.add_zero("left_behind", len(left), "")
         report.add_zero("lost_connections", lost, "clients")
         report.add_zero("resets", resets, "clients")
-        if report.broken():
+        if any(lost):
             say(machine.run("journalctl", "-u", "roost", "--no-pager", "-n", "60"))
     return report

@@ -54,7 +54,10 @@ CONTRACT = {
     | {"connections_quietest_share", "connections_overshoot", "idle_overshoot", "wake_p99_ratio", "lost"},
     "flood": {"lost", "woken", "relay_p99_ratio"},
     "restart": {"seconds", "lost"},
-    "boot": {"boot_s", "start_s", "reboot_s", "cut_s", "native_xdp", "lost_connections", "resets", "not_woken"},
+    "boot": {
+        *("boot_s", "start_s", "upgrade_s", "reboot_s", "cut_s", "cut_lost_idle", "native_xdp"),
+        *("left_behind", "lost_connections", "resets", "not_woken"),
+    },
     "growth": {"bytes_ratio", "ns_ratio"},
     "persist": {f"{kind}{name}" for kind in ("", "postgresql_") for name in persist.UNITS},
     "control": {

@@ -1,0 +1,47 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+#
+# package.sh [DIR]: make roost_VERSION_ARCHITECTURE.deb of this checkout, for this machine's release of Debian, in DIR
+# (or here). What is in it is what install.sh installs.
+set -eu
+
+here=$(readlink -f -- "$0")
+checkout=${here%/vagrant/package.sh}
+to=$(readlink -f -- "${1:-.}")
+[ "$(id -u)" -eq 0 ] || {
+    echo "package: run it as root: sudo $0 $*" >&2
+    exit 1
+}
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+root=$work/root
+"$checkout/vagrant/install.sh" --root "$root"
+chmod 755 "$root"
+
+version=$(PYTHONPATH=$root/usr/lib/roost /usr/bin/python3 -P -c 'from appliance import __version__; print(__version__)')
+architecture=$(dpkg --print-architecture)
+python=$(/usr/bin/python3 -c 'import sys; print(f"python3 (>= 3.{sys.version_info[1]}), python3 (<< 3.{sys.version_info[1] + 1})")')
+run=$(awk '$1 !~ /^#/ && $2 == "run" { printf ", %s", $1 }' "$checkout/vagrant/packages.txt")
+mkdir "$root/DEBIAN"
+for each in postinst prerm postrm; do
+    install -m 755 "$checkout/vagrant/debian/$each" "$root/DEBIAN/$each"
+done
+echo /etc/roost/roost.toml >"$root/DEBIAN/conffiles"
+cat >"$root/DEBIAN/control" <<END
+Package: roost
+Version: $version
+Architecture: $architecture
+Maintainer: The maintainers of Roost <root@localhost>
+Installed-Size: $(du -sk --exclude=DEBIAN "$root" | cut -f 1)
+Depends: $python, libbpf1, libelf1, zlib1g, libsqlite3-0, systemd$run
+Section: net
+Priority: optional
+Description: connection manager for millions of quiet TCP connections
+ Holds TCP connections of devices that hardly ever speak without a socket for
+ each, answers their keep-alives, and wakes them when either end has something
+ to say.
+END
+dpkg-deb --build --root-owner-group -Zxz -z1 "$root" "$to/roost_${version}_$architecture.deb" >/dev/null
+echo "$to/roost_${version}_$architecture.deb"
