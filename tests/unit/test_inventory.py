@@ -207,6 +207,7 @@ def test_of_two_rows_with_the_same_key_the_later_connection_is_put_back(rig: Rig
         row = record(key(where), number, by_key=by_key)
         rig.store.add(upserts=[(row.key_raw, row.ka + row.rest)])
         until(lambda: rig.store.sleeping_by_id(number))
+        until(lambda: number in [command.id for command in rig.engine.commands])  # else it is carried out later
 
     rig.engine.carry_out = False
     for number, where in ((11, 1), (12, 1), (13, 2)):
