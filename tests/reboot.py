@@ -14,4 +14,5 @@ def age(database: _Executes, which: str = "TRUE") -> None:
     """Let the rows of `sleeping` for which the condition holds be of an earlier boot."""
     database.execute("INSERT INTO clocks SELECT max(clock) + 1, 'the boot before', max(wall_offset_ms) FROM clocks")
     database.execute(f"UPDATE sleeping SET clock = (SELECT max(clock) FROM clocks) WHERE {which}")
+    database.execute("UPDATE meta SET key = 'alive-the boot before' WHERE key LIKE 'alive-%'")
     database.execute("DELETE FROM meta WHERE key = 'boot'")  # by which it is known that there are none of another

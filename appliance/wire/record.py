@@ -159,13 +159,14 @@ class Record:
         """CLOCK_MONOTONIC ms of the last payload byte."""
         return int(REST.unpack(self.rest)[1])
 
-    def shifted(self, ms: int) -> Record:
+    def shifted(self, ms: int, timestamps_ms: int) -> Record:
         """The same record on a CLOCK_MONOTONIC that is ms ahead of the one it was made on (after a reboot: the clock
-        of the new boot minus what the old one would show now, mostly negative)."""
+        of the new boot minus what the old one would show now, mostly negative). timestamps_ms: the same of the clock
+        of its TSvals."""
         ka = list(KA.unpack(self.ka))
-        ka[3] = (ka[3] - ms) % 2**32
+        ka[3] = (ka[3] - timestamps_ms) % 2**32
         when, rest_of_heard = divmod(ka[5], 1 << HEARD_SHIFT)
         ka[5] = (when + ms // 1000) % HEARD_WRAP_S << HEARD_SHIFT | rest_of_heard
         rest = list(REST.unpack(self.rest))
         rest[1] = max(0, rest[1] + ms)
-        return Record(self.key_raw, KA.pack(*ka), REST.pack(*rest), self.peer and self.peer.shifted(ms))
+        return Record(self.key_raw, KA.pack(*ka), REST.pack(*rest), self.peer and self.peer.shifted(ms, timestamps_ms))

@@ -36,6 +36,26 @@ READ_AGAIN_S: Final = 5.0
 PUT_BACK_S: Final = 5.0
 """How long the engine may take to carry out a page of insertions."""
 
+AFTER_MS: Final = 300_000
+"""So long the data path may have answered for a daemon that is not known to have run any more."""
+
+DOWN_MS: Final = 20 * 86_400_000
+"""A clock that says that the machine was down for longer is not believed. From 2^31 ms on, 24.8 days, a TSval counts as
+an old one."""
+
+
+def timestamps_ahead_ms(by_wall_ms: int, alive_ms: int | None, now_ms: int) -> int:
+    """How far CLOCK_MONOTONIC is to count as ahead of that of an earlier boot (mostly behind), for the timestamp clock
+    that clients see: it runs on over the time of the reboot. A client drops what goes back behind the last TSval that
+    it has seen (PAWS, RFC 7323 5), and the wall clock of one of the boots may have been wrong, or set.
+
+    by_wall_ms: as both wall clocks say. alive_ms: until when the other boot is known to have lasted, on its own clock,
+    None: it is not known. now_ms: CLOCK_MONOTONIC."""
+    if alive_ms is None:
+        return by_wall_ms
+    at_most = now_ms - alive_ms - AFTER_MS
+    return max(min(by_wall_ms, at_most), at_most - DOWN_MS)
+
 
 class Reconciler:
     """`run` is for a thread of its own; it ends the daemon when it fails. span: (first, last) row number of the
@@ -109,16 +129,19 @@ class Reconciler:
             log.warning("%d records belong to connections that are gone; forgotten", found.without_slot)
 
     def _put_back(self) -> int:
-        boot, offset = boot_id(), wall_offset_ms()
+        boot, offset, alive = boot_id(), wall_offset_ms(), self._store.alive_ms()
         put, deadline = 0, 0.0
         last: Record | None = None
         before = LAST_NUMBER
         while page := self._store.sleeping_rows(before):  # newest first: of two with the same 4-tuple it is the one
             before = page[-1].id
-            # wall_offset_ms is wall clock minus CLOCK_MONOTONIC: the difference of two says how far apart two boots'
-            # clocks are. The timestamp clock that the client sees (TSval) so runs on over the time of the reboot.
             others = self._without_followed([row for row in page if row.boot_id != boot])
-            records = [record_of(row).shifted(row.wall_offset_ms - offset) for row in others]
+            now_ms = time.monotonic_ns() // 1_000_000
+            records = []
+            for row in others:
+                by_wall_ms = row.wall_offset_ms - offset
+                timestamps_ms = timestamps_ahead_ms(by_wall_ms, alive.get(row.boot_id), now_ms)
+                records.append(record_of(row).shifted(by_wall_ms, timestamps_ms))
             self._dispatcher.sleepers.insert(records)
             put += len(records)
             last = records[-1] if records else last

@@ -19,6 +19,10 @@ from control.store.schema import clocks, meta, runs, services, sleeping
 OTHER_TABLES: Final = "other tables"
 """In place of the name of a boot, of rows that were written for tables that are gone."""
 
+ALIVE: Final = "alive-"
+"""In front of the name of a boot, in `meta`: until when a daemon is known to have run, on that boot's CLOCK_MONOTONIC,
+ms."""
+
 
 def wall_offset_ms() -> int:
     """Wall clock minus CLOCK_MONOTONIC, milliseconds."""
@@ -88,8 +92,20 @@ def has_rows_of_another_boot(connection: Connection, boot: str) -> bool:
     theirs = sa.select(sleeping.c.id).where(sleeping.c.clock.in_(others)).limit(1)
     if others and connection.execute(theirs).first() is not None:
         return True
+    connection.execute(sa.delete(meta).where(meta.c.key.startswith(ALIVE), meta.c.key != f"{ALIVE}{boot}"))
     set_meta(connection, "boot", number)
     return False
+
+
+def keep_alive(connection: Connection, boot: str) -> None:
+    """A daemon runs now."""
+    set_meta(connection, f"{ALIVE}{boot}", time.monotonic_ns() // 1_000_000)
+
+
+def alive_ms(connection: Connection) -> dict[str, int]:
+    """Until when a daemon is known to have run, ms of CLOCK_MONOTONIC, by the name of the boot."""
+    found = connection.execute(sa.select(meta).where(meta.c.key.startswith(ALIVE)))
+    return {row.key.removeprefix(ALIVE): row.value for row in found}
 
 
 def adopt_tables(connection: Connection, tables: int, boot: str) -> int:

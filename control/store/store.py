@@ -340,6 +340,11 @@ class Store(Latest):
         with self._changing() as connection:
             return starting.has_rows_of_another_boot(connection, boot)
 
+    def alive_ms(self) -> dict[str, int]:
+        """starting.alive_ms. Raises StoreError."""
+        with self._changing() as connection:
+            return starting.alive_ms(connection)
+
     def adopt_tables(self, tables: int) -> int:
         """starting.adopt_tables. For before `start`."""
         with self._writing() as connection:
@@ -543,6 +548,7 @@ class Store(Latest):
             if batch.appended:
                 appended.write(connection, batch.appended)
             set_meta(connection, "max_id", self._max_id)
+            starting.keep_alive(connection, self._boot_id)
             if dropped != self._run_dropped and self._run_number is not None:
                 starting.note_dropped(connection, self._run_number, dropped)
         self._run_dropped = dropped

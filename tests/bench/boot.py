@@ -10,11 +10,13 @@ from then on, whatever happens, until it has missed PROBES of them. All are aske
     upgraded    by the same package once more
     rebooted    with its machine, in order, by `systemctl reboot`
     cut         off its power, and booted again
+    behind      the same, and the machine's clock is an hour late from then on
+    ahead       the same once more, and it is an hour early
 
 and each time when all are asleep again; after each, all clients speak. `lost_connections` are those that have no
-connection any more, or no answer; `resets` are those that were told so by RST; of a power cut only those in SLEEP
-count, and `cut_lost_idle` are those that were in IDLE, which have no row. `..._s` is from the order or the cut until
-the service is active again.
+connection any more, or no answer; `resets` are those that were told so by RST; of power cuts only those in SLEEP
+count, and `cut_lost_idle` are those that the first one found in IDLE, which have no row. `..._s` is from the order or
+the cut until the service is active again.
 
     boot_s      from power on until ssh lets in
     start_s     `systemctl enable --now roost`, until it serves
@@ -28,8 +30,9 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -82,12 +85,12 @@ def states(machine: Machine) -> dict[str, int]:
     return {name: int(number) for name, number in told["connections"].items()}
 
 
-def all_asleep(machine: Machine, each: int) -> None:
-    """So many in IDLE, or in SLEEP since they slept through a reboot, and so many in SLEEP."""
+def all_asleep(machine: Machine, each: int, groups: int) -> None:
+    """Those of the first group in SLEEP, the others in IDLE, or in SLEEP, too."""
 
     def are_asleep() -> bool:
         found = states(machine)
-        return found["SLEEP"] >= each and found["IDLE"] + found["SLEEP"] == 2 * each
+        return found["SLEEP"] >= each and found["IDLE"] + found["SLEEP"] == groups * each
 
     wait_until(are_asleep, ASLEEP_S, "all clients sleep", 2.0)
 
@@ -110,9 +113,18 @@ def upgrade(machine: Machine) -> None:
     machine.run("dpkg -i /root/roost_*.deb")
 
 
-def cut(machine: Machine) -> None:
+def cut(machine: Machine, ahead_s: int = 0) -> None:
     machine.cut_power()
-    machine.power_on()
+    machine.power_on(ahead_s)
+
+
+ACTS: Final[dict[str, Callable[[Machine], object]]] = {
+    "upgrade": upgrade,
+    "reboot": Machine.reboot,
+    "cut": cut,
+    "behind": partial(cut, ahead_s=-3600),
+    "ahead": partial(cut, ahead_s=3600),
+}
 
 
 def run(connections: int = 200, root: str | None = None) -> Report:
@@ -135,27 +147,27 @@ def run(connections: int = 200, root: str | None = None) -> Report:
         report.add("native_xdp", int(link.get("xdp", {}).get("mode") == NATIVE), "")
         say(f"serves after {report.figures['start_s'].median:.1f} s; XDP: {link.get('xdp')}")
         each = connections // 2
-        sleepers, idlers = groups = lab.swarm(), lab.swarm()
-        for clients, port in ((sleepers, PORT), (idlers, IDLE_PORT)):
+        groups = [lab.swarm(), lab.swarm()]
+        for clients, port in zip(groups, (PORT, IDLE_PORT), strict=True):
             joined = clients.connect(each, (lab.address("box", "wan0"), port),
                                      keepidle_s=PROBE_S, keepintvl_s=PROBE_S, keepcnt=PROBES)  # fmt: skip
             if joined.connected != each:
                 raise RuntimeError(f"connected: {joined}")
-        all_asleep(machine, each)
+        all_asleep(machine, each, len(groups))
         report.add_zero("not_woken", 2 * each - sum(one.say(each, timeout_s=ANSWER_S).answered for one in groups),
                         "clients")  # fmt: skip
         lost, resets = list[int](), list[int]()
-        for how, act in (("upgrade", upgrade), ("reboot", Machine.reboot), ("cut", cut)):
-            all_asleep(machine, each)
+        for how, act in ACTS.items():
+            all_asleep(machine, each, len(groups))
             began = time.monotonic()
             act(machine)
             wait_until(lambda: serving(machine), SERVING_S, "the service is active", 0.5)
             took = time.monotonic() - began
             report.add(f"{how}_s", took, "s")
             time.sleep(AFTERWARDS_S)
-            of_each = [afterwards(one, report, counts=how != "cut" or one is sleepers) for one in groups]
             if how == "cut":
-                report.add("cut_lost_idle", of_each.pop()[0], "clients")
+                report.add("cut_lost_idle", afterwards(groups.pop(), report, counts=False)[0], "clients")
+            of_each = [afterwards(one, report) for one in groups]
             lost.append(sum(gone for gone, _ in of_each))
             resets.append(sum(reset for _, reset in of_each))
             say(f"{how}: serves again after {took:.0f} s, {lost[-1]} lost, {resets[-1]} by RST")

@@ -55,7 +55,7 @@ CONTRACT = {
     "flood": {"lost", "woken", "relay_p99_ratio"},
     "restart": {"seconds", "lost"},
     "boot": {
-        *("boot_s", "start_s", "upgrade_s", "reboot_s", "cut_s", "cut_lost_idle", "native_xdp"),
+        *("boot_s", "start_s", "upgrade_s", "reboot_s", "cut_s", "behind_s", "ahead_s", "cut_lost_idle", "native_xdp"),
         *("left_behind", "lost_connections", "resets", "not_woken"),
     },
     "growth": {"bytes_ratio", "ns_ratio"},

@@ -139,3 +139,23 @@ def test_it_lasts_until_rows_can_be_read() -> None:
         away.rename(database)
         wait_until(lambda: "quarantine" not in tables(lab), 40, "all are in the table")
         assert clients.say(CLIENTS).answered == CLIENTS
+
+
+@pytest.mark.parametrize("wrong_s", [3600, -3600, 40 * 86_400, -40 * 86_400])
+def test_a_clock_that_is_wrong_stalls_none(wrong_s: int) -> None:
+    """Of the boot before: it was ahead by so much. Clients drop what has a TSval from before the last one."""
+    with Lab(clients=CLIENTS) as lab:
+        lab.server(PORT)
+        daemon = lab.daemon(lab.config(PORT, policy=QUIET))
+        clients = lab.swarm()
+        assert clients.connect(CLIENTS, (lab.address("box", "wan0"), PORT)).connected == CLIENTS
+        wait_until(asleep(daemon), 20, "all sleep")
+        daemon.terminate()
+        daemon.unpin()
+        with closing(sqlite3.connect(lab.workspace / "roost.db")) as rows, rows:
+            age(rows)
+            rows.execute(f"UPDATE clocks SET wall_offset_ms = wall_offset_ms + {wrong_s * 1000} "
+                         "WHERE boot_id = 'the boot before'")  # fmt: skip
+        daemon.start()
+        wait_until(lambda: "quarantine" not in tables(lab), 20, "all are in the table")
+        assert clients.say(CLIENTS, timeout_s=5).answered == CLIENTS

@@ -487,7 +487,7 @@ def test_after_a_reboot_the_timestamp_clock_runs_on_and_times_are_the_new_boots(
     old = record(key(1), 5, active_ms=100_000, ts_offset=7)
     # Slept when CLOCK_MONOTONIC said 200 s; 60 s of wall clock later the new boot's says 10 s.
     then_offset, now_offset = 1_000_000 - 200_000, 1_060_000 - 10_000
-    new = old.shifted(then_offset - now_offset)
+    new = old.shifted(then_offset - now_offset, then_offset - now_offset)
     ka, rest = new.ka, new.rest
     tsval_then = 200_000 + KA.unpack(old.ka)[3]
     tsval_now = (10_000 + KA.unpack(ka)[3]) & 0xFFFFFFFF

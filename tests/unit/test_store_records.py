@@ -32,10 +32,10 @@ def test_a_row_of_an_earlier_version_has_no_peer() -> None:
 def test_both_legs_are_shifted_to_the_clock_of_another_boot() -> None:
     ka = KA.pack(0, 0, 0, 1000, 0, 500 << 12 | 3, 0, 0, 0, 9, 0)
     rest = REST.pack(7, 50_000, 0, 0, 0, 0, 0, 0, 0)
-    shifted = Record(KEY, ka, rest, Record(OTHER, ka, rest)).shifted(-20_000)
+    shifted = Record(KEY, ka, rest, Record(OTHER, ka, rest)).shifted(-20_000, -30_000)
     assert shifted.peer is not None
     for leg in (shifted, shifted.peer):
-        assert (leg.ts_offset, leg.heard_s, leg.active_ms) == (21_000, 480, 30_000)
+        assert (leg.ts_offset, leg.heard_s, leg.active_ms) == (31_000, 480, 30_000)
         assert (leg.probes_unanswered, leg.service) == (3, 9)
 
 
