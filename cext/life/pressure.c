@@ -110,7 +110,7 @@ static void sample(struct roost_engine *e, uint64_t positions) {
     if (d->sampled < ROOST_DESCENT_SAMPLE && d->tries < positions)
         return;
     qsort(d->rank, d->sampled, sizeof(d->rank[0]), lowest_first);
-    bool all = !d->sampled || d->cause == ROOST_C_SHUTDOWN; /* the few that there are, or nobody is to stay */
+    bool all = !d->sampled || d->cause == ROOST_C_SHUTDOWN; /* the few that there are, or none is to stay */
     d->most = all ? UINT64_MAX : d->rank[d->sampled / QUIETEST];
     d->at = random_number(d) % positions;
     d->to_look_at = positions;
