@@ -35,15 +35,9 @@ NO_MERGING: Final = "guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off" 
 BOOT_S: Final = 300.0
 LINES_SHOWN: Final = 20
 
-_NETWORK: Final = """[Match]
-MACAddress={mac}
-Type=ether
-
-[Network]
+_NETWORK: Final = """[Network]
 IPv6AcceptRA=no
 LinkLocalAddressing=ipv6
-IPv4Forwarding=yes
-IPv6Forwarding=yes
 {addresses}
 {routes}
 """
@@ -91,11 +85,10 @@ class Machine:
             match = f"[Match]\nMACAddress={end.mac}\nType=ether\n\n"
             files.append((f"etc/systemd/network/10-{end.name}.link", f"{match}[Link]\nName={end.name}\n", 0o644))
             text = _NETWORK.format(
-                mac=end.mac,
                 addresses="\n".join(f"Address={each}" for each in end.addresses),
                 routes="\n".join(f"[Route]\nDestination={to}\nGateway={via}\n" for to, via in end.routes),
             )
-            files.append((f"etc/systemd/network/10-{end.name}.network", text, 0o644))
+            files.append((f"etc/systemd/network/10-{end.name}.network", match + text, 0o644))
         return files
 
     def _make_disk(self, root: Path, with_it: Path) -> None:

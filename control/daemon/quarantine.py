@@ -80,7 +80,7 @@ def _set(table: str, name: str, ports: Iterable[int]) -> list[str]:
 
 
 def _routed(host: str, port: int, lan: str) -> Iterable[str]:
-    """To a server, and from it. A server by name: whatever its address."""
+    """To a server, and from it, while its port is in the set. A server by name: whatever its address."""
     family, of_family = ("ip6", "ipv6") if ":" in host else ("ip", "ipv4")
     for interface, address, side in (("oifname", "daddr", "dport"), ("iifname", "saddr", "sport")):
         if is_name(host):
