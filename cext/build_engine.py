@@ -47,6 +47,7 @@ has changed."""
 
 SOURCES: Final = {
     "base": "address hash mailbox pins wheel workers",
+    "handover": "bridge handed",
     "table": "endpoints filter hosts interned rests rules table",
     "path": "datapath foreign frames local_connect probes programs unpin",
     "socket": "connect heard proxy_header ready_links repair segment spares survey",
@@ -54,8 +55,8 @@ SOURCES: Final = {
     "tallies waiting",
     "inband": "inband inband_relay inband_requests",
     "rows": "history",
-    "life": "ask attach births doors freeze growth held insert links listeners next pressure recall received relay "
-    "sweep thaw",
+    "life": "ask attach births doors freeze growth handover held insert links listeners next pressure recall received "
+    "relay sweep thaw",
     "": "commands engine stats",
 }
 """The engine's sources by folder, from the ground up."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from errno import EAGAIN, ENOSPC
 from typing import Any, Final
 
+from appliance.engine.bridge import Bridge
 from appliance.engine.library import EngineError, checked, ffi, lib
 from appliance.engine.marshal import (
     POLICY,
@@ -459,6 +460,20 @@ class Engine:
     def memory(self) -> int:
         """Bytes of kernel memory in our maps and programs, as the kernel accounts them."""
         return int(lib.roost_memory(self._raw))
+
+    def inherit(self, bridge: Bridge) -> None:
+        """Services that are added from now on listen at the sockets that were handed over. The bridge must last until
+        `start`."""
+        lib.roost_inherit(self._raw, bridge.raw)
+
+    def inherit_connections(self) -> int:
+        """With services and rules told: the connections that were handed over are this engine's. How many; their bytes
+        are moved by the bridge until `start`."""
+        return int(lib.roost_inherit_connections(self._raw))
+
+    def hand_over(self, bridge: Bridge) -> int:
+        """After `stop`: what is awake, and the sockets of services, to a bridge. How many connections."""
+        return int(lib.roost_hand_over(self._raw, bridge.raw))
 
     def stop(self) -> None:
         """Stops the engine thread; sockets stay until close()."""

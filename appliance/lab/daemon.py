@@ -57,15 +57,17 @@ class DaemonHandle:
         return self._process is not None and self._process.running
 
     def start(self, timeout_s: float = 30.0, program: Sequence[str] = ("-m", "control.cli.main", "up"),
-              under: Sequence[str] = (), environment: Mapping[str, str] = MappingProxyType({})) -> None:  # fmt: skip
+              under: Sequence[str] = (), environment: Mapping[str, str] = MappingProxyType({}),
+              pass_fds: Sequence[int] = ()) -> None:  # fmt: skip
         """Start it, and wait until its control socket answers. program: what Python runs with `-c CONFIG`. under: a
-        program that runs it, with its arguments. environment: is added to its own."""
+        program that runs it, with its arguments. environment: is added to its own. pass_fds: descriptors that it has,
+        too."""
         if self.running:
             raise DaemonError("the daemon is running already")
         with self.log.open("ab") as log:
             self._process = self._start([*under, sys.executable, *program, "-c", str(self.config)],
                                         stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                        env=python_environment(environment))  # fmt: skip
+                                        pass_fds=pass_fds, env=python_environment(environment))  # fmt: skip
         deadline = time.monotonic() + timeout_s
         while True:
             if not self._process.running:

@@ -18,6 +18,7 @@
 
 typedef struct roost_engine roost_engine;
 typedef struct roost_listing roost_listing;
+typedef struct roost_bridge roost_bridge;
 
 /* All return 0 or a count, or -errno with a sentence for people in why. */
 roost_engine *roost_open(const struct roost_options *options, struct roost_reason *why);
@@ -132,7 +133,26 @@ int roost_stats_read(roost_engine *e, struct roost_stats *stats);
 const char *roost_stat_name(uint32_t index); /* NULL past the last one */
 int roost_stat_is_gauge(uint32_t index);     /* 1: it tells how much there is; 0: it counts what happened */
 uint64_t roost_memory(roost_engine *e);      /* bytes of kernel memory in our maps (as bpf fdinfo says) */
-void roost_stop(roost_engine *e);            /* stop the thread; open sockets are closed */
+void roost_stop(roost_engine *e);            /* stop the thread; what is open stays so until roost_close */
+/* A hand-over to the next daemon: awake connections and listening sockets with the bytes that are on their way, out of one
+ * engine, through a SOCK_SEQPACKET socketpair, into another. Meanwhile a bridge has them. NULL: no memory. */
+roost_bridge *roost_bridge_open(void);
+int roost_bridge_start(roost_bridge *b); /* a thread moves their bytes until roost_bridge_stop. 0 or -errno */
+void roost_bridge_stop(roost_bridge *b);
+/* All that waits in the queue of this socket: how many came, or -errno. refused: is raised by what was of no use. */
+int roost_bridge_receive(roost_bridge *b, int from, uint32_t *refused);
+int roost_bridge_send(roost_bridge *b,
+                      int to); /* how many went, and are not here any more; or -errno, and the rest is */
+uint32_t roost_bridge_count(const roost_bridge *b, int kind); /* enum roost_handed_kind */
+void roost_bridge_close(roost_bridge *b);                     /* what is left there ends */
+/* After roost_stop: what a bridge can have of this engine; how many connections. What is being frozen or thawed, and what the
+ * daemon itself is the server of, stays, and so does what there is no memory for. */
+int roost_hand_over(roost_engine *e, roost_bridge *b);
+/* The other way: services that are added from now on listen at the sockets that were handed over; then, with services and rules
+ * told, the connections are this engine's, how many, while the bridge moves their bytes until roost_start. It must last until
+ * then, and keeps what is not wanted. */
+void roost_inherit(roost_engine *e, roost_bridge *b);
+int roost_inherit_connections(roost_engine *e);
 /* Makes the directory for pins, or looks whether one that is there may be trusted. */
 int roost_pin_dir(const char *pin_dir, struct roost_reason *why);
 /* Detaches and removes everything pinned there, in the network namespace that it belongs to. */

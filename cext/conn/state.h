@@ -26,6 +26,7 @@
 #include "ebpf/shared/silence.h"
 #include "cext/base/hash.h"
 #include "cext/base/mailbox.h"
+#include "cext/base/pending.h"
 #include "candidates.h"
 #include "servers.h"
 #include "waiting.h"
@@ -62,11 +63,6 @@ struct roost_held { /* a frame that waits for its connection */
     uint32_t length, l3;
     bool server; /* of the server's leg */
     bool local;  /* from this machine: it goes back by a raw socket */
-    uint8_t data[];
-};
-
-struct roost_pending { /* read from one leg, not yet taken by the other */
-    uint32_t from, to;
     uint8_t data[];
 };
 
@@ -361,6 +357,7 @@ struct roost_engine {
                    struct roost_waiting *w); /* a command that waited for a row; takes it over */
     struct roost_filter filter;
     struct roost_recall recall;
+    struct roost_bridge *bridge; /* what the daemon before has handed over, until the engine runs; NULL: nothing */
     const struct roost_command *at_hand; /* a record that was read just now: a wake-up of it asks for none */
     uint64_t births_ms;                  /* when XDP is told the next time that we live */
     uint64_t sockets_ms;                 /* when the sockets that live are noted the next time */

@@ -36,7 +36,7 @@ bool roost_inband_looks(struct roost_engine *e, const struct roost_conn *c, bool
     return roost_inband_allowed(e, c, client) || c->in_band;
 }
 
-static bool open_state(struct roost_conn *c) {
+struct roost_in_band *roost_inband_open(struct roost_conn *c) {
     if (!c->in_band)
         c->in_band = calloc(1, sizeof(*c->in_band));
     return c->in_band;
@@ -141,7 +141,7 @@ enum roost_moved roost_inband_chunk(struct roost_engine *e, struct roost_conn *c
     uint16_t verbs = roost_inband_allowed(e, c, client);
     if (!c->in_band && (!verbs || !memchr(data, DLE, size)))
         return pass(e, c, client, data, size);
-    if (!open_state(c))
+    if (!roost_inband_open(c))
         return out_of_memory(c, client);
 
     struct roost_inband_end *end = end_of(c, client);
@@ -207,7 +207,7 @@ enum roost_moved roost_inband_resume(struct roost_engine *e, struct roost_conn *
 
 int roost_inband_early(struct roost_engine *e, struct roost_conn *c, const uint8_t *data, uint32_t length) {
     if (roost_inband_allowed(e, c, false) && length <= ROOST_PENDING_MAX) {
-        if (!open_state(c))
+        if (!roost_inband_open(c))
             return -ENOMEM;
         return keep(&c->in_band->server, data, length) ? 0 : -ENOMEM;
     }
@@ -291,4 +291,31 @@ void roost_inband_timer(struct roost_engine *e, struct roost_conn *c) {
     uint64_t due = roost_inband_due_ms(e, c);
     if (due && e->now_ms >= due)
         roost_conn_run(e, c);
+}
+
+int roost_inband_take(struct roost_conn *c, bool client, struct roost_pending **bytes) {
+    struct roost_inband_end *end = c->in_band ? end_of(c, client) : NULL;
+    *bytes = NULL;
+    if (!end || (!end->rest && !roost_inband_held(&end->filter)))
+        return 0;
+    size_t held = roost_inband_held(&end->filter), rest = end->rest ? end->rest->to - end->rest->from : 0;
+    struct roost_pending *p = malloc(sizeof(*p) + ROOST_INBAND_MAX + rest);
+    if (!p)
+        return -ENOMEM;
+    roost_inband_flush(&end->filter, p->data);
+    if (rest)
+        memcpy(p->data + held, end->rest->data + end->rest->from, rest);
+    p->from = 0;
+    p->to = (uint32_t)(held + rest);
+    free(end->rest);
+    end->rest = NULL;
+    *bytes = p;
+    return 0;
+}
+
+int roost_inband_give(struct roost_conn *c, bool client, struct roost_pending *bytes) {
+    if (!roost_inband_open(c))
+        return -ENOMEM;
+    end_of(c, client)->rest = bytes;
+    return 0;
 }

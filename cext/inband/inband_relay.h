@@ -58,6 +58,11 @@ void roost_inband_frozen(struct roost_engine *e, struct roost_conn *c);     /* i
 uint64_t roost_inband_due_ms(struct roost_engine *e, struct roost_conn *c); /* when roost_inband_timer wants to run */
 void roost_inband_timer(struct roost_engine *e, struct roost_conn *c);
 void roost_inband_free(struct roost_conn *c);
+/* For a hand-over: what an end has said that is not looked at yet, the beginning of a frame included, is the caller's, NULL:
+ * nothing is; -ENOMEM: nothing has changed. And the way back, with which it is looked at anew. 0 or -ENOMEM. */
+int roost_inband_take(struct roost_conn *c, bool client, struct roost_pending **bytes);
+int roost_inband_give(struct roost_conn *c, bool client, struct roost_pending *bytes);
+struct roost_in_band *roost_inband_open(struct roost_conn *c); /* NULL: no memory */
 /* inband_requests.c */
 int roost_inband_answered(struct roost_engine *e, const struct roost_command *command);
 int roost_inband_tell(struct roost_engine *e, struct roost_conn *c);

@@ -40,7 +40,7 @@ static int make_doors(struct roost_engine *e, struct roost_reason *why) {
     for (uint32_t i = 0; i < ROOST_DOORS; i++) {
         if (e->door[i] >= 0)
             continue;
-        int fd = roost_listen(loopback[i], 0, true, why);
+        int fd = roost_listen(e, loopback[i], 0, true, why);
         if (i == ROOST_DOOR_IPV6 && (fd == -EAFNOSUPPORT || fd == -EADDRNOTAVAIL)) {
             why->text[0] = 0; /* this machine has no IPv6 */
             continue;

@@ -9,7 +9,7 @@
  *     held.c       frames that wait for a socket         received.c   frames out of the ring
  *     births.c     those that are born asleep            insert.c     records that the store puts back
  *     recall.c     rows that candidates are asked for    sweep.c      what inactive ones need by time
- *     pressure.c   something runs short
+ *     pressure.c   something runs short                  handover.c   to the next daemon, from the one before
  */
 #ifndef ROOST_CEXT_LIFE_H
 #define ROOST_CEXT_LIFE_H
@@ -53,6 +53,7 @@ void roost_link_timer(struct roost_engine *e, struct roost_conn *c);
 
 /* relay.c: of a connection that has a link */
 void roost_relay(struct roost_engine *e, struct roost_conn *c);
+void roost_server_failed(struct roost_engine *e, struct roost_conn *c);
 
 /* ask.c */
 /* For the server that waits: whether the client must still answer. */
@@ -68,13 +69,18 @@ void roost_attach_undialled(struct roost_engine *e, const struct roost_key *key)
 void roost_attach_close(struct roost_engine *e);
 
 /* listeners.c */
-int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, struct roost_reason *why); /* fd or -errno */
+/* A descriptor, the one that was handed over where there is one, or -errno. */
+int roost_listen(struct roost_engine *e, const uint8_t ip[16], uint16_t port, bool transparent,
+                 struct roost_reason *why);
 /* Carries ROOST_OP_ADOPT out, and has its socket: 0 or an errno. */
 int roost_adopt(struct roost_engine *e, const struct roost_command *command);
 void roost_accept_turn(struct roost_engine *e, struct roost_listener *l);
 bool roost_turns_away(const struct roost_listener *l); /* new clients, since none of its servers is up */
 void roost_accept_pause(struct roost_engine *e);       /* no room: new clients and servers wait in the kernel */
 void roost_accept_resume(struct roost_engine *e);
+
+/* handover.c: before the engine's thread runs, the connections that were handed over are its own. */
+void roost_inherited_begin(struct roost_engine *e);
 
 /* doors.c */
 void roost_router_accept(struct roost_engine *e, int door);

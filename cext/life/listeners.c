@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "cext/base/address.h"
+#include "cext/handover/bridge.h"
 #include "life.h"
 
 #define ACCEPTS_A_TURN 128
@@ -152,27 +153,39 @@ void roost_accept_turn(struct roost_engine *e, struct roost_listener *l) {
         roost_tell_pressure(e);
 }
 
-int roost_listen(const uint8_t ip[16], uint16_t port, bool transparent, struct roost_reason *why) {
+static int listen_at(const uint8_t ip[16], uint16_t port, bool transparent) {
     struct sockaddr_storage address;
     int one = 1, fd = roost_socket_for(ip, transparent); /* its options are inherited by what it accepts */
-    int e = fd < 0 ? fd : 0;
     socklen_t size = roost_address_to(ip, htons(port), &address);
-    if (!e && (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) ||
-               setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)) ||
-               bind(fd, (struct sockaddr *)&address, size) || listen(fd, 65535)))
-        e = -errno;
-    if (!e)
+    if (fd < 0)
         return fd;
+    if (!setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) &&
+        !setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)) && !bind(fd, (struct sockaddr *)&address, size) &&
+        !listen(fd, 65535))
+        return fd;
+    int error = -errno;
+    close(fd);
+    return error;
+}
+
+int roost_listen(struct roost_engine *e, const uint8_t ip[16], uint16_t port, bool transparent,
+                 struct roost_reason *why) {
+    int fd = e->bridge && port ? roost_bridge_listener(e->bridge, ip, htons(port), transparent) : -1;
     if (fd >= 0)
-        close(fd);
-    return roost_complain(why, e, "cannot listen on port %u: %m", port);
+        return fd;
+    fd = listen_at(ip, port, transparent);
+    if (fd == -EADDRINUSE && e->bridge) { /* of the daemon before, at another address */
+        roost_bridge_forget_listeners(e->bridge, htons(port));
+        fd = listen_at(ip, port, transparent);
+    }
+    return fd >= 0 ? fd : roost_complain(why, fd, "cannot listen on port %u: %m", port);
 }
 
 int roost_service_add(roost_engine *e, const struct roost_service *service, struct roost_reason *why) {
     size_t places = sizeof(e->by_index) / sizeof(e->by_index[0]);
     if (e->listeners == ROOST_MAX_SERVICES || service->index == 0 || service->index >= places)
         return roost_complain(why, ENOSPC, "no place for service %u: at most %zu", service->index, places - 1);
-    int fd = roost_listen(service->listen, service->listen_port, service->transparent, why);
+    int fd = roost_listen(e, service->listen, service->listen_port, service->transparent, why);
     if (fd < 0)
         return fd;
     int zero = 0; /* inherited as well: see acknowledge_or_wait */

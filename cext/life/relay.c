@@ -77,7 +77,7 @@ static enum roost_moved move(struct roost_engine *e, struct roost_conn *c, bool 
 
 /* The server's side failed. What the client sent is lost when the server's kernel did not acknowledge it, and may be when
  * it did and the server never answered: then the client must learn it. Otherwise only the link is gone. */
-static void server_broken(struct roost_engine *e, struct roost_conn *c) {
+void roost_server_failed(struct roost_engine *e, struct roost_conn *c) {
     if (c->server.pending || c->server.refused || c->asked || c->client.eof || roost_link_unacknowledged(c) ||
         closes_with_server(e, c))
         roost_conn_end(e, c, ROOST_C_SERVER_CLOSE, true);
@@ -153,7 +153,7 @@ void roost_relay(struct roost_engine *e, struct roost_conn *c) {
         return;
     }
     if (out == ROOST_SOURCE_BROKEN) {
-        server_broken(e, c);
+        roost_server_failed(e, c);
         return;
     }
     bool over = c->server.eof && !c->server.pending && (c->attached || !closes_with_server(e, c));
@@ -165,7 +165,7 @@ void roost_relay(struct roost_engine *e, struct roost_conn *c) {
         return;
     }
     if (in == ROOST_SINK_BROKEN) {
-        server_broken(e, c);
+        roost_server_failed(e, c);
         return;
     }
     if (c->server.greeting)

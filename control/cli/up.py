@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from control.cli.client import print_json
 from control.cli.logs import log_to_stderr
+
+if TYPE_CHECKING:
+    from control.daemon.handover import HandOver
 
 
 @click.command("up")
@@ -39,6 +43,14 @@ def command(config_path: str, check: bool, take_over: bool, api_apart: bool, qua
     Example:
       sudo ./roost up -c roost.toml
     """
+    if not check and not quarantine:
+        from control.daemon.handover import HandOver  # before all else: clients of the daemon before wait for it
+
+        handover = HandOver()
+        try:
+            sys.exit(_run(config_path, take_over, api_apart, verbose, handover))
+        finally:
+            handover.leave()
     from control.config import load
 
     config = load(config_path).with_log(verbose)
@@ -54,10 +66,16 @@ def command(config_path: str, check: bool, take_over: bool, api_apart: bool, qua
         told = {"config": config_path, "good": True, "services": services}
         print_json(told) if as_json else click.echo(f"{config_path}: good; {services} services")
         return
-    if quarantine:
-        from control.daemon.quarantine import begin_alone
+    from control.daemon.quarantine import begin_alone
 
-        sys.exit(begin_alone(config))
+    sys.exit(begin_alone(config))
+
+
+def _run(config_path: str, take_over: bool, api_apart: bool, verbose: bool, handover: HandOver) -> int:
+    from control.config import load
+
+    config = load(config_path).with_log(verbose)
+    log_to_stderr(config.log)
     from control.daemon.daemon import run
 
-    sys.exit(run(config_path, config, take_over, api_apart))
+    return run(config_path, config, take_over, api_apart, handover)

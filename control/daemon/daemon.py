@@ -53,6 +53,7 @@ from control.daemon.engine_rules import EngineRules
 from control.daemon.engine_setup import EngineSetup, engine_options
 from control.daemon.error import DaemonError
 from control.daemon.exports import Exports
+from control.daemon.handover import HandOver
 from control.daemon.health import Health
 from control.daemon.hostnames import Hostnames
 from control.daemon.inventory import tables_of, take_inventory
@@ -84,8 +85,10 @@ class Daemon:
     """One instance. `run` returns the exit status: 0 asleep in good order, 1 with a reason in the log."""
 
     def __init__(self, path: str, config: Config, engine_type: Callable[[EngineOptions], Engine] = Engine,
-                 take_over: bool = False, api_apart: bool = False) -> None:  # fmt: skip
+                 take_over: bool = False, api_apart: bool = False,
+                 handover: HandOver | None = None) -> None:  # fmt: skip
         self._path = path
+        self._handover = handover or HandOver({})
         self._api_apart = api_apart
         self._take_over = take_over
         self._config = config
@@ -149,6 +152,7 @@ class Daemon:
                     hostnames: Hostnames, max_awake: int) -> int:  # fmt: skip
         config = self._config
         tls = _tls(config)
+        self._handover.give(engine)
         setup = EngineSetup(engine, config, waiting)
         setup.begin(services.by_number, services.spec, self._undo)
         rules = Rules(store, EngineRules(engine), services.configured)
@@ -157,6 +161,7 @@ class Daemon:
         dispatcher = self._dispatcher = Dispatcher(engine, store, max_awake, self._end.fail, persistent)
         self._tables = tables_of(config.pin_dir)
         waiting.before_each(partial(self._look_at_pins, waiting))
+        self._handover.give_connections(engine)
         found = take_inventory(engine, store, boot_id(), self._tables)
         if found.other_boot:
             quarantine.begin(config)
@@ -187,6 +192,7 @@ class Daemon:
         store.start()
         engine.start()
         self._undo.pop_all()
+        self._handover.done()
         reconciler = Reconciler(engine, store, dispatcher, rules, settings, grouping, reach, self._end, found, span,
                                 partial(quarantine.end, config.instance))  # fmt: skip
         dispatching = _thread("dispatch", dispatcher.run)
@@ -249,10 +255,7 @@ class Daemon:
             jobs.stop()
             for thread in working:
                 thread.join(2)
-            if not self._end.reason:
-                freeze_all(engine, dispatcher, self._end)
-                if manager.machine_stops():
-                    write_all(engine, store, dispatcher, self._end)
+            handed_over = 0 if self._end.reason else self._leave_awake(engine, services, store, manager)
             engine.stop_listening()  # a client that comes while the store writes is not taken in to be reset
             engine.stop()
             dispatcher.stop()
@@ -264,7 +267,19 @@ class Daemon:
             grouping.stop()
             grouping_thread.join(5)
             store.close()
-        return self._ended(max(dispatcher.states[State.IDLE] + dispatcher.states[State.SLEEP], 0))
+        return self._ended(max(dispatcher.states[State.IDLE] + dispatcher.states[State.SLEEP], 0), handed_over)
+
+    def _leave_awake(self, engine: Engine, services: Services, store: Store, manager: Manager) -> int:
+        """What is awake is handed over to the next daemon, how many; or frozen, where there is none to come."""
+        if not manager.restarts():
+            freeze_all(engine, self._dispatcher, self._end)
+            if manager.machine_stops():
+                write_all(engine, store, self._dispatcher, self._end)
+            return 0
+        by_daemon = {number for number, service in services.by_number.items() if service.kind != "server"}
+        freeze_all(engine, self._dispatcher, self._end, by_daemon)
+        engine.stop()
+        return self._handover.take(engine)
 
     def _pins_are_lost(self) -> bool:
         return tables_of(self._config.pin_dir) != self._tables
@@ -277,7 +292,7 @@ class Daemon:
             waiting.missing(pins, "it was removed or replaced while the daemon runs; connections in IDLE end with the "
                                   "daemon, those in SLEEP are put back by its next start: restart it")  # fmt: skip
 
-    def _ended(self, asleep: int) -> int:
+    def _ended(self, asleep: int, handed_over: int) -> int:
         if self._end.reason:
             log.critical("the daemon ends: %s", self._end.reason)
             return 1
@@ -286,9 +301,9 @@ class Daemon:
             log.error("the pins in %s were removed or replaced while the daemon ran: %d IDLE connections end with it; "
                       "those in SLEEP are put back by the next start", self._config.pin_dir, idle)  # fmt: skip
             asleep -= idle
-        log.info("ended; %d connections stay asleep", asleep)
+        log.info("ended; %d connections stay asleep, %d awake are left to the next daemon", asleep, handed_over)
         router = self._config.router
-        if router.lan and router.fail == "open" and not asleep:  # "closed" needs them to refuse
+        if router.lan and router.fail == "open" and not asleep + handed_over:  # "closed" needs them to refuse
             try:
                 close_routes()
             except RouterError as error:
@@ -313,7 +328,9 @@ def _tls(config: Config) -> ssl.SSLContext | None:
         raise DaemonError(f"[agents] {files}: {error.strerror or error}") from None
 
 
-def run(path: str, config: Config, take_over: bool = False, api_apart: bool = False) -> int:
+def run(path: str, config: Config, take_over: bool = False, api_apart: bool = False,
+        handover: HandOver | None = None) -> int:  # fmt: skip
     """Run the daemon of the configuration that was read at `path` in the foreground; returns the exit status.
-    take_over: the database of a daemon that is dead is this one's from now on. api_apart: `roost api` is not begun."""
-    return Daemon(path, config, take_over=take_over, api_apart=api_apart).run()
+    take_over: the database of a daemon that is dead is this one's from now on. api_apart: `roost api` is not begun.
+    handover: what the daemon before has left, and where this one leaves it."""
+    return Daemon(path, config, take_over=take_over, api_apart=api_apart, handover=handover).run()

@@ -7,9 +7,10 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Collection
 from typing import Final
 
-from appliance.wire import Command, Op
+from appliance.wire import Command, Op, Sought
 from control.core.ports import BATCH, EnginePort
 from control.core.states import AWAKE, Cause, State
 from control.dispatch.dispatcher import Dispatcher
@@ -64,12 +65,18 @@ class End:
         await self._has_come.wait()
 
 
-def freeze_all(engine: EnginePort, dispatcher: Dispatcher, end: End) -> None:
-    """Take every awake connection out of the kernel, as far as FREEZE_S allows; close the others."""
+def freeze_all(engine: EnginePort, dispatcher: Dispatcher, end: End, services: Collection[int] | None = None) -> None:
+    """Take every awake connection out of the kernel, as far as FREEZE_S allows; close the others. services: of these
+    alone."""
+
+    def meant() -> list[int]:
+        awake = engine.list(Sought(states=tuple(AWAKE)))
+        return [event.id for event in awake if services is None or event.service in services]
+
     deadline = time.monotonic() + FREEZE_S
     left = 0
     while True:
-        awake = [event.id for event in engine.list() if event.to_state in AWAKE]
+        awake = meant()
         left = len(awake)
         if not left or time.monotonic() > deadline or end.reason:
             break
@@ -86,7 +93,7 @@ def freeze_all(engine: EnginePort, dispatcher: Dispatcher, end: End) -> None:
         log.warning("%d connections could not be frozen and are closed", left)
         engine.submit([Command(op=Op.CLOSE, cause=Cause.SHUTDOWN, id=number) for number in awake])
         until = time.monotonic() + 1.0
-        while time.monotonic() < until and any(event.to_state in AWAKE for event in engine.list()):
+        while time.monotonic() < until and meant():
             time.sleep(0.05)
 
 

@@ -33,6 +33,8 @@ class Inventory:
 
     states: list[int] = field(default_factory=lambda: [0] * len(State))
     idle_ids: array[int] = field(default_factory=lambda: array("Q"))
+    awake: dict[int, State] = field(default_factory=dict)
+    """That the last daemon handed over."""
     sleep_ids: array[int] = field(default_factory=lambda: array("Q"))
     """In ascending order."""
     without_row: list[bytes] = field(default_factory=list)
@@ -69,6 +71,8 @@ def take_inventory(engine: EnginePort, store: Store, boot: str, tables: int = 0)
         found.states[event.to_state] += 1
         if event.to_state == State.IDLE:
             found.idle_ids.append(event.number)
+        else:
+            found.awake[event.number] = State(event.to_state)
     with_slot = engine.slots_in_sleep()
     found.states[State.SLEEP] = with_slot
     if store.status.error:
@@ -147,7 +151,8 @@ def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:
     rows: list[bytes] = []
     written = 0
     for number, client, service, last_state in store.last_states(first, last):
-        actual = State.IDLE if _holds(idle, number) else State.SLEEP if _holds(asleep, number) else State.CLOSED
+        lasts = State.IDLE if _holds(idle, number) else State.SLEEP if _holds(asleep, number) else State.CLOSED
+        actual = found.awake.get(number, lasts)
         if actual == last_state:
             continue
         steps = _steps(State(last_state), actual)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable, MutableMapping
 from typing import Final
+
+from control.daemon.notify import notify
 
 log = logging.getLogger("roost.daemon")
 
@@ -32,6 +33,7 @@ class Manager:
     def __init__(self, alive: Callable[[], object], environment: MutableMapping[str, str] = os.environ) -> None:
         self._alive = alive
         self._path = environment.pop("NOTIFY_SOCKET", "")
+        self._unit = environment.pop("ROOST_UNIT", "")
         within_us, whose = (environment.pop(f"WATCHDOG_{name}", "") for name in ("USEC", "PID"))
         is_ours = whose in ("", str(os.getpid())) and within_us.isdecimal()
         self._within_s = int(within_us) / 1e6 if is_ours else 0.0
@@ -50,15 +52,14 @@ class Manager:
 
     def machine_stops(self) -> bool:
         """Whether the whole machine goes down, and not this service alone."""
-        if not self._path:
+        return _asked("is-system-running").strip() == "stopping" if self._path else False
+
+    def restarts(self) -> bool:
+        """Whether this service ends to be begun again, by a manager that keeps its connections meanwhile."""
+        if not self._path or not self._unit:
             return False
-        try:
-            told = subprocess.run(["systemctl", "is-system-running"], capture_output=True, text=True, check=False,
-                                  timeout=ANSWER_S)  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
-            log.warning("whether the machine goes down is not known: %s", error)
-            return False
-        return told.stdout.strip() == "stopping"
+        jobs = (line.split() for line in _asked("list-jobs", "--plain", "--no-legend", "--full").splitlines())
+        return any(job[1:3] == [self._unit, "restart"] for job in jobs)
 
     async def run(self) -> None:
         """Give signs of life, for ever, or until the end where nobody waits for any."""
@@ -68,12 +69,14 @@ class Manager:
             await asyncio.sleep(self._within_s / A_PERIOD)
 
     def _tell(self, *lines: str) -> None:
-        if not self._path:
-            return
-        where = f"\0{self._path[1:]}" if self._path.startswith("@") else self._path
-        try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as told:
-                told.setblocking(False)  # a manager that does not listen holds up nothing
-                told.sendto("\n".join(lines).encode(), where)
-        except OSError as error:
-            log.warning("the service manager cannot be told %s: %s: %s", lines[0], self._path, error.strerror or error)
+        notify(self._path, *lines)
+
+
+def _asked(*arguments: str) -> str:
+    """What systemctl says; "": nothing."""
+    try:
+        return subprocess.run(["systemctl", *arguments], capture_output=True, text=True, check=False,
+                              timeout=ANSWER_S).stdout  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.warning("why this service ends is not known: systemctl %s: %s", arguments[0], error)
+        return ""

@@ -102,6 +102,8 @@ _bench("flood", "Forged SYNs and segments: nobody is lost or woken, and a relay 
        _number("--rate", 0.0, "Frames a second; 0: all it can.", 0))  # fmt: skip
 _bench("restart", "How long sleeping clients are without a daemon that is stopped or killed, and started.",
        _number("--connections", 10_000_000, least=1000), _number("--runs", 3, "Of each kind of end."))  # fmt: skip
+_bench("upgrade", "Restart the service with awake connections: none is lost, nor a byte, and what a byte waits.",
+       _number("--connections", 5000, "ACTIVE.", 100), _number("--runs", 5))  # fmt: skip
 _bench("boot", "Boot a Debian with Roost as its service in the place of the lab's appliance; reboot it; cut its power.",
        _number("--connections", 200, least=10),
        click.Option(["--root"], type=click.Path(exists=True, file_okay=False),

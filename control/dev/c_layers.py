@@ -36,6 +36,7 @@ STACKS: Final[dict[str, tuple[dict[str, str], ...]]] = {
         _SHARED,
         {"cext/base": "clock, addresses, hash table, timers, threads, mailbox, pins; the types that Python shares"},
         {"cext/rows": "packed rows of the history as SQLite reads them: its extension"},
+        {"cext/handover": "awake connections between a daemon that ends and the next one"},
         {"cext/table": "the inactive table: slots, endpoints, rest slots; the filter; hosts"},
         {"cext/socket": "socket <-> record, packets as bytes, spare sockets"},
         {"cext/path": "BPF programs and maps: loading, attaching, frames, probes"},

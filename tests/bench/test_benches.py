@@ -54,6 +54,7 @@ CONTRACT = {
     | {"connections_quietest_share", "connections_overshoot", "idle_overshoot", "wake_p99_ratio", "lost"},
     "flood": {"lost", "woken", "relay_p99_ratio"},
     "restart": {"seconds", "lost"},
+    "upgrade": {"lost_connections", "lost_bytes", "resets", "pause_ms", "quiet_ms", "seconds", "connections"},
     "boot": {
         *("boot_s", "start_s", "upgrade_s", "reboot_s", "cut_s", "behind_s", "ahead_s", "cut_lost_idle", "native_xdp"),
         *("left_behind", "lost_connections", "resets", "not_woken"),
