@@ -104,10 +104,13 @@ _bench("restart", "How long sleeping clients are without a daemon that is stoppe
        _number("--connections", 10_000_000, least=1000), _number("--runs", 3, "Of each kind of end."))  # fmt: skip
 _bench("upgrade", "Restart the service with awake connections: none is lost, nor a byte, and what a byte waits.",
        _number("--connections", 5000, "ACTIVE.", 100), _number("--runs", 5))  # fmt: skip
-_bench("boot", "Boot a Debian with Roost as its service in the place of the lab's appliance; reboot it; cut its power.",
-       _number("--connections", 200, least=10),
-       click.Option(["--root"], type=click.Path(exists=True, file_okay=False),
-                    help="What vagrant/rootfs.sh has made, instead of making it."))  # fmt: skip
+_ROOT = click.Option(["--root"], type=click.Path(exists=True, file_okay=False),
+                     help="What vagrant/rootfs.sh has made, instead of making it.")  # fmt: skip
+_bench("boot", "Boot a Debian with Roost as its service in the place of the lab's appliance; upgrade and remove it.",
+       _number("--connections", 150, least=9), _ROOT)  # fmt: skip
+_bench("reboot", "The same machine is rebooted, loses its power, and finds its clock an hour late, and early.",
+       _number("--connections", 150, least=9), _ROOT,
+       _number("--probe", 30.0, "Seconds between a client's keep-alives.", name="probe_s"))  # fmt: skip
 _bench("policy", "How long until every sleeping client obeys a rule, and a changed policy.",
        _number("--connections", 100_000, least=1000), _number("--runs", 3),
        _number("--spoken", 1000, "Of them that are in SLEEP; the others are born asleep."))  # fmt: skip

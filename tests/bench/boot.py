@@ -1,22 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A really booted machine as the appliance: Debian with Roost as systemd's service; rebooted, and without power.
+"""A really booted machine as the appliance: Debian with Roost as systemd's service, installed, upgraded and removed.
 
 Method. vagrant/rootfs.sh makes a root file system with this checkout's package (`--root`: one that it made before),
 which is booted under qemu in the place of the lab's appliance (appliance.lab.machine), and `systemctl enable --now
 roost` is all that is done in it. `connections` real clients connect through the lab's NAT, as many of a service whose
-clients go on to SLEEP as of one whose clients stay in IDLE; each kernel sends a keep-alive probe every PROBE_S seconds
-from then on, whatever happens, until it has missed PROBES of them. All are asked to speak once. Then Roost is
+clients go on to SLEEP as of one whose clients stay in IDLE, and of one whose clients stay ACTIVE; each kernel sends
+keep-alive probes all the time, until it has missed PROBES of them. All are asked to speak once. Then Roost is upgraded,
+by the same package once more; `bench reboot` does other things to it.
 
-    upgraded    by the same package once more
-    rebooted    with its machine, in order, by `systemctl reboot`
-    cut         off its power, and booted again
-    behind      the same, and the machine's clock is an hour late from then on
-    ahead       the same once more, and it is an hour early
-
-and each time when all are asleep again; after each, all clients speak. `lost_connections` are those that have no
-connection any more, or no answer; `resets` are those that were told so by RST; of power cuts only those in SLEEP
-count, and `cut_lost_idle` are those that the first one found in IDLE, which have no row. `..._s` is from the order or
-the cut until the service is active again.
+After each, all clients speak. `lost_connections` are those that have no connection any more, or no answer; `resets` are
+those that were told so by RST; `lost_bytes` are those that were said then and not answered. `..._s` is from the order
+until the service is active again, and `pause_ms` is how long a client waited for its answer that spoke just then.
 
     boot_s      from power on until ssh lets in
     start_s     `systemctl enable --now roost`, until it serves
@@ -30,9 +24,9 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -43,14 +37,21 @@ from tests.bench.figures import Report
 from tests.mutants import ROOT
 
 PORT: Final = 8000
-IDLE_PORT: Final = 8001
-PROBE_S: Final = 5
+SERVICES: Final = {"sleep": PORT, "idle": PORT + 1, "awake": PORT + 2}
+"""Where clients connect to that are in SLEEP, in IDLE and ACTIVE when they are left alone."""
+
+QUIET: Final = {"idle": {"idle_quiet": "1h"}, "awake": {"active_quiet": "never"}}
+PROBE_S: Final = 5.0
 PROBES: Final = 100
 POLICY: Final = {"active_quiet": "2s", "standby_quiet": "2s", "idle_quiet": "2s"}
 ASLEEP_S: Final = 120.0
 SERVING_S: Final = 120.0
-AFTERWARDS_S: Final = 2.5 * PROBE_S  # so long the clients' probes are answered before they speak
+PROBED: Final = 2.5
+"""So many intervals of probes pass before the clients speak again."""
+
 ANSWER_S: Final = 60.0
+PAUSE_S: Final = 300.0
+SAID_BYTES: Final = 16
 LEFT: Final = """
     find /etc /run /sys/fs/bpf /usr /var/lib -path '*roost*'
     nft list tables | grep roost
@@ -85,58 +86,100 @@ def states(machine: Machine) -> dict[str, int]:
     return {name: int(number) for name, number in told["connections"].items()}
 
 
-def all_asleep(machine: Machine, each: int, groups: int) -> None:
-    """Those of the first group in SLEEP, the others in IDLE, or in SLEEP, too."""
-
-    def are_asleep() -> bool:
-        found = states(machine)
-        return found["SLEEP"] >= each and found["IDLE"] + found["SLEEP"] == groups * each
-
-    wait_until(are_asleep, ASLEEP_S, "all clients sleep", 2.0)
-
-
 def serving(machine: Machine) -> bool:
     return machine.run("systemctl", "show", "-P", "ActiveState", "roost").strip() == "active"
 
 
-def afterwards(clients: SwarmGroup, report: Report, counts: bool = True) -> tuple[int, int]:
-    """All of these speak; how many are lost, and of these, how many by an RST."""
-    dead = clients.stats().dead
-    alive = clients.stats().open
-    said = clients.say(alive, timeout_s=ANSWER_S)
-    for why, number in (said.failed + dead).items() if counts else ():
-        report.problems.append(f"{number} clients: {why}")
-    return sum(dead.values()) + alive - said.answered, dead["ECONNRESET"] + said.failed["ECONNRESET"]
+class Fleet:
+    """The clients of a booted machine, and what became of them."""
+
+    def __init__(self, lab: Lab, machine: Machine, report: Report, each: int, probe_s: float) -> None:
+        self._machine = machine
+        self._report = report
+        self._each = each
+        self._probe_s = probe_s
+        self.groups = {name: lab.swarm() for name in SERVICES}
+        self._lost, self._resets = list[int](), list[int]()
+        self._pauses, self._seconds = list[float](), list[float]()
+        for name, clients in self.groups.items():
+            joined = clients.connect(each, (lab.address("box", "wan0"), SERVICES[name]), keepidle_s=probe_s,
+                                     keepintvl_s=probe_s, keepcnt=PROBES)  # fmt: skip
+            if joined.connected != each:
+                raise RuntimeError(f"connected: {joined}")
+
+    def settle(self) -> None:
+        """Until each group is where it goes when it is left alone. The awake may be asleep since a reboot."""
+        groups = len(self.groups)
+
+        def are_there() -> bool:
+            found = states(self._machine)
+            return found["SLEEP"] >= self._each and sum(found.values()) == groups * self._each and not found["STANDBY"]
+
+        wait_until(are_there, ASLEEP_S, "all clients sleep that are to", 2.0)
+
+    def speak(self) -> int:
+        """How many have no answer."""
+        return sum(self._each - one.say(self._each, timeout_s=ANSWER_S).answered for one in self.groups.values())
+
+    def suffer(self, how: str, act: Callable[[Machine], object], forgotten: Sequence[str] = ()) -> bool:
+        """Do that to the machine; one client speaks meanwhile. forgotten: groups of which the machine knows nothing
+        afterwards, which count apart. False: others are lost, too."""
+        self.settle()
+        with ThreadPoolExecutor(1) as apart:
+            began = time.monotonic()
+            waits = apart.submit(self.groups["sleep"].say, 1, timeout_s=PAUSE_S)
+            act(self._machine)
+            wait_until(lambda: serving(self._machine), SERVING_S, "the service is active", 0.5)
+            took = time.monotonic() - began
+            said = waits.result()
+        self._pauses.append(max(said.rtt_us, default=PAUSE_S * 1e6) / 1000)
+        self._seconds.append(took)
+        self._report.add(f"{how}_s", took, "s")
+        time.sleep(PROBED * self._probe_s)
+        if forgotten:
+            gone = sum(self._afterwards(self.groups.pop(name), counts=False)[0] for name in forgotten)
+            self._report.add(f"{how}_forgotten", gone, "clients")
+        of_each = [self._afterwards(one) for one in self.groups.values()]
+        self._lost.append(sum(gone for gone, _ in of_each) + 1 - said.answered)
+        self._resets.append(sum(reset for _, reset in of_each))
+        say(f"{how}: serves again after {took:.0f} s, {self._lost[-1]} lost, {self._resets[-1]} by RST; "
+            f"a client waited {self._pauses[-1] / 1000:.1f} s")  # fmt: skip
+        return not self._lost[-1]
+
+    def _afterwards(self, clients: SwarmGroup, counts: bool = True) -> tuple[int, int]:
+        """All of these speak; how many are lost, and of these, how many by an RST."""
+        dead = clients.stats().dead
+        alive = clients.stats().open
+        said = clients.say(alive, timeout_s=ANSWER_S)
+        for why, number in (said.failed + dead).items() if counts else ():
+            self._report.problems.append(f"{number} clients: {why}")
+        return sum(dead.values()) + alive - said.answered, dead["ECONNRESET"] + said.failed["ECONNRESET"]
+
+    def told(self) -> None:
+        """The figures of all that it has suffered."""
+        report = self._report
+        report.add("connections", len(SERVICES) * self._each, "clients")
+        report.add_zero("lost_connections", self._lost, "clients")
+        report.add_zero("lost_bytes", [lost * SAID_BYTES for lost in self._lost], "bytes")
+        report.add_zero("resets", self._resets, "clients")
+        report.add("pause_ms", self._pauses, "ms")
+        report.add("seconds", self._seconds, "s")
+        if any(self._lost):
+            say(self._machine.run("journalctl", "-u", "roost", "--no-pager", "-n", "60"))
 
 
-def upgrade(machine: Machine) -> None:
-    machine.run("dpkg -i /root/roost_*.deb")
-
-
-def cut(machine: Machine, ahead_s: int = 0) -> None:
-    machine.cut_power()
-    machine.power_on(ahead_s)
-
-
-ACTS: Final[dict[str, Callable[[Machine], object]]] = {
-    "upgrade": upgrade,
-    "reboot": Machine.reboot,
-    "cut": cut,
-    "behind": partial(cut, ahead_s=-3600),
-    "ahead": partial(cut, ahead_s=3600),
-}
-
-
-def run(connections: int = 200, root: str | None = None) -> Report:
-    """Boot, serve, upgrade, reboot, lose power, and go away."""
-    report = Report("boot", f"{connections:,} clients, kept alive every {PROBE_S} s")
+@contextmanager
+def booted(report: Report, connections: int, root: str | None, probe_s: float) -> Iterator[tuple[Machine, Fleet]]:
+    """A machine that serves, and its clients, who have spoken once."""
     if absent := missing():
         raise RuntimeError(f"missing on this machine: {', '.join(absent)}")
     with root_file_system(root, report) as tree, Lab(clients=connections) as lab:
         lab.server(PORT)
         config = lab.config(PORT, policy=POLICY)
-        listen, server = endpoint(lab.address("box", "wan0"), IDLE_PORT), endpoint(lab.address("lan", "eth0"), PORT)
-        config["service"].append({"name": "idle", "listen": listen, "server": server, "idle_quiet": "1h"})
+        server = endpoint(lab.address("lan", "eth0"), PORT)
+        for name, values in QUIET.items():
+            listen = endpoint(lab.address("box", "wan0"), SERVICES[name])
+            config["service"].append({"name": name, "listen": listen, "server": server, **values})
         machine = Machine(lab, tree, config)
         report.add("boot_s", machine.power_on(), "s")
         say(f"booted: {machine.run('uname', '-r').strip()}, after {report.figures['boot_s'].median:.0f} s")
@@ -146,39 +189,28 @@ def run(connections: int = 200, root: str | None = None) -> Report:
         link = json.loads(machine.run("ip", "-j", "link", "show", "wan0"))[0]
         report.add("native_xdp", int(link.get("xdp", {}).get("mode") == NATIVE), "")
         say(f"serves after {report.figures['start_s'].median:.1f} s; XDP: {link.get('xdp')}")
-        each = connections // 2
-        groups = [lab.swarm(), lab.swarm()]
-        for clients, port in zip(groups, (PORT, IDLE_PORT), strict=True):
-            joined = clients.connect(each, (lab.address("box", "wan0"), port),
-                                     keepidle_s=PROBE_S, keepintvl_s=PROBE_S, keepcnt=PROBES)  # fmt: skip
-            if joined.connected != each:
-                raise RuntimeError(f"connected: {joined}")
-        all_asleep(machine, each, len(groups))
-        report.add_zero("not_woken", 2 * each - sum(one.say(each, timeout_s=ANSWER_S).answered for one in groups),
-                        "clients")  # fmt: skip
-        lost, resets = list[int](), list[int]()
-        for how, act in ACTS.items():
-            all_asleep(machine, each, len(groups))
-            began = time.monotonic()
-            act(machine)
-            wait_until(lambda: serving(machine), SERVING_S, "the service is active", 0.5)
-            took = time.monotonic() - began
-            report.add(f"{how}_s", took, "s")
-            time.sleep(AFTERWARDS_S)
-            if how == "cut":
-                report.add("cut_lost_idle", afterwards(groups.pop(), report, counts=False)[0], "clients")
-            of_each = [afterwards(one, report) for one in groups]
-            lost.append(sum(gone for gone, _ in of_each))
-            resets.append(sum(reset for _, reset in of_each))
-            say(f"{how}: serves again after {took:.0f} s, {lost[-1]} lost, {resets[-1]} by RST")
-            if lost[-1]:
-                break
+        fleet = Fleet(lab, machine, report, connections // len(SERVICES), probe_s)
+        fleet.settle()
+        report.add_zero("not_woken", fleet.speak(), "clients")
+        yield machine, fleet
+        fleet.told()
+
+
+def run(connections: int = 150, root: str | None = None) -> Report:
+    """Boot, serve, upgrade, and go away."""
+    report = Report("boot", f"{connections:,} clients, kept alive every {PROBE_S:g} s; upgraded")
+    with booted(report, connections, root, PROBE_S) as (machine, fleet):
+        before = numbers(machine)
+        if fleet.suffer("upgrade", lambda machine: machine.run("dpkg -i /root/roost_*.deb")):
+            report.add_zero("other_numbers", len(before - numbers(machine)), "connections")
         machine.run("dpkg", "--purge", "roost")
         left = machine.run(LEFT).splitlines()
         report.problems += [f"left behind: {line}" for line in left]
         report.add_zero("left_behind", len(left), "")
-        report.add_zero("lost_connections", lost, "clients")
-        report.add_zero("resets", resets, "clients")
-        if any(lost):
-            say(machine.run("journalctl", "-u", "roost", "--no-pager", "-n", "60"))
     return report
+
+
+def numbers(machine: Machine) -> set[int]:
+    """Of the connections that are awake."""
+    told = machine.run("roost", "connections", "--state", "ACTIVE", "--json")
+    return {int(json.loads(line)["id"]) for line in told.splitlines()}

@@ -31,6 +31,9 @@ from tests.bench import (
 )
 from tests.bench.figures import Report
 
+LIFE = {"lost_connections", "lost_bytes", "resets", "pause_ms", "seconds", "connections"}
+"""Of every bench in which Roost goes away for a while."""
+
 CONTRACT = {
     "chaos": {"lost_bytes", "duplicated_bytes", "reordered", "unexpected_resets", "pairs"},
     "churn": {"pairs_per_s", "operations_per_s", "freeze_us", "thaw_us", "freeze_busy_us", "thaw_busy_us"},
@@ -54,11 +57,9 @@ CONTRACT = {
     | {"connections_quietest_share", "connections_overshoot", "idle_overshoot", "wake_p99_ratio", "lost"},
     "flood": {"lost", "woken", "relay_p99_ratio"},
     "restart": {"seconds", "lost"},
-    "upgrade": {"lost_connections", "lost_bytes", "resets", "pause_ms", "quiet_ms", "seconds", "connections"},
-    "boot": {
-        *("boot_s", "start_s", "upgrade_s", "reboot_s", "cut_s", "behind_s", "ahead_s", "cut_lost_idle", "native_xdp"),
-        *("left_behind", "lost_connections", "resets", "not_woken"),
-    },
+    "upgrade": LIFE | {"quiet_ms"},
+    "boot": LIFE | {"boot_s", "start_s", "upgrade_s", "native_xdp", "left_behind", "not_woken", "other_numbers"},
+    "reboot": LIFE | {"reboot_s", "cut_s", "behind_s", "ahead_s", "cut_forgotten", "not_woken"},
     "growth": {"bytes_ratio", "ns_ratio"},
     "persist": {f"{kind}{name}" for kind in ("", "postgresql_") for name in persist.UNITS},
     "control": {
