@@ -396,6 +396,17 @@ class Engine:
         lib.roost_states(self._raw, *of, len(raw), raw)
         return bytes(ffi.buffer(raw))
 
+    def put_back(self, keys: bytes, kas: bytes, numbers: array[int], ms: int,
+                 timestamps_ms: int) -> tuple[int, bytes]:  # fmt: skip
+        """Puts connections whose rows are of an earlier boot into the table, in SLEEP: their keys, the `ka` of their
+        rows and their numbers. ms, timestamps_ms: as of Record.shifted. Of how many it says something, an errno each:
+        0 it is there; EEXIST another connection has the 4-tuple; EOPNOTSUPP: Op.INSERT is to put it back. Fewer than
+        all: there is no room now."""
+        raw = ffi.new("uint8_t[]", len(numbers))
+        of = ffi.from_buffer("struct roost_key[]", keys), ffi.from_buffer(kas), ffi.from_buffer("uint64_t[]", numbers)
+        done = int(lib.roost_put_back(self._raw, *of, len(raw), ms, timestamps_ms, raw))
+        return done, bytes(ffi.buffer(raw))[:done]
+
     def find_client(self, address: bytes, port: int, local: bytes) -> Sequence[Event]:
         """The connection of a client's packed address and port, whichever service it came in by; where none is known,
         every one that may be asleep without a slot (`candidate`). local: packed addresses of this machine, one after

@@ -89,6 +89,7 @@ class EventType(IntEnum):
     SERVED = 17
     WANTED = 18
     RELEASED = 19
+    PUT_BACK = 20
 
 
 class Verb(IntEnum):

@@ -98,6 +98,13 @@ int roost_list_done(const roost_listing *l);
  * what moves between the two, some may come twice, or not at all. */
 uint64_t roost_list_at(const roost_listing *l);
 void roost_list_end(roost_engine *e, roost_listing *l); /* roost_close ends those that are left */
+/* Puts count connections whose rows are of an earlier boot back into the table, in SLEEP: keys, kas (roost_ka, service and two
+ * bytes) and numbers of their rows. ms: how far this boot's CLOCK_MONOTONIC is ahead of the rows' (mostly behind);
+ * timestamps_ms: the same of the clock of TSvals. Of how many it says something in errors: 0 it is in the table; EEXIST: another
+ * connection has the 4-tuple; EOPNOTSUPP: one leg of a pair, or one that may need no slot: ROOST_OP_INSERT puts it back. Fewer
+ * than count: the table is full, or about to grow. Any thread's. */
+uint32_t roost_put_back(roost_engine *e, const struct roost_key *keys, const uint8_t *kas, const uint64_t *ids,
+                        uint32_t count, int64_t ms, int64_t timestamps_ms, uint8_t *errors);
 /* How many slots are in SLEEP, of clients. Takes as long as a look at every slot: for when nothing moves. */
 uint64_t roost_slots_in_sleep(roost_engine *e);
 /* The connections of these keys as they stand: how many it filled, one behind the other, and for each key whether it is

@@ -106,7 +106,8 @@ enum roost_event_type {
     ROOST_EV_WANTED = 18, /* served: key, server, server_port; a server came through a door, its client is not there,
                              and it waits until that is dialled: ROOST_OP_ADOPT */
     ROOST_EV_RELEASED =
-        19 /* key, id: a server has released this client; count: its descriptor, the taker's from then on */
+        19, /* key, id: a server has released this client; count: its descriptor, the taker's from then on */
+    ROOST_EV_PUT_BACK = 20 /* count: so many more are in SLEEP, by roost_put_back; it is no transition */
 };
 
 /* Verbs of in-band requests (docs/in-band.md). */

@@ -243,6 +243,15 @@ void roost_growth_turn(struct roost_engine *e) {
         begin_rests(e);
 }
 
+bool roost_growth_due(struct roost_engine *e, bool v4) {
+    uint64_t used4, used6;
+    const struct roost_growth *g = &e->growth;
+    if (g->step != ROOST_GROWTH_NONE || !g->allowed || e->now_ms < g->table_retry_ms[v4])
+        return g->step != ROOST_GROWTH_NONE;
+    roost_table_used(e, &used4, &used6);
+    return is_full(v4 ? used4 : used6, roost_table_slots(&e->table, v4));
+}
+
 bool roost_growth_busy(const struct roost_engine *e) {
     return e->growth.step == ROOST_GROWTH_MOVING && e->now_ms >= e->growth.retry_ms;
 }

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Records of the store that go into the table: in SLEEP, or, both legs of a pair, in IDLE. */
 #include <errno.h>
+#include <string.h>
 
 #include "cext/base/address.h"
+#include "cext/base/face.h"
 #include "life.h"
+
+#define AT_ONCE 64                              /* while the lock is held */
+#define KA_OF_ROW (sizeof(struct roost_ka) + 4) /* control/store/schema.py: KA_BYTES */
 
 /* A slot out of a record, IDLE; NULL: no room. */
 static struct roost_ka *insert_idle(struct roost_engine *e, const struct roost_record *record, uint16_t class) {
@@ -45,6 +50,82 @@ struct roost_ka *roost_insert_sleeping(struct roost_engine *e, const struct roos
     ka.rest = ROOST_ROW_OF(record->ka.rest);
     ka.heard &= ~0xfu;
     return roost_table_insert(&e->table, &record->key, &ka, record->service);
+}
+
+/* Of one page: what its rows' clock is behind. */
+struct shift {
+    int64_t ms, timestamps_ms;
+};
+
+static void shift(struct roost_ka *ka, const struct shift *by) {
+    const int64_t seconds = by->ms / 1000 - (by->ms % 1000 < 0); /* rounded down */
+    const uint32_t kept = ka->heard & ((1u << ROOST_HEARD_SHIFT) - 1);
+    ka->ts_offset -= (uint32_t)by->timestamps_ms;
+    ka->heard = ((ka->heard >> ROOST_HEARD_SHIFT) + (uint32_t)seconds) << ROOST_HEARD_SHIFT | kept;
+}
+
+/* 0 or an errno. */
+static int put_back(struct roost_engine *e, const struct roost_record *record, uint64_t id) {
+    const struct roost_holder h = roost_whose(e, &record->key);
+    if (h.by == ROOST_BY_SLOT && h.slot->rest == ROOST_ROW(id))
+        return 0; /* a daemon before this one, of this boot, did not get as far as to say so */
+    if (h.by != ROOST_BY_NONE)
+        return EEXIST;
+    if (ROOST_FLAGS(record->ka.ctl) & ROOST_F_PAIRED || ROOST_ROW_OF(record->ka.rest) == ROOST_NO_REST)
+        return EOPNOTSUPP;
+    const struct roost_ka *slot = roost_insert_sleeping(e, record);
+    if (!slot)
+        return ENOSPC;
+    roost_hosts_add(&e->hosts, &record->key);
+    roost_tally(e, slot->class, ROOST_ST_NONE, ROOST_ST_SLEEP, ROOST_C_RESTORE, 0, 0);
+    return 0;
+}
+
+/* A part of the page, while the lock is held. How many; fewer: no room. */
+static uint32_t put_back_some(struct roost_engine *e, const struct roost_key *keys, const uint8_t *kas,
+                              const uint64_t *ids, uint32_t count, const struct shift *by, uint8_t *errors,
+                              uint32_t *more) {
+    uint64_t used = e->table.used4 + e->table.used6;
+    uint32_t i = 0;
+    for (uint32_t j = 0; j < count; j++)
+        roost_table_prefetch(&e->table, &keys[j]);
+    for (; i < count; i++) {
+        struct roost_record record = {.key = keys[i]};
+        const uint8_t *ka = kas + (size_t)i * KA_OF_ROW;
+        memcpy(&record.ka, ka, sizeof(record.ka));
+        memcpy(&record.service, ka + sizeof(record.ka), sizeof(record.service));
+        shift(&record.ka, by);
+        int error = put_back(e, &record, ids[i]);
+        if (error == ENOSPC)
+            break;
+        errors[i] = (uint8_t)error;
+    }
+    *more += (uint32_t)(e->table.used4 + e->table.used6 - used);
+    return i;
+}
+
+uint32_t roost_put_back(roost_engine *e, const struct roost_key *keys, const uint8_t *kas, const uint64_t *ids,
+                        uint32_t count, int64_t ms, int64_t timestamps_ms, uint8_t *errors) {
+    const struct shift by = {ms, timestamps_ms};
+    struct roost_event event = {.type = ROOST_EV_PUT_BACK};
+    uint32_t done = 0, part = 0, took = 0;
+    do {
+        part = count - done < AT_ONCE ? count - done : AT_ONCE;
+        roost_lock(e);
+        took = roost_growth_due(e, roost_key_is_v4(&keys[done]))
+                   ? 0
+                   : put_back_some(e, keys + done, kas + (size_t)done * KA_OF_ROW, ids + done, part, &by, errors + done,
+                                   &event.count);
+        roost_unlock(e);
+        done += took;
+    } while (took == part && done < count);
+    if (event.count) {
+        roost_lock(e);
+        roost_mailbox_post(&e->box, &event);
+        roost_mailbox_flush(&e->box);
+        roost_unlock(e);
+    }
+    return done;
 }
 
 int roost_insert(struct roost_engine *e, const struct roost_command *command) {

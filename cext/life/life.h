@@ -149,6 +149,8 @@ void roost_recall_close(struct roost_engine *e);
 void roost_growth_turn(struct roost_engine *e);
 /* Whether turns should follow each other at once. */
 bool roost_growth_busy(const struct roost_engine *e);
+/* Something grows, or this table is about to: what can wait does, rather than be refused. */
+bool roost_growth_due(struct roost_engine *e, bool v4);
 /* The engine has been started; a predecessor may have been killed while a table grew. */
 void roost_growth_resume(struct roost_engine *e);
 void roost_growth_stop(struct roost_engine *e);

@@ -363,6 +363,8 @@ void roost_restore(struct roost_engine *e, const struct roost_command *command) 
         return;
     }
     rest.sleep_asked_s = rest.sleep_wanted = 0; /* of the time when the row was written */
+    if (rest.active_ms > e->now_ms)             /* of an earlier boot, whose rows are just being put back */
+        rest.active_ms = e->now_ms;
     if (usable && command->peer.rest.id)
         find_leg(e, &command->peer.key, &rest);
     if (usable) {

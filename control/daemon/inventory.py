@@ -8,13 +8,16 @@ import hashlib
 import logging
 from array import array
 from bisect import bisect_left
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
 from appliance.frontends.target import parse_address
-from appliance.wire import CANDIDATE, Key, Record, Sought
+from appliance.wire import CANDIDATE, KA, Key, Record, Sought
+from appliance.wire.record import PAIRED
 from control.core.ports import BATCH, EnginePort
 from control.core.states import AWAKE, LEGAL, Cause, State
 from control.dispatch.turn import history_row
@@ -82,14 +85,16 @@ def take_inventory(engine: EnginePort, store: Store, boot: str, tables: int = 0)
         return found
     if tables and (others := store.adopt_tables(tables)):
         log.warning("the pins are not those for which %d sleeping connections were written: they are put back", others)
-    all_of_this_boot = not store.has_rows_of_another_boot(boot)
+    earlier = store.other_clocks() if store.has_rows_of_another_boot(boot) else {}
     rows_with_slot = 0
-    for keys, numbers in store.sleeping_numbers():
+    for keys, numbers, odd_of in _pages(store, earlier):
         states = engine.states(keys, numbers)
         rows_with_slot += states.count(State.SLEEP)
         found.states[State.SLEEP] += states.count(State.SLEEP | CANDIDATE)
-        if not (all_of_this_boot and set(states) <= _ASLEEP):  # mostly they are: that is what the row says
-            numbers = _take_odd(found, store, boot, numbers, states, all_of_this_boot)
+        if not set(states) <= _ASLEEP or earlier:  # mostly they are asleep: that is what the row says
+            odd, to_be_put_back = odd_of(states)
+            found.other_boot += to_be_put_back
+            numbers = _take_odd(found, store, boot, numbers, odd)
         found.sleep_ids.extend(numbers)
     if rows_with_slot < with_slot:
         _find_slots_without_row(found, engine, store)
@@ -97,19 +102,49 @@ def take_inventory(engine: EnginePort, store: Store, boot: str, tables: int = 0)
 
 
 _ASLEEP: Final = frozenset({State.SLEEP, State.SLEEP | CANDIDATE})
+_FLAGS_AT: Final = 2
+"""Of `ka`: the byte in which PAIRED stands."""
+
+_OddOf = Callable[[bytes], tuple[dict[int, int], int]]
+"""By the states of a page's rows: those that are to be looked at closer, number -> state; and how many of the others
+are to be put back."""
 
 
-def _take_odd(
-    found: Inventory,
-    store: Store,
-    boot: str,
-    numbers: array[int],
-    states: bytes,
-    all_of_this_boot: bool,
-) -> array[int]:
+def _pages(store: Store, others: Container[int]) -> Iterator[tuple[bytes, array[int], _OddOf]]:
+    """others: the clocks of other boots."""
+    if not others:
+        for keys, numbers in store.sleeping_numbers():
+            yield keys, numbers, partial(_odd, numbers)
+        return
+    for keys, kas, numbers, clocks in store.sleeping_parts():
+        yield keys, numbers, partial(_odd_of_boots, numbers, kas[_FLAGS_AT :: KA.size], clocks, others)
+
+
+def _odd(numbers: array[int], states: bytes) -> tuple[dict[int, int], int]:
+    return {number: state for number, state in zip(numbers, states, strict=True) if state not in _ASLEEP}, 0
+
+
+def _odd_of_boots(
+    numbers: array[int], flags: bytes, clocks: array[int], others: Container[int], states: bytes
+) -> tuple[dict[int, int], int]:
+    """Of an earlier boot, those that the table does not have are to be put back. Of a pair the ports are kept free, so
+    its row is read."""
+    odd, to_be_put_back = dict[int, int](), 0
+    for number, flag, clock, state in zip(numbers, flags, clocks, states, strict=True):
+        is_other = clock in others
+        if state == State.SLEEP or (state in _ASLEEP and not is_other):
+            continue
+        if state == State.NONE and is_other and not flag & PAIRED:
+            to_be_put_back += 1
+        else:
+            odd[number] = state
+    return odd, to_be_put_back
+
+
+def _take_odd(found: Inventory, store: Store, boot: str, numbers: array[int], odd: Mapping[int, int]) -> array[int]:
     """Look at those rows of a page closer that say something else than table and filter; the numbers of the others."""
-    odd = {number: state for state, number in zip(states, numbers, strict=True)
-           if not all_of_this_boot or state not in _ASLEEP}  # fmt: skip
+    if not odd:
+        return numbers
     gone: set[int] = set()
     rows: list[bytes] = []
     deletes: list[tuple[bytes, int]] = []
@@ -140,7 +175,7 @@ def _find_slots_without_row(found: Inventory, engine: EnginePort, store: Store) 
 
 def record_of(row: SleepingRow) -> Record:
     """The record that a row keeps."""
-    return records.unpack(row.key, row.ka + row.rest)
+    return records.unpack(row.key, b"".join(records.shifted(row.ka, row.rest, row.shift_ms, row.timestamps_ms)))
 
 
 def catch_up(store: Store, found: Inventory, first: int, last: int) -> int:

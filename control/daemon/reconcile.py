@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from errno import ENOSPC, EOPNOTSUPP
+from itertools import groupby
+from typing import Final, NamedTuple
 
 from appliance.engine import Engine
-from appliance.wire import Command, Key, Op, Record
+from appliance.wire import KA, KEY, Command, Key, Op
 from control.clients.grouping import Grouping
 from control.clients.in_band_settings import InBandSettings
 from control.clients.registry import RegistryError
@@ -24,7 +28,7 @@ from control.dispatch.turn import history_row
 from control.reach.reach import Reach
 from control.store.database import StoreError
 from control.store.owner import boot_id
-from control.store.sleeping import LAST_NUMBER, SleepingRow
+from control.store.sleeping import SleepingRow
 from control.store.starting import wall_offset_ms
 from control.store.store import Store
 
@@ -35,6 +39,12 @@ READ_AGAIN_S: Final = 5.0
 
 PUT_BACK_S: Final = 5.0
 """How long the engine may take to carry out a page of insertions."""
+
+PAGE: Final = 1000
+"""Rows that are written anew at a time."""
+
+NO_ROOM_S: Final = 10.0
+"""So long a table may take to grow."""
 
 AFTER_MS: Final = 300_000
 """So long the data path may have answered for a daemon that is not known to have run any more."""
@@ -55,6 +65,12 @@ def timestamps_ahead_ms(by_wall_ms: int, alive_ms: int | None, now_ms: int) -> i
         return by_wall_ms
     at_most = now_ms - alive_ms - AFTER_MS
     return max(min(by_wall_ms, at_most), at_most - DOWN_MS)
+
+
+class _Page(NamedTuple):
+    keys: bytes
+    kas: bytes
+    numbers: array[int]
 
 
 class Reconciler:
@@ -129,19 +145,78 @@ class Reconciler:
             log.warning("%d records belong to connections that are gone; forgotten", found.without_slot)
 
     def _put_back(self) -> int:
+        """Rows stay as they are but for a few; that their times are of another clock, their clock says in the end."""
         boot, offset, alive = boot_id(), wall_offset_ms(), self._store.alive_ms()
-        put, deadline = 0, 0.0
-        last: Record | None = None
-        before = LAST_NUMBER
-        while page := self._store.sleeping_rows(before):  # newest first: of two with the same 4-tuple it is the one
-            before = page[-1].id
-            others = self._without_followed([row for row in page if row.boot_id != boot])
-            now_ms = time.monotonic_ns() // 1_000_000
-            records = []
-            for row in others:
-                by_wall_ms = row.wall_offset_ms - offset
-                timestamps_ms = timestamps_ahead_ms(by_wall_ms, alive.get(row.boot_id), now_ms)
-                records.append(record_of(row).shifted(by_wall_ms, timestamps_ms))
+        now_ms = time.monotonic_ns() // 1_000_000
+        shifts = {}
+        for clock, (of_boot, its_offset) in self._store.other_clocks().items():
+            by_wall_ms = its_offset - offset
+            shifts[clock] = by_wall_ms, timestamps_ahead_ms(by_wall_ms, alive.get(of_boot), now_ms)
+        one_by_one = bool(self._store.rows_by_key(limit=1))
+        put = 0
+        for keys, kas, numbers, clocks in self._store.sleeping_parts(descending=True):
+            at = 0
+            for clock, rows in groupby(clocks):
+                first, at = at, at + sum(1 for _ in rows)
+                if clock not in shifts:
+                    continue
+                if one_by_one:
+                    put += self._put_back_each(numbers[first:at], boot, shifts)
+                    continue
+                page = _Page(keys[first * KEY.size : at * KEY.size], kas[first * KA.size : at * KA.size],
+                             numbers[first:at])  # fmt: skip
+                refused, others = self._put_back_page(page, *shifts[clock])
+                self._close_refused(refused)
+                put += at - first - len(refused) - len(others) + self._put_back_each(others, boot, shifts)
+            if self._end.has_come:
+                return put
+        self._store.put_back(shifts)
+        return put
+
+    def _put_back_page(self, page: _Page, ms: int, timestamps_ms: int) -> tuple[dict[int, int], array[int]]:
+        """By one call of the engine's, in which no row is looked at here. The errno of each that is refused, by its
+        number; and those that are to be put back one by one."""
+        refused, others = dict[int, int](), array("Q")
+        deadline = time.monotonic() + NO_ROOM_S
+        while page.numbers:
+            done, errors = self._engine.put_back(page.keys, page.kas, page.numbers, ms, timestamps_ms)
+            if any(errors):
+                for number, error in zip(page.numbers, errors, strict=False):
+                    if error == EOPNOTSUPP:
+                        others.append(number)
+                    elif error:
+                        refused[number] = error
+            page = _Page(page.keys[done * KEY.size :], page.kas[done * KA.size :], page.numbers[done:])
+            if done:
+                deadline = time.monotonic() + NO_ROOM_S
+            elif time.monotonic() > deadline or self._end.has_come:
+                refused.update(dict.fromkeys(page.numbers, ENOSPC))
+                break
+            else:
+                time.sleep(0.01)  # the table grows
+        return ({}, others) if self._end.has_come else (refused, others)
+
+    def _close_refused(self, refused: Mapping[int, int]) -> None:
+        """The client has connected again from the same port, so that the old connection is gone; or the table is full,
+        and its keep-alives are not answered."""
+        if not refused:
+            return
+        closed, deletes = [], []
+        for row in self._store.rows_numbered(list(refused)):
+            key = Key.unpack(row.key)
+            log.warning("%s: not put back: %s", key.client_text, os.strerror(refused[row.id]),
+                        extra=about(connection=row.id, client=key))  # fmt: skip
+            closed.append(history_row(row.id, row.key, row.service, State.SLEEP, State.CLOSED))
+            deletes.append((row.key, row.id))
+        self._store.add(closed, deletes=deletes)
+
+    def _put_back_each(self, numbers: array[int], boot: str, shifts: Mapping[int, tuple[int, int]]) -> int:
+        """Pairs, and those that may need no slot: their rows are written anew, on this boot's clock. How many."""
+        put, last, deadline = 0, None, 0.0
+        for start in range(0, len(numbers), PAGE):
+            found = sorted(self._store.rows_numbered(numbers[start : start + PAGE]), key=lambda row: -row.id)
+            others = self._without_followed([row for row in found if row.boot_id != boot])
+            records = [record_of(row).shifted(*shifts[row.clock]) for row in others]
             self._dispatcher.sleepers.insert(records)
             put += len(records)
             last = records[-1] if records else last

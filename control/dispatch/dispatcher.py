@@ -81,7 +81,7 @@ class Dispatcher:
         self._recall = Recall(engine, store, self.counters)
         self.sleepers = Sleepers(engine, store, self._waiters, self.counters)
         self._capacity = Capacity(engine, max_awake)
-        self._handlers: dict[int, Callable[[Event], None]] = {}
+        self._handlers: dict[int, Callable[[Event], None]] = {EventType.PUT_BACK: self._put_back}
         self._listeners: tuple[Listener, ...] = ()
         self._stopping = False
         self._askers: deque[threading.Event] = deque()
@@ -229,6 +229,9 @@ class Dispatcher:
         self.counters.transitions += times
         self.states[source] -= times
         self.states[target] += times
+
+    def _put_back(self, event: Event) -> None:
+        self.states[State.SLEEP] += event.count
 
     def _illegal(self, event: Event) -> None:
         self.counters.illegal += 1

@@ -18,7 +18,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from control.store import history, policies, schema, sleeping, tagging, tokens
 from control.store.database import StoreError, chunks, open_engine, reason
-from control.store.schema import KEY, KEYED, successors
+from control.store.records import shifted
+from control.store.schema import KA_BYTES, KEY, KEYED, successors
 from control.store.sleeping import LAST_NUMBER, Epochs, References, SleepingRow
 
 SCAN_ROWS: Final = 10_000
@@ -74,7 +75,8 @@ class Reader:
         return {key: (ka, rest) for key, ka, rest, _ in self._read_rows(sought)}
 
     def _read_rows(self, sought: References) -> list[tuple[bytes, bytes, bytes, str]]:
-        """(key, ka, rest, boot) of those that are there. By the driver itself: SQLAlchemy takes 50 us more a query."""
+        """(key, ka, rest, boot) of those that are there, on that boot's clock. By the driver itself: SQLAlchemy takes
+        50 us more a query."""
         dialect = self._reader_engine.dialect
         with self._restoring:
             try:
@@ -89,7 +91,8 @@ class Reader:
                         return found
 
                     found = sleeping.find(run, dialect.name, self._epochs, _RECORD, sought)
-                    return [(key, ka, rest, boot) for _, key, ka, rest, boot in found]
+                    return [(key, *shifted(ka, rest, ms, timestamps_ms), boot)
+                            for _, key, ka, rest, boot, ms, timestamps_ms in found]  # fmt: skip
             except (SQLAlchemyError, dialect.loaded_dbapi.Error) as error:
                 if self._restore is not None:
                     self._restore.invalidate()
@@ -115,37 +118,57 @@ class Reader:
     def sleeping_numbers(self) -> Iterator[tuple[bytes, array[int]]]:
         """Every row, by ascending numbers, some thousand at a time: the keys, packed one after the other, and the
         numbers. By the driver itself. Raises StoreError when they cannot be read."""
+        for (keys,), (numbers,) in self._scan(("key",), ("id",)):
+            yield keys, numbers
+
+    def sleeping_parts(self, descending: bool = False) -> Iterator[tuple[bytes, bytes, array[int], array[int]]]:
+        """The same with `ka` behind the keys, and clocks behind the numbers. descending: by descending numbers, so that
+        of two with the same 4-tuple the later one comes first."""
+        for (keys, kas), (numbers, clocks) in self._scan(("key", "ka"), ("id", "clock"), descending):
+            yield keys, kas, numbers, clocks
+
+    def _scan(self, blobs: Sequence[str], numbers: Sequence[str],
+              descending: bool = False) -> Iterator[tuple[list[bytes], list[array[int]]]]:  # fmt: skip
+        """Columns of all rows, by their numbers, SCAN_ROWS at a time. numbers: columns, the first of them `id`."""
         try:
-            yield from self._pages()
+            yield from self._pages(blobs, numbers, descending)
         except (SQLAlchemyError, self._reader_engine.dialect.loaded_dbapi.Error) as error:
             raise StoreError(f"cannot read the sleepers: {reason(error)}") from error
 
-    def _pages(self) -> Iterator[tuple[bytes, array[int]]]:
-        after = -1
+    def _pages(self, blobs: Sequence[str], numbers: Sequence[str],
+               descending: bool) -> Iterator[tuple[list[bytes], list[array[int]]]]:  # fmt: skip
+        of = schema.sleeping.c
+        bytes_of = [_BYTES[name] for name in blobs]
+        last = LAST_NUMBER if descending else -1
         with self._reading() as connection, closing(connection.connection.cursor()) as cursor:
             packed = connection.dialect.name in _PACKING
             while True:
-                of = schema.sleeping.c
-                page = sa.select(of.key, of.id).where(of.id > after).order_by(of.id).limit(SCAN_ROWS)
-                text = (_packed(page) if packed else page).compile(
+                page = sa.select(*(of[name] for name in (*blobs, *numbers))).limit(SCAN_ROWS)
+                page = (page.where(of.id < last).order_by(of.id.desc()) if descending
+                        else page.where(of.id > last).order_by(of.id))  # fmt: skip
+                text = (_packed(page, blobs, numbers) if packed else page).compile(
                     dialect=connection.dialect, compile_kwargs={"literal_binds": True}
                 )
                 cursor.execute(str(text))
                 rows = cursor.fetchall()
                 if packed:
-                    keys, numbers = rows[0][0] or b"", array("Q", json.loads(rows[0][1]))
+                    joined = [value or b"" for value in rows[0][: len(blobs)]]
+                    columns = [array("Q", json.loads(value)) for value in rows[0][len(blobs) :]]
                 else:
-                    keys, numbers = b"".join(row[0] for row in rows), array("Q", (row[1] for row in rows))
-                if len(keys) != KEY.size * len(numbers):
+                    joined = [b"".join(row[at] for row in rows) for at in range(len(blobs))]
+                    columns = [array("Q", (row[len(blobs) + at] for row in rows)) for at in range(len(numbers))]
+                if [len(value) for value in joined] != [size * len(columns[0]) for size in bytes_of]:
                     if not packed:
-                        wrong = [row[1] for row in rows if len(row[0]) != KEY.size]
-                        raise StoreError(f"cannot read the sleepers: the key of row {wrong[0]} is not {KEY.size} bytes")
+                        wrong = next(row[len(blobs)] for row in rows
+                                     if [len(value) for value in row[: len(blobs)]] != bytes_of)  # fmt: skip
+                        raise StoreError(f"cannot read the sleepers: {' or '.join(blobs)} of row {wrong} is not "
+                                         f"{' or '.join(map(str, bytes_of))} bytes")  # fmt: skip
                     packed = False  # the same page row by row: this SQLite ends what it puts together at the first NUL
                     continue
-                if not numbers:
+                if not columns[0]:
                     return
-                yield keys, numbers
-                after = numbers[-1]
+                yield joined, columns
+                last = columns[0][-1]
 
     def rows_at(self, sought: References) -> Iterator[SleepingRow]:
         """The rows of those of these connections that have one."""
@@ -257,16 +280,22 @@ class Reader:
         return found
 
 
-def _packed(page: sa.Select[Any]) -> sa.Select[Any]:
-    """A page of keys and numbers in one row, made by SQLite: half of the time that a tuple for each takes. What it puts
-    together is in the order of the page, since that has a limit. That a NUL does not end it is not promised by SQLite:
-    the length tells."""
+_BYTES: Final = {"key": KEY.size, "ka": KA_BYTES}
+
+
+def _packed(page: sa.Select[Any], blobs: Sequence[str], numbers: Sequence[str]) -> sa.Select[Any]:
+    """A page in one row, made by SQLite: half of the time that a tuple for each takes. What it puts together is in the
+    order of the page, since that has a limit. That a NUL does not end it is not promised by SQLite: the length
+    tells."""
     rows = page.subquery()
-    keys = sa.cast(sa.func.group_concat(rows.c.key, ""), sa.LargeBinary)
-    return sa.select(keys, sa.func.json_group_array(rows.c.id))
+    columns: list[Any] = [sa.cast(sa.func.group_concat(rows.c[name], ""), sa.LargeBinary) for name in blobs]
+    return sa.select(*columns, *(sa.func.json_group_array(rows.c[name]) for name in numbers))
 
 
-_RECORD: Final = "id, key, ka, rest, (SELECT boot_id FROM clocks WHERE clocks.clock = sleeping.clock)"
+_RECORD: Final = "id, key, ka, rest, " + ", ".join(
+    f"(SELECT {name} FROM clocks WHERE clocks.clock = sleeping.clock)"
+    for name in ("boot_id", "shift_ms", "timestamps_ms")
+)
 _PREDECESSORS: Final = (
     sa.select(successors.c.id).where(successors.c.successor == sa.bindparam("number")).order_by(successors.c.id)
 )

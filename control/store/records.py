@@ -18,6 +18,14 @@ def pack(record: Record) -> bytes:
     return record.ka + record.rest + (peer.key_raw + peer.ka + peer.rest if peer else b"")
 
 
+def shifted(ka: bytes, rest: bytes, ms: int, timestamps_ms: int) -> tuple[bytes, bytes]:
+    """Record.shifted, of the two columns."""
+    if not ms and not timestamps_ms:
+        return ka, rest
+    packed = pack(unpack(bytes(_KEY), ka + rest).shifted(ms, timestamps_ms))
+    return packed[:KA_BYTES], packed[KA_BYTES:]
+
+
 def unpack(key: bytes, packed: bytes) -> Record:
     """The record of the connection with this key. A rest that an earlier version wrote is shorter: it has no peer."""
     leg, other = packed[:_LEG].ljust(_LEG, b"\0"), packed[_LEG:]

@@ -36,7 +36,7 @@ from control.core.names import NAME_LENGTH
 SCHEMA_VERSION: Final = 6
 """What `meta` says, for versions that know no revisions: they leave a database of a number that is not theirs alone."""
 
-REVISION: Final = "0015"
+REVISION: Final = "0016"
 """The last of migrations/versions: what these tables are."""
 
 KEY: Final = struct.Struct("!16s16sHH")
@@ -104,7 +104,10 @@ clocks = Table(
     Column("clock", Integer, primary_key=True, autoincrement=False),
     Column("boot_id", String(36), nullable=False, comment="of the machine when rows were written by it"),
     Column("wall_offset_ms", BigInteger, nullable=False, comment="wall clock minus CLOCK_MONOTONIC at that time, ms"),
-)
+    Column("shift_ms", BigInteger, nullable=False, server_default="0",
+           comment="how far the boot's CLOCK_MONOTONIC is ahead of the records': of rows that were put back"),
+    Column("timestamps_ms", BigInteger, nullable=False, server_default="0", comment="the same of the clock of TSvals"),
+)  # fmt: skip
 
 history_parts = Table(
     "history_parts",

@@ -39,7 +39,9 @@ _LOW: Final = (1 << ROW_BITS) - 1
 _TEXT: Final = "SELECT {columns} FROM sleeping WHERE {condition}"
 _SLEEPING_ROW: Final = (
     "id, key, slept_at, (SELECT boot_id FROM clocks WHERE clocks.clock = sleeping.clock), "
-    "(SELECT wall_offset_ms FROM clocks WHERE clocks.clock = sleeping.clock), ka, rest"
+    "(SELECT wall_offset_ms FROM clocks WHERE clocks.clock = sleeping.clock), ka, rest, clock, "
+    "(SELECT shift_ms FROM clocks WHERE clocks.clock = sleeping.clock), "
+    "(SELECT timestamps_ms FROM clocks WHERE clocks.clock = sleeping.clock)"
 )
 References = Mapping[bytes, int]
 """By key: the reference (Record.reference)."""
@@ -63,6 +65,10 @@ class SleepingRow:
     wall_offset_ms: int
     ka: bytes
     rest: bytes
+    clock: int
+    shift_ms: int
+    """As in `clocks`."""
+    timestamps_ms: int
 
     @property
     def service(self) -> int:
@@ -178,8 +184,9 @@ def ids(connection: Connection, epochs: Epochs, sought: References) -> dict[byte
 def clock(connection: Connection, boot_id: str, offset_ms: int) -> int:
     """The number of this boot's clock, as it is set now."""
     known = sa.select(clocks.c.clock).where(
-        clocks.c.boot_id == boot_id, clocks.c.wall_offset_ms.between(offset_ms - CLOCK_MS, offset_ms + CLOCK_MS)
-    )
+        clocks.c.boot_id == boot_id, clocks.c.wall_offset_ms.between(offset_ms - CLOCK_MS, offset_ms + CLOCK_MS),
+        clocks.c.shift_ms == 0, clocks.c.timestamps_ms == 0,
+    )  # fmt: skip
     if (number := connection.scalar(known.limit(1))) is None:
         number = (connection.scalar(sa.select(sa.func.max(clocks.c.clock))) or 0) + 1
         connection.execute(sa.insert(clocks).values(clock=number, boot_id=boot_id, wall_offset_ms=offset_ms))

@@ -124,3 +124,21 @@ def adopt_tables(connection: Connection, tables: int, boot: str) -> int:
     count = connection.scalar(theirs) or 0
     connection.execute(sa.update(clocks).where(of_this).values(boot_id=OTHER_TABLES, wall_offset_ms=wall_offset_ms()))
     return count
+
+
+def other_clocks(connection: Connection, boot: str) -> dict[int, tuple[str, int]]:
+    """(name of the boot, wall_offset_ms) of each clock of another boot."""
+    found = connection.execute(sa.select(clocks).where(clocks.c.boot_id != boot))
+    return {row.clock: (row.boot_id, row.wall_offset_ms) for row in found}
+
+
+def put_back(connection: Connection, boot: str, shifts: Mapping[int, tuple[int, int]]) -> None:
+    """The rows of these clocks are this boot's: their times are off by so much more (shift_ms, timestamps_ms)."""
+    offset = wall_offset_ms()
+    for clock, (ms, timestamps_ms) in shifts.items():
+        of = clocks.c
+        connection.execute(
+            sa.update(clocks).where(of.clock == clock, of.boot_id != boot).values(
+                boot_id=boot, wall_offset_ms=offset, shift_ms=of.shift_ms + ms,
+                timestamps_ms=of.timestamps_ms + timestamps_ms)
+        )  # fmt: skip

@@ -345,6 +345,16 @@ class Store(Latest):
         with self._changing() as connection:
             return starting.alive_ms(connection)
 
+    def other_clocks(self) -> dict[int, tuple[str, int]]:
+        """starting.other_clocks. Raises StoreError."""
+        with self._changing() as connection:
+            return starting.other_clocks(connection, self._boot_id)
+
+    def put_back(self, shifts: Mapping[int, tuple[int, int]]) -> None:
+        """starting.put_back. Raises StoreError."""
+        with self._changing() as connection:
+            starting.put_back(connection, self._boot_id, shifts)
+
     def adopt_tables(self, tables: int) -> int:
         """starting.adopt_tables. For before `start`."""
         with self._writing() as connection:

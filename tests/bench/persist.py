@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the database takes: transitions, sleepers and wakes a second, in SQLite and in PostgreSQL; without an engine.
+"""What the database takes: transitions, sleepers and wakes a second, in SQLite and in PostgreSQL.
 
 Method. The store of a daemon (control/store), in a directory of its own; PostgreSQL is a server of the bench's, on the
 same disk, that syncs. Each figure of `..._per_s` is what was queued in one go until all of it is committed.
@@ -9,6 +9,7 @@ same disk, that syncs. Each figure of `..._per_s` is what was queued in one go u
     sleep_rows_per_s        records of connections that fall asleep for the first time, on top of none and, `_full`, of
                             `sleepers`; sleep_ratio: the latter over the former. `_again`: of any of `sleepers` at
                             random, whose rows were removed when they woke
+    put_back_per_s          rows of all sleepers that an engine has in a table that was empty, as after a reboot
     wake_reads_per_s        the record of one of `sleepers` at random, one after the other, as a client that wakes
     ..._bytes_per_row       growth of the files (SQLite), of the tables and their indexes (PostgreSQL), for each row
 """
@@ -25,17 +26,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from appliance.lab import Lab
 from appliance.wire import KA, LOW_BITS, NO_ENDS, REST, ROW_BITS
 from control.core.states import Cause, State
 from control.daemon.daemon import SWITCH_INTERVAL_S
 from control.store.schema import HISTORY, KEY, MAPPED
 from control.store.store import Store
-from tests.bench.direct import say
+from tests.bench.direct import running_engine, say
 from tests.bench.figures import Report, Target, percentile
 from tests.databases import Cluster, Postgres, Sqlite
 
 HISTORY_ROWS: Final = Target(at_least=100_000)
 SLEEP_ROWS: Final = Target(at_least=200_000)
+PUT_BACK: Final = Target(at_least=10_000_000 / 60)
 WAKE_READS: Final = Target(at_least=20_000)
 GET_MS: Final = Target(at_most=5.0)
 PIECE: Final = 50_000
@@ -155,6 +158,20 @@ class Bench:
         self._store.flush(PATIENCE_S)
         return self._sleep(numbers)
 
+    def put_back(self) -> float:
+        """Rows a second."""
+        with Lab(clients=1) as lab, running_engine(lab, [], self._sleepers * 100 // 90 + 1000, 100) as engine:
+            began, count = time.monotonic(), 0
+            for keys, kas, numbers, _ in self._store.sleeping_parts(descending=True):
+                done, errors = engine.put_back(keys, kas, numbers, -1000, -1000)
+                if done < len(numbers) or any(errors):
+                    raise RuntimeError(f"{done} of {len(numbers)} went back, with errors {set(errors)}")
+                count += done
+            took = time.monotonic() - began
+            if engine.stats()["table_ipv4"] != self._sleepers or count != self._sleepers:
+                raise RuntimeError(f"{count} of {self._sleepers} are back")
+        return count / took
+
     def wakes(self) -> float:
         """Reads a second."""
         numbers = [self._luck.randrange(1, self._sleepers + 1) for _ in range(min(READS, 10 * self._sleepers))]
@@ -196,6 +213,7 @@ UNITS: Final = {
     "sleep_ratio": "",
     "sleep_again_rows_per_s": "/s",
     "sleep_bytes_per_row": "bytes",
+    "put_back_per_s": "/s",
     "wake_reads_per_s": "/s",
 }
 TARGETS: Final = {
@@ -203,6 +221,7 @@ TARGETS: Final = {
     "history_get_ms_p99": GET_MS,
     "sleep_rows_per_s": SLEEP_ROWS,
     "sleep_full_rows_per_s": SLEEP_ROWS,
+    "put_back_per_s": PUT_BACK,
     "wake_reads_per_s": WAKE_READS,
 }
 
@@ -223,6 +242,7 @@ def _measured(database: Sqlite | Postgres, rows: int, sleepers: int, luck: rando
         found["sleep_full_rows_per_s"] = bench.sleep(sleepers - piece + 1, piece)
         found["sleep_ratio"] = found["sleep_full_rows_per_s"] / found["sleep_rows_per_s"]
         found["sleep_bytes_per_row"] = (bench.bytes() - before) / max(sleepers - piece, 1)
+        found["put_back_per_s"] = bench.put_back()
         found["wake_reads_per_s"] = bench.wakes()
         found["sleep_again_rows_per_s"] = bench.again(piece)
     return found

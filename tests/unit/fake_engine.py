@@ -20,6 +20,7 @@ from appliance.wire import (
     CANDIDATE,
     GIVEN_GROUP,
     KA,
+    KEY,
     NO_ENDS,
     NO_REST,
     REST,
@@ -136,6 +137,17 @@ class FakeEngine:
         return [command.op for command in self.commands]
 
     # -- the engine's face ----
+
+    def put_back(self, keys: bytes, kas: bytes, numbers: array[int], ms: int,
+                 timestamps_ms: int) -> tuple[int, bytes]:  # fmt: skip
+        errors = bytearray(len(numbers))
+        for at, number in enumerate(numbers):
+            k = Key.unpack(keys[at * KEY.size : (at + 1) * KEY.size])
+            if k in self.connections:
+                errors[at] = 0 if self.connections[k].id == number else EEXIST
+            else:
+                self.add(k, number, State.SLEEP)
+        return len(numbers), bytes(errors)
 
     def attach(self, ifname: str, mode: str = "auto", servers: bool = False) -> str:
         return "native" if mode == "native" else "generic"

@@ -14,7 +14,7 @@ from appliance.wire import NO_ENDS, Event, Key, Sought
 from control.core.states import Cause, State
 from control.daemon import inventory
 from control.daemon.end import End
-from control.daemon.inventory import Inventory, catch_up, tables_of, take_inventory
+from control.daemon.inventory import Inventory, catch_up, record_of, tables_of, take_inventory
 from control.daemon.reconcile import Reconciler
 from control.store import reading as reading_module
 from control.store import starting
@@ -281,3 +281,35 @@ def test_what_a_killed_predecessor_could_not_write_is_added(still: Rig) -> None:
     ]
     first, last = still.store.begin_run()
     assert catch_up(still.store, found, first, last) == 0
+
+
+def test_rows_are_put_back_as_they_are_and_their_clock_says_by_how_much_they_are_off(rig: Rig, tmp_path: Path) -> None:
+    """However often the machine boots; and one whose client has come back meanwhile is closed."""
+    rig.engine.carry_out = False
+    for number in (11, 12, 13):
+        put_row(rig, number)
+    before = {row.id: row for row in rig.store.sleeping_rows()}
+    rig.engine.carry_out = True
+    rig.start()
+    engine, nobody = cast(Any, rig.engine), cast(Any, None)
+    for boots in (1, 2):
+        rig.engine.connections.clear()
+        rig.engine.add(key(13), 99, State.ACTIVE)
+        with sqlite3.connect(tmp_path / "roost.db") as database:
+            database.execute("DELETE FROM meta WHERE key = 'boot'")
+            database.execute("UPDATE clocks SET boot_id = 'the boot before', wall_offset_ms = wall_offset_ms - 60000")
+        reconciler = Reconciler(
+            engine, rig.store, rig.dispatcher, nobody, nobody, nobody, nobody, End(), Inventory(), (0, 0), nobody
+        )
+        assert reconciler._put_back() == 2
+        until(lambda: rig.store.sleeping_by_id(13) is None)
+        assert not rig.store.has_rows_of_another_boot(rig.store._boot_id)
+        for number in (11, 12):
+            row, old = rig.store.sleeping_by_id(number), before[number]
+            assert row is not None
+            assert (row.ka, row.rest, row.clock, row.slept_at) == (old.ka, old.rest, old.clock, old.slept_at)
+            assert row.shift_ms == pytest.approx(-60_000 * boots, abs=5_000)
+            ka, _ = rig.store.read({row.key: record_of(row).reference})[row.key]
+            assert ka == record_of(row).ka != old.ka
+    assert {c.id for c in rig.engine.connections.values()} == {11, 12, 99}
+    assert [number for number, _, target, _ in rig.history() if target == "CLOSED"] == [13]
