@@ -15,7 +15,7 @@ UNIT: Final = "roost.service"
 SYSTEMCTL: Final = """#!/bin/sh
 case "$1" in
 list-jobs) [ -e {job} ] && echo "7 {unit} $(cat {job}) running" ;;
-is-system-running) echo running ;;
+is-system-running) [ -e {down} ] && echo stopping || echo running ;;
 esac
 """
 AS_SYSTEMD: Final = 'exec 3<&"$0"; LISTEN_PID=$$ exec "$@"'
@@ -32,8 +32,9 @@ class ServiceManager:
         self.kept: dict[str, int] = {}
         """Descriptors by name."""
         self._job = directory / "job"
+        self._down = directory / "down"
         systemctl = directory / "systemctl"
-        systemctl.write_text(SYSTEMCTL.format(job=self._job, unit=UNIT))
+        systemctl.write_text(SYSTEMCTL.format(job=self._job, unit=UNIT, down=self._down))
         systemctl.chmod(0o755)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(directory / "notify"))
@@ -70,6 +71,7 @@ class ServiceManager:
         """With all that is kept, at most one descriptor."""
         self.hear()
         self._job.unlink(missing_ok=True)
+        self._down.unlink(missing_ok=True)
         if not self.kept:
             self.daemon.start(timeout_s, environment=self._environment)
             return
@@ -78,9 +80,11 @@ class ServiceManager:
         self.daemon.start(timeout_s, environment=self._environment | passed, pass_fds=[fd],
                           under=["bash", "-c", AS_SYSTEMD, str(fd)])  # fmt: skip
 
-    def stop(self, job: str = "stop", timeout_s: float = 60.0) -> int:
-        """The exit status. job: of the manager, as it tells who asks."""
+    def stop(self, job: str = "stop", goes_down: bool = False, timeout_s: float = 60.0) -> int:
+        """The exit status. job: of the manager, as it tells who asks. goes_down: with the whole machine."""
         self._job.write_text(job)
+        if goes_down:
+            self._down.touch()
         status = self.daemon.terminate(timeout_s)
         self.hear()
         return status

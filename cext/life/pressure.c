@@ -150,6 +150,8 @@ void roost_descent_turn(struct roost_engine *e) {
         struct roost_key key;
         d->at = d->at + 1 < positions ? d->at + 1 : 0;
         struct roost_ka *slot = roost_table_at(&e->table, d->at, &key);
+        if (slot && d->cause == ROOST_C_SHUTDOWN && ROOST_PHASE(slot->ctl) == ROOST_IDLE && ROOST_IS_BORN(slot->rest))
+            roost_born_settle(e, &key, slot); /* no row without a number. No rest slot: in the next round */
         if (!may_sleep(e, slot) || rank_of(e, slot) > d->most)
             continue;
         ask_to_sleep(e, &key, slot);

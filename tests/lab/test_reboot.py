@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sqlite3
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from appliance.lab import DaemonHandle, Lab, wait_until
+from appliance.lab.service_manager import ServiceManager
 from control.daemon.end import STILL_S
 from tests.reboot import age
 
@@ -70,27 +70,46 @@ def test_a_reboot_resets_none(service: dict[str, Any], router: dict[str, Any] | 
 )
 def test_the_end_of_the_machine_writes_what_is_idle(tmp_path: Path, told: str, interface: str, kept: int) -> None:
     """`systemctl is-system-running` says whether it is that, or the end of the service alone."""
-    systemctl = tmp_path / "systemctl"
-    systemctl.write_text(f"#!/bin/sh\necho {told}\n")
-    systemctl.chmod(0o755)
-    with Lab(clients=CLIENTS) as lab, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(str(tmp_path / "notify"))
+    with Lab(clients=CLIENTS) as lab:
         lab.server(PORT)
         config = lab.config(PORT, policy={**QUIET, "idle_quiet": "1h"}, service={"interface": interface})
-        daemon = lab.daemon(config, start=False)
-        environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        daemon.start(environment=environment)
-        clients = lab.swarm()
-        assert clients.connect(CLIENTS, (lab.address("box", "wan0"), PORT)).connected == CLIENTS
-        wait_until(lambda: daemon.status()["connections"]["IDLE"] == CLIENTS, 20, "all are idle")
-        began = time.monotonic()
-        daemon.terminate()
-        assert time.monotonic() - began < STILL_S, "all rows are written, and no other is waited for"
-        assert quarantined(lab, daemon) == 0
-        daemon.unpin()
-        daemon.start()
-        wait_until(lambda: "quarantine" not in tables(lab), 20, "all are in the table")
-        assert clients.say(CLIENTS).answered == kept
+        with ServiceManager(lab.daemon(config, start=False), tmp_path) as manager:
+            daemon = manager.daemon
+            manager.start()
+            clients = lab.swarm()
+            assert clients.connect(CLIENTS, (lab.address("box", "wan0"), PORT)).connected == CLIENTS
+            wait_until(lambda: daemon.status()["connections"]["IDLE"] == CLIENTS, 20, "all are idle")
+            began = time.monotonic()
+            manager.stop(goes_down=told == "stopping")
+            assert time.monotonic() - began < STILL_S, "all rows are written, and no other is waited for"
+            assert quarantined(lab, daemon) == 0
+            daemon.unpin()
+            manager.start()
+            wait_until(lambda: "quarantine" not in tables(lab), 20, "all are in the table")
+            assert clients.say(CLIENTS).answered == kept
+
+
+def test_the_end_of_the_machine_writes_those_that_were_born_asleep_and_never_spoke(tmp_path: Path) -> None:
+    with Lab(clients=CLIENTS) as lab, ServiceManager(lab.daemon(config_of_born(lab), start=False), tmp_path) as manager:
+        lab.server(PORT)
+        manager.start()
+        at = lab.address("box", "wan0"), PORT
+        with ExitStack() as sockets:
+            with lab.enter("wan"):
+                clients = [sockets.enter_context(socket.create_connection(at, 5)) for _ in range(CLIENTS)]
+            wait_until(lambda: manager.daemon.status()["counters"]["born"] == CLIENTS, 5, "all are born asleep")
+            manager.stop(goes_down=True)
+            assert quarantined(lab, manager.daemon) == 0
+            manager.daemon.unpin()
+            manager.start()
+            wait_until(lambda: "quarantine" not in tables(lab), 20, "all are in the table")
+            for number, client in enumerate(clients):
+                client.sendall(f"HELLO c{number:06d}\n".encode())
+                assert client.recv(100) == f"WELCOME c{number:06d}\n".encode()
+
+
+def config_of_born(lab: Lab) -> dict[str, Any]:
+    return lab.config(PORT, policy={**QUIET, "idle_quiet": "1h"}, service={"born": "always"}, table={"idle": 10})
 
 
 def test_where_a_daemon_runs_none_begins() -> None:
