@@ -3,6 +3,7 @@
 #include "bridge.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -94,7 +95,7 @@ static void look_again(const struct roost_bridge *b, struct roost_handed *h, enu
 static void move(struct roost_bridge *b, struct roost_handed *h, enum leg from) {
     const enum leg to = from == CLIENT ? SERVER : CLIENT;
     struct roost_handed_facts *f = &h->facts;
-    for (int reads = 0; f->moves && !f->leg[from].eof; reads++) {
+    for (int reads = 0; f->moves; reads++) {
         int error = flush(h, to);
         if (error == EINTR)
             continue;
@@ -103,7 +104,7 @@ static void move(struct roost_bridge *b, struct roost_handed *h, enum leg from) 
                 broken(h, to, error);
             return;
         }
-        if (from == CLIENT && f->leg[SERVER].eof)
+        if (f->leg[SERVER].eof || f->leg[from].eof)
             return; /* a link that has ended must not swallow what the client says now */
         if (reads == READS_A_TURN) {
             look_again(b, h, from);
@@ -190,6 +191,7 @@ static void close_descriptors(struct roost_bridge *b) {
 int roost_bridge_start(roost_bridge *b) {
     struct epoll_event event = {.events = EPOLLIN};
     sigset_t all, old;
+    roost_bridge_stop(b);
     b->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     b->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int error =
@@ -223,6 +225,7 @@ void roost_bridge_stop(roost_bridge *b) {
 
 int roost_bridge_receive(roost_bridge *b, int from, uint32_t *refused) {
     int error = 0, came = 0;
+    roost_bridge_stop(b); /* which has the room */
     for (;;) {
         struct roost_handed *h = roost_handed_receive(from, b->room, &error);
         if (h) {
@@ -239,10 +242,13 @@ int roost_bridge_receive(roost_bridge *b, int from, uint32_t *refused) {
 int roost_bridge_send(roost_bridge *b, int to) {
     int error = 0, went = 0;
     struct roost_handed *h;
-    while ((h = b->first) && !(error = roost_handed_send(to, h))) {
+    while ((h = b->first)) {
+        const bool wanted = h->fd[0] >= 0; /* else an engine has taken it, or it is forgotten */
+        if (wanted && (error = roost_handed_send(to, h)))
+            break;
         b->first = h->next;
         roost_handed_free(h);
-        went++;
+        went += wanted;
     }
     if (!b->first)
         b->tail = &b->first;
@@ -287,10 +293,12 @@ static bool listens_at(const struct roost_handed *h, uint16_t port, uint8_t ip[1
 int roost_bridge_listener(struct roost_bridge *b, const uint8_t ip[16], uint16_t port, bool transparent) {
     uint8_t its[16];
     for (struct roost_handed *h = b->first; h; h = h->next) {
-        if (!listens_at(h, port, its) || memcmp(its, ip, sizeof(its)) || is_transparent(h->fd[0]) != transparent)
+        if (h->taker || !listens_at(h, port, its) || memcmp(its, ip, sizeof(its)) ||
+            is_transparent(h->fd[0]) != transparent)
             continue;
-        int fd = h->fd[0];
-        h->fd[0] = -1;
+        int fd = fcntl(h->fd[0], F_DUPFD_CLOEXEC, 0);
+        if (fd >= 0)
+            h->taker = b;
         return fd;
     }
     return -1;

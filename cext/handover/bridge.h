@@ -23,7 +23,8 @@ struct roost_bridge {
 };
 
 void roost_bridge_add(struct roost_bridge *b, struct roost_handed *h);
-/* The listening socket for this address (port in network order), which is the caller's from then on; -1: there is none. */
+/* A descriptor, the caller's, of the listening socket for this address (port in network order), once for each engine; -1: there is
+ * none. The bridge keeps its own: an engine that does not get as far as to start leaves who waits in its queue to the next. */
 int roost_bridge_listener(struct roost_bridge *b, const uint8_t ip[16], uint16_t port, bool transparent);
 /* Closes the listening sockets of a port: they are in the way of another address. */
 void roost_bridge_forget_listeners(struct roost_bridge *b, uint16_t port);

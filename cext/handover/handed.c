@@ -89,7 +89,7 @@ static bool is_whole(const struct roost_handed *h) {
     if (f->kind == ROOST_HANDED_LISTENER)
         return h->fd[0] >= 0;
     return f->kind == ROOST_HANDED_CONNECTION && h->fd[0] >= 0 && (h->fd[1] >= 0) == has_server &&
-           f->link <= ROOST_HANDED_WANTED;
+           f->link <= ROOST_HANDED_WANTED && (has_server || !f->moves);
 }
 
 static bool take(struct roost_handed *h, const uint8_t *room, size_t size) {
@@ -111,12 +111,17 @@ struct roost_handed *roost_handed_receive(int from, uint8_t *room, int *error) {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)};
     struct roost_handed *h = roost_handed_new(0);
     ssize_t size = h ? recvmsg(from, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) : -1;
-    if (size <= 0) {
-        *error = !h ? -ENOMEM : size < 0 && errno != EAGAIN ? -errno : 0;
+    if (size < 0) {
+        *error = !h ? -ENOMEM : errno != EAGAIN ? -errno : 0;
         free(h);
         return NULL;
     }
     take_descriptors(h, &message);
+    if (!size) { /* the end; or a message of nothing, which none of us sends */
+        roost_handed_free(h);
+        *error = 0;
+        return NULL;
+    }
     if (!(message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) && (size_t)size >= LEAST_FACTS && take(h, room, (size_t)size)) {
         *error = 0;
         return h;

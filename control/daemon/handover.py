@@ -47,13 +47,14 @@ class HandOver:
                 self._kept = True
                 self._take_up(fd)
             os.close(fd)
+        if self._kept:
+            _start(self._begun())
 
     def _take_up(self, fd: int) -> None:
         bridge = self._begun()
         if refused := bridge.receive(fd):
             log.error("%d awake connections were handed over by another version in a way that this one does not know; "
                       "they end", refused)  # fmt: skip
-        bridge.start()
 
     def _begun(self) -> Bridge:
         from appliance.engine.bridge import Bridge
@@ -87,7 +88,7 @@ class HandOver:
         """Of an engine that has stopped: what is awake. How many connections."""
         bridge = self._begun()
         count = engine.hand_over(bridge)
-        bridge.start()
+        _start(bridge)
         return count
 
     def leave(self) -> None:
@@ -95,11 +96,27 @@ class HandOver:
         bridge, self._bridge = self._bridge, None
         if bridge is None:
             return
+        from appliance.engine.library import EngineError
+
         bridge.stop()
+        if self._kept:  # this daemon did not get as far as to run; the manager's room is for one of that name
+            notify(self._manager, "FDSTOREREMOVE=1", f"FDNAME={NAME}")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             ours.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_SNDBUFFORCE", 32), QUEUE_BYTES)
-            bridge.send(ours.fileno())
+            try:
+                bridge.send(ours.fileno())
+            except EngineError as error:
+                log.error("%d awake connections end: %s", bridge.count(), error)
             # FDPOLL: else the manager drops it as soon as our end is closed.
             notify(self._manager, "FDSTORE=1", "FDPOLL=0", f"FDNAME={NAME}", fds=[theirs.fileno()])
         bridge.close()
+
+
+def _start(bridge: Bridge) -> None:
+    from appliance.engine.library import EngineError
+
+    try:
+        bridge.start()
+    except EngineError as error:
+        log.warning("what awake clients say waits for the next engine: %s", error)
