@@ -176,6 +176,8 @@ int roost_hand_over(roost_engine *e, roost_bridge *b) {
 
 void roost_inherit(roost_engine *e, roost_bridge *b) {
     e->bridge = b;
+    for (struct roost_handed *h = b->first; h; h = h->next)
+        h->taker = NULL; /* of an engine that was closed before its start */
 }
 
 static void enter_pool(struct roost_engine *e, struct roost_conn *c) {
@@ -291,7 +293,7 @@ static void take_up(struct roost_engine *e, struct roost_handed *h) {
         roost_client_failed(e, c);
     else if (f->leg[1].broken)
         roost_server_failed(e, c);
-    else if (f->link == ROOST_HANDED_WANTED)
+    else if (f->link == ROOST_HANDED_WANTED && !c->want_close)
         roost_link_open(e, c);
     roost_conn_run(e, c);
 }
@@ -301,7 +303,7 @@ void roost_inherited_begin(struct roost_engine *e) {
         return;
     roost_bridge_stop(e->bridge);
     for (struct roost_handed *h = e->bridge->first; h; h = h->next) {
-        if (h->taker)
+        if (h->taker && h->facts.kind == ROOST_HANDED_CONNECTION)
             take_up(e, h);
         h->taker = NULL;
     }

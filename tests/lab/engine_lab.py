@@ -30,6 +30,7 @@ from typing import Any, Final, Self, cast
 
 from appliance.box.router import open_routes
 from appliance.engine import Engine, unpin
+from appliance.engine.bridge import Bridge
 from appliance.lab import Lab, leftovers
 from appliance.paths import bpf_objects
 from appliance.wire import Command, EngineOptions, Event, EventType, Key, Op, Record, ServiceSpec, Sought
@@ -209,8 +210,21 @@ class EngineLab:
         """What the next engine is asked for."""
         self._options = replace(self._options, **options)
 
-    def start(self) -> None:
-        """Start an engine; it adopts what an earlier one left."""
+    def start(self, bridge: Bridge | None = None, specs: Sequence[ServiceSpec] | None = None) -> int:
+        """Start an engine; it adopts what an earlier one left. bridge: has what was awake, which this engine takes up.
+        specs: other services. How many connections it has taken up."""
+        taken = self.make(bridge, specs)
+        engine = self.engine
+        with self.lab.enter("box"):
+            engine.start()
+        self._driving = True
+        self._thread = threading.Thread(target=self._drive, args=(engine,), name="engine-lab")
+        self._thread.start()
+        return taken
+
+    def make(self, bridge: Bridge | None = None, specs: Sequence[ServiceSpec] | None = None) -> int:
+        """As `start`, but for the start itself."""
+        taken = 0
         with self.lab.enter("box"):
             engine = self._engine = Engine(self._options)
             self.attached = engine.attach("wan0", self._xdp_mode)
@@ -221,14 +235,15 @@ class EngineLab:
                 engine.open_router(self._attach_ports, self._wait_ms, self._dial_ms)
                 engine.steer("wan0", servers=False)
                 engine.steer("lan0", servers=True)
-            for family in (4, 6):
-                engine.add_service(self.spec(family))
+            if bridge is not None:
+                engine.inherit(bridge)
+            for spec in [self.spec(family) for family in (4, 6)] if specs is None else specs:
+                engine.add_service(spec)
             if self._link_ports:
                 engine.link_ports(*self._link_ports)
-            engine.start()
-        self._driving = True
-        self._thread = threading.Thread(target=self._drive, args=(engine,), name="engine-lab")
-        self._thread.start()
+            if bridge is not None:
+                taken = engine.inherit_connections()
+        return taken
 
     def restart_as(self, router: bool) -> None:
         """Start with another configuration; the engine must be stopped."""
@@ -244,6 +259,33 @@ class EngineLab:
         self._engine.stop()
         self._engine.close()
         self._engine = None
+
+    def leave_awake(self, moves: bool = True) -> Bridge:
+        """Ends the engine; what is awake is in the bridge, which moves its bytes if asked to."""
+        self.hand_over()
+        bridge, engine = Bridge(), self.engine
+        engine.stop()
+        engine.hand_over(bridge)
+        self.events += engine.events(timeout_ms=0)
+        engine.close()
+        self._engine = None
+        self._before = {}
+        if moves:
+            bridge.start()
+        return bridge
+
+    def take_up(self, bridge: Bridge, moves: bool = True, specs: Sequence[ServiceSpec] | None = None) -> int:
+        """An engine that has what was awake, which another bridge has meanwhile. How many connections."""
+        second = passed_on(bridge)
+        if moves:
+            second.start()
+        taken = self.start(second, specs)
+        second.close()
+        return taken
+
+    def exchange_engine(self, moves: bool = True) -> int:
+        """The engine ends, and another takes up what was awake, how many connections."""
+        return self.take_up(self.leave_awake(moves), moves)
 
     def hand_over(self) -> None:
         """From here on the test takes the engine's events itself."""
@@ -473,6 +515,20 @@ class EngineLab:
         self.submit(Op.ATTACH, pair, Cause.SERVER_ATTACH, fd=accepted.detach(), preamble=preamble, early=early,
                     token=token, count=timeout_ms)  # fmt: skip
         return server
+
+
+def passed_on(bridge: Bridge) -> Bridge:
+    """What is there, through a queue as between two daemons; the first bridge is closed."""
+    bridge.stop()
+    second = Bridge()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        ours.setsockopt(socket.SOL_SOCKET, getattr(socket, "SO_SNDBUFFORCE", 32), 1 << 28)
+        bridge.send(ours.fileno())
+        bridge.close()
+        refused = second.receive(theirs.fileno())
+    assert not refused, f"{refused} messages are of no use"
+    return second
 
 
 def thread_of_engine() -> int:
