@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "cext/handover/bridge.h"
+#include "cext/base/address.h"
 #include "cext/base/face.h"
 #include "life.h"
 
@@ -224,6 +225,17 @@ int roost_inherit_connections(roost_engine *e) {
     return taken;
 }
 
+/* Links that may sleep take their ports in turn: behind those that are in use. */
+static void pass_port(struct roost_engine *e, int fd) {
+    uint8_t local[16];
+    uint16_t port_be;
+    if (roost_address_of_socket(fd, local, &port_be))
+        return;
+    uint16_t port = ntohs(port_be);
+    if (port >= e->link_port_next && port < e->link_port_last)
+        e->link_port_next = port + 1;
+}
+
 static void take_leg(struct roost_leg *leg, struct roost_handed *h, int which) {
     const struct roost_handed_leg *f = &h->facts.leg[which];
     leg->fd = h->fd[which];
@@ -281,6 +293,8 @@ static void take_up(struct roost_engine *e, struct roost_handed *h) {
     e->stat[ROOST_E_BYTES_OUT] += f->bridged[1];
     take_leg(&c->client, h, 0);
     take_leg(&c->server, h, 1);
+    if (c->server.fd >= 0 && roost_service_of(e, c->service)->persistent)
+        pass_port(e, c->server.fd);
     bool kept = take_in_band(c, h) && (!c->client.rebuilt || !roost_rebuilt_reserve(e, c->client.fd)) &&
                 !roost_watch(e, c->client.fd, c, false) && (c->server.fd < 0 || !roost_watch(e, c->server.fd, c, true));
     if (c->client.rebuilt && kept)

@@ -326,6 +326,22 @@ def test_a_pair_sleeps_and_wakes_as_one(box: EngineLab, family: int) -> None:
     assert box.no_server_is_asked(family, 0.05)
 
 
+@pytest.mark.engine(service=PERSISTENT)
+def test_a_new_link_that_may_sleep_does_not_search_for_a_port_among_those_in_use(box: EngineLab) -> None:
+    """An attempt tries 256 ports, and there is another one 200 ms later."""
+    clients = [box.dial() for _ in range(800)]
+    servers = [box.accept() for _ in clients]
+    box.wait(lambda: len(box.events) >= len(clients), "all are linked")
+    assert box.exchange_engine() == len(clients)
+    began = time.monotonic()
+    later = box.dial()
+    server = box.accept()
+    assert time.monotonic() - began < 0.5
+    assert server.getpeername()[1] > max(one.getpeername()[1] for one in servers)
+    later.sendall(b"hello")
+    assert receive(server, 5) == b"hello"
+
+
 @pytest.mark.parametrize("after_ms", [0, 2, 8])
 @pytest.mark.engine(service=PERSISTENT)
 def test_a_pair_whose_freeze_has_begun_is_one_or_asleep(box: EngineLab, after_ms: int) -> None:
