@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -47,6 +49,8 @@ def command(config_path: str, check: bool, take_over: bool, api_apart: bool, qua
         from control.daemon.handover import HandOver  # before all else: clients of the daemon before wait for it
 
         handover = HandOver()
+        if handover.kept:  # else the end, before the daemon hears signals itself, would be that of all who wait for it
+            signal.signal(signal.SIGTERM, _end)
         try:
             sys.exit(_run(config_path, take_over, api_apart, verbose, handover))
         finally:
@@ -69,6 +73,11 @@ def command(config_path: str, check: bool, take_over: bool, api_apart: bool, qua
     from control.daemon.quarantine import begin_alone
 
     sys.exit(begin_alone(config))
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(0)
 
 
 def _run(config_path: str, take_over: bool, api_apart: bool, verbose: bool, handover: HandOver) -> int:

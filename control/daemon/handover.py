@@ -37,17 +37,18 @@ class HandOver:
         """Takes up what the service manager has kept; what it says of that in environment is taken out."""
         self._manager = environment.get("NOTIFY_SOCKET", "")
         self._bridge: Bridge | None = None
-        self._kept = False
+        self.kept = False
+        """By the service manager, for this daemon."""
         names = environment.pop("LISTEN_FDNAMES", "").split(":")
         count, whose = (environment.pop(f"LISTEN_{name}", "") for name in ("FDS", "PID"))
         if whose != str(os.getpid()) or not count.isdecimal():
             return
         for fd, name in zip(range(FIRST_FD, FIRST_FD + int(count)), names, strict=False):
             if name == NAME:
-                self._kept = True
+                self.kept = True
                 self._take_up(fd)
             os.close(fd)
-        if self._kept:
+        if self.kept:
             _start(self._begun())
 
     def _take_up(self, fd: int) -> None:
@@ -80,9 +81,9 @@ class HandOver:
                 log.error("%d awake connections that were handed over could not be taken up; they end", left)
             self._bridge.close()
             self._bridge = None
-        if self._kept:  # empty by now
+        if self.kept:  # empty by now
             notify(self._manager, "FDSTOREREMOVE=1", f"FDNAME={NAME}")
-            self._kept = False
+            self.kept = False
 
     def take(self, engine: Engine) -> int:
         """Of an engine that has stopped: what is awake. How many connections."""
@@ -99,7 +100,7 @@ class HandOver:
         from appliance.engine.library import EngineError
 
         bridge.stop()
-        if self._kept:  # this daemon did not get as far as to run; the manager's room is for one of that name
+        if self.kept:  # this daemon did not get as far as to run; the manager's room is for one of that name
             notify(self._manager, "FDSTOREREMOVE=1", f"FDNAME={NAME}")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
