@@ -10,7 +10,8 @@ by the same package once more; `bench reboot` does other things to it.
 
 After each, all clients speak. `lost_connections` are those that have no connection any more, or no answer; `resets` are
 those that were told so by RST; `lost_bytes` are those that were said then and not answered. `..._s` is from the order
-until the service is active again, and `pause_ms` is how long a client waited for its answer that spoke just then.
+until the service is active again; meanwhile one client after the other speaks, and `pause_ms` is the longest time that
+one waited for its answer.
 
     boot_s      from power on until ssh lets in
     start_s     `systemctl enable --now roost`, until it serves
@@ -25,7 +26,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -34,6 +34,7 @@ from appliance.lab import Lab, SwarmGroup, endpoint, wait_until
 from appliance.lab.machine import Machine, missing
 from tests.bench.direct import say
 from tests.bench.figures import Report
+from tests.bench.upgrade import Speaking
 from tests.mutants import ROOT
 
 PORT: Final = 8000
@@ -51,6 +52,9 @@ PROBED: Final = 2.5
 
 ANSWER_S: Final = 60.0
 PAUSE_S: Final = 300.0
+AWAY_S: Final = 3.0
+"""Until then a machine whose power is cut has none: a client that is awake at that moment would be lost."""
+
 SAID_BYTES: Final = 16
 LEFT: Final = """
     find /etc /run /sys/fs/bpf /usr /var/lib -path '*roost*'
@@ -121,18 +125,19 @@ class Fleet:
         """How many have no answer."""
         return sum(self._each - one.say(self._each, timeout_s=ANSWER_S).answered for one in self.groups.values())
 
-    def suffer(self, how: str, act: Callable[[Machine], object], forgotten: Sequence[str] = ()) -> bool:
-        """Do that to the machine; one client speaks meanwhile. forgotten: groups of which the machine knows nothing
-        afterwards, which count apart. False: others are lost, too."""
+    def suffer(self, how: str, act: Callable[[Machine], object], forgotten: Sequence[str] = (),
+               speaks: str = "sleep", after_s: float = AWAY_S) -> bool:  # fmt: skip
+        """Do that to the machine; clients of `speaks` speak one after the other meanwhile, but for the first seconds.
+        forgotten: groups of which it knows nothing afterwards, which count apart. False: others are lost, too."""
         self.settle()
-        with ThreadPoolExecutor(1) as apart:
-            began = time.monotonic()
-            waits = apart.submit(self.groups["sleep"].say, 1, timeout_s=PAUSE_S)
-            act(self._machine)
-            wait_until(lambda: serving(self._machine), SERVING_S, "the service is active", 0.5)
-            took = time.monotonic() - began
-            said = waits.result()
-        self._pauses.append(max(said.rtt_us, default=PAUSE_S * 1e6) / 1000)
+        speaking = Speaking(self.groups[speaks], 1, after_s, concurrency=1, timeout_s=PAUSE_S)
+        began = time.monotonic()
+        speaking.start()
+        act(self._machine)
+        wait_until(lambda: serving(self._machine), SERVING_S, "the service is active", 0.5)
+        took = time.monotonic() - began
+        speaking.end()
+        self._pauses.append(speaking.longest_ms(began))
         self._seconds.append(took)
         self._report.add(f"{how}_s", took, "s")
         time.sleep(PROBED * self._probe_s)
@@ -140,7 +145,7 @@ class Fleet:
             gone = sum(self._afterwards(self.groups.pop(name), counts=False)[0] for name in forgotten)
             self._report.add(f"{how}_forgotten", gone, "clients")
         of_each = [self._afterwards(one) for one in self.groups.values()]
-        self._lost.append(sum(gone for gone, _ in of_each) + 1 - said.answered)
+        self._lost.append(sum(gone for gone, _ in of_each) + speaking.failed)
         self._resets.append(sum(reset for _, reset in of_each))
         say(f"{how}: serves again after {took:.0f} s, {self._lost[-1]} lost, {self._resets[-1]} by RST; "
             f"a client waited {self._pauses[-1] / 1000:.1f} s")  # fmt: skip
@@ -201,13 +206,17 @@ def run(connections: int = 150, root: str | None = None) -> Report:
     report = Report("boot", f"{connections:,} clients, kept alive every {PROBE_S:g} s; upgraded")
     with booted(report, connections, root, PROBE_S) as (machine, fleet):
         before = numbers(machine)
-        if fleet.suffer("upgrade", lambda machine: machine.run("dpkg -i /root/roost_*.deb")):
+        if fleet.suffer("upgrade", upgrade, speaks="awake", after_s=0):
             report.add_zero("other_numbers", len(before - numbers(machine)), "connections")
         machine.run("dpkg", "--purge", "roost")
         left = machine.run(LEFT).splitlines()
         report.problems += [f"left behind: {line}" for line in left]
         report.add_zero("left_behind", len(left), "")
     return report
+
+
+def upgrade(machine: Machine) -> None:
+    machine.run("dpkg -i /root/roost_*.deb")
 
 
 def numbers(machine: Machine) -> set[int]:

@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from appliance.lab import Lab, wait_until
 from appliance.lab.groups import SwarmGroup
@@ -42,10 +43,13 @@ POLICY = {"active_quiet": "never", "standby_quiet": "never", "idle_quiet": "neve
 class Speaking(threading.Thread):
     """Clients speak, one round after the other, until it is ended: (when, how long in ms) of the longest of each."""
 
-    def __init__(self, clients: SwarmGroup, each: int) -> None:
+    def __init__(self, clients: SwarmGroup, each: int, after_s: float = 0, **how: Any) -> None:
+        """each: clients in a round, chosen at random. after_s: the first of them. how: options of `say`."""
         super().__init__(name="speaking")
         self._clients = clients
         self._each = each
+        self._after_s = after_s
+        self._how = how
         self._ending = threading.Event()
         self._error: Exception | None = None
         self.rounds: list[tuple[float, float]] = []
@@ -53,8 +57,9 @@ class Speaking(threading.Thread):
 
     def run(self) -> None:
         try:
+            self._ending.wait(self._after_s)
             while not self._ending.is_set():
-                said = self._clients.say(self._each, concurrency=SPEAKERS)
+                said = self._clients.say(self._each, **self._how)
                 self.rounds.append((time.monotonic(), max(said.rtt_us, default=0) / 1000))
                 self.failed += sum(said.failed.values())
         except Exception as error:
@@ -96,7 +101,7 @@ def run(connections: int = 5000, runs: int = 5) -> Report:
             known = {row["id"] for row in daemon.connections()}
             say(f"{joined.connected:,} clients and {STREAMS} streams are active; {runs} restarts")
             streams.start(pause_ms=BURST_PAUSE_MS)
-            speaking = Speaking(clients, min(connections, 1000))
+            speaking = Speaking(clients, min(connections, 1000), concurrency=SPEAKERS)
             speaking.start()
             time.sleep(LOOK_S)
             quiet_ms = speaking.longest_ms(0)
