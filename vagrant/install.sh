@@ -86,4 +86,4 @@ getent passwd roost >/dev/null || useradd --system --home-dir /nonexistent --she
 chgrp roost /etc/roost/roost.toml # roost-api.service reads it, too
 [ ! -d /run/systemd/system ] || systemctl daemon-reload
 say "installed $(/usr/bin/roost --version). Say in /etc/roost/roost.toml what it is to serve, then:"
-say "  roost up --check -c /etc/roost/roost.toml && systemctl enable --now roost"
+say "  roost check-config && systemctl enable --now roost"

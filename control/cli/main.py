@@ -16,6 +16,7 @@ from appliance import __version__
 
 OPERATOR = {
     "up": "Run the appliance.",
+    "check-config": "Whether a configuration is good, and each mistake with its line.",
     "status": "How many connections are in which state, and what the packets met.",
     "top": "The same each second, what happens, and who talks most.",
     "connections": "List connections.",
@@ -63,7 +64,7 @@ SHARED = dict.fromkeys(("standby", "idle", "sleep", "wake", "close"), "moving")
 
 def module_of(command: str) -> str:
     """The module of a command."""
-    return f"control.{'cli' if command in OPERATOR else 'dev'}.{SHARED.get(command, command)}"
+    return f"control.{'cli' if command in OPERATOR else 'dev'}.{SHARED.get(command, command).replace('-', '_')}"
 
 
 def is_here(command: str) -> bool:

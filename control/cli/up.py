@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from control.cli.client import print_json
+from control.cli.check_config import cannot_run, check_config
 from control.cli.logs import log_to_stderr
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command("up")
 @click.option("-c", "--config", "config_path", metavar="FILE", envvar="ROOST_CONFIG", required=True,
               help="The configuration (docs/configuration.md), or set ROOST_CONFIG.")  # fmt: skip
-@click.option("--check", is_flag=True, help="Only check the configuration.")
+@click.option("--check", is_flag=True, help="The same as `roost check-config`.")
 @click.option(
     "--take-over",
     is_flag=True,
@@ -55,21 +55,12 @@ def command(config_path: str, check: bool, take_over: bool, api_apart: bool, qua
             sys.exit(_run(config_path, take_over, api_apart, verbose, handover))
         finally:
             handover.leave()
+    if check:
+        sys.exit(check_config(config_path, as_json))
     from control.config import load
 
     config = load(config_path).with_log(verbose)
     log_to_stderr(config.log)
-    if check:
-        from control.store.database import parse_url
-        from control.store.reading import Reader
-
-        if config.problem:
-            raise click.ClickException(f"{config_path}: {config.problem}")
-        Reader(parse_url(config.database_url)).close_readers()  # whether there is a driver for it
-        services = len(config.service)
-        told = {"config": config_path, "good": True, "services": services}
-        print_json(told) if as_json else click.echo(f"{config_path}: good; {services} services")
-        return
     from control.daemon.quarantine import begin_alone
 
     sys.exit(begin_alone(config))
@@ -83,7 +74,7 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 def _run(config_path: str, take_over: bool, api_apart: bool, verbose: bool, handover: HandOver) -> int:
     from control.config import load
 
-    config = load(config_path).with_log(verbose)
+    config = load(config_path, cannot_run).with_log(verbose)
     log_to_stderr(config.log)
     from control.daemon.daemon import run
 

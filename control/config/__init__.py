@@ -7,7 +7,7 @@ them (``python -m control.config``).
 
 from __future__ import annotations
 
-from control.config.config import Config
+from control.config.config import Config, Conflict
 from control.config.reading import ConfigError, hint, load, parse, problem
 from control.config.sections import Absent, Agent, Api, Attach, Export, Log, Policy, Pressure
 from control.config.service import Health, Service
@@ -20,6 +20,7 @@ __all__ = [
     "Attach",
     "Config",
     "ConfigError",
+    "Conflict",
     "Export",
     "Health",
     "Log",

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
 from pydantic import Field, model_validator
 
 from appliance.paths import control_socket
+from control.config.places import Location
 from control.config.sections import (
     Absent,
     Agent,
@@ -30,6 +32,17 @@ from control.config.sections import (
 )
 from control.config.service import Service
 from control.config.values import parse_endpoint
+
+Conflict = tuple[str, Location]
+"""A sentence, and the table or key that it is about."""
+
+
+class ConflictError(ValueError):
+    """Values that are good each by itself, and do not go together."""
+
+    def __init__(self, found: Sequence[Conflict]) -> None:
+        super().__init__("; ".join(sentence for sentence, _ in found))
+        self.found = found
 
 
 class Config(Section):
@@ -57,90 +70,83 @@ class Config(Section):
     service: tuple[Service, ...] = ()
 
     @model_validator(mode="after")
-    def _services_differ(self) -> Config:
-        for key in ("name", "listen"):
-            seen: set[str] = set()
-            for service in self.service:
-                value = getattr(service, key)
-                if value in seen:
-                    raise ValueError(f'two [[service]] have the {key} "{value}"')
-                seen.add(value)
+    def _goes_together(self) -> Config:
+        conflicts = (self._alike, self._services_with_problems, self._agents, self._sides, self._dialled)
+        if found := [each for conflict in conflicts for each in conflict()]:
+            raise ConflictError(found)
         return self
 
-    @model_validator(mode="after")
-    def _servers_are_known(self) -> Config:
-        for service in self.service:
-            if service.kind != "server":
-                about_one = (
-                    service.transparent
-                    or service.source
-                    or service.interface != "transient"
-                    or service.ready_links
-                    or service.reuse_links
-                )
-                if service.every_server or about_one or service.proxy_protocol != "none":
-                    why = f'kind = "{service.kind}" has no server, and no key about one'
-                    raise ValueError(f'[[service]] "{service.name}": {why}')
-                continue
-            if service.born != "never":
-                listen, _ = parse_endpoint(service.listen)
-                if service.interface != "transient" or service.transparent:
-                    why = "is for transient services that are not transparent"
-                elif ipaddress.ip_address(listen).is_unspecified:
-                    why = f'needs the address that clients connect to: listen = "{service.listen}" stands for any'
-                else:
-                    why = ""
-                if why:
-                    raise ValueError(f'[[service]] "{service.name}": born = "{service.born}" {why}')
-            if own := service.own_address:
-                why = "which is where it listens: it would connect to itself"
-                raise ValueError(f'[[service]] "{service.name}" has the server {own}, {why}')
-            if problem := service.problem_of_servers():
-                raise ValueError(f'[[service]] "{service.name}"{" " if problem[0] != ":" else ""}{problem}')
-            if problem := service.problem_of_ready_links():
-                raise ValueError(f'[[service]] "{service.name}": {problem}')
-            if not self.router.lan and (service.transparent or service.source == "client"):
-                key = "transparent = true" if service.transparent else 'source = "client"'
-                raise ValueError(f'[[service]] "{service.name}" has {key}: [router] must name its lan interfaces')
-        return self
+    def _alike(self) -> Iterator[Conflict]:
+        for kind, several, keys in (("service", self.service, ("name", "listen")),
+                                    ("agent", self.agent, ("name", "token"))):  # fmt: skip
+            for key in keys:
+                seen = set[str]()
+                for index, one in enumerate(several):
+                    if (value := getattr(one, key)) in seen:
+                        shown = f"the same {key}" if kind == "agent" else f'the {key} "{value}"'
+                        yield f"two [[{kind}]] have {shown}", (kind, index, key)
+                    seen.add(value)
 
-    @model_validator(mode="after")
-    def _sleepers_can_be_found(self) -> Config:
-        for service in self.service:
-            if problem := service.problem_of_sleep(self.policy, self.table, self.by_address):
-                raise ValueError(f'[[service]] "{service.name}": sleep_keepalive = "none" {problem}')
-        return self
+    def _services_with_problems(self) -> Iterator[Conflict]:
+        for index, service in enumerate(self.service):
+            if problem := self._problem_of(service):
+                yield f'[[service]] "{service.name}"{problem}', ("service", index)
 
-    @model_validator(mode="after")
-    def _agents_are_known(self) -> Config:
-        listening = any(service.kind == "agents" for service in self.service)
+    def _problem_of(self, service: Service) -> str:
+        """What is wrong with it, as goes on behind its name; empty: nothing."""
+        if service.kind != "server":
+            about_one = (
+                service.transparent
+                or service.source
+                or service.interface != "transient"
+                or service.ready_links
+                or service.reuse_links
+            )
+            if service.every_server or about_one or service.proxy_protocol != "none":
+                return f': kind = "{service.kind}" has no server, and no key about one'
+        elif problem := self._problem_of_server(service):
+            return problem
+        if problem := service.problem_of_sleep(self.policy, self.table, self.by_address):
+            return f': sleep_keepalive = "none" {problem}'
+        return ""
+
+    def _problem_of_server(self, service: Service) -> str:
+        if service.born != "never":
+            listen, _ = parse_endpoint(service.listen)
+            if service.interface != "transient" or service.transparent:
+                return f': born = "{service.born}" is for transient services that are not transparent'
+            if ipaddress.ip_address(listen).is_unspecified:
+                why = f'needs the address that clients connect to: listen = "{service.listen}" stands for any'
+                return f': born = "{service.born}" {why}'
+        if own := service.own_address:
+            return f" has the server {own}, which is where it listens: it would connect to itself"
+        if problem := service.problem_of_servers():
+            return f"{' ' if problem[0] != ':' else ''}{problem}"
+        if problem := service.problem_of_ready_links():
+            return f": {problem}"
+        if not self.router.lan and (service.transparent or service.source == "client"):
+            key = "transparent = true" if service.transparent else 'source = "client"'
+            return f" has {key}: [router] must name its lan interfaces"
+        return ""
+
+    def _agents(self) -> Iterator[Conflict]:
+        listening = [index for index, service in enumerate(self.service) if service.kind == "agents"]
         if listening and not self.agent:
-            raise ValueError('a [[service]] has kind = "agents": [[agent]] must say who they are')
+            yield 'a [[service]] has kind = "agents": [[agent]] must say who they are', ("service", listening[0])
         if self.agent and not listening:
-            raise ValueError('there is an [[agent]], but no [[service]] with kind = "agents"')
-        for key in ("name", "token"):
-            values = [getattr(agent, key) for agent in self.agent]
-            if len(set(values)) < len(values):
-                raise ValueError(f"two [[agent]] have the same {key}")
-        return self
+            yield 'there is an [[agent]], but no [[service]] with kind = "agents"', ("agent", 0)
 
-    @model_validator(mode="after")
-    def _sides_differ(self) -> Config:
+    def _sides(self) -> Iterator[Conflict]:
         if both := sorted(set(self.router.lan) & set(self.network.interfaces)):
-            raise ValueError(f'the interface "{both[0]}" is in [router] lan and in [network] interfaces')
+            yield f'the interface "{both[0]}" is in [router] lan and in [network] interfaces', ("router", "lan")
         if self.attach.local_connect and "lo" in self.network.interfaces:
-            raise ValueError('[attach] local_connect: "lo" must not be in [network] interfaces')
-        return self
+            yield '[attach] local_connect: "lo" must not be in [network] interfaces', ("attach", "local_connect")
 
-    @model_validator(mode="after")
-    def _dialled_clients_have_a_service(self) -> Config:
-        if "dial" not in self.absent.steps or not self.service:
-            return self
-        if not self.dial_services:
+    def _dialled(self) -> Iterator[Conflict]:
+        if "dial" in self.absent.steps and self.service and not self.dial_services:
             name = self.absent.dial_service
             why = f'dial_service = "{name}" is none' if name else "there is none"
-            raise ValueError(f'[absent] steps has "dial", for clients of a [[service]] with servers: {why}')
-        return self
+            yield f'[absent] steps has "dial", for clients of a [[service]] with servers: {why}', ("absent", "steps")
 
     def with_log(self, verbose: bool, inherited: str = "") -> Self:
         """The same, but for its log. verbose: level debug. inherited: the section as JSON; empty: none."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from control.config.config import LISTS, SECTIONS, Config
+from control.config.config import LISTS, SECTIONS, Config, Conflict, ConflictError
+from control.config.places import Location, line_and_column, places
 from control.config.reference import HEADINGS, TOP
 from control.config.sections import Policy, Section, section_of
 
@@ -26,10 +29,34 @@ _KINDS: Final = {
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
 }
+_NUMBERS: Final = re.compile(r"\d+")
+_QUOTED: Final = re.compile(r'"[^"]*"')
+_WORD: Final = re.compile(r"[a-z_]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """What is wrong, a sentence, and where; without a line: with the file as a whole."""
+
+    file: str
+    line: int | None
+    column: int | None
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{f'{self.line}:{self.column}:' if self.line else ''} {self.sentence}"
+
+
+Check = Callable[[Config], Iterable[Conflict]]
+"""What is wrong with a configuration that can be read."""
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; the message names file and key, one problem a line."""
+    """The configuration cannot be used; the message names file, line and key, one mistake a line."""
+
+    def __init__(self, mistakes: Sequence[Mistake]) -> None:
+        super().__init__("\n".join(map(str, mistakes)))
+        self.mistakes = mistakes
 
 
 def parse(text: str, source: str = "configuration") -> Config:
@@ -37,22 +64,56 @@ def parse(text: str, source: str = "configuration") -> Config:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source}: not TOML: {error}") from None
+        message, _, where = str(error).removesuffix(")").partition(" (at ")
+        line, column = map(int, _NUMBERS.findall(where)) if "line" in where else line_and_column(text, len(text))
+        raise ConfigError([Mistake(source, line, column, f"not TOML: {message}")]) from None
     try:
         return Config.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{source}: {_explain(detail, data)}" for detail in error.errors())) from None
+        conflicts = [each for detail in error.errors() for each in _told(detail, data)]
+    raise ConfigError(_mistakes(conflicts, text, source))
 
 
-def load(path: str | Path) -> Config:
-    """The configuration in the file at `path`; raises ConfigError."""
+def load(path: str | Path, *checks: Check) -> Config:
+    """The configuration in the file at `path`; raises ConfigError, for what the checks find, too."""
+    text = _text(path)
+    config = parse(text, str(path))
+    if conflicts := [conflict for check in checks for conflict in check(config)]:
+        raise ConfigError(_mistakes(conflicts, text, str(path)))
+    return config
+
+
+def _text(path: str | Path) -> str:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot read it: {error.strerror}") from None
+        raise ConfigError([Mistake(str(path), None, None, f"cannot read it: {error.strerror}")]) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
-    return parse(text, str(path))
+        before = error.object[: error.start].decode()
+        where = line_and_column(before, len(before))
+        raise ConfigError([Mistake(str(path), *where, f"not UTF-8: {error.reason}")]) from None
+
+
+def _mistakes(conflicts: Iterable[Conflict], text: str, source: str) -> list[Mistake]:
+    """In the order of their places."""
+    found = places(text)
+    mistakes = []
+    for sentence, location in conflicts:
+        place = _place(sentence, location, found)
+        line, column = (None, None) if place is None else line_and_column(text, place)
+        mistakes.append(Mistake(source, line, column, sentence))
+    return sorted(mistakes, key=lambda each: (each.line or 0, each.column or 0))
+
+
+def _place(sentence: str, location: Location, found: Mapping[Location, int]) -> int | None:
+    """Of the key of this table that the sentence names first, or else of the table or key itself, or else of what it
+    would stand in."""
+    for word in _WORD.findall(_QUOTED.sub("", sentence)):
+        for key in ((*location, word), ("policy", word)):  # a service has the keys of [policy], too
+            if location and key in found:
+                return found[key]
+    inwards = (location[:length] for length in range(len(location), 0, -1))
+    return next((found[each] for each in inwards if each in found), None)
 
 
 def _where(location: tuple[int | str, ...], data: dict[str, Any]) -> str:
@@ -66,15 +127,22 @@ def _where(location: tuple[int | str, ...], data: dict[str, Any]) -> str:
     return f"[{location[0]}]"
 
 
+def _told(detail: ErrorDetails, data: dict[str, Any]) -> Sequence[Conflict]:
+    """Sentences for a person out of one pydantic error, and what each is about."""
+    error, location = detail.get("ctx", {}).get("error"), detail["loc"]
+    if isinstance(error, ConflictError):
+        return error.found
+    if isinstance(error, ValueError) and _model_at(location) is not _model_at(location[:-1]):
+        return [(f"{_where(location, data)}: {error}", location)]  # of a table as a whole
+    return [(_explain(detail, data), location)]
+
+
 def _explain(detail: ErrorDetails, data: dict[str, Any]) -> str:
-    """One sentence for a person out of one pydantic error."""
     location = detail["loc"]
     message = problem(detail)
     if detail["type"] == "extra_forbidden":
         key = str(location[-1])
         return f"unknown key `{key}` {_in(location[:-1], data)}; {hint(key, _model_at(location[:-1]))}"
-    if not location:
-        return message
     if detail["type"] == "missing":
         return f"{_where(location[:-1], data)}: the key `{location[-1]}` is missing"
     names = [str(part) for part in location if isinstance(part, str)]

@@ -378,9 +378,9 @@ class Absent(Section):
     @model_validator(mode="after")
     def _networks_are_known(self) -> Absent:
         if "dial" in self.steps and not self.dial_networks:
-            raise ValueError('[absent] steps has "dial": dial_networks must say where clients are')
+            raise ValueError('steps has "dial": dial_networks must say where clients are')
         if len(set(self.steps)) < len(self.steps):
-            raise ValueError("[absent] steps names a step twice")
+            raise ValueError("steps names a step twice")
         return self
 
 
@@ -400,7 +400,7 @@ class Agents(Section):
     @model_validator(mode="after")
     def _both_or_none(self) -> Agents:
         if bool(self.certificate) != bool(self.private_key):
-            raise ValueError("[agents] needs certificate and private_key, or neither")
+            raise ValueError("needs certificate and private_key, or neither")
         return self
 
 
@@ -486,14 +486,14 @@ class Api(Section):
     @model_validator(mode="after")
     def _is_protected(self) -> Api:
         if bool(self.certificate) != bool(self.private_key):
-            raise ValueError("[api] needs certificate and private_key, or neither")
+            raise ValueError("needs certificate and private_key, or neither")
         if self.client_ca and not self.certificate:
-            raise ValueError("[api] client_ca needs a certificate of its own: certificate and private_key")
+            raise ValueError("client_ca needs a certificate of its own: certificate and private_key")
         if self.user in ("root", "0"):
-            raise ValueError("[api] user must not be root")
+            raise ValueError("user must not be root")
         for text in self.listen if not (self.certificate or self.plain) else ():
             if not ipaddress.ip_address(parse_endpoint(text)[0]).is_loopback:
-                raise ValueError(f'[api] listens at {text}, where others may read tokens: it needs a certificate and '
+                raise ValueError(f'listens at {text}, where others may read tokens: it needs a certificate and '
                                  "private_key, or plain = true")  # fmt: skip
         return self
 

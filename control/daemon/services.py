@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from appliance.engine import EngineError
 from appliance.wire import ServiceSpec
 from control import config as configuration
-from control.config import Config, ConfigError, Service
+from control.config import Config, ConfigError, Conflict, Service
 from control.core.logs import about
 from control.daemon.waiting import NotYetError
 from control.policy.reload import needs_restart, reloaded
@@ -68,18 +68,19 @@ class Services:
             return False
         return True
 
+    def _wait_for_a_restart(self, new: Config) -> Iterator[Conflict]:
+        for index, one in enumerate(new.service):
+            if problem := one.problem_of_sleep(new.policy, new.table, self._config.by_address):
+                sentence = f'until a restart, [[service]] "{one.name}": sleep_keepalive = "none" {problem}'
+                yield sentence, ("service", index)
+
     def reload(self, engine: UpdatesPort) -> bool:
         """Read the configuration again, and take over the policy and the servers; False: it cannot be used."""
         try:
-            new = configuration.load(self.path)
+            new = configuration.load(self.path, self._wait_for_a_restart)
         except ConfigError as error:
             log.error("SIGHUP: the configuration stays as it is: %s", error)
             return False
-        for one in new.service:
-            if problem := one.problem_of_sleep(new.policy, new.table, self._config.by_address):
-                log.error('SIGHUP: the configuration stays as it is: until a restart, [[service]] "%s": '
-                          'sleep_keepalive = "none" %s', one.name, problem)  # fmt: skip
-                return False
         if waiting := needs_restart(self._config, new):
             log.warning("SIGHUP: these wait for a restart: %s", ", ".join(waiting))
         self._in_force = new.model_copy(update={"router": self._config.router, "attach": self._config.attach})

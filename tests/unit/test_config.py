@@ -14,6 +14,7 @@ from appliance.wire import Balance, Born, OnServerClose, Priority, SecondServer
 from control.config import ConfigError, load, parse, parse_duration, parse_endpoint
 from control.config.config import SECTIONS
 from control.config.reference import HEADINGS, with_keys
+from control.daemon.services import Services
 from control.policy.reload import needs_restart
 from control.policy.services import service_spec
 
@@ -25,8 +26,8 @@ SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[policy]\nqiet = 3", "f.toml: unknown key `qiet` in [policy]; did you mean `"),
-        ("[policy]\nactive_quite = 3", "f.toml: unknown key `active_quite` in [policy]; did you mean `active_quiet`?"),
+        ("[policy]\nqiet = 3", "unknown key `qiet` in [policy]; did you mean `"),
+        ("[policy]\nactive_quite = 3", "unknown key `active_quite` in [policy]; did you mean `active_quiet`?"),
         ('instace = "x"', "unknown key `instace` at the top level; did you mean `instance`?"),
         ("zzz = 1", "unknown key `zzz` at the top level; known keys: instance, paths"),
         (SERVICE + "idle_quite = 3", 'unknown key `idle_quite` in [[service]] "a"; did you mean `idle_quiet`?'),
@@ -168,7 +169,7 @@ SERVICE = '[[service]]\nname = "a"\nlisten = "192.0.2.1:5"\nserver = "192.0.2.2:
             '[[service]]\nname = "a"\nlisten = "[::1]:5"\nservers = ["[::2]:5", "[::1]:5"]',
             '[[service]] "a" has the server [::1]:5, which is where it listens: it would connect to itself',
         ),
-        ("x = [", "f.toml: not TOML: "),
+        ("x = [", "f.toml:1:6: not TOML: Invalid value"),
         ("policy = 4", "`policy` at the top level: "),
     ],
 )
@@ -176,21 +177,69 @@ def test_a_wrong_file_is_answered_with_file_key_and_fix(text: str, message: str)
     with pytest.raises(ConfigError) as caught:
         parse(text, "f.toml")
     assert message in str(caught.value)
-    assert str(caught.value).startswith("f.toml: ")
+    assert all(re.match(r"f\.toml:[1-9]\d*:[1-9]\d*: ", line) for line in str(caught.value).splitlines())
 
 
-def test_every_problem_is_named_one_a_line() -> None:
+def mistakes(text: str) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        parse("zzz = 1\n[policy]\nprobe_count = 0\nyyy = 2", "f.toml")
-    assert len(str(caught.value).splitlines()) == 3
+        parse(text, "f")
+    return str(caught.value).splitlines()
+
+
+def test_every_mistake_is_named_one_a_line_in_their_order() -> None:
+    found = mistakes(
+        '[policy]\nprobe_count = 0\n  yyy = 2\n[table]\n"ring_kb" = 3\n[zzz]\n[network]\ninterfaces = ["a",\n 4]'
+    )
+    assert [one.split(" ")[0] for one in found] == ["f:2:1:", "f:3:3:", "f:5:1:", "f:6:1:", "f:9:2:"]
+
+
+def test_every_conflict_is_named_at_the_key_that_its_sentence_names() -> None:
+    second = (
+        SERVICE.replace('name = "a"', 'name = "proxy_protocol"').replace(":6", ":5")
+        + 'proxy_protocol = "v1"\nready_links = 1\ninterface = "persistent"\n'
+    )
+    keeps = 'ready_links and interface = "persistent": a client keeps its link while it sleeps'
+    assert mistakes(
+        '[attach]\nlocal_connect = true\n[network]\ninterfaces = ["lo"]\n'
+        + SERVICE.replace("192.0.2.2:6", "192.0.2.1:5")
+        + second
+    ) == [
+        'f:2:1: [attach] local_connect: "lo" must not be in [network] interfaces',
+        'f:8:1: [[service]] "a" has the server 192.0.2.1:5, which is where it listens: it would connect to itself',
+        'f:11:1: two [[service]] have the listen "192.0.2.1:5"',
+        f'f:14:1: [[service]] "proxy_protocol": {keeps}',
+    ]
+    assert mistakes('[policy]\nsleep_keepalive = "none"\n' + SERVICE) == [
+        'f:2:1: [[service]] "a": sleep_keepalive = "none" needs room: [table] filter says for how many connections'
+    ]
+    assert mistakes('[api]\nuser = "root"\n[attach]\n\nauth = "password"\n[agents]\nprivate_key = "k"') == [
+        "f:2:1: [api]: user must not be root",
+        'f:5:1: [attach]: auth = "password" needs a user: [attach.users]',
+        "f:7:1: [agents]: needs certificate and private_key, or neither",
+    ]
+
+
+def test_a_reload_tells_the_same_with_the_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "roost.toml"
+    services = Services(str(path), parse('[router]\nlan = ["lan0"]\n' + SERVICE), {"a": 1}, {})
+    for text, line, said in (
+        ("\n[policy]\nqiet = 3", 3, "unknown key `qiet` in [policy]; did you mean `idle_quiet`?"),
+        ("[table]\nfilter = 5\n" + SERVICE + 'sleep_keepalive = "none"', 7, 'until a restart, [[service]] "a": '),
+    ):
+        path.write_text(text)
+        assert not services.reload(None)  # type: ignore[arg-type]
+        assert f"SIGHUP: the configuration stays as it is: {path}:{line}:1: {said}" in caplog.text
 
 
 def test_a_missing_or_binary_file_is_said_plainly(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read it: No such file"):
         load(tmp_path / "absent.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="not UTF-8"):
+    with pytest.raises(ConfigError, match=r"binary\.toml:1:1: not UTF-8"):
         load(tmp_path / "binary.toml")
+    (tmp_path / "latin1.toml").write_bytes("é = 1\nmä".encode() + b"\xe9")
+    with pytest.raises(ConfigError, match=r"latin1\.toml:2:3: not UTF-8"):
+        load(tmp_path / "latin1.toml")
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ server = "127.0.0.1:81"
 
 
 def test_every_operator_command_is_asked_whether_it_needs_the_engine() -> None:
-    others = {"api", "attach", "completion", "doctor", "export", "report", "top", "trace"}
+    others = {"api", "attach", "check-config", "completion", "doctor", "export", "report", "top", "trace"}
     assert set(READ_ONLY) | others | OF_THE_ENGINE == set(main.OPERATOR)
 
 
@@ -188,7 +188,7 @@ def test_where_the_daemon_is_a_configuration_says_without_being_checked(
 def test_doctor_and_a_check_of_the_configuration_load_no_engine(config: Path) -> None:
     run_command(["doctor", "--json"], "control.dev", "sqlalchemy")
     run_command(["doctor", "--json", "-c", str(config)], "control.dev")
-    run_command(["up", "--check", "-c", str(config)], "control.dev")  # with the database's driver: is there one?
+    run_command(["check-config", str(config)], "control.dev")  # with the database's driver: is there one?
 
 
 @pytest.mark.parametrize(
@@ -322,19 +322,48 @@ def test_every_named_error_of_ours_exists() -> None:
         assert done.returncode == 0, f"{name}: {done.stderr}"
 
 
+@pytest.mark.parametrize("command", [["check-config"], ["up", "--check", "-c"], ["up", "-c"]])
+def test_mistakes_are_told_with_their_lines_by_each_command(tmp_path: Path, command: list[str]) -> None:
+    path = tmp_path / "roost.toml"
+    path.write_text("[policy]\nprobe_count = 0\n qiet = 1\n")
+    argv = [sys.executable, "-m", "control.cli.main", *command, str(path)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    told = done.stderr.removeprefix("Error: ") if command == ["up", "-c"] else done.stderr
+    assert (done.returncode, done.stdout) == (1, "")
+    assert told.splitlines() == [
+        f"{path}:2:1: `probe_count` in [policy]: Input should be greater than or equal to 1 (it is 0)",
+        f"{path}:3:2: unknown key `qiet` in [policy]; did you mean `idle_quiet`?",
+    ]
+
+
+def test_check_config_says_json_and_finds_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "roost.toml"
+    path.write_text('[paths]\ndatabase = "mysql://h/d"\n')
+    done = CliRunner(env={"ROOST_CONFIG": str(path)}).invoke(main.cli, ["check-config", "--json"])
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["config"], told["good"]) == (1, str(path), False)
+    assert [(one["file"], one["line"], one["column"]) for one in told["mistakes"]] == [
+        (str(path), None, None), (str(path), 2, 1)]  # fmt: skip
+    assert told["mistakes"][0]["sentence"] == "there is no [[service]]; at least one is needed"
+    path.write_text('[[service]]\nname = "a"\nlisten = "0.0.0.0:7000"\nserver = "10.0.0.9:7000"\n')
+    done = CliRunner().invoke(main.cli, ["check-config", "--json", str(path)])
+    good = {"config": str(path), "good": True, "services": 1, "mistakes": []}
+    assert (done.exit_code, json.loads(done.stdout)) == (0, good)
+
+
 @pytest.mark.parametrize(
     ("database", "said"),
     [
         ("/tmp/roost.db", "good; 1 services"),
         ("postgresql://roost@h/d", "good; 1 services"),
-        ("mysql://h/d", "Error: roost keeps its store in SQLite or PostgreSQL (by psycopg), not in mysql: "),
+        ("mysql://h/d", "roost.toml:2:1: roost keeps its store in SQLite or PostgreSQL (by psycopg), not in mysql: "),
     ],
 )
-def test_up_check_tells_a_database_that_cannot_be_used(tmp_path: Path, database: str, said: str) -> None:
+def test_check_config_tells_a_database_that_cannot_be_used(tmp_path: Path, database: str, said: str) -> None:
     config = tmp_path / "roost.toml"
     service = '[[service]]\nname = "a"\nlisten = "0.0.0.0:7000"\nserver = "10.0.0.9:7000"\n'
     config.write_text(f'[paths]\ndatabase = "{database}"\n{service}')
-    argv = [sys.executable, "-m", "control.cli.main", "up", "--check", "-c", str(config)]
+    argv = [sys.executable, "-m", "control.cli.main", "check-config", str(config)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert said in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
