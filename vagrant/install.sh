@@ -7,6 +7,8 @@
 #   /usr/bin/roost              the command
 #   /usr/lib/roost              Python packages, with the engine and the BPF programs
 #   /usr/lib/systemd/system     roost.service, roost-api.service, roost-quarantine.service
+#   /usr/share/man              roost(1), roost-COMMAND(1), roost.toml(5), roost.service(8)
+#   /usr/share                  completion for bash, zsh and fish
 #   /etc/roost/roost.toml       a configuration to be filled in
 #   the user roost              whom the API's process runs as
 #
@@ -73,6 +75,21 @@ cat >"$work/roost" <<'END'
 PYTHONPATH=/usr/lib/roost exec /usr/bin/python3 -P -m control.cli.main "$@"
 END
 install -D -m 755 "$work/roost" "$root/usr/bin/roost"
+
+say "writing man pages and completions"
+share=$root/usr/share
+python() { PYTHONDONTWRITEBYTECODE=1 /usr/bin/python3 -P "$@"; }
+PYTHONPATH=$work/source:$library python -m control.dev.manual "$work/man"
+gzip -9n "$work"/man/*/*
+rm -f "$share"/man/man1/roost-*.1.gz # of a command that is gone
+for section in 1 5 8; do
+    install -D -m 644 -t "$share/man/man$section" "$work/man/man$section"/*
+done
+for place in bash:bash-completion/completions/roost zsh:zsh/vendor-completions/_roost fish:fish/vendor_completions.d/roost.fish; do
+    PYTHONPATH=$library python -m control.cli.main completion "${place%%:*}" >"$work/completion"
+    install -D -m 644 "$work/completion" "$share/${place#*:}"
+done
+
 for unit in roost roost-api roost-quarantine; do
     install -D -m 644 "$checkout/vagrant/systemd/$unit.service" "$root/usr/lib/systemd/system/$unit.service"
 done
