@@ -106,11 +106,11 @@ def _mistakes(conflicts: Iterable[Conflict], text: str, source: str) -> list[Mis
 
 
 def _place(sentence: str, location: Location, found: Mapping[Location, int]) -> int | None:
-    """Of the key of this table that the sentence names first, or else of the table or key itself, or else of what it
-    would stand in."""
-    for word in _WORD.findall(_QUOTED.sub("", sentence)):
+    """Of a table: where the key of it stands that the sentence names first. Else of the table or key itself, or of what
+    it would stand in."""
+    for word in _WORD.findall(_QUOTED.sub("", sentence)) if _is_table(location) else ():
         for key in ((*location, word), ("policy", word)):  # a service has the keys of [policy], too
-            if location and key in found:
+            if key in found and (key[:-1] == location or location[0] == "service"):
                 return found[key]
     inwards = (location[:length] for length in range(len(location), 0, -1))
     return next((found[each] for each in inwards if each in found), None)
@@ -132,8 +132,8 @@ def _told(detail: ErrorDetails, data: dict[str, Any]) -> Sequence[Conflict]:
     error, location = detail.get("ctx", {}).get("error"), detail["loc"]
     if isinstance(error, ConflictError):
         return error.found
-    if isinstance(error, ValueError) and _model_at(location) is not _model_at(location[:-1]):
-        return [(f"{_where(location, data)}: {error}", location)]  # of a table as a whole
+    if isinstance(error, ValueError) and _is_table(location):
+        return [(f"{_where(location, data)}: {error}", location)]
     return [(_explain(detail, data), location)]
 
 
@@ -198,6 +198,12 @@ def _model_at(location: tuple[int | str, ...]) -> type[Section]:
     for part in location:
         model = section_of(model, part) or model
     return model
+
+
+def _is_table(location: Location) -> bool:
+    if len(location) == 2 and location[0] in LISTS:
+        return isinstance(location[1], int)
+    return bool(location) and section_of(_model_at(location[:-1]), location[-1]) is not None
 
 
 def _in(location: tuple[int | str, ...], data: dict[str, Any]) -> str:

@@ -193,6 +193,11 @@ def test_every_mistake_is_named_one_a_line_in_their_order() -> None:
     assert [one.split(" ")[0] for one in found] == ["f:2:1:", "f:3:3:", "f:5:1:", "f:6:1:", "f:9:2:"]
 
 
+def test_a_mistake_about_one_key_is_not_looked_for_elsewhere() -> None:
+    found = mistakes("[policy]\nactive_quiet = 5\n" + SERVICE + "active_quite = 5")
+    assert found == ['f:7:1: unknown key `active_quite` in [[service]] "a"; did you mean `active_quiet`?']
+
+
 def test_every_conflict_is_named_at_the_key_that_its_sentence_names() -> None:
     second = (
         SERVICE.replace('name = "a"', 'name = "proxy_protocol"').replace(":6", ":5")
@@ -211,6 +216,9 @@ def test_every_conflict_is_named_at_the_key_that_its_sentence_names() -> None:
     ]
     assert mistakes('[policy]\nsleep_keepalive = "none"\n' + SERVICE) == [
         'f:2:1: [[service]] "a": sleep_keepalive = "none" needs room: [table] filter says for how many connections'
+    ]
+    assert mistakes(SERVICE + "probe_interval = 60\nmost_probe_interval = 30") == [
+        'f:6:1: [[service]] "a": `most_probe_interval` must be longer than `probe_interval`, which must not be never'
     ]
     assert mistakes('[api]\nuser = "root"\n[attach]\n\nauth = "password"\n[agents]\nprivate_key = "k"') == [
         "f:2:1: [api]: user must not be root",
