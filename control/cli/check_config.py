@@ -29,7 +29,7 @@ def command(path: str, as_json: bool) -> None:
     \b
     Examples:
       roost check-config roost.toml
-      vim -q <(roost check-config roost.toml 2>&1)     jumps from mistake to mistake
+      roost check-config --json roost.toml | jq '.mistakes[].line'
     """
     sys.exit(check_config(path, as_json))
 
